@@ -1,0 +1,53 @@
+# `make demo` and `make test` work on a fresh clone: they make .venv when it is missing or out of date.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+DATA ?= data
+RUNS ?= runs
+
+RUN := $(BIN)/python benchmarks/run.py --data.root $(DATA)
+REPORT := $(BIN)/python -m benchmarks.report
+SEEDS := 0 1 2 3 4
+
+.PHONY: install demo compare test lint format clean
+
+install: $(VENV)/installed
+
+$(VENV)/installed: pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' \
+		|| { echo "Python 3.11 to 3.13 is needed, $(PYTHON) is another; run: make PYTHON=/path/to/python3.11"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt \
+		--editable '.[benchmarks,dev]'
+	touch $@
+
+# The metric loss alone and with HORDE, tested on classes that neither has seen.
+demo: install
+	rm -rf $(RUNS)/demo
+	$(RUN) --recipe glyphs/demo/binomial --output $(RUNS)/demo/binomial
+	$(RUN) --recipe glyphs/demo/binomial_horde --output $(RUNS)/demo/binomial_horde
+	$(REPORT) $(RUNS)/demo/binomial $(RUNS)/demo/binomial_horde --output $(RUNS)/demo/report.html
+
+# The table in README: 5 seeds, some hours on two cores; goes on where it was stopped.
+compare: install
+	for seed in $(SEEDS); do for row in binomial binomial_horde; do \
+		$(RUN) --recipe glyphs/compare/$$row --seed $$seed --output $(RUNS)/compare/$$row-$$seed --resume || exit 1; \
+	done; done
+	$(REPORT) $(RUNS)/compare/* --output $(RUNS)/compare.html
+
+test: install
+	$(BIN)/python -m pytest
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: install
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

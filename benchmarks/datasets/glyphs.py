@@ -1,0 +1,326 @@
+"""Glyphs: a retrieval dataset that every installation already has.
+
+Matplotlib ships the DejaVu fonts. Every character that all twelve of their common faces can draw
+is a class (about 2,150), every face gives one image of it, and half of the classes train while the
+other half test, as in CUB-200-2011, Cars-196, Stanford Online Products and In-Shop. An image is
+seen through a random affine map, an occluding rectangle and Gaussian noise.
+
+How it is made:
+
+1. Characters: letters, numbers, punctuation and symbols that are in the character map of each face
+   and have an outline there. Spaces, controls, private use and combining marks are left out.
+2. Classes: two characters whose outlines are the same, up to a shift, in at least half of the faces
+   are one class, named after the lower code point (Latin A, Greek Alpha and Cyrillic A).
+   Outlines, not pixels, decide, so that the classes depend on the font files alone.
+3. Images: drawn once at one em size, without hinting, centred; what would be too large is drawn
+   smaller. They are cached in `root` under a name that hashes the font files.
+4. Splits: classes are ordered by the SHA-256 of their name. The first half trains, and the first
+   quarter of that is the validation part.
+"""
+
+import hashlib
+import math
+import unicodedata
+import uuid
+import warnings
+import zipfile
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal, get_args
+
+import matplotlib
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+from matplotlib.ft2font import FT2Font, LoadFlags, __freetype_version__
+from tqdm import tqdm
+
+Split = Literal["train", "test", "development", "validation"]
+Pixels = npt.NDArray[np.uint8]
+Floats = npt.NDArray[np.float32]
+
+FORMAT = 1  # of the cache: raised by every change to the classes or to their drawing
+FACES = {
+    "DejaVu Sans": "DejaVuSans.ttf",
+    "DejaVu Sans Oblique": "DejaVuSans-Oblique.ttf",
+    "DejaVu Sans Bold": "DejaVuSans-Bold.ttf",
+    "DejaVu Sans Bold Oblique": "DejaVuSans-BoldOblique.ttf",
+    "DejaVu Sans Mono": "DejaVuSansMono.ttf",
+    "DejaVu Sans Mono Oblique": "DejaVuSansMono-Oblique.ttf",
+    "DejaVu Sans Mono Bold": "DejaVuSansMono-Bold.ttf",
+    "DejaVu Sans Mono Bold Oblique": "DejaVuSansMono-BoldOblique.ttf",
+    "DejaVu Serif": "DejaVuSerif.ttf",
+    "DejaVu Serif Italic": "DejaVuSerif-Italic.ttf",
+    "DejaVu Serif Bold": "DejaVuSerif-Bold.ttf",
+    "DejaVu Serif Bold Italic": "DejaVuSerif-BoldItalic.ttf",
+}
+DRAWABLE = "LNPS"  # Unicode's letters, numbers, punctuation, symbols; marks (M) need a base letter
+
+EM = 7 / 8  # em size of the drawing, of the image's side
+LONGEST_SIDE = 3 / 4  # largest extent of a glyph: leaves room for the affine map
+
+# The perturbation; each value is drawn uniformly from the symmetric or the given range.
+ROTATION = math.radians(15)
+SHEAR = math.tan(math.radians(10))
+SCALE = (0.75, 1.15)
+TRANSLATION = 0.1  # of the image's side
+OCCLUDED_SIDE = 0.5  # at most, of the image's side: at most a quarter of the area
+NOISE = 0.15  # standard deviation, of the range from black to white
+
+MAX_SEED = 2**63
+TEST_SEED = MAX_SEED  # no training view has it
+SMALLEST_IMAGE = 16  # pixels: below it accents vanish
+
+
+class Glyphs(torch.utils.data.Dataset[tuple[torch.Tensor, int, int]]):
+    """Characters as classes, font faces as their images; classes are disjoint between splits.
+
+    `dataset[i]` is the test view: the perturbation depends on `i` alone. `dataset[i, seed]` is a
+    training view: a pure function of (i, seed). No global random state is read or written.
+
+    Args:
+        root: Folder of the cache, created when missing. The images are rendered on first use (some
+            seconds); processes that start at the same time may all render, and write equal files.
+        split: "train" or "test" (half of the classes each), or the two parts of the training
+            classes, "development" and "validation", to choose settings without the test classes.
+        image_size: Height and width S in pixels.
+        validation_fraction: Part of the training classes that is "validation".
+        max_classes: Keep the first classes of the split only, for quick trials; default: all.
+    Shape:
+        An item is (image, label, index): image (1, S, S), float32, normalised to -1 (background)
+        to 1 (ink) plus noise; label in 0..num_classes-1; index as asked for.
+    Attributes:
+        labels: (len,) int64.
+        class_names: One per label, such as "U+0041 A".
+        num_classes: Number of classes in this split.
+        in_chans: Channels of an image, 1.
+        fingerprint: SHA-256 in hexadecimal of all rendered images and their class names, the same
+            for every split.
+    Raises:
+        ValueError: for an unknown split, an image_size below 16, a validation_fraction that leaves
+            one part empty, a max_classes below 1, or a seed outside 0..2**63-1.
+        IndexError: for an index outside 0..len-1.
+    """
+
+    in_chans = 1
+
+    def __init__(
+        self,
+        root: str | Path,
+        split: Split = "train",
+        *,
+        image_size: int = 32,
+        validation_fraction: float = 0.25,
+        max_classes: int | None = None,
+    ) -> None:
+        if split not in get_args(Split):
+            raise ValueError(f"split: expected one of {get_args(Split)}, got {split!r}")
+        if image_size < SMALLEST_IMAGE:
+            raise ValueError(f"image_size: expected at least {SMALLEST_IMAGE}, got {image_size}")
+        if not 0 < validation_fraction < 1:
+            raise ValueError(
+                f"validation_fraction: expected a number between 0 and 1, got {validation_fraction}"
+            )
+        if max_classes is not None and max_classes < 1:
+            raise ValueError(f"max_classes: expected at least 1, got {max_classes}")
+        characters, images = _cached(Path(root), image_size)
+        names = [f"U+{ord(character):04X} {character}" for character in characters]
+        chosen = _split(names, split, validation_fraction)[:max_classes]
+
+        self.class_names = [names[i] for i in chosen]
+        self.num_classes = len(chosen)
+        self.labels = torch.arange(self.num_classes).repeat_interleave(len(FACES))
+        self.fingerprint = hashlib.sha256("\n".join(names).encode() + images.tobytes()).hexdigest()
+        self._grid = _grid(image_size)
+        self._images = images[chosen].reshape(-1, image_size, image_size)
+
+    def __len__(self) -> int:
+        return len(self._images)
+
+    def __getitem__(self, key: int | tuple[int, int]) -> tuple[torch.Tensor, int, int]:
+        index, seed = key if isinstance(key, tuple) else (key, TEST_SEED)
+        if isinstance(key, tuple) and not 0 <= seed < MAX_SEED:
+            raise ValueError(f"seed: expected an integer in 0..2**63-1, got {seed}")
+        if not 0 <= index < len(self):
+            raise IndexError(f"index: expected 0..{len(self) - 1}, got {index}")
+        view = _view(self._images[index], self._grid, index, seed)
+        return torch.from_numpy(view), index // len(FACES), index
+
+    def name(self, index: int) -> str:
+        """The class and the face of an image: "U+0041 A, DejaVu Sans Bold"."""
+        label, face = divmod(index, len(FACES))
+        return f"{self.class_names[label]}, {list(FACES)[face]}"
+
+    @staticmethod
+    def to_picture(image: torch.Tensor) -> Pixels:
+        """Undo the normalisation of an item's image: (1, S, S) float -> (S, S) uint8."""
+        picture = (image[0].float().cpu() + 1) * (255 / 2)
+        return picture.round().clamp(0, 255).to(torch.uint8).numpy()
+
+
+def _view(glyph: Pixels, grid: Floats, index: int, seed: int) -> Floats:
+    """A glyph (S, S) as it is seen under a seed, (1, S, S): a pure function of its arguments.
+
+    `grid` is `_grid(S)`, handed in since making it takes as long as the rest.
+    """
+    generator = np.random.Generator(np.random.SFC64((index, seed)))
+    draws = generator.random(10).tolist()
+    angle, shear, right, down = (2 * draw - 1 for draw in draws[:4])
+    scale, height, width, top, left, gray = draws[4:]
+
+    affine = _inverse_affine(
+        angle=angle * ROTATION,
+        shear=shear * SHEAR,
+        scale=SCALE[0] + scale * (SCALE[1] - SCALE[0]),
+        right=2 * right * TRANSLATION,  # the side is 2 long
+        down=2 * down * TRANSLATION,
+    )
+    size = len(glyph)
+    where: Floats = grid @ np.array(affine, dtype=np.float32).T
+    ink = torch.from_numpy(glyph[None, None].astype(np.float32))
+    view = F.grid_sample(
+        ink, torch.from_numpy(where.reshape(1, size, size, 2)), align_corners=False
+    ).numpy()[0]
+
+    rows, columns = round(height * OCCLUDED_SIDE * size), round(width * OCCLUDED_SIDE * size)
+    row, column = int(top * (size - rows + 1)), int(left * (size - columns + 1))
+    view[:, row : row + rows, column : column + columns] = 255 * gray
+
+    view *= 2 / 255
+    view -= 1
+    noise = generator.standard_normal(view.shape, dtype=np.float32)
+    noise *= 2 * NOISE
+    view += noise
+    return view
+
+
+def _inverse_affine(
+    *, angle: float, shear: float, scale: float, right: float, down: float
+) -> tuple[tuple[float, float, float], tuple[float, float, float]]:
+    """[M^-1 | -M^-1 t], which takes a place in the view to its place in the glyph, as (x, y).
+
+    M = scale * rotation(angle) @ [[1, shear], [0, 1]] and t = (right, down); the origin is the
+    centre and the image's side is 2 long, as in `torch.nn.functional.grid_sample`.
+    """
+    cos, sin = math.cos(angle) / scale, math.sin(angle) / scale
+    xx, xy = cos + shear * sin, sin - shear * cos
+    yx, yy = -sin, cos
+    return (xx, xy, -xx * right - xy * down), (yx, yy, -yx * right - yy * down)
+
+
+def _grid(size: int) -> Floats:
+    """The centres (x, y, 1) of an image's pixels in the coordinates above, (size * size, 3)."""
+    axis = (2 * np.arange(size, dtype=np.float32) + 1) / size - 1
+    ones = np.ones(size**2, dtype=np.float32)
+    return np.stack([np.tile(axis, size), np.repeat(axis, size), ones], axis=1)
+
+
+def _split(names: Sequence[str], split: Split, validation_fraction: float) -> list[int]:
+    """Positions of a split's classes, ascending."""
+    # A hash needs no generator and does not change from one version of numpy to the next.
+    shuffled = sorted(range(len(names)), key=lambda i: hashlib.sha256(names[i].encode()).digest())
+    half = len(names) // 2
+    held_out = round(validation_fraction * half)
+    if not 0 < held_out < half:
+        raise ValueError(
+            f"validation_fraction: {validation_fraction} of {half} training classes leaves the "
+            "validation or the development part empty"
+        )
+    parts = {
+        "train": shuffled[:half],
+        "test": shuffled[half:],
+        "validation": shuffled[:held_out],
+        "development": shuffled[held_out:half],
+    }
+    return sorted(parts[split])
+
+
+def _cached(root: Path, size: int) -> tuple[list[str], Pixels]:
+    """The classes' characters and their images (classes, faces, S, S), rendered if need be."""
+    fonts = [Path(matplotlib.get_data_path(), "fonts", "ttf", file) for file in FACES.values()]
+    digest = hashlib.sha256(f"{FORMAT} {__freetype_version__}".encode())
+    for font in fonts:
+        digest.update(font.read_bytes())
+    path = root / f"glyphs-v{FORMAT}-{size}px-{digest.hexdigest()[:16]}.npz"
+
+    if path.exists():
+        try:
+            with path.open("rb") as file, np.load(file) as archive:
+                return list(map(chr, archive["code_points"])), archive["images"]
+        except (zipfile.BadZipFile, zlib.error, EOFError, KeyError, ValueError) as error:
+            warnings.warn(f"{path}: damaged ({error}); rendering the glyphs again", stacklevel=3)
+    characters, images = _render(fonts, size)
+    _write(path, code_points=np.array(list(map(ord, characters))), images=images)
+    return characters, images
+
+
+def _write(path: Path, **arrays: npt.NDArray[np.generic]) -> None:
+    """Save arrays so that `path` never holds a part of them, whoever else is writing it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    try:
+        with partial.open("xb") as file:
+            np.savez_compressed(file, **arrays)
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _render(paths: Sequence[Path], size: int) -> tuple[list[str], Pixels]:
+    """Find the classes and draw them: characters, and images (classes, faces, size, size)."""
+    fonts = [FT2Font(str(path)) for path in paths]
+    characters = _distinct_characters(fonts)
+    images = np.zeros((len(characters), len(fonts), size, size), dtype=np.uint8)
+    for face, font in enumerate(tqdm(fonts, desc="Rendering glyphs", unit="face", delay=1)):
+        for row, character in enumerate(characters):
+            ink = _ink(font, character, size)
+            top, left = (size - ink.shape[0]) // 2, (size - ink.shape[1]) // 2
+            images[row, face, top : top + ink.shape[0], left : left + ink.shape[1]] = ink
+    return characters, images
+
+
+def _distinct_characters(fonts: Sequence[FT2Font]) -> list[str]:
+    """Characters that every font draws, less those which half of the fonts draw like another."""
+    common = set.intersection(*(set(font.get_charmap()) for font in fonts))
+    code_points = sorted(c for c in common if unicodedata.category(chr(c))[0] in DRAWABLE)
+    # (characters, fonts): equal numbers in a column are equal outlines, 0 is none.
+    drawings = np.empty((len(code_points), len(fonts)), dtype=np.int64)
+    for column, font in enumerate(fonts):
+        numbers = {b"": 0}
+        for row, code_point in enumerate(code_points):
+            outline = _outline(font, code_point)
+            drawings[row, column] = numbers.setdefault(outline, len(numbers))
+
+    kept: list[int] = []
+    for row, drawing in enumerate(drawings):
+        same = (drawings[kept] == drawing).sum(axis=1)
+        if drawing.all() and not (2 * same >= len(fonts)).any():
+            kept.append(row)
+    return [chr(code_points[row]) for row in kept]
+
+
+def _outline(font: FT2Font, code_point: int) -> bytes:
+    """A glyph's outline in font units, moved to the origin; empty for a blank."""
+    font.load_char(code_point, flags=LoadFlags.NO_SCALE)
+    vertices, codes = font.get_path()
+    return (vertices - vertices.min(axis=0)).tobytes() + codes.tobytes() if len(vertices) else b""
+
+
+def _ink(font: FT2Font, character: str, size: int) -> Pixels:
+    """The smallest box around a drawn character, (height, width)."""
+    em, longest = EM * size, LONGEST_SIDE * size
+    ink = _drawn(font, character, em)
+    if max(ink.shape) > longest:
+        ink = _drawn(font, character, em * longest / max(ink.shape))
+    return ink
+
+
+def _drawn(font: FT2Font, character: str, em: float) -> Pixels:
+    font.set_size(em, 72)  # at 72 dpi a point is a pixel
+    font.set_text(character, flags=LoadFlags.NO_HINTING)
+    font.draw_glyphs_to_bitmap()
+    picture: Pixels = np.array(font.get_image())
+    rows, columns = (np.flatnonzero(picture.any(axis=axis)) for axis in (1, 0))
+    return picture[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]

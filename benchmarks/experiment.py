@@ -1,0 +1,595 @@
+"""What a run is: typed settings, read from a recipe, YAML files and the command line, and built.
+
+Classes are named as `{class_path: ..., init_args: {...}}`; sizes that follow from the data and the trunk
+(`num_classes`, `in_channels`, `embedding_size`) are filled in by the builder and may not be set. Whatever
+is wrong is a `ConfigError` of one line that names the key, raised before anything is written.
+"""
+
+import argparse
+import importlib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import jsonargparse
+import timm
+import torch
+import yaml
+from jsonargparse.typing import register_type
+from pytorch_metric_learning.losses import MultipleLosses
+from torch import nn
+
+from benchmarks.datasets import Glyphs
+from pml_regularizers import DistributedLoss, EmbeddingHead, FeatureLoss
+
+RECIPES = Path(__file__).parent / "recipes"
+
+DEFAULT_RECIPE = "glyphs/demo/binomial"
+
+
+class ClassSpec:
+    """{class_path: dotted.path.of.a.Class, init_args: {its arguments}}, as it was written.
+
+    Opaque to the parser: what becomes of it is `build`'s to say, once the sizes are known.
+    """
+
+    def __init__(self, description: Any) -> None:
+        if isinstance(description, str):
+            description = yaml.load(description, StrictLoader)
+        if not isinstance(description, dict):
+            raise ValueError(f"expected {{class_path: ..., init_args: ...}}, got {description!r}")
+        self.description: dict[str, Any] = description
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ClassSpec) and self.description == other.description
+
+    def __repr__(self) -> str:
+        return repr(self.description)
+
+
+register_type(ClassSpec, serializer=lambda spec: spec.description, deserializer=ClassSpec)
+
+
+class ConfigError(ValueError):
+    """The description of the run is wrong; one line that names the key, what came and what to do."""
+
+
+@dataclass
+class Data:
+    """Images and batches.
+
+    Args:
+        dataset: Which dataset.
+        root: Where it lies, or is cached.
+        split: Classes to test on: the "test" classes, after training on all training classes, or a
+            "validation" part of the training classes, after training on the others.
+        image_size: Pixels per side.
+        batch_size: Images per step, over all processes.
+        samples_per_class: Images per class in a batch.
+        max_classes: Train on and test on the first classes only, for a quick trial; default: all.
+        num_workers: Data-loader processes for each training process; 0 loads in the process itself.
+    """
+
+    dataset: Literal["glyphs"] = "glyphs"
+    root: Path = Path("data")
+    split: Literal["test", "validation"] = "test"
+    image_size: int = 32
+    batch_size: int = 80
+    samples_per_class: int = 4
+    max_classes: int | None = None
+    num_workers: int = 0
+
+
+@dataclass
+class Model:
+    """A timm trunk and an embedding head.
+
+    Args:
+        trunk: Name of a timm model.
+        trunk_args: More arguments for `timm.create_model`, such as `pretrained` or `output_stride`.
+        embedding_size: Width of the embeddings.
+        pool: How the head pools the feature map.
+        bias: Whether the head's linear layer has a bias.
+    """
+
+    trunk: str = "test_resnet"
+    trunk_args: dict[str, Any] = field(default_factory=lambda: {"output_stride": 8})
+    embedding_size: int = 64
+    pool: Literal["avg", "max", "token"] = "avg"
+    bias: bool = False
+
+
+@dataclass
+class WeightedLoss:
+    """One term of the objective.
+
+    Args:
+        loss: The class of a loss.
+        weight: What it is multiplied by.
+    """
+
+    loss: ClassSpec
+    weight: float = 1.0
+
+
+@dataclass
+class Optimization:
+    """How the parameters move.
+
+    Args:
+        steps: Length of the training.
+        optimizer: Class of the optimizer.
+        learning_rate: Of the trunk and the head.
+        loss_learning_rate: Of the loss's own parameters; default: `learning_rate`.
+        scheduler: Class of a learning-rate scheduler that steps with every batch; default: constant.
+        max_gradient_norm: Clip the gradient of network and loss to this norm; default: no clipping.
+    """
+
+    steps: int = 1500
+    optimizer: ClassSpec = field(
+        default_factory=lambda: ClassSpec({"class_path": "torch.optim.Adam"})
+    )
+    learning_rate: float = 1e-3
+    loss_learning_rate: float | None = None
+    scheduler: ClassSpec | None = None
+    max_gradient_norm: float | None = None
+
+
+@dataclass
+class Evaluation:
+    """What is measured, and when.
+
+    Args:
+        every: Steps between two points of the curves; 0 draws none.
+        curve_classes: Seen and unseen classes, this many each, that the curves are measured on.
+        batch_size: Images per forward pass.
+        recall_at: The K of Recall@K.
+        descriptor: Also test HORDE's descriptor (all orders, PCA fitted on training images).
+    """
+
+    every: int = 250
+    curve_classes: int = 200
+    batch_size: int = 256
+    recall_at: list[int] = field(default_factory=lambda: [1, 2, 4, 8])
+    descriptor: bool = True
+
+
+@dataclass
+class Experiment:
+    """One training, its test and its records.
+
+    Args:
+        losses: Terms of the objective, added up.
+        label: Name of the method in tables.
+        output: Run folder; default: runs/RECIPE-seedN.
+        seed: Of the initial weights, the batches and the augmentation.
+        precision: "float32", "float64", or mixed precision "bf16" or "fp16"; losses are in float32
+            under the latter two.
+        data: Images and batches.
+        model: Trunk and head.
+        miner: Class of a PML miner that chooses the pairs or triplets.
+        optimization: How the parameters move.
+        evaluation: What is measured.
+        checkpoint_every: Steps between two checkpoints.
+        trace_steps: Write the image ids, the loss and all gradients of the first steps to trace.pt.
+    """
+
+    losses: list[WeightedLoss]
+    label: str
+    output: Path | None = None
+    seed: int = 0
+    precision: Literal["float32", "float64", "bf16", "fp16"] = "float32"
+    data: Data = field(default_factory=Data)
+    model: Model = field(default_factory=Model)
+    miner: ClassSpec | None = None
+    optimization: Optimization = field(default_factory=Optimization)
+    evaluation: Evaluation = field(default_factory=Evaluation)
+    checkpoint_every: int = 250
+    trace_steps: int = 0
+
+
+@dataclass(frozen=True)
+class Command:
+    """A parsed command line."""
+
+    experiment: Experiment
+    config: dict[str, Any]
+    recipe: str | None
+    resume: bool
+
+
+# ---------------------------------------------------------------------------------------------- parse
+
+
+def parse(argv: Sequence[str]) -> Command:
+    """Recipe, then `--config` files in their order, then options; the later one wins.
+
+    Without recipe and files it is `DEFAULT_RECIPE`.
+
+    Raises:
+        ConfigError: for anything that is not a complete, known and consistent experiment.
+    """
+    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    first.add_argument("--recipe")
+    first.add_argument("--config", type=Path, action="append", default=[])
+    first.add_argument("--resume", action="store_true")
+    try:
+        files, options = first.parse_known_args(argv)
+    except argparse.ArgumentError as error:
+        raise ConfigError(str(error)) from error
+    recipe = files.recipe or (None if files.config else DEFAULT_RECIPE)
+    layers = [read_recipe(recipe)] if recipe else []
+    layers += [read_yaml(path) for path in files.config]
+
+    parser = jsonargparse.ArgumentParser(
+        prog="benchmarks/run.py",
+        description="Train, test and report one experiment.",
+        exit_on_error=False,
+    )
+    parser.add_argument(
+        "--recipe", metavar="PAPER/TABLE/ROW", help="an entry of benchmarks/recipes"
+    )
+    parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
+    parser.add_argument("--config", action="config", help="a YAML file of settings; repeatable")
+    parser.add_class_arguments(Experiment)
+    try:
+        parsed = parser.parse_args(
+            [f"--config={yaml.safe_dump(layer)}" for layer in layers] + list(options)
+        )
+    except argparse.ArgumentError as error:
+        raise ConfigError(_one_line(str(error))) from error
+    for name in ("recipe", "resume", "config", "print_config"):
+        parsed.pop(name, None)
+    config = yaml.safe_load(parser.dump(parsed))
+    for name in ("recipe", "resume"):
+        config.pop(name, None)
+    experiment = parser.instantiate(parsed)
+    experiment = Experiment(**{name: experiment[name] for name in Experiment.__dataclass_fields__})
+    check(experiment)
+    if experiment.output is None:
+        stem = recipe.replace("/", "-") if recipe else files.config[-1].stem
+        experiment.output = Path("runs") / f"{stem}-seed{experiment.seed}"
+    return Command(experiment, config, recipe, files.resume)
+
+
+def check(experiment: Experiment) -> None:
+    """Refuse sizes that cannot work.
+
+    Raises:
+        ConfigError: naming the key.
+    """
+    data, evaluation = experiment.data, experiment.evaluation
+    at_least = {
+        "seed": (experiment.seed, 0),
+        "checkpoint_every": (experiment.checkpoint_every, 1),
+        "trace_steps": (experiment.trace_steps, 0),
+        "data.image_size": (data.image_size, 8),
+        "data.samples_per_class": (data.samples_per_class, 1),
+        "data.batch_size": (data.batch_size, 2),
+        "data.num_workers": (data.num_workers, 0),
+        "data.max_classes": (2 if data.max_classes is None else data.max_classes, 2),
+        "model.embedding_size": (experiment.model.embedding_size, 1),
+        "optimization.steps": (experiment.optimization.steps, 1),
+        "evaluation.every": (evaluation.every, 0),
+        "evaluation.curve_classes": (evaluation.curve_classes, 2),
+        "evaluation.batch_size": (evaluation.batch_size, 1),
+        "evaluation.recall_at": (min(evaluation.recall_at, default=0), 1),
+    }
+    for key, (value, least) in at_least.items():
+        if value < least:
+            raise ConfigError(f"{key}: expected at least {least}, got {value}")
+    if data.batch_size % data.samples_per_class:
+        raise ConfigError(
+            f"data.batch_size: expected a multiple of data.samples_per_class ({data.samples_per_class}), "
+            f"got {data.batch_size}"
+        )
+    if not experiment.losses:
+        raise ConfigError("losses: expected at least one loss, got an empty list")
+
+
+def read_recipe(name: str) -> dict[str, Any]:
+    """Settings of an entry PAPER/TABLE/ROW: what its file's trainings share, and its own.
+
+    Raises:
+        ConfigError: if there is no such entry, saying which there are.
+    """
+    table, _, row = name.rpartition("/")
+    path = RECIPES / f"{table}.yaml"
+    if not path.is_file():
+        raise ConfigError(f"recipe: no {name!r}; there are {', '.join(recipes())}")
+    entry = read_yaml(path)
+    trainings = entry.get("trainings") or {}
+    if row not in trainings:
+        raise ConfigError(f"recipe: no {row!r} in {table}; there are {', '.join(trainings)}")
+    return _merge(entry.get("shared") or {}, trainings[row] or {})
+
+
+def recipes() -> list[str]:
+    """Names of all entries, PAPER/TABLE/ROW."""
+    return [
+        f"{path.relative_to(RECIPES).with_suffix('')}/{row}"
+        for path in sorted(RECIPES.glob("*/*.yaml"))
+        for row in read_yaml(path)["trainings"]
+    ]
+
+
+class StrictLoader(yaml.SafeLoader):
+    """YAML that refuses a key twice, and reads 1e-5 as the number it is."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"key {key!r} stands there twice", node.start_mark
+                )
+        return super().construct_mapping(node, deep)
+
+
+StrictLoader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"),
+    list("-+.0123456789"),
+)
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """A YAML file that holds a mapping.
+
+    Raises:
+        ConfigError: if it is missing, unreadable, or something else.
+    """
+    try:
+        content = yaml.load(path.read_text(), StrictLoader)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror})") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not valid YAML: {_one_line(str(error))}") from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path}: expected a mapping of settings, got {type(content).__name__}")
+    return content
+
+
+def dump(config: Mapping[str, Any]) -> str:
+    """Settings as YAML that `--config` reads."""
+    return yaml.safe_dump(dict(config), sort_keys=False)
+
+
+def _merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in changes.items():
+        old = merged.get(key)
+        both = isinstance(old, Mapping) and isinstance(value, Mapping)
+        merged[key] = _merge(old, value) if both and "class_path" not in value else value
+    return merged
+
+
+def _one_line(message: str) -> str:
+    """The telling lines of a parser's message, joined."""
+    lines = [line.strip(" -\t") for line in message.splitlines()]
+    noise = (
+        "Does not validate against",
+        "Subtypes:",
+        "Errors:",
+        "Given value",
+        "Expected a <class 'NoneType'>",
+    )
+    lines = [line for line in lines if line and not line.startswith(noise)]
+    text = ": ".join(line.rstrip(":") for line in lines)
+    return re.sub(r'Parser key "([^"]*)"', r"\1", re.sub(r"<class '([^']*)'>", r"\1", text))
+
+
+# ---------------------------------------------------------------------------------------------- build
+
+
+def build(spec: Any, key: str, **provided: Any) -> Any:
+    """The object that a description of a class stands for, and those inside it.
+
+    Args:
+        spec: `ClassSpec.description`.
+        key: Where it stands, for messages.
+        **provided: Arguments that the runner fills in, wherever a class takes them.
+
+    Raises:
+        ConfigError: for an unknown class or argument, a wrong type, or one the class itself refuses.
+    """
+    if not isinstance(spec, dict) or set(spec) - {"class_path", "init_args"}:
+        raise ConfigError(f"{key}: expected {{class_path: ..., init_args: ...}}, got {spec!r}")
+    if "class_path" not in spec:
+        raise ConfigError(f"{key}.class_path: missing; got {spec!r}")
+    cls = _import(spec["class_path"], f"{key}.class_path")
+    given = spec.get("init_args") or {}
+    if not isinstance(given, dict):
+        raise ConfigError(f"{key}.init_args: expected a mapping, got {given!r}")
+
+    parser = jsonargparse.ArgumentParser(exit_on_error=False)
+    defaults = {
+        name: parser.get_default(name)
+        for name in parser.add_class_arguments(cls, fail_untyped=False)
+    }
+    for name in given:
+        where = f"{key}.init_args.{name}"
+        if name in provided:
+            raise ConfigError(f"{where}: follows from the data and the model; leave it out")
+        if name not in defaults:
+            raise ConfigError(
+                f"{where}: {cls.__name__} takes no such argument; it takes {', '.join(defaults)}"
+            )
+    arguments = {
+        name: _argument(value, f"{key}.init_args.{name}", provided) for name, value in given.items()
+    }
+    filled = {name: value for name, value in provided.items() if name in defaults}
+    plain = {name for name, value in arguments.items() if value is given[name]}
+    _check_types(cls, {name: given[name] for name in plain}, defaults, key)
+    try:
+        return cls(**filled, **arguments)
+    except (TypeError, ValueError, AssertionError) as error:
+        raise ConfigError(f"{key}: {cls.__name__}: {_one_line(str(error))}") from error
+
+
+def _argument(value: Any, key: str, provided: Mapping[str, Any]) -> Any:
+    if isinstance(value, dict) and "class_path" in value:
+        return build(value, key, **provided)
+    if isinstance(value, list) and any(isinstance(item, dict) for item in value):
+        return [_argument(item, f"{key}[{index}]", provided) for index, item in enumerate(value)]
+    return value
+
+
+def _check_types(
+    cls: type, given: Mapping[str, Any], defaults: Mapping[str, Any], key: str
+) -> None:
+    """Typed arguments by their type; untyped scalars by the type of their default."""
+    parser = jsonargparse.ArgumentParser(exit_on_error=False)
+    parser.add_class_arguments(cls, fail_untyped=False, skip=set(defaults) - set(given))
+    try:
+        parser.parse_object(dict(given))
+    except argparse.ArgumentError as error:
+        raise ConfigError(f"{key}.init_args: {_one_line(str(error))}") from error
+    for name, value in given.items():
+        default = defaults[name]
+        numbers = isinstance(default, (int, float)) and isinstance(value, (int, float))
+        scalar = isinstance(default, (bool, int, float, str))
+        same = isinstance(default, bool) == isinstance(value, bool) if numbers else False
+        if scalar and not same and not isinstance(value, type(default)) and not _typed(cls, name):
+            raise ConfigError(
+                f"{key}.init_args.{name}: expected {type(default).__name__} like the default {default!r}, "
+                f"got {value!r}"
+            )
+
+
+def _typed(cls: type, name: str) -> bool:
+    return any(name in getattr(base.__init__, "__annotations__", {}) for base in cls.__mro__)
+
+
+def _import(path: Any, key: str) -> type:
+    module, _, name = str(path).rpartition(".")
+    try:
+        cls = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(f"{key}: cannot import {path!r} ({error})") from error
+    if not isinstance(cls, type):
+        raise ConfigError(f"{key}: expected a class, got {path!r}")
+    return cls
+
+
+class EmbeddingModel(nn.Sequential):
+    """Image -> timm trunk -> `EmbeddingHead` -> embedding."""
+
+    def __init__(self, trunk: nn.Module, head: EmbeddingHead) -> None:
+        super().__init__()
+        self.trunk = trunk
+        self.head = head
+
+
+def build_model(model: Model, in_chans: int, image_size: int) -> EmbeddingModel:
+    """The network of an experiment, with weights drawn from torch's global generator.
+
+    Raises:
+        ConfigError: if timm has no such model, refuses an argument, or the image does not suit it.
+    """
+    for name in ("num_classes", "global_pool", "in_chans"):
+        if name in model.trunk_args:
+            raise ConfigError(f"model.trunk_args.{name}: follows from the data; leave it out")
+    if not timm.is_model(model.trunk):
+        near = timm.list_models(f"*{model.trunk.split('.')[0][:8]}*")[:5]
+        raise ConfigError(
+            f"model.trunk: timm has no {model.trunk!r}"
+            + (f"; near: {', '.join(near)}" if near else "")
+        )
+    try:
+        trunk = timm.create_model(
+            model.trunk, num_classes=0, global_pool="", in_chans=in_chans, **model.trunk_args
+        )
+        head = EmbeddingHead.for_trunk(
+            trunk, model.embedding_size, pool=model.pool, bias=model.bias
+        )
+        network = EmbeddingModel(trunk, head).eval()
+        with torch.no_grad():
+            network(torch.zeros(1, in_chans, image_size, image_size))
+    except Exception as error:
+        raise ConfigError(f"model: {model.trunk}: {_one_line(str(error))}") from error
+    return network.train()
+
+
+def build_loss(experiment: Experiment, model: EmbeddingModel, num_classes: int) -> DistributedLoss:
+    """The objective, attached to the model's feature map.
+
+    Raises:
+        ConfigError: see `build`.
+    """
+    sizes = {
+        "num_classes": num_classes,
+        "in_channels": model.head.in_channels,
+        "embedding_size": model.head.embedding_size,
+    }
+    losses = [
+        build(term.loss.description, f"losses[{index}].loss", **sizes)
+        for index, term in enumerate(experiment.losses)
+    ]
+    for index, loss in enumerate(losses):
+        if not isinstance(loss, nn.Module):
+            raise ConfigError(f"losses[{index}].loss: expected a loss, got {type(loss).__name__}")
+    weights = [term.weight for term in experiment.losses]
+    loss = losses[0] if weights == [1.0] else MultipleLosses(losses, weights=weights)
+    for module in loss.modules():
+        if isinstance(module, FeatureLoss):
+            module.attach(model.head.feature_map)
+    miner = build(experiment.miner.description, "miner", **sizes) if experiment.miner else None
+    return DistributedLoss(loss, miner)
+
+
+def build_optimizer(
+    optimization: Optimization, model: nn.Module, loss: nn.Module
+) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler | None]:
+    """The optimizer, with a group for the network and one for the loss's own parameters.
+
+    Raises:
+        ConfigError: see `build`.
+    """
+    groups = [{"params": list(model.parameters()), "lr": optimization.learning_rate}]
+    if own := list(loss.parameters()):
+        rate = optimization.loss_learning_rate
+        groups.append({"params": own, "lr": optimization.learning_rate if rate is None else rate})
+    optimizer = build(
+        optimization.optimizer.description,
+        "optimization.optimizer",
+        params=groups,
+        lr=optimization.learning_rate,
+    )
+    if optimization.scheduler is None:
+        return optimizer, None
+    scheduler = build(
+        optimization.scheduler.description,
+        "optimization.scheduler",
+        optimizer=optimizer,
+        total_steps=optimization.steps,
+        max_lr=[group["lr"] for group in groups],
+    )
+    return optimizer, scheduler
+
+
+def build_dataset(data: Data, role: Literal["train", "test"]) -> Glyphs:
+    """The classes to train on, or those to test on.
+
+    Raises:
+        ConfigError: if the folder or a size cannot be used.
+    """
+    splits = {
+        ("test", "train"): "train",
+        ("test", "test"): "test",
+        ("validation", "train"): "development",
+        ("validation", "test"): "validation",
+    }
+    try:
+        return Glyphs(
+            data.root,
+            splits[data.split, role],
+            image_size=data.image_size,
+            max_classes=data.max_classes,
+        )
+    except OSError as error:
+        raise ConfigError(f"data.root: {data.root}: {error.strerror or error}") from error
+    except ValueError as error:
+        raise ConfigError(f"data.{error}") from error

@@ -1,0 +1,617 @@
+"""Compares finished runs: a markdown table on the terminal and one self-contained HTML file.
+
+    python -m benchmarks.report RUN_FOLDER [RUN_FOLDER ...] [--output FILE.html] [--baseline LABEL]
+
+Runs of one label are one method with several seeds. Their mean carries the half-width of its 95 %
+Student-t interval; methods are compared by the paired differences of the seeds both of them have.
+"""
+
+import argparse
+import base64
+import html
+import io
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+from PIL import Image
+from scipy.stats import t as student_t
+
+from benchmarks.records import read_table, replace_file
+
+NAMES = {"mean_average_precision_at_r": "MAP@R", "r_precision": "R-precision"}
+REQUIRED = (
+    *("label", "seed", "status", "data", "steps", "metrics"),
+    *("wall_time_s", "hardware", "world_size"),
+)
+SPLITS = {"test": "unseen test classes", "validation": "unseen validation classes"}
+DESCRIPTOR = (
+    "† the test-time descriptor of the same training: the embeddings of all orders concatenated, "
+    "reduced by PCA."
+)
+# Okabe and Ito's colours, told apart by colour-blind readers and on light and dark ground alike.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+MARKERS = ("o", "s", "^", "D", "v", "P")
+INK = "#010203"  # stands for the page's text colour inside a figure
+LOSS_POINTS = 75  # points of a loss curve, each the mean of a block of steps
+THUMBNAIL = 96  # largest side of an image in a retrieval grid, in pixels
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run folder and the contents of its run.json."""
+
+    folder: Path
+    info: dict[str, Any]
+
+    @property
+    def label(self) -> str:
+        return self.info["label"]
+
+    @property
+    def seed(self) -> int:
+        return self.info["seed"]
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean over `count` seeds and the half-width of its 95 % interval (None for one seed)."""
+
+    mean: float
+    half_width: float | None
+    count: int
+
+    def percent(self, sign: str = "") -> str:
+        """E.g. "52.04 ± 0.91" for 0.5204 ± 0.0091; `sign="+"` always shows the sign."""
+        mean = f"{100 * self.mean:{sign}.2f}"
+        return mean if self.half_width is None else f"{mean} ± {100 * self.half_width:.2f}"
+
+
+@dataclass(frozen=True)
+class Table:
+    """A header and rows of text; the first column holds names, the others numbers."""
+
+    header: list[str]
+    rows: list[list[str]]
+
+    def markdown(self) -> str:
+        rule = [":--"] + ["--:"] * (len(self.header) - 1)
+        cells = ([cell.replace("|", "\\|") for cell in row] for row in [self.header, *self.rows])
+        header, *rows = [f"| {' | '.join(row)} |" for row in cells]
+        return "\n".join([header, f"| {' | '.join(rule)} |", *rows])
+
+    def html(self) -> str:
+        header = "".join(f'<th scope="col">{html.escape(cell)}</th>' for cell in self.header)
+        rows = "".join(
+            f'<tr><th scope="row">{html.escape(name)}</th>'
+            + "".join(f"<td>{html.escape(cell)}</td>" for cell in cells)
+            + "</tr>"
+            for name, *cells in self.rows
+        )
+        return (
+            f'<div class="wide"><table><thead><tr>{header}</tr></thead>'
+            f"<tbody>{rows}</tbody></table></div>"
+        )
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What markdown and HTML both say, and the runs by label that it rests on."""
+
+    methods: dict[str, list[Run]]
+    heading: str
+    metrics: Table
+    differences: Table | None
+    baseline: str
+    notes: list[str]
+
+
+def load_run(folder: Path) -> Run:
+    """Reads a run folder.
+
+    Raises:
+        ValueError: if its run.json is missing, unreadable or lacks an entry.
+    """
+    path = folder / "run.json"
+    try:
+        info = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(
+            f"{path}: {error.strerror}; expected a run folder that benchmarks/run.py wrote"
+        ) from error
+    except ValueError as error:
+        raise ValueError(f"{path}: is not JSON ({error}); run that training again") from error
+    missing = [key for key in REQUIRED if not isinstance(info, dict) or key not in info]
+    if missing:
+        raise ValueError(f"{path}: lacks {', '.join(missing)}; run that training again")
+    return Run(folder, info)
+
+
+def estimate(values: Sequence[float]) -> Estimate:
+    """The mean and its 95 % Student-t interval; at least one value.
+
+    >>> estimate([0.50, 0.52, 0.54]).percent()  # 4.3027 * 0.02 / sqrt(3)
+    '52.00 ± 4.97'
+    """
+    count = len(values)
+    half_width = None
+    if count > 1:
+        half_width = float(
+            student_t.ppf(0.975, count - 1) * np.std(values, ddof=1) / np.sqrt(count)
+        )
+    return Estimate(float(np.mean(values)), half_width, count)
+
+
+def markdown_table(runs: Sequence[Run], baseline: str | None = None) -> str:
+    """The comparison as markdown; see `compare` for arguments and errors."""
+    comparison = compare(runs, baseline)
+    parts = [f"## {comparison.heading}", comparison.metrics.markdown()]
+    if comparison.differences:
+        parts += [f"### {_differences_title(comparison)}", comparison.differences.markdown()]
+    return "\n\n".join([*parts, *comparison.notes]) + "\n"
+
+
+def compare(runs: Sequence[Run], baseline: str | None = None) -> Comparison:
+    """Puts runs side by side, one row per label.
+
+    Args:
+        runs: Finished runs on the same data and split, with the same metrics.
+        baseline: The label that differences and times refer to; default: the first run's.
+    Raises:
+        ValueError: if a run is not finished, the runs' data or metrics differ, one label has a seed
+            twice or unequal numbers of steps, or no run has the baseline's label.
+    """
+    methods = _group(runs)
+    baseline = runs[0].label if baseline is None else baseline
+    if baseline not in methods:
+        raise ValueError(f"baseline: no run has the label {baseline!r}; there are {list(methods)}")
+
+    # Row name -> seed -> metrics; a method's descriptor is a row of its own.
+    rows: dict[str, dict[int, dict[str, float]]] = {}
+    for label, members in methods.items():
+        rows[label] = {run.seed: run.info["metrics"] for run in members}
+        described = [run for run in members if run.info.get("descriptor_metrics")]
+        if described:
+            rows[f"{label} †"] = {run.seed: run.info["descriptor_metrics"] for run in described}
+
+    times = _relative_times(methods, baseline)
+    notes = []
+    if any(len(seeds) > 1 for seeds in rows.values()):
+        notes.append("± is the half-width of the 95 % Student-t interval over seeds.")
+    if any(len(seeds) == 1 for seeds in rows.values()):
+        notes.append("A row of one seed has no interval: it cannot tell a method from chance.")
+    if len(rows) > len(methods):
+        notes.append(DESCRIPTOR)
+    if times:
+        notes.append(f"Time: training and testing, relative to {baseline}, on the same hardware.")
+    elif len(methods) > 1:
+        notes.append("Times are not compared: the runs had different hardware or processes.")
+
+    keys = list(runs[0].info["metrics"])
+    time_header = [f"time (× {baseline})"] if times else []
+    metrics = Table(
+        ["method", *(f"{_name(key)} (%)" for key in keys), "seeds", *time_header],
+        [
+            [name]
+            + [estimate([m[key] for m in seeds.values()]).percent() for key in keys]
+            + [str(len(seeds))]
+            + ([times.get(name, "")] if times else [])
+            for name, seeds in rows.items()
+        ],
+    )
+    return Comparison(
+        methods, _heading(methods), metrics, _differences(rows, baseline), baseline, notes
+    )
+
+
+def _group(runs: Sequence[Run]) -> dict[str, list[Run]]:
+    """Label -> runs, in the order given; raises where the runs may not stand in one table."""
+    if not runs:
+        raise ValueError("runs: none given; pass at least one run folder")
+    methods: dict[str, list[Run]] = {}
+    first = runs[0]
+    for run in runs:
+        if run.info["status"] != "finished" or not run.info["metrics"]:
+            raise ValueError(
+                f"{run.folder}: the run is {run.info['status']!r}, not finished; go on with it by "
+                "--resume, or leave it out"
+            )
+        for key in ("name", "split", "fingerprint"):
+            expected, got = first.info["data"][key], run.info["data"][key]
+            if got != expected:
+                raise ValueError(
+                    f"{run.folder}: data {key} is {got!r}, but {expected!r} in {first.folder}; "
+                    "only runs tested on the same data can be compared"
+                )
+        if run.info["metrics"].keys() != first.info["metrics"].keys():
+            raise ValueError(
+                f"{run.folder}: measured {sorted(run.info['metrics'])}, but {first.folder} "
+                f"{sorted(first.info['metrics'])}; test both with the same evaluation settings"
+            )
+        same = methods.setdefault(run.label, [])
+        for other in same:
+            if other.seed == run.seed:
+                raise ValueError(
+                    f"{run.folder}: label {run.label!r} has seed {run.seed} in {other.folder} "
+                    "already; pass each seed once"
+                )
+            if other.info["steps"] != run.info["steps"]:
+                raise ValueError(
+                    f"{run.folder}: {run.info['steps']} steps, but {other.info['steps']} in "
+                    f"{other.folder} of the same label {run.label!r}; give them different labels"
+                )
+        same.append(run)
+    return methods
+
+
+def _name(metric: str) -> str:
+    """The column of a metric: "Recall@1" for "recall_at_1"."""
+    return NAMES.get(metric, metric.replace("recall_at_", "Recall@"))
+
+
+def _heading(methods: dict[str, list[Run]]) -> str:
+    steps = {label: f"{members[0].info['steps']:,}" for label, members in methods.items()}
+    if len(set(steps.values())) == 1:
+        trained = f"{next(iter(steps.values()))} steps"
+    else:
+        trained = "unequal steps (" + ", ".join(f"{k}: {v}" for k, v in steps.items()) + ")"
+    data = next(iter(methods.values()))[0].info["data"]
+    return (
+        f"{data['name']}: {SPLITS[data['split']]} "
+        f"({data['test_classes']:,} classes, {data['test_images']:,} images) after {trained}"
+    )
+
+
+def _relative_times(methods: dict[str, list[Run]], baseline: str) -> dict[str, str]:
+    """Mean wall time over the baseline's; {} for one method or for runs on unlike machines."""
+    runs = [run for members in methods.values() for run in members]
+    machine = [(run.info["hardware"], run.info["world_size"]) for run in runs]
+    if len(methods) == 1 or any(other != machine[0] for other in machine):
+        return {}
+    seconds = {
+        label: float(np.mean([run.info["wall_time_s"] for run in members]))
+        for label, members in methods.items()
+    }
+    return {label: f"{value / seconds[baseline]:.2f}" for label, value in seconds.items()}
+
+
+def _differences(rows: dict[str, dict[int, dict[str, float]]], baseline: str) -> Table | None:
+    """Each row minus the baseline, paired by seed; None where no two seeds are shared."""
+    reference = rows[baseline]
+    keys = list(next(iter(reference.values())))
+    lines = []
+    for name, seeds in rows.items():
+        common = sorted(seeds.keys() & reference.keys())
+        if name == baseline or len(common) < 2:
+            continue
+        cells = [
+            estimate([seeds[s][key] - reference[s][key] for s in common]).percent("+")
+            for key in keys
+        ]
+        lines.append([name, *cells, str(len(common))])
+    return Table(["method", *map(_name, keys), "pairs"], lines) if lines else None
+
+
+def _differences_title(comparison: Comparison) -> str:
+    return f"Difference to {comparison.baseline}, same seeds, in percentage points"
+
+
+def write_html(runs: Sequence[Run], path: Path, baseline: str | None = None) -> None:
+    """Writes the report as one file that loads nothing; arguments and errors as `compare`."""
+    comparison = compare(runs, baseline)
+    methods = comparison.methods
+    style = {
+        label: (COLOURS[i % len(COLOURS)], MARKERS[i % len(MARKERS)])
+        for i, label in enumerate(methods)
+    }
+    sections = [
+        f"<h1>{html.escape(' vs. '.join(methods))}</h1>",
+        f'<p class="lead">{html.escape(comparison.heading)}</p>',
+        comparison.metrics.html(),
+    ]
+    if comparison.differences:
+        title = html.escape(_differences_title(comparison))
+        sections += [f"<h2>{title}</h2>", comparison.differences.html()]
+    sections += [f'<p class="note">{html.escape(note)}</p>' for note in comparison.notes]
+    sections += [
+        "<h2>Curves</h2>",
+        f'<div class="figures">{_loss_figure(methods, style)}{_recall_figure(methods, style)}</div>',
+        "<h2>Nearest neighbours</h2>",
+        '<p class="note">Each row: a query, then its nearest neighbours, the nearest first. '
+        '<span class="key right">✓ same class</span> (green, solid frame) '
+        '<span class="key wrong">✗ another class</span> (red, dashed frame)</p>',
+        *(_retrieval_grid(members[0]) for members in methods.values()),
+        "<h2>What was run</h2>",
+        *(_provenance(run) for run in runs),
+    ]
+    page = PAGE.replace("{title}", html.escape(" vs. ".join(methods)))
+    replace_file(path, page.replace("{body}", "\n".join(sections)).encode())
+
+
+def _curves(
+    methods: dict[str, list[Run]], table: str, column: str
+) -> dict[str, tuple[NDArray[np.float64], NDArray[np.float64]]]:
+    """Label -> steps (T,), values (seeds, T) at the steps that all seeds of the label logged."""
+    curves = {}
+    for label, members in methods.items():
+        tables = [read_table(run.folder / "records", table) for run in members]
+        if not all(column in t for t in tables):
+            continue
+        series = [dict(zip(t["step"], t[column], strict=True)) for t in tables]
+        steps = sorted(set.intersection(*(set(s) for s in series)))
+        if steps:
+            curves[label] = (np.array(steps), np.array([[s[i] for i in steps] for s in series]))
+    return curves
+
+
+def _draw(
+    axes: Axes,
+    steps: NDArray[np.float64],
+    values: NDArray[np.float64],
+    name: str,
+    style: tuple[str, str],
+    line: str = "-",
+) -> None:
+    """The mean over seeds with its name, and the single seeds behind it in a light line."""
+    colour, marker = style
+    if len(values) > 1:
+        axes.plot(steps, values.T, line, color=colour, alpha=0.3, linewidth=0.7)
+    axes.plot(
+        steps,
+        values.mean(axis=0),
+        line,
+        color=colour,
+        marker=marker,
+        markersize=4,
+        markevery=max(1, len(steps) // 10),
+        linewidth=1.6,
+        label=name,
+    )
+
+
+def _loss_figure(methods: dict[str, list[Run]], style: dict[str, tuple[str, str]]) -> str:
+    curves = _curves(methods, "training", "loss")
+    if not curves:
+        return "<p>No loss was recorded.</p>"
+    figure, axes = _figure("training loss")
+    for label, (steps, values) in curves.items():
+        blocks = min(LOSS_POINTS, len(steps))
+        _draw(
+            axes,
+            np.array([block.mean() for block in np.array_split(steps, blocks)]),
+            np.array([b.mean(axis=1) for b in np.array_split(values, blocks, axis=1)]).T,
+            label,
+            style[label],
+        )
+    rows = max(len(steps) for steps, _ in curves.values())
+    caption = (
+        f"Training loss; each point is the mean of {-(-rows // min(LOSS_POINTS, rows))} logged "
+        "steps. The losses of different methods are not on one scale."
+    )
+    return _figure_html(figure, axes, "Training loss over steps for each method", caption)
+
+
+def _recall_figure(methods: dict[str, list[Run]], style: dict[str, tuple[str, str]]) -> str:
+    seen = _curves(methods, "evaluation", "seen_recall_at_1")
+    unseen = _curves(methods, "evaluation", "unseen_recall_at_1")
+    if not seen and not unseen:
+        return "<p>Recall@1 was not recorded while training.</p>"
+    figure, axes = _figure("Recall@1 (%)")
+    for curves, kind, line in ((unseen, "unseen", "-"), (seen, "seen", "--")):
+        for label, (steps, values) in curves.items():
+            _draw(axes, steps, 100 * values, f"{label}, {kind}", style[label], line)
+    split = next(iter(methods.values()))[0].info["data"]["split"]
+    use = {
+        "test": "The unseen classes are only monitored, never used for selection.",
+        "validation": "The unseen classes are validation classes: settings may be chosen on them.",
+    }
+    caption = (
+        "Recall@1 on training classes (seen, dashed) and on classes the network never saw "
+        f"(unseen, solid). {use[split]}"
+    )
+    alt = "Recall at 1 over steps, on seen and unseen classes, for each method"
+    return _figure_html(figure, axes, alt, caption)
+
+
+def _figure(ylabel: str) -> tuple[Figure, Axes]:
+    # 5 inches are a phone's width: its text stays readable there, and two stand side by side.
+    figure = Figure(figsize=(5, 3.6), layout="constrained")
+    axes = figure.add_subplot()
+    axes.set_xlabel("training step")
+    axes.set_ylabel(ylabel)
+    return figure, axes
+
+
+def _figure_html(figure: Figure, axes: Axes, alt: str, caption: str) -> str:
+    """The figure as inline SVG that takes the page's colours, below it its caption."""
+    axes.grid(alpha=0.2, color=INK)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(INK)
+    axes.tick_params(colors=INK)
+    for text in (axes.xaxis.label, axes.yaxis.label):
+        text.set_color(INK)
+    axes.legend(fontsize=8, framealpha=0, labelcolor=INK)
+    file = io.StringIO()
+    # The salt keeps element ids the same from report to report; no metadata, no date and no links.
+    with rc_context({"svg.hashsalt": alt, "svg.fonttype": "none"}):
+        metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+        figure.savefig(file, format="svg", transparent=True, metadata=metadata)
+    svg = file.getvalue()
+    svg = svg[svg.index("<svg") :].replace(INK, "currentColor")
+    svg = svg.replace("<svg", f'<svg role="img" aria-label="{html.escape(alt)}"', 1)
+    return f"<figure>{svg}<figcaption>{html.escape(caption)}</figcaption></figure>"
+
+
+def _retrieval_grid(run: Run) -> str:
+    """Queries and neighbours of one run (the label's first seed given)."""
+    title = f"<h3>{html.escape(run.label)} <small>seed {run.seed}</small></h3>"
+    path = run.folder / "retrieval.npz"
+    if not path.exists():
+        return f"{title}<p>No neighbours were saved.</p>"
+    with np.load(path) as file:
+        data = dict(file)
+    columns = data["neighbour_labels"].shape[1] + 1
+    cells = []
+    for q, query_label in enumerate(data["query_labels"]):
+        name = f"query: {data['query_names'][q]}, class {query_label}"
+        cells.append(f'<span class="query">{_image(data["query_images"][q], name)}</span>')
+        for k, label in enumerate(data["neighbour_labels"][q]):
+            kind, mark, word = (
+                ("right", "✓", "right") if label == query_label else ("wrong", "✗", "wrong")
+            )
+            name = f"{word}, neighbour {k + 1}: {data['neighbour_names'][q, k]}, class {label}"
+            image = _image(data["neighbour_images"][q, k], name)
+            cells.append(f'<span class="{kind}">{image}<b aria-hidden="true">{mark}</b></span>')
+    return (
+        f'{title}<div class="wide"><div class="grid" style="--columns:{columns}">'
+        f"{''.join(cells)}</div></div>"
+    )
+
+
+def _image(pixels: NDArray[np.uint8], name: str) -> str:
+    image = Image.fromarray(pixels)
+    image.thumbnail((THUMBNAIL, THUMBNAIL))
+    file = io.BytesIO()
+    image.save(file, format="PNG", optimize=True)
+    data = base64.b64encode(file.getvalue()).decode()
+    name = html.escape(name)
+    return f'<img alt="{name}" title="{name}" src="data:image/png;base64,{data}">'
+
+
+def _provenance(run: Run) -> str:
+    """Where a run's numbers come from, folded away behind its label and seed."""
+    info = run.info
+    commit = info.get("commit") or "not known"
+    entries = {
+        "folder": str(run.folder),
+        "recipe": info.get("recipe"),
+        "command": info.get("command"),
+        "commit": f"{commit} (with uncommitted changes)" if info.get("dirty") else commit,
+        "seed": info["seed"],
+        "steps": info["steps"],
+        "processes": info.get("world_size"),
+        "started": info.get("started"),
+        "finished": info.get("finished"),
+        "wall time": f"{info['wall_time_s']:,.0f} s, training and testing",
+        "hardware": _listed(info.get("hardware", {})),
+        "versions": _listed(info.get("versions", {})),
+        "data": _listed(info["data"]),
+    }
+    rows = "".join(
+        f"<dt>{key}</dt><dd>{html.escape(str(value))}</dd>"
+        for key, value in entries.items()
+        if value is not None
+    )
+    config = html.escape(yaml.safe_dump(info.get("config", {}), sort_keys=False))
+    return (
+        f"<details><summary>{html.escape(run.label)}, seed {run.seed}</summary><dl>{rows}</dl>"
+        f"<details><summary>resolved configuration</summary><pre>{config}</pre></details></details>"
+    )
+
+
+def _listed(values: dict[str, Any]) -> str:
+    return ", ".join(f"{key} {value}" for key, value in values.items())
+
+
+PAGE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<meta http-equiv="Content-Security-Policy"
+ content="default-src 'none'; img-src data:; style-src 'unsafe-inline'">
+<title>{title}</title>
+<style>
+:root { --ink: #1c1e21; --soft: #5c6470; --line: #d9dde3; --ground: #fff; --card: #f6f7f9;
+  --right: #1a7f37; --wrong: #cf222e; }
+@media (prefers-color-scheme: dark) { :root { --ink: #e6e8eb; --soft: #9aa3af; --line: #343a43;
+  --ground: #14171b; --card: #1c2026; --right: #3fb950; --wrong: #ff6a61; } }
+* { box-sizing: border-box; }
+body { margin: 0 auto; padding: 1.5rem 1rem 4rem; max-width: 72rem; color: var(--ink);
+  background: var(--ground); font: 16px/1.5 system-ui, sans-serif; }
+h1 { margin: 0; font-size: 1.7rem; line-height: 1.2; }
+h2 { margin: 2.5rem 0 .75rem; font-size: 1.2rem; }
+h3 { margin: 1.5rem 0 .5rem; font-size: 1rem; }
+.lead { margin: .4rem 0 1.5rem; }
+.lead, .note, small, figcaption, dt { color: var(--soft); }
+.note, figcaption { font-size: .875rem; margin: .5rem 0; }
+.wide { overflow-x: auto; }
+table { border-spacing: 0; width: 100%; font-size: .9rem; font-variant-numeric: tabular-nums; }
+th, td { padding: .45rem .5rem; text-align: right; white-space: nowrap;
+  border-bottom: 1px solid var(--line); }
+th:first-child { position: sticky; left: 0; text-align: left; background: var(--ground); }
+thead th { color: var(--soft); font-weight: 600; vertical-align: bottom; }
+thead th:last-child { white-space: normal; min-width: 6rem; }
+.figures { display: grid; gap: 1rem; grid-template-columns: repeat(auto-fit, minmax(19rem, 1fr)); }
+figure { margin: 0; padding: .75rem; background: var(--card); border-radius: .5rem; }
+figure svg { display: block; width: 100%; height: auto; }
+.grid { display: grid; gap: .25rem;
+  grid-template-columns: repeat(var(--columns), minmax(2rem, 5rem)); }
+.grid span { position: relative; border: 3px solid var(--line); border-radius: .3rem; }
+.grid .right { border-color: var(--right); }
+.grid .wrong { border: 3px dashed var(--wrong); }
+.grid img { display: block; width: 100%; }
+.grid b { position: absolute; right: -3px; bottom: -3px; padding: 0 .2em; font-size: .75rem;
+  line-height: 1.3; color: var(--ground); border-radius: .3rem 0; }
+.grid .right b { background: var(--right); }
+.grid .wrong b { background: var(--wrong); }
+.key { white-space: nowrap; font-weight: 600; }
+.key.right { color: var(--right); }
+.key.wrong { color: var(--wrong); }
+details { margin: .5rem 0; padding: .5rem .75rem; background: var(--card); border-radius: .5rem; }
+details details { padding: 0; }
+summary { cursor: pointer; font-weight: 600; }
+dl { display: grid; grid-template-columns: max-content 1fr; gap: .25rem 1rem; margin: .75rem 0; }
+dd { margin: 0; overflow-wrap: anywhere; }
+pre { overflow-x: auto; font-size: .8rem; }
+@media (max-width: 30rem) { dl { grid-template-columns: 1fr; } dd { margin-bottom: .5rem; } }
+</style>
+</head>
+<body>
+{body}
+</body>
+</html>
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Prints the markdown and the path of the HTML file; 2 if the runs cannot be compared."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.report", description=__doc__)
+    parser.add_argument("folders", nargs="+", type=Path, metavar="RUN_FOLDER")
+    parser.add_argument(
+        "--output",
+        type=Path,
+        metavar="FILE.html",
+        help="default: report.html in the run folder, comparison.html in the first of several",
+    )
+    parser.add_argument(
+        "--baseline", metavar="LABEL", help="what to compare with; default: the first run's label"
+    )
+    options = parser.parse_args(arguments)
+    # Not beside the run folders: `runs/*` would take it for one of them the next time.
+    name = "report.html" if len(options.folders) == 1 else "comparison.html"
+    output = options.output or options.folders[0] / name
+    try:
+        runs = [load_run(folder) for folder in options.folders]
+        text = markdown_table(runs, options.baseline)
+        write_html(runs, output, options.baseline)
+    except (ValueError, OSError) as error:
+        print(f"report: {error}", file=sys.stderr)
+        return 2
+    print(text)
+    print(f"Report: {output}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

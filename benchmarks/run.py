@@ -1,0 +1,446 @@
+"""Train, test and report one experiment.
+
+    accelerate launch benchmarks/run.py [--recipe PAPER/TABLE/ROW] [--config FILE.yaml] [--any.setting value]
+
+Without a recipe it runs the embedded default: binomial deviance on Glyphs. `--help` lists the settings,
+`--print_config` shows the resolved run, `--resume` goes on from the last checkpoint. Exit status: 2 for a
+run that cannot be started, 1 for one that failed, 128 + signal for one that was stopped and has saved.
+"""
+
+import os
+import shlex
+import sys
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate import Accelerator, DataLoaderConfiguration
+from accelerate.utils import broadcast_object_list
+from torch import nn
+from torch.utils.data import Subset
+
+if __package__ in (None, ""):  # started as a file
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks import experiment as description
+from benchmarks import records, report
+from benchmarks.datasets import Glyphs
+from benchmarks.evaluation import RetrievalAccuracy, embed, evaluate, neighbours
+from benchmarks.experiment import ConfigError, Experiment
+from benchmarks.run_folder import RunFolder, RunFolderError, load_checkpoint
+from benchmarks.training import (
+    ClassBatchSampler,
+    NonFiniteLossError,
+    Progress,
+    Trace,
+    Trainer,
+    training_loader,
+)
+from pml_regularizers import HORDELoss, prepare_loss
+
+GRID_QUERIES, GRID_NEIGHBOURS = 8, 8
+VOLATILE = ("output",)
+"""Settings that may differ between a run and its resumption."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    argv = sys.argv[1:] if argv is None else argv
+    try:
+        command = description.parse(argv)
+        accelerator = start(command.experiment)
+        run = BenchmarkRun(command, argv, accelerator)
+    except (ConfigError, RunFolderError) as error:
+        if os.environ.get("LOCAL_RANK", "0") == "0":
+            print(f"error: {error}", file=sys.stderr)
+        return 2
+    try:
+        return run.execute()
+    except NonFiniteLossError as error:
+        print(f"error: {error}", file=sys.stderr)
+        run.update(status="failed")
+        return 1
+    finally:
+        run.close()
+        accelerator.end_training()
+
+
+def start(experiment: Experiment) -> Accelerator:
+    """The accelerator, once the experiment is known to be buildable.
+
+    Raises:
+        ConfigError: if a class, a size or the number of processes does not fit.
+    """
+    torch.manual_seed(0)
+    model = description.build_model(experiment.model, Glyphs.in_chans, experiment.data.image_size)
+    loss = description.build_loss(experiment, model, num_classes=2)
+    description.build_optimizer(experiment.optimization, model, loss)
+
+    mixed = experiment.precision if experiment.precision in ("bf16", "fp16") else "no"
+    accelerator = Accelerator(
+        mixed_precision=mixed,
+        step_scheduler_with_optimizer=False,
+        dataloader_config=DataLoaderConfiguration(split_batches=True),
+    )
+    processes = accelerator.num_processes
+    if experiment.data.batch_size % processes:
+        raise ConfigError(
+            f"data.batch_size: {experiment.data.batch_size} images do not divide by {processes} processes"
+        )
+    norms = [
+        module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)
+    ]
+    if processes > 1 and norms and accelerator.device.type == "cpu":
+        raise ConfigError(
+            f"model.trunk: {experiment.model.trunk} has batch norm, whose statistics would differ on "
+            f"{processes} processes, and synchronised batch norm needs GPUs; take a trunk without it, such "
+            "as test_convnext, or one process"
+        )
+    return accelerator
+
+
+class BenchmarkRun:
+    """One experiment: data, network, loss and the folder that its results go to.
+
+    Raises:
+        ConfigError: if the data cannot be read or do not suit the experiment.
+        RunFolderError: if the folder is in use, holds another run, or has an unreadable checkpoint.
+    """
+
+    def __init__(
+        self, command: description.Command, argv: Sequence[str], accelerator: Accelerator
+    ) -> None:
+        self.experiment = experiment = command.experiment
+        self.accelerator = accelerator
+        data = experiment.data
+        with accelerator.main_process_first():  # the first one renders or unpacks, the others read
+            self.train_set = description.build_dataset(data, "train")
+            self.test_set = description.build_dataset(data, "test")
+        try:
+            self.sampler = ClassBatchSampler(
+                self.train_set.labels,
+                batch_size=data.batch_size,
+                samples_per_class=data.samples_per_class,
+                steps=experiment.optimization.steps,
+                seed=experiment.seed,
+            )
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+
+        torch.manual_seed(experiment.seed)
+        model = description.build_model(experiment.model, Glyphs.in_chans, data.image_size)
+        loss: nn.Module = description.build_loss(experiment, model, self.train_set.num_classes)
+        self.dtype = torch.float32
+        if experiment.precision == "float64":
+            self.dtype, model, loss = torch.float64, model.double(), loss.double()
+        if accelerator.num_processes > 1:
+            model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+        self.loss = prepare_loss(accelerator, loss)
+        optimizer, self.scheduler = description.build_optimizer(
+            experiment.optimization, model, self.loss
+        )
+        self.model, self.optimizer = accelerator.prepare(model, optimizer)
+        self.progress = Progress()
+        self._open(command, argv)
+
+    def _open(self, command: description.Command, argv: Sequence[str]) -> None:
+        """Lock the folder and read the checkpoint; all processes learn whether that went well."""
+        self.folder: RunFolder | None = None
+        self.records: records.RunRecords | None = None
+        path = self.experiment.output
+        assert path is not None
+        self.path = path
+        problem: str | None = None
+        if self.accelerator.is_main_process:
+            try:
+                self._claim(command, argv)
+            except RunFolderError as error:
+                problem = str(error)
+        [problem] = broadcast_object_list([problem])
+        if problem is not None:
+            self.close()
+            raise RunFolderError(problem)
+        if command.resume:
+            self._restore()
+        if self.accelerator.is_main_process:
+            resumed = self.progress.step if command.resume else None
+            self.records = records.RunRecords(self.path / "records", resume_step=resumed)
+
+    def _claim(self, command: description.Command, argv: Sequence[str]) -> None:
+        self.folder = RunFolder(self.path)
+        if (self.path / "run.json").exists():
+            if not command.resume:
+                raise RunFolderError(
+                    f"output: {self.path} holds a run already; add --resume to go on with it, or choose "
+                    "another --output"
+                )
+            try:
+                self.record = report.load_run(self.path).info
+            except ValueError as error:
+                raise RunFolderError(str(error)) from error
+            _check_same(self.record["config"], command.config, self.path)
+            self.record["command"] = _command(argv)
+            self.record["world_size"] = self.accelerator.num_processes
+        else:
+            self.record = self._new_record(command, argv)
+        load_checkpoint(self.path)  # before any record is cut
+        records.write_json(self.path / "run.json", self.record)
+        records.replace_file(self.path / "config.yaml", description.dump(command.config).encode())
+
+    def _new_record(self, command: description.Command, argv: Sequence[str]) -> dict[str, Any]:
+        experiment = self.experiment
+        return {
+            "name": self.path.name,
+            "recipe": command.recipe,
+            "label": experiment.label,
+            "seed": experiment.seed,
+            "config": command.config,
+            "command": _command(argv),
+            **records.describe_code(),
+            "versions": records.describe_versions(),
+            "hardware": records.describe_hardware(),
+            "data": {
+                "name": experiment.data.dataset,
+                "fingerprint": self.test_set.fingerprint,
+                "split": experiment.data.split,
+                "train_classes": self.train_set.num_classes,
+                "train_images": len(self.train_set),
+                "test_classes": self.test_set.num_classes,
+                "test_images": len(self.test_set),
+            },
+            "world_size": self.accelerator.num_processes,
+            "started": _now(),
+            "finished": None,
+            "wall_time_s": 0.0,
+            "images_per_second": None,
+            "steps": experiment.optimization.steps,
+            "status": "running",
+            "metrics": {},
+            "descriptor_metrics": None,
+        }
+
+    # ------------------------------------------------------------------------------------- execute
+
+    def execute(self) -> int:
+        """Train, test and report; the exit status."""
+        if self.accelerator.is_main_process and self.record["status"] == "finished":
+            print(f"{self.path} is finished (delete it to run it again); its results:\n")
+            print(report.markdown_table([report.load_run(self.path)]))
+            return 0
+        if self.progress.step < self.experiment.optimization.steps:
+            self._train()
+        if self.progress.stopped_by is not None:
+            self.update(status="stopped")
+            self.accelerator.print(
+                f"\nstopped at step {self.progress.step}, saved; the same command with --resume goes on"
+            )
+            return 128 + self.progress.stopped_by
+        self._test()
+        return 0
+
+    def _train(self) -> None:
+        experiment = self.experiment
+        self.sampler.load_state_dict({"step": self.progress.step})
+        trainer = Trainer(
+            self.accelerator,
+            self.model,
+            self.loss,
+            self.optimizer,
+            self.scheduler,
+            self.sampler,
+            seed=experiment.seed,
+            dtype=self.dtype,
+            max_gradient_norm=experiment.optimization.max_gradient_norm,
+            # record-keeper reads its whole csv file again for every group of rows
+            log_every=max(10, experiment.optimization.steps // 200),
+        )
+        steps = experiment.trace_steps
+        trainer.run(
+            training_loader(
+                self.accelerator, self.train_set, self.sampler, experiment.data.num_workers
+            ),
+            self.progress,
+            log=self._log,
+            checkpoint=self._checkpoint,
+            checkpoint_every=experiment.checkpoint_every,
+            evaluate=self._evaluate_curves,
+            evaluate_every=experiment.evaluation.every,
+            trace=Trace(self.path / "trace.pt", steps) if steps else None,
+        )
+
+    def _log(self, rows: list[tuple[int, dict[str, float]]]) -> None:
+        if self.records is not None:
+            self.records.log_rows("training", rows)
+
+    def _checkpoint(self, progress: Progress) -> None:
+        if self.folder is None:
+            return
+        self.folder.save(
+            progress.step,
+            {
+                "model": self.accelerator.unwrap_model(self.model).state_dict(),
+                "loss": self.accelerator.unwrap_model(self.loss).state_dict(),
+                "optimizer": self.optimizer.state_dict(),
+                "scheduler": self.scheduler.state_dict() if self.scheduler else None,
+                "scaler": self.accelerator.scaler.state_dict() if self.accelerator.scaler else None,
+                "seconds": progress.seconds,
+            },
+        )
+
+    def _restore(self) -> None:
+        state = load_checkpoint(self.path)
+        if state is None:
+            return
+        self.accelerator.unwrap_model(self.model).load_state_dict(state["model"])
+        self.accelerator.unwrap_model(self.loss).load_state_dict(state["loss"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        if self.scheduler is not None:
+            self.scheduler.load_state_dict(state["scheduler"])
+        if self.accelerator.scaler is not None:
+            self.accelerator.scaler.load_state_dict(state["scaler"])
+        self.progress = Progress(state["step"], state["seconds"])
+
+    def _evaluate_curves(self, step: int) -> None:
+        """Recall@1 on as many seen as unseen classes, for the report's curves: never for a choice."""
+        settings = self.experiment.evaluation
+        row = {}
+        for name, dataset in (("seen", self.train_set), ("unseen", self.test_set)):
+            count = min(settings.curve_classes, dataset.num_classes)
+            chosen = torch.linspace(0, dataset.num_classes - 1, count).long()
+            some = torch.isin(dataset.labels, chosen).nonzero().flatten().tolist()
+            found = evaluate(
+                self.accelerator,
+                self.model,
+                Subset(dataset, some),
+                recall_at=[1],
+                progress=False,
+                **self._embedding,
+            )
+            row[f"{name}_recall_at_1"] = found.metrics["recall_at_1"]
+        if self.records is not None:
+            self.records.log("evaluation", step, row)
+
+    @property
+    def _embedding(self) -> dict[str, Any]:
+        return {
+            "batch_size": self.experiment.evaluation.batch_size,
+            "num_workers": self.experiment.data.num_workers,
+            "dtype": self.dtype,
+        }
+
+    # ---------------------------------------------------------------------------------------- test
+
+    def _test(self) -> None:
+        begun = time.perf_counter()
+        recall_at = self.experiment.evaluation.recall_at
+        horde = self._horde() if self.experiment.evaluation.descriptor else None
+        extract = None if horde is None else horde.descriptor
+        found = evaluate(
+            self.accelerator,
+            self.model,
+            self.test_set,
+            recall_at=recall_at,
+            extract=extract,
+            **self._embedding,
+        )
+        descriptor_metrics = None
+        if horde is not None:
+            *_, train_descriptors = embed(
+                self.accelerator, self.model, self.train_set, extract=extract, **self._embedding
+            )
+            if self.accelerator.is_main_process:
+                horde.fit_pca(train_descriptors)
+                reduced = horde.reduce(found.descriptors)
+                descriptor_metrics = RetrievalAccuracy(recall_at).get_accuracy(
+                    reduced, found.labels
+                )
+        if not self.accelerator.is_main_process:
+            return
+        self._save_retrieval(found.embeddings)
+        trained = self.progress.seconds
+        self.update(
+            status="finished",
+            finished=_now(),
+            metrics=found.metrics,
+            descriptor_metrics=descriptor_metrics,
+            wall_time_s=trained + time.perf_counter() - begun,
+            images_per_second=self.progress.step * self.experiment.data.batch_size / trained,
+        )
+        runs = [report.load_run(self.path)]
+        report.write_html(runs, self.path / "report.html")
+        print(report.markdown_table(runs))
+        print(f"\nreport: {self.path / 'report.html'}")
+
+    def _horde(self) -> HORDELoss | None:
+        found = [module for module in self.loss.modules() if isinstance(module, HORDELoss)]
+        return found[0] if len(found) == 1 else None
+
+    def _save_retrieval(self, embeddings: torch.Tensor) -> None:
+        """Some queries of the test set, evenly spread, and what was found for them."""
+        data = self.test_set
+        queries = torch.linspace(0, len(data) - 1, GRID_QUERIES).long()
+        found = neighbours(embeddings, GRID_NEIGHBOURS, queries)
+        shown = [queries.tolist(), *found.T.tolist()]  # (1 + neighbours) lists of queries
+        pictures = np.array([[data.to_picture(data[i][0]) for i in column] for column in shown])
+        names = np.array([[data.name(i) for i in column] for column in shown])
+        np.savez_compressed(
+            self.path / "retrieval.npz",
+            query_images=pictures[0],
+            neighbour_images=pictures[1:].swapaxes(0, 1),
+            query_labels=data.labels[queries].numpy(),
+            neighbour_labels=data.labels[found].numpy(),
+            query_names=names[0],
+            neighbour_names=names[1:].T,
+        )
+
+    def update(self, **changes: Any) -> None:
+        """Change entries of run.json."""
+        if self.accelerator.is_main_process:
+            self.record.update(changes)
+            records.write_json(self.path / "run.json", self.record)
+
+    def close(self) -> None:
+        """Flush the records and let others write the folder."""
+        if self.records is not None:
+            self.records.close()
+        if self.folder is not None:
+            self.folder.close()
+
+
+def _check_same(old: dict[str, Any], new: dict[str, Any], path: Path) -> None:
+    before, now = _flat(old), _flat(new)
+    for key in sorted({*before, *now}):
+        if key not in VOLATILE and before.get(key) != now.get(key):
+            raise RunFolderError(
+                f"{key}: {path} was started with {before.get(key)!r}, not {now.get(key)!r}; resume with the "
+                "same settings, or choose another --output"
+            )
+
+
+def _flat(config: Any, prefix: str = "") -> dict[str, Any]:
+    if isinstance(config, dict):
+        items = [(f"{prefix}.{key}" if prefix else key, value) for key, value in config.items()]
+        return {name: leaf for key, value in items for name, leaf in _flat(value, key).items()}
+    return {prefix: config}
+
+
+def _command(argv: Sequence[str]) -> str:
+    processes = os.environ.get("WORLD_SIZE", "1")
+    if "ACCELERATE_MIXED_PRECISION" in os.environ:  # accelerate sets it for what it launches
+        launcher = ["accelerate", "launch", "--num_processes", processes]
+    elif "TORCHELASTIC_RUN_ID" in os.environ:
+        launcher = ["torchrun", "--nproc_per_node", processes]
+    else:
+        launcher = ["python"]
+    return shlex.join([*launcher, "benchmarks/run.py", *argv])
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

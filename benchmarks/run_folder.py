@@ -1,0 +1,89 @@
+"""The folder of one run: who may write it, and checkpoints that are whole or not there."""
+
+import fcntl
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+
+KEPT = 2
+
+
+class RunFolderError(RuntimeError):
+    """The run folder cannot be used; one line that says why and what to do."""
+
+
+class RunFolder:
+    """Exclusive use of a run folder, from construction to `close` or the end of the process.
+
+    Raises:
+        RunFolderError: if another process is writing there.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.checkpoints = path / "checkpoints"
+        try:
+            self.checkpoints.mkdir(parents=True, exist_ok=True)
+            self._lock = (path / ".lock").open("a+")
+        except OSError as error:
+            raise RunFolderError(f"output: {path}: {error.strerror}") from error
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            self._lock.seek(0)
+            writer = self._lock.read().strip() or "unknown"
+            self._lock.close()
+            raise RunFolderError(
+                f"output: {path} is being written by another run (process {writer}); "
+                "wait for it, or choose another --output"
+            ) from error
+        self._lock.truncate(0)
+        self._lock.write(str(os.getpid()))
+        self._lock.flush()
+
+    def save(self, step: int, state: dict[str, Any]) -> None:
+        """Write a checkpoint: whole under its name, or not at all. The last two are kept."""
+        path = self.checkpoints / f"step_{step:09d}.pt"
+        temporary = path.with_suffix(".tmp")
+        with temporary.open("wb") as file:
+            torch.save({"step": step, **state}, file)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        for old in saved_checkpoints(self.path)[:-KEPT]:
+            old.unlink()
+
+    def close(self) -> None:
+        """Let others write."""
+        self._lock.close()
+
+
+def saved_checkpoints(run: Path) -> list[Path]:
+    """Checkpoints of a run, oldest first."""
+    return sorted(
+        path
+        for path in (run / "checkpoints").glob("step_*.pt")
+        if re.fullmatch(r"step_\d{9}\.pt", path.name)
+    )
+
+
+def load_checkpoint(run: Path) -> dict[str, Any] | None:
+    """The last checkpoint of a run, on the CPU; None if there is none.
+
+    Raises:
+        RunFolderError: if it cannot be read.
+    """
+    paths = saved_checkpoints(run)
+    if not paths:
+        return None
+    try:
+        state: dict[str, Any] = torch.load(paths[-1], map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise RunFolderError(
+            f"{paths[-1]}: not a readable checkpoint ({type(error).__name__}: {error}); "
+            "delete it to go on from the one before"
+        ) from error
+    return state

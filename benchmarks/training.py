@@ -1,0 +1,334 @@
+"""The training loop, on one process or many.
+
+What happens at a step is a function of the seed and the step alone: which images, how each is augmented,
+and every random number drawn in the network, the miner and the loss. A checkpoint therefore stores
+nothing of any generator, and a run that goes on from it ends as if it had never stopped.
+"""
+
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any, Self
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from accelerate.utils import set_seed
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, Sampler
+from tqdm import tqdm
+
+from pml_regularizers.distributed import all_gather
+
+Key = tuple[int, int]
+"""What a batch asks the dataset for: (index of the image, seed of its augmentation)."""
+
+
+class NonFiniteLossError(RuntimeError):
+    """The loss is nan or infinite; names the step and the images."""
+
+
+class ClassBatchSampler(Sampler[list[Key]]):
+    """Batches of P classes x M images, class by class; each a pure function of (seed, step).
+
+    An epoch shows every class once, in an order seeded by (seed, epoch), in batches of P; the classes
+    that do not fill a batch wait for another epoch. An image repeats within a batch only if its class
+    has fewer than M.
+
+    Args:
+        labels: (n,) integers, the class of each image.
+        batch_size: P M, over all processes.
+        samples_per_class: M.
+        steps: Batches in the whole training.
+        seed: Of everything drawn here.
+
+    Raises:
+        ValueError: if there are fewer than P classes.
+    """
+
+    drop_last = True
+
+    def __init__(
+        self, labels: Tensor, *, batch_size: int, samples_per_class: int, steps: int, seed: int
+    ) -> None:
+        self.batch_size = batch_size
+        self.samples_per_class = samples_per_class
+        self.classes_per_batch = batch_size // samples_per_class
+        self.steps = steps
+        self.seed = seed
+        self.step = 0
+        order = np.argsort(labels.numpy(), kind="stable")
+        _, counts = np.unique(labels.numpy(), return_counts=True)
+        self._images = np.split(order, np.cumsum(counts)[:-1])
+        if len(self._images) < self.classes_per_batch:
+            raise ValueError(
+                f"data.batch_size: {batch_size} images, {samples_per_class} per class, need "
+                f"{self.classes_per_batch} classes, but there are {len(self._images)}"
+            )
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Batches that show every class once, but for an incomplete last one."""
+        return len(self._images) // self.classes_per_batch
+
+    def batch(self, step: int) -> list[Key]:
+        """The batch of a step."""
+        epoch, place = divmod(step, self.steps_per_epoch)
+        classes = np.random.default_rng((self.seed, 0, epoch)).permutation(len(self._images))
+        chosen = classes[place * self.classes_per_batch :][: self.classes_per_batch]
+        rng = np.random.default_rng((self.seed, 1, step))
+        indices = np.concatenate([self._draw(self._images[label], rng) for label in chosen])
+        seeds = rng.integers(2**63, size=len(indices))
+        return list(zip(indices.tolist(), seeds.tolist(), strict=True))
+
+    def _draw(self, images: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        rounds = -(-self.samples_per_class // len(images))
+        return np.concatenate([rng.permutation(images) for _ in range(rounds)])[
+            : self.samples_per_class
+        ]
+
+    def __iter__(self) -> Iterator[list[Key]]:
+        for step in range(self.step, self.steps):
+            yield self.batch(step)
+
+    def __len__(self) -> int:
+        return self.steps - self.step
+
+    def state_dict(self) -> dict[str, int]:
+        """The next step: all the state there is."""
+        return {"step": self.step}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Start the next iteration at that step."""
+        self.step = state["step"]
+
+
+class StopRequest:
+    """Turns the first SIGINT or SIGTERM into a flag that the loop reads; a second one acts as usual."""
+
+    def __init__(self) -> None:
+        self.signal: int | None = None
+        self._old: dict[int, Any] = {}
+
+    def __enter__(self) -> Self:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._old[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for number, handler in self._old.items():
+            signal.signal(number, handler)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        self.signal = number
+        self.__exit__()
+
+    def agreed(self, accelerator: Accelerator) -> bool:
+        """Whether any process was asked to stop."""
+        if accelerator.num_processes == 1:
+            return self.signal is not None
+        asked = torch.tensor(float(self.signal is not None), device=accelerator.device)
+        return bool(accelerator.reduce(asked) > 0)
+
+
+def _ignore_signals(worker: int) -> None:
+    """Data-loader workers outlive a Ctrl-C until the loop has saved and dismisses them."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+def training_loader(
+    accelerator: Accelerator, dataset: Dataset[Any], sampler: ClassBatchSampler, num_workers: int
+) -> Any:
+    """Batches of (images, labels, indices), each process's part of them."""
+    loader = DataLoader(
+        dataset,
+        batch_sampler=sampler,
+        num_workers=num_workers,
+        pin_memory=accelerator.device.type == "cuda",
+        worker_init_fn=_ignore_signals,
+    )
+    return accelerator.prepare_data_loader(loader)
+
+
+@dataclass
+class Progress:
+    """What the loop has done."""
+
+    step: int = 0
+    seconds: float = 0.0
+    stopped_by: int | None = None
+
+
+@dataclass
+class Trainer:
+    """Moves the network and the loss, and tells others when to look.
+
+    Args:
+        accelerator: With `split_batches=True`, so that a batch is the same on any number of processes.
+        model: The prepared network.
+        loss: The prepared `DistributedLoss`.
+        optimizer: The prepared optimizer.
+        scheduler: Steps with every batch, or None.
+        sampler: Says which images.
+        seed: Of what is drawn inside a step.
+        dtype: Of the images.
+        max_gradient_norm: See `experiment.Optimization`.
+        log_every: Steps between two looks at the loss; also what is logged together.
+    """
+
+    accelerator: Accelerator
+    model: nn.Module
+    loss: nn.Module
+    optimizer: Any
+    scheduler: Any
+    sampler: ClassBatchSampler
+    seed: int
+    dtype: torch.dtype = torch.float32
+    max_gradient_norm: float | None = None
+    log_every: int = 10
+
+    def run(
+        self,
+        loader: Any,
+        progress: Progress,
+        *,
+        log: Callable[[list[tuple[int, dict[str, float]]]], None],
+        checkpoint: Callable[[Progress], None],
+        checkpoint_every: int,
+        evaluate: Callable[[int], None],
+        evaluate_every: int,
+        trace: "Trace | None" = None,
+    ) -> None:
+        """Train from `progress.step` to the sampler's last step, or until asked to stop.
+
+        Rows are logged before the checkpoint of their step is written.
+
+        Raises:
+            NonFiniteLossError: before any checkpoint that holds its consequences.
+        """
+        self.model.train()
+        start, begun = progress.seconds, time.perf_counter()
+        pending = Pending(self, log)
+        with (
+            StopRequest() as stop,
+            tqdm(
+                total=self.sampler.steps,
+                initial=progress.step,
+                desc="training",
+                unit="step",
+                mininterval=0.1 if sys.stderr.isatty() else 10,  # a log file wants few lines
+                disable=not self.accelerator.is_main_process,
+            ) as bar,
+        ):
+            for images, labels, indices in loader:
+                rate = self.optimizer.param_groups[0]["lr"]
+                value = self._step(progress.step, images, labels, indices, trace)
+                progress.step += 1
+                progress.seconds = start + time.perf_counter() - begun
+                pending.add(progress.step, value, rate, indices)
+                bar.update()
+
+                last = progress.step == self.sampler.steps
+                due = progress.step % checkpoint_every == 0 or last
+                measure = evaluate_every > 0 and (progress.step % evaluate_every == 0 or last)
+                look = progress.step % self.log_every == 0 or due or measure
+                if look or self.accelerator.device.type == "cpu":
+                    look |= stop.agreed(self.accelerator)
+                    progress.stopped_by = stop.signal
+                if look:
+                    bar.set_postfix(pending.flush(), refresh=False)
+                if measure:
+                    evaluate(progress.step)
+                if due or progress.stopped_by is not None:
+                    progress.seconds = start + time.perf_counter() - begun
+                    checkpoint(progress)
+                if progress.stopped_by is not None:
+                    return
+
+    def _step(
+        self, step: int, images: Tensor, labels: Tensor, indices: Tensor, trace: "Trace | None"
+    ) -> Tensor:
+        set_seed((self.seed * 1_000_003 + step) % 2**32)
+        embeddings = self.model(images.to(self.dtype))
+        loss: Tensor = self.loss(embeddings, labels)
+        self.accelerator.backward(loss)
+        if trace is not None:
+            trace.add(step, self, loss, indices)
+        if self.max_gradient_norm is not None:
+            parameters = [*self.model.parameters(), *self.loss.parameters()]
+            self.accelerator.clip_grad_norm_(parameters, self.max_gradient_norm)
+        self.optimizer.step()
+        if self.scheduler is not None and not self.accelerator.optimizer_step_was_skipped:
+            self.scheduler.step()
+        self.optimizer.zero_grad()
+        return loss.detach()
+
+
+class Pending:
+    """Losses that were not looked at yet: reading one waits for the device, so it is done rarely."""
+
+    def __init__(
+        self, trainer: Trainer, log: Callable[[list[tuple[int, dict[str, float]]]], None]
+    ) -> None:
+        self._trainer = trainer
+        self._log = log
+        self._rows: list[tuple[int, Tensor, float, Tensor]] = []
+        self._since = time.perf_counter()
+
+    def add(self, step: int, loss: Tensor, rate: float, indices: Tensor) -> None:
+        self._rows.append((step, loss, rate, indices))
+
+    def flush(self) -> dict[str, str]:
+        """Check and log what is pending; what the progress bar shows."""
+        losses = torch.stack([loss.double() for _, loss, _, _ in self._rows]).tolist()
+        now = time.perf_counter()
+        speed = len(losses) * self._trainer.sampler.batch_size / (now - self._since)
+        rows = []
+        for value, (step, _, rate, indices) in zip(losses, self._rows, strict=True):
+            if not np.isfinite(value):
+                raise NonFiniteLossError(
+                    f"the loss is {value} at step {step}, images {indices.tolist()}; lower the learning "
+                    "rate, clip the gradient (optimization.max_gradient_norm), or look at these images"
+                )
+            rows.append((step, {"loss": value, "learning_rate": rate, "images_per_second": speed}))
+        self._log(rows)
+        self._rows, self._since = [], now
+        return {"loss": f"{losses[-1]:.4g}", "images/s": f"{speed:.0f}"}
+
+
+class Trace:
+    """Image ids, loss and every gradient of the first steps, to compare runs with each other."""
+
+    def __init__(self, path: Path, steps: int) -> None:
+        self.path = path
+        self.steps = steps
+        self._rows: list[dict[str, Any]] = []
+
+    def add(self, step: int, trainer: Trainer, loss: Tensor, indices: Tensor) -> None:
+        """Note one step; all processes must call it. The file is written after the last one."""
+        if step >= self.steps:
+            return
+        several = trainer.accelerator.num_processes > 1
+        ids = all_gather(indices) if several else indices
+        gradients = {
+            f"{owner}.{name.removeprefix('module.')}": parameter.grad.detach().cpu().clone()
+            for owner, module in (("model", trainer.model), ("loss", trainer.loss))
+            for name, parameter in module.named_parameters()
+            if parameter.grad is not None
+        }
+        self._rows.append(
+            {
+                "step": step,
+                "world_size": trainer.accelerator.num_processes,
+                "ids": ids.tolist(),
+                "loss": loss.detach().cpu(),
+                "gradients": gradients,
+            }
+        )
+        if len(self._rows) == self.steps and trainer.accelerator.is_main_process:
+            torch.save(self._rows, self.path)

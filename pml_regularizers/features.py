@@ -1,0 +1,258 @@
+"""How the features that a network computed on the way reach a loss.
+
+pytorch-metric-learning (PML) calls `loss(embeddings, labels, indices_tuple)` and nothing else. A loss that
+also reads a feature map gets it, in this order:
+
+1. from the call: `loss(embeddings, labels, features=feature_map)`;
+2. from a tap, bound once: `loss.attach(head.feature_map)`; trainers, testers, miners and
+   `MultipleLosses` then work unchanged;
+3. not at all, which raises `MissingFeaturesError`.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Self
+
+import torch
+from pytorch_metric_learning.losses import BaseMetricLossFunction
+from torch import Tensor, nn
+
+from .distributed import are_own_rows, world_size
+
+Features = Tensor | tuple[Tensor, ...]
+"""What a loss reads: one tensor, or several that belong together, such as (tokens, padding mask)."""
+
+
+class MissingFeaturesError(ValueError):
+    """The loss needs features that it was not given, or that cannot be those of its embeddings."""
+
+
+class FeatureTap:
+    """Records the output of one module until a loss takes it.
+
+    A record serves one call of the loss. Records made under `torch.no_grad` (testing, mining a
+    subset) replace each other; those made with gradients are kept until they are taken, at most
+    `capacity` of them, since a trainer may run the network several times for one loss
+    (`TwoStreamMetricLoss`). Recomputation by activation checkpointing is not recorded.
+
+    The tap holds no module. It pickles and deep-copies without its records; a copy of the network
+    and the loss made *together* stays connected.
+
+    Args:
+        module: Its output, a tensor or a tuple of tensors with the batch first, is recorded.
+    """
+
+    capacity = 8
+
+    def __init__(self, module: nn.Module) -> None:
+        if not isinstance(module, nn.Module):
+            raise ValueError(
+                f"module: expected a torch.nn.Module to tap, got {type(module).__name__}; "
+                "pass a stage of the network, such as head.feature_map"
+            )
+        self.clear()
+        self._listening = True
+        self._handle: torch.utils.hooks.RemovableHandle | None = module.register_forward_hook(
+            self._record
+        )
+
+    def clear(self) -> None:
+        """Forget what was recorded: call it after forward passes whose loss was skipped."""
+        self._records: list[Features] = []
+        self._detached: Features | None = None
+
+    def remove(self) -> None:
+        """Forget the records and stop listening to the module."""
+        self.clear()
+        self._listening = False  # a copy has no handle: its hook stays and does nothing
+        if self._handle is not None:
+            self._handle.remove()
+            self._handle = None
+
+    def take(self, embeddings: Tensor) -> Features:
+        """The recorded features of `embeddings` (N, E), which are then forgotten.
+
+        Raises:
+            MissingFeaturesError: if nothing was recorded since the last call, if the records are
+                not those of N samples, or if they carry no gradient while the embeddings do.
+        """
+        records, detached = self.pop(embeddings)
+        if not records and detached is not None:
+            raise MissingFeaturesError(
+                "the recorded features carry no gradient, but the embeddings do: they come from a pass under "
+                "torch.no_grad, a detached module or re-entrant activation checkpointing (use_reentrant=True). "
+                "Tap a module that trains, or, where the trunk is frozen on purpose, pass features=..."
+            )
+        if not records:
+            raise MissingFeaturesError(
+                "no features were recorded since the last call of this loss: run the network once before each "
+                "call, attach before torch.compile, attach again after copying or loading the loss, "
+                "or pass features=..."
+            )
+        return _joined(records, len(embeddings))
+
+    def pop(self, embeddings: Tensor) -> tuple[list[Features], Features | None]:
+        """Forget the records of the passes that made `embeddings`: those with gradient, and one without."""
+        records, detached = self._records, self._detached
+        if embeddings.requires_grad or (records and detached is None):
+            self.clear()
+            return records, detached
+        # A test between a training step's forward pass and its loss leaves that step's record.
+        self._detached = None
+        return [] if detached is None else [detached], None
+
+    def _record(self, module: nn.Module, args: Any, output: Any) -> None:
+        if not self._listening:
+            return
+        if not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1:
+            return  # a backward pass is recomputing a checkpointed segment
+        if not _first(output).requires_grad:
+            self._detached = output
+            return
+        self._detached = None
+        self._records = [*self._records[1 - self.capacity :], output]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_records": [], "_detached": None, "_handle": None}
+
+
+class FeatureLoss(BaseMetricLossFunction):
+    """Base of the losses that read features besides the embeddings.
+
+    Half-precision inputs are raised to float32 and autocast is off inside, so that the loss has one
+    value whatever the precision of the network; the loss's parameters are never recast.
+    Subclasses read `self.features` in `compute_loss`.
+    """
+
+    _tap: FeatureTap | None = None
+    _features: Features | None = None
+
+    def attach(self, module: nn.Module) -> Self:
+        """Read the features from `module`'s output from now on, instead of from `features=`.
+
+        Args:
+            module: Any stage of the network, such as `EmbeddingHead.feature_map`. One tap belongs to
+                one loss; attaching again moves it.
+
+        Returns:
+            The loss itself.
+        """
+        tap = FeatureTap(module)
+        self.detach()
+        self._tap = tap
+        return self
+
+    def detach(self) -> Self:
+        """Undo `attach`."""
+        if self._tap is not None:
+            self._tap.remove()
+            self._tap = None
+        return self
+
+    @property
+    def tap(self) -> FeatureTap | None:
+        """Where the features come from when `features=` is not passed; None before `attach`."""
+        return self._tap
+
+    @property
+    def features(self) -> Features:
+        """The features of the call under way, floating point tensors of at least float32."""
+        if self._features is None:
+            raise MissingFeaturesError("features are there only while the loss is being called")
+        return self._features
+
+    def forward(
+        self,
+        embeddings: Tensor,
+        labels: Tensor | None = None,
+        indices_tuple: tuple[Tensor, ...] | None = None,
+        ref_emb: Tensor | None = None,
+        ref_labels: Tensor | None = None,
+        *,
+        features: Features | None = None,
+    ) -> Tensor:
+        """The loss of a batch.
+
+        Args:
+            embeddings: (N, E).
+            labels: (N,) integers.
+            indices_tuple: Pairs or triplets from a PML miner.
+            ref_emb: Not supported: features belong to one batch.
+            ref_labels: Not supported.
+            features: The features of the same N samples; default: what the tap recorded.
+
+        Raises:
+            ValueError: if the sizes do not fit, or a reference set is passed.
+            MissingFeaturesError: if there are no features, or not those of this batch.
+        """
+        if ref_emb is not None or ref_labels is not None:
+            raise ValueError(
+                f"ref_emb: {type(self).__name__} compares the samples of one batch, whose features it reads; "
+                "pass embeddings and labels only (and efficient=False to PML's DistributedLossWrapper)"
+            )
+        with self.reading(embeddings, features):
+            loss: Tensor = super().forward(full_precision(embeddings), labels, indices_tuple)
+            return loss
+
+    @contextmanager
+    def reading(self, embeddings: Tensor, features: Features | None) -> Iterator[None]:
+        """Make `self.features` the features of `embeddings` for the length of a `with` block."""
+        if features is None:
+            if self._tap is None:
+                raise MissingFeaturesError(
+                    f"{type(self).__name__} reads features: pass features=feature_map with the embeddings, "
+                    "or call loss.attach(head.feature_map) once"
+                )
+            features = self._tap.take(embeddings)
+        elif not are_own_rows(len(_first(features)), len(embeddings)):
+            raise ValueError(
+                f"features: expected those of the {len(embeddings)} embeddings"
+                f"{' of all processes' if world_size() > 1 else ''}, got shape {tuple(_first(features).shape)}"
+            )
+        elif self._tap is not None:
+            self._tap.pop(embeddings)  # this call serves the pass that was recorded
+        if isinstance(features, tuple):
+            features = tuple(full_precision(part) for part in features)
+        else:
+            features = full_precision(features)
+        self._features = features
+        try:
+            with torch.autocast(embeddings.device.type, enabled=False):
+                yield
+        finally:
+            self._features = None
+
+
+def full_precision(x: Tensor) -> Tensor:
+    """`x`, raised to float32 if it is of half precision."""
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
+def _first(features: Any) -> Tensor:
+    first = features[0] if isinstance(features, tuple) and features else features
+    if not isinstance(first, Tensor):
+        raise ValueError(
+            f"features: expected a tensor or a tuple of tensors, got {type(features).__name__}; "
+            "attach the loss to a module that returns its features"
+        )
+    return first
+
+
+def _joined(records: list[Features], batch_size: int) -> Features:
+    sizes = [len(_first(record)) for record in records]
+    if not are_own_rows(sum(sizes), batch_size):
+        raise MissingFeaturesError(
+            f"features of {' + '.join(map(str, sizes))} samples were recorded since the last call of this loss, "
+            f"but the embeddings are of {batch_size}: each forward pass needs its call; after passes whose loss is "
+            "skipped, call loss.tap.clear()"
+        )
+    if len(records) == 1:
+        return records[0]
+    if len({_first(record).device for record in records}) > 1:
+        raise MissingFeaturesError(
+            "features were recorded on several devices: torch.nn.DataParallel is not supported, "
+            "use DistributedDataParallel"
+        )
+    parts = [record if isinstance(record, tuple) else (record,) for record in records]
+    joined = tuple(torch.cat(same) for same in zip(*parts, strict=True))
+    return joined if isinstance(records[0], tuple) else joined[0]

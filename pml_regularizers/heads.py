@@ -1,0 +1,159 @@
+"""From a trunk's output to embeddings, with stable places for losses to read features from."""
+
+from typing import Any, Literal, Self, get_args
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from .moments import masked_mean, positions
+
+Pool = Literal["avg", "max", "token"]
+DataFormat = Literal["auto", "NCHW", "NHWC"]
+
+
+class EmbeddingHead(nn.Module):
+    """Pool, linear, L2: the embedder of a PML pipeline.
+
+    Takes what timm's `forward_features` (or a model made with `num_classes=0, global_pool=""`) returns:
+    maps (N, C, H, W) or (N, H, W, C) of convolutional and Swin-like trunks, tokens (N, L, C) of vision
+    transformers. Losses attach to its children:
+
+    * `feature_map`: (N, C, H, W), or tokens (N, L, C) without prefix tokens, or the pair (tokens, mask);
+    * `pooled`: (N, C), what enters the linear layer;
+    * `stopgrad_embeddings`: (N, E), the embeddings with a gradient to the linear layer only, computed
+      only while something is attached.
+
+    Args:
+        in_channels: C.
+        embedding_size: E.
+        pool: "avg" (HORDE, eq. 10), "max", or "token", the first prefix token of a transformer.
+        bias: Of the linear layer; HORDE's code has none.
+        normalize: L2-normalise the embeddings.
+        num_prefix_tokens: Leading tokens that are no image patches (class and register tokens).
+        data_format: Layout of 4-D input. "auto" takes the axis of size C, and raises if both fit.
+
+    Raises:
+        ValueError: for sizes < 1, unknown words, `pool="token"` without prefix tokens, or input that does
+            not fit.
+
+    Example:
+        >>> import torch
+        >>> head = EmbeddingHead(96, 32)
+        >>> head(torch.randn(2, 96, 7, 7)).shape, head(torch.randn(2, 49, 96)).shape
+        (torch.Size([2, 32]), torch.Size([2, 32]))
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        embedding_size: int,
+        *,
+        pool: Pool = "avg",
+        bias: bool = False,
+        normalize: bool = True,
+        num_prefix_tokens: int = 0,
+        data_format: DataFormat = "auto",
+    ) -> None:
+        super().__init__()
+        for name, value, least in (
+            ("in_channels", in_channels, 1),
+            ("embedding_size", embedding_size, 1),
+            ("num_prefix_tokens", num_prefix_tokens, 1 if pool == "token" else 0),
+        ):
+            if value < least:
+                raise ValueError(f"{name}: expected at least {least}, got {value}")
+        for name, word, words in (
+            ("pool", pool, get_args(Pool)),
+            ("data_format", data_format, get_args(DataFormat)),
+        ):
+            if word not in words:
+                raise ValueError(f"{name}: expected one of {', '.join(words)}; got {word!r}")
+        self.in_channels = in_channels
+        self.embedding_size = embedding_size
+        self.pool = pool
+        self.normalize = normalize
+        self.num_prefix_tokens = num_prefix_tokens
+        self.data_format = data_format
+        self.feature_map = nn.Identity()
+        self.pooled = nn.Identity()
+        self.fc = nn.Linear(in_channels, embedding_size, bias=bias)
+        self.stopgrad_embeddings = nn.Identity()
+
+    @classmethod
+    def for_trunk(cls, trunk: nn.Module, embedding_size: int, **kwargs: Any) -> Self:
+        """A head that fits a timm model: its channels, prefix tokens and layout.
+
+        Args:
+            trunk: A timm model made with `num_classes=0, global_pool=""`.
+            embedding_size: E.
+            **kwargs: As in the constructor, which they override.
+
+        Raises:
+            ValueError: if `trunk` does not say its `num_features`.
+        """
+        if not hasattr(trunk, "num_features"):
+            raise ValueError(
+                f"trunk: expected a timm model with num_features, got {type(trunk).__name__}; "
+                "call EmbeddingHead(in_channels, embedding_size)"
+            )
+        layout = getattr(trunk, "output_fmt", "NCHW")
+        found = {
+            "in_channels": trunk.num_features,
+            "num_prefix_tokens": getattr(trunk, "num_prefix_tokens", 0),
+            "data_format": layout if layout in get_args(DataFormat) else "auto",  # "NLC": tokens
+        }
+        return cls(embedding_size=embedding_size, **{**found, **kwargs})
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Embeddings of a trunk's output.
+
+        Args:
+            x: (N, C, H, W), (N, H, W, C) or (N, L, C).
+            mask: (N, L') booleans, True for the patch tokens that count (prefix tokens left out).
+
+        Returns:
+            (N, E).
+        """
+        if x.ndim == 4:
+            x = self._channels_first(x)
+        elif x.ndim == 3:
+            prefix, x = x[:, : self.num_prefix_tokens], x[:, self.num_prefix_tokens :]
+        if self.pool == "token" and x.ndim != 3:
+            raise ValueError(f'pool: "token" needs tokens (N, L, C), got shape {tuple(x.shape)}')
+        features = self.feature_map(x if mask is None else (x, mask))
+        patches, mask = positions(features, self.in_channels)
+        if self.pool == "token":
+            pooled = prefix[:, 0]
+        elif self.pool == "max":
+            if mask is not None:
+                patches = patches.masked_fill(~mask.unsqueeze(2), float("-inf"))
+            pooled = patches.amax(dim=1)
+        else:
+            pooled = masked_mean(patches, mask)
+        pooled = self.pooled(pooled)
+        if self.stopgrad_embeddings._forward_hooks:
+            self.stopgrad_embeddings(self._embed(pooled.detach()))
+        return self._embed(pooled)
+
+    def _embed(self, pooled: Tensor) -> Tensor:
+        embeddings: Tensor = self.fc(pooled)
+        return F.normalize(embeddings) if self.normalize else embeddings
+
+    def _channels_first(self, x: Tensor) -> Tensor:
+        layout = self.data_format
+        if layout == "auto":
+            fits = [
+                name
+                for name, axis in (("NCHW", 1), ("NHWC", 3))
+                if x.shape[axis] == self.in_channels
+            ]
+            if len(fits) != 1:
+                raise ValueError(
+                    f"x: expected one axis of {self.in_channels} channels, (N, C, H, W) or (N, H, W, C), got "
+                    f"shape {tuple(x.shape)}; pass data_format= or in_channels= to match the trunk"
+                )
+            layout = "NCHW" if fits == ["NCHW"] else "NHWC"
+        return x if layout == "NCHW" else x.permute(0, 3, 1, 2)
+
+    def extra_repr(self) -> str:
+        return f"pool={self.pool!r}, normalize={self.normalize}"

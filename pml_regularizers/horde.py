@@ -1,0 +1,288 @@
+"""HORDE, a high-order regularizer for deep embeddings (Jacob, Picard, Histace, Klein, ICCV 2019).
+
+    L = L_DML(embeddings) + sum_{k=2..K} w_k L_k(e_k)      eqs. 7, 9; all w_k = 1
+    e_k = E_k z_k / |E_k z_k|                              z_k: `moments.py`; E_k: (d, E), without bias
+
+The same metric loss acts on the embeddings and on every order's moments, so that images of one class get
+deep features of one distribution. Nothing of it is needed at test time, unless the descriptor of the
+paper's dagger rows is wanted: all orders concatenated, then PCA to the embedding size (section 4).
+
+Differs from the paper: the L2 normalisation of every order is from the authors' code, the text does not
+mention it; `normalize=False` leaves it out.
+"""
+
+import copy
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal
+
+import torch
+from pytorch_metric_learning.reducers import DoNothingReducer
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from .distributed import gather_rows
+from .features import FeatureLoss, Features, full_precision
+from .moments import HighOrderMoments, Init, Projections
+
+
+class HORDELoss(FeatureLoss):
+    """A metric loss, regularised by the same loss on the high-order moments of the deep features.
+
+    It owns the projections and the embeddings of the orders: **give `parameters()` to an optimizer**.
+    The base loss is deep-copied, one copy per order, order 1 included; the copies are trained, the
+    original is not. A mined `indices_tuple` serves every order.
+
+    Args:
+        loss: Any PML loss. HORDE's Table 1 uses contrastive, triplet and binomial deviance.
+        in_channels: C, channels of the feature map.
+        embedding_size: E, width of the embeddings, and of every order's. HORDE, section 4: 512.
+        order: Highest moment K, counting the embeddings as order 1. HORDE, section 4: 5 on CUB and Cars,
+            4 on SOP and In-Shop.
+        moment_dim: d, width of the moments before their embedding. HORDE, section 4: 8192. The cost, K
+            matrices (C, d), grows with it.
+        projections: "cascaded" (the paper's method), "independent" (its Table 4) or "random" (its
+            Table 3); see `HighOrderMoments`.
+        embed_orders: Give each order 2..K a linear embedding (d -> E). Default: yes for trained
+            projections, no for random ones, as in the paper; without, orders 2..K are d wide.
+        normalize: L2-normalise every order, as the authors' code does.
+        order_weights: w_2 .. w_K: K - 1 numbers, "sum" (all 1, eq. 7) or "mean" (all 1/(K-1), the
+            authors' code for ensembles).
+        init: Start of trained projections, "glorot" (the authors' code) or "rademacher" (Algorithm 1).
+        **kwargs: `collect_stats`, `embedding_regularizer` and `embedding_reg_weight`, as in any PML loss.
+
+    Shape:
+        embeddings (N, E), labels (N,), features: (N, C, H, W), (N, L, C) or the pair (tokens, mask).
+        They are passed as `features=` or come from `attach(module)`.
+
+    Raises:
+        ValueError: for arguments out of range; for a base loss that does not return one number
+            (DoNothingReducer), that reads features itself, or whose own parameters do not fit the
+            width of every order; for `reducer=` or `distance=`, which belong to the base loss.
+        MissingFeaturesError: in the call, see `FeatureLoss`.
+
+    Example:
+        >>> import torch
+        >>> from pytorch_metric_learning import losses
+        >>> loss = HORDELoss(losses.ContrastiveLoss(), 32, 8, order=3, moment_dim=64)
+        >>> embeddings, labels = torch.randn(4, 8), torch.tensor([0, 0, 1, 1])
+        >>> loss(embeddings, labels, features=torch.randn(4, 32, 7, 7)).shape
+        torch.Size([])
+    """
+
+    def __init__(
+        self,
+        loss: nn.Module,
+        in_channels: int,
+        embedding_size: int,
+        *,
+        order: int = 5,
+        moment_dim: int = 8192,
+        projections: Projections = "cascaded",
+        embed_orders: bool | None = None,
+        normalize: bool = True,
+        order_weights: Sequence[float] | Literal["sum", "mean"] = "sum",
+        init: Init = "glorot",
+        **kwargs: Any,
+    ) -> None:
+        for name in ("reducer", "distance"):
+            if kwargs.pop(name, None) is not None:
+                raise ValueError(
+                    f"{name}: HORDE's base loss has its own; pass it there, as in "
+                    f"HORDELoss(ContrastiveLoss({name}=...), ...)"
+                )
+        self.order = order  # before super().__init__: PML asks for the sub-loss names there
+        super().__init__(**kwargs)
+        if embedding_size < 1:
+            raise ValueError(f"embedding_size: expected at least 1, got {embedding_size}")
+        if embed_orders is None:
+            embed_orders = projections != "random"
+        self.embedding_size = embedding_size
+        self.moment_dim = moment_dim
+        self.normalize = normalize
+        # With a bias-free embedding or none, L2 normalisation cancels the scale s^k of the moments.
+        self.moments = HighOrderMoments(
+            in_channels,
+            order=order,
+            moment_dim=moment_dim,
+            projections=projections,
+            init=init,
+            scale=not normalize,
+        )
+        self.order_weights = _weights(order_weights, order)
+        width = embedding_size if embed_orders else moment_dim
+        _check_base(loss, {embedding_size, width})
+        # By name, not in a ModuleList: record-keeper's tables are called after them, and not "0".
+        self.embeddings = nn.ModuleDict(
+            {
+                f"order_{k}": _embedding(moment_dim, width) if embed_orders else nn.Identity()
+                for k in range(2, order + 1)
+            }
+        )
+        self.losses = nn.ModuleDict({name: copy.deepcopy(loss) for name in self._sub_loss_names()})
+        self.register_buffer("pca_mean", None)
+        self.register_buffer("pca_components", None)
+        self.add_to_recordable_attributes(
+            list_of_names=["order", "moment_dim", "embedding_size", "order_weights"], is_stat=False
+        )
+        self.add_to_recordable_attributes(
+            list_of_names=[f"{name}_loss" for name in self._sub_loss_names()], is_stat=True
+        )
+
+    def compute_loss(
+        self,
+        embeddings: Tensor,
+        labels: Tensor,
+        indices_tuple: tuple[Tensor, ...] | None,
+        ref_emb: Tensor,
+        ref_labels: Tensor,
+    ) -> dict[str, dict[str, Any]]:
+        orders = self.order_embeddings(self.features)
+        widths = [order.shape[1] for order in orders]
+        # Phase 1 ends here: these vectors, not the maps, go to the other processes, all at once.
+        gathered = torch.split(
+            gather_rows(torch.cat(orders, dim=1), len(embeddings)), widths, dim=1
+        )
+        losses = {}
+        for (name, loss), weight, vectors in zip(
+            self.losses.items(),
+            [1.0, *self.order_weights],
+            [embeddings, *gathered],
+            strict=True,
+        ):
+            value = loss(vectors, labels, indices_tuple)
+            if self.collect_stats:
+                setattr(self, f"{name}_loss", value.detach().item())
+            losses[name] = {
+                "losses": weight * value,
+                "indices": None,
+                "reduction_type": "already_reduced",
+            }
+        return losses
+
+    def order_embeddings(self, features: Features) -> list[Tensor]:
+        """What orders 2..K hand to their losses: K - 1 tensors (N, E), or (N, d) without embeddings."""
+        orders = [
+            F.linear(z, embedding.weight.to(z.dtype)) if isinstance(embedding, nn.Linear) else z
+            for embedding, z in zip(self.embeddings.values(), self.moments(features), strict=True)
+        ]
+        return [F.normalize(order) for order in orders] if self.normalize else orders
+
+    @torch.no_grad()
+    def descriptor(self, embeddings: Tensor, features: Features | None = None) -> Tensor:
+        """All orders of a batch, L2-normalised and concatenated: (N, E + (K-1) E), or E + (K-1) d wide.
+
+        The paper reduces it to the embedding size by PCA: `fit_pca`, then `reduce`.
+
+        Args:
+            embeddings: (N, E), the network's output: order 1.
+            features: As in the loss; default: what the tap recorded.
+        """
+        embeddings = embeddings.detach()
+        with self.reading(embeddings, features):
+            orders = [full_precision(embeddings), *self.order_embeddings(self.features)]
+            return torch.cat([F.normalize(order) for order in orders], dim=1)
+
+    @torch.no_grad()
+    def fit_pca(self, descriptors: Tensor, size: int | None = None) -> None:
+        """Learn the PCA that `reduce` applies; it is saved with the loss's `state_dict`.
+
+        The paper does not say on which images it was fitted; use the training set's, never the tested
+        ones. Centred, neither whitened nor normalised again.
+
+        Args:
+            descriptors: (M, D), `descriptor` of the training images.
+            size: Principal components to keep; default: `embedding_size`.
+
+        Raises:
+            ValueError: if there are fewer than `size` descriptors or dimensions.
+        """
+        size = self.embedding_size if size is None else size
+        if descriptors.ndim != 2 or not 1 <= size <= min(descriptors.shape):
+            raise ValueError(
+                f"descriptors: expected a matrix with at least {size} rows and columns (size={size}), "
+                f"got shape {tuple(descriptors.shape)}"
+            )
+        x = descriptors.double()
+        mean = x.mean(dim=0)
+        x = x - mean
+        components = torch.linalg.eigh(x.T @ x).eigenvectors.flip(1)[:, :size]
+        # An eigenvector has no sign of its own: fix it, so that the same data give the same PCA.
+        largest = components.gather(0, components.abs().argmax(dim=0, keepdim=True))
+        self.pca_mean = mean.to(descriptors.dtype)
+        self.pca_components = (components * largest.sign()).to(descriptors.dtype)
+
+    def reduce(self, descriptors: Tensor) -> Tensor:
+        """Principal components of descriptors (M, D) -> (M, size).
+
+        Raises:
+            ValueError: before `fit_pca`.
+        """
+        if self.pca_components is None:
+            raise ValueError(
+                "reduce: no PCA is fitted; call fit_pca(descriptors of training images)"
+            )
+        mean: Tensor = self.pca_mean.to(descriptors)
+        components: Tensor = self.pca_components.to(descriptors)
+        return (descriptors - mean) @ components
+
+    def _sub_loss_names(self) -> list[str]:
+        return [f"order_{k}" for k in range(1, self.order + 1)]
+
+    def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *args: Any) -> None:
+        for name in ("pca_mean", "pca_components"):  # present once fitted, of the size then chosen
+            saved = state_dict.get(prefix + name)
+            device = next(iter(self.moments.state_dict().values())).device
+            setattr(self, name, None if saved is None else torch.empty_like(saved, device=device))
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+def _embedding(in_features: int, out_features: int) -> nn.Linear:
+    linear = nn.Linear(in_features, out_features, bias=False)
+    nn.init.xavier_uniform_(linear.weight)
+    return linear
+
+
+def _weights(order_weights: Sequence[float] | str, order: int) -> list[float]:
+    count = order - 1
+    if isinstance(order_weights, str):
+        words = {"sum": 1.0, "mean": 1.0 / count}
+        if order_weights not in words:
+            raise ValueError(
+                f'order_weights: expected "sum", "mean" or {count} numbers, got {order_weights!r}'
+            )
+        return [words[order_weights]] * count
+    if len(order_weights) != count:
+        raise ValueError(
+            f"order_weights: expected {count} numbers, for orders 2 to {order}, got {len(order_weights)}"
+        )
+    return [float(weight) for weight in order_weights]
+
+
+def _check_base(loss: nn.Module, widths: Iterable[int]) -> None:
+    if not isinstance(loss, nn.Module):
+        raise ValueError(f"loss: expected a PML loss, got {type(loss).__name__}")
+    for module in loss.modules():
+        if isinstance(module, FeatureLoss):
+            raise ValueError(
+                f"loss: {type(module).__name__} reads features itself and cannot act on moments; "
+                "add it beside HORDE with MultipleLosses([horde, other])"
+            )
+        if isinstance(module, DoNothingReducer):
+            raise ValueError(
+                "loss: expected a base loss that returns one number, got one with DoNothingReducer; "
+                "use another reducer"
+            )
+    state = [*loss.parameters(), *loss.buffers()]
+    if not state or any(tensor.is_meta for tensor in state):
+        return
+    device = state[0].device  # PML makes its proxies on the CPU even under another default device
+    for width in widths:  # a trial call on a copy: proxies, class weights and memories have a width
+        with device, torch.random.fork_rng(devices=[]), torch.no_grad():
+            try:
+                copy.deepcopy(loss)(torch.eye(4, width), torch.tensor([0, 0, 1, 1]))
+            except Exception as error:
+                raise ValueError(
+                    f"loss: {type(loss).__name__} has state of its own that does not fit embeddings of width "
+                    f"{width} ({error}); give it embedding_size={width}, and keep embed_orders=True so that "
+                    "every order has the width of the embeddings"
+                ) from error

@@ -1,0 +1,210 @@
+r"""High-order moments of a feature map (HORDE: Jacob, Picard, Histace, Klein, ICCV 2019).
+
+    phi_2(x) = (W_1^T x) * (W_2^T x) / sqrt(d)      Algorithm 1, line 2
+    phi_k(x) = phi_{k-1}(x) * (W_k^T x)             eq. 6, cascaded
+    phi_k(x) = prod_{i=1..k} W_{k,i}^T x / sqrt(d)  eq. 4, independent: each order has its own matrices
+    z_k      = mean over positions of phi_k(x)      eq. 8
+
+`*` is the element-wise product, taken at each position before the mean. With W in {-1, +1},
+<phi_k(x), phi_k(y)> estimates <x, y>^k without bias (eq. 2, 5).
+
+Differs from the paper: each image's features are divided by their root mean square s before the products,
+and the result is multiplied by s^k, which is the same moment; without it order 5 of magnitudes of 1e-6 or
+1e4 is zero or infinite in float32. Trained matrices start Glorot-uniform, as in the authors' code;
+`init="rademacher"` restores Algorithm 1's {-1, +1}.
+"""
+
+import math
+from collections.abc import Sequence
+from itertools import islice
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+Projections = Literal["cascaded", "independent", "random"]
+Init = Literal["glorot", "rademacher"]
+
+
+def cascaded_moments(
+    x: Tensor, projections: Sequence[Tensor], mask: Tensor | None = None
+) -> list[Tensor]:
+    """Moments of orders 2..K by the recursion of eq. 6.
+
+    Args:
+        x: (N, P, C), P features of C channels for each of N images.
+        projections: W_1 .. W_K, each (C, d).
+        mask: (N, P) booleans, True where a feature counts; default: all.
+
+    Returns:
+        K - 1 tensors (N, d).
+    """
+    first, *others = projections
+    phi = x @ first / math.sqrt(first.shape[1])
+    moments = []
+    for projection in others:
+        phi = phi * (x @ projection)
+        moments.append(masked_mean(phi, mask))
+    return moments
+
+
+def independent_moments(
+    x: Tensor, projections: Sequence[Sequence[Tensor]], mask: Tensor | None = None
+) -> list[Tensor]:
+    """Moments of orders 2..K, each from its own set of matrices (eq. 4).
+
+    Args:
+        x: (N, P, C).
+        projections: For each order k the matrices W_{k,1} .. W_{k,k}, each (C, d).
+        mask: (N, P) booleans, True where a feature counts; default: all.
+
+    Returns:
+        K - 1 tensors (N, d).
+    """
+    return [cascaded_moments(x, matrices, mask)[-1] for matrices in projections]
+
+
+def masked_mean(x: Tensor, mask: Tensor | None) -> Tensor:
+    """Mean of x (N, P, D) over the positions P that the mask (N, P) keeps, whatever the others hold -> (N, D)."""
+    if mask is None:
+        return x.mean(dim=1)
+    return x.masked_fill(~mask.unsqueeze(2), 0).sum(dim=1) / mask.sum(dim=1, keepdim=True).clamp(min=1)
+
+
+def positions(features: Tensor | tuple[Tensor, ...], channels: int) -> tuple[Tensor, Tensor | None]:
+    """A feature map (N, C, H, W), tokens (N, L, C) or (tokens, mask) -> features (N, P, C) and mask (N, P).
+
+    Raises:
+        ValueError: for any other shape, another number of channels, or a mask that does not fit.
+    """
+    mask = None
+    if isinstance(features, tuple):
+        if len(features) != 2:
+            raise ValueError(
+                f"features: expected a tensor or the pair (tokens, mask), got a tuple of {len(features)}"
+            )
+        features, mask = features
+        if features.ndim != 3 or mask.shape != features.shape[:2] or mask.dtype != torch.bool:
+            raise ValueError(
+                "features: expected tokens (N, L, C) with a boolean mask (N, L), got shapes "
+                f"{tuple(features.shape)} and {tuple(mask.shape)} ({mask.dtype})"
+            )
+    x = features.flatten(2).transpose(1, 2) if features.ndim == 4 else features
+    if x.ndim != 3 or x.shape[2] != channels:
+        raise ValueError(
+            f"features: expected a map (N, {channels}, H, W) or tokens (N, L, {channels}), got shape "
+            f"{tuple(features.shape)}; pass in_channels=... to match the trunk"
+        )
+    if x.shape[1] == 0:
+        raise ValueError(
+            f"features: expected at least one position per image, got shape {tuple(features.shape)}"
+        )
+    return x, mask
+
+
+class HighOrderMoments(nn.Module):
+    """One vector per order 2..K that approximates a moment of an image's features.
+
+    Args:
+        in_channels: C, channels of the feature map.
+        order: Highest moment K. HORDE, section 4: 5 on CUB and Cars, 4 on SOP and In-Shop.
+        moment_dim: d, width of every order. HORDE, section 4: 8192.
+        projections: "cascaded" (eq. 6, one matrix per order: the paper's method), "independent" (eq. 4,
+            k matrices for order k: its Table 4), both trained; or "random" (fixed matrices of -1 and +1,
+            the first k for order k: its Table 3), which are buffers of one byte per entry.
+        init: Start of trained matrices: "glorot", as in the authors' code, or "rademacher", {-1, +1}.
+        scale: Multiply by s^k (see above). Where an L2 normalisation follows, it changes nothing but
+            may overflow: `HORDELoss` then leaves it out.
+
+    Shape:
+        features: (N, C, H, W), (N, L, C), or the pair (N, L, C), (N, L) of tokens and a boolean mask that
+        is True for the tokens that count. Output: K - 1 tensors (N, d), in float32 or float64.
+
+    Raises:
+        ValueError: for order < 2, sizes < 1, an unknown word, or features that do not fit.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        *,
+        order: int = 5,
+        moment_dim: int = 8192,
+        projections: Projections = "cascaded",
+        init: Init = "glorot",
+        scale: bool = True,
+    ) -> None:
+        super().__init__()
+        for name, value, least in (
+            ("in_channels", in_channels, 1),
+            ("order", order, 2),
+            ("moment_dim", moment_dim, 1),
+        ):
+            if value < least:
+                raise ValueError(f"{name}: expected at least {least}, got {value}")
+        for name, word, words in (
+            ("projections", projections, get_args(Projections)),
+            ("init", init, get_args(Init)),
+        ):
+            if word not in words:
+                raise ValueError(f"{name}: expected one of {', '.join(words)}; got {word!r}")
+        self.in_channels = in_channels
+        self.order = order
+        self.moment_dim = moment_dim
+        self.projections = projections
+        self.init = init
+        self.scale = scale
+        # "independent" order k owns k matrices; the others share one per order.
+        count = order if projections != "independent" else sum(range(2, order + 1))
+        for index in range(count):
+            weight = torch.empty(in_channels, moment_dim)
+            if projections == "random":
+                self.register_buffer(f"weight_{index}", weight.to(torch.int8))
+            else:
+                self.register_parameter(f"weight_{index}", nn.Parameter(weight))
+        self._count = count
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the matrices anew from torch's global generator."""
+        for weight in self.weights():
+            with torch.no_grad():
+                if self.projections == "random" or self.init == "rademacher":
+                    weight.bernoulli_(0.5).mul_(2).sub_(1)
+                else:
+                    nn.init.xavier_uniform_(weight)
+
+    def weights(self) -> list[Tensor]:
+        """The matrices, each (C, d): W_1 .. W_K, or, independent, W_{2,1}, W_{2,2}, W_{3,1}, ..."""
+        return [getattr(self, f"weight_{index}") for index in range(self._count)]
+
+    def forward(self, features: Tensor | tuple[Tensor, ...]) -> list[Tensor]:
+        x, mask = positions(features, self.in_channels)
+        if mask is not None:
+            x = x.masked_fill(~mask.unsqueeze(2), 0)  # padding may hold NaN, and so would its gradient
+        weights = self.weights()
+        floating = [weight.dtype for weight in weights if weight.is_floating_point()]
+        for dtype in (torch.float32, *floating[:1]):
+            x = x.to(torch.promote_types(x.dtype, dtype))
+        weights = [weight.to(x.dtype) for weight in weights]
+
+        with torch.autocast(x.device.type, enabled=False):  # its products would be of half precision
+            # A constant in the gradient: the moment of x/s times s^k is the moment of x whatever s is.
+            size = masked_mean(x.detach().square(), mask).mean(dim=1).sqrt().view(-1, 1)
+            size = size.clamp(min=torch.finfo(x.dtype).tiny)
+            x = x / size.unsqueeze(2)
+            if self.projections == "independent":
+                parts = iter(weights)
+                sets = [list(islice(parts, k)) for k in range(2, self.order + 1)]
+                moments = independent_moments(x, sets, mask)
+            else:
+                moments = cascaded_moments(x, weights, mask)
+        if self.scale:
+            moments = [z * size**k for k, z in enumerate(moments, start=2)]
+        return moments
+
+    def extra_repr(self) -> str:
+        return (
+            f"{self.in_channels}, order={self.order}, moment_dim={self.moment_dim}, "
+            f"projections={self.projections!r}"
+        )

@@ -1,0 +1,188 @@
+"""Every mistake in a run's description ends in one clear line, before anything is written."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from pytorch_metric_learning import losses, miners
+
+from benchmarks import experiment as description
+from benchmarks.experiment import ConfigError, Model, build, build_loss, build_model
+from benchmarks.run import main
+from pml_regularizers import HORDELoss
+
+HORDE = "pml_regularizers.HORDELoss"
+PML = "pytorch_metric_learning"
+
+
+@pytest.fixture
+def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+MISTAKES = {
+    "unknown option": (["--data.batchsize=10"], "data.batchsize"),
+    "unknown key": (["--config=c.yaml"], "batchsize", "data: {batchsize: 10}"),
+    "unknown top-level key": (["--config=c.yaml"], "epochs", "epochs: 10"),
+    "wrong type": (["--optimization.learning_rate=fast"], "fast"),
+    "wrong type in file": (["--config=c.yaml"], "many", "optimization: {steps: many}"),
+    "wrong choice": (["--data.dataset=birds"], "birds"),
+    "missing file": (["--config=nowhere.yaml"], "nowhere.yaml"),
+    "broken file": (["--config=c.yaml"], "c.yaml", "data: [1"),
+    "not a mapping": (["--config=c.yaml"], "expected a mapping", "- 1"),
+    "key twice": (["--config=c.yaml"], "'seed' stands there twice", "seed: 1\nseed: 2"),
+    "unknown recipe": (["--recipe=glyphs/demo/nothing"], "binomial_horde"),
+    "unknown table": (["--recipe=nobody/table9/row"], "glyphs/demo/binomial"),
+    "unknown trunk": (["--model.trunk=resnet5000"], "resnet5000"),
+    "unknown trunk argument": (["--model.trunk_args={output_strid: 8}"], "output_strid"),
+    "trunk argument of ours": (["--model.trunk_args={num_classes: 8}"], "num_classes"),
+    "batch": (["--data.batch_size=81"], "data.batch_size"),
+    "too small": (["--optimization.steps=0"], "optimization.steps"),
+    "recall": (["--evaluation.recall_at=[]"], "evaluation.recall_at"),
+    "no losses": (["--losses=[]"], "losses"),
+    "not a loss spec": (["--losses=[{loss: {path: x}}]"], "losses[0].loss"),
+    "unknown class": (
+        [f"--losses=[{{loss: {{class_path: {PML}.losses.ContrastLoss}}}}]"],
+        "losses[0].loss.class_path",
+    ),
+    "unknown argument": (
+        [
+            f"--losses=[{{loss: {{class_path: {PML}.losses.ContrastiveLoss, init_args: {{pos_margn: 1}}}}}}]"
+        ],
+        "losses[0].loss.init_args.pos_margn",
+    ),
+    "unknown argument inside": (
+        [
+            f"--losses=[{{loss: {{class_path: {HORDE}, init_args: {{loss: "
+            f"{{class_path: {PML}.losses.ContrastiveLoss, init_args: {{pos_margn: 1}}}}}}}}}}]"
+        ],
+        "losses[0].loss.init_args.loss.init_args.pos_margn",
+    ),
+    "unknown class inside": (
+        [
+            f"--losses=[{{loss: {{class_path: {PML}.losses.ContrastiveLoss, init_args: "
+            f"{{distance: {{class_path: {PML}.distances.CosineSim}}}}}}}}]"
+        ],
+        "losses[0].loss.init_args.distance.class_path",
+    ),
+    "untyped argument": (
+        [
+            f"--losses=[{{loss: {{class_path: {PML}.losses.ContrastiveLoss, init_args: {{pos_margin: abc}}}}}}]"
+        ],
+        "pos_margin: expected int",
+    ),
+    "typed argument": (
+        [
+            f"--losses=[{{loss: {{class_path: {HORDE}, init_args: {{order: five, loss: "
+            f"{{class_path: {PML}.losses.ContrastiveLoss}}}}}}}}]"
+        ],
+        "order",
+    ),
+    "refused by the class": (
+        [
+            f"--losses=[{{loss: {{class_path: {HORDE}, init_args: {{order: 1, loss: "
+            f"{{class_path: {PML}.losses.ContrastiveLoss}}}}}}}}]"
+        ],
+        "order: expected at least 2, got 1",
+    ),
+    "missing argument": (
+        [f"--losses=[{{loss: {{class_path: {HORDE}}}}}]"],
+        "losses[0].loss",
+    ),
+    "argument of ours": (
+        [
+            f"--losses=[{{loss: {{class_path: {PML}.losses.ArcFaceLoss, init_args: {{num_classes: 5}}}}}}]"
+        ],
+        "losses[0].loss.init_args.num_classes: follows from",
+    ),
+    "not a loss": (
+        [f"--losses=[{{loss: {{class_path: {PML}.utils.inference.FaissKNN}}}}]"],
+        "losses[0].loss: expected a loss",
+    ),
+    "optimizer": (
+        ["--optimization.optimizer={class_path: torch.optim.Adam, init_args: {weight_deca: 1}}"],
+        "optimization.optimizer.init_args.weight_deca",
+    ),
+    "scheduler": (
+        ["--optimization.scheduler={class_path: torch.optim.lr_scheduler.OneCycle}"],
+        "optimization.scheduler.class_path",
+    ),
+    "miner": (["--miner={class_path: nowhere.Miner}"], "miner.class_path"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_one_line_and_status_2(
+    mistake: str, empty: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments, expected, *content = MISTAKES[mistake]
+    if content:
+        (empty / "c.yaml").write_text(content[0])
+    assert main(arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    [line] = captured.err.splitlines()
+    assert line.startswith("error: ")
+    assert expected in line
+    assert [path.name for path in empty.iterdir()] == (["c.yaml"] if content else [])
+
+
+def test_layers_override_each_other(empty: Path) -> None:
+    (empty / "a.yaml").write_text("seed: 3\noptimization: {learning_rate: 1e-5, steps: 7}")
+    (empty / "b.yaml").write_text("optimization: {steps: 8}")
+    command = description.parse(
+        ["--recipe=glyphs/demo/binomial_horde", "--config=a.yaml", "--config=b.yaml", "--seed=4"]
+    )
+    run = command.experiment
+    assert run.label == "binomial deviance + HORDE"
+    assert (run.seed, run.optimization.steps, run.optimization.learning_rate) == (4, 8, 1e-5)
+    assert run.data.samples_per_class == 4
+    assert run.output == Path("runs/glyphs-demo-binomial_horde-seed4")
+    assert command.recipe == "glyphs/demo/binomial_horde"
+
+
+def test_the_dumped_config_is_the_experiment(empty: Path) -> None:
+    first = description.parse(["--recipe=glyphs/demo/binomial_horde", "--seed=2"])
+    (empty / "again.yaml").write_text(description.dump(first.config))
+    second = description.parse(["--config=again.yaml", "--output=x"])
+    second.experiment.output = first.experiment.output
+    assert second.experiment == first.experiment
+
+
+def test_every_recipe_can_be_built() -> None:
+    names = description.recipes()
+    assert len(names) >= 4
+    for name in names:
+        run = description.parse([f"--recipe={name}"]).experiment
+        model = build_model(run.model, 1, run.data.image_size)
+        build_loss(run, model, num_classes=5)
+
+
+def test_builds_nested_classes_with_the_sizes_of_the_run() -> None:
+    command = description.parse(
+        [
+            "--losses=[{loss: {class_path: pml_regularizers.HORDELoss, init_args: {order: 3, moment_dim: 16, "
+            f"loss: {{class_path: {PML}.losses.ArcFaceLoss, init_args: {{margin: 20}}}}}}}}}}, "
+            f"{{weight: 0.5, loss: {{class_path: {PML}.losses.ContrastiveLoss, init_args: {{distance: "
+            f"{{class_path: {PML}.distances.CosineSimilarity}}, pos_margin: 1, neg_margin: 0}}}}}}]",
+            f"--miner={{class_path: {PML}.miners.MultiSimilarityMiner}}",
+        ]
+    )
+    model = build_model(Model(embedding_size=8), 1, 32)
+    loss = build_loss(command.experiment, model, num_classes=11)
+    assert isinstance(loss.miner, miners.MultiSimilarityMiner)
+    assert isinstance(loss.loss, losses.MultipleLosses)
+    assert loss.loss.weights == [1.0, 0.5]
+    horde, contrastive = loss.loss.losses
+    assert isinstance(horde, HORDELoss)
+    assert horde.losses[2].W.shape == (8, 11)
+    assert horde.moments.in_channels == 96
+    assert isinstance(contrastive.distance, losses.MultiSimilarityLoss().distance.__class__)
+    embeddings = model(torch.randn(4, 1, 32, 32))
+    assert loss(embeddings, torch.tensor([0, 0, 1, 1])).isfinite()
+
+
+def test_a_spec_with_stray_keys_is_refused() -> None:
+    with pytest.raises(ConfigError, match="x: expected"):
+        build({"class_path": f"{PML}.losses.ContrastiveLoss", "arguments": {}}, "x")

@@ -1,0 +1,292 @@
+"""The Glyphs dataset: its classes, its views, its splits and its cache."""
+
+import multiprocessing
+import random
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks.datasets import Glyphs, glyphs
+
+FACES = 12
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    """A cache folder that did not exist before; the glyphs are rendered here, once."""
+    root = tmp_path_factory.mktemp("data") / "not" / "there"
+    Glyphs(root)
+    return root
+
+
+@pytest.fixture(scope="module")
+def train(root):
+    return Glyphs(root)
+
+
+@pytest.fixture(scope="module")
+def splits(root):
+    return {split: Glyphs(root, split) for split in ("train", "test", "development", "validation")}
+
+
+@pytest.fixture
+def tiny(monkeypatch):
+    """Two faces of digits at 16 pixels, which are drawn in no time."""
+    monkeypatch.setattr(glyphs, "FACES", dict(list(glyphs.FACES.items())[:2]))
+    monkeypatch.setattr(glyphs, "DRAWABLE", "N")
+
+
+def cache_file(root: Path) -> Path:
+    (path,) = root.iterdir()
+    return path
+
+
+def test_an_item_is_a_normalised_image_with_its_label_and_index(train):
+    image, label, index = train[25]
+    assert image.shape == (1, 32, 32)
+    assert image.dtype == torch.float32
+    assert (label, index) == (2, 25)
+    assert train.labels[25] == 2
+    assert train.labels.dtype == torch.int64
+    assert train.in_chans == 1
+
+
+def test_every_class_has_one_image_per_face(splits):
+    both = [splits["train"], splits["test"]]
+    assert 2000 < sum(split.num_classes for split in both) < 2300
+    assert abs(both[0].num_classes - both[1].num_classes) <= 1
+    for split in splits.values():
+        assert len(split.class_names) == split.num_classes
+        assert torch.bincount(split.labels).tolist() == [FACES] * split.num_classes
+        assert len(split) == FACES * split.num_classes
+
+
+def test_names_tell_the_character_and_the_face(train):
+    assert train.name(0) == f"{train.class_names[0]}, DejaVu Sans"
+    assert train.name(len(train) - 1) == f"{train.class_names[-1]}, DejaVu Serif Bold Italic"
+    assert len({train.name(i) for i in range(len(train))}) == len(train)
+
+
+def test_splits_are_disjoint_and_the_folds_make_up_the_training_classes(splits):
+    classes = {split: set(dataset.class_names) for split, dataset in splits.items()}
+    assert not classes["train"] & classes["test"]
+    assert not classes["development"] & classes["validation"]
+    assert classes["development"] | classes["validation"] == classes["train"]
+    assert len(classes["validation"]) == round(0.25 * len(classes["train"]))
+
+
+def test_validation_fraction_moves_classes_from_one_fold_to_the_other(root, splits):
+    half = Glyphs(root, "validation", validation_fraction=0.5)
+    assert half.num_classes == round(0.5 * splits["train"].num_classes)
+    assert set(half.class_names) > set(splits["validation"].class_names)
+
+
+def test_characters_that_look_the_same_are_one_class(splits):
+    names = splits["train"].class_names + splits["test"].class_names
+    assert len(set(names)) == len(names)
+    assert "U+0041 A" in names
+    assert "U+0061 a" in names
+    assert "U+0391 Α" not in names  # Greek Alpha
+    assert "U+0410 А" not in names  # Cyrillic A
+    assert "U+0416 Ж" in names  # Cyrillic Zhe looks like nothing else
+    assert not [name for name in names if name.endswith(" ") or not name[-1].isprintable()]
+
+
+def test_no_glyph_is_blank_and_none_touches_the_border(splits):
+    for split in (splits["train"], splits["test"]):
+        ink = split._images
+        assert ink.reshape(len(ink), -1).max(axis=1).min() > 0
+        assert not ink[:, [0, -1], :].any()
+        assert not ink[:, :, [0, -1]].any()
+
+
+def test_views_are_finite_and_the_affine_map_leaves_ink_in_them(splits, monkeypatch):
+    keys = [(dataset, i) for dataset in splits.values() for i in range(0, len(dataset), 97)]
+    assert all(torch.isfinite(dataset[i][0]).all() for dataset, i in keys)
+    monkeypatch.setattr(glyphs, "NOISE", 0.0)
+    monkeypatch.setattr(glyphs, "OCCLUDED_SIDE", 0.0)
+    assert min(dataset[i][0].max() for dataset, i in keys) > -0.5
+
+
+def test_the_test_view_depends_on_the_index_alone(root, train):
+    again = Glyphs(root)
+    for index in (0, 1, len(train) - 1):
+        assert torch.equal(train[index][0], again[index][0])
+    # One glyph under the perturbations of two indices.
+    views = [glyphs._view(train._images[0], train._grid, i, glyphs.TEST_SEED) for i in (0, 1)]
+    assert not np.array_equal(*views)
+
+
+def test_a_training_view_is_a_pure_function_of_index_and_seed(train):
+    first = train[7, 3][0]
+    assert not torch.equal(first, train[7, 4][0])
+    assert not torch.equal(first, train[7][0])
+    assert torch.equal(first, train[7, 3][0])
+    assert train[7, 3][1:] == train[7][1:]
+
+
+def views_of(root: Path) -> tuple[str, list[np.ndarray]]:
+    dataset = Glyphs(root, "test")
+    return dataset.fingerprint, [dataset[key][0].numpy() for key in (5, 700, (5, 1), (5, 2**62))]
+
+
+def test_another_process_sees_the_same(root):
+    fingerprint, views = views_of(root)
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        other_fingerprint, other_views = pool.apply(views_of, (root,))
+    assert other_fingerprint == fingerprint
+    np.testing.assert_array_equal(other_views, views)
+
+
+def test_data_loader_workers_take_indices_and_pairs(train):
+    keys = [(3, 11), (4, 12), 5, 6]
+    loader = torch.utils.data.DataLoader(train, batch_sampler=[keys[:2], keys[2:]], num_workers=1)
+    images, labels, indices = (torch.cat(parts) for parts in zip(*loader, strict=True))
+    assert torch.equal(images, torch.stack([train[key][0] for key in keys]))
+    assert indices.tolist() == [3, 4, 5, 6]
+    assert torch.equal(labels, train.labels[3:7])
+
+
+def test_global_random_state_is_neither_read_nor_written(train):
+    def state():
+        numpy_state = np.random.get_state()  # noqa: NPY002, the global state is the subject
+        return (
+            random.getstate(),
+            numpy_state[1].tolist(),
+            numpy_state[2:],
+            torch.get_rng_state().tolist(),
+        )
+
+    before = state()
+    first = train[3, 9][0], train[3][0]
+    assert state() == before
+    random.seed(1)
+    np.random.seed(1)  # noqa: NPY002
+    torch.manual_seed(1)
+    assert torch.equal(first[0], train[3, 9][0])
+    assert torch.equal(first[1], train[3][0])
+
+
+def test_inverse_affine_undoes_the_affine_map():
+    angle, shear, scale, right, down = 0.2, 0.1, 0.8, 0.3, -0.1
+    rotation = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
+    forward = np.eye(3)
+    forward[:2, :2] = scale * rotation @ [[1, shear], [0, 1]]
+    forward[:2, 2] = right, down
+    inverse = glyphs._inverse_affine(angle=angle, shear=shear, scale=scale, right=right, down=down)
+    np.testing.assert_allclose(inverse, np.linalg.inv(forward)[:2], rtol=0, atol=1e-12)
+
+
+def test_without_a_perturbation_the_view_is_the_glyph(train, monkeypatch):
+    for name in ("ROTATION", "SHEAR", "TRANSLATION", "OCCLUDED_SIDE", "NOISE"):
+        monkeypatch.setattr(glyphs, name, 0.0)
+    monkeypatch.setattr(glyphs, "SCALE", (1.0, 1.0))
+    np.testing.assert_array_equal(train.to_picture(train[30, 1][0]), train._images[30])
+
+
+def test_to_picture_clips_what_noise_pushed_out_of_range():
+    picture = Glyphs.to_picture(torch.tensor([[[-1.5, -1.0, 0.0, 1.0, 1.5]]]))
+    assert picture.dtype == np.uint8
+    assert picture.tolist() == [[0, 0, 128, 255, 255]]
+
+
+def test_the_cache_is_read_and_not_rendered_again(root, train, monkeypatch):
+    monkeypatch.setattr(glyphs, "_render", None)
+    assert Glyphs(root, "test").fingerprint == train.fingerprint
+
+
+@pytest.mark.usefixtures("tiny")
+@pytest.mark.parametrize("kept", [0.0, 0.5, 0.99], ids=["empty", "half", "nearly whole"])
+def test_a_truncated_cache_is_named_and_made_again(tmp_path, kept):
+    fingerprint = Glyphs(tmp_path, image_size=16).fingerprint
+    path = cache_file(tmp_path)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: int(kept * len(whole))])
+    with pytest.warns(UserWarning, match=f"{path.name}: damaged .* rendering the glyphs again"):
+        assert Glyphs(tmp_path, image_size=16).fingerprint == fingerprint
+    assert Glyphs(tmp_path, image_size=16).fingerprint == fingerprint  # now without a warning
+    assert cache_file(tmp_path) == path
+
+
+@pytest.mark.usefixtures("tiny")
+def test_flipped_bytes_in_the_cache_are_noticed(tmp_path):
+    fingerprint = Glyphs(tmp_path, image_size=16).fingerprint
+    path = cache_file(tmp_path)
+    damaged = bytearray(path.read_bytes())
+    middle = len(damaged) // 2
+    damaged[middle : middle + 8] = bytes(255 - byte for byte in damaged[middle : middle + 8])
+    path.write_bytes(damaged)
+    with pytest.warns(UserWarning, match="damaged"):
+        assert Glyphs(tmp_path, image_size=16).fingerprint == fingerprint
+
+
+@pytest.mark.usefixtures("tiny")
+def test_an_interrupted_write_leaves_nothing_behind(tmp_path, monkeypatch):
+    def interrupted(file, **arrays):
+        file.write(b"some of it")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(np, "savez_compressed", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        Glyphs(tmp_path, image_size=16)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.usefixtures("tiny")
+def test_nothing_is_written_before_the_rendering_has_finished(tmp_path, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(glyphs, "_ink", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        Glyphs(tmp_path / "new", image_size=16)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.usefixtures("tiny")
+def test_another_size_or_another_font_file_has_a_cache_of_its_own(tmp_path, monkeypatch):
+    sizes = {Glyphs(tmp_path, image_size=size).fingerprint for size in (16, 24)}
+    assert len(sizes) == len(list(tmp_path.iterdir())) == 2
+
+    fonts = Path(glyphs.matplotlib.get_data_path(), "fonts", "ttf")
+    copies = tmp_path / "copy" / "fonts" / "ttf"
+    copies.mkdir(parents=True)
+    for file in glyphs.FACES.values():
+        shutil.copy(fonts / file, copies)
+        with (copies / file).open("ab") as font:
+            font.write(b"\0")
+    monkeypatch.setattr(glyphs.matplotlib, "get_data_path", lambda: str(tmp_path / "copy"))
+    Glyphs(tmp_path, image_size=16)
+    assert len(list(tmp_path.glob("*.npz"))) == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"split": "val"}, "split: expected one of .*'validation'.*, got 'val'"),
+        ({"image_size": 15}, "image_size: expected at least 16, got 15"),
+        ({"validation_fraction": 0.0}, "validation_fraction: .* between 0 and 1, got 0.0"),
+        ({"validation_fraction": 1.0}, "validation_fraction: .* between 0 and 1, got 1.0"),
+        ({"validation_fraction": 1e-6}, "validation_fraction: 1e-06 of .* part empty"),
+    ],
+)
+def test_bad_arguments_are_named(root, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        Glyphs(root, **arguments)
+
+
+@pytest.mark.parametrize("seed", [-1, 2**63])
+def test_a_seed_outside_its_range_is_refused(train, seed):
+    with pytest.raises(ValueError, match=f"seed: .*got {seed}"):
+        train[0, seed]
+
+
+@pytest.mark.parametrize("past", [-1, "len"])
+def test_an_index_outside_the_dataset_is_refused(train, past):
+    index = len(train) if past == "len" else past
+    for key in (index, (index, 0)):
+        with pytest.raises(IndexError, match=f"index: .*got {index}"):
+            train[key]

@@ -1,0 +1,348 @@
+"""The runner, run: one process against several, stops of every kind, and what is left on disk."""
+
+import json
+import os
+import random
+import shutil
+import signal
+import sqlite3
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from benchmarks.records import read_table
+from benchmarks.run_folder import load_checkpoint, saved_checkpoints
+from tests.processes import NO_BATCH_STATISTICS, ROOT, TIMEOUT, TINY, horde, rows, run, start
+
+PML = "pytorch_metric_learning.losses."
+LOSSES = {
+    "horde": horde(),
+    "contrastive": f"--losses=[{{loss: {{class_path: {PML}ContrastiveLoss}}}}]",
+    "triplet": f"--losses=[{{loss: {{class_path: {PML}TripletMarginLoss}}}}]",
+    "proxy anchor": f"--losses=[{{loss: {{class_path: {PML}ProxyAnchorLoss}}}}]",
+    "arcface": horde(f"{PML}ArcFaceLoss"),
+}
+
+
+@pytest.fixture(scope="session")
+def data(glyphs_root: Path) -> str:
+    return f"--data.root={glyphs_root}"
+
+
+# ------------------------------------------------------------------------------- several processes
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_several_processes_train_as_one(loss: str, data: str, tmp_path: Path) -> None:
+    traces = {}
+    for processes in (1, 2, 3):
+        folder = tmp_path / str(processes)
+        run(
+            [
+                *(data, *TINY, *NO_BATCH_STATISTICS, LOSSES[loss], "--precision=float64"),
+                *("--trace_steps=30", "--evaluation.descriptor=false", f"--output={folder}"),
+            ],
+            processes,
+        )
+        traces[processes] = torch.load(folder / "trace.pt", weights_only=True)
+        logged = read_table(folder / "records", "training")["loss"]
+        assert logged == pytest.approx([row["loss"].item() for row in traces[processes]])
+        assert json.loads((folder / "run.json").read_text())["world_size"] == processes
+    one = traces[1]
+    assert len(one) == 30
+    assert len({name for name in one[0]["gradients"] if name.startswith("loss.")}) >= (
+        1 if loss in ("horde", "proxy anchor", "arcface") else 0
+    )
+    for processes in (2, 3):
+        for expected, found in zip(one, traces[processes], strict=True):
+            assert found["world_size"] == processes
+            assert found["ids"] == expected["ids"]
+            torch.testing.assert_close(found["loss"], expected["loss"], rtol=1e-9, atol=0)
+            assert found["gradients"].keys() == expected["gradients"].keys()
+            for name, gradient in expected["gradients"].items():
+                scale = gradient.abs().max().item()
+                torch.testing.assert_close(
+                    found["gradients"][name], gradient, rtol=0, atol=1e-9 * max(scale, 1e-3)
+                )
+
+
+def test_one_checkpoint_has_one_result(data: str, tmp_path: Path) -> None:
+    settings = [data, *TINY, *NO_BATCH_STATISTICS, horde()]
+    first = tmp_path / "1"
+    run([*settings, f"--output={first}"])
+    results = {1: json.loads((first / "run.json").read_text())}
+    for processes in (2, 3):
+        folder = tmp_path / str(processes)
+        shutil.copytree(first, folder)
+        record = {**results[1], "status": "running", "metrics": {}}
+        (folder / "run.json").write_text(json.dumps(record))
+        run([*settings, f"--output={folder}", "--resume"], processes)
+        results[processes] = json.loads((folder / "run.json").read_text())
+        assert results[processes]["world_size"] == processes
+    assert results[1]["metrics"]["recall_at_1"] > 0
+    for processes in (2, 3):
+        for kind in ("metrics", "descriptor_metrics"):
+            assert results[processes][kind] == results[1][kind]
+
+
+def test_batch_statistics_on_several_processes_are_refused(data: str, tmp_path: Path) -> None:
+    process = start([data, *TINY, f"--output={tmp_path / 'run'}"], 2)
+    output, _ = process.communicate(timeout=TIMEOUT)
+    assert process.returncode != 0
+    assert output.count("error: model.trunk: test_resnet has batch norm") == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_batch_that_does_not_divide_is_refused(data: str, tmp_path: Path) -> None:
+    settings = [data, *TINY, *NO_BATCH_STATISTICS, f"--output={tmp_path / 'run'}"]
+    process = start([*settings, "--data.batch_size=55"], 2)
+    output, _ = process.communicate(timeout=TIMEOUT)
+    assert process.returncode != 0
+    assert output.count("error: data.batch_size: 55 images do not divide by 2") == 1
+
+
+# --------------------------------------------------------------------------------- stop and resume
+
+
+@pytest.fixture(scope="module")
+def settings(data: str) -> list[str]:
+    """Everything that could make a resumed run differ: workers, dropout, batch norm, schedule, clip."""
+    return [
+        *(data, *TINY, horde()),
+        "--optimization.steps=120",
+        "--data.num_workers=2",
+        "--checkpoint_every=25",
+        "--evaluation.every=50",
+        "--evaluation.curve_classes=10",
+        "--model.trunk_args={output_stride: 8, drop_path_rate: 0.2}",
+        "--optimization.scheduler={class_path: torch.optim.lr_scheduler.OneCycleLR}",
+        "--optimization.max_gradient_norm=100",
+    ]
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(settings: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    run([*settings, f"--output={folder}"])
+    return folder
+
+
+def wait_for_rows(process: subprocess.Popen[str], folder: Path, count: int) -> None:
+    deadline = time.monotonic() + TIMEOUT
+    while rows(folder) < count:
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline, f"{rows(folder)} of {count} steps after {TIMEOUT} s"
+        time.sleep(0.02)
+
+
+def database(folder: Path, table: str) -> list[tuple[object, ...]]:
+    with sqlite3.connect(folder / "records" / "logs.db") as connection:
+        columns = [row[1] for row in connection.execute(f"PRAGMA table_info({table})")]
+        kept = [name for name in columns if name not in ("id", "images_per_second")]
+        listed = ", ".join(f'"{name}"' for name in kept)
+        return connection.execute(f"SELECT {listed} FROM {table}").fetchall()
+
+
+def assert_same_run(folder: Path, expected: Path) -> None:
+    for table in ("training", "evaluation"):
+        found, wanted = (read_table(path / "records", table) for path in (folder, expected))
+        for name in wanted:
+            if name != "images_per_second":
+                assert found[name] == wanted[name], (table, name)
+        assert database(folder, table) == database(expected, table)
+    assert read_table(folder / "records", "training")["step"] == list(range(1, 121))
+    found, wanted = load_checkpoint(folder), load_checkpoint(expected)
+    assert found is not None
+    assert wanted is not None
+    assert found["step"] == wanted["step"] == 120
+    for part in ("model", "loss"):
+        for name, tensor in wanted[part].items():
+            assert torch.equal(found[part][name], tensor), (part, name)
+    found, wanted = (json.loads((path / "run.json").read_text()) for path in (folder, expected))
+    assert found["metrics"] == wanted["metrics"]
+    assert found["descriptor_metrics"] == wanted["descriptor_metrics"]
+    assert found["status"] == "finished"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("to_group", [False, True], ids=["process", "terminal"])
+def test_a_stopped_run_goes_on_as_if_never_stopped(
+    number: signal.Signals,
+    to_group: bool,
+    settings: list[str],
+    uninterrupted: Path,
+    tmp_path: Path,
+) -> None:
+    """A terminal's Ctrl-C reaches the data-loader workers as well as the run."""
+    folder = tmp_path / "run"
+    process = start([*settings, f"--output={folder}"], start_new_session=True)
+    wait_for_rows(process, folder, 30)
+    (os.killpg if to_group else os.kill)(process.pid, number)
+    output, _ = process.communicate(timeout=TIMEOUT)
+    assert process.returncode == 128 + number, output
+    assert "Traceback" not in output
+    assert "--resume goes on" in output
+    assert json.loads((folder / "run.json").read_text())["status"] == "stopped"
+    [*_, last] = saved_checkpoints(folder)
+    assert last.stem != "step_000000025"  # saved where it stopped, not only on schedule
+    run([*settings, f"--output={folder}", "--resume"])
+    assert_same_run(folder, uninterrupted)
+
+
+def test_kills_at_any_moment_lose_only_steps_since_the_checkpoint(
+    settings: list[str], uninterrupted: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    generator = random.Random(0)
+    for at in (10, 30, 60, 90):
+        process = start([*settings, f"--output={folder}", "--resume"], start_new_session=True)
+        wait_for_rows(process, folder, at)
+        time.sleep(generator.uniform(0, 0.3))
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate(timeout=TIMEOUT)
+        for checkpoint in saved_checkpoints(folder):
+            torch.load(checkpoint, weights_only=True)
+        assert not saved_checkpoints(folder) or (
+            rows(folder) - load_checkpoint(folder)["step"] <= 25 + 10  # type: ignore[index]
+        )
+    run([*settings, f"--output={folder}", "--resume"])
+    assert_same_run(folder, uninterrupted)
+    assert len(saved_checkpoints(folder)) == 2
+
+
+def test_sigterm_to_the_launcher_saves(data: str, tmp_path: Path) -> None:
+    folder, whole = tmp_path / "run", tmp_path / "whole"
+    arguments = [data, *TINY, *NO_BATCH_STATISTICS, horde(), "--optimization.steps=400"]
+    process = start([*arguments, f"--output={folder}"], 2, start_new_session=True)
+    wait_for_rows(process, folder, 20)
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=TIMEOUT)
+    assert process.returncode != 0
+    assert "saved; the same command" in output, output
+    state = load_checkpoint(folder)
+    assert state is not None
+    assert 20 <= state["step"] < 250
+    # Both processes go on from it, and the losses continue.
+    shorter = state["step"] + 10
+    shutil.copytree(folder, whole)
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    assert config["optimization"]["steps"] == 400 > shorter
+    process = start([*arguments, f"--output={folder}", "--resume"], 2, start_new_session=True)
+    wait_for_rows(process, folder, shorter)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=TIMEOUT)
+    steps = read_table(folder / "records", "training")["step"]
+    assert steps == list(range(1, len(steps) + 1))
+
+
+def test_a_second_writer_is_refused(settings: list[str], tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    first = start([*settings, f"--output={folder}"], start_new_session=True)
+    wait_for_rows(first, folder, 1)
+    for extra in ([], ["--resume"]):
+        second = start([*settings, f"--output={folder}", *extra])
+        output, _ = second.communicate(timeout=TIMEOUT)
+        assert second.returncode == 2
+        assert f"being written by another run (process {first.pid})" in output
+    assert first.poll() is None
+    os.killpg(first.pid, signal.SIGKILL)
+    first.communicate(timeout=TIMEOUT)
+
+
+def refused(arguments: list[str]) -> str:
+    process = start(arguments)
+    output, _ = process.communicate(timeout=TIMEOUT)
+    assert process.returncode == 2, output
+    [line] = [line for line in output.splitlines() if line.startswith("error: ")]
+    return line
+
+
+def test_what_a_finished_run_leaves(
+    settings: list[str], uninterrupted: Path, tmp_path: Path
+) -> None:
+    record = json.loads((uninterrupted / "run.json").read_text())
+    assert record["recipe"] == "glyphs/demo/binomial"
+    assert record["config"] == yaml.safe_load((uninterrupted / "config.yaml").read_text())
+    assert record["config"]["optimization"]["steps"] == 120
+    assert record["command"].startswith("python benchmarks/run.py --data.root=")
+    assert set(record) >= {"commit", "dirty", "versions", "hardware", "seed", "started", "finished"}
+    assert record["versions"]["torch"] == torch.__version__.partition("+")[0]
+    assert record["wall_time_s"] > 0
+    assert set(record["metrics"]) == {
+        *(f"recall_at_{k}" for k in (1, 2, 4, 8)),
+        "mean_average_precision_at_r",
+        "r_precision",
+    }
+    assert read_table(uninterrupted / "records", "evaluation")["step"] == [50, 100, 120]
+    page = (uninterrupted / "report.html").read_text()
+    assert "<svg" in page or "data:image/png" in page
+
+    # Again: refused without --resume, shown with it; other settings are refused.
+    line = refused([*settings, f"--output={uninterrupted}"])
+    assert "holds a run already" in line
+    before = (uninterrupted / "run.json").read_text()
+    output = run([*settings, f"--output={uninterrupted}", "--resume"])
+    assert "is finished" in output
+    assert "Recall@1" in output
+    assert (
+        json.loads((uninterrupted / "run.json").read_text())["metrics"]
+        == (json.loads(before)["metrics"])
+    )
+    line = refused([*settings, f"--output={uninterrupted}", "--resume", "--seed=9"])
+    assert "seed" in line
+    assert "was started with 0, not 9" in line
+
+
+def test_an_unreadable_checkpoint_is_named_and_nothing_is_lost(
+    settings: list[str], uninterrupted: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(uninterrupted, folder)
+    [*_, last] = saved_checkpoints(folder)
+    last.write_bytes(last.read_bytes()[:1000])
+    csv = (folder / "records" / "training.csv").read_bytes()
+    line = refused([*settings, f"--output={folder}", "--resume"])
+    assert str(last) in line
+    assert "delete it to go on from the one before" in line
+    assert (folder / "records" / "training.csv").read_bytes() == csv
+
+
+def test_a_non_finite_loss_names_step_and_images(data: str, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    process = start([data, *TINY, "--optimization.learning_rate=1e30", f"--output={folder}"])
+    output, _ = process.communicate(timeout=TIMEOUT)
+    assert process.returncode == 1, output
+    [line] = [line for line in output.splitlines() if line.startswith("error: ")]
+    assert "the loss is nan at step" in line
+    assert "images [" in line
+    assert not saved_checkpoints(folder)
+    assert json.loads((folder / "run.json").read_text())["status"] == "failed"
+
+
+def test_validation_never_shows_the_test_classes(data: str, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    run([data, *TINY, "--data.split=validation", f"--output={folder}"])
+    record = json.loads((folder / "run.json").read_text())
+    assert record["data"]["split"] == "validation"
+    assert "validation classes" in (folder / "report.html").read_text()
+
+
+def test_runs_from_any_folder(data: str, tmp_path: Path) -> None:
+    """Also as `accelerate launch benchmarks/run.py`, from the root of the repository."""
+    folder = tmp_path / "run"
+    done = subprocess.run(
+        ["accelerate", "launch", "--num_processes=1", "--num_machines=1", "--mixed_precision=no"]
+        + ["--dynamo_backend=no", "benchmarks/run.py", data, *TINY, f"--output={folder}"],
+        cwd=ROOT,
+        env={**os.environ, "ACCELERATE_USE_CPU": "true"},
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT,
+        check=True,
+    )
+    assert "| Recall@1" in done.stdout
+    assert json.loads((folder / "run.json").read_text())["command"].startswith("accelerate launch")
