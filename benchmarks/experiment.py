@@ -92,6 +92,7 @@ class Model:
         embedding_size: Width of the embeddings.
         pool: How the head pools the feature map.
         bias: Whether the head's linear layer has a bias.
+        channels_last: Lay out convolutions channels-last, which is faster on most processors.
     """
 
     trunk: str = "test_resnet"
@@ -99,6 +100,7 @@ class Model:
     embedding_size: int = 64
     pool: Literal["avg", "max", "token"] = "avg"
     bias: bool = False
+    channels_last: bool = False
 
 
 @dataclass
@@ -506,6 +508,8 @@ def build_model(model: Model, in_chans: int, image_size: int) -> EmbeddingModel:
             trunk, model.embedding_size, pool=model.pool, bias=model.bias
         )
         network = EmbeddingModel(trunk, head).eval()
+        if model.channels_last:
+            network = network.to(memory_format=torch.channels_last)
         with torch.no_grad():
             network(torch.zeros(1, in_chans, image_size, image_size))
     except Exception as error:

@@ -5,6 +5,7 @@ and every random number drawn in the network, the miner and the loss. A checkpoi
 nothing of any generator, and a run that goes on from it ends as if it had never stopped.
 """
 
+import os
 import signal
 import sys
 import time
@@ -108,10 +109,15 @@ class ClassBatchSampler(Sampler[list[Key]]):
 
 
 class StopRequest:
-    """Turns the first SIGINT or SIGTERM into a flag that the loop reads; a second one acts as usual."""
+    """Turns the first SIGINT or SIGTERM into a flag that the loop reads; a second one acts as usual.
+
+    `accelerate launch` of one process hands no signal on when it is stopped: its end is read as SIGTERM.
+    """
 
     def __init__(self) -> None:
         self.signal: int | None = None
+        launched = "ACCELERATE_MIXED_PRECISION" in os.environ  # what it sets for its processes
+        self._launcher = os.getppid() if launched else None
         self._old: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
@@ -129,10 +135,14 @@ class StopRequest:
 
     def agreed(self, accelerator: Accelerator) -> bool:
         """Whether any process was asked to stop."""
+        if self._launcher not in (None, os.getppid()) and self.signal is None:
+            self.signal = signal.SIGTERM
         if accelerator.num_processes == 1:
             return self.signal is not None
-        asked = torch.tensor(float(self.signal is not None), device=accelerator.device)
-        return bool(accelerator.reduce(asked) > 0)
+        asked = torch.tensor(float(self.signal or 0), device=accelerator.device)
+        largest = accelerator.gather(asked.view(1)).max().item()
+        self.signal = int(largest) or None
+        return self.signal is not None
 
 
 def _ignore_signals(worker: int) -> None:
@@ -237,7 +247,9 @@ class Trainer:
                 due = progress.step % checkpoint_every == 0 or last
                 measure = evaluate_every > 0 and (progress.step % evaluate_every == 0 or last)
                 look = progress.step % self.log_every == 0 or due or measure
-                if look or self.accelerator.device.type == "cpu":
+                if (
+                    look or self.accelerator.device.type == "cpu"
+                ):  # a GPU would have to be waited for
                     look |= stop.agreed(self.accelerator)
                     progress.stopped_by = stop.signal
                 if look:

@@ -68,7 +68,8 @@ def masked_mean(x: Tensor, mask: Tensor | None) -> Tensor:
     """Mean of x (N, P, D) over the positions P that the mask (N, P) keeps, whatever the others hold -> (N, D)."""
     if mask is None:
         return x.mean(dim=1)
-    return x.masked_fill(~mask.unsqueeze(2), 0).sum(dim=1) / mask.sum(dim=1, keepdim=True).clamp(min=1)
+    kept = mask.sum(dim=1, keepdim=True).clamp(min=1)
+    return x.masked_fill(~mask.unsqueeze(2), 0).sum(dim=1) / kept
 
 
 def positions(features: Tensor | tuple[Tensor, ...], channels: int) -> tuple[Tensor, Tensor | None]:
@@ -181,18 +182,19 @@ class HighOrderMoments(nn.Module):
     def forward(self, features: Tensor | tuple[Tensor, ...]) -> list[Tensor]:
         x, mask = positions(features, self.in_channels)
         if mask is not None:
-            x = x.masked_fill(~mask.unsqueeze(2), 0)  # padding may hold NaN, and so would its gradient
+            # Padding may hold NaN; a mask on the products alone would leave it in the gradient.
+            x = x.masked_fill(~mask.unsqueeze(2), 0)
         weights = self.weights()
         floating = [weight.dtype for weight in weights if weight.is_floating_point()]
         for dtype in (torch.float32, *floating[:1]):
             x = x.to(torch.promote_types(x.dtype, dtype))
         weights = [weight.to(x.dtype) for weight in weights]
 
-        with torch.autocast(x.device.type, enabled=False):  # its products would be of half precision
-            # A constant in the gradient: the moment of x/s times s^k is the moment of x whatever s is.
-            size = masked_mean(x.detach().square(), mask).mean(dim=1).sqrt().view(-1, 1)
-            size = size.clamp(min=torch.finfo(x.dtype).tiny)
-            x = x / size.unsqueeze(2)
+        # A constant in the gradient: the moment of x/s times s^k is the moment of x whatever s is.
+        size = masked_mean(x.detach().square(), mask).mean(dim=1).sqrt().view(-1, 1)
+        size = size.clamp(min=1e-12)  # as in F.normalize: fainter maps fade to zero
+        x = x / size.unsqueeze(2)
+        with torch.autocast(x.device.type, enabled=False):  # or the products were of half precision
             if self.projections == "independent":
                 parts = iter(weights)
                 sets = [list(islice(parts, k)) for k in range(2, self.order + 1)]

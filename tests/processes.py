@@ -31,17 +31,18 @@ def horde(base: str = "pml_regularizers.BinomialDevianceLoss", **settings: objec
     )
 
 
-def command(arguments: Sequence[str], processes: int = 1) -> list[str]:
-    """The command line of a run on one or several processes."""
+def command(arguments: Sequence[str], processes: int = 1, script: Path = RUN) -> list[str]:
+    """The command line of a script on one or several processes."""
     if processes == 1:
-        return [sys.executable, str(RUN), *arguments]
+        return [sys.executable, str(script), *arguments]
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    return [*launcher, f"--nproc_per_node={processes}", str(RUN), *arguments]
+    return [*launcher, f"--nproc_per_node={processes}", str(script), *arguments]
 
 
 def environment() -> dict[str, str]:
     """One thread, since results are compared to the bit; the CPU, also where there is a GPU."""
-    return {**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
+    settings = {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    return {**os.environ, **settings}
 
 
 def start(arguments: Sequence[str], processes: int = 1, **options: object) -> subprocess.Popen[str]:

@@ -143,11 +143,12 @@ def test_mined_triplets_stand_for_their_pairs() -> None:
     assert_close(value, expected(embeddings, pairs=pairs).sum())
 
 
-def test_a_reference_set_takes_the_place_of_the_batch() -> None:
-    embeddings, references = vectors(), vectors(5)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+def test_a_reference_set_takes_the_place_of_the_batch(dtype: torch.dtype) -> None:
+    embeddings, references = vectors(dtype=dtype), vectors(5, dtype=dtype)
     labels = torch.tensor([0, 0, 1, 3, 4])
     value = BinomialDevianceLoss()(embeddings, LABELS, ref_emb=references, ref_labels=labels)
-    exact = expected(embeddings, references=(references.numpy(), labels.tolist()))
+    exact = expected(embeddings, references=(references.double().numpy(), labels.tolist()))
     assert_close(value, exact.sum())
 
 

@@ -41,7 +41,6 @@ def explicit(loss: HORDELoss, network: Network, x: Tensor, labels: Tensor) -> Te
     alone = horde()
     alone.load_state_dict(loss.state_dict())
     value: Tensor = alone(network.head(features).detach(), labels, features=features)
-    gc.collect()
     if loss.tap is not None:
         loss.tap.clear()
     return value
@@ -81,7 +80,9 @@ def test_attach_returns_the_loss_and_needs_a_module() -> None:
     network, loss = Network(), horde()
     assert loss.attach(network.head.feature_map) is loss
     tap = loss.tap
-    with pytest.raises(ValueError, match="module: expected a torch.nn.Module to tap, got Tensor"):
+    with pytest.raises(
+        ValueError, match=r"module: expected a torch\.nn\.Module to tap, got Tensor"
+    ):
         loss.attach(torch.zeros(3))
     assert loss.tap is tap  # still attached to where it was
 
@@ -107,7 +108,9 @@ def test_a_failed_call_forgets_its_records() -> None:
     network, (x, labels) = Network(), images()
     loss = attached(network)
     embeddings = network(x)
-    with pytest.raises(MissingFeaturesError, match="features of 8 samples .* the embeddings are of 7"):
+    with pytest.raises(
+        MissingFeaturesError, match=r"features of 8 samples .* the embeddings are of 7"
+    ):
         loss(embeddings[:7], labels[:7])
     loss(network(x), labels)
 
@@ -146,7 +149,9 @@ def test_sizes_that_do_not_add_up() -> None:
     loss = attached(network)
     network(x)  # a pass whose loss is skipped
     embeddings = network(x)
-    with pytest.raises(MissingFeaturesError, match=r"features of 8 \+ 8 samples.*loss.tap.clear\(\)"):
+    with pytest.raises(
+        MissingFeaturesError, match=r"features of 8 \+ 8 samples.*loss.tap.clear\(\)"
+    ):
         loss(embeddings, labels)
     network(x)
     loss.tap.clear()
@@ -182,7 +187,9 @@ def test_detached_embeddings_find_the_record_of_their_pass() -> None:
     loss = attached(network)
     expected = explicit(loss, network, x, labels)
     assert_close(loss(network(x).detach(), labels), expected)
-    assert_close(loss.descriptor(network(x)), loss.descriptor(network(x).detach(), network.trunk(x)))
+    assert_close(
+        loss.descriptor(network(x)), loss.descriptor(network(x).detach(), network.trunk(x))
+    )
 
 
 def test_a_test_pass_may_come_between_the_forward_pass_and_its_loss() -> None:
@@ -274,7 +281,9 @@ def test_checkpointing_gives_the_exact_gradients() -> None:
         expected, value = one(plain(x), labels), other(recomputed(x), labels)
         assert torch.equal(value, expected)
         exact = gradients_by_backward(expected, plain, one)
-        for ours, theirs in zip(gradients_by_backward(value, recomputed, other), exact, strict=True):
+        for ours, theirs in zip(
+            gradients_by_backward(value, recomputed, other), exact, strict=True
+        ):
             assert torch.equal(ours, theirs)
 
 
@@ -312,7 +321,7 @@ def test_timm_gradient_checkpointing(name: str) -> None:
     for value, grads in results[1:]:
         assert torch.equal(value, results[0][0])
         for ours, theirs in zip(grads, results[0][1], strict=True):
-            assert_close(ours, theirs) if theirs.abs().max() > 0 else None
+            torch.testing.assert_close(ours, theirs)  # a bias before batch norm has none
 
 
 def test_a_stage_that_checkpointing_bypasses_is_an_error_not_a_wrong_value() -> None:
@@ -327,7 +336,6 @@ def test_a_stage_that_checkpointing_bypasses_is_an_error_not_a_wrong_value() -> 
         loss(head(trunk(x)), labels)
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 def test_a_compiled_network_gives_the_same_value_without_a_graph_break() -> None:
     network, (x, labels) = Network(), images()
     loss = attached(network)
@@ -344,7 +352,6 @@ def test_a_compiled_network_gives_the_same_value_without_a_graph_break() -> None
     torch.compiler.reset()
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 def test_attaching_after_the_network_was_compiled_is_no_silent_mistake() -> None:
     network, (x, labels) = Network(), images()
     compiled = torch.compile(network, backend="aot_eager")

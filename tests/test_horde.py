@@ -18,7 +18,7 @@ from pml_regularizers import BinomialDevianceLoss, HORDELoss, MissingFeaturesErr
 from .oracles import horde as oracle
 from .oracles.binomial_deviance import binomial_deviance
 from .oracles.pair_losses import contrastive, triplet
-from .test_moments import cast, expected_moments, sample
+from .test_moments import expected_moments, sample
 from .tolerances import assert_close
 
 CHANNELS, WIDTH, DIM, ORDER = 5, 4, 6, 4
@@ -98,6 +98,16 @@ def test_equals_the_oracle(variant: str, base: str) -> None:
     value = loss(embeddings, LABELS, features=features)
     assert value.shape == () and value.dtype == torch.float64
     assert_close(value, expected_value(loss, base, embeddings, features))
+
+
+@every_variant
+def test_what_the_orders_see_equals_the_oracle(variant: str) -> None:
+    """The losses above look at directions only: this is where lengths are compared."""
+    loss, (_, features) = build(variant), batch()
+    orders = loss.order_embeddings(features)
+    assert len(orders) == ORDER - 1
+    for vectors, exact in zip(orders, expected_orders(loss, features), strict=True):
+        assert_close(vectors, exact)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -460,7 +470,7 @@ def test_calls_that_do_not_fit() -> None:
         loss(embeddings, LABELS, ref_emb=embeddings, ref_labels=LABELS, features=features)
     with pytest.raises(ValueError, match="features: expected a tensor or a tuple"):
         loss(embeddings, LABELS, features=[features])
-    with pytest.raises(ValueError, match="pass in_channels=... to match the trunk"):
+    with pytest.raises(ValueError, match=r"pass in_channels=\.\.\. to match the trunk"):
         loss(embeddings, LABELS, features=features[:, :3])
     with pytest.raises(MissingFeaturesError, match="only while the loss is being called"):
         _ = loss.features
@@ -513,11 +523,12 @@ def test_duplicated_rows_are_harmless(base: str, same_class: bool) -> None:
 
 
 @every_base
-def test_dead_maps_are_harmless(base: str) -> None:
+@pytest.mark.parametrize("faint", [0.0, 1e-35, 1e-25, 1e-18, 1e-12])
+def test_dead_and_faint_maps_are_harmless(base: str, faint: float) -> None:
     loss = build(base=BASES[base][0]())
     embeddings = torch.randn(6, WIDTH, requires_grad=True)
     features = torch.randn(6, CHANNELS, 2, 2)
-    features[:2] = 0
+    features[:2] *= faint
     features.requires_grad_()
     value = loss(embeddings, LABELS, features=features)
     value.backward()
@@ -674,6 +685,17 @@ def test_a_copy_shares_nothing() -> None:
     again = copy.deepcopy(loss)
     for one, other in zip(loss.parameters(), again.parameters(), strict=True):
         assert one.data_ptr() != other.data_ptr()
+
+
+@pytest.mark.parametrize("base", ["contrastive", "binomial"])
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+def test_compiled_losses_have_the_same_value(base: str) -> None:
+    loss = build(base=BASES[base][0]())
+    embeddings, features = batch(torch.float32)
+    value = loss(embeddings, LABELS, features=features)
+    compiled = torch.compile(loss, backend="aot_eager")
+    assert_close(compiled(embeddings, LABELS, features=features), value)
+    torch.compiler.reset()
 
 
 @every_variant

@@ -167,6 +167,17 @@ def test_zero_maps_have_zero_moments_and_finite_gradients(
         assert weight.grad is not None and weight.grad.isfinite().all()
 
 
+@pytest.mark.parametrize("exponent", [-40, -30, -25, -20, -15, -12])
+@pytest.mark.parametrize("scale", [True, False])
+def test_the_faintest_maps_are_finite(exponent: int, scale: bool) -> None:
+    module = build("cascaded", scale=scale)
+    features = (sample("map") * 10.0**exponent).float().requires_grad_()
+    moments = module(features)
+    sum(z.sum() for z in moments).backward()
+    assert all(z.isfinite().all() for z in moments)
+    assert features.grad is not None and features.grad.isfinite().all()
+
+
 @every_variant
 @pytest.mark.parametrize("factor", [-1.0, 0.3, 7.0])
 def test_order_k_is_homogeneous_of_degree_k(variant: str, factor: float) -> None:

@@ -82,7 +82,9 @@ class Pipeline:
             "batch_size": BATCH,
             "loss_funcs": {"metric_loss": self.loss},
             "dataset": self.data,
-            "sampler": samplers.MPerClassSampler(self.data.tensors[1], m=2, length_before_new_iter=24),
+            "sampler": samplers.MPerClassSampler(
+                self.data.tensors[1], m=2, length_before_new_iter=24
+            ),
             "dataloader_num_workers": 0,
             "data_device": torch.device("cpu"),
             "iterations_per_epoch": ITERATIONS,
@@ -101,7 +103,9 @@ class Pipeline:
             assert len(witness.calls) == steps
 
 
-def check_last_step(pipeline: Pipeline, before: dict[str, Tensor], x: Tensor, value: Tensor) -> None:
+def check_last_step(
+    pipeline: Pipeline, before: dict[str, Tensor], x: Tensor, value: Tensor
+) -> None:
     """The loss of the last step equals the explicit call with the parameters before that step."""
     network = Network()
     network.load_state_dict({k: v for k, v in before.items() if k in network.state_dict()})
@@ -221,9 +225,7 @@ def test_multiple_losses() -> None:
     pipeline.check_training(ITERATIONS)
     embeddings, labels, mined, _ = pipeline.loss.losses["order_1"].calls[-1]
     others_share = 0.25 * other(embeddings, labels, mined)
-    check_last_step(
-        pipeline, spy.before, spy.batch[0], spy.losses["metric_loss"] - others_share
-    )
+    check_last_step(pipeline, spy.before, spy.batch[0], spy.losses["metric_loss"] - others_share)
 
 
 def test_two_horde_losses_side_by_side() -> None:
@@ -276,7 +278,9 @@ def test_testing_between_epochs_changes_nothing() -> None:
 
 def test_record_keeper_logs_every_order(tmp_path: Path) -> None:
     pipeline = Pipeline()
-    keeper, _, _ = logging_presets.get_record_keeper(str(tmp_path / "logs"), str(tmp_path / "board"))
+    keeper, _, _ = logging_presets.get_record_keeper(
+        str(tmp_path / "logs"), str(tmp_path / "board")
+    )
     hooks = logging_presets.get_hook_container(keeper, save_models=False, log_freq=1)
     pipeline.trainer(end_of_iteration_hook=hooks.end_of_iteration_hook).train(num_epochs=1)
     pipeline.check_training(ITERATIONS)
@@ -295,11 +299,17 @@ def test_record_keeper_takes_losses_whose_parts_have_records(
 ) -> None:
     """Its tables are named after the parts, and no table may start with a digit."""
     pipeline = Pipeline()
-    base = losses.ProxyAnchorLoss(CLASSES, WIDTH) if projections != "random" else BinomialDevianceLoss()
+    base = (
+        losses.ProxyAnchorLoss(CLASSES, WIDTH)
+        if projections != "random"
+        else BinomialDevianceLoss()
+    )
     loss = HORDELoss(
         base, CHANNELS, WIDTH, order=3, moment_dim=8, projections=projections, collect_stats=True
     ).attach(pipeline.network.head.feature_map)
-    keeper, _, _ = logging_presets.get_record_keeper(str(tmp_path / "logs"), str(tmp_path / "board"))
+    keeper, _, _ = logging_presets.get_record_keeper(
+        str(tmp_path / "logs"), str(tmp_path / "board")
+    )
     hooks = logging_presets.get_hook_container(keeper, save_models=False, log_freq=1)
     trainer = pipeline.trainer(
         loss_funcs={"metric_loss": loss}, end_of_iteration_hook=hooks.end_of_iteration_hook

@@ -1,0 +1,85 @@
+"""Two and three processes give the loss and the gradients of one, for every kind of loss."""
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pytorch_metric_learning import losses, miners
+
+from pml_regularizers import DistributedLoss, HORDELoss
+from tests.processes import TIMEOUT, command, environment
+from tests.workers.gradients import CASES, measure
+
+WORKER = Path(__file__).parent / "workers" / "gradients.py"
+
+
+@pytest.fixture(scope="module")
+def expected() -> dict[str, Any]:
+    return {case: measure(case, None) for case in CASES}
+
+
+@pytest.fixture(scope="module", params=[2, 3])
+def spread(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    path = tmp_path_factory.mktemp("spread") / "found.pt"
+    subprocess.run(
+        command([str(path)], request.param, WORKER), env=environment(), timeout=TIMEOUT, check=True
+    )
+    found = torch.load(path, weights_only=True)
+    assert found["world_size"]["size"] == request.param
+    return request.param, found
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case != "PML's wrapper"])
+def test_equal_one_process(case: str, spread: Any, expected: dict[str, Any]) -> None:
+    _, found = spread
+    torch.testing.assert_close(found[case]["loss"], expected[case]["loss"], rtol=1e-12, atol=0)
+    assert_same_gradients(found[case]["gradients"], expected[case]["gradients"])
+
+
+def test_pml_wrapper_scales_the_value_only(spread: Any, expected: dict[str, Any]) -> None:
+    processes, found = spread
+    case = "PML's wrapper"
+    torch.testing.assert_close(
+        found[case]["loss"], processes * expected[case]["loss"], rtol=1e-12, atol=0
+    )
+    assert_same_gradients(found[case]["gradients"], expected[case]["gradients"])
+
+
+def assert_same_gradients(found: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert found.keys() == expected.keys()
+    assert any(name.startswith("net.trunk") for name in found)
+    for name, gradient in expected.items():
+        assert gradient.abs().max() > 0, name
+        torch.testing.assert_close(
+            found[name], gradient, rtol=0, atol=1e-12 * gradient.abs().max().item()
+        )
+
+
+def test_one_process_calls_the_loss() -> None:
+    embeddings, labels = torch.randn(6, 4), torch.tensor([0, 0, 1, 1, 2, 2])
+    miner = miners.BatchHardMiner()
+    base = losses.TripletMarginLoss()
+    mined = base(embeddings, labels, miner(embeddings, labels))
+    assert DistributedLoss(base, miner)(embeddings, labels) == mined
+    assert DistributedLoss(base)(embeddings, labels, miner(embeddings, labels)) == mined
+    assert DistributedLoss(base)(embeddings, labels) == base(embeddings, labels) != mined
+
+
+def test_passes_features_on() -> None:
+    horde = HORDELoss(losses.ContrastiveLoss(), 3, 4, order=2, moment_dim=5)
+    embeddings, labels = torch.randn(6, 4), torch.tensor([0, 0, 1, 1, 2, 2])
+    features = torch.randn(6, 3, 2, 2)
+    assert DistributedLoss(horde)(embeddings, labels, features=features) == horde(
+        embeddings, labels, features=features
+    )
+
+
+def test_half_precision_embeddings_are_raised() -> None:
+    embeddings, labels = torch.randn(6, 4), torch.tensor([0, 0, 1, 1, 2, 2])
+    arcface = losses.ArcFaceLoss(3, 4)
+    with torch.autocast("cpu", torch.bfloat16):
+        value = DistributedLoss(arcface)(embeddings.bfloat16(), labels)
+    assert value.dtype == arcface.W.dtype == torch.float32
+    assert value == arcface(embeddings.bfloat16().float(), labels)
