@@ -30,7 +30,8 @@ from pytorch_metric_learning.utils.inference import FaissKNN
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 from torch.utils.data import BatchSampler, DataLoader, Dataset
-from tqdm import tqdm
+
+from benchmarks.progress import progress_bar
 
 
 class RetrievalAccuracy(AccuracyCalculator):
@@ -134,7 +135,7 @@ def embed(
         dataset, batch_sampler=mine, num_workers=num_workers, generator=torch.Generator()
     )
     shown = progress and accelerator.is_main_process
-    bar = tqdm(loader, desc="embedding", unit="batch", leave=False, disable=not shown)
+    bar = progress_bar(loader, shown=shown, desc="embedding", unit="batch", leave=False)
     done = []
     with evaluation_mode(model), torch.no_grad():
         for positions, (images, labels, *_) in zip(mine, bar, strict=True):

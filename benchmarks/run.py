@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from accelerate import Accelerator, DataLoaderConfiguration
 from accelerate.utils import broadcast_object_list
+from pytorch_metric_learning.losses import CrossBatchMemory
 from torch import nn
 from torch.utils.data import Subset
 
@@ -287,6 +288,10 @@ class BenchmarkRun:
                 "scheduler": self.scheduler.state_dict() if self.scheduler else None,
                 "scaler": self.accelerator.scaler.state_dict() if self.accelerator.scaler else None,
                 "seconds": progress.seconds,
+                "memories": {
+                    name: [memory.queue_idx, memory.has_been_filled]
+                    for name, memory in self._memories().items()
+                },
             },
         )
 
@@ -301,7 +306,18 @@ class BenchmarkRun:
             self.scheduler.load_state_dict(state["scheduler"])
         if self.accelerator.scaler is not None:
             self.accelerator.scaler.load_state_dict(state["scaler"])
+        for name, memory in self._memories().items():
+            memory.queue_idx, memory.has_been_filled = state["memories"][name]
         self.progress = Progress(state["step"], state["seconds"])
+
+    def _memories(self) -> dict[str, CrossBatchMemory]:
+        """PML's cross-batch memories, whose place in the queue is not in their state_dict."""
+        loss = self.accelerator.unwrap_model(self.loss)
+        return {
+            name: module
+            for name, module in loss.named_modules()
+            if isinstance(module, CrossBatchMemory)
+        }
 
     def _evaluate_curves(self, step: int) -> None:
         """Recall@1 on as many seen as unseen classes, for the report's curves: never for a choice."""

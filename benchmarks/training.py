@@ -7,7 +7,6 @@ nothing of any generator, and a run that goes on from it ends as if it had never
 
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -21,8 +20,8 @@ from accelerate import Accelerator
 from accelerate.utils import set_seed
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Sampler
-from tqdm import tqdm
 
+from benchmarks.progress import progress_bar
 from pml_regularizers.distributed import all_gather
 
 Key = tuple[int, int]
@@ -226,13 +225,12 @@ class Trainer:
         pending = Pending(self, log)
         with (
             StopRequest() as stop,
-            tqdm(
+            progress_bar(
                 total=self.sampler.steps,
                 initial=progress.step,
                 desc="training",
                 unit="step",
-                mininterval=0.1 if sys.stderr.isatty() else 10,  # a log file wants few lines
-                disable=not self.accelerator.is_main_process,
+                shown=self.accelerator.is_main_process,
             ) as bar,
         ):
             for images, labels, indices in loader:

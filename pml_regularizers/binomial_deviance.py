@@ -17,7 +17,7 @@ from pytorch_metric_learning.utils import common_functions as c_f
 from torch import Tensor
 from torch.nn import functional as F
 
-from .features import full_precision
+from .precision import full_precision
 
 
 class BinomialDevianceLoss(GenericPairLoss):

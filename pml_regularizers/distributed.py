@@ -17,6 +17,8 @@ import torch.distributed as dist
 from pytorch_metric_learning.utils import distributed as pml_distributed
 from torch import Tensor, nn
 
+from .precision import full_precision
+
 _gathering: ContextVar[bool] = ContextVar("gathering", default=False)
 
 
@@ -133,7 +135,6 @@ class DistributedLoss(nn.Module):
             ValueError: if the processes hold different numbers of rows, or `indices_tuple` is given
                 with several processes.
         """
-        # Losses divide, exponentiate and sum over all pairs: they run in full precision.
         with torch.autocast(embeddings.device.type, enabled=False):
             if world_size() == 1:
                 return self._loss(embeddings, labels, indices_tuple, features)
@@ -154,8 +155,7 @@ class DistributedLoss(nn.Module):
         indices_tuple: tuple[Tensor, ...] | None,
         features: Any,
     ) -> Tensor:
-        if embeddings.dtype in (torch.float16, torch.bfloat16):
-            embeddings = embeddings.float()
+        embeddings = full_precision(embeddings)
         if self.miner is not None and indices_tuple is None:
             indices_tuple = self.miner(embeddings, labels)
         extra = {} if features is None else {"features": features}

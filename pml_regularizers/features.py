@@ -18,6 +18,7 @@ from pytorch_metric_learning.losses import BaseMetricLossFunction
 from torch import Tensor, nn
 
 from .distributed import are_own_rows, world_size
+from .precision import full_precision
 
 Features = Tensor | tuple[Tensor, ...]
 """What a loss reads: one tensor, or several that belong together, such as (tokens, padding mask)."""
@@ -221,11 +222,6 @@ class FeatureLoss(BaseMetricLossFunction):
                 yield
         finally:
             self._features = None
-
-
-def full_precision(x: Tensor) -> Tensor:
-    """`x`, raised to float32 if it is of half precision."""
-    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
 def _first(features: Any) -> Tensor:

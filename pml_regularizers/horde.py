@@ -16,13 +16,15 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 import torch
+from pytorch_metric_learning.losses import CrossBatchMemory
 from pytorch_metric_learning.reducers import DoNothingReducer
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .distributed import gather_rows
-from .features import FeatureLoss, Features, full_precision
+from .features import FeatureLoss, Features
 from .moments import HighOrderMoments, Init, Projections
+from .precision import full_precision
 
 
 class HORDELoss(FeatureLoss):
@@ -119,6 +121,7 @@ class HORDELoss(FeatureLoss):
             }
         )
         self.losses = nn.ModuleDict({name: copy.deepcopy(loss) for name in self._sub_loss_names()})
+        self._has_memory = any(isinstance(part, CrossBatchMemory) for part in loss.modules())
         self.register_buffer("pca_mean", None)
         self.register_buffer("pca_components", None)
         self.add_to_recordable_attributes(
@@ -136,6 +139,11 @@ class HORDELoss(FeatureLoss):
         ref_emb: Tensor,
         ref_labels: Tensor,
     ) -> dict[str, dict[str, Any]]:
+        if indices_tuple is not None and self._has_memory:
+            raise ValueError(
+                "indices_tuple: CrossBatchMemory would take a batch's tuples for rows of its memory; give the "
+                "miner to it, as in HORDELoss(CrossBatchMemory(loss, E, miner=...), ...)"
+            )
         orders = self.order_embeddings(self.features)
         widths = [order.shape[1] for order in orders]
         # Phase 1 ends here: these vectors, not the maps, go to the other processes, all at once.
@@ -194,18 +202,23 @@ class HORDELoss(FeatureLoss):
             size: Principal components to keep; default: `embedding_size`.
 
         Raises:
-            ValueError: if there are fewer than `size` descriptors or dimensions.
+            ValueError: unless there are more than `size` descriptors, and at least `size` dimensions.
         """
         size = self.embedding_size if size is None else size
-        if descriptors.ndim != 2 or not 1 <= size <= min(descriptors.shape):
+        if descriptors.ndim != 2 or not 1 <= size <= min(
+            len(descriptors) - 1, descriptors.shape[1]
+        ):
             raise ValueError(
-                f"descriptors: expected a matrix with at least {size} rows and columns (size={size}), "
-                f"got shape {tuple(descriptors.shape)}"
+                f"descriptors: expected a matrix of more than {size} rows and at least {size} columns "
+                f"(size={size}), got shape {tuple(descriptors.shape)}"
             )
         x = descriptors.double()
         mean = x.mean(dim=0)
         x = x - mean
-        components = torch.linalg.eigh(x.T @ x).eigenvectors.flip(1)[:, :size]
+        if len(x) < x.shape[1]:  # the smaller of the two matrices with the same eigenvalues
+            components = F.normalize(x.T @ _leading_eigenvectors(x @ x.T, size), dim=0)
+        else:
+            components = _leading_eigenvectors(x.T @ x, size)
         # An eigenvector has no sign of its own: fix it, so that the same data give the same PCA.
         largest = components.gather(0, components.abs().argmax(dim=0, keepdim=True))
         self.pca_mean = mean.to(descriptors.dtype)
@@ -240,6 +253,11 @@ def _embedding(in_features: int, out_features: int) -> nn.Linear:
     linear = nn.Linear(in_features, out_features, bias=False)
     nn.init.xavier_uniform_(linear.weight)
     return linear
+
+
+def _leading_eigenvectors(symmetric: Tensor, count: int) -> Tensor:
+    vectors: Tensor = torch.linalg.eigh(symmetric).eigenvectors
+    return vectors.flip(1)[:, :count]
 
 
 def _weights(order_weights: Sequence[float] | str, order: int) -> list[float]:

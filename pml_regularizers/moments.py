@@ -115,7 +115,8 @@ class HighOrderMoments(nn.Module):
             the first k for order k: its Table 3), which are buffers of one byte per entry.
         init: Start of trained matrices: "glorot", as in the authors' code, or "rademacher", {-1, +1}.
         scale: Multiply by s^k (see above). Where an L2 normalisation follows, it changes nothing but
-            may overflow: `HORDELoss` then leaves it out.
+            may overflow: `HORDELoss` then leaves it out. Without it the gradient is exact only behind
+            such a normalisation.
 
     Shape:
         features: (N, C, H, W), (N, L, C), or the pair (N, L, C), (N, L) of tokens and a boolean mask that

@@ -176,7 +176,7 @@ def test_builds_nested_classes_with_the_sizes_of_the_run() -> None:
     assert loss.loss.weights == [1.0, 0.5]
     horde, contrastive = loss.loss.losses
     assert isinstance(horde, HORDELoss)
-    assert horde.losses[2].W.shape == (8, 11)
+    assert horde.losses["order_3"].W.shape == (8, 11)
     assert horde.moments.in_channels == 96
     assert isinstance(contrastive.distance, losses.MultiSimilarityLoss().distance.__class__)
     embeddings = model(torch.randn(4, 1, 32, 32))

@@ -35,12 +35,18 @@ def horde() -> HORDELoss:
     return HORDELoss(losses.ContrastiveLoss(), CHANNELS, WIDTH, order=3, moment_dim=8)
 
 
+def horde_like(loss: HORDELoss) -> HORDELoss:
+    """The same loss, attached to nothing."""
+    alone = horde()
+    alone.load_state_dict(loss.state_dict())
+    return alone
+
+
 def explicit(loss: HORDELoss, network: Network, x: Tensor, labels: Tensor) -> Tensor:
     """The value that an attached loss must have, from a loss that is not attached."""
     features = network.trunk(x)
-    alone = horde()
-    alone.load_state_dict(loss.state_dict())
-    value: Tensor = alone(network.head(features).detach(), labels, features=features)
+    embeddings = network.head(features).detach()
+    value: Tensor = horde_like(loss)(embeddings, labels, features=features)
     if loss.tap is not None:
         loss.tap.clear()
     return value
@@ -168,6 +174,16 @@ def test_features_without_a_gradient_are_refused() -> None:
     with pytest.raises(MissingFeaturesError, match="carry no gradient, but the embeddings do"):
         loss(embeddings, labels)
     loss(embeddings, labels, features=maps)  # a trunk that is frozen on purpose
+
+
+def test_a_descriptor_needs_no_gradient_in_the_features() -> None:
+    network, (x, _) = Network(), images()
+    network.trunk.requires_grad_(False)
+    loss = attached(network)
+    embeddings = network(x)
+    assert embeddings.requires_grad
+    descriptor = loss.descriptor(embeddings)
+    assert_close(descriptor, horde_like(loss).descriptor(embeddings, network.trunk(x)))
 
 
 def test_without_gradients_anywhere_the_last_pass_counts() -> None:

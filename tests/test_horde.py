@@ -563,7 +563,7 @@ def test_descriptor_is_all_orders_at_length_one(variant: str) -> None:
     assert_close(descriptor, torch.from_numpy(np.stack(expected)))
 
 
-@pytest.mark.parametrize(("count", "size"), [(200, None), (200, 7), (9, 3), (12, 12)])
+@pytest.mark.parametrize(("count", "size"), [(200, None), (200, 7), (9, 3), (12, 11)])
 def test_pca_equals_sklearn(count: int, size: int | None) -> None:
     loss = build()
     images = torch.randn(count, 16, dtype=torch.float64) @ torch.randn(16, 16).double() + 3
@@ -574,12 +574,24 @@ def test_pca_equals_sklearn(count: int, size: int | None) -> None:
         loss.reduce(test_images),
         torch.from_numpy(exact.transform(test_images.numpy())),
     )
-    # Twelve centred images span eleven dimensions: the last component is free.
-    meaningful = min(size or WIDTH, count - 1)
-    reduced, expected = reduced[:, :meaningful], expected[:, :meaningful]
     signs = (reduced * expected).sum(dim=0).sign()
     assert_close(reduced * signs, expected)
     assert loss.pca_components.shape == (16, size or WIDTH)
+
+
+def test_centred_images_span_one_dimension_less_than_they_are() -> None:
+    with pytest.raises(ValueError, match=r"more than 12 rows .* got shape \(12, 16\)"):
+        build().fit_pca(torch.randn(12, 16), 12)
+
+
+def test_a_memory_takes_no_tuples_of_the_batch() -> None:
+    memory = losses.CrossBatchMemory(losses.ContrastiveLoss(), WIDTH, memory_size=20)
+    loss = build(base=memory)
+    embeddings, features = batch(torch.float32)
+    tuples = miners.BatchHardMiner()(embeddings, LABELS)
+    with pytest.raises(ValueError, match="give the miner to it"):
+        loss(embeddings, LABELS, tuples, features=features)
+    assert loss(embeddings, LABELS, features=features).isfinite()
 
 
 def test_pca_is_the_same_for_the_same_images_in_another_order() -> None:
@@ -588,6 +600,8 @@ def test_pca_is_the_same_for_the_same_images_in_another_order() -> None:
     components = loss.pca_components
     loss.fit_pca(images.flip(0))
     assert_close(loss.pca_components, components)
+    # An eigenvector has no sign of its own: its largest entry is made positive.
+    assert (components.amax(dim=0) == components.abs().amax(dim=0)).all()
 
 
 def test_pca_of_real_descriptors_in_float32() -> None:

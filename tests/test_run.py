@@ -34,6 +34,11 @@ ACCELERATE = [
     *(sys.executable, "-m", "accelerate.commands.launch", "--num_processes=1", "--num_machines=1"),
     *("--mixed_precision=no", "--dynamo_backend=no", "benchmarks/run.py"),
 ]
+HORDE = horde().removeprefix("--losses=[").removesuffix("]")
+MEMORY = (
+    f"{{loss: {{class_path: {PML}CrossBatchMemory, init_args: {{memory_size: 200, "
+    f"loss: {{class_path: {PML}ContrastiveLoss}}}}}}}}"
+)
 # Each alone: test_distributed.py.
 ALL_LOSSES = ", ".join(
     [
@@ -131,9 +136,9 @@ def test_a_batch_that_does_not_divide_is_refused(data: str, tmp_path: Path) -> N
 
 @pytest.fixture(scope="module")
 def settings(data: str) -> list[str]:
-    """Everything that could make a resumed run differ: workers, dropout, batch norm, schedule, clip."""
+    """Whatever could make a resumed run differ: workers, drop path, batch norm, schedule, memory."""
     return [
-        *(data, *TINY, horde()),
+        *(data, *TINY, f"--losses=[{HORDE}, {MEMORY}]"),
         "--optimization.steps=120",
         "--data.num_workers=2",
         "--checkpoint_every=25",
