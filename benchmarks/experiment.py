@@ -7,9 +7,10 @@ is wrong is a `ConfigError` of one line that names the key, raised before anythi
 
 import argparse
 import importlib
+import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -208,7 +209,7 @@ class Command:
 def parse(argv: Sequence[str]) -> Command:
     """Recipe, then `--config` files in their order, then options; the later one wins.
 
-    Without recipe and files it is `DEFAULT_RECIPE`.
+    Without a recipe they change `DEFAULT_RECIPE`.
 
     Raises:
         ConfigError: for anything that is not a complete, known and consistent experiment.
@@ -222,13 +223,20 @@ def parse(argv: Sequence[str]) -> Command:
     except argparse.ArgumentError as error:
         raise ConfigError(str(error)) from error
     recipe = files.recipe or (None if files.config else DEFAULT_RECIPE)
-    layers = [read_recipe(recipe)] if recipe else []
+    layers = [read_recipe(recipe or DEFAULT_RECIPE)]
     layers += [read_yaml(path) for path in files.config]
+    for layer in layers:
+        for name in ("recipe", "resume", "config"):
+            if name in layer:
+                raise ConfigError(
+                    f"{name}: belongs on the command line, not into a file of settings"
+                )
 
     parser = jsonargparse.ArgumentParser(
         prog="benchmarks/run.py",
         description="Train, test and report one experiment.",
         exit_on_error=False,
+        allow_abbrev=False,
     )
     parser.add_argument(
         "--recipe", metavar="PAPER/TABLE/ROW", help="an entry of benchmarks/recipes"
@@ -240,20 +248,30 @@ def parse(argv: Sequence[str]) -> Command:
         parsed = parser.parse_args(
             [f"--config={yaml.safe_dump(layer)}" for layer in layers] + list(options)
         )
-    except argparse.ArgumentError as error:
-        raise ConfigError(_one_line(str(error))) from error
+    except (argparse.ArgumentError, RecursionError) as error:
+        raise ConfigError(_one_line(error)) from error
     for name in ("recipe", "resume", "config", "print_config"):
         parsed.pop(name, None)
     config = yaml.safe_load(parser.dump(parsed))
     for name in ("recipe", "resume"):
         config.pop(name, None)
-    experiment = parser.instantiate(parsed)
-    experiment = Experiment(**{name: experiment[name] for name in Experiment.__dataclass_fields__})
+    _refuse_null(Experiment, config)
+    built = parser.instantiate(parsed)
+    experiment = Experiment(**{name: built[name] for name in Experiment.__dataclass_fields__})
     check(experiment)
     if experiment.output is None:
         stem = recipe.replace("/", "-") if recipe else files.config[-1].stem
         experiment.output = Path("runs") / f"{stem}-seed{experiment.seed}"
     return Command(experiment, config, recipe, files.resume)
+
+
+def _refuse_null(described: Any, config: Mapping[str, Any], prefix: str = "") -> None:
+    for entry in fields(described):
+        value, key = config.get(entry.name), prefix + entry.name
+        if is_dataclass(entry.type) and isinstance(value, Mapping):
+            _refuse_null(entry.type, value, f"{key}.")
+        elif value is None and "None" not in str(entry.type):
+            raise ConfigError(f"{key}: expected a value, got null; leave it out for the default")
 
 
 def check(experiment: Experiment) -> None:
@@ -277,7 +295,7 @@ def check(experiment: Experiment) -> None:
         "evaluation.every": (evaluation.every, 0),
         "evaluation.curve_classes": (evaluation.curve_classes, 2),
         "evaluation.batch_size": (evaluation.batch_size, 1),
-        "evaluation.recall_at": (min(evaluation.recall_at, default=0), 1),
+        "evaluation.recall_at": (min(evaluation.recall_at, default=1), 1),
     }
     for key, (value, least) in at_least.items():
         if value < least:
@@ -286,6 +304,27 @@ def check(experiment: Experiment) -> None:
         raise ConfigError(
             f"data.batch_size: expected a multiple of data.samples_per_class ({data.samples_per_class}), "
             f"got {data.batch_size}"
+        )
+    optimization = experiment.optimization
+    positive = {
+        "optimization.learning_rate": optimization.learning_rate,
+        "optimization.loss_learning_rate": optimization.loss_learning_rate,
+        "optimization.max_gradient_norm": optimization.max_gradient_norm,
+    }
+    for key, rate in positive.items():
+        if rate is not None and not (math.isfinite(rate) and rate > 0):
+            raise ConfigError(f"{key}: expected a positive number, got {rate}")
+    for index, term in enumerate(experiment.losses):
+        if not math.isfinite(term.weight):
+            raise ConfigError(f"losses[{index}].weight: expected a number, got {term.weight}")
+    if experiment.seed >= 2**32:
+        raise ConfigError(f"seed: expected less than 2**32, got {experiment.seed}")
+    if not evaluation.recall_at:
+        raise ConfigError("evaluation.recall_at: expected at least one K, got an empty list")
+    if experiment.trace_steps > optimization.steps:
+        raise ConfigError(
+            f"trace_steps: expected at most optimization.steps ({optimization.steps}), got "
+            f"{experiment.trace_steps}"
         )
     if not experiment.losses:
         raise ConfigError("losses: expected at least one loss, got an empty list")
@@ -348,7 +387,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror})") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: not valid YAML: {_one_line(str(error))}") from error
+        raise ConfigError(f"{path}: not valid YAML: {_one_line(error)}") from error
     if not isinstance(content, dict):
         raise ConfigError(f"{path}: expected a mapping of settings, got {type(content).__name__}")
     return content
@@ -368,8 +407,9 @@ def _merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any
     return merged
 
 
-def _one_line(message: str) -> str:
-    """The telling lines of a parser's message, joined."""
+def _one_line(error: BaseException) -> str:
+    """The telling lines of an error's message, joined."""
+    message = str(error) or type(error).__name__
     lines = [line.strip(" -\t") for line in message.splitlines()]
     noise = (
         "Does not validate against",
@@ -402,7 +442,8 @@ def build(spec: Any, key: str, **provided: Any) -> Any:
     if "class_path" not in spec:
         raise ConfigError(f"{key}.class_path: missing; got {spec!r}")
     cls = _import(spec["class_path"], f"{key}.class_path")
-    given = spec.get("init_args") or {}
+    given = spec.get("init_args")
+    given = {} if given is None else given
     if not isinstance(given, dict):
         raise ConfigError(f"{key}.init_args: expected a mapping, got {given!r}")
 
@@ -427,8 +468,8 @@ def build(spec: Any, key: str, **provided: Any) -> Any:
     _check_types(cls, {name: given[name] for name in plain}, defaults, key)
     try:
         return cls(**filled, **arguments)
-    except (TypeError, ValueError, AssertionError) as error:
-        raise ConfigError(f"{key}: {cls.__name__}: {_one_line(str(error))}") from error
+    except Exception as error:
+        raise ConfigError(f"{key}: {cls.__name__}: {_one_line(error)}") from error
 
 
 def _argument(value: Any, key: str, provided: Mapping[str, Any]) -> Any:
@@ -448,13 +489,15 @@ def _check_types(
     try:
         parser.parse_object(dict(given))
     except argparse.ArgumentError as error:
-        raise ConfigError(f"{key}.init_args: {_one_line(str(error))}") from error
+        raise ConfigError(f"{key}.init_args: {_one_line(error)}") from error
     for name, value in given.items():
+        kinds = [
+            "number" if isinstance(one, (int, float)) and not isinstance(one, bool) else type(one)
+            for one in (value, defaults[name])
+        ]
         default = defaults[name]
-        numbers = isinstance(default, (int, float)) and isinstance(value, (int, float))
         scalar = isinstance(default, (bool, int, float, str))
-        same = isinstance(default, bool) == isinstance(value, bool) if numbers else False
-        if scalar and not same and not isinstance(value, type(default)) and not _typed(cls, name):
+        if scalar and kinds[0] != kinds[1] and not _typed(cls, name):
             raise ConfigError(
                 f"{key}.init_args.{name}: expected {type(default).__name__} like the default {default!r}, "
                 f"got {value!r}"
@@ -469,8 +512,8 @@ def _import(path: Any, key: str) -> type:
     module, _, name = str(path).rpartition(".")
     try:
         cls = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(f"{key}: cannot import {path!r} ({error})") from error
+    except Exception as error:  # importing runs the module
+        raise ConfigError(f"{key}: cannot import {path!r} ({_one_line(error)})") from error
     if not isinstance(cls, type):
         raise ConfigError(f"{key}: expected a class, got {path!r}")
     return cls
@@ -513,7 +556,7 @@ def build_model(model: Model, in_chans: int, image_size: int) -> EmbeddingModel:
         with torch.no_grad():
             network(torch.zeros(1, in_chans, image_size, image_size))
     except Exception as error:
-        raise ConfigError(f"model: {model.trunk}: {_one_line(str(error))}") from error
+        raise ConfigError(f"model: {model.trunk}: {_one_line(error)}") from error
     return network.train()
 
 
@@ -562,6 +605,10 @@ def build_optimizer(
         params=groups,
         lr=optimization.learning_rate,
     )
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise ConfigError(
+            f"optimization.optimizer: expected an optimizer, got {type(optimizer).__name__}"
+        )
     if optimization.scheduler is None:
         return optimizer, None
     scheduler = build(
@@ -571,7 +618,56 @@ def build_optimizer(
         total_steps=optimization.steps,
         max_lr=[group["lr"] for group in groups],
     )
+    if not isinstance(scheduler, torch.optim.lr_scheduler.LRScheduler):
+        raise ConfigError(
+            f"optimization.scheduler: expected a scheduler, got {type(scheduler).__name__}"
+        )
     return optimizer, scheduler
+
+
+def try_one_step(experiment: Experiment, in_chans: int) -> EmbeddingModel:
+    """Build everything for two classes and move it once, on the CPU: what cannot work fails here.
+
+    Returns:
+        The network, to be thrown away.
+
+    Raises:
+        ConfigError: naming the part that failed.
+    """
+    size = experiment.data.image_size
+    with torch.random.fork_rng(devices=[]):
+        model = build_model(experiment.model, in_chans, size)
+        loss = build_loss(experiment, model, num_classes=2)
+        optimizer, scheduler = build_optimizer(experiment.optimization, model, loss)
+        part = "losses"
+        try:
+            value = loss(model(torch.randn(4, in_chans, size, size)), torch.arange(4) % 2)
+            value.backward()
+            part = "optimization.optimizer"
+            optimizer.step()
+            part = "optimization.scheduler"
+            if scheduler is not None:
+                scheduler.step()
+        except Exception as error:
+            hint = " (or the miner)" if part == "losses" and experiment.miner else ""
+            raise ConfigError(
+                f"{part}{hint}: a trial step failed: {type(error).__name__}: {_one_line(error)}"
+            ) from error
+    return model
+
+
+def check_root(root: Path) -> None:
+    """Make the folder of the data.
+
+    Raises:
+        ConfigError: if it cannot be one.
+    """
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"data.root: {root}: cannot be used as a folder ({error.strerror})"
+        ) from error
 
 
 def build_dataset(data: Data, role: Literal["train", "test"]) -> Glyphs:

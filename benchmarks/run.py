@@ -9,6 +9,7 @@ run that cannot be started, 1 for one that failed, 128 + signal for one that was
 
 import os
 import shlex
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -44,7 +45,7 @@ from benchmarks.training import (
 from pml_regularizers import HORDELoss, prepare_loss
 
 GRID_QUERIES, GRID_NEIGHBOURS = 8, 8
-VOLATILE = ("output",)
+VOLATILE = ("output", "data.root", "data.num_workers")
 """Settings that may differ between a run and its resumption."""
 
 
@@ -64,6 +65,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         run.update(status="failed")
         return 1
+    except KeyboardInterrupt:
+        run.update(status="stopped")
+        print("\nstopped; the same command with --resume goes on from the last checkpoint")
+        return 128 + signal.SIGINT
+    except BaseException:
+        run.update(status="failed")
+        raise
     finally:
         run.close()
         accelerator.end_training()
@@ -75,11 +83,7 @@ def start(experiment: Experiment) -> Accelerator:
     Raises:
         ConfigError: if a class, a size or the number of processes does not fit.
     """
-    torch.manual_seed(0)
-    model = description.build_model(experiment.model, Glyphs.in_chans, experiment.data.image_size)
-    loss = description.build_loss(experiment, model, num_classes=2)
-    description.build_optimizer(experiment.optimization, model, loss)
-
+    model = description.try_one_step(experiment, Glyphs.in_chans)
     mixed = experiment.precision if experiment.precision in ("bf16", "fp16") else "no"
     accelerator = Accelerator(
         mixed_precision=mixed,
@@ -100,6 +104,7 @@ def start(experiment: Experiment) -> Accelerator:
             f"{processes} processes, and synchronised batch norm needs GPUs; take a trunk without it, such "
             "as test_convnext, or one process"
         )
+    description.check_root(experiment.data.root)
     return accelerator
 
 
@@ -117,7 +122,9 @@ class BenchmarkRun:
         self.experiment = experiment = command.experiment
         self.accelerator = accelerator
         data = experiment.data
-        with accelerator.main_process_first():  # the first one renders or unpacks, the others read
+        with (
+            accelerator.local_main_process_first()
+        ):  # the first one renders or unpacks, the others read
             self.train_set = description.build_dataset(data, "train")
             self.test_set = description.build_dataset(data, "test")
         try:
@@ -140,6 +147,11 @@ class BenchmarkRun:
         if accelerator.num_processes > 1:
             model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
         self.loss = prepare_loss(accelerator, loss)
+        if self._horde() is not None and len(self.train_set) <= experiment.model.embedding_size:
+            raise ConfigError(
+                f"evaluation.descriptor: its PCA to {experiment.model.embedding_size} dimensions needs more "
+                f"training images than the {len(self.train_set)} there are; set it to false"
+            )
         optimizer, self.scheduler = description.build_optimizer(
             experiment.optimization, model, self.loss
         )
@@ -148,50 +160,72 @@ class BenchmarkRun:
         self._open(command, argv)
 
     def _open(self, command: description.Command, argv: Sequence[str]) -> None:
-        """Lock the folder and read the checkpoint; all processes learn whether that went well."""
+        """Lock the folder and go back to its checkpoint; all processes learn whether that went well."""
         self.folder: RunFolder | None = None
         self.records: records.RunRecords | None = None
-        path = self.experiment.output
-        assert path is not None
-        self.path = path
+        self.record: dict[str, Any] = {}
+        assert self.experiment.output is not None
+        self.path = self.experiment.output
         problem: str | None = None
         if self.accelerator.is_main_process:
             try:
                 self._claim(command, argv)
-            except RunFolderError as error:
+            except (RunFolderError, ValueError, KeyError, OSError) as error:
                 problem = str(error)
-        [problem] = broadcast_object_list([problem])
+        [problem, self.finished] = broadcast_object_list(
+            [problem, self.record.get("status") == "finished"]
+        )
         if problem is not None:
             self.close()
             raise RunFolderError(problem)
-        if command.resume:
+        if command.resume and not self.finished:
             self._restore()
-        if self.accelerator.is_main_process:
-            resumed = self.progress.step if command.resume else None
-            self.records = records.RunRecords(self.path / "records", resume_step=resumed)
 
     def _claim(self, command: description.Command, argv: Sequence[str]) -> None:
         self.folder = RunFolder(self.path)
-        if (self.path / "run.json").exists():
-            if not command.resume:
-                raise RunFolderError(
-                    f"output: {self.path} holds a run already; add --resume to go on with it, or choose "
-                    "another --output"
-                )
-            try:
-                self.record = report.load_run(self.path).info
-            except ValueError as error:
-                raise RunFolderError(str(error)) from error
+        used = (self.path / "run.json").exists()
+        if used and not command.resume:
+            raise RunFolderError(
+                f"output: {self.path} holds a run already; add --resume to go on with it, or choose another "
+                "--output"
+            )
+        if used:
+            self.record = report.load_run(self.path).info
             _check_same(self.record["config"], command.config, self.path)
-            self.record["command"] = _command(argv)
-            self.record["world_size"] = self.accelerator.num_processes
+            if self.record["data"]["fingerprint"] != self.test_set.fingerprint:
+                raise RunFolderError(
+                    f"data.root: the images are not those that {self.path} was started with (another "
+                    "fingerprint); choose another --output"
+                )
+            if self.record["status"] == "finished":
+                return
+        elif not self.folder.holds_only_itself():
+            raise RunFolderError(
+                f"output: {self.path} holds files but no run.json; choose an empty or new folder"
+            )
         else:
-            self.record = self._new_record(command, argv)
-        load_checkpoint(self.path)  # before any record is cut
+            self.record = self._new_record(command)
+        saved = load_checkpoint(self.path)  # before any record is cut
+        step = saved["step"] if saved else 0
+        session = {
+            "from_step": step,
+            "command": _command(argv),
+            **records.describe_code(),
+            "versions": records.describe_versions(),
+            "hardware": records.describe_hardware(),
+            "world_size": self.accelerator.num_processes,
+            "started": _now(),
+        }
+        if not used:  # resumed elsewhere, by other code? The sessions say so.
+            self.record |= {key: value for key, value in session.items() if key != "from_step"}
+        self.record["sessions"] = [*self.record.get("sessions", []), session]
+        self.record["status"] = "running"
+        self.records = records.RunRecords(self.path / "records", resume_step=step if used else None)
         records.write_json(self.path / "run.json", self.record)
-        records.replace_file(self.path / "config.yaml", description.dump(command.config).encode())
+        config = description.dump(command.config)
+        records.replace_file(self.path / "config.yaml", config.encode())
 
-    def _new_record(self, command: description.Command, argv: Sequence[str]) -> dict[str, Any]:
+    def _new_record(self, command: description.Command) -> dict[str, Any]:
         experiment = self.experiment
         return {
             "name": self.path.name,
@@ -199,10 +233,6 @@ class BenchmarkRun:
             "label": experiment.label,
             "seed": experiment.seed,
             "config": command.config,
-            "command": _command(argv),
-            **records.describe_code(),
-            "versions": records.describe_versions(),
-            "hardware": records.describe_hardware(),
             "data": {
                 "name": experiment.data.dataset,
                 "fingerprint": self.test_set.fingerprint,
@@ -212,8 +242,6 @@ class BenchmarkRun:
                 "test_classes": self.test_set.num_classes,
                 "test_images": len(self.test_set),
             },
-            "world_size": self.accelerator.num_processes,
-            "started": _now(),
             "finished": None,
             "wall_time_s": 0.0,
             "images_per_second": None,
@@ -227,14 +255,15 @@ class BenchmarkRun:
 
     def execute(self) -> int:
         """Train, test and report; the exit status."""
-        if self.accelerator.is_main_process and self.record["status"] == "finished":
-            print(f"{self.path} is finished (delete it to run it again); its results:\n")
-            print(report.markdown_table([report.load_run(self.path)]))
+        if self.finished:
+            if self.accelerator.is_main_process:
+                print(f"{self.path} is finished (delete it to run it again); its results:\n")
+                print(report.markdown_table([report.load_run(self.path)]))
             return 0
         if self.progress.step < self.experiment.optimization.steps:
             self._train()
         if self.progress.stopped_by is not None:
-            self.update(status="stopped")
+            self.update(status="stopped", wall_time_s=self.progress.seconds)
             self.accelerator.print(
                 f"\nstopped at step {self.progress.step}, saved; the same command with --resume goes on"
             )
@@ -269,7 +298,7 @@ class BenchmarkRun:
             checkpoint_every=experiment.checkpoint_every,
             evaluate=self._evaluate_curves,
             evaluate_every=experiment.evaluation.every,
-            trace=Trace(self.path / "trace.pt", steps) if steps else None,
+            trace=Trace(self.path / "trace.pt", steps, self.progress.step) if steps else None,
         )
 
     def _log(self, rows: list[tuple[int, dict[str, float]]]) -> None:
@@ -288,6 +317,7 @@ class BenchmarkRun:
                 "scheduler": self.scheduler.state_dict() if self.scheduler else None,
                 "scaler": self.accelerator.scaler.state_dict() if self.accelerator.scaler else None,
                 "seconds": progress.seconds,
+                "busy_seconds": progress.busy_seconds,
                 "memories": {
                     name: [memory.queue_idx, memory.has_been_filled]
                     for name, memory in self._memories().items()
@@ -308,7 +338,7 @@ class BenchmarkRun:
             self.accelerator.scaler.load_state_dict(state["scaler"])
         for name, memory in self._memories().items():
             memory.queue_idx, memory.has_been_filled = state["memories"][name]
-        self.progress = Progress(state["step"], state["seconds"])
+        self.progress = Progress(state["step"], state["seconds"], state["busy_seconds"])
 
     def _memories(self) -> dict[str, CrossBatchMemory]:
         """PML's cross-batch memories, whose place in the queue is not in their state_dict."""
@@ -352,7 +382,7 @@ class BenchmarkRun:
     def _test(self) -> None:
         begun = time.perf_counter()
         recall_at = self.experiment.evaluation.recall_at
-        horde = self._horde() if self.experiment.evaluation.descriptor else None
+        horde = self._horde()
         extract = None if horde is None else horde.descriptor
         found = evaluate(
             self.accelerator,
@@ -376,14 +406,14 @@ class BenchmarkRun:
         if not self.accelerator.is_main_process:
             return
         self._save_retrieval(found.embeddings)
-        trained = self.progress.seconds
+        images = self.progress.step * self.experiment.data.batch_size
         self.update(
             status="finished",
             finished=_now(),
             metrics=found.metrics,
             descriptor_metrics=descriptor_metrics,
-            wall_time_s=trained + time.perf_counter() - begun,
-            images_per_second=self.progress.step * self.experiment.data.batch_size / trained,
+            wall_time_s=self.progress.seconds + time.perf_counter() - begun,
+            images_per_second=images / self.progress.busy_seconds,
         )
         runs = [report.load_run(self.path)]
         report.write_html(runs, self.path / "report.html")
@@ -391,6 +421,9 @@ class BenchmarkRun:
         print(f"\nreport: {self.path / 'report.html'}")
 
     def _horde(self) -> HORDELoss | None:
+        """The HORDE whose descriptor is tested, if there is one and it is wanted."""
+        if not self.experiment.evaluation.descriptor:
+            return None
         found = [module for module in self.loss.modules() if isinstance(module, HORDELoss)]
         return found[0] if len(found) == 1 else None
 
@@ -451,7 +484,9 @@ def _command(argv: Sequence[str]) -> str:
         launcher = ["torchrun", "--nproc_per_node", processes]
     else:
         launcher = ["python"]
-    return shlex.join([*launcher, "benchmarks/run.py", *argv])
+    on_cpu = os.environ.get("ACCELERATE_USE_CPU")
+    setting = [f"ACCELERATE_USE_CPU={on_cpu}"] if on_cpu else []
+    return shlex.join([*setting, *launcher, "benchmarks/run.py", *argv])
 
 
 def _now() -> str:

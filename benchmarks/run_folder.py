@@ -3,12 +3,14 @@
 import fcntl
 import os
 import re
+import time
 from pathlib import Path
 from typing import Any
 
 import torch
 
-KEPT = 2
+KEPT = 2  # checkpoints
+PATIENCE = 8  # seconds to wait for the lock
 
 
 class RunFolderError(RuntimeError):
@@ -31,7 +33,7 @@ class RunFolder:
         except OSError as error:
             raise RunFolderError(f"output: {path}: {error.strerror}") from error
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._acquire()
         except OSError as error:
             self._lock.seek(0)
             writer = self._lock.read().strip() or "unknown"
@@ -43,6 +45,24 @@ class RunFolder:
         self._lock.truncate(0)
         self._lock.write(str(os.getpid()))
         self._lock.flush()
+
+    def _acquire(self) -> None:
+        # Data-loader workers share the lock of a run that was killed until they notice, 5 s later.
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            try:
+                return fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.1)
+
+    def holds_only_itself(self) -> bool:
+        """Whether nothing was ever written here."""
+        return not any(self.checkpoints.iterdir()) and {p.name for p in self.path.iterdir()} == {
+            ".lock",
+            "checkpoints",
+        }
 
     def save(self, step: int, state: dict[str, Any]) -> None:
         """Write a checkpoint: whole under its name, or not at all. The last two are kept."""
@@ -83,7 +103,7 @@ def load_checkpoint(run: Path) -> dict[str, Any] | None:
         state: dict[str, Any] = torch.load(paths[-1], map_location="cpu", weights_only=True)
     except Exception as error:
         raise RunFolderError(
-            f"{paths[-1]}: not a readable checkpoint ({type(error).__name__}: {error}); "
+            f"{paths[-1]}: not a readable checkpoint ({type(error).__name__}); "
             "delete it to go on from the one before"
         ) from error
     return state

@@ -29,7 +29,7 @@ Key = tuple[int, int]
 
 
 class NonFiniteLossError(RuntimeError):
-    """The loss is nan or infinite; names the step and the images."""
+    """The loss or the weights are nan or infinite; names the step, and the images of a loss."""
 
 
 class ClassBatchSampler(Sampler[list[Key]]):
@@ -170,6 +170,9 @@ class Progress:
 
     step: int = 0
     seconds: float = 0.0
+    """Since the start, evaluations and checkpoints included."""
+    busy_seconds: float = 0.0
+    """In training steps alone."""
     stopped_by: int | None = None
 
 
@@ -251,7 +254,9 @@ class Trainer:
                     look |= stop.agreed(self.accelerator)
                     progress.stopped_by = stop.signal
                 if look:
-                    bar.set_postfix(pending.flush(), refresh=False)
+                    bar.set_postfix(pending.flush(progress), refresh=False)
+                if measure or due or progress.stopped_by is not None:
+                    self._check_weights(progress.step)
                 if measure:
                     evaluate(progress.step)
                 if due or progress.stopped_by is not None:
@@ -259,6 +264,17 @@ class Trainer:
                     checkpoint(progress)
                 if progress.stopped_by is not None:
                     return
+                if measure or due:
+                    pending.resume()
+
+    def _check_weights(self, step: int) -> None:
+        for owner in (self.model, self.loss):
+            for name, tensor in owner.state_dict().items():
+                if tensor.is_floating_point() and not tensor.isfinite().all():
+                    raise NonFiniteLossError(
+                        f"{name} is not finite after step {step}; lower the learning rate, or clip the "
+                        "gradient (optimization.max_gradient_norm)"
+                    )
 
     def _step(
         self, step: int, images: Tensor, labels: Tensor, indices: Tensor, trace: "Trace | None"
@@ -293,10 +309,15 @@ class Pending:
     def add(self, step: int, loss: Tensor, rate: float, indices: Tensor) -> None:
         self._rows.append((step, loss, rate, indices))
 
-    def flush(self) -> dict[str, str]:
+    def resume(self) -> None:
+        """Count the time from here: something else was done in between."""
+        self._since = time.perf_counter()
+
+    def flush(self, progress: Progress) -> dict[str, str]:
         """Check and log what is pending; what the progress bar shows."""
         losses = torch.stack([loss.double() for _, loss, _, _ in self._rows]).tolist()
         now = time.perf_counter()
+        progress.busy_seconds += now - self._since
         speed = len(losses) * self._trainer.sampler.batch_size / (now - self._since)
         rows = []
         for value, (step, _, rate, indices) in zip(losses, self._rows, strict=True):
@@ -312,15 +333,20 @@ class Pending:
 
 
 class Trace:
-    """Image ids, loss and every gradient of the first steps, to compare runs with each other."""
+    """Image ids, loss and every gradient of the first steps, to compare runs with each other.
 
-    def __init__(self, path: Path, steps: int) -> None:
+    A run that goes on from step `start` keeps the steps before it.
+    """
+
+    def __init__(self, path: Path, steps: int, start: int) -> None:
         self.path = path
         self.steps = steps
         self._rows: list[dict[str, Any]] = []
+        if start and path.exists():
+            self._rows = torch.load(path, weights_only=True)[:start]
 
     def add(self, step: int, trainer: Trainer, loss: Tensor, indices: Tensor) -> None:
-        """Note one step; all processes must call it. The file is written after the last one."""
+        """Note one step and write the file; all processes must call it."""
         if step >= self.steps:
             return
         several = trainer.accelerator.num_processes > 1
@@ -340,5 +366,7 @@ class Trace:
                 "gradients": gradients,
             }
         )
-        if len(self._rows) == self.steps and trainer.accelerator.is_main_process:
-            torch.save(self._rows, self.path)
+        if trainer.accelerator.is_main_process:
+            temporary = self.path.with_suffix(".tmp")
+            torch.save(self._rows, temporary)
+            temporary.replace(self.path)

@@ -1,11 +1,11 @@
 """High-order regularizers for deep metric learning, as pytorch-metric-learning losses."""
 
 from .binomial_deviance import BinomialDevianceLoss
-from .distributed import DistributedLoss, prepare_loss
+from .distributed import DistributedLoss, gather_rows, prepare_loss
 from .features import FeatureLoss, Features, FeatureTap, MissingFeaturesError
 from .heads import EmbeddingHead
 from .horde import HORDELoss
-from .moments import HighOrderMoments
+from .moments import HighOrderMoments, cascaded_moments, independent_moments
 
 __version__ = "0.1.0"
 
@@ -19,5 +19,8 @@ __all__ = [
     "HORDELoss",
     "HighOrderMoments",
     "MissingFeaturesError",
+    "cascaded_moments",
+    "gather_rows",
+    "independent_moments",
     "prepare_loss",
 ]

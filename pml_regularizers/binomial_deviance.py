@@ -103,4 +103,4 @@ def _softplus(x: Tensor) -> Tensor:
 
 
 def _row_mean(values: Tensor, mask: Tensor) -> Tensor:
-    return (values * mask).sum(dim=1) / mask.sum(dim=1).clamp(min=1)
+    return values.masked_fill(mask == 0, 0).sum(dim=1) / mask.sum(dim=1).clamp(min=1)

@@ -69,22 +69,34 @@ def are_own_rows(rows: int, batch_size: int) -> bool:
     return rows == batch_size and not _gathering.get()
 
 
-def gather_rows(x: Tensor, batch_size: int) -> Tensor:
+def gather_rows(x: Tensor, embeddings: Tensor) -> Tensor:
     """Phase 1 -> phase 2: the rows of the whole batch, from those of this process.
 
     Args:
         x: (n, D), what this process computed.
-        batch_size: Number of embeddings that the loss was called with.
+        embeddings: (N, E), what the loss was called with.
 
     Returns:
-        (batch_size, D). Inside `DistributedLoss` in rank order; inside PML's `DistributedLossWrapper`
+        (N, D). Inside `DistributedLoss` in rank order; inside PML's `DistributedLossWrapper`
         in the order of its embeddings, own rows first.
+
+    Raises:
+        ValueError: if there are more embeddings than rows, but not those of all processes.
     """
     if _gathering.get():
         return all_gather(x)
-    if len(x) != batch_size:
-        x, _, _ = pml_distributed.gather(x, None)
-    return x
+    if len(x) == len(embeddings):
+        return x
+    own = embeddings[: len(x)].detach().to(x.dtype)
+    gathered, _, _ = pml_distributed.gather(torch.cat([own, x], dim=1), None)
+    found, rows = torch.split(gathered, [own.shape[1], x.shape[1]], dim=1)
+    if not torch.equal(found, embeddings.to(x.dtype)):
+        raise ValueError(
+            f"features: they are of {len(x)} samples and the {len(embeddings)} embeddings are not those of all "
+            "processes, own rows first; wrap the loss in DistributedLoss, or pass embeddings and features of "
+            "the same samples"
+        )
+    return rows
 
 
 class DistributedLoss(nn.Module):
@@ -132,8 +144,8 @@ class DistributedLoss(nn.Module):
             features: This process's features, for the losses that read them.
 
         Raises:
-            ValueError: if the processes hold different numbers of rows, or `indices_tuple` is given
-                with several processes.
+            ValueError: if the processes hold different numbers of rows, if `indices_tuple` is given with
+                several processes, or `features` to a loss that takes none.
         """
         with torch.autocast(embeddings.device.type, enabled=False):
             if world_size() == 1:
@@ -158,6 +170,11 @@ class DistributedLoss(nn.Module):
         embeddings = full_precision(embeddings)
         if self.miner is not None and indices_tuple is None:
             indices_tuple = self.miner(embeddings, labels)
+        if features is not None and not hasattr(self.loss, "attach"):
+            raise ValueError(
+                f"features: {type(self.loss).__name__} takes none; attach the losses inside it that read them, "
+                "as in horde.attach(head.feature_map)"
+            )
         extra = {} if features is None else {"features": features}
         loss: Tensor = self.loss(embeddings, labels, indices_tuple, **extra)
         return loss

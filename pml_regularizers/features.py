@@ -9,7 +9,8 @@ also reads a feature map gets it, in this order:
 3. not at all, which raises `MissingFeaturesError`.
 """
 
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Self
 
@@ -36,8 +37,11 @@ class FeatureTap:
     `capacity` of them, since a trainer may run the network several times for one loss
     (`TwoStreamMetricLoss`). Recomputation by activation checkpointing is not recorded.
 
-    The tap holds no module. It pickles and deep-copies without its records; a copy of the network
-    and the loss made *together* stays connected.
+    Records are joined in the order of the passes, and a record is the module's output itself: what
+    changes it in place afterwards changes it here.
+
+    The tap holds no module, and the module does not keep the tap alive. It pickles and deep-copies
+    without its records; a copy of the network and the loss made *together* stays connected.
 
     Args:
         module: Its output, a tensor or a tuple of tensors with the batch first, is recorded.
@@ -54,7 +58,7 @@ class FeatureTap:
         self.clear()
         self._listening = True
         self._handle: torch.utils.hooks.RemovableHandle | None = module.register_forward_hook(
-            self._record
+            _Hook(self)
         )
 
     def clear(self) -> None:
@@ -87,8 +91,8 @@ class FeatureTap:
         if not records:
             raise MissingFeaturesError(
                 "no features were recorded since the last call of this loss: run the network once before each "
-                "call, attach before torch.compile, attach again after copying or loading the loss, "
-                "or pass features=..."
+                "call; attach before torch.compile (and torch._dynamo.reset() if an untapped network of the same "
+                "class was compiled); attach again after copying or loading the loss; or pass features=..."
             )
         return _joined(records, len(embeddings))
 
@@ -102,7 +106,7 @@ class FeatureTap:
         self._detached = None
         return [] if detached is None else [detached], None
 
-    def _record(self, module: nn.Module, args: Any, output: Any) -> None:
+    def _record(self, output: Any) -> None:
         if not self._listening:
             return
         if not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1:
@@ -110,11 +114,34 @@ class FeatureTap:
         if not _first(output).requires_grad:
             self._detached = output
             return
-        self._detached = None
         self._records = [*self._records[1 - self.capacity :], output]
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_records": [], "_detached": None, "_handle": None}
+
+
+class _Hook:
+    """Hands a module's output to a tap for as long as somebody else holds the tap."""
+
+    def __init__(self, tap: FeatureTap) -> None:
+        self._tap = weakref.ref(tap)
+
+    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
+        tap = self._tap()
+        if tap is not None:
+            tap._record(output)
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        tap = self._tap()
+        return (_Hook, (tap,)) if tap is not None else (_ignore, ())
+
+
+def _ignore() -> Callable[..., None]:
+    return _nothing
+
+
+def _nothing(*args: Any) -> None:
+    """What the hook of a lost tap becomes in a copy."""
 
 
 class FeatureLoss(BaseMetricLossFunction):
@@ -137,6 +164,9 @@ class FeatureLoss(BaseMetricLossFunction):
 
         Returns:
             The loss itself.
+
+        Raises:
+            ValueError: if `module` is none.
         """
         tap = FeatureTap(module)
         self.detach()
@@ -239,8 +269,8 @@ def _joined(records: list[Features], batch_size: int) -> Features:
     if not are_own_rows(sum(sizes), batch_size):
         raise MissingFeaturesError(
             f"features of {' + '.join(map(str, sizes))} samples were recorded since the last call of this loss, "
-            f"but the embeddings are of {batch_size}: each forward pass needs its call; after passes whose loss is "
-            "skipped, call loss.tap.clear()"
+            f"but the embeddings are of {batch_size}: each forward pass needs its call; after passes that were "
+            f"skipped or failed, call loss.tap.clear() (at most {FeatureTap.capacity} passes are kept)"
         )
     if len(records) == 1:
         return records[0]

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .moments import masked_mean, positions
+from .precision import full_precision
 
 Pool = Literal["avg", "max", "token"]
 DataFormat = Literal["auto", "NCHW", "NHWC"]
@@ -84,7 +85,8 @@ class EmbeddingHead(nn.Module):
         """A head that fits a timm model: its channels, prefix tokens and layout.
 
         Args:
-            trunk: A timm model made with `num_classes=0, global_pool=""`.
+            trunk: A timm model made with `num_classes=0, global_pool=""`. Call its `forward_features`
+                where `trunk(x)` is wider than its features, as in MobileNetV3.
             embedding_size: E.
             **kwargs: As in the constructor, which they override.
 
@@ -128,6 +130,8 @@ class EmbeddingHead(nn.Module):
             if mask is not None:
                 patches = patches.masked_fill(~mask.unsqueeze(2), float("-inf"))
             pooled = patches.amax(dim=1)
+            if mask is not None:  # no token counts: as the average, zero
+                pooled = pooled.masked_fill(~mask.any(dim=1, keepdim=True), 0)
         else:
             pooled = masked_mean(patches, mask)
         pooled = self.pooled(pooled)
@@ -137,7 +141,9 @@ class EmbeddingHead(nn.Module):
 
     def _embed(self, pooled: Tensor) -> Tensor:
         embeddings: Tensor = self.fc(pooled)
-        return F.normalize(embeddings) if self.normalize else embeddings
+        if self.normalize:  # in half precision the norm of a faint vector is 0, and 0/0 is nan
+            embeddings = F.normalize(full_precision(embeddings)).to(embeddings.dtype)
+        return embeddings
 
     def _channels_first(self, x: Tensor) -> Tensor:
         layout = self.data_format

@@ -21,7 +21,7 @@ from pytorch_metric_learning.reducers import DoNothingReducer
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .distributed import gather_rows
+from .distributed import DistributedLoss, gather_rows
 from .features import FeatureLoss, Features
 from .moments import HighOrderMoments, Init, Projections
 from .precision import full_precision
@@ -144,12 +144,11 @@ class HORDELoss(FeatureLoss):
                 "indices_tuple: CrossBatchMemory would take a batch's tuples for rows of its memory; give the "
                 "miner to it, as in HORDELoss(CrossBatchMemory(loss, E, miner=...), ...)"
             )
+        self._check_width(embeddings)
         orders = self.order_embeddings(self.features)
         widths = [order.shape[1] for order in orders]
         # Phase 1 ends here: these vectors, not the maps, go to the other processes, all at once.
-        gathered = torch.split(
-            gather_rows(torch.cat(orders, dim=1), len(embeddings)), widths, dim=1
-        )
+        gathered = torch.split(gather_rows(torch.cat(orders, dim=1), embeddings), widths, dim=1)
         losses = {}
         for (name, loss), weight, vectors in zip(
             self.losses.items(),
@@ -157,6 +156,9 @@ class HORDELoss(FeatureLoss):
             [embeddings, *gathered],
             strict=True,
         ):
+            own = next(loss.parameters(), None)
+            if own is not None and own.dtype in (torch.float32, torch.float64):
+                vectors = vectors.to(own.dtype)  # PML would recast the parameter, in place
             value = loss(vectors, labels, indices_tuple)
             if self.collect_stats:
                 setattr(self, f"{name}_loss", value.detach().item())
@@ -183,9 +185,15 @@ class HORDELoss(FeatureLoss):
 
         Args:
             embeddings: (N, E), the network's output: order 1.
-            features: As in the loss; default: what the tap recorded.
+            features: As in the loss; default: what the tap recorded in the last forward pass, which
+                must be that of these embeddings.
+
+        Raises:
+            ValueError: if the sizes do not fit.
+            MissingFeaturesError: see `FeatureLoss`.
         """
         embeddings = embeddings.detach()
+        self._check_width(embeddings)
         with self.reading(embeddings, features):
             orders = [full_precision(embeddings), *self.order_embeddings(self.features)]
             return torch.cat([F.normalize(order) for order in orders], dim=1)
@@ -236,14 +244,25 @@ class HORDELoss(FeatureLoss):
             )
         mean: Tensor = self.pca_mean.to(descriptors)
         components: Tensor = self.pca_components.to(descriptors)
-        return (descriptors - mean) @ components
+        with torch.autocast(descriptors.device.type, enabled=False):
+            return (descriptors - mean) @ components
+
+    def _check_width(self, embeddings: Tensor) -> None:
+        if embeddings.ndim != 2 or embeddings.shape[1] != self.embedding_size:
+            raise ValueError(
+                f"embeddings: expected (N, {self.embedding_size}), got shape {tuple(embeddings.shape)}; "
+                "pass embedding_size=... to match the network"
+            )
 
     def _sub_loss_names(self) -> list[str]:
         return [f"order_{k}" for k in range(1, self.order + 1)]
 
     def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *args: Any) -> None:
+        _, strict, *_ = args
         for name in ("pca_mean", "pca_components"):  # present once fitted, of the size then chosen
             saved = state_dict.get(prefix + name)
+            if saved is None and not strict:
+                continue
             device = next(iter(self.moments.state_dict().values())).device
             setattr(self, name, None if saved is None else torch.empty_like(saved, device=device))
         super()._load_from_state_dict(state_dict, prefix, *args)
@@ -283,7 +302,11 @@ def _check_base(loss: nn.Module, widths: Iterable[int]) -> None:
         if isinstance(module, FeatureLoss):
             raise ValueError(
                 f"loss: {type(module).__name__} reads features itself and cannot act on moments; "
-                "add it beside HORDE with MultipleLosses([horde, other])"
+                'add it beside HORDE with MultipleLosses({"horde": horde, "other": other})'
+            )
+        if isinstance(module, DistributedLoss):
+            raise ValueError(
+                "loss: DistributedLoss goes around HORDE, as in DistributedLoss(HORDELoss(loss, ...))"
             )
         if isinstance(module, DoNothingReducer):
             raise ValueError(
@@ -291,16 +314,18 @@ def _check_base(loss: nn.Module, widths: Iterable[int]) -> None:
                 "use another reducer"
             )
     state = [*loss.parameters(), *loss.buffers()]
-    if not state or any(tensor.is_meta for tensor in state):
+    device = state[0].device if state else torch.device("cpu")
+    if device.type == "meta":
         return
-    device = state[0].device  # PML makes its proxies on the CPU even under another default device
-    for width in widths:  # a trial call on a copy: proxies, class weights and memories have a width
-        with device, torch.random.fork_rng(devices=[]), torch.no_grad():
+    labels = torch.arange(8, device=device) % 2
+    for width in widths:  # a trial on a copy: proxies, class weights and memories have a width
+        vectors = torch.eye(8, width, device=device)
+        with torch.device(device), torch.random.fork_rng(devices=[]), torch.no_grad():
             try:
-                copy.deepcopy(loss)(torch.eye(4, width), torch.tensor([0, 0, 1, 1]))
+                copy.deepcopy(loss)(vectors, labels)
             except Exception as error:
                 raise ValueError(
-                    f"loss: {type(loss).__name__} has state of its own that does not fit embeddings of width "
-                    f"{width} ({error}); give it embedding_size={width}, and keep embed_orders=True so that "
-                    "every order has the width of the embeddings"
+                    f"loss: a trial call of {type(loss).__name__} with 8 embeddings of width {width} in two "
+                    f"classes failed ({type(error).__name__}: {error}); where it has an embedding_size, that "
+                    "must be the width of every order (embed_orders=True)"
                 ) from error

@@ -22,6 +22,8 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
+from .precision import full_precision
+
 Projections = Literal["cascaded", "independent", "random"]
 Init = Literal["glorot", "rademacher"]
 
@@ -69,7 +71,8 @@ def masked_mean(x: Tensor, mask: Tensor | None) -> Tensor:
     if mask is None:
         return x.mean(dim=1)
     kept = mask.sum(dim=1, keepdim=True).clamp(min=1)
-    return x.masked_fill(~mask.unsqueeze(2), 0).sum(dim=1) / kept
+    total = full_precision(x).masked_fill(~mask.unsqueeze(2), 0).sum(dim=1)
+    return (total / kept).to(x.dtype)
 
 
 def positions(features: Tensor | tuple[Tensor, ...], channels: int) -> tuple[Tensor, Tensor | None]:

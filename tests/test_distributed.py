@@ -76,6 +76,13 @@ def test_passes_features_on() -> None:
     )
 
 
+def test_features_for_a_loss_that_takes_none() -> None:
+    several = losses.MultipleLosses([losses.ContrastiveLoss()])
+    for loss in (several, losses.ContrastiveLoss()):
+        with pytest.raises(ValueError, match=r"features: .* takes none; attach the losses inside"):
+            DistributedLoss(loss)(torch.randn(4, 2), torch.arange(4) % 2, features=torch.ones(4))
+
+
 def test_half_precision_embeddings_are_raised() -> None:
     embeddings, labels = torch.randn(6, 4), torch.tensor([0, 0, 1, 1, 2, 2])
     arcface = losses.ArcFaceLoss(3, 4)

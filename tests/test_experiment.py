@@ -108,6 +108,50 @@ MISTAKES = {
         ["--optimization.scheduler={class_path: torch.optim.lr_scheduler.OneCycle}"],
         "optimization.scheduler.class_path",
     ),
+    "null": (["--config=c.yaml"], "seed: expected a value, got null", "seed: null"),
+    "null inside": (["--config=c.yaml"], "evaluation.recall_at: ", "evaluation: {recall_at: null}"),
+    "null group": (["--config=c.yaml"], "model", "model: null"),
+    "alias of itself": (["--config=c.yaml"], "a", "a: &x [*x]"),
+    "recipe in a file": (["--config=c.yaml"], "recipe: belongs", "recipe: nonsense"),
+    "abbreviation": (["--see=3"], "see"),
+    "seed": (["--seed=1180591620717411303424"], "seed"),
+    "negative clip": (["--optimization.max_gradient_norm=-1"], "max_gradient_norm"),
+    "weight": (
+        [f"--losses=[{{weight: .nan, loss: {{class_path: {PML}.losses.ContrastiveLoss}}}}]"],
+        "weight",
+    ),
+    "trace": (["--trace_steps=8", "--optimization.steps=6"], "trace_steps"),
+    "bad path": (["--losses=[{loss: {class_path: .foo.Bar}}]"], "losses[0].loss.class_path"),
+    "bool for a number": (
+        [
+            f"--losses=[{{loss: {{class_path: {PML}.losses.ContrastiveLoss, init_args: {{pos_margin: true}}}}}}]"
+        ],
+        "pos_margin: expected int",
+    ),
+    "loss that takes no labels": (
+        ["--losses=[{loss: {class_path: torch.nn.Identity}}]"],
+        "losses: a trial step failed",
+    ),
+    "argument of a wrong kind": (
+        [
+            f"--losses=[{{loss: {{class_path: {PML}.losses.ContrastiveLoss, init_args: {{distance: cosine}}}}}}]"
+        ],
+        "losses: a trial step failed",
+    ),
+    "no miner": (["--miner={class_path: builtins.dict}"], "miner"),
+    "no optimizer": (
+        ["--optimization.optimizer={class_path: builtins.dict}"],
+        "optimization.optimizer",
+    ),
+    "no scheduler": (
+        ["--optimization.scheduler={class_path: torch.nn.Identity}"],
+        "optimization.scheduler: expected a scheduler",
+    ),
+    "scheduler of another kind": (
+        ["--optimization.scheduler={class_path: torch.optim.lr_scheduler.ReduceLROnPlateau}"],
+        "optimization.scheduler",
+    ),
+    "root is a file": (["--data.root=c.yaml"], "data.root: c.yaml", "not: a folder"),
     "miner": (["--miner={class_path: nowhere.Miner}"], "miner.class_path"),
 }
 

@@ -483,7 +483,8 @@ def test_modules_that_do_not_return_features(output: Any) -> None:
             return output
 
     module = Strange()
-    horde().attach(module)
+    loss = horde().attach(module)
+    assert loss.tap is not None
     with pytest.raises(ValueError, match="features: expected a tensor or a tuple of tensors"):
         module(torch.zeros(2))
 
@@ -534,3 +535,39 @@ def test_features_are_forgotten_even_when_the_loss_fails() -> None:
         loss(torch.randn(4, 3), torch.zeros(4), features=torch.randn(4, 2))
     with pytest.raises(MissingFeaturesError, match="only while the loss is being called"):
         _ = loss.features
+
+
+def test_a_loss_that_is_gone_leaves_nothing_behind() -> None:
+    """A notebook cell run again, or a copy of the network alone, must not collect maps and graphs."""
+    stage, x = nn.Conv2d(3, CHANNELS, 1), torch.randn(4, 3, 2, 2)
+    loss = horde().attach(stage)
+    tap = weakref.ref(loss.tap)
+    del loss
+    gc.collect()
+    assert tap() is None
+    record = weakref.ref(stage(x))
+    gc.collect()
+    assert record() is None
+
+    kept = horde().attach(stage)
+    alone = copy.deepcopy(stage)
+    record = weakref.ref(alone(x))
+    gc.collect()
+    assert record() is None
+    pickle.loads(pickle.dumps(stage))(x)
+    assert kept.tap is not None
+
+
+def test_a_test_pass_and_a_training_pass_are_not_mixed_up() -> None:
+    network, loss = Network(), horde()
+    loss.attach(network.head.feature_map)
+    x, labels = images()
+    other, _ = images()
+    with torch.no_grad():
+        tested = network(other)
+        expected = loss(tested, labels)
+        tested = network(other)
+    trained = network(x)
+    with torch.no_grad():
+        assert_close(loss(tested, labels), expected)
+    loss(trained, labels).backward()

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import timm
 import torch
+from pytorch_metric_learning import losses
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -190,7 +191,7 @@ def test_timm_trunks(name: str, through: str) -> None:
         assert features.shape[1] == (size // 16) ** 2
     embeddings = made(output)
     assert embeddings.shape == (2, WIDTH)
-    loss = HORDELoss(torch.nn.Module(), trunk.num_features, WIDTH, order=3, moment_dim=4)
+    loss = HORDELoss(losses.ContrastiveLoss(), trunk.num_features, WIDTH, order=3, moment_dim=4)
     assert [order.shape for order in loss.order_embeddings(features)] == [(2, WIDTH)] * 2
     embeddings.sum().backward()
     first = next(trunk.parameters())
@@ -274,3 +275,23 @@ def test_input_that_does_not_fit(x: Tensor, mask: Tensor | None, message: str) -
 def test_the_class_token_of_a_map_is_refused() -> None:
     with pytest.raises(ValueError, match=r'pool: "token" needs tokens'):
         head(pool="token", num_prefix_tokens=1)(maps())
+
+
+@pytest.mark.parametrize("pool", ["avg", "max"])
+def test_an_image_without_a_token_that_counts_is_zero_and_spoils_no_other(pool: Any) -> None:
+    head = EmbeddingHead(CHANNELS, WIDTH, pool=pool)
+    tokens = torch.randn(2, 4, CHANNELS)
+    mask = torch.tensor([[True] * 4, [False] * 4])
+    embeddings = head(tokens, mask)
+    embeddings.sum().backward()
+    assert_close(embeddings[:1], head(tokens[:1]))
+    assert (embeddings[1] == 0).all()
+    assert head.fc.weight.grad.isfinite().all()
+
+
+def test_half_precision_survives_dead_maps_and_long_masked_averages() -> None:
+    head = EmbeddingHead(CHANNELS, WIDTH).half()
+    assert (head(torch.zeros(1, CHANNELS, 2, 2).half()) == 0).all()
+    tokens = torch.full((1, 300, CHANNELS), 300.0).half()
+    mask = torch.ones(1, 300, dtype=torch.bool)
+    assert_close(head(tokens, mask), head(tokens))

@@ -13,7 +13,7 @@ from pytorch_metric_learning import distances, losses, miners, reducers, regular
 from sklearn.decomposition import PCA
 from torch import Tensor, nn
 
-from pml_regularizers import BinomialDevianceLoss, HORDELoss, MissingFeaturesError
+from pml_regularizers import BinomialDevianceLoss, DistributedLoss, HORDELoss, MissingFeaturesError
 
 from .oracles import horde as oracle
 from .oracles.binomial_deviance import binomial_deviance
@@ -435,18 +435,18 @@ def test_bad_arguments(kwargs: dict[str, Any], message: str) -> None:
         (
             lambda: PROXY_LOSSES["arcface"](WIDTH + 1),
             {},
-            f"does not fit embeddings of width {WIDTH}",
+            f"embeddings of width {WIDTH} in two",
         ),
         (
             lambda: PROXY_LOSSES["arcface"](WIDTH),
             {"embed_orders": False},
-            f"does not fit embeddings of width {DIM} .* keep embed_orders=True",
+            rf"embeddings of width {DIM} in two classes failed[\s\S]*embed_orders=True",
         ),
         (lambda: PROXY_LOSSES["proxy_anchor"](DIM), {"embed_orders": False}, f"width {WIDTH}"),
         (
             lambda: losses.CrossBatchMemory(losses.ContrastiveLoss(), WIDTH + 3),
             {},
-            f"CrossBatchMemory has state of its own that does not fit embeddings of width {WIDTH}",
+            f"CrossBatchMemory with 8 embeddings of width {WIDTH} in two",
         ),
     ],
 )
@@ -582,6 +582,34 @@ def test_pca_equals_sklearn(count: int, size: int | None) -> None:
 def test_centred_images_span_one_dimension_less_than_they_are() -> None:
     with pytest.raises(ValueError, match=r"more than 12 rows .* got shape \(12, 16\)"):
         build().fit_pca(torch.randn(12, 16), 12)
+
+
+def test_embeddings_of_another_width() -> None:
+    embeddings, features = batch()
+    wide = torch.cat([embeddings, embeddings], dim=1)
+    for call in (
+        lambda: build()(wide, LABELS, features=features),
+        lambda: build().descriptor(wide),
+    ):
+        with pytest.raises(ValueError, match=rf"embeddings: expected \(N, {WIDTH}\), got"):
+            call()
+
+
+def test_a_base_that_cannot_be_called_is_refused_at_once() -> None:
+    for base in (losses.VICRegLoss(), nn.CrossEntropyLoss(), nn.Identity()):
+        with pytest.raises(ValueError, match=f"a trial call of {type(base).__name__}"):
+            build(base=base)
+    with pytest.raises(ValueError, match="DistributedLoss goes around HORDE"):
+        build(base=DistributedLoss(losses.ContrastiveLoss()))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_parameters_of_the_base_are_never_recast(dtype: torch.dtype) -> None:
+    loss = build(base=losses.ProxyAnchorLoss(3, WIDTH)).to(dtype)
+    for other in (torch.float16, torch.float32, torch.float64):
+        embeddings, features = batch()
+        loss(embeddings.to(other), LABELS, features=features.to(torch.float64))
+        assert {parameter.dtype for parameter in loss.parameters()} == {dtype}
 
 
 def test_a_memory_takes_no_tuples_of_the_batch() -> None:

@@ -114,6 +114,15 @@ def check_errors(accelerator: Accelerator) -> None:
             assert message in str(error), error
         else:
             raise AssertionError(f"no error: {message}")
+    try:  # twice as many embeddings as features, but not those of all processes
+        world = accelerator.num_processes
+        embeddings = torch.randn(3 * world, WIDTH) + rank
+        features = torch.randn(3, CHANNELS, 2, 2)
+        horde(losses.ContrastiveLoss())(embeddings, torch.arange(3 * world) % 2, features=features)
+    except ValueError as error:
+        assert "wrap the loss in DistributedLoss" in str(error), error
+    else:
+        raise AssertionError("features of one process were taken for those of all")
 
 
 def main(path: str) -> None:
