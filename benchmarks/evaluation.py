@@ -34,6 +34,10 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset
 from benchmarks.progress import progress_bar
 
 
+class NonFiniteEmbeddingsError(ValueError):
+    """The model gives NaN or inf for some images; names them."""
+
+
 class RetrievalAccuracy(AccuracyCalculator):
     """Recall@K for any K, MAP@R and R-precision, as PML metrics `recall_at_1`,
     `mean_average_precision_at_r`, `r_precision`.
@@ -174,7 +178,7 @@ def _check_finite(name: str, rows: Tensor) -> None:
     bad = (~rows.isfinite().all(dim=1)).nonzero().flatten().tolist()
     if bad:
         more = ", ..." if len(bad) > 5 else ""
-        raise ValueError(
+        raise NonFiniteEmbeddingsError(
             f"{name}: NaN or inf for {len(bad)} of {len(rows)} images, at dataset positions "
             f"{', '.join(map(str, bad[:5]))}{more}; has the training diverged?"
         )

@@ -31,7 +31,13 @@ if __package__ in (None, ""):  # started as a file
 from benchmarks import experiment as description
 from benchmarks import records, report
 from benchmarks.datasets import Glyphs
-from benchmarks.evaluation import RetrievalAccuracy, embed, evaluate, neighbours
+from benchmarks.evaluation import (
+    NonFiniteEmbeddingsError,
+    RetrievalAccuracy,
+    embed,
+    evaluate,
+    neighbours,
+)
 from benchmarks.experiment import ConfigError, Experiment
 from benchmarks.run_folder import RunFolder, RunFolderError, load_checkpoint
 from benchmarks.training import (
@@ -61,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     try:
         return run.execute()
-    except NonFiniteLossError as error:
+    except (NonFiniteLossError, NonFiniteEmbeddingsError) as error:
         print(f"error: {error}", file=sys.stderr)
         run.update(status="failed")
         return 1

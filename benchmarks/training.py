@@ -248,9 +248,8 @@ class Trainer:
                 due = progress.step % checkpoint_every == 0 or last
                 measure = evaluate_every > 0 and (progress.step % evaluate_every == 0 or last)
                 look = progress.step % self.log_every == 0 or due or measure
-                if (
-                    look or self.accelerator.device.type == "cpu"
-                ):  # a GPU would have to be waited for
+                # To ask more often would make a GPU wait.
+                if look or self.accelerator.device.type == "cpu":
                     look |= stop.agreed(self.accelerator)
                     progress.stopped_by = stop.signal
                 if look:

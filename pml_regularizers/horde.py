@@ -318,11 +318,12 @@ def _check_base(loss: nn.Module, widths: Iterable[int]) -> None:
     if device.type == "meta":
         return
     labels = torch.arange(8, device=device) % 2
-    for width in widths:  # a trial on a copy: proxies, class weights and memories have a width
+    # A trial on a copy: it must return one number; proxies, class weights and memories have a width.
+    for width in widths:
         vectors = torch.eye(8, width, device=device)
         with torch.device(device), torch.random.fork_rng(devices=[]), torch.no_grad():
             try:
-                copy.deepcopy(loss)(vectors, labels)
+                copy.deepcopy(loss)(vectors, labels, None).view(())
             except Exception as error:
                 raise ValueError(
                     f"loss: a trial call of {type(loss).__name__} with 8 embeddings of width {width} in two "

@@ -385,9 +385,24 @@ def test_a_non_finite_loss_names_step_and_images(data: str, tmp_path: Path) -> N
     assert json.loads((folder / "run.json").read_text())["status"] == "failed"
 
 
-def test_weights_that_are_not_finite_are_never_saved(data: str, tmp_path: Path) -> None:
+def test_a_model_that_diverged_at_its_last_step_fails_in_one_line(
+    data: str, tmp_path: Path
+) -> None:
     folder = tmp_path / "run"
     huge = ["--optimization.learning_rate=1e38", "--optimization.steps=1"]
+    process = start([data, *TINY, *huge, f"--output={folder}"])
+    output, _ = process.communicate(timeout=TIMEOUT)
+    assert process.returncode == 1, output
+    [line] = [line for line in output.splitlines() if line.startswith("error: ")]
+    assert "NaN or inf for" in line
+    assert json.loads((folder / "run.json").read_text())["status"] == "failed"
+
+
+def test_weights_that_are_not_finite_are_never_saved(data: str, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    sgd = "{class_path: torch.optim.SGD, init_args: {weight_decay: 1e30}}"
+    huge = [f"--optimization.optimizer={sgd}", "--optimization.learning_rate=1e20"]
+    huge += ["--optimization.scheduler=null", "--optimization.steps=1"]
     process = start([data, *TINY, *huge, f"--output={folder}"])
     output, _ = process.communicate(timeout=TIMEOUT)
     assert process.returncode == 1, output
