@@ -23,10 +23,10 @@ $(VENV)/installed: pyproject.toml constraints.txt
 	touch $@
 
 # The metric loss alone and with HORDE, tested on classes that neither has seen.
+# Goes on where it was stopped; `rm -r runs/demo` starts it anew.
 demo: install
-	rm -rf $(RUNS)/demo
-	$(RUN) --recipe glyphs/demo/binomial --output $(RUNS)/demo/binomial
-	$(RUN) --recipe glyphs/demo/binomial_horde --output $(RUNS)/demo/binomial_horde
+	$(RUN) --recipe glyphs/demo/binomial --output $(RUNS)/demo/binomial --resume
+	$(RUN) --recipe glyphs/demo/binomial_horde --output $(RUNS)/demo/binomial_horde --resume
 	$(REPORT) $(RUNS)/demo/binomial $(RUNS)/demo/binomial_horde --output $(RUNS)/demo/report.html
 
 # The table in README: 5 seeds, some hours on two cores; goes on where it was stopped.

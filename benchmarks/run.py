@@ -484,15 +484,17 @@ def _flat(config: Any, prefix: str = "") -> dict[str, Any]:
 
 def _command(argv: Sequence[str]) -> str:
     processes = os.environ.get("WORLD_SIZE", "1")
+    on_cpu = os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("true", "1", "yes")
     if "ACCELERATE_MIXED_PRECISION" in os.environ:  # accelerate sets it for what it launches
-        launcher = ["accelerate", "launch", "--num_processes", processes]
-    elif "TORCHELASTIC_RUN_ID" in os.environ:
-        launcher = ["torchrun", "--nproc_per_node", processes]
+        launcher = ["accelerate", "launch", *(["--cpu"] if on_cpu else [])]
+        launcher += ["--num_processes", processes]
     else:
-        launcher = ["python"]
-    on_cpu = os.environ.get("ACCELERATE_USE_CPU")
-    setting = [f"ACCELERATE_USE_CPU={on_cpu}"] if on_cpu else []
-    return shlex.join([*setting, *launcher, "benchmarks/run.py", *argv])
+        launcher = ["ACCELERATE_USE_CPU=true"] if on_cpu else []
+        if "TORCHELASTIC_RUN_ID" in os.environ:
+            launcher += ["torchrun", "--nproc_per_node", processes]
+        else:
+            launcher += ["python"]
+    return shlex.join([*launcher, "benchmarks/run.py", *argv])
 
 
 def _now() -> str:
