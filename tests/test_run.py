@@ -114,7 +114,7 @@ def test_one_checkpoint_has_one_result(data: str, tmp_path: Path) -> None:
         mark_unfinished(folder)
         run([*settings, f"--output={folder}", "--resume"], processes)
         results[processes] = json.loads((folder / "run.json").read_text())
-        assert results[processes]["world_size"] == processes
+        assert results[processes]["sessions"][-1]["world_size"] == processes
     assert results[1]["metrics"]["recall_at_1"] > 0
     for processes in (2, 3):
         for kind in ("metrics", "descriptor_metrics"):
