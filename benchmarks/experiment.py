@@ -253,8 +253,6 @@ def parse(argv: Sequence[str]) -> Command:
     for name in ("recipe", "resume", "config", "print_config"):
         parsed.pop(name, None)
     config = yaml.safe_load(parser.dump(parsed))
-    for name in ("recipe", "resume"):
-        config.pop(name, None)
     _refuse_null(Experiment, config)
     built = parser.instantiate(parsed)
     experiment = Experiment(**{name: built[name] for name in Experiment.__dataclass_fields__})

@@ -128,9 +128,8 @@ class BenchmarkRun:
         self.experiment = experiment = command.experiment
         self.accelerator = accelerator
         data = experiment.data
-        with (
-            accelerator.local_main_process_first()
-        ):  # the first one renders or unpacks, the others read
+        # The first one renders or unpacks, the others read.
+        with accelerator.local_main_process_first():
             self.train_set = description.build_dataset(data, "train")
             self.test_set = description.build_dataset(data, "test")
         try:
@@ -226,10 +225,11 @@ class BenchmarkRun:
             self.record |= {key: value for key, value in session.items() if key != "from_step"}
         self.record["sessions"] = [*self.record.get("sessions", []), session]
         self.record["status"] = "running"
-        self.records = records.RunRecords(self.path / "records", resume_step=step if used else None)
+        # run.json first: killed from here on, the folder is a run that --resume goes on with.
         records.write_json(self.path / "run.json", self.record)
         config = description.dump(command.config)
         records.replace_file(self.path / "config.yaml", config.encode())
+        self.records = records.RunRecords(self.path / "records", resume_step=step if used else None)
 
     def _new_record(self, command: description.Command) -> dict[str, Any]:
         experiment = self.experiment
@@ -252,7 +252,6 @@ class BenchmarkRun:
             "wall_time_s": 0.0,
             "images_per_second": None,
             "steps": experiment.optimization.steps,
-            "status": "running",
             "metrics": {},
             "descriptor_metrics": None,
         }
