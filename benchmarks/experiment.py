@@ -580,7 +580,7 @@ def build_loss(experiment: Experiment, model: EmbeddingModel, num_classes: int) 
     loss = losses[0] if weights == [1.0] else MultipleLosses(losses, weights=weights)
     for module in loss.modules():
         if isinstance(module, FeatureLoss):
-            module.attach(model.head.feature_map)
+            module.attach(model.head)
     miner = build(experiment.miner.description, "miner", **sizes) if experiment.miner else None
     return DistributedLoss(loss, miner)
 

@@ -3,14 +3,14 @@
 pytorch-metric-learning (PML) calls `loss(embeddings, labels, indices_tuple)` and nothing else. A loss that
 also reads a feature map gets it, in this order:
 
-1. from the call: `loss(embeddings, labels, features=feature_map)`;
-2. from a tap, bound once: `loss.attach(head.feature_map)`; trainers, testers, miners and
-   `MultipleLosses` then work unchanged;
+1. from the call: `loss(embeddings, labels, features=feature_map)`, or a dict where it reads several;
+2. from a tap, bound once: `loss.attach(head)`; trainers, testers, miners and `MultipleLosses` then work
+   unchanged;
 3. not at all, which raises `MissingFeaturesError`.
 """
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Self
 
@@ -19,6 +19,7 @@ from pytorch_metric_learning.losses import BaseMetricLossFunction
 from torch import Tensor, nn
 
 from .distributed import are_own_rows, world_size
+from .heads import EmbeddingHead
 from .precision import full_precision
 
 Features = Tensor | tuple[Tensor, ...]
@@ -149,44 +150,75 @@ class FeatureLoss(BaseMetricLossFunction):
 
     Half-precision inputs are raised to float32 and autocast is off inside, so that the loss has one
     value whatever the precision of the network; the loss's parameters are never recast.
-    Subclasses read `self.features` in `compute_loss`.
+    Subclasses say what they read in `reads` and find it in `self.features` in `compute_loss`.
     """
 
-    _tap: FeatureTap | None = None
-    _features: Features | None = None
+    reads: str | tuple[str, ...] = "feature_map"
+    """Stage of an `EmbeddingHead` that `attach(head)` taps; a tuple of names where the features are a dict
+    of that many; an empty one where none are read."""
 
-    def attach(self, module: nn.Module) -> Self:
-        """Read the features from `module`'s output from now on, instead of from `features=`.
+    _features: Features | dict[str, Features] | None = None
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._taps: dict[str, FeatureTap] = {}
+
+    def attach(self, source: nn.Module | Mapping[str, nn.Module]) -> Self:
+        """Read the features from a module's output from now on, instead of from `features=`.
 
         Args:
-            module: Any stage of the network, such as `EmbeddingHead.feature_map`. One tap belongs to
-                one loss; attaching again moves it.
+            source: An `EmbeddingHead`, whose stages in `reads` are taken; or any other stage of the
+                network; or, for a loss that reads several, a dict of stages by the names in `reads`.
+                A tap belongs to one loss; attaching again moves it.
 
         Returns:
             The loss itself.
 
         Raises:
-            ValueError: if `module` is none.
+            ValueError: if `source` is none of these, or lacks a stage.
         """
-        tap = FeatureTap(module)
+        taps = {name: FeatureTap(module) for name, module in self._stages(source).items()}
         self.detach()
-        self._tap = tap
+        self._taps = taps
         return self
+
+    def _stages(self, source: nn.Module | Mapping[str, nn.Module]) -> dict[str, nn.Module]:
+        names = (self.reads,) if isinstance(self.reads, str) else self.reads
+        if isinstance(source, EmbeddingHead):
+            source = {name: getattr(source, name) for name in names if hasattr(source, name)}
+        elif len(names) == 1 and not isinstance(source, Mapping):
+            source = {names[0]: source}
+        if not isinstance(source, Mapping) or source.keys() != set(names):
+            came = (
+                ", ".join(source) or "none"
+                if isinstance(source, Mapping)
+                else type(source).__name__
+            )
+            raise ValueError(
+                f"source: {type(self).__name__} reads {', '.join(names) or 'no features'}, got {came}; "
+                "pass an EmbeddingHead that has them, or a dict of modules by these names"
+            )
+        return dict(source)
 
     def detach(self) -> Self:
         """Undo `attach`."""
-        if self._tap is not None:
-            self._tap.remove()
-            self._tap = None
+        for tap in self._taps.values():
+            tap.remove()
+        self._taps = {}
         return self
 
-    @property
-    def tap(self) -> FeatureTap | None:
-        """Where the features come from when `features=` is not passed; None before `attach`."""
-        return self._tap
+    def clear(self) -> None:
+        """Forget what the taps recorded: call it after forward passes whose loss was skipped."""
+        for tap in self._taps.values():
+            tap.clear()
 
     @property
-    def features(self) -> Features:
+    def taps(self) -> Mapping[str, FeatureTap]:
+        """Where the features come from when `features=` is not passed, by the names in `reads`."""
+        return self._taps
+
+    @property
+    def features(self) -> Any:
         """The features of the call under way, floating point tensors of at least float32."""
         if self._features is None:
             raise MissingFeaturesError("features are there only while the loss is being called")
@@ -200,7 +232,7 @@ class FeatureLoss(BaseMetricLossFunction):
         ref_emb: Tensor | None = None,
         ref_labels: Tensor | None = None,
         *,
-        features: Features | None = None,
+        features: Features | Mapping[str, Features] | None = None,
     ) -> Tensor:
         """The loss of a batch.
 
@@ -226,32 +258,63 @@ class FeatureLoss(BaseMetricLossFunction):
             return loss
 
     @contextmanager
-    def reading(self, embeddings: Tensor, features: Features | None) -> Iterator[None]:
+    def reading(
+        self, embeddings: Tensor, features: Features | Mapping[str, Features] | None
+    ) -> Iterator[None]:
         """Make `self.features` the features of `embeddings` for the length of a `with` block."""
-        if features is None:
-            if self._tap is None:
-                raise MissingFeaturesError(
-                    f"{type(self).__name__} reads features: pass features=feature_map with the embeddings, "
-                    "or call loss.attach(head.feature_map) once"
-                )
-            features = self._tap.take(embeddings)
-        elif not are_own_rows(len(_first(features)), len(embeddings)):
-            raise ValueError(
-                f"features: expected those of the {len(embeddings)} embeddings"
-                f"{' of all processes' if world_size() > 1 else ''}, got shape {tuple(_first(features).shape)}"
-            )
-        elif self._tap is not None:
-            self._tap.pop(embeddings)  # this call serves the pass that was recorded
-        if isinstance(features, tuple):
-            features = tuple(full_precision(part) for part in features)
+        if features is not None:
+            given = self._given(features, len(embeddings))
+            for tap in self._taps.values():
+                tap.pop(embeddings)  # this call serves the pass that was recorded
+        elif self._taps or not self.reads:
+            given = self._take(embeddings)
         else:
-            features = full_precision(features)
-        self._features = features
+            wanted = "feature_map" if isinstance(self.reads, str) else "{...}"
+            raise MissingFeaturesError(
+                f"{type(self).__name__} reads features: pass features={wanted} with the embeddings, "
+                "or call loss.attach(head) once"
+            )
+        given = {name: _raised(value) for name, value in given.items()}
+        self._features = given[self.reads] if isinstance(self.reads, str) else given
         try:
             with torch.autocast(embeddings.device.type, enabled=False):
                 yield
         finally:
             self._features = None
+
+    def _given(
+        self, features: Features | Mapping[str, Features], batch_size: int
+    ) -> dict[str, Features]:
+        if isinstance(self.reads, str):
+            given: dict[str, Any] = {self.reads: features}
+        elif isinstance(features, Mapping) and features.keys() == set(self.reads):
+            given = dict(features)
+        else:
+            came = ", ".join(features) if isinstance(features, Mapping) else type(features).__name__
+            raise ValueError(
+                f"features: {type(self).__name__} reads {', '.join(self.reads) or 'none'}; got {came}"
+            )
+        for value in given.values():
+            if not are_own_rows(len(_first(value)), batch_size):
+                raise ValueError(
+                    f"features: expected those of the {batch_size} embeddings"
+                    f"{' of all processes' if world_size() > 1 else ''}, got shape {tuple(_first(value).shape)}"
+                )
+        return given
+
+    def _take(self, embeddings: Tensor) -> dict[str, Features]:
+        try:
+            return {name: tap.take(embeddings) for name, tap in self._taps.items()}
+        except MissingFeaturesError:
+            for tap in self._taps.values():  # those not asked yet recorded the same pass
+                tap.pop(embeddings)
+            raise
+
+
+def _raised(features: Features) -> Features:
+    if isinstance(features, tuple):
+        return tuple(full_precision(part) for part in features)
+    return full_precision(features)
 
 
 def _first(features: Any) -> Tensor:
@@ -270,7 +333,7 @@ def _joined(records: list[Features], batch_size: int) -> Features:
         raise MissingFeaturesError(
             f"features of {' + '.join(map(str, sizes))} samples were recorded since the last call of this loss, "
             f"but the embeddings are of {batch_size}: each forward pass needs its call; after passes that were "
-            f"skipped or failed, call loss.tap.clear() (at most {FeatureTap.capacity} passes are kept)"
+            f"skipped or failed, call loss.clear() (at most {FeatureTap.capacity} passes are kept)"
         )
     if len(records) == 1:
         return records[0]

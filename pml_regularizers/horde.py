@@ -299,7 +299,7 @@ def _check_base(loss: nn.Module, widths: Iterable[int]) -> None:
     if not isinstance(loss, nn.Module):
         raise ValueError(f"loss: expected a PML loss, got {type(loss).__name__}")
     for module in loss.modules():
-        if isinstance(module, FeatureLoss):
+        if isinstance(module, FeatureLoss) and module.reads:
             raise ValueError(
                 f"loss: {type(module).__name__} reads features itself and cannot act on moments; "
                 'add it beside HORDE with MultipleLosses({"horde": horde, "other": other})'

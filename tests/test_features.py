@@ -47,8 +47,7 @@ def explicit(loss: HORDELoss, network: Network, x: Tensor, labels: Tensor) -> Te
     features = network.trunk(x)
     embeddings = network.head(features).detach()
     value: Tensor = horde_like(loss)(embeddings, labels, features=features)
-    if loss.tap is not None:
-        loss.tap.clear()
+    loss.clear()
     return value
 
 
@@ -62,7 +61,7 @@ def test_an_attached_loss_equals_the_explicit_call_in_value_and_gradient() -> No
     loss = attached(network)
     features = network.trunk(x)
     embeddings = network.head(features)
-    loss.tap.clear()
+    loss.clear()
     expected = loss(embeddings, labels, features=features)
     exact = gradients(expected, network, loss)
     value = loss(network(x), labels)
@@ -85,12 +84,12 @@ def test_the_error_is_a_value_error() -> None:
 def test_attach_returns_the_loss_and_needs_a_module() -> None:
     network, loss = Network(), horde()
     assert loss.attach(network.head.feature_map) is loss
-    tap = loss.tap
+    tap = loss.taps["feature_map"]
     with pytest.raises(
         ValueError, match=r"module: expected a torch\.nn\.Module to tap, got Tensor"
     ):
         loss.attach(torch.zeros(3))
-    assert loss.tap is tap  # still attached to where it was
+    assert loss.taps["feature_map"] is tap  # still attached to where it was
 
 
 def test_a_record_serves_one_call() -> None:
@@ -155,12 +154,10 @@ def test_sizes_that_do_not_add_up() -> None:
     loss = attached(network)
     network(x)  # a pass whose loss is skipped
     embeddings = network(x)
-    with pytest.raises(
-        MissingFeaturesError, match=r"features of 8 \+ 8 samples.*loss.tap.clear\(\)"
-    ):
+    with pytest.raises(MissingFeaturesError, match=r"features of 8 \+ 8 samples.*loss.clear\(\)"):
         loss(embeddings, labels)
     network(x)
-    loss.tap.clear()
+    loss.clear()
     loss(network(x), labels)
 
 
@@ -239,7 +236,7 @@ def test_records_are_bounded(gradients_on: bool) -> None:
     alive = [ref for ref in maps if ref() is not None]
     assert len(maps) == 20
     assert alive == (maps[-FeatureTap.capacity :] if gradients_on else maps[-1:])
-    loss.tap.clear()
+    loss.clear()
     gc.collect()
     assert all(ref() is None for ref in maps)
 
@@ -389,7 +386,7 @@ def test_network_and_loss_copied_together_stay_connected(again: Callable[[Any], 
     loss = attached(network)
     network(x)  # a pending record is not copied
     new_network, new_loss = again((network, loss))
-    loss.tap.clear()
+    loss.clear()
     with pytest.raises(MissingFeaturesError, match="no features were recorded"):
         new_loss(torch.randn(8, WIDTH), labels)
     for _ in range(2):
@@ -406,10 +403,10 @@ def test_network_and_loss_copied_together_stay_connected(again: Callable[[Any], 
 def test_a_copy_can_be_detached(again: Callable[[Any], Any]) -> None:
     network, (x, _) = Network(), images()
     new_network, new_loss = again((network, attached(network)))
-    tap = new_loss.tap
+    tap = new_loss.taps["feature_map"]
     new_loss.detach()
     new_network(x)
-    assert new_loss.tap is None
+    assert not new_loss.taps
     with pytest.raises(MissingFeaturesError, match="no features were recorded"):
         tap.take(torch.randn(8, WIDTH))
 
@@ -459,7 +456,7 @@ def test_detach_and_attach_again() -> None:
     assert len(hooks) == 0
     network(x)
     assert_close(loss(other(x), labels), explicit(loss, other, x, labels))
-    assert loss.detach() is loss and loss.tap is None
+    assert loss.detach() is loss and not loss.taps
     assert len(other.head.feature_map._forward_hooks) == 0
     with pytest.raises(MissingFeaturesError, match="pass features="):
         loss(other(x), labels)
@@ -470,7 +467,7 @@ def test_two_losses_may_read_the_same_module() -> None:
     network, (x, labels) = Network(), images()
     one, other = attached(network), attached(network)
     expected = explicit(one, network, x, labels), explicit(other, network, x, labels)
-    one.tap.clear(), other.tap.clear()
+    one.clear(), other.clear()
     embeddings = network(x)
     assert_close(one(embeddings, labels), expected[0])
     assert_close(other(embeddings, labels), expected[1])
@@ -484,7 +481,7 @@ def test_modules_that_do_not_return_features(output: Any) -> None:
 
     module = Strange()
     loss = horde().attach(module)
-    assert loss.tap is not None
+    assert loss.taps
     with pytest.raises(ValueError, match="features: expected a tensor or a tuple of tensors"):
         module(torch.zeros(2))
 
@@ -541,7 +538,7 @@ def test_a_loss_that_is_gone_leaves_nothing_behind() -> None:
     """A notebook cell run again, or a copy of the network alone, must not collect maps and graphs."""
     stage, x = nn.Conv2d(3, CHANNELS, 1), torch.randn(4, 3, 2, 2)
     loss = horde().attach(stage)
-    tap = weakref.ref(loss.tap)
+    tap = weakref.ref(loss.taps["feature_map"])
     del loss
     gc.collect()
     assert tap() is None
@@ -555,7 +552,7 @@ def test_a_loss_that_is_gone_leaves_nothing_behind() -> None:
     gc.collect()
     assert record() is None
     pickle.loads(pickle.dumps(stage))(x)
-    assert kept.tap is not None
+    assert kept.taps
 
 
 def test_a_test_pass_and_a_training_pass_are_not_mixed_up() -> None:
