@@ -12,18 +12,21 @@ also reads a feature map gets it, in this order:
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import torch
 from pytorch_metric_learning.losses import BaseMetricLossFunction
 from torch import Tensor, nn
 
 from .distributed import are_own_rows, world_size
-from .heads import EmbeddingHead
+from .heads import Staged
 from .precision import full_precision
 
 Features = Tensor | tuple[Tensor, ...]
 """What a loss reads: one tensor, or several that belong together, such as (tokens, padding mask)."""
+
+
+Loss = TypeVar("Loss", bound=nn.Module)
 
 
 class MissingFeaturesError(ValueError):
@@ -112,7 +115,8 @@ class FeatureTap:
             return
         if not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1:
             return  # a backward pass is recomputing a checkpointed segment
-        if not _first(output).requires_grad:
+        # A view of a parameter requires a gradient even where none is recorded.
+        if not (torch.is_grad_enabled() and _trains(output)):
             self._detached = output
             return
         self._records = [*self._records[1 - self.capacity :], output]
@@ -167,9 +171,9 @@ class FeatureLoss(BaseMetricLossFunction):
         """Read the features from a module's output from now on, instead of from `features=`.
 
         Args:
-            source: An `EmbeddingHead`, whose stages in `reads` are taken; or any other stage of the
-                network; or, for a loss that reads several, a dict of stages by the names in `reads`.
-                A tap belongs to one loss; attaching again moves it.
+            source: An `EmbeddingHead` or `AttentionEnsemble`, whose stages in `reads` are taken; or any
+                other stage of the network; or, for a loss that reads several, a dict of stages by the
+                names in `reads`. A tap belongs to one loss; attaching again moves it.
 
         Returns:
             The loss itself.
@@ -184,7 +188,7 @@ class FeatureLoss(BaseMetricLossFunction):
 
     def _stages(self, source: nn.Module | Mapping[str, nn.Module]) -> dict[str, nn.Module]:
         names = (self.reads,) if isinstance(self.reads, str) else self.reads
-        if isinstance(source, EmbeddingHead):
+        if isinstance(source, Staged):
             source = {name: getattr(source, name) for name in names if hasattr(source, name)}
         elif len(names) == 1 and not isinstance(source, Mapping):
             source = {names[0]: source}
@@ -269,7 +273,7 @@ class FeatureLoss(BaseMetricLossFunction):
         elif self._taps or not self.reads:
             given = self._take(embeddings)
         else:
-            wanted = "feature_map" if isinstance(self.reads, str) else "{...}"
+            wanted = self.reads if isinstance(self.reads, str) else "{...}"
             raise MissingFeaturesError(
                 f"{type(self).__name__} reads features: pass features={wanted} with the embeddings, "
                 "or call loss.attach(head) once"
@@ -292,7 +296,8 @@ class FeatureLoss(BaseMetricLossFunction):
         else:
             came = ", ".join(features) if isinstance(features, Mapping) else type(features).__name__
             raise ValueError(
-                f"features: {type(self).__name__} reads {', '.join(self.reads) or 'none'}; got {came}"
+                f"features: {type(self).__name__} reads {', '.join(self.reads) or 'none'}; got {came or 'none'}; "
+                "pass a dict by exactly these names"
             )
         for value in given.values():
             if not are_own_rows(len(_first(value)), batch_size):
@@ -303,18 +308,43 @@ class FeatureLoss(BaseMetricLossFunction):
         return given
 
     def _take(self, embeddings: Tensor) -> dict[str, Features]:
-        try:
-            return {name: tap.take(embeddings) for name, tap in self._taps.items()}
-        except MissingFeaturesError:
-            for tap in self._taps.values():  # those not asked yet recorded the same pass
-                tap.pop(embeddings)
-            raise
+        taken: dict[str, Features] = {}
+        for name, tap in self._taps.items():
+            try:
+                taken[name] = tap.take(embeddings)
+            except MissingFeaturesError as error:
+                for other in self._taps.values():  # those not asked yet recorded the same pass
+                    other.pop(embeddings)
+                raise MissingFeaturesError(f"{name}: {error}") from None
+        return taken
+
+
+def attach_all(loss: Loss, source: nn.Module | Mapping[str, nn.Module]) -> Loss:
+    """`attach` every loss inside another, a sum or a wrapper, that reads features.
+
+    Returns:
+        The outer loss, as in `attach_all(MultipleLosses({...}), head)`.
+
+    Raises:
+        ValueError: if `source` lacks a stage that one of them reads.
+    """
+    for module in loss.modules():
+        if isinstance(module, FeatureLoss) and module.reads:
+            module.attach(source)
+    return loss
 
 
 def _raised(features: Features) -> Features:
     if isinstance(features, tuple):
         return tuple(full_precision(part) for part in features)
     return full_precision(features)
+
+
+def _trains(features: Any) -> bool:
+    """Whether a gradient flows into any part: a frozen trunk's features may come with a trained tensor."""
+    first = _first(features)
+    parts = features if isinstance(features, tuple) else (first,)
+    return any(isinstance(part, Tensor) and part.requires_grad for part in parts)
 
 
 def _first(features: Any) -> Tensor:

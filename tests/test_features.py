@@ -568,3 +568,159 @@ def test_a_test_pass_and_a_training_pass_are_not_mixed_up() -> None:
     with torch.no_grad():
         assert_close(loss(tested, labels), expected)
     loss(trained, labels).backward()
+
+
+class Several(FeatureLoss):
+    """The smallest loss that reads several stages, by name."""
+
+    reads = ("feature_map", "pooled")
+
+    def compute_loss(self, embeddings: Tensor, *_: Any) -> dict[str, Any]:
+        self.seen = dict(self.features)
+        value = 3 * self.features["feature_map"].mean() + self.features["pooled"].square().mean()
+        return {
+            "loss": {
+                "losses": value + embeddings.sum() * 0,
+                "indices": None,
+                "reduction_type": "already_reduced",
+            }
+        }
+
+
+def several(network: Network, x: Tensor) -> dict[str, Tensor]:
+    """What the stages of a network hand to a loss."""
+    maps = network.trunk(x)
+    return {"feature_map": maps, "pooled": maps.mean(dim=(2, 3))}
+
+
+def test_several_stages_by_name_from_the_call_or_from_taps() -> None:
+    network, (x, labels) = Network(), images()
+    features = several(network, x)
+    value = Several()(network(x).detach(), labels, features=features)
+    assert_close(value, 3 * features["feature_map"].mean() + features["pooled"].square().mean())
+    exact = gradients(value, network.trunk)
+    for source in (
+        network.head,
+        {"pooled": network.head.pooled, "feature_map": network.head.feature_map},
+    ):
+        loss = Several().attach(source)
+        assert loss.taps.keys() == {"feature_map", "pooled"}
+        for _ in range(2):  # every tap is consumed by its call
+            found = loss(network(x), labels)
+            assert_close(found, value)
+            for ours, theirs in zip(gradients(found, network.trunk), exact, strict=True):
+                assert_close(ours, theirs)
+
+
+def test_several_stages_are_raised_to_full_precision() -> None:
+    network, (x, labels) = Network(), images()
+    features = {name: value.detach().bfloat16() for name, value in several(network, x).items()}
+    loss = Several()
+    loss(network(x).bfloat16(), labels, features=features)
+    assert {value.dtype for value in loss.seen.values()} == {torch.float32}
+
+
+def test_several_stages_of_two_passes_are_joined_in_their_order() -> None:
+    network, (x, labels) = Network(), images(12)
+    loss = Several().attach(network.head)
+    embeddings = torch.cat([network(part) for part in x.split([3, 4, 5])])
+    loss(embeddings, labels)
+    for name, expected in several(network, x).items():
+        assert_close(loss.seen[name], expected)
+
+
+@pytest.mark.parametrize(
+    ("features", "came"),
+    [
+        (torch.zeros(8, 6), "Tensor"),
+        ({}, "none"),
+        ({"pooled": torch.zeros(8, 6)}, "pooled"),
+        ({"pooled": torch.zeros(8, 6), "map": torch.zeros(8, 6)}, "pooled, map"),
+        ({name: torch.zeros(8, 6) for name in ("feature_map", "pooled", "more")}, "more"),
+    ],
+    ids=str,
+)
+def test_features_by_the_wrong_names(features: Any, came: str) -> None:
+    with pytest.raises(
+        ValueError, match=rf"Several reads feature_map, pooled; got .*{came}; pass a dict"
+    ):
+        Several()(torch.randn(8, WIDTH), torch.arange(8) // 2, features=features)
+
+
+def test_features_of_which_one_is_of_another_batch() -> None:
+    network, (x, labels) = Network(), images()
+    features = several(network, x)
+    features["pooled"] = features["pooled"][:7]
+    with pytest.raises(ValueError, match=r"expected those of the 8 embeddings, got shape \(7, 6\)"):
+        Several()(network(x), labels, features=features)
+
+
+def test_several_stages_are_not_found_in_one_module_or_under_other_names() -> None:
+    network, loss = Network(), Several()
+    head = network.head
+    for source, came in (
+        (head.pooled, "Identity"),
+        ({"pooled": head.pooled}, "pooled"),
+        ({"pooled": head.pooled, "feature_maps": head.feature_map}, "pooled, feature_maps"),
+        ({}, "none"),
+    ):
+        with pytest.raises(
+            ValueError, match=f"Several reads feature_map, pooled, got {came}; pass"
+        ):
+            loss.attach(source)
+    with pytest.raises(
+        ValueError, match=r"module: expected a torch\.nn\.Module to tap, got Tensor"
+    ):
+        loss.attach({"pooled": torch.zeros(2), "feature_map": head.feature_map})
+    assert not loss.taps and not any(m._forward_hooks for m in network.modules())
+
+
+def test_one_tap_without_a_record_is_named_and_the_others_start_afresh() -> None:
+    network, (x, labels) = Network(), images()
+    idle, head = nn.Identity(), network.head
+    for missing in ("feature_map", "pooled"):
+        stages = {"feature_map": head.feature_map, "pooled": head.pooled, missing: idle}
+        loss = Several().attach(stages)
+        for _ in range(2):  # what the other tap recorded is not left for the next call
+            embeddings = network(x)
+            with pytest.raises(MissingFeaturesError, match=f"{missing}: no features were recorded"):
+                loss(embeddings, labels)
+        embeddings = network(x)
+        idle(several(network, x)[missing])
+        loss(embeddings, labels)
+        for name, expected in several(network, x).items():
+            assert_close(loss.seen[name], expected)
+
+
+def test_one_tap_without_a_gradient_is_named() -> None:
+    network, (x, labels) = Network(), images()
+    frozen = nn.Identity()
+    loss = Several().attach({"feature_map": network.head.feature_map, "pooled": frozen})
+    embeddings = network(x)
+    frozen(several(network, x)["pooled"].detach())
+    with pytest.raises(MissingFeaturesError, match="pooled: the recorded features carry no grad"):
+        loss(embeddings, labels)
+
+
+def test_an_explicit_call_consumes_the_records_of_all_taps() -> None:
+    network, (x, labels) = Network(), images()
+    loss = Several().attach(network.head)
+    loss(network(x), labels, features=several(network, x))
+    loss(network(x), labels)
+    with pytest.raises(MissingFeaturesError, match="feature_map: no features were recorded"):
+        loss(torch.randn(8, WIDTH, requires_grad=True), labels)
+    loss.detach()
+    assert not any(m._forward_hooks for m in network.modules())
+
+
+def test_several_taps_are_cleared_copied_and_moved_together() -> None:
+    network, other, (x, labels) = Network(), Network(), images()
+    loss = Several().attach(network.head)
+    network(x)  # a pass whose loss is skipped
+    loss.clear()
+    new_network, new_loss = copy.deepcopy((network, loss))
+    value = loss(network(x), labels)
+    assert torch.equal(new_loss(new_network(x), labels), value)
+    loss.attach(other.head)
+    assert not any(m._forward_hooks for m in network.modules())
+    loss(other(x), labels)
