@@ -205,9 +205,10 @@ def prepare_loss(accelerator: Any, loss: nn.Module) -> nn.Module:
         return loss
     if any(parameter.requires_grad for parameter in loss.parameters()):
         devices = [accelerator.device] if accelerator.device.type == "cuda" else None
-        return nn.parallel.DistributedDataParallel(
-            loss, device_ids=devices, broadcast_buffers=False
-        )
+        prepared = nn.parallel.DistributedDataParallel(loss, device_ids=devices)
+        # Not by the argument: torch 2.14 renames it, and would then not make them equal at the start.
+        prepared.broadcast_buffers = False
+        return prepared
     for tensor in [*loss.parameters(), *loss.buffers()]:
         dist.broadcast(tensor.detach(), src=0)
     return loss
