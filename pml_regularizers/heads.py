@@ -1,5 +1,6 @@
 """From a trunk's output to embeddings, with stable places for losses to read features from."""
 
+from collections.abc import Callable
 from typing import Any, Literal, Self, get_args
 
 from torch import Tensor, nn
@@ -12,15 +13,20 @@ Pool = Literal["avg", "max", "token"]
 DataFormat = Literal["auto", "NCHW", "NHWC"]
 
 
-class EmbeddingHead(nn.Module):
-    """Pool, linear, L2: the embedder of a PML pipeline.
+class Staged(nn.Module):
+    """A network, or a part of one, whose children named in a loss's `reads` are what the loss attaches to."""
+
+
+class EmbeddingHead(Staged):
+    """Pool, [attention,] linear, L2: the embedder of a PML pipeline.
 
     Takes what timm's `forward_features` (or a model made with `num_classes=0, global_pool=""`) returns:
     maps (N, C, H, W) or (N, H, W, C) of convolutional and Swin-like trunks, tokens (N, L, C) of vision
     transformers. Losses attach to its children:
 
     * `feature_map`: (N, C, H, W), or tokens (N, L, C) without prefix tokens, or the pair (tokens, mask);
-    * `pooled`: (N, C), what enters the linear layer;
+    * `pooled`: (N, C), before the attention; without one it is what enters the linear layer;
+    * `attention`: what weighs the pooled features, such as `VEMAttention`, or None;
     * `stopgrad_embeddings`: (N, E), the embeddings with a gradient to the linear layer only, computed
       only while something is attached.
 
@@ -32,10 +38,12 @@ class EmbeddingHead(nn.Module):
         normalize: L2-normalise the embeddings.
         num_prefix_tokens: Leading tokens that are no image patches (class and register tokens).
         data_format: Layout of 4-D input. "auto" takes the axis of size C, and raises if both fit.
+        attention: A module (N, C) -> (N, C) between pooling and the linear layer, or what makes one for
+            C features: `VEMAttention`, or `functools.partial(VEMAttention, init="zeros")`.
 
     Raises:
-        ValueError: for sizes < 1, unknown words, `pool="token"` without prefix tokens, or input that does
-            not fit.
+        ValueError: for sizes < 1, unknown words, `pool="token"` without prefix tokens, an attention that
+            is neither of these, or input that does not fit.
 
     Example:
         >>> import torch
@@ -54,6 +62,7 @@ class EmbeddingHead(nn.Module):
         normalize: bool = True,
         num_prefix_tokens: int = 0,
         data_format: DataFormat = "auto",
+        attention: nn.Module | Callable[[int], nn.Module] | None = None,
     ) -> None:
         super().__init__()
         for name, value, least in (
@@ -69,6 +78,11 @@ class EmbeddingHead(nn.Module):
         ):
             if word not in words:
                 raise ValueError(f"{name}: expected one of {', '.join(words)}; got {word!r}")
+        if attention is not None and not callable(attention):
+            raise ValueError(
+                "attention: expected a module, or what makes one for a number of features, such as "
+                f"VEMAttention; got {attention!r}"
+            )
         self.in_channels = in_channels
         self.embedding_size = embedding_size
         self.pool = pool
@@ -77,6 +91,11 @@ class EmbeddingHead(nn.Module):
         self.data_format = data_format
         self.feature_map = nn.Identity()
         self.pooled = nn.Identity()
+        self.attention = (
+            attention
+            if attention is None or isinstance(attention, nn.Module)
+            else attention(in_channels)
+        )
         self.fc = nn.Linear(in_channels, embedding_size, bias=bias)
         self.stopgrad_embeddings = nn.Identity()
 
@@ -134,13 +153,39 @@ class EmbeddingHead(nn.Module):
                 pooled = pooled.masked_fill(~mask.any(dim=1, keepdim=True), 0)
         else:
             pooled = masked_mean(patches, mask)
-        pooled = self.pooled(pooled)
+        attended = self.pooled(pooled)
+        if self.attention is not None:
+            attended = self.attention(attended)
         if self.stopgrad_embeddings._forward_hooks:
-            self.stopgrad_embeddings(self._embed(pooled.detach()))
-        return self._embed(pooled)
+            self.stopgrad_embeddings(self._embed(attended.detach()))
+        return self._embed(attended)
 
-    def _embed(self, pooled: Tensor) -> Tensor:
-        embeddings: Tensor = self.fc(pooled)
+    def fold(self) -> Self:
+        """Merge the attention into the linear layer, in place: the same embeddings from a plain head.
+
+        For a network that is done training: `fc` is a new layer, which no optimizer holds, and a loss that
+        is attached to the attention finds no features any more.
+
+        Returns:
+            The head itself.
+
+        Raises:
+            ValueError: if there is no attention, or one that depends on its input.
+        """
+        fold = getattr(self.attention, "fold", None)
+        if fold is None:
+            raise ValueError(
+                "attention: this head has none, so it needs no folding"
+                if self.attention is None
+                else f"attention: {type(self.attention).__name__} has no fold(linear), the method that merges "
+                "it into a linear layer; keep it in the head"
+            )
+        self.fc = fold(self.fc)
+        self.attention = None
+        return self
+
+    def _embed(self, attended: Tensor) -> Tensor:
+        embeddings: Tensor = self.fc(attended)
         if self.normalize:  # in half precision the norm of a faint vector is 0, and 0/0 is nan
             embeddings = F.normalize(full_precision(embeddings)).to(embeddings.dtype)
         return embeddings

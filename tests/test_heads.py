@@ -1,6 +1,7 @@
 """The head: every layout that a trunk may return, and what losses may read from it."""
 
 import copy
+import functools
 import pickle
 from typing import Any
 
@@ -11,7 +12,7 @@ from pytorch_metric_learning import losses
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pml_regularizers import EmbeddingHead, FeatureTap, HORDELoss
+from pml_regularizers import EmbeddingHead, FeatureTap, HORDELoss, VEMAttention
 
 from .tolerances import assert_close
 
@@ -157,6 +158,75 @@ def test_stopgrad_embeddings_are_computed_on_demand_only(monkeypatch: pytest.Mon
     assert len(calls) == 4
 
 
+class Squeeze(nn.Module):
+    """An attention that depends on its input, so that no linear layer can do its work."""
+
+    def forward(self, pooled: Tensor) -> Tensor:
+        return pooled * torch.sigmoid(pooled)
+
+
+@pytest.mark.parametrize("pool", ["avg", "max"])
+def test_attention_stands_between_the_pooled_features_and_the_linear_layer(pool: Any) -> None:
+    made, x = head(attention=Squeeze(), pool=pool), maps()
+    pooled = seen_by(made.pooled, lambda: made(x))
+    assert_close(pooled, x.mean(dim=(2, 3)) if pool == "avg" else x.amax(dim=(2, 3)))
+    assert_close(made(x), F.normalize(made.fc(pooled * torch.sigmoid(pooled))))
+    assert torch.equal(seen_by(made.feature_map, lambda: made(x)), x)
+
+
+def test_attention_weighs_tokens_that_count() -> None:
+    made = head(attention=VEMAttention, num_prefix_tokens=1)
+    x = torch.randn(2, 5, CHANNELS, dtype=torch.float64)
+    kept = torch.tensor([[True, True, False, False], [True] * 4])
+    pooled = torch.stack([x[0, 1:3].mean(dim=0), x[1, 1:].mean(dim=0)])
+    assert_close(made(x, kept), F.normalize(made.fc(made.attention(pooled))))
+
+
+def test_attention_may_be_made_for_the_width_of_the_head() -> None:
+    assert head().attention is None
+    given = VEMAttention(CHANNELS)
+    assert EmbeddingHead(CHANNELS, WIDTH, attention=given).attention is given
+    made = EmbeddingHead(CHANNELS, WIDTH, attention=functools.partial(VEMAttention, init="zeros"))
+    assert isinstance(made.attention, VEMAttention) and (made.attention.variance == 0).all()
+    trunk = timm.create_model("test_vit", num_classes=0, global_pool="", img_size=32)
+    fitted = EmbeddingHead.for_trunk(trunk, WIDTH, attention=VEMAttention)
+    assert fitted.attention.num_features == trunk.num_features
+    assert fitted(trunk(torch.randn(2, 3, 32, 32))).shape == (2, WIDTH)
+
+
+def test_stopgrad_embeddings_spare_the_attention() -> None:
+    made, x = head(attention=VEMAttention), maps().requires_grad_()
+    tap = FeatureTap(made.stopgrad_embeddings)
+    embeddings = made(x)
+    stopped = tap.take(embeddings)
+    assert isinstance(stopped, Tensor) and torch.equal(stopped, embeddings)
+    stopped.square().sum().backward()
+    assert x.grad is None and made.attention.variance.grad is None
+    assert made.fc.weight.grad is not None
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("normalize", [False, True])
+def test_fold(bias: bool, normalize: bool) -> None:
+    made, x = head(attention=VEMAttention, bias=bias, normalize=normalize), maps()
+    embeddings = made(x)
+    assert made.fold() is made and made.attention is None
+    torch.testing.assert_close(made(x), embeddings, rtol=0, atol=1e-12)
+    assert not any(isinstance(module, VEMAttention) for module in made.modules())
+    plain = head(bias=bias, normalize=normalize)
+    plain.load_state_dict(made.state_dict())
+    assert torch.equal(plain(x), made(x))
+
+
+def test_fold_needs_an_attention_that_can() -> None:
+    with pytest.raises(ValueError, match="attention: this head has none"):
+        head().fold()
+    made = head(attention=Squeeze())
+    with pytest.raises(ValueError, match=r"attention: Squeeze has no fold\(linear\)"):
+        made.fold()
+    assert isinstance(made.attention, Squeeze)
+
+
 TRUNKS: dict[str, tuple[dict[str, Any], int, Any]] = {
     "test_resnet": ({}, 32, "map"),
     "test_convnext": ({}, 32, "map"),
@@ -220,12 +290,14 @@ def test_a_trunk_that_says_nothing_is_refused() -> None:
 def test_state_dict_holds_the_linear_layer_only() -> None:
     made, other, x = head(bias=True), head(bias=True), maps()
     assert set(made.state_dict()) == {"fc.weight", "fc.bias"}
+    attended = head(attention=VEMAttention)
+    assert set(attended.state_dict()) == {"fc.weight", "attention.variance"}
     other.load_state_dict(made.state_dict())
     assert torch.equal(other(x), made(x))
 
 
 def test_pickle_and_deepcopy() -> None:
-    made, x = head(pool="max"), maps()
+    made, x = head(pool="max", attention=VEMAttention), maps()
     for again in (pickle.loads(pickle.dumps(made)), copy.deepcopy(made)):
         assert torch.equal(again(x), made(x))
 
@@ -246,6 +318,7 @@ def test_half_precision() -> None:
         ({"pool": "token"}, "num_prefix_tokens: expected at least 1, got 0"),
         ({"pool": "mean"}, "pool: expected one of avg, max, token; got 'mean'"),
         ({"data_format": "NCL"}, "data_format: expected one of auto, NCHW, NHWC; got 'NCL'"),
+        ({"attention": "VEMAttention"}, "attention: expected a module, .* got 'VEMAttention'"),
     ],
 )
 def test_bad_arguments(kwargs: dict[str, Any], message: str) -> None:

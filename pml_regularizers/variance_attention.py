@@ -1,0 +1,264 @@
+r"""Second-order estimation based attention (Sun, Kamata, "Second-Order Estimation Based Attention Network for
+Metric Learning").
+
+    loss_var = 1/m sum_i (a_i - A_i)^2      eq. 3     `variance_loss`, `VarianceRegularizer`
+    L        = w loss_var + loss_metric     eq. 4     w = 1: a weight of `MultipleLosses`
+    s_i      = sigmoid(A_i) v_i             eq. 5     `variance_gate`, `VEMAttention`
+
+with v the m features that a linear layer embeds, a their variance over the batch, and A the predicted variance:
+one trained vector, the whole "variance estimation module" (VEM). Features of high variance get more weight.
+At test time A is a constant, and one multiplication per feature is what remains; `fold` removes that too.
+
+What the paper leaves open. Its section III-B flattens a feature map into m features and speaks of channels at
+the same time: m is the number of channels here, of pooled features; `VEMAttention(C * H * W)` on
+`x.flatten(1)` is the other reading. The variance is taken with 1/N (`unbiased=True`: 1/(N-1)). A "randomly
+initialized" vector is drawn from N(0, 1) (`init="zeros"`: every gate starts at 1/2); nothing keeps it from being
+negative. Eq. 6 minimises the sum over all parameters, so eq. 3 trains the trunk too, and the metric loss trains
+A (`detach_features=True`: eq. 3 trains A alone, as section III-B tells it).
+
+Since a variance is never negative, a gate that has converged lies between 1/2 and 1: it weighs features, but
+discards none.
+"""
+
+import copy
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal, get_args
+
+import torch
+from pytorch_metric_learning.regularizers import BaseRegularizer
+from torch import Tensor, nn
+
+from .distributed import gather_rows
+from .features import FeatureLoss
+
+Init = Literal["normal", "zeros"]
+
+
+def variance_gate(features: Tensor, predicted: Tensor) -> Tensor:
+    """Features times the sigmoid of their predicted variance (eq. 5), in the features' dtype.
+
+    Args:
+        features: (N, m), (N, L, m) or (N, m, H, W).
+        predicted: (m,).
+    """
+    dtype = torch.promote_types(features.dtype, torch.float32)
+    gate = torch.sigmoid(predicted.to(dtype))
+    if features.ndim == 4:
+        gate = gate.view(-1, 1, 1)
+    # The product is of full precision, or the gradient of A, a sum over the batch, would be of half.
+    return (features * gate).to(features.dtype)
+
+
+def variance_loss(features: Tensor, predicted: Tensor, *, unbiased: bool = False) -> Tensor:
+    """Mean squared error between the variance of each feature over the batch and its prediction (eq. 3).
+
+    Args:
+        features: (N, m).
+        predicted: (m,).
+        unbiased: Divide by N - 1 instead of N. The variance of one sample is 0 either way.
+    """
+    variance = features.var(dim=0, correction=int(unbiased and len(features) > 1))
+    return (variance - predicted).square().mean()
+
+
+class VEMAttention(nn.Module):
+    """Weighs features by a prediction of their variance, which `VarianceRegularizer` teaches it.
+
+    The place for it is between pooling and the linear layer: `EmbeddingHead(..., attention=VEMAttention)`.
+    On maps and tokens it weighs the channels, and the features whose variance is predicted are the means
+    over all positions: the gate commutes with that average. To predict the variance of every position of a
+    map, as the text of section III-B may be read, give it `x.flatten(1)` and `num_features=C * H * W`.
+
+    No statistic of the batch enters the output, in training or in testing.
+
+    **Adam moves a parameter by about its learning rate per step**: with the 1e-5 of a pretrained trunk, A
+    stays at its random start for a whole training. `optimizer_settings` holds the learning rate that it
+    needs, without weight decay, which would pull a prediction towards 0.
+
+    Its child `statistics` hands to whatever is attached the pair of the pooled features, before the gate,
+    and A, one row per sample: (N, m), (N, m). It is computed only while something is attached.
+
+    Args:
+        num_features: m.
+        init: Start of A: "normal", N(0, 1), for the paper's "randomly initialized", or "zeros".
+
+    Shape:
+        features: (N, m), (N, L, m), or (N, m, H, W); channels-last maps need `permute(0, 3, 1, 2)`.
+        Output: the same shape and dtype.
+
+    Raises:
+        ValueError: for num_features < 1, an unknown init, or features of another width.
+
+    Example:
+        >>> import torch
+        >>> attention = VEMAttention(96, init="zeros")
+        >>> attention(torch.ones(2, 96)).unique(), attention(torch.randn(2, 96, 7, 7)).shape
+        (tensor([0.5000], grad_fn=<Unique2Backward0>), torch.Size([2, 96, 7, 7]))
+    """
+
+    optimizer_settings: ClassVar[dict[str, float]] = {"lr": 1e-2, "weight_decay": 0.0}
+    """What the optimizer group of `parameters()` should say."""
+
+    def __init__(self, num_features: int, *, init: Init = "normal") -> None:
+        super().__init__()
+        if num_features < 1:
+            raise ValueError(f"num_features: expected at least 1, got {num_features}")
+        if init not in get_args(Init):
+            raise ValueError(f"init: expected one of {', '.join(get_args(Init))}; got {init!r}")
+        self.num_features = num_features
+        self.init = init
+        self.variance = nn.Parameter(torch.empty(num_features))
+        self.statistics = nn.Identity()
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Start A anew, from torch's global generator."""
+        if self.init == "normal":
+            nn.init.normal_(self.variance)
+        else:
+            nn.init.zeros_(self.variance)
+
+    def forward(self, features: Tensor) -> Tensor:
+        axis = {2: 1, 3: 2, 4: 1}.get(features.ndim)
+        if axis is None or features.shape[axis] != self.num_features:
+            m = self.num_features
+            raise ValueError(
+                f"features: expected (N, {m}), (N, L, {m}) or (N, {m}, H, W), got shape {tuple(features.shape)}; "
+                "pass num_features=... to match the network, and maps with their channels first"
+            )
+        if self.statistics._forward_hooks:
+            pooled = _mean_over_positions(features)
+            # One row per sample: records of several passes then join, and the gradient of A is shared out
+            # among the processes as that of the features is. A copy: an expanded view of a parameter says
+            # that it requires a gradient under torch.no_grad too, and a test would pass for training.
+            self.statistics((pooled, self.variance.repeat(len(pooled), 1)))
+        return variance_gate(features, self.variance)
+
+    def fold(self, linear: nn.Linear) -> nn.Linear:
+        """A linear layer that does the work of this attention followed by `linear`.
+
+        Returns:
+            A copy of `linear` whose weight columns are multiplied by the gates.
+
+        Raises:
+            ValueError: unless `linear` is a linear layer with `num_features` inputs.
+        """
+        if not isinstance(linear, nn.Linear) or linear.in_features != self.num_features:
+            raise ValueError(
+                f"linear: expected a torch.nn.Linear with {self.num_features} inputs, got {linear}"
+            )
+        folded = copy.deepcopy(linear)
+        with torch.no_grad():
+            folded.weight.copy_(variance_gate(linear.weight, self.variance))
+        return folded
+
+    def extra_repr(self) -> str:
+        return f"{self.num_features}, init={self.init!r}"
+
+
+class VarianceRegularizer(FeatureLoss, BaseRegularizer):
+    """Teaches a `VEMAttention` the variance of the features that it weighs (eq. 3).
+
+    It reads no labels and no embeddings, and ignores `indices_tuple`; its value is already reduced, so
+    `reducer=` and `distance=` have no effect. Add it to a metric loss with
+    `MultipleLosses([loss, regularizer.attach(head)], weights=[1, w])`; the paper's w is 1 (section III-B).
+    The slot `embedding_regularizer=` of a PML loss takes it as well.
+
+    The parameter that it trains is the attention's, in the network; see `VEMAttention` for the learning
+    rate. The variance is that of the whole batch, also under `DistributedLoss` and PML's
+    `DistributedLossWrapper`, and so are the gradients of features and A.
+
+    Args:
+        unbiased: Take the variance with 1/(N-1) instead of 1/N; the paper does not say which. One sample
+            has the variance 0 either way.
+        detach_features: Train the prediction only. Default: no, eq. 6 minimises over the trunk too, so
+            that the variance of the features moves towards its prediction as well.
+        **kwargs: `collect_stats`, as in any PML loss.
+
+    Shape:
+        features: the pair of (N, m), the features before the gate, and their predicted variance (N, m),
+        every row the same, or (m,). It comes from `attach(head)` or `attach(attention)`, or is passed,
+        as in `features=(pooled, attention.variance)`.
+
+    Raises:
+        ValueError: if attached to anything that has no VEMAttention, or if the features do not fit.
+        MissingFeaturesError: in the call, see `FeatureLoss`.
+
+    Example:
+        >>> import torch
+        >>> from pml_regularizers import EmbeddingHead
+        >>> head = EmbeddingHead(96, 32, attention=VEMAttention)
+        >>> regularizer = VarianceRegularizer().attach(head)
+        >>> regularizer(head(torch.randn(8, 96, 7, 7))).shape
+        torch.Size([])
+    """
+
+    reads = "attention"
+
+    def __init__(
+        self, *, unbiased: bool = False, detach_features: bool = False, **kwargs: Any
+    ) -> None:
+        super().__init__(**kwargs)
+        self.unbiased = unbiased
+        self.detach_features = detach_features
+        self.add_to_recordable_attributes(
+            list_of_names=["unbiased", "detach_features"], is_stat=False
+        )
+        self.add_to_recordable_attributes(
+            list_of_names=["batch_variance", "predicted_variance", "gate_range"], is_stat=True
+        )
+
+    def compute_loss(
+        self,
+        embeddings: Tensor,
+        labels: Tensor | None,
+        indices_tuple: tuple[Tensor, ...] | None,
+        ref_emb: Tensor,
+        ref_labels: Tensor | None,
+    ) -> dict[str, dict[str, Any]]:
+        pooled, predicted = _pair(self.features)
+        if self.detach_features:
+            pooled = pooled.detach()
+        both = gather_rows(torch.cat([pooled, predicted.expand_as(pooled)], dim=1), embeddings)
+        features, rows = both.chunk(2, dim=1)
+        predicted = rows.mean(dim=0)  # of equal rows: each sample's share of the gradient of A
+        if self.collect_stats:
+            self._record(features.detach(), predicted.detach())
+        value = variance_loss(features, predicted, unbiased=self.unbiased)
+        return {"loss": {"losses": value, "indices": None, "reduction_type": "already_reduced"}}
+
+    def _record(self, features: Tensor, predicted: Tensor) -> None:
+        """Means over the features, and how far the gates tell the features apart."""
+        gate = torch.sigmoid(predicted)
+        self.batch_variance = features.var(dim=0, correction=0).mean().item()
+        self.predicted_variance = predicted.mean().item()
+        self.gate_range = (gate.max() - gate.min()).item()
+
+    def _stages(self, source: nn.Module | Mapping[str, nn.Module]) -> dict[str, nn.Module]:
+        stages = super()._stages(source)
+        statistics = getattr(stages["attention"], "statistics", None)
+        if not isinstance(statistics, nn.Module):
+            raise ValueError(
+                f"source: expected a VEMAttention or an EmbeddingHead that has one, got {type(source).__name__}; "
+                "make the head with EmbeddingHead(..., attention=VEMAttention)"
+            )
+        return {"attention": statistics}
+
+
+def _mean_over_positions(features: Tensor) -> Tensor:
+    """(N, m), (N, L, m) or (N, m, H, W) -> (N, m)."""
+    if features.ndim == 2:
+        return features
+    dtype = torch.promote_types(features.dtype, torch.float32)
+    return features.mean(dim=1 if features.ndim == 3 else (2, 3), dtype=dtype)
+
+
+def _pair(features: Any) -> tuple[Tensor, Tensor]:
+    parts = features if isinstance(features, tuple) else (features,)
+    shapes = [tuple(part.shape) for part in parts]
+    if len(shapes) != 2 or len(shapes[0]) != 2 or shapes[1] not in (shapes[0], shapes[0][1:]):
+        raise ValueError(
+            "features: expected the pair of pooled features (N, m) and predicted variance (N, m) or (m,), got "
+            f"shapes {', '.join(map(str, shapes))}; pass (pooled, attention.variance), or attach(head)"
+        )
+    return parts[0], parts[1]
