@@ -1,0 +1,287 @@
+r"""Reproducing kernels: similarities of vectors under which distributions can be compared.
+
+    Gaussian mixture   (1/K) sum_k exp(-|x - x'|^2 / sigma_k^2),   sigma_k^2 = tau 2^(k - K//2), k = 0..K-1
+    Laplace            exp(-|x - x'|_1 / sigma)
+    polynomial         (<x, x'> + c)^p
+    exponential        exp(<x, x'>)
+    linear             <x, x'>
+
+They are those of joint representation diversification (Chu et al., ICML 2020): section 5.1 for the mixture,
+Table 4 for the others; the linear one is its section 6's "degree-1 homogeneous polynomial kernel".
+
+What the paper leaves open, and what is done:
+
+* tau, "averages of l2-distances in the exponent part", is the mean *squared* distance over all pairs i != j of
+  the batch, whatever their classes, and a constant to the gradient, as in the authors' code. Here it is never
+  0: identical rows have kernel 1 and gradient 0, where the code has nan.
+* The Laplace kernel's sigma is not given: it is the mean L1 distance, in the same manner.
+* Squared distances are taken after a translation by the first row, so that a common offset costs no digits
+  and rows that are equal stay equal.
+"""
+
+import torch
+from pytorch_metric_learning.utils.module_with_records import ModuleWithRecords
+from torch import Tensor
+from torch.nn import functional as F
+
+from .precision import full_precision
+
+
+def squared_distances(x: Tensor, y: Tensor) -> Tensor:
+    """|x_i - y_j|^2: (N, D), (M, D) -> (N, M), never negative and without an N x M x D tensor."""
+    origin = x[:1].detach()
+    x, y = x - origin, y - origin
+    squares = x.square().sum(dim=1, keepdim=True) + y.square().sum(dim=1)
+    return (squares - 2 * x @ y.T).clamp(min=0)
+
+
+def mean_distance(distances: Tensor, pairs: int) -> Tensor:
+    """The self-adapting bandwidth: the sum of `distances` over their number, detached and never 0."""
+    info = torch.finfo(distances.dtype)
+    # Half or a quarter of it must still be a normal number, or 0/0 would come back.
+    return (distances.detach().sum() / max(pairs, 1)).clamp(min=info.tiny / info.eps)
+
+
+class ReproducingKernel(ModuleWithRecords):
+    """Base of the kernels: a positive semi-definite function of all pairs of rows.
+
+    Half-precision rows are raised to float32 and autocast is off inside.
+
+    Args:
+        normalize: L2-normalise the rows first.
+        collect_stats: Record statistics, as in any PML module.
+
+    Shape:
+        x: (N, D), y: (M, D) -> (N, M); without y, the rows of x with each other: (N, N).
+
+    Raises:
+        ValueError: in the call, unless x and y are matrices of one width.
+    """
+
+    def __init__(self, *, normalize: bool = False, collect_stats: bool | None = None) -> None:
+        super().__init__(collect_stats=collect_stats)
+        self.normalize = normalize
+        self.add_to_recordable_attributes(name="normalize", is_stat=False)
+
+    def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor:
+        self.reset_stats()
+        for name, rows in (("x", x), ("y", x if y is None else y)):
+            if rows.ndim != 2 or rows.shape[1] != x.shape[1]:
+                raise ValueError(
+                    f"{name}: expected one row per sample, and as wide for x as for y, got shape "
+                    f"{tuple(rows.shape)}; pool or flatten(1) what has more axes"
+                )
+        with torch.autocast(x.device.type, enabled=False):
+            x = self._prepared(x)
+            return self.compute(x, None if y is None else self._prepared(y))
+
+    def _prepared(self, x: Tensor) -> Tensor:
+        x = full_precision(x)
+        return F.normalize(x) if self.normalize else x
+
+    def compute(self, x: Tensor, y: Tensor | None) -> Tensor:
+        """The matrix of kernel values; y is None for the pairs of x with itself."""
+        raise NotImplementedError
+
+
+class _DistanceKernel(ReproducingKernel):
+    """Base of the kernels of a distance, in units of a bandwidth that is fixed or the batch's mean distance."""
+
+    def __init__(
+        self,
+        bandwidth: float | None = None,
+        *,
+        normalize: bool = False,
+        collect_stats: bool | None = None,
+    ) -> None:
+        super().__init__(normalize=normalize, collect_stats=collect_stats)
+        if bandwidth is not None and not bandwidth > 0:
+            raise ValueError(
+                f"bandwidth: expected a positive number, or None for the batch's mean distance, got {bandwidth}"
+            )
+        self.bandwidth = bandwidth
+        self.add_to_recordable_attributes(name="bandwidth", is_stat=False)
+        self.add_to_recordable_attributes(name="mean_distance", is_stat=True)
+
+    def compute(self, x: Tensor, y: Tensor | None) -> Tensor:
+        distances = self.distances(x, x if y is None else y)
+        n = len(x)
+        tau = mean_distance(distances, n * (n - 1) if y is None else n * len(y))
+        if self.collect_stats:
+            self.mean_distance = tau.item()
+        return self.of_distances(distances, tau if self.bandwidth is None else self.bandwidth)
+
+    def distances(self, x: Tensor, y: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def of_distances(self, distances: Tensor, tau: Tensor | float) -> Tensor:
+        raise NotImplementedError
+
+    def extra_repr(self) -> str:
+        return f"bandwidth={self.bandwidth}, normalize={self.normalize}"
+
+
+class GaussianMixtureKernel(_DistanceKernel):
+    """Mean of K Gaussians whose bandwidths double: exp(-|x - x'|^2 / (tau 2^(k - K//2))), k = 0..K-1.
+
+    Args:
+        components: K. The paper, section 5.1: 3, hence tau/2, tau, 2 tau, for pooled features and embeddings,
+            1 for the class level. An even K is not centred, as in the authors' code.
+        bandwidth: tau, in the units of a squared distance. Default: the mean squared distance over all pairs
+            of different rows, which is no part of the gradient.
+        normalize: L2-normalise the rows first.
+        collect_stats: Record `mean_distance`, the tau that the last call found.
+
+    Raises:
+        ValueError: if components < 1 or bandwidth <= 0.
+
+    Example:
+        >>> import torch
+        >>> GaussianMixtureKernel()(torch.tensor([[0.0], [1.0], [2.0]]))
+        tensor([[1.0000, 0.5844, 0.1738],
+                [0.5844, 1.0000, 0.5844],
+                [0.1738, 0.5844, 1.0000]])
+    """
+
+    def __init__(
+        self,
+        components: int = 3,
+        bandwidth: float | None = None,
+        *,
+        normalize: bool = False,
+        collect_stats: bool | None = None,
+    ) -> None:
+        super().__init__(bandwidth, normalize=normalize, collect_stats=collect_stats)
+        if components < 1:
+            raise ValueError(f"components: expected at least 1, got {components}")
+        self.components = components
+        self.add_to_recordable_attributes(name="components", is_stat=False)
+
+    def distances(self, x: Tensor, y: Tensor) -> Tensor:
+        return squared_distances(x, y)
+
+    def of_distances(self, distances: Tensor, tau: Tensor | float) -> Tensor:
+        K = self.components
+        total = torch.zeros_like(distances)
+        for k in range(K):
+            total = total + torch.exp(-distances / (tau * 2.0 ** (k - K // 2)))
+        return total / K
+
+    def extra_repr(self) -> str:
+        return f"components={self.components}, {super().extra_repr()}"
+
+
+class GaussianKernel(GaussianMixtureKernel):
+    """exp(-|x - x'|^2 / tau): the mixture's single component.
+
+    Args:
+        bandwidth: tau; 2.0 gives exp(-|x - x'|^2 / 2). Default: the mean squared distance.
+        normalize: L2-normalise the rows first.
+        collect_stats: Record `mean_distance`.
+
+    Raises:
+        ValueError: if bandwidth <= 0.
+    """
+
+    def __init__(
+        self,
+        bandwidth: float | None = None,
+        *,
+        normalize: bool = False,
+        collect_stats: bool | None = None,
+    ) -> None:
+        super().__init__(1, bandwidth, normalize=normalize, collect_stats=collect_stats)
+
+
+class LaplaceKernel(_DistanceKernel):
+    """exp(-|x - x'|_1 / sigma), Table 4.
+
+    Args:
+        bandwidth: sigma, in the units of an L1 distance. Default: the mean L1 distance over all pairs of
+            different rows, which is no part of the gradient; the paper does not give it.
+        normalize: L2-normalise the rows first.
+        collect_stats: Record `mean_distance`.
+
+    Raises:
+        ValueError: if bandwidth <= 0.
+    """
+
+    def distances(self, x: Tensor, y: Tensor) -> Tensor:
+        return torch.cdist(x, y, p=1.0)
+
+    def of_distances(self, distances: Tensor, tau: Tensor | float) -> Tensor:
+        return torch.exp(-distances / tau)
+
+
+class PolynomialKernel(ReproducingKernel):
+    """(<x, x'> + c)^p, Table 4.
+
+    Powers of long vectors grow fast: 1,024 entries of 1e4, p = 5, do not fit float32. `normalize=True`
+    bounds the kernel by (1 + c)^p.
+
+    Args:
+        degree: p. Table 4: 2 and 5.
+        constant: c. Table 4: 1; 0 gives the homogeneous kernel.
+        normalize: L2-normalise the rows first.
+
+    Raises:
+        ValueError: if degree < 1 or constant < 0, where it is no kernel.
+    """
+
+    def __init__(
+        self,
+        degree: int = 2,
+        constant: float = 1.0,
+        *,
+        normalize: bool = False,
+        collect_stats: bool | None = None,
+    ) -> None:
+        super().__init__(normalize=normalize, collect_stats=collect_stats)
+        if degree < 1 or int(degree) != degree:
+            raise ValueError(f"degree: expected an integer of at least 1, got {degree}")
+        if not constant >= 0:
+            raise ValueError(f"constant: expected a number of at least 0, got {constant}")
+        self.degree = int(degree)
+        self.constant = constant
+        self.add_to_recordable_attributes(list_of_names=["degree", "constant"], is_stat=False)
+
+    def compute(self, x: Tensor, y: Tensor | None) -> Tensor:
+        return (_inner_products(x, y) + self.constant) ** self.degree
+
+    def extra_repr(self) -> str:
+        return f"degree={self.degree}, constant={self.constant}, normalize={self.normalize}"
+
+
+class ExponentialKernel(ReproducingKernel):
+    """exp(<x, x'>), Table 4's "kernel inducing moment generating function".
+
+    It overflows float32 from <x, x'> > 88 on, which pooled features usually exceed: give them
+    `normalize=True`, which bounds the kernel by e, or scale them down.
+
+    Args:
+        normalize: L2-normalise the rows first.
+    """
+
+    def compute(self, x: Tensor, y: Tensor | None) -> Tensor:
+        return _inner_products(x, y).exp()
+
+    def extra_repr(self) -> str:
+        return f"normalize={self.normalize}"
+
+
+class LinearKernel(ReproducingKernel):
+    """<x, x'>: joint similarity with it compares class means only.
+
+    Args:
+        normalize: L2-normalise the rows first.
+    """
+
+    def compute(self, x: Tensor, y: Tensor | None) -> Tensor:
+        return _inner_products(x, y)
+
+    def extra_repr(self) -> str:
+        return f"normalize={self.normalize}"
+
+
+def _inner_products(x: Tensor, y: Tensor | None) -> Tensor:
+    return x @ (x if y is None else y).T
