@@ -1,0 +1,135 @@
+"""Class-stratified parts of a set, and the mean over them with its 95 % interval.
+
+JRD (Chu et al., ICML 2020) divides the test sets of CUB and Cars into ten disjoint smaller sets, each
+with images of all classes, measures Recall@K on each of them, and reports mean and 95 % interval (section
+5.3, Tables 2 and 3). How the interval is computed the paper does not say; here 1.96 s / sqrt(n), or Student's t.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Interval(NamedTuple):
+    """A mean and the half-width of its 95 % interval."""
+
+    mean: float
+    half_width: float
+
+
+def stratified_parts(labels: Tensor, count: int = 10, *, seed: int = 0) -> list[Tensor]:
+    """Rows of `count` disjoint parts with images of every class, drawn at random.
+
+    A class is spread as evenly as it goes, and so is the whole: sizes differ by at most one.
+
+    Args:
+        labels: (N,).
+        count: Number of parts. JRD, section 5.3: 10.
+        seed: Of the draw; the global generators are left alone.
+
+    Returns:
+        `count` tensors of row numbers, each in ascending order, on the device of `labels`.
+
+    Raises:
+        ValueError: if a class has fewer images than there are parts, as in Stanford Online Products.
+
+    Example:
+        >>> [part.tolist() for part in stratified_parts(torch.tensor([5, 5, 5, 8, 8]), 2)]
+        [[0, 2, 3], [1, 4]]
+    """
+    check_labels(labels)
+    if count < 1:
+        raise ValueError(f"count: expected at least 1, got {count}")
+    classes, sizes = torch.unique(labels, return_counts=True)
+    if sizes.min() < count:
+        raise ValueError(
+            f"labels: class {classes[sizes.argmin()].item()} has {sizes.min().item()} images, too few for "
+            f"{count} parts with images of every class; leave out the small classes, or lower count"
+        )
+    # Every count-th row of a list sorted by class: no class ends up in a part more than once too often.
+    order = shuffled_by_class(labels, seed)
+    return [order[start::count].sort().values for start in range(count)]
+
+
+def mean_interval(values: Sequence[float], *, student: bool = False) -> Interval:
+    """Mean of independent values and the half-width of its 95 % interval.
+
+    Args:
+        values: At least two.
+        student: Take Student's t quantile instead of the normal 1.96: 2.26 for ten values.
+
+    Raises:
+        ValueError: for fewer than two values.
+
+    Example:
+        >>> mean, half_width = mean_interval([0.25, 0.5, 0.75])
+        >>> print(f"{mean} +- {half_width:.4f}")
+        0.5 +- 0.2829
+    """
+    if len(values) < 2:
+        raise ValueError(f"values: expected at least 2 for an interval, got {len(values)}")
+    n = len(values)
+    mean = math.fsum(values) / n
+    deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (n - 1))
+    quantile = 1.96
+    if student:
+        from scipy.special import stdtrit  # type: ignore[import-untyped]
+
+        quantile = float(stdtrit(n - 1, 0.975))
+    return Interval(mean, quantile * deviation / math.sqrt(n))
+
+
+def over_parts(
+    measure: Callable[[Tensor, Tensor], float],
+    embeddings: Tensor,
+    labels: Tensor,
+    *,
+    count: int = 10,
+    seed: int = 0,
+    student: bool = False,
+) -> Interval:
+    """The ten-part protocol: a measure of each part by itself, then mean and interval.
+
+    A part is its own gallery, a tenth of the whole: its Recall@1 is far below that of the whole set.
+
+    Args:
+        measure: (embeddings, labels) of a part -> a number.
+        embeddings: (N, E).
+        labels: (N,).
+        count: Number of parts.
+        seed: Of the partition.
+        student: See `mean_interval`.
+
+    Raises:
+        ValueError: see `stratified_parts` and `mean_interval`.
+
+    Example:
+        >>> labels = torch.arange(40) % 4
+        >>> over_parts(lambda x, y: x.mean().item(), torch.ones(40, 2), labels)
+        Interval(mean=1.0, half_width=0.0)
+    """
+    if len(embeddings) != len(labels):
+        raise ValueError(
+            f"embeddings: expected {len(labels)} rows, one per label, got shape {tuple(embeddings.shape)}"
+        )
+    parts = stratified_parts(labels, count, seed=seed)
+    values = [float(measure(embeddings[part], labels[part])) for part in parts]
+    return mean_interval(values, student=student)
+
+
+def shuffled_by_class(labels: Tensor, seed: int) -> Tensor:
+    """Rows sorted by class, and in random order inside each class."""
+    generator = torch.Generator().manual_seed(seed)
+    shuffled = torch.randperm(len(labels), generator=generator).to(labels.device)
+    return shuffled[labels[shuffled].sort(stable=True).indices]
+
+
+def check_labels(labels: Tensor, name: str = "labels") -> None:
+    """Raise a ValueError unless they are a vector of at least one entry."""
+    if labels.ndim != 1 or len(labels) == 0:
+        raise ValueError(
+            f"{name}: expected a vector, one class per image, got shape {tuple(labels.shape)}"
+        )
