@@ -24,7 +24,7 @@ from torch.nn import functional as F
 from .distributed import DistributedLoss, gather_rows
 from .features import FeatureLoss, Features
 from .moments import HighOrderMoments, Init, Projections
-from .precision import full_precision
+from .precision import as_parameters, full_precision
 
 
 class HORDELoss(FeatureLoss):
@@ -50,6 +50,8 @@ class HORDELoss(FeatureLoss):
         order_weights: w_2 .. w_K: K - 1 numbers, "sum" (all 1, eq. 7) or "mean" (all 1/(K-1), the
             authors' code for ensembles).
         init: Start of trained projections, "glorot" (the authors' code) or "rademacher" (Algorithm 1).
+        first_loss: Loss of order 1 where it is not that of the others, as on the ensembles of Table 1:
+            `EnsembleLoss`. Deep-copied too. Default: `loss`.
         **kwargs: `collect_stats`, `embedding_regularizer` and `embedding_reg_weight`, as in any PML loss.
 
     Shape:
@@ -84,6 +86,7 @@ class HORDELoss(FeatureLoss):
         normalize: bool = True,
         order_weights: Sequence[float] | Literal["sum", "mean"] = "sum",
         init: Init = "glorot",
+        first_loss: nn.Module | None = None,
         **kwargs: Any,
     ) -> None:
         for name in ("reducer", "distance"):
@@ -112,7 +115,11 @@ class HORDELoss(FeatureLoss):
         )
         self.order_weights = _weights(order_weights, order)
         width = embedding_size if embed_orders else moment_dim
-        _check_base(loss, {embedding_size, width})
+        _check_base("loss", loss, {embedding_size, width} if first_loss is None else {width})
+        if first_loss is None:
+            first_loss = loss
+        else:
+            _check_base("first_loss", first_loss, {embedding_size})
         # By name, not in a ModuleList: record-keeper's tables are called after them, and not "0".
         self.embeddings = nn.ModuleDict(
             {
@@ -120,8 +127,13 @@ class HORDELoss(FeatureLoss):
                 for k in range(2, order + 1)
             }
         )
-        self.losses = nn.ModuleDict({name: copy.deepcopy(loss) for name in self._sub_loss_names()})
-        self._has_memory = any(isinstance(part, CrossBatchMemory) for part in loss.modules())
+        self.losses = nn.ModuleDict(
+            {
+                name: copy.deepcopy(first_loss if name == "order_1" else loss)
+                for name in self._sub_loss_names()
+            }
+        )
+        self._has_memory = any(isinstance(part, CrossBatchMemory) for part in self.losses.modules())
         self.register_buffer("pca_mean", None)
         self.register_buffer("pca_components", None)
         self.add_to_recordable_attributes(
@@ -156,10 +168,7 @@ class HORDELoss(FeatureLoss):
             [embeddings, *gathered],
             strict=True,
         ):
-            own = next(loss.parameters(), None)
-            if own is not None and own.dtype in (torch.float32, torch.float64):
-                vectors = vectors.to(own.dtype)  # PML would recast the parameter, in place
-            value = loss(vectors, labels, indices_tuple)
+            value = loss(as_parameters(vectors, loss), labels, indices_tuple)
             if self.collect_stats:
                 setattr(self, f"{name}_loss", value.detach().item())
             losses[name] = {
@@ -295,22 +304,22 @@ def _weights(order_weights: Sequence[float] | str, order: int) -> list[float]:
     return [float(weight) for weight in order_weights]
 
 
-def _check_base(loss: nn.Module, widths: Iterable[int]) -> None:
+def _check_base(name: str, loss: nn.Module, widths: Iterable[int]) -> None:
     if not isinstance(loss, nn.Module):
-        raise ValueError(f"loss: expected a PML loss, got {type(loss).__name__}")
+        raise ValueError(f"{name}: expected a PML loss, got {type(loss).__name__}")
     for module in loss.modules():
         if isinstance(module, FeatureLoss) and module.reads:
             raise ValueError(
-                f"loss: {type(module).__name__} reads features itself and cannot act on moments; "
+                f"{name}: {type(module).__name__} reads features itself and cannot act on moments; "
                 'add it beside HORDE with MultipleLosses({"horde": horde, "other": other})'
             )
         if isinstance(module, DistributedLoss):
             raise ValueError(
-                "loss: DistributedLoss goes around HORDE, as in DistributedLoss(HORDELoss(loss, ...))"
+                f"{name}: DistributedLoss goes around HORDE, as in DistributedLoss(HORDELoss(loss, ...))"
             )
         if isinstance(module, DoNothingReducer):
             raise ValueError(
-                "loss: expected a base loss that returns one number, got one with DoNothingReducer; "
+                f"{name}: expected a base loss that returns one number, got one with DoNothingReducer; "
                 "use another reducer"
             )
     state = [*loss.parameters(), *loss.buffers()]
@@ -326,7 +335,7 @@ def _check_base(loss: nn.Module, widths: Iterable[int]) -> None:
                 copy.deepcopy(loss)(vectors, labels, None).view(())
             except Exception as error:
                 raise ValueError(
-                    f"loss: a trial call of {type(loss).__name__} with 8 embeddings of width {width} in two "
+                    f"{name}: a trial call of {type(loss).__name__} with 8 embeddings of width {width} in two "
                     f"classes failed ({type(error).__name__}: {error}); where it has an embedding_size, that "
                     "must be the width of every order (embed_orders=True)"
                 ) from error

@@ -457,6 +457,40 @@ def test_base_losses_that_cannot_serve(
         build(base=base(), **kwargs)
 
 
+def test_order_1_may_have_a_loss_of_its_own() -> None:
+    first = losses.ArcFaceLoss(3, WIDTH).double()
+    loss = build(first_loss=first, embed_orders=False).double()  # which fits no order but the first
+    embeddings, features = batch()
+    base = losses.ContrastiveLoss()
+    exact = first(embeddings, LABELS) + sum(
+        base(order, LABELS) for order in loss.order_embeddings(features)
+    )
+    assert_close(loss(embeddings, LABELS, features=features), exact)
+    assert isinstance(first.W, nn.Parameter) and first.W is not loss.losses["order_1"].W
+    assert not [name for name, _ in loss.losses.named_parameters() if "order_1" not in name]
+
+
+@pytest.mark.parametrize(
+    ("first", "message"),
+    [
+        (losses.ContrastiveLoss, "first_loss: expected a PML loss, got type"),
+        (losses.ArcFaceLoss(3, WIDTH + 1), "first_loss: a trial call of ArcFaceLoss"),
+        (DistributedLoss(losses.ContrastiveLoss()), "first_loss: DistributedLoss goes around"),
+    ],
+)
+def test_first_losses_that_cannot_serve(first: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        build(first_loss=first)
+
+
+def test_a_memory_in_order_1_refuses_tuples_too() -> None:
+    loss = build(first_loss=losses.CrossBatchMemory(losses.ContrastiveLoss(), WIDTH))
+    embeddings, features = batch(torch.float32)
+    mined = miners.BatchHardMiner()(embeddings, LABELS)
+    with pytest.raises(ValueError, match="indices_tuple: CrossBatchMemory"):
+        loss(embeddings, LABELS, mined, features=features)
+
+
 def test_calls_that_do_not_fit() -> None:
     loss = build()
     embeddings, features = batch()
