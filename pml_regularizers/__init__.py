@@ -1,26 +1,113 @@
 """High-order regularizers for deep metric learning, as pytorch-metric-learning losses."""
 
 from .binomial_deviance import BinomialDevianceLoss
+from .contrastive import CosineContrastiveLoss
 from .distributed import DistributedLoss, gather_rows, prepare_loss
-from .features import FeatureLoss, Features, FeatureTap, MissingFeaturesError
+from .energy_confusion import EnergyConfusionRegularizer, energy_confusion
+from .ensemble import (
+    AttentionEnsemble,
+    DivergenceLoss,
+    EnsembleLoss,
+    between_heads,
+    join_heads,
+    split_heads,
+    split_trunk,
+)
+from .features import FeatureLoss, Features, FeatureTap, MissingFeaturesError, attach_all
+from .generalization_bound import h_divergence, ideal_joint_error
+from .gradient_ratios import gradient_norm_ratios, record_terms
 from .heads import EmbeddingHead
 from .horde import HORDELoss
+from .joint_similarity import (
+    IntraClassRegularizer,
+    JIntraRegularizer,
+    JMMDRegularizer,
+    JRDLoss,
+    JRSRegularizer,
+    between_class_similarity,
+    class_cosines,
+    intra_class_similarity,
+    joint_intra,
+    joint_kernel,
+    joint_mmd,
+)
 from .moments import HighOrderMoments, cascaded_moments, independent_moments
+from .n_pairs import DenseNPairsLoss
+from .optimizer_groups import parameter_groups, warn_untrained
+from .reproducing_kernels import (
+    ExponentialKernel,
+    GaussianKernel,
+    GaussianMixtureKernel,
+    LaplaceKernel,
+    LinearKernel,
+    PolynomialKernel,
+    ReproducingKernel,
+)
+from .scheduled_losses import CosineRamp, LinearRamp, ScheduledLosses
+from .stratified import Interval, mean_interval, over_parts, stratified_parts
+from .variance_attention import VarianceRegularizer, VEMAttention, variance_gate, variance_loss
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "AttentionEnsemble",
     "BinomialDevianceLoss",
+    "CosineContrastiveLoss",
+    "CosineRamp",
+    "DenseNPairsLoss",
     "DistributedLoss",
+    "DivergenceLoss",
     "EmbeddingHead",
+    "EnergyConfusionRegularizer",
+    "EnsembleLoss",
+    "ExponentialKernel",
     "FeatureLoss",
     "FeatureTap",
     "Features",
+    "GaussianKernel",
+    "GaussianMixtureKernel",
     "HORDELoss",
     "HighOrderMoments",
+    "Interval",
+    "IntraClassRegularizer",
+    "JIntraRegularizer",
+    "JMMDRegularizer",
+    "JRDLoss",
+    "JRSRegularizer",
+    "LaplaceKernel",
+    "LinearKernel",
+    "LinearRamp",
     "MissingFeaturesError",
+    "PolynomialKernel",
+    "ReproducingKernel",
+    "ScheduledLosses",
+    "VEMAttention",
+    "VarianceRegularizer",
+    "attach_all",
+    "between_class_similarity",
+    "between_heads",
     "cascaded_moments",
+    "class_cosines",
+    "energy_confusion",
     "gather_rows",
+    "gradient_norm_ratios",
+    "h_divergence",
+    "ideal_joint_error",
     "independent_moments",
+    "intra_class_similarity",
+    "join_heads",
+    "joint_intra",
+    "joint_kernel",
+    "joint_mmd",
+    "mean_interval",
+    "over_parts",
+    "parameter_groups",
     "prepare_loss",
+    "record_terms",
+    "split_heads",
+    "split_trunk",
+    "stratified_parts",
+    "variance_gate",
+    "variance_loss",
+    "warn_untrained",
 ]

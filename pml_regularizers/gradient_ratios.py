@@ -1,0 +1,201 @@
+r"""How strong a regularizer is: its gradient, measured against the base loss's.
+
+    ratio_r(place) = | d (w_r R_r) / d place | / | d (w_b L_b) / d place |
+
+A weight says little: losses differ in scale by orders of magnitude, with their reduction, the size of the
+batch and the size of the embeddings. What the network feels is the ratio. It is linear in the weight, so
+that one measurement gives the weight of any wanted ratio: w * wanted / measured.
+"""
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from pytorch_metric_learning.losses import MultipleLosses
+from pytorch_metric_learning.reducers import MultipleReducers
+from torch import Tensor, nn
+
+from .distributed import world_size
+from .features import FeatureLoss
+from .wrappers import joined, wrapped
+
+_Weights = tuple[tuple[Any, Any], ...]  # (MultipleLosses, key) from the outermost inwards
+
+
+@contextmanager
+def record_terms(loss: nn.Module) -> Iterator[dict[str, Tensor]]:
+    """The weighted terms that the calls of `loss` inside a `with` block add up.
+
+    They are those of `MultipleLosses` and `ScheduledLosses`, by their names; where a loss of this library
+    is a sum itself, such as `HORDELoss`, those it consists of: "horde.order_1" is the base loss. The
+    loss may be wrapped for several processes, and is called as always, once per forward pass.
+
+    Args:
+        loss: `MultipleLosses`, or another loss that is a sum; wrapped or not.
+
+    Returns:
+        Scalars by name, filled by the call. Their sum is what it returned.
+
+    Raises:
+        ValueError: if `loss` is no sum, or was not called inside the block.
+
+    Example:
+        >>> from pytorch_metric_learning import losses
+        >>> loss = losses.MultipleLosses(
+        ...     {"metric": losses.TripletMarginLoss(), "pairs": losses.ContrastiveLoss()},
+        ...     weights={"metric": 1, "pairs": 0.5},
+        ... )
+        >>> with record_terms(loss) as terms:
+        ...     total = loss(torch.eye(4), torch.tensor([0, 0, 1, 1]))
+        >>> list(terms), bool(total == sum(terms.values()))
+        (['metric', 'pairs'], True)
+    """
+    terms: dict[str, Tensor] = {}
+    places: dict[nn.Module, list[tuple[str, _Weights]]] = {}
+    for part, name, weights in _parts(loss):
+        places.setdefault(part, []).append((name, weights))
+    names = [name for named in places.values() for name, _ in named]
+    if names == [""]:
+        raise ValueError(
+            f"loss: expected a sum of losses, such as MultipleLosses, got {type(loss).__name__}; add the "
+            'regularizer to it: MultipleLosses({"metric": loss, "regularizer": regularizer})'
+        )
+    handles = [
+        part.register_forward_hook(_recorder(terms, named)) for part, named in places.items()
+    ]
+    try:
+        yield terms
+    finally:
+        for handle in handles:
+            handle.remove()
+    if missing := [name for name in names if name not in terms]:
+        raise ValueError(
+            f"loss: no call was recorded of {', '.join(missing)}; call the loss inside the with block (one that "
+            "torch.compile has compiled before must be reset: torch._dynamo.reset())"
+        )
+
+
+def _parts(
+    module: nn.Module, path: str = "", weights: _Weights = ()
+) -> Iterator[tuple[nn.Module, str, _Weights]]:
+    """The modules whose outputs, times their weights, are the terms of a loss."""
+    if (inside := wrapped(module)) is not None:
+        yield from _parts(inside[1], path, weights)
+    elif isinstance(module, MultipleLosses):
+        for key, part in module.losses.items() if module.is_dict else enumerate(module.losses):
+            yield from _parts(part, joined(path, str(key)), (*weights, (module, key)))
+    elif isinstance(module, FeatureLoss) and isinstance(module.reducer, MultipleReducers):
+        for name, reducer in module.reducer.reducers.items():
+            yield reducer, joined(path, name), weights
+    else:
+        yield module, path, weights
+
+
+def _recorder(terms: dict[str, Tensor], named: list[tuple[str, _Weights]]) -> Any:
+    # A loss that stands in several places is called for one after the other.
+    turns = itertools.cycle(named)
+
+    def record(module: nn.Module, args: Any, output: Tensor) -> None:
+        name, weights = next(turns)
+        term = output * math.prod(owner.weights[key] for owner, key in weights)
+        terms[name] = terms[name] + term if name in terms else term
+
+    return record
+
+
+def gradient_norm_ratios(
+    losses: Mapping[str, Tensor],
+    *,
+    base: str,
+    at: Mapping[str, Tensor | Iterable[Tensor]],
+) -> dict[str, dict[str, float]]:
+    """Gradient norm of every weighted loss, divided by that of the base loss, at several places.
+
+    Needs one forward pass, and goes back through it once per loss; every `.grad` stays as it is, and the
+    graph can still be used for the step's own backward pass.
+
+    On several processes all must call this. It then measures the gradients that the optimizer will see:
+    those of parameters are averaged over the processes first, as DistributedDataParallel does; other
+    tensors, such as embeddings, are taken for the rows of a larger batch. With `DistributedLoss` the
+    ratios equal those of one process with the whole batch.
+
+    Norms are computed in float64, from gradients of the precision of their tensors. Under float16
+    autocast, pass the losses as the gradient scaler scales them; the factor cancels.
+
+    Args:
+        losses: Scalars by name, with their weights: what `record_terms` recorded.
+        base: Name of the loss the others are compared with.
+        at: Tensors of the graph by name, one or several, such as `{"embeddings": embeddings, "trunk":
+            trunk.parameters()}`. Those that require no gradient are left out.
+
+    Returns:
+        `{loss: {place: ratio}}`, without the base. 0 where a loss does not reach a place; where the base
+        loss has no gradient, inf, and nan if the other has none either.
+
+    Raises:
+        ValueError: if `base` is no name, a loss is no scalar, or nothing at a place requires a gradient.
+
+    Example:
+        >>> x = torch.tensor([3.0, 4.0], requires_grad=True)
+        >>> gradient_norm_ratios({"metric": x.sum(), "other": x.square().sum()}, base="metric", at={"x": x})
+        {'other': {'x': 7.071067811865475}}
+    """
+    if base not in losses:
+        raise ValueError(f"base: expected one of {', '.join(losses) or 'no losses'}, got {base!r}")
+    for name, loss in losses.items():
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            came = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
+            raise ValueError(f"losses: expected {name} to be a scalar tensor, got {came}")
+    places = {name: _trained(name, tensors) for name, tensors in at.items()}
+    norms = {name: _norms(loss, places) for name, loss in losses.items()}
+    return {
+        name: {place: (norm / norms[base][place]).item() for place, norm in found.items()}
+        for name, found in norms.items()
+        if name != base
+    }
+
+
+def _trained(name: str, tensors: Tensor | Iterable[Tensor]) -> list[Tensor]:
+    listed = [tensors] if isinstance(tensors, Tensor) else list(tensors)
+    trained = [tensor for tensor in listed if tensor.requires_grad]
+    if not trained:
+        raise ValueError(
+            f"at: none of the {len(listed)} tensors of {name} requires a gradient; pass those that the losses were "
+            "computed from, or trained parameters"
+        )
+    return trained
+
+
+def _norms(loss: Tensor, places: Mapping[str, list[Tensor]]) -> dict[str, Tensor]:
+    """Norm of the gradient of `loss` at each place: float64 scalars."""
+    inputs = [tensor for tensors in places.values() for tensor in tensors]
+    gradients = iter(
+        torch.autograd.grad(loss, inputs, retain_graph=True, allow_unused=True)
+        if loss.requires_grad
+        else [None] * len(inputs)
+    )
+    return {
+        place: _norm(tensors, list(itertools.islice(gradients, len(tensors))))
+        for place, tensors in places.items()
+    }
+
+
+def _norm(tensors: list[Tensor], gradients: list[Tensor | None]) -> Tensor:
+    zero = torch.zeros((), dtype=torch.float64, device=tensors[0].device)
+    averaged, rows = zero, zero.clone()
+    for tensor, gradient in zip(tensors, gradients, strict=True):
+        if gradient is None:
+            gradient = torch.zeros_like(tensor)
+        gradient = gradient.to(zero, copy=True).contiguous()
+        if world_size() > 1 and isinstance(tensor, nn.Parameter):
+            dist.all_reduce(gradient)  # a sum; to divide it would change no ratio
+            averaged = averaged + gradient.square().sum()
+        else:
+            rows = rows + gradient.square().sum()
+    if world_size() > 1:
+        dist.all_reduce(rows)
+    return (averaged + rows).sqrt()

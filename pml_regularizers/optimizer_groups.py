@@ -1,0 +1,156 @@
+"""Which optimizer trains what: groups for a network and its loss, and a check that none is forgotten.
+
+Losses have parameters of their own (projections, proxies, class weights), and some modules need settings
+of their own: the vector of `VEMAttention`, the estimate of a variance, follows Adam's steps of about one
+learning rate each and would never arrive at a trunk's rate of 1e-5, nor should weight decay pull it to
+zero. Such a module says so in a class attribute:
+
+    class VEMAttention(nn.Module):
+        optimizer_settings = {"lr": 1e-2, "weight_decay": 0.0}
+"""
+
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from .wrappers import joined, wrapped
+
+Settings = Mapping[str, Any]
+
+
+def parameter_groups(
+    model: nn.Module,
+    loss: nn.Module | None = None,
+    *,
+    lr: float | Tensor,
+    loss_lr: float | Tensor | None = None,
+    weight_decay: float | None = None,
+    overrides: Mapping[str, Settings] | None = None,
+) -> list[dict[str, Any]]:
+    """Parameter groups, for any torch optimizer, of a network and of its loss.
+
+    There is a group "model", a group "loss", and one for each module that has an attribute
+    `optimizer_settings` or is named in `overrides`, called by its path: "model.head.attention". The
+    settings of a path hold for all below it, the longer path wins, and at the same path `overrides` wins
+    over `optimizer_settings`. Each parameter is in one group; one that is shared, in that of its first
+    place. Frozen parameters (`requires_grad=False`) are in none.
+
+    Paths do not show `DistributedDataParallel`, `DistributedLoss` and other wrappers, so that the same
+    overrides fit one process and many.
+
+    Args:
+        model: The network. In a PML trainer with an optimizer per model, call this once for each.
+        loss: Its own parameters are trained as well.
+        lr: Learning rate of the network.
+        loss_lr: Learning rate of the loss's own parameters. Default: `lr`.
+        weight_decay: Of both. Default: the optimizer's.
+        overrides: Settings by the path of a module or a parameter, from "model" or "loss" on, as in
+            `{"model.head.fc": {"lr": 1e-4}, "loss.losses.proxies": {"weight_decay": 0}}`. Settings can be
+            any the optimizer knows; it does not complain about those it does not know.
+
+    Returns:
+        Dicts with "name", "params", "lr" and whatever else was set; none is empty.
+
+    Raises:
+        ValueError: if a path in `overrides` leads to no trained parameter.
+
+    Example:
+        >>> import torch
+        >>> from pytorch_metric_learning import losses
+        >>> model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 4))
+        >>> groups = parameter_groups(
+        ...     model, losses.ArcFaceLoss(3, 4), lr=1e-5, loss_lr=1e-2, overrides={"model.1": {"lr": 1e-4}}
+        ... )
+        >>> [(group["name"], group["lr"], len(group["params"])) for group in groups]
+        [('model', 1e-05, 2), ('model.1', 0.0001, 2), ('loss', 0.01, 1)]
+        >>> optimizer = torch.optim.Adam(groups)
+    """
+    overrides = overrides or {}
+    shared = {} if weight_decay is None else {"weight_decay": weight_decay}
+    roots: dict[str, tuple[nn.Module | None, Settings]] = {
+        "model": (model, {"lr": lr, **shared}),
+        "loss": (loss, {"lr": lr if loss_lr is None else loss_lr, **shared}),
+    }
+    groups: dict[str, dict[str, Any]] = {}
+    seen: set[int] = set()
+    used: set[str] = set()
+    for root, (module, settings) in roots.items():
+        if module is None:
+            continue
+        for steps, parameter in _trained(module, root):
+            if id(parameter) in seen:
+                continue
+            seen.add(id(parameter))
+            name, merged = root, dict(settings)
+            for path, own in steps:
+                if own or path in overrides:
+                    name = path
+                    merged.update({**own, **overrides.get(path, {})})
+                    used.add(path)
+            group = groups.setdefault(name, {"name": name, "params": [], **merged})
+            group["params"].append(parameter)
+    if unused := sorted(overrides.keys() - used):
+        raise ValueError(
+            f"overrides: no trained parameter is at {', '.join(unused)}; a path goes from 'model' or 'loss' to a "
+            f"module or a parameter, as in {', '.join(groups) or 'model'}"
+        )
+    return list(groups.values())
+
+
+def warn_untrained(loss: nn.Module, *optimizers: Any) -> list[str]:
+    """Warn of parameters that no optimizer got; PML trains without them and says nothing.
+
+    Args:
+        loss: Any loss, wrapped or not; a network is checked as well. Frozen parameters do not count.
+        *optimizers: All that are stepped, Accelerate's included, as in
+            `warn_untrained(loss, *trainer.optimizers.values())`.
+
+    Returns:
+        The names of the parameters that are not trained.
+
+    Raises:
+        ValueError: if an optimizer has no `param_groups`.
+
+    Example:
+        >>> import torch
+        >>> from pytorch_metric_learning import losses
+        >>> warn_untrained(loss := losses.ArcFaceLoss(3, 4), torch.optim.Adam(loss.parameters()))
+        []
+    """
+    trained = set()
+    for optimizer in optimizers:
+        if not hasattr(optimizer, "param_groups"):
+            raise ValueError(
+                f"optimizers: expected torch optimizers, got {type(optimizer).__name__}; unpack a dict of them, as "
+                "in warn_untrained(loss, *optimizers.values())"
+            )
+        trained |= {id(p) for group in optimizer.param_groups for p in group["params"]}
+    names = {
+        id(parameter): steps[-1][0]
+        for steps, parameter in _trained(loss, "")
+        if id(parameter) not in trained
+    }
+    untrained = list(names.values())
+    if untrained:
+        warnings.warn(
+            f"no optimizer got {len(untrained)} of {type(loss).__name__}'s parameters, which will stay as they "
+            f"are: {', '.join(untrained)}. Make one of parameter_groups(model, loss, lr=...), after wrapping and "
+            'copying; in a PML trainer, pass optimizers={"metric_loss_optimizer": ...}',
+            stacklevel=2,
+        )
+    return untrained
+
+
+def _trained(
+    module: nn.Module, path: str, above: Iterable[tuple[str, Settings]] = ()
+) -> Iterator[tuple[list[tuple[str, Settings]], nn.Parameter]]:
+    """Trained parameters, each with the (path, own settings) of all that it lies in and of itself."""
+    steps = [*above, (path, getattr(module, "optimizer_settings", {}))]
+    for name, parameter in module.named_parameters(recurse=False):
+        if parameter.requires_grad:
+            yield [*steps, (joined(path, name), {})], parameter
+    inside, _ = wrapped(module) or (None, None)
+    for name, child in module.named_children():
+        yield from _trained(child, path if name == inside else joined(path, name), steps)
