@@ -19,11 +19,17 @@ import timm
 import torch
 import yaml
 from jsonargparse.typing import register_type
-from pytorch_metric_learning.losses import MultipleLosses
 from torch import nn
 
 from benchmarks.datasets import Glyphs
-from pml_regularizers import DistributedLoss, EmbeddingHead, FeatureLoss
+from benchmarks.training import gradient_ratios
+from pml_regularizers import (
+    DistributedLoss,
+    EmbeddingHead,
+    ScheduledLosses,
+    attach_all,
+    parameter_groups,
+)
 
 RECIPES = Path(__file__).parent / "recipes"
 
@@ -69,6 +75,8 @@ class Data:
         image_size: Pixels per side.
         batch_size: Images per step, over all processes.
         samples_per_class: Images per class in a batch.
+        train_classes: Train on the first so many classes; default: all. Few classes are what CUB and Cars
+            have (100 and 98), and what a network overfits.
         max_classes: Train on and test on the first classes only, for a quick trial; default: all.
         num_workers: Data-loader processes for each training process; 0 loads in the process itself.
     """
@@ -79,6 +87,7 @@ class Data:
     image_size: int = 32
     batch_size: int = 80
     samples_per_class: int = 4
+    train_classes: int | None = None
     max_classes: int | None = None
     num_workers: int = 0
 
@@ -93,6 +102,8 @@ class Model:
         embedding_size: Width of the embeddings.
         pool: How the head pools the feature map.
         bias: Whether the head's linear layer has a bias.
+        attention: Class of a module between the pooling and the linear layer, such as
+            `pml_regularizers.VEMAttention`.
         channels_last: Lay out convolutions channels-last, which is faster on most processors.
     """
 
@@ -101,6 +112,7 @@ class Model:
     embedding_size: int = 64
     pool: Literal["avg", "max", "token"] = "avg"
     bias: bool = False
+    attention: ClassSpec | None = None
     channels_last: bool = False
 
 
@@ -110,11 +122,12 @@ class WeightedLoss:
 
     Args:
         loss: The class of a loss.
-        weight: What it is multiplied by.
+        weight: What it is multiplied by: a number, or the class of a schedule such as
+            `pml_regularizers.LinearRamp`.
     """
 
     loss: ClassSpec
-    weight: float = 1.0
+    weight: float | ClassSpec = 1.0
 
 
 @dataclass
@@ -176,6 +189,8 @@ class Experiment:
         optimization: How the parameters move.
         evaluation: What is measured.
         checkpoint_every: Steps between two checkpoints.
+        diagnose_every: Steps between two records of the gradient norms of all losses but the first, as ratios
+            to the first's, at the embeddings, the head and the trunk (table "gradient_ratios"); 0 measures none.
         trace_steps: Write the image ids, the loss and all gradients of the first steps to trace.pt.
     """
 
@@ -190,6 +205,7 @@ class Experiment:
     optimization: Optimization = field(default_factory=Optimization)
     evaluation: Evaluation = field(default_factory=Evaluation)
     checkpoint_every: int = 250
+    diagnose_every: int = 0
     trace_steps: int = 0
 
 
@@ -282,11 +298,13 @@ def check(experiment: Experiment) -> None:
     at_least = {
         "seed": (experiment.seed, 0),
         "checkpoint_every": (experiment.checkpoint_every, 1),
+        "diagnose_every": (experiment.diagnose_every, 0),
         "trace_steps": (experiment.trace_steps, 0),
         "data.image_size": (data.image_size, 8),
         "data.samples_per_class": (data.samples_per_class, 1),
         "data.batch_size": (data.batch_size, 2),
         "data.num_workers": (data.num_workers, 0),
+        "data.train_classes": (2 if data.train_classes is None else data.train_classes, 2),
         "data.max_classes": (2 if data.max_classes is None else data.max_classes, 2),
         "model.embedding_size": (experiment.model.embedding_size, 1),
         "optimization.steps": (experiment.optimization.steps, 1),
@@ -313,7 +331,7 @@ def check(experiment: Experiment) -> None:
         if rate is not None and not (math.isfinite(rate) and rate > 0):
             raise ConfigError(f"{key}: expected a positive number, got {rate}")
     for index, term in enumerate(experiment.losses):
-        if not math.isfinite(term.weight):
+        if isinstance(term.weight, float) and not math.isfinite(term.weight):
             raise ConfigError(f"losses[{index}].weight: expected a number, got {term.weight}")
     if experiment.seed >= 2**32:
         raise ConfigError(f"seed: expected less than 2**32, got {experiment.seed}")
@@ -430,7 +448,7 @@ def build(spec: Any, key: str, **provided: Any) -> Any:
     Args:
         spec: `ClassSpec.description`.
         key: Where it stands, for messages.
-        **provided: Arguments that the runner fills in, wherever a class takes them.
+        **provided: Arguments that the runner fills in, wherever a class takes them and does not say null.
 
     Raises:
         ConfigError: for an unknown class or argument, a wrong type, or one the class itself refuses.
@@ -452,7 +470,7 @@ def build(spec: Any, key: str, **provided: Any) -> Any:
     }
     for name in given:
         where = f"{key}.init_args.{name}"
-        if name in provided:
+        if name in provided and given[name] is not None:
             raise ConfigError(f"{where}: follows from the data and the model; leave it out")
         if name not in defaults:
             raise ConfigError(
@@ -461,7 +479,10 @@ def build(spec: Any, key: str, **provided: Any) -> Any:
     arguments = {
         name: _argument(value, f"{key}.init_args.{name}", provided) for name, value in given.items()
     }
-    filled = {name: value for name, value in provided.items() if name in defaults}
+    # A null keeps out what would be filled in: MarginLoss(num_classes=None) has one boundary for all classes.
+    filled = {
+        name: value for name, value in provided.items() if name in defaults and name not in given
+    }
     plain = {name for name, value in arguments.items() if value is given[name]}
     _check_types(cls, {name: given[name] for name in plain}, defaults, key)
     try:
@@ -473,6 +494,8 @@ def build(spec: Any, key: str, **provided: Any) -> Any:
 def _argument(value: Any, key: str, provided: Mapping[str, Any]) -> Any:
     if isinstance(value, dict) and "class_path" in value:
         return build(value, key, **provided)
+    if isinstance(value, dict) and any(isinstance(item, dict) for item in value.values()):
+        return {name: _argument(item, f"{key}.{name}", provided) for name, item in value.items()}
     if isinstance(value, list) and any(isinstance(item, dict) for item in value):
         return [_argument(item, f"{key}[{index}]", provided) for index, item in enumerate(value)]
     return value
@@ -545,21 +568,26 @@ def build_model(model: Model, in_chans: int, image_size: int) -> EmbeddingModel:
         trunk = timm.create_model(
             model.trunk, num_classes=0, global_pool="", in_chans=in_chans, **model.trunk_args
         )
+        attention = model.attention and build(
+            model.attention.description, "model.attention", num_features=trunk.num_features
+        )
         head = EmbeddingHead.for_trunk(
-            trunk, model.embedding_size, pool=model.pool, bias=model.bias
+            trunk, model.embedding_size, pool=model.pool, bias=model.bias, attention=attention
         )
         network = EmbeddingModel(trunk, head).eval()
         if model.channels_last:
             network = network.to(memory_format=torch.channels_last)
         with torch.no_grad():
             network(torch.zeros(1, in_chans, image_size, image_size))
+    except ConfigError:
+        raise
     except Exception as error:
         raise ConfigError(f"model: {model.trunk}: {_one_line(error)}") from error
     return network.train()
 
 
 def build_loss(experiment: Experiment, model: EmbeddingModel, num_classes: int) -> DistributedLoss:
-    """The objective, attached to the model's feature map.
+    """The objective, attached to the stages of the model that it reads.
 
     Raises:
         ConfigError: see `build`.
@@ -569,34 +597,44 @@ def build_loss(experiment: Experiment, model: EmbeddingModel, num_classes: int) 
         "in_channels": model.head.in_channels,
         "embedding_size": model.head.embedding_size,
     }
-    losses = [
-        build(term.loss.description, f"losses[{index}].loss", **sizes)
-        for index, term in enumerate(experiment.losses)
-    ]
-    for index, loss in enumerate(losses):
-        if not isinstance(loss, nn.Module):
-            raise ConfigError(f"losses[{index}].loss: expected a loss, got {type(loss).__name__}")
-    weights = [term.weight for term in experiment.losses]
-    loss = losses[0] if weights == [1.0] else MultipleLosses(losses, weights=weights)
-    for module in loss.modules():
-        if isinstance(module, FeatureLoss):
-            module.attach(model.head)
+    losses: dict[str, nn.Module] = {}
+    weights = {}
+    for index, term in enumerate(experiment.losses):
+        part = build(term.loss.description, f"losses[{index}].loss", **sizes)
+        if not isinstance(part, nn.Module):
+            raise ConfigError(f"losses[{index}].loss: expected a loss, got {type(part).__name__}")
+        name = type(part).__name__ + (f"_{index}" if type(part).__name__ in losses else "")
+        losses[name] = part
+        weights[name] = _weight(term.weight, f"losses[{index}].weight")
+    if list(weights.values()) == [1.0]:
+        (loss,) = losses.values()
+    else:
+        loss = ScheduledLosses(losses, weights=weights)
+    attach_all(loss, model.head)
     miner = build(experiment.miner.description, "miner", **sizes) if experiment.miner else None
     return DistributedLoss(loss, miner)
+
+
+def _weight(weight: float | ClassSpec, key: str) -> Any:
+    if isinstance(weight, (int, float)):
+        return float(weight)
+    schedule = build(weight.description, key)
+    if isinstance(schedule, nn.Module) or not callable(schedule):
+        raise ConfigError(f"{key}: expected a schedule, got {type(schedule).__name__}")
+    return schedule
 
 
 def build_optimizer(
     optimization: Optimization, model: nn.Module, loss: nn.Module
 ) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler | None]:
-    """The optimizer, with a group for the network and one for the loss's own parameters.
+    """The optimizer, with groups for the network, the loss's own parameters and modules with own settings.
 
     Raises:
         ConfigError: see `build`.
     """
-    groups = [{"params": list(model.parameters()), "lr": optimization.learning_rate}]
-    if own := list(loss.parameters()):
-        rate = optimization.loss_learning_rate
-        groups.append({"params": own, "lr": optimization.learning_rate if rate is None else rate})
+    groups = parameter_groups(
+        model, loss, lr=optimization.learning_rate, loss_lr=optimization.loss_learning_rate
+    )
     optimizer = build(
         optimization.optimizer.description,
         "optimization.optimizer",
@@ -639,7 +677,13 @@ def try_one_step(experiment: Experiment, in_chans: int) -> EmbeddingModel:
         optimizer, scheduler = build_optimizer(experiment.optimization, model, loss)
         part = "losses"
         try:
-            value = loss(model(torch.randn(4, in_chans, size, size)), torch.arange(4) % 2)
+            embeddings = model(torch.randn(4, in_chans, size, size))
+            if experiment.diagnose_every:
+                part = "diagnose_every"
+                value, _ = gradient_ratios(loss, model, embeddings, torch.arange(4) % 2)
+            else:
+                value = loss(embeddings, torch.arange(4) % 2)
+            part = "losses"
             value.backward()
             part = "optimization.optimizer"
             optimizer.step()
@@ -680,12 +724,13 @@ def build_dataset(data: Data, role: Literal["train", "test"]) -> Glyphs:
         ("validation", "train"): "development",
         ("validation", "test"): "validation",
     }
+    limits = [data.max_classes, data.train_classes if role == "train" else None]
     try:
         return Glyphs(
             data.root,
             splits[data.split, role],
             image_size=data.image_size,
-            max_classes=data.max_classes,
+            max_classes=min((limit for limit in limits if limit is not None), default=None),
         )
     except OSError as error:
         raise ConfigError(f"data.root: {data.root}: {error.strerror or error}") from error

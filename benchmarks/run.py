@@ -289,6 +289,7 @@ class BenchmarkRun:
             seed=experiment.seed,
             dtype=self.dtype,
             max_gradient_norm=experiment.optimization.max_gradient_norm,
+            diagnose_every=experiment.diagnose_every,
             # record-keeper reads its whole csv file again for every group of rows
             log_every=max(10, experiment.optimization.steps // 200),
         )
@@ -299,6 +300,7 @@ class BenchmarkRun:
             ),
             self.progress,
             log=self._log,
+            diagnose=lambda step, ratios: self._log([(step, ratios)], "gradient_ratios"),
             checkpoint=self._checkpoint,
             checkpoint_every=experiment.checkpoint_every,
             evaluate=self._evaluate_curves,
@@ -306,9 +308,9 @@ class BenchmarkRun:
             trace=Trace(self.path / "trace.pt", steps, self.progress.step) if steps else None,
         )
 
-    def _log(self, rows: list[tuple[int, dict[str, float]]]) -> None:
+    def _log(self, rows: list[tuple[int, dict[str, float]]], table: str = "training") -> None:
         if self.records is not None:
-            self.records.log_rows("training", rows)
+            self.records.log_rows(table, rows)
 
     def _checkpoint(self, progress: Progress) -> None:
         if self.folder is None:

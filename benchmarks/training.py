@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from benchmarks.progress import progress_bar
+from pml_regularizers import gradient_norm_ratios, record_terms
 from pml_regularizers.distributed import all_gather
 
 Key = tuple[int, int]
@@ -190,6 +191,7 @@ class Trainer:
         seed: Of what is drawn inside a step.
         dtype: Of the images.
         max_gradient_norm: See `experiment.Optimization`.
+        diagnose_every: See `experiment.Experiment`.
         log_every: Steps between two looks at the loss; also what is logged together.
     """
 
@@ -202,6 +204,7 @@ class Trainer:
     seed: int
     dtype: torch.dtype = torch.float32
     max_gradient_norm: float | None = None
+    diagnose_every: int = 0
     log_every: int = 10
 
     def run(
@@ -210,6 +213,7 @@ class Trainer:
         progress: Progress,
         *,
         log: Callable[[list[tuple[int, dict[str, float]]]], None],
+        diagnose: Callable[[int, dict[str, float]], None],
         checkpoint: Callable[[Progress], None],
         checkpoint_every: int,
         evaluate: Callable[[int], None],
@@ -238,7 +242,7 @@ class Trainer:
         ):
             for images, labels, indices in loader:
                 rate = self.optimizer.param_groups[0]["lr"]
-                value = self._step(progress.step, images, labels, indices, trace)
+                value = self._step(progress.step, images, labels, indices, trace, diagnose)
                 progress.step += 1
                 progress.seconds = start + time.perf_counter() - begun
                 pending.add(progress.step, value, rate, indices)
@@ -276,11 +280,22 @@ class Trainer:
                     )
 
     def _step(
-        self, step: int, images: Tensor, labels: Tensor, indices: Tensor, trace: "Trace | None"
+        self,
+        step: int,
+        images: Tensor,
+        labels: Tensor,
+        indices: Tensor,
+        trace: "Trace | None",
+        diagnose: Callable[[int, dict[str, float]], None],
     ) -> Tensor:
         set_seed((self.seed * 1_000_003 + step) % 2**32)
         embeddings = self.model(images.to(self.dtype))
-        loss: Tensor = self.loss(embeddings, labels)
+        if self.diagnose_every and (step + 1) % self.diagnose_every == 0:
+            model = self.accelerator.unwrap_model(self.model)
+            loss, ratios = gradient_ratios(self.loss, model, embeddings, labels)
+            diagnose(step + 1, ratios)
+        else:
+            loss = self.loss(embeddings, labels)
         self.accelerator.backward(loss)
         if trace is not None:
             trace.add(step, self, loss, indices)
@@ -292,6 +307,31 @@ class Trainer:
             self.scheduler.step()
         self.optimizer.zero_grad()
         return loss.detach()
+
+
+def gradient_ratios(
+    loss: nn.Module, model: Any, embeddings: Tensor, labels: Tensor
+) -> tuple[Tensor, dict[str, float]]:
+    """The loss of a batch, and how strong each of its terms is beside the first.
+
+    Returns:
+        The loss, and `{"TERM at PLACE": ratio}` of gradient norms, at the embeddings, the head and the trunk.
+
+    Raises:
+        ValueError: if the loss has one term only, or a place is frozen.
+    """
+    with record_terms(loss) as terms:
+        value: Tensor = loss(embeddings, labels)
+    places = {
+        "embeddings": embeddings,
+        "head": model.head.parameters(),
+        "trunk": model.trunk.parameters(),
+    }
+    ratios = gradient_norm_ratios(terms, base=next(iter(terms)), at=places)
+    named = {
+        f"{term} at {place}": ratio for term, at in ratios.items() for place, ratio in at.items()
+    }
+    return value, named
 
 
 class Pending:

@@ -9,7 +9,7 @@ from pytorch_metric_learning import losses, miners
 from benchmarks import experiment as description
 from benchmarks.experiment import ConfigError, Model, build, build_loss, build_model
 from benchmarks.run import main
-from pml_regularizers import HORDELoss
+from pml_regularizers import HORDELoss, ScheduledLosses
 
 HORDE = "pml_regularizers.HORDELoss"
 PML = "pytorch_metric_learning"
@@ -116,6 +116,31 @@ MISTAKES = {
     "abbreviation": (["--see=3"], "see"),
     "seed": (["--seed=1180591620717411303424"], "seed"),
     "negative clip": (["--optimization.max_gradient_norm=-1"], "max_gradient_norm"),
+    "schedule": (
+        [
+            f"--losses=[{{loss: {{class_path: {PML}.losses.ContrastiveLoss}}, weight: {{class_path: "
+            "pml_regularizers.LinearRamp, init_args: {start: 0, end: 1, step: 4}}}]"
+        ],
+        "losses[0].weight.init_args.step",
+    ),
+    "no schedule": (
+        [
+            f"--losses=[{{loss: {{class_path: {PML}.losses.ContrastiveLoss}}, weight: {{class_path: "
+            f"{PML}.distances.LpDistance}}}}]"
+        ],
+        "losses[0].weight: expected a schedule, got LpDistance",
+    ),
+    "attention": (
+        [
+            "--model.attention={class_path: pml_regularizers.VEMAttention, init_args: {num_features: 3}}"
+        ],
+        "model.attention.init_args.num_features: follows",
+    ),
+    "one term": (
+        ["--diagnose_every=1"],
+        "diagnose_every: a trial step failed: ValueError: loss: expected a sum",
+    ),
+    "train_classes": (["--data.train_classes=1"], "data.train_classes: expected at least 2"),
     "weight": (
         [f"--losses=[{{weight: .nan, loss: {{class_path: {PML}.losses.ContrastiveLoss}}}}]"],
         "weight",
@@ -216,15 +241,60 @@ def test_builds_nested_classes_with_the_sizes_of_the_run() -> None:
     model = build_model(Model(embedding_size=8), 1, 32)
     loss = build_loss(command.experiment, model, num_classes=11)
     assert isinstance(loss.miner, miners.MultiSimilarityMiner)
-    assert isinstance(loss.loss, losses.MultipleLosses)
-    assert loss.loss.weights == [1.0, 0.5]
-    horde, contrastive = loss.loss.losses
+    assert isinstance(loss.loss, ScheduledLosses)
+    assert loss.loss.weights == {"HORDELoss": 1.0, "ContrastiveLoss": 0.5}
+    horde, contrastive = loss.loss.losses.values()
     assert isinstance(horde, HORDELoss)
     assert horde.losses["order_3"].W.shape == (8, 11)
     assert horde.moments.in_channels == 96
     assert isinstance(contrastive.distance, losses.MultiSimilarityLoss().distance.__class__)
     embeddings = model(torch.randn(4, 1, 32, 32))
     assert loss(embeddings, torch.tensor([0, 0, 1, 1])).isfinite()
+
+
+def test_builds_attention_kernels_schedules_and_their_optimizer_group() -> None:
+    spec = "{class_path: pml_regularizers."
+    run = description.parse(
+        [
+            f"--losses=[{{loss: {spec}BinomialDevianceLoss}}}}, {{loss: {spec}BinomialDevianceLoss}}, weight: 2}}, "
+            f"{{loss: {spec}JRSRegularizer, init_args: {{kernels: {{pooled: {spec}GaussianKernel}}, "
+            f"embeddings: {spec}LaplaceKernel}}}}}}}}, "
+            f"weight: {spec}LinearRamp, init_args: {{start: 0.5, end: 1.5, steps: 4}}}}}}, "
+            f"{{loss: {spec}VarianceRegularizer}}}}]",
+            f"--model.attention={spec}VEMAttention, init_args: {{init: zeros}}}}",
+        ]
+    ).experiment
+    model = build_model(run.model, 1, 32)
+    assert model.head.attention.init == "zeros"
+    loss = build_loss(run, model, num_classes=3)
+    assert list(loss.loss.losses) == [
+        "BinomialDevianceLoss",
+        "BinomialDevianceLoss_1",
+        "JRSRegularizer",
+        "VarianceRegularizer",
+    ]
+    labels = torch.tensor([0, 0, 1, 1])
+    for weight in (0.5, 0.75):
+        loss(model(torch.randn(4, 1, 32, 32)), labels)
+        assert loss.loss.weights["JRSRegularizer"] == weight
+    optimizer, _ = description.build_optimizer(run.optimization, model, loss)
+    rates = {group["name"]: group["max_lr"] for group in optimizer.param_groups}
+    assert rates == {"model": run.optimization.learning_rate, "model.head.attention": 1e-2}
+
+
+def test_null_keeps_out_what_the_runner_would_fill_in() -> None:
+    path = f"{PML}.losses.MarginLoss"
+    beta = {"class_path": path, "init_args": {"learn_beta": True, "num_classes": None}}
+    assert build(beta, "loss", num_classes=7).beta.shape == (1,)
+    assert build({"class_path": path}, "loss", num_classes=7).beta.shape == (7,)
+
+
+def test_train_classes_limit_the_training_alone(glyphs_root: Path) -> None:
+    data = description.Data(root=glyphs_root, train_classes=20)
+    assert description.build_dataset(data, "train").num_classes == 20
+    assert description.build_dataset(data, "test").num_classes > 1000
+    data.max_classes = 10
+    assert description.build_dataset(data, "train").num_classes == 10
 
 
 def test_a_spec_with_stray_keys_is_refused() -> None:

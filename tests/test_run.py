@@ -39,6 +39,13 @@ MEMORY = (
     f"{{loss: {{class_path: {PML}CrossBatchMemory, init_args: {{memory_size: 200, "
     f"loss: {{class_path: {PML}ContrastiveLoss}}}}}}}}"
 )
+ATTENTION = "--model.attention={class_path: pml_regularizers.VEMAttention}"
+REGULARIZERS = (
+    "{loss: {class_path: pml_regularizers.EnergyConfusionRegularizer, init_args: {num_pairs: 5}}, "
+    "weight: {class_path: pml_regularizers.LinearRamp, init_args: {start: 0.0, end: 1.0, steps: 60}}}, "
+    "{loss: {class_path: pml_regularizers.VarianceRegularizer}}, "
+    "{weight: 0.5, loss: {class_path: pml_regularizers.JRDLoss}}"
+)
 # Each alone: test_distributed.py.
 ALL_LOSSES = ", ".join(
     [
@@ -47,6 +54,7 @@ ALL_LOSSES = ", ".join(
             f"{{weight: 0.5, loss: {{class_path: {PML}{name}}}}}"
             for name in ("ContrastiveLoss", "TripletMarginLoss", "ProxyAnchorLoss", "ArcFaceLoss")
         ),
+        REGULARIZERS,
     ]
 )
 
@@ -72,8 +80,9 @@ def test_several_processes_train_as_one(data: str, tmp_path: Path) -> None:
         folder = tmp_path / str(processes)
         run(
             [
-                *(data, *TINY, *NO_BATCH_STATISTICS, f"--losses=[{ALL_LOSSES}]"),
+                *(data, *TINY, *NO_BATCH_STATISTICS, f"--losses=[{ALL_LOSSES}]", ATTENTION),
                 *(
+                    "--diagnose_every=15",
                     "--precision=float64",
                     "--trace_steps=30",
                     "--evaluation.descriptor=false",
@@ -89,8 +98,18 @@ def test_several_processes_train_as_one(data: str, tmp_path: Path) -> None:
     one = traces[1]
     assert len(one) == 30
     own = [name for name in one[0]["gradients"] if name.startswith("loss.")]
-    assert len(own) == 3 + 2 + 3 + 1 + 1  # projections, embeddings and class weights; proxies
+    # HORDE's projections, embeddings and class weights; proxies, class weights; JRD's class weights
+    assert len(own) == 3 + 2 + 3 + 1 + 1 + 1
+    assert "model.head.attention.variance" in one[0]["gradients"]
+    ratios = read_table(tmp_path / "1" / "records", "gradient_ratios")
+    assert ratios["step"] == [15, 30]
+    assert ratios["EnergyConfusionRegularizer at head"][1] > 0
+    assert ratios["EnergyConfusionRegularizer at trunk"] == [0, 0]
     for processes in (2, 3):
+        found = read_table(tmp_path / str(processes) / "records", "gradient_ratios")
+        assert found.keys() == ratios.keys()
+        for name, values in ratios.items():
+            assert found[name] == pytest.approx(values, rel=1e-6), name
         for expected, found in zip(one, traces[processes], strict=True):
             assert found["world_size"] == processes
             assert found["ids"] == expected["ids"]
@@ -144,12 +163,13 @@ def test_a_batch_that_does_not_divide_is_refused(data: str, tmp_path: Path) -> N
 
 @pytest.fixture(scope="module")
 def settings(data: str) -> list[str]:
-    """Whatever could make a resumed run differ: workers, drop path, batch norm, schedule, memory."""
+    """Whatever could make a resumed run differ: workers, drop path, batch norm, schedules, memory, draws."""
     return [
-        *(data, *TINY, f"--losses=[{HORDE}, {MEMORY}]"),
+        *(data, *TINY, f"--losses=[{HORDE}, {MEMORY}, {REGULARIZERS}]", ATTENTION),
         "--optimization.steps=120",
         "--data.num_workers=2",
         "--checkpoint_every=25",
+        "--diagnose_every=20",
         "--evaluation.every=50",
         "--evaluation.curve_classes=10",
         "--model.trunk_args={drop_path_rate: 0.2}",
@@ -182,7 +202,7 @@ def database(folder: Path, table: str) -> list[tuple[object, ...]]:
 
 
 def assert_same_run(folder: Path, expected: Path) -> None:
-    for table in ("training", "evaluation"):
+    for table in ("training", "evaluation", "gradient_ratios"):
         found, wanted = (read_table(path / "records", table) for path in (folder, expected))
         for name in wanted:
             if name != "images_per_second":
