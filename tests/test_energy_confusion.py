@@ -434,6 +434,15 @@ def test_duplicate_rows() -> None:
     assert same.grad is not None and same.grad.abs().max() < 1e-12
 
 
+def test_rounding_makes_no_energy_negative() -> None:
+    """Negative energies below -1 would have no logarithm."""
+    for _ in range(20):
+        x = vectors() * 1e12
+        x[[0, 2, 5]] = x[3].clone()
+        assert (energy_confusion(x, CLASSES, C) >= 0).all()
+        assert build("raw")(x, LABELS).isfinite()
+
+
 def test_zero_vectors() -> None:
     x = vectors()
     x[2] = 0
@@ -558,6 +567,9 @@ def test_compiled_without_a_graph_break(num_pairs: int | None) -> None:
     """One graph serves batches of any number of classes; values and gradients are those of the loops."""
     torch._dynamo.reset()
     eager = build(num_pairs=num_pairs)
+    # fullgraph=True alone would let a number of classes go to Python, which waits for the device.
+    found = torch._dynamo.explain(copy.deepcopy(eager))(vectors(), LABELS)
+    assert (found.graph_count, found.graph_break_count) == (1, 0)
     compiled = torch.compile(copy.deepcopy(eager), fullgraph=True, backend="aot_eager")
     for labels in (LABELS, LABELS.clamp(max=1), torch.arange(7), torch.zeros(7, dtype=torch.long)):
         x = vectors().requires_grad_()
