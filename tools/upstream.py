@@ -44,10 +44,10 @@ class UpstreamError(Exception):
 
 @dataclass(frozen=True)
 class Place:
-    """Where a module goes, and the paper (title and URL) that the documents link to."""
+    """Where a module goes, and the paper (title, and URL or None) that the documents name."""
 
     path: str
-    paper: tuple[str, str] | None = None
+    paper: tuple[str, str | None] | None = None
 
     @property
     def module(self) -> Module:
@@ -55,7 +55,8 @@ class Place:
 
     @property
     def link(self) -> str:
-        return "[{}]({})".format(*self.paper) if self.paper else ""
+        title, url = self.paper or ("", None)
+        return f"[{title}]({url})" if url else title
 
 
 ABE = (
@@ -80,7 +81,7 @@ JRD = (
 )
 SEAN = (
     "Second-Order Estimation Based Attention Network for Metric Learning",
-    "https://ieeexplore.ieee.org/document/9190829",
+    None,
 )
 
 # What is called with embeddings and labels is a loss to PML: its regularizers see no labels
