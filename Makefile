@@ -29,15 +29,18 @@ demo: install
 	$(RUN) --recipe glyphs/demo/binomial_horde --output $(RUNS)/demo/binomial_horde --resume
 	$(REPORT) $(RUNS)/demo/binomial $(RUNS)/demo/binomial_horde --output $(RUNS)/demo/report.html
 
-# The table in README: 5 seeds, some hours on two cores; goes on where it was stopped.
+# The tables in README and docs/glyphs.md: 5 seeds, some hours on two cores; goes on where it was stopped.
+ROWS := binomial binomial_horde binomial_energy_confusion binomial_vem am_softmax jrd
+
 compare: install
-	for seed in $(SEEDS); do for row in binomial binomial_horde; do \
+	for seed in $(SEEDS); do for row in $(ROWS); do \
 		$(RUN) --recipe glyphs/compare/$$row --seed $$seed --output $(RUNS)/compare/$$row-$$seed --resume || exit 1; \
 	done; done
 	$(REPORT) $(RUNS)/compare/* --output $(RUNS)/compare.html
 
+# A process per core, each of one thread.
 test: install
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist loadfile
 
 lint: install
 	$(BIN)/ruff check .

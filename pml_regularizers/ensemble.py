@@ -96,7 +96,7 @@ class AttentionEnsemble(Staged):
         stem_channels: C.
         body_channels: D.
         embedding_size: Width of the output, M times that of a head. ABE and HORDE: 512.
-        num_heads: M. HORDE's Table 1: 8.
+        num_heads: M. HORDE's code: 8.
         attention: Layers that all masks share, (N, C, H, W) -> (N, A, H, W), before each mask's own 1x1
             convolution. The paper's: a second copy of inception 4a to 4e. Default: none.
         attention_channels: A; default: C.
@@ -308,7 +308,7 @@ class EnsembleLoss(FeatureLoss):
 
     Args:
         loss: Any PML loss; where it has an embedding size, that of one head. ABE: contrastive.
-        num_heads: M. HORDE's Table 1: 8.
+        num_heads: M. HORDE's code: 8.
         reduction: "mean" over the heads (HORDE's code) or "sum" (ABE, section 3.4).
         **kwargs: `collect_stats`, `embedding_regularizer` and `embedding_reg_weight`, as in any PML loss.
 

@@ -160,7 +160,8 @@ class JRSRegularizer(_JointRegularizer):
         kernels: A kernel for each representation, by name. "embeddings" are what the loss is called with;
             all other names are read from features: stages of an `EmbeddingHead` after `attach(head)`, any
             modules after `attach({"pooled": ..., ...})`, or `features={"pooled": ..., ...}`. Default: the
-            paper's Gaussian mixture on "pooled" and on "embeddings".
+            paper's Gaussian mixture on "pooled" and on the L2-normalised "embeddings". The paper's third
+            representation needs class weights: `JRDLoss`.
         reduction: "mean" over the pairs, which is L_JRS / N_pairs in eq. 11, or "ordered_sum", eq. 10.
         **kwargs: `collect_stats`, `embedding_regularizer` and `embedding_reg_weight`, as in any PML loss.
 
@@ -191,8 +192,10 @@ class JRSRegularizer(_JointRegularizer):
         **kwargs: Any,
     ) -> None:
         if kernels is None:
-            names = ("pooled", "embeddings")
-            kernels = {name: GaussianMixtureKernel() for name in names}
+            kernels = {
+                "pooled": GaussianMixtureKernel(),
+                "embeddings": GaussianMixtureKernel(normalize=True),
+            }
         super().__init__(kernels, **kwargs)
         if reduction not in get_args(PairReduction):
             raise ValueError(
@@ -272,7 +275,7 @@ class IntraClassRegularizer(_JointRegularizer):
     image in the batch adds nothing.
 
     Args:
-        kernels: As in `JRSRegularizer`. Default: exp(-|x - x'|^2 / 2) on the embeddings, as printed.
+        kernels: As in `JRSRegularizer`. Default: exp(-|x - x'|^2 / 2) on the L2-normalised embeddings.
         **kwargs: As in `JRSRegularizer`, whose shapes, reducer and errors it shares.
 
     Example:
@@ -285,19 +288,23 @@ class IntraClassRegularizer(_JointRegularizer):
         self, kernels: Mapping[str, ReproducingKernel] | None = None, **kwargs: Any
     ) -> None:
         if kernels is None:
-            kernels = {"embeddings": GaussianKernel(bandwidth=2.0)}
+            kernels = {"embeddings": GaussianKernel(bandwidth=2.0, normalize=True)}
         super().__init__(kernels, **kwargs)
 
     def compute(self, K: Tensor, labels: Tensor) -> Tensor:
         return -intra_class_similarity(K, labels)
 
 
+_REGULARIZERS = {"jrs": between_class_similarity, "jmmd": joint_mmd, "jintra": joint_intra}
+
+
 class JRDLoss(FeatureLoss):
     """AM-softmax plus joint representation similarity: the paper's whole objective (eq. 11).
 
     It owns the class weights W (E, C): **give `parameters()` to an optimizer**, the paper with a hundred times
-    the network's learning rate. The similarity is of pooled features, L2-normalised embeddings and cosines
-    with the normalised class weights, without margin and scale; it trains the class weights as well.
+    the network's learning rate (a thousand on SOP). The similarity is of pooled features, L2-normalised
+    embeddings and cosines with the normalised class weights, without margin and scale; it trains the class
+    weights as well.
 
     Args:
         num_classes: C.
@@ -311,6 +318,8 @@ class JRDLoss(FeatureLoss):
             and exponential kernels.
         margin: m. Section 5.1: 0.1 on CUB and SOP, 0.05 on Cars.
         scale: s. Section 5.1: 20.
+        regularizer: "jrs", or what the paper compares it with on the same kernels: "jmmd" (eq. 15) or "jintra"
+            (eq. 16).
         detach_proxies: Let only AM-softmax train the class weights.
         weight_init_func: Start of W, a `TorchInitWrapper` as in any PML classification loss. Default:
             U(-1/sqrt(C), 1/sqrt(C)), as the authors' code.
@@ -348,6 +357,7 @@ class JRDLoss(FeatureLoss):
         similarity_weight: float = 1.0,
         margin: float = 0.1,
         scale: float = 20.0,
+        regularizer: Literal["jrs", "jmmd", "jintra"] = "jrs",
         detach_proxies: bool = False,
         weight_init_func: Callable[[Tensor], Any] | None = None,
         **kwargs: Any,
@@ -364,6 +374,10 @@ class JRDLoss(FeatureLoss):
         ):
             if not value >= least:
                 raise ValueError(f"{name}: expected at least {least}, got {value}")
+        if regularizer not in _REGULARIZERS:
+            raise ValueError(
+                f"regularizer: expected one of {', '.join(_REGULARIZERS)}; got {regularizer!r}"
+            )
         kernels = {} if kernels is None else dict(kernels)
         if isinstance(representations, str) or not kernels.keys() <= set(representations):
             raise ValueError(
@@ -375,6 +389,7 @@ class JRDLoss(FeatureLoss):
         self.num_classes = num_classes
         self.embedding_size = embedding_size
         self.similarity_weight = similarity_weight
+        self.regularizer = regularizer
         self.detach_proxies = detach_proxies
         self.metric = _AMSoftmaxLoss(
             num_classes,
@@ -389,7 +404,8 @@ class JRDLoss(FeatureLoss):
         )
         self.reads = tuple(name for name in self.kernels if name not in ("embeddings", "classes"))
         self.add_to_recordable_attributes(
-            list_of_names=["embedding_size", "similarity_weight", "detach_proxies"], is_stat=False
+            list_of_names=["embedding_size", "similarity_weight", "regularizer", "detach_proxies"],
+            is_stat=False,
         )
         self.add_to_recordable_attributes(name="similarity", is_stat=True)
 
@@ -411,7 +427,7 @@ class JRDLoss(FeatureLoss):
             **_whole_batch(self.features, embeddings),
         }
         K = joint_kernel({name: found[name] for name in self.kernels}, self.kernels)
-        similarity = between_class_similarity(K, labels)
+        similarity = _REGULARIZERS[self.regularizer](K, labels)
         if self.collect_stats:
             self.similarity = similarity.item()
         metric = self.metric.compute_loss(embeddings, labels, indices_tuple, embeddings, labels)

@@ -2,7 +2,8 @@
 
 JRD (Chu et al., ICML 2020) divides the test sets of CUB and Cars into ten disjoint smaller sets, each
 with images of all classes, measures Recall@K on each of them, and reports mean and 95 % interval (section
-5.3, Tables 2 and 3). How the interval is computed the paper does not say; here 1.96 s / sqrt(n), or Student's t.
+5.3, Table 2; to judge by its Recall@1, Table 3 too). How the interval is computed the paper does not say;
+here 1.96 s / sqrt(n), or Student's t.
 """
 
 import math

@@ -80,7 +80,7 @@ def test_regularizers_equal_the_oracle(name: str, dtype: torch.dtype) -> None:
     (make, expected), (embeddings, pooled) = REGULARIZERS[name], batch(dtype=dtype)
     with torch.autocast("cpu", torch.bfloat16):
         value = make()(embeddings, LABELS, features={"pooled": pooled})
-    K = oracle.joint([MIXTURE, MIXTURE], [numbers(pooled), numbers(embeddings)])
+    K = oracle.joint([MIXTURE, MIXTURE], [numbers(pooled), oracle.unit(numbers(embeddings))])
     total, pairs = expected(K, LABELS.tolist())
     assert value.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
     assert pairs == 34  # ordered pairs of different classes among classes of 3, 2, 1 and 1
@@ -129,7 +129,7 @@ def test_embeddings_need_not_take_part() -> None:
 def test_intra_class_equals_the_oracle(dtype: torch.dtype) -> None:
     embeddings, _ = batch(dtype=dtype)
     value = IntraClassRegularizer()(embeddings, LABELS)
-    K = oracle.gaussian_mixture((1.0,), tau=2.0)(numbers(embeddings))
+    K = oracle.gaussian_mixture((1.0,), tau=2.0)(oracle.unit(numbers(embeddings)))
     assert_close(value, oracle.intra_class(K, LABELS.tolist()))
 
 
@@ -418,6 +418,20 @@ def test_every_variant_equals_the_oracle(variant: str, dtype: torch.dtype) -> No
     assert value.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
     assert_close(value, metric.mean() + 0.4 * similarity)
     assert loss.metric.W.dtype == torch.float32  # PML would have recast it
+
+
+@pytest.mark.parametrize(("name", "expected"), [("jmmd", oracle.jmmd), ("jintra", oracle.jintra)])
+def test_the_comparisons_on_the_papers_kernels(name: str, expected: Callable[..., Any]) -> None:
+    embeddings, pooled = batch()
+    loss = JRDLoss(CLASSES, WIDTH, regularizer=name, similarity_weight=0.4).double()
+    value = loss(embeddings, LABELS, features={"pooled": pooled})
+    cosines = oracle.class_cosines(numbers(embeddings), numbers(loss.metric.W))
+    K = oracle.joint(
+        [MIXTURE, MIXTURE, SINGLE], [numbers(pooled), oracle.unit(numbers(embeddings)), cosines]
+    )
+    total, pairs = expected(K, LABELS.tolist())
+    metric = np.mean(oracle.am_softmax(cosines, LABELS.tolist()))
+    assert_close(value, metric + 0.4 * total / pairs)
 
 
 @pytest.mark.parametrize(("m", "s"), [(0.05, 20.0), (0.35, 64.0), (0.0, 1.0)])
