@@ -49,11 +49,12 @@ class FeatureTap:
 
     Args:
         module: Its output, a tensor or a tuple of tensors with the batch first, is recorded.
+        frozen: The module does not train, so that its output needs no gradient to be recorded.
     """
 
     capacity = 8
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, *, frozen: bool = False) -> None:
         if not isinstance(module, nn.Module):
             raise ValueError(
                 f"module: expected a torch.nn.Module to tap, got {type(module).__name__}; "
@@ -61,9 +62,10 @@ class FeatureTap:
             )
         self.clear()
         self._listening = True
-        self._handle: torch.utils.hooks.RemovableHandle | None = module.register_forward_hook(
-            _Hook(self)
-        )
+        self._frozen = frozen
+        handle = module.register_forward_hook(_Hook(self))
+        self._handle: torch.utils.hooks.RemovableHandle | None = handle
+        weakref.finalize(self, handle.remove).atexit = False
 
     def clear(self) -> None:
         """Forget what was recorded: call it after forward passes whose loss was skipped."""
@@ -90,7 +92,7 @@ class FeatureTap:
             raise MissingFeaturesError(
                 "the recorded features carry no gradient, but the embeddings do: they come from a pass under "
                 "torch.no_grad, a detached module or re-entrant activation checkpointing (use_reentrant=True). "
-                "Tap a module that trains, or, where the trunk is frozen on purpose, pass features=..."
+                "Tap a module that trains, or, where the trunk is frozen on purpose, attach(..., frozen=True)"
             )
         if not records:
             raise MissingFeaturesError(
@@ -116,7 +118,7 @@ class FeatureTap:
         if not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1:
             return  # a backward pass is recomputing a checkpointed segment
         # A view of a parameter requires a gradient even where none is recorded.
-        if not (torch.is_grad_enabled() and _trains(output)):
+        if not (torch.is_grad_enabled() and (self._frozen or _trains(output))):
             self._detached = output
             return
         self._records = [*self._records[1 - self.capacity :], output]
@@ -167,29 +169,36 @@ class FeatureLoss(BaseMetricLossFunction):
         super().__init__(**kwargs)
         self._taps: dict[str, FeatureTap] = {}
 
-    def attach(self, source: nn.Module | Mapping[str, nn.Module]) -> Self:
+    def attach(self, source: nn.Module | Mapping[str, nn.Module], *, frozen: bool = False) -> Self:
         """Read the features from a module's output from now on, instead of from `features=`.
 
         Args:
-            source: An `EmbeddingHead` or `AttentionEnsemble`, whose stages in `reads` are taken; or any
-                other stage of the network; or, for a loss that reads several, a dict of stages by the
-                names in `reads`. A tap belongs to one loss; attaching again moves it.
+            source: An `EmbeddingHead` or `AttentionEnsemble`, or a network that contains one, whose stages in
+                `reads` are taken; or any other stage of the network; or, for a loss that reads several, a
+                dict of stages by the names in `reads`. A tap belongs to one loss; attaching again moves it.
+            frozen: What is tapped does not train, on purpose: features without a gradient are accepted.
 
         Returns:
             The loss itself.
 
         Raises:
-            ValueError: if `source` is none of these, or lacks a stage.
+            ValueError: if `source` is none of these, lacks a stage, or contains several heads.
         """
-        taps = {name: FeatureTap(module) for name, module in self._stages(source).items()}
+        stages = self._stages(source)
+        taps = {name: FeatureTap(module, frozen=frozen) for name, module in stages.items()}
         self.detach()
         self._taps = taps
         return self
 
     def _stages(self, source: nn.Module | Mapping[str, nn.Module]) -> dict[str, nn.Module]:
-        names = (self.reads,) if isinstance(self.reads, str) else self.reads
-        if isinstance(source, Staged):
-            source = {name: getattr(source, name) for name in names if hasattr(source, name)}
+        names = self._names()
+        heads = _outermost(source) if isinstance(source, nn.Module) else []
+        if len(heads) > 1:
+            raise ValueError(
+                f"source: {type(source).__name__} contains {len(heads)} heads; attach to one of them"
+            )
+        if heads:  # by itself or wrapped: the output of what is around it is no stage
+            source = {name: getattr(heads[0], name) for name in names if hasattr(heads[0], name)}
         elif len(names) == 1 and not isinstance(source, Mapping):
             source = {names[0]: source}
         if not isinstance(source, Mapping) or source.keys() != set(names):
@@ -203,6 +212,9 @@ class FeatureLoss(BaseMetricLossFunction):
                 "pass an EmbeddingHead that has them, or a dict of modules by these names"
             )
         return dict(source)
+
+    def _names(self) -> tuple[str, ...]:
+        return (self.reads,) if isinstance(self.reads, str) else self.reads
 
     def detach(self) -> Self:
         """Undo `attach`."""
@@ -319,19 +331,41 @@ class FeatureLoss(BaseMetricLossFunction):
         return taken
 
 
-def attach_all(loss: Loss, source: nn.Module | Mapping[str, nn.Module]) -> Loss:
+def attach_all(
+    loss: Loss, source: nn.Module | Mapping[str, nn.Module], *, frozen: bool = False
+) -> Loss:
     """`attach` every loss inside another, a sum or a wrapper, that reads features.
+
+    Args:
+        loss: `MultipleLosses`, `DistributedLoss` or any other module.
+        source: As in `FeatureLoss.attach`; of a dict each loss takes the stages that it reads.
+        frozen: As in `FeatureLoss.attach`.
 
     Returns:
         The outer loss, as in `attach_all(MultipleLosses({...}), head)`.
 
     Raises:
-        ValueError: if `source` lacks a stage that one of them reads.
+        ValueError: if `source` lacks a stage that one of them reads; none is attached then.
     """
-    for module in loss.modules():
-        if isinstance(module, FeatureLoss) and module.reads:
-            module.attach(source)
+    readers = [part for part in loss.modules() if isinstance(part, FeatureLoss) and part.reads]
+    sources = [
+        {name: source[name] for name in part._names() if name in source}
+        if isinstance(source, Mapping)
+        else source
+        for part in readers
+    ]
+    for part, stages in zip(readers, sources, strict=True):
+        part._stages(stages)
+    for part, stages in zip(readers, sources, strict=True):
+        part.attach(stages, frozen=frozen)
     return loss
+
+
+def _outermost(module: nn.Module) -> list[Staged]:
+    """The heads in `module`, not those inside another."""
+    if isinstance(module, Staged):
+        return [module]
+    return [head for child in module.children() for head in _outermost(child)]
 
 
 def _raised(features: Features) -> Features:

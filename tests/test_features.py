@@ -20,7 +20,9 @@ from pml_regularizers import (
     FeatureLoss,
     FeatureTap,
     HORDELoss,
+    JRSRegularizer,
     MissingFeaturesError,
+    attach_all,
 )
 
 from .tolerances import assert_close
@@ -171,6 +173,59 @@ def test_features_without_a_gradient_are_refused() -> None:
     with pytest.raises(MissingFeaturesError, match="carry no gradient, but the embeddings do"):
         loss(embeddings, labels)
     loss(embeddings, labels, features=maps)  # a trunk that is frozen on purpose
+
+
+def test_a_trunk_that_is_frozen_on_purpose() -> None:
+    network, (x, labels) = Network(), images()
+    network.trunk.requires_grad_(False)
+    loss = horde()
+    attach_all(losses.MultipleLosses([loss]), network, frozen=True)
+    for _ in range(2):
+        found = loss(network(x), labels)
+        assert_close(found, explicit(loss, network, x, labels))
+        found.backward()
+    assert network.head.fc.weight.grad.abs().sum() > 0
+    with torch.no_grad():  # a test pass is still none of training
+        network(x)
+    with pytest.raises(MissingFeaturesError, match="re-entrant"):
+        loss(torch.randn(8, WIDTH, requires_grad=True), labels)
+
+
+@pytest.mark.parametrize(
+    "around",
+    [
+        lambda network: network,
+        lambda network: nn.Sequential(network.trunk, network.head),
+        lambda network: torch.compile(network.head, backend="eager"),
+        lambda network: nn.ModuleDict({"model": network}),
+    ],
+)
+def test_a_head_is_found_in_what_is_around_it(around: Callable[[Network], nn.Module]) -> None:
+    """Its output would be taken for the features of a loss that also reads vectors."""
+    network, (x, labels) = Network(), images()
+    value = JRSRegularizer().attach(network.head)(network(x), labels)
+    loss = JRSRegularizer().attach(around(network))
+    assert_close(loss(network(x), labels), value)
+    attach_all(loss, around(network))
+    assert_close(loss(network(x), labels), value)
+
+
+def test_two_heads_are_not_chosen_from() -> None:
+    with pytest.raises(ValueError, match="source: Sequential contains 2 heads; attach to one"):
+        horde().attach(nn.Sequential(Network(), Network()))
+
+
+def test_attach_all_gives_every_loss_the_stages_it_reads() -> None:
+    network, (x, labels) = Network(), images()
+    both = losses.MultipleLosses({"horde": horde(), "similarity": JRSRegularizer()})
+    value = attach_all(both, network.head)(network(x), labels)
+    stages = {"feature_map": network.head.feature_map, "pooled": network.head.pooled}
+    assert attach_all(both, stages) is both
+    assert_close(both(network(x), labels), value)
+    apart = losses.MultipleLosses({"horde": horde(), "similarity": JRSRegularizer()})
+    with pytest.raises(ValueError, match="JRSRegularizer reads pooled, got none"):
+        attach_all(apart, {"feature_map": network.head.feature_map})
+    assert not apart.losses["horde"].taps  # all, or none
 
 
 def test_a_descriptor_needs_no_gradient_in_the_features() -> None:
@@ -542,6 +597,7 @@ def test_a_loss_that_is_gone_leaves_nothing_behind() -> None:
     del loss
     gc.collect()
     assert tap() is None
+    assert not stage._forward_hooks
     record = weakref.ref(stage(x))
     gc.collect()
     assert record() is None
