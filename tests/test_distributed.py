@@ -10,7 +10,7 @@ from pytorch_metric_learning import losses, miners
 
 from pml_regularizers import DistributedLoss, HORDELoss
 from tests.processes import TIMEOUT, command, environment
-from tests.workers.gradients import CASES, measure
+from tests.workers.gradients import CASES, PML_CASES, measure
 
 WORKER = Path(__file__).parent / "workers" / "gradients.py"
 
@@ -31,20 +31,26 @@ def spread(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return request.param, found
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case != "PML's wrapper"])
+@pytest.mark.parametrize("case", CASES)
 def test_equal_one_process(case: str, spread: Any, expected: dict[str, Any]) -> None:
     _, found = spread
     torch.testing.assert_close(found[case]["loss"], expected[case]["loss"], rtol=1e-12, atol=0)
     assert_same_gradients(found[case]["gradients"], expected[case]["gradients"])
 
 
-def test_pml_wrapper_scales_the_value_only(spread: Any, expected: dict[str, Any]) -> None:
-    processes, found = spread
-    case = "PML's wrapper"
+@pytest.mark.parametrize("case", PML_CASES)
+def test_under_pml_wrapper(case: str, spread: Any, expected: dict[str, Any]) -> None:
+    """Network and projections are exact; the value and class weights are multiplied by the processes."""
+    processes, everything = spread
+    found = everything["PML's wrapper"][case]
     torch.testing.assert_close(
-        found[case]["loss"], processes * expected[case]["loss"], rtol=1e-12, atol=0
+        found["loss"], processes * expected[case]["loss"], rtol=1e-12, atol=0
     )
-    assert_same_gradients(found[case]["gradients"], expected[case]["gradients"])
+    gradients = {
+        name: processes * gradient if name.endswith(("W", "proxies")) else gradient
+        for name, gradient in expected[case]["gradients"].items()
+    }
+    assert_same_gradients(found["gradients"], gradients)
 
 
 def assert_same_gradients(found: dict[str, Any], expected: dict[str, Any]) -> None:

@@ -1,4 +1,7 @@
-"""One attached HORDELoss in pytorch-metric-learning's own pipelines, none of which knows of features."""
+"""Attached losses in pytorch-metric-learning's own pipelines, none of which knows of features.
+
+First HORDE alone, then beside the variance, energy confusion and joint similarity.
+"""
 
 import copy
 import logging
@@ -11,11 +14,21 @@ import torch
 from pytorch_metric_learning import losses, miners, samplers, testers, trainers
 from pytorch_metric_learning.utils import common_functions as c_f
 from pytorch_metric_learning.utils import logging_presets
+from pytorch_metric_learning.utils import loss_and_miner_utils as lmu
 from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
-from pml_regularizers import BinomialDevianceLoss, HORDELoss
+from pml_regularizers import (
+    BinomialDevianceLoss,
+    EmbeddingHead,
+    EnergyConfusionRegularizer,
+    HORDELoss,
+    JRSRegularizer,
+    VarianceRegularizer,
+    VEMAttention,
+    attach_all,
+)
 
 from .tolerances import assert_close
 from .toys import CHANNELS, WIDTH, Network
@@ -125,6 +138,7 @@ class Spy:
 
         def calculate_loss(batch: Any) -> None:
             self.before = copy.deepcopy(pipeline.parameters())
+            self.network, self.loss = copy.deepcopy((pipeline.network, pipeline.loss))
             self.batch = batch
             calculate(batch)
             self.losses = {name: torch.as_tensor(v).detach() for name, v in trainer.losses.items()}
@@ -317,3 +331,118 @@ def test_record_keeper_takes_losses_whose_parts_have_records(
     trainer.train(num_epochs=1)
     keeper.save_records()
     assert len(keeper.query("SELECT order_3_loss FROM metric_loss_HORDELoss")) == ITERATIONS
+
+
+# All four systems on one network
+
+
+class Together(Pipeline):
+    weights = {"horde": 1.0, "variance": 0.5, "confusion": 0.2, "joint": 2.0}
+
+    def __init__(self, base: nn.Module) -> None:
+        super().__init__()
+        self.network.head = EmbeddingHead(CHANNELS, WIDTH, attention=VEMAttention)
+        parts = {
+            "horde": HORDELoss(base, CHANNELS, WIDTH, order=3, moment_dim=8),
+            "variance": VarianceRegularizer(),
+            "confusion": EnergyConfusionRegularizer(),
+            "joint": JRSRegularizer(),
+        }
+        total = losses.MultipleLosses(parts, weights=self.weights)
+        self.loss = attach_all(total, self.network.head)
+        self.start = copy.deepcopy(dict(self.named_parameters()))
+
+    def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
+        for module in (self.network, self.loss):
+            yield from module.named_parameters()
+
+    def check(self, spy: Spy, x: Tensor, labels: Tensor, mined: Any = None) -> None:
+        """Everything was trained, and the last loss is the sum of its parts, with features that are passed."""
+        for name, value in self.named_parameters():
+            assert value.isfinite().all()
+            assert not torch.equal(value, self.start[name]), f"{name} did not move"
+        maps = spy.network.trunk(x)
+        embeddings, pooled = spy.network.head(maps), maps.mean(dim=(2, 3))
+        features = {
+            "horde": maps,
+            "variance": (pooled, spy.network.head.attention.variance),
+            "confusion": embeddings,
+            "joint": {"pooled": pooled},
+        }
+        expected = sum(
+            self.weights[name] * loss(embeddings, labels, mined, features=features[name])
+            for name, loss in spy.loss.losses.items()
+        )
+        assert_close(spy.losses["metric_loss"], expected)
+
+
+def test_all_systems_with_a_classifier() -> None:
+    pipeline = Together(BinomialDevianceLoss())
+    classifier = nn.Linear(WIDTH, CLASSES)
+    trainer = pipeline.trainer(
+        trainers.TrainWithClassifier,
+        models={"classifier": classifier},
+        optimizers={"classifier_optimizer": torch.optim.SGD(classifier.parameters(), lr=0.05)},
+        loss_funcs={"classifier_loss": nn.CrossEntropyLoss()},
+    )
+    spy = Spy(pipeline, trainer)
+    trainer.train(num_epochs=2)
+    pipeline.check(spy, *spy.batch)
+
+
+def test_all_systems_with_two_streams() -> None:
+    """Each tap heard two passes, and the trainer always passes tuples."""
+    pipeline = Together(BinomialDevianceLoss())
+    trainer = pipeline.trainer(
+        trainers.TwoStreamMetricLoss,
+        dataset=Pairs(pipeline.data),
+        sampler=None,
+        batch_size=6,
+        iterations_per_epoch=2,
+    )
+    spy = Spy(pipeline, trainer)
+    trainer.train(num_epochs=2)
+    (anchors, others), labels = spy.batch
+    mined = lmu.get_all_triplets_indices(labels, labels.clone())
+    pipeline.check(
+        spy,
+        torch.cat([anchors, others]),
+        torch.cat([labels, labels]),
+        c_f.shift_indices_tuple(mined, len(labels)),
+    )
+
+
+def test_all_systems_with_a_memory_in_horde() -> None:
+    """Each order remembers its own vectors; the regularizers see the batch."""
+    pipeline = Together(losses.CrossBatchMemory(losses.ContrastiveLoss(), WIDTH, memory_size=20))
+    trainer = pipeline.trainer()
+    spy = Spy(pipeline, trainer)
+    trainer.train(num_epochs=2)
+    memories = [part.embedding_memory for part in pipeline.loss.losses["horde"].losses.values()]
+    for memory in memories:
+        assert memory.abs().sum(dim=1).min() > 0  # full: more than 20 images have passed
+    assert not torch.equal(memories[0], memories[1])
+    pipeline.check(spy, *spy.batch)
+
+
+def test_record_keeper_logs_all_systems(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(c_f, "COLLECT_STATS", True)
+    pipeline = Together(BinomialDevianceLoss())
+    keeper, _, _ = logging_presets.get_record_keeper(
+        str(tmp_path / "logs"), str(tmp_path / "board")
+    )
+    hooks = logging_presets.get_hook_container(keeper, save_models=False, log_freq=1)
+    trainer = pipeline.trainer(end_of_iteration_hook=hooks.end_of_iteration_hook)
+    spy = Spy(pipeline, trainer)
+    trainer.train(num_epochs=1)
+    keeper.save_records()
+    pipeline.check(spy, *spy.batch)
+    for table, statistic in (
+        ("losses__modules_horde_HORDELoss", "order_3_loss"),
+        ("losses__modules_variance_VarianceRegularizer", "batch_variance"),
+        ("losses__modules_confusion_EnergyConfusionRegularizer", "between_class_energy"),
+        ("kernels__modules_pooled_GaussianMixtureKernel", "mean_distance"),
+    ):
+        rows = keeper.query(f"SELECT {statistic} FROM {table}")
+        assert len(rows) == ITERATIONS
+        assert all(row[statistic] > 0 for row in rows), statistic

@@ -1,29 +1,81 @@
 """Worker of test_distributed.py: losses and gradients of one batch, spread over the processes.
 
 Saves {case: {"loss": tensor, "gradients": {name: tensor}}} of the first process; with one process, of the
-plain loss on the whole batch, without any of the library's distributed code.
+plain loss on the whole batch, without any of the library's distributed code. On several processes also
+{"PML's wrapper": {case: ...}}, with PML's `DistributedLossWrapper` in place of `DistributedLoss`.
 """
 
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from accelerate import Accelerator
-from pytorch_metric_learning import losses, miners
+from pytorch_metric_learning import distances, losses, miners
 from pytorch_metric_learning.utils.distributed import DistributedLossWrapper
 from torch import nn
 
-from pml_regularizers import DistributedLoss, EmbeddingHead, HORDELoss, prepare_loss
+from pml_regularizers import (
+    AttentionEnsemble,
+    BinomialDevianceLoss,
+    CosineContrastiveLoss,
+    DenseNPairsLoss,
+    DistributedLoss,
+    DivergenceLoss,
+    EmbeddingHead,
+    EnergyConfusionRegularizer,
+    EnsembleLoss,
+    GaussianKernel,
+    HORDELoss,
+    IntraClassRegularizer,
+    JIntraRegularizer,
+    JMMDRegularizer,
+    JRDLoss,
+    JRSRegularizer,
+    LaplaceKernel,
+    LinearRamp,
+    ScheduledLosses,
+    VarianceRegularizer,
+    VEMAttention,
+    attach_all,
+    prepare_loss,
+)
 
-BATCH, CHANNELS, WIDTH, CLASSES = 12, 6, 5, 4
+BATCH, CHANNELS, WIDTH, CLASSES, HEADS = 12, 6, 6, 4, 3
 
 
 def horde(base: nn.Module, **settings: object) -> HORDELoss:
     return HORDELoss(base, CHANNELS, WIDTH, order=3, moment_dim=7, **settings)  # type: ignore[arg-type]
 
 
-CASES = {
+def with_base(regularizer: nn.Module) -> nn.Module:
+    """A regularizer beside a metric loss, so that every parameter of the network gets a gradient."""
+    return losses.MultipleLosses([losses.ContrastiveLoss(), regularizer], weights=[1, 0.7])
+
+
+def confusion(**settings: object) -> nn.Module:
+    return with_base(EnergyConfusionRegularizer(**settings))  # type: ignore[arg-type]
+
+
+def ensemble(base: nn.Module, **settings: object) -> EnsembleLoss:
+    divergence = DivergenceLoss(HEADS, 0.1, **settings)  # type: ignore[arg-type]
+    return EnsembleLoss(base, HEADS, embedding_regularizer=divergence, embedding_reg_weight=0.5)
+
+
+def together() -> nn.Module:
+    return ScheduledLosses(
+        {
+            "horde": horde(losses.ArcFaceLoss(CLASSES, WIDTH)),
+            "variance": VarianceRegularizer(),
+            "confusion": EnergyConfusionRegularizer(),
+            "joint": JRSRegularizer(),
+        },
+        weights={"horde": 1.0, "variance": 0.5, "confusion": LinearRamp(0.3, 1.0, 5), "joint": 2.0},
+    )
+
+
+CASES: dict[str, Callable[[], nn.Module]] = {
     "horde": lambda: horde(losses.ContrastiveLoss()),
     "horde independent": lambda: horde(losses.TripletMarginLoss(), projections="independent"),
     "horde random": lambda: horde(losses.ContrastiveLoss(), projections="random"),
@@ -32,13 +84,58 @@ CASES = {
     "triplet": losses.TripletMarginLoss,
     "proxy anchor": lambda: losses.ProxyAnchorLoss(CLASSES, WIDTH),
     "arcface": lambda: losses.ArcFaceLoss(CLASSES, WIDTH),
+    "binomial": BinomialDevianceLoss,
+    "cosine contrastive": CosineContrastiveLoss,
+    "n-pairs": DenseNPairsLoss,
     "several": lambda: losses.MultipleLosses(
         [horde(losses.ContrastiveLoss()), losses.TripletMarginLoss()], weights=[1, 0.3]
     ),
     "mined": lambda: horde(losses.TripletMarginLoss()),
     "features passed": lambda: horde(losses.ContrastiveLoss()),
-    "PML's wrapper": lambda: horde(losses.ContrastiveLoss()),
+    "confusion": confusion,
+    "confusion of all": lambda: confusion(gradient="all", reduction="ordered_sum", log=False),
+    "confusion drawn": lambda: confusion(num_pairs=2, seed=4),
+    "confusion by another distance": lambda: confusion(
+        gradient="all", distance=distances.LpDistance(p=1)
+    ),
+    "variance": lambda: with_base(VarianceRegularizer()),
+    "variance unbiased": lambda: with_base(VarianceRegularizer(unbiased=True)),
+    "variance in a slot": lambda: losses.ContrastiveLoss(
+        embedding_regularizer=VarianceRegularizer()
+    ),
+    "joint similarity": JRSRegularizer,
+    "joint mmd": JMMDRegularizer,
+    "joint intra": JIntraRegularizer,
+    "intra class": lambda: IntraClassRegularizer(
+        {"pooled": LaplaceKernel(), "embeddings": GaussianKernel()}
+    ),
+    "jrd": lambda: JRDLoss(CLASSES, WIDTH),
+    "jrd detached": lambda: JRDLoss(CLASSES, WIDTH, detach_proxies=True),
+    "jrd-c": lambda: JRDLoss(CLASSES, WIDTH, representations=("pooled", "embeddings")),
+    "jrd-pooling": lambda: JRDLoss(CLASSES, WIDTH, representations=("embeddings", "classes")),
+    "mrd": lambda: JRDLoss(CLASSES, WIDTH, representations=("embeddings",)),
+    "ensemble": lambda: ensemble(losses.ContrastiveLoss()),
+    "ensemble of proxies": lambda: ensemble(
+        losses.ProxyAnchorLoss(CLASSES, WIDTH // HEADS), images="same"
+    ),
+    "ensemble with horde": lambda: horde(
+        losses.ContrastiveLoss(), first_loss=ensemble(losses.ArcFaceLoss(CLASSES, WIDTH // HEADS))
+    ),
+    "all together": together,
 }
+# Under PML's own wrapper, where the gradients of the network and of projections are exact.
+PML_CASES = (
+    "horde",
+    "confusion",
+    "confusion of all",
+    "variance",
+    "joint similarity",
+    "joint mmd",
+    "jrd",
+    "ensemble",
+    "ensemble with horde",
+    "all together",
+)
 MINER = miners.BatchHardMiner()
 
 
@@ -46,57 +143,82 @@ class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.trunk = nn.Sequential(nn.Conv2d(1, CHANNELS, 3), nn.Tanh())
-        self.head = EmbeddingHead(CHANNELS, WIDTH)
+        self.head = EmbeddingHead(CHANNELS, WIDTH, attention=VEMAttention)
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         features = self.trunk(x)
         return self.head(features), features
 
 
-def attach(loss: nn.Module, net: Net) -> nn.Module:
-    for module in loss.modules():
-        if isinstance(module, HORDELoss):
-            module.attach(net.head.feature_map)
-    return loss
+class Ensemble(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk = AttentionEnsemble(
+            nn.Sequential(nn.Conv2d(1, 5, 3), nn.Tanh()),
+            nn.Sequential(nn.Conv2d(5, CHANNELS // HEADS, 1), nn.Tanh()),
+            stem_channels=5,
+            body_channels=CHANNELS // HEADS,
+            embedding_size=WIDTH,
+            num_heads=HEADS,
+        )
+        self.head = self.trunk  # what losses attach to
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        embeddings = self.trunk(x)
+        return embeddings, embeddings
 
 
-def measure(case: str, accelerator: Accelerator | None) -> dict[str, object]:
+def wrap_as_pml_does(loss: nn.Module) -> nn.Module:
+    """In `DistributedLossWrapper`, which takes no sums: then their parts are wrapped."""
+    if isinstance(loss, losses.MultipleLosses):
+        keys = list(loss.losses) if loss.is_dict else range(len(loss.losses))
+        for key in keys:
+            loss.losses[key] = DistributedLossWrapper(loss.losses[key])
+    else:
+        loss = DistributedLossWrapper(loss)
+    trained = any(True for _ in loss.parameters())
+    return nn.parallel.DistributedDataParallel(loss) if trained else loss
+
+
+def measure(case: str, accelerator: Accelerator | None, *, pml: bool = False) -> dict[str, object]:
     rank, world = (
         (0, 1) if accelerator is None else (accelerator.process_index, accelerator.num_processes)
     )
     # Initial weights differ by rank on purpose: preparing must make them agree.
     torch.manual_seed(rank)
-    net, loss = Net().double(), CASES[case]().double()
+    net = (Ensemble() if case.startswith("ensemble") else Net()).double()
+    loss = CASES[case]().double()
+    parameters = {
+        f"{owner}.{name}": parameter
+        for owner, module in (("net", net), ("loss", loss))
+        for name, parameter in module.named_parameters()
+    }
     generator = torch.Generator().manual_seed(7)
     x = torch.randn(BATCH, 1, 7, 7, generator=generator, dtype=torch.float64)
     y = torch.arange(BATCH) % CLASSES
     rows = slice(rank * BATCH // world, (rank + 1) * BATCH // world)
     x, y = x[rows], y[rows]
     if case != "features passed":
-        attach(loss, net)
+        attach_all(loss, net.head)
+    mined = MINER if case == "mined" else None
     if accelerator is None:
-        mined = MINER if case == "mined" else None
         embeddings, features = net(x)
         tuples = mined(embeddings, y) if mined else None
         extra = {"features": features} if case == "features passed" else {}
         value = loss(embeddings, y, tuples, **extra)
         value.backward()
     else:
-        if case == "PML's wrapper":
-            wrapped: nn.Module = nn.parallel.DistributedDataParallel(DistributedLossWrapper(loss))
-        else:
-            miner = MINER if case == "mined" else None
-            wrapped = prepare_loss(accelerator, DistributedLoss(loss, miner))
+        wrapped = (
+            wrap_as_pml_does(loss)
+            if pml
+            else prepare_loss(accelerator, DistributedLoss(loss, mined))
+        )
         prepared = accelerator.prepare(net)
         embeddings, features = prepared(x)
         extra = {"features": features} if case == "features passed" else {}
         value = wrapped(embeddings, y, **extra)
         accelerator.backward(value)
-    gradients = {
-        f"{owner}.{name}": parameter.grad
-        for owner, module in (("net", net), ("loss", loss))
-        for name, parameter in module.named_parameters()
-    }
+    gradients = {name: parameter.grad for name, parameter in parameters.items()}
     return {"loss": value.detach(), "gradients": gradients}
 
 
@@ -129,6 +251,8 @@ def main(path: str) -> None:
     alone = int(os.environ.get("WORLD_SIZE", "1")) == 1
     accelerator = None if alone else Accelerator()
     found = {case: measure(case, accelerator) for case in CASES}
+    if accelerator is not None:
+        found["PML's wrapper"] = {case: measure(case, accelerator, pml=True) for case in PML_CASES}
     if accelerator is not None:
         check_errors(accelerator)
         found["world_size"] = {"size": accelerator.num_processes}
