@@ -46,7 +46,8 @@ class HORDELoss(FeatureLoss):
             Table 3); see `HighOrderMoments`.
         embed_orders: Give each order 2..K a linear embedding (d -> E). Default: yes for trained
             projections, no for random ones, as in the paper; without, orders 2..K are d wide.
-        normalize: L2-normalise every order, as the authors' code does.
+        normalize: L2-normalise every order, as the authors' code does. Without, order k of features of size s is
+            of size s^k, and its squares must fit float32: below about 1e3 at order 5.
         order_weights: w_2 .. w_K: K - 1 numbers, "sum" (all 1, eq. 7) or "mean" (all 1/(K-1), the
             authors' code for ensembles).
         init: Start of trained projections, "glorot" (the authors' code) or "rademacher" (Algorithm 1).
