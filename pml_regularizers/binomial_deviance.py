@@ -40,7 +40,8 @@ class BinomialDevianceLoss(PairLoss):
     Reducer input: **loss**, one value per anchor, reduction type "element".
 
     Shape:
-        embeddings (N, E), labels (N,); or a pair `indices_tuple`, or a reference set.
+        embeddings (N, E), labels (N,); or a pair `indices_tuple`, or a reference set in the call.
+        PML's `CrossBatchMemory` and `SelfSupervisedLoss` take losses that they know by name, and refuse this one.
 
     Example:
         >>> import torch
@@ -60,7 +61,7 @@ class BinomialDevianceLoss(PairLoss):
     ) -> None:
         super().__init__(**kwargs)
         for name, value in (("alpha", alpha), ("negative_weight", negative_weight)):
-            if value <= 0:
+            if not value > 0:  # nan as well
                 raise ValueError(f"{name}: expected a positive number, got {value}")
         self.alpha = alpha
         self.beta = beta

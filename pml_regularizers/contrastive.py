@@ -33,7 +33,7 @@ class CosineContrastiveLoss(PairLoss):
     per negative pair, "neg_pair".
 
     Shape:
-        embeddings (N, E), labels (N,); or a pair `indices_tuple`, or a reference set.
+        embeddings (N, E), labels (N,); or a pair `indices_tuple`, or a reference set in the call.
 
     Example:
         >>> import torch

@@ -51,8 +51,10 @@ def split_heads(embeddings: Tensor, num_heads: int) -> Tensor:
     """One embedding (N, M E) -> the heads (N, M, E) that `join_heads` joined.
 
     Raises:
-        ValueError: if the width is no multiple of M.
+        ValueError: for M < 1, or if the width is no multiple of M.
     """
+    if num_heads < 1:
+        raise ValueError(f"num_heads: expected at least 1, got {num_heads}")
     if embeddings.ndim != 2 or embeddings.shape[1] % num_heads:
         raise ValueError(
             f"embeddings: expected (N, {num_heads} x E), the heads' embeddings one after the other, got shape "
@@ -216,7 +218,8 @@ class AttentionEnsemble(Staged):
         if x.ndim != 4 or x.shape[1] != self.stem_channels:
             raise ValueError(
                 f"stem: expected a map (N, {self.stem_channels}, H, W), got shape {tuple(x.shape)}; pass "
-                "stem_channels=... to match it"
+                "stem_channels=... to match it; channels-last maps, as Swin's, need a stem and a body that "
+                "permute them"
             )
         maps: Tensor = self.body((self.masks(x) * x.unsqueeze(1)).flatten(0, 1))
         if self.feature_map._forward_hooks:
@@ -242,7 +245,8 @@ def split_trunk(trunk: nn.Module, stage: str) -> tuple[nn.Module, nn.Module]:
     """Cut a network behind one of its modules: trunk(x) = body(stem(x)).
 
     Both parts hold the trunk's own modules under their own names, so that weights may be loaded before or
-    after. What surrounds the module is traced by torch.fx in the mode (train or eval) that it is in.
+    after. What surrounds the module is traced by torch.fx, once in each mode (train and eval): a trace keeps
+    `self.training` as a constant, so that a trunk which asks for it there cannot be cut.
 
     Args:
         trunk: A network; of a timm model, its `forward_features`.
@@ -253,7 +257,7 @@ def split_trunk(trunk: nn.Module, stage: str) -> tuple[nn.Module, nn.Module]:
 
     Raises:
         ValueError: if the trunk does not call that module exactly once, if anything but its output
-            passes the cut, or if the trunk cannot be traced.
+            passes the cut, if the trunk cannot be traced, or if its traces in the two modes differ.
 
     Example:
         >>> import torch
@@ -262,16 +266,13 @@ def split_trunk(trunk: nn.Module, stage: str) -> tuple[nn.Module, nn.Module]:
         >>> stem(torch.randn(2, 3, 9, 9)).shape
         torch.Size([2, 4, 7, 7])
     """
-    tracer = _Opener(stage)
-    if hasattr(trunk, "forward_features"):
-        tracer.traced_func_name = "forward_features"
+    nodes = _trace(trunk, stage)
+    _turn_mode(trunk)
     try:
-        nodes = list(tracer.trace(trunk).nodes)
-    except fx.proxy.TraceError as error:
-        raise ValueError(
-            f"trunk: torch.fx cannot trace {type(trunk).__name__} ({error}); write its two parts as modules "
-            "and call AttentionEnsemble(stem, body, ...)"
-        ) from error
+        others = _trace(trunk, stage)
+    finally:
+        _turn_mode(trunk)
+    _check_same(trunk, nodes, others)
     cuts = [i for i, node in enumerate(nodes) if (node.op, node.target) == ("call_module", stage)]
     if len(cuts) != 1:
         raise ValueError(
@@ -296,6 +297,53 @@ def split_trunk(trunk: nn.Module, stage: str) -> tuple[nn.Module, nn.Module]:
     return fx.GraphModule(trunk, stem), fx.GraphModule(trunk, body)
 
 
+def _trace(trunk: nn.Module, stage: str) -> list[fx.Node]:
+    tracer = _Opener(stage)
+    if hasattr(trunk, "forward_features"):
+        tracer.traced_func_name = "forward_features"
+    try:
+        return list(tracer.trace(trunk).nodes)
+    except fx.proxy.TraceError as error:
+        raise ValueError(
+            f"trunk: torch.fx cannot trace {type(trunk).__name__} ({error}); write its two parts as modules "
+            "and call AttentionEnsemble(stem, body, ...)"
+        ) from error
+
+
+def _says(trunk: nn.Module, nodes: list[fx.Node]) -> list[tuple[Any, ...]]:
+    """What each node of a trace does, without the names that the tracer gave."""
+    place = {node: f"%{i}" for i, node in enumerate(nodes)}
+    said = []
+    for node in nodes:
+        target: Any = node.target
+        if node.op == "get_attr" and str(target).startswith("_tensor_constant"):
+            target = getattr(trunk, str(target)).tolist()  # made while tracing, anew each time
+        arguments = fx.node.map_arg((node.args, node.kwargs), place.__getitem__)
+        said.append((node.op, target, arguments))
+    return said
+
+
+def _turn_mode(trunk: nn.Module) -> None:
+    """From train to eval or back, each module for itself: some may be frozen."""
+    for module in trunk.modules():
+        module.training = not module.training
+
+
+def _check_same(trunk: nn.Module, nodes: list[fx.Node], others: list[fx.Node]) -> None:
+    """Raise if two traces of a trunk, in its mode and in the other one, do not say the same."""
+    # To the end of the shorter trace, an output, where the longer has none.
+    steps = zip(nodes, others, _says(trunk, nodes), _says(trunk, others), strict=False)
+    for node, other, here, there in steps:
+        if here != there:
+            mode, turned = ("train", "eval") if trunk.training else ("eval", "train")
+            raise ValueError(
+                f"trunk: {type(trunk).__name__} computes something else in training than in evaluation, and a "
+                f"cut would keep one of them for good: {node.format_node()} in {mode} mode is "
+                f"{other.format_node()} in {turned} mode; make a module of it, as torch.nn.Dropout is, turn it "
+                "off, or write the two parts as modules and call AttentionEnsemble(stem, body, ...)"
+            )
+
+
 class EnsembleLoss(FeatureLoss):
     """A metric loss on every head of an ensemble.
 
@@ -318,7 +366,7 @@ class EnsembleLoss(FeatureLoss):
     Raises:
         ValueError: for arguments out of range; for a loss that does not return one number
             (DoNothingReducer), or that reads features; for `reducer=` or `distance=`, which belong to the
-            loss; in the call, for a width that is no multiple of M.
+            loss; in the call, for a width that is no multiple of M, or that the loss was not made for.
 
     Example:
         >>> import torch
@@ -372,7 +420,15 @@ class EnsembleLoss(FeatureLoss):
         values = []
         heads = split_heads(embeddings, self.num_heads).unbind(dim=1)
         for (name, loss), head in zip(self.losses.items(), heads, strict=True):
-            value = loss(as_parameters(head, loss), labels, indices_tuple).view(())
+            try:
+                value = loss(as_parameters(head, loss), labels, indices_tuple).view(())
+            except RuntimeError as error:
+                if isinstance(error, torch.cuda.OutOfMemoryError) or not loss.state_dict():
+                    raise
+                raise ValueError(
+                    f"loss: {type(loss).__name__} failed on a head's embeddings {tuple(head.shape)} ({error}); "
+                    f"where it has an embedding_size, pass that of one head, {head.shape[1]}"
+                ) from error
             if self.collect_stats:
                 setattr(self, f"{name}_loss", value.detach().item())
             values.append(value)
@@ -420,7 +476,8 @@ class DivergenceLoss(FeatureLoss):
         num_heads: M, at least 2.
         margin: Similarity above which two heads are pushed apart: 0.5, the margin 1 of ABE and HORDE's code;
             see above. With a distance that is no similarity, the distance below which they are.
-        images: "all", also heads of different images (HORDE's code), or "same" (ABE).
+        images: "all", also heads of different images (HORDE's code), which takes (N M)^2 similarities; or
+            "same" (ABE): N M^2.
         **kwargs: `distance`, `reducer`, `collect_stats`, as in any PML loss. ABE's hinge, as printed, is
             `margin=1, images="same", distance=LpDistance(power=2), reducer=SumReducer()`, where each pair
             of heads counts once.
@@ -469,12 +526,13 @@ class DivergenceLoss(FeatureLoss):
         ref_emb: Tensor,
         ref_labels: Tensor | None,
     ) -> dict[str, dict[str, Any]]:
-        heads = split_heads(embeddings, self.num_heads).flatten(0, 1)
-        mat = between_heads(self.distance(heads), self.num_heads)
+        heads = split_heads(embeddings, self.num_heads)
         first = torch.arange(len(embeddings), device=embeddings.device)
         if self.images == "same":
-            mat = mat.diagonal(dim1=1, dim2=2)
+            p, q = torch.triu_indices(self.num_heads, self.num_heads, 1, device=embeddings.device)
+            mat = _within_images(self.distance, heads)[:, p, q].T
         else:
+            mat = between_heads(self.distance(heads.flatten(0, 1)), self.num_heads)
             first = first.unsqueeze(1)
         losses = torch.relu(self.distance.margin(self.margin, mat))
         return {
@@ -492,3 +550,18 @@ class DivergenceLoss(FeatureLoss):
 
     def get_default_reducer(self) -> Any:
         return AvgNonZeroReducer()
+
+
+def _within_images(distance: Any, heads: Tensor) -> Tensor:
+    """A PML distance between the heads (N, M, E) of each image by itself -> (N, M, M).
+
+    What the distance makes of all N M heads, without the pairs of different images. Its own
+    `pairwise_distance` would leave out the power, and adds 1e-6 to differences.
+    """
+    rows = heads.flatten(0, 1)
+    unit = distance.maybe_normalize(rows)
+    distance.reset_stats()
+    distance.set_default_stats(rows, rows, unit, unit)
+    unit = unit.view_as(heads)
+    mat: Tensor = torch.vmap(distance.compute_mat)(unit, unit) ** distance.power
+    return mat

@@ -78,11 +78,6 @@ class EmbeddingHead(Staged):
         ):
             if word not in words:
                 raise ValueError(f"{name}: expected one of {', '.join(words)}; got {word!r}")
-        if attention is not None and not callable(attention):
-            raise ValueError(
-                "attention: expected a module, or what makes one for a number of features, such as "
-                f"VEMAttention; got {attention!r}"
-            )
         self.in_channels = in_channels
         self.embedding_size = embedding_size
         self.pool = pool
@@ -91,11 +86,7 @@ class EmbeddingHead(Staged):
         self.data_format = data_format
         self.feature_map = nn.Identity()
         self.pooled = nn.Identity()
-        self.attention = (
-            attention
-            if attention is None or isinstance(attention, nn.Module)
-            else attention(in_channels)
-        )
+        self.attention = None if attention is None else _module_for(attention, in_channels)
         self.fc = nn.Linear(in_channels, embedding_size, bias=bias)
         self.stopgrad_embeddings = nn.Identity()
 
@@ -208,3 +199,19 @@ class EmbeddingHead(Staged):
 
     def extra_repr(self) -> str:
         return f"pool={self.pool!r}, normalize={self.normalize}"
+
+
+def _module_for(attention: nn.Module | Callable[[int], nn.Module], features: int) -> nn.Module:
+    if isinstance(attention, nn.Module):
+        return attention
+    expected = (
+        "attention: expected a module, or what makes one for a number of features, such as VEMAttention; got "
+        f"{attention!r}"
+    )
+    try:
+        made = attention(features)
+    except TypeError as error:  # a function of tensors, or a class of more arguments
+        raise ValueError(f"{expected}, which fails for {features} features ({error})") from error
+    if not isinstance(made, nn.Module):
+        raise ValueError(f"{expected}, which makes {made!r} for {features} features")
+    return made

@@ -35,7 +35,7 @@ class DenseNPairsLoss(PairLoss):
     Reducer input: **loss**, one value per positive pair, reduction type "pos_pair".
 
     Shape:
-        embeddings (N, E), labels (N,); or a pair `indices_tuple`, or a reference set.
+        embeddings (N, E), labels (N,); or a pair `indices_tuple`, or a reference set in the call.
 
     Example:
         >>> import torch

@@ -20,7 +20,6 @@ Since a variance is never negative, a gate that has converged lies between 1/2 a
 discards none.
 """
 
-import copy
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, get_args
 
@@ -138,7 +137,8 @@ class VEMAttention(nn.Module):
         """A linear layer that does the work of this attention followed by `linear`.
 
         Returns:
-            A copy of `linear` whose weight columns are multiplied by the gates.
+            A plain linear layer: the weight of `linear`, its columns multiplied by the gates, and its bias.
+            What computes that weight (weight norm, spectral norm, a parametrization) is left behind.
 
         Raises:
             ValueError: unless `linear` is a linear layer with `num_features` inputs.
@@ -147,10 +147,19 @@ class VEMAttention(nn.Module):
             raise ValueError(
                 f"linear: expected a torch.nn.Linear with {self.num_features} inputs, got {linear}"
             )
-        folded = copy.deepcopy(linear)
-        with torch.no_grad():
-            folded.weight.copy_(variance_gate(linear.weight, self.variance))
-        return folded
+        own = next(linear.parameters(), linear.weight)
+        with torch.enable_grad():  # a computed weight says whether it is trained
+            # torch.nn.utils.weight_norm computes it in a call only: until then it may be that of an older one.
+            linear(own.new_zeros(1, self.num_features))
+            weight, bias = linear.weight, linear.bias
+        folded = nn.Linear(
+            linear.in_features, linear.out_features, bias=bias is not None, device="meta"
+        )
+        gated = variance_gate(weight.detach(), self.variance.detach())
+        folded.weight = nn.Parameter(gated, weight.requires_grad)
+        if bias is not None:
+            folded.bias = nn.Parameter(bias.detach().clone(), bias.requires_grad)
+        return folded.train(linear.training)
 
     def extra_repr(self) -> str:
         return f"{self.num_features}, init={self.init!r}"

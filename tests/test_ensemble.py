@@ -11,6 +11,7 @@ import torch
 from pytorch_metric_learning import distances, losses, miners, reducers
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from pml_regularizers import (
     AttentionEnsemble,
@@ -220,6 +221,10 @@ def test_maps_that_do_not_fit() -> None:
         ensemble(stem=nn.Conv2d(3, 9, 3))(images())
     with pytest.raises(ValueError, match=r"stem: expected a map .* got shape \(5, 4, 6\)"):
         ensemble(stem=nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(2)))(images())
+    channels_last = nn.Sequential(nn.Conv2d(3, CHANNELS, 3), nn.Flatten(2), nn.Unflatten(2, (3, 2)))
+    channels_last.register_forward_hook(lambda module, args, x: x.permute(0, 2, 3, 1))
+    with pytest.raises(ValueError, match=r"stem: .*got shape \(5, 3, 2, 4\).*channels-last maps"):
+        ensemble(stem=channels_last)(images())
     shrinking = nn.Conv2d(CHANNELS, CHANNELS, 2)
     with pytest.raises(ValueError, match=r"attention: expected a map of \(3, 2\).*got \(2, 1\)"):
         ensemble(attention=shrinking)(images())
@@ -282,6 +287,49 @@ def test_cuts_that_cannot_be() -> None:
     assert len(split_trunk(Skips(), "first")) == 2
     with pytest.raises(ValueError, match=r"trunk: torch\.fx cannot trace Branches"):
         split_trunk(Branches(3, 3, 1), "anything")
+
+
+class Modal(nn.Module):
+    """A network that asks in its own forward whether it is in training."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.first, self.second, self.aux = (nn.Conv2d(3, 3, 1) for _ in range(3))
+        self.kind = kind
+
+    def forward(self, x: Tensor) -> Any:
+        x = self.first(x)
+        if self.kind == "dropout":
+            x = F.dropout(x, 0.5, self.training)
+        if self.kind == "constant":
+            x = x * torch.tensor([0.5 if self.training else 1.0])
+        x = self.second(x)
+        if self.kind == "auxiliary" and self.training:
+            return x, self.aux(x)
+        return x * torch.tensor([2.0])
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "found"),
+    [("dropout", "training: True"), ("constant", "mul"), ("auxiliary", "target=aux")],
+)
+def test_a_cut_does_not_freeze_the_mode_of_a_trunk(kind: str, found: str, training: bool) -> None:
+    trunk = Modal(kind).train(training)
+    trunk.aux.eval()
+    with pytest.raises(ValueError, match="trunk: Modal computes something else in tr") as error:
+        split_trunk(trunk, "first")
+    here, there = str(error.value).split(" mode is ")
+    assert here.endswith("in train" if training else "in eval")
+    if kind != "constant":  # of which the names are the same
+        assert found in (here if training else there)
+    assert trunk.training == trunk.second.training == training and not trunk.aux.training
+
+
+def test_a_trunk_without_a_mode_of_its_own_is_cut_in_both() -> None:
+    trunk, x = Modal("plain"), images().float()
+    stem, body = split_trunk(trunk, "first")
+    assert torch.equal(body(stem(x)), trunk(x))
 
 
 def test_an_ensemble_of_a_timm_trunk() -> None:
@@ -399,6 +447,56 @@ def test_reducers_see_one_value_per_pair_of_heads(reducer: Any, images: Any) -> 
     assert_close(loss(embeddings, LABELS), expected)
 
 
+@pytest.mark.parametrize(
+    "distance",
+    [
+        distances.CosineSimilarity(),
+        distances.DotProductSimilarity(normalize_embeddings=False),
+        distances.LpDistance(power=2),
+        distances.LpDistance(p=1, normalize_embeddings=False),
+        distances.SNRDistance(),
+    ],
+    ids=lambda distance: type(distance).__name__,
+)
+def test_heads_of_one_image_are_compared_alone(distance: Any) -> None:
+    """Value, gradient and records are those of the whole matrix, the cost is not."""
+    margin, reducer = 0.5 if distance.is_inverted else 3.0, reducers.SumReducer()
+    made = DivergenceLoss(HEADS, margin, images="same", distance=distance, reducer=reducer)
+    embeddings = vectors().requires_grad_()
+    heads = split_heads(embeddings, HEADS).flatten(0, 1)
+    distance.collect_stats = True
+    blocks = between_heads(distance(heads), HEADS).diagonal(dim1=1, dim2=2)
+    norms = distance.initial_avg_query_norm, distance.final_avg_query_norm
+    expected = distance.margin(margin, blocks).relu().sum()
+    distance.initial_avg_query_norm = distance.final_avg_query_norm = -1.0
+    value = made(embeddings)
+    assert (distance.initial_avg_query_norm, distance.final_avg_query_norm) == norms
+    distance.collect_stats = False
+    assert_close(value, expected)
+    for found, exact in zip(
+        torch.autograd.grad(value, embeddings),
+        torch.autograd.grad(expected, embeddings),
+        strict=True,
+    ):
+        assert_close(found, exact)
+
+
+def test_the_cost_of_heads_of_one_image_is_linear() -> None:
+    loss, largest = DivergenceLoss(HEADS, images="same"), []
+
+    class Sizes(TorchDispatchMode):
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            out = func(*args, **(kwargs or {}))
+            largest.append(out.numel() if isinstance(out, Tensor) else 0)
+            return out
+
+    with Sizes():
+        loss(vectors(50))
+    assert max(largest) == 50 * HEADS * max(HEADS, WIDTH)
+
+
 def test_matrix_blocks_of_two_heads() -> None:
     matrix = torch.arange(36).view(6, 6)  # three heads of two images
     found = between_heads(matrix, 3)
@@ -458,6 +556,8 @@ def test_bad_arguments_of_the_divergence(kwargs: dict[str, Any], message: str) -
 
 
 def test_embeddings_that_no_heads_make() -> None:
+    with pytest.raises(ValueError, match="num_heads: expected at least 1, got 0"):
+        split_heads(vectors(), 0)
     for loss in (DivergenceLoss(4), EnsembleLoss(losses.ContrastiveLoss(), 4)):
         with pytest.raises(
             ValueError, match=r"embeddings: expected \(N, 4 x E\).*got shape \(5, 6\)"
@@ -496,6 +596,33 @@ def test_a_loss_that_measures_lengths_sees_heads_of_length_one() -> None:
 def test_gradient_of_the_loss_of_the_heads_by_finite_differences() -> None:
     loss = EnsembleLoss(BinomialDevianceLoss(), HEADS)
     assert torch.autograd.gradcheck(lambda x: loss(x, LABELS), vectors().requires_grad_())
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        losses.ProxyAnchorLoss(3, HEADS * WIDTH),
+        losses.CrossBatchMemory(losses.ContrastiveLoss(), HEADS * WIDTH),
+    ],
+    ids=lambda loss: type(loss).__name__,
+)
+def test_a_loss_made_for_the_whole_embedding(loss: nn.Module) -> None:
+    message = rf"loss: {type(loss).__name__} failed on .* \(5, 2\) .*that of one head, 2"
+    with pytest.raises(ValueError, match=message):
+        EnsembleLoss(loss, HEADS)(vectors(dtype=torch.float32), LABELS)
+
+
+@pytest.mark.parametrize("state", [False, True])
+def test_errors_that_no_width_explains_pass(state: bool) -> None:
+    class Fails(losses.ContrastiveLoss):
+        def forward(self, *args: Any) -> Any:
+            raise torch.cuda.OutOfMemoryError("full") if state else RuntimeError("full")
+
+    loss = Fails()
+    if state:
+        loss.register_buffer("memory", torch.zeros(1))
+    with pytest.raises(RuntimeError, match="full"):
+        EnsembleLoss(loss, HEADS)(vectors(), LABELS)
 
 
 def test_every_head_has_its_own_copy_of_a_loss_with_parameters() -> None:

@@ -319,6 +319,10 @@ def test_half_precision() -> None:
         ({"pool": "mean"}, "pool: expected one of avg, max, token; got 'mean'"),
         ({"data_format": "NCL"}, "data_format: expected one of auto, NCHW, NHWC; got 'NCL'"),
         ({"attention": "VEMAttention"}, "attention: expected a module, .* got 'VEMAttention'"),
+        ({"attention": torch.sigmoid}, "attention: .* sigmoid .*, which fails for 5 features"),
+        ({"attention": lambda c: None}, "attention: .* which makes None for 5 features"),
+        ({"attention": lambda c: 3}, "attention: .* which makes 3 for 5 features"),
+        ({"attention": nn.MultiheadAttention}, "attention: .* missing .* 'num_heads'"),
     ],
 )
 def test_bad_arguments(kwargs: dict[str, Any], message: str) -> None:
