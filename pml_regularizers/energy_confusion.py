@@ -25,7 +25,7 @@ Differs from the paper:
 from typing import Any, Literal, get_args
 
 import torch
-from pytorch_metric_learning.distances import LpDistance
+from pytorch_metric_learning.distances import BaseDistance, LpDistance
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -124,10 +124,11 @@ class EnergyConfusionRegularizer(LabelAwareRegularizer):
 
     Shape:
         embeddings (N, E), labels (N,); features (N, E) where `gradient="fc"`. `indices_tuple` is ignored:
-        the equation has no tuples. With one class only the value is 0, with a working backward.
+        the equation has no tuples. With one class only, or no image, the value is 0, with a working backward.
 
     Raises:
-        ValueError: for arguments out of range, a similarity, or features that are no embeddings.
+        ValueError: for arguments out of range, a similarity, or embeddings and features that are no matrices of
+            one width.
         MissingFeaturesError: in the call, see `FeatureLoss`.
 
     Example:
@@ -155,10 +156,12 @@ class EnergyConfusionRegularizer(LabelAwareRegularizer):
         ):
             if word not in words:
                 raise ValueError(f"{name}: expected one of {', '.join(words)}; got {word!r}")
-        if num_pairs is not None and num_pairs < 1:
+        if num_pairs is not None and (not isinstance(num_pairs, int) or num_pairs < 1):
             raise ValueError(
-                f"num_pairs: expected at least 1, or None for all pairs, got {num_pairs}"
+                f"num_pairs: expected a whole number from 1 on, or None for all pairs, got {num_pairs!r}"
             )
+        if not isinstance(seed, int):
+            raise ValueError(f"seed: expected a whole number, got {seed!r}")
         _check_distance(self.distance)
         self.reduction = reduction
         self.log = log
@@ -181,12 +184,14 @@ class EnergyConfusionRegularizer(LabelAwareRegularizer):
         ref_emb: Tensor,
         ref_labels: Tensor,
     ) -> dict[str, dict[str, Any]]:
+        if embeddings.ndim != 2:
+            raise ValueError(f"embeddings: expected (N, E), got shape {tuple(embeddings.shape)}")
         x = self._own_embeddings(embeddings) if self.gradient == "fc" else embeddings
-        classes = _ranks(labels)
+        classes, last = _ranks(labels)
         # Compiled code has one shape for all batches of a size: room for as many classes as images.
-        room = len(labels) if torch.compiler.is_compiling() else int(classes.max()) + 1
+        room = len(labels) if torch.compiler.is_compiling() else int(last) + 1
         energies = self._energies(x, classes, room)
-        pairs = self._pairs(classes, room)
+        pairs = self._pairs(last, room)
         terms = torch.log1p(energies) if self.log else energies
         value = (terms * pairs).sum()
         count = pairs.sum().clamp(min=1)
@@ -220,27 +225,30 @@ class EnergyConfusionRegularizer(LabelAwareRegularizer):
             return energy_confusion(normalized, classes, room)
         return _mean_distances(distance(x), classes, room)
 
-    def _pairs(self, classes: Tensor, room: int) -> Tensor:
-        """Which ordered pairs of classes count, each with its reverse: (C, C) booleans."""
-        index = torch.arange(room, device=classes.device)
+    def _pairs(self, last: Tensor, room: int) -> Tensor:
+        """Which ordered pairs of the classes 0 .. last count, each with its reverse: (C, C) booleans."""
+        index = torch.arange(room, device=last.device)
         low = torch.minimum(index.unsqueeze(1), index)
         high = torch.maximum(index.unsqueeze(1), index)
-        pairs = (low < high) & (high <= classes.max())
+        pairs = (low < high) & (high <= last)
         if self.num_pairs is None or self.draws is None:
             return pairs
         # A bijection scrambles the pairs' numbers, another in every call: the lowest results are drawn.
         tickets = _scramble(_scramble(self.draws) + high * (high - 1) // 2 + low)
         tickets = tickets.masked_fill(~pairs, 2**32)
         self.draws += 1
-        last = tickets.flatten().kthvalue(min(2 * self.num_pairs, tickets.numel())).values
-        return pairs & (tickets <= last)
+        worst = tickets.flatten().kthvalue(min(2 * self.num_pairs, tickets.numel())).values
+        return pairs & (tickets <= worst)
 
 
-def _ranks(labels: Tensor) -> Tensor:
-    """0 for the smallest label, 1 for the next one, ...: `torch.unique`'s inverse, with no sizes to wait for."""
+def _ranks(labels: Tensor) -> tuple[Tensor, Tensor]:
+    """0 for the smallest label, 1 for the next one, ..., and the last: (N,) and a scalar, 0 without labels.
+
+    `torch.unique`'s inverse, with no sizes to wait for.
+    """
     ordered, order = labels.sort()
     ranks = F.pad((ordered[1:] != ordered[:-1]).cumsum(dim=0), (1, 0))
-    return torch.empty_like(order).scatter(0, order, ranks)
+    return torch.empty_like(order).scatter(0, order, ranks), ranks[-1]
 
 
 def _scramble(x: Tensor) -> Tensor:
@@ -255,6 +263,10 @@ def _scramble(x: Tensor) -> Tensor:
 
 
 def _check_distance(distance: Any) -> None:
+    if not isinstance(distance, BaseDistance):
+        raise ValueError(
+            f"distance: expected one of PML's distances, such as LpDistance(power=2), got {distance!r}"
+        )
     if distance.is_inverted:
         raise ValueError(
             f"distance: expected one that grows with distance, got the similarity {type(distance).__name__}; "

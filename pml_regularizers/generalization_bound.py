@@ -16,6 +16,7 @@ the images of both domains (it does here) or averages the domains' errors (`bala
 of the divergence is 2 (1 - 2 eps*), between 0 at chance and 2: `form="proxy_a"`.
 """
 
+import reprlib
 from typing import Literal
 
 import torch
@@ -23,7 +24,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .precision import full_precision
-from .stratified import check_labels, shuffled_by_class
+from .stratified import check_labels, check_tensor, shuffled_by_class
 
 BLOCK = 2**24
 """Similarities that are held at once: 64 MB in float32."""
@@ -160,8 +161,13 @@ class _Split:
                 f"unseen_labels: {len(shared)} classes are seen, too, such as {min(shared)}; number the unseen "
                 "classes on from the seen ones"
             )
-        if isinstance(labelled, tuple):
+        if isinstance(labelled, tuple) and len(labelled) == 2:
             rows_seen, rows_unseen = labelled
+        elif not isinstance(labelled, float) or not 0 < labelled < 1:
+            raise ValueError(
+                "labelled: expected a share between 0 and 1, or a tuple of two tensors, the rows of seen and of "
+                f"unseen; got {reprlib.repr(labelled)}"
+            )
         else:
             rows_seen = _share(seen_labels, labelled, seed, "seen_labels")
             rows_unseen = _share(unseen_labels, labelled, seed, "unseen_labels")
@@ -190,10 +196,6 @@ class _Split:
 
 def _share(labels: Tensor, share: float, seed: int, name: str) -> Tensor:
     """Rows of a share of every class, rounded, but never none and never all of it."""
-    if not 0 < share < 1:
-        raise ValueError(
-            f"labelled: expected a share between 0 and 1, or the rows of seen and of unseen, got {share}"
-        )
     order = shuffled_by_class(labels, seed)
     classes, sizes = torch.unique(labels, return_counts=True)
     if sizes.min() < 2:
@@ -208,10 +210,17 @@ def _share(labels: Tensor, share: float, seed: int, name: str) -> Tensor:
 
 
 def _mask(rows: Tensor, size: int, name: str) -> Tensor:
+    check_tensor(rows, f"labelled, rows of {name}")
     mask = torch.zeros(size, dtype=torch.bool)
-    if rows.dtype == torch.bool and rows.shape != (size,):
+    if rows.dtype == torch.bool:
+        if rows.shape != (size,):
+            raise ValueError(
+                f"labelled: expected {size} entries for {name}, got shape {tuple(rows.shape)}"
+            )
+    elif rows.is_floating_point() or ((rows < 0) | (rows >= size)).any():
+        came = rows.dtype if rows.is_floating_point() else f"{rows.min()} to {rows.max()}"
         raise ValueError(
-            f"labelled: expected {size} entries for {name}, got shape {tuple(rows.shape)}"
+            f"labelled: expected rows of {name}, integers from 0 to {size - 1}, got {came}"
         )
     mask[rows.cpu()] = True
     if not 0 < mask.sum() < size:
@@ -224,6 +233,7 @@ def _mask(rows: Tensor, size: int, name: str) -> Tensor:
 
 def _check(embeddings: Tensor, labels: Tensor, name: str) -> None:
     check_labels(labels, f"{name}_labels")
+    check_tensor(embeddings, name)
     if embeddings.ndim != 2 or len(embeddings) != len(labels):
         raise ValueError(
             f"{name}: expected embeddings ({len(labels)}, E), one row per label, got shape "

@@ -111,7 +111,7 @@ def gradient_norm_ratios(
     losses: Mapping[str, Tensor],
     *,
     base: str,
-    at: Mapping[str, Tensor | Iterable[Tensor]],
+    at: Mapping[str, Tensor | Iterable[Tensor] | nn.Module],
 ) -> dict[str, dict[str, float]]:
     """Gradient norm of every weighted loss, divided by that of the base loss, at several places.
 
@@ -130,14 +130,15 @@ def gradient_norm_ratios(
         losses: Scalars by name, with their weights: what `record_terms` recorded.
         base: Name of the loss the others are compared with.
         at: Tensors of the graph by name, one or several, such as `{"embeddings": embeddings, "trunk":
-            trunk.parameters()}`. Those that require no gradient are left out.
+            trunk.parameters()}`; a module stands for its parameters. Those that require no gradient are left out.
 
     Returns:
         `{loss: {place: ratio}}`, without the base. 0 where a loss does not reach a place; where the base
         loss has no gradient, inf, and nan if the other has none either.
 
     Raises:
-        ValueError: if `base` is no name, a loss is no scalar, or nothing at a place requires a gradient.
+        ValueError: if `base` is no name, a loss is no scalar, or nothing at a place requires a gradient; in the
+            first step of `DistributedDataParallel(static_graph=True)`.
 
     Example:
         >>> x = torch.tensor([3.0, 4.0], requires_grad=True)
@@ -150,7 +151,14 @@ def gradient_norm_ratios(
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             came = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
             raise ValueError(f"losses: expected {name} to be a scalar tensor, got {came}")
+    if not isinstance(at, Mapping) or not at:
+        raise ValueError(
+            'at: expected a dict of places by name, such as {"trunk": trunk}, got '
+            f"{'none' if isinstance(at, Mapping) else type(at).__name__}"
+        )
     places = {name: _trained(name, tensors) for name, tensors in at.items()}
+    if world_size() > 1:
+        _check_static_graph(losses.values())
     norms = {name: _norms(loss, places) for name, loss in losses.items()}
     return {
         name: {place: (norm / norms[base][place]).item() for place, norm in found.items()}
@@ -159,8 +167,16 @@ def gradient_norm_ratios(
     }
 
 
-def _trained(name: str, tensors: Tensor | Iterable[Tensor]) -> list[Tensor]:
-    listed = [tensors] if isinstance(tensors, Tensor) else list(tensors)
+def _trained(name: str, tensors: Any) -> list[Tensor]:
+    if isinstance(tensors, nn.Module):
+        tensors = tensors.parameters()
+    alone = isinstance(tensors, Tensor) or not isinstance(tensors, Iterable)
+    listed = [tensors] if alone else list(tensors)
+    for tensor in listed:
+        if not isinstance(tensor, Tensor):
+            raise ValueError(
+                f"at: expected tensors at {name}, got {type(tensor).__name__}; pass one, several, or a module"
+            )
     trained = [tensor for tensor in listed if tensor.requires_grad]
     if not trained:
         raise ValueError(
@@ -168,6 +184,30 @@ def _trained(name: str, tensors: Tensor | Iterable[Tensor]) -> list[Tensor]:
             "computed from, or trained parameters"
         )
     return trained
+
+
+def _check_static_graph(losses: Iterable[Tensor]) -> None:
+    """Raise a ValueError in the first step of `DistributedDataParallel(static_graph=True)`.
+
+    It averages the gradients of that step when the first backward pass through its output ends. Were that one
+    of ours, which accumulate none, the processes would never agree again.
+    """
+    nodes: list[Any] = [loss.grad_fn for loss in losses]
+    seen = {None}
+    while nodes:
+        if (node := nodes.pop()) in seen:
+            continue
+        seen.add(node)
+        nodes.extend(following for following, _ in node.next_functions)
+        # Private to torch: where a name is gone, nothing is refused.
+        ddp = getattr(node, "ddp_weakref", lambda: None)()
+        if getattr(ddp, "static_graph", False) and not getattr(
+            ddp, "_static_graph_delay_allreduce_enqueued", True
+        ):
+            raise ValueError(
+                "losses: got those of the first step of DistributedDataParallel(static_graph=True), whose first "
+                "backward pass must be the step's own; measure from the second step on"
+            )
 
 
 def _norms(loss: Tensor, places: Mapping[str, list[Tensor]]) -> dict[str, Tensor]:

@@ -48,6 +48,11 @@ def joint_kernel(
     kernels: Mapping[str, Callable[[Tensor], Tensor]] | nn.ModuleDict,
 ) -> Tensor:
     """K_ij = prod_l k^l(x_i^l, x_j^l): L representations (N, D_l), a kernel for each -> (N, N)."""
+    if not representations or set(representations) != set(kernels):
+        raise ValueError(
+            f"kernels: expected one for each representation ({', '.join(representations) or 'none came'}), got "
+            f"{', '.join(kernels) or 'none'}"
+        )
     matrices = [kernels[name](x) for name, x in representations.items()]
     product = matrices[0]
     for matrix in matrices[1:]:
@@ -87,18 +92,28 @@ def joint_intra(
 
 def intra_class_similarity(K: Tensor, labels: Tensor) -> Tensor:
     """Eq. 4's sum over classes of the mean of K_ij over its pairs i != j; a class of one has none."""
-    same = _same_class(labels)
+    same = _same_class(K, labels)
     sizes = same.sum(dim=1)
     per_row = K.masked_fill(~same, 0).sum(dim=1) - K.diagonal()
     return (per_row / (sizes * (sizes - 1)).clamp(min=1)).sum()
 
 
-def _same_class(labels: Tensor) -> Tensor:
+def _same_class(K: Tensor, labels: Tensor) -> Tensor:
+    count = len(K)
+    if K.shape != (count, count) or labels.shape != (count,):
+        raise ValueError(
+            "labels: expected a kernel matrix (N, N) and a vector of N labels, got shapes "
+            f"{tuple(K.shape)} and {tuple(labels.shape)}"
+        )
     return labels[:, None] == labels
 
 
 def _over_pairs(values: Tensor, labels: Tensor, reduction: PairReduction) -> Tensor:
-    same = _same_class(labels)
+    if reduction not in get_args(PairReduction):
+        raise ValueError(
+            f"reduction: expected one of {', '.join(get_args(PairReduction))}; got {reduction!r}"
+        )
+    same = _same_class(values, labels)
     total = values.masked_fill(same, 0).sum()
     return total if reduction == "ordered_sum" else total / (~same).sum().clamp(min=1)
 
@@ -108,14 +123,14 @@ def _class_means(K: Tensor, labels: Tensor) -> Tensor:
 
     Summed over pairs of samples, a function of S has the weights n_I n_J, and no class is looked for.
     """
-    same = _same_class(labels).to(K.dtype)
+    same = _same_class(K, labels).to(K.dtype)
     average = same / same.sum(dim=1, keepdim=True)
     return average @ K @ average.T
 
 
 def _class_scales(K: Tensor, labels: Tensor) -> Tensor:
     """Mean of K_ii over the class of sample i, from which S_II is rounded: (N,)."""
-    same = _same_class(labels).to(K.dtype)
+    same = _same_class(K, labels).to(K.dtype)
     return (same / same.sum(dim=1, keepdim=True)) @ K.diagonal().detach()
 
 
@@ -378,7 +393,9 @@ class JRDLoss(FeatureLoss):
             raise ValueError(
                 f"regularizer: expected one of {', '.join(_REGULARIZERS)}; got {regularizer!r}"
             )
-        kernels = {} if kernels is None else dict(kernels)
+        if kernels:
+            _modules(kernels)  # raises where they are none
+        kernels = dict(kernels or {})
         if isinstance(representations, str) or not kernels.keys() <= set(representations):
             raise ValueError(
                 f"representations: expected names, among them those of all kernels ({', '.join(kernels)}), "
@@ -483,7 +500,13 @@ def _modules(kernels: Mapping[str, ReproducingKernel]) -> nn.ModuleDict:
             raise ValueError(
                 f"kernels: expected a kernel such as GaussianMixtureKernel() for {name}, got {kernel!r}"
             )
-    return nn.ModuleDict(kernels)
+    try:
+        return nn.ModuleDict(kernels)
+    except (KeyError, TypeError) as error:
+        raise ValueError(
+            "kernels: expected names without dots that are no attributes of nn.ModuleDict, got "
+            f"{', '.join(map(repr, kernels))} ({error.args[0]}); choose others"
+        ) from error
 
 
 def _whole_batch(features: Mapping[str, Any], embeddings: Tensor) -> dict[str, Tensor]:

@@ -54,7 +54,8 @@ def parameter_groups(
         Dicts with "name", "params", "lr" and whatever else was set; none is empty.
 
     Raises:
-        ValueError: if a path in `overrides` leads to no trained parameter.
+        ValueError: if a path in `overrides` leads to no trained parameter or has no settings, or `model` or
+            `loss` is no module.
 
     Example:
         >>> import torch
@@ -73,12 +74,18 @@ def parameter_groups(
         "model": (model, {"lr": lr, **shared}),
         "loss": (loss, {"lr": lr if loss_lr is None else loss_lr, **shared}),
     }
+    for path, own in overrides.items():
+        if not isinstance(own, Mapping):
+            raise ValueError(
+                f'overrides: expected settings such as {{"lr": 1e-4}} for {path}, got {own!r}'
+            )
     groups: dict[str, dict[str, Any]] = {}
     seen: set[int] = set()
     used: set[str] = set()
     for root, (module, settings) in roots.items():
         if module is None:
             continue
+        _check_module(module, root)
         for steps, parameter in _trained(module, root):
             if id(parameter) in seen:
                 continue
@@ -111,7 +118,7 @@ def warn_untrained(loss: nn.Module, *optimizers: Any) -> list[str]:
         The names of the parameters that are not trained.
 
     Raises:
-        ValueError: if an optimizer has no `param_groups`.
+        ValueError: if an optimizer has no `param_groups`, or `loss` is no module.
 
     Example:
         >>> import torch
@@ -119,6 +126,7 @@ def warn_untrained(loss: nn.Module, *optimizers: Any) -> list[str]:
         >>> warn_untrained(loss := losses.ArcFaceLoss(3, 4), torch.optim.Adam(loss.parameters()))
         []
     """
+    _check_module(loss, "loss")
     trained = set()
     for optimizer in optimizers:
         if not hasattr(optimizer, "param_groups"):
@@ -141,6 +149,14 @@ def warn_untrained(loss: nn.Module, *optimizers: Any) -> list[str]:
             stacklevel=2,
         )
     return untrained
+
+
+def _check_module(module: Any, name: str) -> None:
+    if not isinstance(module, nn.Module):
+        raise ValueError(
+            f"{name}: expected a module, got {type(module).__name__}; pass the module itself, not its parameters, "
+            "and several of them one by one or as nn.ModuleDict(...)"
+        )
 
 
 def _trained(

@@ -10,6 +10,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 import torch
@@ -73,7 +74,8 @@ class ScheduledLosses(MultipleLosses):
     over several batches, call `set_step` before each. A loss of weight 0 is still computed, so that taps
     are read, own parameters get a gradient, zero, on every process, and NaN shows.
 
-    The weights of the last call are `weights`, and for record-keeper the attributes `weight_NAME`.
+    The weights of the last call are `weights`, and for record-keeper the attributes `weight_NAME`. A number
+    there may be changed, `loss.weights["pairs"] = 0.1`, which no `state_dict` remembers; a schedule overwrites it.
 
     Args:
         losses: Losses by name, or a list of them.
@@ -82,7 +84,8 @@ class ScheduledLosses(MultipleLosses):
             step. Default: 1 each.
 
     Raises:
-        ValueError: if the names or the number of the weights are not those of the losses.
+        ValueError: if the names or the number of the weights or the miners are not those of the losses, or a
+            weight is neither a number nor a function.
 
     Example:
         >>> import torch
@@ -105,18 +108,25 @@ class ScheduledLosses(MultipleLosses):
         miners: Mapping[str, nn.Module] | Sequence[nn.Module | None] | None = None,
         weights: Mapping[str, Weight] | Sequence[Weight] | None = None,
     ) -> None:
-        keys = _keys(losses)
-        if weights is not None and set(_keys(weights)) != set(keys):
-            raise ValueError(
-                f"weights: expected one for each of {', '.join(map(str, keys))}, got "
-                f"{', '.join(map(str, _keys(weights))) or 'none'}"
-            )
+        _check_losses(losses)
+        if miners is not None:
+            _check_keys("miners", miners, losses, all_needed=not isinstance(losses, Mapping))
+        if weights is not None:
+            _check_keys("weights", weights, losses)
         super().__init__(
             dict(losses) if isinstance(losses, Mapping) else losses,
             dict(miners) if isinstance(miners, Mapping) else miners,
         )
+        keys = _keys(losses)
+        found: dict[Any, Any] = {key: 1.0 if weights is None else weights[key] for key in keys}
+        for key, weight in found.items():
+            if not isinstance(weight, Real) and not callable(weight):
+                raise ValueError(
+                    f"weights: expected a number or a function of the step for {key}, got {weight!r}"
+                )
         # No dict: record-keeper would look for records in its values.
-        self._schedules = [(key, 1.0 if weights is None else weights[key]) for key in keys]
+        self._schedules = [(key, weight) for key, weight in found.items() if callable(weight)]
+        self.weights: Any = found if self.is_dict else list(found.values())
         self.register_buffer("step", torch.zeros((), dtype=torch.long))
         self._set_weights()
         c_f.add_to_recordable_attributes(self, list_of_names=[f"weight_{key}" for key in keys])
@@ -138,17 +148,38 @@ class ScheduledLosses(MultipleLosses):
         return total
 
     def _set_weights(self) -> None:
-        scheduled = any(callable(weight) for _, weight in self._schedules)
-        step = int(self.step) if scheduled else 0  # to read it makes a GPU wait
-        weights = {
-            key: weight(step) if callable(weight) else weight for key, weight in self._schedules
-        }
-        self.weights: dict[Any, float] | list[float] = (
-            weights if self.is_dict else list(weights.values())
-        )
-        for key, weight in weights.items():
+        if self._schedules:
+            step = int(self.step)  # makes a GPU wait
+            for key, schedule in self._schedules:
+                self.weights[key] = schedule(step)
+        for key, weight in self.weights.items() if self.is_dict else enumerate(self.weights):
             setattr(self, f"weight_{key}", weight)
 
 
-def _keys(values: Mapping[str, Any] | Sequence[Any]) -> list[Any]:
+def _keys(values: Any) -> list[Any]:
     return list(values) if isinstance(values, Mapping) else list(range(len(values)))
+
+
+def _check_losses(losses: Any) -> None:
+    if not isinstance(losses, (Mapping, Sequence, nn.ModuleList)):
+        raise ValueError(
+            f"losses: expected a dict or a list of losses, got {type(losses).__name__}; pass "
+            '{"metric": loss, ...}, and a ModuleDict as dict(modules.items())'
+        )
+
+
+def _check_keys(name: str, values: Any, losses: Any, *, all_needed: bool = True) -> None:
+    """Raise a ValueError unless they are a dict or a list, as the losses, with all or some of their keys."""
+    kind, word = (Mapping, "dict") if isinstance(losses, Mapping) else (Sequence, "list")
+    keys = _keys(losses)
+    if isinstance(values, kind):
+        found = _keys(values)
+        if set(found) <= set(keys) and (len(found) == len(keys) or not all_needed):
+            return
+        came = ", ".join(map(str, found)) or "none"
+    else:
+        came = type(values).__name__
+    raise ValueError(
+        f"{name}: expected a {word} with one for {'each' if all_needed else 'some'} of "
+        f"{', '.join(map(str, keys))}, got {came}"
+    )

@@ -112,6 +112,8 @@ def over_parts(
         >>> over_parts(lambda x, y: x.mean().item(), torch.ones(40, 2), labels)
         Interval(mean=1.0, half_width=0.0)
     """
+    check_labels(labels)
+    check_tensor(embeddings, "embeddings")
     if len(embeddings) != len(labels):
         raise ValueError(
             f"embeddings: expected {len(labels)} rows, one per label, got shape {tuple(embeddings.shape)}"
@@ -130,7 +132,19 @@ def shuffled_by_class(labels: Tensor, seed: int) -> Tensor:
 
 def check_labels(labels: Tensor, name: str = "labels") -> None:
     """Raise a ValueError unless they are a vector of at least one entry."""
+    check_tensor(labels, name)
     if labels.ndim != 1 or len(labels) == 0:
+        # What PML's `get_all_embeddings` returns is a column.
+        column = labels.ndim == 2 and labels.shape[1] == 1
         raise ValueError(
             f"{name}: expected a vector, one class per image, got shape {tuple(labels.shape)}"
+            f"{f'; pass {name}.squeeze(1)' if column else ''}"
+        )
+
+
+def check_tensor(x: Tensor, name: str) -> None:
+    """Raise a ValueError if it is an array or a list."""
+    if not isinstance(x, Tensor):
+        raise ValueError(
+            f"{name}: expected a tensor, got {type(x).__name__}; pass torch.as_tensor(...)"
         )

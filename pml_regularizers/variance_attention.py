@@ -152,9 +152,8 @@ class VEMAttention(nn.Module):
             # torch.nn.utils.weight_norm computes it in a call only: until then it may be that of an older one.
             linear(own.new_zeros(1, self.num_features))
             weight, bias = linear.weight, linear.bias
-        folded = nn.Linear(
-            linear.in_features, linear.out_features, bias=bias is not None, device="meta"
-        )
+        with torch.random.fork_rng(devices=[]):
+            folded = nn.Linear(linear.in_features, linear.out_features, bias=bias is not None)
         gated = variance_gate(weight.detach(), self.variance.detach())
         folded.weight = nn.Parameter(gated, weight.requires_grad)
         if bias is not None:

@@ -169,6 +169,26 @@ class TestParameterGroups:
         with pytest.raises(ValueError, match=f"overrides: no trained parameter is at {path};"):
             parameter_groups(model, losses.ContrastiveLoss(), lr=1, overrides={path: {"lr": 2}})
 
+    def test_an_override_without_settings(self) -> None:
+        message = r"overrides: expected settings such as .* for model\.trunk, got 0\.001"
+        with pytest.raises(ValueError, match=message):
+            parameter_groups(Network(), lr=1, overrides={"model.trunk": 1e-3})  # type: ignore[dict-item]
+
+    def test_what_is_no_module(self) -> None:
+        network, loss = Network(), losses.ArcFaceLoss(3, WIDTH)
+        for model, came in (
+            ({"trunk": network.trunk}, "dict"),
+            (network.parameters(), "generator"),
+        ):
+            with pytest.raises(ValueError, match=f"model: expected a module, got {came}; pass"):
+                parameter_groups(model, lr=1)
+        with pytest.raises(ValueError, match="loss: expected a module, got generator; pass"):
+            parameter_groups(network, loss.parameters(), lr=1)
+        with pytest.raises(ValueError, match="loss: expected a module, got dict; pass"):
+            warn_untrained({"metric_loss": loss})
+        several = nn.ModuleDict({"trunk": network.trunk, "embedder": network.head})
+        assert_partition(parameter_groups(several, lr=1), network)
+
     def test_accelerate_and_schedulers_take_them(self) -> None:
         groups = parameter_groups(Attended(), horde(), lr=1e-3)
         optimizer = torch.optim.Adam(groups)
@@ -329,6 +349,31 @@ class TestScheduledLosses:
             assert_close(loss(x, labels), weight * metric + pairs)
             assert loss.weights == [weight, 1.0]
 
+    @pytest.mark.parametrize("as_list", [False, True], ids=["dict", "list"])
+    def test_a_number_can_be_changed_and_a_schedule_not(self, as_list: bool) -> None:
+        loss, (x, labels) = scheduled(), batch()
+        metric, pairs = (part(x, labels) for part in loss.losses.values())
+        names: list[Any] = ["metric", "pairs"]
+        if as_list:
+            names = [0, 1]
+            parts = [losses.TripletMarginLoss(), losses.ContrastiveLoss()]
+            loss = ScheduledLosses(parts, weights=[1.0, LinearRamp(0.0, 0.5, 5)])
+        loss.set_step(2)
+        loss.weights[names[0]], loss.weights[names[1]] = 3.0, 7.0
+        for step in (2, 3):
+            assert_close(loss(x, labels), 3 * metric + 0.1 * step * pairs)
+            weights = [getattr(loss, f"weight_{name}") for name in names]
+            assert weights == [3.0, pytest.approx(0.1 * step)]
+
+    def test_the_weights_that_came_are_left_alone(self) -> None:
+        weights = {"metric": 1.0, "pairs": LinearRamp(0.0, 0.5, 5)}
+        parts = {"metric": losses.TripletMarginLoss(), "pairs": losses.ContrastiveLoss()}
+        for _ in range(2):
+            loss = ScheduledLosses(parts, weights=weights)
+            loss(*batch())
+            loss.weights["metric"] = 0.0
+        assert weights == {"metric": 1.0, "pairs": LinearRamp(0.0, 0.5, 5)}
+
     def test_only_training_counts(self) -> None:
         loss, (x, labels) = scheduled(), batch()
         loss(x, labels)
@@ -424,16 +469,54 @@ class TestScheduledLosses:
     @pytest.mark.parametrize(
         ("weights", "message"),
         [
-            ({"metric": 1.0}, r"expected one for each of metric, pairs, got metric"),
+            ({"metric": 1.0}, r"one for each of metric, pairs, got metric"),
             ({"metric": 1.0, "paris": 1.0}, r"got metric, paris"),
             ({}, r"got none"),
-            ([1.0, 2.0], r"got 0, 1"),
+            ([1.0, 2.0], r"expected a dict with one for each of metric, pairs, got list"),
+            (1, r"got int"),
+            (
+                {"metric": 1.0, "pairs": "1"},
+                r"a number or a function of the step for pairs, got '1'",
+            ),
+            ({"metric": None, "pairs": 1}, r"for metric, got None"),
         ],
     )
     def test_weights_of_other_losses(self, weights: Any, message: str) -> None:
         parts = {"metric": losses.TripletMarginLoss(), "pairs": losses.ContrastiveLoss()}
         with pytest.raises(ValueError, match=f"weights: .*{message}"):
             ScheduledLosses(parts, weights=weights)
+
+    def test_a_list_and_what_does_not_fit_it(self) -> None:
+        parts = [losses.TripletMarginLoss(), losses.ContrastiveLoss()]
+        for name in ("weights", "miners"):
+            for wrong, came in (([1.0], "0"), ({"0": 1.0, "1": 1.0}, "dict"), (3, "int")):
+                message = f"{name}: expected a list with one for each of 0, 1, got {came}$"
+                with pytest.raises(ValueError, match=message):
+                    ScheduledLosses(parts, **{name: wrong})
+
+    def test_miners_of_other_losses(self) -> None:
+        parts, miner = {"metric": losses.TripletMarginLoss()}, miners.BatchHardMiner()
+        for wrong, came in (
+            ({"metrik": miner}, "metrik"),
+            ([miner], "list"),
+            (miner, "BatchHardM"),
+        ):
+            message = f"miners: expected a dict with one for some of metric, got {came}"
+            with pytest.raises(ValueError, match=message):
+                ScheduledLosses(parts, wrong)
+
+    @pytest.mark.parametrize(
+        ("wrong", "came"),
+        [
+            (losses.TripletMarginLoss(), "TripletMarginLoss"),
+            (nn.ModuleDict({"a": losses.TripletMarginLoss()}), "ModuleDict"),
+            (iter([losses.TripletMarginLoss()]), "list_iterator"),
+        ],
+    )
+    def test_losses_that_are_neither_a_dict_nor_a_list(self, wrong: Any, came: str) -> None:
+        with pytest.raises(ValueError, match=f"losses: expected a dict or a list .* got {came};"):
+            ScheduledLosses(wrong)
+        assert len(ScheduledLosses(nn.ModuleList([losses.TripletMarginLoss()])).losses) == 1
 
 
 class TestGradientNormRatios:
@@ -529,6 +612,7 @@ class TestGradientNormRatios:
         terms = {"base": embeddings.sum(), "other": 2 * embeddings.sum()}
         ratios = gradient_norm_ratios(terms, base="base", at={"trunk": network.trunk.parameters()})
         assert ratios == {"other": {"trunk": pytest.approx(2.0)}}
+        assert ratios == gradient_norm_ratios(terms, base="base", at={"trunk": network.trunk})
         with pytest.raises(ValueError, match="at: none of the 2 tensors of stem requires a grad"):
             gradient_norm_ratios(terms, base="base", at={"stem": network.trunk[0].parameters()})
 
@@ -539,6 +623,21 @@ class TestGradientNormRatios:
         for wrong, came in ((2 * x, r"\(3,\)"), (1.5, "float")):
             with pytest.raises(ValueError, match=f"losses: expected b to be a scalar .*{came}"):
                 gradient_norm_ratios({"a": x.sum(), "b": wrong}, base="a", at={"x": x})
+
+    @pytest.mark.parametrize(
+        ("at", "message"),
+        [
+            ({}, "expected a dict of places by name, .* got none"),
+            (torch.ones(3, requires_grad=True), "expected a dict of places by name, .* got Tensor"),
+            ({"fc": nn.Linear(3, 2).named_parameters()}, "expected tensors at fc, got tuple; pass"),
+            ({"x": 1.0}, "expected tensors at x, got float; pass"),
+            ({"relu": nn.ReLU()}, "none of the 0 tensors of relu requires a gradient"),
+        ],
+    )
+    def test_places_that_are_none(self, at: Any, message: str) -> None:
+        term = torch.ones(3, requires_grad=True).sum()
+        with pytest.raises(ValueError, match=f"at: {message}"):
+            gradient_norm_ratios({"a": term, "b": term}, base="a", at=at)
 
 
 class TestRecordTerms:
@@ -642,6 +741,14 @@ def test_many_processes_equal_one(spread: Any) -> None:
             torch.testing.assert_close(found["gradients"][name], gradient, rtol=0, atol=bound)
     first, last = (step["ratios"]["jrd.metric"]["trunk"] for step in alone["steps"])
     assert first == 0 < last
+
+
+def test_a_static_graph_is_measured_from_the_second_step_on(spread: Any) -> None:
+    """DDP's first backward pass must be the step's own, or its gradients are never averaged."""
+    found = spread["static_graph"]
+    assert found["errors"] == pytest.approx([0.0] * STEPS, abs=1e-12)
+    assert "measure from the second step on" in found["said"][0]
+    assert found["said"][1:] == [""] * (STEPS - 1)
 
 
 @pytest.fixture

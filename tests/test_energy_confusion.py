@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from pytorch_metric_learning import distances, losses, miners, reducers, regularizers
+from pytorch_metric_learning.distances import BatchedDistance
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -406,6 +407,17 @@ def test_one_class_is_zero_with_a_working_backward(
     assert x.grad is not None and x.grad.abs().max() == 0
 
 
+@pytest.mark.filterwarnings("ignore:var.*degrees of freedom is <= 0")  # of nothing, in PML's SNR
+@pytest.mark.parametrize("num_pairs", [None, 2])
+@every_distance
+def test_no_image_is_zero_with_a_working_backward(distance: str, num_pairs: int | None) -> None:
+    x = vectors(0).requires_grad_()
+    value = build(distance, num_pairs=num_pairs)(x, LABELS[:0])
+    value.backward()
+    assert value == 0
+    assert x.grad is not None and x.grad.shape == x.shape
+
+
 def test_duplicate_rows() -> None:
     x = vectors()
     x[[0, 1, 3]] = x[2].clone()  # in one class and across classes
@@ -595,7 +607,14 @@ def test_compiled_with_the_network() -> None:
     [
         ({"reduction": "sum"}, "reduction: expected one of mean, ordered_sum; got 'sum'"),
         ({"gradient": "trunk"}, "gradient: expected one of fc, all; got 'trunk'"),
-        ({"num_pairs": 0}, "num_pairs: expected at least 1, or None for all pairs, got 0"),
+        ({"num_pairs": 0}, "num_pairs: expected a whole number from 1 on, or None .*, got 0"),
+        ({"num_pairs": 2.5}, r"num_pairs: expected a whole number from 1 on.*, got 2\.5"),
+        ({"seed": 0.5}, r"seed: expected a whole number, got 0\.5"),
+        ({"distance": "l2"}, "distance: expected one of PML's distances, .* got 'l2'"),
+        (
+            {"distance": BatchedDistance(distances.LpDistance())},
+            "distance: expected one of PML's distances, .* got BatchedDistance",
+        ),
         ({"distance": distances.CosineSimilarity()}, "distance: .* similarity CosineSimilarity"),
         ({"distance": distances.DotProductSimilarity()}, "distance: .* DotProductSimilarity"),
     ],
@@ -603,3 +622,8 @@ def test_compiled_with_the_network() -> None:
 def test_bad_arguments(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         EnergyConfusionRegularizer(**arguments)
+
+
+def test_embeddings_that_are_no_vectors() -> None:
+    with pytest.raises(ValueError, match=r"embeddings: expected \(N, E\), got shape \(7, 5, 3\)"):
+        build()(torch.randn(7, 5, 3), LABELS)

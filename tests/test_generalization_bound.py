@@ -265,6 +265,26 @@ X, Y = torch.randn(6, 2), torch.tensor([0, 0, 1, 1, 2, 2])
             {"labelled": (torch.ones(5, dtype=torch.bool), torch.arange(2))},
             r"labelled: expected 6 entries for seen, got shape \(5,\)",
         ),
+        ({"unseen": X.numpy()}, "unseen: expected a tensor, got ndarray; pass torch.as_tensor"),
+        ({"seen": X.tolist()}, "seen: expected a tensor, got list; pass torch.as_tensor"),
+        ({"seen_labels": Y.numpy()}, "seen_labels: expected a tensor, got ndarray; pass"),
+        ({"unseen_labels": Y[:, None]}, r"\(6, 1\); pass unseen_labels.squeeze\(1\)"),
+        (
+            {"labelled": (torch.tensor([0, 6]), torch.arange(2))},
+            "rows of seen, .* 0 to 5, got 0 to 6",
+        ),
+        ({"labelled": (torch.arange(2), torch.tensor([-1]))}, "rows of unseen, .* got -1 to -1"),
+        (
+            {"labelled": (torch.rand(2), torch.arange(2))},
+            "rows of seen, integers .* got torch.float32",
+        ),
+        (
+            {"labelled": ([0, 2], torch.arange(2))},
+            "labelled, rows of seen: expected a tensor, got list",
+        ),
+        ({"labelled": (torch.arange(2),)}, r"labelled: .* or a tuple of two tensors.*got \(tensor"),
+        ({"labelled": [0, 2]}, r"labelled: .* or a tuple of two tensors.*got \[0, 2\]"),
+        ({"labelled": "half"}, "labelled: expected a share between 0 and 1.*got 'half'"),
     ],
 )
 def test_errors(measure: Any, changes: dict[str, Any], message: str) -> None:
@@ -285,3 +305,15 @@ def test_more_errors() -> None:
         mean_interval([1.0])
     with pytest.raises(ValueError, match=r"embeddings: expected 6 rows.*\(5, 2\)"):
         over_parts(lambda x, y: 0.0, X[:5], Y)
+    with pytest.raises(ValueError, match="embeddings: expected a tensor, got list; pass"):
+        over_parts(lambda x, y: 0.0, X.tolist(), Y)
+    for wrong, message in (
+        (Y.tolist(), "expected a tensor, got list; pass torch.as_tensor"),
+        (Y.numpy(), "expected a tensor, got ndarray; pass torch.as_tensor"),
+        (Y[:, None], r"expected a vector.*\(6, 1\); pass labels.squeeze\(1\)"),
+        (Y[0], r"expected a vector.*got shape \(\)$"),
+    ):
+        with pytest.raises(ValueError, match=f"labels: {message}"):
+            stratified_parts(wrong, 2)
+        with pytest.raises(ValueError, match=f"labels: {message}"):
+            over_parts(lambda x, y: 0.0, X, wrong, count=2)

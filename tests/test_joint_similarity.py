@@ -28,6 +28,10 @@ from pml_regularizers import (
     MissingFeaturesError,
     PolynomialKernel,
     between_class_similarity,
+    intra_class_similarity,
+    joint_intra,
+    joint_kernel,
+    joint_mmd,
 )
 
 from .oracles import joint_similarity as oracle
@@ -348,6 +352,14 @@ def test_beside_another_loss() -> None:
             "kernels: expected a kernel such as GaussianMixtureKernel.* for embeddings, got",
         ),
         (lambda: JRSRegularizer(reduction="sum"), "reduction: expected one of mean, ordered_sum"),
+        (
+            lambda: JRSRegularizer({"a.b": LinearKernel()}),
+            r"kernels: expected names without dots .* got 'a\.b' \(.*\); choose",
+        ),
+        (lambda: JRSRegularizer({"": LinearKernel()}), "kernels: expected names .* got ''"),
+        (lambda: JRSRegularizer({"values": LinearKernel()}), "kernels: .* got 'values'"),
+        (lambda: JRSRegularizer({3: LinearKernel()}), "kernels: expected names .* got 3"),
+        (lambda: JRDLoss(3, 4, kernels=[LinearKernel()]), "kernels: expected a dict such as"),
         (lambda: JRDLoss(0, 4), "num_classes: expected at least 1, got 0"),
         (lambda: JRDLoss(3, 0), "embedding_size: expected at least 1, got 0"),
         (
@@ -378,6 +390,44 @@ def test_beside_another_loss() -> None:
 def test_bad_arguments(make: Callable[[], Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()
+
+
+K = torch.ones(len(LABELS), len(LABELS))
+
+
+@pytest.mark.parametrize("measure", [between_class_similarity, joint_mmd, joint_intra])
+def test_words_the_functions_do_not_know(measure: Callable[..., Tensor]) -> None:
+    message = "reduction: expected one of mean, ordered_sum; got 'sum'"
+    with pytest.raises(ValueError, match=message):
+        measure(K, LABELS, "sum")
+
+
+@pytest.mark.parametrize(
+    "measure", [between_class_similarity, joint_mmd, joint_intra, intra_class_similarity]
+)
+@pytest.mark.parametrize(
+    ("matrix", "labels"),
+    [(K, LABELS[:1]), (K, LABELS[:, None]), (K[:1], LABELS), (K[:, :1], LABELS), (K[0], LABELS)],
+    ids=["one label", "a column of labels", "one row", "one column", "a vector"],
+)
+def test_shapes_that_would_be_broadcast(
+    measure: Callable[..., Tensor], matrix: Tensor, labels: Tensor
+) -> None:
+    with pytest.raises(ValueError, match=r"labels: expected a kernel matrix \(N, N\) and a vector"):
+        measure(matrix, labels)
+
+
+@pytest.mark.parametrize("container", [dict, nn.ModuleDict])
+def test_each_representation_has_its_kernel(container: Callable[..., Any]) -> None:
+    x, kernel = batch()[0], LinearKernel()
+    for names, kernels, came in (
+        ("a", "ab", "a, b"),
+        ("ab", "a", "a"),
+        ("", "a", "a"),
+        ("", "", "none"),
+    ):
+        with pytest.raises(ValueError, match=f"kernels: expected one for each .*, got {came}$"):
+            joint_kernel(dict.fromkeys(names, x), container(dict.fromkeys(kernels, kernel)))
 
 
 # JRD ----------------------------------------------------------------------------------------------------------

@@ -91,3 +91,10 @@ def unflatten(x, dim, sizes):
 def var(x, dim, correction):
     """`x.var(dim, correction=...)`, from 2.0 on, for corrections of 0 and 1."""
     return x.var(dim=dim, unbiased=bool(correction))
+
+
+def vmap(function):
+    """`torch.vmap`, from 2.0 on, of a function of tensors."""
+    if hasattr(torch, "func"):
+        return torch.vmap(function)
+    return lambda *batches: torch.stack([function(*rows) for rows in zip(*batches)])

@@ -35,6 +35,7 @@ FUNCTIONS = {
     "torch.linalg.eigh": "eigh",
     "torch.maximum": "maximum",
     "torch.minimum": "minimum",
+    "torch.vmap": "vmap",
     "torch._C._current_graph_task_id": "current_graph_task_id",
 }
 METHODS = {

@@ -1,6 +1,7 @@
 """Worker of test_composition.py: ratios and gradients of one batch, spread over the processes.
 
-Saves {"world_size": int, "ratios": {...}, "gradients": {name: tensor}, "steps": {...}} of the first process.
+Saves {"world_size": int, "steps": [{"ratios": {...}, "gradients": {name: tensor}, ...}, ...], "static_graph": ...}
+of the first process.
 Half of the batch's regularizers have weight 0 in the first step, which must not upset the processes.
 """
 
@@ -122,9 +123,30 @@ def measure(accelerator: Accelerator | None) -> dict[str, Any]:
     return found
 
 
+def static_graph(accelerator: Accelerator) -> dict[str, Any]:
+    """What two steps say of measuring under a static graph, and how far their gradients are from the mean."""
+    net = nn.parallel.DistributedDataParallel(nn.Linear(3, 2).double(), static_graph=True)
+    x = torch.full((4, 3), accelerator.process_index + 1.0, dtype=torch.float64)
+    mean = (accelerator.num_processes + 1) / 2  # of the process numbers, from 1 on
+    found: dict[str, Any] = {"said": [], "errors": []}
+    for _ in range(STEPS):
+        net.zero_grad()
+        total = net(x).sum()
+        try:
+            gradient_norm_ratios(
+                {"a": total, "b": 3 * total}, base="a", at={"net": net.parameters()}
+            )
+            found["said"].append("")
+        except ValueError as error:
+            found["said"].append(str(error))
+        total.backward()
+        found["errors"].append((net.module.weight.grad - 4 * mean).abs().max().item())
+    return found
+
+
 def main(path: str) -> None:
     accelerator = Accelerator()
-    found = measure(accelerator)
+    found = {**measure(accelerator), "static_graph": static_graph(accelerator)}
     if accelerator.is_main_process:
         torch.save(found, path)
     accelerator.wait_for_everyone()

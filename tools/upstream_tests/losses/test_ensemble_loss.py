@@ -33,8 +33,9 @@ class TestEnsembleLoss(unittest.TestCase):
         for dtype in TEST_DTYPES:
             embeddings = torch.tensor([[1.0, 0, 0.8, 0.6]])
             embeddings = embeddings.to(TEST_DEVICE, dtype)
-            loss = DivergenceLoss(2)(embeddings)
-            self.assertAlmostEqual(loss.item(), 0.3, places=3)
+            for images in ("all", "same"):
+                loss = DivergenceLoss(2, images=images)(embeddings)
+                self.assertAlmostEqual(loss.item(), 0.3, places=3)
 
     def test_network(self):
         stem, body = torch.nn.Conv2d(3, 6, 3), torch.nn.Conv2d(6, 10, 3)
