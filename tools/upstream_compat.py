@@ -97,4 +97,4 @@ def vmap(function):
     """`torch.vmap`, from 2.0 on, of a function of tensors."""
     if hasattr(torch, "func"):
         return torch.vmap(function)
-    return lambda *batches: torch.stack([function(*rows) for rows in zip(*batches)])
+    return lambda *batches: torch.stack(list(map(function, *batches)))
