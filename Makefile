@@ -40,7 +40,7 @@ compare: install
 
 # A process per core, each of one thread.
 test: install
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist loadgroup
 
 lint: install
 	$(BIN)/ruff check .

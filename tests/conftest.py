@@ -11,6 +11,15 @@ import torch
 from benchmarks.datasets import Glyphs
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files are shared out among pytest-xdist's workers, the longest first, and one of them in two parts."""
+    for item in items:
+        part = "resume" if "settings" in getattr(item, "fixturenames", ()) else "rest"
+        group = f"{item.path.stem} {part}" if item.path.stem == "test_run" else item.path.stem
+        item.add_marker(pytest.mark.xdist_group(group))
+    items.sort(key=lambda item: item.path.stem not in {"test_run", "test_distributed"})
+
+
 @pytest.fixture(autouse=True)
 def seed(request: pytest.FixtureRequest) -> int:
     """Seed all generators from the test's name: no test depends on those that ran before it."""
