@@ -79,6 +79,10 @@ CASES: dict[str, Callable[[], nn.Module]] = {
     "horde": lambda: horde(losses.ContrastiveLoss()),
     "horde independent": lambda: horde(losses.TripletMarginLoss(), projections="independent"),
     "horde random": lambda: horde(losses.ContrastiveLoss(), projections="random"),
+    # Buffers beside parameters: DistributedDataParallel has to make both equal.
+    "horde random embedded": lambda: horde(
+        losses.ContrastiveLoss(), projections="random", embed_orders=True
+    ),
     "horde of arcface": lambda: horde(losses.ArcFaceLoss(CLASSES, WIDTH)),
     "contrastive": losses.ContrastiveLoss,
     "triplet": losses.TripletMarginLoss,
