@@ -30,6 +30,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .distributed import gather_rows
+from .features import already_reduced
 from .regularizer import LabelAwareRegularizer
 
 Reduction = Literal["mean", "ordered_sum"]
@@ -199,7 +200,7 @@ class EnergyConfusionRegularizer(LabelAwareRegularizer):
             value = value / count
         if self.collect_stats:
             self.between_class_energy = ((energies.detach() * pairs).sum() / count).item()
-        return {"loss": {"losses": value, "indices": None, "reduction_type": "already_reduced"}}
+        return {"loss": already_reduced(value)}
 
     def get_default_distance(self) -> LpDistance:
         return LpDistance(p=2, power=2)

@@ -30,7 +30,7 @@ from pytorch_metric_learning.reducers import AvgNonZeroReducer, DoNothingReducer
 from torch import Tensor, fx, nn
 
 from .distributed import DistributedLoss
-from .features import FeatureLoss
+from .features import FeatureLoss, already_reduced
 from .heads import EmbeddingHead, Staged
 from .precision import as_parameters
 
@@ -433,13 +433,8 @@ class EnsembleLoss(FeatureLoss):
                 setattr(self, f"{name}_loss", value.detach().item())
             values.append(value)
         total = torch.stack(values).sum()
-        return {
-            "loss": {
-                "losses": total / self.num_heads if self.reduction == "mean" else total,
-                "indices": None,
-                "reduction_type": "already_reduced",
-            }
-        }
+        value = total / self.num_heads if self.reduction == "mean" else total
+        return {"loss": already_reduced(value)}
 
 
 def _check_head_loss(loss: nn.Module) -> None:

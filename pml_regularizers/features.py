@@ -368,6 +368,20 @@ def _outermost(module: nn.Module) -> list[Staged]:
     return [head for child in module.children() for head in _outermost(child)]
 
 
+def already_reduced(value: Tensor) -> dict[str, Any]:
+    """A sub-loss of one number, which PML's reducers leave as it is."""
+    return {"losses": value, "indices": None, "reduction_type": "already_reduced"}
+
+
+def check_width(embeddings: Tensor, embedding_size: int) -> None:
+    """Raise a ValueError unless the embeddings are (N, `embedding_size`)."""
+    if embeddings.ndim != 2 or embeddings.shape[1] != embedding_size:
+        raise ValueError(
+            f"embeddings: expected (N, {embedding_size}), got shape {tuple(embeddings.shape)}; "
+            "pass embedding_size=... to match the network"
+        )
+
+
 def _raised(features: Features) -> Features:
     if isinstance(features, tuple):
         return tuple(full_precision(part) for part in features)

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .distributed import DistributedLoss, gather_rows
-from .features import FeatureLoss, Features
+from .features import FeatureLoss, Features, already_reduced, check_width
 from .moments import HighOrderMoments, Init, Projections
 from .precision import as_parameters, full_precision
 
@@ -157,7 +157,7 @@ class HORDELoss(FeatureLoss):
                 "indices_tuple: CrossBatchMemory would take a batch's tuples for rows of its memory; give the "
                 "miner to it, as in HORDELoss(CrossBatchMemory(loss, E, miner=...), ...)"
             )
-        self._check_width(embeddings)
+        check_width(embeddings, self.embedding_size)
         orders = self.order_embeddings(self.features)
         widths = [order.shape[1] for order in orders]
         # Phase 1 ends here: these vectors, not the maps, go to the other processes, all at once.
@@ -172,11 +172,7 @@ class HORDELoss(FeatureLoss):
             value = loss(as_parameters(vectors, loss), labels, indices_tuple)
             if self.collect_stats:
                 setattr(self, f"{name}_loss", value.detach().item())
-            losses[name] = {
-                "losses": weight * value,
-                "indices": None,
-                "reduction_type": "already_reduced",
-            }
+            losses[name] = already_reduced(weight * value)
         return losses
 
     def order_embeddings(self, features: Features) -> list[Tensor]:
@@ -203,7 +199,7 @@ class HORDELoss(FeatureLoss):
             MissingFeaturesError: see `FeatureLoss`.
         """
         embeddings = embeddings.detach()
-        self._check_width(embeddings)
+        check_width(embeddings, self.embedding_size)
         with self.reading(embeddings, features):
             orders = [full_precision(embeddings), *self.order_embeddings(self.features)]
             return torch.cat([F.normalize(order) for order in orders], dim=1)
@@ -256,13 +252,6 @@ class HORDELoss(FeatureLoss):
         components: Tensor = self.pca_components.to(descriptors)
         with torch.autocast(descriptors.device.type, enabled=False):
             return (descriptors - mean) @ components
-
-    def _check_width(self, embeddings: Tensor) -> None:
-        if embeddings.ndim != 2 or embeddings.shape[1] != self.embedding_size:
-            raise ValueError(
-                f"embeddings: expected (N, {self.embedding_size}), got shape {tuple(embeddings.shape)}; "
-                "pass embedding_size=... to match the network"
-            )
 
     def _sub_loss_names(self) -> list[str]:
         return [f"order_{k}" for k in range(1, self.order + 1)]

@@ -34,7 +34,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .distributed import gather_rows
-from .features import FeatureLoss
+from .features import FeatureLoss, already_reduced, check_width
 from .precision import full_precision
 from .regularizer import LabelAwareRegularizer
 from .reproducing_kernels import GaussianKernel, GaussianMixtureKernel, ReproducingKernel
@@ -158,7 +158,7 @@ class _JointRegularizer(LabelAwareRegularizer):
     ) -> dict[str, dict[str, Any]]:
         found = {"embeddings": embeddings, **_whole_batch(self.features, embeddings)}
         K = joint_kernel({name: found[name] for name in self.kernels}, self.kernels)
-        return {"loss": _reduced(self.compute(K, labels))}
+        return {"loss": already_reduced(self.compute(K, labels))}
 
     def compute(self, K: Tensor, labels: Tensor) -> Tensor:
         """The value, from the joint kernel (N, N) of the whole batch."""
@@ -434,7 +434,7 @@ class JRDLoss(FeatureLoss):
         ref_emb: Tensor,
         ref_labels: Tensor,
     ) -> dict[str, dict[str, Any]]:
-        self._check_width(embeddings)
+        check_width(embeddings, self.embedding_size)
         c_f.labels_required(labels)
         labels = labels.long()  # PML's AM-softmax indexes by them
         W = self.metric.W.detach() if self.detach_proxies else self.metric.W
@@ -450,12 +450,12 @@ class JRDLoss(FeatureLoss):
         metric = self.metric.compute_loss(embeddings, labels, indices_tuple, embeddings, labels)
         return {
             "metric": {**metric["loss"], "divisor": len(embeddings)},
-            "similarity": _reduced(self.similarity_weight * similarity),
+            "similarity": already_reduced(self.similarity_weight * similarity),
         }
 
     def get_logits(self, embeddings: Tensor) -> Tensor:
         """s times the cosines with the class weights: (N, E) -> (N, C), what a PML classifier returns."""
-        self._check_width(embeddings)
+        check_width(embeddings, self.embedding_size)
         with torch.autocast(embeddings.device.type, enabled=False):
             logits: Tensor = self.metric.get_logits(full_precision(embeddings))
             return logits
@@ -463,13 +463,6 @@ class JRDLoss(FeatureLoss):
     def _default_kernel(self, name: str) -> ReproducingKernel:
         components = 1 if name == "classes" else 3
         return GaussianMixtureKernel(components, collect_stats=self.collect_stats)
-
-    def _check_width(self, embeddings: Tensor) -> None:
-        if embeddings.ndim != 2 or embeddings.shape[1] != self.embedding_size:
-            raise ValueError(
-                f"embeddings: expected (N, {self.embedding_size}), got shape {tuple(embeddings.shape)}; "
-                "pass embedding_size=... to match the network"
-            )
 
     def _sub_loss_names(self) -> list[str]:
         return ["metric", "similarity"]
@@ -523,7 +516,3 @@ def _whole_batch(features: Mapping[str, Any], embeddings: Tensor) -> dict[str, T
     widths = [features[name].shape[1] for name in names]
     rows = gather_rows(torch.cat([features[name] for name in names], dim=1), embeddings)
     return dict(zip(names, torch.split(rows, widths, dim=1), strict=True))
-
-
-def _reduced(value: Tensor) -> dict[str, Any]:
-    return {"losses": value, "indices": None, "reduction_type": "already_reduced"}

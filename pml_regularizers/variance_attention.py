@@ -28,7 +28,7 @@ from pytorch_metric_learning.regularizers import BaseRegularizer
 from torch import Tensor, nn
 
 from .distributed import gather_rows
-from .features import FeatureLoss
+from .features import FeatureLoss, already_reduced
 
 Init = Literal["normal", "zeros"]
 
@@ -233,7 +233,7 @@ class VarianceRegularizer(FeatureLoss, BaseRegularizer):
         if self.collect_stats:
             self._record(features.detach(), predicted.detach())
         value = variance_loss(features, predicted, unbiased=self.unbiased)
-        return {"loss": {"losses": value, "indices": None, "reduction_type": "already_reduced"}}
+        return {"loss": already_reduced(value)}
 
     def _record(self, features: Tensor, predicted: Tensor) -> None:
         """Means over the features, and how far the gates tell the features apart."""
