@@ -25,14 +25,12 @@ from typing import Any, Literal, Self, get_args
 
 import torch
 from pytorch_metric_learning.distances import CosineSimilarity
-from pytorch_metric_learning.losses import CrossBatchMemory
-from pytorch_metric_learning.reducers import AvgNonZeroReducer, DoNothingReducer
+from pytorch_metric_learning.reducers import AvgNonZeroReducer
 from torch import Tensor, fx, nn
 
-from .distributed import DistributedLoss
 from .features import FeatureLoss, already_reduced
 from .heads import EmbeddingHead, Staged
-from .precision import as_parameters
+from .wrapper_loss import WrapperLoss
 
 Images = Literal["all", "same"]
 Reduction = Literal["mean", "sum"]
@@ -344,7 +342,7 @@ def _check_same(trunk: nn.Module, nodes: list[fx.Node], others: list[fx.Node]) -
             )
 
 
-class EnsembleLoss(FeatureLoss):
+class EnsembleLoss(WrapperLoss):
     """A metric loss on every head of an ensemble.
 
     The loss is deep-copied, one copy per head: **where it has parameters, give `parameters()` to an
@@ -377,32 +375,24 @@ class EnsembleLoss(FeatureLoss):
     """
 
     reads = ()
+    cannot_read = (
+        "of which a head has none of its own; give the ensemble's loss to it (HORDELoss(loss, ..., "
+        "first_loss=EnsembleLoss(...))), or add it beside with MultipleLosses"
+    )
 
     def __init__(
         self, loss: nn.Module, num_heads: int, *, reduction: Reduction = "mean", **kwargs: Any
     ) -> None:
-        for name in ("reducer", "distance"):
-            if kwargs.pop(name, None) is not None:
-                raise ValueError(
-                    f"{name}: the loss of the heads has its own; pass it there, as in "
-                    f"EnsembleLoss(ContrastiveLoss({name}=...), ...)"
-                )
         super().__init__(**kwargs)
         if num_heads < 1:
             raise ValueError(f"num_heads: expected at least 1, got {num_heads}")
         if reduction not in get_args(Reduction):
             raise ValueError(f"reduction: expected one of mean, sum; got {reduction!r}")
-        _check_head_loss(loss)
+        self.check_wrapped("loss", loss)
         self.num_heads = num_heads
         self.reduction = reduction
-        self.losses = nn.ModuleDict(
-            {f"head_{m}": copy.deepcopy(loss) for m in range(1, num_heads + 1)}
-        )
-        self._has_memory = any(isinstance(part, CrossBatchMemory) for part in loss.modules())
+        self.hold({f"head_{m}": loss for m in range(1, num_heads + 1)})
         self.add_to_recordable_attributes(list_of_names=["num_heads", "reduction"], is_stat=False)
-        self.add_to_recordable_attributes(
-            list_of_names=[f"{name}_loss" for name in self.losses], is_stat=True
-        )
 
     def compute_loss(
         self,
@@ -412,16 +402,12 @@ class EnsembleLoss(FeatureLoss):
         ref_emb: Tensor,
         ref_labels: Tensor,
     ) -> dict[str, dict[str, Any]]:
-        if indices_tuple is not None and self._has_memory:
-            raise ValueError(
-                "indices_tuple: CrossBatchMemory would take a batch's tuples for rows of its memory; give the "
-                "miner to it, as in EnsembleLoss(CrossBatchMemory(loss, E, miner=...), ...)"
-            )
+        self.check_tuples(indices_tuple)
         values = []
         heads = split_heads(embeddings, self.num_heads).unbind(dim=1)
         for (name, loss), head in zip(self.losses.items(), heads, strict=True):
             try:
-                value = loss(as_parameters(head, loss), labels, indices_tuple).view(())
+                value = self.part(name, head, labels, indices_tuple)
             except RuntimeError as error:
                 if isinstance(error, torch.cuda.OutOfMemoryError) or not loss.state_dict():
                     raise
@@ -429,33 +415,10 @@ class EnsembleLoss(FeatureLoss):
                     f"loss: {type(loss).__name__} failed on a head's embeddings {tuple(head.shape)} ({error}); "
                     f"where it has an embedding_size, pass that of one head, {head.shape[1]}"
                 ) from error
-            if self.collect_stats:
-                setattr(self, f"{name}_loss", value.detach().item())
             values.append(value)
         total = torch.stack(values).sum()
         value = total / self.num_heads if self.reduction == "mean" else total
         return {"loss": already_reduced(value)}
-
-
-def _check_head_loss(loss: nn.Module) -> None:
-    if not isinstance(loss, nn.Module):
-        raise ValueError(f"loss: expected a PML loss, got {type(loss).__name__}")
-    for module in loss.modules():
-        if isinstance(module, FeatureLoss) and module.reads:
-            raise ValueError(
-                f"loss: {type(module).__name__} reads features, of which a head has none of its own; give the "
-                "ensemble's loss to it (HORDELoss(loss, ..., first_loss=EnsembleLoss(...))), or add it beside "
-                "with MultipleLosses"
-            )
-        if isinstance(module, DistributedLoss):
-            raise ValueError(
-                "loss: DistributedLoss goes around, as in DistributedLoss(EnsembleLoss(loss, ...))"
-            )
-        if isinstance(module, DoNothingReducer):
-            raise ValueError(
-                "loss: expected a loss that returns one number, got one with DoNothingReducer; use another "
-                "reducer"
-            )
 
 
 class DivergenceLoss(FeatureLoss):

@@ -16,18 +16,17 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 import torch
-from pytorch_metric_learning.losses import CrossBatchMemory
-from pytorch_metric_learning.reducers import DoNothingReducer
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .distributed import DistributedLoss, gather_rows
-from .features import FeatureLoss, Features, already_reduced, check_width
+from .distributed import gather_rows
+from .features import Features, already_reduced, check_width
 from .moments import HighOrderMoments, Init, Projections
-from .precision import as_parameters, full_precision
+from .precision import full_precision
+from .wrapper_loss import WrapperLoss
 
 
-class HORDELoss(FeatureLoss):
+class HORDELoss(WrapperLoss):
     """A metric loss, regularised by the same loss on the high-order moments of the deep features.
 
     It owns the projections and the embeddings of the orders: **give `parameters()` to an optimizer**.
@@ -74,6 +73,11 @@ class HORDELoss(FeatureLoss):
         torch.Size([])
     """
 
+    cannot_read = (
+        "itself and cannot act on moments; add it beside HORDE with "
+        'MultipleLosses({"horde": horde, "other": other})'
+    )
+
     def __init__(
         self,
         loss: nn.Module,
@@ -90,12 +94,6 @@ class HORDELoss(FeatureLoss):
         first_loss: nn.Module | None = None,
         **kwargs: Any,
     ) -> None:
-        for name in ("reducer", "distance"):
-            if kwargs.pop(name, None) is not None:
-                raise ValueError(
-                    f"{name}: HORDE's base loss has its own; pass it there, as in "
-                    f"HORDELoss(ContrastiveLoss({name}=...), ...)"
-                )
         self.order = order  # before super().__init__: PML asks for the sub-loss names there
         super().__init__(**kwargs)
         if embedding_size < 1:
@@ -116,32 +114,26 @@ class HORDELoss(FeatureLoss):
         )
         self.order_weights = _weights(order_weights, order)
         width = embedding_size if embed_orders else moment_dim
-        _check_base("loss", loss, {embedding_size, width} if first_loss is None else {width})
+        self.check_wrapped("loss", loss)
+        _try("loss", loss, {embedding_size, width} if first_loss is None else {width})
         if first_loss is None:
             first_loss = loss
         else:
-            _check_base("first_loss", first_loss, {embedding_size})
-        # By name, not in a ModuleList: record-keeper's tables are called after them, and not "0".
+            self.check_wrapped("first_loss", first_loss)
+            _try("first_loss", first_loss, {embedding_size})
         self.embeddings = nn.ModuleDict(
             {
                 f"order_{k}": _embedding(moment_dim, width) if embed_orders else nn.Identity()
                 for k in range(2, order + 1)
             }
         )
-        self.losses = nn.ModuleDict(
-            {
-                name: copy.deepcopy(first_loss if name == "order_1" else loss)
-                for name in self._sub_loss_names()
-            }
+        self.hold(
+            {name: first_loss if name == "order_1" else loss for name in self._sub_loss_names()}
         )
-        self._has_memory = any(isinstance(part, CrossBatchMemory) for part in self.losses.modules())
         self.register_buffer("pca_mean", None)
         self.register_buffer("pca_components", None)
         self.add_to_recordable_attributes(
             list_of_names=["order", "moment_dim", "embedding_size", "order_weights"], is_stat=False
-        )
-        self.add_to_recordable_attributes(
-            list_of_names=[f"{name}_loss" for name in self._sub_loss_names()], is_stat=True
         )
 
     def compute_loss(
@@ -152,28 +144,19 @@ class HORDELoss(FeatureLoss):
         ref_emb: Tensor,
         ref_labels: Tensor,
     ) -> dict[str, dict[str, Any]]:
-        if indices_tuple is not None and self._has_memory:
-            raise ValueError(
-                "indices_tuple: CrossBatchMemory would take a batch's tuples for rows of its memory; give the "
-                "miner to it, as in HORDELoss(CrossBatchMemory(loss, E, miner=...), ...)"
-            )
+        self.check_tuples(indices_tuple)
         check_width(embeddings, self.embedding_size)
         orders = self.order_embeddings(self.features)
         widths = [order.shape[1] for order in orders]
         # Phase 1 ends here: these vectors, not the maps, go to the other processes, all at once.
         gathered = torch.split(gather_rows(torch.cat(orders, dim=1), embeddings), widths, dim=1)
-        losses = {}
-        for (name, loss), weight, vectors in zip(
-            self.losses.items(),
-            [1.0, *self.order_weights],
-            [embeddings, *gathered],
-            strict=True,
-        ):
-            value = loss(as_parameters(vectors, loss), labels, indices_tuple)
-            if self.collect_stats:
-                setattr(self, f"{name}_loss", value.detach().item())
-            losses[name] = already_reduced(weight * value)
-        return losses
+        weights = [1.0, *self.order_weights]
+        return {
+            name: already_reduced(weight * self.part(name, vectors, labels, indices_tuple))
+            for name, weight, vectors in zip(
+                self.losses, weights, [embeddings, *gathered], strict=True
+            )
+        }
 
     def order_embeddings(self, features: Features) -> list[Tensor]:
         """What orders 2..K hand to their losses: K - 1 tensors (N, E), or (N, d) without embeddings."""
@@ -294,30 +277,13 @@ def _weights(order_weights: Sequence[float] | str, order: int) -> list[float]:
     return [float(weight) for weight in order_weights]
 
 
-def _check_base(name: str, loss: nn.Module, widths: Iterable[int]) -> None:
-    if not isinstance(loss, nn.Module):
-        raise ValueError(f"{name}: expected a PML loss, got {type(loss).__name__}")
-    for module in loss.modules():
-        if isinstance(module, FeatureLoss) and module.reads:
-            raise ValueError(
-                f"{name}: {type(module).__name__} reads features itself and cannot act on moments; "
-                'add it beside HORDE with MultipleLosses({"horde": horde, "other": other})'
-            )
-        if isinstance(module, DistributedLoss):
-            raise ValueError(
-                f"{name}: DistributedLoss goes around HORDE, as in DistributedLoss(HORDELoss(loss, ...))"
-            )
-        if isinstance(module, DoNothingReducer):
-            raise ValueError(
-                f"{name}: expected a base loss that returns one number, got one with DoNothingReducer; "
-                "use another reducer"
-            )
+def _try(name: str, loss: nn.Module, widths: Iterable[int]) -> None:
+    """A trial on a copy: it must return one number; proxies, class weights and memories have a width."""
     state = [*loss.parameters(), *loss.buffers()]
     device = state[0].device if state else torch.device("cpu")
     if device.type == "meta":
         return
     labels = torch.arange(8, device=device) % 2
-    # A trial on a copy: it must return one number; proxies, class weights and memories have a width.
     for width in widths:
         vectors = torch.eye(8, width, device=device)
         with torch.device(device), torch.random.fork_rng(devices=[]), torch.no_grad():

@@ -698,8 +698,12 @@ def test_degenerate_batches_of_the_loss_of_the_heads(labels: list[int]) -> None:
     [
         (losses.ContrastiveLoss(), {"num_heads": 0}, "num_heads: expected at least 1, got 0"),
         (losses.ContrastiveLoss(), {"reduction": "max"}, "reduction: .* got 'max'"),
-        (losses.ContrastiveLoss(), {"reducer": reducers.SumReducer()}, "reducer: the loss of"),
-        (losses.ContrastiveLoss(), {"distance": distances.LpDistance()}, "distance: the loss of"),
+        (losses.ContrastiveLoss(), {"reducer": reducers.SumReducer()}, "reducer: the wrapped loss"),
+        (
+            losses.ContrastiveLoss(),
+            {"distance": distances.LpDistance()},
+            "distance: the wrapped loss",
+        ),
         (losses.ContrastiveLoss, {}, "loss: expected a PML loss, got type"),
         (
             losses.ContrastiveLoss(reducer=reducers.DoNothingReducer()),

@@ -633,7 +633,9 @@ def test_a_base_that_cannot_be_called_is_refused_at_once() -> None:
     for base in (losses.VICRegLoss(), nn.CrossEntropyLoss(), nn.Identity()):
         with pytest.raises(ValueError, match=f"a trial call of {type(base).__name__}"):
             build(base=base)
-    with pytest.raises(ValueError, match="DistributedLoss goes around HORDE"):
+    with pytest.raises(
+        ValueError, match=r"DistributedLoss goes around, as in DistributedLoss.HORDELoss"
+    ):
         build(base=DistributedLoss(losses.ContrastiveLoss()))
 
 

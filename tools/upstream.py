@@ -108,6 +108,7 @@ PLACES = {
     "scheduled_losses": Place("losses/scheduled_losses"),
     "stratified": Place("utils/stratified", JRD),
     "variance_attention": Place("losses/variance_regularizer", SEAN),
+    "wrapper_loss": Place("losses/wrapper_loss"),
     "wrappers": Place("utils/wrappers"),
 }
 MODULES = {name: place.module for name, place in PLACES.items()}
