@@ -1,0 +1,211 @@
+"""Cars-196: 16,185 photographs of 196 models of cars.
+
+Jonathan Krause, Michael Stark, Jia Deng and Li Fei-Fei, "3D Object Representations for Fine-Grained
+Categorization", 3dRR 2013. The owners cut the images of every class into a training and a test folder, for
+classification. For retrieval both folders are read and the classes are cut: 1-98 train, 99-196 test (Song, Xiang,
+Jegelka and Savarese, "Deep Metric Learning via Lifted Structured Feature Embedding", CVPR 2016).
+
+All layouts have the same ids and names of classes. A class is called by both ("014 Audi TTS Coupe 2012"), so that
+sorted names are in the order of the ids, which is not the alphabet's.
+
+In the files a box is (x1, y1, x2, y2), its first and its last column and row, counted from 1 as MATLAB does; here
+it is (x1 - 1, y1 - 1, x2, y2).
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy.io import loadmat
+
+from benchmarks.datasets.listing import (
+    Box,
+    DatasetError,
+    DatasetInfo,
+    Listing,
+    folders_below,
+    read_lines,
+)
+
+CLASSES = 196
+TRAINING_CLASSES = 98
+RESTORE = "restore the file from the dataset's archive"
+
+CORNERS = ("bbox_x1", "bbox_y1", "bbox_x2", "bbox_y2")
+OFFICIAL_PARTS = ("train", "test")  # for classification; both are read
+
+
+class _Image(NamedTuple):
+    path: str
+    class_id: int
+    box: Box
+
+
+def read(root: Path) -> Listing:
+    """The images in a folder, or in the first of the folders in it that has them.
+
+    Where a folder has several layouts, the owners' own comes first, in the order of `INFO.layouts`.
+
+    Raises:
+        DatasetError: if there are none, or naming the index file and the row that is missing or wrong.
+    """
+    for folder in folders_below(root):
+        for marker, read_layout in LAYOUTS.items():
+            if (folder / marker).exists():
+                return read_layout(folder)
+    raise DatasetError(
+        f"{root}: there is no {', '.join(LAYOUTS)}, neither here nor in the folders here; name the folder that "
+        "holds one of them"
+    )
+
+
+def _devkit(folder: Path) -> Listing:
+    return _official(folder, "devkit", "devkit", ("cars_train", "cars_test"))
+
+
+def _horde(folder: Path) -> Listing:
+    return _official(folder, "horde", "labels", OFFICIAL_PARTS)
+
+
+def _official(folder: Path, layout: str, index: str, image_folders: Sequence[str]) -> Listing:
+    """The owners' annotations, with a file and a folder of images for each of their parts."""
+    labelled = "cars_test_annos_withlabels.mat"
+    beside = folder / labelled  # as its download was separate
+    files = [
+        folder / index / "cars_train_annos.mat",
+        beside if beside.exists() else folder / index / labelled,
+    ]
+    if not files[1].exists() and (folder / index / "cars_test_annos.mat").exists():
+        raise DatasetError(
+            f"{files[1]}: is missing, and cars_test_annos.mat has no classes; get the file with labels"
+        )
+    images = [
+        image
+        for file, image_folder in zip(files, image_folders, strict=True)
+        for image in _annotated(file, "fname", f"{image_folder}/")
+    ]
+    return _listing(folder, layout, images, _names(folder / index / "cars_meta.mat"))
+
+
+def _combined(folder: Path) -> Listing:
+    file = folder / "cars_annos.mat"
+    return _listing(folder, "combined", _annotated(file, "relative_im_path"), _names(file))
+
+
+def _kaggle(folder: Path) -> Listing:
+    """Rows of FILE,x1,y1,x2,y2,class without a header; images lie in a folder for each class."""
+    names = [name.strip() for name in read_lines(folder / "names.csv")]
+    _check_names(names, folder / "names.csv")
+    images = []
+    for part in OFFICIAL_PARTS:
+        file = folder / f"anno_{part}.csv"
+        for number, line in enumerate(read_lines(file), start=1):
+            name, *values = line.split(",")
+            image = _image(f"{file}: line {number}", name, values)
+            class_folder = names[image.class_id - 1].replace("/", "-")
+            images.append(image._replace(path=f"car_data/car_data/{part}/{class_folder}/{name}"))
+    return _listing(folder, "kaggle", images, names)
+
+
+LAYOUTS: dict[str, Callable[[Path], Listing]] = {
+    "cars_train": _devkit,
+    "car_ims": _combined,
+    "car_data": _kaggle,
+    "labels/cars_train_annos.mat": _horde,
+}
+
+
+def _annotated(file: Path, name_field: str, prefix: str = "") -> list[_Image]:
+    """The structs `annotations` of a .mat file."""
+    annotations = np.atleast_1d(_load(file, "annotations"))
+    for field in (name_field, *CORNERS, "class"):
+        if field not in (annotations.dtype.names or ()):
+            raise DatasetError(f"{file}: its annotations have no field {field}; {RESTORE}")
+    names = annotations[name_field]
+    rows = zip(*(annotations[field] for field in (*CORNERS, "class")), strict=True)
+    return [
+        _image(f"{file}: annotation {number}", f"{prefix}{name}", row)
+        for number, (name, row) in enumerate(zip(names, rows, strict=True), start=1)
+    ]
+
+
+def _names(file: Path) -> list[str]:
+    names = [str(name) for name in np.atleast_1d(_load(file, "class_names"))]
+    _check_names(names, file)
+    return names
+
+
+def _load(file: Path, variable: str) -> Any:
+    """A variable of a .mat file, without the dimensions of length one that MATLAB gives to every scalar.
+
+    Such a file holds data alone: SciPy runs nothing that is in it.
+    """
+    if not file.is_file():
+        raise DatasetError(f"{file}: is missing; unpack the dataset's archive again")
+    try:
+        return loadmat(file, variable_names=[variable], squeeze_me=True)[variable]
+    except KeyError as error:
+        raise DatasetError(f"{file}: holds no variable {variable}; {RESTORE}") from error
+    except Exception as error:  # damaged bytes lead SciPy's parser to about any of them
+        raise DatasetError(f"{file}: is no readable MATLAB file ({error}); {RESTORE}") from error
+
+
+def _check_names(names: Sequence[str], file: Path) -> None:
+    if len(names) != CLASSES:
+        raise DatasetError(
+            f"{file}: expected the names of {CLASSES} classes, got {len(names)}; {RESTORE}"
+        )
+
+
+def _image(where: str, path: str, values: Iterable[Any]) -> _Image:
+    """An image from what its row says: x1, y1, x2, y2 and the class."""
+    values = list(values)
+    try:
+        x1, y1, x2, y2, class_id = map(int, values)
+    except (TypeError, ValueError) as error:
+        raise DatasetError(
+            f"{where}: expected five integers, x1, y1, x2, y2 and the class, got {values}; {RESTORE}"
+        ) from error
+    if not 1 <= class_id <= CLASSES:
+        raise DatasetError(f"{where}: expected a class in 1..{CLASSES}, got {class_id}; {RESTORE}")
+    return _Image(path, class_id, (x1 - 1, y1 - 1, x2, y2))
+
+
+def _listing(folder: Path, layout: str, images: list[_Image], names: Sequence[str]) -> Listing:
+    return Listing(
+        name="cars",
+        root=folder,
+        layout=layout,
+        paths=[image.path for image in images],
+        classes=[f"{image.class_id:03d} {names[image.class_id - 1]}" for image in images],
+        parts=["train" if image.class_id <= TRAINING_CLASSES else "test" for image in images],
+        boxes=[image.box for image in images],
+    )
+
+
+INFO = DatasetInfo(
+    name="cars",
+    title="Cars-196",
+    read=read,
+    counts={"train": (8_054, 98), "test": (8_131, 98)},
+    layouts=(
+        "devkit: devkit/cars_{meta,train_annos,test_annos_withlabels}.mat, cars_{train,test}/00001.jpg",
+        "combined: cars_annos.mat, car_ims/000001.jpg",
+        "kaggle: names.csv, anno_{train,test}.csv, car_data/car_data/{train,test}/CLASS/00001.jpg",
+        "horde: labels/cars_{meta,train_annos,test_annos_withlabels}.mat, {train,test}/00001.jpg",
+    ),
+    archives=(),
+    by_hand="""\
+The owners' links are dead (https://ai.stanford.edu/~jkrause/cars/car_dataset.html). Any of these will do in
+data.root:
+
+- car_devkit.tgz, cars_train.tgz and cars_test.tgz, all unpacked, and cars_test_annos_withlabels.mat beside the
+  folder devkit: the owners' archives, from somebody who has them;
+- car_ims.tgz, unpacked, and cars_annos.mat: the same images in one folder;
+- https://www.kaggle.com/datasets/jutrera/stanford-car-dataset-by-classes-folder, unpacked: a copy by others, which
+  pytorch-metric-learning reads too.""",
+    licence="Not stated by its owners.",
+    citation='Jonathan Krause, Michael Stark, Jia Deng and Li Fei-Fei, "3D Object Representations for Fine-Grained '
+    'Categorization", 4th IEEE Workshop on 3D Representation and Recognition (3dRR), 2013',
+)

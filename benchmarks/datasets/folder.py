@@ -1,0 +1,133 @@
+"""One's own images: a folder for each class, and which of the classes are held out to test on."""
+
+import os
+from pathlib import Path
+
+from PIL import Image
+
+from benchmarks.datasets.listing import DatasetError, Listing, read_lines
+from benchmarks.datasets.splits import shuffled
+
+
+def image_suffixes() -> set[str]:
+    """Those of files that Pillow opens and calls images, in lower case; it knows HDF5, MPEG and PDF, too."""
+    return {
+        suffix
+        for suffix, kind in Image.registered_extensions().items()
+        if kind in Image.OPEN and Image.MIME.get(kind, "").startswith("image/")
+    }
+
+
+def read(root: Path, test_classes: Path | float) -> Listing:
+    """All images below `root/class/`, at any depth, sorted by class and path.
+
+    Hidden files and folders and files of other kinds are left out; links are followed.
+
+    Args:
+        root: The folder that holds one folder for each class.
+        test_classes: A file that names the test classes, one per line; or which fraction of the classes they are,
+            chosen by their names alone and so equal on every machine.
+
+    Raises:
+        DatasetError: if there are less than two classes, a class has no images, images lie beside the classes, or
+            a name is not UTF-8.
+        ValueError: if test_classes names what is no class or names it twice, or leaves nothing to test or to train.
+    """
+    images = _images(root)
+    if isinstance(test_classes, Path):
+        testing = _named(test_classes, images)
+    else:
+        testing = _fraction(test_classes, list(images))
+    rows = [(name, path) for name, paths in images.items() for path in paths]
+    return Listing(
+        name="folder",
+        root=root,
+        layout="root/class/image",
+        paths=[path for _, path in rows],
+        classes=[name for name, _ in rows],
+        parts=["test" if name in testing else "train" for name, _ in rows],
+    )
+
+
+def _images(root: Path) -> dict[str, list[str]]:
+    """The paths of each class, both sorted."""
+    suffixes = image_suffixes()
+    images: dict[str, list[str]] = {}
+    for folder, folders, files in os.walk(root, onerror=_unreadable, followlinks=True):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        inside = Path(folder).relative_to(root)
+        for name in folders if folder == str(root) else ():
+            images[name] = []
+        for name in files:
+            if name.startswith(".") or Path(name).suffix.lower() not in suffixes:
+                continue
+            path = (inside / name).as_posix()
+            if inside == Path():
+                raise DatasetError(
+                    f"{root}: {name!r} lies beside the folders of the classes; move it into one of them"
+                )
+            images[inside.parts[0]].append(path)
+    for name, paths in images.items():
+        paths.sort()
+        for path in (name, *paths):
+            _check_name(root, path)
+        if not paths:
+            raise DatasetError(
+                f"{root / name}: holds no image; remove the folder, or put images into it "
+                f"({', '.join(sorted(suffixes))})"
+            )
+    if len(images) < 2:
+        raise DatasetError(
+            f"{root}: holds {len(images)} folders of classes, but one trains and another tests, at least; lay the "
+            f"images out as {root}/CLASS/IMAGE"
+        )
+    return images
+
+
+def _unreadable(error: OSError) -> None:
+    raise DatasetError(
+        f"{error.filename}: cannot be read as a folder ({error.strerror})"
+    ) from error
+
+
+def _check_name(root: Path, path: str) -> None:
+    try:
+        path.encode()
+    except UnicodeEncodeError as error:
+        raise DatasetError(
+            f"{root}: the name {os.fsencode(path)!r} is not UTF-8; rename it"
+        ) from error
+
+
+def _named(file: Path, classes: dict[str, list[str]]) -> set[str]:
+    names: set[str] = set()
+    for line, name in enumerate(map(str.strip, read_lines(file)), start=1):
+        if not name:
+            continue
+        if name not in classes:
+            raise ValueError(
+                f"test_classes: {file}: line {line}: there is no class {name!r}; name one folder of images per line"
+            )
+        if name in names:
+            raise ValueError(
+                f"test_classes: {file}: line {line}: {name!r} stands there twice; name a class once"
+            )
+        names.add(name)
+    if not 0 < len(names) < len(classes):
+        raise ValueError(
+            f"test_classes: {file}: names {len(names)} of {len(classes)} classes; name at least one, and leave at "
+            "least one to train on"
+        )
+    return names
+
+
+def _fraction(fraction: float, classes: list[str]) -> set[str]:
+    if not 0 < fraction < 1:
+        raise ValueError(f"test_classes: expected a fraction between 0 and 1, got {fraction}")
+    held_out = round(fraction * len(classes))
+    if not 0 < held_out < len(classes):
+        raise ValueError(
+            f"test_classes: {fraction} of {len(classes)} classes leaves nothing to "
+            f"{'train on' if held_out else 'test on'}; choose another fraction"
+        )
+    return {classes[i] for i in shuffled(classes)[:held_out]}

@@ -1,0 +1,185 @@
+"""In-Shop Clothes Retrieval of DeepFashion: 52,712 images of 7,982 items.
+
+Ziwei Liu, Ping Luo, Shi Qiu, Xiaogang Wang and Xiaoou Tang, "DeepFashion: Powering Robust Clothes Recognition and
+Retrieval with Rich Annotations", CVPR 2016. Its `list_eval_partition.txt` says of every image which item it shows,
+and whether it trains, is a query, or lies in the gallery that is searched for the queries. No item both trains and
+tests, and the items of the queries are those of the gallery.
+
+The images come in two sizes with the same names below `img` and `img_highres`, and which of them is read changes
+results. `img`, centred and resized to 256 x 256, is the one that the benchmark's README describes, so it comes
+first where both are there; naming the folder `img_highres` itself as the root chooses the other.
+
+Boxes are in pixels of `img`, so that `img_highres` has none. Their corners are taken as they stand: the README does
+not say whether they count from 0 or 1.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import cast
+
+from benchmarks.datasets.listing import (
+    Box,
+    DatasetError,
+    DatasetInfo,
+    Listing,
+    Part,
+    folders_below,
+    read_lines,
+    read_rows,
+)
+
+LAYOUTS = ("img", "img_highres")  # names of folders
+PARTITION = "list_eval_partition.txt"
+COLUMNS = ["image_name", "item_id", "evaluation_status"]
+BOXES = "list_bbox_inshop.txt"
+RESTORE = "restore the file from the dataset's archive"
+
+
+def read(root: Path) -> Listing:
+    """The images in a folder, or in the first of the folders in it that has them.
+
+    Args:
+        root: The folder of the benchmark, or one above it; or its folder `img` or `img_highres`.
+
+    Raises:
+        DatasetError: if there are none, or naming the index file and the line that is missing or wrong.
+    """
+    layouts: Sequence[str] = LAYOUTS
+    if root.name in LAYOUTS:
+        layouts = [root.name]
+        root = root.parent.parent if root.parent.name == "Img" else root.parent
+    for folder in folders_below(root):
+        for partition in (folder / "Eval" / PARTITION, folder / PARTITION):
+            if _is_ours(partition):
+                return _read(folder, partition, layouts)
+    raise DatasetError(
+        f"{root}: there is no {PARTITION} with the columns {', '.join(COLUMNS)}, neither here nor in Eval "
+        "nor in the folders here; name the folder that holds Eval"
+    )
+
+
+def _is_ours(partition: Path) -> bool:
+    """Whether it is In-Shop's: DeepFashion's other benchmarks and CelebA have files of this name."""
+    return partition.is_file() and "".join(read_lines(partition)[1:2]).split() == COLUMNS
+
+
+def _read(folder: Path, partition: Path, layouts: Sequence[str]) -> Listing:
+    places = [
+        (layout, place)
+        for layout in layouts
+        for place in (folder / "Img", folder)
+        if (place / layout).is_dir()
+    ]
+    if not places:
+        raise DatasetError(
+            f"{folder}: there is no folder {' or '.join(layouts)}, neither here nor in Img; unpack the images there"
+        )
+    layout, place = places[0]
+    names, items, statuses, super_classes = _images(partition)
+    return Listing(
+        name="inshop",
+        root=place,
+        layout=layout,
+        paths=[f"{layout}{name.removeprefix('img')}" for name in names],
+        classes=items,
+        parts=cast(list[Part], statuses),
+        boxes=_boxes(folder, names) if layout == "img" else None,
+        super_classes=super_classes,
+    )
+
+
+def _images(partition: Path) -> list[list[str]]:
+    """Names, items, statuses and super-classes."""
+    rows = _table(partition, len(COLUMNS))
+    super_classes = [
+        _super_class(f"{partition}: line {number}", *row)
+        for number, row in enumerate(rows, start=3)
+    ]
+    names, items, statuses = ([row[column] for row in rows] for column in range(len(COLUMNS)))
+    _check_searchable(partition, items, statuses)
+    return [names, items, statuses, super_classes]
+
+
+def _table(path: Path, columns: int) -> list[list[str]]:
+    """The rows of a file whose first line is their number and whose second names the columns."""
+    rows = read_rows(path, columns, skip=2)
+    announced = "".join(read_lines(path)[:1]).strip()
+    if announced != str(len(rows)):
+        raise DatasetError(
+            f"{path}: line 1: expected the number of rows, {len(rows)}, got {announced!r}; {RESTORE}"
+        )
+    return rows
+
+
+def _super_class(where: str, name: str, item: str, status: str) -> str:
+    """The gender and the category of an image: "WOMEN/Dresses"."""
+    match name.split("/"):
+        case ["img", gender, category, folder, _] if folder == item:
+            pass
+        case _:
+            raise DatasetError(
+                f"{where}: expected img/GENDER/CATEGORY/{item}/FILE, got {name}; {RESTORE}"
+            )
+    if status not in ("train", "query", "gallery"):
+        raise DatasetError(f"{where}: expected train, query or gallery, got {status}; {RESTORE}")
+    return f"{gender}/{category}"
+
+
+def _check_searchable(partition: Path, items: Sequence[str], statuses: Sequence[str]) -> None:
+    """Every item that is queried must be in the gallery, and the other way round."""
+    of_part: dict[str, set[str]] = {"train": set(), "query": set(), "gallery": set()}
+    for item, status in zip(items, statuses, strict=True):
+        of_part[status].add(item)
+    for part, other in (("query", "gallery"), ("gallery", "query")):
+        if alone := sorted(of_part[part] - of_part[other]):
+            raise DatasetError(
+                f"{partition}: {len(alone)} items have {part} images but no {other} images, the first is "
+                f"{alone[0]}; {RESTORE}"
+            )
+
+
+def _boxes(folder: Path, names: Sequence[str]) -> list[Box] | None:
+    """The box of each named image; None where the file is not there."""
+    paths = [path for path in (folder / "Anno" / BOXES, folder / BOXES) if path.is_file()]
+    if not paths:
+        return None
+    (path, *_) = paths
+    boxes: dict[str, Box] = {}
+    for number, (name, _, _, *corners) in enumerate(_table(path, columns=7), start=3):
+        try:
+            left, top, right, bottom = map(int, corners)
+        except ValueError as error:
+            raise DatasetError(
+                f"{path}: line {number}: expected four integers, x_1, y_1, x_2 and y_2, got {' '.join(corners)}; "
+                f"{RESTORE}"
+            ) from error
+        boxes[name] = (left, top, right, bottom)
+    if missing := [name for name in names if name not in boxes]:
+        raise DatasetError(
+            f"{path}: {len(missing)} images have no box, the first is {missing[0]}; {RESTORE}, or remove it to do "
+            "without boxes"
+        )
+    return [boxes[name] for name in names]
+
+
+INFO = DatasetInfo(
+    name="inshop",
+    title="In-Shop Clothes Retrieval (DeepFashion)",
+    read=read,
+    counts={"train": (25_882, 3_997), "query": (14_218, 3_985), "gallery": (12_612, 3_985)},
+    layouts=(
+        "img: Eval/list_eval_partition.txt, Anno/list_bbox_inshop.txt, Img/img/WOMEN/..., or all side by side",
+        "img_highres: the same with Img/img_highres/WOMEN/..., without boxes",
+    ),
+    archives=(),
+    by_hand="""\
+The owners hand it out by Google Drive, and the password of the larger images on request:
+https://mmlab.ie.cuhk.edu.hk/projects/DeepFashion/InShopRetrieval.html. Put into data.root:
+
+- Eval/list_eval_partition.txt;
+- Img/img.zip, unpacked to Img/img (or Img/img_highres.zip, unpacked to Img/img_highres);
+- Anno/list_bbox_inshop.txt, if bounding boxes are wanted.""",
+    licence="For non-commercial research and education only; its owners do not own the images.",
+    citation="Ziwei Liu, Ping Luo, Shi Qiu, Xiaogang Wang and Xiaoou Tang, "
+    '"DeepFashion: Powering Robust Clothes Recognition and Retrieval with Rich Annotations", CVPR, 2016',
+)

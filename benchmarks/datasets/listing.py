@@ -1,0 +1,263 @@
+"""What a dataset's own index files say: which images there are, of which class, in which part.
+
+A reader (`cub.read`, `cars.read`, ...) turns the files in a folder into a `Listing`; `check_counts` compares it
+with the published numbers. No image is opened here.
+"""
+
+import hashlib
+import os
+import stat
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Literal
+
+Part = Literal["train", "test", "query", "gallery"]
+Box = tuple[float, float, float, float]
+"""(left, top, right, bottom) in pixels; right and bottom are outside."""
+
+
+class DatasetError(ValueError):
+    """A dataset is incomplete, damaged or not what it should be; one sentence that names the file."""
+
+
+@dataclass(frozen=True)
+class Listing:
+    """The images of a dataset, in the order of its index files.
+
+    Args:
+        name: Of the dataset, as in `data.dataset`.
+        root: The folder that `paths` are relative to.
+        layout: Which of the layouts in circulation it is, such as "img_highres".
+        paths: (n,) with forward slashes.
+        classes: (n,) names of classes, unique within the dataset.
+        parts: (n,) "train", and "test" or "query" and "gallery".
+        boxes: (n,) bounding boxes, where the dataset has them.
+        super_classes: (n,) names of super-classes, where the dataset has them.
+    """
+
+    name: str
+    root: Path
+    layout: str
+    paths: Sequence[str]
+    classes: Sequence[str]
+    parts: Sequence[Part]
+    boxes: Sequence[Box] | None = None
+    super_classes: Sequence[str] | None = None
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def counts(self) -> dict[str, tuple[int, int]]:
+        """(images, classes) of each part that there is."""
+        images = Counter(self.parts)
+        classes = Counter(part for part, _ in set(zip(self.parts, self.classes, strict=True)))
+        return {part: (images[part], classes[part]) for part in images}
+
+    def repeated(self) -> list[str]:
+        """Paths that are listed more than once."""
+        return [path for path, times in Counter(self.paths).items() if times > 1]
+
+    def shared_classes(self) -> list[str]:
+        """Names of classes that both train and test."""
+        training, testing = (
+            {
+                name
+                for name, part in zip(self.classes, self.parts, strict=True)
+                if (part == "train") == trains
+            }
+            for trains in (True, False)
+        )
+        return sorted(training & testing)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 in hexadecimal of the listed paths, classes and parts and of the files' sizes.
+
+        Raises:
+            DatasetError: if files are missing, saying how many.
+        """
+        sizes = file_sizes(self.root, self.paths)
+        missing = [path for path, size in zip(self.paths, sizes, strict=True) if size is None]
+        if missing:
+            raise DatasetError(
+                f"{self.root}: {len(missing):,} of {len(self):,} images are missing, the first is {missing[0]}; "
+                "unpack the dataset's archive again"
+            )
+        digest = hashlib.sha256(self.name.encode())
+        for row in zip(self.paths, self.classes, self.parts, sizes, strict=True):
+            digest.update("\0".join(map(str, row)).encode() + b"\n")
+        return digest.hexdigest()
+
+
+def file_sizes(root: Path, paths: Sequence[str]) -> list[int | None]:
+    """Bytes of each file; None where there is none."""
+    sizes: list[int | None] = []
+    for path in paths:
+        try:
+            status = os.stat(f"{root}/{path}")  # noqa: PTH116  half the time of Path.stat
+        except OSError:
+            sizes.append(None)
+        else:
+            sizes.append(status.st_size if stat.S_ISREG(status.st_mode) else None)
+    return sizes
+
+
+def check_counts(listing: Listing, expected: Mapping[str, tuple[int, int]]) -> None:
+    """Compare a listing with the published numbers, and its parts with each other.
+
+    Args:
+        expected: (images, classes) of each part.
+
+    Raises:
+        DatasetError: naming what differs: numbers, an image listed twice, or a class that both trains and tests.
+    """
+    if twice := listing.repeated():
+        raise DatasetError(
+            f"{listing.root}: {len(twice)} images are listed more than once, the first is {twice[0]}; "
+            "restore the dataset's own index files"
+        )
+    if shared := listing.shared_classes():
+        raise DatasetError(
+            f"{listing.root}: {len(shared)} classes are in the training and in the test part, the first is "
+            f"{shared[0]}; restore the dataset's own index files"
+        )
+    found = listing.counts()
+    if found != dict(expected):
+        raise DatasetError(
+            f"{listing.root}: listed are {_text(found)}, but {listing.name} has {_text(expected)}; the index files "
+            "are incomplete or of another split"
+        )
+
+
+def _text(counts: Mapping[str, tuple[int, int]]) -> str:
+    texts = [
+        f"{part} {images:,} images of {classes:,} classes"
+        for part, (images, classes) in counts.items()
+    ]
+    return ", ".join(texts) or "no images"
+
+
+def find_folder(root: Path, name: str, file: str) -> Path:
+    """The folder that holds a file: root, or the folder `name` in it, or the one that some unpackers put into that.
+
+    Raises:
+        DatasetError: if none does.
+    """
+    for folder in (root, root / name, root / name / name):
+        if (folder / file).is_file():
+            return folder
+    raise DatasetError(
+        f"{root}: there is no {file}, neither here nor in {name}; name the folder that the dataset's archive was "
+        "unpacked in"
+    )
+
+
+def folders_below(root: Path) -> list[Path]:
+    """A folder and those directly in it, by name: a dataset may lie in either.
+
+    Raises:
+        DatasetError: if it is no folder, or may not be read.
+    """
+    try:
+        return [root, *sorted(path for path in root.iterdir() if path.is_dir())]
+    except OSError as error:
+        raise DatasetError(f"{root}: cannot be read as a folder ({error.strerror})") from error
+
+
+def read_lines(path: Path) -> list[str]:
+    """The lines of a UTF-8 text file, whatever their ends; blank ones at the end are left out.
+
+    Raises:
+        DatasetError: if it cannot be read or is not UTF-8, naming the line.
+    """
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise DatasetError(f"{path}: cannot be read ({error.strerror})") from error
+    try:
+        return content.decode("utf-8-sig").rstrip("\r\n").splitlines()
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise DatasetError(
+            f"{path}: line {line} is not UTF-8 text; restore the file from the dataset's archive"
+        ) from error
+
+
+def read_rows(path: Path, columns: int, skip: int = 0) -> list[list[str]]:
+    """The words of each line of an index file.
+
+    Args:
+        columns: Words per line.
+        skip: Lines before the first row.
+
+    Raises:
+        DatasetError: what `read_lines` raises, or naming a line with another number of words.
+    """
+    rows = [line.split() for line in read_lines(path)[skip:]]
+    for number, row in enumerate(rows, start=skip + 1):
+        if len(row) != columns:
+            raise DatasetError(
+                f"{path}: line {number}: expected {columns} words, got {len(row)}; the file is cut off or "
+                "damaged, restore it from the dataset's archive"
+            )
+    return rows
+
+
+@dataclass(frozen=True)
+class Archive:
+    """A file to fetch and to unpack.
+
+    Args:
+        url: Where it lies.
+        name: Of the file.
+        size: Bytes, where known.
+        sha256: In hexadecimal, where known.
+        md5: In hexadecimal, where that is what is published.
+    """
+
+    url: str
+    name: str
+    size: int | None = None
+    sha256: str | None = None
+    md5: str | None = None
+
+
+@dataclass(frozen=True)
+class DatasetInfo:
+    """What there is to know about a dataset before one has it.
+
+    Args:
+        name: As in `data.dataset`.
+        title: Its own name.
+        read: Finds the dataset in a folder, whichever of the layouts it has, and reads its index files.
+        counts: The published (images, classes) of each part.
+        layouts: The layouts that `read` knows, each as a line that shows where the files lie.
+        archives: What to fetch; empty where there is no lawful and living direct link.
+        by_hand: Where to get it and which files to put where, for people.
+        licence: What its owners allow, in a sentence.
+        citation: Authors, title, venue, year.
+    """
+
+    name: str
+    title: str
+    read: Callable[[Path], Listing]
+    counts: Mapping[str, tuple[int, int]]
+    layouts: Sequence[str]
+    archives: Sequence[Archive]
+    by_hand: str
+    licence: str
+    citation: str
+
+
+def load(info: DatasetInfo, root: Path) -> Listing:
+    """The listing of a dataset, exactly as published.
+
+    Raises:
+        DatasetError: if it is not there, or what `check_counts` raises.
+    """
+    listing = info.read(root)
+    check_counts(listing, info.counts)
+    return listing

@@ -1,0 +1,115 @@
+"""Stanford Online Products: 120,053 photographs of 22,634 products that were on sale at eBay.
+
+Products 1-11,318 train and the others test. The photographs of a product are few, five on average.
+"""
+
+import re
+from pathlib import Path
+from typing import Literal
+
+from benchmarks.datasets.listing import (
+    Archive,
+    DatasetError,
+    DatasetInfo,
+    Listing,
+    find_folder,
+    read_rows,
+)
+
+FOLDER = "Stanford_Online_Products"
+HEADER = ["image_id", "class_id", "super_class_id", "path"]
+CLASSES: dict[Literal["train", "test"], range] = {
+    "train": range(1, 11_319),
+    "test": range(11_319, 22_635),
+}
+
+_IMAGE = re.compile(r"([a-z_]+)_final/[^/.][^/]*\.JPG")
+
+
+def read(root: Path) -> Listing:
+    """The images in the order of their ids, whatever the order of the lines.
+
+    Super-classes are named after the folders: "bicycle" for `bicycle_final`.
+
+    Args:
+        root: The folder `Stanford_Online_Products`, or one that holds it.
+
+    Raises:
+        DatasetError: if an index file is missing or damaged, naming the line.
+    """
+    folder = find_folder(root, FOLDER, "Ebay_train.txt")
+    images: dict[int, tuple[Literal["train", "test"], int, str, str]] = {}
+    super_ids: dict[str, str] = {}
+    for part, classes in CLASSES.items():
+        file = folder / f"Ebay_{part}.txt"
+        header, *rows = read_rows(file, len(HEADER)) or [[]]
+        if header != HEADER:
+            raise _damaged(file, 1, f"expected {' '.join(HEADER)!r}, got {' '.join(header)!r}")
+        for line, (image_id, class_id, super_id, path) in enumerate(rows, start=2):
+            try:
+                image, label = int(image_id), int(class_id)
+            except ValueError as error:
+                got = f"expected numbers, got {image_id!r} and {class_id!r}"
+                raise _damaged(file, line, got) from error
+            match = _IMAGE.fullmatch(path)
+            if match is None:
+                raise _damaged(file, line, f"expected SUPERCLASS_final/NAME.JPG, got {path!r}")
+            if label not in classes:
+                expected = f"{classes.start}..{classes.stop - 1}"
+                raise _damaged(file, line, f"expected a class in {expected}, got {label}")
+            if image in images:
+                raise _damaged(file, line, f"image {image} was listed before")
+            super_class = match[1]
+            known = super_ids.setdefault(super_class, super_id)
+            if known != super_id:
+                got = f"super-class {super_class} has id {super_id} here and {known} before"
+                raise _damaged(file, line, got)
+            images[image] = part, label, path, super_class
+    ordered = [images[image] for image in sorted(images)]
+    return Listing(
+        name="sop",
+        root=folder,
+        layout=FOLDER,
+        paths=[path for _, _, path, _ in ordered],
+        classes=[f"{label:05}" for _, label, _, _ in ordered],  # sorted as text, too
+        parts=[part for part, _, _, _ in ordered],
+        super_classes=[super_class for _, _, _, super_class in ordered],
+    )
+
+
+def _damaged(path: Path, line: int, what: str) -> DatasetError:
+    return DatasetError(f"{path}: line {line}: {what}; restore the file from the dataset's archive")
+
+
+INFO = DatasetInfo(
+    name="sop",
+    title="Stanford Online Products",
+    read=read,
+    counts={"train": (59_551, 11_318), "test": (60_502, 11_316)},
+    layouts=[
+        "Stanford_Online_Products/Ebay_train.txt, Ebay_test.txt, bicycle_final/*.JPG and eleven more such folders"
+    ],
+    archives=[
+        Archive(
+            # Stanford's own server speaks FTP. The authors' copy, as PML's StanfordOnlineProducts fetches it.
+            url=(
+                "https://drive.usercontent.google.com/download"
+                "?id=1TclrpQOF_ullUP99wk_gjGN8pKvtErG8&export=download&authuser=0&confirm=t"
+            ),
+            name="Stanford_Online_Products.zip",
+            size=3_083_860_082,
+            sha256="b04fa78210e69fab050ce73939550e1cd0f96890bdd98ec9fee732c3b756ef48",
+        )
+    ],
+    by_hand=(
+        "Get Stanford_Online_Products.zip (3,083,860,082 bytes) from "
+        "https://drive.google.com/file/d/1TclrpQOF_ullUP99wk_gjGN8pKvtErG8 or "
+        "ftp://cs.stanford.edu/cs/cvgl/Stanford_Online_Products.zip and unpack it in data.root, so that "
+        "data.root/Stanford_Online_Products/Ebay_train.txt is there."
+    ),
+    licence="Not stated by its owners; the photographs were shown at eBay and belong to their authors.",
+    citation=(
+        "H. Oh Song, Y. Xiang, S. Jegelka, S. Savarese: Deep Metric Learning via Lifted Structured Feature "
+        "Embedding. CVPR 2016."
+    ),
+)

@@ -1,0 +1,32 @@
+"""Class-disjoint validation inside the training classes: k folds, equal on every machine."""
+
+import hashlib
+from collections.abc import Sequence
+
+
+def shuffled(names: Sequence[str]) -> list[int]:
+    """Positions of names in an order that depends on the names alone.
+
+    A hash needs no generator and does not change from one version of numpy to the next.
+    """
+    return sorted(range(len(names)), key=lambda i: hashlib.sha256(names[i].encode()).digest())
+
+
+def validation_fold(names: Sequence[str], fold: int, folds: int) -> tuple[list[int], list[int]]:
+    """Positions of the classes that are left to train on, and of those held out, both ascending.
+
+    Args:
+        names: Of all training classes.
+        fold: Which of the folds is held out, 0..folds-1.
+        folds: Into how many parts, equal up to one class, the classes are cut.
+
+    Raises:
+        ValueError: for a fold outside 0..folds-1, or if there are fewer classes than folds.
+    """
+    if folds < 2 or folds > len(names):
+        raise ValueError(f"folds: expected 2 to {len(names)}, the number of classes, got {folds}")
+    if not 0 <= fold < folds:
+        raise ValueError(f"fold: expected 0 to {folds - 1}, got {fold}")
+    order = shuffled(names)
+    start, stop = (round(len(names) * edge / folds) for edge in (fold, fold + 1))
+    return sorted(order[:start] + order[stop:]), sorted(order[start:stop])

@@ -1,0 +1,108 @@
+"""Trees that look like In-Shop Clothes Retrieval, as the owners' drive has it and flat."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.fake_trees import spread, write_pictures
+
+BENCHMARK = "In-shop Clothes Retrieval Benchmark"  # the folder's name on the owners' drive
+CATEGORIES = ("WOMEN/Dresses", "MEN/Denim", "WOMEN/Blouses_Shirts")
+
+
+@dataclass(frozen=True)
+class Photo:
+    """One image.
+
+    Args:
+        item: Number of the item it shows.
+        number: Within the item, from 1.
+        status: "train", "query" or "gallery".
+    """
+
+    item: int
+    number: int
+    status: str
+
+    @property
+    def item_id(self) -> str:
+        return f"id_{self.item:08d}"
+
+    @property
+    def category(self) -> str:
+        return CATEGORIES[self.item % len(CATEGORIES)]
+
+    @property
+    def path(self) -> str:
+        """Below `img` or `img_highres`."""
+        return f"{self.category}/{self.item_id}/{self.number:02d}_1_front.jpg"
+
+    @property
+    def corners(self) -> tuple[int, int, int, int]:
+        return (1 + self.item % 20, 1 + self.number, 30 + self.item % 30, 20 + self.number)
+
+
+def few_photos(train_items: int = 4, test_items: int = 3) -> list[Photo]:
+    """Three images of each item that trains; of each other one, two are queries and one is in the gallery."""
+    statuses = [["train"] * 3] * train_items + [["query", "gallery", "query"]] * test_items
+    return _photos(statuses)
+
+
+def all_photos() -> list[Photo]:
+    """As many as there are: 25,882 of 3,997 items, and 14,218 queries and 12,612 others of 3,985."""
+    training, testing = range(3_997), range(3_985)
+    queries, gallery = spread(14_218, testing), spread(12_612, testing)
+    statuses = [["train"] * size for size in spread(25_882, training).values()]
+    statuses += [["query"] * queries[i] + ["gallery"] * gallery[i] for i in testing]
+    return _photos(statuses)
+
+
+def _photos(statuses: Sequence[Sequence[str]]) -> list[Photo]:
+    return [
+        Photo(item, number, status)
+        for item, of_item in enumerate(statuses, start=1)
+        for number, status in enumerate(of_item, start=1)
+    ]
+
+
+def write(
+    root: Path,
+    photos: Sequence[Photo] | None = None,
+    *,
+    images: Sequence[str] = ("img",),
+    flat: bool = False,
+    boxes: bool = True,
+    pictures: bool = True,
+) -> Path:
+    """Write a tree, by default of `few_photos`; returns its folder, root.
+
+    Args:
+        images: "img", "img_highres" or both.
+        flat: The index files lie beside the folder of images, not all in Anno, Eval and Img.
+        boxes: Write `list_bbox_inshop.txt`.
+    """
+    photos = few_photos() if photos is None else photos
+    partition = [f"img/{p.path:<70} {p.item_id} {p.status:<10}" for p in photos]
+    write_table(root / ("" if flat else "Eval") / "list_eval_partition.txt", partition)
+    if boxes:
+        # In an order of its own.
+        rows = [
+            f"img/{p.path:<70} 3 1 {' '.join(f'{corner:03d}' for corner in p.corners)}"
+            for p in reversed(photos)
+        ]
+        header = "image_name clothes_type pose_type x_1 y_1 x_2 y_2"
+        write_table(root / ("" if flat else "Anno") / "list_bbox_inshop.txt", rows, header)
+    for folder in images:
+        place = root / ("" if flat else "Img") / folder
+        place.mkdir(parents=True)
+        if pictures:
+            write_pictures(place, [photo.path for photo in photos])
+    return root
+
+
+def write_table(
+    path: Path, rows: Sequence[str], header: str = "image_name item_id evaluation_status"
+) -> None:
+    """The number of rows, the header, the rows."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(f"{line}\n" for line in [len(rows), header, *rows]))

@@ -1,0 +1,274 @@
+"""In-Shop Clothes Retrieval: its nestings, its two sizes of images, and what may be wrong with its lists."""
+
+import re
+import time
+
+import pytest
+
+from benchmarks.datasets import inshop
+from benchmarks.datasets.listing import DatasetError, check_counts, load
+from tests.fake_trees import inshop as fake
+
+PARTITION = "Eval/list_eval_partition.txt"
+BOXES = "Anno/list_bbox_inshop.txt"
+
+
+def rows(listing):
+    columns = (listing.paths, listing.classes, listing.parts, listing.boxes, listing.super_classes)
+    return list(zip(*columns, strict=True))
+
+
+def edit(path, change):
+    """Write the lines of a file again after `change` was made to them."""
+    lines = path.read_text().splitlines()
+    change(lines)
+    path.write_text("".join(f"{line}\n" for line in lines))
+
+
+def replace(number, old, new):
+    def change(lines):
+        assert old in lines[number - 1]
+        lines[number - 1] = lines[number - 1].replace(old, new)
+
+    return change
+
+
+@pytest.mark.parametrize("flat", [False, True])
+def test_every_row_is_read(tmp_path, flat):
+    photos = fake.few_photos()
+    listing = inshop.read(fake.write(tmp_path, photos, flat=flat))
+    assert rows(listing) == [
+        (f"img/{p.path}", p.item_id, p.status, p.corners, p.category) for p in photos
+    ]
+    assert (listing.name, listing.layout) == ("inshop", "img")
+    assert listing.root == tmp_path / ("" if flat else "Img")
+    assert listing.fingerprint  # all files are there
+
+
+def test_a_row_as_the_owners_wrote_it(tmp_path):
+    fake.write(tmp_path, pictures=False)
+    name = "img/WOMEN/Dresses/id_00000002/02_1_front.jpg"
+    padded = f"{name}                           id_00000002 train      "
+    fake.write_table(tmp_path / PARTITION, [padded])
+    fake.write_table(tmp_path / BOXES, [f"{name}    3 1 065 045 233 252"], "names of seven columns")
+    listing = inshop.read(tmp_path)
+    assert rows(listing) == [(name, "id_00000002", "train", (65, 45, 233, 252), "WOMEN/Dresses")]
+
+
+@pytest.mark.parametrize("flat", [False, True])
+@pytest.mark.parametrize("up", [1, 0])
+def test_the_root_may_be_one_folder_above(tmp_path, flat, up):
+    folder = fake.write(tmp_path / fake.BENCHMARK, flat=flat)
+    for other in ("Another Benchmark", "In-shop"):
+        (tmp_path / other / "Eval").mkdir(parents=True)
+        header = "1\nimage_name evaluation_status\nimg/a.jpg train\n"
+        (tmp_path / other / PARTITION).write_text(header)
+    assert inshop.read(tmp_path if up else folder) == inshop.read(folder)
+
+
+@pytest.mark.parametrize("flat", [False, True])
+def test_the_larger_images_have_the_same_rows_but_no_boxes(tmp_path, flat):
+    small = inshop.read(fake.write(tmp_path / "small", flat=flat))
+    large = inshop.read(fake.write(tmp_path / "large", flat=flat, images=["img_highres"]))
+    assert large.layout == "img_highres"
+    assert large.boxes is None
+    assert list(large.paths) == [path.replace("img/", "img_highres/") for path in small.paths]
+    assert large.classes == small.classes
+    assert large.parts == small.parts
+    assert large.super_classes == small.super_classes
+    assert large.fingerprint
+
+
+@pytest.mark.parametrize("flat", [False, True])
+def test_of_both_sizes_the_root_chooses_and_the_smaller_comes_first(tmp_path, flat):
+    folder = fake.write(tmp_path / "data", flat=flat, images=["img", "img_highres"], pictures=False)
+    place = folder if flat else folder / "Img"
+    for root, layout in (
+        (folder, "img"),
+        (tmp_path, "img"),
+        (place / "img", "img"),
+        (place / "img_highres", "img_highres"),
+    ):
+        listing = inshop.read(root)
+        assert (listing.layout, listing.root) == (layout, place)
+
+
+def test_without_the_file_there_are_no_boxes(tmp_path):
+    assert inshop.read(fake.write(tmp_path, boxes=False)).boxes is None
+
+
+@pytest.fixture(scope="module")
+def full(tmp_path_factory):
+    """A tree with index files of the real length, and without images."""
+    root = tmp_path_factory.mktemp("inshop")
+    return fake.write(root, fake.all_photos(), images=inshop.LAYOUTS, pictures=False)
+
+
+def test_at_full_size_the_counts_are_the_published_ones(full):
+    listing = load(inshop.INFO, full)
+    assert listing.counts() == {
+        "train": (25_882, 3_997),
+        "query": (14_218, 3_985),
+        "gallery": (12_612, 3_985),
+    }
+    assert len(listing.boxes) == len(listing) == 52_712
+
+
+def test_the_whole_list_is_read_in_less_than_a_second(full):
+    seconds = []
+    for _ in range(3):  # of this process, whatever else the machine does
+        begun = time.process_time()
+        inshop.read(full / "Img/img_highres")  # which has no second list, of boxes
+        seconds.append(time.process_time() - begun)
+    assert min(seconds) < 1
+
+
+def test_reordered_lists_are_the_same_images(tmp_path):
+    folder = fake.write(tmp_path)
+    before = rows(inshop.read(folder))
+    for file in (PARTITION, BOXES):
+
+        def rotate(lines):
+            lines[2:] = lines[7:] + lines[2:7]
+
+        edit(folder / file, rotate)
+    after = rows(inshop.read(folder))
+    assert after != before
+    assert sorted(after) == sorted(before)
+
+
+def test_windows_line_ends_change_nothing(tmp_path):
+    folder = fake.write(tmp_path)
+    before = inshop.read(folder)
+    for file in (PARTITION, BOXES):
+        (folder / file).write_bytes((folder / file).read_bytes().replace(b"\n", b"\r\n"))
+    assert inshop.read(folder) == before
+
+
+def test_a_missing_image_is_named(tmp_path):
+    folder = fake.write(tmp_path)
+    (folder / "Img/img" / fake.few_photos()[4].path).unlink()
+    with pytest.raises(DatasetError, match=r"1 of 21 images are missing.*id_00000002/02_1_front"):
+        _ = inshop.read(folder).fingerprint
+
+
+def test_a_repeated_line_is_named(tmp_path):
+    folder = fake.write(tmp_path)
+
+    def repeat(lines):
+        lines.append(lines[4])
+        lines[0] = str(len(lines) - 2)
+
+    edit(folder / PARTITION, repeat)
+    listing = inshop.read(folder)
+    with pytest.raises(DatasetError, match=r"1 images are listed more than once.*id_00000001/03"):
+        check_counts(listing, listing.counts())
+
+
+def test_an_item_that_trains_and_tests_is_named(tmp_path):
+    folder = fake.write(tmp_path)
+    edit(folder / PARTITION, replace(-3 + 1, "query", "train"))
+    listing = inshop.read(folder)
+    with pytest.raises(
+        DatasetError, match=r"1 classes are in the training and in the test part.*07"
+    ):
+        check_counts(listing, listing.counts())
+
+
+def drop_last(lines):
+    del lines[-1]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (drop_last, "line 1: expected the number of rows, 20, got '21'"),
+        (replace(1, "21", "52712"), "line 1: expected the number of rows, 21, got '52712'"),
+        (replace(1, "21", "many"), "line 1: expected the number of rows, 21, got 'many'"),
+        (replace(5, "train", "val"), "line 5: expected train, query or gallery, got val"),
+        (replace(5, "train", ""), "line 5: expected 3 words, got 2"),
+        (replace(5, "train", "train 1"), "line 5: expected 3 words, got 4"),
+        (
+            replace(5, " id_00000001", " id_00000002"),
+            "line 5: expected .*/id_00000002/FILE, got img/MEN",
+        ),
+        (
+            replace(5, "img/MEN", "MEN"),
+            "line 5: expected img/GENDER/CATEGORY/id_00000001/FILE, got MEN",
+        ),
+        (
+            replace(16, "gallery", "query"),
+            "1 items have query images but no gallery .* id_00000005;",
+        ),
+        (
+            lambda lines: [replace(n, "query", "gallery")(lines) for n in (15, 17)],
+            "1 items have gallery images but no query images, the first is id_00000005;",
+        ),
+    ],
+)
+def test_a_wrong_line_is_named(tmp_path, change, message):
+    folder = fake.write(tmp_path)
+    edit(folder / PARTITION, change)
+    with pytest.raises(DatasetError, match=rf"{PARTITION}: {message}"):
+        inshop.read(folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (drop_last, "line 1: expected the number of rows, 20, got '21'"),
+        (replace(4, " 3 1 ", " 3 "), "line 4: expected 7 words, got 6"),
+        (replace(4, " 3 1 0", " 3 1 x"), "line 4: expected four integers.*got x"),
+        (replace(4, "02_1_front", "09_1_front"), "1 images have no box, .*id_00000007/02_1_front"),
+        (list.clear, "line 1: expected the number of rows, 0, got ''"),
+    ],
+)
+def test_a_wrong_box_is_named(tmp_path, change, message):
+    folder = fake.write(tmp_path)
+    edit(folder / BOXES, change)
+    with pytest.raises(DatasetError, match=rf"{BOXES}: {message}"):
+        inshop.read(folder)
+
+
+@pytest.mark.parametrize("file", [PARTITION, BOXES])
+def test_a_name_that_is_not_utf_8_is_named(tmp_path, file):
+    path = fake.write(tmp_path) / file
+    path.write_bytes(path.read_bytes().replace(b"id_00000003/02", b"id_00000003/\xff2"))
+    with pytest.raises(DatasetError, match=rf"{file}: line \d+ is not UTF-8"):
+        inshop.read(tmp_path)
+
+
+@pytest.mark.parametrize("broken", ["no list", "other columns", "empty list", "a folder"])
+def test_a_folder_without_the_list_is_named(tmp_path, broken):
+    path = fake.write(tmp_path) / PARTITION
+    if broken == "other columns":
+        edit(path, replace(2, "item_id", "pair_id"))
+    elif broken == "empty list":
+        path.write_bytes(b"")
+    else:
+        path.unlink()
+    if broken == "a folder":
+        path.mkdir()
+    with pytest.raises(
+        DatasetError, match=f"{re.escape(str(tmp_path))}: there is no list_eval_part"
+    ):
+        inshop.read(tmp_path)
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(DatasetError, match=r"nowhere: cannot be read as a folder \(No such file"):
+        inshop.read(tmp_path / "nowhere")
+
+
+def test_a_tree_without_images_is_named(tmp_path):
+    fake.write(tmp_path, images=["elsewhere"])
+    with pytest.raises(DatasetError, match=r"there is no folder img or img_highres, .* nor in Img"):
+        inshop.read(tmp_path)
+
+
+def test_what_is_known_of_it():
+    assert inshop.INFO.name == "inshop"
+    assert not inshop.INFO.archives
+    assert [line.partition(":")[0] for line in inshop.INFO.layouts] == [*inshop.LAYOUTS]
+    for file in ("Eval/list_eval_partition.txt", "Img/img.zip", "Anno/list_bbox_inshop.txt"):
+        assert file in inshop.INFO.by_hand
