@@ -1,0 +1,187 @@
+"""A dataset of image files, as the runner reads it."""
+
+from pathlib import Path
+from typing import Literal, get_args
+
+import numpy as np
+import torch
+from PIL import Image
+
+from benchmarks.datasets.listing import Box, DatasetError, Listing
+from benchmarks.datasets.splits import shuffled, validation_fold
+from benchmarks.datasets.transforms import ImageViews
+
+Split = Literal["train", "test", "development", "validation"]
+
+MAX_SEED = 2**63
+
+
+class ImageSet(torch.utils.data.Dataset[tuple[torch.Tensor, int, int]]):
+    """One split of a `Listing`; classes are disjoint between splits.
+
+    `dataset[i]` is the test view of an image, `dataset[i, seed]` a training view: a pure function of (i, seed). No
+    global random state is changed.
+
+    Args:
+        listing: All images of the dataset.
+        split: "train" or "test", or the two parts of the training classes, "development" and "validation", to
+            choose settings without the test classes.
+        views: What is made of an image.
+        fold: Which part of the training classes is "validation".
+        folds: Into how many parts they are cut.
+        max_classes: Keep the first classes of the split only, by name; default: all.
+        crop_to_box: Cut every image to its bounding box first.
+
+    Shape:
+        An item is (image, label, index): image (3, S, S), float32; label in 0..num_classes-1, in the order of the
+        classes' names; index, in the order of the listing, as asked for.
+
+    Attributes:
+        labels: (len,) int64.
+        class_names: One per label.
+        num_classes: Number of classes in this split.
+        in_chans: Channels of an image, 3.
+        is_query: (len,) bool, queries of a set that is searched in its gallery; None where every image is both.
+        super_classes: (len,) names, or None.
+        layout: Of the listing.
+        fingerprint: SHA-256 in hexadecimal of all listed names, classes, parts and file sizes of the dataset, the
+            same for every split.
+
+    Raises:
+        DatasetError: if a listed file is missing or, when an item is read, cannot be decoded; in a data-loader
+            worker as well.
+        ValueError: for an unknown split, an impossible fold, a max_classes below 1, a crop_to_box where there are
+            no boxes, or a seed outside 0..2**63-1.
+        IndexError: for an index outside 0..len-1.
+    """
+
+    in_chans = 3
+
+    def __init__(
+        self,
+        listing: Listing,
+        split: Split = "train",
+        *,
+        views: ImageViews,
+        fold: int = 0,
+        folds: int = 4,
+        max_classes: int | None = None,
+        crop_to_box: bool = False,
+    ) -> None:
+        if split not in get_args(Split):
+            raise ValueError(f"split: expected one of {get_args(Split)}, got {split!r}")
+        if max_classes is not None and max_classes < 1:
+            raise ValueError(f"max_classes: expected at least 1, got {max_classes}")
+        if crop_to_box and listing.boxes is None:
+            raise ValueError(f"crop_to_box: {listing.name} has no bounding boxes; leave it out")
+        self.listing = listing
+        self.views = views
+        self.layout = listing.layout
+        self.fingerprint = listing.fingerprint
+        self._boxes = listing.boxes if crop_to_box else None
+
+        parts = np.array(listing.parts)
+        classes = np.array(listing.classes)
+        rows = np.flatnonzero((parts == "train") != (split == "test"))
+        names = np.unique(classes[rows])
+        if split in ("development", "validation"):
+            kept = validation_fold(names.tolist(), fold, folds)[split == "validation"]
+            names = names[kept]
+        names = names[:max_classes]
+        rows = rows[np.isin(classes[rows], names)]
+
+        self.class_names: list[str] = names.tolist()
+        self.num_classes = len(names)
+        self.labels = torch.from_numpy(np.searchsorted(names, classes[rows]))
+        self._rows: list[int] = rows.tolist()
+        self.super_classes: list[str] | None = None
+        if listing.super_classes is not None:
+            self.super_classes = [listing.super_classes[row] for row in self._rows]
+        self.is_query: torch.Tensor | None = None
+        if "query" in listing.parts and split == "test":
+            self.is_query = torch.from_numpy(parts[rows] == "query")
+        elif "query" in listing.parts and split == "validation":
+            self.is_query = self._held_out_queries()
+
+    def _held_out_queries(self) -> torch.Tensor:
+        """As in the test part, about half of an item's images are queries; a single one is in the gallery.
+
+        Which ones depends on the item's name and the order of its paths, which are the same in every layout.
+        """
+        images: list[list[int]] = [[] for _ in self.class_names]
+        labels = self.labels.tolist()
+        for index in sorted(range(len(self)), key=self.name):
+            images[labels[index]].append(index)
+        is_query = torch.zeros(len(self), dtype=torch.bool)
+        for item, indices in zip(self.class_names, images, strict=True):
+            order = shuffled([f"{item} {place}" for place in range(len(indices))])
+            is_query[[indices[place] for place in order[: len(order) // 2]]] = True
+        return is_query
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, key: int | tuple[int, int]) -> tuple[torch.Tensor, int, int]:
+        index, seed = key if isinstance(key, tuple) else (key, None)
+        if seed is not None and not 0 <= seed < MAX_SEED:
+            raise ValueError(f"seed: expected an integer in 0..2**63-1, got {seed}")
+        if not 0 <= index < len(self):
+            raise IndexError(f"index: expected 0..{len(self) - 1}, got {index}")
+        path = self.listing.root / self.name(index)
+        image = read_image(path)
+        if self._boxes is not None:
+            image = _cropped(image, self._boxes[self._rows[index]], path)
+        if seed is None:
+            view = self.views.test(image)
+        else:
+            # Transforms of torchvision draw from the CPU's global generator, and take no other.
+            with torch.random.fork_rng(devices=[]):
+                state = np.random.SeedSequence((index, seed)).generate_state(1, np.uint64)
+                torch.random.default_generator.manual_seed(int(state[0]))
+                view = self.views.train(image)
+        return view, int(self.labels[index]), index
+
+    def name(self, index: int) -> str:
+        """The path of an image, below the folder of the dataset."""
+        return self.listing.paths[self._rows[index]]
+
+    def to_picture(self, image: torch.Tensor) -> np.ndarray:
+        """Undo the normalisation of an item's image: (3, S, S) float -> (S, S, 3) uint8."""
+        return self.views.to_picture(image)
+
+
+def read_image(path: Path) -> Image.Image:
+    """An image file as RGB, with its pixels as they are stored.
+
+    Nothing is turned by its EXIF orientation, as in PML's and torchvision's datasets; transparency is ignored; of
+    several frames it is the first; 16 bits are cut to the upper 8.
+
+    Raises:
+        DatasetError: if there is no such file, or it cannot be decoded to its end.
+    """
+    try:
+        with Image.open(path) as file:
+            if file.mode.startswith("I;16"):  # Pillow would clip it to white
+                return Image.fromarray((np.asarray(file) >> 8).astype(np.uint8)).convert("RGB")
+            if file.mode in ("I", "F"):
+                raise ValueError(f"of pixels of mode {file.mode} it is not known which are white")
+            file.load()
+            # What is invisible has a colour all the same; Pillow would warn of it.
+            file.info.pop("transparency", None)
+            return file.convert("RGB")
+    except Exception as error:  # decoders raise whatever damaged bytes lead them to
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise DatasetError(f"{path}: cannot be decoded ({reason}); restore the file") from error
+
+
+def _cropped(image: Image.Image, box: Box, path: Path) -> Image.Image:
+    """What of an image is in a box, to the nearest pixel."""
+    left, top, right, bottom = map(round, box)
+    left, top = max(left, 0), max(top, 0)
+    right, bottom = min(right, image.width), min(bottom, image.height)
+    if left >= right or top >= bottom:
+        raise DatasetError(
+            f"{path}: its bounding box {box} holds no pixel of the {image.width} x {image.height} image; restore "
+            "the index files and the image from the dataset's archive"
+        )
+    return image.crop((left, top, right, bottom))

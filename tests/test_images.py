@@ -1,0 +1,406 @@
+"""`ImageSet`: the images of a listing as labelled tensors."""
+
+import dataclasses
+import random
+import time
+import warnings
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from benchmarks.datasets.images import ImageSet, read_image
+from benchmarks.datasets.listing import DatasetError, Listing
+from tests.fake_trees import write_pictures
+
+WIDTH, HEIGHT = 12, 10
+
+
+@dataclass
+class Views:
+    """Pixels as they are; a training view has noise."""
+
+    def test(self, image):
+        return torch.from_numpy(np.array(image)).permute(2, 0, 1).float()
+
+    def train(self, image):
+        view = self.test(image)
+        return view + torch.rand(view.shape)
+
+    def to_picture(self, view):
+        return view.permute(1, 2, 0).to(torch.uint8).numpy()
+
+
+VIEWS = Views()
+
+
+def pixels_of(index):
+    return np.random.default_rng(index).integers(256, size=(HEIGHT, WIDTH, 3), dtype=np.uint8)
+
+
+def write_listing(root, rows, **more):
+    """A PNG for each row (class, part), of which the i-th is noise of seed i."""
+    paths = []
+    for index, (name, _) in enumerate(rows):
+        path = f"{name}/{index:03}.png"
+        (root / name).mkdir(exist_ok=True)
+        Image.fromarray(pixels_of(index)).save(root / path)
+        paths.append(path)
+    names, parts = map(list, zip(*rows, strict=True))
+    return Listing("toy", root, "flat", paths, names, parts, **more)
+
+
+TRAIN = ["owl", "emu", "jay", "owl", "auk", "emu", "ibis", "kea"]
+TEST = ["tit", "rhea", "tit"]
+ROWS = [*((c, "train") for c in TRAIN[:5]), *((c, "test") for c in TEST)]
+ROWS += [(c, "train") for c in TRAIN[5:]]
+
+
+@pytest.fixture
+def listing(tmp_path):
+    return write_listing(tmp_path, ROWS)
+
+
+@pytest.fixture
+def retrieval(tmp_path):
+    """Queries and a gallery, as In-Shop Clothes Retrieval has them: items of one to six images."""
+    rows = [(f"item{i}", "train") for i in range(12) for _ in range(1 + i % 6)]
+    rows += [("item90", "query"), ("item90", "gallery"), ("item91", "gallery"), ("item91", "query")]
+    return write_listing(tmp_path, rows)
+
+
+def test_an_item_is_the_test_view_with_its_label_and_index(listing):
+    dataset = ImageSet(listing, views=VIEWS)
+    image, label, index = dataset[3]
+    assert torch.equal(image, torch.from_numpy(pixels_of(3)).permute(2, 0, 1).float())
+    assert (label, index) == (5, 3)
+    assert np.array_equal(dataset.to_picture(image), pixels_of(3))
+    assert dataset.name(3) == "owl/003.png"
+    assert (dataset.in_chans, dataset.layout) == (3, "flat")
+
+
+def test_labels_count_the_classes_by_name_and_images_keep_their_order(listing):
+    train, test = (ImageSet(listing, split, views=VIEWS) for split in ("train", "test"))
+    assert train.class_names == ["auk", "emu", "ibis", "jay", "kea", "owl"]
+    assert train.labels.tolist() == [5, 1, 3, 5, 0, 1, 2, 4]
+    assert train.labels.dtype == torch.int64
+    assert [train.name(i).split("/")[0] for i in range(len(train))] == TRAIN
+    assert test.class_names == ["rhea", "tit"]
+    assert test.labels.tolist() == [1, 0, 1]
+    assert (train.num_classes, len(train), test.num_classes, len(test)) == (6, 8, 2, 3)
+    assert [test[i][1] for i in range(3)] == [1, 0, 1]
+    assert np.array_equal(test.to_picture(test[0][0]), pixels_of(5))
+    assert test.is_query is None
+    assert test.super_classes is None
+
+
+def test_super_classes_go_with_their_images(tmp_path):
+    listing = write_listing(tmp_path, ROWS, super_classes=[f"of row {i}" for i in range(len(ROWS))])
+    dataset = ImageSet(listing, "test", views=VIEWS)
+    assert dataset.super_classes == ["of row 5", "of row 6", "of row 7"]
+
+
+@pytest.mark.parametrize("fold", range(3))
+def test_development_and_validation_cut_the_training_classes(listing, fold):
+    parts = [
+        ImageSet(listing, split, views=VIEWS, fold=fold, folds=3)
+        for split in ("development", "validation")
+    ]
+    classes = [set(part.class_names) for part in parts]
+    assert not classes[0] & classes[1]
+    assert classes[0] | classes[1] == set(TRAIN)
+    assert len(classes[1]) == 2
+    assert sum(map(len, parts)) == len(TRAIN)
+    for part in parts:
+        assert sorted(set(part.labels.tolist())) == list(range(part.num_classes))
+        names = [part.class_names[label] for label in part.labels]
+        assert names == [part.name(i).split("/")[0] for i in range(len(part))]
+
+
+def test_every_training_class_is_held_out_once(listing):
+    held_out = [ImageSet(listing, "validation", views=VIEWS, fold=i, folds=3) for i in range(3)]
+    names = [name for part in held_out for name in part.class_names]
+    assert sorted(names) == sorted(set(TRAIN))
+
+
+def test_max_classes_keeps_the_first_by_name(listing):
+    dataset = ImageSet(listing, views=VIEWS, max_classes=2)
+    assert dataset.class_names == ["auk", "emu"]
+    assert dataset.labels.tolist() == [1, 0, 1]
+    assert np.array_equal(dataset.to_picture(dataset[0][0]), pixels_of(1))
+
+
+def test_queries_of_the_test_part_are_the_listed_ones(retrieval):
+    test = ImageSet(retrieval, "test", views=VIEWS)
+    assert test.is_query.tolist() == [True, False, False, True]
+    assert ImageSet(retrieval, "train", views=VIEWS).is_query is None
+    assert ImageSet(retrieval, "development", views=VIEWS).is_query is None
+
+
+@pytest.mark.parametrize("fold", range(4))
+def test_validation_makes_queries_and_a_gallery_of_held_out_items(retrieval, fold):
+    part = ImageSet(retrieval, "validation", views=VIEWS, fold=fold)
+    assert part.is_query.dtype == torch.bool
+    for label in range(part.num_classes):
+        images = int((part.labels == label).sum())
+        queries = int(part.is_query[part.labels == label].sum())
+        assert queries == images // 2  # and so a single image is in the gallery
+
+
+def test_queries_depend_on_neither_the_folder_nor_the_order_of_lines(retrieval):
+    def queries(listing):
+        part = ImageSet(listing, "validation", views=VIEWS)
+        return {part.name(i)[-12:] for i in part.is_query.nonzero().flatten().tolist()}
+
+    root = retrieval.root
+    for name in set(retrieval.classes):
+        (root / "large").mkdir(exist_ok=True)
+        (root / "large" / name).symlink_to(root / name)
+    reordered = Listing(
+        "toy",
+        root,
+        "large",
+        [f"large/{path}" for path in retrieval.paths[::-1]],
+        retrieval.classes[::-1],
+        retrieval.parts[::-1],
+    )
+    assert queries(retrieval)
+    assert queries(reordered) == queries(retrieval)
+
+
+def test_a_training_view_is_a_pure_function_of_index_and_seed(listing):
+    dataset, again = (ImageSet(listing, views=VIEWS) for _ in range(2))
+    first = dataset[2, 7][0]
+    assert torch.equal(first, again[2, 7][0])
+    assert not torch.equal(first, dataset[2, 8][0])
+    noises = [dataset[i, 7][0] - dataset[i][0] for i in (2, 3)]
+    assert not torch.allclose(*noises, rtol=0, atol=1e-3)
+    assert dataset[2, 7][1:] == dataset[2][1:]
+    # Seeds that differ beyond 32 bits.
+    assert not torch.equal(dataset[2, 2**62][0], dataset[2, 2**62 + 2**32][0])
+
+
+def test_global_random_state_is_neither_read_nor_written(listing):
+    def state():
+        numpy_state = np.random.get_state()  # noqa: NPY002, the global state is the subject
+        return (
+            random.getstate(),
+            numpy_state[1].tolist(),
+            numpy_state[2:],
+            torch.get_rng_state().tolist(),
+        )
+
+    dataset = ImageSet(listing, views=VIEWS)
+    before = state()
+    first = dataset[3, 9][0]
+    assert state() == before
+    random.seed(1)
+    np.random.seed(1)  # noqa: NPY002
+    torch.manual_seed(1)
+    assert torch.equal(first, dataset[3, 9][0])
+
+
+def test_data_loader_workers_see_the_same(listing):
+    dataset = ImageSet(listing, views=VIEWS)
+    keys = [(3, 11), (4, 12), 5, 6]
+    loader = torch.utils.data.DataLoader(dataset, batch_sampler=[keys[:2], keys[2:]], num_workers=1)
+    images, labels, indices = (torch.cat(parts) for parts in zip(*loader, strict=True))
+    assert torch.equal(images, torch.stack([dataset[key][0] for key in keys]))
+    assert indices.tolist() == [3, 4, 5, 6]
+    assert torch.equal(labels, dataset.labels[3:7])
+
+
+def test_boxes_cut_to_the_nearest_pixel_inside_the_image(tmp_path):
+    boxes = [(1.4, 2.0, 6.6, 9.0), (-3.0, -1.0, 5.0, 4.0), (4.0, 5.0, 99.0, 99.0)]
+    listing = write_listing(tmp_path, [("a", "train")] * 3, boxes=boxes)
+    whole, cut = (ImageSet(listing, views=VIEWS, crop_to_box=crop) for crop in (False, True))
+    assert whole[0][0].shape == (3, HEIGHT, WIDTH)
+    expected = [pixels_of(0)[2:9, 1:7], pixels_of(1)[:4, :5], pixels_of(2)[5:, 4:]]
+    for index, pixels in enumerate(expected):
+        assert np.array_equal(cut.to_picture(cut[index][0]), pixels)
+
+
+@pytest.mark.parametrize("box", [(12.0, 0.0, 20.0, 5.0), (3.0, 3.0, 3.2, 8.0)])
+def test_a_box_without_a_pixel_is_refused(tmp_path, box):
+    listing = write_listing(tmp_path, [("a", "train")], boxes=[box])
+    dataset = ImageSet(listing, views=VIEWS, crop_to_box=True)
+    message = r"a/000.png: its bounding box \(.*\) holds no pixel of the 12 x 10 image; restore"
+    with pytest.raises(DatasetError, match=message):
+        dataset[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"split": "val"}, "split: expected one of .*'validation'.*, got 'val'"),
+        ({"max_classes": 0}, "max_classes: expected at least 1, got 0"),
+        ({"crop_to_box": True}, "crop_to_box: toy has no bounding boxes; leave it out"),
+        ({"split": "validation", "fold": 4}, "fold: expected 0 to 3, got 4"),
+        ({"split": "development", "folds": 7}, "folds: expected 2 to 6, .* got 7"),
+    ],
+)
+def test_bad_arguments_are_named(listing, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        ImageSet(listing, views=VIEWS, **arguments)
+
+
+def test_keys_outside_their_range_are_refused(listing):
+    dataset = ImageSet(listing, views=VIEWS)
+    for index in (-1, len(dataset)):
+        for key in (index, (index, 0)):
+            with pytest.raises(IndexError, match=rf"index: expected 0\.\.7, got {index}"):
+                dataset[key]
+    for seed in (-1, 2**63):
+        with pytest.raises(ValueError, match=f"seed: .* got {seed}"):
+            dataset[0, seed]
+
+
+def test_a_missing_image_is_noticed_before_any_is_read(listing):
+    (listing.root / listing.paths[6]).unlink()
+    with pytest.raises(
+        DatasetError, match=r"1 of 11 images are missing, the first is rhea/006.png"
+    ):
+        ImageSet(listing, views=VIEWS)
+
+
+def break_image(path, how):
+    content = path.read_bytes()
+    if how == "missing":
+        path.unlink()
+    else:
+        path.write_bytes({"cut off": content[:-40], "empty": b"", "text": b"404 not found"}[how])
+
+
+DAMAGES = {
+    "cut off": r"cannot be decoded \(image file is truncated.*\); restore the file",
+    "empty": r"cannot be decoded \(cannot identify image file .*\); restore the file",
+    "text": r"cannot be decoded \(cannot identify image file .*\); restore the file",
+    "missing": r"cannot be decoded \(.*No such file or directory.*\); restore the file",
+}
+
+
+@pytest.mark.parametrize("suffix", ["jpg", "png"])
+@pytest.mark.parametrize("how", DAMAGES)
+def test_a_damaged_image_stops_the_reading_with_its_path(tmp_path, suffix, how):
+    path = tmp_path / f"1.{suffix}"
+    Image.fromarray(pixels_of(0)).resize((60, 60)).save(path)
+    break_image(path, how)
+    with pytest.raises(DatasetError, match=rf"{path}: {DAMAGES[how]}") as error:
+        read_image(path)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("how", ["cut off", "missing"])
+def test_a_damaged_image_stops_the_data_loader_too(listing, how):
+    dataset = ImageSet(listing, views=VIEWS)
+    path = listing.root / dataset.name(4)
+    break_image(path, how)
+    loader = torch.utils.data.DataLoader(dataset, batch_size=2, num_workers=1)
+    with pytest.raises(DatasetError) as error:
+        list(loader)
+    last_line = str(error.value).strip().rpartition("\n")[2]
+    assert f"DatasetError: {path}: cannot be decoded" in last_line
+
+
+@pytest.mark.parametrize("suffix", ["png", "gif", "webp", "bmp", "ppm", "jp2"])
+def test_no_damage_raises_anything_else(tmp_path, suffix, seed):
+    path = tmp_path / f"1.{suffix}"
+    Image.fromarray(pixels_of(0)).save(path)
+    whole = path.read_bytes()
+    rng = random.Random(seed)
+    refused = 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for _ in range(40):
+            damaged = bytearray(whole[: rng.randrange(len(whole))])
+            for _ in range(4 if damaged else 0):
+                damaged[rng.randrange(len(damaged))] = rng.randrange(256)
+            path.write_bytes(damaged)
+            try:
+                assert read_image(path).mode == "RGB"
+            except DatasetError:
+                refused += 1
+    assert refused > 10
+
+
+GRAY = pixels_of(1)[:, :, 0]
+SIXTEEN = GRAY.astype(np.uint16) * 256 + 77
+EXIF = Image.Exif()
+EXIF[0x0112] = 6  # "turn me by 90 degrees"
+
+
+def as_rgb(gray):
+    return np.repeat(gray[:, :, None], 3, axis=2)
+
+
+@pytest.mark.parametrize(
+    ("name", "image", "arguments", "expected"),
+    [
+        ("gray.png", Image.fromarray(GRAY), {}, as_rgb(GRAY)),
+        ("gray16.png", Image.fromarray(SIXTEEN), {}, as_rgb(GRAY)),
+        ("gray16.tif", Image.fromarray(SIXTEEN), {}, as_rgb(GRAY)),
+        ("gray16.pgm", Image.fromarray(SIXTEEN), {}, None),
+        ("float.tif", Image.fromarray(GRAY.astype(np.float32)), {}, None),
+        ("bits.png", Image.fromarray(GRAY > 99), {}, as_rgb((GRAY > 99) * np.uint8(255))),
+        (
+            "alpha.png",
+            Image.fromarray(np.dstack([pixels_of(2), GRAY])),
+            {},
+            pixels_of(2),
+        ),
+        ("exif.png", Image.fromarray(pixels_of(3)), {"exif": EXIF}, pixels_of(3)),
+        (
+            "cmyk.tif",
+            Image.fromarray(255 - np.dstack([pixels_of(4), GRAY * 0 + 255]), "CMYK"),
+            {},
+            pixels_of(4),
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+@pytest.mark.filterwarnings("ignore:'mode' parameter is deprecated:DeprecationWarning")
+def test_images_are_rgb_with_their_pixels_as_stored(tmp_path, name, image, arguments, expected):
+    path = tmp_path / name
+    image.save(path, **arguments)
+    if expected is None:
+        with pytest.raises(DatasetError, match=rf"{name}: .*not known which are white"):
+            read_image(path)
+    else:
+        assert read_image(path).mode == "RGB"
+        assert np.array_equal(np.array(read_image(path)), expected)
+
+
+def test_a_rotated_jpeg_is_not_turned(tmp_path):
+    Image.fromarray(pixels_of(3)).save(tmp_path / "1.jpg", exif=EXIF)
+    with Image.open(tmp_path / "1.jpg") as file:
+        assert file.getexif()[0x0112] == 6
+    assert read_image(tmp_path / "1.jpg").size == (WIDTH, HEIGHT)
+
+
+@pytest.mark.parametrize("transparency", [2, bytes(range(0, 200, 25))], ids=["colour", "table"])
+def test_transparency_of_a_palette_is_ignored(tmp_path, transparency):
+    colours = np.random.default_rng(0).integers(256, size=(8, 3), dtype=np.uint8)
+    places = np.random.default_rng(1).integers(8, size=(HEIGHT, WIDTH), dtype=np.uint8)
+    image = Image.fromarray(places)
+    image.putpalette(colours.tobytes())
+    image.save(tmp_path / "1.png", transparency=transparency)
+    assert np.array_equal(np.array(read_image(tmp_path / "1.png")), colours[places])
+
+
+def test_the_fingerprint_is_that_of_the_listing_in_every_split(listing):
+    prints = {ImageSet(listing, split, views=VIEWS).fingerprint for split in ("train", "test")}
+    assert prints == {listing.fingerprint}
+    (listing.root / listing.paths[0]).write_bytes(b"another size")
+    assert ImageSet(dataclasses.replace(listing), views=VIEWS).fingerprint not in prints
+
+
+def test_a_set_of_12_000_images_is_ready_in_seconds(tmp_path):
+    paths = [f"{i % 240}/{i}.jpg" for i in range(12_000)]
+    write_pictures(tmp_path, paths)
+    classes = [path.split("/")[0] for path in paths]
+    listing = Listing("toy", tmp_path, "flat", paths, classes, ["train"] * len(paths))
+    start = time.process_time()
+    ImageSet(listing, "validation", views=VIEWS)
+    assert time.process_time() - start < 1

@@ -1,0 +1,407 @@
+"""The views of an image against pictures made by hand with Pillow and numpy."""
+
+import math
+import pickle
+import random
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from benchmarks.datasets import transforms
+from benchmarks.datasets.transforms import ImageViews
+
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+AUGMENTATIONS = ("multi_resolution", "random_crop", "random_resized_crop", "none")
+FILTERS = {
+    "bilinear": Image.Resampling.BILINEAR,
+    "bicubic": Image.Resampling.BICUBIC,
+    "lanczos": Image.Resampling.LANCZOS,
+}
+
+
+def views(image_size, **settings):
+    return ImageViews(image_size=image_size, **{"mean": MEAN, "std": STD, **settings})
+
+
+def coordinates(width, height):
+    """Every pixel says where it is: red is its column, green its row; blue is never black."""
+    rows, columns = np.mgrid[:height, :width]
+    pixels = np.stack([columns, rows, np.full_like(rows, 200)], axis=-1)
+    return Image.fromarray(pixels.astype(np.uint8))
+
+
+def ramps(size):
+    """Red rises from left to right and green downwards, over all of 0..255."""
+    width, height = size
+    columns, rows = np.linspace(0, 255, width), np.linspace(0, 255, height)
+    red, green = np.meshgrid(columns, rows)
+    pixels = np.stack([red, green, np.full_like(red, 128)], axis=-1)
+    return Image.fromarray(pixels.round().astype(np.uint8))
+
+
+def noise(width, height):
+    generator = np.random.default_rng(width * height)
+    return Image.fromarray(generator.integers(1, 256, (height, width, 3), dtype=np.uint8))
+
+
+def draws(make, image, count):
+    """`count` training views as (S, S, 3) pictures."""
+    return [make.to_picture(make.train(image)) for _ in range(count)]
+
+
+def unmirrored(picture):
+    """A picture of `coordinates` the right way round, and whether it was mirrored."""
+    flipped = picture[0, 0, 0] > picture[0, -1, 0]
+    return (picture[:, ::-1] if flipped else picture), flipped
+
+
+def assert_half(part, whole):
+    assert abs(part - whole / 2) < 4 * math.sqrt(whole) / 2, "four standard deviations off"
+
+
+def assert_uniform(counts, values):
+    """Pearson's statistic, four standard deviations of its approximately normal distribution."""
+    expected = sum(counts.values()) / len(values)
+    freedom = len(values) - 1
+    statistic = sum((counts[value] - expected) ** 2 / expected for value in values)
+    assert set(counts) == set(values)
+    assert statistic < freedom + 4 * math.sqrt(2 * freedom)
+
+
+# ------------------------------------------------------------------------------------- test views
+
+
+@pytest.mark.parametrize("size", [(50, 37), (37, 50), (64, 64), (20, 90), (9, 13)])
+@pytest.mark.parametrize("interpolation", FILTERS)
+@pytest.mark.parametrize("keep_aspect", [True, False])
+def test_the_test_view_is_the_middle_of_the_resized_image(size, interpolation, keep_aspect):
+    image, crop, resize = noise(*size), 17, 20
+    make = views(crop, resize=resize, keep_aspect=keep_aspect, interpolation=interpolation)
+    width, height = size
+    if keep_aspect:
+        factor = resize / min(size)
+        to = (resize, int(height * factor)) if width < height else (int(width * factor), resize)
+    else:
+        to = (resize, resize)
+    resized = np.asarray(image.resize(to, FILTERS[interpolation]))
+    (left, right), (top, bottom) = (  # an odd number of pixels has two middles
+        (math.floor((side - crop) / 2), math.ceil((side - crop) / 2)) for side in to
+    )
+    middles = [resized[y : y + crop, x : x + crop] for y in (top, bottom) for x in (left, right)]
+    picture = make.to_picture(make.test(image))
+    assert any(np.array_equal(picture, middle) for middle in middles)
+
+
+@pytest.mark.parametrize(
+    ("mean", "std"),
+    [(MEAN, STD), ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)), ((0.3, 0.4, 0.5), (1.0, 1.0, 1.0))],
+)
+def test_channels_are_normalised_in_the_order_red_green_blue(mean, std):
+    image = noise(16, 16)
+    expected = ((np.asarray(image) / 255.0 - mean) / std).transpose(2, 0, 1)
+    view = views(16, resize=16, mean=mean, std=std).test(image)
+    np.testing.assert_allclose(view.numpy(), expected, rtol=0, atol=1e-6)
+
+
+def test_statistics_of_caffe_give_bytes_minus_the_mean():
+    image = noise(16, 16)
+    make = views(16, resize=16, mean=(128 / 255, 117 / 255, 104 / 255), std=(1 / 255,) * 3)
+    expected = np.asarray(image).astype(float) - (128, 117, 104)
+    np.testing.assert_array_equal(make.test(image).numpy(), expected.transpose(2, 0, 1))
+
+
+@pytest.mark.parametrize(
+    ("augmentation", "image_size", "resize"),
+    [
+        ("random_resized_crop", 224, 256),
+        ("random_crop", 224, 256),
+        ("none", 28, 32),
+        ("multi_resolution", 64, 64),
+    ],
+)
+def test_the_default_of_resize_shows_seven_eighths_or_with_multi_resolution_everything(
+    augmentation, image_size, resize
+):
+    image = noise(60, 50)
+    default = views(image_size, augmentation=augmentation)
+    explicit = views(image_size, augmentation=augmentation, resize=resize)
+    other = views(image_size, augmentation=augmentation, resize=resize + 1)
+    assert torch.equal(default.test(image), explicit.test(image))
+    assert not torch.equal(default.test(image), other.test(image))
+
+
+# ---------------------------------------------------------------------------------- training views
+
+
+@pytest.mark.parametrize("augmentation", AUGMENTATIONS)
+@pytest.mark.parametrize("size", [(1, 1), (5, 300), (300, 5), (2, 1), (40, 31)])
+def test_any_image_gives_contiguous_float_views_of_the_size(augmentation, size):
+    make = views(12, augmentation=augmentation)
+    image = noise(*size)
+    for view in [make.test(image), *(make.train(image) for _ in range(10))]:
+        assert view.shape == (3, 12, 12)
+        assert view.dtype == torch.float32
+        assert view.is_contiguous()
+        assert torch.isfinite(view).all()
+
+
+@pytest.mark.parametrize("augmentation", AUGMENTATIONS)
+def test_no_view_changes_the_image(augmentation):
+    image = noise(40, 31)
+    before = image.tobytes()
+    make = views(12, augmentation=augmentation)
+    make.test(image)
+    for _ in range(5):
+        make.train(image)
+    assert image.tobytes() == before
+
+
+def test_without_augmentation_the_training_view_is_the_test_view_and_draws_nothing():
+    make, image = views(12, augmentation="none"), noise(40, 31)
+    before = torch.get_rng_state()
+    assert torch.equal(make.train(image), make.test(image))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_random_crops_begin_anywhere_and_half_of_them_are_mirrored():
+    image = coordinates(15, 12)  # 12 is what the shorter side becomes: nothing is resampled
+    source = np.asarray(image)
+    make = views(8, resize=12, augmentation="random_crop")
+    seen, mirrored = Counter(), 0
+    for picture in draws(make, image, 800):
+        picture, flipped = unmirrored(picture)
+        mirrored += flipped
+        left, top = picture[0, 0, :2].tolist()
+        np.testing.assert_array_equal(picture, source[top : top + 8, left : left + 8])
+        seen[left, top] += 1
+    assert_uniform(seen, [(x, y) for x in range(8) for y in range(5)])
+    assert_half(mirrored, 800)
+
+
+def test_random_crops_are_cut_from_the_resized_image():
+    image = noise(50, 40)
+    for keep_aspect, to in ((True, (25, 20)), (False, (20, 20))):
+        resized = np.asarray(image.resize(to, Image.Resampling.BILINEAR))
+        crops = {
+            picture.tobytes()
+            for x in range(to[0] - 15)
+            for y in range(to[1] - 15)
+            for crop in [resized[y : y + 16, x : x + 16]]
+            for picture in (crop, crop[:, ::-1])
+        }
+        make = views(16, resize=20, keep_aspect=keep_aspect, augmentation="random_crop")
+        assert {picture.tobytes() for picture in draws(make, image, 100)} <= crops
+
+
+def extent(picture):
+    """Width and height of what is not black, after asserting that it lies in the middle."""
+    inside = picture.any(axis=-1)
+    columns, rows = np.flatnonzero(inside.any(axis=0)), np.flatnonzero(inside.any(axis=1))
+    assert inside[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1].all()
+    for where in (columns, rows):
+        before, after = where[0], len(picture) - 1 - where[-1]
+        assert abs(before - after) <= 1
+    return len(columns), len(rows)
+
+
+def test_multi_resolution_draws_the_longer_side_uniformly_and_keeps_the_aspect():
+    image = noise(100, 50)  # half as high as wide: the height always fits into the crop
+    make = views(100, augmentation="multi_resolution")
+    heights = []
+    for picture in draws(make, image, 500):
+        width, height = extent(picture)
+        assert width in {min(100, 2 * height - 1), min(100, 2 * height)}
+        heights.append(height)
+    assert min(heights) == 41  # at a scale of 0.8, rounded up
+    assert max(heights) == 90  # at 1.8
+    assert_uniform(Counter((height - 41) // 5 for height in heights), range(10))
+
+
+def test_multi_resolution_is_the_resized_image_on_black():
+    image = noise(60, 45)
+    make = views(40, augmentation="multi_resolution", interpolation="lanczos")
+    smaller = larger = 0
+    for picture in draws(make, image, 60):
+        width, height = extent(picture)
+        if width == 40:
+            larger += 1
+            continue
+        smaller += 1
+        resized = image.resize((width, height), Image.Resampling.LANCZOS)
+        canvas = Image.new("RGB", (40, 40))
+        canvas.paste(resized, ((40 - width) // 2, (40 - height) // 2))
+        assert any(np.array_equal(picture, side) for side in (canvas, np.asarray(canvas)[:, ::-1]))
+    assert smaller
+    assert larger
+
+
+def test_multi_resolution_crops_anywhere_where_the_image_is_larger(monkeypatch):
+    monkeypatch.setattr(transforms, "RESOLUTIONS", (1.5, 1.5))
+    image = coordinates(12, 12)  # 1.5 times the crop: nothing is resampled
+    source = np.asarray(image)
+    make = views(8, augmentation="multi_resolution")
+    seen, mirrored = Counter(), 0
+    for picture in draws(make, image, 600):
+        picture, flipped = unmirrored(picture)
+        mirrored += flipped
+        left, top = picture[0, 0, :2].tolist()
+        np.testing.assert_array_equal(picture, source[top : top + 8, left : left + 8])
+        seen[left, top] += 1
+    assert_uniform(seen, [(x, y) for x in range(5) for y in range(5)])
+    assert_half(mirrored, 600)
+
+
+def test_padding_is_a_black_pixel_before_normalisation():
+    make = views(40, augmentation="multi_resolution")
+    view = make.train(Image.new("RGB", (40, 4), "white"))
+    black = torch.tensor([-mean / std for mean, std in zip(MEAN, STD, strict=True)])
+    white = torch.tensor([(1 - mean) / std for mean, std in zip(MEAN, STD, strict=True)])
+    torch.testing.assert_close(view[:, 0, 0], black)
+    torch.testing.assert_close(view[:, 20, 20], white)
+
+
+def test_random_resized_crops_cover_areas_and_aspects_of_the_range():
+    """A linear ramp stays one: its slope says how wide the crop was, its middle where it was."""
+    side, size, count = 256, 32, 300
+    make = views(size, augmentation="random_resized_crop")
+    image = ramps((side, side))
+    areas, aspects, middles, mirrored = [], [], [], 0
+    for picture in draws(make, image, count):
+        red, green = picture[:, :, 0].mean(axis=0), picture[:, :, 1].mean(axis=1)
+        inner = slice(4, -4)  # the filter is cut off at the edges
+        slope_x, slope_y = (
+            np.polyfit(np.arange(size)[inner], ramp[inner], 1)[0] for ramp in (red, green)
+        )
+        mirrored += slope_x < 0
+        width, height = abs(slope_x) * size, slope_y * size
+        areas.append(width * height / side**2)
+        aspects.append(width / height)
+        middles.append((red.mean(), green.mean()))
+    assert 0.075 < min(areas) < 0.12
+    assert 0.9 < max(areas) < 1.02
+    assert 0.73 < min(aspects) < 0.79
+    assert 1.27 < max(aspects) < 1.36
+    assert_half(sum(aspect < 1 for aspect in aspects), count)
+    assert np.ptp(middles, axis=0).min() > 120
+    assert np.abs(np.mean(middles, axis=0) - 127.5).max() < 4
+    assert_half(mirrored, count)
+
+
+@pytest.mark.parametrize("interpolation", FILTERS)
+def test_random_resized_crops_use_the_filter(interpolation):
+    make = views(12, augmentation="random_resized_crop", interpolation=interpolation)
+    image = noise(1, 20)  # one column: a crop is a part of it
+    source = np.asarray(image)
+    candidates = set()
+    for top in range(20):
+        for height in range(1, 21 - top):
+            crop = Image.fromarray(source[top : top + height])
+            candidates.add(crop.resize((12, 12), FILTERS[interpolation]).tobytes())
+    assert {picture.tobytes() for picture in draws(make, image, 50)} <= candidates
+
+
+# --------------------------------------------------------------------------------- seeds and copies
+
+
+def seeded(make, image, seeds):
+    pictures = []
+    for seed in seeds:
+        torch.manual_seed(seed)
+        pictures.append(make.train(image).numpy())
+    return pictures
+
+
+@pytest.mark.parametrize("augmentation", AUGMENTATIONS[:3])
+def test_the_seed_of_torch_decides_and_no_other_generator_is_touched(augmentation):
+    make, image = views(12, augmentation=augmentation), noise(40, 31)
+    first = seeded(make, image, range(8))
+    others = random.getstate(), np.random.get_state()[1].tolist()  # noqa: NPY002
+    np.testing.assert_array_equal(seeded(make, image, range(8)), first)
+    assert (random.getstate(), np.random.get_state()[1].tolist()) == others  # noqa: NPY002
+    random.seed(7)
+    np.random.seed(7)  # noqa: NPY002
+    np.testing.assert_array_equal(seeded(make, image, range(8)), first)
+    assert len({picture.tobytes() for picture in first}) > 5
+
+
+class Draws(torch.utils.data.Dataset):
+    """`draws[seed]` is a training view of one image."""
+
+    def __init__(self, make, image):
+        self.make = make
+        self.image = image
+
+    def __getitem__(self, seed):
+        (view,) = seeded(self.make, self.image, [seed])
+        return view
+
+
+@pytest.mark.parametrize("augmentation", AUGMENTATIONS)
+def test_a_data_loader_worker_draws_the_same(augmentation):
+    make, image, seeds = views(12, augmentation=augmentation), noise(40, 31), range(3)
+    loader = torch.utils.data.DataLoader(
+        Draws(make, image), batch_sampler=[list(seeds)], num_workers=1
+    )
+    (drawn,) = loader
+    np.testing.assert_array_equal(drawn, seeded(make, image, seeds))
+
+
+@pytest.mark.parametrize("augmentation", AUGMENTATIONS)
+def test_a_pickled_copy_is_equal_and_draws_the_same(augmentation):
+    make = views(12, resize=13, keep_aspect=False, augmentation=augmentation)
+    image = noise(20, 20)
+    for _ in range(2):  # before and after the first view, which fills what is computed once
+        copy = pickle.loads(pickle.dumps(make))
+        assert copy == make
+        np.testing.assert_array_equal(seeded(copy, image, [3]), seeded(make, image, [3]))
+
+
+# ----------------------------------------------------------------------------------------- pictures
+
+
+@pytest.mark.parametrize(("mean", "std"), [(MEAN, STD), ((0.4, 0.4, 0.4), (1 / 255,) * 3)])
+def test_to_picture_gives_the_pixels_back(mean, std):
+    image = noise(64, 64)
+    make = views(64, resize=64, mean=mean, std=std)
+    picture = make.to_picture(make.test(image))
+    assert picture.dtype == np.uint8
+    np.testing.assert_array_equal(picture, np.asarray(image))
+
+
+def test_to_picture_clips_and_leaves_the_view_alone():
+    make = views(1)
+    view = torch.tensor([-100.0, 0.0, 100.0]).view(3, 1, 1).requires_grad_()
+    assert make.to_picture(view).tolist() == [[[0, round(255 * MEAN[1]), 255]]]
+    assert view.flatten().tolist() == [-100.0, 0.0, 100.0]
+
+
+# ------------------------------------------------------------------------------------------- errors
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"image_size": 0}, "image_size: expected at least 1, got 0"),
+        ({"resize": 11}, r"resize: expected at least image_size \(12\), got 11"),
+        ({"resize": -1}, r"resize: .* got -1"),
+        ({"resize": 0}, r"resize: .* got 0"),
+        ({"augmentation": "crop"}, "augmentation: expected one of .*'none'.*, got 'crop'"),
+        ({"interpolation": "cubic"}, "interpolation: expected one of .*'bicubic'.*, got 'cubic'"),
+        ({"mean": (0.5, 0.5)}, "mean: expected three numbers"),
+        ({"mean": (0.5, 0.5, math.nan)}, "mean: expected three numbers"),
+        ({"std": (0.5,) * 4}, "std: expected three numbers"),
+        ({"std": (0.5, 0.0, 0.5)}, "std: expected positive numbers"),
+        ({"std": (0.5, 0.5, math.inf)}, "std: expected three numbers"),
+    ],
+)
+def test_bad_arguments_are_named(settings, message):
+    with pytest.raises(ValueError, match=message):
+        views(**{"image_size": 12, **settings})
+
+
+def test_a_gray_image_is_refused():
+    with pytest.raises(RuntimeError):
+        views(12).test(noise(20, 20).convert("L"))
