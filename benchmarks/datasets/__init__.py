@@ -1,5 +1,25 @@
 """The datasets that a benchmark can train and test on, one file each."""
 
+from benchmarks.datasets import cars, cub, folder, inshop, sop
 from benchmarks.datasets.glyphs import Glyphs, Split
+from benchmarks.datasets.images import ImageSet
+from benchmarks.datasets.listing import DatasetError, DatasetInfo, Listing, load
+from benchmarks.datasets.transforms import Augmentation, ImageViews
 
-__all__ = ["Glyphs", "Split"]
+IMAGE_DATASETS: dict[str, DatasetInfo] = {
+    info.name: info for info in (cub.INFO, cars.INFO, sop.INFO, inshop.INFO)
+}
+
+__all__ = [
+    "IMAGE_DATASETS",
+    "Augmentation",
+    "DatasetError",
+    "DatasetInfo",
+    "Glyphs",
+    "ImageSet",
+    "ImageViews",
+    "Listing",
+    "Split",
+    "folder",
+    "load",
+]
