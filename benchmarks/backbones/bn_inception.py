@@ -1,0 +1,329 @@
+"""BN-Inception (Ioffe and Szegedy, "Batch Normalization", ICML 2015, section 4.2.1) as a timm model.
+
+    bn_inception.caffe_in1k    11,295,240 parameters, of which 1,025,000 in the classifier
+
+The network whose ImageNet weights circulate since it was trained with Caffe; the papers on metric learning
+mean this one. Layer widths, biases before the batch norms and poolings in ceil mode are its own. Its input
+was BGR in 0..255 less (104, 117, 128); here the model takes RGB, which `resolve_model_data_config` scales,
+and `checkpoint_filter_fn` turns the first convolution's channels round.
+
+Differs from the published network where that fails: a map of odd size before a block of stride 2 (images of
+80 pixels, say) is repeated at its lower and right edge to an even size in the pooling branch, so that all
+branches agree. Sizes that the published network takes, such as 224 and 256, are not touched.
+"""
+
+import re
+from collections import OrderedDict
+from typing import Any, NamedTuple
+
+import torch
+from timm.layers import ClassifierHead
+from timm.models import (
+    build_model_with_cfg,
+    checkpoint,
+    generate_default_cfgs,
+    register_model,
+)
+from timm.models._features import feature_take_indices
+from torch import Tensor, nn
+from torch.nn.functional import pad
+
+__all__ = ["BNInception", "bn_inception", "checkpoint_filter_fn"]
+
+
+class Widths(NamedTuple):
+    """Output channels of a block's convolutions; without `one` and `pool` it is a block of stride 2."""
+
+    one: int
+    three_reduce: int
+    three: int
+    double_reduce: int
+    double: int
+    pool: int
+
+
+BLOCKS = {
+    "3a": Widths(64, 64, 64, 64, 96, 32),
+    "3b": Widths(64, 64, 96, 64, 96, 64),
+    "3c": Widths(0, 128, 160, 64, 96, 0),
+    "4a": Widths(224, 64, 96, 96, 128, 128),
+    "4b": Widths(192, 96, 128, 96, 128, 128),
+    "4c": Widths(160, 128, 160, 128, 160, 128),
+    "4d": Widths(96, 128, 192, 160, 192, 128),
+    "4e": Widths(0, 128, 192, 192, 256, 0),
+    "5a": Widths(352, 192, 320, 160, 224, 128),
+    "5b": Widths(352, 192, 320, 192, 224, 128),
+}
+
+
+class ConvBnRelu(nn.Sequential):
+    """A convolution that keeps the size (over the stride), batch norm and ReLU."""
+
+    def __init__(self, in_chans: int, out_chans: int, kernel_size: int, stride: int = 1) -> None:
+        super().__init__(
+            OrderedDict(
+                conv=nn.Conv2d(in_chans, out_chans, kernel_size, stride, kernel_size // 2),
+                bn=nn.BatchNorm2d(out_chans),
+                relu=nn.ReLU(inplace=True),
+            )
+        )
+
+
+class HalvingMaxPool(nn.MaxPool2d):
+    """Caffe's 3x3 max pooling of stride 2, which gives ceil(size / 2) like a convolution does."""
+
+    def __init__(self) -> None:
+        super().__init__(3, stride=2, ceil_mode=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        odd_rows, odd_columns = x.shape[-2] % 2, x.shape[-1] % 2
+        if odd_rows or odd_columns:
+            x = pad(x, (0, odd_columns, 0, odd_rows), mode="replicate")
+        return super().forward(x)
+
+
+class InceptionBlock(nn.ModuleDict):
+    """Branches side by side, their channels concatenated.
+
+    Shape:
+        (N, in_chans, H, W) -> (N, out_chans, H, W), or ceil(H / 2), ceil(W / 2) at stride 2.
+    """
+
+    def __init__(self, in_chans: int, widths: Widths, pool: nn.Module) -> None:
+        stride = 1 if widths.pool else 2
+        branches = OrderedDict()
+        if widths.one:
+            branches["1x1"] = _sequence({"1": ConvBnRelu(in_chans, widths.one, 1)})
+        branches["3x3"] = _sequence(
+            {
+                "reduce": ConvBnRelu(in_chans, widths.three_reduce, 1),
+                "1": ConvBnRelu(widths.three_reduce, widths.three, 3, stride),
+            }
+        )
+        branches["double_3x3"] = _sequence(
+            {
+                "reduce": ConvBnRelu(in_chans, widths.double_reduce, 1),
+                "1": ConvBnRelu(widths.double_reduce, widths.double, 3),
+                "2": ConvBnRelu(widths.double, widths.double, 3, stride),
+            }
+        )
+        branches["pool"] = _sequence({"pool": pool})
+        if widths.pool:
+            branches["pool"].add_module("proj", ConvBnRelu(in_chans, widths.pool, 1))
+        super().__init__(branches)
+        self.out_chans = widths.one + widths.three + widths.double + (widths.pool or in_chans)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([branch(x) for branch in self.values()], dim=1)
+
+
+def _sequence(layers: dict[str, nn.Module]) -> nn.Sequential:
+    return nn.Sequential(OrderedDict(layers))
+
+
+def _pool(name: str) -> nn.Module:
+    """The pooling of a block: the last one of stride 1 takes maxima, not means."""
+    if not BLOCKS[name].pool:
+        return HalvingMaxPool()
+    layer = nn.MaxPool2d if name == "5b" else nn.AvgPool2d
+    return layer(3, stride=1, padding=1)
+
+
+class BNInception(nn.Module):
+    """BN-Inception with timm's interface.
+
+    Gradient checkpointing recomputes block by block; a batch norm in training mode then sees every batch
+    twice, which moves its running statistics twice, as it does in timm's own models.
+
+    Args:
+        num_classes: Width of the classifier; 0 for none.
+        in_chans: Channels of the images.
+        drop_rate: Dropout before the classifier.
+        global_pool: timm's name of the global pooling; "" for none.
+    Shape:
+        images (N, in_chans, H, W), H and W at least 7; features (N, 1024, H / 32, W / 32), where parts
+        of 32 pixels may count: 7 x 7 for 224 and for 227, 3 x 3 for 80.
+    """
+
+    def __init__(
+        self,
+        num_classes: int = 1000,
+        in_chans: int = 3,
+        drop_rate: float = 0.0,
+        global_pool: str = "avg",
+    ) -> None:
+        super().__init__()
+        self.num_classes = num_classes
+        self.in_chans = in_chans
+        self.grad_checkpointing = False
+        self.features = _sequence(
+            {
+                "conv1": ConvBnRelu(in_chans, 64, 7, stride=2),
+                "pool1": nn.MaxPool2d(3, stride=2, ceil_mode=True),
+                "conv2_reduce": ConvBnRelu(64, 64, 1),
+                "conv2": ConvBnRelu(64, 192, 3),
+                "pool2": nn.MaxPool2d(3, stride=2, ceil_mode=True),
+            }
+        )
+        chans = 192
+        for name, widths in BLOCKS.items():
+            block = InceptionBlock(chans, widths, _pool(name))
+            self.features.add_module(f"inception_{name}", block)
+            chans = block.out_chans
+        self.feature_info = [
+            {"num_chs": 64, "reduction": 2, "module": "features.conv1"},
+            {"num_chs": 192, "reduction": 4, "module": "features.conv2"},
+            {"num_chs": 320, "reduction": 8, "module": "features.inception_3b"},
+            {"num_chs": 608, "reduction": 16, "module": "features.inception_4d"},
+            {"num_chs": 1024, "reduction": 32, "module": "features.inception_5b"},
+        ]
+        self.num_features = chans
+        self.head = ClassifierHead(chans, num_classes, global_pool, drop_rate)
+        self.head_hidden_size = self.head.num_features
+
+    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
+        """timm's layer groups: the stem, then the stages (`coarse`) or the blocks."""
+        blocks = [(rf"^features\.inception_{name}", (i,)) for i, name in enumerate(BLOCKS)]
+        return {
+            "stem": r"^features\.conv",
+            "blocks": r"^features\.inception_(\d)" if coarse else blocks,
+        }
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        self.grad_checkpointing = enable
+
+    def get_classifier(self) -> nn.Module:
+        return self.head.fc
+
+    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
+        self.num_classes = num_classes
+        self.head.reset(num_classes, global_pool)
+        self.head_hidden_size = self.head.num_features
+
+    def forward_intermediates(
+        self,
+        x: Tensor,
+        indices: int | list[int] | None = None,
+        norm: bool = False,
+        stop_early: bool = False,
+        output_fmt: str = "NCHW",
+        intermediates_only: bool = False,
+    ) -> list[Tensor] | tuple[Tensor, list[Tensor]]:
+        """The last maps of each size, and the features unless `intermediates_only`.
+
+        Args:
+            indices: Which entries of `feature_info`; an integer: the last so many; default: all.
+            stop_early: Leave out the layers behind the last of `indices`.
+            norm, output_fmt: There is no last norm, and maps are NCHW: only the defaults have a meaning.
+        """
+        taken, last = feature_take_indices(len(self.feature_info), indices)
+        ends = [info["module"].removeprefix("features.") for info in self.feature_info]
+        wanted = {ends[index] for index in taken}
+        intermediates = []
+        for name, layer in self.features.named_children():
+            x = self._run(layer, x)
+            if name in wanted:
+                intermediates.append(x)
+            if stop_early and name == ends[last]:
+                break
+        return intermediates if intermediates_only else (x, intermediates)
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        for layer in self.features:
+            x = self._run(layer, x)
+        return x
+
+    def _run(self, layer: nn.Module, x: Tensor) -> Tensor:
+        return checkpoint(layer, x) if self.grad_checkpointing else layer(x)
+
+    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
+        return self.head(x, pre_logits=pre_logits)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.forward_head(self.forward_features(x))
+
+
+# ---------------------------------------------------------------------------------- published weights
+
+PUBLISHED_NAME = re.compile(r"(?:inception_(\d\w)_)?(.+?)(_bn)?\.(\w+)")
+LAYERS = {
+    "conv1_7x7_s2": "conv1",
+    "conv2_3x3_reduce": "conv2_reduce",
+    "conv2_3x3": "conv2",
+    "1x1": "1x1.1",
+    "3x3_reduce": "3x3.reduce",
+    "3x3": "3x3.1",
+    "double_3x3_reduce": "double_3x3.reduce",
+    "double_3x3_1": "double_3x3.1",
+    "double_3x3_2": "double_3x3.2",
+    "pool_proj": "pool.proj",
+}
+
+
+def checkpoint_filter_fn(state_dict: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+    """Weights in the layout of the published files as weights of this model; others come back as they are.
+
+    That layout (Caffe's names, "/" being "_") is recognised by the name of its first layer: that alone
+    tells BGR from RGB, since its batch-norm vectors circulate both as (1, C) and as (C,). Names that it
+    does not have are left alone, for strict loading to refuse.
+    """
+    if "conv1_7x7_s2.weight" not in state_dict:
+        return state_dict
+    converted = {
+        _name(name): tensor.squeeze(0) if "_bn." in name and tensor.ndim == 2 else tensor
+        for name, tensor in state_dict.items()
+    }
+    converted["features.conv1.conv.weight"] = converted["features.conv1.conv.weight"].flip(1)
+    return converted
+
+
+def _name(published: str) -> str:
+    """inception_3a_double_3x3_1_bn.weight: features.inception_3a.double_3x3.1.bn.weight."""
+    match = PUBLISHED_NAME.fullmatch(published)
+    block, layer, bn, tensor = match.groups() if match else (None, None, None, None)
+    if layer in ("last_linear", "fc"):
+        return f"head.fc.{tensor}"
+    if layer not in LAYERS:
+        return published
+    parts = [
+        "features",
+        block and f"inception_{block}",
+        LAYERS[layer],
+        "bn" if bn else "conv",
+        tensor,
+    ]
+    return ".".join(part for part in parts if part)
+
+
+default_cfgs = generate_default_cfgs(
+    {
+        "bn_inception.caffe_in1k": {
+            "url": "",  # the published link is plain HTTP: see benchmarks.backbones.weights
+            "num_classes": 1000,
+            "input_size": (3, 224, 224),
+            "pool_size": (7, 7),
+            "crop_pct": 0.875,
+            "interpolation": "bilinear",
+            "mean": (128 / 255, 117 / 255, 104 / 255),
+            "std": (1 / 255, 1 / 255, 1 / 255),
+            "first_conv": "features.conv1.conv",
+            "classifier": "head.fc",
+            "origin_url": "https://github.com/Cadene/pretrained-models.pytorch",
+            "paper_ids": "arXiv:1502.03167",
+        }
+    }
+)
+
+
+@register_model
+def bn_inception(pretrained: bool = False, **kwargs: Any) -> BNInception:
+    """BN-Inception with the layer widths of the published Caffe model."""
+    model: BNInception = build_model_with_cfg(
+        BNInception,
+        "bn_inception",
+        pretrained,
+        feature_cfg={"flatten_sequential": True},
+        pretrained_filter_fn=checkpoint_filter_fn,
+        **kwargs,
+    )
+    return model

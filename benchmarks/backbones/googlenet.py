@@ -1,0 +1,342 @@
+r"""GoogLeNet as the metric-learning papers train it, and torchvision's network of that name, as timm models.
+
+Szegedy et al., "Going Deeper with Convolutions", CVPR 2015; what the papers use is its Caffe training
+`bvlc_googlenet` (github.com/BVLC/caffe, models/bvlc_googlenet/train_val.prototxt):
+
+    image -> conv1 7x7/2 -> pool1 -> norm1 -> conv2 1x1, 3x3 -> norm2 -> pool2
+          -> inception 3a, 3b -> pool3 -> 4a .. 4e -> pool4 -> 5a, 5b -> average -> dropout 0.4 -> classifier
+
+    norm: y_c = x_c / (1 + alpha / 5 * sum of x_j^2 over j = c-2..c+2)^0.75,  alpha = 1e-4
+
+Convolutions have biases and no batch norm, max pooling rounds sizes up. The two auxiliary classifiers help
+training from scratch only and are left out; files that hold them load all the same.
+
+`googlenet.bvlc_in1k` takes RGB images like any timm model. Caffe read BGR with values of 0 to 255 less the means
+104, 117, 123: the means are those of its `pretrained_cfg`, its std of 1/255 keeps the range, and loading Caffe's
+weights turns the input channels of the first convolution around.
+
+`googlenet_tv.tv_in1k` is torchvision's, a port of TensorFlow-Slim's `inception_v1`, and not the papers' network:
+it has batch norm, no response normalisation, and 3x3 convolutions where the paper has 5x5
+(github.com/pytorch/vision/issues/906). Numbers found with it say nothing about theirs.
+"""
+
+import re
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from timm.layers import ClassifierHead
+from timm.models import (
+    build_model_with_cfg,
+    checkpoint_seq,
+    generate_default_cfgs,
+    register_model,
+)
+from torch import Tensor, nn
+from torchvision.models.googlenet import BasicConv2d
+from torchvision.models.googlenet import GoogLeNet as TorchvisionGoogLeNet
+
+# Channels after each convolution of a block, in the order of BRANCHES: Table 1 of the paper.
+BRANCHES = ("1x1", "3x3_reduce", "3x3", "5x5_reduce", "5x5", "pool_proj")
+INCEPTIONS = {
+    "3a": (64, 96, 128, 16, 32, 32),
+    "3b": (128, 128, 192, 32, 96, 64),
+    "4a": (192, 96, 208, 16, 48, 64),
+    "4b": (160, 112, 224, 24, 64, 64),
+    "4c": (128, 128, 256, 24, 64, 64),
+    "4d": (112, 144, 288, 32, 64, 64),
+    "4e": (256, 160, 320, 32, 128, 128),
+    "5a": (256, 160, 320, 32, 128, 128),
+    "5b": (384, 192, 384, 48, 128, 128),
+}
+POOLS = {"3b": "pool3", "4e": "pool4"}  # after these blocks
+
+CAFFE_LAYERS = {
+    "conv1/7x7_s2": "stem.conv1",
+    "conv2/3x3_reduce": "stem.conv2_reduce",
+    "conv2/3x3": "stem.conv2",
+    **{
+        f"inception_{block}/{branch}": f"blocks.inception_{block}.{branch}"
+        for block in INCEPTIONS
+        for branch in BRANCHES
+    },
+    "loss3/classifier": "head.fc",
+}
+CAFFE_KEYS = {
+    f"{layer.replace('/', '_')}_{theirs}": f"{ours}.{blob}"
+    for layer, ours in CAFFE_LAYERS.items()
+    for theirs, blob in (("0", "weight"), ("1", "bias"), ("weight", "weight"), ("bias", "bias"))
+}
+TORCHVISION_PARTS = {"conv": "stem", "inception": "blocks", "fc": "head"}
+AUXILIARY = ("loss1_", "loss2_", "aux1_", "aux2_")
+
+default_cfgs = generate_default_cfgs(
+    {
+        "googlenet.bvlc_in1k": {
+            "input_size": (3, 224, 224),
+            "pool_size": (7, 7),
+            "crop_pct": 224 / 256,
+            "crop_mode": "squash",  # Caffe's ImageNet database holds images of 256x256, whatever their shape
+            "interpolation": "bilinear",
+            "mean": (123 / 255, 117 / 255, 104 / 255),
+            "std": (1 / 255, 1 / 255, 1 / 255),
+            "first_conv": "stem.conv1",
+            "classifier": "head.fc",
+            "origin_url": "https://github.com/BVLC/caffe/tree/master/models/bvlc_googlenet",
+            "paper_ids": "arXiv:1409.4842",
+        },
+        "googlenet_tv.tv_in1k": {
+            "url": "https://download.pytorch.org/models/googlenet-1378be20.pth",
+            "input_size": (3, 224, 224),
+            "pool_size": (7, 7),
+            "crop_pct": 224 / 256,
+            "interpolation": "bilinear",
+            # ImageNet's mean and std, and then torchvision's `transform_input`, come to this.
+            "mean": (0.5, 0.5, 0.5),
+            "std": (0.5, 0.5, 0.5),
+            "first_conv": "stem.conv1.conv",
+            "classifier": "head.fc",
+            "origin_url": "https://github.com/pytorch/vision",
+        },
+    }
+)
+
+
+class GoogLeNet(nn.Module):
+    """Either network, as timm sees it.
+
+    Args:
+        stem: From the image to a stride of 8.
+        blocks: Inception blocks and the pooling between them.
+        taps: Modules whose outputs are the features at strides 2, 4, 8, 16 and 32.
+        num_classes: Of the classifier; 0: none.
+        global_pool: timm's name of a pooling, or "" for none.
+        drop_rate: Dropout between the pooling and the classifier; where there is no classifier, there is none.
+    Shape:
+        Images (N, in_chans, H, W) to features (N, 1024, about H/32, about W/32). The papers' network needs 31
+        pixels at least, torchvision's 15.
+    """
+
+    num_features = 1024
+
+    def __init__(
+        self,
+        stem: nn.Sequential,
+        blocks: nn.Sequential,
+        taps: Sequence[str],
+        *,
+        num_classes: int = 1000,
+        global_pool: str = "avg",
+        drop_rate: float,
+    ) -> None:
+        super().__init__()
+        self.num_classes = num_classes
+        self.drop_rate = drop_rate
+        self.grad_checkpointing = False
+        self.feature_info = [
+            {"num_chs": channels, "reduction": reduction, "module": module}
+            for channels, reduction, module in zip(
+                (64, 192, 480, 832, 1024), (2, 4, 8, 16, 32), taps, strict=True
+            )
+        ]
+        self.stem = stem
+        self.blocks = blocks
+        self.head = ClassifierHead(
+            self.num_features, num_classes, pool_type=global_pool, drop_rate=drop_rate
+        )
+
+    @property
+    def head_hidden_size(self) -> int:
+        """Width of what the classifier reads."""
+        return self.head.num_features
+
+    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
+        """Parameters from input to output: the stem, then each block, or each stage (3, 4, 5) if coarse."""
+        names = [name for name, _ in self.blocks.named_children()]
+        each = [(rf"^blocks\.{name}\.", (index,)) for index, name in enumerate(names)]
+        return {"stem": r"^stem", "blocks": r"^blocks\.inception_?(\d)" if coarse else each}
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """Keep the outputs of the stem and of each block only, and compute the rest again for the gradient.
+
+        As in all of timm, batch norm that is not frozen then counts a batch twice in its running statistics.
+        """
+        self.grad_checkpointing = enable
+
+    def get_classifier(self) -> nn.Module:
+        """The linear layer, or an identity."""
+        return self.head.fc
+
+    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
+        """A new classifier, 0 classes for none, and a new pooling unless None."""
+        self.num_classes = num_classes
+        self.head.reset(num_classes, global_pool)
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        """Image -> feature map."""
+        if self.grad_checkpointing:
+            return checkpoint_seq([self.stem, *self.blocks], x)
+        return self.blocks(self.stem(x))
+
+    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
+        """Feature map -> logits, or what comes before dropout and classifier."""
+        if pre_logits or self.num_classes == 0:
+            return self.head.global_pool(x)
+        return self.head(x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.forward_head(self.forward_features(x))
+
+
+class Conv(nn.Conv2d):
+    """Convolution with bias that keeps the size, but for its stride, and ReLU."""
+
+    def __init__(self, in_chans: int, out_chans: int, size: int, stride: int = 1) -> None:
+        super().__init__(in_chans, out_chans, size, stride, padding=size // 2)
+        nn.init.kaiming_uniform_(self.weight, nonlinearity="linear")  # what Caffe calls xavier
+        nn.init.constant_(self.bias, 0.2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(super().forward(x), inplace=True)
+
+
+class ResponseNorm(nn.LocalResponseNorm):
+    """Across channels, in float32 at least: values of 0 to 255 become squares that float16 does not hold."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        return super().forward(wide).to(x.dtype)
+
+
+class Inception(nn.ModuleDict):
+    """Four branches side by side, (N, C, H, W) -> (N, sum of their widths, H, W)."""
+
+    def __init__(self, in_chans: int, widths: tuple[int, int, int, int, int, int]) -> None:
+        width = dict(zip(BRANCHES, widths, strict=True))
+        super().__init__(
+            {
+                "1x1": Conv(in_chans, width["1x1"], 1),
+                "3x3_reduce": Conv(in_chans, width["3x3_reduce"], 1),
+                "3x3": Conv(width["3x3_reduce"], width["3x3"], 3),
+                "5x5_reduce": Conv(in_chans, width["5x5_reduce"], 1),
+                "5x5": Conv(width["5x5_reduce"], width["5x5"], 5),
+                "pool_proj": Conv(in_chans, width["pool_proj"], 1),
+            }
+        )
+        self.out_chans = sum(width[branch] for branch in ("1x1", "3x3", "5x5", "pool_proj"))
+
+    def forward(self, x: Tensor) -> Tensor:
+        branches = [
+            self["1x1"](x),
+            self["3x3"](self["3x3_reduce"](x)),
+            self["5x5"](self["5x5_reduce"](x)),
+            self["pool_proj"](F.max_pool2d(x, 3, stride=1, padding=1)),
+        ]
+        return torch.cat(branches, dim=1)
+
+
+def _pool() -> nn.Module:
+    return nn.MaxPool2d(3, stride=2, ceil_mode=True)
+
+
+def _norm() -> nn.Module:
+    return ResponseNorm(5, alpha=1e-4, beta=0.75, k=1.0)
+
+
+def _bvlc(in_chans: int = 3, drop_rate: float = 0.4, **kwargs: Any) -> GoogLeNet:
+    stem = OrderedDict(
+        conv1=Conv(in_chans, 64, 7, stride=2),
+        pool1=_pool(),
+        norm1=_norm(),
+        conv2_reduce=Conv(64, 64, 1),
+        conv2=Conv(64, 192, 3),
+        norm2=_norm(),
+        pool2=_pool(),
+    )
+    blocks = OrderedDict[str, nn.Module]()
+    channels = 192
+    for name, widths in INCEPTIONS.items():
+        blocks[f"inception_{name}"] = block = Inception(channels, widths)
+        channels = block.out_chans
+        if name in POOLS:
+            blocks[POOLS[name]] = _pool()
+    taps = ["stem.conv1", "stem.norm2"] + [
+        f"blocks.inception_{name}" for name in ("3b", "4e", "5b")
+    ]
+    model = GoogLeNet(
+        nn.Sequential(stem), nn.Sequential(blocks), taps, drop_rate=drop_rate, **kwargs
+    )
+    if model.num_classes:
+        nn.init.kaiming_uniform_(model.get_classifier().weight, nonlinearity="linear")
+        nn.init.zeros_(model.get_classifier().bias)
+    return model
+
+
+def _torchvision(in_chans: int = 3, drop_rate: float = 0.2, **kwargs: Any) -> GoogLeNet:
+    source = TorchvisionGoogLeNet(aux_logits=False, init_weights=True)
+    source.conv1 = BasicConv2d(in_chans, 64, kernel_size=7, stride=2, padding=3)
+    nn.init.trunc_normal_(source.conv1.conv.weight, std=0.01)  # as in the other convolutions
+    layers = list(source.named_children())
+    end_of_stem = 1 + [name for name, _ in layers].index("maxpool2")
+    end_of_blocks = 1 + [name for name, _ in layers].index("inception5b")
+    stem = nn.Sequential(OrderedDict(layers[:end_of_stem]))
+    blocks = nn.Sequential(OrderedDict(layers[end_of_stem:end_of_blocks]))
+    taps = ["stem.conv1", "stem.conv3"] + [f"blocks.inception{name}" for name in ("3b", "4e", "5b")]
+    return GoogLeNet(stem, blocks, taps, drop_rate=drop_rate, **kwargs)
+
+
+def checkpoint_filter_fn(state_dict: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+    """A file's tensors under this module's names, for timm's loader or `load_state_dict`.
+
+    Known are Caffe's layers (`conv1/7x7_s2`, with "/", "_" or "." between the parts of a name, whose blobs are
+    called weight and bias or 0 and 1), torchvision's file, and what this module itself saves. Caffe's are taken
+    to be BGR: a file that someone turned to RGB under Caffe's names cannot be told from it. The auxiliary
+    classifiers are dropped, and what is not known is handed on, so that the loader can name it.
+    """
+    converted = {}
+    for key, tensor in state_dict.items():
+        flat = re.sub("[/.]", "_", key)
+        if flat.startswith(AUXILIARY):
+            continue
+        if flat in CAFFE_KEYS:
+            converted[CAFFE_KEYS[flat]] = _from_caffe(CAFFE_KEYS[flat], tensor)
+        elif part := re.match(r"(conv|inception|fc)(\d[a-e]?)?\.", key):
+            converted[f"{TORCHVISION_PARTS[part[1]]}.{key}"] = tensor
+        else:
+            converted[key] = tensor
+    return converted
+
+
+def _from_caffe(key: str, tensor: Tensor) -> Tensor:
+    """Without the leading dimensions of 1 that old files have, and for RGB."""
+    dims = 1 if key.endswith(".bias") else 2 if key == "head.fc.weight" else 4
+    while tensor.ndim > dims and len(tensor) == 1:
+        tensor = tensor[0]
+    return tensor.flip(1) if key == "stem.conv1.weight" and tensor.ndim == 4 else tensor
+
+
+def _create(
+    build: Callable[..., GoogLeNet], variant: str, pretrained: bool, **kwargs: Any
+) -> nn.Module:
+    return build_model_with_cfg(
+        build,
+        variant,
+        pretrained,
+        pretrained_filter_fn=checkpoint_filter_fn,
+        feature_cfg={"flatten_sequential": True},
+        **kwargs,
+    )
+
+
+@register_model
+def googlenet(pretrained: bool = False, **kwargs: Any) -> nn.Module:
+    """The papers' GoogLeNet: 6,998,552 parameters with its classifier."""
+    return _create(_bvlc, "googlenet", pretrained, **kwargs)
+
+
+@register_model
+def googlenet_tv(pretrained: bool = False, **kwargs: Any) -> nn.Module:
+    """torchvision's network, which is not the papers'; see above."""
+    return _create(_torchvision, "googlenet_tv", pretrained, **kwargs)

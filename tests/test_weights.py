@@ -1,0 +1,461 @@
+"""Files of weights: every format and wrapping fills a model, and what does not fit is named."""
+
+import copy
+import hashlib
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import numpy as np
+import pytest
+import timm
+import torch
+from safetensors.torch import save_file
+from timm.models import resnet
+from torch import Tensor, nn
+
+from benchmarks.backbones import KNOWN_WEIGHTS, KnownWeights, WeightsError, load_weights, weights
+from benchmarks.backbones.__main__ import main
+
+from .references import bn_inception as published
+from .test_caffe import caffemodel
+from .tolerances import assert_close
+
+
+class Network(nn.Sequential):
+    """Of nobody's module: no conversion, no classifier to drop."""
+
+    def __init__(self) -> None:
+        super().__init__(OrderedDict(conv=nn.Conv2d(3, 2, 1), fc=nn.Linear(2, 4)))
+
+
+def values(model: nn.Module) -> dict[str, Tensor]:
+    """A state_dict for the model, with numbers of its own."""
+    return {
+        name: torch.rand_like(value) if value.is_floating_point() else value + 3
+        for name, value in model.state_dict().items()
+    }
+
+
+def save_npz(state_dict: dict[str, Tensor], path: Path) -> None:
+    np.savez(path, **{name: value.numpy() for name, value in state_dict.items()})
+
+
+def save_caffemodel(state_dict: dict[str, Tensor], path: Path) -> None:
+    layers = {name.rpartition(".")[0]: [] for name in state_dict}
+    for name, value in state_dict.items():
+        layers[name.rpartition(".")[0]].append(value.numpy())
+    path.write_bytes(caffemodel(layers))
+
+
+SAVE = {
+    "pth": torch.save,
+    "pt": torch.save,
+    "legacy.pth": partial(torch.save, _use_new_zipfile_serialization=False),
+    "safetensors": save_file,
+    "npz": save_npz,
+    "caffemodel": save_caffemodel,
+}
+
+
+def assert_holds(model: nn.Module, expected: dict[str, Tensor]) -> None:
+    own = model.state_dict()
+    assert own.keys() == expected.keys()
+    for name, value in expected.items():
+        assert torch.equal(own[name], value), name
+
+
+# --------------------------------------------------------------------------------------- what loads
+
+
+@pytest.mark.parametrize("suffix", SAVE)
+def test_every_format_fills_the_model(tmp_path, suffix):
+    model = Network()
+    expected = values(model)
+    SAVE[suffix](expected, tmp_path / f"file.{suffix}")
+    load_weights(model, str(tmp_path / f"file.{suffix}"))
+    assert_holds(model, expected)
+
+
+@pytest.mark.parametrize(
+    "wrapping", ["state_dict", "model", "module.", "_orig_mod.", "ema", "both"]
+)
+def test_usual_wrappings_are_taken_off(tmp_path, wrapping):
+    model = Network()
+    expected = values(model)
+    content = {
+        "state_dict": {"epoch": 3, "state_dict": expected},
+        "model": {"model": expected, "optimizer": {"step": 1}},
+        "ema": {"state_dict": values(model), "state_dict_ema": expected},
+        "both": {"state_dict": {f"module.{name}": value for name, value in expected.items()}},
+    }.get(wrapping, {f"{wrapping}{name}": value for name, value in expected.items()})
+    torch.save(content, tmp_path / "file.pth")
+    load_weights(model, tmp_path / "file.pth")
+    assert_holds(model, expected)
+
+
+def test_the_published_bn_inception_gives_its_features(tmp_path):
+    theirs = published.random_weights(torch.float32)
+    torch.save(theirs, tmp_path / "file.pth")
+    trunk = timm.create_model("bn_inception", num_classes=0, global_pool="").eval()
+    load_weights(trunk, tmp_path / "file.pth")
+    bgr = torch.randn(1, 3, 64, 64) * 60
+    with torch.no_grad():
+        assert_close(trunk(bgr.flip(1)), published.features(theirs, bgr))
+
+    expected = copy.deepcopy(trunk.state_dict())
+    save_file(expected, tmp_path / "ours.safetensors")
+    load_weights(trunk, tmp_path / "ours.safetensors")
+    assert_holds(trunk, expected)  # the channels are not turned round again
+
+
+def test_a_trunk_without_classifier_drops_the_files(tmp_path):
+    whole = timm.create_model("test_resnet")
+    expected = values(whole)
+    torch.save(expected, tmp_path / "file.pth")
+    load_weights(whole, tmp_path / "file.pth")
+    assert_holds(whole, expected)
+    trunk = timm.create_model("test_resnet", num_classes=0, global_pool="")
+    load_weights(trunk, tmp_path / "file.pth")
+    assert_holds(trunk, {name: value for name, value in expected.items() if name[:3] != "fc."})
+
+
+def test_counters_of_batch_norms_may_be_missing(tmp_path):
+    model = timm.create_model("test_resnet")
+    expected = values(model)
+    counters = {name for name in expected if name.endswith("num_batches_tracked")}
+    assert counters
+    torch.save({n: v for n, v in expected.items() if n not in counters}, tmp_path / "file.pth")
+    load_weights(model, tmp_path / "file.pth")
+    assert_holds(model, expected | {name: torch.tensor(0) for name in counters})
+
+
+@pytest.mark.parametrize("in_chans", [1, 4])
+def test_the_first_convolution_is_adapted_to_the_channels(tmp_path, in_chans):
+    expected = values(timm.create_model("test_resnet"))
+    torch.save(expected, tmp_path / "file.pth")
+    model = timm.create_model("test_resnet", in_chans=in_chans)
+    load_weights(model, tmp_path / "file.pth")
+    rgb = expected["conv1.0.weight"]
+    first = rgb.sum(1, keepdim=True) if in_chans == 1 else rgb[:, [0, 1, 2, 0]] * 3 / 4
+    assert_close(model.conv1[0].weight, first)
+    again = timm.create_model("test_resnet", in_chans=in_chans)
+    torch.save(model.state_dict(), tmp_path / "file.pth")
+    load_weights(again, tmp_path / "file.pth")
+    assert_holds(again, model.state_dict())
+
+
+def test_other_channels_than_the_published_are_not_adapted(tmp_path):
+    torch.save(timm.create_model("test_resnet", in_chans=2).state_dict(), tmp_path / "file.pth")
+    with pytest.raises(WeightsError, match=r"of another shape \(conv1.0.weight: \(16, 2, 3, 3\)"):
+        load_weights(timm.create_model("test_resnet", in_chans=1), tmp_path / "file.pth")
+
+
+def test_timms_own_conversion_is_used(tmp_path):
+    large = timm.create_model("test_vit")
+    torch.save(values(large), tmp_path / "file.pth")
+    small = timm.create_model("test_vit", img_size=80, num_classes=0, global_pool="")
+    load_weights(small, tmp_path / "file.pth")
+    overlay = {"file": str(tmp_path / "file.pth")}
+    expected = timm.create_model(
+        "test_vit",
+        pretrained=True,
+        pretrained_cfg_overlay=overlay,
+        img_size=80,
+        num_classes=0,
+        global_pool="",
+    )
+    assert small.pos_embed.shape != large.pos_embed.shape
+    assert_holds(small, expected.state_dict())
+
+
+@pytest.mark.parametrize("takes_model", [True, False])
+def test_conversions_may_take_the_model_or_not(tmp_path, monkeypatch, takes_model):
+    def rename(state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {name.removeprefix("old."): value for name, value in state_dict.items()}
+
+    with_model = lambda state_dict, model: rename(state_dict)  # noqa: E731
+    name = "checkpoint_filter_fn" if takes_model else "_filter_fn"
+    monkeypatch.setattr(resnet, name, with_model if takes_model else rename, raising=False)
+    model = timm.create_model("test_resnet")
+    expected = values(model)
+    torch.save({f"old.{name}": value for name, value in expected.items()}, tmp_path / "file.pth")
+    load_weights(model, tmp_path / "file.pth")
+    assert_holds(model, expected)
+
+
+# ------------------------------------------------------------------------------------ what does not
+
+
+def without(state_dict: dict[str, Tensor], *names: str) -> dict[str, Tensor]:
+    return {name: value for name, value in state_dict.items() if name not in names}
+
+
+WRONG = {
+    "missing": (
+        lambda right: without(right, "fc.bias"),
+        r"tensors do not fit Network: 1 missing \(fc.bias\)$",
+    ),
+    "extra": (
+        lambda right: right | {f"x{i}": torch.ones(1) for i in range(4)},
+        r"4 unknown to the model \(x0, x1, x2, ...\)$",
+    ),
+    "misshapen": (
+        lambda right: right | {"fc.weight": torch.ones(5, 2)},
+        r"1 of another shape \(fc.weight: \(5, 2\), expected \(4, 2\)\)$",
+    ),
+    "all three": (
+        lambda right: without(right, "fc.bias") | {"fc.weight": torch.ones(2), "x": torch.ones(1)},
+        r"1 missing \(fc.bias\); 1 unknown to the model \(x\); 1 of another shape",
+    ),
+    "another model": (
+        lambda right: {f"blocks.{i}": torch.ones(1) for i in range(5)},
+        r"expected Network, but no tensor .* it holds blocks.0, blocks.1, blocks.2, ...$",
+    ),
+    "empty": (lambda right: {}, r"expected Network, but .* it holds none at all$"),
+    "no tensors": (
+        lambda right: {"epoch": 3, "net": right},
+        r"expected tensors by name, got int for 'epoch'; save the model's state_dict\(\) alone$",
+    ),
+    "no dictionary": (lambda right: [1, 2], r"expected tensors by name, got something else"),
+    "a tensor": (lambda right: torch.ones(3), r"expected tensors by name, got something else"),
+    "a module": (
+        lambda right: Network(),
+        r"\(it holds other objects than tensors, or is damaged\); save the model's state_dict\(\) alone",
+    ),
+    "numbered": (lambda right: {1: torch.ones(1)}, r"expected tensors by name"),
+    "sparse": (
+        lambda right: right | {"fc.weight": right["fc.weight"].to_sparse()},
+        r"1 no plain numbers \(fc.weight: torch.float32, torch.sparse_coo, cpu\)$",
+    ),
+    "nowhere": (
+        lambda right: right | {"fc.weight": right["fc.weight"].to("meta")},
+        r"1 no plain numbers \(fc.weight: .*meta\)$",
+    ),
+    "integers": (
+        lambda right: right | {"fc.weight": right["fc.weight"].int()},
+        r"1 no plain numbers \(fc.weight: torch.int32",
+    ),
+    "complex": (
+        lambda right: right | {"fc.weight": right["fc.weight"] * 1j},
+        r"1 no plain numbers \(fc.weight: torch.complex64",
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Validating sparse tensor")
+@pytest.mark.parametrize("case", WRONG)
+def test_what_does_not_fit_is_named_and_the_model_left_as_it_was(tmp_path, case):
+    change, message = WRONG[case]
+    model = Network()
+    before = copy.deepcopy(model.state_dict())
+    path = tmp_path / "file.pth"
+    torch.save(change(values(model)), path)
+    with pytest.raises(WeightsError, match=message) as caught:
+        load_weights(model, path)
+    assert str(caught.value).startswith(f"{path}: ")
+    assert "\n" not in str(caught.value)
+    assert_holds(model, before)
+
+
+@pytest.mark.parametrize("suffix", SAVE)
+@pytest.mark.parametrize("kept", [0, 0.6], ids=["empty", "cut off"])
+def test_a_damaged_file_is_named(tmp_path, suffix, kept):
+    path = tmp_path / f"file.{suffix}"
+    SAVE[suffix](values(Network()), path)
+    content = path.read_bytes()
+    path.write_bytes(content[: int(kept * len(content))])
+    with pytest.raises(
+        WeightsError, match=rf"file.{suffix}: not a whole .* file of weights \(.+\)"
+    ):
+        load_weights(Network(), path)
+
+
+@pytest.mark.parametrize("suffix", SAVE)
+def test_a_file_of_something_else_is_named(tmp_path, suffix):
+    path = tmp_path / f"file.{suffix}"
+    path.write_text("<html>404: not found</html>\n" * 20)
+    with pytest.raises(
+        WeightsError, match=rf"file.{suffix}: not a whole .* file of weights \(.+\)"
+    ):
+        load_weights(Network(), path)
+
+
+def test_a_missing_file_a_folder_and_an_unknown_suffix_are_named(tmp_path):
+    with pytest.raises(WeightsError, match=r"none.pth: cannot be read \(No such file"):
+        load_weights(Network(), tmp_path / "none.pth")
+    (tmp_path / "folder.pth").mkdir()
+    with pytest.raises(WeightsError, match=r"folder.pth: cannot be read \(Is a directory\)"):
+        load_weights(Network(), tmp_path / "folder.pth")
+    with pytest.raises(WeightsError, match=r"w.h5: expected .* \.npz or \.caffemodel, got '\.h5'"):
+        load_weights(Network(), tmp_path / "w.h5")
+
+
+class Payload:
+    ran = False
+
+    def __reduce__(self):
+        return setattr, (Payload, "ran", True)
+
+
+def test_code_in_a_checkpoint_does_not_run(tmp_path):
+    torch.save(values(Network()) | {"x": Payload()}, tmp_path / "file.pth")
+    with pytest.raises(WeightsError, match="holds other objects than tensors"):
+        load_weights(Network(), tmp_path / "file.pth")
+    assert not Payload.ran
+
+
+def test_an_array_of_objects_is_not_unpickled(tmp_path):
+    np.savez(tmp_path / "file.npz", **{"conv.weight": np.array([Payload()], dtype=object)})
+    with pytest.raises(WeightsError, match=r"not a whole .npz file of weights"):
+        load_weights(Network(), tmp_path / "file.npz")
+    assert not Payload.ran
+
+
+def test_a_conversion_that_fails_is_another_models(tmp_path, monkeypatch):
+    def fails(state_dict: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+        return {"x": state_dict["layers.0"]}
+
+    monkeypatch.setattr(resnet, "checkpoint_filter_fn", fails, raising=False)
+    torch.save(values(Network()), tmp_path / "file.pth")
+    expected = r"cannot be converted for test_resnet \('layers.0'\); is it another model's\?"
+    with pytest.raises(WeightsError, match=expected):
+        load_weights(timm.create_model("test_resnet"), tmp_path / "file.pth")
+
+
+# ------------------------------------------------------------------------------------- known files
+
+
+def known(path: Path, algorithm: str = "sha256", digits: int = 64, url: str = "") -> KnownWeights:
+    digest = hashlib.new(algorithm, path.read_bytes()).hexdigest()
+    return KnownWeights(
+        name="net",
+        model="test_resnet",
+        url=url or f"https://example.org/{path.name}",
+        checksum=(algorithm, digest[:digits]),
+        top1=50.0,
+        licence="none",
+        note="A note.",
+    )
+
+
+@pytest.mark.parametrize(("algorithm", "digits"), [("sha256", 9), ("sha256", 64), ("sha1", 40)])
+def test_a_published_name_promises_the_published_content(tmp_path, monkeypatch, algorithm, digits):
+    path = tmp_path / "net-1234.pth"
+    expected = values(Network())
+    torch.save(expected, path)
+    monkeypatch.setattr(weights, "KNOWN_WEIGHTS", [known(path, algorithm, digits)])
+    model = Network()
+    load_weights(model, path)
+    assert_holds(model, expected)
+
+    torch.save(values(Network()), path)
+    with pytest.raises(WeightsError, match=rf"net-1234.pth: .* {algorithm} begins with .*, got "):
+        load_weights(Network(), path)
+    load_weights(model, path.rename(tmp_path / "own.pth"))
+
+
+def test_the_known_files_are_those_of_the_papers_networks():
+    files = {entry.model: entry.file for entry in KNOWN_WEIGHTS}
+    assert files == {
+        "bn_inception": "bn_inception-52deb4733.pth",
+        "googlenet": "bvlc_googlenet.caffemodel",
+        "googlenet_tv": "googlenet-1378be20.pth",
+    }
+    assert all(timm.is_model(model) for model in files)
+    for entry in KNOWN_WEIGHTS:
+        algorithm, digest = entry.checksum
+        assert algorithm in hashlib.algorithms_guaranteed
+        assert int(digest, 16)
+        assert Path(entry.file).suffix in weights.READERS
+
+
+def test_a_foreign_file_of_a_known_name_is_refused(tmp_path):
+    path = tmp_path / "bn_inception-52deb4733.pth"
+    torch.save(values(Network()), path)
+    with pytest.raises(
+        WeightsError, match="expected bn_inception, whose sha256 begins with 52deb4733"
+    ):
+        load_weights(Network(), path)
+
+
+# ----------------------------------------------------------------------------------- command line
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    requests = 0
+
+    def do_GET(self) -> None:
+        Quiet.requests += 1
+        super().do_GET()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A published file, downloadable from this machine, and the only one known."""
+    path = tmp_path / "server" / "net-1234.pth"
+    path.parent.mkdir()
+    torch.save(values(Network()), path)
+    Quiet.requests = 0
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=path.parent)) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        url = f"http://127.0.0.1:{server.server_port}/{path.name}"
+        monkeypatch.setattr("benchmarks.backbones.__main__.KNOWN_WEIGHTS", [known(path, url=url)])
+        yield path
+        server.shutdown()
+        thread.join()
+
+
+def test_list_prints_where_the_files_come_from(capsys):
+    assert main(["list"]) == 0
+    header, *rows = capsys.readouterr().out.splitlines()
+    assert header.split() == ["NAME", "TOP-1", "MB", "CHECKSUM", "LICENCE", "FILE"]
+    for entry, row in zip(KNOWN_WEIGHTS, rows, strict=False):
+        assert row.startswith(f"{entry.name} ")
+        assert row.endswith(entry.file)
+        assert f"{entry.name}: {entry.url}" in rows
+
+
+def test_download_fetches_a_file_once(served, tmp_path, capsys):
+    output = tmp_path / "new" / "folder"
+    for _ in range(2):
+        assert main(["download", "net", "--output", str(output)]) == 0
+        assert str(output / served.name) in capsys.readouterr().out
+        assert [path.name for path in output.iterdir()] == [served.name]
+        assert (output / served.name).read_bytes() == served.read_bytes()
+        assert Quiet.requests == 1
+
+
+def test_another_file_than_the_published_one_is_put_aside(served, tmp_path, capsys):
+    served.write_bytes(b"another")
+    assert main(["download", "net", "--output", str(tmp_path)]) == 2
+    assert f"{served.name}: expected net, whose sha256" in capsys.readouterr().err
+    assert not (tmp_path / served.name).exists()
+    assert (tmp_path / f"{served.name}.rejected").read_bytes() == b"another"
+
+
+def test_a_file_of_ones_own_in_its_place_is_left_alone(served, tmp_path, capsys):
+    (tmp_path / served.name).write_bytes(b"mine")
+    assert main(["download", "net", "--output", str(tmp_path)]) == 2
+    assert "expected net" in capsys.readouterr().err
+    assert (tmp_path / served.name).read_bytes() == b"mine"
+
+
+def test_a_file_that_the_server_does_not_have_is_named(served, tmp_path, capsys):
+    served.unlink()
+    assert main(["download", "net", "--output", str(tmp_path / "out")]) == 2
+    assert capsys.readouterr().err.startswith("error: ")
+    assert not list((tmp_path / "out").glob("net*"))
+
+
+def test_an_unknown_name_is_refused(capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(["download", "vgg", "--output", "."])
+    assert "bn_inception" in capsys.readouterr().err
