@@ -13,6 +13,9 @@ ranked for others but are no queries; where there are no queries, every metric i
 Batch i is embedded by process i modulo the number of processes, so batches are composed as on one
 process and the embeddings are equal to the bit. PML's tester computes the metrics from them on the
 main process, by faiss on the CPU in float32 whatever the embeddings' type.
+
+Where a dataset has queries and a gallery (In-Shop), every query is ranked against the gallery alone; R is
+then the number of gallery images of its class.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -29,7 +32,7 @@ from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
 from pytorch_metric_learning.utils.inference import FaissKNN
 from torch import Tensor, nn
 from torch.nn.functional import normalize
-from torch.utils.data import BatchSampler, DataLoader, Dataset
+from torch.utils.data import BatchSampler, DataLoader, Dataset, Subset
 
 from benchmarks.progress import progress_bar
 
@@ -188,7 +191,7 @@ class ShardedTester(GlobalEmbeddingSpaceTester):
     """PML's tester with every process embedding its part and the main process measuring.
 
     `test` returns no metrics on the other processes. It leaves the models in evaluation mode, as
-    PML does; `embedded` then holds what `embed` gave for the split embedded last.
+    PML does; `embedded` then holds what `embed` gave for each split, in the order of their names.
 
     Args:
         accuracy_calculator: Which metrics; default `RetrievalAccuracy()`.
@@ -207,6 +210,7 @@ class ShardedTester(GlobalEmbeddingSpaceTester):
         )
         self.accelerator = accelerator
         self.embedding = embedding
+        self.embedded: list[tuple[Tensor, ...]] = []
 
     def get_splits_to_compute_embeddings(self, *args: Any) -> tuple[list[Any], list[str]]:
         # PML lists a set of names, whose order differs from process to process.
@@ -217,8 +221,8 @@ class ShardedTester(GlobalEmbeddingSpaceTester):
         self, dataloader: DataLoader[Any], trunk_model: nn.Module, embedder_model: nn.Module
     ) -> tuple[Tensor, Tensor]:
         model = nn.Sequential(*(_bare(self.accelerator, m) for m in (trunk_model, embedder_model)))
-        self.embedded = embed(self.accelerator, model, dataloader.dataset, **self.embedding)
-        embeddings, labels, *_ = self.embedded
+        self.embedded.append(embed(self.accelerator, model, dataloader.dataset, **self.embedding))
+        embeddings, labels, *_ = self.embedded[-1]
         return embeddings, labels[:, None]
 
     def do_knn_and_accuracies(self, *args: Any) -> None:
@@ -249,47 +253,90 @@ def evaluate(
     dataset: Dataset[Any],
     *,
     recall_at: Sequence[int] = (1, 2, 4, 8),
+    is_query: Tensor | None = None,
     **embedding: Any,
 ) -> Evaluation:
     """Embed `dataset` on all processes and measure the retrieval; to be called on all of them.
 
     Args:
         recall_at: See `RetrievalAccuracy`.
+        is_query: (n,) bool; the other images are the gallery. Default: each is both.
         embedding: The keyword arguments of `embed`: `batch_size`, `num_workers`, `extract`, ...
     Raises:
-        ValueError: if the dataset has less than two images; what `embed` and `RetrievalAccuracy`
-            raise.
+        ValueError: if the dataset has less than two images, no query or no gallery; what `embed` and
+            `RetrievalAccuracy` raise.
     """
     if len(dataset) < 2:
         raise ValueError(f"dataset: retrieval needs at least two images, got {len(dataset)}")
+    if is_query is None:
+        parts, splits = {"test": torch.arange(len(dataset))}, None
+    else:
+        _check_queries(is_query, len(dataset))
+        parts = {"query": is_query.nonzero()[:, 0], "gallery": (~is_query).nonzero()[:, 0]}
+        splits = [("query", ["gallery"])]
     calculator = RetrievalAccuracy(recall_at)
     tester = ShardedTester(accelerator, calculator, **embedding)
+    subsets = {name: Subset(dataset, rows.tolist()) for name, rows in parts.items()}
     with evaluation_mode(model):
-        found = tester.test({"test": dataset}, epoch=0, trunk_model=model)["test"]
+        found = tester.test(subsets, epoch=0, trunk_model=model, splits_to_eval=splits)
+    [found] = found.values()
     metrics = {name: found.get(tester.accuracies_keyname(name)) for name in calculator.names}
     [metrics] = broadcast_object_list([metrics])
-    embeddings, labels, *descriptors = tester.embedded
+    order = torch.cat([parts[name] for name in sorted(parts)]).argsort()
+    columns = (torch.cat(column)[order] for column in zip(*tester.embedded, strict=True))
+    embeddings, labels, *descriptors = columns
     return Evaluation(metrics, embeddings, labels, *descriptors)
 
 
-def neighbours(embeddings: Tensor, k: int, rows: Tensor | None = None) -> Tensor:
+def _check_queries(is_query: Tensor, n: int) -> None:
+    queries = int(is_query.sum())
+    if is_query.shape != (n,) or is_query.dtype != torch.bool or not 0 < queries < n:
+        raise ValueError(
+            f"is_query: expected {n} booleans, some true and some false, got {is_query.dtype} of shape "
+            f"{tuple(is_query.shape)}, {queries} true"
+        )
+
+
+def measure(
+    vectors: Tensor,
+    labels: Tensor,
+    *,
+    recall_at: Sequence[int] = (1, 2, 4, 8),
+    is_query: Tensor | None = None,
+) -> dict[str, float]:
+    """The metrics of vectors (n, D) that are at hand, compared as they are; see `evaluate`."""
+    calculator = RetrievalAccuracy(recall_at)
+    if is_query is None:
+        return calculator.get_accuracy(vectors, labels)
+    _check_queries(is_query, len(vectors))
+    return calculator.get_accuracy(
+        vectors[is_query], labels[is_query], vectors[~is_query], labels[~is_query]
+    )
+
+
+def neighbours(
+    embeddings: Tensor, k: int, rows: Tensor | None = None, gallery: Tensor | None = None
+) -> Tensor:
     """The `k` nearest others of each image, nearest first, ranked as for the metrics.
 
     Args:
         embeddings: (n, E); they are L2-normalised here.
         rows: (q,), the images to look for; default all of them.
+        gallery: (g,), the images to look among, none of `rows`; default all of them.
     Returns:
         (q, k) integers; an image is never its own neighbour, but its exact duplicates are.
     Raises:
         ValueError: if there are no `k` others.
     """
-    if not 1 <= k < len(embeddings):
-        raise ValueError(
-            f"k: expected 1 to {len(embeddings) - 1}, the number of other images, got {k}"
-        )
+    others = len(embeddings) - 1 if gallery is None else len(gallery)
+    if not 1 <= k <= others:
+        raise ValueError(f"k: expected 1 to {others}, the number of other images, got {k}")
     if rows is None:
         rows = torch.arange(len(embeddings))
     unit = normalize(embeddings)
+    if gallery is not None:
+        _, found = FaissKNN()(unit[rows], k, unit[gallery])
+        return gallery[found]
     _, found = FaissKNN()(unit[rows], k + 1, unit)
     itself = found == rows[:, None]
     # Where more than k duplicates stand before the image, it is not in its own ranking.

@@ -6,13 +6,14 @@ is wrong is a `ConfigError` of one line that names the key, raised before anythi
 """
 
 import argparse
+import hashlib
 import importlib
 import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self, get_args
 
 import jsonargparse
 import timm
@@ -21,7 +22,10 @@ import yaml
 from jsonargparse.typing import register_type
 from torch import nn
 
-from benchmarks.datasets import Glyphs
+from benchmarks.backbones import WeightsError, load_weights
+from benchmarks.data import Data, image_size
+from benchmarks.data import check as check_data
+from benchmarks.errors import ConfigError
 from benchmarks.training import gradient_ratios
 from pml_regularizers import (
     DistributedLoss,
@@ -59,37 +63,7 @@ class ClassSpec:
 register_type(ClassSpec, serializer=lambda spec: spec.description, deserializer=ClassSpec)
 
 
-class ConfigError(ValueError):
-    """The description of the run is wrong; one line that names the key, what came and what to do."""
-
-
-@dataclass
-class Data:
-    """Images and batches.
-
-    Args:
-        dataset: Which dataset.
-        root: Where it lies, or is cached.
-        split: Classes to test on: the "test" classes, after training on all training classes, or a
-            "validation" part of the training classes, after training on the others.
-        image_size: Pixels per side.
-        batch_size: Images per step, over all processes.
-        samples_per_class: Images per class in a batch.
-        train_classes: Train on the first so many classes; default: all. Few classes are what CUB and Cars
-            have (100 and 98), and what a network overfits.
-        max_classes: Train on and test on the first classes only, for a quick trial; default: all.
-        num_workers: Data-loader processes for each training process; 0 loads in the process itself.
-    """
-
-    dataset: Literal["glyphs"] = "glyphs"
-    root: Path = Path("data")
-    split: Literal["test", "validation"] = "test"
-    image_size: int = 32
-    batch_size: int = 80
-    samples_per_class: int = 4
-    train_classes: int | None = None
-    max_classes: int | None = None
-    num_workers: int = 0
+BatchNorm = Literal["train", "frozen_statistics", "frozen"]
 
 
 @dataclass
@@ -99,6 +73,10 @@ class Model:
     Args:
         trunk: Name of a timm model.
         trunk_args: More arguments for `timm.create_model`, such as `pretrained` or `output_stride`.
+        weights: File of pretrained weights for the trunk, in place of timm's; default: as `trunk_args` say, else
+            drawn from the seed.
+        batch_norm: "train" the trunk's batch norm, keep its statistics and train scale and shift alone
+            ("frozen_statistics"), or keep it as it is ("frozen").
         embedding_size: Width of the embeddings.
         pool: How the head pools the feature map.
         bias: Whether the head's linear layer has a bias.
@@ -108,7 +86,9 @@ class Model:
     """
 
     trunk: str = "test_resnet"
-    trunk_args: dict[str, Any] = field(default_factory=lambda: {"output_stride": 8})
+    trunk_args: dict[str, Any] = field(default_factory=dict)
+    weights: Path | None = None
+    batch_norm: BatchNorm = "train"
     embedding_size: int = 64
     pool: Literal["avg", "max", "token"] = "avg"
     bias: bool = False
@@ -139,6 +119,8 @@ class Optimization:
         optimizer: Class of the optimizer.
         learning_rate: Of the trunk and the head.
         loss_learning_rate: Of the loss's own parameters; default: `learning_rate`.
+        overrides: Settings of parts, by their path from "model" or "loss" on, such as
+            `{model.head.fc: {lr: 1e-4}}`; see `pml_regularizers.parameter_groups`.
         scheduler: Class of a learning-rate scheduler that steps with every batch; default: constant.
         max_gradient_norm: Clip the gradient of network and loss to this norm; default: no clipping.
     """
@@ -149,6 +131,7 @@ class Optimization:
     )
     learning_rate: float = 1e-3
     loss_learning_rate: float | None = None
+    overrides: dict[str, dict[str, Any]] = field(default_factory=dict)
     scheduler: ClassSpec | None = None
     max_gradient_norm: float | None = None
 
@@ -284,7 +267,7 @@ def _refuse_null(described: Any, config: Mapping[str, Any], prefix: str = "") ->
         value, key = config.get(entry.name), prefix + entry.name
         if is_dataclass(entry.type) and isinstance(value, Mapping):
             _refuse_null(entry.type, value, f"{key}.")
-        elif value is None and "None" not in str(entry.type):
+        elif value is None and type(None) not in get_args(entry.type):
             raise ConfigError(f"{key}: expected a value, got null; leave it out for the default")
 
 
@@ -300,10 +283,11 @@ def check(experiment: Experiment) -> None:
         "checkpoint_every": (experiment.checkpoint_every, 1),
         "diagnose_every": (experiment.diagnose_every, 0),
         "trace_steps": (experiment.trace_steps, 0),
-        "data.image_size": (data.image_size, 8),
+        "data.image_size": (8 if data.image_size is None else data.image_size, 8),
         "data.samples_per_class": (data.samples_per_class, 1),
         "data.batch_size": (data.batch_size, 2),
-        "data.num_workers": (data.num_workers, 0),
+        "data.num_workers": (data.num_workers or 0, 0),
+        "data.folds": (data.folds, 2),
         "data.train_classes": (2 if data.train_classes is None else data.train_classes, 2),
         "data.max_classes": (2 if data.max_classes is None else data.max_classes, 2),
         "model.embedding_size": (experiment.model.embedding_size, 1),
@@ -316,6 +300,7 @@ def check(experiment: Experiment) -> None:
     for key, (value, least) in at_least.items():
         if value < least:
             raise ConfigError(f"{key}: expected at least {least}, got {value}")
+    check_data(data)
     if data.batch_size % data.samples_per_class:
         raise ConfigError(
             f"data.batch_size: expected a multiple of data.samples_per_class ({data.samples_per_class}), "
@@ -327,8 +312,16 @@ def check(experiment: Experiment) -> None:
         "optimization.loss_learning_rate": optimization.loss_learning_rate,
         "optimization.max_gradient_norm": optimization.max_gradient_norm,
     }
+    for path, settings in optimization.overrides.items():
+        if not settings:
+            raise ConfigError(
+                f"optimization.overrides.{path}: expected settings such as {{lr: 1e-4}}, got {settings}"
+            )
+        if "lr" in settings:
+            positive[f"optimization.overrides.{path}.lr"] = settings["lr"]
     for key, rate in positive.items():
-        if rate is not None and not (math.isfinite(rate) and rate > 0):
+        number = isinstance(rate, (int, float)) and math.isfinite(rate) and rate > 0
+        if rate is not None and not number:
             raise ConfigError(f"{key}: expected a positive number, got {rate}")
     for index, term in enumerate(experiment.losses):
         if isinstance(term.weight, float) and not math.isfinite(term.weight):
@@ -543,17 +536,38 @@ def _import(path: Any, key: str) -> type:
 class EmbeddingModel(nn.Sequential):
     """Image -> timm trunk -> `EmbeddingHead` -> embedding."""
 
-    def __init__(self, trunk: nn.Module, head: EmbeddingHead) -> None:
+    def __init__(
+        self, trunk: nn.Module, head: EmbeddingHead, batch_norm: BatchNorm = "train"
+    ) -> None:
         super().__init__()
         self.trunk = trunk
         self.head = head
+        self.batch_norm = batch_norm
+        if batch_norm == "frozen":
+            for module in batch_norms(trunk):
+                module.requires_grad_(False)
+        self.train(self.training)
+
+    def train(self, mode: bool = True) -> Self:
+        super().train(mode)
+        if self.batch_norm != "train":
+            for module in batch_norms(self.trunk):
+                module.eval()
+        return self
 
 
-def build_model(model: Model, in_chans: int, image_size: int) -> EmbeddingModel:
-    """The network of an experiment, with weights drawn from torch's global generator.
+def batch_norms(module: nn.Module) -> list[nn.Module]:
+    """All layers of batch norm, timm's included."""
+    kind = nn.modules.batchnorm._BatchNorm
+    return [inner for inner in module.modules() if isinstance(inner, kind)]
+
+
+def build_model(model: Model, data: Data) -> EmbeddingModel:
+    """The network of an experiment; what no file holds is drawn from torch's global generator.
 
     Raises:
-        ConfigError: if timm has no such model, refuses an argument, or the image does not suit it.
+        ConfigError: if timm has no such model, refuses an argument, the weights do not fit, or the image does not
+            suit it.
     """
     for name in ("num_classes", "global_pool", "in_chans"):
         if name in model.trunk_args:
@@ -564,26 +578,45 @@ def build_model(model: Model, in_chans: int, image_size: int) -> EmbeddingModel:
             f"model.trunk: timm has no {model.trunk!r}"
             + (f"; near: {', '.join(near)}" if near else "")
         )
+    trunk_args = model.trunk_args
+    if model.weights is not None:
+        trunk_args = trunk_args | {"pretrained": False}
     try:
         trunk = timm.create_model(
-            model.trunk, num_classes=0, global_pool="", in_chans=in_chans, **model.trunk_args
+            model.trunk, num_classes=0, global_pool="", in_chans=data.in_chans, **trunk_args
         )
+        if model.weights is not None:
+            load_weights(trunk, model.weights)
         attention = model.attention and build(
             model.attention.description, "model.attention", num_features=trunk.num_features
         )
         head = EmbeddingHead.for_trunk(
             trunk, model.embedding_size, pool=model.pool, bias=model.bias, attention=attention
         )
-        network = EmbeddingModel(trunk, head).eval()
+        network = EmbeddingModel(trunk, head, model.batch_norm).eval()
         if model.channels_last:
             network = network.to(memory_format=torch.channels_last)
         with torch.no_grad():
-            network(torch.zeros(1, in_chans, image_size, image_size))
+            network(torch.zeros(1, data.in_chans, *[image_size(data, trunk)] * 2))
     except ConfigError:
         raise
+    except WeightsError as error:
+        raise ConfigError(f"model.weights: {error}") from error
     except Exception as error:
-        raise ConfigError(f"model: {model.trunk}: {_one_line(error)}") from error
+        hint = "; model.weights reads a file" if trunk_args.get("pretrained") else ""
+        raise ConfigError(f"model: {model.trunk}: {_one_line(error)}{hint}") from error
     return network.train()
+
+
+def describe_weights(model: Model) -> dict[str, str] | None:
+    """Name and SHA-256 of the file of pretrained weights, if there is one."""
+    if model.weights is None:
+        return None
+    with model.weights.open("rb") as file:
+        return {
+            "file": model.weights.name,
+            "sha256": hashlib.file_digest(file, "sha256").hexdigest(),
+        }
 
 
 def build_loss(experiment: Experiment, model: EmbeddingModel, num_classes: int) -> DistributedLoss:
@@ -632,9 +665,16 @@ def build_optimizer(
     Raises:
         ConfigError: see `build`.
     """
-    groups = parameter_groups(
-        model, loss, lr=optimization.learning_rate, loss_lr=optimization.loss_learning_rate
-    )
+    try:
+        groups = parameter_groups(
+            model,
+            loss,
+            lr=optimization.learning_rate,
+            loss_lr=optimization.loss_learning_rate,
+            overrides=optimization.overrides,
+        )
+    except ValueError as error:
+        raise ConfigError(f"optimization.{error}") from error
     optimizer = build(
         optimization.optimizer.description,
         "optimization.optimizer",
@@ -645,6 +685,12 @@ def build_optimizer(
         raise ConfigError(
             f"optimization.optimizer: expected an optimizer, got {type(optimizer).__name__}"
         )
+    for path, settings in optimization.overrides.items():
+        if unknown := settings.keys() - optimizer.defaults.keys():
+            raise ConfigError(
+                f"optimization.overrides.{path}.{min(unknown)}: {type(optimizer).__name__} has no such setting; it "
+                f"has {', '.join(optimizer.defaults)}"
+            )
     if optimization.scheduler is None:
         return optimizer, None
     scheduler = build(
@@ -661,7 +707,7 @@ def build_optimizer(
     return optimizer, scheduler
 
 
-def try_one_step(experiment: Experiment, in_chans: int) -> EmbeddingModel:
+def try_one_step(experiment: Experiment) -> EmbeddingModel:
     """Build everything for two classes and move it once, on the CPU: what cannot work fails here.
 
     Returns:
@@ -670,14 +716,14 @@ def try_one_step(experiment: Experiment, in_chans: int) -> EmbeddingModel:
     Raises:
         ConfigError: naming the part that failed.
     """
-    size = experiment.data.image_size
+    data = experiment.data
     with torch.random.fork_rng(devices=[]):
-        model = build_model(experiment.model, in_chans, size)
+        model = build_model(experiment.model, data)
         loss = build_loss(experiment, model, num_classes=2)
         optimizer, scheduler = build_optimizer(experiment.optimization, model, loss)
         part = "losses"
         try:
-            embeddings = model(torch.randn(4, in_chans, size, size))
+            embeddings = model(torch.randn(4, data.in_chans, *[image_size(data, model.trunk)] * 2))
             if experiment.diagnose_every:
                 part = "diagnose_every"
                 value, _ = gradient_ratios(loss, model, embeddings, torch.arange(4) % 2)
@@ -696,43 +742,3 @@ def try_one_step(experiment: Experiment, in_chans: int) -> EmbeddingModel:
                 f"{part}{hint}: a trial step failed: {type(error).__name__}: {_one_line(error)}"
             ) from error
     return model
-
-
-def check_root(root: Path) -> None:
-    """Make the folder of the data.
-
-    Raises:
-        ConfigError: if it cannot be one.
-    """
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(
-            f"data.root: {root}: cannot be used as a folder ({error.strerror})"
-        ) from error
-
-
-def build_dataset(data: Data, role: Literal["train", "test"]) -> Glyphs:
-    """The classes to train on, or those to test on.
-
-    Raises:
-        ConfigError: if the folder or a size cannot be used.
-    """
-    splits = {
-        ("test", "train"): "train",
-        ("test", "test"): "test",
-        ("validation", "train"): "development",
-        ("validation", "test"): "validation",
-    }
-    limits = [data.max_classes, data.train_classes if role == "train" else None]
-    try:
-        return Glyphs(
-            data.root,
-            splits[data.split, role],
-            image_size=data.image_size,
-            max_classes=min((limit for limit in limits if limit is not None), default=None),
-        )
-    except OSError as error:
-        raise ConfigError(f"data.root: {data.root}: {error.strerror or error}") from error
-    except ValueError as error:
-        raise ConfigError(f"data.{error}") from error

@@ -22,6 +22,7 @@ import torch
 from accelerate import Accelerator, DataLoaderConfiguration
 from accelerate.utils import broadcast_object_list
 from pytorch_metric_learning.losses import CrossBatchMemory
+from timm.layers import convert_sync_batchnorm
 from torch import nn
 from torch.utils.data import Subset
 
@@ -30,15 +31,17 @@ if __package__ in (None, ""):  # started as a file
 
 from benchmarks import experiment as description
 from benchmarks import records, report
-from benchmarks.datasets import Glyphs
+from benchmarks.data import build_datasets, image_size, num_workers
+from benchmarks.datasets import DatasetError
+from benchmarks.errors import ConfigError
 from benchmarks.evaluation import (
     NonFiniteEmbeddingsError,
-    RetrievalAccuracy,
     embed,
     evaluate,
+    measure,
     neighbours,
 )
-from benchmarks.experiment import ConfigError, Experiment
+from benchmarks.experiment import Experiment, batch_norms
 from benchmarks.run_folder import RunFolder, RunFolderError, load_checkpoint
 from benchmarks.training import (
     ClassBatchSampler,
@@ -67,8 +70,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     try:
         return run.execute()
-    except (NonFiniteLossError, NonFiniteEmbeddingsError) as error:
-        print(f"error: {error}", file=sys.stderr)
+    except (NonFiniteLossError, NonFiniteEmbeddingsError, DatasetError) as error:
+        # A data-loader worker's error carries the worker's traceback before its own line.
+        line = str(error).strip().rpartition("\n")[2].removeprefix(f"{_full_name(error)}: ")
+        print(f"error: {line}", file=sys.stderr)
         run.update(status="failed")
         return 1
     except KeyboardInterrupt:
@@ -89,7 +94,7 @@ def start(experiment: Experiment) -> Accelerator:
     Raises:
         ConfigError: if a class, a size or the number of processes does not fit.
     """
-    model = description.try_one_step(experiment, Glyphs.in_chans)
+    model = description.try_one_step(experiment)
     mixed = experiment.precision if experiment.precision in ("bf16", "fp16") else "no"
     accelerator = Accelerator(
         mixed_precision=mixed,
@@ -101,16 +106,15 @@ def start(experiment: Experiment) -> Accelerator:
         raise ConfigError(
             f"data.batch_size: {experiment.data.batch_size} images do not divide by {processes} processes"
         )
-    norms = [
-        module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)
-    ]
-    if processes > 1 and norms and accelerator.device.type == "cpu":
-        raise ConfigError(
-            f"model.trunk: {experiment.model.trunk} has batch norm, whose statistics would differ on "
-            f"{processes} processes, and synchronised batch norm needs GPUs; take a trunk without it, such "
-            "as test_convnext, or one process"
-        )
-    description.check_root(experiment.data.root)
+    parts = {"trunk": model.trunk, "head": model.head}
+    for name, part in parts.items():
+        norms = any(norm.training for norm in batch_norms(part))
+        if processes > 1 and norms and accelerator.device.type == "cpu":
+            freeze = "freeze it (model.batch_norm: frozen), " if name == "trunk" else ""
+            raise ConfigError(
+                f"model.{name}: has batch norm, whose statistics would differ on {processes} processes, and "
+                f"synchronised batch norm needs GPUs; {freeze}take a {name} without it or one process"
+            )
     return accelerator
 
 
@@ -128,10 +132,13 @@ class BenchmarkRun:
         self.experiment = experiment = command.experiment
         self.accelerator = accelerator
         data = experiment.data
-        # The first one renders or unpacks, the others read.
+        self.num_workers = num_workers(data, accelerator.num_processes)
+        torch.manual_seed(experiment.seed)
+        model = description.build_model(experiment.model, data)
+        self.image_size = image_size(data, model.trunk)
+        # The first one renders, the others read.
         with accelerator.local_main_process_first():
-            self.train_set = description.build_dataset(data, "train")
-            self.test_set = description.build_dataset(data, "test")
+            self.train_set, self.test_set = build_datasets(data, model.trunk)
         try:
             self.sampler = ClassBatchSampler(
                 self.train_set.labels,
@@ -143,14 +150,13 @@ class BenchmarkRun:
         except ValueError as error:
             raise ConfigError(str(error)) from error
 
-        torch.manual_seed(experiment.seed)
-        model = description.build_model(experiment.model, Glyphs.in_chans, data.image_size)
         loss: nn.Module = description.build_loss(experiment, model, self.train_set.num_classes)
         self.dtype = torch.float32
         if experiment.precision == "float64":
             self.dtype, model, loss = torch.float64, model.double(), loss.double()
-        if accelerator.num_processes > 1:
-            model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+        if accelerator.num_processes > 1 and any(norm.training for norm in batch_norms(model)):
+            # Unlike torch's, it keeps the activation that timm has inside a layer.
+            model = convert_sync_batchnorm(model)
         self.loss = prepare_loss(accelerator, loss)
         if self._horde() is not None and len(self.train_set) <= experiment.model.embedding_size:
             raise ConfigError(
@@ -242,12 +248,15 @@ class BenchmarkRun:
             "data": {
                 "name": experiment.data.dataset,
                 "fingerprint": self.test_set.fingerprint,
+                "layout": self.test_set.layout,
                 "split": experiment.data.split,
+                "image_size": self.image_size,
                 "train_classes": self.train_set.num_classes,
                 "train_images": len(self.train_set),
                 "test_classes": self.test_set.num_classes,
                 "test_images": len(self.test_set),
             },
+            "weights": description.describe_weights(experiment.model),
             "finished": None,
             "wall_time_s": 0.0,
             "images_per_second": None,
@@ -295,9 +304,7 @@ class BenchmarkRun:
         )
         steps = experiment.trace_steps
         trainer.run(
-            training_loader(
-                self.accelerator, self.train_set, self.sampler, experiment.data.num_workers
-            ),
+            training_loader(self.accelerator, self.train_set, self.sampler, self.num_workers),
             self.progress,
             log=self._log,
             diagnose=lambda step, ratios: self._log([(step, ratios)], "gradient_ratios"),
@@ -380,7 +387,7 @@ class BenchmarkRun:
     def _embedding(self) -> dict[str, Any]:
         return {
             "batch_size": self.experiment.evaluation.batch_size,
-            "num_workers": self.experiment.data.num_workers,
+            "num_workers": self.num_workers,
             "dtype": self.dtype,
         }
 
@@ -396,6 +403,7 @@ class BenchmarkRun:
             self.model,
             self.test_set,
             recall_at=recall_at,
+            is_query=self.test_set.is_query,
             extract=extract,
             **self._embedding,
         )
@@ -407,8 +415,8 @@ class BenchmarkRun:
             if self.accelerator.is_main_process:
                 horde.fit_pca(train_descriptors)
                 reduced = horde.reduce(found.descriptors)
-                descriptor_metrics = RetrievalAccuracy(recall_at).get_accuracy(
-                    reduced, found.labels
+                descriptor_metrics = measure(
+                    reduced, found.labels, recall_at=recall_at, is_query=self.test_set.is_query
                 )
         if not self.accelerator.is_main_process:
             return
@@ -437,8 +445,11 @@ class BenchmarkRun:
     def _save_retrieval(self, embeddings: torch.Tensor) -> None:
         """Some queries of the test set, evenly spread, and what was found for them."""
         data = self.test_set
-        queries = torch.linspace(0, len(data) - 1, GRID_QUERIES).long()
-        found = neighbours(embeddings, GRID_NEIGHBOURS, queries)
+        rows, gallery = torch.arange(len(data)), None
+        if data.is_query is not None:
+            rows, gallery = data.is_query.nonzero()[:, 0], (~data.is_query).nonzero()[:, 0]
+        queries = rows[torch.linspace(0, len(rows) - 1, GRID_QUERIES).long()]
+        found = neighbours(embeddings, GRID_NEIGHBOURS, queries, gallery)
         shown = [queries.tolist(), *found.T.tolist()]  # (1 + neighbours) lists of queries
         pictures = np.array([[data.to_picture(data[i][0]) for i in column] for column in shown])
         names = np.array([[data.name(i) for i in column] for column in shown])
@@ -496,6 +507,10 @@ def _command(argv: Sequence[str]) -> str:
         else:
             launcher += ["python"]
     return shlex.join([*launcher, "benchmarks/run.py", *argv])
+
+
+def _full_name(error: BaseException) -> str:
+    return f"{type(error).__module__}.{type(error).__qualname__}"
 
 
 def _now() -> str:

@@ -19,7 +19,14 @@ from torch.nn.functional import normalize
 from torch.utils.data import Subset
 
 from benchmarks import evaluation
-from benchmarks.evaluation import RetrievalAccuracy, ShardedTester, embed, evaluate, neighbours
+from benchmarks.evaluation import (
+    RetrievalAccuracy,
+    ShardedTester,
+    embed,
+    evaluate,
+    measure,
+    neighbours,
+)
 from tests.workers.evaluate_sharded import CASES, Images, build_model
 
 ROOT = Path(__file__).parents[1]
@@ -314,11 +321,71 @@ def test_queries_against_a_gallery(accelerator):
     )
     direct = RetrievalAccuracy().get_accuracy(normalize(q), q_labels, normalize(g), g_labels)
     assert {name: found["query"][f"{name}_level0"] for name in direct} == direct
+    queries = torch.arange(40) % 3 == 1
+    whole = evaluate(accelerator, model, Images(40), is_query=queries, **options)
+    assert not torch.equal(whole.labels, whole.labels.flip(0))
+    q, g = normalize(whole.embeddings[queries]), normalize(whole.embeddings[~queries])
+    assert whole.metrics == RetrievalAccuracy().get_accuracy(
+        q, whole.labels[queries], g, whole.labels[~queries]
+    )
     names = [f"split{i}" for i in range(9)]
     assert tester.get_splits_to_compute_embeddings(dict.fromkeys(names), None)[1] == names
 
 
+def test_rows_of_queries_and_gallery_come_in_dataset_order(accelerator):
+    model, options = build_model(), {"batch_size": 8, "progress": False}
+    embeddings, labels = embed(accelerator, model, Images(21), **options)
+    queries = torch.rand(21, generator=torch.Generator().manual_seed(0)) < 0.5
+    found = evaluate(
+        accelerator, model, Images(21), is_query=queries, extract=lambda rows: 2 * rows, **options
+    )
+    assert torch.equal(found.labels, labels)
+    torch.testing.assert_close(found.embeddings, embeddings)
+    torch.testing.assert_close(found.descriptors, 2 * embeddings)
+    assert found.metrics == measure(normalize(found.embeddings), labels, is_query=queries)
+
+
+def test_a_hand_made_gallery():
+    """Queries 0 and 2.1 of class 0 and 9 of class 1; gallery 1, 3 (class 0), 2, 8 (class 1)."""
+    points = torch.tensor([0.0, 2.1, 9.0, 1.0, 3.0, 2.0, 8.0])[:, None]
+    labels = torch.tensor([0, 0, 1, 0, 0, 1, 1])
+    found = measure(points, labels, recall_at=(1, 2), is_query=torch.arange(7) < 3)
+    # 0: 1+, 2-; 2.1: 2-, 3+; 9: 8+, 3-. R = 2 for each.
+    assert found == pytest.approx(
+        {
+            "recall_at_1": 2 / 3,
+            "recall_at_2": 1,
+            "mean_average_precision_at_r": (1 / 2 + 1 / 4 + 1 / 2) / 3,
+            "r_precision": 1 / 2,
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    "queries",
+    [
+        torch.ones(8, dtype=torch.bool),
+        torch.zeros(8, dtype=torch.bool),
+        torch.arange(8),
+        torch.arange(7) < 3,
+    ],
+)
+def test_queries_and_gallery_must_both_be_there(accelerator, queries):
+    with pytest.raises(ValueError, match="is_query: expected 8 booleans, some true and some false"):
+        evaluate(accelerator, build_model(), Images(8), is_query=queries, batch_size=4)
+
+
 # ------------------------------------------------------------------------------------- neighbours
+
+
+def test_neighbours_in_a_gallery():
+    embeddings = clusters(0, (12, 12))[0]
+    rows, gallery = torch.tensor([20, 3]), torch.tensor([1, 7, 19, 4, 0])
+    cosines = normalize(embeddings)[rows] @ normalize(embeddings)[gallery].T
+    expected = gallery[cosines.argsort(dim=1, descending=True)]
+    assert torch.equal(neighbours(embeddings, 5, rows, gallery), expected)
+    with pytest.raises(ValueError, match=r"k: expected 1 to 5, .* got 6"):
+        neighbours(embeddings, 6, rows, gallery)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

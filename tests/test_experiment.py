@@ -7,7 +7,9 @@ import torch
 from pytorch_metric_learning import losses, miners
 
 from benchmarks import experiment as description
-from benchmarks.experiment import ConfigError, Model, build, build_loss, build_model
+from benchmarks.data import Data
+from benchmarks.errors import ConfigError
+from benchmarks.experiment import Model, build, build_loss, build_model
 from benchmarks.run import main
 from pml_regularizers import HORDELoss, ScheduledLosses
 
@@ -140,6 +142,38 @@ MISTAKES = {
         ["--diagnose_every=1"],
         "diagnose_every: a trial step failed: ValueError: loss: expected a sum",
     ),
+    "overrides": (
+        ["--optimization.overrides={model.head.fcc: {lr: 1}}"],
+        "optimization.overrides: no trained parameter is at model.head.fcc",
+    ),
+    "overrides without settings": (
+        ["--optimization.overrides={model.head.fc: {}}"],
+        "optimization.overrides.model.head.fc: expected settings",
+    ),
+    "overrides of nothing": (
+        ["--optimization.overrides={model.head.fc: {learning_rate: 1}}"],
+        "optimization.overrides.model.head.fc.learning_rate: Adam has no such setting",
+    ),
+    "overrides with dots": (
+        ["--optimization.overrides.model.head.fc.lr=1e-3"],
+        "optimization.overrides.model.head.fc.lr: Adam has no such setting",
+    ),
+    "rate of a part": (
+        ["--optimization.overrides={model.head.fc: {lr: fast}}"],
+        "optimization.overrides.model.head.fc.lr: expected a positive number, got fast",
+    ),
+    "pretrained weights of ours": (
+        ["--model.trunk=bn_inception", "--model.trunk_args={pretrained: true}"],
+        "model.weights reads a file",
+    ),
+    "batch_norm": (["--model.batch_norm=off"], "frozen_statistics"),
+    "missing weights": (["--model.weights=nowhere.pth"], "model.weights: nowhere.pth"),
+    "weights that are none": (["--model.weights=c.yaml"], "model.weights: c.yaml", "no weights"),
+    "fold": (["--data.split=validation", "--data.fold=4"], "data.fold: expected 0 to 3, one of"),
+    "folds": (["--data.folds=1"], "data.folds: expected at least 2"),
+    "resize of glyphs": (["--data.resize=40"], "data.resize: Glyphs has its own"),
+    "test classes of glyphs": (["--data.test_classes=0.5"], "data.test_classes: glyphs has"),
+    "no dataset": (["--data.dataset=cub", "--data.root=."], "data.root: "),
     "train_classes": (["--data.train_classes=1"], "data.train_classes: expected at least 2"),
     "weight": (
         [f"--losses=[{{weight: .nan, loss: {{class_path: {PML}.losses.ContrastiveLoss}}}}]"],
@@ -224,8 +258,10 @@ def test_every_recipe_can_be_built() -> None:
     assert len(names) >= 4
     for name in names:
         run = description.parse([f"--recipe={name}"]).experiment
-        model = build_model(run.model, 1, run.data.image_size)
-        build_loss(run, model, num_classes=5)
+        run.model.trunk_args.pop("pretrained", None)
+        with torch.device("meta"):
+            model = build_model(run.model, run.data)
+            build_loss(run, model, num_classes=5)
 
 
 def test_builds_nested_classes_with_the_sizes_of_the_run() -> None:
@@ -238,7 +274,7 @@ def test_builds_nested_classes_with_the_sizes_of_the_run() -> None:
             f"--miner={{class_path: {PML}.miners.MultiSimilarityMiner}}",
         ]
     )
-    model = build_model(Model(embedding_size=8), 1, 32)
+    model = build_model(Model(embedding_size=8), Data())
     loss = build_loss(command.experiment, model, num_classes=11)
     assert isinstance(loss.miner, miners.MultiSimilarityMiner)
     assert isinstance(loss.loss, ScheduledLosses)
@@ -264,7 +300,7 @@ def test_builds_attention_kernels_schedules_and_their_optimizer_group() -> None:
             f"--model.attention={spec}VEMAttention, init_args: {{init: zeros}}}}",
         ]
     ).experiment
-    model = build_model(run.model, 1, 32)
+    model = build_model(run.model, Data())
     assert model.head.attention.init == "zeros"
     loss = build_loss(run, model, num_classes=3)
     assert list(loss.loss.losses) == [
@@ -289,12 +325,45 @@ def test_null_keeps_out_what_the_runner_would_fill_in() -> None:
     assert build({"class_path": path}, "loss", num_classes=7).beta.shape == (7,)
 
 
-def test_train_classes_limit_the_training_alone(glyphs_root: Path) -> None:
-    data = description.Data(root=glyphs_root, train_classes=20)
-    assert description.build_dataset(data, "train").num_classes == 20
-    assert description.build_dataset(data, "test").num_classes > 1000
-    data.max_classes = 10
-    assert description.build_dataset(data, "train").num_classes == 10
+def test_parts_have_their_own_settings() -> None:
+    run = description.parse(
+        ["--optimization.overrides={model.head.fc: {lr: 1e-2, weight_decay: 0.5}}"]
+    ).experiment
+    model = build_model(run.model, run.data)
+    loss = build_loss(run, model, num_classes=3)
+    optimizer, _ = description.build_optimizer(run.optimization, model, loss)
+    groups = {group["name"]: group for group in optimizer.param_groups}
+    assert list(groups) == ["model", "model.head.fc"]
+    assert groups["model.head.fc"]["max_lr"] == 1e-2
+    assert groups["model.head.fc"]["weight_decay"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("batch_norm", "statistics_move", "affine_moves"),
+    [("train", True, True), ("frozen_statistics", False, True), ("frozen", False, False)],
+)
+def test_batch_norm_can_be_frozen(
+    batch_norm: str, statistics_move: bool, affine_moves: bool
+) -> None:
+    run = description.parse([f"--model.batch_norm={batch_norm}"]).experiment
+    model = build_model(run.model, run.data)
+    loss = build_loss(run, model, num_classes=3)
+    optimizer, _ = description.build_optimizer(run.optimization, model, loss)
+    norms = description.batch_norms(model)
+    assert len(norms) > 3
+    before = [(norm.running_mean.clone(), norm.weight.detach().clone()) for norm in norms]
+    assert all(norm.training == statistics_move for norm in norms)
+    model.eval()
+    model.train()
+    loss(model(torch.randn(4, 1, 32, 32)), torch.tensor([0, 0, 1, 1])).backward()
+    optimizer.step()
+    moved = [
+        (not torch.equal(norm.running_mean, mean), not torch.equal(norm.weight, weight))
+        for norm, (mean, weight) in zip(norms, before, strict=True)
+    ]
+    statistics, affine = zip(*moved, strict=True)
+    assert set(statistics) == {statistics_move}
+    assert any(affine) == affine_moves  # not all: a branch that begins as zero has no gradient
 
 
 def test_a_spec_with_stray_keys_is_refused() -> None:

@@ -78,10 +78,12 @@ def test_splits_are_disjoint_and_the_folds_make_up_the_training_classes(splits):
     assert len(classes["validation"]) == round(0.25 * len(classes["train"]))
 
 
-def test_validation_fraction_moves_classes_from_one_fold_to_the_other(root, splits):
-    half = Glyphs(root, "validation", validation_fraction=0.5)
-    assert half.num_classes == round(0.5 * splits["train"].num_classes)
-    assert set(half.class_names) > set(splits["validation"].class_names)
+def test_the_folds_are_disjoint_and_make_up_the_training_classes(root, splits):
+    folds = [set(Glyphs(root, "validation", fold=fold, folds=3).class_names) for fold in range(3)]
+    assert set.union(*folds) == set(splits["train"].class_names)
+    assert sum(map(len, folds)) == splits["train"].num_classes
+    rest = Glyphs(root, "development", fold=1, folds=3)
+    assert set(rest.class_names) == folds[0] | folds[2]
 
 
 def test_characters_that_look_the_same_are_one_class(splits):
@@ -268,9 +270,8 @@ def test_another_size_or_another_font_file_has_a_cache_of_its_own(tmp_path, monk
     [
         ({"split": "val"}, "split: expected one of .*'validation'.*, got 'val'"),
         ({"image_size": 15}, "image_size: expected at least 16, got 15"),
-        ({"validation_fraction": 0.0}, "validation_fraction: .* between 0 and 1, got 0.0"),
-        ({"validation_fraction": 1.0}, "validation_fraction: .* between 0 and 1, got 1.0"),
-        ({"validation_fraction": 1e-6}, "validation_fraction: 1e-06 of .* part empty"),
+        ({"split": "validation", "fold": 4}, "fold: expected 0 to 3, got 4"),
+        ({"split": "development", "folds": 1}, "folds: expected 2 to .*, got 1"),
     ],
 )
 def test_bad_arguments_are_named(root, arguments, message):

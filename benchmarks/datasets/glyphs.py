@@ -14,8 +14,8 @@ How it is made:
    Outlines, not pixels, decide, so that the classes depend on the font files alone.
 3. Images: drawn once at one em size, without hinting, centred; what would be too large is drawn
    smaller. They are cached in `root` under a name that hashes the font files.
-4. Splits: classes are ordered by the SHA-256 of their name. The first half trains, and the first
-   quarter of that is the validation part.
+4. Splits: classes are ordered by the SHA-256 of their name. The first half trains, and its parts are the
+   validation folds.
 """
 
 import hashlib
@@ -36,6 +36,8 @@ import torch
 import torch.nn.functional as F
 from matplotlib.ft2font import FT2Font, LoadFlags, __freetype_version__
 from tqdm import tqdm
+
+from benchmarks.datasets.splits import shuffled, validation_fold
 
 Split = Literal["train", "test", "development", "validation"]
 Pixels = npt.NDArray[np.uint8]
@@ -86,7 +88,8 @@ class Glyphs(torch.utils.data.Dataset[tuple[torch.Tensor, int, int]]):
         split: "train" or "test" (half of the classes each), or the two parts of the training
             classes, "development" and "validation", to choose settings without the test classes.
         image_size: Height and width S in pixels.
-        validation_fraction: Part of the training classes that is "validation".
+        fold: Which part of the training classes is "validation".
+        folds: Into how many parts they are cut.
         max_classes: Keep the first classes of the split only, for quick trials; default: all.
     Shape:
         An item is (image, label, index): image (1, S, S), float32, normalised to -1 (background)
@@ -96,15 +99,19 @@ class Glyphs(torch.utils.data.Dataset[tuple[torch.Tensor, int, int]]):
         class_names: One per label, such as "U+0041 A".
         num_classes: Number of classes in this split.
         in_chans: Channels of an image, 1.
+        is_query: None: every image is a query, and is looked for by the others.
+        layout: Where the images come from, "rendered".
         fingerprint: SHA-256 in hexadecimal of all rendered images and their class names, the same
             for every split.
     Raises:
-        ValueError: for an unknown split, an image_size below 16, a validation_fraction that leaves
-            one part empty, a max_classes below 1, or a seed outside 0..2**63-1.
+        ValueError: for an unknown split, an image_size below 16, an impossible fold, a max_classes
+            below 1, or a seed outside 0..2**63-1.
         IndexError: for an index outside 0..len-1.
     """
 
     in_chans = 1
+    is_query = None
+    layout = "rendered"
 
     def __init__(
         self,
@@ -112,22 +119,19 @@ class Glyphs(torch.utils.data.Dataset[tuple[torch.Tensor, int, int]]):
         split: Split = "train",
         *,
         image_size: int = 32,
-        validation_fraction: float = 0.25,
+        fold: int = 0,
+        folds: int = 4,
         max_classes: int | None = None,
     ) -> None:
         if split not in get_args(Split):
             raise ValueError(f"split: expected one of {get_args(Split)}, got {split!r}")
         if image_size < SMALLEST_IMAGE:
             raise ValueError(f"image_size: expected at least {SMALLEST_IMAGE}, got {image_size}")
-        if not 0 < validation_fraction < 1:
-            raise ValueError(
-                f"validation_fraction: expected a number between 0 and 1, got {validation_fraction}"
-            )
         if max_classes is not None and max_classes < 1:
             raise ValueError(f"max_classes: expected at least 1, got {max_classes}")
         characters, images = _cached(Path(root), image_size)
         names = [f"U+{ord(character):04X} {character}" for character in characters]
-        chosen = _split(names, split, validation_fraction)[:max_classes]
+        chosen = _split(names, split, fold, folds)[:max_classes]
 
         self.class_names = [names[i] for i in chosen]
         self.num_classes = len(chosen)
@@ -217,24 +221,17 @@ def _grid(size: int) -> Floats:
     return np.stack([np.tile(axis, size), np.repeat(axis, size), ones], axis=1)
 
 
-def _split(names: Sequence[str], split: Split, validation_fraction: float) -> list[int]:
+def _split(names: Sequence[str], split: Split, fold: int, folds: int) -> list[int]:
     """Positions of a split's classes, ascending."""
-    # A hash needs no generator and does not change from one version of numpy to the next.
-    shuffled = sorted(range(len(names)), key=lambda i: hashlib.sha256(names[i].encode()).digest())
+    order = shuffled(names)
     half = len(names) // 2
-    held_out = round(validation_fraction * half)
-    if not 0 < held_out < half:
-        raise ValueError(
-            f"validation_fraction: {validation_fraction} of {half} training classes leaves the "
-            "validation or the development part empty"
-        )
-    parts = {
-        "train": shuffled[:half],
-        "test": shuffled[half:],
-        "validation": shuffled[:held_out],
-        "development": shuffled[held_out:half],
-    }
-    return sorted(parts[split])
+    if split == "test":
+        return sorted(order[half:])
+    training = sorted(order[:half])
+    if split == "train":
+        return training
+    parts = validation_fold([names[i] for i in training], fold, folds)
+    return [training[i] for i in parts[split == "validation"]]
 
 
 def _cached(root: Path, size: int) -> tuple[list[str], Pixels]:
