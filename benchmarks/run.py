@@ -49,6 +49,7 @@ from benchmarks.training import (
     Progress,
     Trace,
     Trainer,
+    dismiss_workers,
     training_loader,
 )
 from pml_regularizers import HORDELoss, prepare_loss
@@ -84,6 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         run.update(status="failed")
         raise
     finally:
+        dismiss_workers()
         run.close()
         accelerator.end_training()
 

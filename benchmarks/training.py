@@ -5,6 +5,7 @@ and every random number drawn in the network, the miner and the loss. A checkpoi
 nothing of any generator, and a run that goes on from it ends as if it had never stopped.
 """
 
+import multiprocessing
 import os
 import signal
 import time
@@ -149,6 +150,16 @@ def _ignore_signals(worker: int) -> None:
     """Data-loader workers outlive a Ctrl-C until the loop has saved and dismisses them."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+def dismiss_workers() -> None:
+    """End the data-loader workers that an error left behind.
+
+    Python would wait for them at its exit, after a SIGTERM that they ignore.
+    """
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler raises when a worker ends
+    for worker in multiprocessing.active_children():
+        worker.kill()
 
 
 def training_loader(

@@ -1,7 +1,6 @@
 """Which images an experiment trains on and tests on, of every dataset, and a whole run on one of them."""
 
 import json
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +15,7 @@ from benchmarks.data import Data, build_datasets, image_size, num_workers
 from benchmarks.errors import ConfigError
 from benchmarks.run import main
 from tests.fake_trees import cars, cub, inshop, sop
+from tests.processes import TIMEOUT, start
 
 CAFFE = {
     "input_size": (3, 24, 24),
@@ -210,6 +210,19 @@ def test_a_run_against_a_gallery_from_a_file_of_weights(
         assert all("front" in name for name in shown["query_names"])
 
 
+def test_workers_do_not_outlive_an_error(tmp_path: Path) -> None:
+    """They ignore the signals that Python would end them by."""
+    for name in "abcdefgh":
+        (tmp_path / "data" / name).mkdir(parents=True)
+        for i in range(2):
+            Image.new("RGB", (40, 30), "red").save(tmp_path / "data" / name / f"{i}.jpg")
+        (tmp_path / "data" / name / "1.jpg").write_bytes(b"no image")
+    arguments = [f"--data.root={tmp_path / 'data'}", "--data.num_workers=2"]
+    process = start([*SETTINGS, *arguments, f"--output={tmp_path / 'run'}"])
+    output, _ = process.communicate(timeout=TIMEOUT)
+    assert process.returncode == 1, output
+
+
 @pytest.mark.parametrize("workers", [0, 1])
 def test_an_image_that_cannot_be_decoded_stops_the_run_with_its_path(
     workers: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -229,4 +242,3 @@ def test_an_image_that_cannot_be_decoded_stops_the_run_with_its_path(
     assert line.startswith(f"error: {tmp_path / 'data'}/")
     assert "1.jpg: cannot be decoded" in line
     assert json.loads((tmp_path / "run" / "run.json").read_text())["status"] == "failed"
-    shutil.rmtree(tmp_path / "run")
