@@ -35,6 +35,7 @@ from torch.nn.functional import normalize
 from torch.utils.data import BatchSampler, DataLoader, Dataset, Subset
 
 from benchmarks.progress import progress_bar
+from benchmarks.workers import ignore_signals
 
 
 class NonFiniteEmbeddingsError(ValueError):
@@ -139,7 +140,11 @@ def embed(
     mine = batches[accelerator.process_index :: accelerator.num_processes]
     # Without a generator of its own, a DataLoader draws its workers' seed from the global one.
     loader = DataLoader(
-        dataset, batch_sampler=mine, num_workers=num_workers, generator=torch.Generator()
+        dataset,
+        batch_sampler=mine,
+        num_workers=num_workers,
+        generator=torch.Generator(),
+        worker_init_fn=ignore_signals,
     )
     shown = progress and accelerator.is_main_process
     bar = progress_bar(loader, shown=shown, desc="embedding", unit="batch", leave=False)

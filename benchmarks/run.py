@@ -49,9 +49,9 @@ from benchmarks.training import (
     Progress,
     Trace,
     Trainer,
-    dismiss_workers,
     training_loader,
 )
+from benchmarks.workers import dismiss_workers
 from pml_regularizers import HORDELoss, prepare_loss
 
 GRID_QUERIES, GRID_NEIGHBOURS = 8, 8

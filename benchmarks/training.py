@@ -5,7 +5,6 @@ and every random number drawn in the network, the miner and the loss. A checkpoi
 nothing of any generator, and a run that goes on from it ends as if it had never stopped.
 """
 
-import multiprocessing
 import os
 import signal
 import time
@@ -23,6 +22,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from benchmarks.progress import progress_bar
+from benchmarks.workers import ignore_signals
 from pml_regularizers import gradient_norm_ratios, record_terms
 from pml_regularizers.distributed import all_gather
 
@@ -146,22 +146,6 @@ class StopRequest:
         return self.signal is not None
 
 
-def _ignore_signals(worker: int) -> None:
-    """Data-loader workers outlive a Ctrl-C until the loop has saved and dismisses them."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-
-
-def dismiss_workers() -> None:
-    """End the data-loader workers that an error left behind.
-
-    Python would wait for them at its exit, after a SIGTERM that they ignore.
-    """
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler raises when a worker ends
-    for worker in multiprocessing.active_children():
-        worker.kill()
-
-
 def training_loader(
     accelerator: Accelerator, dataset: Dataset[Any], sampler: ClassBatchSampler, num_workers: int
 ) -> Any:
@@ -171,7 +155,7 @@ def training_loader(
         batch_sampler=sampler,
         num_workers=num_workers,
         pin_memory=accelerator.device.type == "cuda",
-        worker_init_fn=_ignore_signals,
+        worker_init_fn=ignore_signals,
     )
     return accelerator.prepare_data_loader(loader)
 

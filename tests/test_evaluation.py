@@ -4,6 +4,7 @@ import copy
 import logging
 import math
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -206,6 +207,23 @@ def test_workers_change_nothing(accelerator):
     ]
     for here, there in zip(*found, strict=True):
         assert torch.equal(here, there)
+
+
+class Interrupted(Images):
+    """Whoever reads an image gets the signals of a Ctrl-C and of a scheduler first."""
+
+    def __getitem__(self, i: int) -> tuple[torch.Tensor, int, int]:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            os.kill(os.getpid(), number)
+        return super().__getitem__(i)
+
+
+def test_workers_outlive_a_signal_to_the_whole_group(accelerator):
+    """The main process decides when to stop, after it has saved."""
+    options = {"batch_size": 4, "progress": False}
+    found, _ = embed(accelerator, build_model(), Interrupted(10), num_workers=1, **options)
+    expected, _ = embed(accelerator, build_model(), Images(10), **options)
+    assert torch.equal(found, expected)
 
 
 def test_extract_follows_each_forward(accelerator):
