@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Literal
 
 import joblib
+import torch
 from timm.data import resolve_model_data_config
 from torch import nn
 
@@ -111,6 +112,11 @@ def image_size(data: Data, trunk: nn.Module) -> int:
     return 32 if data.dataset == "glyphs" else size
 
 
+def fold_of(data: Data) -> str | None:
+    """Which part of the training classes is tested on; None for the test classes."""
+    return f"{data.fold} of {data.folds}" if data.split == "validation" else None
+
+
 def num_workers(data: Data, processes: int) -> int:
     """Data-loader processes of each of the training processes of this machine."""
     if data.num_workers is not None:
@@ -164,6 +170,7 @@ def build_datasets(
             )
             for name, limit in zip(names, most, strict=True)
         )
+        _check_queries(test)
         return train, test
     except DatasetError as error:
         raise ConfigError(f"data.root: {error}") from error
@@ -171,6 +178,20 @@ def build_datasets(
         raise ConfigError(f"data.root: {data.root}: {error.strerror or error}") from error
     except ValueError as error:
         raise ConfigError(f"data.{error}") from error
+
+
+def _check_queries(test: ImageSet) -> None:
+    """There must be something to retrieve."""
+    counts = torch.bincount(test.labels)
+    found = counts > 1
+    if test.is_query is not None:
+        queries = torch.bincount(test.labels[test.is_query], minlength=test.num_classes)
+        found = (queries > 0) & (counts > queries)
+    if not found.any():
+        raise DatasetError(
+            f"{test.listing.root}: no class to test on has two images, one to look for and one to be found; "
+            "take more classes or images"
+        )
 
 
 def _make(root: Path) -> None:

@@ -43,6 +43,8 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 MARKERS = ("o", "s", "^", "D", "v", "P")
 INK = "#010203"  # stands for the page's text colour inside a figure
 LOSS_POINTS = 75  # points of a loss curve, each the mean of a block of steps
+TESTED_ON = ("name", "split", "fold", "fingerprint", "test_classes", "test_images", "view")
+"""What is recorded of the data that has to be equal in one table."""
 THUMBNAIL = 96  # largest side of an image in a retrieval grid, in pixels
 
 
@@ -225,8 +227,8 @@ def _group(runs: Sequence[Run]) -> dict[str, list[Run]]:
                 f"{run.folder}: the run is {run.info['status']!r}, not finished; go on with it by "
                 "--resume, or leave it out"
             )
-        for key in ("name", "split", "fingerprint"):
-            expected, got = first.info["data"][key], run.info["data"][key]
+        for key in TESTED_ON:
+            expected, got = first.info["data"].get(key), run.info["data"].get(key)
             if got != expected:
                 raise ValueError(
                     f"{run.folder}: data {key} is {got!r}, but {expected!r} in {first.folder}; "

@@ -31,7 +31,7 @@ if __package__ in (None, ""):  # started as a file
 
 from benchmarks import experiment as description
 from benchmarks import records, report
-from benchmarks.data import build_datasets, image_size, num_workers
+from benchmarks.data import build_datasets, fold_of, image_size, num_workers
 from benchmarks.datasets import DatasetError
 from benchmarks.errors import ConfigError
 from benchmarks.evaluation import (
@@ -74,6 +74,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (NonFiniteLossError, NonFiniteEmbeddingsError, DatasetError) as error:
         # A data-loader worker's error carries the worker's traceback before its own line.
         line = str(error).strip().rpartition("\n")[2].removeprefix(f"{_full_name(error)}: ")
+        if isinstance(error, DatasetError):
+            line += "; python -m benchmarks.datasets verify finds all files of this kind"
         print(f"error: {line}", file=sys.stderr)
         run.update(status="failed")
         return 1
@@ -252,7 +254,9 @@ class BenchmarkRun:
                 "fingerprint": self.test_set.fingerprint,
                 "layout": self.test_set.layout,
                 "split": experiment.data.split,
+                "fold": fold_of(experiment.data),
                 "image_size": self.image_size,
+                "view": self.test_set.view,
                 "train_classes": self.train_set.num_classes,
                 "train_images": len(self.train_set),
                 "test_classes": self.test_set.num_classes,
@@ -372,12 +376,13 @@ class BenchmarkRun:
         for name, dataset in (("seen", self.train_set), ("unseen", self.test_set)):
             count = min(settings.curve_classes, dataset.num_classes)
             chosen = torch.linspace(0, dataset.num_classes - 1, count).long()
-            some = torch.isin(dataset.labels, chosen).nonzero().flatten().tolist()
+            some = torch.isin(dataset.labels, chosen).nonzero().flatten()
             found = evaluate(
                 self.accelerator,
                 self.model,
-                Subset(dataset, some),
+                Subset(dataset, some.tolist()),
                 recall_at=[1],
+                is_query=None if dataset.is_query is None else dataset.is_query[some],
                 progress=False,
                 **self._embedding,
             )
@@ -451,7 +456,8 @@ class BenchmarkRun:
         if data.is_query is not None:
             rows, gallery = data.is_query.nonzero()[:, 0], (~data.is_query).nonzero()[:, 0]
         queries = rows[torch.linspace(0, len(rows) - 1, GRID_QUERIES).long()]
-        found = neighbours(embeddings, GRID_NEIGHBOURS, queries, gallery)
+        others = len(data) - 1 if gallery is None else len(gallery)
+        found = neighbours(embeddings, min(GRID_NEIGHBOURS, others), queries, gallery)
         shown = [queries.tolist(), *found.T.tolist()]  # (1 + neighbours) lists of queries
         pictures = np.array([[data.to_picture(data[i][0]) for i in column] for column in shown])
         names = np.array([[data.name(i) for i in column] for column in shown])

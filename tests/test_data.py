@@ -106,13 +106,20 @@ def test_folds_of_a_dataset_are_disjoint(full_cub: Path) -> None:
 def test_a_folder_of_ones_own(tmp_path: Path) -> None:
     for name in "abcd":
         (tmp_path / name).mkdir()
-        Image.new("RGB", (40, 30), "red").save(tmp_path / name / "1.png")
+        for i in range(2):
+            Image.new("RGB", (40, 30), "red").save(tmp_path / name / f"{i}.png")
     listed = tmp_path.parent / "listed.txt"
     listed.write_text("b\n")
     for chosen, classes in ((None, 2), (0.25, 1), (listed, 1)):
         train, test = build_datasets(
             small(tmp_path, dataset="folder", test_classes=chosen), Trunk()
         )
+        assert test.view == {
+            "image_size": 24,
+            "resize": None,
+            "keep_aspect": True,
+            "crop_to_box": False,
+        }
         assert (train.num_classes, test.num_classes) == (4 - classes, classes)
     assert test.class_names == ["b"]
 
@@ -123,7 +130,8 @@ def test_a_folder_of_ones_own(tmp_path: Path) -> None:
         ({"dataset": "cub"}, "data.root: .*/empty"),
         ({"dataset": "folder"}, "data.root: .*/empty"),
         ({"dataset": "folder", "test_classes": 1.5}, "data.test_classes: .* 1.5"),
-        ({"dataset": "folder", "test_classes": Path("none.txt")}, "data.*none.txt"),
+        ({"dataset": "folder", "test_classes": Path("none.txt")}, "data.test_classes: none.txt"),
+        ({"dataset": "folder", "test_classes": 0.5}, "no class to test on has two images"),
     ],
 )
 def test_what_is_missing_is_one_sentence(
@@ -210,6 +218,21 @@ def test_a_run_against_a_gallery_from_a_file_of_weights(
         assert all("front" in name for name in shown["query_names"])
 
 
+def test_a_few_photographs_are_enough(tmp_path: Path) -> None:
+    """Fewer to test on than the report shows neighbours."""
+    for name in "abcdefgh":
+        (tmp_path / "data" / name).mkdir(parents=True)
+        for i, colour in enumerate(("red", "blue")):
+            Image.new("RGB", (40, 30), colour).save(tmp_path / "data" / name / f"{i}.jpg")
+    listed = tmp_path / "listed.txt"
+    listed.write_text("a\nb\n")
+    arguments = [f"--data.root={tmp_path / 'data'}", f"--data.test_classes={listed}"]
+    arguments += ["--data.num_workers=0", f"--output={tmp_path / 'run'}"]
+    assert main([*SETTINGS, *arguments]) == 0
+    with np.load(tmp_path / "run" / "retrieval.npz") as shown:
+        assert shown["neighbour_images"].shape == (8, 3, 32, 32, 3)
+
+
 def test_workers_do_not_outlive_an_error(tmp_path: Path) -> None:
     """They ignore the signals that Python would end them by."""
     for name in "abcdefgh":
@@ -241,4 +264,5 @@ def test_an_image_that_cannot_be_decoded_stops_the_run_with_its_path(
     [line] = [line for line in error.splitlines() if line.startswith("error:")]
     assert line.startswith(f"error: {tmp_path / 'data'}/")
     assert "1.jpg: cannot be decoded" in line
+    assert "benchmarks.datasets verify" in line
     assert json.loads((tmp_path / "run" / "run.json").read_text())["status"] == "failed"

@@ -119,7 +119,7 @@ def test_the_table_says_what_there_is(command, small_cub):
         "largest": f"48 x 40, {listing.paths[0]}",
         "grayscale": "4 images",  # one of 16 pictures, in turns
         # The 16 pictures train; they come again from the 17th image on, and the last 20 test.
-        "same content": f"16 images both train and test, the first is {listing.paths[0]} = {listing.paths[48]}",
+        "same content": f"33 images both train and test, the first is {listing.paths[0]} = {listing.paths[48]}",
         "not listed": "1 files beside the images",  # macOS's
         "fingerprint": listing.fingerprint,
     }

@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from benchmarks.datasets import folder
 from benchmarks.datasets.listing import DatasetError
@@ -122,7 +123,7 @@ def test_wrong_lists_of_classes(root, names, text, message):
 
 
 def test_a_missing_list_of_classes(root):
-    with pytest.raises(DatasetError, match=r"no.txt: cannot be read \(No such file"):
+    with pytest.raises(ValueError, match=r"^test_classes: .*no.txt: cannot be read \(No such file"):
         folder.read(root, root / "no.txt")
 
 
@@ -174,3 +175,12 @@ def test_a_name_that_is_not_utf8(root, name):
     with pytest.raises(DatasetError) as error:
         folder.read(root, 0.5)
     assert str(error.value) == f"{root}: the name {name!r} is not UTF-8; rename it"
+
+
+def test_a_link_back_is_refused(tmp_path):
+    for name in "ab":
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        Image.new("RGB", (4, 4)).save(tmp_path / "photos" / name / "1.png")
+    (tmp_path / "photos" / "a" / "back").symlink_to(tmp_path / "photos", target_is_directory=True)
+    with pytest.raises(DatasetError, match=r"back: a link leads to .*photos once more; remove"):
+        folder.read(tmp_path / "photos", 0.5)

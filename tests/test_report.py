@@ -182,6 +182,8 @@ def test_times_of_unlike_machines_are_not_compared(make: Make) -> None:
     [
         ({"status": "stopped"}, r"horde-0: the run is 'stopped', not finished.*--resume"),
         ({"status": "running", "metrics": None}, "the run is 'running'"),
+        ({"data": DATA | {"fold": "1 of 4"}}, "data fold is '1 of 4', but None in .*base-0"),
+        ({"data": DATA | {"test_classes": 3}}, "data test_classes is 3, but"),
         ({"data": DATA | {"fingerprint": "xyz"}}, "fingerprint is 'xyz', but 'abc' in .*base-0"),
         ({"data": DATA | {"split": "validation"}}, "data split is 'validation', but 'test'"),
         ({"metrics": {"recall_at_10": 0.5}}, r"measured \['recall_at_10'\], but .*base-0"),

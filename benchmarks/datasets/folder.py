@@ -53,7 +53,12 @@ def _images(root: Path) -> dict[str, list[str]]:
     """The paths of each class, both sorted."""
     suffixes = image_suffixes()
     images: dict[str, list[str]] = {}
+    seen: set[str] = set()
     for folder, folders, files in os.walk(root, onerror=_unreadable, followlinks=True):
+        real = os.path.realpath(folder)
+        if real in seen:
+            raise DatasetError(f"{folder}: a link leads to {real} once more; remove the link")
+        seen.add(real)
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         inside = Path(folder).relative_to(root)
         for name in folders if folder == str(root) else ():
@@ -101,7 +106,11 @@ def _check_name(root: Path, path: str) -> None:
 
 def _named(file: Path, classes: dict[str, list[str]]) -> set[str]:
     names: set[str] = set()
-    for line, name in enumerate(map(str.strip, read_lines(file)), start=1):
+    try:
+        lines = read_lines(file)
+    except DatasetError as error:
+        raise ValueError(f"test_classes: {error}") from error
+    for line, name in enumerate(map(str.strip, lines), start=1):
         if not name:
             continue
         if name not in classes:

@@ -101,6 +101,7 @@ class Glyphs(torch.utils.data.Dataset[tuple[torch.Tensor, int, int]]):
         in_chans: Channels of an image, 1.
         is_query: None: every image is a query, and is looked for by the others.
         layout: Where the images come from, "rendered".
+        view: What `ImageSet` says of its test views; None: there is one kind.
         fingerprint: SHA-256 in hexadecimal of all rendered images and their class names, the same
             for every split.
     Raises:
@@ -112,6 +113,7 @@ class Glyphs(torch.utils.data.Dataset[tuple[torch.Tensor, int, int]]):
     in_chans = 1
     is_query = None
     layout = "rendered"
+    view = None
 
     def __init__(
         self,

@@ -44,6 +44,7 @@ class ImageSet(torch.utils.data.Dataset[tuple[torch.Tensor, int, int]]):
         is_query: (len,) bool, queries of a set that is searched in its gallery; None where every image is both.
         super_classes: (len,) names, or None.
         layout: Of the listing.
+        view: What is cut out of an image for a test view: "image_size", "resize", "keep_aspect", "crop_to_box".
         fingerprint: SHA-256 in hexadecimal of all listed names, classes, parts and file sizes of the dataset, the
             same for every split.
 
@@ -77,6 +78,10 @@ class ImageSet(torch.utils.data.Dataset[tuple[torch.Tensor, int, int]]):
         self.listing = listing
         self.views = views
         self.layout = listing.layout
+        self.view = {
+            **{name: getattr(views, name) for name in ("image_size", "resize", "keep_aspect")},
+            "crop_to_box": crop_to_box,
+        }
         self.fingerprint = listing.fingerprint
         self._boxes = listing.boxes if crop_to_box else None
 

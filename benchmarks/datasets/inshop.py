@@ -45,6 +45,7 @@ def read(root: Path) -> Listing:
         DatasetError: if there are none, or naming the index file and the line that is missing or wrong.
     """
     layouts: Sequence[str] = LAYOUTS
+    root = root.absolute()
     if root.name in LAYOUTS:
         layouts = [root.name]
         root = root.parent.parent if root.parent.name == "Img" else root.parent

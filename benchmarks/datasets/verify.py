@@ -198,12 +198,14 @@ def _sizes(listing: Listing, pictures: Sequence[Picture]) -> Iterator[Check]:
 
 
 def _duplicates(listing: Listing, pictures: Sequence[Picture]) -> Check:
-    training: dict[bytes | None, str] = {}
-    testing: dict[bytes | None, str] = {}
-    for path, part, picture in zip(listing.paths, listing.parts, pictures, strict=True):
-        if picture.digest is not None:
-            (training if part == "train" else testing).setdefault(picture.digest, path)
-    same = [f"{training[digest]} = {testing[digest]}" for digest in training if digest in testing]
+    rows = list(zip(listing.paths, listing.parts, pictures, strict=True))
+    testing = {picture.digest: path for path, part, picture in rows if part != "train"}
+    testing.pop(None, None)
+    same = [
+        f"{path} = {testing[picture.digest]}"
+        for path, part, picture in rows
+        if part == "train" and picture.digest in testing
+    ]
     check = _none_of("same content", same, "images both train and test")
     return Check(check.name, None, check.detail)
 
