@@ -22,6 +22,9 @@ WIDTH, HEIGHT = 12, 10
 class Views:
     """Pixels as they are; a training view has noise."""
 
+    image_size = resize = None
+    keep_aspect = True
+
     def test(self, image):
         return torch.from_numpy(np.array(image)).permute(2, 0, 1).float()
 
