@@ -1,6 +1,8 @@
 """The images of an experiment: which dataset, which part of it, and what is made of an image."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -108,8 +110,10 @@ def image_size(data: Data, trunk: nn.Module) -> int:
     """Pixels per side of what the network sees."""
     if data.image_size is not None:
         return data.image_size
+    if data.dataset == "glyphs":
+        return 32
     size: int = resolve_model_data_config(trunk)["input_size"][-1]
-    return 32 if data.dataset == "glyphs" else size
+    return size
 
 
 def fold_of(data: Data) -> str | None:
@@ -126,9 +130,7 @@ def num_workers(data: Data, processes: int) -> int:
     return min(MOST_WORKERS, joblib.cpu_count() // processes)
 
 
-def build_datasets(
-    data: Data, trunk: nn.Module
-) -> tuple[Glyphs, Glyphs] | tuple[ImageSet, ImageSet]:
+def build_datasets(data: Data, trunk: nn.Module) -> tuple[Glyphs | ImageSet, Glyphs | ImageSet]:
     """The classes to train on, and those to test on.
 
     Args:
@@ -142,35 +144,18 @@ def build_datasets(
     most = (min(limits, default=None), data.max_classes)
     size = image_size(data, trunk)
     try:
+        make: Callable[..., Glyphs | ImageSet]
         if data.dataset == "glyphs":
-            _make(data.root)
-            train, test = (
-                Glyphs(
-                    data.root,
-                    name,
-                    image_size=size,
-                    fold=data.fold,
-                    folds=data.folds,
-                    max_classes=limit,
-                )
-                for name, limit in zip(names, most, strict=True)
-            )
-            return train, test
-        listing = _listing(data)
-        views = _views(data, trunk, size)
+            _make_folder(data.root)
+            make = partial(Glyphs, data.root, image_size=size)
+        else:
+            views = _views(data, trunk, size)
+            make = partial(ImageSet, _listing(data), views=views, crop_to_box=data.crop_to_box)
         train, test = (
-            ImageSet(
-                listing,
-                name,
-                views=views,
-                fold=data.fold,
-                folds=data.folds,
-                max_classes=limit,
-                crop_to_box=data.crop_to_box,
-            )
+            make(split=name, fold=data.fold, folds=data.folds, max_classes=limit)
             for name, limit in zip(names, most, strict=True)
         )
-        _check_queries(test)
+        _check_retrieval(data.root, test)
         return train, test
     except DatasetError as error:
         raise ConfigError(f"data.root: {error}") from error
@@ -180,7 +165,7 @@ def build_datasets(
         raise ConfigError(f"data.{error}") from error
 
 
-def _check_queries(test: ImageSet) -> None:
+def _check_retrieval(root: Path, test: Glyphs | ImageSet) -> None:
     """There must be something to retrieve."""
     counts = torch.bincount(test.labels)
     found = counts > 1
@@ -189,12 +174,12 @@ def _check_queries(test: ImageSet) -> None:
         found = (queries > 0) & (counts > queries)
     if not found.any():
         raise DatasetError(
-            f"{test.listing.root}: no class to test on has two images, one to look for and one to be found; "
+            f"{root}: no class to test on has two images, one to look for and one to be found; "
             "take more classes or images"
         )
 
 
-def _make(root: Path) -> None:
+def _make_folder(root: Path) -> None:
     try:
         root.mkdir(parents=True, exist_ok=True)
     except OSError as error:

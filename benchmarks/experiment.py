@@ -283,13 +283,13 @@ def check(experiment: Experiment) -> None:
         "checkpoint_every": (experiment.checkpoint_every, 1),
         "diagnose_every": (experiment.diagnose_every, 0),
         "trace_steps": (experiment.trace_steps, 0),
-        "data.image_size": (8 if data.image_size is None else data.image_size, 8),
+        "data.image_size": (data.image_size, 8),
         "data.samples_per_class": (data.samples_per_class, 1),
         "data.batch_size": (data.batch_size, 2),
-        "data.num_workers": (data.num_workers or 0, 0),
+        "data.num_workers": (data.num_workers, 0),
         "data.folds": (data.folds, 2),
-        "data.train_classes": (2 if data.train_classes is None else data.train_classes, 2),
-        "data.max_classes": (2 if data.max_classes is None else data.max_classes, 2),
+        "data.train_classes": (data.train_classes, 2),
+        "data.max_classes": (data.max_classes, 2),
         "model.embedding_size": (experiment.model.embedding_size, 1),
         "optimization.steps": (experiment.optimization.steps, 1),
         "evaluation.every": (evaluation.every, 0),
@@ -298,7 +298,7 @@ def check(experiment: Experiment) -> None:
         "evaluation.recall_at": (min(evaluation.recall_at, default=1), 1),
     }
     for key, (value, least) in at_least.items():
-        if value < least:
+        if value is not None and value < least:
             raise ConfigError(f"{key}: expected at least {least}, got {value}")
     check_data(data)
     if data.batch_size % data.samples_per_class:

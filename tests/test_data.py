@@ -37,6 +37,15 @@ def small(root: Path, **settings: object) -> Data:
     return Data(root=root, image_size=24, **settings)
 
 
+def photographs(root: Path, classes: str, count: int = 2) -> Path:
+    """A folder of one's own: so many JPEGs in a folder for each letter."""
+    for name in classes:
+        (root / name).mkdir(parents=True)
+        for i in range(count):
+            Image.new("RGB", (40, 30), "red").save(root / name / f"{i}.jpg")
+    return root
+
+
 @pytest.fixture(scope="module")
 def full_cub(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return cub.write(tmp_path_factory.mktemp("cub"), cub.FULL).parent
@@ -104,10 +113,7 @@ def test_folds_of_a_dataset_are_disjoint(full_cub: Path) -> None:
 
 
 def test_a_folder_of_ones_own(tmp_path: Path) -> None:
-    for name in "abcd":
-        (tmp_path / name).mkdir()
-        for i in range(2):
-            Image.new("RGB", (40, 30), "red").save(tmp_path / name / f"{i}.png")
+    photographs(tmp_path, "abcd")
     listed = tmp_path.parent / "listed.txt"
     listed.write_text("b\n")
     for chosen, classes in ((None, 2), (0.25, 1), (listed, 1)):
@@ -140,9 +146,7 @@ def test_what_is_missing_is_one_sentence(
     root = tmp_path / "empty"
     root.mkdir()
     if "test_classes" in settings:
-        for name in "abcd":
-            (root / name).mkdir()
-            Image.new("RGB", (40, 30), "red").save(root / name / "1.png")
+        photographs(root, "abcd", count=1)
     with pytest.raises(ConfigError, match=message) as caught:
         build_datasets(small(root, **settings), Trunk())
     assert "\n" not in str(caught.value)
@@ -220,10 +224,7 @@ def test_a_run_against_a_gallery_from_a_file_of_weights(
 
 def test_a_few_photographs_are_enough(tmp_path: Path) -> None:
     """Fewer to test on than the report shows neighbours."""
-    for name in "abcdefgh":
-        (tmp_path / "data" / name).mkdir(parents=True)
-        for i, colour in enumerate(("red", "blue")):
-            Image.new("RGB", (40, 30), colour).save(tmp_path / "data" / name / f"{i}.jpg")
+    photographs(tmp_path / "data", "abcdefgh")
     listed = tmp_path / "listed.txt"
     listed.write_text("a\nb\n")
     arguments = [f"--data.root={tmp_path / 'data'}", f"--data.test_classes={listed}"]
@@ -235,11 +236,8 @@ def test_a_few_photographs_are_enough(tmp_path: Path) -> None:
 
 def test_workers_do_not_outlive_an_error(tmp_path: Path) -> None:
     """They ignore the signals that Python would end them by."""
-    for name in "abcdefgh":
-        (tmp_path / "data" / name).mkdir(parents=True)
-        for i in range(2):
-            Image.new("RGB", (40, 30), "red").save(tmp_path / "data" / name / f"{i}.jpg")
-        (tmp_path / "data" / name / "1.jpg").write_bytes(b"no image")
+    for broken in photographs(tmp_path / "data", "abcdefgh").glob("*/1.jpg"):
+        broken.write_bytes(b"no image")
     arguments = [f"--data.root={tmp_path / 'data'}", "--data.num_workers=2"]
     process = start([*SETTINGS, *arguments, f"--output={tmp_path / 'run'}"])
     output, _ = process.communicate(timeout=TIMEOUT)
@@ -250,11 +248,7 @@ def test_workers_do_not_outlive_an_error(tmp_path: Path) -> None:
 def test_an_image_that_cannot_be_decoded_stops_the_run_with_its_path(
     workers: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name in "abcdefgh":
-        (tmp_path / "data" / name).mkdir(parents=True)
-        for i in range(2):
-            Image.new("RGB", (40, 30), "red").save(tmp_path / "data" / name / f"{i}.jpg")
-    for broken in (tmp_path / "data").glob("*/1.jpg"):
+    for broken in photographs(tmp_path / "data", "abcdefgh").glob("*/1.jpg"):
         content = broken.read_bytes()
         broken.write_bytes(content[: len(content) // 2])
     arguments = [f"--data.root={tmp_path / 'data'}", f"--data.num_workers={workers}"]

@@ -1,7 +1,6 @@
 """The Glyphs dataset: its classes, its views, its splits and its cache."""
 
 import multiprocessing
-import random
 import shutil
 from pathlib import Path
 
@@ -10,6 +9,10 @@ import pytest
 import torch
 
 from benchmarks.datasets import Glyphs, glyphs
+from tests.seeded_views import (
+    assert_global_random_state_is_neither_read_nor_written,
+    assert_workers_see_the_same,
+)
 
 FACES = 12
 
@@ -144,32 +147,11 @@ def test_another_process_sees_the_same(root):
 
 
 def test_data_loader_workers_take_indices_and_pairs(train):
-    keys = [(3, 11), (4, 12), 5, 6]
-    loader = torch.utils.data.DataLoader(train, batch_sampler=[keys[:2], keys[2:]], num_workers=1)
-    images, labels, indices = (torch.cat(parts) for parts in zip(*loader, strict=True))
-    assert torch.equal(images, torch.stack([train[key][0] for key in keys]))
-    assert indices.tolist() == [3, 4, 5, 6]
-    assert torch.equal(labels, train.labels[3:7])
+    assert_workers_see_the_same(train)
 
 
 def test_global_random_state_is_neither_read_nor_written(train):
-    def state():
-        numpy_state = np.random.get_state()  # noqa: NPY002, the global state is the subject
-        return (
-            random.getstate(),
-            numpy_state[1].tolist(),
-            numpy_state[2:],
-            torch.get_rng_state().tolist(),
-        )
-
-    before = state()
-    first = train[3, 9][0], train[3][0]
-    assert state() == before
-    random.seed(1)
-    np.random.seed(1)  # noqa: NPY002
-    torch.manual_seed(1)
-    assert torch.equal(first[0], train[3, 9][0])
-    assert torch.equal(first[1], train[3][0])
+    assert_global_random_state_is_neither_read_nor_written(train)
 
 
 def test_inverse_affine_undoes_the_affine_map():

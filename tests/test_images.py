@@ -14,6 +14,10 @@ from PIL import Image
 from benchmarks.datasets.images import ImageSet, read_image
 from benchmarks.datasets.listing import DatasetError, Listing
 from tests.fake_trees import write_pictures
+from tests.seeded_views import (
+    assert_global_random_state_is_neither_read_nor_written,
+    assert_workers_see_the_same,
+)
 
 WIDTH, HEIGHT = 12, 10
 
@@ -186,33 +190,11 @@ def test_a_training_view_is_a_pure_function_of_index_and_seed(listing):
 
 
 def test_global_random_state_is_neither_read_nor_written(listing):
-    def state():
-        numpy_state = np.random.get_state()  # noqa: NPY002, the global state is the subject
-        return (
-            random.getstate(),
-            numpy_state[1].tolist(),
-            numpy_state[2:],
-            torch.get_rng_state().tolist(),
-        )
-
-    dataset = ImageSet(listing, views=VIEWS)
-    before = state()
-    first = dataset[3, 9][0]
-    assert state() == before
-    random.seed(1)
-    np.random.seed(1)  # noqa: NPY002
-    torch.manual_seed(1)
-    assert torch.equal(first, dataset[3, 9][0])
+    assert_global_random_state_is_neither_read_nor_written(ImageSet(listing, views=VIEWS))
 
 
 def test_data_loader_workers_see_the_same(listing):
-    dataset = ImageSet(listing, views=VIEWS)
-    keys = [(3, 11), (4, 12), 5, 6]
-    loader = torch.utils.data.DataLoader(dataset, batch_sampler=[keys[:2], keys[2:]], num_workers=1)
-    images, labels, indices = (torch.cat(parts) for parts in zip(*loader, strict=True))
-    assert torch.equal(images, torch.stack([dataset[key][0] for key in keys]))
-    assert indices.tolist() == [3, 4, 5, 6]
-    assert torch.equal(labels, dataset.labels[3:7])
+    assert_workers_see_the_same(ImageSet(listing, views=VIEWS))
 
 
 def test_boxes_cut_to_the_nearest_pixel_inside_the_image(tmp_path):

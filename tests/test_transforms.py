@@ -166,19 +166,24 @@ def test_without_augmentation_the_training_view_is_the_test_view_and_draws_nothi
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_random_crops_begin_anywhere_and_half_of_them_are_mirrored():
-    image = coordinates(15, 12)  # 12 is what the shorter side becomes: nothing is resampled
+def assert_crops_begin_anywhere(make, image, count, columns, rows):
+    """Crops of 8 x 8 from an image that is not resampled, half of them mirrored."""
     source = np.asarray(image)
-    make = views(8, resize=12, augmentation="random_crop")
     seen, mirrored = Counter(), 0
-    for picture in draws(make, image, 800):
+    for picture in draws(make, image, count):
         picture, flipped = unmirrored(picture)
         mirrored += flipped
         left, top = picture[0, 0, :2].tolist()
         np.testing.assert_array_equal(picture, source[top : top + 8, left : left + 8])
         seen[left, top] += 1
-    assert_uniform(seen, [(x, y) for x in range(8) for y in range(5)])
-    assert_half(mirrored, 800)
+    assert_uniform(seen, [(x, y) for x in range(columns) for y in range(rows)])
+    assert_half(mirrored, count)
+
+
+def test_random_crops_begin_anywhere_and_half_of_them_are_mirrored():
+    image = coordinates(15, 12)  # 12 is what the shorter side becomes
+    make = views(8, resize=12, augmentation="random_crop")
+    assert_crops_begin_anywhere(make, image, 800, columns=8, rows=5)
 
 
 def test_random_crops_are_cut_from_the_resized_image():
@@ -240,18 +245,9 @@ def test_multi_resolution_is_the_resized_image_on_black():
 
 def test_multi_resolution_crops_anywhere_where_the_image_is_larger(monkeypatch):
     monkeypatch.setattr(transforms, "RESOLUTIONS", (1.5, 1.5))
-    image = coordinates(12, 12)  # 1.5 times the crop: nothing is resampled
-    source = np.asarray(image)
+    image = coordinates(12, 12)  # 1.5 times the crop
     make = views(8, augmentation="multi_resolution")
-    seen, mirrored = Counter(), 0
-    for picture in draws(make, image, 600):
-        picture, flipped = unmirrored(picture)
-        mirrored += flipped
-        left, top = picture[0, 0, :2].tolist()
-        np.testing.assert_array_equal(picture, source[top : top + 8, left : left + 8])
-        seen[left, top] += 1
-    assert_uniform(seen, [(x, y) for x in range(5) for y in range(5)])
-    assert_half(mirrored, 600)
+    assert_crops_begin_anywhere(make, image, 600, columns=5, rows=5)
 
 
 def test_padding_is_a_black_pixel_before_normalisation():

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.backbones.weights import KNOWN_WEIGHTS, KnownWeights, WeightsError
+from benchmarks.command_line import columns
 from benchmarks.datasets.download import download
 
 
@@ -51,13 +52,8 @@ def table(entries: Sequence[KnownWeights]) -> str:
         )
         for weights in entries
     ]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    ]
     notes = [f"{weights.name}: {weights.url}\n    {weights.note}" for weights in entries]
-    return "\n".join([*lines, "", *notes])
+    return "\n".join([columns(rows), "", *notes])
 
 
 def fetch(weights: KnownWeights, folder: Path) -> Path:

@@ -17,6 +17,7 @@ from pathlib import Path
 import joblib
 from tqdm import tqdm
 
+from benchmarks.command_line import at_least, columns
 from benchmarks.datasets import IMAGE_DATASETS, folder
 from benchmarks.datasets.archives import ArchiveError, extract
 from benchmarks.datasets.download import DownloadError, download
@@ -73,7 +74,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     checking.add_argument(
         "--num_workers",
-        type=_positive,
+        type=at_least(1),
         default=joblib.cpu_count(),
         metavar="N",
         help="threads; default: one per core that this process may use",
@@ -103,12 +104,6 @@ def _file_or_fraction(text: str) -> Path | float:
         return Path(text)
 
 
-def _positive(text: str) -> int:
-    if (number := int(text)) < 1:
-        raise argparse.ArgumentTypeError(f"expected at least 1, got {number}")
-    return number
-
-
 # ------------------------------------------------------------------------------------------- list
 
 
@@ -118,24 +113,13 @@ def show() -> int:
         sizes = [archive.size for archive in info.archives]
         size = tqdm.format_sizeof(sum(filter(None, sizes)), "B") if all(sizes) else "unknown size"
         rows.append((info.name, info.title, counts_text(info.counts), size if sizes else "by hand"))
-    _print_table([("name", "title", "images / classes", "download"), *rows])
+    print(columns([("name", "title", "images / classes", "download"), *rows]))
     for info in IMAGE_DATASETS.values():
         print(f"\n{info.name}")
-        _print_table(
-            [
-                *(("  layout", layout) for layout in info.layouts),
-                ("  licence", info.licence),
-                ("  citation", info.citation),
-            ]
-        )
+        rows = [("  layout", layout) for layout in info.layouts]
+        rows += [("  licence", info.licence), ("  citation", info.citation)]
+        print(columns(rows))
     return 0
-
-
-def _print_table(rows: Sequence[Sequence[str]]) -> None:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
-        print("  ".join(cells).rstrip())
 
 
 # --------------------------------------------------------------------------------------- download
@@ -215,7 +199,7 @@ def _listing(
 
 def _print_result(result: Verification, report: Path | None) -> None:
     rows = [(check.name, RESULTS[check.passed], check.detail) for check in result.checks]
-    _print_table([("check", "result", "detail"), *rows])
+    print(columns([("check", "result", "detail"), *rows]))
     if result.broken:
         print("\nThese files cannot be used:")
         print("\n".join(result.broken[:SHOWN]))

@@ -20,6 +20,7 @@ import numpy as np
 from scipy.io import loadmat
 
 from benchmarks.datasets.listing import (
+    RESTORE,
     Box,
     DatasetError,
     DatasetInfo,
@@ -30,7 +31,6 @@ from benchmarks.datasets.listing import (
 
 CLASSES = 196
 TRAINING_CLASSES = 98
-RESTORE = "restore the file from the dataset's archive"
 
 CORNERS = ("bbox_x1", "bbox_y1", "bbox_x2", "bbox_y2")
 OFFICIAL_PARTS = ("train", "test")  # for classification; both are read

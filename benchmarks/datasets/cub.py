@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.datasets.listing import (
+    RESTORE,
     Archive,
     Box,
     DatasetError,
@@ -41,8 +42,7 @@ def read(root: Path) -> Listing:
         if differing := sorted(images.keys() ^ others.keys()):
             has, lacks = ("images.txt", file) if differing[0] in images else (file, "images.txt")
             raise DatasetError(
-                f"{folder / lacks}: image {differing[0]} of {has} is missing; restore the file from the dataset's "
-                "archive"
+                f"{folder / lacks}: image {differing[0]} of {has} is missing; {RESTORE}"
             )
     for image, (label,) in labels.items():
         if label not in names:
@@ -73,13 +73,10 @@ def _by_id(path: Path, values: int, kind: Callable[[str], Any]) -> dict[int, lis
             key, cells = int(row[0]), [kind(word) for word in row[1:]]
         except ValueError as error:
             raise DatasetError(
-                f"{path}: line {number}: expected numbers, got {' '.join(row)!r}; restore the file from the "
-                "dataset's archive"
+                f"{path}: line {number}: expected numbers, got {' '.join(row)!r}; {RESTORE}"
             ) from error
         if key in table:
-            raise DatasetError(
-                f"{path}: line {number}: id {key} stands there twice; restore the file from the dataset's archive"
-            )
+            raise DatasetError(f"{path}: line {number}: id {key} stands there twice; {RESTORE}")
         table[key] = cells
     return table
 
@@ -97,8 +94,7 @@ def _check_path(path: Path, image: int, listed: str, class_name: str) -> None:
 def _box(path: Path, image: int, left: float, top: float, width: float, height: float) -> Box:
     if not (width > 0 and height > 0 and math.isfinite(left + top + width + height)):
         raise DatasetError(
-            f"{path}: the box of image {image} is {width} wide and {height} high; restore the file from the "
-            "dataset's archive"
+            f"{path}: the box of image {image} is {width} wide and {height} high; {RESTORE}"
         )
     return left, top, left + width, top + height
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import cast
 
 from benchmarks.datasets.listing import (
+    RESTORE,
     Box,
     DatasetError,
     DatasetInfo,
@@ -32,7 +33,6 @@ LAYOUTS = ("img", "img_highres")  # names of folders
 PARTITION = "list_eval_partition.txt"
 COLUMNS = ["image_name", "item_id", "evaluation_status"]
 BOXES = "list_bbox_inshop.txt"
-RESTORE = "restore the file from the dataset's archive"
 
 
 def read(root: Path) -> Listing:

@@ -18,6 +18,9 @@ Part = Literal["train", "test", "query", "gallery"]
 Box = tuple[float, float, float, float]
 """(left, top, right, bottom) in pixels; right and bottom are outside."""
 
+RESTORE = "restore the file from the dataset's archive"
+"""How most messages on an index file end."""
+
 
 class DatasetError(ValueError):
     """A dataset is incomplete, damaged or not what it should be; one sentence that names the file."""
@@ -181,9 +184,7 @@ def read_lines(path: Path) -> list[str]:
         return content.decode("utf-8-sig").rstrip("\r\n").splitlines()
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
-        raise DatasetError(
-            f"{path}: line {line} is not UTF-8 text; restore the file from the dataset's archive"
-        ) from error
+        raise DatasetError(f"{path}: line {line} is not UTF-8 text; {RESTORE}") from error
 
 
 def read_rows(path: Path, columns: int, skip: int = 0) -> list[list[str]]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from benchmarks.datasets.listing import (
+    RESTORE,
     Archive,
     DatasetError,
     DatasetInfo,
@@ -78,7 +79,7 @@ def read(root: Path) -> Listing:
 
 
 def _damaged(path: Path, line: int, what: str) -> DatasetError:
-    return DatasetError(f"{path}: line {line}: {what}; restore the file from the dataset's archive")
+    return DatasetError(f"{path}: line {line}: {what}; {RESTORE}")
 
 
 INFO = DatasetInfo(

@@ -22,6 +22,7 @@ import numpy as np
 from PIL import Image
 from torch.utils.data import DataLoader
 
+from benchmarks.command_line import at_least
 from benchmarks.datasets import IMAGE_DATASETS
 from benchmarks.datasets.images import ImageSet
 from benchmarks.datasets.listing import DatasetError, Listing, load
@@ -156,14 +157,14 @@ def _parser() -> argparse.ArgumentParser:
     source.add_argument("--synthetic", action="store_true", help="generated files instead")
     parser.add_argument("--data.root", dest="root", type=Path, metavar="DIR", help="where it lies")
     parser.add_argument(
-        "--images", type=_at_least(1), default=512, metavar="M", help="how many, spread evenly"
+        "--images", type=at_least(1), default=512, metavar="M", help="how many, spread evenly"
     )
     parser.add_argument(
-        "--image_size", type=_at_least(1), default=224, metavar="S", help="of a view"
+        "--image_size", type=at_least(1), default=224, metavar="S", help="of a view"
     )
     parser.add_argument(
         "--num_workers",
-        type=_at_least(0),
+        type=at_least(0),
         default=joblib.cpu_count(),
         metavar="N",
         help="default: one per core that this process may use; 0 loads in the process itself",
@@ -172,15 +173,6 @@ def _parser() -> argparse.ArgumentParser:
         "--augmentation", choices=get_args(Augmentation), default="random_resized_crop"
     )
     return parser
-
-
-def _at_least(least: int) -> Callable[[str], int]:
-    def number(text: str) -> int:
-        if (value := int(text)) < least:
-            raise argparse.ArgumentTypeError(f"expected at least {least}, got {value}")
-        return value
-
-    return number
 
 
 if __name__ == "__main__":

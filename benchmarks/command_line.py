@@ -1,0 +1,25 @@
+"""What the small commands of the benchmarks share."""
+
+import argparse
+from collections.abc import Callable, Sequence
+
+
+def columns(rows: Sequence[Sequence[str]]) -> str:
+    """Rows of as many cells each as lines of text, every column as wide as its widest cell."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
+    return "\n".join(lines)
+
+
+def at_least(least: int) -> Callable[[str], int]:
+    """A `type` for argparse: an integer that is not smaller."""
+
+    def number(text: str) -> int:
+        if (value := int(text)) < least:
+            raise argparse.ArgumentTypeError(f"expected at least {least}, got {value}")
+        return value
+
+    return number
