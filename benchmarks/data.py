@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import joblib
 import torch
@@ -54,7 +54,7 @@ class Data:
         interpolation: Filter for resizing; default: the trunk's.
         crop_to_box: Cut images to their bounding boxes first.
         batch_size: Images per step, over all processes.
-        samples_per_class: Images per class in a batch.
+        samples_per_class: Images per class in a batch; null: plain shuffled batches, whatever their classes.
         train_classes: Train on the first so many classes; default: all. Few classes are what CUB and Cars
             have (100 and 98), and what a network overfits.
         max_classes: Train on and test on the first classes only, for a quick trial; default: all.
@@ -75,7 +75,7 @@ class Data:
     interpolation: Interpolation | None = None
     crop_to_box: bool = False
     batch_size: int = 80
-    samples_per_class: int = 4
+    samples_per_class: int | None = 4
     train_classes: int | None = None
     max_classes: int | None = None
     num_workers: int | None = None
@@ -116,9 +116,10 @@ def image_size(data: Data, trunk: nn.Module) -> int:
     return size
 
 
-def fold_of(data: Data) -> str | None:
-    """Which part of the training classes is tested on; None for the test classes."""
-    return f"{data.fold} of {data.folds}" if data.split == "validation" else None
+def fold_of(data: Data, *, fair: bool = False) -> str | None:
+    """Which part of the training classes is not trained on; None if all are."""
+    held_out = fair or data.split == "validation"
+    return f"{data.fold} of {data.folds}" if held_out else None
 
 
 def num_workers(data: Data, processes: int) -> int:
@@ -130,18 +131,25 @@ def num_workers(data: Data, processes: int) -> int:
     return min(MOST_WORKERS, joblib.cpu_count() // processes)
 
 
-def build_datasets(data: Data, trunk: nn.Module) -> tuple[Glyphs | ImageSet, Glyphs | ImageSet]:
-    """The classes to train on, and those to test on.
+class Datasets(NamedTuple):
+    """The classes to train on, those to test on, and those to choose by (protocol "fair")."""
+
+    train: Glyphs | ImageSet
+    test: Glyphs | ImageSet
+    validation: Glyphs | ImageSet | None = None
+
+
+def build_datasets(data: Data, trunk: nn.Module, *, fair: bool = False) -> Datasets:
+    """The images of an experiment.
 
     Args:
         trunk: Says how images are normalised, and how large they are unless `data` does.
+        fair: Keep a part of the training classes to choose by.
 
     Raises:
         ConfigError: if the dataset is missing or damaged, or a setting does not suit it.
     """
-    names = ("train", "test") if data.split == "test" else ("development", "validation")
     limits = [limit for limit in (data.train_classes, data.max_classes) if limit is not None]
-    most = (min(limits, default=None), data.max_classes)
     size = image_size(data, trunk)
     try:
         make: Callable[..., Glyphs | ImageSet]
@@ -151,12 +159,20 @@ def build_datasets(data: Data, trunk: nn.Module) -> tuple[Glyphs | ImageSet, Gly
         else:
             views = _views(data, trunk, size)
             make = partial(ImageSet, _listing(data), views=views, crop_to_box=data.crop_to_box)
-        train, test = (
-            make(split=name, fold=data.fold, folds=data.folds, max_classes=limit)
-            for name, limit in zip(names, most, strict=True)
+        make = partial(make, fold=data.fold, folds=data.folds)
+        held_out = fair or data.split == "validation"
+        train = make(
+            split="development" if held_out else "train", max_classes=min(limits, default=None)
         )
-        _check_retrieval(data.root, test)
-        return train, test
+        test = make(split=data.split, max_classes=data.max_classes)
+        validation = None
+        if fair:
+            validation = test
+            if data.split == "test":
+                validation = make(split="validation", max_classes=data.max_classes)
+        for tested in (test, *([] if validation is None else [validation])):
+            _check_retrieval(data.root, tested)
+        return Datasets(train, test, validation)
     except DatasetError as error:
         raise ConfigError(f"data.root: {error}") from error
     except OSError as error:

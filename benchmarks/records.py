@@ -12,6 +12,7 @@ import csv
 import json
 import os
 import platform
+import resource
 import sqlite3
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -248,6 +249,15 @@ def describe_hardware() -> dict[str, Any]:
         "memory_gib": _memory_gib(),
         "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
     }
+
+
+def peak_memory() -> dict[str, float]:
+    """The most memory that this process has used so far, in GiB: of the machine and, if it has one, of its GPU."""
+    kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    peak = {"host": kib / 2**20}
+    if torch.cuda.is_available():
+        peak["gpu"] = torch.cuda.max_memory_allocated() / 2**30
+    return peak
 
 
 def _processor() -> str | None:

@@ -181,9 +181,9 @@ def compare(runs: Sequence[Run], baseline: str | None = None) -> Comparison:
     rows: dict[str, dict[int, dict[str, float]]] = {}
     for label, members in methods.items():
         rows[label] = {run.seed: run.info["metrics"] for run in members}
-        described = [run for run in members if run.info.get("descriptor_metrics")]
+        described = [run for run in members if "descriptor" in run.info.get("outputs", {})]
         if described:
-            rows[f"{label} †"] = {run.seed: run.info["descriptor_metrics"] for run in described}
+            rows[f"{label} †"] = {run.seed: run.info["outputs"]["descriptor"] for run in described}
 
     times = _relative_times(methods, baseline)
     notes = []

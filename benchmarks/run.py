@@ -2,8 +2,8 @@
 
     accelerate launch benchmarks/run.py [--recipe PAPER/TABLE/ROW] [--config FILE.yaml] [--any.setting value]
 
-Without a recipe it runs the embedded default: binomial deviance on Glyphs. `--help` lists the settings,
-`--print_config` shows the resolved run, `--resume` goes on from the last checkpoint. Exit status: 2 for a
+Without a recipe it runs the embedded default: binomial deviance on Glyphs. `--list` shows the recipes, `--help`
+the settings, `--print_config` the resolved run; `--resume` goes on from the last checkpoint. Exit status: 2 for a
 run that cannot be started, 1 for one that failed, 128 + signal for one that was stopped and has saved.
 """
 
@@ -20,33 +20,32 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate import Accelerator, DataLoaderConfiguration
+from accelerate.tracking import get_available_trackers as available_trackers
 from accelerate.utils import broadcast_object_list
 from pytorch_metric_learning.losses import CrossBatchMemory
 from timm.layers import convert_sync_batchnorm
 from torch import nn
-from torch.utils.data import Subset
+from torch.utils.data import Dataset, Subset
 
 if __package__ in (None, ""):  # started as a file
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks import experiment as description
-from benchmarks import records, report
+from benchmarks import building, listing, records, report
+from benchmarks.building import batch_norms
 from benchmarks.data import build_datasets, fold_of, image_size, num_workers
-from benchmarks.datasets import DatasetError
+from benchmarks.datasets import DatasetError, Glyphs, ImageSet
 from benchmarks.errors import ConfigError
-from benchmarks.evaluation import (
-    NonFiniteEmbeddingsError,
-    embed,
-    evaluate,
-    measure,
-    neighbours,
-)
-from benchmarks.experiment import Experiment, batch_norms
-from benchmarks.run_folder import RunFolder, RunFolderError, load_checkpoint
+from benchmarks.evaluation import NonFiniteEmbeddingsError, evaluate, neighbours
+from benchmarks.experiment import Command, Experiment, parse
+from benchmarks.outputs import test_outputs
+from benchmarks.recipe_files import dump
+from benchmarks.run_folder import RunFolder, RunFolderError, load_best, load_checkpoint
 from benchmarks.training import (
     ClassBatchSampler,
     NonFiniteLossError,
     Progress,
+    ShuffledBatchSampler,
+    StepSampler,
     Trace,
     Trainer,
     training_loader,
@@ -55,14 +54,18 @@ from benchmarks.workers import dismiss_workers
 from pml_regularizers import HORDELoss, prepare_loss
 
 GRID_QUERIES, GRID_NEIGHBOURS = 8, 8
+SELECTED_BY = "mean_average_precision_at_r"
 VOLATILE = ("output", "data.root", "data.num_workers")
 """Settings that may differ between a run and its resumption."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
+    if "--list" in argv:
+        print(listing.table())
+        return 0
     try:
-        command = description.parse(argv)
+        command = parse(argv)
         accelerator = start(command.experiment)
         run = BenchmarkRun(command, argv, accelerator)
     except (ConfigError, RunFolderError) as error:
@@ -98,18 +101,37 @@ def start(experiment: Experiment) -> Accelerator:
     Raises:
         ConfigError: if a class, a size or the number of processes does not fit.
     """
-    model = description.try_one_step(experiment)
+    building.check_memory(experiment)
+    model = building.try_one_step(experiment)
+    missing = [name for name in experiment.trackers if name not in available_trackers()]
+    if missing:
+        raise ConfigError(
+            f"trackers: {missing[0]} is not installed; pip install it, or leave it out"
+        )
     mixed = experiment.precision if experiment.precision in ("bf16", "fp16") else "no"
     accelerator = Accelerator(
         mixed_precision=mixed,
         step_scheduler_with_optimizer=False,
         dataloader_config=DataLoaderConfiguration(split_batches=True),
+        log_with=experiment.trackers or None,
+        project_dir=experiment.output,
     )
     processes = accelerator.num_processes
     if experiment.data.batch_size % processes:
         raise ConfigError(
             f"data.batch_size: {experiment.data.batch_size} images do not divide by {processes} processes"
         )
+    if experiment.optimization.chunk_size is not None:
+        if any(norm.training for norm in batch_norms(model.trunk)):
+            raise ConfigError(
+                "optimization.chunk_size: the trunk's batch norm would use the statistics of a chunk, not of the "
+                "batch; freeze it (model.batch_norm: frozen_statistics), or leave chunk_size out"
+            )
+        if experiment.diagnose_every:
+            raise ConfigError(
+                "diagnose_every: needs the whole batch's graph of the trunk, which optimization.chunk_size does "
+                "without; set it to 0"
+            )
     parts = {"trunk": model.trunk, "head": model.head}
     for name, part in parts.items():
         norms = any(norm.training for norm in batch_norms(part))
@@ -130,51 +152,67 @@ class BenchmarkRun:
         RunFolderError: if the folder is in use, holds another run, or has an unreadable checkpoint.
     """
 
-    def __init__(
-        self, command: description.Command, argv: Sequence[str], accelerator: Accelerator
-    ) -> None:
+    def __init__(self, command: Command, argv: Sequence[str], accelerator: Accelerator) -> None:
         self.experiment = experiment = command.experiment
         self.accelerator = accelerator
         data = experiment.data
         self.num_workers = num_workers(data, accelerator.num_processes)
         torch.manual_seed(experiment.seed)
-        model = description.build_model(experiment.model, data)
+        model = building.build_model(experiment.model, data)
         self.image_size = image_size(data, model.trunk)
         # The first one renders, the others read.
         with accelerator.local_main_process_first():
-            self.train_set, self.test_set = build_datasets(data, model.trunk)
-        try:
-            self.sampler = ClassBatchSampler(
-                self.train_set.labels,
-                batch_size=data.batch_size,
-                samples_per_class=data.samples_per_class,
-                steps=experiment.optimization.steps,
-                seed=experiment.seed,
+            self.train_set, self.test_set, self.validation_set = build_datasets(
+                data, model.trunk, fair=experiment.protocol == "fair"
             )
+        try:
+            self.sampler = self._sampler()
         except ValueError as error:
             raise ConfigError(str(error)) from error
 
-        loss: nn.Module = description.build_loss(experiment, model, self.train_set.num_classes)
+        loss: nn.Module = building.build_loss(experiment, model, self.train_set.num_classes)
         self.dtype = torch.float32
         if experiment.precision == "float64":
             self.dtype, model, loss = torch.float64, model.double(), loss.double()
         if accelerator.num_processes > 1 and any(norm.training for norm in batch_norms(model)):
             # Unlike torch's, it keeps the activation that timm has inside a layer.
             model = convert_sync_batchnorm(model)
+        if experiment.model.compile:
+            model.trunk.compile()
+            if experiment.model.ensemble is not None:
+                model.head.body.compile()
         self.loss = prepare_loss(accelerator, loss)
-        if self._horde() is not None and len(self.train_set) <= experiment.model.embedding_size:
+        if (
+            experiment.evaluation.descriptor
+            and self._horde() is not None
+            and len(self.train_set) <= experiment.model.embedding_size
+        ):
             raise ConfigError(
                 f"evaluation.descriptor: its PCA to {experiment.model.embedding_size} dimensions needs more "
                 f"training images than the {len(self.train_set)} there are; set it to false"
             )
-        optimizer, self.scheduler = description.build_optimizer(
+        optimizer, self.scheduler = building.build_optimizer(
             experiment.optimization, model, self.loss
         )
         self.model, self.optimizer = accelerator.prepare(model, optimizer)
         self.progress = Progress()
+        self.best: dict[str, Any] | None = None
+        """{"step", "value"} of the weights that the validation classes chose."""
         self._open(command, argv)
 
-    def _open(self, command: description.Command, argv: Sequence[str]) -> None:
+    def _sampler(self) -> StepSampler:
+        data = self.experiment.data
+        batches = {
+            "batch_size": data.batch_size,
+            "steps": self.experiment.optimization.steps,
+            "seed": self.experiment.seed,
+        }
+        if data.samples_per_class is None:
+            return ShuffledBatchSampler(len(self.train_set), **batches)
+        labels, samples = self.train_set.labels, data.samples_per_class
+        return ClassBatchSampler(labels, samples_per_class=samples, **batches)
+
+    def _open(self, command: Command, argv: Sequence[str]) -> None:
         """Lock the folder and go back to its checkpoint; all processes learn whether that went well."""
         self.folder: RunFolder | None = None
         self.records: records.RunRecords | None = None
@@ -196,7 +234,7 @@ class BenchmarkRun:
         if command.resume and not self.finished:
             self._restore()
 
-    def _claim(self, command: description.Command, argv: Sequence[str]) -> None:
+    def _claim(self, command: Command, argv: Sequence[str]) -> None:
         self.folder = RunFolder(self.path)
         used = (self.path / "run.json").exists()
         if used and not command.resume:
@@ -237,24 +275,25 @@ class BenchmarkRun:
         self.record["status"] = "running"
         # run.json first: killed from here on, the folder is a run that --resume goes on with.
         records.write_json(self.path / "run.json", self.record)
-        config = description.dump(command.config)
+        config = dump(command.config)
         records.replace_file(self.path / "config.yaml", config.encode())
         self.records = records.RunRecords(self.path / "records", resume_step=step if used else None)
 
-    def _new_record(self, command: description.Command) -> dict[str, Any]:
+    def _new_record(self, command: Command) -> dict[str, Any]:
         experiment = self.experiment
         return {
             "name": self.path.name,
             "recipe": command.recipe,
             "label": experiment.label,
             "seed": experiment.seed,
+            "protocol": experiment.protocol,
             "config": command.config,
             "data": {
                 "name": experiment.data.dataset,
                 "fingerprint": self.test_set.fingerprint,
                 "layout": self.test_set.layout,
                 "split": experiment.data.split,
-                "fold": fold_of(experiment.data),
+                "fold": fold_of(experiment.data, fair=experiment.protocol == "fair"),
                 "image_size": self.image_size,
                 "view": self.test_set.view,
                 "train_classes": self.train_set.num_classes,
@@ -262,13 +301,17 @@ class BenchmarkRun:
                 "test_classes": self.test_set.num_classes,
                 "test_images": len(self.test_set),
             },
-            "weights": description.describe_weights(experiment.model),
+            "weights": building.describe_weights(experiment.model),
             "finished": None,
             "wall_time_s": 0.0,
             "images_per_second": None,
             "steps": experiment.optimization.steps,
             "metrics": {},
-            "descriptor_metrics": None,
+            "outputs": {},
+            "half_widths": {},
+            "selection": None,
+            "oracle": None,
+            "peak_memory_gib": {},
         }
 
     # ------------------------------------------------------------------------------------- execute
@@ -304,10 +347,16 @@ class BenchmarkRun:
             seed=experiment.seed,
             dtype=self.dtype,
             max_gradient_norm=experiment.optimization.max_gradient_norm,
+            chunk_size=experiment.optimization.chunk_size,
             diagnose_every=experiment.diagnose_every,
             # record-keeper reads its whole csv file again for every group of rows
             log_every=max(10, experiment.optimization.steps // 200),
         )
+        if experiment.trackers:
+            settings = _flat(self.record["config"]) if self.accelerator.is_main_process else {}
+            self.accelerator.init_trackers(
+                "pml-regularizers", {name: str(value) for name, value in settings.items()}
+            )
         steps = experiment.trace_steps
         trainer.run(
             training_loader(self.accelerator, self.train_set, self.sampler, self.num_workers),
@@ -316,7 +365,7 @@ class BenchmarkRun:
             diagnose=lambda step, ratios: self._log([(step, ratios)], "gradient_ratios"),
             checkpoint=self._checkpoint,
             checkpoint_every=experiment.checkpoint_every,
-            evaluate=self._evaluate_curves,
+            evaluate=self._evaluate,
             evaluate_every=experiment.evaluation.every,
             trace=Trace(self.path / "trace.pt", steps, self.progress.step) if steps else None,
         )
@@ -324,6 +373,9 @@ class BenchmarkRun:
     def _log(self, rows: list[tuple[int, dict[str, float]]], table: str = "training") -> None:
         if self.records is not None:
             self.records.log_rows(table, rows)
+            for step, values in rows if self.experiment.trackers else ():
+                named = {f"{table}/{name}": value for name, value in values.items()}
+                self.accelerator.log(named, step=step)
 
     def _checkpoint(self, progress: Progress) -> None:
         if self.folder is None:
@@ -331,8 +383,7 @@ class BenchmarkRun:
         self.folder.save(
             progress.step,
             {
-                "model": self.accelerator.unwrap_model(self.model).state_dict(),
-                "loss": self.accelerator.unwrap_model(self.loss).state_dict(),
+                **self._weights(),
                 "optimizer": self.optimizer.state_dict(),
                 "scheduler": self.scheduler.state_dict() if self.scheduler else None,
                 "scaler": self.accelerator.scaler.state_dict() if self.accelerator.scaler else None,
@@ -342,15 +393,16 @@ class BenchmarkRun:
                     name: [memory.queue_idx, memory.has_been_filled]
                     for name, memory in self._memories().items()
                 },
+                "best": self.best,
             },
         )
+        self.folder.keep_best(self.best and self.best["step"])
 
     def _restore(self) -> None:
         state = load_checkpoint(self.path)
         if state is None:
             return
-        self.accelerator.unwrap_model(self.model).load_state_dict(state["model"])
-        self.accelerator.unwrap_model(self.loss).load_state_dict(state["loss"])
+        self._load_weights(state)
         self.optimizer.load_state_dict(state["optimizer"])
         if self.scheduler is not None:
             self.scheduler.load_state_dict(state["scheduler"])
@@ -358,7 +410,12 @@ class BenchmarkRun:
             self.accelerator.scaler.load_state_dict(state["scaler"])
         for name, memory in self._memories().items():
             memory.queue_idx, memory.has_been_filled = state["memories"][name]
+        self.best = state["best"]
         self.progress = Progress(state["step"], state["seconds"], state["busy_seconds"])
+
+    def _load_weights(self, state: dict[str, Any]) -> None:
+        self.accelerator.unwrap_model(self.model).load_state_dict(state["model"])
+        self.accelerator.unwrap_model(self.loss).load_state_dict(state["loss"])
 
     def _memories(self) -> dict[str, CrossBatchMemory]:
         """PML's cross-batch memories, whose place in the queue is not in their state_dict."""
@@ -369,26 +426,47 @@ class BenchmarkRun:
             if isinstance(module, CrossBatchMemory)
         }
 
-    def _evaluate_curves(self, step: int) -> None:
-        """Recall@1 on as many seen as unseen classes, for the report's curves: never for a choice."""
-        settings = self.experiment.evaluation
-        row = {}
-        for name, dataset in (("seen", self.train_set), ("unseen", self.test_set)):
-            count = min(settings.curve_classes, dataset.num_classes)
-            chosen = torch.linspace(0, dataset.num_classes - 1, count).long()
-            some = torch.isin(dataset.labels, chosen).nonzero().flatten()
-            found = evaluate(
-                self.accelerator,
-                self.model,
-                Subset(dataset, some.tolist()),
-                recall_at=[1],
-                is_query=None if dataset.is_query is None else dataset.is_query[some],
-                progress=False,
-                **self._embedding,
-            )
-            row[f"{name}_recall_at_1"] = found.metrics["recall_at_1"]
-        if self.records is not None:
-            self.records.log("evaluation", step, row)
+    def _evaluate(self, step: int) -> None:
+        """A point of the curves; under protocol "fair", also whether these weights are the best so far."""
+        row = {"seen_recall_at_1": self._recall_at_1(self.train_set)}
+        if self.validation_set is None:
+            row["unseen_recall_at_1"] = self._recall_at_1(self.test_set)
+        else:
+            found = self._measured(self.validation_set, [1])
+            row["unseen_recall_at_1"] = found["recall_at_1"]
+            row[SELECTED_BY] = found[SELECTED_BY]
+            if self.best is None or row[SELECTED_BY] > self.best["value"]:
+                self.best = {"step": step, "value": row[SELECTED_BY]}
+                if self.folder is not None:
+                    self.folder.save_best(step, self._weights())
+        self._log([(step, row)], "evaluation")
+        if self.experiment.evaluation.oracle:
+            recall_at = self.experiment.evaluation.recall_at
+            self._log([(step, self._measured(self.test_set, recall_at))], "oracle")
+
+    def _recall_at_1(self, dataset: Glyphs | ImageSet) -> float:
+        """Of some of the classes, for the report's curves: never for a choice."""
+        count = min(self.experiment.evaluation.curve_classes, dataset.num_classes)
+        chosen = torch.linspace(0, dataset.num_classes - 1, count).long()
+        some = torch.isin(dataset.labels, chosen).nonzero().flatten()
+        return self._measured(dataset, [1], some)["recall_at_1"]
+
+    def _measured(
+        self, dataset: Glyphs | ImageSet, recall_at: list[int], rows: torch.Tensor | None = None
+    ) -> dict[str, float]:
+        is_query = dataset.is_query
+        images: Dataset[Any] = dataset
+        if rows is not None:
+            images = Subset(dataset, rows.tolist())
+            is_query = None if is_query is None else is_query[rows]
+        options = {"recall_at": recall_at, "is_query": is_query, "progress": False}
+        return evaluate(self.accelerator, self.model, images, **options, **self._embedding).metrics
+
+    def _weights(self) -> dict[str, Any]:
+        return {
+            "model": self.accelerator.unwrap_model(self.model).state_dict(),
+            "loss": self.accelerator.unwrap_model(self.loss).state_dict(),
+        }
 
     @property
     def _embedding(self) -> dict[str, Any]:
@@ -402,38 +480,31 @@ class BenchmarkRun:
 
     def _test(self) -> None:
         begun = time.perf_counter()
-        recall_at = self.experiment.evaluation.recall_at
-        horde = self._horde()
-        extract = None if horde is None else horde.descriptor
-        found = evaluate(
+        if self.best is not None:
+            self._load_weights(load_best(self.path, self.best["step"]))
+        found = test_outputs(
             self.accelerator,
             self.model,
+            self._horde(),
+            self.train_set,
             self.test_set,
-            recall_at=recall_at,
-            is_query=self.test_set.is_query,
-            extract=extract,
-            **self._embedding,
+            self.experiment.evaluation,
+            self._embedding,
         )
-        descriptor_metrics = None
-        if horde is not None:
-            *_, train_descriptors = embed(
-                self.accelerator, self.model, self.train_set, extract=extract, **self._embedding
-            )
-            if self.accelerator.is_main_process:
-                horde.fit_pca(train_descriptors)
-                reduced = horde.reduce(found.descriptors)
-                descriptor_metrics = measure(
-                    reduced, found.labels, recall_at=recall_at, is_query=self.test_set.is_query
-                )
         if not self.accelerator.is_main_process:
             return
         self._save_retrieval(found.embeddings)
         images = self.progress.step * self.experiment.data.batch_size
+        metrics = dict(found.metrics)
         self.update(
             status="finished",
             finished=_now(),
-            metrics=found.metrics,
-            descriptor_metrics=descriptor_metrics,
+            metrics=metrics.pop("embedding"),
+            outputs=metrics,
+            half_widths=found.half_widths,
+            selection=self.best and {"metric": SELECTED_BY, **self.best},
+            oracle=self._oracle(),
+            peak_memory_gib=records.peak_memory(),
             wall_time_s=self.progress.seconds + time.perf_counter() - begun,
             images_per_second=images / self.progress.busy_seconds,
         )
@@ -442,10 +513,17 @@ class BenchmarkRun:
         print(report.markdown_table(runs))
         print(f"\nreport: {self.path / 'report.html'}")
 
-    def _horde(self) -> HORDELoss | None:
-        """The HORDE whose descriptor is tested, if there is one and it is wanted."""
-        if not self.experiment.evaluation.descriptor:
+    def _oracle(self) -> dict[str, float] | None:
+        """The test at the step that is best by the test set itself."""
+        table = records.read_table(self.path / "records", "oracle")
+        if not table:
             return None
+        first = f"recall_at_{self.experiment.evaluation.recall_at[0]}"
+        best = table[first].index(max(table[first]))
+        return {name: values[best] for name, values in table.items()}
+
+    def _horde(self) -> HORDELoss | None:
+        """The HORDE whose orders and descriptor are tested, if there is one."""
         found = [module for module in self.loss.modules() if isinstance(module, HORDELoss)]
         return found[0] if len(found) == 1 else None
 

@@ -66,15 +66,19 @@ class RunFolder:
 
     def save(self, step: int, state: dict[str, Any]) -> None:
         """Write a checkpoint: whole under its name, or not at all. The last two are kept."""
-        path = self.checkpoints / f"step_{step:09d}.pt"
-        temporary = path.with_suffix(".tmp")
-        with temporary.open("wb") as file:
-            torch.save({"step": step, **state}, file)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
+        _write(self.checkpoints / f"step_{step:09d}.pt", {"step": step, **state})
         for old in saved_checkpoints(self.path)[:-KEPT]:
             old.unlink()
+
+    def save_best(self, step: int, state: dict[str, Any]) -> None:
+        """Write the weights that were best so far, beside those of earlier steps."""
+        _write(best_weights(self.path, step), {"step": step, **state})
+
+    def keep_best(self, step: int | None) -> None:
+        """Once the checkpoint says which weights are the best: delete the others."""
+        for path in self.checkpoints.glob("best_*.pt"):
+            if step is None or path != best_weights(self.path, step):
+                path.unlink()
 
     def close(self) -> None:
         """Let others write."""
@@ -90,6 +94,11 @@ def saved_checkpoints(run: Path) -> list[Path]:
     )
 
 
+def best_weights(run: Path, step: int) -> Path:
+    """The file of the weights that validation classes chose at a step."""
+    return run / "checkpoints" / f"best_{step:09d}.pt"
+
+
 def load_checkpoint(run: Path) -> dict[str, Any] | None:
     """The last checkpoint of a run, on the CPU; None if there is none.
 
@@ -97,13 +106,32 @@ def load_checkpoint(run: Path) -> dict[str, Any] | None:
         RunFolderError: if it cannot be read.
     """
     paths = saved_checkpoints(run)
-    if not paths:
-        return None
+    return _read(paths[-1], "delete it to go on from the one before") if paths else None
+
+
+def load_best(run: Path, step: int) -> dict[str, Any]:
+    """The weights that validation classes chose, on the CPU.
+
+    Raises:
+        RunFolderError: if they cannot be read.
+    """
+    return _read(best_weights(run, step), "run that training again")
+
+
+def _write(path: Path, state: dict[str, Any]) -> None:
+    temporary = path.with_suffix(".tmp")
+    with temporary.open("wb") as file:
+        torch.save(state, file)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+def _read(path: Path, remedy: str) -> dict[str, Any]:
     try:
-        state: dict[str, Any] = torch.load(paths[-1], map_location="cpu", weights_only=True)
+        state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
         raise RunFolderError(
-            f"{paths[-1]}: not a readable checkpoint ({type(error).__name__}); "
-            "delete it to go on from the one before"
+            f"{path}: not a readable checkpoint ({type(error).__name__}); {remedy}"
         ) from error
     return state

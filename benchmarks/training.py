@@ -34,64 +34,30 @@ class NonFiniteLossError(RuntimeError):
     """The loss or the weights are nan or infinite; names the step, and the images of a loss."""
 
 
-class ClassBatchSampler(Sampler[list[Key]]):
-    """Batches of P classes x M images, class by class; each a pure function of (seed, step).
-
-    An epoch shows every class once, in an order seeded by (seed, epoch), in batches of P; the classes
-    that do not fill a batch wait for another epoch. An image repeats within a batch only if its class
-    has fewer than M.
+class StepSampler(Sampler[list[Key]]):
+    """Batches that are each a pure function of (seed, step), so that the next step is all the state there is.
 
     Args:
-        labels: (n,) integers, the class of each image.
-        batch_size: P M, over all processes.
-        samples_per_class: M.
+        batch_size: Images of a batch, over all processes.
         steps: Batches in the whole training.
         seed: Of everything drawn here.
-
-    Raises:
-        ValueError: if there are fewer than P classes.
     """
 
     drop_last = True
 
-    def __init__(
-        self, labels: Tensor, *, batch_size: int, samples_per_class: int, steps: int, seed: int
-    ) -> None:
+    def __init__(self, *, batch_size: int, steps: int, seed: int) -> None:
         self.batch_size = batch_size
-        self.samples_per_class = samples_per_class
-        self.classes_per_batch = batch_size // samples_per_class
         self.steps = steps
         self.seed = seed
         self.step = 0
-        order = np.argsort(labels.numpy(), kind="stable")
-        _, counts = np.unique(labels.numpy(), return_counts=True)
-        self._images = np.split(order, np.cumsum(counts)[:-1])
-        if len(self._images) < self.classes_per_batch:
-            raise ValueError(
-                f"data.batch_size: {batch_size} images, {samples_per_class} per class, need "
-                f"{self.classes_per_batch} classes, but there are {len(self._images)}"
-            )
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """Batches that show every class once, but for an incomplete last one."""
-        return len(self._images) // self.classes_per_batch
 
     def batch(self, step: int) -> list[Key]:
         """The batch of a step."""
-        epoch, place = divmod(step, self.steps_per_epoch)
-        classes = np.random.default_rng((self.seed, 0, epoch)).permutation(len(self._images))
-        chosen = classes[place * self.classes_per_batch :][: self.classes_per_batch]
-        rng = np.random.default_rng((self.seed, 1, step))
-        indices = np.concatenate([self._draw(self._images[label], rng) for label in chosen])
+        raise NotImplementedError
+
+    def _keys(self, indices: np.ndarray, rng: np.random.Generator) -> list[Key]:
         seeds = rng.integers(2**63, size=len(indices))
         return list(zip(indices.tolist(), seeds.tolist(), strict=True))
-
-    def _draw(self, images: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        rounds = -(-self.samples_per_class // len(images))
-        return np.concatenate([rng.permutation(images) for _ in range(rounds)])[
-            : self.samples_per_class
-        ]
 
     def __iter__(self) -> Iterator[list[Key]]:
         for step in range(self.step, self.steps):
@@ -101,12 +67,88 @@ class ClassBatchSampler(Sampler[list[Key]]):
         return self.steps - self.step
 
     def state_dict(self) -> dict[str, int]:
-        """The next step: all the state there is."""
+        """The next step."""
         return {"step": self.step}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Start the next iteration at that step."""
         self.step = state["step"]
+
+
+class ShuffledBatchSampler(StepSampler):
+    """Batches of images of any classes: shuffled epochs, one after the other, cut into batches of one size.
+
+    An epoch shows every image once. Where an epoch ends inside a batch, the next one fills it.
+
+    Args:
+        images: Number of images.
+        **kwargs: As in `StepSampler`.
+
+    Raises:
+        ValueError: if there are fewer images than a batch needs.
+    """
+
+    def __init__(self, images: int, **kwargs: int) -> None:
+        super().__init__(**kwargs)
+        self.images = images
+        if images < self.batch_size:
+            raise ValueError(f"data.batch_size: {self.batch_size} images, but there are {images}")
+
+    def batch(self, step: int) -> list[Key]:
+        epoch, start = divmod(step * self.batch_size, self.images)
+        indices = np.concatenate([self._epoch(epoch)[start:], self._epoch(epoch + 1)])
+        return self._keys(indices[: self.batch_size], np.random.default_rng((self.seed, 1, step)))
+
+    def _epoch(self, epoch: int) -> np.ndarray:
+        return np.random.default_rng((self.seed, 0, epoch)).permutation(self.images)
+
+
+class ClassBatchSampler(StepSampler):
+    """Batches of P classes x M images, class by class.
+
+    An epoch shows every class once, in an order seeded by (seed, epoch), in batches of P; the classes
+    that do not fill a batch wait for another epoch. An image repeats within a batch only if its class
+    has fewer than M.
+
+    Args:
+        labels: (n,) integers, the class of each image.
+        samples_per_class: M.
+        **kwargs: As in `StepSampler`; batch_size is P M.
+
+    Raises:
+        ValueError: if there are fewer than P classes.
+    """
+
+    def __init__(self, labels: Tensor, *, samples_per_class: int, **kwargs: int) -> None:
+        super().__init__(**kwargs)
+        self.samples_per_class = samples_per_class
+        self.classes_per_batch = self.batch_size // samples_per_class
+        order = np.argsort(labels.numpy(), kind="stable")
+        _, counts = np.unique(labels.numpy(), return_counts=True)
+        self._images = np.split(order, np.cumsum(counts)[:-1])
+        if len(self._images) < self.classes_per_batch:
+            raise ValueError(
+                f"data.batch_size: {self.batch_size} images, {samples_per_class} per class, need "
+                f"{self.classes_per_batch} classes, but there are {len(self._images)}"
+            )
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Batches that show every class once, but for an incomplete last one."""
+        return len(self._images) // self.classes_per_batch
+
+    def batch(self, step: int) -> list[Key]:
+        epoch, place = divmod(step, self.steps_per_epoch)
+        classes = np.random.default_rng((self.seed, 0, epoch)).permutation(len(self._images))
+        chosen = classes[place * self.classes_per_batch :][: self.classes_per_batch]
+        rng = np.random.default_rng((self.seed, 1, step))
+        return self._keys(np.concatenate([self._draw(self._images[c], rng) for c in chosen]), rng)
+
+    def _draw(self, images: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        rounds = -(-self.samples_per_class // len(images))
+        return np.concatenate([rng.permutation(images) for _ in range(rounds)])[
+            : self.samples_per_class
+        ]
 
 
 class StopRequest:
@@ -147,7 +189,7 @@ class StopRequest:
 
 
 def training_loader(
-    accelerator: Accelerator, dataset: Dataset[Any], sampler: ClassBatchSampler, num_workers: int
+    accelerator: Accelerator, dataset: Dataset[Any], sampler: StepSampler, num_workers: int
 ) -> Any:
     """Batches of (images, labels, indices), each process's part of them."""
     loader = DataLoader(
@@ -185,7 +227,8 @@ class Trainer:
         sampler: Says which images.
         seed: Of what is drawn inside a step.
         dtype: Of the images.
-        max_gradient_norm: See `experiment.Optimization`.
+        max_gradient_norm: See `experiment.Optimization`, as for the next one.
+        chunk_size: Images that the trunk sees at a time, or None.
         diagnose_every: See `experiment.Experiment`.
         log_every: Steps between two looks at the loss; also what is logged together.
     """
@@ -195,10 +238,11 @@ class Trainer:
     loss: nn.Module
     optimizer: Any
     scheduler: Any
-    sampler: ClassBatchSampler
+    sampler: StepSampler
     seed: int
     dtype: torch.dtype = torch.float32
     max_gradient_norm: float | None = None
+    chunk_size: int | None = None
     diagnose_every: int = 0
     log_every: int = 10
 
@@ -284,7 +328,12 @@ class Trainer:
         diagnose: Callable[[int, dict[str, float]], None],
     ) -> Tensor:
         set_seed((self.seed * 1_000_003 + step) % 2**32)
-        embeddings = self.model(images.to(self.dtype))
+        images = images.to(self.dtype)
+        if self.chunk_size is not None:
+            chunks = TrunkChunks(self.accelerator, self.model, images, self.chunk_size)
+            embeddings = chunks.embed()
+        else:
+            embeddings = self.model(images)
         if self.diagnose_every and (step + 1) % self.diagnose_every == 0:
             model = self.accelerator.unwrap_model(self.model)
             loss, ratios = gradient_ratios(self.loss, model, embeddings, labels)
@@ -292,6 +341,8 @@ class Trainer:
         else:
             loss = self.loss(embeddings, labels)
         self.accelerator.backward(loss)
+        if self.chunk_size is not None:
+            chunks.backward()
         if trace is not None:
             trace.add(step, self, loss, indices)
         if self.max_gradient_norm is not None:
@@ -302,6 +353,50 @@ class Trainer:
             self.scheduler.step()
         self.optimizer.zero_grad()
         return loss.detach()
+
+
+class TrunkChunks:
+    """Gradient caching: the exact gradient of a loss of the whole batch, with the trunk run in chunks.
+
+    The trunk runs without a graph, the head and the loss on the whole batch; then the trunk runs again, chunk by
+    chunk, with the gradient that reached its output. Its random numbers are the same in both passes. Gao, Zhang,
+    Han and Callan, "Scaling deep contrastive learning batch size under memory limited setup" (RepL4NLP 2021), cut
+    behind the embeddings; here the cut is behind the trunk, so that losses may read what the head computes.
+    """
+
+    def __init__(
+        self, accelerator: Accelerator, model: nn.Module, images: Tensor, chunk_size: int
+    ) -> None:
+        self._accelerator = accelerator
+        self._model: Any = accelerator.unwrap_model(model)
+        self._chunks = images.split(chunk_size)
+        self._seed = torch.initial_seed()
+
+    def embed(self) -> Tensor:
+        """The embeddings of the batch, with a graph down to the trunk's output."""
+        with torch.no_grad():
+            outputs = [self._trunk(i) for i in range(len(self._chunks))]
+        self._output = torch.cat(outputs).requires_grad_()
+        with self._accelerator.autocast():
+            embeddings: Tensor = self._model.head(self._output)
+        return embeddings.float() if self._output.dtype != torch.float64 else embeddings
+
+    def backward(self) -> None:
+        """Once the loss went backward: the trunk's gradient, averaged over processes as DDP does it."""
+        assert self._output.grad is not None
+        rows = self._output.grad.split([len(chunk) for chunk in self._chunks])
+        for i, gradient in enumerate(rows):
+            self._trunk(i).backward(gradient)
+        if self._accelerator.num_processes > 1:
+            for parameter in self._model.parameters():
+                if parameter.grad is not None:
+                    parameter.grad = self._accelerator.reduce(parameter.grad, reduction="mean")
+
+    def _trunk(self, i: int) -> Tensor:
+        with torch.random.fork_rng(), self._accelerator.autocast():
+            torch.manual_seed((self._seed + i + 1) % 2**64)
+            output: Tensor = self._model.trunk(self._chunks[i])
+        return output
 
 
 def gradient_ratios(

@@ -187,6 +187,22 @@ class HORDELoss(WrapperLoss):
             orders = [full_precision(embeddings), *self.order_embeddings(self.features)]
             return torch.cat([F.normalize(order) for order in orders], dim=1)
 
+    def split_orders(self, descriptors: Tensor) -> dict[str, Tensor]:
+        """The orders of descriptors (M, D): {"order_1": (M, E), ..., "order_K": (M, E or d)}.
+
+        Raises:
+            ValueError: unless they are as wide as `descriptor` makes them.
+        """
+        names = self._sub_loss_names()
+        rest = descriptors.shape[-1] - self.embedding_size
+        width, left = divmod(rest, self.order - 1)
+        if descriptors.ndim != 2 or left or width not in (self.embedding_size, self.moment_dim):
+            raise ValueError(
+                f"descriptors: expected what descriptor() returns, got shape {tuple(descriptors.shape)}"
+            )
+        widths = [self.embedding_size] + [width] * (self.order - 1)
+        return dict(zip(names, torch.split(descriptors, widths, dim=1), strict=True))
+
     @torch.no_grad()
     def fit_pca(self, descriptors: Tensor, size: int | None = None) -> None:
         """Learn the PCA that `reduce` applies; it is saved with the loss's `state_dict`.

@@ -13,7 +13,7 @@ import yaml
 from pytorch_metric_learning import distances, losses, miners, reducers
 from torch import Tensor
 
-from benchmarks.experiment import build
+from benchmarks.building import build
 from pml_regularizers import (
     BinomialDevianceLoss,
     CosineContrastiveLoss,

@@ -64,7 +64,7 @@ def test_every_dataset_is_the_published_one(
     found = {}
     for name in ("cub", "cars", "sop", "inshop"):
         root = full_cub if name == "cub" else tmp_path / name
-        train, test = build_datasets(small(root, dataset=name), Trunk())
+        train, test, _ = build_datasets(small(root, dataset=name), Trunk())
         found[name] = (len(train), train.num_classes, len(test), test.num_classes)
     assert found == {
         "cub": (5_864, 100, 5_924, 100),
@@ -79,7 +79,7 @@ def test_a_trunk_says_how_images_are_normalised_and_how_large(full_cub: Path) ->
     """Caffe's statistics: what comes out is 0..255 less the mean, red first."""
     data = Data(dataset="cub", root=full_cub)
     assert image_size(data, Trunk()) == 24
-    train, _ = build_datasets(data, Trunk())
+    train, *_ = build_datasets(data, Trunk())
     view, _, _ = train[0]
     assert view.shape == (3, 24, 24)
     bytes_ = view + torch.tensor([123.0, 117.0, 104.0]).view(3, 1, 1)
@@ -90,13 +90,13 @@ def test_a_trunk_says_how_images_are_normalised_and_how_large(full_cub: Path) ->
 
 def test_settings_reach_the_images(full_cub: Path) -> None:
     given = {"resize": 30, "keep_aspect": False, "augmentation": "none", "interpolation": "bicubic"}
-    train, test = build_datasets(
+    train, test, _ = build_datasets(
         small(full_cub, dataset="cub", train_classes=7, max_classes=9, crop_to_box=True, **given),
         Trunk(),
     )
     assert {name: getattr(train.views, name) for name in given} == given
     assert (train.num_classes, test.num_classes) == (7, 9)
-    plain, _ = build_datasets(small(full_cub, dataset="cub", **given), Trunk())
+    plain, *_ = build_datasets(small(full_cub, dataset="cub", **given), Trunk())
     assert not torch.equal(train[0][0], plain[0][0])  # the box
     assert torch.equal(train[0][0], train[0, 5][0])  # no augmentation
 
@@ -105,7 +105,7 @@ def test_folds_of_a_dataset_are_disjoint(full_cub: Path) -> None:
     seen = []
     for fold in range(4):
         data = small(full_cub, dataset="cub", split="validation", fold=fold)
-        rest, held_out = build_datasets(data, Trunk())
+        rest, held_out, _ = build_datasets(data, Trunk())
         assert not {*rest.class_names} & {*held_out.class_names}
         assert len(rest) + len(held_out) == 5_864
         seen += held_out.class_names
@@ -117,7 +117,7 @@ def test_a_folder_of_ones_own(tmp_path: Path) -> None:
     listed = tmp_path.parent / "listed.txt"
     listed.write_text("b\n")
     for chosen, classes in ((None, 2), (0.25, 1), (listed, 1)):
-        train, test = build_datasets(
+        train, test, _ = build_datasets(
             small(tmp_path, dataset="folder", test_classes=chosen), Trunk()
         )
         assert test.view == {

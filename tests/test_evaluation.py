@@ -23,10 +23,12 @@ from benchmarks import evaluation
 from benchmarks.evaluation import (
     RetrievalAccuracy,
     ShardedTester,
+    cluster_metrics,
     embed,
     evaluate,
     measure,
     neighbours,
+    pairwise_f1,
 )
 from tests.workers.evaluate_sharded import CASES, Images, build_model
 
@@ -150,10 +152,42 @@ def test_metrics_keep_their_order(points):
     assert 0 <= found["mean_average_precision_at_r"] <= found["r_precision"] <= 1
 
 
-def test_clustering_metrics_only_on_request():
-    embeddings, labels = clusters(0, (40, 40))
-    assert not {"NMI", "AMI"} & RetrievalAccuracy().get_accuracy(embeddings, labels).keys()
-    assert 0 <= RetrievalAccuracy(also=("NMI",)).get_accuracy(embeddings, labels)["NMI"] <= 1
+@pytest.mark.parametrize("seed", range(5))
+def test_pairwise_f1_equals_a_count_of_all_pairs(seed):
+    rng = np.random.default_rng(seed)
+    labels, clusters = rng.integers(0, 4, 30), rng.integers(0, 6, 30)
+    pairs = [(i, j) for i in range(30) for j in range(i)]
+    same = [(labels[i] == labels[j], clusters[i] == clusters[j]) for i, j in pairs]
+    both, in_class, in_cluster = (
+        sum(map(all, same)),
+        sum(s for s, _ in same),
+        sum(c for _, c in same),
+    )
+    precision, recall = both / in_cluster, both / in_class
+    expected = 2 * precision * recall / (precision + recall)
+    found = pairwise_f1(torch.tensor(labels), torch.tensor(clusters))
+    assert found == pytest.approx(expected, rel=1e-12)
+
+
+def test_cluster_metrics_of_clear_clusters_are_one():
+    labels = torch.arange(6).repeat_interleave(5) * 3 + 1  # any integers
+    vectors = torch.eye(6)[labels // 3] + 0.01 * torch.randn(30, 6)
+    assert cluster_metrics(vectors, labels) == pytest.approx({"NMI": 1, "AMI": 1, "F1": 1})
+
+
+def test_cluster_metrics_equal_their_definitions(monkeypatch):
+    """2 I / (H + H) and F1 of a given clustering, counted by hand."""
+    labels = torch.tensor([0, 0, 0, 1, 1, 1])
+    clusters = torch.tensor([0, 0, 1, 1, 1, 1])
+    monkeypatch.setattr(evaluation, "FaissKMeans", lambda **_: lambda vectors, k: clusters)
+    log = np.log
+    mutual = 2 / 6 * log(2 / 6 / (3 / 6 * 2 / 6)) + 1 / 6 * log(1 / 6 / (3 / 6 * 4 / 6))
+    mutual += 3 / 6 * log(3 / 6 / (3 / 6 * 4 / 6))
+    entropies = log(2) - (2 / 6 * log(2 / 6) + 4 / 6 * log(4 / 6))
+    found = cluster_metrics(torch.randn(6, 3), labels)
+    assert found["NMI"] == pytest.approx(2 * mutual / entropies, rel=1e-12)
+    assert found["F1"] == pytest.approx(2 * 4 / (2 * 4 + 3 + 2))  # 4 pairs right, 3 wrong, 2 missed
+    assert found["AMI"] < found["NMI"]
 
 
 def test_one_recall_alone():

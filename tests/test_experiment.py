@@ -6,10 +6,11 @@ import pytest
 import torch
 from pytorch_metric_learning import losses, miners
 
-from benchmarks import experiment as description
+from benchmarks.building import batch_norms, build, build_loss, build_model, build_optimizer
 from benchmarks.data import Data
 from benchmarks.errors import ConfigError
-from benchmarks.experiment import Model, build, build_loss, build_model
+from benchmarks.experiment import Model, parse
+from benchmarks.recipe_files import dump, recipe_names
 from benchmarks.run import main
 from pml_regularizers import HORDELoss, ScheduledLosses
 
@@ -35,7 +36,7 @@ MISTAKES = {
     "not a mapping": (["--config=c.yaml"], "expected a mapping", "- 1"),
     "key twice": (["--config=c.yaml"], "'seed' stands there twice", "seed: 1\nseed: 2"),
     "unknown recipe": (["--recipe=glyphs/demo/nothing"], "binomial_horde"),
-    "unknown table": (["--recipe=nobody/table9/row"], "glyphs/demo/binomial"),
+    "unknown table": (["--recipe=nobody/table9/row"], "glyphs/demo"),
     "unknown trunk": (["--model.trunk=resnet5000"], "resnet5000"),
     "unknown trunk argument": (["--model.trunk_args={output_strid: 8}"], "output_strid"),
     "trunk argument of ours": (["--model.trunk_args={num_classes: 8}"], "num_classes"),
@@ -234,7 +235,7 @@ def test_a_mistake_is_one_line_and_status_2(
 def test_layers_override_each_other(empty: Path) -> None:
     (empty / "a.yaml").write_text("seed: 3\noptimization: {learning_rate: 1e-5, steps: 7}")
     (empty / "b.yaml").write_text("optimization: {steps: 8}")
-    command = description.parse(
+    command = parse(
         ["--recipe=glyphs/demo/binomial_horde", "--config=a.yaml", "--config=b.yaml", "--seed=4"]
     )
     run = command.experiment
@@ -246,18 +247,18 @@ def test_layers_override_each_other(empty: Path) -> None:
 
 
 def test_the_dumped_config_is_the_experiment(empty: Path) -> None:
-    first = description.parse(["--recipe=glyphs/demo/binomial_horde", "--seed=2"])
-    (empty / "again.yaml").write_text(description.dump(first.config))
-    second = description.parse(["--config=again.yaml", "--output=x"])
+    first = parse(["--recipe=glyphs/demo/binomial_horde", "--seed=2"])
+    (empty / "again.yaml").write_text(dump(first.config))
+    second = parse(["--config=again.yaml", "--output=x"])
     second.experiment.output = first.experiment.output
     assert second.experiment == first.experiment
 
 
 def test_every_recipe_can_be_built() -> None:
-    names = description.recipes()
+    names = recipe_names()
     assert len(names) >= 4
     for name in names:
-        run = description.parse([f"--recipe={name}"]).experiment
+        run = parse([f"--recipe={name}"]).experiment
         run.model.trunk_args.pop("pretrained", None)
         with torch.device("meta"):
             model = build_model(run.model, run.data)
@@ -265,7 +266,7 @@ def test_every_recipe_can_be_built() -> None:
 
 
 def test_builds_nested_classes_with_the_sizes_of_the_run() -> None:
-    command = description.parse(
+    command = parse(
         [
             "--losses=[{loss: {class_path: pml_regularizers.HORDELoss, init_args: {order: 3, moment_dim: 16, "
             f"loss: {{class_path: {PML}.losses.ArcFaceLoss, init_args: {{margin: 20}}}}}}}}}}, "
@@ -290,7 +291,7 @@ def test_builds_nested_classes_with_the_sizes_of_the_run() -> None:
 
 def test_builds_attention_kernels_schedules_and_their_optimizer_group() -> None:
     spec = "{class_path: pml_regularizers."
-    run = description.parse(
+    run = parse(
         [
             f"--losses=[{{loss: {spec}BinomialDevianceLoss}}}}, {{loss: {spec}BinomialDevianceLoss}}, weight: 2}}, "
             f"{{loss: {spec}JRSRegularizer, init_args: {{kernels: {{pooled: {spec}GaussianKernel}}, "
@@ -313,7 +314,7 @@ def test_builds_attention_kernels_schedules_and_their_optimizer_group() -> None:
     for weight in (0.5, 0.75):
         loss(model(torch.randn(4, 1, 32, 32)), labels)
         assert loss.loss.weights["JRSRegularizer"] == weight
-    optimizer, _ = description.build_optimizer(run.optimization, model, loss)
+    optimizer, _ = build_optimizer(run.optimization, model, loss)
     rates = {group["name"]: group["max_lr"] for group in optimizer.param_groups}
     assert rates == {"model": run.optimization.learning_rate, "model.head.attention": 1e-2}
 
@@ -326,12 +327,12 @@ def test_null_keeps_out_what_the_runner_would_fill_in() -> None:
 
 
 def test_parts_have_their_own_settings() -> None:
-    run = description.parse(
+    run = parse(
         ["--optimization.overrides={model.head.fc: {lr: 1e-2, weight_decay: 0.5}}"]
     ).experiment
     model = build_model(run.model, run.data)
     loss = build_loss(run, model, num_classes=3)
-    optimizer, _ = description.build_optimizer(run.optimization, model, loss)
+    optimizer, _ = build_optimizer(run.optimization, model, loss)
     groups = {group["name"]: group for group in optimizer.param_groups}
     assert list(groups) == ["model", "model.head.fc"]
     assert groups["model.head.fc"]["max_lr"] == 1e-2
@@ -345,11 +346,11 @@ def test_parts_have_their_own_settings() -> None:
 def test_batch_norm_can_be_frozen(
     batch_norm: str, statistics_move: bool, affine_moves: bool
 ) -> None:
-    run = description.parse([f"--model.batch_norm={batch_norm}"]).experiment
+    run = parse([f"--model.batch_norm={batch_norm}"]).experiment
     model = build_model(run.model, run.data)
     loss = build_loss(run, model, num_classes=3)
-    optimizer, _ = description.build_optimizer(run.optimization, model, loss)
-    norms = description.batch_norms(model)
+    optimizer, _ = build_optimizer(run.optimization, model, loss)
+    norms = batch_norms(model)
     assert len(norms) > 3
     before = [(norm.running_mean.clone(), norm.weight.detach().clone()) for norm in norms]
     assert all(norm.training == statistics_move for norm in norms)

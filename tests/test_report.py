@@ -64,7 +64,7 @@ def make(tmp_path: Path) -> Make:
             "steps": 1500,
             "status": "finished",
             "metrics": metrics(recall),
-            "descriptor_metrics": None,
+            "outputs": {},
         }
         write_json(folder / "run.json", info | changes)
         return folder
@@ -161,7 +161,7 @@ def test_baseline_can_be_chosen(make: Make) -> None:
 
 
 def test_descriptor_has_a_row_and_a_footnote(make: Make) -> None:
-    base, horde = make("base", 0, 0.4), make("horde", 0, 0.5, descriptor_metrics=metrics(0.6))
+    base, horde = make("base", 0, 0.4), make("horde", 0, 0.5, outputs={"descriptor": metrics(0.6)})
     text = markdown_table([load_run(base), load_run(horde)])
     assert [row["method"] for row in table(text)] == ["base", "horde", "horde †"]
     assert table(text)[2]["Recall@1 (%)"] == "60.00"

@@ -154,7 +154,7 @@ def test_one_checkpoint_has_one_result(data: str, tmp_path: Path) -> None:
         assert results[processes]["sessions"][-1]["world_size"] == processes
     assert results[1]["metrics"]["recall_at_1"] > 0
     for processes in (2, 3):
-        for kind in ("metrics", "descriptor_metrics"):
+        for kind in ("metrics", "outputs"):
             assert results[processes][kind] == results[1][kind]
     # A finished run is shown, by one of its processes, and none waits for the others.
     assert run([*settings, f"--output={first}", "--resume"], 2).count("is finished") == 1
@@ -236,7 +236,7 @@ def assert_same_run(folder: Path, expected: Path) -> None:
             assert torch.equal(found[part][name], tensor), (part, name)
     found, wanted = (json.loads((path / "run.json").read_text()) for path in (folder, expected))
     assert found["metrics"] == wanted["metrics"]
-    assert found["descriptor_metrics"] == wanted["descriptor_metrics"]
+    assert found["outputs"] == wanted["outputs"]
     assert found["status"] == "finished"
 
 

@@ -1,0 +1,203 @@
+"""Recipes: one YAML file per table of a paper, one entry per training.
+
+title: ...                                  one line over the printed table
+differs: [...]                              how every training here differs from the paper
+shared: {...}                               settings of all trainings
+trainings:
+  ROW:
+    label: ...                              the paper's name of the row, and the settings that differ
+    differs: [...]                          how this one differs from the paper
+    cells: {OUTPUT: {METRIC: number}}       what the paper reports of each test-time output, in percent
+    half_widths: {OUTPUT: {METRIC: number}} of the paper's own 95 % intervals, in percent points
+  OTHER_ROW: {same_as: PAPER/TABLE/ROW, cells: ...}      another row of a training that is not run twice
+quoted: [{row: ..., dataset: ..., METRIC: number}, ...]  what the paper copied from elsewhere
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from benchmarks.errors import ConfigError, one_line
+
+RECIPES = Path(__file__).parent / "recipes"
+TABLE_KEYS = ("title", "differs", "shared", "trainings", "quoted")
+ABOUT_THE_PAPER = ("differs", "cells", "half_widths", "same_as")
+"""Keys of an entry that are no settings of its training."""
+
+Cells = dict[str, dict[str, float]]
+"""{test-time output: {metric: percent}}"""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A row of a table, or several rows of one training.
+
+    Args:
+        name: PAPER/TABLE/ROW.
+        training: Name of the entry whose training it is: its own, or that of `same_as`.
+        settings: Of the training.
+        label: The paper's name of the row.
+        differs: How the training differs from the paper, the table's lines first.
+        cells: What the paper reports.
+        half_widths: Of the paper's own 95 % intervals.
+    """
+
+    name: str
+    training: str
+    settings: dict[str, Any]
+    label: str
+    differs: list[str] = field(default_factory=list)
+    cells: Cells = field(default_factory=dict)
+    half_widths: Cells = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class RecipeTable:
+    """A file of recipes."""
+
+    name: str
+    title: str
+    entries: list[Entry]
+    quoted: list[dict[str, Any]]
+
+
+def table_names() -> list[str]:
+    """PAPER/TABLE of all files."""
+    return [
+        str(path.relative_to(RECIPES).with_suffix("")) for path in sorted(RECIPES.glob("*/*.yaml"))
+    ]
+
+
+def recipe_names() -> list[str]:
+    """PAPER/TABLE/ROW of all entries."""
+    return [entry.name for table in table_names() for entry in read_table(table).entries]
+
+
+def read_table(name: str) -> RecipeTable:
+    """All entries of PAPER/TABLE.
+
+    Raises:
+        ConfigError: if there is no such file, or it is not as described above.
+    """
+    content = _content(name)
+    quoted = content.get("quoted") or []
+    entries = [_entry(f"{name}/{row}", content) for row in content["trainings"]]
+    return RecipeTable(name, content.get("title") or name, entries, quoted)
+
+
+def read_entry(name: str) -> Entry:
+    """The entry PAPER/TABLE/ROW.
+
+    Raises:
+        ConfigError: if there is no such entry, saying which there are.
+    """
+    table, _, row = name.rpartition("/")
+    content = _content(table)
+    if row not in content["trainings"]:
+        there = ", ".join(content["trainings"])
+        raise ConfigError(f"recipe: no {row!r} in {table}; there are {there}")
+    return _entry(name, content)
+
+
+def _content(table: str) -> dict[str, Any]:
+    if table not in table_names():
+        raise ConfigError(
+            f"recipe: no table {table!r}; there are {', '.join(table_names())}, and --list shows their entries"
+        )
+    content = read_yaml(RECIPES / f"{table}.yaml")
+    unknown = content.keys() - set(TABLE_KEYS)
+    if unknown or not isinstance(content.get("trainings"), dict):
+        raise ConfigError(
+            f"{RECIPES / table}.yaml: expected trainings, and at most {', '.join(TABLE_KEYS)}; got "
+            f"{', '.join(content)}"
+        )
+    return content
+
+
+def _entry(name: str, content: Mapping[str, Any]) -> Entry:
+    own = dict(content["trainings"][name.rpartition("/")[2]] or {})
+    about = {key: own.pop(key) for key in ABOUT_THE_PAPER if key in own}
+    cells, half_widths = about.get("cells") or {}, about.get("half_widths") or {}
+    _check_cells(f"{name}.cells", cells)
+    _check_cells(f"{name}.half_widths", half_widths)
+    if "same_as" in about:
+        if own.keys() - {"label"}:
+            raise ConfigError(
+                f"{name}: has the settings of {about['same_as']}; leave out {', '.join(own)}"
+            )
+        origin = read_entry(about["same_as"])
+        differs = [*origin.differs, *(about.get("differs") or [])]
+        training, settings, label = (
+            origin.training,
+            origin.settings,
+            own.get("label", origin.label),
+        )
+    else:
+        differs = [*(content.get("differs") or []), *(about.get("differs") or [])]
+        settings = merge(content.get("shared") or {}, own)
+        training, label = name, settings.get("label", name)
+    return Entry(name, training, settings, label, differs, cells, half_widths)
+
+
+def _check_cells(key: str, cells: Any) -> None:
+    rows = cells.values() if isinstance(cells, dict) else [cells]
+    if not all(isinstance(row, dict) for row in rows) or not all(
+        isinstance(value, (int, float)) for row in rows for value in row.values()
+    ):
+        raise ConfigError(f"{key}: expected {{output: {{metric: number}}}}, got {cells!r}")
+
+
+class StrictLoader(yaml.SafeLoader):
+    """YAML that refuses a key twice, and reads 1e-5 as the number it is."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"key {key!r} stands there twice", node.start_mark
+                )
+        return super().construct_mapping(node, deep)
+
+
+StrictLoader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"),
+    list("-+.0123456789"),
+)
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """A YAML file that holds a mapping.
+
+    Raises:
+        ConfigError: if it is missing, unreadable, or something else.
+    """
+    try:
+        content = yaml.load(path.read_text(), StrictLoader)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror})") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not valid YAML: {one_line(error)}") from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path}: expected a mapping of settings, got {type(content).__name__}")
+    return content
+
+
+def dump(config: Mapping[str, Any]) -> str:
+    """Settings as YAML that `--config` reads."""
+    return yaml.safe_dump(dict(config), sort_keys=False)
+
+
+def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings changed by others, level by level; the description of a class is replaced as a whole."""
+    merged = dict(base)
+    for key, value in changes.items():
+        old = merged.get(key)
+        both = isinstance(old, Mapping) and isinstance(value, Mapping)
+        merged[key] = merge(old, value) if both and "class_path" not in value else value
+    return merged
