@@ -288,7 +288,7 @@ def parse(argv: Sequence[str]) -> Command:
         raise ConfigError(one_line(error)) from error
     for name in ("recipe", "resume", "config", "print_config"):
         parsed.pop(name, None)
-    config = yaml.safe_load(parser.dump(parsed))
+    config = yaml.safe_load(parser.dump(parsed, skip_unset=False))
     _refuse_null(Experiment, config)
     built = parser.instantiate(parsed)
     experiment = Experiment(**{name: built[name] for name in Experiment.__dataclass_fields__})

@@ -181,9 +181,16 @@ def compare(runs: Sequence[Run], baseline: str | None = None) -> Comparison:
     rows: dict[str, dict[int, dict[str, float]]] = {}
     for label, members in methods.items():
         rows[label] = {run.seed: run.info["metrics"] for run in members}
-        described = [run for run in members if "descriptor" in run.info.get("outputs", {})]
-        if described:
-            rows[f"{label} †"] = {run.seed: run.info["outputs"]["descriptor"] for run in described}
+        outputs = dict.fromkeys(o for run in members for o in run.info.get("outputs", {}))
+        for output in outputs:
+            if output == "parts":  # galleries of a part of the images: no number for these columns
+                continue
+            name = f"{label} †" if output == "descriptor" else f"{label}: {output}"
+            rows[name] = {
+                run.seed: run.info["outputs"][output]
+                for run in members
+                if output in run.info["outputs"]
+            }
 
     times = _relative_times(methods, baseline)
     notes = []
@@ -191,7 +198,7 @@ def compare(runs: Sequence[Run], baseline: str | None = None) -> Comparison:
         notes.append("± is the half-width of the 95 % Student-t interval over seeds.")
     if any(len(seeds) == 1 for seeds in rows.values()):
         notes.append("A row of one seed has no interval: it cannot tell a method from chance.")
-    if len(rows) > len(methods):
+    if any(name.endswith("†") for name in rows):
         notes.append(DESCRIPTOR)
     if times:
         notes.append(f"Time: training and testing, relative to {baseline}, on the same hardware.")
@@ -204,7 +211,7 @@ def compare(runs: Sequence[Run], baseline: str | None = None) -> Comparison:
         ["method", *(f"{_name(key)} (%)" for key in keys), "seeds", *time_header],
         [
             [name]
-            + [estimate([m[key] for m in seeds.values()]).percent() for key in keys]
+            + [_percent([m[key] for m in seeds.values() if key in m]) for key in keys]
             + [str(len(seeds))]
             + ([times.get(name, "")] if times else [])
             for name, seeds in rows.items()
@@ -213,6 +220,10 @@ def compare(runs: Sequence[Run], baseline: str | None = None) -> Comparison:
     return Comparison(
         methods, _heading(methods), metrics, _differences(rows, baseline), baseline, notes
     )
+
+
+def _percent(values: Sequence[float], sign: str = "") -> str:
+    return estimate(values).percent(sign) if values else "–"
 
 
 def _group(runs: Sequence[Run]) -> dict[str, list[Run]]:
@@ -296,7 +307,7 @@ def _differences(rows: dict[str, dict[int, dict[str, float]]], baseline: str) ->
         if name == baseline or len(common) < 2:
             continue
         cells = [
-            estimate([seeds[s][key] - reference[s][key] for s in common]).percent("+")
+            _percent([seeds[s][key] - reference[s][key] for s in common if key in seeds[s]], "+")
             for key in keys
         ]
         lines.append([name, *cells, str(len(common))])

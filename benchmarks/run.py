@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate import Accelerator, DataLoaderConfiguration
-from accelerate.tracking import get_available_trackers as available_trackers
-from accelerate.utils import broadcast_object_list
+from accelerate.tracking import get_available_trackers
+from accelerate.utils import LoggerType, broadcast_object_list
 from pytorch_metric_learning.losses import CrossBatchMemory
 from timm.layers import convert_sync_batchnorm
 from torch import nn
@@ -103,7 +103,7 @@ def start(experiment: Experiment) -> Accelerator:
     """
     building.check_memory(experiment)
     model = building.try_one_step(experiment)
-    missing = [name for name in experiment.trackers if name not in available_trackers()]
+    missing = [t for t in experiment.trackers if LoggerType(t) not in get_available_trackers()]
     if missing:
         raise ConfigError(
             f"trackers: {missing[0]} is not installed; pip install it, or leave it out"

@@ -11,6 +11,12 @@ import torch
 from benchmarks.datasets import Glyphs
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--kills", type=int, default=3, help="how often a run is killed before it is compared"
+    )
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files are shared out among pytest-xdist's workers, the longest first, and one of them in two parts."""
     for item in items:

@@ -3,8 +3,9 @@
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parent.parent
 RUN = ROOT / "benchmarks" / "run.py"
@@ -45,11 +46,18 @@ def environment() -> dict[str, str]:
     return {**os.environ, **settings}
 
 
-def start(arguments: Sequence[str], processes: int = 1, **options: object) -> subprocess.Popen[str]:
+def start(
+    arguments: Sequence[str],
+    processes: int = 1,
+    *,
+    script: Path = RUN,
+    variables: Mapping[str, str] | None = None,
+    **options: object,
+) -> subprocess.Popen[str]:
     """Start a run; its output is captured."""
     return subprocess.Popen(
-        command(arguments, processes),
-        env=environment(),
+        command(arguments, processes, script),
+        env=environment() | dict(variables or {}),
         cwd=ROOT,
         text=True,
         stdout=subprocess.PIPE,
@@ -58,9 +66,9 @@ def start(arguments: Sequence[str], processes: int = 1, **options: object) -> su
     )
 
 
-def run(arguments: Sequence[str], processes: int = 1) -> str:
+def run(arguments: Sequence[str], processes: int = 1, **options: Any) -> str:
     """Run to the end; the output. Fails unless it succeeds."""
-    process = start(arguments, processes)
+    process = start(arguments, processes, **options)
     output, _ = process.communicate(timeout=TIMEOUT)
     assert process.returncode == 0, output
     return output

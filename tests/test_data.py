@@ -1,6 +1,7 @@
 """Which images an experiment trains on and tests on, of every dataset, and a whole run on one of them."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -204,9 +205,7 @@ def test_a_run_against_a_gallery_from_a_file_of_weights(
     root = inshop.write(tmp_path / "data", inshop.few_photos(12, 9))
     counts = {"train": (36, 12), "query": (18, 9), "gallery": (9, 9)}
     info = images.IMAGE_DATASETS["inshop"]
-    monkeypatch.setitem(
-        images.IMAGE_DATASETS, "inshop", type(info)(**{**vars(info), "counts": counts})
-    )
+    monkeypatch.setitem(images.IMAGE_DATASETS, "inshop", replace(info, counts=counts))
     weights = tmp_path / "weights.pth"
     torch.save(timm.create_model("test_convnext", num_classes=3).state_dict(), weights)
     output = tmp_path / "run"

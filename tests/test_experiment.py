@@ -213,6 +213,63 @@ MISTAKES = {
     ),
     "root is a file": (["--data.root=c.yaml"], "data.root: c.yaml", "not: a folder"),
     "miner": (["--miner={class_path: nowhere.Miner}"], "miner.class_path"),
+    "more than memory allows": (
+        [
+            f"--losses=[{{loss: {{class_path: {HORDE}, init_args: {{moment_dim: 100000000, loss: "
+            f"{{class_path: {PML}.losses.ContrastiveLoss}}}}}}}}]"
+        ],
+        "losses (HORDELoss): parameters, their gradient and the optimizer's state need ",
+    ),
+    "HORDE on pooled features": (
+        [
+            "--model.trunk_args={global_pool: avg}",
+            f"--losses=[{{loss: {{class_path: {HORDE}, init_args: {{loss: "
+            f"{{class_path: {PML}.losses.ContrastiveLoss}}}}}}}}]",
+        ],
+        "model.trunk_args.global_pool: follows",
+    ),
+    "more images of a class than of a batch": (
+        ["--data.samples_per_class=100"],
+        "data.batch_size: expected a multiple of data.samples_per_class (100), got 80",
+    ),
+    "chosen by the test set": (
+        ["--protocol=fair", "--evaluation.oracle=true"],
+        "evaluation.oracle: protocol fair reads the test classes once",
+    ),
+    "never chosen": (
+        ["--protocol=fair", "--evaluation.every=0"],
+        "evaluation.every: protocol fair",
+    ),
+    "protocol": (["--protocol=best"], "protocol"),
+    "oracle without points": (
+        ["--evaluation.oracle=true", "--evaluation.every=0"],
+        "evaluation.oracle: tests at every evaluation.every steps",
+    ),
+    "bound without parts": (["--evaluation.divergence=true"], "evaluation.divergence: compares"),
+    "one part": (["--evaluation.parts=1"], "evaluation.parts: expected at least 2"),
+    "chunk": (["--optimization.chunk_size=0"], "optimization.chunk_size: expected at least 1"),
+    "chunks and batch norm": (
+        ["--optimization.chunk_size=8"],
+        "optimization.chunk_size: the trunk's batch norm",
+    ),
+    "tracker": (["--trackers=[wandbb]"], "trackers: Accelerate has no 'wandbb'"),
+    "tracker that is not there": (["--trackers=[aim]"], "trackers: aim is not installed"),
+    "stage of an ensemble": (
+        ["--model.ensemble={stage: layer9}"],
+        "model: test_resnet: stage: expected a module",
+    ),
+    "heads of an ensemble": (
+        ["--model.ensemble={stage: layer1, num_heads: 7}"],
+        "embedding_size: expected a multiple of num_heads=7",
+    ),
+    "ensemble and attention": (
+        [
+            "--model.ensemble={stage: layer1}",
+            "--model.attention={class_path: pml_regularizers.VEMAttention}",
+        ],
+        "model.attention: an ensemble has its own head",
+    ),
+    "unknown key of an ensemble": (["--model.ensemble={stag: layer1}"], "stag"),
 }
 
 

@@ -1,5 +1,6 @@
 """The runner, run: one process against several, stops of every kind, and what is left on disk."""
 
+import contextlib
 import json
 import os
 import random
@@ -11,12 +12,14 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 import yaml
 
 from benchmarks.records import read_table
 from benchmarks.run_folder import load_checkpoint, saved_checkpoints
+from tests.fake_trees import inshop
 from tests.processes import (
     NO_BATCH_STATISTICS,
     ROOT,
@@ -29,6 +32,7 @@ from tests.processes import (
     start,
 )
 
+FAKE_TREE = ROOT / "tests" / "workers" / "run_on_fake_tree.py"
 PML = "pytorch_metric_learning.losses."
 ACCELERATE = [
     *(sys.executable, "-m", "accelerate.commands.launch", "--num_processes=1", "--num_machines=1"),
@@ -160,6 +164,34 @@ def test_one_checkpoint_has_one_result(data: str, tmp_path: Path) -> None:
     assert run([*settings, f"--output={first}", "--resume"], 2).count("is finished") == 1
 
 
+def test_a_gallery_on_several_processes(tmp_path: Path) -> None:
+    """In-Shop: training and test as on one process, although its last batches are not full."""
+    root = inshop.write(tmp_path / "data", inshop.few_photos(12, 9))
+    counts = {"inshop": {"train": [36, 12], "query": [18, 9], "gallery": [9, 9]}}
+    settings = ["--data.dataset=inshop", f"--data.root={root}", *NO_BATCH_STATISTICS, horde()]
+    settings += ["--data.image_size=32", "--data.batch_size=24", "--data.samples_per_class=3"]
+    settings += ["--data.num_workers=0", "--optimization.steps=4", "--trace_steps=4"]
+    settings += ["--precision=float64", "--evaluation.every=2", "--evaluation.batch_size=5"]
+    settings += ["--model.embedding_size=8", "--evaluation.curve_classes=5"]
+    traces, records = {}, {}
+    for processes in (1, 2, 3):
+        folder = tmp_path / str(processes)
+        variables = {"COUNTS": json.dumps(counts)}
+        run([*settings, f"--output={folder}"], processes, script=FAKE_TREE, variables=variables)
+        traces[processes] = torch.load(folder / "trace.pt", weights_only=True)
+        records[processes] = json.loads((folder / "run.json").read_text())
+        assert records[processes]["world_size"] == processes
+    assert records[1]["data"]["test_images"] == 27
+    for processes in (2, 3):
+        for expected, found in zip(traces[1], traces[processes], strict=True):
+            assert found["ids"] == expected["ids"]
+            torch.testing.assert_close(found["loss"], expected["loss"], rtol=1e-9, atol=0)
+        for kind in ("metrics", "outputs"):
+            assert records[processes][kind] == records[1][kind]
+        curves = [read_table(tmp_path / str(p) / "records", "evaluation") for p in (1, processes)]
+        assert curves[0] == curves[1]
+
+
 def test_batch_statistics_on_several_processes_are_refused(data: str, tmp_path: Path) -> None:
     process = start([data, *TINY, f"--output={tmp_path / 'run'}"], 2)
     output, _ = process.communicate(timeout=TIMEOUT)
@@ -272,25 +304,50 @@ def test_a_stopped_run_goes_on_as_if_never_stopped(
     assert [session["from_step"] for session in sessions] == [0, int(last.stem[-9:])]
 
 
+@pytest.fixture(scope="module")
+def uninterrupted_pair(settings: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    run([*settings, "--model.batch_norm=frozen_statistics", f"--output={folder}"], 2)
+    return folder
+
+
+@pytest.mark.parametrize("processes", [1, 2])
 def test_kills_at_any_moment_lose_only_steps_since_the_checkpoint(
-    settings: list[str], uninterrupted: Path, tmp_path: Path
+    processes: int, settings: list[str], request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
-    folder = tmp_path / "run"
+    """`pytest tests/test_run.py -k kills --kills 20` kills it twenty times."""
+    folder, kills = tmp_path / "run", request.config.getoption("--kills")
+    expected = request.getfixturevalue("uninterrupted_pair" if processes == 2 else "uninterrupted")
+    if processes == 2:
+        settings = [*settings, "--model.batch_norm=frozen_statistics"]
     generator = random.Random(0)
-    for at in (10, 40, 85):
-        process = start([*settings, f"--output={folder}", "--resume"], start_new_session=True)
+    resume: list[str] = []
+    for at in sorted(generator.randrange(0, 100) for _ in range(kills)):
+        process = start(
+            [*settings, f"--output={folder}", *resume], processes, start_new_session=True
+        )
+        resume = ["--resume"]
         wait_for_rows(process, folder, at)
         time.sleep(generator.uniform(0, 0.3))
-        os.killpg(process.pid, signal.SIGKILL)
+        # torchrun puts every process into a session of its own.
+        kill_all(folder)
         process.communicate(timeout=TIMEOUT)
         for checkpoint in saved_checkpoints(folder):
             torch.load(checkpoint, weights_only=True)
         assert not saved_checkpoints(folder) or (
             rows(folder) - load_checkpoint(folder)["step"] <= 25 + 10  # type: ignore[index]
         )
-    run([*settings, f"--output={folder}", "--resume"])
-    assert_same_run(folder, uninterrupted)
+    run([*settings, f"--output={folder}", *resume], processes)
+    assert_same_run(folder, expected)
     assert len(saved_checkpoints(folder)) == 2
+
+
+def kill_all(folder: Path) -> None:
+    """SIGKILL to every process that was started for this folder, launcher and workers included."""
+    for process in psutil.process_iter(["cmdline"]):
+        if f"--output={folder}" in (process.info["cmdline"] or ()):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
 
 
 def test_sigterm_to_the_launcher_saves(data: str, tmp_path: Path) -> None:
