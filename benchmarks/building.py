@@ -220,7 +220,7 @@ def _head(model: Model, trunk: nn.Module) -> EmbeddingHead:
 
 def _cut(model: Model, trunk: nn.Module) -> tuple[nn.Module, AttentionEnsemble]:
     assert model.ensemble is not None
-    settings = asdict(model.ensemble)
+    settings = {name: value for name, value in asdict(model.ensemble).items() if value is not None}
     ensemble = AttentionEnsemble.for_trunk(
         trunk, settings.pop("stage"), embedding_size=model.embedding_size, **settings
     )

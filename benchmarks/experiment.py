@@ -59,12 +59,14 @@ class Ensemble:
         attention_stage: Copy the trunk from there to this module for the masks; default: no layers of their own.
         num_heads: Masks, which share `Model.embedding_size`.
         map_channels: Channels that the heads' maps are reduced to for HORDE; default: none are computed.
+        stem_channels: Of the masked map, where timm does not list them for this stage.
     """
 
     stage: str
     attention_stage: str | None = None
     num_heads: int = 8
     map_channels: int | None = None
+    stem_channels: int | None = None
 
 
 @dataclass

@@ -16,6 +16,7 @@ quoted: [{row: ..., dataset: ..., METRIC: number}, ...]  what the paper copied f
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -108,12 +109,17 @@ def _content(table: str) -> dict[str, Any]:
         raise ConfigError(
             f"recipe: no table {table!r}; there are {', '.join(table_names())}, and --list shows their entries"
         )
-    content = read_yaml(RECIPES / f"{table}.yaml")
+    path = RECIPES / f"{table}.yaml"
+    return _read_table(path, path.stat().st_mtime_ns)
+
+
+@cache
+def _read_table(path: Path, changed: int) -> dict[str, Any]:
+    content = read_yaml(path)
     unknown = content.keys() - set(TABLE_KEYS)
     if unknown or not isinstance(content.get("trainings"), dict):
         raise ConfigError(
-            f"{RECIPES / table}.yaml: expected trainings, and at most {', '.join(TABLE_KEYS)}; got "
-            f"{', '.join(content)}"
+            f"{path}: expected trainings, and at most {', '.join(TABLE_KEYS)}; got {', '.join(content)}"
         )
     return content
 

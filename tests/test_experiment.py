@@ -311,9 +311,10 @@ def test_the_dumped_config_is_the_experiment(empty: Path) -> None:
     assert second.experiment == first.experiment
 
 
-def test_every_recipe_can_be_built() -> None:
-    names = recipe_names()
-    assert len(names) >= 4
+def test_recipes_of_no_paper_can_be_built() -> None:
+    """Those of the papers: test_recipes.py."""
+    names = [name for name in recipe_names() if name.startswith(("glyphs/", "images/"))]
+    assert len(names) >= 10
     for name in names:
         run = parse([f"--recipe={name}"]).experiment
         run.model.trunk_args.pop("pretrained", None)
