@@ -201,20 +201,18 @@ class Layout:
                     heading = f"{dataset}, protocol {protocol}"
                     sections.append((heading, _table(rows, metrics)))
         texts = {cell for _, table in sections for row in table.rows for cell in row}
-        notes = [EXPLAINED]
+        entries = self.table.entries
+        done = sum(self.found.has_fresh(entry.training) for entry in entries)
+        notes = [f"{done} of {len(entries)} rows have runs of the recipe as it is.", EXPLAINED]
         notes += [FAIR] if any(group.protocol == "fair" for group in self._shown()) else []
         notes += [OVER_PARTS] if any("± over parts" in text for text in texts) else []
         notes += [DIRTY] if any("dirty" in text for text in texts) else []
         notes += [DESCRIPTOR] if any(text.endswith(" †") for text in texts) else []
         notes += [f"note {number}: {mark}" for number, mark in enumerate(self.marks, 1)]
         notes += self._provenance()
-        entries = self.table.entries
-        done = sum(self.found.has_fresh(entry.training) for entry in entries)
-        lists = {
-            f"{done} of {len(entries)} rows have runs": [*notes, *self.found.notes],
-            "Differs from the paper": self._differs(),
-        }
-        lists = {heading: lines for heading, lines in lists.items() if lines}
+        lists = {"Notes": [*notes, *self.found.notes]}
+        if differs := self._differs():
+            lists["Differs from the paper"] = differs
         return Page(self.table.title, sections, lists, self._commands())
 
     def _provenance(self) -> list[str]:

@@ -51,7 +51,8 @@ if row == "taken":
 if row == "silent":
     sys.exit(0)
 if row == "patient":
-    signal.signal(signal.SIGTERM, lambda *_: None)
+    # As the runner: a second signal would end it before it has saved.
+    signal.signal(signal.SIGTERM, lambda *_: signal.signal(signal.SIGTERM, signal.SIG_DFL))
     event("ready")
     signal.pause()
     time.sleep(0.3)

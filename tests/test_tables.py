@@ -147,7 +147,7 @@ def test_without_runs_the_table_is_the_papers(show: Show) -> None:
         ["HTL", "quoted by the paper", "90.25", "512"],
         ["base", "paper", "91.0", ""],
     ]
-    assert "### 0 of 4 rows have runs" in text
+    assert "* 0 of 4 rows have runs of" in text
     assert "* everything is smaller\n* horde: its orders are ours\n" in text
     commands = text[text.index("```bash\n") :].splitlines()[1:-1]
     rows = ("base", "horde", "jrd", "birds")
@@ -168,7 +168,7 @@ def test_mean_interval_and_difference_by_hand(make: Make, show: Show) -> None:
     assert [row["method"] for row in (paper, ours, difference)] == ["base", "", ""]
     shown = ("runs", "protocol", "trunk", "crop", "dimension")
     assert [ours[key] for key in shown] == ["3", "paper", "test_resnet", "32", "64"]
-    assert "### 1 of 4 rows have runs" in text
+    assert "* 1 of 4 rows have runs of" in text
     assert "--recipe toy/table1/base\n" not in text
     assert "ours was run at commit 0123abc." in text
 
@@ -211,7 +211,7 @@ def test_rows_of_one_training_share_its_runs(make: Make, show: Show) -> None:
     assert [row["numbers"] for row in table(text)] == ["ours", "ours"]
     assert [row["NMI (%)"] for row in table(text)] == ["58.00", ""]
     assert [row["runs"] for row in table(text)] == ["1", "0"]
-    assert "### 1 of 2 rows have runs" in text
+    assert "* 1 of 2 rows have runs of" in text
     assert "--recipe toy/table2/own\n" in text
     assert "--recipe toy/table1/base" not in text
 
@@ -270,9 +270,9 @@ def test_overridden_runs_are_stale(make: Make, show: Show, option: str, said: st
     make("base", 1, 0.40, option)
     make("base", 2, 0.42, option)
     text = show()
-    assert lines(text)[1:5] == [
+    assert lines(text)[1:6] == [
         *(("base", "paper", "49.5"), ("", "ours", "48.00"), ("", "difference", "-1.50")),
-        ("", "ours, stale (note 1)", "41.00 ± 12.71"),
+        *(("", "ours, stale (note 1)", "41.00 ± 12.71"), ("HORDE", "paper", "50.0")),
     ]
     assert f"* note 1: toy/table1/base: {said}" in text
 
@@ -287,7 +287,7 @@ def test_runs_of_an_older_recipe_are_stale(make: Make, show: Show, recipes: Path
         ("", "ours, stale (note 1)", "48.00"),
     ]
     assert "optimization.learning_rate is 0.001 in these runs, 0.5 in the recipe" in text
-    assert "### 0 of 4 rows have runs" in text
+    assert "* 0 of 4 rows have runs of" in text
     assert "--recipe toy/table1/base\n" in text
 
 
