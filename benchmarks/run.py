@@ -32,6 +32,7 @@ if __package__ in (None, ""):  # started as a file
 
 from benchmarks import building, listing, records, report
 from benchmarks.building import batch_norms
+from benchmarks.config_changes import config_changes, flat
 from benchmarks.data import build_datasets, fold_of, image_size, num_workers
 from benchmarks.datasets import DatasetError, Glyphs, ImageSet
 from benchmarks.errors import ConfigError
@@ -55,8 +56,6 @@ from pml_regularizers import HORDELoss, prepare_loss
 
 GRID_QUERIES, GRID_NEIGHBOURS = 8, 8
 SELECTED_BY = "mean_average_precision_at_r"
-VOLATILE = ("output", "data.root", "data.num_workers")
-"""Settings that may differ between a run and its resumption."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -353,7 +352,7 @@ class BenchmarkRun:
             log_every=max(10, experiment.optimization.steps // 200),
         )
         if experiment.trackers:
-            settings = _flat(self.record["config"]) if self.accelerator.is_main_process else {}
+            settings = flat(self.record["config"]) if self.accelerator.is_main_process else {}
             self.accelerator.init_trackers(
                 "pml-regularizers", {name: str(value) for name, value in settings.items()}
             )
@@ -564,20 +563,12 @@ class BenchmarkRun:
 
 
 def _check_same(old: dict[str, Any], new: dict[str, Any], path: Path) -> None:
-    before, now = _flat(old), _flat(new)
-    for key in sorted({*before, *now}):
-        if key not in VOLATILE and before.get(key) != now.get(key):
-            raise RunFolderError(
-                f"{key}: {path} was started with {before.get(key)!r}, not {now.get(key)!r}; resume with the "
-                "same settings, or choose another --output"
-            )
-
-
-def _flat(config: Any, prefix: str = "") -> dict[str, Any]:
-    if isinstance(config, dict):
-        items = [(f"{prefix}.{key}" if prefix else key, value) for key, value in config.items()]
-        return {name: leaf for key, value in items for name, leaf in _flat(value, key).items()}
-    return {prefix: config}
+    if changes := config_changes(old, new):
+        key, before, now = changes[0].key, changes[0].before, changes[0].now
+        raise RunFolderError(
+            f"{key}: {path} was started with {before!r}, not {now!r}; resume with the same settings, or choose "
+            "another --output"
+        )
 
 
 def _command(argv: Sequence[str]) -> str:

@@ -1,0 +1,546 @@
+"""A paper's table with ours beside it.
+
+    python -m benchmarks.tables PAPER/TABLE [--runs FOLDER ...] [--format markdown|latex|html] [--output FILE]
+
+Runs are found by their run.json below the folders, and belong to the entries whose training they record. One row
+is the mean over the seeds of runs that differ in nothing else that can move a number: not in a setting, nor in the
+protocol, the test images or the file of weights. A run is *stale* if a setting is no longer, or never was, the
+recipe's; it has a row of its own and a note that names the setting. Each dataset and protocol has its own table.
+"""
+
+import argparse
+import html
+import json
+import os
+import re
+import shlex
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from benchmarks.config_changes import Change, changes_of_results
+from benchmarks.data import Data
+from benchmarks.errors import ConfigError
+from benchmarks.experiment import parse
+from benchmarks.recipe_files import Entry, RecipeTable, merge, read_table
+from benchmarks.records import replace_file
+from benchmarks.report import DESCRIPTOR, PAGE, TESTED_ON, Run, Table, _name, estimate, load_run
+
+RUNS = Path("runs")
+PROTOCOLS = ("paper", "fair")
+ABOUT_A_QUOTED_ROW = ("row", "dataset", "backbone", "embedding_dim")
+EXPLAINED = (
+    "paper: what the paper reports, in percent, with its own 95 % interval where it gives one; quoted: what the "
+    "paper copied from elsewhere. ours: the mean over seeds ± the half-width of its 95 % Student-t interval, of "
+    "single models on the test classes; one seed has no interval. difference: ours - paper, in percentage points."
+)
+FAIR = (
+    "Protocol fair trains on a part of the training classes and chooses the weights on the others, so that no "
+    "difference to the paper's number is taken."
+)
+OVER_PARTS = (
+    "± over parts: of a single run, the half-width of the 95 % interval over parts of the test set."
+)
+DIRTY = "dirty: the code had changes that were in no commit."
+
+
+@dataclass(frozen=True)
+class Group:
+    """Finished runs of one training that differ in their seeds alone.
+
+    Args:
+        runs: By seed.
+        changes: What the recipe says otherwise: before in these runs, now in the recipe.
+    """
+
+    runs: list[Run]
+    changes: list[Change]
+
+    @property
+    def first(self) -> dict[str, Any]:
+        return self.runs[0].info
+
+    @property
+    def protocol(self) -> str:
+        protocol: str = self.first["protocol"]
+        return protocol
+
+    @cached_property
+    def outputs(self) -> dict[str, list[dict[str, float]]]:
+        """{output: [the metrics of each run]}, of what all of them measured."""
+        measured = [{"embedding": run.info["metrics"], **run.info["outputs"]} for run in self.runs]
+        return {
+            name: [outputs[name] for outputs in measured]
+            for name in measured[0]
+            if all(name in outputs for outputs in measured)
+        }
+
+
+@dataclass(frozen=True)
+class Found:
+    """The runs of a table's trainings, {training: groups}, and what is to be said of those left out."""
+
+    groups: dict[str, list[Group]]
+    notes: list[str]
+
+    def of(self, entry: Entry, protocol: str) -> list[Group]:
+        """The entry's groups of a protocol, the fresh ones first."""
+        groups = [group for group in self.groups[entry.training] if group.protocol == protocol]
+        return sorted(groups, key=lambda group: bool(group.changes))
+
+    def has_fresh(self, training: str) -> bool:
+        return any(not group.changes for group in self.groups[training])
+
+
+@dataclass(frozen=True)
+class Page:
+    """What is printed, whatever the format: tables under their headings, then lists, then commands."""
+
+    title: str
+    sections: list[tuple[str, Table]]
+    lists: dict[str, list[str]] = field(default_factory=dict)
+    commands: list[str] = field(default_factory=list)
+
+
+# --------------------------------------------------------------------------------------------- collect
+
+
+def read_runs(folders: Iterable[Path]) -> tuple[list[Run], list[str]]:
+    """All runs below some folders, and a line about each one that cannot be read."""
+    runs, unreadable = {}, []
+    for folder in folders:
+        for path, inside, files in os.walk(folder):
+            inside.sort()
+            if "run.json" in files:
+                inside.clear()
+                try:
+                    runs[Path(path).resolve()] = load_run(Path(path))
+                except ValueError as error:
+                    unreadable.append(f"left out: {error}")
+    return list(runs.values()), unreadable
+
+
+def collect(table: RecipeTable, runs: Sequence[Run]) -> Found:
+    """Sort the runs of a table's trainings into groups."""
+    members: dict[str, list[Run]] = {entry.training: [] for entry in table.entries}
+    for run in runs:
+        if run.info.get("recipe") in members:
+            members[run.info["recipe"]].append(run)
+    notes: list[str] = []
+    groups = {
+        training: _groups(training, [run for run in of_it if _counts(run, notes)], notes)
+        for training, of_it in members.items()
+    }
+    return Found(groups, notes)
+
+
+def _counts(run: Run, notes: list[str]) -> bool:
+    info = run.info
+    if info["status"] != "finished":
+        notes.append(f"left out: {run.folder} is {info['status']}, not finished")
+    elif "protocol" not in info or "outputs" not in info:
+        notes.append(f"left out: {run.folder} is a record of older code; run that training again")
+    elif info["data"]["split"] != "test":
+        notes.append(f"left out: {run.folder} was measured on validation classes, which is no test")
+    else:
+        return True
+    return False
+
+
+def _groups(training: str, runs: Sequence[Run], notes: list[str]) -> list[Group]:
+    groups: dict[str, dict[int, Run]] = {}
+    changes: dict[str, list[Change]] = {}
+    recipe = parse(["--recipe", training]).config if runs else {}
+    for run in sorted(runs, key=lambda run: str(run.info.get("finished"))):
+        config = run.info["config"]
+        # The protocol is told apart below, and an oracle adds a number and changes none.
+        oracle = bool(config["evaluation"].get("oracle"))
+        own = {"protocol": run.info["protocol"], "evaluation": {"oracle": oracle}}
+        changed = changes_of_results(config, merge(recipe, own))
+        key = json.dumps(
+            [
+                run.info["protocol"],
+                [run.info["data"].get(name) for name in TESTED_ON],
+                run.info.get("weights"),
+                [(change.key, change.before) for change in changed],
+            ],
+            sort_keys=True,
+        )
+        seeds, changes[key] = groups.setdefault(key, {}), changed
+        if run.seed in seeds:
+            older = seeds[run.seed].folder
+            notes.append(f"left out: {older}, seed {run.seed} was run again in {run.folder}")
+        seeds[run.seed] = run
+    return [
+        Group([seeds[seed] for seed in sorted(seeds)], changes[key])
+        for key, seeds in groups.items()
+    ]
+
+
+# ---------------------------------------------------------------------------------------------- lay out
+
+
+class Layout:
+    """Lays a table out; `page` is the result."""
+
+    def __init__(self, table: RecipeTable, found: Found, folders: Sequence[Path]) -> None:
+        self.table = table
+        self.found = found
+        self.folders = folders
+        self.marks: list[str] = []
+
+    def page(self) -> Page:
+        sections = []
+        for protocol in PROTOCOLS:
+            for dataset in self._datasets():
+                rows, metrics = self._rows(dataset, protocol)
+                if rows:
+                    heading = f"{dataset}, protocol {protocol}"
+                    sections.append((heading, _table(rows, metrics)))
+        texts = {cell for _, table in sections for row in table.rows for cell in row}
+        entries = self.table.entries
+        done = sum(self.found.has_fresh(entry.training) for entry in entries)
+        notes = [f"{done} of {len(entries)} rows have runs of the recipe as it is.", EXPLAINED]
+        notes += [FAIR] if any(group.protocol == "fair" for group in self._shown()) else []
+        notes += [OVER_PARTS] if any("± over parts" in text for text in texts) else []
+        notes += [DIRTY] if any("dirty" in text for text in texts) else []
+        notes += [DESCRIPTOR] if any(text.endswith(" †") for text in texts) else []
+        notes += [f"note {number}: {mark}" for number, mark in enumerate(self.marks, 1)]
+        notes += self._provenance()
+        lists = {"Notes": [*notes, *self.found.notes]}
+        if differs := self._differs():
+            lists["Differs from the paper"] = differs
+        return Page(self.table.title, sections, lists, self._commands())
+
+    def _provenance(self) -> list[str]:
+        runs = [run.info for group in self._shown() for run in group.runs]
+        commits = sorted({str(info.get("commit")) for info in runs})
+        weights = sorted({_named(info["weights"]) for info in runs if info.get("weights")})
+        said = [f"commit {', '.join(commits)}"] if commits else []
+        said += [f"with pretrained weights {', '.join(weights)}"] if weights else []
+        return [f"ours was run at {' '.join(said)}."] if said else []
+
+    def _shown(self) -> list[Group]:
+        return [group for groups in self.found.groups.values() for group in groups]
+
+    def _datasets(self) -> list[str]:
+        quoted = [row["dataset"] for row in self.table.quoted]
+        return list(dict.fromkeys([*map(_dataset, self.table.entries), *quoted]))
+
+    def _rows(self, dataset: str, protocol: str) -> tuple[list[dict[str, str]], list[str]]:
+        """Rows as {column: text}, and the columns of the metrics."""
+        entries = [entry for entry in self.table.entries if _dataset(entry) == dataset]
+        quoted = [row for row in self.table.quoted if row["dataset"] == dataset]
+        if protocol != "paper":
+            quoted = []
+            entries = [entry for entry in entries if self.found.of(entry, protocol)]
+        reported = [cells for entry in entries for cells in entry.cells.values()]
+        reported += [_quoted_metrics(row) for row in quoted]
+        if not reported:
+            reported = [
+                runs[0]
+                for entry in entries
+                for group in self.found.of(entry, protocol)
+                for runs in group.outputs.values()
+            ]
+        metrics = list(dict.fromkeys(metric for cells in reported for metric in cells))
+        rows = [_quoted_row(row) for row in quoted]
+        for entry in entries:
+            rows += self._entry_rows(entry, protocol, metrics)
+        return rows, [metric_name(metric) for metric in metrics]
+
+    def _entry_rows(
+        self, entry: Entry, protocol: str, metrics: Sequence[str]
+    ) -> Iterator[dict[str, str]]:
+        groups = self.found.of(entry, protocol)
+        measured = dict.fromkeys(output for group in groups for output in group.outputs)
+        for output in entry.cells or measured or ["embedding"]:
+            method = {"method": entry.label + _suffix(output)}
+            paper = entry.cells.get(output, {})
+            if paper:
+                half_widths = entry.half_widths.get(output, {})
+                cells = {
+                    metric_name(metric): _as_printed(value, half_widths.get(metric))
+                    for metric, value in paper.items()
+                }
+                yield {**method, "numbers": "paper", **cells}
+                method = {}
+            elif not groups:
+                yield {**method, "numbers": "ours", "runs": "0"}
+            for group in groups:
+                yield {**method, **self._ours(entry, group, output, metrics)}
+                if paper and not group.changes and protocol == "paper":
+                    yield {"numbers": "difference", **_difference(group, output, paper)}
+                method = {}
+
+    def _ours(
+        self, entry: Entry, group: Group, output: str, metrics: Sequence[str]
+    ) -> dict[str, str]:
+        config, runs = group.first["config"], group.outputs.get(output, [])
+        half_widths = group.first.get("half_widths", {}).get(output) if len(runs) == 1 else None
+        cells = {}
+        for metric in metrics:
+            values = [run[metric] for run in runs if metric in run]
+            if half_widths and values and metric in half_widths:
+                cells[metric] = f"{100 * values[0]:.2f} ± {100 * half_widths[metric]:.2f}"
+            elif values and len(values) == len(runs):
+                cells[metric] = estimate(values).percent()
+            elif metric in entry.cells.get(output, {}):
+                cells[metric] = "not measured"
+        dirty = sum(bool(run.info.get("dirty")) for run in group.runs)
+        ensemble = config["model"].get("ensemble")
+        heads = f", ensemble of {ensemble['num_heads']}" if ensemble else ""
+        return {
+            "numbers": "ours"
+            + (", ± over parts" if half_widths else "")
+            + self._mark(entry, group),
+            **{metric_name(metric): text for metric, text in cells.items()},
+            "runs": str(len(group.runs)) + (f" ({dirty} dirty)" if dirty else ""),
+            "protocol": group.protocol,
+            "trunk": config["model"]["trunk"] + heads,
+            "crop": str(group.first["data"].get("image_size") or ""),
+            "dimension": str(config["model"]["embedding_size"]),
+            **(_oracle(group) if output == "embedding" else {}),
+        }
+
+    def _mark(self, entry: Entry, group: Group) -> str:
+        """What follows "ours" where the group is stale, or where it is not the entry's only fresh one."""
+        fresh = [g for g in self.found.of(entry, group.protocol) if not g.changes]
+        if group.changes:
+            word, said = (
+                ", stale",
+                [
+                    f"{c.key} is {_short(c.before)} in these runs, {_short(c.now)} in the recipe"
+                    for c in group.changes
+                ],
+            )
+        elif len(fresh) > 1:
+            word, said = "", [_tested_with(group)]
+        else:
+            return ""
+        text = f"{entry.training}: {'; '.join(said)}"
+        if text not in self.marks:
+            self.marks.append(text)
+        return f"{word} (note {self.marks.index(text) + 1})"
+
+    def _differs(self) -> list[str]:
+        """What differs from the paper, and in which rows of the recipes, if not in all."""
+        rows: dict[str, list[str]] = {}
+        for entry in self.table.entries:
+            for line in entry.differs:
+                rows.setdefault(line, []).append(entry.name.rpartition("/")[2])
+        everywhere = len(self.table.entries)
+        return [
+            line if len(names) == everywhere else f"{', '.join(names)}: {line}"
+            for line, names in rows.items()
+        ]
+
+    def _commands(self) -> list[str]:
+        """What makes the rows that are missing: one by one, then all at once."""
+        missing = [training for training in self.found.groups if not self.found.has_fresh(training)]
+        run = "accelerate launch benchmarks/run.py --recipe"
+        runs = [] if list(self.folders) == [RUNS] else ["--runs", str(self.folders[0])]
+        sweep = ["python", "-m", "benchmarks.sweep", self.table.name, *runs]
+        return [f"{run} {training}" for training in missing] + [shlex.join(sweep)] * bool(missing)
+
+
+def _table(rows: Sequence[Mapping[str, str]], metrics: Sequence[str]) -> Table:
+    """Columns in which nothing stands are left out."""
+    first = ["method", "numbers", *metrics, "runs", "protocol", "trunk", "crop", "dimension"]
+    oracles = dict.fromkeys(key for row in rows for key in row if key not in first)
+    columns = [name for name in (*first, *oracles) if any(row.get(name) for row in rows)]
+    header = [f"{name} (%)" if name in metrics or name in oracles else name for name in columns]
+    return Table(header, [[row.get(name, "") for name in columns] for row in rows])
+
+
+def _dataset(entry: Entry) -> str:
+    dataset: str = entry.settings.get("data", {}).get("dataset", Data.dataset)
+    return dataset
+
+
+def metric_name(metric: str) -> str:
+    return {"h_divergence": "H-divergence"}.get(metric) or _name(metric).replace("_", " ")
+
+
+def _suffix(output: str) -> str:
+    if output == "descriptor":
+        return " †"
+    return "" if output == "embedding" else f", {output.replace('_', ' ')}"
+
+
+def _quoted_metrics(row: Mapping[str, Any]) -> dict[str, float]:
+    return {key: value for key, value in row.items() if key not in ABOUT_A_QUOTED_ROW}
+
+
+def _quoted_row(row: Mapping[str, Any]) -> dict[str, str]:
+    cells = {metric_name(key): _as_printed(value) for key, value in _quoted_metrics(row).items()}
+    about = {"trunk": row.get("backbone", ""), "dimension": str(row.get("embedding_dim", ""))}
+    return {"method": row["row"], "numbers": "quoted by the paper", **cells, **about}
+
+
+def _as_printed(percent: float, half_width: float | None = None) -> str:
+    """A paper's number, with one decimal or as many as it has."""
+    texts = [
+        f"{value:.1f}" if round(value, 1) == value else f"{value:g}"
+        for value in (percent, half_width)
+        if value is not None
+    ]
+    return " ± ".join(texts)
+
+
+def _difference(group: Group, output: str, paper: Mapping[str, float]) -> dict[str, str]:
+    runs = group.outputs.get(output, [])
+    return {
+        metric_name(metric): f"{100 * estimate([run[metric] for run in runs]).mean - percent:+.2f}"
+        for metric, percent in paper.items()
+        if runs and all(metric in run for run in runs)
+    }
+
+
+def _oracle(group: Group) -> dict[str, str]:
+    metric = f"recall_at_{group.first['config']['evaluation']['recall_at'][0]}"
+    values = [run.info["oracle"][metric] for run in group.runs if run.info.get("oracle")]
+    column = f"oracle (test-selected) {metric_name(metric)}"
+    return {column: estimate(values).percent()} if len(values) == len(group.runs) else {}
+
+
+def _tested_with(group: Group) -> str:
+    data, weights = group.first["data"], group.first.get("weights")
+    said = f"tested on {data['name']} with fingerprint {data['fingerprint'][:8]}"
+    return said + (f", weights {_named(weights)}" if weights else "")
+
+
+def _named(weights: Mapping[str, str]) -> str:
+    return f"{weights['file']} (SHA-256 {weights['sha256'][:8]})"
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+# ---------------------------------------------------------------------------------------------- formats
+
+
+def markdown(page: Page) -> str:
+    parts = [f"## {page.title}"]
+    parts += [f"### {heading}\n\n{table.markdown()}" for heading, table in page.sections]
+    parts += [_markdown_list(heading, lines) for heading, lines in page.lists.items()]
+    if page.commands:
+        commands = "\n".join(page.commands)
+        parts.append(f"### Rows that are missing\n\n```bash\n{commands}\n```")
+    return "\n\n".join(parts) + "\n"
+
+
+def _markdown_list(heading: str, lines: Iterable[str]) -> str:
+    return f"### {heading}\n\n" + "\n".join(f"* {line}" for line in lines)
+
+
+def latex(page: Page) -> str:
+    parts = ["% \\usepackage{booktabs}"]
+    for heading, table in page.sections:
+        rows = "\n".join(_latex_row(row) for row in table.rows)
+        parts.append(
+            "\\begin{table}\n\\centering\\footnotesize\n"
+            f"\\caption{{{_latex(page.title)} ({_latex(heading)})}}\n"
+            f"\\begin{{tabular}}{{ll{'r' * (len(table.header) - 2)}}}\n\\toprule\n"
+            f"{_latex_row(table.header)}\n\\midrule\n{rows}\n\\bottomrule\n\\end{{tabular}}\n\\end{{table}}"
+        )
+    for heading, lines in page.lists.items():
+        items = "\n".join(f"\\item {_latex(line)}" for line in lines)
+        parts.append(
+            f"\\paragraph{{{_latex(heading)}}}\n\\begin{{itemize}}\n{items}\n\\end{{itemize}}"
+        )
+    if page.commands:
+        commands = "\n".join(page.commands)
+        parts.append(
+            "\\paragraph{Rows that are missing}\n"
+            f"\\begin{{verbatim}}\n{commands}\n\\end{{verbatim}}"
+        )
+    return "\n\n".join(parts) + "\n"
+
+
+LATEX = {
+    **{character: f"\\{character}" for character in "&%$#_{}"},
+    **{"\\": "\\textbackslash{}", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}"},
+    **{"<": "\\textless{}", ">": "\\textgreater{}", "|": "\\textbar{}"},
+    **{"±": "$\\pm$", "†": "$\\dagger$", "×": "$\\times$"},
+}
+
+
+def _latex(text: str) -> str:
+    return "".join(LATEX.get(character, character) for character in text)
+
+
+def _latex_row(cells: Iterable[str]) -> str:
+    signed = (re.sub(r"^-(?=\d)", "$-$", _latex(cell)) for cell in cells)
+    return " & ".join(signed) + r" \\"
+
+
+def html_page(page: Page) -> str:
+    title = html.escape(page.title)
+    parts = [f"<h1>{title}</h1>"]
+    for heading, table in page.sections:
+        parts += [f"<h2>{html.escape(heading)}</h2>", table.html()]
+    for heading, lines in page.lists.items():
+        items = "".join(f"<li>{html.escape(line)}</li>" for line in lines)
+        parts.append(f'<h2>{html.escape(heading)}</h2><ul class="note">{items}</ul>')
+    if page.commands:
+        commands = html.escape("\n".join(page.commands))
+        parts.append(f"<h2>Rows that are missing</h2><pre>{commands}</pre>")
+    return PAGE.replace("{title}", title).replace("{body}", "\n".join(parts))
+
+
+FORMATS: dict[str, Callable[[Page], str]] = {
+    "markdown": markdown,
+    "latex": latex,
+    "html": html_page,
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Prints the table or writes it to a file; 2 if there is no such table, folder or place for the file."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.tables",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("table", metavar="PAPER/TABLE")
+    parser.add_argument(
+        "--runs",
+        nargs="+",
+        type=Path,
+        metavar="FOLDER",
+        help="where to look for runs; default: runs",
+    )
+    parser.add_argument("--format", choices=FORMATS, default="markdown")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="default: the terminal")
+    options = parser.parse_args(argv)
+    try:
+        table = read_table(options.table)
+        for folder in options.runs or []:
+            if not folder.is_dir():
+                raise ConfigError(f"--runs: {folder} is no folder; expected one with runs below it")
+        folders = options.runs or [RUNS]
+        runs, unreadable = read_runs(folders)
+        found = collect(table, runs)
+        found.notes.extend(unreadable)
+        text = FORMATS[options.format](Layout(table, found, folders).page())
+        if options.output is None:
+            print(text, end="")
+        else:
+            replace_file(options.output, text.encode())
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"error: --output: {options.output}: {error.strerror}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
