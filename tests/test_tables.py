@@ -361,12 +361,12 @@ def test_unreadable_and_old_records_are_left_out(make: Make, show: Show) -> None
 
 def test_the_newest_run_of_a_seed_counts(make: Make, show: Show) -> None:
     make("base", 0, 0.48, finished="2026-01-02")
-    make("base", 0, 0.40, folder="a", finished="2026-01-01")
-    make("base", 0, 0.44, folder="z", finished="2026-01-03")
+    make("base", 0, 0.40, folder="z", finished="2026-01-01")
+    make("base", 0, 0.44, folder="a", finished="2026-01-03")
     text = show()
     assert (lines(text)[2], table(text)[2]["runs"]) == (("", "ours", "44.00"), "1")
-    assert "left out: runs/a, seed 0 was run again in runs/toy-table1-base-seed0" in text
-    assert "left out: runs/toy-table1-base-seed0, seed 0 was run again in runs/z" in text
+    assert "left out: runs/z, seed 0 was run again in runs/toy-table1-base-seed0" in text
+    assert "left out: runs/toy-table1-base-seed0, seed 0 was run again in runs/a" in text
 
 
 def test_runs_of_other_recipes_are_nobodys(make: Make, show: Show) -> None:
