@@ -1,0 +1,90 @@
+"""Searches a folder of images with a network that `python -m benchmarks.export` wrote.
+
+    python examples/search_folder.py EXPORTED IMAGES QUERY [QUERY ...] [--neighbours 5]
+
+Prints for each query the nearest images and their distances, 0 to 2, between embeddings of length one. Trunks that
+timm lacks, GoogLeNet and BN-Inception, need `import benchmarks.backbones` here.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import timm
+import torch
+from PIL import Image
+from pytorch_metric_learning.utils.inference import InferenceModel
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+from torchvision.datasets.folder import IMG_EXTENSIONS
+
+from pml_regularizers import EmbeddingHead
+
+
+class Images(Dataset[tuple[Tensor, int]]):
+    """Image files as the network sees them, with a label, which PML expects and ignores."""
+
+    def __init__(self, paths: Sequence[Path], view: Callable[[Image.Image], Tensor], mode: str):
+        self.paths, self.view, self.mode = paths, view, mode
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        with Image.open(self.paths[index]) as image:
+            return self.view(image.convert(self.mode)), 0
+
+
+def load(folder: Path) -> tuple[nn.Module, EmbeddingHead | None]:
+    """The trunk and, where timm's classifier is not the embedding layer, the head."""
+    trunk = timm.create_model(f"local-dir:{folder}", pretrained=True)
+    head = json.loads((folder / "config.json").read_text()).get("embedding_head")
+    if head is not None:
+        head = EmbeddingHead.for_trunk(trunk, **head)
+        head.load_state_dict(load_file(folder / "head.safetensors"))
+    return trunk, head
+
+
+def search(
+    exported: Path, paths: Sequence[Path], queries: Sequence[Path], neighbours: int
+) -> tuple[Tensor, Tensor]:
+    """Squared distances and indices into `paths`, (queries, neighbours), the nearest first."""
+    trunk, head = load(exported)
+    config = timm.data.resolve_model_data_config(trunk)
+    view = timm.data.create_transform(**config)
+    mode = "RGB" if config["input_size"][0] == 3 else "L"
+    sought = torch.stack([image for image, _ in Images(queries, view, mode)])
+    model = InferenceModel(trunk, head, data_device="cpu")
+    model.train_knn(Images(paths, view, mode))
+    return model.get_nearest_neighbors(sought, min(neighbours, len(paths)))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Search a folder of images.")
+    parser.add_argument("exported", type=Path, help="the folder that was exported")
+    parser.add_argument("images", type=Path, help="a folder of images, at any depth")
+    parser.add_argument(
+        "queries", type=Path, nargs="+", metavar="query", help="an image to look for"
+    )
+    parser.add_argument("--neighbours", type=int, default=5, help="default: 5")
+    options = parser.parse_args(arguments)
+    paths = sorted(p for p in options.images.rglob("*") if p.suffix.lower() in IMG_EXTENSIONS)
+    if not paths:
+        parser.error(f"{options.images}: holds no images")
+
+    try:
+        squared, found = search(options.exported, paths, options.queries, options.neighbours)
+    except OSError as error:  # no such folder or file, or no image
+        parser.error(str(error))
+    for query, row, rank in zip(options.queries, squared.clamp(min=0).sqrt(), found, strict=True):
+        print(query)
+        for distance, index in zip(row.tolist(), rank.tolist(), strict=True):
+            print(f"  {distance:.4f}  {paths[index]}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
