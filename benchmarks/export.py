@@ -33,14 +33,14 @@ from timm.models import model_entrypoint, save_for_hf, split_model_name_tag
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from benchmarks import experiment as description
+from benchmarks.building import EmbeddingModel, build_model
 from benchmarks.command_line import columns
 from benchmarks.data import Data, image_size
 from benchmarks.datasets.transforms import CROP_FRACTION
 from benchmarks.errors import ConfigError
-from benchmarks.experiment import EmbeddingModel, Experiment, Model, build_model
+from benchmarks.experiment import Experiment, Model, parse
 from benchmarks.report import Run, load_run, markdown_table
-from benchmarks.run_folder import RunFolderError, load_checkpoint
+from benchmarks.run_folder import RunFolderError, load_best, load_checkpoint
 from pml_regularizers import EmbeddingHead
 
 FORMATS = ("timm", "onnx")
@@ -104,7 +104,7 @@ class Exported:
 
 
 def load_trained(folder: Path) -> Trained:
-    """The network of a run's last checkpoint; files outside the run folder are not read.
+    """The network that a run has tested, or of its last checkpoint so far; files outside the run folder are not read.
 
     Raises:
         ConfigError: if the folder is no run, has no readable checkpoint, or describes another network than the
@@ -112,13 +112,15 @@ def load_trained(folder: Path) -> Trained:
     """
     try:
         run, state = load_run(folder), load_checkpoint(folder)
+        if run.info.get("selection"):  # what validation classes chose is what was tested
+            state = load_best(folder, run.info["selection"]["step"])
     except (ValueError, RunFolderError) as error:
         raise ConfigError(str(error)) from error
     if state is None:
         raise ConfigError(f"{folder}: has no checkpoint yet; go on with the run by --resume")
     settings = folder / "config.yaml"
     try:
-        experiment = description.parse([f"--config={settings}"]).experiment
+        experiment = parse([f"--config={settings}"]).experiment
         network = build_model(_without_weights(experiment.model), experiment.data).eval()
     except ConfigError as error:
         raise ConfigError(f"{settings}: {error}") from error
@@ -509,14 +511,15 @@ def _images(trained: Trained) -> str:
 
 def _results(trained: Trained) -> list[str]:
     info, run = trained.run.info, trained.run
-    if info["status"] != "finished" or info["steps"] != trained.step:
+    tested = (info.get("selection") or {"step": info["steps"]})["step"]
+    if info["status"] != "finished" or tested != trained.step:
         return [
             "## Results",
             f"None: this is the checkpoint of step {trained.step:,} of a run of {info['steps']:,} steps that is "
             f"{info['status']}, and a run is tested at its end.",
         ]
     # The descriptor is HORDE's, of which nothing is exported.
-    table = markdown_table([replace(run, info={**info, "descriptor_metrics": None})])
+    table = markdown_table([replace(run, info={**info, "outputs": {}})])
     return [
         table.strip(),
         "Measured by the run itself, whose command is below.",
