@@ -54,6 +54,7 @@ from benchmarks.workers import dismiss_workers
 from pml_regularizers import HORDELoss, prepare_loss
 
 GRID_QUERIES, GRID_NEIGHBOURS = 8, 8
+EMBEDDINGS = "test_embeddings.npz"
 SELECTED_BY = "mean_average_precision_at_r"
 VOLATILE = ("output", "data.root", "data.num_workers")
 """Settings that may differ between a run and its resumption."""
@@ -244,7 +245,7 @@ class BenchmarkRun:
             )
         if used:
             self.record = report.load_run(self.path).info
-            _check_same(self.record["config"], command.config, self.path)
+            check_same(self.record["config"], command.config, self.path)
             if self.record["data"]["fingerprint"] != self.test_set.fingerprint:
                 raise RunFolderError(
                     f"data.root: the images are not those that {self.path} was started with (another "
@@ -353,7 +354,7 @@ class BenchmarkRun:
             log_every=max(10, experiment.optimization.steps // 200),
         )
         if experiment.trackers:
-            settings = _flat(self.record["config"]) if self.accelerator.is_main_process else {}
+            settings = flat(self.record["config"]) if self.accelerator.is_main_process else {}
             self.accelerator.init_trackers(
                 "pml-regularizers", {name: str(value) for name, value in settings.items()}
             )
@@ -494,6 +495,8 @@ class BenchmarkRun:
         if not self.accelerator.is_main_process:
             return
         self._save_retrieval(found.embeddings)
+        if self.experiment.evaluation.save_embeddings:
+            self._save_embeddings(found.embeddings)
         images = self.progress.step * self.experiment.data.batch_size
         metrics = dict(found.metrics)
         self.update(
@@ -549,6 +552,15 @@ class BenchmarkRun:
             neighbour_names=names[1:].T,
         )
 
+    def _save_embeddings(self, embeddings: torch.Tensor) -> None:
+        queries = self.test_set.is_query
+        np.savez(
+            self.path / EMBEDDINGS,
+            embeddings=embeddings.numpy(),
+            labels=self.test_set.labels.numpy(),
+            **({} if queries is None else {"is_query": queries.numpy()}),
+        )
+
     def update(self, **changes: Any) -> None:
         """Change entries of run.json."""
         if self.accelerator.is_main_process:
@@ -563,20 +575,26 @@ class BenchmarkRun:
             self.folder.close()
 
 
-def _check_same(old: dict[str, Any], new: dict[str, Any], path: Path) -> None:
-    before, now = _flat(old), _flat(new)
+def check_same(old: dict[str, Any], new: dict[str, Any], path: Path) -> None:
+    """Refuse settings that are not those a folder was begun with.
+
+    Raises:
+        RunFolderError: naming the first setting that differs.
+    """
+    before, now = flat(old), flat(new)
     for key in sorted({*before, *now}):
         if key not in VOLATILE and before.get(key) != now.get(key):
             raise RunFolderError(
                 f"{key}: {path} was started with {before.get(key)!r}, not {now.get(key)!r}; resume with the "
-                "same settings, or choose another --output"
+                "same settings, or choose another folder"
             )
 
 
-def _flat(config: Any, prefix: str = "") -> dict[str, Any]:
+def flat(config: Any, prefix: str = "") -> dict[str, Any]:
+    """Nested settings by their dotted names; a list is one of them."""
     if isinstance(config, dict):
         items = [(f"{prefix}.{key}" if prefix else key, value) for key, value in config.items()]
-        return {name: leaf for key, value in items for name, leaf in _flat(value, key).items()}
+        return {name: leaf for key, value in items for name, leaf in flat(value, key).items()}
     return {prefix: config}
 
 
