@@ -19,7 +19,7 @@ $(VENV)/installed: pyproject.toml constraints.txt
 		|| { echo "Python 3.11 to 3.13 is needed, $(PYTHON) is another; run: make PYTHON=/path/to/python3.11"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt \
-		--editable '.[benchmarks,export,dev]'
+		--editable '.[benchmarks,search,export,dev]'
 	touch $@
 
 # The metric loss alone and with HORDE, tested on classes that neither has seen.

@@ -2,14 +2,18 @@
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+from benchmarks.run_folder import RunFolderError
 
 VOLATILE = ("output", "data.root", "data.num_workers")
 """Settings that may differ between a run and its resumption."""
 WITHOUT_EFFECT = (
     *VOLATILE,
     *("seed", "label", "evaluation.batch_size", "evaluation.curve_classes"),
-    *("checkpoint_every", "diagnose_every", "trace_steps", "trackers"),
+    *("evaluation.save_embeddings", "checkpoint_every", "diagnose_every"),
+    *("trace_steps", "trackers"),
     "model.weights",  # where the file lies; which file it is stands in the record
 )
 """Settings that no number of a test depends on, given the seed and the file of weights."""
@@ -34,6 +38,19 @@ def config_changes(
         for key in sorted({*old, *new} - set(ignored))
         if old.get(key) != new.get(key)
     ]
+
+
+def check_same(before: Mapping[str, Any], now: Mapping[str, Any], folder: Path) -> None:
+    """Refuse settings that are not those a folder was begun with.
+
+    Raises:
+        RunFolderError: naming the first setting that differs.
+    """
+    for change in config_changes(before, now):
+        raise RunFolderError(
+            f"{change.key}: {folder} was started with {change.before!r}, not {change.now!r}; resume with the same "
+            "settings, or choose another folder"
+        )
 
 
 def changes_of_results(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:

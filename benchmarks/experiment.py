@@ -165,6 +165,7 @@ class Evaluation:
         clustering: Also cluster the test images by k-means: NMI, AMI and F1.
         divergence: Also measure the bound of JRD's Table 3 on the parts: the error of the ideal joint
             classifier and the H-divergence between seen and unseen classes.
+        save_embeddings: Keep the embeddings of the tested images, with their labels, in test_embeddings.npz.
     """
 
     every: int = 250
@@ -177,6 +178,7 @@ class Evaluation:
     parts: int | None = None
     clustering: bool = False
     divergence: bool = False
+    save_embeddings: bool = False
 
 
 @dataclass

@@ -104,7 +104,7 @@ class Exported:
 
 
 def load_trained(folder: Path) -> Trained:
-    """The network that a run has tested, or of its last checkpoint so far; files outside the run folder are not read.
+    """The network that a run has tested, or of its last checkpoint so far; no other files are read.
 
     Raises:
         ConfigError: if the folder is no run, has no readable checkpoint, or describes another network than the

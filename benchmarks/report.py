@@ -208,7 +208,7 @@ def compare(runs: Sequence[Run], baseline: str | None = None) -> Comparison:
     keys = list(runs[0].info["metrics"])
     time_header = [f"time (× {baseline})"] if times else []
     metrics = Table(
-        ["method", *(f"{_name(key)} (%)" for key in keys), "seeds", *time_header],
+        ["method", *(f"{metric_name(key)} (%)" for key in keys), "seeds", *time_header],
         [
             [name]
             + [_percent([m[key] for m in seeds.values() if key in m]) for key in keys]
@@ -218,7 +218,7 @@ def compare(runs: Sequence[Run], baseline: str | None = None) -> Comparison:
         ],
     )
     return Comparison(
-        methods, _heading(methods), metrics, _differences(rows, baseline), baseline, notes
+        methods, _heading(methods), metrics, paired_differences(rows, baseline), baseline, notes
     )
 
 
@@ -266,7 +266,7 @@ def _group(runs: Sequence[Run]) -> dict[str, list[Run]]:
     return methods
 
 
-def _name(metric: str) -> str:
+def metric_name(metric: str) -> str:
     """The column of a metric: "Recall@1" for "recall_at_1"."""
     return NAMES.get(metric, metric.replace("recall_at_", "Recall@"))
 
@@ -297,7 +297,7 @@ def _relative_times(methods: dict[str, list[Run]], baseline: str) -> dict[str, s
     return {label: f"{value / seconds[baseline]:.2f}" for label, value in seconds.items()}
 
 
-def _differences(rows: dict[str, dict[int, dict[str, float]]], baseline: str) -> Table | None:
+def paired_differences(rows: dict[str, dict[int, dict[str, float]]], baseline: str) -> Table | None:
     """Each row minus the baseline, paired by seed; None where no two seeds are shared."""
     reference = rows[baseline]
     keys = list(next(iter(reference.values())))
@@ -311,7 +311,7 @@ def _differences(rows: dict[str, dict[int, dict[str, float]]], baseline: str) ->
             for key in keys
         ]
         lines.append([name, *cells, str(len(common))])
-    return Table(["method", *map(_name, keys), "pairs"], lines) if lines else None
+    return Table(["method", *map(metric_name, keys), "pairs"], lines) if lines else None
 
 
 def _differences_title(comparison: Comparison) -> str:

@@ -32,7 +32,7 @@ if __package__ in (None, ""):  # started as a file
 
 from benchmarks import building, listing, records, report
 from benchmarks.building import batch_norms
-from benchmarks.config_changes import config_changes, flat
+from benchmarks.config_changes import check_same, flat
 from benchmarks.data import build_datasets, fold_of, image_size, num_workers
 from benchmarks.datasets import DatasetError, Glyphs, ImageSet
 from benchmarks.errors import ConfigError
@@ -55,6 +55,7 @@ from benchmarks.workers import dismiss_workers
 from pml_regularizers import HORDELoss, prepare_loss
 
 GRID_QUERIES, GRID_NEIGHBOURS = 8, 8
+EMBEDDINGS = "test_embeddings.npz"
 SELECTED_BY = "mean_average_precision_at_r"
 
 
@@ -243,7 +244,7 @@ class BenchmarkRun:
             )
         if used:
             self.record = report.load_run(self.path).info
-            _check_same(self.record["config"], command.config, self.path)
+            check_same(self.record["config"], command.config, self.path)
             if self.record["data"]["fingerprint"] != self.test_set.fingerprint:
                 raise RunFolderError(
                     f"data.root: the images are not those that {self.path} was started with (another "
@@ -493,6 +494,8 @@ class BenchmarkRun:
         if not self.accelerator.is_main_process:
             return
         self._save_retrieval(found.embeddings)
+        if self.experiment.evaluation.save_embeddings:
+            self._save_embeddings(found.embeddings)
         images = self.progress.step * self.experiment.data.batch_size
         metrics = dict(found.metrics)
         self.update(
@@ -548,6 +551,15 @@ class BenchmarkRun:
             neighbour_names=names[1:].T,
         )
 
+    def _save_embeddings(self, embeddings: torch.Tensor) -> None:
+        queries = self.test_set.is_query
+        np.savez(
+            self.path / EMBEDDINGS,
+            embeddings=embeddings.numpy(),
+            labels=self.test_set.labels.numpy(),
+            **({} if queries is None else {"is_query": queries.numpy()}),
+        )
+
     def update(self, **changes: Any) -> None:
         """Change entries of run.json."""
         if self.accelerator.is_main_process:
@@ -560,15 +572,6 @@ class BenchmarkRun:
             self.records.close()
         if self.folder is not None:
             self.folder.close()
-
-
-def _check_same(old: dict[str, Any], new: dict[str, Any], path: Path) -> None:
-    if changes := config_changes(old, new):
-        key, before, now = changes[0].key, changes[0].before, changes[0].now
-        raise RunFolderError(
-            f"{key}: {path} was started with {before!r}, not {now!r}; resume with the same settings, or choose "
-            "another --output"
-        )
 
 
 def _command(argv: Sequence[str]) -> str:

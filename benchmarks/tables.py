@@ -27,7 +27,16 @@ from benchmarks.errors import ConfigError
 from benchmarks.experiment import parse
 from benchmarks.recipe_files import Entry, RecipeTable, merge, read_table
 from benchmarks.records import replace_file
-from benchmarks.report import DESCRIPTOR, PAGE, TESTED_ON, Run, Table, _name, estimate, load_run
+from benchmarks.report import (
+    DESCRIPTOR,
+    PAGE,
+    TESTED_ON,
+    Run,
+    Table,
+    estimate,
+    load_run,
+    metric_name,
+)
 
 RUNS = Path("runs")
 PROTOCOLS = ("paper", "fair")
@@ -362,7 +371,7 @@ def _dataset(entry: Entry) -> str:
 
 
 def metric_name(metric: str) -> str:
-    return {"h_divergence": "H-divergence"}.get(metric) or _name(metric).replace("_", " ")
+    return {"h_divergence": "H-divergence"}.get(metric) or metric_name(metric).replace("_", " ")
 
 
 def _suffix(output: str) -> str:
