@@ -28,7 +28,12 @@ from scipy.stats import t as student_t
 
 from benchmarks.records import read_table, replace_file
 
-NAMES = {"mean_average_precision_at_r": "MAP@R", "r_precision": "R-precision"}
+NAMES = {
+    "mean_average_precision_at_r": "MAP@R",
+    "r_precision": "R-precision",
+    "ideal_joint_error": "ideal joint error",
+    "h_divergence": "H-divergence",
+}
 REQUIRED = (
     *("label", "seed", "status", "data", "steps", "metrics"),
     *("wall_time_s", "hardware", "world_size"),

@@ -370,10 +370,6 @@ def _dataset(entry: Entry) -> str:
     return dataset
 
 
-def metric_name(metric: str) -> str:
-    return {"h_divergence": "H-divergence"}.get(metric) or metric_name(metric).replace("_", " ")
-
-
 def _suffix(output: str) -> str:
     if output == "descriptor":
         return " †"
