@@ -17,7 +17,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from accelerate import Accelerator, DataLoaderConfiguration
 from accelerate.utils import broadcast_object_list
@@ -39,10 +38,10 @@ from benchmarks.evaluation import (
     embed,
     evaluate,
     measure,
-    neighbours,
 )
 from benchmarks.experiment import Experiment, batch_norms
 from benchmarks.run_folder import RunFolder, RunFolderError, load_checkpoint
+from benchmarks.showcase import save_showcase
 from benchmarks.training import (
     ClassBatchSampler,
     NonFiniteLossError,
@@ -54,7 +53,6 @@ from benchmarks.training import (
 from benchmarks.workers import dismiss_workers
 from pml_regularizers import HORDELoss, prepare_loss
 
-GRID_QUERIES, GRID_NEIGHBOURS = 8, 8
 VOLATILE = ("output", "data.root", "data.num_workers")
 """Settings that may differ between a run and its resumption."""
 
@@ -427,7 +425,14 @@ class BenchmarkRun:
                 )
         if not self.accelerator.is_main_process:
             return
-        self._save_retrieval(found.embeddings)
+        save_showcase(
+            self.path,
+            self.accelerator.unwrap_model(self.model, keep_torch_compile=False),
+            self.test_set,
+            found.embeddings,
+            batch_size=self.experiment.evaluation.batch_size,
+            dtype=self.dtype,
+        )
         images = self.progress.step * self.experiment.data.batch_size
         self.update(
             status="finished",
@@ -448,28 +453,6 @@ class BenchmarkRun:
             return None
         found = [module for module in self.loss.modules() if isinstance(module, HORDELoss)]
         return found[0] if len(found) == 1 else None
-
-    def _save_retrieval(self, embeddings: torch.Tensor) -> None:
-        """Some queries of the test set, evenly spread, and what was found for them."""
-        data = self.test_set
-        rows, gallery = torch.arange(len(data)), None
-        if data.is_query is not None:
-            rows, gallery = data.is_query.nonzero()[:, 0], (~data.is_query).nonzero()[:, 0]
-        queries = rows[torch.linspace(0, len(rows) - 1, GRID_QUERIES).long()]
-        others = len(data) - 1 if gallery is None else len(gallery)
-        found = neighbours(embeddings, min(GRID_NEIGHBOURS, others), queries, gallery)
-        shown = [queries.tolist(), *found.T.tolist()]  # (1 + neighbours) lists of queries
-        pictures = np.array([[data.to_picture(data[i][0]) for i in column] for column in shown])
-        names = np.array([[data.name(i) for i in column] for column in shown])
-        np.savez_compressed(
-            self.path / "retrieval.npz",
-            query_images=pictures[0],
-            neighbour_images=pictures[1:].swapaxes(0, 1),
-            query_labels=data.labels[queries].numpy(),
-            neighbour_labels=data.labels[found].numpy(),
-            query_names=names[0],
-            neighbour_names=names[1:].T,
-        )
 
     def update(self, **changes: Any) -> None:
         """Change entries of run.json."""
