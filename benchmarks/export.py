@@ -39,7 +39,8 @@ from benchmarks.data import Data, image_size
 from benchmarks.datasets.transforms import CROP_FRACTION
 from benchmarks.errors import ConfigError
 from benchmarks.experiment import Experiment, Model, parse
-from benchmarks.report import Run, load_run, markdown_table
+from benchmarks.report import markdown_table
+from benchmarks.results import Run, load_run
 from benchmarks.run_folder import RunFolderError, load_best, load_checkpoint
 from pml_regularizers import EmbeddingHead
 

@@ -40,15 +40,8 @@ from benchmarks.errors import ConfigError
 from benchmarks.evaluation import cluster_metrics, measure
 from benchmarks.progress import progress_bar
 from benchmarks.records import replace_file, write_json
-from benchmarks.report import (
-    TESTED_ON,
-    Run,
-    Table,
-    estimate,
-    load_run,
-    metric_name,
-    paired_differences,
-)
+from benchmarks.report import TESTED_ON, metric_name, paired_differences
+from benchmarks.results import Run, Table, estimate, load_run
 from benchmarks.run import EMBEDDINGS
 from benchmarks.run_folder import RunFolderError
 from benchmarks.subruns import Launcher, SubRun

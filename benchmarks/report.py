@@ -7,26 +7,19 @@ Student-t interval; methods are compared by the paired differences of the seeds 
 """
 
 import argparse
-import base64
 import html
-import io
-import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import yaml
-from matplotlib import rc_context
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from numpy.typing import NDArray
-from PIL import Image
-from scipy.stats import t as student_t
 
-from benchmarks.records import read_table, replace_file
+from benchmarks import figures
+from benchmarks.records import replace_file
+from benchmarks.results import Run, Table, estimate, load_run
 
 NAMES = {
     "mean_average_precision_at_r": "MAP@R",
@@ -34,80 +27,13 @@ NAMES = {
     "ideal_joint_error": "ideal joint error",
     "h_divergence": "H-divergence",
 }
-REQUIRED = (
-    *("label", "seed", "status", "data", "steps", "metrics"),
-    *("wall_time_s", "hardware", "world_size"),
-)
 SPLITS = {"test": "unseen test classes", "validation": "unseen validation classes"}
 DESCRIPTOR = (
     "† the test-time descriptor of the same training: the embeddings of all orders concatenated, "
     "reduced by PCA."
 )
-# Okabe and Ito's colours, told apart by colour-blind readers and on light and dark ground alike.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-MARKERS = ("o", "s", "^", "D", "v", "P")
-INK = "#010203"  # stands for the page's text colour inside a figure
-LOSS_POINTS = 75  # points of a loss curve, each the mean of a block of steps
 TESTED_ON = ("name", "split", "fold", "fingerprint", "test_classes", "test_images", "view")
 """What is recorded of the data that has to be equal in one table."""
-THUMBNAIL = 96  # largest side of an image in a retrieval grid, in pixels
-
-
-@dataclass(frozen=True)
-class Run:
-    """A run folder and the contents of its run.json."""
-
-    folder: Path
-    info: dict[str, Any]
-
-    @property
-    def label(self) -> str:
-        return self.info["label"]
-
-    @property
-    def seed(self) -> int:
-        return self.info["seed"]
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A mean over `count` seeds and the half-width of its 95 % interval (None for one seed)."""
-
-    mean: float
-    half_width: float | None
-    count: int
-
-    def percent(self, sign: str = "") -> str:
-        """E.g. "52.04 ± 0.91" for 0.5204 ± 0.0091; `sign="+"` always shows the sign."""
-        mean = f"{100 * self.mean:{sign}.2f}"
-        return mean if self.half_width is None else f"{mean} ± {100 * self.half_width:.2f}"
-
-
-@dataclass(frozen=True)
-class Table:
-    """A header and rows of text; the first column holds names, the others numbers."""
-
-    header: list[str]
-    rows: list[list[str]]
-
-    def markdown(self) -> str:
-        rule = [":--"] + ["--:"] * (len(self.header) - 1)
-        cells = ([cell.replace("|", "\\|") for cell in row] for row in [self.header, *self.rows])
-        header, *rows = [f"| {' | '.join(row)} |" for row in cells]
-        return "\n".join([header, f"| {' | '.join(rule)} |", *rows])
-
-    def html(self) -> str:
-        header = "".join(f'<th scope="col">{html.escape(cell)}</th>' for cell in self.header)
-        rows = "".join(
-            f'<tr><th scope="row">{html.escape(name)}</th>'
-            + "".join(f"<td>{html.escape(cell)}</td>" for cell in cells)
-            + "</tr>"
-            for name, *cells in self.rows
-        )
-        return (
-            f'<div class="wide"><table><thead><tr>{header}</tr></thead>'
-            f"<tbody>{rows}</tbody></table></div>"
-        )
 
 
 @dataclass(frozen=True)
@@ -120,42 +46,6 @@ class Comparison:
     differences: Table | None
     baseline: str
     notes: list[str]
-
-
-def load_run(folder: Path) -> Run:
-    """Reads a run folder.
-
-    Raises:
-        ValueError: if its run.json is missing, unreadable or lacks an entry.
-    """
-    path = folder / "run.json"
-    try:
-        info = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ValueError(
-            f"{path}: {error.strerror}; expected a run folder that benchmarks/run.py wrote"
-        ) from error
-    except ValueError as error:
-        raise ValueError(f"{path}: is not JSON ({error}); run that training again") from error
-    missing = [key for key in REQUIRED if not isinstance(info, dict) or key not in info]
-    if missing:
-        raise ValueError(f"{path}: lacks {', '.join(missing)}; run that training again")
-    return Run(folder, info)
-
-
-def estimate(values: Sequence[float]) -> Estimate:
-    """The mean and its 95 % Student-t interval; at least one value.
-
-    >>> estimate([0.50, 0.52, 0.54]).percent()  # 4.3027 * 0.02 / sqrt(3)
-    '52.00 ± 4.97'
-    """
-    count = len(values)
-    half_width = None
-    if count > 1:
-        half_width = float(
-            student_t.ppf(0.975, count - 1) * np.std(values, ddof=1) / np.sqrt(count)
-        )
-    return Estimate(float(np.mean(values)), half_width, count)
 
 
 def markdown_table(runs: Sequence[Run], baseline: str | None = None) -> str:
@@ -327,10 +217,7 @@ def write_html(runs: Sequence[Run], path: Path, baseline: str | None = None) -> 
     """Writes the report as one file that loads nothing; arguments and errors as `compare`."""
     comparison = compare(runs, baseline)
     methods = comparison.methods
-    style = {
-        label: (COLOURS[i % len(COLOURS)], MARKERS[i % len(MARKERS)])
-        for i, label in enumerate(methods)
-    }
+    firsts = [members[0] for members in methods.values()]
     sections = [
         f"<h1>{html.escape(' vs. '.join(methods))}</h1>",
         f'<p class="lead">{html.escape(comparison.heading)}</p>',
@@ -342,12 +229,14 @@ def write_html(runs: Sequence[Run], path: Path, baseline: str | None = None) -> 
     sections += [f'<p class="note">{html.escape(note)}</p>' for note in comparison.notes]
     sections += [
         "<h2>Curves</h2>",
-        f'<div class="figures">{_loss_figure(methods, style)}{_recall_figure(methods, style)}</div>',
+        figures.curves(methods, comparison.baseline),
+        *_section("Deep features and representations", map(figures.deep_features, firsts)),
         "<h2>Nearest neighbours</h2>",
         '<p class="note">Each row: a query, then its nearest neighbours, the nearest first. '
         '<span class="key right">✓ same class</span> (green, solid frame) '
         '<span class="key wrong">✗ another class</span> (red, dashed frame)</p>',
-        *(_retrieval_grid(members[0]) for members in methods.values()),
+        *map(figures.retrieval_grids, firsts),
+        *_section("Classes taken for one another", map(figures.confusion, firsts)),
         "<h2>What was run</h2>",
         *(_provenance(run) for run in runs),
     ]
@@ -355,154 +244,10 @@ def write_html(runs: Sequence[Run], path: Path, baseline: str | None = None) -> 
     replace_file(path, page.replace("{body}", "\n".join(sections)).encode())
 
 
-def _curves(
-    methods: dict[str, list[Run]], table: str, column: str
-) -> dict[str, tuple[NDArray[np.float64], NDArray[np.float64]]]:
-    """Label -> steps (T,), values (seeds, T) at the steps that all seeds of the label logged."""
-    curves = {}
-    for label, members in methods.items():
-        tables = [read_table(run.folder / "records", table) for run in members]
-        if not all(column in t for t in tables):
-            continue
-        series = [dict(zip(t["step"], t[column], strict=True)) for t in tables]
-        steps = sorted(set.intersection(*(set(s) for s in series)))
-        if steps:
-            curves[label] = (np.array(steps), np.array([[s[i] for i in steps] for s in series]))
-    return curves
-
-
-def _draw(
-    axes: Axes,
-    steps: NDArray[np.float64],
-    values: NDArray[np.float64],
-    name: str,
-    style: tuple[str, str],
-    line: str = "-",
-) -> None:
-    """The mean over seeds with its name, and the single seeds behind it in a light line."""
-    colour, marker = style
-    if len(values) > 1:
-        axes.plot(steps, values.T, line, color=colour, alpha=0.3, linewidth=0.7)
-    axes.plot(
-        steps,
-        values.mean(axis=0),
-        line,
-        color=colour,
-        marker=marker,
-        markersize=4,
-        markevery=max(1, len(steps) // 10),
-        linewidth=1.6,
-        label=name,
-    )
-
-
-def _loss_figure(methods: dict[str, list[Run]], style: dict[str, tuple[str, str]]) -> str:
-    curves = _curves(methods, "training", "loss")
-    if not curves:
-        return "<p>No loss was recorded.</p>"
-    figure, axes = _figure("training loss")
-    for label, (steps, values) in curves.items():
-        blocks = min(LOSS_POINTS, len(steps))
-        _draw(
-            axes,
-            np.array([block.mean() for block in np.array_split(steps, blocks)]),
-            np.array([b.mean(axis=1) for b in np.array_split(values, blocks, axis=1)]).T,
-            label,
-            style[label],
-        )
-    rows = max(len(steps) for steps, _ in curves.values())
-    caption = (
-        f"Training loss; each point is the mean of {-(-rows // min(LOSS_POINTS, rows))} logged "
-        "steps. The losses of different methods are not on one scale."
-    )
-    return _figure_html(figure, axes, "Training loss over steps for each method", caption)
-
-
-def _recall_figure(methods: dict[str, list[Run]], style: dict[str, tuple[str, str]]) -> str:
-    seen = _curves(methods, "evaluation", "seen_recall_at_1")
-    unseen = _curves(methods, "evaluation", "unseen_recall_at_1")
-    if not seen and not unseen:
-        return "<p>Recall@1 was not recorded while training.</p>"
-    figure, axes = _figure("Recall@1 (%)")
-    for curves, kind, line in ((unseen, "unseen", "-"), (seen, "seen", "--")):
-        for label, (steps, values) in curves.items():
-            _draw(axes, steps, 100 * values, f"{label}, {kind}", style[label], line)
-    split = next(iter(methods.values()))[0].info["data"]["split"]
-    use = {
-        "test": "The unseen classes are only monitored, never used for selection.",
-        "validation": "The unseen classes are validation classes: settings may be chosen on them.",
-    }
-    caption = (
-        "Recall@1 on training classes (seen, dashed) and on classes the network never saw "
-        f"(unseen, solid). {use[split]}"
-    )
-    alt = "Recall at 1 over steps, on seen and unseen classes, for each method"
-    return _figure_html(figure, axes, alt, caption)
-
-
-def _figure(ylabel: str) -> tuple[Figure, Axes]:
-    # 5 inches are a phone's width: its text stays readable there, and two stand side by side.
-    figure = Figure(figsize=(5, 3.6), layout="constrained")
-    axes = figure.add_subplot()
-    axes.set_xlabel("training step")
-    axes.set_ylabel(ylabel)
-    return figure, axes
-
-
-def _figure_html(figure: Figure, axes: Axes, alt: str, caption: str) -> str:
-    """The figure as inline SVG that takes the page's colours, below it its caption."""
-    axes.grid(alpha=0.2, color=INK)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color(INK)
-    axes.tick_params(colors=INK)
-    for text in (axes.xaxis.label, axes.yaxis.label):
-        text.set_color(INK)
-    axes.legend(fontsize=8, framealpha=0, labelcolor=INK)
-    file = io.StringIO()
-    # The salt keeps element ids the same from report to report; no metadata, no date and no links.
-    with rc_context({"svg.hashsalt": alt, "svg.fonttype": "none"}):
-        metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-        figure.savefig(file, format="svg", transparent=True, metadata=metadata)
-    svg = file.getvalue()
-    svg = svg[svg.index("<svg") :].replace(INK, "currentColor")
-    svg = svg.replace("<svg", f'<svg role="img" aria-label="{html.escape(alt)}"', 1)
-    return f"<figure>{svg}<figcaption>{html.escape(caption)}</figcaption></figure>"
-
-
-def _retrieval_grid(run: Run) -> str:
-    """Queries and neighbours of one run (the label's first seed given)."""
-    title = f"<h3>{html.escape(run.label)} <small>seed {run.seed}</small></h3>"
-    path = run.folder / "retrieval.npz"
-    if not path.exists():
-        return f"{title}<p>No neighbours were saved.</p>"
-    with np.load(path) as file:
-        data = dict(file)
-    columns = data["neighbour_labels"].shape[1] + 1
-    cells = []
-    for q, query_label in enumerate(data["query_labels"]):
-        name = f"query: {data['query_names'][q]}, class {query_label}"
-        cells.append(f'<span class="query">{_image(data["query_images"][q], name)}</span>')
-        for k, label in enumerate(data["neighbour_labels"][q]):
-            kind, mark, word = (
-                ("right", "✓", "right") if label == query_label else ("wrong", "✗", "wrong")
-            )
-            name = f"{word}, neighbour {k + 1}: {data['neighbour_names'][q, k]}, class {label}"
-            image = _image(data["neighbour_images"][q, k], name)
-            cells.append(f'<span class="{kind}">{image}<b aria-hidden="true">{mark}</b></span>')
-    return (
-        f'{title}<div class="wide"><div class="grid" style="--columns:{columns}">'
-        f"{''.join(cells)}</div></div>"
-    )
-
-
-def _image(pixels: NDArray[np.uint8], name: str) -> str:
-    image = Image.fromarray(pixels)
-    image.thumbnail((THUMBNAIL, THUMBNAIL))
-    file = io.BytesIO()
-    image.save(file, format="PNG", optimize=True)
-    data = base64.b64encode(file.getvalue()).decode()
-    name = html.escape(name)
-    return f'<img alt="{name}" title="{name}" src="data:image/png;base64,{data}">'
+def _section(title: str, parts: Iterable[str]) -> list[str]:
+    """The parts below a heading; nothing where no run has one."""
+    found = [part for part in parts if part]
+    return [f"<h2>{title}</h2>", *found] if found else []
 
 
 def _provenance(run: Run) -> str:
@@ -560,7 +305,9 @@ body { margin: 0 auto; padding: 1.5rem 1rem 4rem; max-width: 72rem; color: var(-
 h1 { margin: 0; font-size: 1.7rem; line-height: 1.2; }
 h2 { margin: 2.5rem 0 .75rem; font-size: 1.2rem; }
 h3 { margin: 1.5rem 0 .5rem; font-size: 1rem; }
+h4 { margin: 1rem 0 .35rem; font-size: .875rem; font-weight: 600; color: var(--soft); }
 .lead { margin: .4rem 0 1.5rem; }
+figcaption b { color: var(--ink); font-weight: 600; }
 .lead, .note, small, figcaption, dt { color: var(--soft); }
 .note, figcaption { font-size: .875rem; margin: .5rem 0; }
 .wide { overflow-x: auto; }
@@ -568,11 +315,13 @@ table { border-spacing: 0; width: 100%; font-size: .9rem; font-variant-numeric: 
 th, td { padding: .45rem .5rem; text-align: right; white-space: nowrap;
   border-bottom: 1px solid var(--line); }
 th:first-child { position: sticky; left: 0; text-align: left; background: var(--ground); }
-thead th { color: var(--soft); font-weight: 600; vertical-align: bottom; }
-thead th:last-child { white-space: normal; min-width: 6rem; }
-.figures { display: grid; gap: 1rem; grid-template-columns: repeat(auto-fit, minmax(19rem, 1fr)); }
+thead th { color: var(--soft); font-weight: 600; vertical-align: bottom; white-space: normal; }
+.figures { display: grid; gap: 1rem;
+  grid-template-columns: repeat(auto-fill, minmax(min(24rem, 100%), 1fr)); }
 figure { margin: 0; padding: .75rem; background: var(--card); border-radius: .5rem; }
 figure svg { display: block; width: 100%; height: auto; }
+figure.broad { overflow-x: auto; margin-bottom: 1rem; }
+figure.broad svg { min-width: 44rem; }
 .grid { display: grid; gap: .25rem;
   grid-template-columns: repeat(var(--columns), minmax(2rem, 5rem)); }
 .grid span { position: relative; border: 3px solid var(--line); border-radius: .3rem; }

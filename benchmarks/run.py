@@ -36,11 +36,12 @@ from benchmarks.config_changes import check_same, flat
 from benchmarks.data import build_datasets, fold_of, image_size, num_workers
 from benchmarks.datasets import DatasetError, Glyphs, ImageSet
 from benchmarks.errors import ConfigError
-from benchmarks.evaluation import NonFiniteEmbeddingsError, evaluate, neighbours
+from benchmarks.evaluation import NonFiniteEmbeddingsError, evaluate
 from benchmarks.experiment import Command, Experiment, parse
 from benchmarks.outputs import test_outputs
 from benchmarks.recipe_files import dump
 from benchmarks.run_folder import RunFolder, RunFolderError, load_best, load_checkpoint
+from benchmarks.showcase import save_showcase
 from benchmarks.training import (
     ClassBatchSampler,
     NonFiniteLossError,
@@ -54,7 +55,6 @@ from benchmarks.training import (
 from benchmarks.workers import dismiss_workers
 from pml_regularizers import HORDELoss, prepare_loss
 
-GRID_QUERIES, GRID_NEIGHBOURS = 8, 8
 EMBEDDINGS = "test_embeddings.npz"
 SELECTED_BY = "mean_average_precision_at_r"
 
@@ -493,7 +493,14 @@ class BenchmarkRun:
         )
         if not self.accelerator.is_main_process:
             return
-        self._save_retrieval(found.embeddings)
+        save_showcase(
+            self.path,
+            self.accelerator.unwrap_model(self.model, keep_torch_compile=False),
+            self.test_set,
+            found.embeddings,
+            batch_size=self.experiment.evaluation.batch_size,
+            dtype=self.dtype,
+        )
         if self.experiment.evaluation.save_embeddings:
             self._save_embeddings(found.embeddings)
         images = self.progress.step * self.experiment.data.batch_size
@@ -528,28 +535,6 @@ class BenchmarkRun:
         """The HORDE whose orders and descriptor are tested, if there is one."""
         found = [module for module in self.loss.modules() if isinstance(module, HORDELoss)]
         return found[0] if len(found) == 1 else None
-
-    def _save_retrieval(self, embeddings: torch.Tensor) -> None:
-        """Some queries of the test set, evenly spread, and what was found for them."""
-        data = self.test_set
-        rows, gallery = torch.arange(len(data)), None
-        if data.is_query is not None:
-            rows, gallery = data.is_query.nonzero()[:, 0], (~data.is_query).nonzero()[:, 0]
-        queries = rows[torch.linspace(0, len(rows) - 1, GRID_QUERIES).long()]
-        others = len(data) - 1 if gallery is None else len(gallery)
-        found = neighbours(embeddings, min(GRID_NEIGHBOURS, others), queries, gallery)
-        shown = [queries.tolist(), *found.T.tolist()]  # (1 + neighbours) lists of queries
-        pictures = np.array([[data.to_picture(data[i][0]) for i in column] for column in shown])
-        names = np.array([[data.name(i) for i in column] for column in shown])
-        np.savez_compressed(
-            self.path / "retrieval.npz",
-            query_images=pictures[0],
-            neighbour_images=pictures[1:].swapaxes(0, 1),
-            query_labels=data.labels[queries].numpy(),
-            neighbour_labels=data.labels[found].numpy(),
-            query_names=names[0],
-            neighbour_names=names[1:].T,
-        )
 
     def _save_embeddings(self, embeddings: torch.Tensor) -> None:
         queries = self.test_set.is_query

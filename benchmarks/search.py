@@ -28,7 +28,7 @@ from benchmarks.experiment import Experiment, parse
 from benchmarks.progress import progress_bar
 from benchmarks.recipe_files import dump
 from benchmarks.records import replace_file
-from benchmarks.report import Table, load_run
+from benchmarks.results import Table, load_run
 from benchmarks.search_space import Space, changed, corners
 from benchmarks.subruns import Launcher, SubRun
 

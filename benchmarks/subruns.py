@@ -13,7 +13,7 @@ from typing import Any
 
 from benchmarks.config_changes import check_same
 from benchmarks.experiment import Command, parse
-from benchmarks.report import Run, load_run
+from benchmarks.results import Run, load_run
 
 RUN = Path(__file__).parent / "run.py"
 

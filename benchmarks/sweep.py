@@ -39,7 +39,7 @@ from benchmarks.errors import ConfigError
 from benchmarks.experiment import parse
 from benchmarks.progress import progress_bar
 from benchmarks.recipe_files import read_entry, read_table, recipe_names, table_names
-from benchmarks.report import load_run
+from benchmarks.results import load_run
 from benchmarks.run_folder import RunFolder, RunFolderError
 
 RUN = Path(__file__).with_name("run.py")

@@ -27,16 +27,8 @@ from benchmarks.errors import ConfigError
 from benchmarks.experiment import parse
 from benchmarks.recipe_files import Entry, RecipeTable, merge, read_table
 from benchmarks.records import replace_file
-from benchmarks.report import (
-    DESCRIPTOR,
-    PAGE,
-    TESTED_ON,
-    Run,
-    Table,
-    estimate,
-    load_run,
-    metric_name,
-)
+from benchmarks.report import DESCRIPTOR, PAGE, TESTED_ON, metric_name
+from benchmarks.results import Run, Table, estimate, load_run
 
 RUNS = Path("runs")
 PROTOCOLS = ("paper", "fair")

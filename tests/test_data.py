@@ -194,9 +194,9 @@ def test_a_run_on_photographs(full_cub: Path, tmp_path: Path) -> None:
     assert record["data"]["image_size"] == 32
     assert record["weights"] is None
     with np.load(output / "retrieval.npz") as shown:
-        assert shown["query_images"].shape == (8, 32, 32, 3)
+        assert shown["query_images"].shape == (8 + 4 + 4, 32, 32, 3)
         assert shown["query_images"].std() > 20
-    assert (output / "report.html").read_text().count("data:image/png") == 8 * 9
+    assert (output / "report.html").read_text().count("data:image/png") == (8 + 4 + 4) * 9
 
 
 def test_a_run_against_a_gallery_from_a_file_of_weights(
