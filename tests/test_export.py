@@ -247,8 +247,8 @@ def test_the_cards_code_gives_the_checkpoints_embeddings(
 def views(pictures: Path, network: EmbeddingModel) -> dict[str, Tensor]:
     """Test views of all images, as the runner makes them."""
     data = Data(dataset="folder", root=pictures, image_size=SIZE)
-    sets = build_datasets(data, network.trunk)
-    return {part.name(i): part[i][0] for part in sets for i in range(len(part))}
+    train, test, _ = build_datasets(data, network.trunk)
+    return {part.name(i): part[i][0] for part in (train, test) for i in range(len(part))}
 
 
 @pytest.mark.parametrize("pool", ["avg", "max", "token"])
@@ -287,7 +287,7 @@ def test_timm_prepares_images_as_the_runner_does(name: str, pictures: Path) -> N
     trunk_name, given = VIEWS[name]
     trunk = timm.create_model(trunk_name, num_classes=0, global_pool="")
     data = Data(dataset="folder", root=pictures, image_size=SIZE, **given)
-    _, test = build_datasets(data, trunk)
+    _, test, _ = build_datasets(data, trunk)
     transform = timm.data.create_transform(**preprocessing(data, trunk))
     with Image.open(pictures / test.name(0)) as image:
         assert_close(transform(image), test[0][0])

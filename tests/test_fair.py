@@ -805,7 +805,7 @@ def test_a_search_without_optuna(
     monkeypatch.setitem(sys.modules, "optuna", None)
     assert fair.main(["search", RECIPE, f"--space={space}"]) == 2
     error = capsys.readouterr().err
-    assert "Optuna is not installed; pip install 'pml-regularizers[search]'" in error
+    assert "Optuna is not installed; pip install '.[benchmarks,search]'" in error
 
 
 def test_a_signal_reaches_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
