@@ -89,6 +89,35 @@ def test_metrics_equal_the_oracle(seed, sizes):
     assert found["recall_at_100"] == 1
 
 
+@pytest.mark.parametrize("gallery", [False, True])
+def test_recall_at_a_thousand_equals_the_rank_of_the_nearest_positive(gallery):
+    """1,400 images of 500 classes, some of one image; of a gallery, half of them are queries."""
+    rng = np.random.default_rng(7)
+    labels = rng.integers(0, 500, 1400)
+    points = rng.normal(size=(500, 8))[labels] + 3 * rng.normal(size=(1400, 8))
+    is_query = np.arange(1400) % 2 == 0 if gallery else np.ones(1400, dtype=bool)
+    ranked = ~is_query if gallery else is_query
+    distances = ((points[is_query, None] - points[None, ranked]) ** 2).sum(axis=2)
+    right = labels[is_query, None] == labels[None, ranked]
+    if not gallery:
+        np.fill_diagonal(distances, np.inf)
+        np.fill_diagonal(right, False)
+    right = np.take_along_axis(right, distances.argsort(axis=1), axis=1)
+    ranks = right[right.any(axis=1)].argmax(axis=1) + 1
+    recall_at = (1, 10, 100, 500, 1000)
+    vectors, classes = torch.from_numpy(points).float(), torch.from_numpy(labels)
+    found = measure(
+        vectors,
+        classes,
+        recall_at=recall_at,
+        is_query=torch.from_numpy(is_query) if gallery else None,
+    )
+    for k in recall_at:
+        assert found[f"recall_at_{k}"] == pytest.approx((ranks <= k).mean(), abs=ROUNDING)
+    assert len(ranks) < is_query.sum()
+    assert 0.1 < found["recall_at_100"] < found["recall_at_500"] < 1
+
+
 def test_the_depth_serves_every_metric():
     """PML only warns where a ranking is too shallow for MAP@R."""
     embeddings, labels = clusters(0, (30, 3, 3))

@@ -284,6 +284,24 @@ def test_both_passes_of_a_chunk_draw_the_same(monkeypatch: pytest.MonkeyPatch) -
     torch.testing.assert_close(found, model.trunk[0].weight.grad, rtol=1e-12, atol=1e-12)
 
 
+def test_mixed_precision_is_close_to_float32(glyphs_root: Path, tmp_path: Path) -> None:
+    settings = [f"--data.root={glyphs_root}", *SHORT, horde(), "--optimization.steps=2"]
+    settings += ["--model.batch_norm=frozen_statistics", "--evaluation.descriptor=false"]
+    losses = {}
+    for name, more in {
+        "float32": [],
+        "fp16": ["--precision=fp16"],
+        "bf16": ["--precision=bf16"],
+        "chunks": ["--precision=bf16", "--optimization.chunk_size=16"],
+    }.items():
+        run([*settings, *more, f"--output={tmp_path / name}"])
+        losses[name] = read_table(tmp_path / name / "records", "training")["loss"]
+    for name in ("fp16", "bf16"):
+        assert losses[name] == pytest.approx(losses["float32"], rel=0.05)
+        assert losses[name][0] != losses["float32"][0]
+    assert losses["chunks"] == pytest.approx(losses["bf16"], rel=0.02)
+
+
 # --------------------------------------------------------------------------- batches and schedules
 
 
