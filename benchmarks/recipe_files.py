@@ -13,6 +13,7 @@ trainings:
 quoted: [{row: ..., dataset: ..., METRIC: number}, ...]  what the paper copied from elsewhere
 """
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -29,6 +30,9 @@ TABLE_KEYS = ("title", "differs", "shared", "trainings", "quoted")
 ABOUT_THE_PAPER = ("differs", "cells", "half_widths", "same_as")
 """Keys of an entry that are no settings of its training."""
 
+GROUPS = ("data", "model", "optimization", "evaluation")
+"""Settings that are mappings."""
+
 Cells = dict[str, dict[str, float]]
 """{test-time output: {metric: percent}}"""
 
@@ -42,7 +46,8 @@ class Entry:
         training: Name of the entry whose training it is: its own, or that of `same_as`.
         settings: Of the training.
         label: The paper's name of the row.
-        differs: How the training differs from the paper, the table's lines first.
+        differs: How the training differs from the paper: the table's lines, then those of the table whose
+            training it is, then its own.
         cells: What the paper reports.
         half_widths: Of the paper's own 95 % intervals.
     """
@@ -86,12 +91,20 @@ def read_table(name: str) -> RecipeTable:
     """
     content = _content(name)
     quoted = content.get("quoted") or []
+    for row in quoted:
+        if not isinstance(row, dict) or not {"row", "dataset"} <= row.keys():
+            raise ConfigError(f"{name}.quoted: expected {{row: ..., dataset: ...}}, got {row!r}")
+        about = ("row", "dataset", "backbone", "embedding_dim")
+        _check_numbers(f"{name}.quoted", {key: row[key] for key in row if key not in about})
     entries = [_entry(f"{name}/{row}", content) for row in content["trainings"]]
     return RecipeTable(name, content.get("title") or name, entries, quoted)
 
 
-def read_entry(name: str) -> Entry:
+def read_entry(name: str, *, followed: bool = False) -> Entry:
     """The entry PAPER/TABLE/ROW.
+
+    Args:
+        followed: As the training of another entry, so that it must have one of its own.
 
     Raises:
         ConfigError: if there is no such entry, saying which there are.
@@ -101,6 +114,9 @@ def read_entry(name: str) -> Entry:
     if row not in content["trainings"]:
         there = ", ".join(content["trainings"])
         raise ConfigError(f"recipe: no {row!r} in {table}; there are {there}")
+    training = content["trainings"][row]
+    if followed and isinstance(training, dict) and "same_as" in training:
+        raise ConfigError(f"{name}: is same_as another entry itself; name that one")
     return _entry(name, content)
 
 
@@ -117,15 +133,27 @@ def _content(table: str) -> dict[str, Any]:
 def _read_table(path: Path, changed: int) -> dict[str, Any]:
     content = read_yaml(path)
     unknown = content.keys() - set(TABLE_KEYS)
-    if unknown or not isinstance(content.get("trainings"), dict):
+    trainings = content.get("trainings")
+    if unknown or not isinstance(trainings, dict) or not all(isinstance(t, str) for t in trainings):
         raise ConfigError(
-            f"{path}: expected trainings, and at most {', '.join(TABLE_KEYS)}; got {', '.join(content)}"
+            f"{path}: expected trainings by name, and at most {', '.join(TABLE_KEYS)}; got "
+            f"{', '.join(map(str, content))}"
         )
+    for key, kind in {"title": str, "differs": list, "shared": dict, "quoted": list}.items():
+        _check_kind(f"{path}: {key}", content.get(key, kind()), kind)
+    for key in GROUPS:
+        _check_kind(f"{path}: shared.{key}", (content.get("shared") or {}).get(key, {}), dict)
     return content
 
 
 def _entry(name: str, content: Mapping[str, Any]) -> Entry:
-    own = dict(content["trainings"][name.rpartition("/")[2]] or {})
+    own = content["trainings"][name.rpartition("/")[2]]
+    own = {} if own is None else own
+    _check_kind(name, own, dict)
+    own = dict(own)
+    for key in ("differs", "cells", "half_widths", "same_as", "label", *GROUPS):
+        kind = {"differs": list, "label": str, "same_as": str}.get(key, dict)
+        _check_kind(f"{name}.{key}", own.get(key, kind()), kind)
     about = {key: own.pop(key) for key in ABOUT_THE_PAPER if key in own}
     cells, half_widths = about.get("cells") or {}, about.get("half_widths") or {}
     _check_cells(f"{name}.cells", cells)
@@ -135,8 +163,8 @@ def _entry(name: str, content: Mapping[str, Any]) -> Entry:
             raise ConfigError(
                 f"{name}: has the settings of {about['same_as']}; leave out {', '.join(own)}"
             )
-        origin = read_entry(about["same_as"])
-        differs = [*origin.differs, *(about.get("differs") or [])]
+        origin = read_entry(about["same_as"], followed=True)
+        differs = [*(content.get("differs") or []), *origin.differs, *(about.get("differs") or [])]
         training, settings, label = (
             origin.training,
             origin.settings,
@@ -146,15 +174,30 @@ def _entry(name: str, content: Mapping[str, Any]) -> Entry:
         differs = [*(content.get("differs") or []), *(about.get("differs") or [])]
         settings = merge(content.get("shared") or {}, own)
         training, label = name, settings.get("label", name)
-    return Entry(name, training, settings, label, differs, cells, half_widths)
+    lines = list(dict.fromkeys(differs))
+    return Entry(name, training, settings, label, lines, cells, half_widths)
 
 
-def _check_cells(key: str, cells: Any) -> None:
-    rows = cells.values() if isinstance(cells, dict) else [cells]
-    if not all(isinstance(row, dict) for row in rows) or not all(
-        isinstance(value, (int, float)) for row in rows for value in row.values()
-    ):
-        raise ConfigError(f"{key}: expected {{output: {{metric: number}}}}, got {cells!r}")
+def _check_cells(key: str, cells: Mapping[str, Any]) -> None:
+    for output, row in cells.items():
+        _check_kind(f"{key}.{output}", row, dict)
+        _check_numbers(f"{key}.{output}", row)
+
+
+def _check_numbers(key: str, row: Mapping[str, Any]) -> None:
+    for metric, value in row.items():
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not number or not math.isfinite(value):
+            raise ConfigError(f"{key}.{metric}: expected a number, got {value!r}")
+
+
+def _check_kind(key: str, value: Any, kind: type) -> None:
+    words = {dict: "a mapping", list: "a list of lines", str: "text"}
+    fits = isinstance(value, kind)
+    if fits and key.endswith("differs"):
+        fits = all(isinstance(line, str) for line in value)
+    if not fits:
+        raise ConfigError(f"{key}: expected {words[kind]}, got {value!r}")
 
 
 class StrictLoader(yaml.SafeLoader):

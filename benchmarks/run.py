@@ -40,7 +40,13 @@ from benchmarks.evaluation import NonFiniteEmbeddingsError, evaluate
 from benchmarks.experiment import Command, Experiment, parse
 from benchmarks.outputs import test_outputs
 from benchmarks.recipe_files import dump
-from benchmarks.run_folder import RunFolder, RunFolderError, load_best, load_checkpoint
+from benchmarks.run_folder import (
+    RunFolder,
+    RunFolderError,
+    holds_other_files,
+    load_best,
+    load_checkpoint,
+)
 from benchmarks.showcase import save_showcase
 from benchmarks.training import (
     ClassBatchSampler,
@@ -61,10 +67,10 @@ SELECTED_BY = "mean_average_precision_at_r"
 
 def main(argv: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
-    if "--list" in argv:
-        print(listing.table())
-        return 0
     try:
+        if "--list" in argv:
+            print(listing.table())
+            return 0
         command = parse(argv)
         accelerator = start(command.experiment)
         run = BenchmarkRun(command, argv, accelerator)
@@ -72,6 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if os.environ.get("LOCAL_RANK", "0") == "0":
             print(f"error: {error}", file=sys.stderr)
         return 2
+    old_handler = signal.signal(signal.SIGTERM, _terminate)  # of the training: StopRequest's
     try:
         return run.execute()
     except (NonFiniteLossError, NonFiniteEmbeddingsError, DatasetError) as error:
@@ -82,17 +89,26 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: {line}", file=sys.stderr)
         run.update(status="failed")
         return 1
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, Terminated) as stop:
         run.update(status="stopped")
         print("\nstopped; the same command with --resume goes on from the last checkpoint")
-        return 128 + signal.SIGINT
+        return 128 + (signal.SIGTERM if isinstance(stop, Terminated) else signal.SIGINT)
     except BaseException:
         run.update(status="failed")
         raise
     finally:
+        signal.signal(signal.SIGTERM, old_handler)
         dismiss_workers()
         run.close()
         accelerator.end_training()
+
+
+class Terminated(BaseException):
+    """SIGTERM outside of the training loop."""
+
+
+def _terminate(number: int, frame: object) -> None:
+    raise Terminated
 
 
 def start(experiment: Experiment) -> Accelerator:
@@ -196,6 +212,7 @@ class BenchmarkRun:
                 f"evaluation.descriptor: its PCA to {experiment.model.embedding_size} dimensions needs more "
                 f"training images than the {len(self.train_set)} there are; set it to false"
             )
+        self._check_outputs()
         optimizer, self.scheduler = building.build_optimizer(
             experiment.optimization, model, self.loss
         )
@@ -204,6 +221,28 @@ class BenchmarkRun:
         self.best: dict[str, Any] | None = None
         """{"step", "value"} of the weights that the validation classes chose."""
         self._open(command, argv)
+
+    def _check_outputs(self) -> None:
+        """What cannot be tested at the end is said before the training."""
+        settings = self.experiment.evaluation
+        if settings.orders and self._horde() is None:
+            raise ConfigError(
+                "evaluation.orders: needs one HORDELoss among the losses; leave it out"
+            )
+        if settings.parts is None:
+            return
+        if self.test_set.is_query is not None:
+            raise ConfigError(
+                "evaluation.parts: images of a part are ranked among themselves, but this dataset has a gallery; "
+                "leave it out"
+            )
+        for dataset in (self.test_set, *([self.train_set] if settings.divergence else [])):
+            smallest = int(torch.bincount(dataset.labels).min())
+            if smallest // settings.parts < 2:
+                raise ConfigError(
+                    f"evaluation.parts: each of {settings.parts} parts needs two images of every class, but a "
+                    f"class has {smallest}; expected at most {smallest // 2}, or leave it out"
+                )
 
     def _sampler(self) -> StepSampler:
         data = self.experiment.data
@@ -240,6 +279,10 @@ class BenchmarkRun:
             self._restore()
 
     def _claim(self, command: Command, argv: Sequence[str]) -> None:
+        if not (self.path / "run.json").exists() and holds_other_files(self.path):
+            raise RunFolderError(
+                f"output: {self.path} holds files but no run.json; choose an empty or new folder"
+            )
         self.folder = RunFolder(self.path)
         used = (self.path / "run.json").exists()
         if used and not command.resume:
@@ -257,10 +300,6 @@ class BenchmarkRun:
                 )
             if self.record["status"] == "finished":
                 return
-        elif not self.folder.holds_only_itself():
-            raise RunFolderError(
-                f"output: {self.path} holds files but no run.json; choose an empty or new folder"
-            )
         else:
             self.record = self._new_record(command)
         saved = load_checkpoint(self.path)  # before any record is cut
@@ -326,7 +365,10 @@ class BenchmarkRun:
         if self.finished:
             if self.accelerator.is_main_process:
                 print(f"{self.path} is finished (delete it to run it again); its results:\n")
-                print(report.markdown_table([report.load_run(self.path)]))
+                runs = [report.load_run(self.path)]
+                if not (self.path / "report.html").exists():  # killed before it was written
+                    report.write_html(runs, self.path / "report.html")
+                print(report.markdown_table(runs))
             return 0
         if self.progress.step < self.experiment.optimization.steps:
             self._train()

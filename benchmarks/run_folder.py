@@ -57,13 +57,6 @@ class RunFolder:
                     raise
                 time.sleep(0.1)
 
-    def holds_only_itself(self) -> bool:
-        """Whether nothing was ever written here."""
-        return not any(self.checkpoints.iterdir()) and {p.name for p in self.path.iterdir()} == {
-            ".lock",
-            "checkpoints",
-        }
-
     def save(self, step: int, state: dict[str, Any]) -> None:
         """Write a checkpoint: whole under its name, or not at all. The last two are kept."""
         _write(self.checkpoints / f"step_{step:09d}.pt", {"step": step, **state})
@@ -83,6 +76,17 @@ class RunFolder:
     def close(self) -> None:
         """Let others write."""
         self._lock.close()
+
+
+def holds_other_files(run: Path) -> bool:
+    """Whether a folder without run.json is not one that was begun and killed."""
+    if not run.exists():
+        return False
+    ours = {run / ".lock", run / "checkpoints"}
+    checkpoints = (run / "checkpoints").glob("*")
+    return any(
+        path not in ours and path.suffix != ".tmp" for path in [*run.iterdir(), *checkpoints]
+    )
 
 
 def saved_checkpoints(run: Path) -> list[Path]:

@@ -32,6 +32,11 @@ from benchmarks.results import Run, Table, estimate, load_run
 
 RUNS = Path("runs")
 PROTOCOLS = ("paper", "fair")
+WEIGHTS = {
+    "googlenet": "weights/bvlc_googlenet.caffemodel",
+    "bn_inception": "weights/bn_inception-52deb4733.pth",
+}
+"""Where `python -m benchmarks.backbones download TRUNK --output weights` puts the weights that timm does not have."""
 ABOUT_A_QUOTED_ROW = ("row", "dataset", "backbone", "embedding_dim")
 EXPLAINED = (
     "paper: what the paper reports, in percent, with its own 95 % interval where it gives one; quoted: what the "
@@ -93,7 +98,10 @@ class Found:
         return sorted(groups, key=lambda group: bool(group.changes))
 
     def has_fresh(self, training: str) -> bool:
-        return any(not group.changes for group in self.groups[training])
+        """Whether the recipe was run as it is, under the papers' protocol."""
+        return any(
+            not group.changes and group.protocol == "paper" for group in self.groups[training]
+        )
 
 
 @dataclass(frozen=True)
@@ -159,7 +167,9 @@ def _groups(training: str, runs: Sequence[Run], notes: list[str]) -> list[Group]
         config = run.info["config"]
         # The protocol is told apart below, and an oracle adds a number and changes none.
         oracle = bool(config["evaluation"].get("oracle"))
-        own = {"protocol": run.info["protocol"], "evaluation": {"oracle": oracle}}
+        own: dict[str, Any] = {"protocol": run.info["protocol"], "evaluation": {"oracle": oracle}}
+        if run.info["protocol"] == "fair":  # its folds are told apart by their data
+            own["data"] = {"fold": config["data"]["fold"]}
         changed = changes_of_results(config, merge(recipe, own))
         key = json.dumps(
             [
@@ -340,12 +350,31 @@ class Layout:
         ]
 
     def _commands(self) -> list[str]:
-        """What makes the rows that are missing: one by one, then all at once."""
+        """What makes the rows that are missing: one by one, then together, as far as they share their settings."""
+        settings = {entry.training: entry.settings for entry in self.table.entries}
         missing = [training for training in self.found.groups if not self.found.has_fresh(training)]
-        run = "accelerate launch benchmarks/run.py --recipe"
+        options = {training: _options(settings[training]) for training in missing}
+        run = ["accelerate", "launch", "benchmarks/run.py", "--recipe"]
+        commands = [shlex.join([*run, training, *options[training]]) for training in missing]
         runs = [] if list(self.folders) == [RUNS] else ["--runs", str(self.folders[0])]
-        sweep = ["python", "-m", "benchmarks.sweep", self.table.name, *runs]
-        return [f"{run} {training}" for training in missing] + [shlex.join(sweep)] * bool(missing)
+        shared = list(dict.fromkeys(map(tuple, options.values())))
+        for one in shared:
+            recipes = [training for training in missing if tuple(options[training]) == one]
+            if len(shared) == 1:
+                recipes = [self.table.name]
+            behind = ["--", *one] if one else []
+            commands.append(
+                shlex.join(["python", "-m", "benchmarks.sweep", *recipes, *runs, *behind])
+            )
+        return commands
+
+
+def _options(settings: Mapping[str, Any]) -> list[str]:
+    """What a recipe leaves to the command line."""
+    dataset = settings.get("data", {}).get("dataset", Data.dataset)
+    options = [] if dataset == Data.dataset else ["--data.root", "data"]
+    weights = WEIGHTS.get(settings.get("model", {}).get("trunk", ""))
+    return options + ([] if weights is None else ["--model.weights", weights])
 
 
 def _table(rows: Sequence[Mapping[str, str]], metrics: Sequence[str]) -> Table:
