@@ -36,7 +36,7 @@ WEIGHTS = {
     "googlenet": "weights/bvlc_googlenet.caffemodel",
     "bn_inception": "weights/bn_inception-52deb4733.pth",
 }
-"""Where `python -m benchmarks.backbones download TRUNK --output weights` puts the weights that timm does not have."""
+"""Where `python -m benchmarks.backbones download TRUNK --output weights` puts what timm does not have."""
 ABOUT_A_QUOTED_ROW = ("row", "dataset", "backbone", "embedding_dim")
 EXPLAINED = (
     "paper: what the paper reports, in percent, with its own 95 % interval where it gives one; quoted: what the "
@@ -45,7 +45,7 @@ EXPLAINED = (
 )
 FAIR = (
     "Protocol fair trains on a part of the training classes and chooses the weights on the others, so that no "
-    "difference to the paper's number is taken."
+    "difference to the paper's number is taken; each fold has a row, and benchmarks.fair puts them together."
 )
 OVER_PARTS = (
     "± over parts: of a single run, the half-width of the 95 % interval over parts of the test set."
@@ -310,7 +310,7 @@ class Layout:
             + self._mark(entry, group),
             **{metric_name(metric): text for metric, text in cells.items()},
             "runs": str(len(group.runs)) + (f" ({dirty} dirty)" if dirty else ""),
-            "protocol": group.protocol,
+            "protocol": _protocol(group),
             "trunk": config["model"]["trunk"] + heads,
             "crop": str(group.first["data"].get("image_size") or ""),
             "dimension": str(config["model"]["embedding_size"]),
@@ -367,6 +367,11 @@ class Layout:
                 shlex.join(["python", "-m", "benchmarks.sweep", *recipes, *runs, *behind])
             )
         return commands
+
+
+def _protocol(group: Group) -> str:
+    fold = group.first["data"].get("fold")
+    return group.protocol + (f", without fold {fold}" if fold is not None else "")
 
 
 def _options(settings: Mapping[str, Any]) -> list[str]:

@@ -1,6 +1,7 @@
 """Two protocols, what is tested at the end, and what a run may do to fit: small runs, in this process."""
 
 import json
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -180,6 +181,45 @@ def test_scores_of_clusters_and_of_the_bound_only_on_request(train: Any) -> None
     assert 0 < record["metrics"]["F1"] < 1
     assert 0 < record["outputs"]["parts"]["ideal_joint_error"] <= 2
     assert 0 < record["outputs"]["parts"]["h_divergence"] <= 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        (
+            ["--evaluation.parts=7"],
+            "evaluation.parts: each of 7 parts needs two images of every class",
+        ),
+        (["--evaluation.orders=true"], "evaluation.orders: needs one HORDELoss among the losses"),
+    ],
+)
+def test_what_cannot_be_tested_is_said_before_the_training(
+    settings: list[str],
+    expected: str,
+    glyphs_root: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = tmp_path / "run"
+    arguments = [f"--data.root={glyphs_root}", *SHORT, *settings, f"--output={folder}"]
+    assert runner.main(arguments) == 2
+    assert capsys.readouterr().err.startswith(f"error: {expected}")
+    assert not folder.exists()
+
+
+def test_sigterm_in_the_test_stops_the_run_and_a_lost_report_is_written(
+    glyphs_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "run"
+    arguments = [f"--data.root={glyphs_root}", *SHORT, f"--output={folder}", "--resume"]
+    with monkeypatch.context() as patch:
+        patch.setattr(runner, "test_outputs", lambda *_: signal.raise_signal(signal.SIGTERM))
+        assert runner.main(arguments) == 128 + signal.SIGTERM
+    assert json.loads((folder / "run.json").read_text())["status"] == "stopped"
+    assert runner.main(arguments) == 0
+    (folder / "report.html").unlink()
+    assert runner.main(arguments) == 0
+    assert (folder / "report.html").exists()
 
 
 # ------------------------------------------------------------------------------------- the network

@@ -511,7 +511,18 @@ def test_a_folder_with_other_files_is_left_alone(data: str, tmp_path: Path) -> N
     line = refused([data, *TINY, f"--output={tmp_path}"])
     assert "holds files but no run.json" in line
     assert (tmp_path / "config.yaml").read_text() == "seed: 1\n"
-    assert not (tmp_path / "records").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["config.yaml"]
+
+
+def test_a_run_killed_before_its_first_record_can_be_started_again(
+    data: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    (folder / "checkpoints").mkdir(parents=True)
+    (folder / ".lock").touch()
+    (folder / ".run.json.tmp").write_text("{")
+    run([data, *TINY, "--optimization.steps=1", f"--output={folder}", "--resume"])
+    assert json.loads((folder / "run.json").read_text())["status"] == "finished"
 
 
 def test_validation_never_shows_the_test_classes(data: str, tmp_path: Path) -> None:

@@ -152,7 +152,14 @@ def test_without_runs_the_table_is_the_papers(show: Show) -> None:
     commands = text[text.index("```bash\n") :].splitlines()[1:-1]
     rows = ("base", "horde", "jrd", "birds")
     run = "accelerate launch benchmarks/run.py --recipe toy/table1/"
-    assert commands == [*(run + row for row in rows), "python -m benchmarks.sweep toy/table1"]
+    photographs = "--data.root data"
+    sweep = "python -m benchmarks.sweep toy/table1/"
+    assert commands == [
+        *(run + row for row in rows[:3]),
+        f"{run}birds {photographs}",
+        "python -m benchmarks.sweep toy/table1/base toy/table1/horde toy/table1/jrd",
+        f"{sweep}birds -- {photographs}",
+    ]
 
 
 def test_mean_interval_and_difference_by_hand(make: Make, show: Show) -> None:
@@ -385,7 +392,7 @@ def test_runs_lie_anywhere_below_the_folders(make: Make, show: Show) -> None:
     text = show("toy/table1", "--runs", "runs/a", "runs/a/b", "runs/d")
     assert table(text)[2]["runs"] == "2"
     assert "left out" not in text
-    assert "python -m benchmarks.sweep toy/table1 --runs runs/a\n" in text
+    assert "python -m benchmarks.sweep toy/table1/horde toy/table1/jrd --runs runs/a\n" in text
 
 
 # ---------------------------------------------------------------------------------------------- formats
