@@ -80,7 +80,8 @@ def _recall_figures(methods: Methods) -> list[str]:
     if not any(found.values()):
         return ["<p>Recall@1 was not recorded while training.</p>"]
     highest = max(values.max() for kind in found.values() for _, values in kind.values())
-    split = next(iter(methods.values()))[0].info["data"]["split"]
+    info = next(iter(methods.values()))[0].info
+    use = "fair" if info.get("protocol") == "fair" else info["data"]["split"]
     figures = []
     for kind, lines in found.items():
         if not lines:
@@ -93,7 +94,7 @@ def _recall_figures(methods: Methods) -> list[str]:
             _figure_html(
                 figure,
                 f"Recall@1 on {kind} classes",
-                f"{KINDS[kind]}{USE[split] if kind == 'unseen' else ''}{_seeds(lines)}",
+                f"{KINDS[kind]}{USE[use] if kind == 'unseen' else ''}{_seeds(lines)}",
             )
         )
     return figures
@@ -101,11 +102,12 @@ def _recall_figures(methods: Methods) -> list[str]:
 
 KINDS = {
     "seen": "Some of the classes that are trained on; as in ECAML's Figure 2, on one scale with the unseen ones.",
-    "unseen": "As many classes that the network never saw, out of those in the table.",
+    "unseen": "Classes that the network never saw; where they are fewer than the table's, the values are higher.",
 }
 USE = {
     "test": " They are only monitored, never used for selection.",
     "validation": " They are validation classes: settings may be chosen on them.",
+    "fair": " They are validation classes, which chose the weights that were tested.",
 }
 
 

@@ -79,6 +79,9 @@ def test_fair_tests_the_weights_that_validation_classes_choose(train: Any, tmp_p
     assert record["data"]["fold"] == "0 of 4"
     [kept] = (tmp_path / "run" / "checkpoints").glob("best_*.pt")
     assert kept.name == f"best_{int(curve['step'][best]):09d}.pt"
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "validation classes, which chose the weights" in page
+    assert "only monitored" not in page
 
 
 def test_fair_can_leave_the_test_classes_alone(train: Any, monkeypatch: pytest.MonkeyPatch) -> None:
