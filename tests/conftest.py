@@ -13,7 +13,7 @@ from benchmarks.datasets import Glyphs
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--kills", type=int, default=3, help="how often a run is killed before it is compared"
+        "--kills", type=int, default=2, help="how often a run is killed before it is compared"
     )
 
 
