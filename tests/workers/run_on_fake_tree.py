@@ -11,9 +11,8 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from benchmarks.datasets import IMAGE_DATASETS
 from benchmarks.run import main
 
-for name, counts in json.loads(os.environ["COUNTS"]).items():
-    parts = {part: tuple(count) for part, count in counts.items()}
-    IMAGE_DATASETS[name] = replace(IMAGE_DATASETS[name], counts=parts)
-
 if __name__ == "__main__":
+    for name, counts in json.loads(os.environ["COUNTS"]).items():
+        parts = {part: tuple(count) for part, count in counts.items()}
+        IMAGE_DATASETS[name] = replace(IMAGE_DATASETS[name], counts=parts)
     sys.exit(main())
