@@ -23,3 +23,10 @@ def at_least(least: int) -> Callable[[str], int]:
         return value
 
     return number
+
+
+def split_settings(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """A command's own arguments, and the settings for its runs that stand behind the first `--`."""
+    own = list(argv)
+    here = own.index("--") if "--" in own else len(own)
+    return own[:here], own[here + 1 :]

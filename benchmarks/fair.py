@@ -32,10 +32,8 @@ import torch
 from filelock import FileLock, Timeout
 from torch.nn.functional import normalize
 
-from benchmarks.building import check_memory, try_one_step
-from benchmarks.command_line import at_least
-from benchmarks.config_changes import flat
-from benchmarks.data import build_datasets
+from benchmarks.command_line import at_least, split_settings
+from benchmarks.config_changes import VOLATILE, config_changes
 from benchmarks.errors import ConfigError
 from benchmarks.evaluation import cluster_metrics, measure
 from benchmarks.progress import progress_bar
@@ -44,7 +42,7 @@ from benchmarks.report import TESTED_ON, metric_name, paired_differences
 from benchmarks.results import Run, Table, estimate, load_run
 from benchmarks.run import EMBEDDINGS
 from benchmarks.run_folder import RunFolderError
-from benchmarks.subruns import Launcher, SubRun
+from benchmarks.subruns import Launcher, SubRun, check
 
 SEEDS, TRIALS = 5, 50
 OWN = (
@@ -58,15 +56,11 @@ KINDS = {
     "ensemble": "*test, ensemble*: the folds' embeddings, L2-normalised and concatenated",
 }
 MODELS = {"validation": "1 (mean of {})", "single": "1 (mean of {})", "ensemble": "{} together"}
-ABOUT_THE_RUN = ("output", "seed", "label", "data.root", "data.num_workers", "data.fold")
+ABOUT_THE_RUN = (*VOLATILE, "seed", "label", "data.fold")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    argv = list(sys.argv[1:] if argv is None else argv)
-    settings: list[str] = []
-    if "--" in argv:
-        settings = argv[argv.index("--") + 1 :]
-        argv = argv[: argv.index("--")]
+    argv, settings = split_settings(sys.argv[1:] if argv is None else argv)
     options = _parser().parse_args(argv)
     try:
         if options.command == "compare":
@@ -250,12 +244,8 @@ def evaluation_runs(
         return SubRun(arguments, folder / f"seed{seed}-fold{fold}")
 
     first = run(seeds[0], 0).command.experiment
-    check_memory(first)
-    model = try_one_step(first)
     folds = range(first.data.folds)
-    for fold in folds:
-        data = run(seeds[0], fold).command.experiment.data
-        build_datasets(data, model.trunk, fair=True)
+    check(first, [run(seeds[0], fold).command.experiment for fold in folds])
     return [run(seed, fold) for seed in seeds for fold in folds]
 
 
@@ -348,14 +338,9 @@ def _check_alike(first: Run, run: Run, *, settings: bool) -> None:
 
 def _differing(runs: Sequence[Run]) -> list[str]:
     """The settings in which runs differ, beside those that say which run it is."""
-    configs = [flat(run.info["config"]) for run in runs]
-    names = dict.fromkeys(name for config in configs for name in config)
-    return [
-        name
-        for name in names
-        if name not in ABOUT_THE_RUN
-        and any(config.get(name) != configs[0].get(name) for config in configs)
-    ]
+    first = runs[0].info["config"]
+    changes = [config_changes(first, run.info["config"], ABOUT_THE_RUN) for run in runs[1:]]
+    return list(dict.fromkeys(change.key for one in changes for change in one))
 
 
 def _ensemble(path: Path, runs: Sequence[Run]) -> dict[str, Any]:

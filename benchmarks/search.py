@@ -20,17 +20,15 @@ import optuna
 from optuna.samplers import TPESampler
 from optuna.trial import FrozenTrial, TrialState
 
-from benchmarks.building import check_memory, try_one_step
 from benchmarks.config_changes import check_same
-from benchmarks.data import build_datasets
 from benchmarks.errors import ConfigError
-from benchmarks.experiment import Experiment, parse
+from benchmarks.experiment import parse
 from benchmarks.progress import progress_bar
 from benchmarks.recipe_files import dump
 from benchmarks.records import replace_file
 from benchmarks.results import Table, load_run
 from benchmarks.search_space import Space, changed, corners
-from benchmarks.subruns import Launcher, SubRun
+from benchmarks.subruns import Launcher, SubRun, check
 
 MEASURED = "validation MAP@R"
 
@@ -279,18 +277,6 @@ class Search:
         if trial.state is TrialState.COMPLETE:
             return None
         return next(run.problem() for run in self.runs(trial.number) if run.status() != "finished")
-
-
-def check(experiment: Experiment, folds: Sequence[Experiment] = ()) -> None:
-    """Refuse what cannot be built or moved one step, and folds whose data are not there.
-
-    Raises:
-        ConfigError: naming the key.
-    """
-    check_memory(experiment)
-    model = try_one_step(experiment)
-    for fold in folds:
-        build_datasets(fold.data, model.trunk, fair=True)
 
 
 def counted(study: optuna.Study) -> list[FrozenTrial]:

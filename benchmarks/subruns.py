@@ -1,19 +1,20 @@
 """Runs of `benchmarks/run.py` as processes of their own, one after the other."""
 
 import json
-import signal
 import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from types import FrameType, TracebackType
-from typing import Any
+from types import FrameType
 
+from benchmarks.building import check_memory, try_one_step
 from benchmarks.config_changes import check_same
-from benchmarks.experiment import Command, parse
+from benchmarks.data import build_datasets
+from benchmarks.experiment import Command, Experiment, parse
 from benchmarks.results import Run, load_run
+from benchmarks.signals import StopHandler
 
 RUN = Path(__file__).parent / "run.py"
 
@@ -77,33 +78,19 @@ class SubRun:
         return f"it ended at {lines[-1]!r}" if lines else "it ended before it wrote a line"
 
 
-class Launcher:
-    """Starts runs; a SIGINT or SIGTERM that comes meanwhile is handed on to the one at work, which saves.
+class Launcher(StopHandler):
+    """Starts runs; hands a signal on to the one at work, which saves.
 
     Attributes:
         stopped_by: The signal that came; whoever starts runs starts no more of them then.
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self.stopped_by: int | None = None
         self._process: subprocess.Popen[bytes] | None = None
-        self._old: dict[int, Any] = {}
 
-    def __enter__(self) -> "Launcher":
-        for number in (signal.SIGINT, signal.SIGTERM):
-            self._old[number] = signal.signal(number, self._hand_on)
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        for number, handler in self._old.items():
-            signal.signal(number, handler)
-
-    def _hand_on(self, number: int, frame: FrameType | None) -> None:
+    def _handle(self, number: int, frame: FrameType | None) -> None:
         self.stopped_by = number
         if self._process is not None:
             self._process.send_signal(number)
@@ -123,3 +110,15 @@ class Launcher:
                 self._process.send_signal(self.stopped_by)
             self._process.wait()
             self._process = None
+
+
+def check(experiment: Experiment, folds: Sequence[Experiment] = ()) -> None:
+    """Refuse what cannot be built or moved one step, and folds whose data are not there.
+
+    Raises:
+        ConfigError: naming the key.
+    """
+    check_memory(experiment)
+    model = try_one_step(experiment)
+    for fold in folds:
+        build_datasets(fold.data, model.trunk, fair=True)

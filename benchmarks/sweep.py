@@ -30,10 +30,10 @@ from itertools import count
 from pathlib import Path
 from shutil import which
 from types import FrameType
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 from benchmarks.building import describe_weights
-from benchmarks.command_line import at_least, columns
+from benchmarks.command_line import at_least, columns, split_settings
 from benchmarks.config_changes import Change, changes_of_results
 from benchmarks.errors import ConfigError
 from benchmarks.experiment import parse
@@ -41,6 +41,7 @@ from benchmarks.progress import progress_bar
 from benchmarks.recipe_files import read_entry, read_table, recipe_names, table_names
 from benchmarks.results import load_run
 from benchmarks.run_folder import RunFolder, RunFolderError
+from benchmarks.signals import StopHandler
 
 RUN = Path(__file__).with_name("run.py")
 POLL = 0.2  # seconds
@@ -160,22 +161,13 @@ def _weights(model: Any) -> dict[str, str] | None:
 # ------------------------------------------------------------------------------------------------ run
 
 
-class Stop:
-    """Counts the requests to stop, from entering to leaving the context."""
+class Stop(StopHandler):
+    """Counts the requests to stop."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.number: int | None = None
         self.unanswered = 0
-        self._old: dict[int, Any] = {}
-
-    def __enter__(self) -> Self:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            self._old[number] = signal.signal(number, self._handle)
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        for number, handler in self._old.items():
-            signal.signal(number, handler)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         self.number = self.number or number
@@ -438,11 +430,9 @@ def _seeds(numbers: Sequence[int]) -> Iterator[int]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    argv = list(sys.argv[1:] if argv is None else argv)
-    here = argv.index("--") if "--" in argv else len(argv)
+    argv, settings = split_settings(sys.argv[1:] if argv is None else argv)
     parser = _parser()
-    options = parser.parse_args(argv[:here])
-    settings = argv[here + 1 :]
+    options = parser.parse_args(argv)
     if not (seeds := list(_seeds(options.seeds))):
         parser.error("argument --seeds: expected at least one seed, got 0 of them")
     try:

@@ -21,6 +21,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from benchmarks.backbones import KNOWN_WEIGHTS
 from benchmarks.config_changes import Change, changes_of_results
 from benchmarks.data import Data
 from benchmarks.errors import ConfigError
@@ -32,10 +33,7 @@ from benchmarks.results import Run, Table, estimate, load_run
 
 RUNS = Path("runs")
 PROTOCOLS = ("paper", "fair")
-WEIGHTS = {
-    "googlenet": "weights/bvlc_googlenet.caffemodel",
-    "bn_inception": "weights/bn_inception-52deb4733.pth",
-}
+WEIGHTS = {known.model: f"weights/{known.file}" for known in KNOWN_WEIGHTS}
 """Where `python -m benchmarks.backbones download TRUNK --output weights` puts what timm does not have."""
 ABOUT_A_QUOTED_ROW = ("row", "dataset", "backbone", "embedding_dim")
 EXPLAINED = (

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from benchmarks.progress import progress_bar
+from benchmarks.signals import StopHandler
 from benchmarks.workers import ignore_signals
 from pml_regularizers import gradient_norm_ratios, record_terms
 from pml_regularizers.distributed import all_gather
@@ -151,26 +152,17 @@ class ClassBatchSampler(StepSampler):
         ]
 
 
-class StopRequest:
+class StopRequest(StopHandler):
     """Turns the first SIGINT or SIGTERM into a flag that the loop reads; a second one acts as usual.
 
     `accelerate launch` of one process hands no signal on when it is stopped: its end is read as SIGTERM.
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self.signal: int | None = None
         launched = "ACCELERATE_MIXED_PRECISION" in os.environ  # what it sets for its processes
         self._launcher = os.getppid() if launched else None
-        self._old: dict[int, Any] = {}
-
-    def __enter__(self) -> Self:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            self._old[number] = signal.signal(number, self._handle)
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        for number, handler in self._old.items():
-            signal.signal(number, handler)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         self.signal = number

@@ -18,7 +18,7 @@ import pytest
 import yaml
 from scipy.stats import t as student_t
 
-from benchmarks import data, fair, search, subruns
+from benchmarks import data, fair, subruns
 from benchmarks.datasets import Glyphs
 from benchmarks.errors import ConfigError
 from benchmarks.experiment import parse
@@ -53,9 +53,9 @@ def space(tmp_path: Path) -> Path:
 def unbuilt(monkeypatch: pytest.MonkeyPatch) -> None:
     """Settings are parsed, but nothing is built of them: other tests do."""
     model = SimpleNamespace(trunk=None)
-    monkeypatch.setattr(search, "try_one_step", lambda experiment: model)
-    monkeypatch.setattr(search, "check_memory", lambda experiment: None)
-    monkeypatch.setattr(search, "build_datasets", lambda *arguments, **keywords: None)
+    monkeypatch.setattr(subruns, "try_one_step", lambda experiment: model)
+    monkeypatch.setattr(subruns, "check_memory", lambda experiment: None)
+    monkeypatch.setattr(subruns, "build_datasets", lambda *arguments, **keywords: None)
 
 
 @pytest.fixture
