@@ -15,21 +15,23 @@ and the result is multiplied by s^k, which is the same moment; without it order 
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import islice
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
 from .precision import full_precision
+from .summed_products import Activations, Kernels, check_words, summed_products
 
 Projections = Literal["cascaded", "independent", "random"]
 Init = Literal["glorot", "rademacher"]
+Products = Literal["full", "bfloat16"]
 
 
 def cascaded_moments(
-    x: Tensor, projections: Sequence[Tensor], mask: Tensor | None = None
+    x: Tensor, projections: Sequence[Tensor], mask: Tensor | None = None, **options: Any
 ) -> list[Tensor]:
     """Moments of orders 2..K by the recursion of eq. 6.
 
@@ -37,21 +39,19 @@ def cascaded_moments(
         x: (N, P, C), P features of C channels for each of N images.
         projections: W_1 .. W_K, each (C, d).
         mask: (N, P) booleans, True where a feature counts; default: all.
+        **options: `dtype`, `activations` and `kernels` of `summed_products`: how, not what.
 
     Returns:
         K - 1 tensors (N, d).
     """
-    first, *others = projections
-    phi = x @ first / math.sqrt(first.shape[1])
-    moments = []
-    for projection in others:
-        phi = phi * (x @ projection)
-        moments.append(masked_mean(phi, mask))
-    return moments
+    return _means(x, [projections], mask, first=2, **options)
 
 
 def independent_moments(
-    x: Tensor, projections: Sequence[Sequence[Tensor]], mask: Tensor | None = None
+    x: Tensor,
+    projections: Sequence[Sequence[Tensor]],
+    mask: Tensor | None = None,
+    **options: Any,
 ) -> list[Tensor]:
     """Moments of orders 2..K, each from its own set of matrices (eq. 4).
 
@@ -59,11 +59,32 @@ def independent_moments(
         x: (N, P, C).
         projections: For each order k the matrices W_{k,1} .. W_{k,k}, each (C, d).
         mask: (N, P) booleans, True where a feature counts; default: all.
+        **options: As in `cascaded_moments`.
 
     Returns:
         K - 1 tensors (N, d).
     """
-    return [cascaded_moments(x, matrices, mask)[-1] for matrices in projections]
+    return _means(x, projections, mask, first=None, **options)
+
+
+def _means(
+    x: Tensor,
+    sets: Iterable[Sequence[Tensor]],
+    mask: Tensor | None,
+    first: int | None,
+    **options: Any,
+) -> list[Tensor]:
+    """Of the last orders of each set of matrices, from `first` on; default: the very last."""
+    count = x.new_full((len(x), 1), x.shape[1])
+    if mask is not None:
+        # Padding may hold NaN; a mask on the products alone would leave it in the gradient.
+        x = x.masked_fill(~mask.unsqueeze(2), 0)
+        count = mask.sum(dim=1, keepdim=True).clamp(min=1).to(x.dtype)
+    moments: list[Tensor] = []
+    for matrices in sets:
+        sums = summed_products(x, matrices, first=first or len(matrices), **options)
+        moments += (sums / (count * math.sqrt(matrices[0].shape[1]))).unbind()
+    return moments
 
 
 def masked_mean(x: Tensor, mask: Tensor | None) -> Tensor:
@@ -117,6 +138,11 @@ class HighOrderMoments(nn.Module):
             k matrices for order k: its Table 4), both trained; or "random" (fixed matrices of -1 and +1,
             the first k for order k: its Table 3), which are buffers of one byte per entry.
         init: Start of trained matrices: "glorot", as in the authors' code, or "rademacher", {-1, +1}.
+        activations: What the backward pass needs: "store" it, K d P numbers per image; "recompute" it, a third
+            more arithmetic and almost no memory; or leave it to "autograd", for comparison.
+        products: "full": in the precision of the moments; "bfloat16": the matrix products alone in bfloat16,
+            which halves what is stored. Relative to a moment's largest entry the error then stays below 2^-6.
+        kernels: "triton" (CUDA devices), "torch", or "auto": the first where it runs. They differ in speed only.
         scale: Multiply by s^k (see above). Where an L2 normalisation follows, it changes nothing but
             may overflow: `HORDELoss` then leaves it out. Without it the gradient is exact only behind
             such a normalisation.
@@ -137,6 +163,9 @@ class HighOrderMoments(nn.Module):
         moment_dim: int = 8192,
         projections: Projections = "cascaded",
         init: Init = "glorot",
+        activations: Activations = "store",
+        products: Products = "full",
+        kernels: Kernels = "auto",
         scale: bool = True,
     ) -> None:
         super().__init__()
@@ -150,14 +179,19 @@ class HighOrderMoments(nn.Module):
         for name, word, words in (
             ("projections", projections, get_args(Projections)),
             ("init", init, get_args(Init)),
+            ("products", products, get_args(Products)),
         ):
             if word not in words:
                 raise ValueError(f"{name}: expected one of {', '.join(words)}; got {word!r}")
+        check_words(activations, kernels)
         self.in_channels = in_channels
         self.order = order
         self.moment_dim = moment_dim
         self.projections = projections
         self.init = init
+        self.activations = activations
+        self.products = products
+        self.kernels = kernels
         self.scale = scale
         # "independent" order k owns k matrices; the others share one per order.
         count = order if projections != "independent" else sum(range(2, order + 1))
@@ -183,28 +217,29 @@ class HighOrderMoments(nn.Module):
         """The matrices, each (C, d): W_1 .. W_K, or, independent, W_{2,1}, W_{2,2}, W_{3,1}, ..."""
         return [getattr(self, f"weight_{index}") for index in range(self._count)]
 
-    def forward(self, features: Tensor | tuple[Tensor, ...]) -> list[Tensor]:
+    def forward(self, features: Tensor | tuple[Tensor, Tensor]) -> list[Tensor]:
         x, mask = positions(features, self.in_channels)
-        if mask is not None:
-            # Padding may hold NaN; a mask on the products alone would leave it in the gradient.
-            x = x.masked_fill(~mask.unsqueeze(2), 0)
         weights = self.weights()
         floating = [weight.dtype for weight in weights if weight.is_floating_point()]
         for dtype in (torch.float32, *floating[:1]):
             x = x.to(torch.promote_types(x.dtype, dtype))
-        weights = [weight.to(x.dtype) for weight in weights]
 
         # A constant in the gradient: the moment of x/s times s^k is the moment of x whatever s is.
         size = masked_mean(x.detach().square(), mask).mean(dim=1).sqrt().view(-1, 1)
         size = size.clamp(min=1e-12)  # as in F.normalize: fainter maps fade to zero
         x = x / size.unsqueeze(2)
+        options = {
+            "dtype": torch.bfloat16 if self.products == "bfloat16" else x.dtype,
+            "activations": self.activations,
+            "kernels": self.kernels,
+        }
         with torch.autocast(x.device.type, enabled=False):  # or the products were of half precision
             if self.projections == "independent":
                 parts = iter(weights)
                 sets = [list(islice(parts, k)) for k in range(2, self.order + 1)]
-                moments = independent_moments(x, sets, mask)
+                moments = independent_moments(x, sets, mask, **options)
             else:
-                moments = cascaded_moments(x, weights, mask)
+                moments = cascaded_moments(x, weights, mask, **options)
         if self.scale:
             moments = [z * size**k for k, z in enumerate(moments, start=2)]
         return moments

@@ -1,0 +1,223 @@
+r"""Products of projections, summed over positions: what high-order moments are made of.
+
+    A_k = x W_k,   phi_k = A_1 * ... * A_k,   s_k = sum of phi_k over an image's positions
+
+Column j of s_k needs column j of the matrices only. So a block of columns is taken through all orders while its
+projections are in cache, forwards and, with D_k the gradient of phi_k and g_k that of s_k, backwards:
+
+    D_K = g_K,   D_k = g_k + A_{k+1} * D_{k+1},   dA_k = phi_{k-1} * D_k,   dA_1 = D_1
+    dx = sum_k dA_k W_k^T,   dW_k = x^T dA_k
+
+The backward pass finds the projections stored or computes them again; plain autograd holds nearly two tensors of
+their size per order.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from . import triton_products
+
+Activations = Literal["store", "recompute", "autograd"]
+Kernels = Literal["auto", "torch", "triton"]
+
+
+def check_words(activations: str, kernels: str) -> None:
+    """Raises ValueError for anything but the words of `Activations` and `Kernels`."""
+    for name, word, words in (
+        ("activations", activations, get_args(Activations)),
+        ("kernels", kernels, get_args(Kernels)),
+    ):
+        if word not in words:
+            raise ValueError(f"{name}: expected one of {', '.join(words)}; got {word!r}")
+    if kernels == "triton" and not triton_products.available:
+        raise ValueError('kernels: Triton is not installed; pip install triton, or pass "torch"')
+
+
+def summed_products(
+    x: Tensor,
+    projections: Sequence[Tensor],
+    *,
+    first: int = 2,
+    dtype: torch.dtype | None = None,
+    activations: Activations = "store",
+    kernels: Kernels = "auto",
+) -> Tensor:
+    """s_first .. s_K.
+
+    Args:
+        x: (N, P, C), P features of C channels for each of N images, in float32 or float64.
+        projections: W_1 .. W_K, K >= 2, each (C, d); int8 ones have no gradient.
+        first: Lowest order to return.
+        dtype: Of the matrix products; default: x's. `torch.bfloat16` rounds features, matrices and projections
+            to 8 bits; all else stays in x's dtype.
+        activations: "store" the projections for the backward pass, "recompute" them there, or "autograd":
+            nothing but differentiable operations. The last is also what runs under `torch.compile`, and
+            where the gradient of a gradient is asked for.
+        kernels: "triton": one kernel between the matrix products, "torch": a handful of operations, "auto":
+            Triton on CUDA devices where it is installed.
+
+    Returns:
+        (K - first + 1, N, d), in x's dtype.
+    """
+    dtype = dtype or x.dtype
+    if activations == "autograd" or torch.compiler.is_compiling():
+        return _differentiable(x, projections, first, dtype)
+    fused = kernels == "triton" or (
+        kernels == "auto" and x.device.type == "cuda" and triton_products.available
+    )
+    options = first, dtype, activations == "store", fused
+    result: Tensor = _SummedProducts.apply(options, x.contiguous(), *projections)
+    return result
+
+
+def kept_numbers(order: int, activations: Activations) -> int:
+    """How many numbers per position and column live from the forward to the backward pass."""
+    return {"store": order, "recompute": 0, "autograd": 2 * (order - 1)}[activations]
+
+
+def _differentiable(
+    x: Tensor, projections: Sequence[Tensor], first: int, dtype: torch.dtype
+) -> Tensor:
+    rows = x.to(dtype)
+    factors = [(rows @ projection.to(dtype)).to(x.dtype) for projection in projections]
+    phi = factors[0]
+    sums = []
+    for k, factor in enumerate(factors[1:], start=2):
+        phi = phi * factor
+        if k >= first:
+            sums.append(phi.sum(dim=1))
+    return torch.stack(sums)
+
+
+class _SummedProducts(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, options: tuple[int, torch.dtype, bool, bool], x: Tensor, *projections: Tensor
+    ) -> Tensor:
+        first, dtype, store, fused = options
+        store = store and any(ctx.needs_input_grad)
+        add_up = triton_products.add_up if fused else _add_up
+        rows = x.to(dtype).flatten(0, 1)
+        order, width = len(projections), projections[0].shape[1]
+        sums = x.new_empty(order - first + 1, len(x), width)
+        factors, stored = None, []
+        for columns in _blocks(rows, width, store):
+            factors = _project(rows, projections, columns, None if store else factors)
+            add_up(factors.view(order, *x.shape[:2], -1), sums[:, :, columns])
+            if store:
+                stored.append(factors)
+        ctx.options = options
+        ctx.save_for_backward(x, *projections, *stored)
+        return sums
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        first, dtype, _, fused = ctx.options
+        _, *needed = ctx.needs_input_grad
+        x, *others = ctx.saved_tensors
+        projections, stored = others[: len(needed) - 1], others[len(needed) - 1 :]
+        if torch.is_grad_enabled():  # for the gradient of this gradient
+            return None, *_differentiable_gradients(
+                [x, *projections], needed, gradient, first, dtype
+            )
+        share_out = triton_products.share_out if fused else _share_out
+        gradient = gradient.contiguous()
+        rows = x.to(dtype).flatten(0, 1)
+        dx = x.new_zeros(len(rows), x.shape[2]) if needed[0] else None
+        dws = [
+            torch.empty_like(projection) if need else None
+            for projection, need in zip(projections, needed[1:], strict=True)
+        ]
+        factors = d_factors = None
+        for block, columns in enumerate(_blocks(rows, gradient.shape[2], bool(stored))):
+            factors = stored[block] if stored else _project(rows, projections, columns, factors)
+            if fused and not stored:
+                d_factors = factors  # the kernel reads a number before it writes there
+            elif d_factors is None or d_factors.shape != factors.shape:
+                d_factors = torch.empty_like(factors, dtype=dtype if fused else x.dtype)
+            shape = (len(projections), *x.shape[:2], -1)
+            share_out(factors.view(shape), gradient[:, :, columns], d_factors.view(shape))
+            for projection, dw, d_factor in zip(projections, dws, d_factors, strict=True):
+                d_factor = d_factor.to(dtype)
+                if dx is not None:
+                    _add_product(d_factor, projection[:, columns].to(dtype).T, dx)
+                if dw is not None:
+                    _write_product(rows.T, d_factor, dw[:, columns])
+        return None, None if dx is None else dx.view_as(x), *dws
+
+
+def _blocks(rows: Tensor, width: int, store: bool) -> Iterator[slice]:
+    """Of columns, few enough for a CPU's cache and as memory that is not kept; GPUs are slow on narrow ones."""
+    numbers = 2**23 if store and rows.device.type == "cuda" else 2**20
+    step = max(numbers // max(len(rows), 1) // 128, 1) * 128
+    for start in range(0, width, step):
+        yield slice(start, min(start + step, width))
+
+
+def _project(
+    rows: Tensor, projections: Sequence[Tensor], columns: slice, out: Tensor | None
+) -> Tensor:
+    """A_1 .. A_K of a block of columns, in `out` if it fits: (K, N P, b)."""
+    shape = (len(projections), len(rows), columns.stop - columns.start)
+    if out is None or out.shape != shape:
+        out = rows.new_empty(shape)
+    for factor, projection in zip(out, projections, strict=True):
+        torch.mm(rows, projection[:, columns].to(rows.dtype), out=factor)
+    return out
+
+
+def _add_up(factors: Tensor, sums: Tensor) -> None:
+    """Fill sums (O, N, b), the last O orders, from factors (K, N, P, b)."""
+    first = len(factors) - len(sums)
+    phi = factors[0].to(sums.dtype)
+    buffer = torch.empty_like(phi)
+    for k, factor in enumerate(factors[1:], start=1):
+        phi = torch.mul(phi, factor, out=buffer)
+        if k >= first:
+            torch.sum(phi, dim=1, out=sums[k - first])
+
+
+def _share_out(factors: Tensor, gradient: Tensor, out: Tensor) -> None:
+    """Fill out (K, N, P, b) with the gradient of the factors, from that of the sums (O, N, b)."""
+    order = len(factors)
+    factors = factors.to(out.dtype)
+    out[1] = factors[0]
+    for k in range(2, order):
+        torch.mul(out[k - 1], factors[k - 1], out=out[k])  # phi_k; out[k] is dA_{k+1}
+    rest = gradient[-1].unsqueeze(1)  # D_K
+    for k in range(order - 1, 0, -1):
+        out[k] *= rest
+        rest = torch.mul(rest, factors[k], out=out[0])
+        if (index := k - 1 - (order - len(gradient))) >= 0:
+            rest += gradient[index].unsqueeze(1)  # D_k
+
+
+def _add_product(a: Tensor, b: Tensor, out: Tensor) -> None:
+    if a.dtype == out.dtype:
+        out.addmm_(a, b)
+    else:
+        out += a @ b
+
+
+def _write_product(a: Tensor, b: Tensor, out: Tensor) -> None:
+    if a.dtype == out.dtype:
+        torch.mm(a, b, out=out)
+    else:
+        out.copy_(a @ b)
+
+
+def _differentiable_gradients(
+    inputs: Sequence[Tensor],
+    needed: Sequence[bool],
+    gradient: Tensor,
+    first: int,
+    dtype: torch.dtype,
+) -> list[Tensor | None]:
+    x, *projections = inputs
+    sums = _differentiable(x, projections, first, dtype)
+    wanted = [tensor for tensor, need in zip(inputs, needed, strict=True) if need]
+    found = iter(torch.autograd.grad(sums, wanted, gradient, create_graph=True))
+    return [next(found) if need else None for need in needed]
