@@ -21,8 +21,9 @@ from torch.nn import functional as F
 
 from .distributed import gather_rows
 from .features import Features, already_reduced, check_width
-from .moments import HighOrderMoments, Init, Projections
+from .moments import HighOrderMoments, Init, Products, Projections
 from .precision import full_precision
+from .summed_products import Activations
 from .wrapper_loss import WrapperLoss
 
 
@@ -52,6 +53,9 @@ class HORDELoss(WrapperLoss):
         init: Start of trained projections, "glorot" (the authors' code) or "rademacher" (Algorithm 1).
         first_loss: Loss of order 1 where it is not that of the others, as on the ensembles of Table 1:
             `EnsembleLoss`. Deep-copied too. Default: `loss`.
+        activations: "store" or "recompute" what the backward pass needs, for speed or for memory; `repr` and
+            `activation_bytes` tell how much it is. See `HighOrderMoments`.
+        products: "full", or "bfloat16" for the matrix products alone. See `HighOrderMoments`.
         **kwargs: `collect_stats`, `embedding_regularizer` and `embedding_reg_weight`, as in any PML loss.
 
     Shape:
@@ -92,6 +96,8 @@ class HORDELoss(WrapperLoss):
         order_weights: Sequence[float] | Literal["sum", "mean"] = "sum",
         init: Init = "glorot",
         first_loss: nn.Module | None = None,
+        activations: Activations = "store",
+        products: Products = "full",
         **kwargs: Any,
     ) -> None:
         self.order = order  # before super().__init__: PML asks for the sub-loss names there
@@ -110,6 +116,8 @@ class HORDELoss(WrapperLoss):
             moment_dim=moment_dim,
             projections=projections,
             init=init,
+            activations=activations,
+            products=products,
             scale=not normalize,
         )
         self.order_weights = _weights(order_weights, order)
@@ -165,6 +173,17 @@ class HORDELoss(WrapperLoss):
             for embedding, z in zip(self.embeddings.values(), self.moments(features), strict=True)
         ]
         return [F.normalize(order) for order in orders] if self.normalize else orders
+
+    def activation_bytes(self, images: int, positions: int) -> int:
+        """What the backward pass of a batch holds on to; see `HighOrderMoments.activation_bytes`."""
+        return self.moments.activation_bytes(images, positions)
+
+    def extra_repr(self) -> str:
+        parameters = sum(parameter.numel() for parameter in self.parameters())
+        return (
+            f"embedding_size={self.embedding_size}, normalize={self.normalize}, parameters={parameters:,}, "
+            f"activations={self.activation_bytes(1, 1) / 1024:,.0f} KiB per position of an image"
+        )
 
     @torch.no_grad()
     def descriptor(self, embeddings: Tensor, features: Features | None = None) -> Tensor:

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from .precision import full_precision
-from .summed_products import Activations, Kernels, check_words, summed_products
+from .summed_products import Activations, Kernels, check_words, kept_projections, summed_products
 
 Projections = Literal["cascaded", "independent", "random"]
 Init = Literal["glorot", "rademacher"]
@@ -227,7 +227,7 @@ class HighOrderMoments(nn.Module):
         # A constant in the gradient: the moment of x/s times s^k is the moment of x whatever s is.
         size = masked_mean(x.detach().square(), mask).mean(dim=1).sqrt().view(-1, 1)
         size = size.clamp(min=1e-12)  # as in F.normalize: fainter maps fade to zero
-        x = x / size.unsqueeze(2)
+        x = (x / size.unsqueeze(2)).contiguous()
         options = {
             "dtype": torch.bfloat16 if self.products == "bfloat16" else x.dtype,
             "activations": self.activations,
@@ -244,8 +244,25 @@ class HighOrderMoments(nn.Module):
             moments = [z * size**k for k, z in enumerate(moments, start=2)]
         return moments
 
+    def activation_bytes(self, images: int, positions: int) -> int:
+        """What the backward pass of a batch holds on to: the features and, as `activations` says, projections.
+
+        Of float32 features. The pass also works on some blocks of columns, of about 4 MiB each on a CPU.
+
+        Args:
+            images: N.
+            positions: P, such as 64 of a map of 8 x 8.
+        """
+        lowest = 2 if self.projections == "independent" else self.order
+        kept = sum(
+            kept_projections(order, self.activations) for order in range(lowest, self.order + 1)
+        )
+        number = max(4, self.weights()[0].element_size())
+        projection = self.moment_dim * (2 if self.products == "bfloat16" else number)
+        return images * positions * (self.in_channels * number + kept * projection)
+
     def extra_repr(self) -> str:
         return (
             f"{self.in_channels}, order={self.order}, moment_dim={self.moment_dim}, "
-            f"projections={self.projections!r}"
+            f"projections={self.projections!r}, activations={self.activations!r}, products={self.products!r}"
         )

@@ -13,6 +13,7 @@ their size per order.
 """
 
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from typing import Any, Literal, get_args
 
 import torch
@@ -73,8 +74,8 @@ def summed_products(
     return result
 
 
-def kept_numbers(order: int, activations: Activations) -> int:
-    """How many numbers per position and column live from the forward to the backward pass."""
+def kept_projections(order: int, activations: Activations) -> int:
+    """How many tensors of a projection's size, (N, P, d), live from the forward to the backward pass."""
     return {"store": order, "recompute": 0, "autograd": 2 * (order - 1)}[activations]
 
 
@@ -134,14 +135,13 @@ class _SummedProducts(torch.autograd.Function):
         factors = d_factors = None
         for block, columns in enumerate(_blocks(rows, gradient.shape[2], bool(stored))):
             factors = stored[block] if stored else _project(rows, projections, columns, factors)
-            if fused and not stored:
-                d_factors = factors  # the kernel reads a number before it writes there
+            if not stored:
+                d_factors = factors
             elif d_factors is None or d_factors.shape != factors.shape:
-                d_factors = torch.empty_like(factors, dtype=dtype if fused else x.dtype)
+                d_factors = torch.empty_like(factors)
             shape = (len(projections), *x.shape[:2], -1)
             share_out(factors.view(shape), gradient[:, :, columns], d_factors.view(shape))
             for projection, dw, d_factor in zip(projections, dws, d_factors, strict=True):
-                d_factor = d_factor.to(dtype)
                 if dx is not None:
                     _add_product(d_factor, projection[:, columns].to(dtype).T, dx)
                 if dw is not None:
@@ -150,7 +150,7 @@ class _SummedProducts(torch.autograd.Function):
 
 
 def _blocks(rows: Tensor, width: int, store: bool) -> Iterator[slice]:
-    """Of columns, few enough for a CPU's cache and as memory that is not kept; GPUs are slow on narrow ones."""
+    """Of columns, few enough for a CPU's cache and, not kept, for memory; GPUs are slow on narrow ones."""
     numbers = 2**23 if store and rows.device.type == "cuda" else 2**20
     step = max(numbers // max(len(rows), 1) // 128, 1) * 128
     for start in range(0, width, step):
@@ -181,18 +181,21 @@ def _add_up(factors: Tensor, sums: Tensor) -> None:
 
 
 def _share_out(factors: Tensor, gradient: Tensor, out: Tensor) -> None:
-    """Fill out (K, N, P, b) with the gradient of the factors, from that of the sums (O, N, b)."""
-    order = len(factors)
-    factors = factors.to(out.dtype)
-    out[1] = factors[0]
-    for k in range(2, order):
-        torch.mul(out[k - 1], factors[k - 1], out=out[k])  # phi_k; out[k] is dA_{k+1}
-    rest = gradient[-1].unsqueeze(1)  # D_K
-    for k in range(order - 1, 0, -1):
-        out[k] *= rest
-        rest = torch.mul(rest, factors[k], out=out[0])
-        if (index := k - 1 - (order - len(gradient))) >= 0:
-            rest += gradient[index].unsqueeze(1)  # D_k
+    """Fill out (K, N, P, b), which may be `factors`, with their gradient, from that of the sums (O, N, b)."""
+    order, count, positions, columns = factors.shape
+    first = order - len(gradient)
+    step = max(2**18 // (positions * columns), 1)  # images that fit a cache
+    for start in range(0, count, step):
+        part = slice(start, start + step)
+        parts = factors[:, part].to(gradient.dtype)
+        phis = list(accumulate(parts[:-1], torch.mul))
+        rest = gradient[-1, part].unsqueeze(1)  # D_K
+        for k in range(order - 1, 0, -1):
+            d_factor, rest = rest * phis[k - 1], rest * parts[k]
+            if k > first:
+                rest += gradient[k - 1 - first, part].unsqueeze(1)  # D_k
+            out[k, part] = d_factor
+        out[0, part] = rest
 
 
 def _add_product(a: Tensor, b: Tensor, out: Tensor) -> None:

@@ -89,8 +89,7 @@ if available:
             loaded = loaded + (factor,)
             phis = phis + (phis[-1] * factor,)
         rest = tl.zeros((POSITIONS, COLUMNS), kind)
-        for step in tl.static_range(ORDER):
-            k = ORDER - 1 - step
+        for k in tl.static_range(ORDER - 1, -1, -1):
             if k >= FIRST:
                 row = gradient + (k - FIRST) * gradient_stride + image * row_stride + column
                 rest += tl.load(row, mask=column < columns, other=0)[None, :]

@@ -1,0 +1,114 @@
+"""Speed and memory, each as a ratio to a named alternative in the same run.
+
+python -m benchmarks.speed [CASE ...] [--tiny] [--rounds R] [--output docs/speed.md]
+"""
+
+import argparse
+import os
+import platform
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+
+from benchmarks.command_line import at_least
+from benchmarks.measuring import Comparison, Measured, Target, measure
+from benchmarks.records import replace_file
+from benchmarks.speed_cases import CASES
+
+INTRODUCTION = """# Speed and memory
+
+Measured by
+
+    {command}
+
+on {machine}. The candidates of a table take turns; time is the median of {rounds} rounds and beside it stand the
+smallest and the largest. Memory is the most that is held besides the inputs and the results, counted at the
+allocator. Both are multiples of the candidate marked 1; in brackets the target.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.speed", description=__doc__)
+    parser.add_argument(
+        "cases", nargs="*", metavar="CASE", help=f"of {', '.join(CASES)}; default: all"
+    )
+    parser.add_argument("--rounds", type=at_least(1), default=7, help="default: %(default)s")
+    parser.add_argument(
+        "--tiny", action="store_true", help="sizes that show that it runs, and nothing else"
+    )
+    parser.add_argument("--output", type=Path, help="a Markdown file; default: print only")
+    options = parser.parse_args(argv)
+    if unknown := set(options.cases) - set(CASES):
+        parser.error(f"CASE: expected some of {', '.join(CASES)}, got {min(unknown)!r}")
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    arguments = " ".join(sys.argv[1:] if argv is None else argv)
+    text = INTRODUCTION.format(
+        command=f"python -m benchmarks.speed {arguments}".rstrip(),
+        machine=_machine(device),
+        rounds=options.rounds,
+    )
+    print(text)
+    for name in options.cases or CASES:
+        torch.manual_seed(0)
+        comparison = CASES[name](options.tiny, device)
+        section = _section(comparison, measure(comparison, options.rounds))
+        print(section, flush=True)
+        text += "\n" + section
+    if options.output is not None:
+        replace_file(options.output, text.encode())
+    return 0
+
+
+def _machine(device: torch.device) -> str:
+    if device.type == "cuda":
+        processor = torch.cuda.get_device_name(device)
+    else:
+        found = re.search(r"^model name\s*:\s*(.+)$", _cpu_info(), re.MULTILINE)
+        model = found[1] if found else platform.processor() or platform.machine()
+        processor = f"{model} with {torch.get_num_threads()} threads of {os.cpu_count()} cores"
+    packages = ("torch", "pytorch-metric-learning", "faiss-cpu", "timm")
+    return f"{processor}, " + ", ".join(f"{name} {version(name)}" for name in packages)
+
+
+def _cpu_info() -> str:
+    path = Path("/proc/cpuinfo")
+    return path.read_text() if path.exists() else ""
+
+
+def _section(comparison: Comparison, measured: Mapping[str, Measured]) -> str:
+    """A Markdown table of one comparison."""
+    base = comparison.memory_against
+    lines = [f"## {comparison.name}", "", comparison.size, ""]
+    lines += [
+        "| | time | least to most | target |" + " memory | MB | target |" * (base is not None)
+    ]
+    lines += ["|---|---:|---:|---:|" + "---:|---:|---:|" * (base is not None)]
+    for name, found in measured.items():
+        target = comparison.targets.get(name, Target())
+        is_base = name == comparison.time_against
+        row = f"| {name} | {found.ratio:.3f} | "
+        row += (
+            f"{found.seconds:.3g} s |"
+            if is_base
+            else f"{min(found.ratios):.3f} to {max(found.ratios):.3f} |"
+        )
+        row += _target(target.time, found.ratio)
+        if base is not None:
+            share = found.bytes / measured[base].bytes
+            row += f" {share:.3f} | {found.bytes / 1e6:,.1f} |" + _target(target.memory, share)
+        lines.append(row)
+    return "\n".join(lines) + "\n"
+
+
+def _target(bound: float | None, found: float) -> str:
+    if bound is None:
+        return " |"
+    return f" {bound:.3g} {'met' if found <= bound else '**missed**'} |"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
