@@ -65,8 +65,8 @@ def energy_confusion(x: Tensor, classes: Tensor, num_classes: int) -> Tensor:
         x = x.double()
     x = x - x.detach().mean(dim=0)
     p = _probabilities(x, classes, num_classes)
-    mu = _class_sums(p.unsqueeze(1) * x, classes, num_classes)  # (C, E)
-    q = _class_sums(p * x.square().sum(dim=1), classes, num_classes)  # (C,)
+    mu = p.unsqueeze(1) * _class_sums(x, classes, num_classes)  # (C, E)
+    q = p * _class_sums(torch.linalg.vecdot(x, x), classes, num_classes)  # (C,)
     energies = q.unsqueeze(1) + q - 2 * mu @ mu.T
     return energies.clamp(min=0).to(dtype)
 
@@ -74,14 +74,14 @@ def energy_confusion(x: Tensor, classes: Tensor, num_classes: int) -> Tensor:
 def _mean_distances(distances: Tensor, classes: Tensor, num_classes: int) -> Tensor:
     """Eq. 3 with another distance: (N, N) between images -> (C, C) means between classes."""
     p = _probabilities(distances, classes, num_classes)
-    rows = _class_sums(p.unsqueeze(1) * p * distances, classes, num_classes)
-    return _class_sums(rows.T, classes, num_classes).T
+    rows = _class_sums(distances, classes, num_classes)
+    return p.unsqueeze(1) * p * _class_sums(rows.T, classes, num_classes).T
 
 
 def _probabilities(like: Tensor, classes: Tensor, num_classes: int) -> Tensor:
-    """p_i = 1 / N_I, the probability of each image in its class: (N,)."""
-    ones = like.new_ones(len(classes))
-    return 1 / _class_sums(ones, classes, num_classes)[classes]
+    """1 / N_I, the probability of each image of a class: (C,); 1 for a class without any."""
+    sizes = _class_sums(like.new_ones(len(classes)), classes, num_classes)
+    return 1 / sizes.clamp(min=1)
 
 
 def _class_sums(values: Tensor, classes: Tensor, num_classes: int) -> Tensor:

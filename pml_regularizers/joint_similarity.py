@@ -33,7 +33,7 @@ from pytorch_metric_learning.utils import common_functions as c_f
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .distributed import gather_rows
+from .distributed import gather_rows, world_size
 from .features import FeatureLoss, already_reduced, check_width
 from .precision import full_precision
 from .regularizer import LabelAwareRegularizer
@@ -437,17 +437,18 @@ class JRDLoss(FeatureLoss):
         check_width(embeddings, self.embedding_size)
         c_f.labels_required(labels)
         labels = labels.long()  # PML's AM-softmax indexes by them
-        W = self.metric.W.detach() if self.detach_proxies else self.metric.W
+        W = self.metric.W
+        cosines = class_cosines(embeddings, W)
         found = {
             "embeddings": F.normalize(embeddings),
-            "classes": class_cosines(embeddings, W),
+            "classes": class_cosines(embeddings, W.detach()) if self.detach_proxies else cosines,
             **_whole_batch(self.features, embeddings),
         }
         K = joint_kernel({name: found[name] for name in self.kernels}, self.kernels)
         similarity = _REGULARIZERS[self.regularizer](K, labels)
         if self.collect_stats:
             self.similarity = similarity.item()
-        metric = self.metric.compute_loss(embeddings, labels, indices_tuple, embeddings, labels)
+        metric = self.metric.compute_loss(cosines, labels, indices_tuple, cosines, labels)
         return {
             "metric": {**metric["loss"], "divisor": len(embeddings)},
             "similarity": already_reduced(self.similarity_weight * similarity),
@@ -457,7 +458,9 @@ class JRDLoss(FeatureLoss):
         """s times the cosines with the class weights: (N, E) -> (N, C), what a PML classifier returns."""
         check_width(embeddings, self.embedding_size)
         with torch.autocast(embeddings.device.type, enabled=False):
-            logits: Tensor = self.metric.get_logits(full_precision(embeddings))
+            logits: Tensor = self.metric.get_logits(
+                class_cosines(full_precision(embeddings), self.metric.W)
+            )
             return logits
 
     def _default_kernel(self, name: str) -> ReproducingKernel:
@@ -470,17 +473,22 @@ class JRDLoss(FeatureLoss):
 
 def class_cosines(embeddings: Tensor, W: Tensor) -> Tensor:
     """x^+ of eq. 9: (N, E), class weights (E, C) -> (N, C)."""
-    return F.normalize(embeddings) @ F.normalize(W.to(embeddings.dtype), dim=0)
+    W = W.to(embeddings.dtype)
+    # The products are divided, which are fewer than the weights.
+    lengths = torch.linalg.vector_norm(W, dim=0).clamp(min=1e-12)
+    cosines: Tensor = F.normalize(embeddings) @ W / lengths
+    return cosines
 
 
 class _AMSoftmaxLoss(CosFaceLoss):
-    """Eq. 12, which PML knows as CosFace; here the class weights keep their dtype."""
+    """Eq. 12 of the cosines, which PML knows as CosFace; here the class weights keep their dtype."""
 
     def cast_types(self, dtype: torch.dtype, device: torch.device) -> None:
         """PML would recast W in place to the embeddings' dtype, for good."""
 
-    def get_cosine(self, embeddings: Tensor) -> Tensor:
-        return class_cosines(embeddings, self.W)
+    def get_cosine(self, cosines: Tensor) -> Tensor:
+        """What it is called with in place of embeddings: the similarity needs them too."""
+        return cosines
 
 
 def _modules(kernels: Mapping[str, ReproducingKernel]) -> nn.ModuleDict:
@@ -506,13 +514,15 @@ def _whole_batch(features: Mapping[str, Any], embeddings: Tensor) -> dict[str, T
     """Each feature's rows of the whole batch, from those of this process."""
     if not features:
         return {}
-    names = sorted(features)  # the same on every process
-    for name in names:
+    for name in features:
         if not isinstance(features[name], Tensor) or features[name].ndim != 2:
             came = tuple(getattr(features[name], "shape", ())) or type(features[name]).__name__
             raise ValueError(
                 f"features: expected a matrix (N, D) of {name}, got {came}; read pooled features, or flatten(1)"
             )
+    if world_size() == 1:
+        return dict(features)
+    names = sorted(features)  # the same on every process
     widths = [features[name].shape[1] for name in names]
     rows = gather_rows(torch.cat([features[name] for name in names], dim=1), embeddings)
     return dict(zip(names, torch.split(rows, widths, dim=1), strict=True))

@@ -19,6 +19,8 @@ What the paper leaves open, and what is done:
   and rows that are equal stay equal.
 """
 
+from typing import Any
+
 import torch
 from pytorch_metric_learning.utils.module_with_records import ModuleWithRecords
 from torch import Tensor
@@ -27,12 +29,51 @@ from torch.nn import functional as F
 from .precision import full_precision
 
 
-def squared_distances(x: Tensor, y: Tensor) -> Tensor:
-    """|x_i - y_j|^2: (N, D), (M, D) -> (N, M), never negative and without an N x M x D tensor."""
+class _SquaredDistances(torch.autograd.Function):
+    """|x_i - x_j|^2: (N, D) -> (N, N), exactly 0 on the diagonal, with gradients of every order.
+
+    The gradient takes one product of rows, where autograd takes two for x @ x.T and two passes over the rows
+    for their squares. No derivative in forward mode: torch.compile would refuse the function.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        gram = x @ x.T
+        # The diagonal as a sum: inductor of torch 2.14 overwrites `gram` while the gradient of
+        # `gram.diagonal()` still reads it.
+        squares = gram.tril().triu().sum(dim=1)
+        return squares[:, None] + squares - 2 * gram
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        """sum_j w_ij (x_i - x_j), w_ij = 2 (grad_ij + grad_ji): the Laplacian of a graph, times x."""
+        (x,) = ctx.saved_tensors
+        w = 2 * (grads[0] + grads[0].T)
+        with torch.autocast(x.device.type, enabled=False):
+            gradient: Tensor = (w.sum(dim=1).diag_embed() - w) @ x
+        return gradient
+
+
+def squared_distances(x: Tensor, y: Tensor | None = None) -> Tensor:
+    """|x_i - y_j|^2: (N, D), (M, D) -> (N, M), never negative and without an N x M x D tensor.
+
+    Without y they are those of x with itself, at half the cost.
+    """
     origin = x[:1].detach()
-    x, y = x - origin, y - origin
-    squares = x.square().sum(dim=1, keepdim=True) + y.square().sum(dim=1)
-    return (squares - 2 * x @ y.T).clamp(min=0)
+    x = x - origin
+    if y is None:
+        distances: Tensor = _SquaredDistances.apply(x)
+    else:
+        y = y - origin
+        squares = x.square().sum(dim=1, keepdim=True) + y.square().sum(dim=1)
+        distances = squares - 2 * (x @ y.T)
+    return distances.clamp(min=0)
 
 
 def mean_distance(distances: Tensor, pairs: int) -> Tensor:
@@ -104,14 +145,14 @@ class _DistanceKernel(ReproducingKernel):
         self.add_to_recordable_attributes(name="mean_distance", is_stat=True)
 
     def compute(self, x: Tensor, y: Tensor | None) -> Tensor:
-        distances = self.distances(x, x if y is None else y)
+        distances = self.distances(x, y)
         n = len(x)
         tau = mean_distance(distances, n * (n - 1) if y is None else n * len(y))
         if self.collect_stats:
             self.mean_distance = tau.item()
         return self.of_distances(distances, tau if self.bandwidth is None else self.bandwidth)
 
-    def distances(self, x: Tensor, y: Tensor) -> Tensor:
+    def distances(self, x: Tensor, y: Tensor | None) -> Tensor:
         raise NotImplementedError
 
     def of_distances(self, distances: Tensor, tau: Tensor | float) -> Tensor:
@@ -157,7 +198,7 @@ class GaussianMixtureKernel(_DistanceKernel):
         self.components = components
         self.add_to_recordable_attributes(name="components", is_stat=False)
 
-    def distances(self, x: Tensor, y: Tensor) -> Tensor:
+    def distances(self, x: Tensor, y: Tensor | None) -> Tensor:
         return squared_distances(x, y)
 
     def of_distances(self, distances: Tensor, tau: Tensor | float) -> Tensor:
@@ -206,8 +247,8 @@ class LaplaceKernel(_DistanceKernel):
         ValueError: if bandwidth <= 0.
     """
 
-    def distances(self, x: Tensor, y: Tensor) -> Tensor:
-        return torch.cdist(x, y, p=1.0)
+    def distances(self, x: Tensor, y: Tensor | None) -> Tensor:
+        return torch.cdist(x, x if y is None else y, p=1.0)
 
     def of_distances(self, distances: Tensor, tau: Tensor | float) -> Tensor:
         return torch.exp(-distances / tau)

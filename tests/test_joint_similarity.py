@@ -28,12 +28,14 @@ from pml_regularizers import (
     MissingFeaturesError,
     PolynomialKernel,
     between_class_similarity,
+    class_cosines,
     intra_class_similarity,
     joint_intra,
     joint_kernel,
     joint_mmd,
 )
 
+from .counting import Count
 from .oracles import joint_similarity as oracle
 from .tolerances import assert_close
 from .toys import CHANNELS, WIDTH, Network, images
@@ -208,6 +210,20 @@ def test_only_pairs_of_different_classes_have_a_gradient() -> None:
     (gradient,) = torch.autograd.grad(between_class_similarity(K, LABELS), K)
     different = LABELS[:, None] != LABELS
     assert_close(gradient, different.double() / 34)
+
+
+def test_no_tensor_is_larger_than_the_rows() -> None:
+    widths, count = {"pooled": 90, "embeddings": 50, "classes": 300}, 40
+    x = {name: torch.randn(count, width, requires_grad=True) for name, width in widths.items()}
+    regularizer = JRSRegularizer({name: GaussianMixtureKernel() for name in widths})
+    embeddings = x.pop("embeddings")
+    with Count() as counted:
+        regularizer(embeddings, torch.arange(count) // 2, features=x).backward()
+    assert max(counted.storages) == count * 300  # M x M x D would be 40 times as large
+    assert counted.operations["aten.mm"] == 2 * len(widths)
+    assert (
+        counted.operations["aten.cat"] == 0
+    )  # features are joined only where processes exchange them
 
 
 ALL = {
@@ -554,6 +570,31 @@ def test_reducers_reach_am_softmax_only() -> None:
     assert found.keys() == {"metric", "similarity"}
     assert_close(found["metric"]["losses"], metric)
     assert_close(found["similarity"]["losses"], 3 * similarity)
+
+
+def test_class_weights_are_read_once() -> None:
+    """Three products with W, as many as AM-softmax takes alone, and two for each kernel."""
+    count, width, classes = 12, 64, 500
+    loss, embeddings = JRDLoss(classes, width), torch.randn(count, width, requires_grad=True)
+    pooled, labels = torch.randn(count, 9, requires_grad=True), torch.arange(count) // 2
+    with Count() as forward:
+        value = loss(embeddings, labels, features={"pooled": pooled})
+    assert width * classes not in forward.storages  # no normalised copy
+    with Count() as backward:
+        value.backward()
+    products = forward.operations["aten.mm"] + backward.operations["aten.mm"]
+    assert products == 3 + 2 * len(loss.kernels)
+
+
+def test_class_weights_of_any_length() -> None:
+    W = torch.randn(WIDTH, CLASSES, dtype=torch.float64)
+    embeddings, scales = batch()[0], 10.0 ** torch.arange(-6, 9, 3)
+    exact = torch.from_numpy(oracle.class_cosines(numbers(embeddings), numbers(W)))
+    assert_close(class_cosines(embeddings, W * scales), exact)
+    W[:, 2] = 0
+    cosines = class_cosines(embeddings, W.requires_grad_())
+    (gradient,) = torch.autograd.grad(cosines.square().sum(), W)
+    assert (cosines[:, 2] == 0).all() and gradient.isfinite().all()
 
 
 def test_a_batch_of_one_class_still_trains_the_class_weights() -> None:

@@ -3,6 +3,7 @@
 import copy
 import math
 import pickle
+import shutil
 from typing import Any
 
 import pytest
@@ -18,7 +19,9 @@ from pml_regularizers import (
     PolynomialKernel,
     ReproducingKernel,
 )
+from pml_regularizers.reproducing_kernels import squared_distances
 
+from .counting import Count
 from .oracles import joint_similarity as oracle
 from .tolerances import assert_close
 
@@ -168,7 +171,73 @@ def test_distances_are_never_negative() -> None:
     x = rows(40, 1000, torch.float32)
     kernel = GaussianMixtureKernel()
     assert kernel.distances(x, x).min() == 0
+    assert kernel.distances(x, None).min() == 0
     assert kernel(x).max() <= 1
+
+
+def test_equal_rows_have_no_distance() -> None:
+    x = 100 + rows(15, 333, torch.float32).repeat_interleave(2, dim=0)
+    pairs = torch.arange(30) // 2
+    assert torch.equal(squared_distances(x) == 0, pairs[:, None] == pairs)
+
+
+@pytest.mark.parametrize("sets", [1, 2])
+def test_derivatives_of_squared_distances(sets: int) -> None:
+    """First and second, by finite differences, one by one and in batches, and by torch.func."""
+    inputs = [rows(count, 3).requires_grad_() for count in (5, 4)[:sets]]
+    assert torch.autograd.gradcheck(squared_distances, inputs, check_batched_grad=True)
+    assert torch.autograd.gradgradcheck(squared_distances, inputs)
+
+    def value(*inputs: Tensor) -> Tensor:
+        return squared_distances(*inputs).exp().sum()
+
+    expected = torch.autograd.grad(value(*inputs), inputs)
+    for gradient, exact in zip(
+        torch.func.grad(value, tuple(range(sets)))(*inputs), expected, strict=True
+    ):
+        assert_close(gradient, exact)
+
+
+def test_two_sets_have_the_distances_of_one() -> None:
+    x, weights = rows(9, 5).requires_grad_(), rows(9, 9)
+    one, two = squared_distances(x), squared_distances(x, x)
+    assert_close(one, two)
+    (gradient,) = torch.autograd.grad((one * weights).sum(), x)
+    assert_close(gradient, torch.autograd.grad((two * weights).sum(), x)[0])
+
+
+def test_autocast_of_the_backward_pass_changes_nothing() -> None:
+    x, weights = rows(9, 50, torch.float32).requires_grad_(), rows(9, 9, torch.float32)
+    (expected,) = torch.autograd.grad((squared_distances(x) * weights).sum(), x)
+    value = (squared_distances(x) * weights).sum()
+    with torch.autocast("cpu", torch.bfloat16):
+        (gradient,) = torch.autograd.grad(value, x)
+    assert_close(gradient, expected)
+
+
+def test_one_product_forward_and_one_backward() -> None:
+    x = rows(30, 200).requires_grad_()
+    with Count() as count:
+        GaussianMixtureKernel()(x).sum().backward()
+    assert count.operations["aten.mm"] == 2
+    assert max(count.storages) == 30 * 200
+    assert count.storages.count(30 * 200) == 2  # the translated rows and the gradient
+
+
+@pytest.mark.skipif(shutil.which("c++") is None, reason="inductor compiles C++")
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # of inductor's own
+def test_compiled_gradients() -> None:
+    """At a size where inductor writes over buffers that it has read."""
+    x = rows(64, 40, torch.float32).requires_grad_()
+
+    def value(x: Tensor) -> Tensor:
+        return (-squared_distances(x) / 40).exp().sum()
+
+    torch.compiler.reset()
+    compiled = torch.compile(value, fullgraph=True)
+    (gradient,) = torch.autograd.grad(compiled(x), x)
+    assert_close(gradient, torch.autograd.grad(value(x), x)[0])
+    torch.compiler.reset()
 
 
 @each_kernel

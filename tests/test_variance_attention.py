@@ -3,6 +3,7 @@
 import copy
 import functools
 import pickle
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from pml_regularizers import (
     variance_loss,
 )
 
+from .counting import Count
 from .oracles import variance_attention as oracle
 from .tolerances import assert_close
 from .toys import CHANNELS, WIDTH, Trunk, images
@@ -336,6 +338,20 @@ def test_fold_of_a_weight_that_a_hook_computes_in_the_next_call() -> None:
     with torch.no_grad():
         linear.weight_g.mul_(2)  # type: ignore[operator]
     check_fold_into_a_plain_layer(attention, linear)
+
+
+def test_what_a_gate_costs_in_inference() -> None:
+    """A sigmoid of A and one multiplication, and nothing after folding."""
+    plain = EmbeddingHead(CHANNELS, WIDTH).eval()
+    gated = EmbeddingHead(CHANNELS, WIDTH, attention=VEMAttention).eval()
+
+    def operations(head: EmbeddingHead) -> Counter[str]:
+        with torch.no_grad(), Count() as count:
+            head(torch.randn(3, CHANNELS, 4, 4))
+        return count.operations
+
+    assert dict(operations(gated) - operations(plain)) == {"aten.sigmoid": 1, "aten.mul": 1}
+    assert operations(gated.fold()) == operations(plain)
 
 
 def check_fold_into_a_plain_layer(attention: VEMAttention, linear: nn.Linear) -> None:
