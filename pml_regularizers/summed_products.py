@@ -24,6 +24,13 @@ from . import triton_products
 Activations = Literal["store", "recompute", "autograd"]
 Kernels = Literal["auto", "torch", "triton"]
 
+BLOCK = 2**20
+"""Numbers of a projection per block: 4 MiB, which a CPU caches, and little where memory is to be saved."""
+CHUNK = 2**18
+"""Of a block, the numbers that go through all orders at once, a mebibyte, where many operations do it."""
+GPU_BLOCK = 2**23
+"""On a GPU where projections are stored: it is slow on narrow matrices."""
+
 
 def check_words(activations: str, kernels: str) -> None:
     """Raises ValueError for anything but the words of `Activations` and `Kernels`."""
@@ -69,7 +76,8 @@ def summed_products(
     fused = kernels == "triton" or (
         kernels == "auto" and x.device.type == "cuda" and triton_products.available
     )
-    options = first, dtype, activations == "store", fused
+    store = activations == "store" and torch.is_grad_enabled()
+    options = first, dtype, store, fused
     result: Tensor = _SummedProducts.apply(options, x.contiguous(), *projections)
     return result
 
@@ -150,8 +158,8 @@ class _SummedProducts(torch.autograd.Function):
 
 
 def _blocks(rows: Tensor, width: int, store: bool) -> Iterator[slice]:
-    """Of columns, few enough for a CPU's cache and, not kept, for memory; GPUs are slow on narrow ones."""
-    numbers = 2**23 if store and rows.device.type == "cuda" else 2**20
+    """Of columns, a multiple of 128 each."""
+    numbers = GPU_BLOCK if store and rows.device.type == "cuda" else BLOCK
     step = max(numbers // max(len(rows), 1) // 128, 1) * 128
     for start in range(0, width, step):
         yield slice(start, min(start + step, width))
@@ -184,7 +192,7 @@ def _share_out(factors: Tensor, gradient: Tensor, out: Tensor) -> None:
     """Fill out (K, N, P, b), which may be `factors`, with their gradient, from that of the sums (O, N, b)."""
     order, count, positions, columns = factors.shape
     first = order - len(gradient)
-    step = max(2**18 // (positions * columns), 1)  # images that fit a cache
+    step = max(CHUNK // (positions * columns), 1)
     for start in range(0, count, step):
         part = slice(start, start + step)
         parts = factors[:, part].to(gradient.dtype)
