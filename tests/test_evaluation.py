@@ -1,6 +1,6 @@
 """Retrieval metrics: their values, and the same ones from one process and from several."""
 
-import copy
+import json
 import logging
 import math
 import os
@@ -13,16 +13,13 @@ import numpy as np
 import pytest
 import torch
 from accelerate import Accelerator
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import nn
 from torch.nn.functional import normalize
 from torch.utils.data import Subset
 
 from benchmarks import evaluation
 from benchmarks.evaluation import (
-    RetrievalAccuracy,
-    ShardedTester,
+    NonFiniteEmbeddingsError,
     cluster_metrics,
     embed,
     evaluate,
@@ -30,34 +27,9 @@ from benchmarks.evaluation import (
     neighbours,
     pairwise_f1,
 )
-from tests.workers.evaluate_sharded import CASES, Images, build_model
+from tests.workers.evaluate_sharded import CASES, HOSTS, Images, build_model
 
 ROOT = Path(__file__).parents[1]
-ROUNDING = 1e-12  # float64 means of at most a hundred queries
-
-
-def oracle(embeddings: np.ndarray, labels: np.ndarray, recall_at: tuple[int, ...]) -> dict:
-    """Recall@K, MAP@R and R-precision by their definitions, in float64 loops."""
-    recalls = {k: [] for k in recall_at}
-    average_precisions, r_precisions = [], []
-    for q in range(len(labels)):
-        others = [i for i in range(len(labels)) if i != q]
-        others.sort(key=lambda i: sum((embeddings[q] - embeddings[i]) ** 2))
-        right = [labels[i] == labels[q] for i in others]
-        R = sum(right)
-        if R == 0:
-            continue
-        for k in recall_at:
-            recalls[k].append(any(right[:k]))
-        r_precisions.append(sum(right[:R]) / R)
-        average_precisions.append(
-            sum(sum(right[: i + 1]) / (i + 1) for i in range(R) if right[i]) / R
-        )
-    return {
-        **{f"recall_at_{k}": np.mean(hits) for k, hits in recalls.items()},
-        "mean_average_precision_at_r": np.mean(average_precisions),
-        "r_precision": np.mean(r_precisions),
-    }
 
 
 def clusters(seed: int, sizes: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -74,111 +46,7 @@ def accelerator() -> Accelerator:
     return Accelerator(cpu=True)
 
 
-# ---------------------------------------------------------------------------------------- metrics
-
-
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("sizes", [(2, 2, 2), (9, 1, 5, 1, 2), (30, 3, 3), (4,) * 15])
-def test_metrics_equal_the_oracle(seed, sizes):
-    """Also with lone classes, classes larger than every K and a K beyond all the images."""
-    recall_at = (1, 2, 5, 100)
-    embeddings, labels = clusters(seed, sizes)
-    expected = oracle(embeddings.double().numpy(), labels.numpy(), recall_at)
-    found = RetrievalAccuracy(recall_at).get_accuracy(embeddings, labels)
-    assert found == pytest.approx(expected, rel=0, abs=ROUNDING)
-    assert found["recall_at_100"] == 1
-
-
-@pytest.mark.parametrize("gallery", [False, True])
-def test_recall_at_a_thousand_equals_the_rank_of_the_nearest_positive(gallery):
-    """1,400 images of 500 classes, some of one image; of a gallery, half of them are queries."""
-    rng = np.random.default_rng(7)
-    labels = rng.integers(0, 500, 1400)
-    points = rng.normal(size=(500, 8))[labels] + 3 * rng.normal(size=(1400, 8))
-    is_query = np.arange(1400) % 2 == 0 if gallery else np.ones(1400, dtype=bool)
-    ranked = ~is_query if gallery else is_query
-    distances = ((points[is_query, None] - points[None, ranked]) ** 2).sum(axis=2)
-    right = labels[is_query, None] == labels[None, ranked]
-    if not gallery:
-        np.fill_diagonal(distances, np.inf)
-        np.fill_diagonal(right, False)
-    right = np.take_along_axis(right, distances.argsort(axis=1), axis=1)
-    ranks = right[right.any(axis=1)].argmax(axis=1) + 1
-    recall_at = (1, 10, 100, 500, 1000)
-    vectors, classes = torch.from_numpy(points).float(), torch.from_numpy(labels)
-    found = measure(
-        vectors,
-        classes,
-        recall_at=recall_at,
-        is_query=torch.from_numpy(is_query) if gallery else None,
-    )
-    for k in recall_at:
-        assert found[f"recall_at_{k}"] == pytest.approx((ranks <= k).mean(), abs=ROUNDING)
-    assert len(ranks) < is_query.sum()
-    assert 0.1 < found["recall_at_100"] < found["recall_at_500"] < 1
-
-
-def test_the_depth_serves_every_metric():
-    """PML only warns where a ranking is too shallow for MAP@R."""
-    embeddings, labels = clusters(0, (30, 3, 3))
-    deep = RetrievalAccuracy((1, 35)).get_accuracy(embeddings, labels)
-    del deep["recall_at_35"]
-    assert RetrievalAccuracy((1,)).get_accuracy(embeddings, labels) == deep
-    counts = torch.tensor([5, 3])
-    assert RetrievalAccuracy((1,)).determine_k(counts, 8, ref_includes_query=True) == 4
-    assert RetrievalAccuracy((6,)).determine_k(counts, 8, ref_includes_query=True) == 6
-    assert RetrievalAccuracy((9,)).determine_k(counts, 8, ref_includes_query=True) == 7
-    assert RetrievalAccuracy((9,)).determine_k(counts, 8, ref_includes_query=False) == 8
-
-
-def test_a_hand_made_ranking():
-    """Class 0 at 0, 1 and 5.25, class 1 at 3 and 7: R = 2, 2, 2, 1, 1."""
-    points = torch.tensor([[0.0], [1.0], [5.25], [3.0], [7.0]])
-    found = RetrievalAccuracy((1, 3, 4)).get_accuracy(points, torch.tensor([0, 0, 0, 1, 1]))
-    assert found == {
-        "recall_at_1": 2 / 5,  # 0 and 1 find each other; 5.25 finds 7; 3 finds 1; 7 finds 5.25
-        "recall_at_3": 4 / 5,  # 5.25: 7, 3, then 1; 7: 5.25, then 3; but 3: 1, 5.25, 0
-        "recall_at_4": 1.0,
-        "mean_average_precision_at_r": pytest.approx((1 / 2 + 1 / 2) / 5),
-        "r_precision": pytest.approx((1 / 2 + 1 / 2) / 5),
-    }
-
-
-def test_a_duplicate_of_another_class_is_the_nearest_other():
-    """The query leaves its ranking by its index; dropping the first would drop the duplicate."""
-    points = torch.tensor([0, 0, 100, 100.125, 100.1875, 200, 200.125, 200.1875])[:, None]
-    labels = torch.tensor([0, 1, 0, 2, 2, 1, 3, 3])
-    assert RetrievalAccuracy((1,)).get_accuracy(points, labels)["recall_at_1"] == 4 / 8
-
-
-def test_lone_images_are_ranked_but_are_no_queries():
-    points = torch.tensor([[0.0], [1.0], [10.0], [10.5]])
-    found = RetrievalAccuracy((1, 2)).get_accuracy(points, torch.tensor([0, 0, 0, 1]))
-    assert (found["recall_at_1"], found["recall_at_2"]) == (2 / 3, 1)
-
-
-def test_no_query_at_all_is_nan(caplog):
-    found = RetrievalAccuracy().get_accuracy(torch.eye(4), torch.arange(4))
-    assert len(found) == 6 and all(math.isnan(value) for value in found.values())
-    assert "None of the query labels are in the reference set" in caplog.text
-
-
-@settings(max_examples=60, deadline=None, derandomize=True)
-@given(
-    points=st.lists(
-        st.tuples(st.integers(-2, 2), st.integers(-2, 2), st.integers(0, 3)),
-        min_size=5,
-        max_size=30,
-    )
-)
-def test_metrics_keep_their_order(points):
-    """Recall@K never falls with K, and MAP@R <= R-precision; many points are duplicates."""
-    table = torch.tensor(points)
-    found = RetrievalAccuracy((1, 2, 3, 5, 40)).get_accuracy(table[:, :2].float(), table[:, 2])
-    recalls = [found[f"recall_at_{k}"] for k in (1, 2, 3, 5, 40)]
-    assert recalls == sorted(recalls)
-    assert recalls[-1] == 1
-    assert 0 <= found["mean_average_precision_at_r"] <= found["r_precision"] <= 1
+# --------------------------------------------------------------------------------------- k-means
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -219,23 +87,10 @@ def test_cluster_metrics_equal_their_definitions(monkeypatch):
     assert found["AMI"] < found["NMI"]
 
 
-def test_one_recall_alone():
-    embeddings, labels = clusters(0, (4, 4))
-    calculator = copy.deepcopy(RetrievalAccuracy((1, 2)))
-    found = calculator.get_accuracy(embeddings, labels, include=("recall_at_2",))
-    assert found == {"recall_at_2": calculator.get_accuracy(embeddings, labels)["recall_at_2"]}
-
-
-@pytest.mark.parametrize("recall_at", [(), (0, 1), (1.0,), ("1",)])
-def test_recall_at_is_checked(recall_at):
-    with pytest.raises(ValueError, match="recall_at: expected integers >= 1, got"):
-        RetrievalAccuracy(recall_at)
-
-
 # ------------------------------------------------------------------------------- one process
 
 
-def test_evaluate_equals_the_calculator(accelerator):
+def test_evaluate_measures_unit_vectors(accelerator):
     model, dataset = build_model(), Images(41)
     found = evaluate(accelerator, model, dataset, batch_size=8, recall_at=(1, 3), progress=False)
     images, labels, _ = zip(*(dataset[i] for i in range(41)), strict=True)
@@ -244,8 +99,8 @@ def test_evaluate_equals_the_calculator(accelerator):
     torch.testing.assert_close(found.embeddings, expected)
     assert found.labels.tolist() == list(labels)
     assert found.descriptors is None
-    direct = RetrievalAccuracy((1, 3)).get_accuracy(normalize(found.embeddings), found.labels)
-    assert found.metrics == direct
+    assert found.metrics == measure(normalize(expected), found.labels, recall_at=(1, 3))
+    assert found.metrics != measure(expected, found.labels, recall_at=(1, 3))
     assert list(found.metrics)[:3] == ["recall_at_1", "recall_at_3", "mean_average_precision_at_r"]
     assert 0 < found.metrics["recall_at_1"] < 1
 
@@ -384,33 +239,32 @@ def test_too_few_images(accelerator, n):
         embed(accelerator, build_model(), Images(0), batch_size=4)
 
 
-def test_missing_and_doubled_images_are_counted(accelerator, monkeypatch):
-    """What a process with another dataset or batch size would do."""
-    monkeypatch.setattr(evaluation, "gather_object", lambda batches: batches[:2] + batches[:1])
-    with pytest.raises(ValueError, match="of 10 images 2 are missing and 4 occur more than once"):
+def test_processes_must_agree_on_the_images(accelerator, monkeypatch):
+    """What a process with another dataset and one with another batch size would find."""
+    monkeypatch.setattr(
+        evaluation, "gather_object", lambda shares: [*shares, (9, 4, {}), (10, 3, {})]
+    )
+    with pytest.raises(
+        ValueError,
+        match=r"batch_size: .* got \(images, batch_size\) \(9, 4\), \(10, 3\), \(10, 4\)",
+    ):
         embed(accelerator, build_model(), Images(10), batch_size=4, progress=False)
 
 
-def test_queries_against_a_gallery(accelerator):
-    """PML's `splits_to_eval` and its trunk with an embedder; splits in one order everywhere."""
-    model, options = build_model(), {"batch_size": 8, "progress": False}
-    splits = {"query": Subset(Images(40), range(0, 40, 2)), "gallery": Images(40)}
-    tester = ShardedTester(accelerator, **options)
-    found = tester.test(splits, 0, model[:4], model[4], splits_to_eval=[("query", ["gallery"])])
-    (q, q_labels), (g, g_labels) = (
-        embed(accelerator, model, splits[name], **options) for name in ("query", "gallery")
-    )
-    direct = RetrievalAccuracy().get_accuracy(normalize(q), q_labels, normalize(g), g_labels)
-    assert {name: found["query"][f"{name}_level0"] for name in direct} == direct
-    queries = torch.arange(40) % 3 == 1
-    whole = evaluate(accelerator, model, Images(40), is_query=queries, **options)
-    assert not torch.equal(whole.labels, whole.labels.flip(0))
-    q, g = normalize(whole.embeddings[queries]), normalize(whole.embeddings[~queries])
-    assert whole.metrics == RetrievalAccuracy().get_accuracy(
-        q, whole.labels[queries], g, whole.labels[~queries]
-    )
-    names = [f"split{i}" for i in range(9)]
-    assert tester.get_splits_to_compute_embeddings(dict.fromkeys(names), None)[1] == names
+def test_vectors_that_are_not_finite_anywhere_are_named_everywhere(accelerator, monkeypatch):
+    """Also by a process whose own are fine."""
+    others = (10, 4, {"model": [5, 4], "extract": []})
+    monkeypatch.setattr(evaluation, "gather_object", lambda shares: [*shares, others])
+    with pytest.raises(
+        NonFiniteEmbeddingsError, match=r"model: .* for 2 of 10 .* positions 4, 5; has"
+    ):
+        embed(accelerator, build_model(), Images(10), batch_size=4, progress=False)
+
+
+@pytest.mark.parametrize("recall_at", [(), (0,)])
+def test_recall_at_is_checked_before_anything_is_embedded(accelerator, recall_at):
+    with pytest.raises(ValueError, match="recall_at: expected integers >= 1, got"):
+        evaluate(accelerator, Broken(), Images(4), recall_at=recall_at, batch_size=4)
 
 
 def test_rows_of_queries_and_gallery_come_in_dataset_order(accelerator):
@@ -426,22 +280,6 @@ def test_rows_of_queries_and_gallery_come_in_dataset_order(accelerator):
     assert found.metrics == measure(normalize(found.embeddings), labels, is_query=queries)
 
 
-def test_a_hand_made_gallery():
-    """Queries 0 and 2.1 of class 0 and 9 of class 1; gallery 1, 3 (class 0), 2, 8 (class 1)."""
-    points = torch.tensor([0.0, 2.1, 9.0, 1.0, 3.0, 2.0, 8.0])[:, None]
-    labels = torch.tensor([0, 0, 1, 0, 0, 1, 1])
-    found = measure(points, labels, recall_at=(1, 2), is_query=torch.arange(7) < 3)
-    # 0: 1+, 2-; 2.1: 2-, 3+; 9: 8+, 3-. R = 2 for each.
-    assert found == pytest.approx(
-        {
-            "recall_at_1": 2 / 3,
-            "recall_at_2": 1,
-            "mean_average_precision_at_r": (1 / 2 + 1 / 4 + 1 / 2) / 3,
-            "r_precision": 1 / 2,
-        }
-    )
-
-
 @pytest.mark.parametrize(
     "queries",
     [
@@ -454,6 +292,8 @@ def test_a_hand_made_gallery():
 def test_queries_and_gallery_must_both_be_there(accelerator, queries):
     with pytest.raises(ValueError, match="is_query: expected 8 booleans, some true and some false"):
         evaluate(accelerator, build_model(), Images(8), is_query=queries, batch_size=4)
+    with pytest.raises(ValueError, match="is_query: expected 8 booleans, some true and some false"):
+        measure(torch.eye(8), torch.arange(8), is_query=queries)
 
 
 # ------------------------------------------------------------------------------------- neighbours
@@ -499,10 +339,13 @@ def test_neighbours_need_as_many_others(k):
 # ------------------------------------------------------------------------------- many processes
 
 
+PROCESSES = {"1": 1, "2": 2, "3": 3, **{f"3/{place}": 3 for place in HOSTS}}
+
+
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory) -> dict[int, Path]:
-    """The folder with what each process saved, by the number of processes."""
-    folders = {n: tmp_path_factory.mktemp(f"world{n}") for n in (1, 2, 3)}
+def runs(tmp_path_factory) -> Path:
+    """The folder with what each process saved, in a folder for each number of processes."""
+    folder = tmp_path_factory.mktemp("runs")
     environment = os.environ | {
         "ACCELERATE_USE_CPU": "true",
         "OMP_NUM_THREADS": "1",
@@ -512,13 +355,16 @@ def runs(tmp_path_factory) -> dict[int, Path]:
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node"]
     started = {
         n: subprocess.Popen(
-            [sys.executable, *([] if n == 1 else [*torchrun, str(n)]), worker, str(n), str(folder)],
+            [
+                *(sys.executable, *([] if n == "1" else [*torchrun, n])),
+                *(worker, n, str(folder / n)),
+            ],
             env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
         )
-        for n, folder in folders.items()
+        for n in ("1", "2", "3")
     }
     try:
         for n, process in started.items():
@@ -528,20 +374,20 @@ def runs(tmp_path_factory) -> dict[int, Path]:
         for process in started.values():
             process.terminate()  # torchrun ends its workers then
             process.wait()
-    return folders
+    return folder
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("world_size", [2, 3])
-def test_every_process_finds_what_one_finds(runs, case, world_size):
-    one = torch.load(runs[1] / f"{case}.0.pt")
-    dataset, _, dtype = CASES[case]
+@pytest.mark.parametrize("place", list(PROCESSES)[1:])
+def test_every_process_finds_what_one_finds(runs, case, place):
+    one = torch.load(runs / "1" / f"{case}.0.pt")
+    dataset, _, dtype, _ = CASES[case]
     assert len(one["embeddings"]) == len(dataset)
     assert one["embeddings"].dtype == one["descriptors"].dtype == dtype
     assert one["labels"].tolist() == [dataset[i][1] for i in range(len(dataset))]
     assert all(math.isfinite(value) for value in one["metrics"].values())
-    saved = sorted(runs[world_size].glob(f"{case}.*.pt"))
-    assert len(saved) == world_size
+    saved = sorted((runs / place).glob(f"{case}.*.pt"))
+    assert len(saved) == PROCESSES[place]
     for file in saved:
         found = torch.load(file)
         assert found["metrics"] == one["metrics"]
@@ -551,6 +397,42 @@ def test_every_process_finds_what_one_finds(runs, case, world_size):
 
 def test_the_cases_are_worth_comparing(runs):
     recalls = {
-        name: torch.load(runs[1] / f"{name}.0.pt")["metrics"]["recall_at_1"] for name in CASES
+        name: torch.load(runs / "1" / f"{name}.0.pt")["metrics"]["recall_at_1"] for name in CASES
     }
-    assert 0 < recalls["float64"] < 1 and 0 < recalls["subset"] < 1
+    assert all(0 < recalls[name] < 1 for name in ("subset", "float64", "gallery"))
+
+
+def notes(folder: Path) -> list[dict]:
+    """What each process has noted of its share and its memory."""
+    return [json.loads(path.read_text()) for path in sorted(folder.glob("notes.*.json"))]
+
+
+@pytest.mark.parametrize("place", PROCESSES)
+def test_every_process_ranks_its_share(runs, place):
+    """48 queries, two of the 50 images being alone in their class, in 7 blocks of up to 7."""
+    ranked = [process["ranked"] for process in notes(runs / place)]
+    assert sum(ranked) == 48
+    assert max(ranked) <= 7 * math.ceil(7 / PROCESSES[place])
+
+
+@pytest.mark.parametrize(
+    ("place", "sharing"), [("2", (2, 2)), ("3", (3, 3, 3)), ("3/two hosts", (2, 2, 1))]
+)
+@pytest.mark.parametrize("what", ["embeddings", "prepared"])
+def test_a_host_has_one_copy_whatever_the_number_of_processes(runs, place, sharing, what):
+    """By the kernel's count, where a page that P processes have in memory counts 1/P for each of them."""
+    for process, sharers in zip(notes(runs / place), sharing, strict=True):
+        memory = process[what]
+        assert memory["file"] == "/memfd:shared_tensor (deleted)"
+        assert memory["Rss"] == memory["bytes"] == 2**21
+        assert memory["Pss"] == pytest.approx(2**21 / sharers, rel=0.01)
+
+
+@pytest.mark.parametrize("place", ["1", "3/nowhere"])
+def test_plain_tensors_where_nothing_can_be_shared(runs, place):
+    assert not any("memfd" in process["embeddings"]["file"] for process in notes(runs / place))
+
+
+@pytest.mark.parametrize("place", PROCESSES)
+def test_no_file_is_left_open(runs, place):
+    assert all(process["opened"] == [] for process in notes(runs / place))
