@@ -10,7 +10,7 @@ RUN := $(BIN)/python benchmarks/run.py --data.root $(DATA)
 REPORT := $(BIN)/python -m benchmarks.report
 SEEDS := 0 1 2 3 4
 
-.PHONY: install demo compare test lint format clean
+.PHONY: install demo compare speed test lint format clean
 
 install: $(VENV)/installed
 
@@ -37,6 +37,10 @@ compare: install
 		$(RUN) --recipe glyphs/compare/$$row --seed $$seed --output $(RUNS)/compare/$$row-$$seed --resume || exit 1; \
 	done; done
 	$(REPORT) $(RUNS)/compare/* --output $(RUNS)/compare.html
+
+# The tables in docs/speed.md: some minutes, on a machine that does nothing else.
+speed: install
+	$(BIN)/python -m benchmarks.speed --output docs/speed.md
 
 # A process per core, each of one thread.
 test: install

@@ -7,6 +7,7 @@ Classes are named as `{class_path: ..., init_args: {...}}`; sizes that follow fr
 import argparse
 import hashlib
 import importlib
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any, Self
@@ -26,10 +27,12 @@ from pml_regularizers import (
     AttentionEnsemble,
     DistributedLoss,
     EmbeddingHead,
+    HORDELoss,
     ScheduledLosses,
     attach_all,
     parameter_groups,
 )
+from pml_regularizers.moments import positions
 
 
 def build(spec: Any, key: str, **provided: Any) -> Any:
@@ -329,20 +332,30 @@ def build_optimizer(
 
 
 def check_memory(experiment: Experiment) -> None:
-    """Refuse parameters that cannot fit, before any is allocated.
+    """Refuse parameters, and activations of HORDE, that cannot fit, before any is allocated.
+
+    The trunk's activations are not counted: what is refused here is too large without them.
 
     Raises:
         ConfigError: naming what is too large.
     """
     model = replace(experiment.model, weights=None)
     model.trunk_args = {k: v for k, v in model.trunk_args.items() if k != "pretrained"}
+    data = experiment.data
+    images = data.batch_size // int(os.environ.get("WORLD_SIZE", "1"))
     sizes: dict[str, int] = {}
     try:
         with torch.device("meta"):
-            network = build_model(model, experiment.data)
-            sizes["model"] = _bytes(network)
+            network = build_model(model, data)
             loss = build_loss(experiment, network, num_classes=2)
-            sizes |= {f"losses ({name})": _bytes(part) for name, part in _terms(loss).items()}
+            if experiment.precision == "float64":
+                network, loss = network.double(), loss.double()
+            sizes["model"] = _bytes(network)
+            for name, part in _terms(loss).items():
+                sizes[f"losses ({name})"] = _bytes(part)
+                if isinstance(part, HORDELoss):
+                    read = _positions(network, part, data)
+                    sizes[f"losses ({name})"] += part.activation_bytes(images, read)
     except Exception:  # what is wrong with it, a real build says
         return
     free = psutil.virtual_memory().available
@@ -351,10 +364,26 @@ def check_memory(experiment: Experiment) -> None:
     if (needed := sum(sizes.values())) > free:
         largest = max(sizes, key=lambda name: sizes[name])
         raise ConfigError(
-            f"{largest}: parameters, their gradient and the optimizer's state need {needed / 2**30:.1f} GiB, "
-            f"{sizes[largest] / 2**30:.1f} of them here, and {free / 2**30:.1f} GiB are free; make it smaller (of "
-            "HORDE: order or moment_dim)"
+            f"{largest}: parameters, their gradient and the optimizer's state, and HORDE's activations for "
+            f"{images} images, need {needed / 2**30:.1f} GiB, {sizes[largest] / 2**30:.1f} of them here, and "
+            f"{free / 2**30:.1f} GiB are free; make it smaller (of HORDE: order or moment_dim, activations: "
+            "recompute; or data.batch_size)"
         )
+
+
+def _positions(network: EmbeddingModel, loss: HORDELoss, data: Data) -> int:
+    """How many features of an image a loss reads."""
+    seen: list[int] = []
+
+    def look(module: nn.Module, args: object, features: Any) -> None:
+        x, _ = positions(features, loss.moments.in_channels)
+        seen.append(x.shape[1])
+
+    hook = getattr(network.head, loss.reads).register_forward_hook(look)
+    dtype = next(network.parameters()).dtype
+    network(torch.zeros(2, data.in_chans, *[image_size(data, network.trunk)] * 2, dtype=dtype))
+    hook.remove()
+    return sum(seen)
 
 
 def _terms(loss: DistributedLoss) -> dict[str, nn.Module]:

@@ -43,6 +43,7 @@ class Comparison:
         time_against: The candidate whose time is 1.
         memory_against: The candidate whose memory is 1; none: memory is not measured.
         targets: By candidate.
+        rounds: How many suffice; default: as many as asked for.
         memory: How memory is measured: `tensor_bytes`, or `process_bytes` for what torch does not allocate.
     """
 
@@ -52,6 +53,7 @@ class Comparison:
     time_against: str
     memory_against: str | None = None
     targets: Mapping[str, Target] = field(default_factory=dict)
+    rounds: int | None = None
     memory: Callable[[Callable[[], object]], int] | None = None
 
 
@@ -69,19 +71,20 @@ class Measured:
 
 
 def measure(comparison: Comparison, rounds: int) -> dict[str, Measured]:
-    """Time every candidate `rounds` times, after one call that is not counted, and its memory once."""
+    """Time every candidate `rounds` times, or as often as suffices, and its memory once, on a first call."""
     candidates = comparison.candidates
+    rounds = min(rounds, comparison.rounds or rounds)
     memory = {}
     if comparison.memory_against is not None:
         how = comparison.memory or tensor_bytes
         memory = {name: how(run) for name, run in candidates.items()}
+    else:
+        for run in candidates.values():
+            run()
     seconds: dict[str, list[float]] = {name: [] for name in candidates}
-    for counted in progress_bar(range(-1, rounds), desc=comparison.name, unit="round", leave=False):
+    for _ in progress_bar(range(rounds), desc=comparison.name, unit="round", leave=False):
         for name, run in candidates.items():
-            if counted >= 0:
-                seconds[name].append(_seconds(run))
-            elif comparison.memory is not process_bytes:  # another process would not warm this one
-                _seconds(run)
+            seconds[name].append(_seconds(run))
     base = seconds[comparison.time_against]
     return {
         name: Measured(
@@ -170,6 +173,11 @@ def process_bytes(run: Callable[[], object]) -> int:
     sender.close()
     try:
         return int(receiver.recv())
+    except EOFError:
+        process.join()
+        raise RuntimeError(
+            f"{run}: the process that measures it ended with status {process.exitcode}"
+        ) from None
     finally:
         process.join()
 

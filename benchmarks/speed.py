@@ -9,6 +9,7 @@ import platform
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
@@ -25,9 +26,12 @@ Measured by
 
     {command}
 
-on {machine}. The candidates of a table take turns; time is the median of {rounds} rounds and beside it stand the
-smallest and the largest. Memory is the most that is held besides the inputs and the results, counted at the
-allocator. Both are multiples of the candidate marked 1; in brackets the target.
+on {machine}.
+
+The rows of a table take turns, {rounds} times or, where one call takes long, as often as the table says. A row's
+time is the median of its multiples of the first row's time in the same round; beside it stand the least and the
+most, and the seconds of the first. Memory is the most that a call holds besides what it was given and what it
+returns.
 """
 
 
@@ -55,6 +59,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name in options.cases or CASES:
         torch.manual_seed(0)
         comparison = CASES[name](options.tiny, device)
+        if options.tiny:  # too small to say anything about speed
+            comparison = replace(comparison, targets={})
         section = _section(comparison, measure(comparison, options.rounds))
         print(section, flush=True)
         text += "\n" + section
@@ -82,32 +88,32 @@ def _cpu_info() -> str:
 def _section(comparison: Comparison, measured: Mapping[str, Measured]) -> str:
     """A Markdown table of one comparison."""
     base = comparison.memory_against
-    lines = [f"## {comparison.name}", "", comparison.size, ""]
-    lines += [
-        "| | time | least to most | target |" + " memory | MB | target |" * (base is not None)
-    ]
-    lines += ["|---|---:|---:|---:|" + "---:|---:|---:|" * (base is not None)]
+    head = ["", "time", "least to most", "target", *["memory", "MB", "target"] * (base is not None)]
+    lines = [f"| {' | '.join(head)} |", "|---|" + "---:|" * (len(head) - 1)]
     for name, found in measured.items():
         target = comparison.targets.get(name, Target())
-        is_base = name == comparison.time_against
-        row = f"| {name} | {found.ratio:.3f} | "
-        row += (
-            f"{found.seconds:.3g} s |"
-            if is_base
-            else f"{min(found.ratios):.3f} to {max(found.ratios):.3f} |"
-        )
-        row += _target(target.time, found.ratio)
+        spread = f"{min(found.ratios):.2f} to {max(found.ratios):.2f}"
+        if name == comparison.time_against:
+            spread = f"{found.seconds:.3g} s"
+        cells = [name, f"{found.ratio:.2f}", spread, _held_against(target.time, found.ratio)]
         if base is not None:
             share = found.bytes / measured[base].bytes
-            row += f" {share:.3f} | {found.bytes / 1e6:,.1f} |" + _target(target.memory, share)
-        lines.append(row)
-    return "\n".join(lines) + "\n"
+            cells += [
+                f"{share:.3f}",
+                f"{found.bytes / 1e6:,.1f}",
+                _held_against(target.memory, share),
+            ]
+        lines.append(f"| {' | '.join(cells)} |")
+    rounds = len(measured[comparison.time_against].ratios)
+    size = f"{comparison.size}; {rounds} round{'s' * (rounds > 1)}."
+    return "\n".join([f"## {comparison.name}", "", size, "", *lines, ""])
 
 
-def _target(bound: float | None, found: float) -> str:
+def _held_against(bound: float | None, found: float) -> str:
     if bound is None:
-        return " |"
-    return f" {bound:.3g} {'met' if found <= bound else '**missed**'} |"
+        return ""
+    met = round(found, 2) <= bound  # as printed
+    return f"{bound:.3g}, {'met' if met else '**missed**'}"
 
 
 if __name__ == "__main__":

@@ -1,12 +1,21 @@
 """Every mistake in a run's description ends in one clear line, before anything is written."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 import torch
 from pytorch_metric_learning import losses, miners
 
-from benchmarks.building import batch_norms, build, build_loss, build_model, build_optimizer
+from benchmarks.building import (
+    batch_norms,
+    build,
+    build_loss,
+    build_model,
+    build_optimizer,
+    check_memory,
+)
 from benchmarks.data import Data
 from benchmarks.errors import ConfigError
 from benchmarks.experiment import Model, parse
@@ -218,7 +227,7 @@ MISTAKES = {
             f"--losses=[{{loss: {{class_path: {HORDE}, init_args: {{moment_dim: 100000000, loss: "
             f"{{class_path: {PML}.losses.ContrastiveLoss}}}}}}}}]"
         ],
-        "losses (HORDELoss): parameters, their gradient and the optimizer's state need ",
+        "losses (HORDELoss): parameters, their gradient and the optimizer's state, and HORDE's ",
     ),
     "HORDE on pooled features": (
         [
@@ -428,3 +437,37 @@ def test_batch_norm_can_be_frozen(
 def test_a_spec_with_stray_keys_is_refused() -> None:
     with pytest.raises(ConfigError, match="x: expected"):
         build({"class_path": f"{PML}.losses.ContrastiveLoss", "arguments": {}}, "x")
+
+
+@pytest.mark.parametrize("processes", [1, 4])
+@pytest.mark.parametrize("precision", ["float32", "float64"])
+def test_activations_of_horde_that_do_not_fit(
+    monkeypatch: pytest.MonkeyPatch, processes: int, precision: str
+) -> None:
+    def check(free: int, activations: str) -> None:
+        arguments = f"{{moment_dim: 4096, activations: {activations}, loss: {{class_path: "
+        arguments += f"{PML}.losses.ContrastiveLoss}}}}"
+        experiment = parse(
+            [
+                f"--precision={precision}",
+                f"--losses=[{{loss: {{class_path: {HORDE}, init_args: {arguments}}}}}]",
+            ]
+        ).experiment
+        monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=free))
+        check_memory(experiment)
+
+    monkeypatch.setenv("WORLD_SIZE", str(processes))
+    default = parse([]).experiment
+    data, network = default.data, build_model(default.model, default.data).eval()
+    feature_map = network.trunk(torch.zeros(1, data.in_chans, data.image_size, data.image_size))
+    _, channels, height, width = feature_map.shape
+    number = 8 if precision == "float64" else 4
+    loss = HORDELoss(losses.ContrastiveLoss(), channels, 64, moment_dim=4096)
+    parameters = [*network.parameters(), *loss.parameters()]
+    state = 4 * number * sum(p.numel() for p in parameters)  # with gradients and Adam's moments
+    images = data.batch_size // processes
+    kept = number * images * height * width * (channels + 5 * 4096)
+    check(state + kept, "store")
+    with pytest.raises(ConfigError, match=r"losses \(HORDELoss\): .* activations: recompute"):
+        check(state + kept - 1, "store")
+    check(state + kept // 10, "recompute")

@@ -107,6 +107,8 @@ PLACES = {
     "reproducing_kernels": Place("utils/reproducing_kernels", JRD),
     "scheduled_losses": Place("losses/scheduled_losses"),
     "stratified": Place("utils/stratified", JRD),
+    "summed_products": Place("utils/summed_products", HORDE),
+    "triton_products": Place("utils/triton_products"),
     "variance_attention": Place("losses/variance_regularizer", SEAN),
     "wrapper_loss": Place("losses/wrapper_loss"),
     "wrappers": Place("utils/wrappers"),
