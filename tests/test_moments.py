@@ -367,6 +367,34 @@ def test_half_precision_gradients_are_the_rounded_ones() -> None:
         assert_close(half.grad, exact.grad)
 
 
+@pytest.mark.parametrize("bound", [{"full": 3e-6}, {"bfloat16": 2**-6}], ids=str)
+@pytest.mark.parametrize("activations", ["store", "recompute"])
+def test_errors_under_autocast_at_the_channels_of_googlenet(
+    activations: str, bound: dict[str, float]
+) -> None:
+    """Moments and gradients, relative to their largest entries."""
+    [(products, largest)] = bound.items()
+    module = HighOrderMoments(1024, moment_dim=64, activations=activations, products=products)
+    exact = HighOrderMoments(1024, moment_dim=64).double()
+    exact.load_state_dict(module.state_dict())
+    half = torch.randn(4, 1024, 8, 8).relu().bfloat16()
+    weights = [torch.randn(4, 64) for _ in range(ORDER - 1)]
+
+    def run(module: HighOrderMoments, features: Tensor) -> list[Tensor]:
+        features.requires_grad_()
+        moments = module(features)
+        inputs = [features, *module.parameters()]
+        factors = [weight.to(moments[0].dtype) for weight in weights]
+        return [*moments, *torch.autograd.grad(moments, inputs, factors)]
+
+    with torch.autocast("cpu", torch.bfloat16):
+        found = run(module, half.float())
+    for result, truth in zip(found, run(exact, half.double()), strict=True):
+        assert result.dtype == torch.float32
+        error = ((result - truth).abs().max() / truth.abs().max()).item()
+        assert largest / 100 < error < largest
+
+
 @pytest.mark.parametrize(
     ("kwargs", "message"),
     [
