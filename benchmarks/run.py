@@ -12,7 +12,7 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -133,7 +133,7 @@ def start(experiment: Experiment) -> Accelerator:
     accelerator = Accelerator(
         mixed_precision=mixed,
         step_scheduler_with_optimizer=False,
-        dataloader_config=DataLoaderConfiguration(split_batches=True),
+        dataloader_config=DataLoaderConfiguration(split_batches=True, non_blocking=True),
         log_with=experiment.trackers or None,
         project_dir=experiment.output,
     )
@@ -371,7 +371,7 @@ class BenchmarkRun:
                 print(report.markdown_table(runs))
             return 0
         if self.progress.step < self.experiment.optimization.steps:
-            self._train()
+            self.train()
         if self.progress.stopped_by is not None:
             self.update(status="stopped", wall_time_s=self.progress.seconds)
             self.accelerator.print(
@@ -381,7 +381,18 @@ class BenchmarkRun:
         self._test()
         return 0
 
-    def _train(self) -> None:
+    def train(
+        self,
+        *,
+        evaluate: Callable[[int], None] | None = None,
+        watch: Callable[[Any], Iterable[Any]] = lambda loader: loader,
+    ) -> None:
+        """Train to the last step, or until asked to stop.
+
+        Args:
+            evaluate: What is done every `evaluation.every` steps; default: a point of the curves.
+            watch: Hands on the batches of the loader that it is given.
+        """
         experiment = self.experiment
         self.sampler.load_state_dict({"step": self.progress.step})
         trainer = Trainer(
@@ -406,13 +417,15 @@ class BenchmarkRun:
             )
         steps = experiment.trace_steps
         trainer.run(
-            training_loader(self.accelerator, self.train_set, self.sampler, self.num_workers),
+            watch(
+                training_loader(self.accelerator, self.train_set, self.sampler, self.num_workers)
+            ),
             self.progress,
             log=self._log,
             diagnose=lambda step, ratios: self._log([(step, ratios)], "gradient_ratios"),
             checkpoint=self._checkpoint,
             checkpoint_every=experiment.checkpoint_every,
-            evaluate=self._evaluate,
+            evaluate=evaluate or self._evaluate,
             evaluate_every=experiment.evaluation.every,
             trace=Trace(self.path / "trace.pt", steps, self.progress.step) if steps else None,
         )

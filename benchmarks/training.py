@@ -6,10 +6,12 @@ nothing of any generator, and a run that goes on from it ends as if it had never
 """
 
 import os
+import random
 import signal
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -17,7 +19,6 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate import Accelerator
-from accelerate.utils import set_seed
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Sampler
 
@@ -33,6 +34,14 @@ Key = tuple[int, int]
 
 class NonFiniteLossError(RuntimeError):
     """The loss or the weights are nan or infinite; names the step, and the images of a loss."""
+
+
+@lru_cache(maxsize=2)
+def epoch_order(seed: int, epoch: int, count: int) -> np.ndarray:
+    """In which order an epoch shows its images or classes; step after step asks for the same one."""
+    order = np.random.default_rng((seed, 0, epoch)).permutation(count)
+    order.flags.writeable = False
+    return order
 
 
 class StepSampler(Sampler[list[Key]]):
@@ -97,11 +106,10 @@ class ShuffledBatchSampler(StepSampler):
 
     def batch(self, step: int) -> list[Key]:
         epoch, start = divmod(step * self.batch_size, self.images)
-        indices = np.concatenate([self._epoch(epoch)[start:], self._epoch(epoch + 1)])
-        return self._keys(indices[: self.batch_size], np.random.default_rng((self.seed, 1, step)))
-
-    def _epoch(self, epoch: int) -> np.ndarray:
-        return np.random.default_rng((self.seed, 0, epoch)).permutation(self.images)
+        parts = [epoch_order(self.seed, epoch, self.images)[start : start + self.batch_size]]
+        if lacking := self.batch_size - len(parts[0]):
+            parts.append(epoch_order(self.seed, epoch + 1, self.images)[:lacking])
+        return self._keys(np.concatenate(parts), np.random.default_rng((self.seed, 1, step)))
 
 
 class ClassBatchSampler(StepSampler):
@@ -140,7 +148,7 @@ class ClassBatchSampler(StepSampler):
 
     def batch(self, step: int) -> list[Key]:
         epoch, place = divmod(step, self.steps_per_epoch)
-        classes = np.random.default_rng((self.seed, 0, epoch)).permutation(len(self._images))
+        classes = epoch_order(self.seed, epoch, len(self._images))
         chosen = classes[place * self.classes_per_batch :][: self.classes_per_batch]
         rng = np.random.default_rng((self.seed, 1, step))
         return self._keys(np.concatenate([self._draw(self._images[c], rng) for c in chosen]), rng)
@@ -319,7 +327,7 @@ class Trainer:
         trace: "Trace | None",
         diagnose: Callable[[int, dict[str, float]], None],
     ) -> Tensor:
-        set_seed((self.seed * 1_000_003 + step) % 2**32)
+        seed_generators((self.seed * 1_000_003 + step) % 2**32, images.device)
         images = images.to(self.dtype)
         if self.chunk_size is not None:
             chunks = TrunkChunks(self.accelerator, self.model, images, self.chunk_size)
@@ -345,6 +353,19 @@ class Trainer:
             self.scheduler.step()
         self.optimizer.zero_grad()
         return loss.detach()
+
+
+def seed_generators(seed: int, device: torch.device) -> None:
+    """Seed the generators that a step may draw from: Python's, numpy's, torch's on the CPU and on its device.
+
+    `accelerate.utils.set_seed` seeds every kind of device and formats a stack trace for each that is not there,
+    which takes longer than all the rest of the loop's own work.
+    """
+    random.seed(seed)
+    np.random.seed(seed)  # noqa: NPY002  miners draw from it
+    torch.default_generator.manual_seed(seed)
+    if device.type != "cpu":
+        torch.get_device_module(device).manual_seed(seed)
 
 
 class TrunkChunks:
