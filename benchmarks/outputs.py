@@ -11,12 +11,15 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
 from benchmarks.datasets import Glyphs, ImageSet
 from benchmarks.evaluation import cluster_metrics, embed, evaluate, measure
 from benchmarks.experiment import Evaluation
+from benchmarks.retrieval import retrieval_metrics
+from benchmarks.shared_tensors import exchange, shared_tensor
 from pml_regularizers import (
     HORDELoss,
     h_divergence,
@@ -30,7 +33,7 @@ Metrics = dict[str, float]
 
 @dataclass
 class Outputs:
-    """What `test_outputs` found; only the main process has the metrics.
+    """What `test_outputs` found; only the main process has all metrics.
 
     Attributes:
         metrics: {output: {metric: value}}.
@@ -75,31 +78,48 @@ def test_outputs(
     if settings.divergence or (extract is not None and settings.descriptor):
         trained = embed(accelerator, model, train_set, extract=extract, **embedding)
     outputs = Outputs(found.embeddings)
-    if not accelerator.is_main_process:
-        return outputs
+    outputs.metrics["embedding"] = found.metrics
 
     def metrics_of(vectors: Tensor) -> Metrics:
-        return measure(
-            vectors, found.labels, recall_at=settings.recall_at, is_query=test_set.is_query
+        return retrieval_metrics(
+            vectors,
+            found.labels,
+            recall_at=settings.recall_at,
+            is_query=test_set.is_query,
+            accelerator=accelerator,
         )
 
-    outputs.metrics["embedding"] = found.metrics
-    if settings.clustering:
-        outputs.metrics["embedding"] |= cluster_metrics(found.embeddings, found.labels)
     if horde is not None and found.descriptors is not None:
         if settings.orders:
             outputs.metrics |= {
-                name: metrics_of(vectors.contiguous())
+                name: metrics_of(vectors)
                 for name, vectors in horde.split_orders(found.descriptors).items()
                 if name != "order_1"
             }
         if settings.descriptor:
-            horde.fit_pca(trained[2])
-            outputs.metrics["descriptor"] = metrics_of(horde.reduce(found.descriptors))
+            reduced = _reduced(accelerator, horde, trained[2], found.descriptors)
+            outputs.metrics["descriptor"] = metrics_of(reduced)
+    if not accelerator.is_main_process:
+        return outputs
+    if settings.clustering:
+        outputs.metrics["embedding"] |= cluster_metrics(found.embeddings, found.labels)
     if settings.parts is not None:
         means, half_widths = _over_parts(found.embeddings, found.labels, trained, settings)
         outputs.metrics["parts"], outputs.half_widths["parts"] = means, half_widths
     return outputs
+
+
+def _reduced(
+    accelerator: Accelerator, horde: HORDELoss, trained: Tensor, descriptors: Tensor
+) -> Tensor:
+    """Principal components, which the main process computes for all."""
+    n, size = len(descriptors), horde.embedding_size
+    reduced = shared_tensor(accelerator, (n, size), descriptors.dtype)
+    if accelerator.is_main_process:
+        horde.fit_pca(trained)
+        reduced.copy_(horde.reduce(descriptors))
+    exchange(accelerator, reduced, [torch.arange(n)])
+    return reduced
 
 
 def _over_parts(
