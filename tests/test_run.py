@@ -145,7 +145,7 @@ def test_frozen_batch_norm_trains_as_one(batch_norm: str, data: str, tmp_path: P
 
 
 def test_one_checkpoint_has_one_result(data: str, tmp_path: Path) -> None:
-    settings = [data, *TINY, *NO_BATCH_STATISTICS, horde()]
+    settings = [data, *TINY, *NO_BATCH_STATISTICS, horde(), "--evaluation.orders=true"]
     first = tmp_path / "1"
     run([*settings, f"--output={first}"])
     results = {1: json.loads((first / "run.json").read_text())}
