@@ -153,8 +153,8 @@ def check(experiment: Experiment) -> None:
         "model.compile": experiment.model.compile,
         "optimization.chunk_size": experiment.optimization.chunk_size is not None,
     }
-    for key in (key for key, given in refused.items() if given):
-        raise ConfigError(f"{key}: the bare loop does without it; leave it out")
+    if keys := [key for key, given in refused.items() if given]:
+        raise ConfigError(f"{keys[0]}: the bare loop does without it; leave it out")
     if os.environ.get("WORLD_SIZE", "1") != "1":
         raise ConfigError("the bare loop runs on one process; start this without a launcher")
 

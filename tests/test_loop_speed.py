@@ -1,13 +1,17 @@
 """The comparison of the runner with a bare loop: both do the same, and each turn is counted where it belongs."""
 
+import random
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from accelerate.state import AcceleratorState
+from accelerate.utils import set_seed
 
 from benchmarks import loop_speed
 from benchmarks.datasets import Glyphs
@@ -15,6 +19,7 @@ from benchmarks.experiment import parse
 from benchmarks.loop_speed import Turns, measure
 from benchmarks.records import read_table
 from benchmarks.run import BenchmarkRun, start
+from benchmarks.training import ShuffledBatchSampler, epoch_order, seed_generators
 
 STEPS, TURNS = 2, 3
 SETTINGS = (
@@ -104,6 +109,24 @@ def test_time_is_counted_for_whom_it_passes(monkeypatch: pytest.MonkeyPatch) -> 
             turns.end(step)
     assert turns.seconds == {"runner": [6.0] * 3, "bare": [2.0] * 3}
     assert turns.waiting == [1.0] * 3
+
+
+def test_a_step_draws_what_accelerate_would_seed() -> None:
+    drawn = []
+    for seed in (partial(seed_generators, device=torch.device("cpu")), set_seed):
+        torch.rand(3)
+        seed(2**32 - 1)
+        drawn.append((random.random(), np.random.random(), torch.rand(()).item()))  # noqa: NPY002
+    assert drawn[0] == drawn[1]
+
+
+def test_batches_are_cut_from_epochs_that_are_drawn_once() -> None:
+    made = ShuffledBatchSampler(10, batch_size=4, steps=15, seed=3)  # 6 epochs
+    before = epoch_order.cache_info().misses
+    indices = [index for batch in made for index, _ in batch]
+    assert epoch_order.cache_info().misses - before == 6
+    epochs = [np.random.default_rng((3, 0, epoch)).permutation(10) for epoch in range(6)]
+    assert indices == np.concatenate(epochs).tolist()
 
 
 def arguments(root: Path, *more: str) -> list[str]:
