@@ -11,6 +11,7 @@ import io
 import math
 import statistics
 import sys
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,9 +42,9 @@ Measured by
 
     {command}
 
-on {machine}. What stands in one table took turns; a time is the median over rounds of its multiple of
-another one's in the same round. Memory is the most that tensors hold besides the inputs and the results, counted
-after every operation.
+on {machine}.
+What stands in one table took turns; a time is the median over rounds of its multiple of another one's in the same
+round. Memory is the most that tensors hold besides the inputs and the results, counted after every operation.
 
 ## Over one size at a time
 
@@ -198,7 +199,8 @@ def method_section(method: Method, sweeps: Sequence[Sweep], figure: str) -> str:
     return "\n".join(
         [
             f"### {method.title}\n",
-            f"{method.about} Base point: {bases}. Rounds: {method.rounds}.\n",
+            textwrap.fill(f"{method.about} Base point: {bases}. Rounds: {method.rounds}.", 116)
+            + "\n",
             table(header, rows),
             f"![Time and memory of {method.title} over its sizes]({figure})\n",
             "<details><summary>All points</summary>\n",
@@ -315,7 +317,8 @@ def crossover_section(steps: Mapping[int, Steps], figure: str) -> str:
     for N, found in steps.items():
         columns += [f"trained, {N} images (s)", "fixed / trained"]
         start = found.pays_from()
-        pays = "at none of these d" if start is None else f"from d = {start:,} on"
+        places = {None: "at none of these d", found.widths[0]: "at all of these d"}
+        pays = places.get(start, f"only from d = {start} on")
         sentences.append(
             f"With {N} images fixed projections take at most {PAYS} of the time {pays}; those of d = "
             f"{found.widths[-1]:,} take as long as trained ones of d = {found.equal_width():,.0f}, by the slope of "
@@ -336,7 +339,7 @@ def crossover_section(steps: Mapping[int, Steps], figure: str) -> str:
             table(["d", *names], rows),
             STEPS,
             table(["d", *columns], times),
-            " ".join(sentences) + "\n",
+            textwrap.fill(" ".join(sentences), 116) + "\n",
             f"![Bytes and time of trained and fixed projections over d]({figure})\n",
         ]
     )
