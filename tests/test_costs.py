@@ -52,7 +52,10 @@ def test_a_run_that_fails_at_the_end_leaves_the_old_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def measured(comparison: Comparison, rounds: int) -> dict[str, Measured]:
-        return dict.fromkeys(comparison.candidates, Measured(1.0, [1.0] * rounds, 1000))
+        return {
+            name: Measured(1.0, [float(place)] * rounds, 1000)
+            for place, name in enumerate(comparison.candidates, start=1)
+        }
 
     def fail(*arguments: object) -> str:
         raise RuntimeError("the last table")
