@@ -10,7 +10,7 @@ RUN := $(BIN)/python benchmarks/run.py --data.root $(DATA)
 REPORT := $(BIN)/python -m benchmarks.report
 SEEDS := 0 1 2 3 4
 
-.PHONY: install demo compare speed test lint format clean
+.PHONY: install demo compare speed costs test lint format clean
 
 install: $(VENV)/installed
 
@@ -41,6 +41,10 @@ compare: install
 # The tables in docs/speed.md: some minutes, on a machine that does nothing else.
 speed: install
 	$(BIN)/python -m benchmarks.speed --output docs/speed.md
+
+# The page docs/costs.md and its figures, in some minutes.
+costs: install
+	$(BIN)/python -m benchmarks.costs --output docs/costs
 
 # A process per core, each of one thread.
 test: install

@@ -16,6 +16,7 @@ import jsonargparse
 import psutil
 import timm
 import torch
+from accelerate.utils import parse_flag_from_env
 from torch import nn
 
 from benchmarks.backbones import WeightsError, load_weights
@@ -345,7 +346,7 @@ def check_memory(experiment: Experiment) -> None:
     images = data.batch_size // int(os.environ.get("WORLD_SIZE", "1"))
     sizes: dict[str, int] = {}
     try:
-        with torch.device("meta"):
+        with torch.device("meta"), torch.random.fork_rng(devices=[]):
             network = build_model(model, data)
             loss = build_loss(experiment, network, num_classes=2)
             if experiment.precision == "float64":
@@ -358,9 +359,8 @@ def check_memory(experiment: Experiment) -> None:
                     sizes[f"losses ({name})"] += part.activation_bytes(images, read)
     except Exception:  # what is wrong with it, a real build says
         return
-    free = psutil.virtual_memory().available
-    if torch.cuda.is_available():
-        free = min(free, torch.cuda.mem_get_info()[0])
+    on_gpu = torch.cuda.is_available() and not parse_flag_from_env("ACCELERATE_USE_CPU")
+    free = torch.cuda.mem_get_info()[0] if on_gpu else psutil.virtual_memory().available
     if (needed := sum(sizes.values())) > free:
         largest = max(sizes, key=lambda name: sizes[name])
         raise ConfigError(

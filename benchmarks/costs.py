@@ -31,10 +31,9 @@ from benchmarks.cost_cases import (
     trunk_steps,
 )
 from benchmarks.figures import COLOURS, MARKERS
-from benchmarks.measuring import Comparison, Measured, measure
+from benchmarks.measuring import Comparison, Measured, machine, measure
 from benchmarks.progress import progress_bar
 from benchmarks.records import replace_file
-from benchmarks.speed import _machine as machine
 
 INTRODUCTION = """# What the methods cost
 

@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from benchmarks.progress import progress_bar
+from benchmarks.records import describe_hardware, describe_versions
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class Comparison:
         time_against: The candidate whose time is 1.
         memory_against: The candidate whose memory is 1; none: memory is not measured.
         targets: By candidate.
-        rounds: How many suffice; default: as many as asked for.
+        rounds: How many it takes; default: as many as asked for.
         memory: How memory is measured: `tensor_bytes`, or `process_bytes` for what torch does not allocate.
     """
 
@@ -71,9 +72,9 @@ class Measured:
 
 
 def measure(comparison: Comparison, rounds: int) -> dict[str, Measured]:
-    """Time every candidate `rounds` times, or as often as suffices, and its memory once, on a first call."""
+    """Time every candidate `rounds` times, or as often as it takes, and its memory once, on a first call."""
     candidates = comparison.candidates
-    rounds = min(rounds, comparison.rounds or rounds)
+    rounds = comparison.rounds or rounds
     memory = {}
     if comparison.memory_against is not None:
         how = comparison.memory or tensor_bytes
@@ -162,7 +163,7 @@ def _tensors(tree: object) -> list[Tensor]:
 
 
 def process_bytes(run: Callable[[], object]) -> int:
-    """By how much a call, which must pickle, makes a fresh process grow at most: numpy and faiss included.
+    """By how much a call, which must pickle, makes a fresh process grow at most, numpy and faiss included.
 
     On Linux only, whose kernel counts it.
     """
@@ -183,6 +184,8 @@ def process_bytes(run: Callable[[], object]) -> int:
 
 
 def _report_growth(run: Callable[[], object], sender: Connection) -> None:
+    for tensor in _tensors((getattr(run, "args", ()), getattr(run, "keywords", {}))):
+        tensor.sum()  # what comes with the call is read in now, not by it
     gc.collect()
     Path("/proc/self/clear_refs").write_text("5")  # the high-water mark, back to what is there now
     before = _status("VmRSS")
@@ -194,3 +197,15 @@ def _status(key: str) -> int:
     found = re.search(rf"^{key}:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)
     assert found is not None
     return int(found[1]) * 1024
+
+
+def machine(device: torch.device) -> str:
+    """What figures were measured on, in words."""
+    hardware = describe_hardware()
+    name = hardware["processor"] if device.type == "cpu" else torch.cuda.get_device_name(device)
+    threads = f" with {hardware['torch_threads']} threads of {hardware['cores']} cores"
+    wanted = ("torch", "pytorch-metric-learning", "faiss-cpu", "faiss-gpu", "timm")
+    versions = {name: number for name, number in describe_versions().items() if name in wanted}
+    return f"{name}{threads if device.type == 'cpu' else ''}, " + ", ".join(
+        f"{package} {number}" for package, number in versions.items()
+    )

@@ -13,7 +13,7 @@ count over all references; r_j <= R asks for the R nearest wrong ones and no mor
 
 Distances are squared and Euclidean, less what is constant for a query: |x|^2 / 2 - q x, one matrix product for
 a block of queries and all references. They are computed in float32, or in float64 for vectors in float64, after
-the first vector is subtracted from all, so that what all have in common costs no digits.
+the median of some vectors is subtracted from all, so that what all have in common costs no digits.
 
 A tie counts against the model: a wrong reference as near as a right one comes before it. The metrics do not
 depend on the order of the images then, and a model that maps all of them to one point retrieves nothing. Equal
@@ -36,11 +36,13 @@ from benchmarks.shared_tensors import leaders, shared_tensor
 
 # What a process works in: large enough for the matrix product to run at full speed, the same for any data set.
 BLOCK_BYTES = 64 * 2**20
-BLOCK_ROWS = 640
+BLOCK_ROWS = 448
 # Bytes that the ranks of a query take for each right reference.
 PER_RIGHT = 64
 # Columns of which only the nearest is looked at in the first search for the nearest of all.
 GROUP = 8
+# How many vectors the median that is subtracted is of.
+SAMPLE = 512
 # Rows that are prepared at a time.
 PART = 1024
 
@@ -54,6 +56,7 @@ def check_recall_at(recall_at: Sequence[int]) -> None:
         raise ValueError(f"recall_at: expected integers >= 1, got {recall_at!r}")
 
 
+@torch.no_grad()
 def retrieval_metrics(
     vectors: Tensor,
     labels: Tensor,
@@ -78,9 +81,16 @@ def retrieval_metrics(
             and the vectors move to its GPU if it has one. Default: this process works alone.
         progress: A progress bar on the main process, where the ranking takes more than some seconds.
     Raises:
-        ValueError: if `recall_at` is empty or holds anything but integers >= 1, or if a vector is not finite.
+        ValueError: if `recall_at` is empty or holds anything but integers >= 1, if there are no vectors, or if one
+            is not finite.
     """
     check_recall_at(recall_at)
+    if vectors.ndim != 2 or vectors.numel() == 0:
+        raise ValueError(
+            f"vectors: expected (n, D) with at least one row and column, got shape {tuple(vectors.shape)}"
+        )
+    if not isfinite(_largest(vectors)):  # on all processes, or the others would wait
+        raise ValueError("vectors: expected finite numbers, got NaN or inf")
     plan = _Plan.of(labels.cpu(), None if is_query is None else is_query.cpu())
     rows = _prepared(vectors, plan.order, unit, accelerator)
     references = rows[: plan.references]
@@ -221,19 +231,25 @@ def _prepared(
 
 
 def _prepare(vectors: Tensor, order: Tensor, unit: bool, out: Tensor) -> None:
-    largest = max(abs(value.item()) for value in torch.aminmax(vectors))
-    if not isfinite(largest):
-        raise ValueError("vectors: expected finite numbers, got NaN or inf")
     # A power of two, so that nothing is rounded; squares neither overflow nor vanish.
-    scale = 2.0 ** -min(max(frexp(largest)[1], -126), 126)
+    limit = frexp(torch.finfo(out.dtype).max)[1] - 2
+    scale = 2.0 ** -min(max(frexp(_largest(vectors))[1], -limit), limit)
 
     def compared(rows: Tensor) -> Tensor:
-        scaled = vectors[rows.to(vectors.device)].to(out.dtype) * scale
-        return normalize(scaled) if unit else scaled
+        chosen = vectors[rows.to(vectors.device)].to(out.dtype)
+        if unit:  # each by its own largest entry first, or the faint would vanish beside the large
+            largest = chosen.abs().amax(dim=1, keepdim=True)
+            return normalize(chosen / largest.clamp(min=torch.finfo(out.dtype).tiny))
+        return chosen * scale
 
-    origin = compared(order[:1])
+    sample = order[:: max(len(order) // SAMPLE, 1)]
+    origin = compared(sample).median(dim=0).values  # which single vectors far away do not move
     for rows, part in zip(order.split(PART), out.split(PART), strict=True):
         part.copy_(compared(rows) - origin)
+
+
+def _largest(vectors: Tensor) -> float:
+    return max(abs(value.item()) for value in torch.aminmax(vectors))
 
 
 @contextmanager

@@ -4,34 +4,29 @@ python -m benchmarks.speed [CASE ...] [--tiny] [--rounds R] [--output docs/speed
 """
 
 import argparse
-import os
-import platform
-import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from importlib.metadata import version
 from pathlib import Path
 
 import torch
 
 from benchmarks.command_line import at_least
-from benchmarks.measuring import Comparison, Measured, Target, measure
+from benchmarks.measuring import Comparison, Measured, Target, machine, measure
 from benchmarks.records import replace_file
 from benchmarks.speed_cases import CASES
 
 INTRODUCTION = """# Speed and memory
 
-Measured by
+Each table is what
 
-    {command}
+    python -m benchmarks.speed CASE{flags}
 
-on {machine}.
+measured on {machine}; `make speed` makes them all.
 
-The rows of a table take turns, {rounds} times or, where one call takes long, as often as the table says. A row's
-time is the median of its multiples of the first row's time in the same round; beside it stand the least and the
-most, and the seconds of the first. Memory is the most that a call holds besides what it was given and what it
-returns.
+The rows of a table take turns, as often as it says. A row's time is the median of its multiples of the first row's
+time in the same round; beside it stand the least and the most, and the seconds of the first. Memory is the most
+that a call holds besides what it was given and what it returns.
 """
 
 
@@ -49,12 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if unknown := set(options.cases) - set(CASES):
         parser.error(f"CASE: expected some of {', '.join(CASES)}, got {min(unknown)!r}")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    arguments = " ".join(sys.argv[1:] if argv is None else argv)
-    text = INTRODUCTION.format(
-        command=f"python -m benchmarks.speed {arguments}".rstrip(),
-        machine=_machine(device),
-        rounds=options.rounds,
-    )
+    flags = " --tiny" if options.tiny else ""
+    text = INTRODUCTION.format(flags=flags, machine=machine(device))
     print(text)
     for name in options.cases or CASES:
         torch.manual_seed(0)
@@ -67,22 +58,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.output is not None:
         replace_file(options.output, text.encode())
     return 0
-
-
-def _machine(device: torch.device) -> str:
-    if device.type == "cuda":
-        processor = torch.cuda.get_device_name(device)
-    else:
-        found = re.search(r"^model name\s*:\s*(.+)$", _cpu_info(), re.MULTILINE)
-        model = found[1] if found else platform.processor() or platform.machine()
-        processor = f"{model} with {torch.get_num_threads()} threads of {os.cpu_count()} cores"
-    packages = ("torch", "pytorch-metric-learning", "faiss-cpu", "timm")
-    return f"{processor}, " + ", ".join(f"{name} {version(name)}" for name in packages)
-
-
-def _cpu_info() -> str:
-    path = Path("/proc/cpuinfo")
-    return path.read_text() if path.exists() else ""
 
 
 def _section(comparison: Comparison, measured: Mapping[str, Measured]) -> str:

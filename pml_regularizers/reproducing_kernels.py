@@ -15,8 +15,8 @@ What the paper leaves open, and what is done:
   the batch, whatever their classes, and a constant to the gradient, as in the authors' code. Here it is never
   0: identical rows have kernel 1 and gradient 0, where the code has nan.
 * The Laplace kernel's sigma is not given: it is the mean L1 distance, in the same manner.
-* Squared distances are taken after a translation by the first row, so that a common offset costs no digits
-  and rows that are equal stay equal.
+* Squared distances are taken after a translation by the median of three rows, so that a common offset costs no
+  digits, nor does a row that is far away, and rows that are equal stay equal.
 """
 
 from typing import Any
@@ -65,7 +65,7 @@ def squared_distances(x: Tensor, y: Tensor | None = None) -> Tensor:
 
     Without y they are those of x with itself, at half the cost.
     """
-    origin = x[:1].detach()
+    origin = _origin(x)
     x = x - origin
     if y is None:
         distances: Tensor = _SquaredDistances.apply(x)
@@ -74,6 +74,12 @@ def squared_distances(x: Tensor, y: Tensor | None = None) -> Tensor:
         squares = x.square().sum(dim=1, keepdim=True) + y.square().sum(dim=1)
         distances = squares - 2 * (x @ y.T)
     return distances.clamp(min=0)
+
+
+def _origin(x: Tensor) -> Tensor:
+    """A point among the rows: the median of three of them, so that one far away does not move it."""
+    rows = x.detach()[:: max((len(x) - 1) // 2, 1)]
+    return rows.median(dim=0, keepdim=True).values if len(rows) else rows
 
 
 def mean_distance(distances: Tensor, pairs: int) -> Tensor:

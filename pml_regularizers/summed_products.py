@@ -62,16 +62,23 @@ def summed_products(
         dtype: Of the matrix products; default: x's. `torch.bfloat16` rounds features, matrices and projections
             to 8 bits; all else stays in x's dtype.
         activations: "store" the projections for the backward pass, "recompute" them there, or "autograd":
-            nothing but differentiable operations. The last is also what runs under `torch.compile`, and
-            where the gradient of a gradient is asked for.
+            nothing but differentiable operations. The last is also what runs under `torch.compile` and
+            `torch.func`, and where the gradient of a gradient is asked for.
         kernels: "triton": one kernel between the matrix products, "torch": a handful of operations, "auto":
             Triton on CUDA devices where it is installed.
 
     Returns:
         (K - first + 1, N, d), in x's dtype.
+
+    Raises:
+        ValueError: unless 2 <= first <= K.
     """
+    if not 2 <= first <= len(projections):
+        raise ValueError(
+            f"first: expected an order from 2 to {len(projections)}, the number of projections, got {first}"
+        )
     dtype = dtype or x.dtype
-    if activations == "autograd" or torch.compiler.is_compiling():
+    if activations == "autograd" or torch.compiler.is_compiling() or _transformed():
         return _differentiable(x, projections, first, dtype)
     fused = kernels == "triton" or (
         kernels == "auto" and x.device.type == "cuda" and triton_products.available
@@ -115,7 +122,7 @@ class _SummedProducts(torch.autograd.Function):
         factors, stored = None, []
         for columns in _blocks(rows, width, store):
             factors = _project(rows, projections, columns, None if store else factors)
-            add_up(factors.view(order, *x.shape[:2], -1), sums[:, :, columns])
+            add_up(_by_image(factors, x), sums[:, :, columns])
             if store:
                 stored.append(factors)
         ctx.options = options
@@ -128,7 +135,7 @@ class _SummedProducts(torch.autograd.Function):
         _, *needed = ctx.needs_input_grad
         x, *others = ctx.saved_tensors
         projections, stored = others[: len(needed) - 1], others[len(needed) - 1 :]
-        if torch.is_grad_enabled():  # for the gradient of this gradient
+        if torch.is_grad_enabled() or _transformed():  # for the gradient of this gradient
             return None, *_differentiable_gradients(
                 [x, *projections], needed, gradient, first, dtype
             )
@@ -147,8 +154,7 @@ class _SummedProducts(torch.autograd.Function):
                 d_factors = factors
             elif d_factors is None or d_factors.shape != factors.shape:
                 d_factors = torch.empty_like(factors)
-            shape = (len(projections), *x.shape[:2], -1)
-            share_out(factors.view(shape), gradient[:, :, columns], d_factors.view(shape))
+            share_out(_by_image(factors, x), gradient[:, :, columns], _by_image(d_factors, x))
             for projection, dw, d_factor in zip(projections, dws, d_factors, strict=True):
                 if dx is not None:
                     _add_product(d_factor, projection[:, columns].to(dtype).T, dx)
@@ -175,6 +181,12 @@ def _project(
     for factor, projection in zip(out, projections, strict=True):
         torch.mm(rows, projection[:, columns].to(rows.dtype), out=factor)
     return out
+
+
+def _by_image(factors: Tensor, x: Tensor) -> Tensor:
+    """(K, N P, b) -> (K, N, P, b), with x of (N, P, C)."""
+    order, _, columns = factors.shape
+    return factors.view(order, *x.shape[:2], columns)
 
 
 def _add_up(factors: Tensor, sums: Tensor) -> None:
@@ -227,8 +239,15 @@ def _differentiable_gradients(
     first: int,
     dtype: torch.dtype,
 ) -> list[Tensor | None]:
-    x, *projections = inputs
-    sums = _differentiable(x, projections, first, dtype)
-    wanted = [tensor for tensor, need in zip(inputs, needed, strict=True) if need]
+    with torch.enable_grad():
+        # Of aliases: an input may be made of another, whose share in it is not asked for here.
+        x, *projections = aliases = [tensor.view_as(tensor) for tensor in inputs]
+        sums = _differentiable(x, projections, first, dtype)
+    wanted = [alias for alias, need in zip(aliases, needed, strict=True) if need]
     found = iter(torch.autograd.grad(sums, wanted, gradient, create_graph=True))
     return [next(found) if need else None for need in needed]
+
+
+def _transformed() -> bool:
+    """Whether a transformation of `torch.func` is under way, which sees through no `out=`."""
+    return bool(getattr(torch._C, "_are_functorch_transforms_active", bool)())

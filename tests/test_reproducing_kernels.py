@@ -297,3 +297,15 @@ def test_records() -> None:
 def test_bad_arguments(make: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()
+
+
+@pytest.mark.parametrize("row", range(6))
+@pytest.mark.parametrize("offset", [0.0, 1e3])
+def test_a_row_far_away_costs_the_others_no_digits(row: int, offset: float) -> None:
+    x = torch.randn(6, 8, dtype=torch.float64) + offset
+    x[row] *= 1e4
+    others = torch.arange(6) != row
+    x = x.float()
+    exact = (x.double()[:, None] - x.double()).square().sum(dim=2)
+    assert_close(squared_distances(x)[others][:, others], exact[others][:, others])
+    assert_close(squared_distances(x, x)[others][:, others], exact[others][:, others])

@@ -381,3 +381,45 @@ def test_a_bar_for_a_long_ranking(monkeypatch, progress):
     retrieval_metrics(vectors, labels, progress=progress)
     [options] = asked
     assert options["shown"] is progress and options["delay"] > 0
+
+
+@pytest.mark.parametrize("row", [0, 17, -1])
+@pytest.mark.parametrize("factor", [1e4, 1e6])
+def test_a_vector_far_away_changes_no_others_rank(row, factor):
+    vectors, labels = clusters(3, (5,) * 8)
+    vectors[labels.argsort(stable=True)[row]] *= factor
+    exact = retrieval_metrics(vectors, labels, recall_at=(1, 2, 4))
+    assert 0 < exact["recall_at_1"] < 1
+    assert retrieval_metrics(vectors.float(), labels, recall_at=(1, 2, 4)) == exact
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_directions_are_compared_however_long_the_vectors(dtype):
+    vectors, labels = clusters(4, (5,) * 8)
+    vectors = normalize(vectors).to(dtype)
+    expected = retrieval_metrics(vectors, labels, unit=True)
+    lengths = torch.ones(len(vectors), 1, dtype=dtype)
+    largest = torch.finfo(dtype).max / 4
+    for index, length in enumerate((1e14, 1e-14, largest, 1 / largest)):
+        lengths[index * 7] = length
+    assert retrieval_metrics(vectors * lengths, labels, unit=True) == expected
+
+
+@pytest.mark.parametrize("exponent", [-1000, -300, 300, 664, 1000])
+def test_float64_has_its_own_limits(exponent):
+    vectors, labels = clusters(5, (5,) * 8)
+    vectors = vectors.double()
+    expected = retrieval_metrics(vectors, labels)
+    assert retrieval_metrics(vectors * 2.0**exponent, labels) == expected
+
+
+def test_vectors_may_be_part_of_a_graph():
+    vectors, labels = clusters(6, (4,) * 5)
+    expected = retrieval_metrics(vectors, labels)
+    assert retrieval_metrics(vectors.requires_grad_(), labels) == expected
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (3, 0), (3,)])
+def test_no_vectors_are_an_error(shape):
+    with pytest.raises(ValueError, match=r"vectors: expected \(n, D\) with at least one row"):
+        retrieval_metrics(torch.zeros(shape), torch.zeros(shape[0], dtype=torch.long))

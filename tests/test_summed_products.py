@@ -174,6 +174,59 @@ def test_without_a_gradient_nothing_is_kept() -> None:
         assert peak("store") < 2 * peak("recompute")
 
 
+@every_kind
+def test_no_images(activations: str) -> None:
+    x, matrices = draw(requires_grad=True)
+    none = x.detach()[:0].requires_grad_()
+    sums = summed_products(none, matrices, activations=activations)
+    assert sums.shape == (ORDER - 1, 0, COLUMNS)
+    gradients = torch.autograd.grad(sums.sum(), [none, *matrices])
+    assert [g.shape for g in gradients] == [none.shape, *(m.shape for m in matrices)]
+    assert not any(gradient.any() for gradient in gradients)
+
+
+@every_kind
+def test_matrices_and_features_that_are_made_of_one_another(activations: str) -> None:
+    """Their gradients, too, count every path once, also those that are differentiated again."""
+    x, [matrix, *_] = draw(columns=CHANNELS, requires_grad=True)
+
+    def value(matrix: Tensor) -> Tensor:
+        features = x.detach() @ matrix
+        return summed_products(features, [matrix, matrix * 2, matrix], activations=activations)
+
+    assert torch.autograd.gradcheck(value, matrix)
+    assert torch.autograd.gradgradcheck(value, matrix)
+
+
+@every_kind
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:FutureWarning")  # jacfwd
+def test_transformations(activations: str) -> None:
+    x, matrices = draw(columns=6)
+
+    def value(x: Tensor) -> Tensor:
+        return summed_products(x, matrices, activations=activations)
+
+    exact = summed_products(x, matrices, activations="autograd")
+    each = torch.func.vmap(lambda image: value(image.unsqueeze(0))[:, 0], out_dims=1)(x)
+    assert_close(each, exact)
+    jacobian = torch.autograd.functional.jacobian(
+        lambda x: summed_products(x, matrices, activations="autograd"), x
+    )
+    assert_close(torch.func.jacrev(value)(x), jacobian)
+    assert_close(torch.func.jacfwd(value)(x), jacobian)
+    leaf = x.clone().requires_grad_()
+    sums = value(leaf).flatten()
+    rows = torch.eye(len(sums), dtype=torch.float64)
+    [batched] = torch.autograd.grad(sums, leaf, rows, is_grads_batched=True)
+    assert_close(batched.view_as(jacobian), jacobian)
+
+
+@pytest.mark.parametrize("first", [0, 1, 5])
+def test_orders_that_are_not_there(first: int) -> None:
+    with pytest.raises(ValueError, match=f"first: expected an order from 2 to 4, .* got {first}"):
+        summed_products(*draw(), first=first)
+
+
 # Memory, counted
 
 
