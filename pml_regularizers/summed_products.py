@@ -63,7 +63,8 @@ def summed_products(
             to 8 bits; all else stays in x's dtype.
         activations: "store" the projections for the backward pass, "recompute" them there, or "autograd":
             nothing but differentiable operations. The last is also what runs under `torch.compile` and
-            `torch.func`, and where the gradient of a gradient is asked for.
+            `torch.func`, and where the gradient of a gradient is asked for; `torch.autograd.grad` with
+            `is_grads_batched` needs it to be chosen.
         kernels: "triton": one kernel between the matrix products, "torch": a handful of operations, "auto":
             Triton on CUDA devices where it is installed.
 

@@ -214,11 +214,6 @@ def test_transformations(activations: str) -> None:
     )
     assert_close(torch.func.jacrev(value)(x), jacobian)
     assert_close(torch.func.jacfwd(value)(x), jacobian)
-    leaf = x.clone().requires_grad_()
-    sums = value(leaf).flatten()
-    rows = torch.eye(len(sums), dtype=torch.float64)
-    [batched] = torch.autograd.grad(sums, leaf, rows, is_grads_batched=True)
-    assert_close(batched.view_as(jacobian), jacobian)
 
 
 @pytest.mark.parametrize("first", [0, 1, 5])
