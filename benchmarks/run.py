@@ -63,7 +63,7 @@ def _run(command: settings.Command, argv: Sequence[str]) -> int:
     try:
         accelerator = training.start(command.experiment)
         run = BenchmarkRun(command, argv, accelerator)
-        _handle_signals(_stop)  # during the training: StopRequest's
+        console.handle_signals(_stop)  # during the training: StopRequest's
         return run.execute()
     except settings.ConfigError as error:
         return _refuse(error, 2)
@@ -85,7 +85,7 @@ def _run(command: settings.Command, argv: Sequence[str]) -> int:
         print(f"error: {line}", file=sys.stderr)
         return 1
     finally:
-        _handle_signals(console.leave)
+        console.handle_signals(console.leave)
         if run is not None:
             run.record.close()
         if accelerator is not None:
@@ -134,13 +134,8 @@ class Stopped(BaseException):
 
 
 def _stop(number: int, frame: object) -> None:
-    _handle_signals(signal.SIG_IGN)  # what is at work now is the saving
+    console.handle_signals(signal.SIG_IGN)  # what is at work now is the saving
     raise Stopped(number)
-
-
-def _handle_signals(handler: Any) -> None:
-    for number in console.STOPPING:
-        signal.signal(number, handler)
 
 
 class BenchmarkRun:

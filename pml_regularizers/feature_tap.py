@@ -19,7 +19,7 @@ class MissingFeaturesError(ValueError):
 
 
 class _Passes(threading.local):
-    """What the passes of one thread left: outputs with gradients, and the last one without.
+    """Records of the passes of one thread: outputs with gradients, and the last one without.
 
     Lists that are changed in place: code from torch.compile would forget an attribute that it sets here.
     """

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from benchmarks.backbones.caffe import read_caffemodel
 from benchmarks.backbones.published import KNOWN_WEIGHTS
-from benchmarks.console import PrintableError, plain
+from benchmarks.console import PrintableError, printable
 from benchmarks.datasets import what_differs
 
 RGB = 3  # channels that timm knows how to turn into others
@@ -138,4 +138,4 @@ def _names(entry: str | Sequence[str] | None) -> tuple[str, ...]:
 
 def _short(error: BaseException) -> str:
     said = textwrap.shorten(str(error) or type(error).__name__, LONGEST, placeholder=" ...")
-    return plain(said)
+    return printable(said)

@@ -204,7 +204,7 @@ def _said(value: Any) -> Any:
 
 
 def _description(module: Any) -> dict[str, Any]:
-    """Of a module that has its arguments as attributes."""
+    """The description of a module that has its arguments as attributes."""
     from torch import nn  # a misspelt setting needs none of it
 
     if not isinstance(module, nn.Module):

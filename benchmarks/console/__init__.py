@@ -1,4 +1,4 @@
-"""What all commands share: progress bars, arguments, stopping and what is written as a whole."""
+"""Parts that all commands share: progress bars, arguments, stopping and what is written as a whole."""
 
 import lazy_loader as lazy
 
@@ -6,12 +6,11 @@ __getattr__, __dir__, __all__ = lazy.attach(
     __name__,
     submod_attrs={
         "arguments": ["at_least", "columns", "say", "split_settings"],
-        "printing": ["PrintableError", "printable", "printable_names"],
+        "printing": ["PrintableError", "is_plain", "printable", "printable_names", "reason"],
         "progress": ["progress_bar"],
-        "text": ["is_plain", "plain", "reason"],
         "writing": ["alone"],
         "stopping": [
-            *("STOPPING", "StopRequest", "ignore_signals", "leave"),
+            *("StopRequest", "handle_signals", "ignore_signals", "leave"),
             *("signals_handled", "workers_dismissed"),
         ],
     },

@@ -3,10 +3,24 @@
 import re
 from typing import Any
 
-CONTROLS = re.compile(
-    "[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]"
-)
-"""Control characters, ends of lines, what turns the direction of writing, and what XML cannot hold."""
+LONGEST = 300  # letters of what an error says
+
+STEERING = "\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff"
+"""Control characters, bytes that are no UTF-8, ends of lines, and what turns the direction of writing."""
+
+CONTROLS = re.compile(f"[{STEERING}\u061c\u200e\u200f\ufffe\uffff]")
+"""These, marks of a direction, and what XML cannot hold."""
+
+
+def is_plain(text: str) -> bool:
+    """Whether a name of a file is one line that steers no terminal."""
+    return re.search(f"[{STEERING}]", text) is None
+
+
+def reason(error: Exception) -> str:
+    """An error of a library, as one line that is not long."""
+    said = printable(" ".join(str(error).split())) or type(error).__name__
+    return said if len(said) <= LONGEST else f"{said[:LONGEST]} ..."
 
 
 def printable(text: str, keep: str = "") -> str:

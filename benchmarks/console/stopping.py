@@ -15,10 +15,15 @@ if TYPE_CHECKING:
 STOPPING = (signal.SIGINT, signal.SIGTERM)
 
 
+def handle_signals(handler: Any) -> dict[int, Any]:
+    """SIGINT and SIGTERM go to a handler from here on; the handlers that they had."""
+    return {number: signal.signal(number, handler) for number in STOPPING}
+
+
 @contextmanager
 def signals_handled(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
     """SIGINT and SIGTERM go to a handler within the context."""
-    old = {number: signal.signal(number, handler) for number in STOPPING}
+    old = handle_signals(handler)
     try:
         yield
     finally:
@@ -58,8 +63,7 @@ class StopRequest:
         self._launcher = os.getppid() if launched else None
 
     def __enter__(self) -> Self:
-        for number in STOPPING:
-            self._old[number] = signal.signal(number, self._handle)
+        self._old = handle_signals(self._handle)
         return self
 
     def __exit__(self, *exception: object) -> None:

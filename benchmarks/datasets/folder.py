@@ -5,7 +5,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from benchmarks.console import is_plain, plain
+from benchmarks.console import is_plain, printable
 from benchmarks.datasets.images import FORMATS
 from benchmarks.datasets.listing import DatasetError, Listing, read_lines
 from benchmarks.datasets.splits import shuffled
@@ -56,7 +56,7 @@ def _images(root: Path) -> dict[str, list[str]]:
         real = os.path.realpath(folder)
         if real in seen:
             raise DatasetError(
-                plain(f"{folder}: a link leads to {real} once more; remove the link")
+                printable(f"{folder}: a link leads to {real} once more; remove the link")
             )
         seen.add(real)
         folders[:] = sorted(name for name in folders if not name.startswith("."))
@@ -91,7 +91,7 @@ def _images(root: Path) -> dict[str, list[str]]:
 
 def _unreadable(error: OSError) -> None:
     what = f"cannot be read as a folder ({error.strerror})"
-    raise DatasetError(plain(f"{error.filename}: {what}")) from error
+    raise DatasetError(printable(f"{error.filename}: {what}")) from error
 
 
 def _check_name(root: Path, path: str) -> None:

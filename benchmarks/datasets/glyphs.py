@@ -243,7 +243,7 @@ def _cached(root: Path, size: int) -> tuple[list[str], Pixels, str]:
 
 
 def _read(path: Path) -> tuple[list[str], Pixels, str] | None:
-    """What `_cached` has written; None: nothing, or something else."""
+    """Names, images and fingerprint as `_cached` wrote them; None: nothing is there, or something else."""
     with suppress(Exception):
         check_kind(path)
         with path.open("rb") as file, np.load(file) as archive:
@@ -263,7 +263,7 @@ def _fingerprint(names: Sequence[str], images: Pixels) -> str:
 
 
 def _seal(path: Path, images: Pixels, fingerprint: str) -> str:
-    """What a file of this name holds."""
+    """The seal of a file of this name."""
     return f"{path.name} {images.dtype} {images.shape} {fingerprint}"
 
 

@@ -18,7 +18,7 @@ from benchmarks.datasets.splits import (
 from benchmarks.datasets.transforms import ImageViews
 
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "PPM", "TIFF", "WEBP", "JPEG2000", "AVIF")
-"""What a file is opened as, whatever its name; Pillow would hand PostScript to Ghostscript."""
+"""Formats that a file is opened as, whatever its name; Pillow would hand PostScript to Ghostscript."""
 
 
 class ImageSet(torch.utils.data.Dataset[tuple[torch.Tensor, int, int]]):

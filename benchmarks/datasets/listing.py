@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
-from benchmarks.console import PrintableError, is_plain, plain
+from benchmarks.console import PrintableError, is_plain, printable
 
 LONGEST = 300  # letters of what is wrong
 
@@ -31,7 +31,7 @@ def damaged(where: object, what: str) -> DatasetError:
     """Of an index file that should be as its owners made it."""
     if len(what) > LONGEST:
         what = f"{what[:LONGEST]} ..."
-    return DatasetError(plain(f"{where}: {what}; restore the file from the dataset's archive"))
+    return DatasetError(printable(f"{where}: {what}; restore the file from the dataset's archive"))
 
 
 def below(where: object, path: str) -> str:

@@ -1,4 +1,4 @@
-"""What a run saves for the pictures of reports and figures: to be looked at, never to choose by.
+"""Files that a run saves for the pictures of reports and figures: to be looked at, never to choose by.
 
 `retrieval.npz` holds queries and their nearest neighbours, `confusion.json` the classes that are most often taken
 for another, `map.npz` embeddings and small pictures of their images; `features.npz` deep features of a few training

@@ -198,7 +198,7 @@ class OpenRun:
             try:
                 write_json(path, self.info)
             except OSError:
-                # A full disk has no room for another file, but for this one without its blanks.
+                # A full disk has no room for another file; without its blanks this one fits into its place.
                 content = json.dumps(self.info).encode()
                 if not path.exists() or len(content) > (size := path.stat().st_size):
                     raise

@@ -92,7 +92,7 @@ def _recall_figures(methods: Methods) -> list[Markup]:
 
 
 def _curves(methods: Methods, table: str, column: str) -> Lines:
-    """Of each label with such a column."""
+    """A line for each label with such a column."""
     found = {label: over_steps(members, table, column) for label, members in methods.items()}
     return {label: line for label, line in found.items() if line}
 
@@ -140,7 +140,7 @@ STARS = {"means": "a  means of all features", "thinned": "b  means of a sixth"}
 
 
 def saved_pictures(run: Run) -> dict[str, str]:
-    """What a run saved to be looked at: its pieces of HTML by section.
+    """The pictures that a run saved: its pieces of HTML by section.
 
     Raises:
         ValueError: naming a file that cannot be drawn.

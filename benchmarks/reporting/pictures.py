@@ -1,4 +1,4 @@
-"""What a run saved to be looked at, drawn into axes: deep features, a map of embeddings, retrieved images."""
+"""The pictures that a run saved, drawn into axes: deep features, a map of embeddings, retrieved images."""
 
 from collections.abc import Sequence
 from pathlib import Path

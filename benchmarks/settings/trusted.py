@@ -17,7 +17,7 @@ jsonargparse.set_parsing_settings(
 OURS = ("benchmarks", "pml_regularizers", "pytorch_metric_learning", "timm", "torch")
 
 TRUST = "settings may name classes of it; repeatable: docs/security.md"
-"""Of the option --trust."""
+"""Help of the option --trust."""
 
 _added: set[str] = set()
 

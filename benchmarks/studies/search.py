@@ -65,7 +65,7 @@ class Search:
 
     @cached_property
     def command(self) -> Command:
-        """What the trials change."""
+        """The settings that the trials change."""
         mine = [f"--seed={self.seed}", "--protocol=fair", "--data.split=validation"]
         return parse(["--recipe", self.recipe, *self.settings, *mine])
 

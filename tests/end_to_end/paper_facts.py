@@ -1,4 +1,4 @@
-"""What a paper would say of a training, read off what the runner builds of it.
+"""Facts that a paper would state about a training, read off what the runner builds of it.
 
 The names are those of `references/settings.yaml`. Networks have their real sizes and see images of 64 pixels.
 """
@@ -62,12 +62,12 @@ REDUCERS = {
     "AvgNonZeroReducer": "mean over active",
 }
 WIDTH, HEIGHT = 400, 300
-"""Of the picture that views are made of."""
+"""Size of the picture that views are made of."""
 
 
 @dataclass
 class Training:
-    """What the runner builds of an entry."""
+    """An entry as the runner builds it."""
 
     experiment: Experiment
     network: EmbeddingModel
@@ -568,7 +568,7 @@ def _am_softmax(W: Tensor, x: Tensor, labels: Tensor, found: Mapping[str, Any]) 
 
 
 def _pair_loss(x: Tensor, labels: Tensor, found: Mapping[str, Any]) -> Tensor:
-    """Of unit vectors, which have one similarity whether cosine or inner product."""
+    """The similarity of unit vectors, which have one similarity whether cosine or inner product."""
     same = labels[:, None] == labels
     other, same = ~same, same & ~torch.eye(len(x), dtype=torch.bool)
     near, far = x @ x.T, torch.cdist(x, x)
@@ -812,7 +812,7 @@ def ramps() -> Image.Image:
 
 
 class Window:
-    """Which part of the ramps a view shows, and at which scale."""
+    """The part of the ramps that a view shows, and its scale."""
 
     def __init__(self, picture: np.ndarray) -> None:
         self.size = len(picture)
@@ -836,7 +836,7 @@ class Window:
         return "center" if self.centered else "another"
 
     def resize(self) -> str:
-        """What the whole picture was resized to."""
+        """The size that the whole picture was resized to."""
         width, height = (round(side) for side in self.resized)
         if abs(self.aspect - 1) > 0.03:
             return f"{width} x {height}"
@@ -845,7 +845,7 @@ class Window:
 
 @dataclass(frozen=True)
 class Length:
-    """Of a training, equal to the words "8000 steps" and "50 epochs"."""
+    """Length of a training, equal to the words "8000 steps" and "50 epochs"."""
 
     steps: int
     images: int
@@ -872,7 +872,7 @@ class OneOf:
 
 @dataclass(frozen=True)
 class Contains:
-    """What is measured, equal to any selection of it."""
+    """The measured metrics, equal to any selection of it."""
 
     names: list[str]
 

@@ -70,7 +70,7 @@ def filled(value: Any, match: re.Match[str]) -> Any:
 
 
 def stated(entry: Entry) -> dict[str, Any]:
-    """What the paper says of an entry, by fact."""
+    """Statements of the paper about an entry, by fact."""
     found: dict[str, Any] = {}
     for line in SHEET[entry.name.split("/")[0]]:
         match = re.search(line.get("of", ""), about(entry))

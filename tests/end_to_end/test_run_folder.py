@@ -107,6 +107,13 @@ def test_a_lost_report_is_written_again(settings: list[str], done: Path) -> None
     assert (done / "report.html").exists()
 
 
+def unfinished(done: Path, folder: Path) -> Path:
+    """A copy of a finished run, as it was before its end."""
+    shutil.copytree(done, folder)
+    mark_unfinished(folder)
+    return folder
+
+
 def contents(folder: Path) -> dict[Path, bytes]:
     return {
         path: path.read_bytes()
@@ -175,9 +182,7 @@ def test_a_bad_checkpoint_is_one_line_and_nothing_is_lost(
     bad: str, settings: list[str], done: Path, said: Callable[..., str], tmp_path: Path
 ) -> None:
     spoil, expected = BAD[bad]
-    folder = tmp_path / "run"
-    shutil.copytree(done, folder)
-    mark_unfinished(folder)
+    folder = unfinished(done, tmp_path / "run")
     [*_, last] = saved_checkpoints(folder)
     spoil(last)
     before = contents(folder)
@@ -193,9 +198,7 @@ def test_a_bad_checkpoint_is_one_line_and_nothing_is_lost(
 def test_the_checkpoint_before_is_offered_only_if_it_is_whole(
     settings: list[str], done: Path, said: Callable[..., str], tmp_path: Path
 ) -> None:
-    folder = tmp_path / "run"
-    shutil.copytree(done, folder)
-    mark_unfinished(folder)
+    folder = unfinished(done, tmp_path / "run")
     for path in saved_checkpoints(folder):
         flip(path)
     line = said(*settings, f"--output={folder}", "--resume", status=2)
@@ -209,9 +212,7 @@ def test_the_checkpoint_before_is_offered_only_if_it_is_whole(
 def test_records_are_those_of_the_checkpoint(
     settings: list[str], done: Path, said: Callable[..., str], tmp_path: Path
 ) -> None:
-    folder = tmp_path / "run"
-    shutil.copytree(done, folder)
-    mark_unfinished(folder)
+    folder = unfinished(done, tmp_path / "run")
     csv = folder / "records" / "training.csv"
     rows = csv.read_bytes()
     csv.write_bytes(rows.replace(b"\r\n2,", b"\r\n2,9", 1))
@@ -230,9 +231,7 @@ def test_records_are_those_of_the_checkpoint(
 def test_a_harmless_change_does_not_block_a_resumption(
     settings: list[str], done: Path, tmp_path: Path
 ) -> None:
-    folder = tmp_path / "moved" / "run"
-    shutil.copytree(done, folder)
-    mark_unfinished(folder)
+    folder = unfinished(done, tmp_path / "moved" / "run")
     assert (
         main(
             [*settings, f"--output={folder}", "--resume", "--data.num_workers=1", "--report=false"]
