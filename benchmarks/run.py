@@ -250,7 +250,7 @@ class BenchmarkRun:
         rows = {"evaluation": [(step, self.curves.point(step))]}
         if self.curves.best != before and self.record.folder is not None:
             self.record.folder.save_best(step, self.state.weights())
-        if self.experiment.evaluation.oracle:
+        if self.experiment.evaluation.oracle and step:
             rows["oracle"] = [(step, self.curves.oracle())]
         self.record.log(rows)
 
@@ -298,7 +298,7 @@ class BenchmarkRun:
         runs = [records.load_run(self.record.path)]
         if self.experiment.report and (again or not page.exists()):  # killed before it was written
             reporting.write_html(runs, page)
-        console.say(reporting.markdown_table(runs))
+        console.say(reporting.compare(runs).terminal())
         if self.experiment.report and again:
             console.say(f"\nreport: {page}")
 

@@ -24,7 +24,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("table", metavar="PAPER/TABLE")
     parser.add_argument("--runs", nargs="+", type=Path, metavar="FOLDER", help="default: runs")
-    parser.add_argument("--format", choices=("markdown", "latex"), default="markdown")
+    parser.add_argument("--format", choices=("terminal", "markdown", "latex"))
     parser.add_argument("--output", type=Path, metavar="FILE", help="default: the terminal")
     drawn = "draw the figure as well: png, svg, pdf, by the suffix"
     parser.add_argument("--figure", type=Path, metavar="FILE", help=drawn)
@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 )
         folders = options.runs or [reporting.RUNS]
         page = reporting.paper_page(table, folders)
-        text = getattr(page, options.format)()
+        text = getattr(page, options.format or ("markdown" if options.output else "terminal"))()
         if options.output is None:
             console.say(text, end="")
         else:

@@ -12,7 +12,7 @@ from .ensemble_loss import DivergenceLoss, EnsembleLoss
 from .feature_loss import FeatureLoss, attach_all
 from .feature_tap import Features, FeatureTap, MissingFeaturesError
 from .generalization_bound import h_divergence, ideal_joint_error
-from .gradient_ratios import TermLogger, gradient_norm_ratios, record_terms
+from .gradient_ratios import TermLogger, gradient_norm_ratios, record_terms, term_names
 from .heads import EmbeddingHead
 from .horde import HORDELoss
 from .joint_similarity import (
@@ -108,6 +108,7 @@ __all__ = [
     "split_heads",
     "split_trunk",
     "stratified_parts",
+    "term_names",
     "variance_gate",
     "variance_loss",
     "warn_untrained",

@@ -83,6 +83,11 @@ def record_terms(loss: nn.Module) -> Iterator[dict[str, Tensor]]:
         )
 
 
+def term_names(loss: nn.Module) -> list[str]:
+    """Names of the terms that `record_terms` records of a loss; none of a loss that is no sum."""
+    return [name for _, name, _ in _parts(loss) if name]
+
+
 class TermLogger:
     """PML's `end_of_iteration_hook`, which also logs the terms of a loss.
 

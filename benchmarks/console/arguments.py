@@ -3,8 +3,12 @@
 import argparse
 import math
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
+
+MARKED = re.compile(r"[-+.\d]+( ± [.\d]+)?(?=\*)")
+"""The best number of a column."""
 
 
 def columns(rows: Sequence[Sequence[str]]) -> str:
@@ -18,7 +22,12 @@ def columns(rows: Sequence[Sequence[str]]) -> str:
 
 
 def say(text: str, end: str = "\n") -> None:
-    """Print, and flush; whoever reads it may have read enough (`| head`)."""
+    """Print, and flush; whoever reads it may have read enough (`| head`).
+
+    On a terminal, numbers marked by an asterisk are green, unless NO_COLOR is set.
+    """
+    if sys.stdout.isatty() and not os.environ.get("NO_COLOR"):
+        text = MARKED.sub("\033[1;32m\\g<0>\033[0m", text)
     try:
         print(text, end=end, flush=True)
     except BrokenPipeError:

@@ -38,14 +38,17 @@ class Curves:
     best: dict[str, Any] | None = None
 
     def point(self, step: int) -> dict[str, float]:
-        """Recall@1 of some seen and some unseen classes; under protocol "fair", of all validation classes."""
+        """Recall@1 of some seen and some unseen classes; under protocol "fair", of all validation classes.
+
+        Step 0 shows the network as it was before, and is never chosen.
+        """
         row = {"seen_recall_at_1": self._recall_at_1(self.datasets.train)}
         validation = self.datasets.validation
         if validation is None:
             return row | {"unseen_recall_at_1": self._recall_at_1(self.datasets.test)}
         found = self._tested(validation, [1]).metrics
         value = found[SELECTED_BY]
-        if self.best is None or value > self.best["value"]:
+        if step and (self.best is None or value > self.best["value"]):
             self.best = {"step": step, "value": value}
         return row | {"unseen_recall_at_1": found["recall_at_1"], SELECTED_BY: value}
 

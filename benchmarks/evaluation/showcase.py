@@ -1,12 +1,11 @@
 """Files that a run saves for the pictures of reports and figures: to be looked at, never to choose by.
 
-`retrieval.npz` holds queries and their nearest neighbours, `confusion.json` the classes that are most often taken
-for another, `map.npz` embeddings and small pictures of their images; `features.npz` deep features of a few training
-classes, and their means over all positions and over a sixth, as in HORDE's Figure 1.
+`retrieval.npz` holds queries and their nearest neighbours, `map.npz` embeddings and small pictures of their images;
+`features.npz` deep features of a few training classes, and their means over all positions and over a sixth, as in
+HORDE's Figure 1.
 """
 
 import io
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +19,9 @@ from torch.nn.functional import normalize
 
 from benchmarks.datasets import Glyphs, ImageSet
 from benchmarks.evaluation.embedding import evaluation_mode
-from benchmarks.records import replace_file, write_json
+from benchmarks.records import replace_file
 
 SPREAD, EXTREMES, NEIGHBOURS = 8, 4, 8  # queries of each kind, and what is shown for one
-
-CONFUSED_PAIRS = 12
 
 CLASSES, IMAGES = 6, 12  # of which deep features are shown, and of each of them
 
@@ -72,9 +69,8 @@ def save_showcase(
         batch_size: Images per forward pass.
         dtype: What the images are cast to.
     """
-    nearest, precision = rank(embeddings, dataset.labels, dataset.is_query)
+    precision = average_precision(embeddings, dataset.labels, dataset.is_query)
     _replace_npz(folder / "retrieval.npz", retrieval(dataset, embeddings, precision))
-    write_json(folder / "confusion.json", confusion(dataset.labels, nearest, dataset.class_names))
     _replace_npz(folder / "map.npz", embedding_map(dataset, embeddings))
     if features := deep_features(model, train_set, batch_size=batch_size, dtype=dtype):
         _replace_npz(folder / "features.npz", features)
@@ -92,11 +88,11 @@ def _queries_and_gallery(n: int, is_query: Tensor | None) -> tuple[Tensor, Tenso
     return is_query.nonzero()[:, 0], (~is_query).nonzero()[:, 0]
 
 
-def rank(embeddings: Tensor, labels: Tensor, is_query: Tensor | None) -> tuple[Tensor, Tensor]:
-    """What the metrics are the means of: (n,) the nearest other image, and (n,) float64 the average precision at R.
+def average_precision(embeddings: Tensor, labels: Tensor, is_query: Tensor | None) -> Tensor:
+    """The average precision at R of each image, (n,) float64, whose mean is MAP@R.
 
     R is how many images of the query's class there are to find; where there is none, and for an image that is no
-    query, they are -1 and NaN. Rankings are as deep as the largest class needs and held for some queries at a time.
+    query, it is NaN. Rankings are as deep as the largest class needs and held for some queries at a time.
     """
     rows, gallery = _queries_and_gallery(len(labels), is_query)
     sizes = torch.bincount(
@@ -105,16 +101,14 @@ def rank(embeddings: Tensor, labels: Tensor, is_query: Tensor | None) -> tuple[T
     to_find = sizes[labels[rows]] - (1 if gallery is None else 0)
     rows, to_find = rows[to_find > 0], to_find[to_find > 0]
     depth = int(to_find.max())
-    nearest = torch.full((len(labels),), -1)
     precision = torch.full((len(labels),), torch.nan, dtype=torch.float64)
     places = torch.arange(1, depth + 1)
     some = max(1, RANKED // depth)
     for queries, count in zip(rows.split(some), to_find.split(some), strict=True):
         found = neighbours(embeddings, depth, queries, gallery)
         hits = (labels[found] == labels[queries, None]) & (places <= count[:, None])
-        nearest[queries] = found[:, 0]
         precision[queries] = (hits * hits.cumsum(dim=1) / places.double()).sum(dim=1) / count
-    return nearest, precision
+    return precision
 
 
 def retrieval(
@@ -151,30 +145,6 @@ def _extremes(precision: Tensor, labels: Tensor, *, best: bool) -> Tensor:
     order = queries[precision[queries].argsort(descending=best, stable=True)]
     _, first_of_class = np.unique(labels[order].numpy(), return_index=True)
     return order[np.sort(first_of_class)[:EXTREMES]]
-
-
-def confusion(labels: Tensor, nearest: Tensor, class_names: list[str]) -> dict[str, Any]:
-    """Which classes are taken for which others, by the nearest images of `rank`.
-
-    "pairs" are those of the highest share of a class's queries whose nearest neighbour is of one other class; of
-    equal shares the one of more queries, then the first.
-    """
-    asked = (nearest >= 0).nonzero()[:, 0]
-    true, found = labels[asked].tolist(), labels[nearest[asked]].tolist()
-    queries, counts = Counter(true), Counter(zip(true, found, strict=True))
-    wrong = sorted(pair for pair in counts if pair[0] != pair[1])
-    wrong.sort(key=lambda pair: (-counts[pair] / queries[pair[0]], -queries[pair[0]]))
-    return {
-        "pairs": [
-            {
-                "class": class_names[one],
-                "taken_for": class_names[other],
-                "count": counts[one, other],
-                "queries": queries[one],
-            }
-            for one, other in wrong[:CONFUSED_PAIRS]
-        ]
-    }
 
 
 def deep_features(

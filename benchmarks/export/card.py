@@ -12,7 +12,7 @@ from timm.models import model_entrypoint, split_model_name_tag
 from benchmarks.console import printable
 from benchmarks.export.timm_files import HEAD_FILE, preprocessing
 from benchmarks.export.trained import Exported, Trained
-from benchmarks.reporting import fill, markdown_table
+from benchmarks.reporting import compare, fill
 from benchmarks.settings import dump
 from pml_regularizers import EmbeddingHead
 
@@ -29,7 +29,7 @@ def card(trained: Trained, exported: Mapping[str, Exported]) -> str:
     results = None
     if info["status"] == "finished" and tested == trained.step:
         # The descriptor is HORDE's, of which nothing is exported.
-        results = markdown_table([replace(run, info={**info, "outputs": {}})])
+        results = compare([replace(run, info={**info, "outputs": {}})]).markdown()
     entrypoint = model_entrypoint(split_model_name_tag(experiment.model.trunk)[0])
     dirty = bool(info.get("dirty"))
     training = {

@@ -158,7 +158,8 @@ class OpenRun:
             self.update(**session, **work)
         self._steps = RunRecords(
             self.path / "records",
-            resume_step=step if self._used else None,
+            # Nothing is kept of a run without a checkpoint, not even the row of step 0.
+            resume_step=(step or -1) if self._used else None,
             digests=saved["records"] if saved else {},
         )
         replace_file(self.path / "config.yaml", dump(self.identity["config"]).encode())

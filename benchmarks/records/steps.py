@@ -264,7 +264,7 @@ def _check_database(path: Path, tables: Mapping[Path, bytes], last_step: int) ->
             listed = ", ".join(f'"{column}"' for column in columns)
             for step, *row in database.execute(f'SELECT {listed} FROM "{table.stem}"'):
                 found = [str(math.nan if value is None else value) for value in row]
-                begun = not 0 < step < min(known, default=1)  # else of a table that was deleted
+                begun = not 0 <= step < min(known, default=1)  # else of a table that was deleted
                 if begun and step <= last_step and known.get(step) != found:
                     raise ValueError(
                         f"{path}: step {step} of {table.stem} is not that of {table.name}; {REMEDY}"

@@ -5,7 +5,7 @@ import lazy_loader as lazy
 __getattr__, __dir__, __all__ = lazy.attach(
     __name__,
     submod_attrs={
-        "comparison": ["markdown_table"],
+        "comparison": ["compare"],
         "drawing": ["COLOURS", "MARKERS", "svg"],
         "folds": ["fair_comparison", "read_method"],
         "page": ["write_html"],

@@ -1,10 +1,14 @@
 """Methods side by side: one row per label, paired differences, the notes that explain them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from math import inf
+from statistics import fmean
+from textwrap import fill
 
 from benchmarks.records import Run
-from benchmarks.reporting.table import Table, estimate
+from benchmarks.reporting.table import WIDTH, Table, estimate
 
 NAMES = {
     "mean_average_precision_at_r": "MAP@R",
@@ -24,25 +28,41 @@ TESTED_ON = ("name", "split", "fold", "fingerprint", "test_classes", "test_image
 """What is recorded of the data that has to be equal in one table."""
 
 
+Metrics = dict[str, float]
+
+Rows = dict[str, dict[int, Metrics]]
+"""Metrics by name of the row and seed; a method's descriptor is a row of its own."""
+
+
 @dataclass(frozen=True)
 class Comparison:
-    """What markdown and HTML both say, and the runs by label that it rests on."""
+    """What terminal, Markdown and HTML say, and the runs by label that it rests on."""
 
     methods: dict[str, list[Run]]
     heading: str
+    result: str
     metrics: Table
     differences: Table | None
     differences_title: str
     notes: list[str]
 
+    def markdown(self) -> str:
+        return self._text(Table.markdown, "## ", "### ")
 
-def markdown_table(runs: Sequence[Run], baseline: str | None = None) -> str:
-    """The comparison as markdown; see `compare` for arguments and errors."""
-    comparison = compare(runs, baseline)
-    parts = [f"## {comparison.heading}", comparison.metrics.markdown()]
-    if comparison.differences:
-        parts += [f"### {comparison.differences_title}", comparison.differences.markdown()]
-    return "\n\n".join([*parts, *comparison.notes]) + "\n"
+    def terminal(self) -> str:
+        return self._text(Table.terminal, prose=partial(fill, width=WIDTH, break_on_hyphens=False))
+
+    def _text(
+        self,
+        table: Callable[[Table], str],
+        heading: str = "",
+        subheading: str = "",
+        prose: Callable[[str], str] = str,
+    ) -> str:
+        parts = [prose(heading + self.heading), prose(self.result), table(self.metrics)]
+        if self.differences:
+            parts += [prose(subheading + self.differences_title), table(self.differences)]
+        return "\n\n".join([*parts, *map(prose, self.notes)]) + "\n"
 
 
 def compare(runs: Sequence[Run], baseline: str | None = None) -> Comparison:
@@ -57,8 +77,7 @@ def compare(runs: Sequence[Run], baseline: str | None = None) -> Comparison:
     if baseline not in methods:
         raise ValueError(f"baseline: no run has the label {baseline!r}; there are {list(methods)}")
 
-    # Row name -> seed -> metrics; a method's descriptor is a row of its own.
-    rows: dict[str, dict[int, dict[str, float]]] = {}
+    rows: Rows = {}
     for label, members in methods.items():
         rows[label] = {run.seed: run.info["metrics"] for run in members}
         for run in members:
@@ -75,23 +94,67 @@ def compare(runs: Sequence[Run], baseline: str | None = None) -> Comparison:
     if any(name.endswith("†") for name in rows):
         notes.append(DESCRIPTOR)
 
-    keys = list(runs[0].info["metrics"])
+    keys, reference = list(runs[0].info["metrics"]), rows[baseline]
     metrics = Table(
         ["method", *(f"{metric_name(key)} (%)" for key in keys), "seeds"],
         [
-            [name]
-            + [_percent([m[key] for m in seeds.values() if key in m]) for key in keys]
-            + [str(len(seeds))]
+            [name, *(_percent(_values(seeds, key)) for key in keys), str(len(seeds))]
             for name, seeds in rows.items()
+        ],
+        best=_best(rows, keys),
+        below=[
+            ["", *(_percent(_differences(seeds, reference, key), "+", "") for key in keys), ""]
+            for seeds in rows.values()
         ],
     )
     title = f"Difference to {baseline}, same seeds, in percentage points"
-    differences = paired_differences(rows, baseline)
-    return Comparison(methods, _heading(methods), metrics, differences, title, notes)
+    differences, result = paired_differences(rows, baseline), _result(rows, baseline, keys[0])
+    return Comparison(methods, _heading(methods), result, metrics, differences, title, notes)
 
 
-def _percent(values: Sequence[float], sign: str = "") -> str:
-    return estimate(values).percent(sign) if values else "–"
+def _values(seeds: Mapping[int, Metrics], key: str) -> list[float]:
+    return [metrics[key] for metrics in seeds.values() if key in metrics]
+
+
+def _differences(
+    seeds: Mapping[int, Metrics], reference: Mapping[int, Metrics], key: str
+) -> list[float]:
+    """Of the seeds that both have, in their order; none of a row to itself."""
+    if seeds is reference:
+        return []
+    common = sorted(seeds.keys() & reference.keys())
+    return [seeds[seed][key] - reference[seed][key] for seed in common if key in seeds[seed]]
+
+
+def _best(rows: Rows, keys: Sequence[str]) -> frozenset[tuple[int, int]]:
+    """(row, column) of the highest mean of each column, and of what is printed like it."""
+    found = set()
+    for column, key in enumerate(keys, start=1) if len(rows) > 1 else ():
+        means = [
+            round(fmean(values), 4) if (values := _values(seeds, key)) else -inf
+            for seeds in rows.values()
+        ]
+        found |= {(row, column) for row, mean in enumerate(means) if mean == max(means)}
+    return frozenset(found)
+
+
+def _result(rows: Rows, baseline: str, key: str) -> str:
+    """One sentence on the first metric."""
+    name, said = metric_name(key), []
+    for label, seeds in rows.items():
+        if values := _differences(seeds, rows[baseline], key):
+            found = estimate(values)
+            clear = found.half_width is not None and abs(found.mean) > found.half_width
+            verdict = ("higher" if found.mean > 0 else "lower") if clear else "undecided"
+            pairs = "one seed" if len(values) == 1 else f"{len(values)} pairs of seeds"
+            said.append(f"{label} {found.percent('+')} points ({pairs}: {verdict})")
+    if said:
+        return f"{name} compared with {baseline}: {'; '.join(said)}."
+    return f"{name} of {baseline}: {_percent(_values(rows[baseline], key))} %."
+
+
+def _percent(values: Sequence[float], sign: str = "", empty: str = "–") -> str:
+    return estimate(values).percent(sign) if values else empty
 
 
 def _group(runs: Sequence[Run]) -> dict[str, list[Run]]:
@@ -154,18 +217,14 @@ def _heading(methods: dict[str, list[Run]]) -> str:
     )
 
 
-def paired_differences(rows: dict[str, dict[int, dict[str, float]]], baseline: str) -> Table | None:
+def paired_differences(rows: Rows, baseline: str) -> Table | None:
     """Each row minus the baseline, paired by seed; None where no two seeds are shared."""
     reference = rows[baseline]
     keys = list(next(iter(reference.values())))
     lines = []
     for name, seeds in rows.items():
-        common = sorted(seeds.keys() & reference.keys())
-        if name == baseline or len(common) < 2:
-            continue
-        cells = [
-            _percent([seeds[s][key] - reference[s][key] for s in common if key in seeds[s]], "+")
-            for key in keys
-        ]
-        lines.append([name, *cells, str(len(common))])
+        pairs = len(seeds.keys() & reference.keys())
+        if name != baseline and pairs > 1:
+            cells = [_percent(_differences(seeds, reference, key), "+") for key in keys]
+            lines.append([name, *cells, str(pairs)])
     return Table(["method", *map(metric_name, keys), "pairs"], lines) if lines else None

@@ -5,9 +5,10 @@ Curves stand as inline SVG that takes the page's colours, images as PNG inside t
 
 import base64
 import io
-import json
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from markupsafe import Markup
@@ -19,12 +20,13 @@ from PIL import Image
 from benchmarks.records import Run, damage_named, read_table
 from benchmarks.reporting import pictures
 from benchmarks.reporting.drawing import COLOURS, MARKERS, figure_html, new_figure, plain
-from benchmarks.reporting.table import Table
 from benchmarks.reporting.templates import fill
 
 LOSS_POINTS = 75  # points of a loss curve, each the mean of a block of steps
 
-GRIDS = Path(__file__).with_name("grids.html")
+NEIGHBOURS = Path(__file__).with_name("neighbours.html")
+
+TICKS = 7  # at most; one at each measured step, where they are no more
 
 Methods = dict[str, list[Run]]
 
@@ -34,8 +36,8 @@ Lines = dict[str, tuple[Floats, Floats]]  # label -> steps (T,), values (seeds, 
 
 
 def curves(methods: Methods) -> Markup:
-    """Recall@1 on seen and on unseen classes and the loss over steps."""
-    figures = [*_recall_figures(methods), _loss_figure(methods)]
+    """Recall@1 on seen and on unseen classes, the loss and its terms over steps."""
+    figures = [*_recall_figures(methods), _loss_figure(methods), *_term_figures(methods)]
     return Markup('<div class="figures">{}</div>').format(Markup().join(figures))
 
 
@@ -57,6 +59,20 @@ def _loss_figure(methods: Methods) -> Markup:
         f"different methods are not on one scale.{_seeds(values for _, values in lines.values())}"
     )
     return figure_html(figure, "Training loss", caption)
+
+
+def _term_figures(methods: Methods) -> list[Markup]:
+    """The weighted terms of each loss that is a sum."""
+    figures = []
+    for label, members in methods.items():
+        names = list(read_table(members[0].folder / "records", "terms"))[1:]
+        lines = {name: line for name in names if (line := over_steps(members, "terms", name))}
+        if lines:
+            figure, axes = _line_figure(dict.fromkeys(lines, members), lines, "weighted term")
+            axes.set_yscale("symlog", linthresh=1e-3)
+            caption = f"What {label} adds up, with its weights; logarithmic above 0.001."
+            figures.append(figure_html(figure, f"Terms of the loss: {label}", caption))
+    return figures
 
 
 KINDS = {
@@ -130,79 +146,85 @@ def _line_figure(methods: Methods, lines: Lines, ylabel: str) -> tuple[Figure, A
         look = {"color": colour, "linewidth": 1.6, "marker": marker, "markersize": 4}
         every = max(1, len(steps) // 10)
         axes.plot(steps, values.mean(axis=0), markevery=every, label=plain(label), **look)
+    measured = np.unique(np.concatenate([steps for steps, _ in lines.values()]))
+    axes.set_xlim(0)
+    if len(measured) <= TICKS:
+        axes.set_xticks(measured)
     return figure, axes
 
 
-# ------------------------------------------------------------------------- features and confusions
+# ----------------------------------------------------------------------------------------- pictures
 
 
 STARS = {"means": "a  means of all features", "thinned": "b  means of a sixth"}
 
 
-def saved_pictures(run: Run) -> dict[str, str]:
-    """The pictures that a run saved: its pieces of HTML by section.
+def deep_features(run: Run) -> str:
+    """t-SNE of deep features with their means over all positions and over a sixth, as in HORDE's Figure 1.
+
+    Raises:
+        ValueError: naming the file, if it cannot be drawn.
+    """
+    path = run.folder / "features.npz"
+    with damage_named(path):
+        found = pictures.saved(path)
+        places = pictures.places_of_features(found)
+        if not places:
+            return ""
+        figure = Figure(figsize=(7.6, 4.1), layout="constrained")
+        for axes, (stars, title) in zip(figure.subplots(1, 2), STARS.items(), strict=True):
+            pictures.draw_features(axes, found, places, stars)
+            axes.set_title(title, fontsize=10)
+        shown = len(found["features"]) // len(found["labels"])
+        caption = (
+            f"Seed {run.seed}: {len(found['labels'])} images of {len(found['class_names'])} training "
+            f"classes, as in HORDE's Figure 1. Points: {shown} of the {found['positions']} deep features of each "
+            f"image. Stars: their means over all, and over {found['thinned_positions']} of them, on the same map. "
+            "t-SNE keeps neighbours, not distances."
+        )
+        title = f"Deep features and their means: {run.label}"
+        return figure_html(figure, title, caption, broad=True)
+
+
+def neighbours(methods: Methods) -> str:
+    """Queries, each with the nearest neighbours that every method found for it.
 
     Raises:
         ValueError: naming a file that cannot be drawn.
     """
-    pieces = {}
-    for section, (draw, file) in SECTIONS.items():
-        with damage_named(run.folder / file):
-            pieces[section] = draw(run)
-    return pieces
+    sections: dict[str, dict[tuple[int, str], list[dict[str, Any]]]] = {}
+    for label, members in methods.items():
+        path = members[0].folder / "retrieval.npz"
+        with damage_named(path):
+            found, places = pictures.saved(path), Counter[str]()
+            for row, group in enumerate(found["query_groups"].tolist() if found else []):
+                # These are the same for all methods, the others each method's own.
+                title = SPREAD if group == "evenly spread" else f"{group} queries of {label}"
+                key = places[group], str(found["query_names"][row])
+                places[group] += 1
+                answer = _answer(found, row) | {"method": label}
+                sections.setdefault(title, {}).setdefault(key, []).append(answer)
+    looks = {
+        label: (chr(ord("A") + i), _style(methods, label)[0]) for i, label in enumerate(methods)
+    }
+    return fill(NEIGHBOURS, sections=sections, spread=SPREAD, looks=looks)
 
 
-def deep_features(run: Run) -> str:
-    """t-SNE of deep features with their means over all positions and over a sixth, as in HORDE's Figure 1."""
-    found = pictures.saved(run.folder / "features.npz")
-    places = pictures.places_of_features(found)
-    if not places:
-        return ""
-    figure = Figure(figsize=(7.6, 4.1), layout="constrained")
-    for axes, (stars, title) in zip(figure.subplots(1, 2), STARS.items(), strict=True):
-        pictures.draw_features(axes, found, places, stars)
-        axes.set_title(title, fontsize=10)
-    shown = len(found["features"]) // len(found["labels"])
-    caption = (
-        f"Seed {run.seed}: {len(found['labels'])} images of {len(found['class_names'])} training classes, as in "
-        f"HORDE's Figure 1. Points: {shown} of the {found['positions']} deep features of each image. Stars: their "
-        f"means over all, and over {found['thinned_positions']} of them, on the same map. t-SNE keeps neighbours, "
-        "not distances."
-    )
-    title = f"Deep features and their means: {run.label}"
-    return figure_html(figure, title, caption, broad=True)
+SPREAD = "Evenly spread over the test set"
 
 
-def confusion(run: Run) -> str:
-    """Which classes are taken for which others: the worst pairs."""
-    path = run.folder / "confusion.json"
-    if not path.exists():
-        return ""
-    found = json.loads(path.read_text(encoding="utf-8"))
-    title = Markup("<h3>{} <small>seed {}</small></h3>").format(run.label, run.seed)
-    if not found["pairs"]:
-        return title + Markup("<p>Every nearest neighbour is of the query's class.</p>")
-    rows = [
-        [
-            f"{pair['class']} → {pair['taken_for']}",
-            f"{pair['count']} of {pair['queries']}",
-            f"{100 * pair['count'] / pair['queries']:.0f}",
-        ]
-        for pair in found["pairs"]
-    ]
-    header = ["class of the query → of its nearest neighbour", "queries", "share (%)"]
-    return title + Table(header, rows).html()
-
-
-# --------------------------------------------------------------------------------------- neighbours
-
-
-def retrieval_grids(run: Run) -> str:
-    """Queries and neighbours of one run, in groups."""
-    saved, groups = pictures.saved(run.folder / "retrieval.npz"), {}
-    for row, group in enumerate(saved["query_groups"].tolist() if saved else []):
-        groups.setdefault(group, []).append(row)
-    return fill(GRIDS, run=run, saved=saved, groups=groups, png=_png)
+def _answer(found: pictures.Saved, row: int) -> dict[str, Any]:
+    """A query and its neighbours, as pictures with their texts."""
+    of, name, precision = (found[f"query_{key}"][row] for key in ("labels", "names", "precision"))
+    about = f", average precision {100 * precision:.1f} %" if np.isfinite(precision) else ""
+    columns = (found[f"neighbour_{key}"][row] for key in ("labels", "names", "images"))
+    return {
+        "query": (_png(found["query_images"][row]), f"query: {name}, class {of}{about}"),
+        "neighbours": [
+            (_png(image), f"neighbour {i}: {neighbour}, class {label}", bool(label == of))
+            for i, (label, neighbour, image) in enumerate(zip(*columns, strict=True), start=1)
+        ],
+    }
 
 
 def _png(pixels: NDArray[np.uint8]) -> str:
@@ -211,10 +233,3 @@ def _png(pixels: NDArray[np.uint8]) -> str:
     file = io.BytesIO()
     image.save(file, format="PNG")
     return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
-
-
-SECTIONS = {
-    "features": (deep_features, "features.npz"),
-    "confused": (confusion, "confusion.json"),
-    "grids": (retrieval_grids, "retrieval.npz"),
-}

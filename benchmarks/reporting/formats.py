@@ -1,10 +1,11 @@
-"""Paper tables as Markdown and LaTeX."""
+"""Paper tables as text, Markdown and LaTeX."""
 
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from textwrap import fill
 
-from benchmarks.reporting.table import Table
+from benchmarks.reporting.table import WIDTH, Table
 
 
 @dataclass(frozen=True)
@@ -15,6 +16,18 @@ class Page:
     sections: list[tuple[str, Table]]
     lists: dict[str, list[str]]
     commands: list[str]
+
+    def terminal(self) -> str:
+        parts = [self.title]
+        parts += [f"{heading}\n\n{table.terminal()}" for heading, table in self.sections]
+        for heading, lines in self.lists.items():
+            items = (
+                fill(line, WIDTH, initial_indent="* ", subsequent_indent="  ") for line in lines
+            )
+            parts.append("\n".join([f"{heading}\n", *items]))
+        if self.commands:
+            parts.append("\n".join(["Rows that are missing\n", *self.commands]))
+        return "\n\n".join(parts) + "\n"
 
     def markdown(self) -> str:
         parts = [f"## {self.title}"]

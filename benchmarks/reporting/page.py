@@ -16,11 +16,13 @@ def write_html(runs: Sequence[Run], path: Path, baseline: str | None = None) -> 
     """Writes the report as one file that loads nothing; arguments and errors as `compare`."""
     comparison = compare(runs, baseline)
     firsts = [members[0] for members in comparison.methods.values()]
-    drawn = [figures.saved_pictures(run) for run in firsts]
-    sections = {name: [of[name] for of in drawn if of[name]] for name in figures.SECTIONS}
     page = fill(
         PAGE,
-        **{"comparison": comparison, "runs": runs, "yaml": dump, **sections},
+        comparison=comparison,
+        runs=runs,
+        yaml=dump,
         curves=figures.curves(comparison.methods),
+        features=[figure for run in firsts if (figure := figures.deep_features(run))],
+        neighbours=figures.neighbours(comparison.methods),
     )
     replace_file(path, page.encode())

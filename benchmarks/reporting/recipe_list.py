@@ -23,18 +23,29 @@ from benchmarks.settings import (
 
 FLOPS = Path(__file__).parents[1] / "recipes" / "flops.yaml"
 
-HEADER = ["recipe", "dataset", "backbone", "Recall@1", "images", "PFLOP"]
+HEADER = ["PAPER/TABLE: dataset, backbone", "Recall@1", "images", "PFLOP"]
 
 NOTE = """
-Recall@1 is the paper's, in percent. The cost is that of one training: the images it sees, and the arithmetic of
-the network's forward and backward passes (three times a forward pass). "= NAME": the training of that entry."""
+Recall@1 is the paper's, in percent. The cost is that of one training: the images
+it sees, and the arithmetic of the network's forward and backward passes (three
+times a forward pass). "= NAME": the training of that entry, of the same paper
+unless it names another."""
 
 
 def recipe_table() -> str:
     """What `benchmarks/run.py --list` prints."""
     flops = {key(row["network"]): row["flop"] for row in read_yaml(FLOPS)["forward"]}
-    rows = [_row(entry, flops) for entry in all_entries()]
-    return Table(HEADER, rows, names=3).terminal() + "\n" + NOTE
+    entries = all_entries()
+    rows = Table(HEADER, [_row(entry, flops) for entry in entries]).terminal(width=200)
+    header, *rows = rows.splitlines()
+    lines, last = [header], ""
+    for entry, row in zip(entries, rows, strict=True):
+        dataset = entry.settings.get("data", {}).get("dataset", Data.dataset)
+        table = entry.name.rpartition("/")[0]
+        heading = f"{table}: {dataset}, {network_of(entry.settings)['trunk']}"
+        lines += [row] if heading == last else ["", heading, row]
+        last = heading
+    return "\n".join([*lines, NOTE])
 
 
 def all_entries() -> list[Entry]:
@@ -45,10 +56,10 @@ def _row(entry: Entry, flops: Mapping[str, int]) -> list[str]:
     settings = entry.settings
     data, network = settings.get("data", {}), network_of(settings)
     recall = entry.cells.get("embedding", {}).get("recall_at_1")
-    row = [entry.name, data.get("dataset", Data.dataset), network["trunk"]]
-    row.append("" if recall is None else f"{recall:.1f}")
+    row = [f"  {entry.name.rpartition('/')[2]}", "" if recall is None else f"{recall:.1f}"]
     if entry.training != entry.name:
-        return [*row, f"= {entry.training}", ""]
+        same = entry.training.removeprefix(f"{entry.name.partition('/')[0]}/")
+        return [f"{row[0]} = {same}", row[1], "", ""]
     steps = settings.get("optimization", {}).get("steps", Optimization.steps)
     images = steps * data.get("batch_size", Data.batch_size)
     forward = flops.get(key(network))

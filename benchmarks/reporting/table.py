@@ -3,8 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from shutil import get_terminal_size
 
 from benchmarks.console import columns
+
+WIDTH = get_terminal_size().columns
+"""Of the terminal; 80 where there is none."""
+
+UNIT = " (%)"
 
 
 @dataclass(frozen=True)
@@ -37,6 +43,11 @@ def estimate(values: Sequence[float]) -> Estimate:
 class Table:
     """A header and rows of text; the first columns hold names, the others numbers.
 
+    Args:
+        names: How many columns hold names.
+        best: (row, column) of the cells to mark.
+        below: A second line for each cell, in HTML alone.
+
     >>> print(Table(["method", "Recall@1"], [["triplets", "52.0"]]).terminal())
     method    Recall@1
     triplets      52.0
@@ -45,10 +56,13 @@ class Table:
     header: list[str]
     rows: list[list[str]]
     names: int = 1
+    best: frozenset[tuple[int, int]] = frozenset()
+    below: list[list[str]] | None = None
 
     def markdown(self) -> str:
         rule = [":--" if side == "l" else "--:" for side in self.alignment()]
-        cells = ([cell.replace("|", "\\|") for cell in row] for row in [self.header, *self.rows])
+        table = [self.header, *self._marked("**{}**", "{}")]
+        cells = ([cell.replace("|", "\\|") for cell in row] for row in table)
         header, *rows = [f"| {' | '.join(row)} |" for row in cells]
         return "\n".join([header, f"| {' | '.join(rule)} |", *rows])
 
@@ -57,12 +71,41 @@ class Table:
 
         return fill(Path(__file__).with_suffix(".html"), table=self)
 
-    def terminal(self) -> str:
-        table = [self.header, *self.rows]
-        widths = [max(map(len, column)) for column in zip(*table, strict=True)][self.names :]
-        return columns(
-            [[*row[: self.names], *map(str.rjust, row[self.names :], widths)] for row in table]
+    def terminal(self, width: int = WIDTH) -> str:
+        """Aligned columns; those that are too many for the width stand below, beside the names again."""
+        mark = "*" if self.best else ""
+        header = [cell.removesuffix(UNIT) + " " * len(mark) for cell in self.header]
+        units = [UNIT.strip() + " " * len(mark) if UNIT in cell else "" for cell in self.header]
+        rows = self._marked("{}" + mark, "{}" + " " * len(mark))
+        table = [header, *([units] if any(units) else []), *rows]
+        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+        names, used = list(range(self.names)), width
+        blocks: list[list[int]] = []
+        for column in range(self.names, len(widths)):
+            if used + 2 + widths[column] > width:
+                blocks.append(names[:])
+                used = sum(widths[: self.names]) + 2 * (self.names - 1)
+            blocks[-1].append(column)
+            used += 2 + widths[column]
+        return "\n\n".join(
+            columns(
+                [
+                    [row[c] if c < self.names else row[c].rjust(widths[c]) for c in block]
+                    for row in table
+                    if any(row[c] for c in block)
+                ]
+            )
+            for block in blocks or [names]
         )
+
+    def _marked(self, best: str, other: str) -> list[list[str]]:
+        return [
+            [
+                cell if j < self.names else (best if (i, j) in self.best else other).format(cell)
+                for j, cell in enumerate(row)
+            ]
+            for i, row in enumerate(self.rows)
+        ]
 
     def alignment(self) -> str:
         """A letter for each column, "l" or "r", as LaTeX writes it."""

@@ -7,13 +7,13 @@ nothing of any generator, and a run that goes on from it ends as if it had never
 
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from benchmarks.console import StopRequest, progress_bar
 from benchmarks.records import Row
@@ -21,7 +21,7 @@ from benchmarks.settings import Experiment
 from benchmarks.training.batches import StepSampler
 from benchmarks.training.chunks import TrunkChunks
 from benchmarks.training.state import Progress, TrainingState
-from pml_regularizers import gradient_norm_ratios, record_terms
+from pml_regularizers import gradient_norm_ratios, record_terms, term_names
 
 
 class NonFiniteLossError(RuntimeError):
@@ -57,6 +57,11 @@ class Trainer:
     sampler: StepSampler
     experiment: Experiment
 
+    def __post_init__(self) -> None:
+        # record-keeper reads its whole csv file again for every group of rows.
+        self._log_every = max(10, self.sampler.steps // 200)
+        self._is_sum = bool(term_names(self.state.loss))
+
     def run(self, loader: Any) -> Iterator[Pause]:
         """Train to the sampler's last step, or until asked to stop; pauses where something is due.
 
@@ -66,8 +71,7 @@ class Trainer:
         accelerator, progress = self.state.accelerator, self.state.progress
         experiment, steps = self.experiment, self.sampler.steps
         evaluate_every = experiment.evaluation.every
-        # record-keeper reads its whole csv file again for every group of rows
-        log_every = max(10, steps // 200)
+        log_every = self._log_every
         self.state.model.train()
         start, begun = progress.seconds, time.perf_counter()
         pending = Pending(self.sampler.batch_size)
@@ -81,17 +85,19 @@ class Trainer:
                 shown=accelerator.is_main_process,
             ) as bar,
         ):
+            if evaluate_every and progress.step == 0:
+                yield Pause(0, "evaluate")
+                pending.resume()
             for images, labels, indices in loader:
                 rate = self.state.optimizer.param_groups[0]["lr"]
-                value, ratios = self._step(progress.step, images, labels)
+                value, found = self._step(progress.step, images, labels)
                 progress.step += 1
                 progress.seconds = start + time.perf_counter() - begun
                 pending.add(progress.step, value, rate, indices)
                 bar.update()
-                if ratios:
-                    yield Pause(
-                        progress.step, "log", {"gradient_ratios": [(progress.step, ratios)]}
-                    )
+                if found:
+                    rows = {table: [(progress.step, row)] for table, row in found.items()}
+                    yield Pause(progress.step, "log", rows)
 
                 last = progress.step == steps
                 save = progress.step % experiment.checkpoint_every == 0 or last
@@ -127,10 +133,12 @@ class Trainer:
                         "gradient (optimization.max_gradient_norm)"
                     )
 
-    def _step(self, step: int, images: Tensor, labels: Tensor) -> tuple[Tensor, dict[str, float]]:
-        """The loss, and the ratios of its terms' gradients where they are due."""
+    def _step(
+        self, step: int, images: Tensor, labels: Tensor
+    ) -> tuple[Tensor, dict[str, dict[str, float]]]:
+        """The loss, its terms and the ratios of their gradients where they are due, by table."""
         accelerator, model, loss = self.state.accelerator, self.state.model, self.state.loss
-        optimization, ratios = self.experiment.optimization, {}
+        optimization, found = self.experiment.optimization, {}
         seed_generators((self.experiment.seed * 1_000_003 + step) % 2**32, images.device)
         images = images.to(self.state.dtype)
         if optimization.chunk_size is not None:
@@ -139,9 +147,16 @@ class Trainer:
         else:
             embeddings = model(images)
         diagnose_every = self.experiment.diagnose_every
-        if diagnose_every and (step + 1) % diagnose_every == 0:
-            bare = accelerator.unwrap_model(model)
-            value, ratios = gradient_ratios(loss, bare, embeddings, labels)
+        diagnose = diagnose_every > 0 and (step + 1) % diagnose_every == 0
+        note_terms = self._is_sum and (step + 1) % self._log_every == 0
+        if diagnose or note_terms:
+            with record_terms(loss) as terms:
+                value = loss(embeddings, labels)
+            if note_terms:
+                found["terms"] = {name: term.item() for name, term in terms.items()}
+            if diagnose:
+                bare = accelerator.unwrap_model(model)
+                found["gradient_ratios"] = gradient_ratios(terms, bare, embeddings)
         else:
             value = loss(embeddings, labels)
         accelerator.backward(value)
@@ -154,7 +169,7 @@ class Trainer:
         if self.state.scheduler is not None and not accelerator.optimizer_step_was_skipped:
             self.state.scheduler.step()
         self.state.optimizer.zero_grad()
-        return value.detach(), ratios
+        return value.detach(), found
 
 
 def seed_generators(seed: int, device: torch.device) -> None:
@@ -171,28 +186,25 @@ def seed_generators(seed: int, device: torch.device) -> None:
 
 
 def gradient_ratios(
-    loss: nn.Module, model: Any, embeddings: Tensor, labels: Tensor
-) -> tuple[Tensor, dict[str, float]]:
-    """The loss of a batch, and how strong each of its terms is beside the first.
+    terms: Mapping[str, Tensor], model: Any, embeddings: Tensor
+) -> dict[str, float]:
+    """How strong each term of a loss is beside the first.
 
     Returns:
-        The loss, and `{"TERM at PLACE": ratio}` of gradient norms, at the embeddings, the head and the trunk.
+        `{"TERM at PLACE": ratio}` of gradient norms, at the embeddings, the head and the trunk.
 
     Raises:
-        ValueError: if the loss has one term only, or a place is frozen.
+        ValueError: if a place is frozen.
     """
-    with record_terms(loss) as terms:
-        value: Tensor = loss(embeddings, labels)
     places = {
         "embeddings": embeddings,
         "head": model.head.parameters(),
         "trunk": model.trunk.parameters(),
     }
     ratios = gradient_norm_ratios(terms, base=next(iter(terms)), at=places)
-    named = {
+    return {
         f"{term} at {place}": ratio for term, at in ratios.items() for place, ratio in at.items()
     }
-    return value, named
 
 
 class Pending:

@@ -22,7 +22,7 @@ from benchmarks.building import (
 )
 from benchmarks.settings import ConfigError, Experiment, one_line
 from benchmarks.training.loop import gradient_ratios
-from pml_regularizers import DistributedLoss, HORDELoss
+from pml_regularizers import DistributedLoss, HORDELoss, record_terms
 from pml_regularizers.feature_maps import positions
 
 
@@ -207,7 +207,9 @@ def _step_and_back(experiment: Experiment, model: EmbeddingModel, accelerator: A
         embeddings = model(_images(experiment, model, 4))
         if experiment.diagnose_every:
             part = "diagnose_every"
-            value, _ = gradient_ratios(loss, model, embeddings, torch.arange(4) % 2)
+            with record_terms(loss) as terms:
+                value = loss(embeddings, torch.arange(4) % 2)
+            gradient_ratios(terms, model, embeddings)
         else:
             value = loss(embeddings, torch.arange(4) % 2)
         part = "losses"

@@ -13,6 +13,7 @@ import pytest
 import torch
 import yaml
 
+from benchmarks.evaluation import Curves
 from benchmarks.records import files
 from benchmarks.records.run_folder import saved_checkpoints
 from benchmarks.records.steps import read_table
@@ -78,7 +79,7 @@ def test_what_a_finished_run_leaves(
         "r_precision",
     ]
     assert 0.05 < record["peak_memory_gib"]["host"] < 50
-    assert read_table(done / "records", "evaluation")["step"] == [4, 6]
+    assert read_table(done / "records", "evaluation")["step"] == [0, 4, 6]
     page = (done / "report.html").read_text()
     assert "<svg" in page
     assert "data:image/png" in page
@@ -99,6 +100,22 @@ def test_what_a_finished_run_leaves(
         line = said(*settings, f"--output={done}", "--resume", status=2)
     assert "losses[0].loss.init_args.alpha: " in line
     assert "was started with 2.0, not 3.0" in line
+
+
+def test_terms_of_the_loss_are_recorded(settings: list[str], tmp_path: Path) -> None:
+    term = "{loss: {class_path: pml_regularizers.BinomialDevianceLoss}, weight: %s}"
+    losses = f"[{term % 1.0}, {term % 0.5}]"
+    finished([*settings, f"--losses={losses}", "--optimization.steps=20"], tmp_path / "run")
+    terms, whole = (
+        read_table(tmp_path / "run" / "records", name) for name in ("terms", "training")
+    )
+    assert terms.pop("step") == [10, 20]
+    names = ["BinomialDevianceLoss", "BinomialDevianceLoss_1"]
+    assert list(terms) == names
+    for row, step in enumerate((10, 20)):
+        first, second = (terms[name][row] for name in names)
+        assert second == pytest.approx(first / 2)
+        assert first + second == pytest.approx(whole["loss"][step - 1])
 
 
 def test_a_lost_report_is_written_again(settings: list[str], done: Path) -> None:
@@ -327,6 +344,20 @@ def test_a_run_killed_before_its_first_record_can_be_started_again(
     (folder / ".run.json.tmp").write_text("{")
     record = finished([data, *TINY, "--optimization.steps=1", "--resume"], folder)
     assert record["status"] == "finished"
+
+
+def test_a_run_killed_before_its_first_checkpoint_starts_again(
+    settings: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = [*settings, "--checkpoint_every=6", "--evaluation.every=2"]
+    point = Curves.point
+    with monkeypatch.context() as patch:
+        patch.setattr(Curves, "point", lambda self, step: 1 / 0 if step else point(self, step))
+        with pytest.raises(ZeroDivisionError):
+            finished(settings, tmp_path / "run")
+    assert read_table(tmp_path / "run" / "records", "evaluation")["step"] == [0]
+    finished([*settings, "--resume"], tmp_path / "run")
+    assert read_table(tmp_path / "run" / "records", "evaluation")["step"] == [0, 2, 4, 6]
 
 
 def test_validation_never_shows_the_test_classes(

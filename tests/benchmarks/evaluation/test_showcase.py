@@ -1,6 +1,5 @@
 """What a run saves for pictures: every number by brute force, and nothing of the network is left changed."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,12 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from benchmarks.evaluation import showcase
-from benchmarks.evaluation.showcase import confusion, deep_features, rank, retrieval, save_showcase
+from benchmarks.evaluation.showcase import (
+    average_precision,
+    deep_features,
+    retrieval,
+    save_showcase,
+)
 from benchmarks.evaluation.tester import measure
 from pml_regularizers import EmbeddingHead
 
@@ -70,7 +74,7 @@ def rankings(data: Images, embeddings: Tensor) -> dict[int, list[int]]:
     return found
 
 
-def average_precision(data: Images, query: int, others: list[int]) -> float:
+def precision_of(data: Images, query: int, others: list[int]) -> float:
     right = [bool(data.labels[i] == data.labels[query]) for i in others]
     R = sum(right)
     return sum(sum(right[: i + 1]) / (i + 1) for i in range(R) if right[i]) / R
@@ -99,33 +103,28 @@ def test_every_query_is_ranked_as_by_brute_force(
 ) -> None:
     monkeypatch.setattr(showcase, "RANKED", ranked)
     embeddings = data.embeddings()
-    nearest, precision = rank(embeddings, data.labels, data.is_query)
+    precision = average_precision(embeddings, data.labels, data.is_query)
     expected = rankings(data, embeddings)
     assert len(expected) > 4
     for image in range(len(data)):
         if image in expected:
             others = expected[image]
-            assert nearest[image] == others[0]
             assert precision[image].item() == pytest.approx(
-                average_precision(data, image, others), rel=0, abs=ROUNDING
+                precision_of(data, image, others), rel=0, abs=ROUNDING
             )
         else:
-            assert nearest[image] == -1
             assert precision[image].isnan()
 
 
 def test_the_means_over_queries_are_the_metrics(data: Images) -> None:
     embeddings = normalize(data.embeddings())
     metrics = measure(embeddings, data.labels, [1], is_query=data.is_query)
-    nearest, precision = rank(embeddings, data.labels, data.is_query)
-    asked = nearest >= 0
-    assert precision[asked].mean().item() == pytest.approx(metrics["mean_average_precision_at_r"])
-    right = data.labels[nearest[asked]] == data.labels[asked]
-    assert right.double().mean().item() == pytest.approx(metrics["recall_at_1"])
+    precision = average_precision(embeddings, data.labels, data.is_query)
+    assert precision.nanmean().item() == pytest.approx(metrics["mean_average_precision_at_r"])
 
 
 def test_the_best_and_the_worst_are_of_different_classes(data: Images) -> None:
-    _, precision = rank(data.embeddings(), data.labels, data.is_query)
+    precision = average_precision(data.embeddings(), data.labels, data.is_query)
     shown = retrieval(data, data.embeddings(), precision)
     number = {f"image {i}": i for i in range(len(data))}
     queries = np.array([number[name] for name in shown["query_names"]])
@@ -144,7 +143,7 @@ def test_the_best_and_the_worst_are_of_different_classes(data: Images) -> None:
 
 def test_of_equal_queries_the_first_is_shown() -> None:
     data = Images(3, 3, 3, 3, 3, 3)
-    _, precision = rank(data.embeddings(noise=0), data.labels, None)
+    precision = average_precision(data.embeddings(noise=0), data.labels, None)
     assert (precision == 1).all()
     shown = retrieval(data, data.embeddings(noise=0), precision)
     firsts = [int((data.labels == label).nonzero()[0]) for label in range(6)]
@@ -155,7 +154,7 @@ def test_of_equal_queries_the_first_is_shown() -> None:
 
 def test_neighbours_of_the_shown_queries(data: Images) -> None:
     embeddings = data.embeddings()
-    _, precision = rank(embeddings, data.labels, data.is_query)
+    precision = average_precision(embeddings, data.labels, data.is_query)
     shown = retrieval(data, embeddings, precision)
     expected = rankings(data, embeddings)
     checked = 0
@@ -166,59 +165,6 @@ def test_neighbours_of_the_shown_queries(data: Images) -> None:
             nearest = expected[query][: showcase.NEIGHBOURS]
             assert found.tolist() == [f"image {i}" for i in nearest]
     assert checked > 4
-
-
-# ----------------------------------------------------------------------------------------- confusion
-
-
-def test_confusions_are_counted(data: Images) -> None:
-    embeddings = data.embeddings(noise=2)
-    nearest, _ = rank(embeddings, data.labels, data.is_query)
-    found = confusion(data.labels, nearest, data.class_names)
-    taken: dict[tuple[int, int], int] = {}
-    queries = [0] * len(data.class_names)
-    for query, others in rankings(data, embeddings).items():
-        pair = int(data.labels[query]), int(data.labels[others[0]])
-        taken[pair] = taken.get(pair, 0) + 1
-        queries[pair[0]] += 1
-    wrong = [pair for pair in taken if pair[0] != pair[1]]
-    wrong.sort(key=lambda pair: (-taken[pair] / queries[pair[0]], -queries[pair[0]], pair))
-    assert wrong
-    assert found["pairs"] == [
-        {
-            "class": f"class {a}",
-            "taken_for": f"class {b}",
-            "count": taken[a, b],
-            "queries": queries[a],
-        }
-        for a, b in wrong[: showcase.CONFUSED_PAIRS]
-    ]
-
-
-def test_only_the_most_confused_are_kept() -> None:
-    """Class c of 40 has c + 1 queries, of which one is taken for the next class: the share falls with c."""
-    labels = torch.arange(40).repeat_interleave(torch.arange(1, 41))
-    nearest = torch.arange(len(labels))
-    first_of_class = torch.tensor([int((labels == c).nonzero()[0]) for c in range(40)])
-    nearest[first_of_class] = first_of_class.roll(-1)
-    found = confusion(labels, nearest, [str(c) for c in range(40)])
-    assert [(p["class"], p["taken_for"], p["count"], p["queries"]) for p in found["pairs"]] == [
-        (str(c), str(c + 1), 1, c + 1) for c in range(12)
-    ]
-
-
-def test_of_equal_shares_the_larger_class_comes_first() -> None:
-    labels = torch.tensor([0, 0, 1, 1, 1, 1])
-    found = confusion(labels, torch.tensor([1, 2, 0, 0, 5, 4]), ["a", "b"])
-    assert [(p["class"], p["count"], p["queries"]) for p in found["pairs"]] == [
-        *(("b", 2, 4), ("a", 1, 2))
-    ]
-
-
-def test_no_confusion() -> None:
-    labels = torch.tensor([0, 0, 1, 1])
-    found = confusion(labels, torch.tensor([1, 0, 3, 2]), ["a", "b"])
-    assert found == {"pairs": []}
 
 
 # ------------------------------------------------------------------------------------------ features
@@ -357,7 +303,7 @@ def test_a_network_without_the_stage_has_no_picture(head: nn.Module, tmp_path: P
     assert deep_features(model, data, batch_size=9) is None
     save_showcase(tmp_path, model, data, data, data.embeddings(), batch_size=9)  # type: ignore[arg-type]
     files = sorted(path.name for path in tmp_path.iterdir())
-    assert files == ["confusion.json", "map.npz", "retrieval.npz"]
+    assert files == ["map.npz", "retrieval.npz"]
 
 
 def test_all_files(data: Images, tmp_path: Path) -> None:
@@ -373,6 +319,3 @@ def test_all_files(data: Images, tmp_path: Path) -> None:
         assert len(saved["labels"]) == 5, "of training images"
     with np.load(tmp_path / "retrieval.npz") as saved:
         assert len(saved["query_groups"]) == len(saved["query_images"])
-    nearest, _ = rank(embeddings, data.labels, data.is_query)
-    found = json.loads((tmp_path / "confusion.json").read_text())
-    assert found == confusion(data.labels, nearest, data.class_names)

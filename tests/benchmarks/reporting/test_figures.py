@@ -1,6 +1,5 @@
 """The report's pictures: what is drawn where, and that what cannot be drawn is left out."""
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -10,8 +9,7 @@ import pytest
 
 from benchmarks.records.results import Run
 from benchmarks.reporting import drawing, figures, pictures
-from benchmarks.reporting.figures import confusion, deep_features, retrieval_grids
-from benchmarks.settings import ConfigError
+from benchmarks.reporting.figures import deep_features, neighbours
 
 BASE = {"loss": {"class_path": "some.BaseLoss"}, "weight": 1.0}
 
@@ -130,9 +128,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     path = tmp_path / "features.npz"
     for content in (b"", b"text", b"PK\3\4 cut off"):
         path.write_bytes(content)
-        with pytest.raises(
-            ConfigError, match=r"features.npz: cannot be read \(.*run that training"
-        ):
+        with pytest.raises(ValueError, match=r"features.npz: is damaged \(.*run that training"):
             deep_features(run(tmp_path))
 
 
@@ -142,52 +138,69 @@ def test_no_features_no_figure(tmp_path: Path) -> None:
     assert deep_features(save_features(tmp_path, features=np.ones((60, 1)), **flat)) == ""
 
 
-# ----------------------------------------------------------------------------- confusions, neighbours
+# ---------------------------------------------------------------------------------------- neighbours
 
 
-def test_confused_classes(tmp_path: Path) -> None:
-    found = {
-        "pairs": [
-            {"class": "<A>", "taken_for": "B", "count": 3, "queries": 4},
-            {"class": "B", "taken_for": "<A>", "count": 1, "queries": 8},
-        ],
-    }
-    (tmp_path / "confusion.json").write_text(json.dumps(found))
-    page = confusion(run(tmp_path))
-    rows = re.findall(r'<th scope="row">(.*?)</th><td>(.*?)</td><td>(.*?)</td>', page)
-    assert rows == [("&lt;A&gt; → B", "3 of 4", "75"), ("B → &lt;A&gt;", "1 of 8", "12")]
-
-
-def test_no_confusion(tmp_path: Path) -> None:
-    assert confusion(run(tmp_path)) == ""
-    nothing = {"pairs": []}
-    (tmp_path / "confusion.json").write_text(json.dumps(nothing))
-    assert "Every nearest neighbour is of the query" in confusion(run(tmp_path))
-
-
-def test_grids_of_groups(tmp_path: Path) -> None:
+def save_retrieval(folder: Path, right: int) -> Run:
+    """Five queries with two neighbours each; all of one query are of its class, and half of another's."""
+    folder.mkdir()
     pixels = np.zeros((5, 8, 8), dtype=np.uint8)
+    labels = np.zeros((5, 2), dtype=int) + 9
+    labels[right], labels[4, 0] = right, 4
     np.savez(
-        tmp_path / "retrieval.npz",
+        folder / "retrieval.npz",
         query_images=pixels,
         neighbour_images=pixels[:, None].repeat(2, axis=1),
         query_labels=np.arange(5),
-        neighbour_labels=np.array([[0, 0], [1, 0], [2, 2], [3, 3], [0, 0]]),
+        neighbour_labels=labels,
         query_names=np.array(list("ABCDE")),
         neighbour_names=np.array(["xy"] * 10).reshape(5, 2),
         query_groups=np.array(["evenly spread", "evenly spread", "best", "best", "worst"]),
         query_precision=np.array([np.nan, 0.5, 1, 1, 0]),
     )
-    page = retrieval_grids(run(tmp_path))
-    parts = re.split("<h4>(.*?):? .*?</h4>", page)
-    assert parts[1::2] == ["Evenly", "Best", "Worst"]
-    assert [re.findall(r'alt="query: (.*?)"', part) for part in parts[2::2]] == [
+    return run(folder)
+
+
+def test_neighbours_of_one_method(tmp_path: Path) -> None:
+    page = neighbours({"base": [save_retrieval(tmp_path / "a", right=3)]})
+    titles = re.findall("<(?:h3|summary)>(.*?)<", page)
+    assert titles == [
+        "Evenly spread over the test set",
+        "Best queries of base, by average precision, one of a class",
+        "Worst queries of base, by average precision, one of a class",
+    ]
+    parts = re.split("<h3>|<summary>", page)[1:]
+    assert [re.findall(r'alt="query: (.*?)"', part) for part in parts] == [
         ["A, class 0", "B, class 1, average precision 50.0 %"],
         ["C, class 2, average precision 100.0 %", "D, class 3, average precision 100.0 %"],
         ["E, class 4, average precision 0.0 %"],
     ]
-    assert [(part.count('"right"'), part.count('"wrong"')) for part in parts[2::2]] == [
-        (3, 1),
-        (4, 0),
-        (0, 2),
+    frames = [(part.count('class="right"'), part.count('class="wrong"')) for part in parts]
+    assert frames == [(0, 4), (2, 2), (1, 1)]
+
+
+def test_methods_answer_the_same_query_below_each_other(tmp_path: Path) -> None:
+    methods = {
+        "base": [save_retrieval(tmp_path / "a", right=0)],
+        "<HORDE>": [save_retrieval(tmp_path / "b", right=1)],
+    }
+    page = neighbours(methods)
+    spread = page.partition("<details>")[0]
+    queries = spread.split('class="asked"')[1:]
+    frames = [
+        re.findall(r'title="(base|&lt;HORDE&gt;)"|class="(right|wrong)"', of) for of in queries
     ]
+    assert [[method or frame for method, frame in of] for of in frames] == [
+        ["base", "right", "right", "&lt;HORDE&gt;", "wrong", "wrong"],
+        ["base", "wrong", "wrong", "&lt;HORDE&gt;", "right", "right"],
+    ]
+    assert page.count("<details>") == 4, "the best and the worst of each"
+    assert ">A</b> base" in page
+    assert ">B</b> &lt;HORDE&gt;" in page
+
+
+def test_a_method_without_pictures_is_left_out(tmp_path: Path) -> None:
+    (tmp_path / "b").mkdir()
+    methods = {"base": [save_retrieval(tmp_path / "a", right=0)], "none": [run(tmp_path / "b")]}
+    assert neighbours(methods).count('class="asked"') == 5
+    assert "No neighbours were saved" in neighbours({"none": [run(tmp_path / "b")]})

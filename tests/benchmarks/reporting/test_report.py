@@ -19,7 +19,7 @@ from benchmarks.records.files import write_json
 from benchmarks.records.results import load_run
 from benchmarks.records.steps import RunRecords
 from benchmarks.report import main
-from benchmarks.reporting.comparison import compare, markdown_table
+from benchmarks.reporting.comparison import compare
 from benchmarks.reporting.page import write_html
 from benchmarks.reporting.table import Table, estimate
 from tests.support.processes import ROOT
@@ -134,8 +134,13 @@ def test_a_table_in_its_three_forms() -> None:
         *(r"| a\|b | kind | % |", "| :-- | :-- | --: |"),
         *("| x | long one | 9.5 |", "| <y> | z | 10.25 |"),
     ]
-    assert shown.terminal().splitlines() == [
+    assert shown.terminal(width=20).splitlines() == [
         *("a|b  kind          %", "x    long one    9.5", "<y>  z         10.25")
+    ]
+    wide = Table(["", "one (%)", "two (%)", "n"], [["a", "1", "22.5", "3"]], best={(0, 2)})
+    assert wide.terminal(width=12).splitlines() == [
+        *("   one", "   (%)", "a    1", ""),
+        *("    two   n", "    (%)", "a  22.5*  3"),
     ]
     assert '<th scope="row">&lt;y&gt;</th><td>z</td><td>10.25</td>' in shown.html()
 
@@ -146,15 +151,15 @@ def test_groups_seeds_by_label(make: Make) -> None:
         load_run(make("horde", 0, 0.50)),
         load_run(make("base", 1, 0.42)),
     ]
-    base, horde = table(markdown_table(runs))
+    base, horde = table(compare(runs).markdown())
     assert base["method"] == "base"
     assert base["Recall@1 (%)"] == "41.00 ± 12.71"
     assert base["seeds"] == "2"
     assert [horde[f"{name} (%)"] for name in METRICS.values()] == [
-        f"{value:.2f}" for value in (50, 51, 52, 53, 54, 55)
+        f"**{value:.2f}**" for value in (50, 51, 52, 53, 54, 55)
     ]
     assert horde["seeds"] == "1"
-    text = markdown_table(runs)
+    text = compare(runs).markdown()
     assert "glyphs: unseen test classes (1,075 classes, 12,900 images) after 1,500 steps" in text
     assert text.count("|:--") + text.count("| :--") == 1, "one shared seed has no difference table"
 
@@ -162,7 +167,7 @@ def test_groups_seeds_by_label(make: Make) -> None:
 def test_differences_pair_the_same_seeds_only(make: Make) -> None:
     recalls = {"base": {0: 0.40, 1: 0.50, 2: 0.90}, "horde": {3: 0.10, 1: 0.53, 0: 0.42}}
     folders = [make(label, s, r) for label, seeds in recalls.items() for s, r in seeds.items()]
-    (row,) = table(markdown_table([load_run(f) for f in folders]), 1)
+    (row,) = table(compare([load_run(f) for f in folders]).markdown(), 1)
     # Seeds 0 and 1: +2 and +3 points; 12.706205 * 0.5.
     assert row["method"] == "horde"
     assert row["Recall@1"] == "+2.50 ± 6.35"
@@ -171,18 +176,71 @@ def test_differences_pair_the_same_seeds_only(make: Make) -> None:
 
 def test_columns_are_what_was_measured(make: Make) -> None:
     run = load_run(make("base", 0, 0.4, metrics={"recall_at_1000": 0.9, "NMI": 0.5}))
-    (row,) = table(markdown_table([run]))
+    (row,) = table(compare([run]).markdown())
     assert list(row) == ["method", "Recall@1000 (%)", "NMI (%)", "seeds"]
 
 
 def test_baseline_can_be_chosen(make: Make) -> None:
     folders = [make(label, s, 0.4) for label in ("base", "horde") for s in (0, 1)]
     runs = [load_run(folder) for folder in folders]
-    assert table(markdown_table(runs, "horde"), 1)[0]["method"] == "base"
+    assert table(compare(runs, "horde").markdown(), 1)[0]["method"] == "base"
     with pytest.raises(
         ValueError, match=r"no run has the label 'x'; there are \['base', 'horde'\]"
     ):
         compare(runs, "x")
+
+
+def test_the_result_in_a_sentence(make: Make) -> None:
+    recalls = {"base": (0.40, 0.50, 0.90), "horde": (0.42, 0.53, 0.91), "other": (0.5, 0.3, 0.9)}
+    runs = {
+        label: [load_run(make(label, seed, recall)) for seed, recall in enumerate(of)]
+        for label, of in recalls.items()
+    }
+    # +2, +3 and +1 points: s = 1, t(0.975, 2) = 4.302653; the half-width 2.48 is not below 2.
+    result = compare([*runs["base"], *runs["horde"]]).result
+    expected = "horde +2.00 ± 2.48 points (3 pairs of seeds: undecided)"
+    assert result == f"Recall@1 compared with base: {expected}."
+    fewer = compare([*runs["base"][:1], *runs["horde"], *runs["other"][:1]]).result
+    assert fewer.endswith(
+        "horde +2.00 points (one seed: undecided); other +10.00 points (one seed: undecided)."
+    )
+    assert compare(runs["horde"][:1]).result == "Recall@1 of horde: 42.00 %."
+    better = [
+        load_run(make("better", seed, recall + 0.1)) for seed, recall in enumerate(recalls["base"])
+    ]
+    assert (
+        "better +10.00 ± 0.00 points (3 pairs of seeds: higher)"
+        in compare([*runs["base"], *better]).result
+    )
+    assert (
+        "base -10.00 ± 0.00 points (3 pairs of seeds: lower)"
+        in compare([*better, *runs["base"]]).result
+    )
+
+
+def test_the_best_of_each_column_is_marked(make: Make) -> None:
+    runs = [load_run(make(label, 0, 0.4)) for label in ("base", "same")]
+    runs.append(load_run(make("worse", 0, 0.3)))
+    best = compare(runs).metrics.best
+    assert best == {(row, column) for row in (0, 1) for column in range(1, 1 + len(METRICS))}
+    assert compare(runs[:1]).metrics.best == frozenset()
+
+
+def test_the_terminal_has_lines_of_80_letters(make: Make) -> None:
+    labels = ("base", "a method with a name of thirty", "other")
+    runs = [load_run(make(label, seed, 0.4 + seed / 7)) for label in labels for seed in (0, 1)]
+    text = compare(runs).terminal()
+    assert max(map(len, text.splitlines())) <= 80
+    words = set(compare(runs).markdown().replace("**", "").split()) - {
+        "|",
+        ":--",
+        "--:",
+        "##",
+        "###",
+    }
+    assert words <= set(text.replace("*", "").split())
+    assert text.count("40.00") == 0
+    assert "47.14 ± 90.76*" in text
 
 
 def test_descriptor_has_a_row_and_a_footnote(make: Make) -> None:
@@ -190,11 +248,11 @@ def test_descriptor_has_a_row_and_a_footnote(make: Make) -> None:
         make("base", 0, 0.4),
         make("horde", 0, 0.5, outputs={"descriptor": metrics(0.6), "parts": {}}),
     )
-    text = markdown_table([load_run(base), load_run(horde)])
+    text = compare([load_run(base), load_run(horde)]).markdown()
     assert [row["method"] for row in table(text)] == ["base", "horde", "horde †"]
-    assert table(text)[2]["Recall@1 (%)"] == "60.00"
+    assert table(text)[2]["Recall@1 (%)"] == "**60.00**"
     assert "† the test-time descriptor" in text
-    assert "†" not in markdown_table([load_run(base)])
+    assert "†" not in compare([load_run(base)]).markdown()
 
 
 @pytest.mark.parametrize(
@@ -282,7 +340,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> str:
         assert main([str(folder) for folder in folders]) == 0
     path = folders[0] / "comparison.html"
     lines = printed.getvalue().strip().splitlines()
-    assert lines[0].startswith("## glyphs")
+    assert lines[0].startswith("glyphs")
     assert lines[-1] == f"Report: {path}"
     return path.read_text(encoding="utf-8")
 
@@ -302,10 +360,8 @@ def test_html_loads_nothing(page: str) -> None:
     assert "ho&lt;r&gt;de" in page
 
 
-def test_html_frames_right_and_wrong_neighbours(page: str) -> None:
+def test_html_shows_what_each_method_found(page: str) -> None:
     elements = Elements(page)
-    grids = [a for a in elements.named("div") if a.get("class") == "grid"]
-    assert [grid["style"] for grid in grids] == ["--columns:4"] * 4, "of a label and a group"
     alts = [image["alt"] for image in elements.named("img")]
     assert alts[:8] == [
         "query: A, class 4",
@@ -317,11 +373,9 @@ def test_html_frames_right_and_wrong_neighbours(page: str) -> None:
         "right, neighbour 2: B1, class 7",
         "wrong, neighbour 3: E, class 2",
     ]
-    frames = re.findall(r'<span class="(query|right|wrong)"><img alt="(\w+)', page)
+    frames = re.findall(r'<img class="(asked|right|wrong)" src="[^"]*" alt="(\w+)', page)
     assert len(frames) == 16
-    assert all(frame == word for frame, word in frames)
-    assert len(re.findall('class="right">[^✗✓]*✓', page)) == 6
-    assert len(re.findall('class="wrong">[^✗✓]*✗', page)) == 6
+    assert all(frame.replace("asked", "query") == word for frame, word in frames)
 
 
 def test_html_holds_curves_tables_and_provenance(page: str) -> None:
@@ -341,7 +395,7 @@ def test_html_holds_curves_tables_and_provenance(page: str) -> None:
     assert len(elements.named("table")) == 1
     assert page.count("commit: 0123abc\ndirty: true") == 3
     assert "lr: 0.003" in page
-    assert len(elements.named("details")) == 3
+    assert len(elements.named("details")) == 3 + 4, "runs, and the best and the worst of each label"
 
 
 def test_html_without_curves_and_images(make: Make, tmp_path: Path) -> None:
@@ -354,7 +408,8 @@ def test_html_without_curves_and_images(make: Make, tmp_path: Path) -> None:
     Elements(page)
     assert "unseen validation classes" in page
     assert "after 1,500 (base), 900 (horde) steps" in page
-    assert "<h2>Difference to base, same seeds, in percentage points</h2>" in page
+    assert "Below each value: difference to base, same seeds, in percentage points" in page
+    assert page.count("<small>+0.00 ± 0.00</small>") == len(METRICS)
     for gap in ("No loss was recorded", "was not recorded while training", "No neighbours"):
         assert gap in page
     assert "never used for selection" not in page
@@ -387,12 +442,6 @@ def test_run_json_of_the_fixture_is_complete(make: Make) -> None:
         (
             "features.npz",
             dict.fromkeys(("features", "thinned"), np.zeros((3, 2))) | {"means": np.zeros((3, 5))},
-        ),
-        ("confusion.json", b"{"),
-        ("confusion.json", b'{"pairs": 5}'),
-        (
-            "confusion.json",
-            b'{"pairs": [{"class": "a", "taken_for": "b", "count": 1, "queries": 0}]}',
         ),
         ("records/training.csv", b"~iteration~,loss\n1,x\n"),
         ("records/training.csv", b"steps,loss\n1,0.5\n"),

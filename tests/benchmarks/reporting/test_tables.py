@@ -110,7 +110,9 @@ def make() -> Make:
 @pytest.fixture
 def show(capsys: pytest.CaptureFixture[str]) -> Show:
     def run(*arguments: str) -> str:
-        assert main([*(arguments or ["toy/table1"])]) == 0
+        wanted = arguments or ["toy/table1"]
+        form = [] if "--format" in wanted else ["--format=markdown"]
+        assert main([*wanted, *form]) == 0
         return capsys.readouterr().out
 
     return run
