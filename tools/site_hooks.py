@@ -1,20 +1,37 @@
 """Hooks of `make docs`: pages from files outside docs/, the pages of the API, and equations as MathML.
 
-The pages stay plain Markdown that GitHub renders: equations are its ```math blocks. They become MathML, which browsers
-draw themselves, so that the site needs neither a script nor a network.
+The pages stay plain Markdown that GitHub renders: equations are its ```math blocks. They become MathML, which
+browsers draw themselves, so that the site needs neither a script nor a network.
 """
 
+import ast
+import json
+import posixpath
 import re
 from pathlib import Path
 from typing import Any
 
 from latex2mathml.converter import convert
 from mkdocs.structure.files import File, Files
-
-import pml_regularizers
+from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parent.parent
-PAGES = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
+SOURCES = {
+    "index.md": "README.md",
+    "contributing.md": "CONTRIBUTING.md",
+    "changelog.md": "CHANGELOG.md",
+    **{
+        f"examples/{path.stem}.md": f"examples/{path.name}"
+        for path in sorted((ROOT / "examples").glob("*.ipynb"))
+    },
+}
+PAGES = {source: page for page, source in SOURCES.items()}
+HOMES = {  # of the public names
+    alias.name: node.module
+    for node in ast.walk(ast.parse((ROOT / "pml_regularizers" / "__init__.py").read_text()))
+    if isinstance(node, ast.ImportFrom) and node.level == 1
+    for alias in node.names
+}
 API = {
     "losses": (
         "Losses and regularizers",
@@ -28,33 +45,70 @@ API = {
 }
 
 
-def api_page(title: str, modules: str) -> str:
-    """Markdown of a page that describes the public names of some modules."""
-    names = [
-        f"::: pml_regularizers.{module}.{name}"
-        for module in modules.split()
-        for name in pml_regularizers.__all__
-        if getattr(pml_regularizers, name).__module__ == f"pml_regularizers.{module}"
-    ]
-    return "\n\n".join([f"# {title}", *names])
-
-
 def on_files(files: Files, config: Any) -> Files:
-    for source, page in PAGES.items():
-        text = re.sub(r"\]\((?:docs/)?(?=\w)(?!https?:)", "](", (ROOT / source).read_text())
-        for name, target in PAGES.items():
-            text = text.replace(f"]({name})", f"]({target})")
-        files.append(File.generated(config, page, content=text))
+    for page, source in SOURCES.items():
+        text = (ROOT / source).read_text()
+        content = notebook(text) if source.endswith(".ipynb") else text
+        files.append(File.generated(config, page, content=content))
     for page, (title, modules) in API.items():
         content = api_page(title, modules)
         files.append(File.generated(config, f"api/{page}.md", content=content))
     return files
 
 
-def mathml(equations: str) -> str:
-    """A display of equations; a newline in LaTeX's alignment is a row."""
-    return f'<div class="equations">{convert(equations.strip(), display="block")}</div>'
+def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
+    name = page.file.src_uri
+    parts = re.split(r"(```.*?^```$)", markdown, flags=re.DOTALL | re.MULTILINE)
+    parts[::2] = [relinked(text, name) for text in parts[::2]]
+    return "".join(mathml(part) if part.startswith("```math\n") else part for part in parts)
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:
-    return re.sub(r"```math\n(.*?)```", lambda found: mathml(found[1]), markdown, flags=re.DOTALL)
+def api_page(title: str, modules: str) -> str:
+    """Markdown of a page that describes the public names of some modules."""
+    names = [
+        f"::: pml_regularizers.{module}.{name}"
+        for module in modules.split()
+        for name, home in HOMES.items()
+        if home == module
+    ]
+    return "\n\n".join([f"# {title}", *names])
+
+
+def notebook(text: str) -> str:
+    """Markdown of a notebook, with the outputs that it keeps."""
+    parts = []
+    for cell in json.loads(text)["cells"]:
+        source = "".join(cell["source"])
+        parts.append(source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```")
+        for output in cell.get("outputs", []):
+            data = output.get("data", {})
+            if "image/png" in data:
+                source = f"data:image/png;base64,{data['image/png'].strip()}"
+                parts.append(f'<img alt="" src="{source}">')
+            else:
+                printed = "".join(output.get("text", data.get("text/plain", ""))).rstrip()
+                parts.append(f"```text\n{printed}\n```")
+    return "\n\n".join(parts)
+
+
+def relinked(text: str, page: str) -> str:
+    """A page whose links to files of the repository lead to pages; of a link to another file, its words."""
+    source = SOURCES.get(page, f"docs/{page}")
+
+    def link(found: re.Match[str]) -> str:
+        words, path, anchor = found.groups()
+        target = posixpath.normpath(posixpath.join(posixpath.dirname(source), path))
+        if "://" in path or not (ROOT / target).exists():
+            return found[0]
+        if target not in PAGES and not target.startswith("docs/"):
+            return words
+        there = PAGES.get(target, target.removeprefix("docs/"))
+        return f"[{words}]({posixpath.relpath(there, posixpath.dirname(page))}{anchor or ''})"
+
+    return re.sub(r"\[([^\]]*)\]\(([^)#\s]+)(#[^)\s]*)?\)", link, text)
+
+
+def mathml(block: str) -> str:
+    """The equations of a ```math block."""
+    latex = block.removeprefix("```math\n").removesuffix("```").strip()
+    return f'<div class="equations">{convert(latex, display="block")}</div>'
