@@ -37,7 +37,7 @@ def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.slow
 def test_the_script_for_several_processes_ends_equal_on_both(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
-    script.write_text("\n".join(EXAMPLES[ROOT / "docs" / "distributed.md"]))
+    script.write_text(EXAMPLES[ROOT / "docs" / "distributed.md"][0])
     buffered = {"PYTHONUNBUFFERED": ""}  # each process writes its line at once
     lines = run([], processes=2, script=script, variables=buffered).splitlines()
     printed = [line for line in lines if re.fullmatch(r"\d\S+ -?\d\S+", line)]
