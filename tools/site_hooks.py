@@ -80,14 +80,15 @@ def notebook(text: str) -> str:
     for cell in json.loads(text)["cells"]:
         source = "".join(cell["source"])
         parts.append(source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```")
-        for output in cell.get("outputs", []):
+        outputs = cell.get("outputs", [])
+        printed = "".join("".join(output.get("text", "")) for output in outputs).rstrip()
+        if printed:
+            parts.append(f"```text\n{printed}\n```")
+        for output in outputs:
             data = output.get("data", {})
             if "image/png" in data:
-                source = f"data:image/png;base64,{data['image/png'].strip()}"
-                parts.append(f'<img alt="" src="{source}">')
-            else:
-                printed = "".join(output.get("text", data.get("text/plain", ""))).rstrip()
-                parts.append(f"```text\n{printed}\n```")
+                image = f"data:image/png;base64,{data['image/png'].strip()}"
+                parts.append(f'<img alt="" src="{image}">')
     return "\n\n".join(parts)
 
 
