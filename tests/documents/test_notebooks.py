@@ -21,7 +21,7 @@ def test_six_notebooks() -> None:
 def test_outputs_are_kept_and_small(path: Path) -> None:
     cells = [cell for cell in nbformat.read(path, 4).cells if cell.cell_type == "code"]
     assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
-    assert sum(bool(cell.outputs) for cell in cells) >= 2
+    assert any(cell.outputs for cell in cells)
     assert all(output.output_type != "error" for cell in cells for output in cell.outputs)
     assert path.stat().st_size < 64 * 1024
     for place in (str(ROOT), str(Path.home()), "site-packages"):
