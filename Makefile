@@ -10,7 +10,7 @@ RUN := $(BIN)/python benchmarks/run.py --data.root $(DATA)
 REPORT := $(BIN)/python -m benchmarks.report
 SEEDS := 0 1 2 3 4
 
-.PHONY: install demo compare speed costs test test-all lint format clean
+.PHONY: install demo compare speed costs docs notebooks test test-all lint format clean
 
 install: $(VENV)/installed
 
@@ -21,7 +21,7 @@ $(VENV)/installed: pyproject.toml constraints.txt
 		|| echo "warning: $(PYTHON) is newer than Python 3.14, the newest that the pinned versions are chosen for"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt \
-		--editable '.[benchmarks,search,export,dev]'
+		--editable '.[benchmarks,search,export,docs,dev]'
 	touch $@
 
 # The metric loss alone and with HORDE, tested on classes that neither has seen.
@@ -49,6 +49,14 @@ costs: install
 	OMP_NUM_THREADS=1 MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=17179869184 \
 		$(BIN)/python -m benchmarks.speed.size_pages --output docs/costs
 
+# The site of README, docs/ and the docstrings, in site/: open site/index.html, with or without a network.
+docs: install
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
+# The outputs that the notebooks in examples/ keep.
+notebooks: install
+	OMP_NUM_THREADS=1 $(BIN)/jupyter execute --inplace examples/*.ipynb
+
 # A process per core, each of one thread.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist loadgroup
 
@@ -70,5 +78,5 @@ format: install
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.processes import ROOT
+from tests.support.processes import ROOT, run
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 EXAMPLES = {
@@ -17,13 +17,31 @@ EXAMPLES = {
 
 
 @pytest.mark.filterwarnings("ignore:Converting a tensor with requires_grad")  # in PML's trainers
-@pytest.mark.parametrize("page", EXAMPLES, ids=lambda page: page.name)
+@pytest.mark.filterwarnings("ignore:.*LeafSpec")  # in Lightning, of torch
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, marks=pytest.mark.slow) if page.name == "compile.md" else page
+        for page in EXAMPLES
+    ],
+    ids=lambda page: page.name,
+)
 def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
     script = tmp_path / f"{page.stem}.py"
     script.write_text("\n".join(EXAMPLES[page]))
     runpy.run_path(str(script), run_name="__main__")
+
+
+@pytest.mark.slow
+def test_the_script_for_several_processes_ends_equal_on_both(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(EXAMPLES[ROOT / "docs" / "distributed.md"][0])
+    buffered = {"PYTHONUNBUFFERED": ""}  # each process writes its line at once
+    lines = run([], processes=2, script=script, variables=buffered).splitlines()
+    printed = [line for line in lines if re.fullmatch(r"\d\S+ -?\d\S+", line)]
+    assert len(printed) == 2 and len(set(printed)) == 1, lines
 
 
 def test_the_systems_have_examples() -> None:

@@ -1,0 +1,43 @@
+"""The notebooks in examples/ run, and keep what they print."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.support.processes import ROOT
+
+nbformat = pytest.importorskip("nbformat")
+nbclient = pytest.importorskip("nbclient")
+
+NOTEBOOKS = sorted((ROOT / "examples").glob("*.ipynb"))
+
+
+def test_six_notebooks() -> None:
+    assert len(NOTEBOOKS) == 6
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_outputs_are_kept_and_small(path: Path) -> None:
+    cells = [cell for cell in nbformat.read(path, 4).cells if cell.cell_type == "code"]
+    assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
+    assert any(cell.outputs for cell in cells)
+    assert all(output.output_type != "error" for cell in cells for output in cell.outputs)
+    assert path.stat().st_size < 64 * 1024
+    for place in (str(ROOT), str(Path.home()), "site-packages"):
+        assert place not in path.read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    notebook = nbformat.read(path, 4)
+    nbclient.NotebookClient(
+        notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}
+    ).execute()
+    # As before the run: a cell that printed prints.
+    for before, after in zip(nbformat.read(path, 4).cells, notebook.cells, strict=True):
+        if before.cell_type == "code":
+            assert bool(before.outputs) == bool(after.outputs), before.source

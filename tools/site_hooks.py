@@ -1,0 +1,115 @@
+"""Hooks of `make docs`: pages from files outside docs/, the pages of the API, and equations as MathML.
+
+The pages stay plain Markdown that GitHub renders: equations are its ```math blocks. They become MathML, which
+browsers draw themselves, so that the site needs neither a script nor a network.
+"""
+
+import ast
+import json
+import posixpath
+import re
+from pathlib import Path
+from typing import Any
+
+from latex2mathml.converter import convert
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).parent.parent
+SOURCES = {
+    "index.md": "README.md",
+    "contributing.md": "CONTRIBUTING.md",
+    "changelog.md": "CHANGELOG.md",
+    **{
+        f"examples/{path.stem}.md": f"examples/{path.name}"
+        for path in sorted((ROOT / "examples").glob("*.ipynb"))
+    },
+}
+PAGES = {source: page for page, source in SOURCES.items()}
+HOMES = {  # of the public names
+    alias.name: node.module
+    for node in ast.walk(ast.parse((ROOT / "pml_regularizers" / "__init__.py").read_text()))
+    if isinstance(node, ast.ImportFrom) and node.level == 1
+    for alias in node.names
+}
+API = {
+    "losses": (
+        "Losses and regularizers",
+        "horde joint_similarity jrd energy_confusion variance_attention ensemble_loss binomial_deviance "
+        "cosine_contrastive dense_n_pairs feature_loss",
+    ),
+    "networks": ("Networks", "heads attention_ensemble split_trunk feature_tap"),
+    "training": ("Training", "distributed scheduled_losses gradient_ratios optimizer_groups"),
+    "mathematics": ("Mathematics", "moments reproducing_kernels"),
+    "evaluation": ("Evaluation", "rank_accuracy stratified_parts generalization_bound"),
+}
+
+
+def on_files(files: Files, config: Any) -> Files:
+    for page, source in SOURCES.items():
+        text = (ROOT / source).read_text()
+        content = notebook(text) if source.endswith(".ipynb") else text
+        files.append(File.generated(config, page, content=content))
+    for page, (title, modules) in API.items():
+        content = api_page(title, modules)
+        files.append(File.generated(config, f"api/{page}.md", content=content))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
+    name = page.file.src_uri
+    parts = re.split(r"(```.*?^```$)", markdown, flags=re.DOTALL | re.MULTILINE)
+    parts[::2] = [relinked(text, name) for text in parts[::2]]
+    return "".join(mathml(part) if part.startswith("```math\n") else part for part in parts)
+
+
+def api_page(title: str, modules: str) -> str:
+    """Markdown of a page that describes the public names of some modules."""
+    names = [
+        f"::: pml_regularizers.{module}.{name}"
+        for module in modules.split()
+        for name, home in HOMES.items()
+        if home == module
+    ]
+    return "\n\n".join([f"# {title}", *names])
+
+
+def notebook(text: str) -> str:
+    """Markdown of a notebook, with the outputs that it keeps."""
+    parts = []
+    for cell in json.loads(text)["cells"]:
+        source = "".join(cell["source"])
+        parts.append(source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```")
+        outputs = cell.get("outputs", [])
+        printed = "".join("".join(output.get("text", "")) for output in outputs).rstrip()
+        if printed:
+            parts.append(f"```text\n{printed}\n```")
+        for output in outputs:
+            data = output.get("data", {})
+            if "image/png" in data:
+                image = f"data:image/png;base64,{data['image/png'].strip()}"
+                parts.append(f'<img alt="" src="{image}">')
+    return "\n\n".join(parts)
+
+
+def relinked(text: str, page: str) -> str:
+    """A page whose links to files of the repository lead to pages; of a link to another file, its words."""
+    source = SOURCES.get(page, f"docs/{page}")
+
+    def link(found: re.Match[str]) -> str:
+        words, path, anchor = found.groups()
+        target = posixpath.normpath(posixpath.join(posixpath.dirname(source), path))
+        if "://" in path or not (ROOT / target).exists():
+            return found[0]
+        if target not in PAGES and not target.startswith("docs/"):
+            return words
+        there = PAGES.get(target, target.removeprefix("docs/"))
+        return f"[{words}]({posixpath.relpath(there, posixpath.dirname(page))}{anchor or ''})"
+
+    return re.sub(r"\[([^\]]*)\]\(([^)#\s]+)(#[^)\s]*)?\)", link, text)
+
+
+def mathml(block: str) -> str:
+    """The equations of a ```math block."""
+    latex = block.removeprefix("```math\n").removesuffix("```").strip()
+    return f'<div class="equations">{convert(latex, display="block")}</div>'
