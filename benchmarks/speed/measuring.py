@@ -152,6 +152,16 @@ def tensor_bytes(run: Callable[[], object]) -> int:
     return storages.most(without=_tensors(result))
 
 
+def peak_bytes(run: Callable[[], object]) -> int:
+    """By how much the most that torch's allocator holds on a GPU grows in a call; elsewhere `tensor_bytes`."""
+    if not torch.cuda.is_available():
+        return tensor_bytes(run)
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    run()
+    return torch.cuda.max_memory_allocated() - before
+
+
 class _Storages(TorchDispatchMode):
     """A history of the storages that operations have made and nobody has freed."""
 
