@@ -44,7 +44,10 @@ the same round, beside the smallest and the largest ratio or the seconds of the 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = page_parser("benchmarks.speed.gpu", __doc__)
     parser.add_argument("--parts", nargs="+", metavar="PART", help="default: all; see docs/gpu.md")
-    parser.add_argument("--run", nargs=2, metavar=("PART", "FILE"), help="one part, in this process")
+    parser.add_argument("--commit", help="of these files, where git does not know it")
+    parser.add_argument(
+        "--run", nargs=2, metavar=("PART", "FILE"), help="one part, in this process"
+    )
     options = parser.parse_args(argv)
     if reason := _no_gpu(options.tiny):
         print(f"skipped: {reason}")
@@ -61,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if unknown := set(options.parts or ()) - set(PARTS):
         parser.error(f"--parts: expected some of {', '.join(PARTS)}; got {min(unknown)!r}")
     command = "python -m benchmarks.speed.gpu" + " --tiny" * options.tiny
-    state = {"origin": origin(command, current_device()), "parts": {}}
+    state = {"origin": origin(command, current_device(), options.commit), "parts": {}}
     page: Path | None = options.output
     if page is not None and (kept := page.with_suffix(".json")).exists():
         before = json.loads(kept.read_text())

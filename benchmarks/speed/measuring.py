@@ -230,9 +230,9 @@ def current_device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def origin(command: str, device: torch.device) -> str:
+def origin(command: str, device: torch.device, commit: str | None = None) -> str:
     """Commit, command and machine of figures, in the words that the tests of the documents look for."""
-    code = describe_code()
+    code = {"commit": commit, "dirty": False} if commit else describe_code()
     commit = f"`{code['commit'][:7]}`" if code["commit"] else "an unknown commit"
     dirty = " (with uncommitted changes)" if code["dirty"] else ""
     wanted = ("OMP_", "MALLOC_")
