@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -30,14 +31,15 @@ INTRODUCTION = """# On a GPU
 
 {origin}
 
-`make gpu` writes this page, on a machine with a GPU; `make gpu PYTHON=python3` takes that Python and what is installed
-there, without making `.venv`. It downloads nothing, and a part whose packages are missing says so. A part ends after
-eight minutes at most; stopped, the same command goes on with the next part. It ends at the first wrong number.
+`make gpu` writes this page, on a machine with a GPU; `make gpu PYTHON=python3` takes that Python and what is
+installed there, without making `.venv`. It downloads nothing, and a part whose packages are missing says so. A part
+ends after eight minutes at most; stopped, the same command goes on with the next part. It ends at the first wrong
+number.
 
-An error is the largest difference to the expected entries, as a share of the largest of them; what is expected comes
-from float64 on the CPU, unless a part says otherwise. The rows of a table of times take turns, for as many rounds as
-it says, each between two calls of `torch.cuda.synchronize`; a time is the median of the ratios to the first row's in
-the same round, beside the smallest and the largest ratio or the seconds of the first row.
+An error is the largest difference to the expected entries, as a share of the largest of them; what is expected
+comes from float64 on the CPU, unless a part says otherwise. The rows of a table of times take turns, for as many
+rounds as it says, each between two calls of `torch.cuda.synchronize`; a time is the median of the ratios to the
+first row's in the same round, beside the smallest and the largest ratio or the seconds of the first row.
 """
 
 
@@ -156,9 +158,8 @@ def write_page(path: Path, origin: str | None, parts: Mapping[str, Found]) -> No
     text = INTRODUCTION.format(origin=origin or "**Nobody has run this on a GPU yet.**")
     for name, part in PARTS.items():
         found = parts.get(name) or _found("not run yet", "", 0)
-        title, *about = str(part.__doc__).split("\n\n", 1)
-        lines = [line.strip() for line in "".join(about).strip().splitlines()]
-        text += f"\n## {title.rstrip('.')}\n\n" + "\n".join(lines) + "\n"
+        title, about = str(part.__doc__).split("\n\n", 1)
+        text += f"\n## {title.rstrip('.')}\n\n{textwrap.fill(' '.join(about.split()), 116)}\n"
         said = f"{found['status']}: {found['why']}" if found["why"] else found["status"]
         seconds = f" in {found['seconds']:.0f} s" if found["seconds"] else ""
         text += f"\n`--parts {name}`: {said}{seconds}.\n"
