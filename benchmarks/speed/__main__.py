@@ -11,6 +11,7 @@ from benchmarks.speed.arguments import page_parser
 
 CASES = (
     *("horde_moments", "horde_resnet50", "horde_googlenet", "joint_similarity"),
+    *("parts_resnet50", "parts_googlenet"),
     *("energy_confusion", "vem", "retrieval", "query_gallery"),
 )
 

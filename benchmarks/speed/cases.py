@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from benchmarks.speed.measuring import Comparison, Target, process_bytes
-from benchmarks.speed.steps import ALONE, Device, network_steps
+from benchmarks.speed.steps import ALONE, Device, network_steps, step_parts
 from pml_regularizers import (
     EmbeddingHead,
     EnergyConfusionRegularizer,
@@ -82,6 +82,8 @@ def _horde_step(trunk: str, tiny: bool, device: Device) -> Comparison:
 
 horde_resnet50 = partial(_horde_step, "resnet50")
 horde_googlenet = partial(_horde_step, "googlenet")
+parts_resnet50 = partial(step_parts, "resnet50")
+parts_googlenet = partial(step_parts, "googlenet")
 
 
 def joint_similarity(tiny: bool, device: Device) -> Comparison:
