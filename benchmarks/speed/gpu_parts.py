@@ -9,12 +9,12 @@ import json
 import re
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout
+from contextlib import redirect_stdout
 from functools import partial
 from io import StringIO
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -28,7 +28,11 @@ from pml_regularizers import summed_products as products
 
 Device = torch.device
 CPU = torch.device("cpu")
-PARTS: dict[str, Callable[[bool, Device], Iterator["Check | str"]]] = {}
+
+Check = list[str]
+"""A right number: its name, its error and the bound of it, in print."""
+
+PARTS: dict[str, Callable[[bool, Device], Iterator[Check | str]]] = {}
 
 FLOAT32, TF32, BFLOAT16 = 1e-4, 2**-8, 2**-6
 """Bounds of errors: TF32 rounds to 10 bits, bfloat16 to 7; five orders multiply that, a mean divides it."""
@@ -37,14 +41,6 @@ TRUNKS = ("resnet50", "googlenet")
 
 DEMO_RECALL = 0.2284
 """Of `glyphs/demo/binomial_horde` on a CPU, one seed."""
-
-
-class Check(NamedTuple):
-    """A right number: its name, its error and the bound of it, in print."""
-
-    name: str
-    error: str
-    bound: str
 
 
 class WrongNumberError(Exception):
@@ -82,24 +78,11 @@ def check(name: str, found: Any, expected: Any, bound: float) -> Check:
                 f"{name}: tensor {index} of {len(found)}, entry {worst}: got {a[worst]:.6g}, expected "
                 f"{b[worst]:.6g} to {bound:.1e} of {scale:.3g}"
             )
-    return Check(name, f"{largest:.1e}", f"{bound:.1e}")
+    return [name, f"{largest:.1e}", f"{bound:.1e}"]
 
 
 def _table(comparison: Comparison, tiny: bool) -> str:
     return f"### {comparison.name}\n\n{comparison.table(measure(comparison, tiny=tiny))}"
-
-
-@contextmanager
-def _tf32(allowed: bool) -> Iterator[None]:
-    """In matrix products and convolutions."""
-    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
-    torch.set_float32_matmul_precision("high" if allowed else "highest")
-    torch.backends.cudnn.allow_tf32 = allowed
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before[0])
-        torch.backends.cudnn.allow_tf32 = before[1]
 
 
 # ------------------------------------------------------------------------------------------ HORDE
@@ -132,23 +115,24 @@ def kernels(tiny: bool, device: Device) -> Iterator[Check | str]:
     K = 4 if tiny else 5
     tensors, gradients = _factors(*((2, 19, 16, 70) if tiny else (16, 49, 1024, 1000)), K)
     kinds = {
-        "float64": (torch.float64, False, 1e-11),
-        "float32": (torch.float32, False, FLOAT32),
-        "TF32": (torch.float32, True, TF32),
-        "bfloat16": (torch.bfloat16, False, BFLOAT16),
+        "float64": (torch.float64, "highest", 1e-11),
+        "float32": (torch.float32, "highest", FLOAT32),
+        "TF32": (torch.float32, "high", TF32),
+        "bfloat16": (torch.bfloat16, "highest", BFLOAT16),
     }
     for first in (2, K):
         inputs, gradient = _leaves(tensors, CPU, torch.float64), gradients[first - 2 :]
         phi = torch.stack([inputs[0] @ matrix for matrix in inputs[1:]]).cumprod(dim=0)
         sums = phi[first - 1 :].sum(dim=2)
         expected = [sums, *torch.autograd.grad(sums, inputs, gradient)]
-        for (name, (dtype, tf32, bound)), activations in product(
+        for (name, (dtype, matmul, bound)), activations in product(
             kinds.items(), ("store", "recompute")
         ):
             given = _leaves(tensors, device, torch.promote_types(dtype, torch.float32))
             options = {"first": first, "dtype": dtype, "activations": activations}
-            with _tf32(tf32):
-                found = _sums(given, gradient, kernels="triton", **options)
+            torch.set_float32_matmul_precision(matmul)
+            found = _sums(given, gradient, kernels="triton", **options)
+            torch.set_float32_matmul_precision("highest")
             yield check(f"orders {first} to {K}, {activations}, {name}", found, expected, bound)
 
 
@@ -176,19 +160,18 @@ def horde(tiny: bool, device: Device) -> Iterator[Check | str]:
             setattr(products, name, before)
 
     size = f"{N} maps of {P} positions and {C} channels, {K} orders of {d}, float32"
-    with _tf32(False):
-        expected = [tensor.cpu() for tensor in _sums(inputs, gradient, activations="autograd")]
-        for activations, name in (("store", "GPU_BLOCK"), ("recompute", "BLOCK")):
-            widths = [
-                getattr(products, name),
-                *(2**k for k in ((8, 10) if tiny else range(18, 27))),
-            ]
-            steps = {f"{block:,}": partial(step, activations, name, block) for block in widths}
-            for block, run in steps.items():
-                yield check(f"{activations}, {name} = {block}", run(), expected, FLOAT32)
-            first = next(iter(steps))
-            title = f"{activations}, {name}"
-            yield _table(Comparison(title, size, steps, memory_against=first), tiny)
+    expected = [tensor.cpu() for tensor in _sums(inputs, gradient, activations="autograd")]
+    for activations, name in (("store", "GPU_BLOCK"), ("recompute", "BLOCK")):
+        widths = [
+            getattr(products, name),
+            *(2**k for k in ((8, 10) if tiny else range(18, 27))),
+        ]
+        steps = {f"{block:,}": partial(step, activations, name, block) for block in widths}
+        for block, run in steps.items():
+            yield check(f"{activations}, {name} = {block}", run(), expected, FLOAT32)
+        first = next(iter(steps))
+        title = f"{activations}, {name}"
+        yield _table(Comparison(title, size, steps, memory_against=first), tiny)
 
 
 # ---------------------------------------------------------------------------- losses and training
@@ -243,11 +226,10 @@ def losses(tiny: bool, device: Device) -> Iterator[Check | str]:
 
     N, C, E, d = (16, 12, 8, 32) if tiny else (120, 1024, 512, 2048)
     maps = torch.randn(N, C, 4, 4)
-    with _tf32(False):
-        for name in TERMS:
-            network = Objective(nn.Conv2d(C, C, 1), C, [name], E, d)
-            expected = _found(network, maps, CPU, torch.float64)
-            yield check(name, _found(network, maps, device, torch.float32), expected, FLOAT32)
+    for name in TERMS:
+        network = Objective(nn.Conv2d(C, C, 1), C, [name], E, d)
+        expected = _found(network, maps, CPU, torch.float64)
+        yield check(name, _found(network, maps, device, torch.float32), expected, FLOAT32)
     for case in (cases.joint_similarity, cases.energy_confusion, cases.vem):
         yield _table(case(tiny, device), tiny)
 
@@ -275,10 +257,9 @@ def training_step(tiny: bool, device: Device) -> Iterator[Check | str]:
 
     for trunk in TRUNKS:
         given = _network(trunk, tiny)
-        with _tf32(False):
-            expected = _found(*given, CPU, torch.float64)
-            found = _found(*given, device, torch.float32)
-            half = _found(*given, device, torch.float32, torch.bfloat16)
+        expected = _found(*given, CPU, torch.float64)
+        found = _found(*given, device, torch.float32)
+        half = _found(*given, device, torch.float32, torch.bfloat16)
         yield check(f"{trunk}, float32, loss", found[0], expected[0], FLOAT32)
         yield check(f"{trunk}, float32, gradients", found[1:], expected[1:], 1e-2)
         yield check(f"{trunk}, bfloat16, loss", half[0], expected[0], 0.05)
@@ -362,8 +343,7 @@ def retrieval(tiny: bool, device: Device) -> Iterator[Check | str]:
         results[name] = calculator.get_accuracy(vectors.to(place), labels.to(place))
 
     rows = {name: partial(accuracy, name, p) for name, p in (("CPU", CPU), ("device", device))}
-    with _tf32(False):
-        table = _table(Comparison("Time", f"{n:,} vectors of {width}", rows, rounds=1), tiny)
+    table = _table(Comparison("Time", f"{n:,} vectors of {width}", rows, rounds=1), tiny)
     for name in names:
         yield check(name, results["device"][name], results["CPU"][name], 1e-4)
     yield table

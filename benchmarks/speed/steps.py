@@ -6,7 +6,7 @@ from typing import Any
 import timm
 import torch
 from pytorch_metric_learning.losses import MultipleLosses
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from benchmarks.backbones import register
@@ -123,31 +123,35 @@ def step_parts(trunk_name: str, tiny: bool, device: Device) -> Comparison:
     whole = training_step(trunk, head, horde.attach(head), pixels)
     with torch.no_grad():
         maps = trunk(pixels)
-    read = [torch.randn_like(maps, requires_grad=True)]
-    read += [torch.randn(images, d, device=device, requires_grad=True) for _ in horde.embeddings]
-    embeddings = torch.randn(images, EMBEDDING, device=device, requires_grad=True)
+    maps = torch.randn_like(maps, requires_grad=True)
+    vectors = [torch.randn(images, EMBEDDING, device=device, requires_grad=True)]
+    vectors += [torch.randn(images, d, device=device, requires_grad=True) for _ in horde.embeddings]
     network = [*trunk.parameters(), *head.parameters()]
     copies = [nn.Parameter(p.detach().clone()) for p in (*network, *horde.parameters())]
     for parameter in copies:
         parameter.grad = torch.zeros_like(parameter)
 
-    def through_network() -> object:
+    def alone(forward: Callable[[], Sequence[Tensor]], inputs: Sequence[Tensor]) -> Step:
+        def run() -> object:
+            found = forward()
+            return torch.autograd.grad(found, inputs, [torch.ones_like(x) for x in found])
+
+        return _in_tf32(run)
+
+    def embed() -> list[Tensor]:
         with _half(pixels):
             found = head(trunk(pixels))
         horde.clear()
-        return torch.autograd.grad(found, network, torch.ones_like(found))
+        return [found]
 
-    def moments() -> object:
-        weights = list(horde.moments.parameters())
-        found = horde.moments(read[0])
-        return torch.autograd.grad(found, [read[0], *weights], [torch.ones_like(z) for z in found])
+    embedded = [*vectors, *horde.embeddings.parameters()]
 
-    def losses() -> object:
-        metric, *others = horde.losses.values()
-        value = metric(embeddings, labels)
-        for z, embed, loss in zip(read[1:], horde.embeddings.values(), others, strict=True):
-            value = value + loss(F.normalize(embed(z)), labels)
-        return torch.autograd.grad(value, [embeddings, *read[1:], *horde.embeddings.parameters()])
+    def losses() -> list[Tensor]:
+        embeddings = (
+            F.normalize(e(z)) for e, z in zip(horde.embeddings.values(), vectors[1:], strict=True)
+        )
+        both = zip(horde.losses.values(), [vectors[0], *embeddings], strict=True)
+        return [loss(vector, labels) for loss, vector in both]
 
     return Comparison(
         f"The parts of a training step of {name}",
@@ -155,9 +159,11 @@ def step_parts(trunk_name: str, tiny: bool, device: Device) -> Comparison:
         "forward and backward",
         {
             "the whole step": whole,
-            "trunk and head": _in_tf32(through_network),
-            "moments": _in_tf32(moments),
-            "losses of all orders, with their embeddings": _in_tf32(losses),
+            "trunk and head": alone(embed, network),
+            "moments": alone(lambda: horde.moments(maps), [maps, *horde.moments.parameters()]),
+            "losses of all orders, with their embeddings": alone(
+                losses, [*vectors, *horde.embeddings.parameters()]
+            ),
             "Adam's update": torch.optim.Adam(copies, lr=1e-6).step,
         },
         rounds=3,

@@ -55,7 +55,7 @@ def test_what_is_wrong(found: object, expected: object) -> None:
 
 def test_an_error_is_a_share_of_the_largest_entry() -> None:
     found = check("value", torch.tensor([10.0, 0.1]), torch.tensor([10.0, 0.2]), 0.1)
-    assert found == Check("value", "1.0e-02", "1.0e-01")
+    assert found == ["value", "1.0e-02", "1.0e-01"]
 
 
 # ---------------------------------------------------------------------------------------- the command
