@@ -149,9 +149,16 @@ Sweep = Mapping[str, Sequence[Measured]]
 """Of each candidate, at all values of one size."""
 
 
-def measure_over(comparison: Comparison, *, tiny: bool = False) -> dict[str, Sweep]:
-    """Of each size, the candidates at all its values, in turns; 1 is the time of the first at the base point."""
+def measure_over(
+    comparison: Comparison, *, tiny: bool = False
+) -> tuple[dict[str, Measured], dict[str, Sweep]]:
+    """The candidates at all values of a size, in turns; 1 is the time of the first at the base point.
+
+    Returns:
+        The candidates at the base point, as they were found over the first size, and all of each size.
+    """
     assert comparison.at is not None
+    points: dict[str, Measured] = {}
     sweeps: dict[str, Sweep] = {}
     names = list(comparison.candidates)
     for size, values in comparison.grids.items():
@@ -161,15 +168,9 @@ def measure_over(comparison: Comparison, *, tiny: bool = False) -> dict[str, Swe
         turns = {f"{name}, {value}": at[value][name] for name, value in order}
         title = f"{comparison.name} over {size}"
         found = measure(replace(comparison, name=title, candidates=turns), tiny=tiny)
+        points = points or {name: found[f"{name}, {base}"] for name in names}
         sweeps[size] = {name: [found[f"{name}, {value}"] for value in values] for name in names}
-    return sweeps
-
-
-def at_base(comparison: Comparison, sweeps: Mapping[str, Sweep]) -> dict[str, Measured]:
-    """The candidates at the base point, as the first sweep found them."""
-    size, sweep = next(iter(sweeps.items()))
-    index = list(comparison.grids[size]).index(comparison.base[size])
-    return {name: points[index] for name, points in sweep.items()}
+    return points, sweeps
 
 
 def slope(x: Iterable[float], y: Iterable[float]) -> float:

@@ -62,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     import torch  # not for --help
 
     from benchmarks.speed import sizes
-    from benchmarks.speed.measuring import at_base, current_device, measure, measure_over, origin
+    from benchmarks.speed.measuring import current_device, measure, measure_over, origin
     from benchmarks.speed.steps import network_steps
 
     torch.manual_seed(0)
@@ -71,8 +71,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     found, figures = [INTRODUCTION.format(origin=origin(command, device))], {}
     for name in sizes.METHODS:
         method = getattr(sizes, name)(tiny, device)
-        sweeps = measure_over(method, tiny=tiny)
-        table = method.table(at_base(method, sweeps), sweeps)
+        points, sweeps = measure_over(method, tiny=tiny)
+        table = method.table(points, sweeps)
         file = f"{getattr(options.output, 'name', 'PAGE')}/{name}.svg"
         shown = f"![Time and memory of {method.name} over its sizes]({file})"
         found.append(f"### {method.name}\n\n{_filled(table)}\n{shown}\n")

@@ -161,9 +161,7 @@ def step_parts(trunk_name: str, tiny: bool, device: Device) -> Comparison:
             "the whole step": whole,
             "trunk and head": alone(embed, network),
             "moments": alone(lambda: horde.moments(maps), [maps, *horde.moments.parameters()]),
-            "losses of all orders, with their embeddings": alone(
-                losses, [*vectors, *horde.embeddings.parameters()]
-            ),
+            "losses of all orders, with their embeddings": alone(losses, embedded),
             "Adam's update": torch.optim.Adam(copies, lr=1e-6).step,
         },
         rounds=3,

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from benchmarks.speed import measuring, sizes
-from benchmarks.speed.measuring import Comparison, at_base, measure_over, slope
+from benchmarks.speed.measuring import Comparison, measure_over, slope
 from benchmarks.speed.size_pages import main
 from benchmarks.speed.sizes import METHODS, TIMED_WIDTHS, empty_horde, held_bytes
 from pml_regularizers import HighOrderMoments
@@ -102,12 +102,11 @@ def test_memory_and_times_of_a_sweep() -> None:
         base={"n": 8},
         at=at,
     )
-    sweeps = measure_over(squares)
+    base, sweeps = measure_over(squares)
     found = sweeps["n"]
     assert [point.bytes for point in found["one"]] == [4 * n**2 for n in values]
     assert [point.bytes for point in found["three"]] == [12 * n**2 for n in values]
     assert found["one"][1].ratio == 1
-    base = at_base(squares, sweeps)
     assert {name: point.bytes for name, point in base.items()} == {"one": 256, "three": 768}
     _, header, _, *rows = squares.table(base, sweeps).replace("\n\n", "\n").splitlines()
     assert header == "|  | time | least to most | memory | MB | over n |"
