@@ -99,6 +99,8 @@ def _no_gpu(tiny: bool) -> str | None:
 
 def run_apart(name: str, tiny: bool) -> Found:
     """Run a part in a process of its own, which ends with this one and when its time is over."""
+    from benchmarks.console import signals_handled
+
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "found.json"
@@ -107,16 +109,15 @@ def run_apart(name: str, tiny: bool) -> Found:
         process = subprocess.Popen(
             words + ["--tiny"] * tiny, env=os.environ | variables, start_new_session=True
         )
-        old = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-        try:
-            status = process.wait(LIMIT)
-        except subprocess.TimeoutExpired:
-            return _found("failed", f"takes more than {LIMIT} seconds", LIMIT)
-        finally:
-            signal.signal(signal.SIGTERM, old)
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # with all processes that it started
-            process.wait()
+        with signals_handled(lambda number, frame: sys.exit(128 + number)):
+            try:
+                status = process.wait(LIMIT)
+            except subprocess.TimeoutExpired:
+                return _found("failed", f"takes more than {LIMIT} seconds", LIMIT)
+            finally:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)  # with all processes that it started
+                process.wait()
         seconds = time.monotonic() - started
         if not file.exists():
             return _found("failed", f"ended with status {status}", seconds)
