@@ -10,7 +10,7 @@ RUN := $(BIN)/python benchmarks/run.py --data.root $(DATA)
 REPORT := $(BIN)/python -m benchmarks.report
 SEEDS := 0 1 2 3 4
 
-.PHONY: install demo compare speed costs gpu test test-all lint format clean
+.PHONY: install demo compare speed costs test test-all lint format clean
 
 install: $(VENV)/installed
 
@@ -49,12 +49,6 @@ costs: install
 	OMP_NUM_THREADS=1 MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=17179869184 \
 		$(BIN)/python -m benchmarks.speed.size_pages --output docs/costs
 
-# The page docs/gpu.md, where there is a GPU; goes on where it was stopped. A PYTHON that is given is taken as it is.
-GPU_PYTHON := $(if $(filter command,$(origin PYTHON)),$(PYTHON),$(BIN)/python)
-
-gpu: $(if $(filter command,$(origin PYTHON)),,install)
-	$(GPU_PYTHON) -m benchmarks.speed.gpu --output docs/gpu.md
-
 # A process per core, each of one thread.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist loadgroup
 
@@ -65,6 +59,13 @@ test: install
 # The rest: real launches, many kills, every recipe, compilation; fifteen minutes more.
 test-all: install
 	$(PYTEST) -m slow --kills 20
+
+# The page docs/gpu.md, where there is a GPU; goes on where it was stopped. A PYTHON that is given is taken as it is.
+GPU_PYTHON := $(if $(filter command,$(origin PYTHON)),$(PYTHON),$(BIN)/python)
+
+.PHONY: gpu
+gpu: $(if $(filter command,$(origin PYTHON)),,install)
+	$(GPU_PYTHON) -m benchmarks.speed.gpu --output docs/gpu.md
 
 lint: install
 	$(BIN)/ruff check .

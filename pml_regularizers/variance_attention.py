@@ -58,7 +58,7 @@ def variance_loss(features: Tensor, predicted: Tensor, *, unbiased: bool = False
     """
     # Not `var`, which goes through the rows of a matrix one number at a time.
     centred = features - features.mean(dim=0)
-    squares = torch.linalg.vecdot(centred, centred, dim=0)
+    squares: Tensor = torch.linalg.vecdot(centred, centred, dim=0)
     variance = squares / (len(features) - int(unbiased and len(features) > 1))
     return (variance - predicted).square().mean()  # eq. 3
 
