@@ -68,6 +68,13 @@ test: install
 test-all: install
 	$(PYTEST) -m slow --kills 20
 
+# The page docs/gpu.md, where there is a GPU; goes on where it was stopped. A PYTHON that is given is taken as it is.
+GPU_PYTHON := $(if $(filter command,$(origin PYTHON)),$(PYTHON),$(BIN)/python)
+
+.PHONY: gpu
+gpu: $(if $(filter command,$(origin PYTHON)),,install)
+	$(GPU_PYTHON) -m benchmarks.speed.gpu --output docs/gpu.md
+
 lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .

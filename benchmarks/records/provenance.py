@@ -11,17 +11,20 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from benchmarks.building import Datasets, image_size
-from benchmarks.settings import Experiment, Model, fold_of
+from benchmarks import building, settings  # what they need is not asked for before it is used
+
+if TYPE_CHECKING:
+    from benchmarks.building import Datasets
+    from benchmarks.settings import Experiment, Model
 
 
 def describe_data(
-    experiment: Experiment, datasets: Datasets, trunk: nn.Module
+    experiment: "Experiment", datasets: "Datasets", trunk: nn.Module
 ) -> dict[str, dict[str, Any] | None]:
     """Images and file of pretrained weights of a run, for its run.json."""
     data, test = experiment.data, datasets.test
@@ -31,8 +34,8 @@ def describe_data(
             "fingerprint": test.fingerprint,
             "layout": test.layout,
             "split": data.split,
-            "fold": fold_of(data, fair=experiment.protocol == "fair"),
-            "image_size": image_size(data, trunk),
+            "fold": settings.fold_of(data, fair=experiment.protocol == "fair"),
+            "image_size": building.image_size(data, trunk),
             "view": test.view,
             "train_classes": datasets.train.num_classes,
             "train_images": len(datasets.train),
@@ -43,7 +46,7 @@ def describe_data(
     }
 
 
-def describe_weights(model: Model) -> dict[str, str] | None:
+def describe_weights(model: "Model") -> dict[str, str] | None:
     """Name and SHA-256 of the file of pretrained weights, if there is one."""
     if model.weights is None:
         return None

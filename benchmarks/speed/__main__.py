@@ -12,6 +12,7 @@ from benchmarks.speed.arguments import page_parser
 CASES = (
     *("horde_moments", "horde_resnet50", "horde_googlenet", "joint_similarity"),
     *("energy_confusion", "vem", "retrieval", "query_gallery"),
+    *("parts_resnet50", "parts_googlenet"),
 )
 
 INTRODUCTION = """# Speed and memory

@@ -11,6 +11,7 @@ from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
 from torch import Tensor
 from torch.nn import functional as F
 
+from benchmarks.speed import steps
 from benchmarks.speed.measuring import Comparison, Target, process_bytes
 from benchmarks.speed.steps import ALONE, Device, network_steps
 from pml_regularizers import (
@@ -82,6 +83,8 @@ def _horde_step(trunk: str, tiny: bool, device: Device) -> Comparison:
 
 horde_resnet50 = partial(_horde_step, "resnet50")
 horde_googlenet = partial(_horde_step, "googlenet")
+parts_resnet50 = partial(steps.step_parts, "resnet50")
+parts_googlenet = partial(steps.step_parts, "googlenet")
 
 
 def joint_similarity(tiny: bool, device: Device) -> Comparison:

@@ -5,14 +5,16 @@ median over the rounds of the ratio to another function's time in the same round
 """
 
 import gc
+import math
 import multiprocessing
 import os
 import re
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,8 @@ from torch.utils._pytree import tree_leaves
 from benchmarks.console import progress_bar
 from benchmarks.records import describe_code, describe_hardware, describe_versions
 from benchmarks.reporting import Table
+
+Sizes = Mapping[str, int]
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,10 @@ class Comparison:
         targets: By candidate.
         rounds: How often each is timed.
         memory: How memory is measured: `tensor_bytes`, or `process_bytes` for what torch does not allocate.
+        against: Of a candidate another one, whose time is 1 for it; default: the first.
+        grids: Values of a size at which the candidates are measured too; those above are of the `base` point.
+        base: All sizes of the candidates.
+        at: The same candidates at other sizes.
     """
 
     name: str
@@ -57,21 +65,38 @@ class Comparison:
     targets: Mapping[str, Target] = field(default_factory=dict)
     rounds: int = 7
     memory: Callable[[Callable[[], object]], int] | None = None
+    against: Mapping[str, str] = field(default_factory=dict)
+    grids: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    base: Sizes = field(default_factory=dict)
+    at: Callable[[Sizes], Mapping[str, Callable[[], object]]] | None = None
 
-    def table(self, measured: Mapping[str, "Measured"]) -> str:
-        """The size in words and a Markdown table, without columns that would be empty."""
+    def table(
+        self, measured: Mapping[str, "Measured"], sweeps: Mapping[str, "Sweep"] | None = None
+    ) -> str:
+        """The size in words and a Markdown table, without columns that would be empty.
+
+        Args:
+            measured: The candidates.
+            sweeps: Of each size: a column with the slopes of time and of memory.
+        """
         columns = ["", "time", "least to most", "target", "memory", "MB", "target"]
+        columns += [f"over {size}" for size in sweeps or ()]
         rows = []
         for name, found in measured.items():
             target = self.targets.get(name, Target())
             spread = f"{min(found.ratios):.2f} to {max(found.ratios):.2f}"
-            if not rows:
+            if not rows or self.against.get(name) == name:
                 spread = f"{found.seconds:.3g} s"
             row = [name, f"{found.ratio:.2f}", spread, _held_against(target.time, found.ratio)]
             if self.memory_against is not None:
                 share = found.bytes / measured[self.memory_against].bytes
                 megabytes = f"{found.bytes / 1e6:,.1f}"
                 row += [f"{share:.3f}", megabytes, _held_against(target.memory, share)]
+            row += [""] * (7 - len(row))
+            for size, sweep in (sweeps or {}).items():
+                times, bytes_ = zip(*((p.ratio, p.bytes) for p in sweep[name]), strict=True)
+                steep = (slope(self.grids[size], values) for values in (times, bytes_))
+                row.append(", ".join(f"{value:.2f}" for value in steep))
             rows.append(row)
         shown = [k for k in range(len(rows[0])) if k == 0 or any(row[k] for row in rows)]
         header, *rows = [[row[k] for k in shown] for row in (columns, *rows)]
@@ -111,13 +136,47 @@ def measure(comparison: Comparison, *, tiny: bool = False) -> dict[str, Measured
         for name, run in candidates.items():
             seconds[name].append(_seconds(run))
     gc.unfreeze()
-    first, *_ = seconds.values()
-    return {
-        name: Measured(
-            statistics.median(own), [a / b for a, b in zip(own, first, strict=True)], memory[name]
-        )
-        for name, own in seconds.items()
-    }
+    first = next(iter(seconds))
+    found = {}
+    for name, own in seconds.items():
+        other = seconds[comparison.against.get(name, first)]
+        ratios = [a / b for a, b in zip(own, other, strict=True)]
+        found[name] = Measured(statistics.median(own), ratios, memory[name])
+    return found
+
+
+Sweep = Mapping[str, Sequence[Measured]]
+"""Of each candidate, at all values of one size."""
+
+
+def measure_over(
+    comparison: Comparison, *, tiny: bool = False
+) -> tuple[dict[str, Measured], dict[str, Sweep]]:
+    """The candidates at all values of a size, in turns; 1 is the time of the first at the base point.
+
+    Returns:
+        The candidates at the base point, as they were found over the first size, and all of each size.
+    """
+    assert comparison.at is not None
+    points: dict[str, Measured] = {}
+    sweeps: dict[str, Sweep] = {}
+    names = list(comparison.candidates)
+    for size, values in comparison.grids.items():
+        base = comparison.base[size]
+        at = {value: comparison.at({**comparison.base, size: value}) for value in values}
+        order = dict.fromkeys([(names[0], base), *product(names, values)])  # the first once
+        turns = {f"{name}, {value}": at[value][name] for name, value in order}
+        title = f"{comparison.name} over {size}"
+        found = measure(replace(comparison, name=title, candidates=turns), tiny=tiny)
+        points = points or {name: found[f"{name}, {base}"] for name in names}
+        sweeps[size] = {name: [found[f"{name}, {value}"] for value in values] for name in names}
+    return points, sweeps
+
+
+def slope(x: Iterable[float], y: Iterable[float]) -> float:
+    """Of the line through the logarithms of the upper half of the points, the middle one included."""
+    logarithms = ([math.log(value) for value in values] for values in (x, y))
+    return statistics.linear_regression(*(all_[len(all_) // 2 :] for all_ in logarithms)).slope
 
 
 def _seconds(run: Callable[[], object]) -> float:
@@ -150,6 +209,16 @@ def tensor_bytes(run: Callable[[], object]) -> int:
     with _Storages() as storages:
         result = run()
     return storages.most(without=_tensors(result))
+
+
+def peak_bytes(run: Callable[[], object]) -> int:
+    """By how much the most that torch's allocator holds on a GPU grows in a call; elsewhere `tensor_bytes`."""
+    if not torch.cuda.is_available():
+        return tensor_bytes(run)
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    run()
+    return torch.cuda.max_memory_allocated() - before
 
 
 class _Storages(TorchDispatchMode):
@@ -220,9 +289,9 @@ def current_device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def origin(command: str, device: torch.device) -> str:
+def origin(command: str, device: torch.device, commit: str | None = None) -> str:
     """Commit, command and machine of figures, in the words that the tests of the documents look for."""
-    code = describe_code()
+    code = {"commit": commit, "dirty": False} if commit else describe_code()
     commit = f"`{code['commit'][:7]}`" if code["commit"] else "an unknown commit"
     dirty = " (with uncommitted changes)" if code["dirty"] else ""
     wanted = ("OMP_", "MALLOC_")

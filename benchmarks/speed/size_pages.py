@@ -6,11 +6,16 @@ Takes some minutes on two cores; writes PAGE.md and, into a folder PAGE, its fig
 """
 
 import sys
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from benchmarks.records import replace_file
 from benchmarks.speed.arguments import page_parser
+
+if TYPE_CHECKING:
+    from benchmarks.speed.measuring import Comparison, Measured, Sweep
 
 INTRODUCTION = """# What the methods cost
 
@@ -18,15 +23,15 @@ INTRODUCTION = """# What the methods cost
 `make costs` has one thread, and an allocator that keeps what is freed: else the time of large tensors would include
 that of the fresh pages that the system clears for them.
 
-The rows of a table take turns. A time is the median over the rounds of its ratio to another time in the same round.
-Memory is the most that tensors hold, without inputs and results, counted after every operation.
+The rows of a table take turns, for as many rounds as it says. A time is the median over the rounds of its ratio to
+the time of the first row, or of the row above that has seconds, in the same round. Memory is the most that tensors
+hold, without inputs and results, counted after every operation.
 
 ## Over one size at a time
 
-A forward and a backward pass. One size at a time leaves a base point, the others stay. Times are multiples of
-the time of the first variant at the base point. A slope is that of a line through the logarithms of the upper half
-of a size's values: 0 means independent of the size, 1 proportional, 2 quadratic. Gradients are results: their
-memory does not count here.
+A forward and a backward pass. One size at a time leaves a base point, the others stay. The columns "over" have the
+slopes of time and of memory, of a line through the logarithms of the upper half of a size's values: 0 means
+independent of the size, 1 proportional, 2 quadratic. Gradients are results: their memory does not count here.
 """
 
 CROSSOVER = """## Where fixed or smaller projections pay
@@ -37,8 +42,8 @@ sixteenth: as many bytes as trained projections of d / 16. The last column: fixe
 the stored activations of that many images need, at 8 x 8 positions.
 """
 
-STEPS = """The next table has the seconds of a step of head and loss with trained projections, and the time with
-fixed ones as a ratio to it. The maps, of 8 x 8 positions, are given; Adam's update is included.
+STEPS = """The next tables have steps of head and loss with trained projections and, as a ratio to them, with fixed
+ones of the same width. The maps, of 8 x 8 positions, are given; Adam's update is included.
 """
 
 REAL = """## A step of a real network
@@ -48,27 +53,34 @@ the method. The work of the update does not depend on the batch: its share is sm
 HORDE's 40 images.
 """
 
+WIDTHS = (512, 1024, 2048, 4096, 8192)  # d, where bytes are counted; the last is the paper's
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = page_parser("benchmarks.speed.size_pages", __doc__).parse_args(argv)
 
     import torch  # not for --help
 
-    from benchmarks.speed import size_sections as sections
-    from benchmarks.speed.measuring import current_device, measure, origin
-    from benchmarks.speed.sizes import methods
+    from benchmarks.speed import sizes
+    from benchmarks.speed.measuring import current_device, measure, measure_over, origin
     from benchmarks.speed.steps import network_steps
 
     torch.manual_seed(0)
     tiny, device = options.tiny, current_device()
     command = f"python -m benchmarks.speed.size_pages{' --tiny' * tiny} --output docs/costs"
     found, figures = [INTRODUCTION.format(origin=origin(command, device))], {}
-    for name, method in methods(tiny).items():
-        sweeps = {size: sections.sweep(method, size, tiny, device) for size in method.grids}
+    for name in sizes.METHODS:
+        method = getattr(sizes, name)(tiny, device)
+        points, sweeps = measure_over(method, tiny=tiny)
+        table = method.table(points, sweeps)
         file = f"{getattr(options.output, 'name', 'PAGE')}/{name}.svg"
-        found.append(sections.of_method(method, sweeps, file))
-        figures[f"{name}.svg"] = sections.figure(method, sweeps)
-    found += [CROSSOVER, sections.held_table(), STEPS, sections.step_table(tiny, device), REAL]
+        shown = f"![Time and memory of {method.name} over its sizes]({file})"
+        found.append(f"### {method.name}\n\n{_filled(table)}\n{shown}\n")
+        figures[f"{name}.svg"] = figure(method, sweeps)
+    found += [CROSSOVER, held_table(), STEPS]
+    steps = [sizes.horde_steps(N, tiny, device) for N in (40, 8)]
+    found += [f"### {step.name}\n\n{step.table(measure(step, tiny=tiny))}" for step in steps]
+    found.append(REAL)
     for trunk in ("googlenet", "resnet50"):
         comparison = replace(network_steps(trunk, 8, tiny, device), rounds=2)
         found.append(f"### {trunk}\n\n{comparison.table(measure(comparison, tiny=tiny))}")
@@ -80,6 +92,54 @@ def main(argv: Sequence[str] | None = None) -> int:
             replace_file(options.output / file, svg)
         replace_file(options.output.with_suffix(".md"), text.encode())
     return 0
+
+
+def _filled(table: str) -> str:
+    """A table below lines of words that are not long."""
+    words, rows = table.split("\n\n", 1)
+    return f"{textwrap.fill(words, 116)}\n\n{rows}"
+
+
+def held_table() -> str:
+    """Bytes of HORDE's parts while it trains."""
+    from benchmarks.reporting import Table
+    from benchmarks.speed.sizes import POSITIONS, empty_horde, held_bytes
+
+    rows = []
+    for d in WIDTHS:
+        trained, fixed = empty_horde(d, "cascaded"), empty_horde(d, "random")
+        held = [held_bytes(part) for part in (trained.moments, trained.embeddings, fixed.moments)]
+        images = (held[0] + held[1] - held[2]) / trained.activation_bytes(1, POSITIONS)
+        rows.append([f"{d:,}", *(f"{count / 1e6:,.1f}" for count in held), f"{images:,.0f}"])
+    header = ["d", "trained (MB)", "their embeddings (MB)", "fixed (MB)", "images"]
+    return Table(header, rows).markdown() + "\n"
+
+
+def figure(method: "Comparison", sweeps: Mapping[str, "Sweep"]) -> bytes:
+    """Time above, memory below, a column per variant; a line per size, over multiples of the base point."""
+    from matplotlib.figure import Figure
+
+    from benchmarks.reporting import COLOURS, MARKERS, svg
+
+    curves: dict[str, Callable[[Measured], float]] = {
+        "time (base point: 1)": lambda point: point.ratio,
+        "memory (MB)": lambda point: point.bytes / 1e6,
+    }
+    count = len(method.candidates)
+    drawn = Figure(figsize=(2.4 * max(count, 2) + 0.8, 5.2), layout="constrained")
+    panels = drawn.subplots(2, count, sharex=True, sharey="row", squeeze=False)
+    for row, (name, curve) in zip(panels, curves.items(), strict=True):
+        row[0].set_ylabel(name, fontsize=9)
+        for axes, variant in zip(row, method.candidates, strict=True):
+            for size, colour, marker in zip(sweeps, COLOURS, MARKERS, strict=False):
+                base = method.base[size]
+                multiples = [value / base for value in method.grids[size]]
+                style = {"color": colour, "marker": marker, "markersize": 4, "linewidth": 1.3}
+                points = [curve(point) for point in sweeps[size][variant]]
+                axes.plot(multiples, points, label=f"{size} ({base:,})", **style)
+    for axes, variant in zip(panels[0], method.candidates, strict=True):
+        axes.set_title(variant, fontsize=9)
+    return svg(drawn, "size, as a multiple of the base point's", method.name)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 import time
 from functools import partial
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -166,6 +167,15 @@ def test_every_case_runs_at_a_tiny_size(
     assert comparison.targets.keys() <= comparison.candidates.keys()
     for candidate in comparison.candidates:
         assert f"\n| {candidate} | " in text
+
+
+def test_the_parts_of_a_step_are_all_of_it() -> None:
+    _, *parts, update = cases.parts_resnet50(True, CPU).candidates.values()
+    [group] = cast(Any, update).__self__.param_groups
+    inputs = 1 + 5  # the map, and what each order's loss reads
+    gradients = [gradient for part in parts for gradient in cast(Any, part())]
+    assert len(gradients) == len(group["params"]) + inputs
+    assert sum(bool(gradient.any()) for gradient in gradients) > 0.9 * len(gradients)
 
 
 @pytest.mark.parametrize("name", ["retrieval", "query_gallery"])

@@ -1,17 +1,17 @@
 """The cost page: what it counts, what it concludes, and that it is written whole or not at all."""
 
 import re
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 import torch
 
-from benchmarks.speed import size_sections
-from benchmarks.speed.measuring import Measured
+from benchmarks.speed import measuring, sizes
+from benchmarks.speed.measuring import Comparison, measure_over, slope
 from benchmarks.speed.size_pages import main
-from benchmarks.speed.size_sections import over, slope, sweep
-from benchmarks.speed.sizes import TIMED_WIDTHS, Method, empty_horde, held_bytes, methods
+from benchmarks.speed.sizes import METHODS, TIMED_WIDTHS, empty_horde, held_bytes
 from pml_regularizers import HighOrderMoments
 
 CPU = torch.device("cpu")
@@ -28,7 +28,7 @@ def test_the_page_shows_every_figure_that_is_written(page: Path) -> None:
     shown = re.findall(r"!\[.+\]\((.+)\)", page.read_text())
     written = sorted(page.parent.rglob("*.svg"))
     assert sorted(page.parent / figure for figure in shown) == written
-    assert [file.stem for file in written] == sorted(methods(tiny=True))
+    assert [file.stem for file in written] == sorted(METHODS)
     for file in written:
         assert ElementTree.parse(file).getroot().tag == "{http://www.w3.org/2000/svg}svg"
 
@@ -36,17 +36,19 @@ def test_the_page_shows_every_figure_that_is_written(page: Path) -> None:
 def test_the_page_has_all_methods_sizes_and_steps(page: Path) -> None:
     text = page.read_text()
     assert "python -m benchmarks.speed.size_pages --tiny --output docs/costs" in text
-    for method in methods(tiny=True).values():
-        _, section = text.split(f"### {method.title}\n")
+    for name in METHODS:
+        method = getattr(sizes, name)(True, CPU)
+        _, section = text.split(f"### {method.name}\n")
         header, _, *rows = re.findall(r"^\|.*\|$", section, re.MULTILINE)
-        assert re.findall(r"slope over (\w+)", header) == list(method.grids)
-        assert all(name in rows[2 * k] for k, name in enumerate(method.variants))
+        assert re.findall(r"over (\w+)", header) == list(method.grids)
+        for name, row in zip(method.candidates, rows, strict=False):
+            assert re.fullmatch(rf"\| {name} \|.+(\| -?\d+\.\d\d, -?\d+\.\d\d )+\|", row)
     for name in ("alone", "stored", "recomputed", "fixed projections", "confusion", "VEM", "JRS"):
         _, section = text.split("## A step of a real network")
         assert re.search(rf"^\| [\w ,]*{name}[\w ]* \| \d\.\d+ \|", section, re.MULTILINE)
-    _, *lines = text.split("| fixed / trained |")[-1].splitlines()
-    assert [line.split(" | ")[0] for line in lines[1:6]] == [f"| {d:,}" for d in TIMED_WIDTHS]
-    assert {line.count("|") for line in lines[:6]} == {6}
+    for d in TIMED_WIDTHS:
+        assert len(re.findall(rf"^\| trained, d = {d:,} \| 1\.00 \| \S+ s \|$", text, re.M)) == 2
+        assert len(re.findall(rf"^\| fixed, d = {d:,} \| \S+ \| \S+ to \S+ \|$", text, re.M)) == 2
 
 
 def test_a_run_that_fails_leaves_the_old_page(
@@ -57,19 +59,18 @@ def test_a_run_that_fails_leaves_the_old_page(
 
     old = tmp_path / "costs.md"
     old.write_text("old")
-    for name in ("sweep", "of_method", "figure"):
-        monkeypatch.setattr(size_sections, name, lambda *arguments: "")
-    monkeypatch.setattr(size_sections, "step_table", fail)
+    monkeypatch.setattr(sizes, "METHODS", ())
+    monkeypatch.setattr(sizes, "horde_steps", fail)
     with pytest.raises(RuntimeError, match="the last table"):
         main(["--tiny", "--output", str(tmp_path / "costs")])
     assert [file.name for file in tmp_path.iterdir()] == ["costs.md"]
     assert old.read_text() == "old"
 
 
-@pytest.mark.parametrize("name", methods(tiny=False))
+@pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize("tiny", [False, True])
 def test_the_base_point_is_on_every_grid(name: str, tiny: bool) -> None:
-    method = methods(tiny)[name]
+    method = getattr(sizes, name)(tiny, CPU)
     assert method.grids.keys() == method.base.keys()
     for size, values in method.grids.items():
         assert method.base[size] in values
@@ -88,23 +89,29 @@ def test_a_slope_is_that_of_the_upper_half(power: float, points: int) -> None:
 
 
 def test_memory_and_times_of_a_sweep() -> None:
-    def square(sizes: dict[str, int], device: torch.device, copies: int = 1) -> object:
-        return lambda: torch.zeros(copies, sizes["n"], sizes["n"], device=device).sum()
+    def at(sizes: Mapping[str, int]) -> dict[str, Callable[[], object]]:
+        n = sizes["n"]
+        counts = {"one": 1, "three": 3}
+        return {k: lambda c=c: torch.zeros(c, n, n).sum() for k, c in counts.items()}  # type: ignore[misc]
 
-    method = Method(
-        "squares",
-        "",
-        {"n": 8},
-        {"n": (4, 8, 16, 32)},
-        {"one": square, "three": lambda sizes, device: square(sizes, device, copies=3)},
+    values = (4, 8, 16, 32)
+    squares = Comparison(
+        *("squares", "Size", at({"n": 8}), "one"),
         rounds=1,
+        grids={"n": values},
+        base={"n": 8},
+        at=at,
     )
-    found = sweep(method, "n", False, CPU)
-    assert [point.bytes for point in found["one"]] == [4 * n**2 for n in (4, 8, 16, 32)]
-    bytes_of_three = [point.bytes for point in found["three"]]
-    assert bytes_of_three == [12 * n**2 for n in (4, 8, 16, 32)]
-    assert slope(method.grids["n"], bytes_of_three) == pytest.approx(2)
+    base, sweeps = measure_over(squares)
+    found = sweeps["n"]
+    assert [point.bytes for point in found["one"]] == [4 * n**2 for n in values]
+    assert [point.bytes for point in found["three"]] == [12 * n**2 for n in values]
     assert found["one"][1].ratio == 1
+    assert {name: point.bytes for name, point in base.items()} == {"one": 256, "three": 768}
+    _, header, _, *rows = squares.table(base, sweeps).replace("\n\n", "\n").splitlines()
+    assert header == "|  | time | least to most | memory | MB | over n |"
+    assert [row.split(" | ")[3] for row in rows] == ["1.000", "3.000"]
+    assert [row.rpartition(", ")[2] for row in rows] == ["2.00 |", "2.00 |"]
 
 
 @pytest.mark.parametrize("d", [128, 8192])
@@ -124,5 +131,12 @@ def test_bytes_are_those_of_adam() -> None:
     assert held_bytes(module) == sum(tensor.nbytes for tensor in held if tensor.ndim > 0)
 
 
-def test_times_are_compared_round_by_round() -> None:
-    assert over(Measured(1, [1, 6, 10], 0), Measured(1, [2, 3, 4], 0)) == 2
+def test_a_row_is_held_against_its_own_other_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = iter([5.0, 1.0, 2.0, 5.0, 2.0, 6.0])
+    monkeypatch.setattr(measuring, "_seconds", lambda run: next(seconds))
+    rows = dict.fromkeys(("a", "b", "c"), lambda: None)
+    pairs = Comparison("", "Size", rows, rounds=2, against={"b": "b", "c": "b"})
+    found = measuring.measure(pairs)
+    assert [found[name].ratios for name in rows] == [[1, 1], [1, 1], [2, 3]]
+    *_, b, c = pairs.table(found).splitlines()
+    assert (b, c) == ("| b | 1.00 | 1.5 s |", "| c | 2.50 | 2.00 to 3.00 |")

@@ -1,0 +1,451 @@
+"""The parts of `python -m benchmarks.speed.gpu`: what each checks, and what it measures.
+
+A part is a function of a flag, for tiny sizes, and of a device. It yields a `Check` for every number that was right
+and Markdown for what was measured.
+"""
+
+import copy
+import json
+import re
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import redirect_stdout
+from functools import partial
+from io import StringIO
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import pml_regularizers as ours
+from benchmarks.reporting import Table
+from benchmarks.speed.measuring import Comparison, measure, peak_bytes, tensor_bytes
+from pml_regularizers import summed_products as products
+
+Device = torch.device
+CPU = torch.device("cpu")
+
+Check = list[str]
+"""A right number: its name, its error and the bound of it, in print."""
+
+PARTS: dict[str, Callable[[bool, Device], Iterator[Check | str]]] = {}
+
+FLOAT32, TF32, BFLOAT16 = 1e-4, 2**-8, 2**-6
+"""Bounds of errors: TF32 rounds to 10 bits, bfloat16 to 7; five orders multiply that, a mean divides it."""
+
+TRUNKS = ("resnet50", "googlenet")
+
+DEMO_RECALL = 0.2284
+"""Of `glyphs/demo/binomial_horde` on a CPU, one seed."""
+
+
+class WrongNumberError(Exception):
+    """Which number, what it is, and what it should be."""
+
+
+def part(function: Any) -> Any:
+    PARTS[function.__name__] = function
+    return function
+
+
+def check(name: str, found: Any, expected: Any, bound: float) -> Check:
+    """The largest error of a number, a tensor or several.
+
+    Raises:
+        WrongNumberError: if it exceeds the bound times the largest expected entry, or is not finite. Of several, a
+            tensor counts as having entries of a thousandth of the largest of all.
+    """
+    largest = 0.0
+    found, expected = (
+        [
+            torch.as_tensor(x).detach().cpu().double().flatten()
+            for x in (y if type(y) is list else [y])
+        ]
+        for y in (found, expected)
+    )
+    least = max(b.abs().max().item() for b in expected) / 1000
+    for index, (a, b) in enumerate(zip(found, expected, strict=True), start=1):
+        scale = max(b.abs().max().item(), least)
+        errors = (a - b).abs().nan_to_num(torch.inf)
+        worst = int(errors.argmax())
+        largest = max(largest, errors[worst].item() / scale if scale else torch.inf)
+        if largest > bound:
+            raise WrongNumberError(
+                f"{name}: tensor {index} of {len(found)}, entry {worst}: got {a[worst]:.6g}, expected "
+                f"{b[worst]:.6g} to {bound:.1e} of {scale:.3g}"
+            )
+    return [name, f"{largest:.1e}", f"{bound:.1e}"]
+
+
+def _table(comparison: Comparison, tiny: bool) -> str:
+    return f"### {comparison.name}\n\n{comparison.table(measure(comparison, tiny=tiny))}"
+
+
+# ------------------------------------------------------------------------------------------ HORDE
+
+
+def _factors(N: int, P: int, C: int, d: int, K: int) -> tuple[list[Tensor], Tensor]:
+    """Features and K matrices, and the gradients of orders 2 to K, in float64."""
+    x = torch.randn(N, P, C, dtype=torch.float64)
+    matrices = torch.randn(K, C, d, dtype=torch.float64) / C**0.5
+    return [x, *matrices], torch.randn(K - 1, N, d, dtype=torch.float64)
+
+
+def _leaves(tensors: Sequence[Tensor], device: Device, dtype: torch.dtype) -> list[Tensor]:
+    return [tensor.to(device, dtype, copy=True).requires_grad_() for tensor in tensors]
+
+
+def _sums(inputs: list[Tensor], gradient: Tensor, **options: Any) -> list[Tensor]:
+    """The library's sums of products, and the gradients of all inputs."""
+    sums = products.summed_products(inputs[0], inputs[1:], **options)
+    return [sums, *torch.autograd.grad(sums, inputs, gradient.to(sums))]
+
+
+@part
+def kernels(tiny: bool, device: Device) -> Iterator[Check | str]:
+    """The Triton kernels.
+
+    Sums of products of all orders, or of the last, and their gradients, by the kernels of
+    `pml_regularizers/triton_products.py`; expected: the equations in float64.
+    """
+    K = 4 if tiny else 5
+    tensors, gradients = _factors(*((2, 19, 16, 70) if tiny else (16, 49, 1024, 1000)), K)
+    kinds = {
+        "float64": (torch.float64, "highest", 1e-11),
+        "float32": (torch.float32, "highest", FLOAT32),
+        "TF32": (torch.float32, "high", TF32),
+        "bfloat16": (torch.bfloat16, "highest", BFLOAT16),
+    }
+    for first in (2, K):
+        inputs, gradient = _leaves(tensors, CPU, torch.float64), gradients[first - 2 :]
+        phi = torch.stack([inputs[0] @ matrix for matrix in inputs[1:]]).cumprod(dim=0)
+        sums = phi[first - 1 :].sum(dim=2)
+        expected = [sums, *torch.autograd.grad(sums, inputs, gradient)]
+        for (name, (dtype, matmul, bound)), activations in product(
+            kinds.items(), ("store", "recompute")
+        ):
+            given = _leaves(tensors, device, torch.promote_types(dtype, torch.float32))
+            options = {"first": first, "dtype": dtype, "activations": activations}
+            torch.set_float32_matmul_precision(matmul)
+            found = _sums(given, gradient, kernels="triton", **options)
+            torch.set_float32_matmul_precision("highest")
+            yield check(f"orders {first} to {K}, {activations}, {name}", found, expected, bound)
+
+
+@part
+def horde(tiny: bool, device: Device) -> Iterator[Check | str]:
+    """HORDE's moments, stored and recomputed.
+
+    Times and bytes against matrix products alone. Then the sums at the paper's size, stored with `GPU_BLOCK`
+    and recomputed with `BLOCK` of `pml_regularizers/summed_products.py` at each power of two, the first row
+    with what is set; expected: the same by plain autograd in float32.
+    """
+    from benchmarks.speed import cases
+
+    yield _table(cases.horde_moments(tiny, device), tiny)
+    N, P, C, d, K = (2, 19, 5, 300, 3) if tiny else (40, 64, 1024, 8192, 5)
+    tensors, gradient = _factors(N, P, C, d, K)
+    inputs, gradient = _leaves(tensors, device, torch.float32), gradient.to(device, torch.float32)
+
+    def step(activations: str, name: str, block: int) -> list[Tensor]:
+        before = getattr(products, name)
+        setattr(products, name, block)
+        try:
+            return _sums(inputs, gradient, activations=activations)
+        finally:
+            setattr(products, name, before)
+
+    size = f"{N} maps of {P} positions and {C} channels, {K} orders of {d}, float32"
+    expected = [tensor.cpu() for tensor in _sums(inputs, gradient, activations="autograd")]
+    for activations, name in (("store", "GPU_BLOCK"), ("recompute", "BLOCK")):
+        widths = [
+            getattr(products, name),
+            *(2**k for k in ((8, 10) if tiny else range(18, 27))),
+        ]
+        steps = {f"{block:,}": partial(step, activations, name, block) for block in widths}
+        for block, run in steps.items():
+            yield check(f"{activations}, {name} = {block}", run(), expected, FLOAT32)
+        first = next(iter(steps))
+        title = f"{activations}, {name}"
+        yield _table(Comparison(title, size, steps, memory_against=first), tiny)
+
+
+# ---------------------------------------------------------------------------- losses and training
+
+TERMS: dict[str, Callable[[int, int, int], nn.Module]] = {
+    "HORDE": lambda C, E, d: ours.HORDELoss(ours.BinomialDevianceLoss(), C, E, moment_dim=d),
+    "JRS": lambda *_: ours.JRSRegularizer(),
+    "energy confusion": lambda *_: ours.EnergyConfusionRegularizer(),
+    "VEM": lambda *_: ours.VarianceRegularizer(),
+}
+
+
+class Objective(nn.Module):
+    """A trunk, a head with VEM and the sum of some terms; returns the loss of all processes' images."""
+
+    def __init__(self, trunk: nn.Module, C: int, terms: Sequence[str], E: int, d: int) -> None:
+        super().__init__()
+        self.trunk = trunk
+        self.head = ours.EmbeddingHead(C, E, attention=ours.VEMAttention)
+        losses = {name.replace(" ", "_"): TERMS[name](C, E, d) for name in terms}
+        self.loss = ours.DistributedLoss(
+            ours.ScheduledLosses(losses, weights=dict.fromkeys(losses, 1.0))
+        )
+        ours.attach_all(self.loss.loss, self.head)
+
+    def forward(self, images: Tensor, labels: Tensor, half: torch.dtype | None = None) -> Tensor:
+        with torch.autocast(images.device.type, half, enabled=half is not None):
+            embeddings = self.head(self.trunk(images))
+        value: Tensor = self.loss(embeddings, labels)
+        return value
+
+
+def _found(
+    network: nn.Module, images: Tensor, device: Device, dtype: torch.dtype, half: Any = None
+) -> list[Tensor]:
+    """The loss of images, four of a class, and its gradients for all parameters that have one."""
+    network = copy.deepcopy(network).to(device, dtype)
+    labels = torch.arange(len(images), device=device) // 4
+    value = network(images.to(device, dtype), labels, half)
+    gradients = torch.autograd.grad(value, list(network.parameters()), allow_unused=True)
+    return [value, *(gradient for gradient in gradients if gradient is not None)]
+
+
+@part
+def losses(tiny: bool, device: Device) -> Iterator[Check | str]:
+    """All losses, forward and backward.
+
+    HORDE, joint similarity, energy confusion and VEM in float32 on given maps: the loss and the gradients of
+    head and loss. Times of the last three.
+    """
+    from benchmarks.speed import cases
+
+    N, C, E, d = (16, 12, 8, 32) if tiny else (120, 1024, 512, 2048)
+    maps = torch.randn(N, C, 4, 4)
+    for name in TERMS:
+        network = Objective(nn.Conv2d(C, C, 1), C, [name], E, d)
+        expected = _found(network, maps, CPU, torch.float64)
+        yield check(name, _found(network, maps, device, torch.float32), expected, FLOAT32)
+    for case in (cases.joint_similarity, cases.energy_confusion, cases.vem):
+        yield _table(case(tiny, device), tiny)
+
+
+def _network(name: str, tiny: bool) -> tuple[nn.Module, Tensor]:
+    """HORDE behind a trunk, and 16 images."""
+    import timm
+
+    from benchmarks.backbones import register
+
+    register()
+    name, side, d = ("test_resnet", 32, 32) if tiny else (name, 128, 512)
+    trunk = timm.create_model(name, num_classes=0, global_pool="")
+    return Objective(trunk, trunk.num_features, ["HORDE"], 64, d), torch.randn(16, 3, side, side)
+
+
+@part
+def training_step(tiny: bool, device: Device) -> Iterator[Check | str]:
+    """Training steps of both trunks.
+
+    The loss with HORDE behind ResNet-50 and GoogLeNet and, in float32, all gradients; with bfloat16 autocast
+    the loss. Then the whole step, Adam included, against the step without HORDE.
+    """
+    from benchmarks.speed import cases
+
+    for trunk in TRUNKS:
+        given = _network(trunk, tiny)
+        expected = _found(*given, CPU, torch.float64)
+        found = _found(*given, device, torch.float32)
+        half = _found(*given, device, torch.float32, torch.bfloat16)
+        yield check(f"{trunk}, float32, loss", found[0], expected[0], FLOAT32)
+        yield check(f"{trunk}, float32, gradients", found[1:], expected[1:], 1e-2)
+        yield check(f"{trunk}, bfloat16, loss", half[0], expected[0], 0.05)
+    for case in (cases.horde_resnet50, cases.horde_googlenet):
+        yield _table(case(tiny, device), tiny)
+
+
+@part
+def float16(tiny: bool, device: Device) -> Iterator[Check | str]:
+    """float16 with a scaler of gradients.
+
+    The loss behind ResNet-50 in float16; that a scale which makes gradients infinite leaves all weights as they
+    are and is halved; and that the loss falls in later steps, at a scale of 1.
+    """
+    network, images = _network(TRUNKS[0], tiny)
+    expected, *_ = _found(network, images, CPU, torch.float64)
+    network, images, labels = network.to(device), images.to(device), torch.arange(16) // 4
+    parameters = list(network.parameters())
+    optimizer = torch.optim.Adam(parameters, lr=1e-3)
+    scaler = torch.amp.GradScaler(device.type, init_scale=2.0**60)
+    before = [parameter.detach().clone() for parameter in parameters]
+
+    def step() -> float:
+        value: Tensor = network(images, labels.to(device), torch.float16)
+        scaler.scale(value).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        return value.item()
+
+    values = [step()]
+    yield check("loss", values[0], expected, 0.05)
+    yield check("weights after a skipped step", parameters, before, 0)
+    yield check("scale after a skipped step", scaler.get_scale(), 2.0**59, 0)
+    scaler.update(1.0)
+    values += [step() for _ in range(2 if tiny else 20)]
+    if not values[-1] < values[0]:
+        raise WrongNumberError(f"last loss: got {values[-1]}, expected below {values[0]}")
+    yield f"Loss of the first step {values[0]:.4f}, of step {len(values)} {values[-1]:.4f}."
+
+
+@part
+def memory(tiny: bool, device: Device) -> Iterator[Check | str]:
+    """Peak memory.
+
+    The most that torch's allocator holds on the device in a training step (`torch.cuda.max_memory_allocated`)
+    beyond what it held before, beside the sum that `tensor_bytes` counts, which leaves out workspaces and
+    results.
+    """
+    from benchmarks.speed.steps import network_steps
+
+    for trunk in TRUNKS:
+        steps = network_steps(trunk, 40, tiny, device)
+        rows = [
+            [name, *(f"{count(run) / 1e6:,.1f}" for count in (peak_bytes, tensor_bytes))]
+            for name, run in steps.candidates.items()
+        ]
+        table = Table(["", "allocator (MB)", "counted (MB)"], rows).markdown()
+        yield f"### {steps.name}, bytes\n\n{steps.size}.\n\n{table}"
+
+
+# ------------------------------------------------------------------- evaluation, processes, runner
+
+
+@part
+def retrieval(tiny: bool, device: Device) -> Iterator[Check | str]:
+    """Evaluation at the size of Stanford Online Products.
+
+    Recall@1, 10, 100, 1000, MAP@R and R-precision of 60,502 vectors of 512 by `RankAccuracyCalculator`;
+    expected: the same on the CPU, where near ties may fall the other way.
+    """
+    n, width, classes = (60, 8, 12) if tiny else (60_502, 512, 11_316)
+    labels = torch.arange(n) % classes
+    vectors = F.normalize(torch.randn(classes, width)[labels] + 1.5 * torch.randn(n, width))
+    recalls = (1, 10, 100, 1000)
+    names = ("mean_average_precision_at_r", "r_precision", *(f"recall_at_{K}" for K in recalls))
+    results: dict[str, dict[str, float]] = {}
+
+    def accuracy(name: str, place: Device) -> None:
+        calculator = ours.RankAccuracyCalculator(names, device=place, recall_at=recalls)
+        results[name] = calculator.get_accuracy(vectors.to(place), labels.to(place))
+
+    rows = {name: partial(accuracy, name, p) for name, p in (("CPU", CPU), ("device", device))}
+    table = _table(Comparison("Time", f"{n:,} vectors of {width}", rows, rounds=1), tiny)
+    for name in names:
+        yield check(name, results["device"][name], results["CPU"][name], 1e-4)
+    yield table
+
+
+@part
+def processes(tiny: bool, device: Device) -> Iterator[Check | str]:
+    """Several processes against one.
+
+    `DistributedLoss` of all four losses in float64 under DistributedDataParallel: the loss and all gradients
+    with NCCL and a process per GPU, and with gloo and two processes, on one GPU if there is no other; behind
+    SyncBatchNorm on GPUs. Expected: one process with the whole batch.
+    """
+    on_gpu = device.type == "cuda"
+    groups = [("nccl", torch.cuda.device_count())] if on_gpu else []
+    for (backend, count), norm in product([*groups, ("gloo", 2)], (False, True)[: 1 + on_gpu]):
+        found, expected = (_spread(backend, n, device.type, norm) for n in (count, 1))
+        name = f"{backend}, {count} process{'es' * (count > 1)}{', SyncBatchNorm' * norm}"
+        yield check(name, found, expected, 1e-9)
+
+
+def _spread(backend: str, count: int, device: str, norm: bool) -> list[Tensor]:
+    """The loss and the gradients that the first of some processes finds."""
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = (backend, count, device, norm, folder)
+        torch.multiprocessing.spawn(_share, arguments, nprocs=count)  # type: ignore[no-untyped-call]
+        found: list[Tensor] = torch.load(f"{folder}/found.pt", map_location="cpu")
+    return found
+
+
+def _share(rank: int, backend: str, count: int, device: str, norm: bool, folder: str) -> None:
+    """What each process does with its share of 48 images."""
+    if device == "cuda":
+        torch.cuda.set_device(rank % torch.cuda.device_count())
+    place = f"file://{folder}/meeting"
+    dist.init_process_group(backend, init_method=place, rank=rank, world_size=count)
+    torch.manual_seed(0)
+    middle = nn.BatchNorm2d(16) if norm else nn.Identity()
+    trunk = nn.Sequential(nn.Conv2d(3, 16, 3), middle, nn.Tanh())
+    network: nn.Module = Objective(trunk, 16, list(TERMS), 8, 32).to(device, torch.float64)
+    if count > 1:
+        network = nn.SyncBatchNorm.convert_sync_batchnorm(network)
+        network = nn.parallel.DistributedDataParallel(network)
+    images = torch.randn(48, 3, 8, 8, dtype=torch.float64).chunk(count)[rank].to(device)
+    labels = (torch.arange(48) // 4).chunk(count)[rank].to(device)
+    value = network(images, labels)
+    value.backward()
+    if rank == 0:
+        found = [value.detach(), *(parameter.grad for parameter in network.parameters())]
+        torch.save(found, f"{folder}/found.pt")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+@part
+def glyphs(tiny: bool, device: Device) -> Iterator[Check | str]:
+    """A run on Glyphs, to its table.
+
+    `benchmarks/run.py --recipe glyphs/demo/binomial_horde`; expected: the Recall@1 of the same run on a CPU.
+    """
+    from benchmarks.run import main
+
+    less = ("--data.max_classes=24", "--optimization.steps=2", "--evaluation.every=0")
+    with tempfile.TemporaryDirectory() as folder:
+        places = f"--data.root={folder}/data", f"--output={folder}/run", "--report=false"
+        recipe = "--recipe=glyphs/demo/binomial_horde"
+        said = _printed(main, recipe, *places, *(less if tiny else ()))
+        results = json.loads(Path(f"{folder}/run/run.json").read_text())
+    if not tiny:
+        yield check("Recall@1", results["metrics"]["recall_at_1"], DEMO_RECALL, 0.15)
+    yield "\n".join(line for line in said.splitlines() if line.startswith("|"))
+    rows = [["images per second", f"{results['images_per_second']:.0f}"]]
+    rows += [[f"peak memory, {k}", f"{v:.2f} GiB"] for k, v in results["peak_memory_gib"].items()]
+    yield Table(["the run", ""], rows).markdown()
+
+
+@part
+def runner(tiny: bool, device: Device) -> Iterator[Check | str]:
+    """Images per second of the runner.
+
+    `python -m benchmarks.speed.loop` on generated photographs with data-loader workers, in bfloat16, beside a
+    loop in plain torch over the same batches.
+    """
+    from benchmarks.speed.loop import main
+
+    words = ["--synthetic=4000", "--recipe=images/resnet50/binomial", "--model.trunk_args={}"]
+    if tiny:
+        words[0] = "--synthetic=160"
+        words += ["--rounds=1", "--steps=1", "--data.image_size=32", "--data.num_workers=0"]
+        words += ["--data.batch_size=8", "--data.samples_per_class=4", "--data.max_classes=4"]
+    said = _printed(main, *words, "--precision=bf16")
+    rows = [(re.split(r"\s{2,}", line) + ["", ""])[:3] for line in said.splitlines()]
+    yield Table(["", "", "of it"], rows).markdown()
+
+
+def _printed(main: Callable[[Sequence[str]], int], *words: str) -> str:
+    """What a command prints.
+
+    Raises:
+        RuntimeError: unless it succeeds.
+    """
+    with redirect_stdout(StringIO()) as output:
+        if status := main(words):
+            raise RuntimeError(f"status {status} of {' '.join(words)}")
+    return output.getvalue()
