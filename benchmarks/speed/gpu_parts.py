@@ -5,7 +5,6 @@ and Markdown for what was measured.
 """
 
 import copy
-import json
 import re
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -22,7 +21,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import pml_regularizers as ours
-from benchmarks.reporting import Table
+from benchmarks.records import load_run
+from benchmarks.reporting import Table, compare
 from benchmarks.speed.measuring import Comparison, measure, peak_bytes, tensor_bytes
 from pml_regularizers import summed_products as products
 
@@ -410,11 +410,12 @@ def glyphs(tiny: bool, device: Device) -> Iterator[Check | str]:
     with tempfile.TemporaryDirectory() as folder:
         places = f"--data.root={folder}/data", f"--output={folder}/run", "--report=false"
         recipe = "--recipe=glyphs/demo/binomial_horde"
-        said = _printed(main, recipe, *places, *(less if tiny else ()))
-        results = json.loads(Path(f"{folder}/run/run.json").read_text())
+        _printed(main, recipe, *places, *(less if tiny else ()))
+        run = load_run(Path(folder, "run"))
+    results = run.info
     if not tiny:
         yield check("Recall@1", results["metrics"]["recall_at_1"], DEMO_RECALL, 0.15)
-    yield "\n".join(line for line in said.splitlines() if line.startswith("|"))
+    yield compare([run]).metrics.markdown()
     rows = [["images per second", f"{results['images_per_second']:.0f}"]]
     rows += [[f"peak memory, {k}", f"{v:.2f} GiB"] for k, v in results["peak_memory_gib"].items()]
     yield Table(["the run", ""], rows).markdown()
