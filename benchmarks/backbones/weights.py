@@ -46,7 +46,8 @@ def load_weights(model: nn.Module, path: str | Path) -> None:
 
     Raises:
         WeightsError: if the file cannot be read, if it has a published file's name but not its checksum, or
-            another than a file SHA256SUMS beside it says, or if a tensor is missing, unknown to the model or of another shape.
+            another than a file SHA256SUMS beside it says, or if a tensor is missing, unknown to the model or of
+            another shape.
     """
     path = Path(path)
     state_dict = _read(path)

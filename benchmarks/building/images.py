@@ -40,9 +40,7 @@ class Datasets(NamedTuple):
     validation: Glyphs | ImageSet | None = None
 
 
-def build_datasets(
-    data: Data, trunk: nn.Module, *, seed: int = 0, fair: bool = False
-) -> Datasets:
+def build_datasets(data: Data, trunk: nn.Module, *, seed: int = 0, fair: bool = False) -> Datasets:
     """The images of an experiment.
 
     Args:

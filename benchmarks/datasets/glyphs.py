@@ -243,7 +243,9 @@ def _split(
         seen, others = order[:PRETRAINED], order[PRETRAINED:half]
         if stage == "fine_tuning":
             drawn = shuffled([f"{seed} {fold} {names[i]}" for i in others])
-            seen, others = ([others[i] for i in part] for part in (drawn[:FINE_TUNED], drawn[FINE_TUNED:]))
+            seen, others = (
+                [others[i] for i in part] for part in (drawn[:FINE_TUNED], drawn[FINE_TUNED:])
+            )
         return sorted(others if split == "validation" else seen)
     training = sorted(order[:half])
     if split == "train":

@@ -274,7 +274,9 @@ def _entry(name: str, content: Mapping[str, Any]) -> Entry:
     else:
         settings = merge(content.get("shared") or {}, own)
         if weights := settings.get("model", {}).get("weights"):
-            settings["model"] = settings["model"] | {"weights": str(RECIPES.parents[1] / str(weights))}
+            settings["model"] = settings["model"] | {
+                "weights": str(RECIPES.parents[1] / str(weights))
+            }
         training, label = name, settings.get("label", name)
     paper, _, table = name.rpartition("/")[0].partition("/")
     about_it = f"{table} {settings.get('data', {}).get('dataset', '')} {label}"

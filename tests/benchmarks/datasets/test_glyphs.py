@@ -97,7 +97,9 @@ def test_the_stages_have_disjoint_classes_of_the_training_half(root, splits):
         return set(Glyphs(root, split, **of).class_names)
 
     pretraining = names("train", stage="pretraining")
-    drawn = [names("train", stage="fine_tuning", seed=s, fold=f) for s, f in ((0, 0), (1, 0), (0, 1))]
+    drawn = [
+        names("train", stage="fine_tuning", seed=s, fold=f) for s, f in ((0, 0), (1, 0), (0, 1))
+    ]
     left = names("validation", stage="fine_tuning")
     assert (len(pretraining), len(left)) == (750, 234)
     assert [len(classes) for classes in drawn] == [100] * 3

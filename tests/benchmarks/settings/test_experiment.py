@@ -46,8 +46,15 @@ MISTAKES = {
     "trunk argument of ours": (["--model.trunk_args={num_classes: 8}"], "num_classes"),
     "batch": (["--data.batch_size=81"], "data.batch_size"),
     "too small": (["--optimization.steps=0"], "optimization.steps"),
-    "stage": (["--config=c.yaml"], "data.stage: cub has no stages", "data: {dataset: cub, stage: pretraining}"),
-    "no weights in a folder": (["--model.weights=."], "model.weights: . holds no .safetensors file"),
+    "stage": (
+        ["--config=c.yaml"],
+        "data.stage: cub has no stages",
+        "data: {dataset: cub, stage: pretraining}",
+    ),
+    "no weights in a folder": (
+        ["--model.weights=."],
+        "model.weights: . holds no .safetensors file",
+    ),
     "recall": (["--evaluation.recall_at=[]"], "evaluation.recall_at"),
     "recall twice": (["--evaluation.recall_at=[1, 2, 1]"], "evaluation.recall_at: expected each K"),
     "huge recall": (
