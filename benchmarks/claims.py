@@ -76,7 +76,7 @@ def _run(options: argparse.Namespace, settings: Sequence[str]) -> int:
     if not findings:
         raise ConfigError(f"--runs: {options.runs} has no claim's rows finished at two seeds")
     figure = options.output.with_suffix(".png")
-    save_forest(findings, figure)
+    save_forest(claims, findings, figure)
     page = claims_page(claims, findings, runs, figure.name)
     replace_file(options.output, page.encode())
     print(page, end="")

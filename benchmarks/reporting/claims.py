@@ -182,6 +182,7 @@ def claims_page(
     counts = [f"{[one for _, one in told].count(word)} {word}" for word in WORDS]
     commits = sorted({f"`{str(run.info.get('commit'))[:7]}`" for run in runs})
     hours = sum(run.info["wall_time_s"] for run in runs) / 3600
+    changed = " The code of some was not committed." if any(r.info.get("dirty") for r in runs) else ""
     left = {claim.name: 0 for claim in claims.claims} | {f.claim.name: f.seeds for f in findings}
     lacking = ", ".join(name for name, seeds in left.items() if not seeds)
     return f"""# The papers' claims on Glyphs
@@ -191,7 +192,7 @@ Of {len(findings)} comparisons: {", ".join(counts)}.{f" Not measured yet: {lacki
 ![Paired differences with 95 % intervals]({figure})
 
 Measured at {", ".join(commits)} by `make claims`: rows of `{claims.recipes}`,
-{len(runs)} trainings, {hours:.1f} hours of training and testing.
+{len(runs)} trainings, {hours:.1f} hours of training and testing.{changed}
 
 A difference is that of runs of the same seed, hence of the same classes and the same trunk, in percentage
 points: the mean, and the half-width of the 95 % Student-t interval. p is two-sided and adjusted by Holm for all
@@ -204,14 +205,16 @@ rows of the table; that two rows are as good as each other is tested by two one-
 """
 
 
-def save_forest(findings: Sequence[Finding], path: Path) -> None:
-    """Draw a line for each claim, a mean difference and its interval, beside zero; a PNG."""
+def save_forest(claims: Claims, findings: Sequence[Finding], path: Path) -> None:
+    """Draw a line for each claim, a mean difference and its interval, beside zero or the margin; a PNG."""
     figure = Figure(figsize=(8, 1 + 0.3 * len(findings)), layout="constrained")
     axes, seen = figure.add_subplot(), {}
     for y, (finding, (_, word)) in enumerate(zip(findings, words(findings), strict=True)):
         seen[word] = axes.errorbar(
             finding.mean, y, xerr=finding.half_width, fmt="o", color=WORDS[word], capsize=3
         )
+        if finding.claim.equivalent:
+            axes.barh(y, 2 * claims.margin, left=-claims.margin, color=COLOURS[5], alpha=0.3)
     axes.axvline(0, color="black", linewidth=0.8)
     names = [plain(f"{finding.claim.claim}  {finding.claim.name}") for finding in findings]
     axes.set_yticks(range(len(findings)), names, fontsize=8)

@@ -159,6 +159,7 @@ def test_what_is_not_run_yet_is_named(make, capsys):
     make("new", 0, 0.6)
     make("new", 1, 0.6)
     assert command("--page-only", "--seeds=2") == 0
+    assert "was not committed" not in Path("claims.md").read_text()
     assert "Not measured yet: 4." in Path("claims.md").read_text()
 
 
