@@ -182,7 +182,9 @@ def claims_page(
     counts = [f"{[one for _, one in told].count(word)} {word}" for word in WORDS]
     commits = sorted({f"`{str(run.info.get('commit'))[:7]}`" for run in runs})
     hours = sum(run.info["wall_time_s"] for run in runs) / 3600
-    changed = " The code of some was not committed." if any(r.info.get("dirty") for r in runs) else ""
+    changed = (
+        " The code of some was not committed." if any(r.info.get("dirty") for r in runs) else ""
+    )
     left = {claim.name: 0 for claim in claims.claims} | {f.claim.name: f.seeds for f in findings}
     lacking = ", ".join(name for name, seeds in left.items() if not seeds)
     return f"""# The papers' claims on Glyphs
