@@ -121,8 +121,8 @@ def _why_not(info: dict[str, Any]) -> str | None:
 def _weights(info: dict[str, Any]) -> Any:
     """The file that a run began with, or the name of the folder whose files its seeds take turns in."""
     asked, found = info["config"]["model"].get("weights"), info.get("weights")
-    turns = asked and found and Path(asked).name != found["file"]
-    return Path(asked).name if turns else found
+    turns = asked and found and Path(str(asked)).name != found["file"]
+    return Path(str(asked)).name if turns else found
 
 
 def _groups(training: str, runs: Sequence[Run], notes: list[str]) -> list[Group]:
