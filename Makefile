@@ -10,7 +10,7 @@ RUN := $(BIN)/python benchmarks/run.py --data.root $(DATA)
 REPORT := $(BIN)/python -m benchmarks.report
 SEEDS := 0 1 2 3 4
 
-.PHONY: install demo compare speed costs docs notebooks test test-all lint format clean
+.PHONY: install demo pretraining compare claims speed costs gpu docs notebooks test test-all lint format clean
 
 install: $(VENV)/installed
 
@@ -24,12 +24,22 @@ $(VENV)/installed: pyproject.toml constraints.txt
 		--editable '.[benchmarks,search,export,docs,dev]'
 	touch $@
 
-# The metric loss alone and with HORDE, tested on classes that neither has seen.
-# Goes on where it was stopped; `rm -r runs/demo` starts it anew.
+# A pretrained trunk fine-tuned by the metric loss alone and with HORDE, two seeds of each, two at a time; tested on
+# classes that it has not seen. Goes on where it was stopped; `rm -r runs/demo` starts it anew.
 demo: install
-	$(RUN) --recipe glyphs/demo/binomial --output $(RUNS)/demo/binomial --resume
-	$(RUN) --recipe glyphs/demo/binomial_horde --output $(RUNS)/demo/binomial_horde --resume
-	$(REPORT) $(RUNS)/demo/binomial $(RUNS)/demo/binomial_horde --output $(RUNS)/demo/report.html
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.sweep glyphs/finetune/binomial glyphs/finetune/binomial_horde \
+		--seeds 2 --jobs 2 --runs $(RUNS)/demo -- --data.root $(DATA)
+	$(REPORT) $(RUNS)/demo/glyphs-finetune-binomial-seed* $(RUNS)/demo/glyphs-finetune-binomial_horde-seed* \
+		--output $(RUNS)/demo/report.html
+
+# The trunks in benchmarks/backbones/glyphs, each from its seed; to be copied there with a new SHA256SUMS.
+pretraining: install
+	for seed in 0 1; do \
+		OMP_NUM_THREADS=1 $(RUN) --recipe glyphs/pretraining/softmax --seed $$seed \
+			--output $(RUNS)/pretraining/seed$$seed --resume && \
+		$(BIN)/python -m benchmarks.export $(RUNS)/pretraining/seed$$seed --formats timm \
+			--output $(RUNS)/pretraining/seed$$seed-timm || exit 1; \
+	done
 
 # The tables in README and docs/glyphs.md: 5 seeds, some hours on two cores; goes on where it was stopped.
 ROWS := binomial binomial_horde binomial_energy_confusion binomial_vem am_softmax jrd
@@ -39,6 +49,10 @@ compare: install
 		$(RUN) --recipe glyphs/compare/$$row --seed $$seed --output $(RUNS)/compare/$$row-$$seed --resume || exit 1; \
 	done; done
 	$(REPORT) $(RUNS)/compare/* --output $(RUNS)/compare.html
+
+# The page docs/claims.md and its figure: some ten core-hours, two runs at a time; goes on where it was stopped.
+claims: install
+	$(BIN)/python -m benchmarks.claims --runs $(RUNS)/claims -- --data.root $(DATA)
 
 # The tables in docs/speed.md.
 speed: install

@@ -46,21 +46,33 @@ def load_weights(model: nn.Module, path: str | Path) -> None:
 
     Raises:
         WeightsError: if the file cannot be read, if it has a published file's name but not its checksum, or
-            if a tensor is missing, unknown to the model or of another shape.
+            another than a file SHA256SUMS beside it says, or if a tensor is missing, unknown to the model or of
+            another shape.
     """
     path = Path(path)
     state_dict = _read(path)
-    for known in KNOWN_WEIGHTS:
-        if known.file == path.name and (problem := what_differs(path, known.checksum)):
+    for checksum in _checksums(path):
+        if problem := what_differs(path, checksum):
             raise WeightsError(
-                f"{path}: has the name of a published file, but {problem}; download it again, or give other "
-                "weights another name"
+                f"{path}: has the name of a published file, but {problem}; fetch it again, or give other weights "
+                "another name"
             )
     try:
         model.load_state_dict(_convert(state_dict, model))
     except Exception as error:  # what a converter meets in another model's file is anybody's guess
         name = getattr(model, "pretrained_cfg", {}).get("architecture", type(model).__name__)
         raise WeightsError(f"{path}: does not fit {name}: {_short(error)}") from error
+
+
+def _checksums(path: Path) -> list[str]:
+    """What the file has to have: as its name is published, and as SHA256SUMS in its folder says."""
+    found = [known.checksum for known in KNOWN_WEIGHTS if known.file == path.name]
+    sums = path.with_name("SHA256SUMS")
+    for line in sums.read_text(errors="replace").splitlines() if sums.exists() else []:
+        digest, _, name = line.partition(" ")
+        if name.lstrip(" *") == path.name:
+            found.append(f"sha256:{digest}")
+    return found
 
 
 def _read(path: Path) -> dict[str, Tensor]:

@@ -40,11 +40,12 @@ class Datasets(NamedTuple):
     validation: Glyphs | ImageSet | None = None
 
 
-def build_datasets(data: Data, trunk: nn.Module, *, fair: bool = False) -> Datasets:
+def build_datasets(data: Data, trunk: nn.Module, *, seed: int = 0, fair: bool = False) -> Datasets:
     """The images of an experiment.
 
     Args:
         trunk: Says how images are normalised, and how large they are unless `data` does.
+        seed: Of the run, where it says which classes are trained on.
         fair: Keep a part of the training classes to choose by.
 
     Raises:
@@ -56,7 +57,7 @@ def build_datasets(data: Data, trunk: nn.Module, *, fair: bool = False) -> Datas
         make: Callable[..., Glyphs | ImageSet]
         if data.dataset == "glyphs":
             data.root.mkdir(parents=True, exist_ok=True)
-            make = partial(Glyphs, data.root, image_size=size)
+            make = partial(Glyphs, data.root, image_size=size, stage=data.stage, seed=seed)
         else:
             views = _views(data, trunk, size)
             make = partial(ImageSet, _listing(data), views=views, crop_to_box=data.crop_to_box)

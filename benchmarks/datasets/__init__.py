@@ -11,7 +11,7 @@ __getattr__, __dir__, __all__ = lazy.attach(
         "glyphs": ["Glyphs"],
         "images": ["ImageSet"],
         "listing": ["DatasetError", "DatasetInfo", "Listing", "load"],
-        "splits": ["Split", "validation_fold"],
+        "splits": ["Split", "Stage", "validation_fold"],
         "transforms": ["CROP_FRACTION", "ImageViews"],
     },
 )

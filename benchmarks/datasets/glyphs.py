@@ -16,6 +16,10 @@ How it is made:
    smaller. They are cached in `root` under a name that hashes the font files.
 4. Splits: classes are ordered by the SHA-256 of their name. The first half trains, and its parts are the
    validation folds.
+
+The papers fine-tune a trunk that was trained elsewhere. Here "elsewhere" is a stage of its own, whose classes
+are the first 750 of the training half, seen without the perturbation, only shifted; the stage "fine_tuning"
+draws 100 of the 334 others for each seed and fold, and the 234 that are left validate. Both test on the same half.
 """
 
 import hashlib
@@ -40,6 +44,7 @@ from benchmarks.datasets.listing import check_kind
 from benchmarks.datasets.splits import (
     MAX_SEED,
     Split,
+    Stage,
     check_split,
     index_and_seed,
     shuffled,
@@ -69,6 +74,10 @@ TRANSLATION = 0.1  # of the image's side
 OCCLUDED_SIDE = 0.5  # at most, of the image's side: at most a quarter of the area
 NOISE = 0.15  # standard deviation, of the range from black to white
 
+SHIFT = 3 / 32  # of the image's side, at most: all that the views of pretraining change
+
+PRETRAINED, FINE_TUNED = 750, 100  # classes of the stages
+
 TEST_SEED = MAX_SEED  # no training view has it
 SMALLEST_IMAGE = 16  # pixels: below it accents vanish
 
@@ -89,6 +98,8 @@ class Glyphs(torch.utils.data.Dataset[tuple[torch.Tensor, int, int]]):
         fold: Which part of the training classes is "validation".
         folds: Into how many parts they are cut.
         max_classes: Keep the first classes of the split only, for quick trials; default: all.
+        stage: Cut the training half in another way: see above. Default: the folds.
+        seed: With the fold, says which classes the stage "fine_tuning" draws.
     Shape:
         An item is (image, label, index): image (1, S, S), float32, normalised to -1 (background)
         to 1 (ink) plus noise; label in 0..num_classes-1; index as asked for.
@@ -113,16 +124,19 @@ class Glyphs(torch.utils.data.Dataset[tuple[torch.Tensor, int, int]]):
         fold: int = 0,
         folds: int = 4,
         max_classes: int | None = None,
+        stage: Stage | None = None,
+        seed: int = 0,
     ) -> None:
         check_split(split)
         if image_size < SMALLEST_IMAGE:
             raise ValueError(f"image_size: expected at least {SMALLEST_IMAGE}, got {image_size}")
         names, images, self.fingerprint = _cached(Path(root), image_size)
-        chosen = _split(names, split, fold, folds)[:max_classes]
+        chosen = _split(names, split, fold, folds, stage, seed)[:max_classes]
 
         self.class_names = [names[i] for i in chosen]
         self.num_classes = len(chosen)
         self.labels = torch.arange(self.num_classes).repeat_interleave(len(FACES))
+        self._clean = stage == "pretraining" and split in ("train", "development")
         self._grid = _grid(image_size)
         self._images = images[chosen].reshape(-1, image_size, image_size)
 
@@ -131,7 +145,11 @@ class Glyphs(torch.utils.data.Dataset[tuple[torch.Tensor, int, int]]):
 
     def __getitem__(self, key: int | tuple[int, int]) -> tuple[torch.Tensor, int, int]:
         index, seed = index_and_seed(key, len(self))
-        view = _view(self._images[index], self._grid, index, TEST_SEED if seed is None else seed)
+        glyph = self._images[index]
+        if self._clean:
+            view = _shifted(glyph, index, seed)
+        else:
+            view = _view(glyph, self._grid, index, TEST_SEED if seed is None else seed)
         return torch.from_numpy(view), index // len(FACES), index
 
     def name(self, index: int) -> str:
@@ -144,6 +162,16 @@ class Glyphs(torch.utils.data.Dataset[tuple[torch.Tensor, int, int]]):
         """Undo the normalisation of an item's image: (1, S, S) float -> (S, S) uint8."""
         picture = (image[0].float().cpu() + 1) * (255 / 2)
         return picture.round().clamp(0, 255).to(torch.uint8).numpy()
+
+
+def _shifted(glyph: Pixels, index: int, seed: int | None) -> Floats:
+    """A glyph (S, S) shifted as a seed says, (1, S, S); without a seed as it was drawn."""
+    right, down = 0, 0
+    if seed is not None:
+        most = int(SHIFT * len(glyph))  # less than the border that every drawing has
+        generator = np.random.Generator(np.random.SFC64((index, seed)))
+        right, down = generator.integers(-most, most + 1, size=2).tolist()
+    return np.roll(glyph, (down, right), axis=(0, 1))[None].astype(np.float32) * (2 / 255) - 1
 
 
 def _view(glyph: Pixels, grid: Floats, index: int, seed: int) -> Floats:
@@ -203,12 +231,22 @@ def _grid(size: int) -> Floats:
     return np.stack([np.tile(axis, size), np.repeat(axis, size), ones], axis=1)
 
 
-def _split(names: Sequence[str], split: Split, fold: int, folds: int) -> list[int]:
+def _split(
+    names: Sequence[str], split: Split, fold: int, folds: int, stage: Stage | None, seed: int
+) -> list[int]:
     """Positions of a split's classes, ascending."""
     order = shuffled(names)
     half = len(names) // 2
     if split == "test":
         return sorted(order[half:])
+    if stage is not None:
+        seen, others = order[:PRETRAINED], order[PRETRAINED:half]
+        if stage == "fine_tuning":
+            drawn = shuffled([f"{seed} {fold} {names[i]}" for i in others])
+            seen, others = (
+                [others[i] for i in part] for part in (drawn[:FINE_TUNED], drawn[FINE_TUNED:])
+            )
+        return sorted(others if split == "validation" else seen)
     training = sorted(order[:half])
     if split == "train":
         return training

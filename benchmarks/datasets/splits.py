@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Literal, get_args
 
 Split = Literal["train", "test", "development", "validation"]
+Stage = Literal["pretraining", "fine_tuning"]
 MAX_SEED = 2**63  # of a training view
 
 

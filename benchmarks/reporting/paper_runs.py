@@ -118,6 +118,13 @@ def _why_not(info: dict[str, Any]) -> str | None:
     return None
 
 
+def _weights(info: dict[str, Any]) -> Any:
+    """The file that a run began with, or the name of the folder whose files its seeds take turns in."""
+    asked, found = info["config"]["model"].get("weights"), info.get("weights")
+    turns = asked and found and Path(str(asked)).name != found["file"]
+    return Path(str(asked)).name if turns else found
+
+
 def _groups(training: str, runs: Sequence[Run], notes: list[str]) -> list[Group]:
     groups: dict[str, dict[int, Run]] = {}
     changes: dict[str, list[Change]] = {}
@@ -133,7 +140,7 @@ def _groups(training: str, runs: Sequence[Run], notes: list[str]) -> list[Group]
             [
                 protocol,
                 [run.info["data"].get(name) for name in TESTED_ON],
-                run.info.get("weights"),
+                _weights(run.info),
                 [(change.key, change.before) for change in changed],
             ],
             sort_keys=True,

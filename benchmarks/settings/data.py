@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from benchmarks.datasets import Augmentation, DatasetName, Interpolation
+from benchmarks.datasets import Augmentation, DatasetName, Interpolation, Stage
 from benchmarks.settings.errors import ConfigError
 from benchmarks.settings.ranges import AtLeast2, NonNegativeInt, Pixels, PositiveInt
 
@@ -26,6 +26,9 @@ class Data:
             "validation" part of the training classes, after training on the others.
         fold: Which part of the training classes is "validation".
         folds: Into how many parts they are cut.
+        stage: Of Glyphs: "pretraining" trains on 750 of the training classes, unperturbed, and validates on the
+            others; "fine_tuning" trains on 100 of those others, drawn for each seed and fold, and validates on
+            the rest of them. Default: the folds.
         test_classes: Of "folder": a file that names the test classes, one per line, or which fraction of the
             classes they are. Default: half of them.
         image_size: Pixels per side of what the network sees; default: 32 of Glyphs, else what the trunk was made
@@ -52,6 +55,7 @@ class Data:
     split: Literal["test", "validation"] = "test"
     fold: NonNegativeInt = 0
     folds: AtLeast2 = 4
+    stage: Stage | None = None
     test_classes: float | Path | None = None
     image_size: Pixels | None = None
     resize: PositiveInt | None = None
@@ -80,6 +84,8 @@ class Data:
                 f"data.test_classes: {self.dataset} has its published split; leave it out, or set data.dataset: "
                 "folder"
             )
+        if self.stage is not None and self.dataset != "glyphs":
+            raise ConfigError(f"data.stage: {self.dataset} has no stages; leave it out")
         if self.every_class and self.samples_per_class is None:
             raise ConfigError(
                 "data.every_class: shuffled batches (data.samples_per_class: null) have no passes over classes; "

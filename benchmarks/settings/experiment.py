@@ -4,7 +4,7 @@ Whatever is wrong is a `ConfigError` of one line that names the key, raised befo
 `building.py` makes objects of the settings.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 from pathlib import Path
 from typing import Any, Literal
@@ -84,8 +84,8 @@ class Model:
     Args:
         trunk: Name of a timm model.
         trunk_args: More arguments for `timm.create_model`, such as `pretrained` or `output_stride`.
-        weights: File of pretrained weights for the trunk, in place of timm's; default: as `trunk_args` say, else
-            drawn from the seed.
+        weights: File of pretrained weights for the trunk, in place of timm's, or a folder of .safetensors files, of
+            which seeds and folds take turns; default: as `trunk_args` say, else drawn from the seed.
         batch_norm: "train" the trunk's batch norm, keep its statistics and train scale and shift alone
             ("frozen_statistics"), or keep it as it is ("frozen").
         embedding_size: Width of the embeddings.
@@ -295,6 +295,12 @@ class Experiment:
             raise ConfigError(f"label: expected one line of printable text, got '{shown}'")
         if not self.losses:
             raise ConfigError("losses: expected at least one loss, got an empty list")
+        if (weights := self.model.weights) is not None and weights.is_dir():
+            files = sorted(weights.glob("*.safetensors"))
+            if not files:
+                raise ConfigError(f"model.weights: {weights} holds no .safetensors file")
+            turn = (self.seed + self.data.fold) % len(files)
+            self.model = replace(self.model, weights=files[turn])
         test, curves = self.data.split == "test", self.evaluation.every > 0
         if self.evaluation.divergence and (self.evaluation.parts is None or not test):
             raise ConfigError(

@@ -20,6 +20,8 @@ not_given: [{facts: {...}, of: ..., text: ...}, ...]  what the paper leaves open
 printed: [{of: ..., text: ...}, ...]                  what is odd about the numbers that it prints
 published_code: [{of: ..., text: ...}, ...]           where the trainings follow the paper and its code does not
 
+A relative path of `model.weights` starts at the repository, wherever the command is given.
+
 `of` is a regular expression, searched in "TABLE DATASET LABEL" of an entry; without one, all are meant. The facts
 are those of tests/references/settings.yaml, each with what is built, or null where it is not read or not one value;
 their test holds these lines against what is built.
@@ -271,6 +273,10 @@ def _entry(name: str, content: Mapping[str, Any]) -> Entry:
         label = own.get("label", origin.label)
     else:
         settings = merge(content.get("shared") or {}, own)
+        if weights := settings.get("model", {}).get("weights"):
+            settings["model"] = settings["model"] | {
+                "weights": str(RECIPES.parents[1] / str(weights))
+            }
         training, label = name, settings.get("label", name)
     paper, _, table = name.rpartition("/")[0].partition("/")
     about_it = f"{table} {settings.get('data', {}).get('dataset', '')} {label}"

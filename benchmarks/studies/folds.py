@@ -43,7 +43,7 @@ def check(experiment: Experiment, folds: Sequence[Experiment] = ()) -> None:
     """Refuse, with a ConfigError, what cannot be built or moved a step, and folds whose data are not there."""
     model = try_one_step(experiment)
     for fold in folds:
-        build_datasets(fold.data, model.trunk, fair=True)
+        build_datasets(fold.data, model.trunk, seed=fold.seed, fair=True)
 
 
 @contextmanager

@@ -87,19 +87,17 @@ def plan(
     check_settings(settings)
     jobs = []
     for training in trainings(patterns):
-        # The largest seed is checked for all: nothing else depends on it.
-        command = parse_resolved(["--recipe", training, *settings, "--seed", str(max(seeds))])
-        model = command.experiment.model
-        try:
-            weights = describe_weights(model)
-        except OSError as error:
-            raise ConfigError(f"model.weights: {model.weights}: {error.strerror}") from error
         for seed in seeds:
-            name = f"{training.replace('/', '-')}-seed{seed}"
             arguments = ["--recipe", training, "--seed", str(seed), *settings]
+            command = parse_resolved(arguments)
+            model = command.experiment.model
+            try:
+                weights = describe_weights(model)
+            except OSError as error:
+                raise ConfigError(f"model.weights: {model.weights}: {error.strerror}") from error
+            name = f"{training.replace('/', '-')}-seed{seed}"
             log = runs / "logs" / f"{name}.log"
-            config = command.config | {"seed": seed}
-            jobs.append(Job(arguments, runs / name, log, training, seed, config, weights))
+            jobs.append(Job(arguments, runs / name, log, training, seed, command.config, weights))
     return jobs
 
 

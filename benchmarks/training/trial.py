@@ -76,7 +76,7 @@ def build_parts(experiment: Experiment, accelerator: Accelerator) -> Parts:
     # The first one renders, the others read.
     with torch.random.fork_rng(devices=[]), accelerator.local_main_process_first():
         fair = experiment.protocol == "fair"
-        datasets = build_datasets(experiment.data, model.trunk, fair=fair)
+        datasets = build_datasets(experiment.data, model.trunk, seed=experiment.seed, fair=fair)
     loss = build_loss(experiment, model, datasets.train.num_classes)
     if experiment.precision == "float64":
         model, loss = model.double(), loss.double()

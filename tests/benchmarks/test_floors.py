@@ -15,7 +15,7 @@ FLOORS = (
     *("evaluation", "reporting", "studies"),
 )
 """From the ground up."""
-COMMANDS = ("run", "sweep", "fair", "report", "tables", "export", "speed")
+COMMANDS = ("run", "sweep", "fair", "claims", "report", "tables", "export", "speed")
 ROOMS = (*FLOORS, "export", "speed")
 FILES = sorted(BENCHMARKS.rglob("*.py"))
 

@@ -326,6 +326,19 @@ def test_a_published_name_promises_the_published_content(tmp_path, monkeypatch, 
     load_weights(model, path.rename(tmp_path / "own.pth"))
 
 
+def test_a_file_of_sums_beside_the_weights_is_heeded(tmp_path):
+    path, other = tmp_path / "net.pth", tmp_path / "other.pth"
+    for file in (path, other):
+        torch.save(values(Network()), file)
+    sums = tmp_path / "SHA256SUMS"
+    sums.write_text(f"{hashlib.sha256(path.read_bytes()).hexdigest()}  net.pth\n")
+    load_weights(Network(), path)
+    load_weights(Network(), other)
+    path.write_bytes(other.read_bytes())
+    with pytest.raises(WeightsError, match=r"net.pth: .*expected sha256:\w{64}, got"):
+        load_weights(Network(), path)
+
+
 def test_the_known_files_are_those_of_the_papers_networks():
     files = {entry.model: entry.file for entry in KNOWN_WEIGHTS}
     assert files == {

@@ -92,6 +92,48 @@ def test_the_folds_are_disjoint_and_make_up_the_training_classes(root, splits):
     assert set(rest.class_names) == folds[0] | folds[2]
 
 
+def test_the_stages_have_disjoint_classes_of_the_training_half(root, splits):
+    def names(split, **of):
+        return set(Glyphs(root, split, **of).class_names)
+
+    pretraining = names("train", stage="pretraining")
+    drawn = [
+        names("train", stage="fine_tuning", seed=s, fold=f) for s, f in ((0, 0), (1, 0), (0, 1))
+    ]
+    left = names("validation", stage="fine_tuning")
+    assert (len(pretraining), len(left)) == (750, 234)
+    assert [len(classes) for classes in drawn] == [100] * 3
+    assert len(set.union(*drawn)) > 200  # three draws
+    assert not pretraining & set.union(left, *drawn)
+    assert not drawn[0] & left
+    assert drawn[0] | left == names("validation", stage="pretraining")
+    assert pretraining | drawn[0] | left == set(splits["train"].class_names)
+    for stage in ("pretraining", "fine_tuning"):
+        assert names("test", stage=stage) == set(splits["test"].class_names)
+        assert names("development", stage=stage) == names("train", stage=stage)
+
+
+def test_pretraining_sees_drawings_that_are_shifted_and_no_more(root):
+    dataset = Glyphs(root, stage="pretraining")
+    drawing = dataset._images[30]
+    np.testing.assert_array_equal(dataset.to_picture(dataset[30][0]), drawing)
+    seen = set()
+    for seed in range(60):
+        picture = dataset.to_picture(dataset[30, seed][0])
+        [shift] = [
+            (down, right)
+            for down in range(-3, 4)
+            for right in range(-3, 4)
+            if np.array_equal(np.roll(drawing, (down, right), (0, 1)), picture)
+        ]
+        seen.add(shift)
+    assert len(seen) > 25
+    assert {max(map(abs, shift)) for shift in seen} >= {1, 2, 3}
+    assert not drawing[[0, 1, 2, -3, -2, -1]].any()  # nothing comes in at the other side
+    test = Glyphs(root, "validation", stage="pretraining")
+    assert not np.array_equal(test.to_picture(test[0][0]), test._images[0])
+
+
 def test_characters_that_look_the_same_are_one_class(splits):
     names = splits["train"].class_names + splits["test"].class_names
     assert len(set(names)) == len(names)

@@ -353,6 +353,17 @@ def test_other_weights_and_images_are_not_averaged(
     assert re.search(rf"\* note 2: toy/table1/base: .*{re.escape(said)}", text)
 
 
+def test_weights_that_seeds_take_in_turn_are(make: Make, show: Show, tmp_path: Path) -> None:
+    for seed in (0, 1):
+        file = tmp_path / "trunks" / f"{seed}.safetensors"
+        file.parent.mkdir(exist_ok=True)
+        file.touch()
+    for seed, recall in enumerate((0.48, 0.40)):
+        weights = {"file": f"{seed}.safetensors", "sha256": "9876543210"}
+        make("base", seed, recall, f"--model.weights={tmp_path / 'trunks'}", weights=weights)
+    assert lines(show())[2][2].startswith("44.00 ± ")
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [

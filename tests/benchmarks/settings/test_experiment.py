@@ -46,6 +46,15 @@ MISTAKES = {
     "trunk argument of ours": (["--model.trunk_args={num_classes: 8}"], "num_classes"),
     "batch": (["--data.batch_size=81"], "data.batch_size"),
     "too small": (["--optimization.steps=0"], "optimization.steps"),
+    "stage": (
+        ["--config=c.yaml"],
+        "data.stage: cub has no stages",
+        "data: {dataset: cub, stage: pretraining}",
+    ),
+    "no weights in a folder": (
+        ["--model.weights=."],
+        "model.weights: . holds no .safetensors file",
+    ),
     "recall": (["--evaluation.recall_at=[]"], "evaluation.recall_at"),
     "recall twice": (["--evaluation.recall_at=[1, 2, 1]"], "evaluation.recall_at: expected each K"),
     "huge recall": (
@@ -414,9 +423,27 @@ def test_recipes_of_no_paper_can_be_built() -> None:
     for name in names:
         run = parse([f"--recipe={name}"]).experiment
         run.model.trunk_args.pop("pretrained", None)
+        run.model.weights = None
         with torch.device("meta"):
             model = build_model(run.model, run.data)
             build_loss(run, model, num_classes=5)
+
+
+def test_seeds_and_folds_take_turns_in_a_folder_of_weights(tmp_path: Path) -> None:
+    for name in ("b", "a"):
+        (tmp_path / f"{name}.safetensors").touch()
+    (tmp_path / "SHA256SUMS").touch()
+    runs = [parse([f"--model.weights={tmp_path}", f"--seed={s}", f"--data.fold={f}"]) for s, f in
+            ((0, 0), (1, 0), (2, 0), (2, 3))]  # fmt: skip
+    assert [run.experiment.model.weights.stem for run in runs] == ["a", "b", "a", "b"]
+    assert {run.config["model"]["weights"] for run in runs} == {str(tmp_path)}
+
+
+def test_a_recipe_finds_its_weights_from_anywhere(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = parse(["--recipe=glyphs/finetune/binomial", "--seed=1"]).experiment
+    assert run.model.weights.is_file()
+    build_model(run.model, run.data)
 
 
 def test_builds_nested_classes_with_the_sizes_of_the_run() -> None:

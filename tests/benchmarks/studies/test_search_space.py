@@ -41,7 +41,14 @@ from benchmarks.studies.search_space import changed, corners, read_space
         ("a: {low: 1, high: 2}\na: {low: 1, high: 2}", "stands there twice"),
         *(
             (f"{key}: {{low: 1, high: 2}}", f"{key}: says what a trial is measured on")
-            for key in ("seed", "data.split", "data.fold", "data.max_classes", "evaluation.every")
+            for key in (
+                "seed",
+                "data.split",
+                "data.fold",
+                "data.max_classes",
+                "data.stage",
+                "evaluation.every",
+            )
         ),
     ],
 )

@@ -257,6 +257,13 @@ def test_other_weights_make_a_run_stale(recipes: Path, capsys: pytest.CaptureFix
     assert "was run with model.weights None, not {'file': 'w.pth'" in capsys.readouterr().out
 
 
+def test_each_seed_has_its_turn_of_a_folder_of_weights(recipes: Path) -> None:
+    for name in "ab":
+        (recipes / f"{name}.safetensors").write_text(name)
+    jobs = plan(["toy/table1/quick"], [0, 1, 2], Path("runs"), [f"--model.weights={recipes}"])
+    assert [job.weights["file"][0] for job in jobs if job.weights] == ["a", "b", "a"]
+
+
 def test_a_changed_default_makes_a_run_stale(
     recipes: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

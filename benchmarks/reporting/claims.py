@@ -1,0 +1,231 @@
+"""Claims of papers, each a comparison of two rows paired by seed: the tests, and a page and a figure of them."""
+
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from matplotlib.figure import Figure
+from scipy import optimize, stats
+
+from benchmarks.records import Run, load_run, read_table, replace_file
+from benchmarks.reporting.comparison import metric_name
+from benchmarks.reporting.drawing import COLOURS, plain
+from benchmarks.reporting.table import Table
+from benchmarks.settings import ConfigError, read_yaml
+
+SIGNIFICANT = 0.05  # what Holm's adjusted p lies below, for a claim to be shown or contradicted
+
+POWER = 0.8
+
+WORDS = {"shown": COLOURS[2], "contradicted": COLOURS[1], "undecided": "#888888"}
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One row, or an output of it, is better than another; or as good, within the margin."""
+
+    name: str
+    claim: str
+    paper: str
+    better: str
+    than: str
+    metric: str = "recall_at_1"
+    equivalent: bool = False
+
+    def rows(self) -> list[str]:
+        """The rows of the recipe file that it compares."""
+        return [side.partition(":")[0] for side in (self.better, self.than)]
+
+
+@dataclass(frozen=True)
+class Claims:
+    """A file of claims, as benchmarks/recipes/claims.yaml describes it."""
+
+    recipes: str
+    margin: float
+    settings: dict[str, list[str]]
+    claims: list[Claim]
+
+
+def read_claims(path: Path) -> Claims:
+    """The claims of a file; a ConfigError if it has other keys than benchmarks/recipes/claims.yaml describes."""
+    content = read_yaml(path)
+    try:
+        claims = [Claim(name, **about) for name, about in content.pop("claims").items()]
+        return Claims(claims=claims, **content)
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ConfigError(f"{path}: expected the keys that its head describes: {error}") from error
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What paired differences, in percentage points, say of a claim.
+
+    Attributes:
+        half_width: Of the 95 % Student-t interval of the mean.
+        p: Twice the smaller of the one-sided p for the claim and against it, not adjusted.
+        holds: Which of the two is smaller.
+        visible: The difference that as many seeds see four times of five, before p is adjusted.
+    """
+
+    claim: Claim
+    seeds: int
+    mean: float
+    half_width: float
+    p: float
+    holds: bool
+    visible: float
+
+
+def assess(claim: Claim, differences: Sequence[float], margin: float) -> Finding:
+    """A claim beside its differences, at least two.
+
+    "Better" is Student's paired t test; "as good" is two one-sided tests, and contradicted beyond the margin.
+    """
+    n, mean = len(differences), float(np.mean(differences))
+    error = max(float(stats.sem(differences)), 1e-9)  # equal differences are no division by 0
+    critical = float(stats.t.ppf(0.975, n - 1))
+
+    def larger(bound: float) -> float:
+        return float(stats.t.cdf((bound - mean) / error, n - 1))
+
+    if claim.equivalent:
+        supporting = max(larger(-margin), 1 - larger(margin))
+        opposing = min(larger(margin), 1 - larger(-margin))
+    else:
+        supporting, opposing = larger(0), 1 - larger(0)
+
+    def power(effect: float) -> float:
+        return float(stats.nct.sf(critical, n - 1, effect))
+
+    visible = error * optimize.brentq(lambda effect: power(effect) - POWER, 1e-6, 200)
+    p = min(1.0, 2 * min(supporting, opposing))
+    return Finding(claim, n, mean, critical * error, p, supporting < opposing, visible)
+
+
+def holm(p: Sequence[float]) -> list[float]:
+    """Adjusted after Holm (1979), so that any wrong word among all has a chance of at most 5 %.
+
+    >>> [round(value, 2) for value in holm([0.01, 0.5, 0.02])]
+    [0.03, 0.5, 0.04]
+    """
+    order = np.argsort(p)
+    adjusted = np.empty(len(p))
+    adjusted[order] = np.maximum.accumulate(np.sort(p) * np.arange(len(p), 0, -1))
+    return [min(1.0, float(value)) for value in adjusted]
+
+
+def words(findings: Sequence[Finding]) -> list[tuple[float, str]]:
+    """The adjusted p of each finding, and one of `WORDS`."""
+    told = []
+    for finding, p in zip(findings, holm([finding.p for finding in findings]), strict=True):
+        verdict = "shown" if finding.holds else "contradicted"
+        told.append((p, verdict if p < SIGNIFICANT else "undecided"))
+    return told
+
+
+def judge(
+    claims: Claims, folders: Mapping[str, Mapping[int, Path]]
+) -> tuple[list[Finding], list[Run]]:
+    """The findings on claims with two pairs or more, and all runs.
+
+    Args:
+        folders: {row: {seed: run folder}}, of finished runs.
+
+    Raises:
+        ConfigError: if a run has not measured what a claim is about.
+    """
+    runs = {row: {s: load_run(path) for s, path in of.items()} for row, of in folders.items()}
+    findings = []
+    for claim in claims.claims:
+        left, right = (runs.get(row, {}) for row in claim.rows())
+        differences = [
+            _percent(left[seed], claim.better, claim.metric)
+            - _percent(right[seed], claim.than, claim.metric)
+            for seed in sorted(left.keys() & right.keys())
+        ]
+        if len(differences) > 1:
+            findings.append(assess(claim, differences, claims.margin))
+    return findings, [run for of in runs.values() for run in of.values()]
+
+
+def _percent(run: Run, side: str, metric: str) -> float:
+    output = side.partition(":")[2]
+    try:
+        if output == "curve":
+            return 100 * read_table(run.folder / "records", "evaluation")[metric][-1]
+        return 100 * float((run.info["outputs"][output] if output else run.info["metrics"])[metric])
+    except (KeyError, IndexError) as error:
+        raise ConfigError(f"{run.folder}: has not measured {metric} of {side}") from error
+
+
+def claims_page(
+    claims: Claims, findings: Sequence[Finding], runs: Sequence[Run], figure: str
+) -> str:
+    """The page in markdown; `figure` is the name of the file beside it."""
+    told = words(findings)
+    rows = [
+        [
+            *(f.claim.name, f.claim.claim, f.claim.paper, f"`{f.claim.better}` - `{f.claim.than}`"),
+            *(
+                metric_name(f.claim.metric).replace("_", " "),
+                f"{f.mean:+.2f} ± {f.half_width:.2f}",
+                str(f.seeds),
+            ),
+            *(f"{p:.3f}", f"{f.visible:.2f}", word),
+        ]
+        for f, (p, word) in zip(findings, told, strict=True)
+    ]
+    header = ["", "claim", "paper", "rows", "metric", "difference", "seeds", "p", "visible", "word"]
+    counts = [f"{[one for _, one in told].count(word)} {word}" for word in WORDS]
+    commits = sorted({f"`{str(run.info.get('commit'))[:7]}`" for run in runs})
+    hours = sum(run.info["wall_time_s"] for run in runs) / 3600
+    changed = (
+        " The code of some was not committed." if any(r.info.get("dirty") for r in runs) else ""
+    )
+    left = {claim.name: 0 for claim in claims.claims} | {f.claim.name: f.seeds for f in findings}
+    lacking = ", ".join(name for name, seeds in left.items() if not seeds)
+    return f"""# The papers' claims on Glyphs
+
+Of {len(findings)} comparisons: {", ".join(counts)}.{f" Not measured yet: {lacking}." if lacking else ""}
+
+![Paired differences with 95 % intervals]({figure})
+
+Measured at {", ".join(commits)} by `make claims`: rows of `{claims.recipes}`,
+{len(runs)} trainings, {hours:.1f} hours of training and testing.{changed}
+
+A difference is that of runs of the same seed, hence of the same classes and the same trunk, in percentage
+points: the mean, and the half-width of the 95 % Student-t interval. p is two-sided and adjusted by Holm for all
+rows of the table; that two rows are as good as each other is tested by two one-sided tests, with a margin of
+{claims.margin:g} points that was fixed beforehand. Where p is below {SIGNIFICANT} the word is *shown* or
+*contradicted*. *Visible* is the true difference that as many seeds would see with a chance of
+{100 * POWER:.0f} %, before the adjustment.
+
+{Table(header, rows, names=5).markdown()}
+"""
+
+
+def save_forest(claims: Claims, findings: Sequence[Finding], path: Path) -> None:
+    """Draw a line for each claim, a mean difference and its interval, beside zero or the margin; a PNG."""
+    figure = Figure(figsize=(8, 1 + 0.3 * len(findings)), layout="constrained")
+    axes, seen = figure.add_subplot(), {}
+    for y, (finding, (_, word)) in enumerate(zip(findings, words(findings), strict=True)):
+        seen[word] = axes.errorbar(
+            finding.mean, y, xerr=finding.half_width, fmt="o", color=WORDS[word], capsize=3
+        )
+        if finding.claim.equivalent:
+            axes.barh(y, 2 * claims.margin, left=-claims.margin, color=COLOURS[5], alpha=0.3)
+    axes.axvline(0, color="black", linewidth=0.8)
+    names = [plain(f"{finding.claim.claim}  {finding.claim.name}") for finding in findings]
+    axes.set_yticks(range(len(findings)), names, fontsize=8)
+    axes.invert_yaxis()
+    axes.set_xlabel("difference in percentage points, mean and 95 % interval", fontsize=9)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    figure.legend(
+        seen.values(), seen, loc="outside lower right", ncols=3, fontsize=8, frameon=False
+    )
+    file = io.BytesIO()
+    figure.savefig(file, format="png", dpi=150, metadata={"Software": None})
+    replace_file(path, file.getvalue())

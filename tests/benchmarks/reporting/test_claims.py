@@ -1,0 +1,183 @@
+"""The papers' claims: the tests against oracles, the words, the page of made-up records, and the command."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from scipy import stats
+
+from benchmarks import claims
+from benchmarks.records.files import write_json
+from benchmarks.reporting.claims import Claim, assess, holm, read_claims, words
+from benchmarks.settings import read_table, recipe_files
+from benchmarks.studies.sweep import plan
+
+GAIN = [0.9, 1.4, 0.3, 1.1, 0.8, 1.2, 0.6, 1.0, 0.7, 1.3]
+
+
+def found(differences: list[float], *, equivalent: bool = False, margin: float = 1.0) -> Any:
+    claim = Claim("1", "a is better", "Table 1", "a", "b", equivalent=equivalent)
+    return assess(claim, differences, margin)
+
+
+def test_a_difference_is_students_paired_t_test():
+    finding = found(GAIN)
+    other = stats.ttest_1samp(GAIN, 0)
+    assert finding.p == pytest.approx(other.pvalue)
+    low, high = other.confidence_interval(0.95)
+    assert (finding.mean - finding.half_width, finding.mean + finding.half_width) == pytest.approx(
+        (low, high)
+    )
+    assert (found(GAIN).holds, found([-g for g in GAIN]).holds) == (True, False)
+
+
+def test_equivalence_holds_where_the_interval_lies_within_the_margin():
+    for shift in np.linspace(-2, 2, 41):
+        finding = found([g + shift for g in GAIN], equivalent=True, margin=1.0)
+        low, high = finding.mean - finding.half_width, finding.mean + finding.half_width
+        [(_, word)] = words([finding])
+        assert (word == "shown") == (low > -1 and high < 1)
+        assert (word == "contradicted") == (low > 1 or high < -1)
+
+
+def test_what_seeds_can_see_they_see_four_times_of_five():
+    visible, deviation = found(GAIN).visible, np.std(GAIN, ddof=1)
+    draws = np.random.default_rng(0).normal(visible, deviation, (20_000, len(GAIN)))
+    assert (stats.ttest_1samp(draws, 0, axis=1).pvalue < 0.05).mean() == pytest.approx(
+        0.8, abs=0.01
+    )
+
+
+def test_equal_differences_are_no_division_by_zero():
+    told = words([found([value] * 3) for value in (1.0, 0.0, -1.0)])
+    assert [word for _, word in told] == ["shown", "undecided", "contradicted"]
+
+
+def test_holm_is_monotone_and_stops_at_one():
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([0.9, 0.8]) == [1.0, 1.0]
+    assert holm([]) == []
+
+
+def test_the_claims_are_of_rows_that_there_are():
+    read = read_claims(claims.CLAIMS)
+    rows = {entry.name.rpartition("/")[2] for entry in read_table(read.recipes).entries}
+    assert {row for claim in read.claims for row in claim.rows()} <= rows
+    assert read.settings.keys() <= rows
+    assert len(read.claims) >= 18
+
+
+# ---------------------------------------------------------------------------------------- the command
+
+
+@pytest.fixture
+def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Three rows, four claims on them, and an empty working folder."""
+    (tmp_path / "recipes" / "toy").mkdir(parents=True)
+    loss = {"losses": [{"loss": {"class_path": "pml_regularizers.BinomialDevianceLoss"}}]}
+    trainings = {"base": {"label": "base", **loss}, "new": {"label": "new", "seed": 7, **loss}}
+    trainings["third"] = {"label": "third", **loss}
+    (tmp_path / "recipes" / "toy" / "table.yaml").write_text(
+        yaml.safe_dump({"trainings": trainings})
+    )
+    sides = {"paper": "Table 1", "better": "new", "than": "base"}
+    content = {
+        **{"recipes": "toy/table", "margin": 1.0, "settings": {}},
+        "claims": {
+            "1": {"claim": "new is better", **sides},
+            "4": {"claim": "the third is better", "paper": "none", "better": "third", "than": "base"},
+            "2": {"claim": "new is as good", "equivalent": True, **sides},
+            "3": {"claim": "its curve is higher", **sides, "better": "new:curve", "than": "base:curve",
+                  "metric": "seen_recall_at_1"},
+        },
+    }  # fmt: skip
+    (tmp_path / "claims.yaml").write_text(yaml.safe_dump(content))
+    monkeypatch.setattr(recipe_files, "RECIPES", tmp_path / "recipes")
+    monkeypatch.setattr(claims, "CLAIMS", Path("claims.yaml"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def make(toy: Path) -> Callable[[str, int, float], None]:
+    """A finished run of the settings that the command asks for."""
+
+    def build(row: str, seed: int, recall: float) -> None:
+        [job] = plan([f"toy/table/{row}"], [seed], Path("runs/claims"), ["--report=false"])
+        (job.folder / "records").mkdir(parents=True)
+        (job.folder / "records" / "evaluation.csv").write_text(
+            f"~iteration~,seen_recall_at_1\n10,0.1\n20,{recall}\n"
+        )
+        info = {
+            **{"label": row, "seed": seed, "status": "finished", "steps": 20, "config": job.config},
+            **{"metrics": {"recall_at_1": recall}, "outputs": {}, "commit": "0123abcd"},
+            "data": {
+                "name": "glyphs",
+                "split": "test",
+                "fingerprint": "",
+                "test_classes": 2,
+                "test_images": 4,
+            },
+            **{"wall_time_s": 3600.0, "hardware": {}, "world_size": 1, "weights": None},
+        }
+        write_json(job.folder / "run.json", info)
+
+    return build
+
+
+def command(*options: str) -> int:
+    return claims.main(["--output=claims.md", *options])
+
+
+def test_the_page_says_what_the_records_show(make, capsys):
+    for seed, gain in enumerate(GAIN):
+        make("base", seed, 0.5)
+        make("new", seed, 0.5 + gain / 20)
+    assert command("--page-only") == 0
+    page = Path("claims.md").read_text()
+    assert page == capsys.readouterr().out
+    assert "Of 3 comparisons: 2 shown, 1 contradicted, 0 undecided. Not measured yet: 4." in page
+    assert "Measured at `0123abc` by `make claims`" in page
+    assert "\n20 trainings, 20.0 hours of" in page
+    rows = [line.split(" | ") for line in page.splitlines() if line.startswith("| ")][1:]
+    cell = f"+4.65 ± {5 * found(GAIN).half_width:.2f}"
+    assert [(*row[5:7], row[9].removesuffix(" |")) for row in rows[1:]] == [
+        (cell, "10", word) for word in ("shown", "contradicted", "shown")
+    ]
+    assert Path("claims.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_what_is_not_run_yet_is_named(make, capsys):
+    for seed in (0, 1):
+        make("base", seed, 0.5)
+    assert command("--page-only") == 2
+    assert "no claim's rows finished at two seeds" in capsys.readouterr().err
+    make("new", 0, 0.6)
+    make("new", 1, 0.6)
+    assert command("--page-only", "--seeds=2") == 0
+    assert "was not committed" not in Path("claims.md").read_text()
+    assert "Not measured yet: 4." in Path("claims.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--only", "9"], "--only: no claim 9; there are 1, 2, 3, 4"),
+        (["--", "--seed=3"], "--seed=3: is set by this command"),
+    ],
+)
+def test_mistakes_are_one_line(toy, capsys, options, message):
+    assert command(*options) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_damaged_file_of_claims_is_named(toy, capsys):
+    content = yaml.safe_load(Path("claims.yaml").read_text())
+    content["claims"]["1"]["beter"] = "new"
+    Path("claims.yaml").write_text(json.dumps(content))
+    assert command("--page-only") == 2
+    assert "claims.yaml: expected the keys that its head describes" in capsys.readouterr().err
