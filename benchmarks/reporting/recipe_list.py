@@ -38,14 +38,14 @@ def recipe_table() -> str:
     entries = all_entries()
     rows = Table(HEADER, [_row(entry, flops) for entry in entries]).terminal(width=200)
     header, *rows = rows.splitlines()
-    lines, last = [header], ""
+    groups: dict[str, list[str]] = {}
     for entry, row in zip(entries, rows, strict=True):
         dataset = entry.settings.get("data", {}).get("dataset", Data.dataset)
-        table = entry.name.rpartition("/")[0]
-        heading = f"{table}: {dataset}, {network_of(entry.settings)['trunk']}"
-        lines += [row] if heading == last else ["", heading, row]
-        last = heading
-    return "\n".join([*lines, NOTE])
+        heading = (
+            f"{entry.name.rpartition('/')[0]}: {dataset}, {network_of(entry.settings)['trunk']}"
+        )
+        groups.setdefault(heading, [heading]).append(row)
+    return "\n\n".join([header, *map("\n".join, groups.values()), NOTE.strip()])
 
 
 def all_entries() -> list[Entry]:
