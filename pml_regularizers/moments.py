@@ -81,6 +81,7 @@ def sketched_moments(
     moment_dim: int,
     mask: Tensor | None = None,
     *,
+    size: Tensor | None = None,
     activations: Activations = "store",
 ) -> list[Tensor]:
     """Moments of orders 2..K as tensor sketches.
@@ -90,13 +91,14 @@ def sketched_moments(
         tables: Of C_1 .. C_K, as `HighOrderMoments(..., projections="sketch").weights()` returns them.
         moment_dim: d. Fast where it is a power of two.
         mask: (N, P) booleans, True where a feature counts; default: all.
+        size: (N, 1), constants by which the features of each image are divided; default: 1.
         activations: As in `HighOrderMoments`.
 
     Returns:
         K - 1 tensors (N, d).
     """
     x, count = _counted(x, mask)
-    sums = summed_convolutions(x, tables, moment_dim, activations=activations)
+    sums = summed_convolutions(x, tables, moment_dim, size=size, activations=activations)
     return list((sums / count).unbind())
 
 
@@ -243,34 +245,36 @@ class HighOrderMoments(nn.Module):
 
     def forward(self, features: Tensor | tuple[Tensor, Tensor]) -> list[Tensor]:
         x, mask = positions(features, self.in_channels)
-        weights = self.weights()
-        floating = [weight.dtype for weight in weights if weight.is_floating_point()]
+        floating = [weight.dtype for weight in self.weights() if weight.is_floating_point()]
         for dtype in (torch.float32, *floating[:1]):
             x = x.to(torch.promote_types(x.dtype, dtype))
 
         # A constant in the gradient: the moment of x/s times s^k is the moment of x whatever s is.
         size = masked_mean(x.detach().square(), mask).mean(dim=1).sqrt().view(-1, 1)
         size = size.clamp(min=1e-12)  # as in F.normalize: fainter maps fade to zero
+        with torch.autocast(x.device.type, enabled=False):  # or the products were of half precision
+            moments = self._moments(x, size, mask)
+        if self.scale:
+            moments = [z * size**k for k, z in enumerate(moments, start=2)]
+        return moments
+
+    def _moments(self, x: Tensor, size: Tensor, mask: Tensor | None) -> list[Tensor]:
+        """Of x (N, P, C) divided by the size of each image, (N, 1)."""
+        weights = self.weights()
+        if self.projections == "sketch":
+            options: dict[str, Any] = {"size": size, "activations": self.activations}
+            return sketched_moments(x, weights, self.moment_dim, mask, **options)
         x = (x / size.unsqueeze(2)).contiguous()
         options = {
             "dtype": torch.bfloat16 if self.products == "bfloat16" else x.dtype,
             "activations": self.activations,
             "kernels": self.kernels,
         }
-        with torch.autocast(x.device.type, enabled=False):  # or the products were of half precision
-            if self.projections == "independent":
-                parts = iter(weights)
-                sets = [list(islice(parts, k)) for k in range(2, self.order + 1)]
-                moments = independent_moments(x, sets, mask, **options)
-            elif self.projections == "sketch":
-                moments = sketched_moments(
-                    x, weights, self.moment_dim, mask, activations=self.activations
-                )
-            else:
-                moments = cascaded_moments(x, weights, mask, **options)
-        if self.scale:
-            moments = [z * size**k for k, z in enumerate(moments, start=2)]
-        return moments
+        if self.projections == "independent":
+            parts = iter(weights)
+            sets = [list(islice(parts, k)) for k in range(2, self.order + 1)]
+            return independent_moments(x, sets, mask, **options)
+        return cascaded_moments(x, weights, mask, **options)
 
     def activation_bytes(self, images: int, positions: int) -> int:
         """What the backward pass of a batch holds on to: the features and, as `activations` says, projections.

@@ -44,14 +44,21 @@ def draw_table(table: Tensor, channels: int) -> None:
 
 
 def summed_convolutions(
-    x: Tensor, tables: Sequence[Tensor], buckets: int, *, activations: Activations = "store"
+    x: Tensor,
+    tables: Sequence[Tensor],
+    buckets: int,
+    *,
+    size: Tensor | None = None,
+    activations: Activations = "store",
 ) -> Tensor:
     """s_2 .. s_K.
 
     Args:
-        x: (N, P, C), P features of C channels for each of N images, in float32 or float64.
+        x: (N, P, C), P features of C channels for each of N images, in float32 or float64; the layout of a map,
+            transposed, is as good as any.
         tables: Of C_1 .. C_K, K >= 2, each (M,), as above, M a multiple of d.
         buckets: d.
+        size: (N, 1), constants by which the features of each image are divided; default: 1.
         activations: "store" the transforms for the backward pass, "recompute" them there, or "autograd": as in
             `summed_products`.
 
@@ -60,27 +67,31 @@ def summed_convolutions(
     """
     if len(x) == 0:  # transforms of nothing are refused
         return x.new_zeros(len(tables) - 1, 0, buckets) * x.sum()
+    size = x.new_ones(1, 1).expand(len(x), 1) if size is None else size.detach()
+    size = size.unsqueeze(2)
     if activations == "autograd" or torch.compiler.is_compiling() or is_transformed():
-        return _differentiable(x, tables, buckets)
+        return _differentiable(x, size, tables, buckets)
     store = activations == "store" and x.requires_grad and torch.is_grad_enabled()
-    result: Tensor = _SummedConvolutions.apply((buckets, store), x, *tables)
+    result: Tensor = _SummedConvolutions.apply((buckets, store), x, size, *tables)
     return result
 
 
-def _differentiable(x: Tensor, tables: Sequence[Tensor], buckets: int) -> Tensor:
-    phis = list(accumulate(_factors(x, tables, buckets), torch.mul))
+def _differentiable(x: Tensor, size: Tensor, tables: Sequence[Tensor], buckets: int) -> Tensor:
+    phis = list(accumulate(_factors(x, size, tables, buckets), torch.mul))
     return _inverse(torch.stack([phi.sum(dim=1) for phi in phis[1:]]), buckets)
 
 
 class _SummedConvolutions(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, options: tuple[int, bool], x: Tensor, *tables: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, options: tuple[int, bool], x: Tensor, size: Tensor, *tables: Tensor
+    ) -> Tensor:
         buckets, store = options
         shape = len(tables) - 1, len(x), buckets // 2 + 1
         sums = torch.zeros(shape, dtype=x.dtype.to_complex(), device=x.device)
         stored = []
         for block in _blocks(x, buckets):
-            factors = _factors(x[block], tables, buckets)
+            factors = _factors(x[block], size[block[0]], tables, buckets)
             phi = factors[0]
             for total, factor in zip(sums[:, block[0]], factors[1:], strict=True):
                 phi = phi * factor
@@ -88,36 +99,37 @@ class _SummedConvolutions(torch.autograd.Function):
             if store:
                 stored += factors
         ctx.options = options
-        ctx.save_for_backward(x, *tables, *stored)
+        ctx.save_for_backward(x, size, *tables, *stored)
         return _inverse(sums, buckets)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         buckets, _ = ctx.options
         order = len(gradient) + 1
-        x, *others = ctx.saved_tensors
+        x, size, *others = ctx.saved_tensors
         tables, stored = others[:order], others[order:]
         if torch.is_grad_enabled() or is_transformed():  # for the gradient of this gradient
-            dx = _differentiable_gradient(x, tables, buckets, gradient)
-            return None, dx, *[None] * order
+            dx = _differentiable_gradient(x, size, tables, buckets, gradient)
+            return None, dx, None, *[None] * order
         targets = [_targets(table, x, buckets) for table in tables]
         conjugates = torch.fft.rfft(gradient).conj().resolve_conj().unsqueeze(2)
-        dx = torch.zeros_like(x)
+        dx = torch.empty_like(x)
         for number, block in enumerate(_blocks(x, buckets)):
             if stored:
                 factors = stored[number * order : (number + 1) * order]
             else:
-                factors = _factors(x[block], tables, buckets)
+                factors = _factors(x[block], size[block[0]], tables, buckets)
             phis = list(accumulate(factors[:-1], torch.mul))
             G = conjugates[:, block[0]]
-            E = G[-1]  # one for all positions
+            E, total = G[-1], torch.zeros((), dtype=x.dtype, device=x.device)
             for k in range(order - 1, 0, -1):
-                dx[block] += _gather(_inverse(phis[k - 1] * E, buckets), *targets[k])
+                total = total + _gather(_inverse(phis[k - 1] * E, buckets), *targets[k])
                 E = factors[k] * E
                 if k > 1:
                     E += G[k - 2]
-            dx[block] += _gather(_inverse(E, buckets), *targets[0])
-        return None, dx, *[None] * order
+            total += _gather(_inverse(E, buckets), *targets[0])
+            torch.div(total, size[block[0]], out=dx[block])
+        return None, dx, None, *[None] * order
 
 
 def _blocks(x: Tensor, buckets: int) -> Iterator[tuple[slice, slice]]:
@@ -131,8 +143,9 @@ def _blocks(x: Tensor, buckets: int) -> Iterator[tuple[slice, slice]]:
             yield slice(image, image + count), slice(position, position + rows)
 
 
-def _factors(x: Tensor, tables: Sequence[Tensor], buckets: int) -> list[Tensor]:
+def _factors(x: Tensor, size: Tensor, tables: Sequence[Tensor], buckets: int) -> list[Tensor]:
     """A_1 .. A_K of x (n, p, C): (n, p, d // 2 + 1)."""
+    x = (x / size).contiguous()
     return [_transform(x, *_sources(table, x.dtype), buckets) for table in tables]
 
 
@@ -167,10 +180,10 @@ def _inverse(transforms: Tensor, buckets: int) -> Tensor:
 
 
 def _differentiable_gradient(
-    x: Tensor, tables: Sequence[Tensor], buckets: int, gradient: Tensor
+    x: Tensor, size: Tensor, tables: Sequence[Tensor], buckets: int, gradient: Tensor
 ) -> Tensor:
     with torch.enable_grad():
         alias = x.view_as(x)  # x may be made of other inputs, whose share is not asked for here
-        sums = _differentiable(alias, tables, buckets)
+        sums = _differentiable(alias, size, tables, buckets)
     (dx,) = torch.autograd.grad(sums, alias, gradient, create_graph=True)
     return dx
