@@ -29,8 +29,8 @@ from torch import Tensor
 
 from .summed_products import Activations, is_transformed
 
-BLOCK = 2**18
-"""Numbers of a sketch per block of positions: a mebibyte, which a CPU caches with those of the other orders."""
+BLOCK = 2**17
+"""Numbers of a sketch per block of positions: half a mebibyte, which a CPU caches with those of the other orders."""
 GPU_BLOCK = 2**23
 """On a GPU, which is slow on few numbers."""
 
