@@ -88,7 +88,8 @@ class _SummedConvolutions(torch.autograd.Function):
     ) -> Tensor:
         buckets, store = options
         shape = len(tables) - 1, len(x), buckets // 2 + 1
-        sums = torch.zeros(shape, dtype=x.dtype.to_complex(), device=x.device)
+        dtype = torch.promote_types(x.dtype, torch.complex64)
+        sums = torch.zeros(shape, dtype=dtype, device=x.device)
         stored = []
         for block in _blocks(x, buckets):
             factors = _factors(x[block], size[block[0]], tables, buckets)
@@ -112,7 +113,8 @@ class _SummedConvolutions(torch.autograd.Function):
             dx = _differentiable_gradient(x, size, tables, buckets, gradient)
             return None, dx, None, *[None] * order
         targets = [_targets(table, x, buckets) for table in tables]
-        conjugates = torch.fft.rfft(gradient).conj().resolve_conj().unsqueeze(2)
+        # In reverse, j at -j modulo d: the transform is the conjugate.
+        conjugates = torch.fft.rfft(gradient.flip(2).roll(1, 2)).unsqueeze(2)
         dx = torch.empty_like(x)
         for number, block in enumerate(_blocks(x, buckets)):
             if stored:
