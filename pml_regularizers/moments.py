@@ -99,7 +99,7 @@ def sketched_moments(
     """
     x, count = _counted(x, mask)
     sums = summed_convolutions(x, tables, moment_dim, size=size, activations=activations)
-    return list((sums / count).unbind())
+    return list((sums / count).unbind())  # eq. 8
 
 
 def _means(

@@ -15,9 +15,9 @@ Backwards, with G_k the conjugate transform of s_k's gradient, of which E_k is w
 The inverse transform of F_k is the gradient of S_k with its entries in reverse, j at -j modulo d. So one conjugate
 per image does for all positions.
 
-A table describes C_k: entry m holds c if channel c, counted from 1, falls into bucket m modulo d, -c if with a minus
-sign, and 0 if none does. Every channel has one place in it, so that to sketch is to gather: the sums have a fixed
-order, and the gradient is gathered, too. No operation depends on the order in which threads run.
+A table describes C_k: entry m holds c if channel c, counted from 1, falls into bucket m modulo d, -c if with a
+minus sign, and 0 if none does. Every channel has one place in it, so that to sketch is to gather: the sums have a
+fixed order, and the gradient is gathered, too. No result depends on the order in which threads run.
 """
 
 from collections.abc import Iterator, Sequence
@@ -30,7 +30,7 @@ from torch import Tensor
 from .summed_products import Activations, is_transformed
 
 BLOCK = 2**17
-"""Numbers of a sketch per block of positions: half a mebibyte, which a CPU caches with those of the other orders."""
+"""Numbers of a sketch per block of positions: half a mebibyte; a CPU caches all orders' at once."""
 GPU_BLOCK = 2**23
 """On a GPU, which is slow on few numbers."""
 
@@ -154,8 +154,9 @@ def _factors(x: Tensor, size: Tensor, tables: Sequence[Tensor], buckets: int) ->
 def _transform(x: Tensor, channels: Tensor, signs: Tensor, buckets: int) -> Tensor:
     sketch = _gather(x, channels, signs)
     if len(signs) > buckets:
-        sketch = sketch.unflatten(2, (-1, buckets)).sum(dim=2)
-    return torch.fft.rfft(sketch)
+        sketch = sketch.view(*x.shape[:2], -1, buckets).sum(dim=2)
+    transform: Tensor = torch.fft.rfft(sketch)
+    return transform
 
 
 def _sources(table: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -174,11 +175,13 @@ def _targets(table: Tensor, x: Tensor, buckets: int) -> tuple[Tensor, Tensor]:
 
 def _gather(x: Tensor, index: Tensor, signs: Tensor) -> Tensor:
     """Entries (n, p, M) of x (n, p, c), each with a sign; torch is fast on matrices only."""
-    return x.flatten(0, 1).index_select(1, index).mul_(signs).unflatten(0, x.shape[:2])
+    rows = x.flatten(0, 1).index_select(1, index).mul_(signs)
+    return rows.view(*x.shape[:2], len(index))
 
 
 def _inverse(transforms: Tensor, buckets: int) -> Tensor:
-    return torch.fft.irfft(transforms, n=buckets)
+    result: Tensor = torch.fft.irfft(transforms, n=buckets)
+    return result
 
 
 def _differentiable_gradient(

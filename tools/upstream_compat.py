@@ -59,9 +59,7 @@ def _transforms():
     try:
         return importlib.import_module("torch.fft")
     except ImportError:
-        raise RuntimeError(
-            "torch.fft is needed for sketches: torch 1.8 or newer"
-        ) from None
+        raise RuntimeError("torch.fft is needed for sketches: torch 1.8 or newer") from None
 
 
 def rfft(x):

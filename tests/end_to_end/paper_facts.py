@@ -652,7 +652,7 @@ def _intra_class(part: IntraClassRegularizer) -> str:
 
 
 def _sketch(table: Tensor, channels: int, buckets: int) -> Tensor:
-    """The matrix (C, d) of a table whose m-th entry is the channel, from 1, that goes to m modulo d, with a sign."""
+    """The matrix (C, d) of a table whose m-th entry is the channel, from 1, that goes to m modulo d, signed."""
     places = torch.arange(len(table)) % buckets
     matrix = torch.zeros(channels + 1, buckets)
     matrix[table.abs().long(), places] = table.sign().float()

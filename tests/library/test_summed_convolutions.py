@@ -162,7 +162,9 @@ def test_transformations(activations: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("c++") is None, reason="inductor compiles C++")
-@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore:Torchinductor does not support:UserWarning")
+@pytest.mark.filterwarnings(
+    "ignore::FutureWarning", "ignore:Torchinductor does not support:UserWarning"
+)
 def test_compiled_gradients() -> None:
     x, tables = features(requires_grad=True), draw(8)
 

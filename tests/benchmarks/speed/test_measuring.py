@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.speed import cases, measuring
+from benchmarks.speed import cases, measuring, sketch_variance
 from benchmarks.speed.__main__ import CASES, main
 from benchmarks.speed.measuring import (
     Comparison,
@@ -166,6 +166,16 @@ def test_every_case_runs_at_a_tiny_size(
     assert comparison.targets.keys() <= comparison.candidates.keys()
     for candidate in comparison.candidates:
         assert f"\n| {candidate} | " in text
+
+
+@pytest.mark.slow
+def test_the_figure_of_the_spread_of_sketches(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "figure.svg"
+    assert sketch_variance.main(["--tiny", "--output", str(output)]) == 0
+    assert "sketch, similarity" in output.read_text()
+    assert "order 5, random, similarity" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", ["retrieval", "query_gallery"])
