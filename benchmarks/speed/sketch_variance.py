@@ -30,7 +30,7 @@ def feature_maps(tiny: bool) -> Tensor:
     register()
     trunk = timm.create_model("test_resnet" if tiny else "googlenet", num_classes=0, global_pool="")
     with tempfile.TemporaryDirectory() as folder:
-        glyphs = Glyphs(folder, "test", image_size=64, max_classes=2 if tiny else 20)
+        glyphs = Glyphs(folder, "test", image_size=64, max_classes=2 if tiny else 8)
         images = torch.stack([glyphs[n][0] for n in range(0, len(glyphs), 12)])
     side = 64 if tiny else 256
     images = torch.nn.functional.interpolate(images.expand(-1, 3, -1, -1), side, mode="bilinear")
@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = page_parser("benchmarks.speed.sketch_variance", __doc__)
     options = parser.parse_args(argv)
     torch.manual_seed(0)
-    widths, draws = ((16, 32), 2) if options.tiny else ((256, 512, 1024, 2048, 4096, 8192), 40)
+    widths, draws = ((16, 32), 2) if options.tiny else ((512, 1024, 2048, 4096, 8192), 24)
     maps = feature_maps(options.tiny)
     truth = exact(maps)
     cosines = truth[0] / truth[0].diagonal().outer(truth[0].diagonal()).sqrt()
