@@ -2,7 +2,8 @@
 
     python -m benchmarks.speed.sketch_variance [--tiny] [--output docs/sketch_variance.svg]
 
-Feature maps of Glyphs by a GoogLeNet with random weights. <z_k, z_k'> of two images estimates the mean of <x, y>^k
+Feature maps of Glyphs by a GoogLeNet with random weights, batch norm and ReLU behind it; without these, random
+weights make all images alike. <z_k, z_k'> of two images estimates the mean of <x, y>^k
 over all pairs of positions; its standard deviation over draws is divided by that.
 """
 
@@ -36,6 +37,7 @@ def feature_maps(tiny: bool) -> Tensor:
     images = torch.nn.functional.interpolate(images.expand(-1, 3, -1, -1), side, mode="bilinear")
     with torch.inference_mode():
         maps: Tensor = trunk.eval()(images)
+        maps = torch.nn.functional.batch_norm(maps, None, None, training=True).relu()
     return maps / maps.square().sum(dim=1).mean(dim=(1, 2)).sqrt().view(-1, 1, 1, 1)
 
 
@@ -61,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = page_parser("benchmarks.speed.sketch_variance", __doc__)
     options = parser.parse_args(argv)
     torch.manual_seed(0)
-    widths, draws = ((16, 32), 2) if options.tiny else ((512, 1024, 2048, 4096, 8192), 24)
+    widths, draws = ((16, 32), 2) if options.tiny else ((512, 1024, 2048, 4096, 8192), 32)
     maps = feature_maps(options.tiny)
     truth = exact(maps)
     cosines = truth[0] / truth[0].diagonal().outer(truth[0].diagonal()).sqrt()
