@@ -70,12 +70,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     first, second = torch.triu_indices(len(maps), len(maps), 1)
     ranked = cosines[first, second].argsort()
     pairs = [(first[r], second[r]) for r in ranked[:: max((len(ranked) - 1) // 2, 1)]][:3]
-    figure = Figure(figsize=(7, 3.4), layout="constrained")
+    figure = Figure(figsize=(7.5, 3.4), layout="constrained")
     panels = figure.subplots(1, len(ORDERS), sharey=True)
     for kind, line in (("random", "--"), ("sketch", "-")):
         found = [spread(maps, truth, kind, d, draws) for d in widths]
         for (i, j), colour in zip(pairs, COLOURS, strict=False):
-            label = f"{kind}, similarity {cosines[i, j]:.2f}"
+            label = f"{kind}, {cosines[i, j]:.2f}"
             for k, axes in enumerate(panels):
                 points = [one[k, i, j].item() for one in found]
                 print(f"order {ORDERS[k]}, {label}:", *(f"{point:.3f}" for point in points))
@@ -83,7 +83,14 @@ def main(argv: Sequence[str] | None = None) -> int:
                 axes.set_title(f"order {ORDERS[k]}", fontsize=9)
     panels[0].set_ylabel("standard deviation / true value", fontsize=9)
     if options.output is not None:
-        replace_file(options.output, svg(figure, "d", "The spread of <z, z'>"))
+        replace_file(
+            options.output,
+            svg(
+                figure,
+                "d; in the key, similarities of the images at order 2",
+                "The spread of <z, z'>",
+            ),
+        )
     return 0
 
 

@@ -174,8 +174,8 @@ def test_the_figure_of_the_spread_of_sketches(
 ) -> None:
     output = tmp_path / "figure.svg"
     assert sketch_variance.main(["--tiny", "--output", str(output)]) == 0
-    assert "sketch, similarity" in output.read_text()
-    assert "order 5, random, similarity" in capsys.readouterr().out
+    assert "sketch, " in output.read_text()
+    assert "order 5, random, " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", ["retrieval", "query_gallery"])
