@@ -27,7 +27,7 @@ from .joint_similarity import (
     joint_mmd,
 )
 from .jrd import JRDLoss, class_cosines
-from .moments import HighOrderMoments, cascaded_moments, independent_moments
+from .moments import HighOrderMoments, cascaded_moments, independent_moments, sketched_moments
 from .optimizer_groups import parameter_groups, warn_untrained
 from .reproducing_kernels import (
     ExponentialKernel,
@@ -105,6 +105,7 @@ __all__ = [
     "parameter_groups",
     "prepare_loss",
     "record_terms",
+    "sketched_moments",
     "split_heads",
     "split_trunk",
     "stratified_parts",

@@ -23,7 +23,7 @@ from .distributed import gather_parts
 from .feature_loss import already_reduced, check_width
 from .feature_tap import Features
 from .loss_copies import WrapperLoss
-from .moments import HighOrderMoments, Init, Products, Projections
+from .moments import FIXED, HighOrderMoments, Init, Products, Projections
 from .precision import full_precision
 from .summed_products import Activations
 
@@ -43,10 +43,10 @@ class HORDELoss(WrapperLoss):
             4 on SOP and In-Shop.
         moment_dim: d, width of the moments before their embedding. HORDE, section 4: 8192. The cost, K
             matrices (C, d), grows with it.
-        projections: "cascaded" (the paper's method), "independent" (its Table 4) or "random" (its
-            Table 3); see `HighOrderMoments`.
+        projections: "cascaded" (the paper's method), "independent" (its Table 4), "random" (its
+            Table 3) or "sketch" (fast); see `HighOrderMoments`.
         embed_orders: Give each order 2..K a linear embedding (d -> E). Default: yes for trained
-            projections, no for random ones, as in the paper; without, orders 2..K are d wide.
+            projections, no for fixed ones, as in the paper; without, orders 2..K are d wide.
         normalize: L2-normalise every order, as the authors' code does. Without, order k of features of size s is
             of size s^k, and its squares must fit float32: below about 1e3 at order 5.
         order_weights: w_2 .. w_K: K - 1 numbers, "sum" (all 1, eq. 7) or "mean" (all 1/(K-1), the
@@ -106,7 +106,7 @@ class HORDELoss(WrapperLoss):
         if embedding_size < 1:
             raise ValueError(f"embedding_size: expected at least 1, got {embedding_size}")
         if embed_orders is None:
-            embed_orders = projections != "random"
+            embed_orders = projections not in FIXED
         self.embedding_size = embedding_size
         self.moment_dim = moment_dim
         self.normalize = normalize

@@ -8,6 +8,11 @@ r"""High-order moments of a feature map (HORDE: Jacob, Picard, Histace, Klein, I
 `*` is the element-wise product, taken at each position before the mean. With W in {-1, +1},
 <phi_k(x), phi_k(y)> estimates <x, y>^k without bias (eq. 2, 5).
 
+Tensor sketches (Pham and Pagh, KDD 2013; Gao et al., CVPR 2016) estimate the same, with sparse matrices C_i that
+have one entry, -1 or +1, per channel, and circular convolution (*) in place of `*`; see `summed_convolutions.py`:
+
+    phi_k(x) = C_1^T x (*) ... (*) C_k^T x
+
 Differs from the paper: each image's features are divided by their root mean square s before the products,
 and the result is multiplied by s^k, which is the same moment; without it order 5 of magnitudes of 1e-6 or
 1e4 is zero or infinite in float32. Trained matrices start Glorot-uniform, as in the authors' code;
@@ -24,9 +29,11 @@ from torch import Tensor, nn
 
 from . import triton_products
 from .feature_maps import masked_mean, positions
+from .summed_convolutions import draw_table, summed_convolutions
 from .summed_products import Activations, Kernels, kept_projections, summed_products
 
-Projections = Literal["cascaded", "independent", "random"]
+Projections = Literal["cascaded", "independent", "random", "sketch"]
+FIXED = {"random", "sketch"}
 Init = Literal["glorot", "rademacher"]
 Products = Literal["full", "bfloat16"]
 
@@ -68,6 +75,33 @@ def independent_moments(
     return _means(x, projections, mask, first=None, **options)
 
 
+def sketched_moments(
+    x: Tensor,
+    tables: Sequence[Tensor],
+    moment_dim: int,
+    mask: Tensor | None = None,
+    *,
+    size: Tensor | None = None,
+    activations: Activations = "store",
+) -> list[Tensor]:
+    """Moments of orders 2..K as tensor sketches.
+
+    Args:
+        x: (N, P, C).
+        tables: Of C_1 .. C_K, as `HighOrderMoments(..., projections="sketch").weights()` returns them.
+        moment_dim: d. Fast where it is a power of two.
+        mask: (N, P) booleans, True where a feature counts; default: all.
+        size: (N, 1), constants by which the features of each image are divided; default: 1.
+        activations: As in `HighOrderMoments`.
+
+    Returns:
+        K - 1 tensors (N, d).
+    """
+    x, count = _counted(x, mask)
+    sums = summed_convolutions(x, tables, moment_dim, size=size, activations=activations)
+    return list((sums / count).unbind())  # eq. 8
+
+
 def _means(
     x: Tensor,
     sets: Iterable[Sequence[Tensor]],
@@ -76,17 +110,22 @@ def _means(
     **options: Any,
 ) -> list[Tensor]:
     """Of the last orders of each set of matrices, from `first` on; default: the very last."""
-    count = x.new_full((len(x), 1), x.shape[1])
-    if mask is not None:
-        # Padding may hold NaN; a mask on the products alone would leave it in the gradient.
-        x = x.masked_fill(~mask.unsqueeze(2), 0)
-        count = mask.sum(dim=1, keepdim=True).clamp(min=1).to(x.dtype)
+    x, count = _counted(x, mask)
     moments: list[Tensor] = []
     for matrices in sets:
         sums = summed_products(x, matrices, first=first or len(matrices), **options)
         # Eq. 8's mean, and of eq. 5's 1/d the root, as in Algorithm 1, line 2.
         moments += (sums / (count * math.sqrt(matrices[0].shape[1]))).unbind()
     return moments
+
+
+def _counted(x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Features, zero where they do not count, and the number (N, 1) of those that do, at least one."""
+    if mask is None:
+        return x, x.new_full((len(x), 1), x.shape[1])
+    # Padding may hold NaN; a mask on the products alone would leave it in the gradient.
+    count = mask.sum(dim=1, keepdim=True).clamp(min=1).to(x.dtype)
+    return x.masked_fill(~mask.unsqueeze(2), 0), count
 
 
 class HighOrderMoments(nn.Module):
@@ -97,14 +136,18 @@ class HighOrderMoments(nn.Module):
         order: Highest moment K. HORDE, section 4: 5 on CUB and Cars, 4 on SOP and In-Shop.
         moment_dim: d, width of every order. HORDE, section 4: 8192.
         projections: "cascaded" (eq. 6, one matrix per order: the paper's method), "independent" (eq. 4,
-            k matrices for order k: its Table 4), both trained; or "random" (fixed matrices of -1 and +1,
-            the first k for order k: its Table 3), which are buffers of one byte per entry.
+            k matrices for order k: its Table 4), both trained; "random" (fixed matrices of -1 and +1,
+            the first k for order k: its Table 3), which are buffers of one byte per entry; or "sketch" (tensor
+            sketches, not in the paper): fixed, too, a fraction of the arithmetic, and at the same d a smaller
+            variance; d should be a power of two.
         init: Start of trained matrices: "glorot", as in the authors' code, or "rademacher", {-1, +1}.
         activations: What the backward pass needs: "store" it, K d P numbers per image; "recompute" it, a third
             more arithmetic and almost no memory; or leave it to "autograd", for comparison.
         products: "full": in the precision of the moments; "bfloat16": the matrix products alone in bfloat16,
             which halves what is stored. At C = 1024 errors stay below 2^-6 of the largest entry (tested).
+            Sketches have no matrix products.
         kernels: "triton" (CUDA devices), "torch", or "auto": the first where it runs. They differ in speed only.
+            Sketches have no kernel.
         scale: Multiply by s^k (see above). Where an L2 normalisation follows, it changes nothing but
             may overflow: `HORDELoss` then leaves it out. Without it the gradient is exact only behind
             such a normalisation.
@@ -114,7 +157,8 @@ class HighOrderMoments(nn.Module):
         is True for the tokens that count. Output: K - 1 tensors (N, d), in float32 or float64.
 
     Raises:
-        ValueError: for order < 2, sizes < 1, an unknown word, or features that do not fit.
+        ValueError: for order < 2, sizes < 1, an unknown word, bfloat16 or Triton with sketches, or features that
+            do not fit.
     """
 
     def __init__(
@@ -147,6 +191,11 @@ class HighOrderMoments(nn.Module):
         ):
             if word not in words:
                 raise ValueError(f"{name}: expected one of {', '.join(words)}; got {word!r}")
+        if projections == "sketch" and (products != "full" or kernels == "triton"):
+            raise ValueError(
+                'projections: "sketch" has no matrix products and no kernel; expected products="full" and '
+                f'kernels="auto" or "torch", got {products!r} and {kernels!r}'
+            )
         if kernels == "triton" and not triton_products.available:
             raise ValueError(
                 'kernels: Triton is not installed; pip install triton, or pass "torch"'
@@ -163,6 +212,10 @@ class HighOrderMoments(nn.Module):
         # "independent" order k owns k matrices; the others share one per order.
         count = order if projections != "independent" else sum(range(2, order + 1))
         for index in range(count):
+            if projections == "sketch":
+                places = math.ceil(in_channels / moment_dim) * moment_dim
+                self.register_buffer(f"weight_{index}", torch.empty(places, dtype=torch.int32))
+                continue
             weight = torch.empty(in_channels, moment_dim)
             if projections == "random":
                 self.register_buffer(f"weight_{index}", weight.to(torch.int8))
@@ -172,44 +225,56 @@ class HighOrderMoments(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the matrices anew from torch's global generator."""
+        """Draw the matrices or tables anew from torch's global generator."""
         for weight in self.weights():
             with torch.no_grad():
-                if self.projections == "random" or self.init == "rademacher":
+                if self.projections == "sketch":
+                    draw_table(weight, self.in_channels)
+                elif self.projections == "random" or self.init == "rademacher":
                     weight.bernoulli_(0.5).mul_(2).sub_(1)
                 else:
                     nn.init.xavier_uniform_(weight)
 
     def weights(self) -> list[Tensor]:
-        """The matrices, each (C, d): W_1 .. W_K, or, independent, W_{2,1}, W_{2,2}, W_{3,1}, ..."""
+        """The matrices, each (C, d): W_1 .. W_K, or, independent, W_{2,1}, W_{2,2}, W_{3,1}, ...
+
+        Of sketches the tables, (M,) with M the least multiple of d that is not below C: entry m is c or -c where
+        channel c, counted from 1, is added to or taken from entry m modulo d; 0 where none is.
+        """
         return [getattr(self, f"weight_{index}") for index in range(self._count)]
 
     def forward(self, features: Tensor | tuple[Tensor, Tensor]) -> list[Tensor]:
         x, mask = positions(features, self.in_channels)
-        weights = self.weights()
-        floating = [weight.dtype for weight in weights if weight.is_floating_point()]
+        floating = [weight.dtype for weight in self.weights() if weight.is_floating_point()]
         for dtype in (torch.float32, *floating[:1]):
             x = x.to(torch.promote_types(x.dtype, dtype))
 
         # A constant in the gradient: the moment of x/s times s^k is the moment of x whatever s is.
         size = masked_mean(x.detach().square(), mask).mean(dim=1).sqrt().view(-1, 1)
         size = size.clamp(min=1e-12)  # as in F.normalize: fainter maps fade to zero
+        with torch.autocast(x.device.type, enabled=False):  # or the products were of half precision
+            moments = self._moments(x, size, mask)
+        if self.scale:
+            moments = [z * size**k for k, z in enumerate(moments, start=2)]
+        return moments
+
+    def _moments(self, x: Tensor, size: Tensor, mask: Tensor | None) -> list[Tensor]:
+        """Of x (N, P, C) divided by the size of each image, (N, 1)."""
+        weights = self.weights()
+        if self.projections == "sketch":
+            options: dict[str, Any] = {"size": size, "activations": self.activations}
+            return sketched_moments(x, weights, self.moment_dim, mask, **options)
         x = (x / size.unsqueeze(2)).contiguous()
         options = {
             "dtype": torch.bfloat16 if self.products == "bfloat16" else x.dtype,
             "activations": self.activations,
             "kernels": self.kernels,
         }
-        with torch.autocast(x.device.type, enabled=False):  # or the products were of half precision
-            if self.projections == "independent":
-                parts = iter(weights)
-                sets = [list(islice(parts, k)) for k in range(2, self.order + 1)]
-                moments = independent_moments(x, sets, mask, **options)
-            else:
-                moments = cascaded_moments(x, weights, mask, **options)
-        if self.scale:
-            moments = [z * size**k for k, z in enumerate(moments, start=2)]
-        return moments
+        if self.projections == "independent":
+            parts = iter(weights)
+            sets = [list(islice(parts, k)) for k in range(2, self.order + 1)]
+            return independent_moments(x, sets, mask, **options)
+        return cascaded_moments(x, weights, mask, **options)
 
     def activation_bytes(self, images: int, positions: int) -> int:
         """What the backward pass of a batch holds on to: the features and, as `activations` says, projections.
@@ -225,7 +290,10 @@ class HighOrderMoments(nn.Module):
             kept_projections(order, self.activations) for order in range(lowest, self.order + 1)
         )
         number = max(4, self.weights()[0].element_size())
-        projection = self.moment_dim * (2 if self.products == "bfloat16" else number)
+        width = self.moment_dim
+        if self.projections == "sketch":
+            width = 2 * (width // 2 + 1)  # complex numbers
+        projection = width * (2 if self.products == "bfloat16" else number)
         return images * positions * (self.in_channels * number + kept * projection)
 
     def extra_repr(self) -> str:

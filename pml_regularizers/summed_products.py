@@ -67,7 +67,7 @@ def summed_products(
             f"first: expected an order from 2 to {len(projections)}, the number of projections, got {first}"
         )
     dtype = dtype or x.dtype
-    if activations == "autograd" or torch.compiler.is_compiling() or _transformed():
+    if activations == "autograd" or torch.compiler.is_compiling() or is_transformed():
         return _differentiable(x, projections, first, dtype)
     fused = kernels == "triton" or (
         kernels == "auto" and x.device.type == "cuda" and triton_products.available
@@ -124,7 +124,7 @@ class _SummedProducts(torch.autograd.Function):
         _, *needed = ctx.needs_input_grad
         x, *others = ctx.saved_tensors
         projections, stored = others[: len(needed) - 1], others[len(needed) - 1 :]
-        if torch.is_grad_enabled() or _transformed():  # for the gradient of this gradient
+        if torch.is_grad_enabled() or is_transformed():  # for the gradient of this gradient
             return None, *_differentiable_gradients(
                 [x, *projections], needed, gradient, first, dtype
             )
@@ -237,6 +237,6 @@ def _differentiable_gradients(
     return [next(found) if need else None for need in needed]
 
 
-def _transformed() -> bool:
+def is_transformed() -> bool:
     """Whether a transformation of `torch.func` is under way, which sees through no `out=`."""
     return bool(getattr(torch._C, "_are_functorch_transforms_active", bool)())

@@ -112,6 +112,7 @@ PLACES = {
     "scheduled_losses": Place("losses/scheduled_losses"),
     "split_trunk": Place("utils/split_trunk"),
     "stratified_parts": Place("utils/stratified_parts", JRD),
+    "summed_convolutions": Place("utils/summed_convolutions", HORDE),
     "summed_products": Place("utils/summed_products", HORDE),
     "triton_products": Place("utils/triton_products"),
     "unwrapping": Place("utils/unwrapping"),

@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import importlib
 
 import torch
 
@@ -51,6 +52,24 @@ def eigh(symmetric):
     if hasattr(getattr(torch, "linalg", None), "eigh"):
         return torch.linalg.eigh(symmetric)
     return torch.symeig(symmetric, eigenvectors=True)
+
+
+def _transforms():
+    """The module `torch.fft`, from 1.7 on; before, that is a function."""
+    try:
+        return importlib.import_module("torch.fft")
+    except ImportError:
+        raise RuntimeError("torch.fft is needed for sketches: torch 1.8 or newer") from None
+
+
+def rfft(x):
+    """`torch.fft.rfft`, from 1.7 on, with gradients from 1.8 on."""
+    return _transforms().rfft(x)
+
+
+def irfft(x, n):
+    """`torch.fft.irfft`, from 1.7 on, with gradients from 1.8 on."""
+    return _transforms().irfft(x, n=n)
 
 
 def isin(elements, test_elements):

@@ -31,6 +31,8 @@ GENERICS = {
 FUNCTIONS = {
     "torch.autocast": "autocast",
     "torch.compiler.is_compiling": "is_compiling",
+    "torch.fft.irfft": "irfft",
+    "torch.fft.rfft": "rfft",
     "torch.isin": "isin",
     "torch.linalg.eigh": "eigh",
     "torch.maximum": "maximum",

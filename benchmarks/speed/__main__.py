@@ -10,7 +10,8 @@ from benchmarks.records import replace_file
 from benchmarks.speed.arguments import page_parser
 
 CASES = (
-    *("horde_moments", "horde_resnet50", "horde_googlenet", "joint_similarity"),
+    *("horde_moments", "horde_sketch_stored", "horde_sketch_recomputed"),
+    *("horde_resnet50", "horde_googlenet", "joint_similarity"),
     *("energy_confusion", "vem", "retrieval", "query_gallery"),
     *("parts_resnet50", "parts_googlenet"),
 )

@@ -29,6 +29,7 @@ Step = Callable[[], object]
 EMBEDDING = 512  # E, where it is no size of a method
 
 ALONE = "binomial deviance alone"
+NARROW = "HORDE, sketch of d / 4"
 
 
 def training_step(trunk: nn.Module, head: EmbeddingHead, loss: nn.Module, inputs: Any) -> Step:
@@ -78,7 +79,7 @@ def network_steps(
     trunk = timm.create_model(trunk_name, num_classes=0, global_pool="").to(device)
     pixels = torch.randn(images, 3, side, side, device=device)
 
-    def horde(**options: Any) -> Callable[[nn.Module], nn.Module]:
+    def horde(d: int = d, **options: Any) -> Callable[[nn.Module], nn.Module]:
         C = trunk.num_features
         return lambda loss: HORDELoss(loss, C, EMBEDDING, moment_dim=d, **options)
 
@@ -90,6 +91,8 @@ def network_steps(
         "HORDE, stored": horde(),
         "HORDE, recomputed": horde(activations="recompute"),
         "HORDE, fixed projections": horde(projections="random"),
+        "HORDE, sketch": horde(projections="sketch"),
+        NARROW: horde(d // 4, projections="sketch"),
         "energy confusion": beside(EnergyConfusionRegularizer),
         "VEM": beside(VarianceRegularizer),
         "JRS of pooled features and embeddings": beside(JRSRegularizer),

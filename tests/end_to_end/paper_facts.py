@@ -292,6 +292,11 @@ class Training:
         matrices = [
             t for t in (*moments.parameters(), *moments.buffers()) if t.ndim == 2 and t.shape[0] > 1
         ]
+        drawn = matrices[0] if matrices else None
+        if drawn is None:
+            tables = list(moments.buffers())
+            matrices = [_sketch(table, moments.in_channels, horde.moment_dim) for table in tables]
+            drawn = matrices[0][matrices[0] != 0]
         orders = range(2, horde.order + 1)
         kinds = {len(orders) + 1: "cascade", sum(orders): "independent"}
         trained = any(p.requires_grad for p in moments.parameters())
@@ -304,7 +309,7 @@ class Training:
             "moment_size": matrices[0].shape[1],
             "projections": kind,
             "projections_trained": trained,
-            "projection_start": start(matrices[0], *matrices[0].shape),
+            "projection_start": start(drawn, *matrices[0].shape),
             "order_embedding_size": embeddings[0].out_features if embeddings else "none",
             "order_norm": "unit" if horde.normalize else "raw",
         }
@@ -646,19 +651,28 @@ def _intra_class(part: IntraClassRegularizer) -> str:
     return words if math.isclose(value, printed, rel_tol=1e-5) else "another"
 
 
+def _sketch(table: Tensor, channels: int, buckets: int) -> Tensor:
+    """The matrix (C, d) of a table whose m-th entry is the channel, from 1, that goes to m modulo d, signed."""
+    places = torch.arange(len(table)) % buckets
+    matrix = torch.zeros(channels + 1, buckets)
+    matrix[table.abs().long(), places] = table.sign().float()
+    return matrix[1:]
+
+
 def _moments(moments: nn.Module, matrices: list[Tensor], order: int) -> str:
     """By their directions, whatever their size; the matrices stand in the order of their use."""
     x = torch.randn(2, matrices[0].shape[0], 2, 2, generator=torch.Generator().manual_seed(0))
-    used = iter(matrices)
+    used, forms = iter(matrices), {"products", "convolutions"}
     shared = list(matrices) if len(matrices) == order else None
     with torch.no_grad():
         for k, found in enumerate(moments(x), 2):
             own = shared[:k] if shared else [next(used) for _ in range(k)]
             projected = torch.stack([x.flatten(2).mT @ matrix.float() for matrix in own])
-            printed = projected.prod(dim=0).mean(dim=1)
-            if F.cosine_similarity(found, printed).min() < 0.999:
-                return "another"
-    return "products of projections, averaged over positions"
+            convolved = torch.fft.ifft(torch.fft.fft(projected).prod(dim=0)).real
+            for form, printed in (("products", projected.prod(dim=0)), ("convolutions", convolved)):
+                if F.cosine_similarity(found, printed.mean(dim=1)).min() < 0.999:
+                    forms.discard(form)
+    return f"{forms.pop()} of projections, averaged over positions" if forms else "another"
 
 
 def _joint(loss: JRDLoss) -> dict[str, Any]:

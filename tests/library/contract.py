@@ -213,6 +213,7 @@ LOSSES: dict[str, Case] = {
             "proxies": horde(lambda: losses.ArcFaceLoss(CLASSES, WIDTH), order=3),
             "independent": horde(BinomialDevianceLoss, projections="independent", order=3),
             "random": horde(BinomialDevianceLoss, projections="random", order=3),
+            "sketch": horde(BinomialDevianceLoss, projections="sketch", order=3),
             "own order 1": horde(CosineContrastiveLoss, first_loss=proxies(), order=2),
         }.items()
     },
@@ -304,7 +305,7 @@ MODULES: dict[str, Module] = {
             (CHANNELS, 2, 3),
             raised=True,
         )
-        for projections in ("cascaded", "independent", "random")
+        for projections in ("cascaded", "independent", "random", "sketch")
     },
     **{
         f"{name} kernel": Module(make, (WIDTH,), pairs=True, raised=True)

@@ -29,6 +29,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "cascaded_raw": {"embed_orders": False},
     "independent": {"projections": "independent"},
     "random": {"projections": "random"},
+    "sketch": {"projections": "sketch"},
+    "sketch_embedded": {"projections": "sketch", "embed_orders": True},
     "random_embedded": {"projections": "random", "embed_orders": True},
     "unnormalized": {"normalize": False},
     "random_unnormalized": {"projections": "random", "normalize": False},
@@ -118,7 +120,7 @@ def test_autocast_does_not_change_the_descriptor() -> None:
 
 
 @pytest.mark.parametrize("scale", [1e-6, 1e-3, 1e4])
-@pytest.mark.parametrize("variant", ["cascaded", "independent", "random"])
+@pytest.mark.parametrize("variant", ["cascaded", "independent", "random", "sketch"])
 def test_normalized_orders_do_not_depend_on_the_magnitude_of_the_map(
     variant: str, scale: float
 ) -> None:

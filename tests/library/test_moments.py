@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from pml_regularizers import HighOrderMoments
+from pml_regularizers.moments import FIXED
 from tests.oracles import horde as oracle
 from tests.support.tolerances import assert_close
 
@@ -20,6 +21,8 @@ VARIANTS = {
     "independent": {"projections": "independent"},
     "independent_signs": {"projections": "independent", "init": "rademacher"},
     "random": {"projections": "random"},
+    "sketch": {"projections": "sketch"},
+    "narrow_sketch": {"projections": "sketch", "moment_dim": 2},
 }
 LAYOUTS = ["map", "tokens", "masked_tokens", "one_position"]
 every_variant = pytest.mark.parametrize("variant", VARIANTS)
@@ -63,10 +66,23 @@ def kept_features(features: Tensor | tuple[Tensor, Tensor]) -> list[np.ndarray]:
     return [image.double().numpy() for image in features]
 
 
+def as_matrix(table: Tensor, module: HighOrderMoments) -> np.ndarray:
+    """The count sketch that a table describes: (C, d)."""
+    matrix = np.zeros((module.in_channels, module.moment_dim))
+    for place, number in enumerate(table.tolist()):
+        if number:
+            matrix[abs(number) - 1, place % module.moment_dim] += np.sign(number)
+    return matrix
+
+
 def expected_moments(
     module: HighOrderMoments, features: Tensor | tuple[Tensor, Tensor]
 ) -> list[np.ndarray]:
     """By the oracle: K - 1 arrays (N, d)."""
+    if module.projections == "sketch":
+        matrices = [as_matrix(table, module) for table in module.weights()]
+        images = [oracle.sketched(image, matrices) for image in kept_features(features)]
+        return [np.stack(order) for order in zip(*images, strict=True)]
     matrices = [weight.detach().double().numpy() for weight in module.weights()]
     if module.projections == "independent":
         parts = iter(matrices)
@@ -306,6 +322,30 @@ def test_random_matrices_are_signs_kept_in_a_byte_and_never_trained() -> None:
     assert len({tuple(weight.flatten().tolist()) for weight in module.weights()}) == ORDER
 
 
+@pytest.mark.parametrize(("dim", "places"), [(2, 6), (5, 5), (8, 8)])
+def test_sketches_have_one_sign_and_one_place_per_channel(dim: int, places: int) -> None:
+    module = build("sketch", moment_dim=dim)
+    assert set(module.state_dict()) == {f"weight_{index}" for index in range(ORDER)}
+    for table in module.double().weights():
+        assert (table.dtype, table.shape) == (torch.int32, (places,))
+        assert sorted(table[table != 0].abs().tolist()) == [1, 2, 3, 4, 5]
+    with pytest.raises(RuntimeError, match="size mismatch for weight_0"):
+        build("sketch", moment_dim=dim + places).load_state_dict(module.state_dict())
+
+
+def test_places_and_signs_of_sketches_are_drawn_evenly() -> None:
+    draws, module = [], build("sketch", moment_dim=8)
+    for _ in range(200):
+        module.reset_parameters()
+        draws += [table.clone() for table in module.weights()]
+    filled = torch.stack(draws).double()
+    error = 5 * math.sqrt(1 / 8 * 7 / 8 / len(filled))
+    for channel in range(1, CHANNELS + 1):
+        assert ((filled.abs() == channel).double().mean(dim=0) - 1 / 8).abs().max() < error
+        signs = filled[filled.abs() == channel].sign()
+        assert abs(signs.mean().item()) < 5 / math.sqrt(len(signs))
+
+
 def test_trained_matrices_start_glorot_uniform_or_as_signs() -> None:
     bound = math.sqrt(6 / (50 + 60))
     for weight in build("cascaded", in_channels=50, moment_dim=60).weights():
@@ -316,12 +356,12 @@ def test_trained_matrices_start_glorot_uniform_or_as_signs() -> None:
 
 
 @pytest.mark.parametrize(
-    ("variant", "count"), [("cascaded", 5), ("independent", 14), ("random", 5)]
+    ("variant", "count"), [("cascaded", 5), ("independent", 14), ("random", 5), ("sketch", 5)]
 )
 def test_number_of_matrices(variant: str, count: int) -> None:
     module = build(variant)
     assert len(module.weights()) == count
-    assert len(list(module.parameters())) == (0 if variant == "random" else count)
+    assert len(list(module.parameters())) == (0 if variant in FIXED else count)
 
 
 @every_variant
@@ -383,6 +423,8 @@ def test_errors_under_autocast_at_the_channels_of_googlenet(
         ({"moment_dim": 0}, "moment_dim: expected at least 1, got 0"),
         ({"projections": "cascade"}, "projections: expected one of cascaded, .* got 'cascade'"),
         ({"init": "normal"}, "init: expected one of glorot, rademacher; got 'normal'"),
+        ({"projections": "sketch", "products": "bfloat16"}, '"sketch" has no matrix products'),
+        ({"projections": "sketch", "kernels": "triton"}, "expected .* got 'full' and 'triton'"),
     ],
 )
 def test_bad_arguments(kwargs: dict[str, Any], message: str) -> None:

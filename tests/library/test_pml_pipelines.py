@@ -307,7 +307,7 @@ def test_record_keeper_logs_every_order(tmp_path: Path) -> None:
     assert rows[0]["order"] == 3 and rows[0]["moment_dim"] == 8
 
 
-@pytest.mark.parametrize("projections", ["cascaded", "independent", "random"])
+@pytest.mark.parametrize("projections", ["cascaded", "independent", "random", "sketch"])
 def test_record_keeper_takes_losses_whose_parts_have_records(
     projections: Any, tmp_path: Path
 ) -> None:
@@ -315,7 +315,7 @@ def test_record_keeper_takes_losses_whose_parts_have_records(
     pipeline = Pipeline()
     base = (
         losses.ProxyAnchorLoss(CLASSES, WIDTH)
-        if projections != "random"
+        if projections in ("cascaded", "independent")
         else BinomialDevianceLoss()
     )
     loss = HORDELoss(

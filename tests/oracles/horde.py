@@ -36,6 +36,57 @@ def independent(
     return [moment(image, matrices) for matrices in sets]
 
 
+def sketched(image: Sequence[np.ndarray], matrices: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Pham and Pagh, KDD 2013: products of complex projections, averaged and transformed back; orders 2 .. K.
+
+    `matrices` (C, d) hold one -1 or +1 per row; complex ones are their Fourier transforms.
+    """
+    d = matrices[0].shape[1]
+    waves = np.exp(-2j * np.pi * np.outer(np.arange(d), np.arange(d)) / d)
+    dense = [W @ waves for W in matrices]
+    orders = []
+    for k in range(2, len(dense) + 1):
+        products = [np.prod([x @ W for W in dense[:k]], axis=0) for x in image]
+        mean = sum(products) / len(image)
+        orders.append((waves.conj() @ mean).real / d)
+    return orders
+
+
+def convolved(image: Sequence[np.ndarray], matrices: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """The same without a Fourier transform: circular convolutions, entry by entry."""
+    d = matrices[0].shape[1]
+    orders = [np.zeros(d) for _ in matrices[1:]]
+    for x in image:
+        phi = x @ matrices[0]
+        for z, W in zip(orders, matrices[1:], strict=True):
+            s = x @ W
+            phi = np.array([sum(phi[i] * s[(j - i) % d] for i in range(d)) for j in range(d)])
+            z += phi / len(image)
+    return orders
+
+
+def maclaurin_variance(x: np.ndarray, y: np.ndarray, order: int, d: int) -> float:
+    """Of <phi_k(x), phi_k(y)> over the matrices of signs; d columns are d independent draws."""
+    squares, same, both = x @ x * (y @ y), (x @ y) ** 2, (x * x) @ (y * y)
+    return float((squares + 2 * same - 2 * both) ** order - same**order) / d
+
+
+def sketch_variance(x: np.ndarray, y: np.ndarray, order: int, d: int, places: float) -> float:
+    """Of <phi_k(x), phi_k(y)> over tables of so many places; infinitely many: buckets drawn with replacement.
+
+    Frequency by frequency: E of A(f) and the conjugate of A(g), where A = the transform of x's sketch times the
+    conjugate of that of y's, is the sum of three pairings of the signs.
+    """
+    squares, same, both = x @ x * (y @ y), (x @ y) ** 2, (x * x) @ (y * y)
+    total = 0.0
+    for f in range(d):
+        for g in range(d):
+            equal = 1.0 if f == g else -1 / (places - 1)
+            opposite = 1.0 if (f + g) % d == 0 else -1 / (places - 1)
+            total += (same + (squares - both) * equal + (same - both) * opposite) ** order
+    return total / d**2 - float(same**order)
+
+
 def unit(vector: np.ndarray) -> np.ndarray:
     """The vector at length one; the zero vector stays."""
     length = math.sqrt(math.fsum(float(v) ** 2 for v in vector))

@@ -72,6 +72,7 @@ CASES: dict[str, Callable[[], nn.Module]] = {
     "horde": lambda: horde(losses.ContrastiveLoss()),
     "horde independent": lambda: horde(losses.TripletMarginLoss(), projections="independent"),
     "horde random": lambda: horde(losses.ContrastiveLoss(), projections="random"),
+    "horde sketch": lambda: horde(losses.ContrastiveLoss(), projections="sketch"),
     # Buffers beside parameters: DistributedDataParallel has to make both equal.
     "horde random embedded": lambda: horde(
         losses.ContrastiveLoss(), projections="random", embed_orders=True

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.speed import cases, measuring
+from benchmarks.speed import cases, measuring, sketch_variance
 from benchmarks.speed.__main__ import CASES, main
 from benchmarks.speed.measuring import (
     Comparison,
@@ -176,6 +176,16 @@ def test_the_parts_of_a_step_are_all_of_it() -> None:
     gradients = [gradient for part in parts for gradient in cast(Any, part())]
     assert len(gradients) == len(group["params"]) + inputs
     assert sum(bool(gradient.any()) for gradient in gradients) > 0.9 * len(gradients)
+
+
+@pytest.mark.slow
+def test_the_figure_of_the_spread_of_sketches(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "figure.svg"
+    assert sketch_variance.main(["--tiny", "--output", str(output)]) == 0
+    assert "sketch, " in output.read_text()
+    assert "order 5, random, " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", ["retrieval", "query_gallery"])

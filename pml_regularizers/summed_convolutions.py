@@ -1,0 +1,194 @@
+r"""Circular convolutions of count sketches, summed over positions: what sketched moments are made of.
+
+    S_k   = C_k x                    count sketch: a bucket of C_k adds up some entries of x, each with a sign
+    phi_k = S_1 (*) ... (*) S_k      (*): circular convolution (Pham and Pagh, KDD 2013)
+    s_k   = sum of phi_k over an image's positions
+
+The discrete Fourier transform turns convolutions into products: with A_k the transform of S_k,
+
+    s_k = inverse transform of the sum over positions of A_1 * ... * A_k
+
+Backwards, with G_k the conjugate transform of s_k's gradient, of which E_k is what reaches phi_k, conjugated,
+
+    E_K = G_K,   E_k = G_k + A_{k+1} * E_{k+1},   F_k = A_1 * ... * A_{k-1} * E_k,   F_1 = E_1
+
+The inverse transform of F_k is the gradient of S_k with its entries in reverse, j at -j modulo d. So one conjugate
+per image does for all positions.
+
+A table describes C_k: entry m holds c if channel c, counted from 1, falls into bucket m modulo d, -c if with a
+minus sign, and 0 if none does. Every channel has one place in it, so that to sketch is to gather: the sums have a
+fixed order, and the gradient is gathered, too. No result depends on the order in which threads run.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .summed_products import Activations, is_transformed
+
+BLOCK = 2**17
+"""Numbers of a sketch per block of positions: half a mebibyte; a CPU caches all orders' at once."""
+GPU_BLOCK = 2**23
+"""On a GPU, which is slow on few numbers."""
+
+
+def draw_table(table: Tensor, channels: int) -> None:
+    """Fill a table, (M,) integers with M >= C, at random: the places without replacement, and the signs."""
+    signs = torch.empty(channels, device=table.device).bernoulli_(0.5).mul_(2).sub_(1)
+    numbers = torch.arange(1, channels + 1, device=table.device)
+    places = torch.randperm(len(table), device=table.device)[:channels]
+    table.zero_()[places] = (signs * numbers).to(table.dtype)
+
+
+def summed_convolutions(
+    x: Tensor,
+    tables: Sequence[Tensor],
+    buckets: int,
+    *,
+    size: Tensor | None = None,
+    activations: Activations = "store",
+) -> Tensor:
+    """s_2 .. s_K.
+
+    Args:
+        x: (N, P, C), P features of C channels for each of N images, in float32 or float64; the layout of a map,
+            transposed, is as good as any.
+        tables: Of C_1 .. C_K, K >= 2, each (M,), as above, M a multiple of d.
+        buckets: d.
+        size: (N, 1), constants by which the features of each image are divided; default: 1.
+        activations: "store" the transforms for the backward pass, "recompute" them there, or "autograd": as in
+            `summed_products`.
+
+    Returns:
+        (K - 1, N, d), in x's dtype.
+    """
+    if len(x) == 0:  # transforms of nothing are refused
+        return x.new_zeros(len(tables) - 1, 0, buckets) * x.sum()
+    size = x.new_ones(1, 1).expand(len(x), 1) if size is None else size.detach()
+    size = size.unsqueeze(2)
+    if activations == "autograd" or torch.compiler.is_compiling() or is_transformed():
+        return _differentiable(x, size, tables, buckets)
+    store = activations == "store" and x.requires_grad and torch.is_grad_enabled()
+    result: Tensor = _SummedConvolutions.apply((buckets, store), x, size, *tables)
+    return result
+
+
+def _differentiable(x: Tensor, size: Tensor, tables: Sequence[Tensor], buckets: int) -> Tensor:
+    phis = list(accumulate(_factors(x, size, tables, buckets), torch.mul))
+    return _inverse(torch.stack([phi.sum(dim=1) for phi in phis[1:]]), buckets)
+
+
+class _SummedConvolutions(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, options: tuple[int, bool], x: Tensor, size: Tensor, *tables: Tensor
+    ) -> Tensor:
+        buckets, store = options
+        shape = len(tables) - 1, len(x), buckets // 2 + 1
+        dtype = torch.promote_types(x.dtype, torch.complex64)
+        sums = torch.zeros(shape, dtype=dtype, device=x.device)
+        stored = []
+        for block in _blocks(x, buckets):
+            factors = _factors(x[block], size[block[0]], tables, buckets)
+            phi = factors[0]
+            for total, factor in zip(sums[:, block[0]], factors[1:], strict=True):
+                phi = phi * factor
+                total += phi.sum(dim=1)
+            if store:
+                stored += factors
+        ctx.options = options
+        ctx.save_for_backward(x, size, *tables, *stored)
+        return _inverse(sums, buckets)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        buckets, _ = ctx.options
+        order = len(gradient) + 1
+        x, size, *others = ctx.saved_tensors
+        tables, stored = others[:order], others[order:]
+        if torch.is_grad_enabled() or is_transformed():  # for the gradient of this gradient
+            dx = _differentiable_gradient(x, size, tables, buckets, gradient)
+            return None, dx, None, *[None] * order
+        targets = [_targets(table, x, buckets) for table in tables]
+        # In reverse, j at -j modulo d: the transform is the conjugate.
+        conjugates = torch.fft.rfft(gradient.flip(2).roll(1, 2)).unsqueeze(2)
+        dx = torch.empty_like(x)
+        for number, block in enumerate(_blocks(x, buckets)):
+            if stored:
+                factors = stored[number * order : (number + 1) * order]
+            else:
+                factors = _factors(x[block], size[block[0]], tables, buckets)
+            phis = list(accumulate(factors[:-1], torch.mul))
+            G = conjugates[:, block[0]]
+            E, total = G[-1], torch.zeros((), dtype=x.dtype, device=x.device)
+            for k in range(order - 1, 0, -1):
+                total = total + _gather(_inverse(phis[k - 1] * E, buckets), *targets[k])
+                E = factors[k] * E
+                if k > 1:
+                    E += G[k - 2]
+            total += _gather(_inverse(E, buckets), *targets[0])
+            torch.div(total, size[block[0]], out=dx[block])
+        return None, dx, None, *[None] * order
+
+
+def _blocks(x: Tensor, buckets: int) -> Iterator[tuple[slice, slice]]:
+    """Of images and positions: whole images, or a part of one."""
+    numbers = GPU_BLOCK if x.device.type == "cuda" else BLOCK
+    images, positions, _ = x.shape
+    rows = min(max(numbers // buckets, 1), positions)
+    count = max(numbers // (buckets * rows), 1) if rows == positions else 1
+    for image in range(0, images, count):
+        for position in range(0, positions, rows):
+            yield slice(image, image + count), slice(position, position + rows)
+
+
+def _factors(x: Tensor, size: Tensor, tables: Sequence[Tensor], buckets: int) -> list[Tensor]:
+    """A_1 .. A_K of x (n, p, C): (n, p, d // 2 + 1)."""
+    x = (x / size).contiguous()
+    return [_transform(x, *_sources(table, x.dtype), buckets) for table in tables]
+
+
+def _transform(x: Tensor, channels: Tensor, signs: Tensor, buckets: int) -> Tensor:
+    sketch = _gather(x, channels, signs)
+    if len(signs) > buckets:
+        sketch = sketch.view(*x.shape[:2], -1, buckets).sum(dim=2)
+    transform: Tensor = torch.fft.rfft(sketch)
+    return transform
+
+
+def _sources(table: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """For each place of a table its channel, any where it has none, and its sign, then 0."""
+    return (table.abs() - 1).clamp(min=0), table.sign().to(dtype)
+
+
+def _targets(table: Tensor, x: Tensor, buckets: int) -> tuple[Tensor, Tensor]:
+    """For each channel its bucket j, as -j modulo d, and its sign."""
+    channels = x.shape[2]
+    place = torch.empty(channels + 1, dtype=torch.long, device=x.device)
+    place[table.abs()] = torch.arange(len(table), device=x.device)
+    place = place[1:]
+    return -place % buckets, table[place].sign().to(x.dtype)
+
+
+def _gather(x: Tensor, index: Tensor, signs: Tensor) -> Tensor:
+    """Entries (n, p, M) of x (n, p, c), each with a sign; torch is fast on matrices only."""
+    rows = x.flatten(0, 1).index_select(1, index).mul_(signs)
+    return rows.view(*x.shape[:2], len(index))
+
+
+def _inverse(transforms: Tensor, buckets: int) -> Tensor:
+    result: Tensor = torch.fft.irfft(transforms, n=buckets)
+    return result
+
+
+def _differentiable_gradient(
+    x: Tensor, size: Tensor, tables: Sequence[Tensor], buckets: int, gradient: Tensor
+) -> Tensor:
+    with torch.enable_grad():
+        alias = x.view_as(x)  # x may be made of other inputs, whose share is not asked for here
+        sums = _differentiable(alias, size, tables, buckets)
+    (dx,) = torch.autograd.grad(sums, alias, gradient, create_graph=True)
+    return dx

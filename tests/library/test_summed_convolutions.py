@@ -1,0 +1,277 @@
+"""Tensor sketches: equal to dense matrices, without bias, and of the variance that theory says."""
+
+import itertools
+import math
+import shutil
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from pml_regularizers import cascaded_moments, sketched_moments
+from pml_regularizers.summed_convolutions import draw_table, summed_convolutions
+from tests.oracles import horde as oracle
+from tests.support.counting import Count, Peak
+from tests.support.tolerances import assert_close
+
+IMAGES, POSITIONS, CHANNELS, ORDER = 3, 4, 5, 4
+every_kind = pytest.mark.parametrize("activations", ["store", "recompute", "autograd"])
+blocked = pytest.mark.parametrize("activations", ["store", "recompute"])
+every_width = pytest.mark.parametrize("d", [1, 2, 3, 8, 33])
+
+
+@pytest.fixture(autouse=True)
+def narrow_blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where d is 8, blocks of three positions, or of two images where the test asks for it."""
+    size = getattr(request, "param", 24)
+    monkeypatch.setattr("pml_regularizers.summed_convolutions.BLOCK", size)
+
+
+in_blocks = pytest.mark.parametrize(
+    "narrow_blocks", [24, 64], ids=["positions", "images"], indirect=True
+)
+
+
+def draw(d: int, order: int = ORDER, channels: int = CHANNELS) -> list[Tensor]:
+    tables = torch.zeros(order, math.ceil(channels / d) * d, dtype=torch.int32)
+    for table in tables:
+        draw_table(table, channels)
+    return list(tables)
+
+
+def features(**options: Any) -> Tensor:
+    return torch.randn(IMAGES, POSITIONS, CHANNELS, **{"dtype": torch.float64, **options})
+
+
+def matrix(table: Tensor, channels: int, d: int) -> Tensor:
+    """The count sketch that a table describes: (C, d)."""
+    result = torch.zeros(channels, d, dtype=torch.float64)
+    for place, number in enumerate(table.tolist()):
+        if number:
+            result[abs(number) - 1, place % d] += math.copysign(1, number)
+    return result
+
+
+@in_blocks
+@every_kind
+@every_width
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_equals_dense_matrices(activations: str, d: int, dtype: torch.dtype) -> None:
+    x, tables = features(dtype=dtype), draw(d)
+    sums = summed_convolutions(x, tables, d, activations=activations)
+    assert sums.dtype == dtype
+    matrices = [matrix(table, CHANNELS, d).numpy() for table in tables]
+    for way in (oracle.sketched, oracle.convolved):
+        exact = np.array([way(image, matrices) for image in x.double().numpy()])
+        assert_close(sums, exact.swapaxes(0, 1) * POSITIONS)
+
+
+@in_blocks
+@blocked
+@pytest.mark.parametrize("d", [1, 3, 8])
+def test_gradients_by_finite_differences(activations: str, d: int) -> None:
+    x, tables = features()[:2].requires_grad_(), draw(d, order=3)
+
+    def sums(x: Tensor) -> Tensor:
+        return summed_convolutions(x, tables, d, activations=activations)
+
+    assert torch.autograd.gradcheck(sums, x)
+    assert torch.autograd.gradgradcheck(sums, x)
+
+
+@in_blocks
+@blocked
+@every_width
+def test_gradients_are_those_of_dense_matrices(activations: str, d: int) -> None:
+    x, tables = features(requires_grad=True), draw(d)
+    waves = torch.fft.fft(torch.eye(d, dtype=torch.complex128))
+    phi, exact = torch.ones((), dtype=torch.complex128), []
+    for table in tables:
+        phi = phi * (x.to(torch.complex128) @ (matrix(table, CHANNELS, d) + 0j) @ waves)
+        exact.append((phi.sum(dim=1) @ waves.conj()).real / d)
+    weights = torch.randn(ORDER - 1, IMAGES, d, dtype=torch.float64)
+    sums = summed_convolutions(x, tables, d, activations=activations)
+    [expected] = torch.autograd.grad(torch.stack(exact[1:]), x, weights)
+    assert_close(torch.autograd.grad(sums, x, weights)[0], expected)
+
+
+@blocked
+def test_the_same_numbers_every_time(activations: str) -> None:
+    x, tables = features(dtype=torch.float32, requires_grad=True), draw(8)
+
+    def run() -> tuple[Tensor, ...]:
+        sums = summed_convolutions(x, tables, 8, activations=activations)
+        return sums, *torch.autograd.grad(sums.square().sum(), x)
+
+    for first, again in zip(run(), run(), strict=True):
+        assert torch.equal(first, again)
+
+
+@every_kind
+def test_only_gathers_are_run(activations: str) -> None:
+    """What adds in the order in which threads run, on CUDA devices, is not."""
+    x, tables = features(requires_grad=True), draw(8)
+    with Count() as count:
+        summed_convolutions(x, tables, 8, activations=activations).sum().backward()
+    scattering = {name for name in count.operations if "scatter" in name or "index_add" in name}
+    # Autograd's own, of a gather that takes no channel twice, except the first with a sign of zero.
+    assert scattering == ({"aten.index_add"} if activations == "autograd" else set())
+
+
+@blocked
+def test_a_second_backward_pass_finds_all_as_it_was(activations: str) -> None:
+    x, tables = features(requires_grad=True), draw(8)
+    value = summed_convolutions(x, tables, 8, activations=activations).square().sum()
+    [first] = torch.autograd.grad(value, x, retain_graph=True)
+    assert torch.equal(first, torch.autograd.grad(value, x)[0])
+
+
+@blocked
+def test_tables_changed_before_the_backward_pass_are_an_error(activations: str) -> None:
+    x, tables = features(requires_grad=True), draw(8)
+    value = summed_convolutions(x, tables, 8, activations=activations).sum()
+    draw_table(tables[0], CHANNELS)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        value.backward()
+
+
+@every_kind
+def test_no_images(activations: str) -> None:
+    none = features()[:0].requires_grad_()
+    sums = summed_convolutions(none, draw(8), 8, activations=activations)
+    assert sums.shape == (ORDER - 1, 0, 8)
+    assert torch.autograd.grad(sums.sum(), none)[0].shape == none.shape
+
+
+@every_kind
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:FutureWarning")  # jacfwd
+def test_transformations(activations: str) -> None:
+    x, tables = features(), draw(8)
+
+    def value(x: Tensor) -> Tensor:
+        return summed_convolutions(x, tables, 8, activations=activations)
+
+    each = torch.func.vmap(lambda image: value(image.unsqueeze(0))[:, 0], out_dims=1)(x)
+    assert_close(each, value(x))
+    jacobian = torch.autograd.functional.jacobian(value, x)
+    assert_close(torch.func.jacrev(value)(x), jacobian)
+    assert_close(torch.func.jacfwd(value)(x), jacobian)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("c++") is None, reason="inductor compiles C++")
+@pytest.mark.filterwarnings(
+    "ignore::FutureWarning", "ignore:Torchinductor does not support:UserWarning"
+)
+def test_compiled_gradients() -> None:
+    x, tables = features(requires_grad=True), draw(8)
+
+    def value(x: Tensor) -> Tensor:
+        return summed_convolutions(x, tables, 8).square().sum()
+
+    torch.compiler.reset()
+    [gradient] = torch.autograd.grad(torch.compile(value, fullgraph=True)(x), x)
+    assert_close(gradient, torch.autograd.grad(value(x), x)[0])
+    torch.compiler.reset()
+
+
+# Memory, counted
+
+
+def peak(activations: str) -> int:
+    x = torch.randn(8, 16, 32, requires_grad=True)
+    tables = draw(2048, order=5, channels=32)
+    with Peak() as peak:
+        sums = summed_convolutions(x, tables, 2048, activations=activations)
+        results = [sums, *torch.autograd.grad(sums.sum(), x)]
+    return peak.bytes(without=results)
+
+
+@pytest.mark.parametrize("narrow_blocks", [2**13], indirect=True)
+def test_memory_of_a_forward_and_backward_pass() -> None:
+    plain = peak("autograd")
+    assert plain > 8 * (8 * 16 * 2048 * 4)  # A_2 .. A_5, phi_1 .. phi_4
+    assert peak("store") < 3 / 4 * plain
+    assert peak("recompute") < 1 / 8 * plain
+
+
+# Bias and variance
+
+X = np.array([0.9, -0.5, 0.2, 0.7, -0.1])
+Y = np.array([0.6, -0.7, 0.4, 0.3, 0.5])
+
+
+def inner_products(d: int, channels: int, tables: list[Tensor]) -> list[float]:
+    pair = torch.from_numpy(np.stack([X, Y])[:, None, :channels])
+    return [float(z[0] @ z[1]) for z in sketched_moments(pair, tables, d)]
+
+
+@pytest.mark.parametrize(
+    ("channels", "d", "order"), [(2, 2, 2), (2, 2, 3), (2, 3, 2), (3, 1, 2), (2, 1, 3)]
+)
+def test_mean_and_variance_over_all_tables_there_are(channels: int, d: int, order: int) -> None:
+    places = math.ceil(channels / d) * d
+    tables = []
+    for chosen in itertools.permutations(range(places), channels):
+        for signs in itertools.product((-1, 1), repeat=channels):
+            table = torch.zeros(places, dtype=torch.int32)
+            for number, (place, sign) in enumerate(zip(chosen, signs, strict=True), start=1):
+                table[place] = sign * number
+            tables.append(table)
+    x, y = X[:channels], Y[:channels]
+    found = [
+        inner_products(d, channels, list(some))[-1]
+        for some in itertools.product(tables, repeat=order)
+    ]
+    assert len(found) >= 64
+    assert np.mean(found) == pytest.approx((x @ y) ** order, rel=1e-10)
+    expected = oracle.sketch_variance(x, y, order, d, places)
+    assert np.var(found) == pytest.approx(expected, rel=1e-10)
+
+
+@pytest.mark.parametrize("order", [2, 3])
+def test_mean_and_variance_of_random_maclaurin_over_all_signs(order: int) -> None:
+    signs = itertools.product((-1.0, 1.0), repeat=3 * order)
+    matrices = torch.tensor(list(signs), dtype=torch.float64).view(-1, order, 3).permute(1, 2, 0)
+    pair = torch.from_numpy(np.stack([X, Y])[:, None, :3])
+    z = cascaded_moments(pair, list(matrices))[-1].numpy()
+    draws = z[0] * z[1] * z.shape[1]
+    x, y = X[:3], Y[:3]
+    assert draws.mean() == pytest.approx((x @ y) ** order, rel=1e-10)
+    assert draws.var() == pytest.approx(oracle.maclaurin_variance(x, y, order, 1), rel=1e-10)
+
+
+@pytest.mark.parametrize("d", [4, 16])
+def test_mean_and_variance_of_what_is_drawn(d: int) -> None:
+    """z-scores; the seed is fixed, and a correct draw exceeds 5 once in two million seeds."""
+    draws = np.array([inner_products(d, 5, draw(d)) for _ in range(1500)])
+    places = math.ceil(5 / d) * d
+    for order, found in enumerate(draws.T, start=2):
+        claim = (X @ Y) ** order
+        assert abs(found.mean() - claim) < 5 * found.std() / math.sqrt(len(found))
+        squares = (found - claim) ** 2
+        error = squares.std() / math.sqrt(len(squares))
+        expected = oracle.sketch_variance(X, Y, order, d, places)
+        assert abs(squares.mean() - expected) < 5 * error
+        if order == 2:  # and of nothing near it: random Maclaurin's, and with replacement
+            maclaurin = oracle.maclaurin_variance(X, Y, order, d)
+            replaced = oracle.sketch_variance(X, Y, order, d, math.inf)
+            assert min(maclaurin, replaced) - squares.mean() > 5 * error
+
+
+@pytest.mark.parametrize("d", [2, 7, 8, 64])
+@pytest.mark.parametrize("order", [1, 2, 5])
+def test_the_closed_form_with_replacement(d: int, order: int) -> None:
+    """docs/theory.md; without it, all frequencies are summed."""
+    squares, same, both = X @ X * (Y @ Y), (X @ Y) ** 2, X**2 @ Y**2
+    real = 2 - d % 2
+    closed = (1 - real / d) / d * (
+        (same + squares - both) ** order + (2 * same - both) ** order - 2 * same**order
+    ) + real / d**2 * ((squares + 2 * same - 2 * both) ** order - same**order)
+    assert oracle.sketch_variance(X, Y, order, d, math.inf) == pytest.approx(closed, rel=1e-10)
+    fewer = oracle.sketch_variance(X, Y, order, d, math.ceil(5 / d) * d)
+    assert fewer < closed
+    if order == 1 and d >= 5:
+        assert fewer == pytest.approx(0, abs=1e-12)
