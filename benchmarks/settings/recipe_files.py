@@ -394,6 +394,21 @@ for either in (StrictLoader, StrictDumper):
     )
 
 
+def load_yaml(text: str) -> Any:
+    """What YAML says, by `StrictLoader`.
+
+    Raises:
+        ValueError: if it is none, or too much of it.
+    """
+    try:
+        return yaml.load(text, StrictLoader)
+    except Exception as error:  # a tag may claim any text to be a number, a date or binary
+        raise ValueError(one_line(error)) from error
+
+
+jsonargparse.set_loader("strict", load_yaml, exceptions=(ValueError,))
+
+
 def read_yaml(path: Path) -> dict[str, Any]:
     """A YAML file that holds a mapping.
 
@@ -407,13 +422,13 @@ def read_yaml(path: Path) -> dict[str, Any]:
             raise ConfigError(
                 f"{path}: expected a file of settings, got more than {SIZE:,} characters"
             )
-        content = yaml.load(text, StrictLoader)
+        content = load_yaml(text)
     except ConfigError:
         raise
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror})") from error
-    except Exception as error:  # a tag may claim any text to be a number, a date or binary
-        raise ConfigError(f"{path}: not valid YAML: {one_line(error)}") from error
+    except ValueError as error:
+        raise ConfigError(f"{path}: not valid YAML: {error}") from error
     if not isinstance(content, dict):
         raise ConfigError(f"{path}: expected a mapping of settings, got {type(content).__name__}")
     return content
