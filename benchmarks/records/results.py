@@ -1,11 +1,11 @@
 """The record of a run, as reports read it."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks.console import printable_names
+from benchmarks.records.files import file_digest, read_json
 
 NUMBER = (int, float)
 
@@ -26,6 +26,7 @@ OTHERS = {
     "sessions": list,
     "selection": {"metric": str, "step": int, "value": NUMBER},
     "oracle": {...: NUMBER},
+    "files": {...: str},
 }
 """Entries that need not be there."""
 
@@ -47,6 +48,27 @@ class Run:
     def seed(self) -> int:
         return self.info["seed"]
 
+    def file(self, name: str) -> Path:
+        """A file of the run, which may be missing.
+
+        Raises:
+            ValueError: if it is not the one that the run has finished with.
+        """
+        path, wanted = self.folder / name, self.info.get("files", {}).get(name)
+        if wanted is not None and path.exists() and file_digest(path) != wanted:
+            raise ValueError(
+                f"{path}: is damaged (its SHA-256 is not {wanted}, as run.json says); put it back, or "
+                "run that training again"
+            )
+        return path
+
+
+def digests(folder: Path) -> dict[str, str]:
+    """The SHA-256 of the files that reports and exports read beside run.json, by their paths in the folder."""
+    patterns = ("config.yaml", "*.npz", "records/*.csv")
+    paths = [path for pattern in patterns for path in sorted(folder.glob(pattern))]
+    return {str(path.relative_to(folder)): file_digest(path) for path in paths}
+
 
 def load_run(folder: Path) -> Run:
     """Reads a run folder.
@@ -56,15 +78,16 @@ def load_run(folder: Path) -> Run:
     """
     path = folder / "run.json"
     try:
-        info = json.loads(path.read_text(encoding="utf-8"))
-        json.dumps(info, ensure_ascii=False).encode()  # halves of a character cannot be written
+        info = read_json(path)
     except OSError as error:
         raise ValueError(
             f"{path}: {error.strerror}; expected a run folder that benchmarks/run.py wrote"
         ) from error
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path}: is not JSON ({error}); run that training again") from error
-    missing = [key for key in REQUIRED if not isinstance(info, dict) or key not in info]
+    except ValueError as error:
+        raise ValueError(
+            f"{path}: is damaged or of an earlier version ({error}); run that training again"
+        ) from error
+    missing = [key for key in REQUIRED if key not in info]
     if missing:
         raise ValueError(f"{path}: lacks {', '.join(missing)}; run that training again")
     there = {

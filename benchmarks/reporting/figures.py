@@ -5,7 +5,6 @@ Curves stand as inline SVG that takes the page's colours, images as PNG inside t
 
 import base64
 import io
-import json
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from PIL import Image
 
-from benchmarks.records import Run, damage_named, read_table
+from benchmarks.records import Run, damage_named, read_json, read_table
 from benchmarks.reporting import pictures
 from benchmarks.reporting.drawing import COLOURS, MARKERS, figure_html, new_figure, plain
 from benchmarks.reporting.table import Table
@@ -99,7 +98,7 @@ def _curves(methods: Methods, table: str, column: str) -> Lines:
 
 def over_steps(runs: list[Run], table: str, column: str) -> tuple[Floats, Floats] | None:
     """Steps (T,) that all runs logged and their values (runs, T); None where there are none."""
-    tables = [read_table(run.folder / "records", table) for run in runs]
+    tables = [read_table(run.file(f"records/{table}.csv").parent, table) for run in runs]
     if not all(column in t for t in tables):
         return None
     series = [dict(zip(t["step"], t[column], strict=True)) for t in tables]
@@ -147,7 +146,7 @@ def saved_pictures(run: Run) -> dict[str, str]:
     """
     pieces = {}
     for section, (draw, file) in SECTIONS.items():
-        with damage_named(run.folder / file):
+        with damage_named(run.file(file)):
             pieces[section] = draw(run)
     return pieces
 
@@ -178,7 +177,7 @@ def confusion(run: Run) -> str:
     path = run.folder / "confusion.json"
     if not path.exists():
         return ""
-    found = json.loads(path.read_text(encoding="utf-8"))
+    found = read_json(path)
     title = Markup("<h3>{} <small>seed {}</small></h3>").format(run.label, run.seed)
     if not found["pairs"]:
         return title + Markup("<p>Every nearest neighbour is of the query's class.</p>")

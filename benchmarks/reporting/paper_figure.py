@@ -153,8 +153,7 @@ def _draw_picture(axes: Axes, panel: Panel, group: Group | None) -> bool:
         return False
     picture = str(panel.picture)
     kept = {"map": "map.npz", "retrieval": "retrieval.npz"}.get(picture, "features.npz")
-    path = group.runs[0].folder / kept
-    with damage_named(path):
+    with damage_named(path := group.runs[0].file(kept)):
         found = pictures.saved(path)
         if picture == "map":
             return pictures.draw_map(axes, found)

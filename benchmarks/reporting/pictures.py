@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 from matplotlib import colormaps
@@ -15,7 +14,6 @@ from sklearn.manifold import TSNE
 from threadpoolctl import threadpool_limits
 
 from benchmarks.reporting.drawing import COLOURS, short
-from benchmarks.settings import ConfigError, one_line
 
 PERPLEXITY, T_SNE_STEPS = 30, 350  # scikit-learn's default; more steps keep no more neighbours
 
@@ -31,20 +29,11 @@ Saved = dict[str, NDArray[Any]]
 
 
 def saved(path: Path) -> Saved:
-    """The arrays of an npz file; {} if there is none.
-
-    Raises:
-        ConfigError: if it cannot be read.
-    """
+    """The arrays of an npz file; {} if there is none."""
     if not path.exists():
         return {}
-    try:
-        with path.open("rb") as file, np.load(file) as arrays:
-            return dict(arrays)
-    except (OSError, EOFError, ValueError, TypeError, BadZipFile) as error:
-        raise ConfigError(
-            f"{path}: cannot be read ({one_line(error)}); run that training again"
-        ) from error
+    with path.open("rb") as file, np.load(file) as arrays:
+        return dict(arrays)
 
 
 def t_sne(points: Floats) -> Floats | None:

@@ -13,7 +13,7 @@ import pytest
 import torch
 import yaml
 
-from benchmarks.records import files
+from benchmarks.records import files, load_run
 from benchmarks.records.run_folder import saved_checkpoints
 from benchmarks.records.steps import read_table
 from benchmarks.run import main
@@ -78,6 +78,11 @@ def test_what_a_finished_run_leaves(
         "r_precision",
     ]
     assert 0.05 < record["peak_memory_gib"]["host"] < 50
+    assert set(record["files"]) == {
+        *("config.yaml", "features.npz", "map.npz", "retrieval.npz"),
+        *("records/evaluation.csv", "records/training.csv"),
+    }
+    assert all(load_run(done).file(name).exists() for name in record["files"])
     assert read_table(done / "records", "evaluation")["step"] == [4, 6]
     page = (done / "report.html").read_text()
     assert "<svg" in page

@@ -1,6 +1,5 @@
 """The report's pictures: what is drawn where, and that what cannot be drawn is left out."""
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -8,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.records import write_json
 from benchmarks.records.results import Run
 from benchmarks.reporting import drawing, figures, pictures
-from benchmarks.reporting.figures import confusion, deep_features, retrieval_grids
-from benchmarks.settings import ConfigError
+from benchmarks.reporting.figures import confusion, deep_features, retrieval_grids, saved_pictures
 
 BASE = {"loss": {"class_path": "some.BaseLoss"}, "weight": 1.0}
 
@@ -130,10 +129,8 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     path = tmp_path / "features.npz"
     for content in (b"", b"text", b"PK\3\4 cut off"):
         path.write_bytes(content)
-        with pytest.raises(
-            ConfigError, match=r"features.npz: cannot be read \(.*run that training"
-        ):
-            deep_features(run(tmp_path))
+        with pytest.raises(ValueError, match=r"features.npz: is damaged \(.*run that training"):
+            saved_pictures(run(tmp_path))
 
 
 def test_no_features_no_figure(tmp_path: Path) -> None:
@@ -152,7 +149,7 @@ def test_confused_classes(tmp_path: Path) -> None:
             {"class": "B", "taken_for": "<A>", "count": 1, "queries": 8},
         ],
     }
-    (tmp_path / "confusion.json").write_text(json.dumps(found))
+    write_json(tmp_path / "confusion.json", found)
     page = confusion(run(tmp_path))
     rows = re.findall(r'<th scope="row">(.*?)</th><td>(.*?)</td><td>(.*?)</td>', page)
     assert rows == [("&lt;A&gt; → B", "3 of 4", "75"), ("B → &lt;A&gt;", "1 of 8", "12")]
@@ -161,7 +158,7 @@ def test_confused_classes(tmp_path: Path) -> None:
 def test_no_confusion(tmp_path: Path) -> None:
     assert confusion(run(tmp_path)) == ""
     nothing = {"pairs": []}
-    (tmp_path / "confusion.json").write_text(json.dumps(nothing))
+    write_json(tmp_path / "confusion.json", nothing)
     assert "Every nearest neighbour is of the query" in confusion(run(tmp_path))
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from benchmarks import report
+from benchmarks.records import write_json
 from tests.benchmarks.reporting.test_figures import save_features
 from tests.benchmarks.reporting.test_report import add_curves_and_images, write_run
 
@@ -85,7 +86,7 @@ def whole(tmp_path: Path) -> Path:
     for events in folder.glob("records/*events*"):
         events.unlink()  # nobody reads them here
     pair = {"class": "a", "taken_for": "b", "count": 1, "queries": 2}
-    (folder / "confusion.json").write_text(json.dumps({"pairs": [pair]}))
+    write_json(folder / "confusion.json", {"pairs": [pair]})
     return folder
 
 
