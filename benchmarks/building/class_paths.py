@@ -104,6 +104,9 @@ def resolved(value: Any, key: str = "") -> Any:
             for name, default in _defaults(cls, given).items()
             if default is not UNSAID and name not in provided
         }
+        for name in getattr(cls, "completed", ()):
+            if isinstance(said.get(name), dict) and isinstance(given.get(name), dict):
+                given = given | {name: said[name] | given[name]}
         value = {"class_path": value["class_path"], "init_args": said | given}
     if isinstance(value, dict):
         prefix = f"{key}." if key else ""
