@@ -28,7 +28,7 @@ their test holds these lines against what is built.
 import argparse
 import math
 import re
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cache
 from pathlib import Path
@@ -57,6 +57,12 @@ MOST, DEEPEST = 5_000, 50
 """Values of a YAML file, and levels: far above the longest recipe's 1,359 and 9."""
 
 SIZE = 2**20  # characters of a YAML file
+
+METRIC = re.compile(
+    r"((un)?seen_)?recall_at_[1-9]\d*|precision_at_1|r_precision|mean_average_precision(_at_r)?"
+    r"|mean_reciprocal_rank|NMI|AMI|F1|ideal_joint_error|h_divergence"
+)
+"""What a test or a point of the curves measures."""
 
 Cells = dict[str, dict[str, float]]
 """{test-time output: {metric: percent}}"""
@@ -169,8 +175,12 @@ def read_table(name: str) -> RecipeTable:
 
 def _figure(key: str, content: Mapping[str, Any]) -> dict[str, Panel]:
     shared = dict(content.get("figure") or {})
+    if not shared:
+        return {}
     panels, keys = shared.pop("panels", {}), [known.name for known in fields(Panel)]
     _check_kind(f"{key}.panels", panels, dict)
+    if not panels:
+        raise ConfigError(f"{key}.panels: expected {{TITLE: {{...}}}}, got none")
     parser = jsonargparse.ArgumentParser(exit_on_error=False)
     parser.add_class_arguments(Panel)
     figure = {}
@@ -187,6 +197,7 @@ def _figure(key: str, content: Mapping[str, Any]) -> dict[str, Panel]:
             panel = figure[title] = Panel(**parser.parse_object(described))
         except argparse.ArgumentError as error:
             raise ConfigError(f"{where}: {one_line(error)}; got {described}") from error
+        _check_metrics(f"{where}.metrics", panel.metrics)
         for name, line in panel.lines.items():  # the parser does not look at keys
             _check_kind(f"{where}.lines: name", name, str)
             _check_numbers(
@@ -318,6 +329,15 @@ def _check_cells(key: str, cells: Mapping[str, Any]) -> None:
     for output, row in cells.items():
         _check_kind(f"{key}.{output}", row, dict)
         _check_numbers(f"{key}.{output}", row)
+        _check_metrics(f"{key}.{output}", row)
+
+
+def _check_metrics(key: str, names: Iterable[str]) -> None:
+    for name in names:
+        if not METRIC.fullmatch(str(name)):
+            raise ConfigError(
+                f"{key}: unknown metric {name!r}; such are recall_at_1, NMI, r_precision"
+            )
 
 
 def _check_numbers(key: str, row: Mapping[str, Any]) -> None:

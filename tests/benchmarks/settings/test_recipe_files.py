@@ -18,6 +18,7 @@ BROKEN = {
     "trainings: {x: {data: null}}": "a/b/x.data: expected a mapping, got None",
     "trainings: {x: {cells: 3}}": "a/b/x.cells: expected a mapping, got 3",
     "trainings: {x: {cells: {embedding: {NMI: .nan}}}}": "embedding.NMI: expected a number, got nan",
+    "trainings: {x: {cells: {embedding: {zzz: 1}}}}": "x.cells.embedding: unknown metric 'zzz'; such",
     "trainings: {x: {cells: {embedding: {NMI: true}}}}": "embedding.NMI: expected a number, got True",
     "trainings: {1: {}}": "expected trainings by name",
     "trainings: [x]": "expected trainings by name",
