@@ -36,6 +36,8 @@ class RunFolderInUseError(RunFolderError):
 class RunFolder:
     """Exclusive use of a run folder, from construction to `close` or the end of the process.
 
+    What killed processes have left half written there is removed.
+
     Raises:
         RunFolderInUseError: if another process is writing there.
     """
@@ -58,6 +60,9 @@ class RunFolder:
                 f"output: {path} is being written by another run (process {writer}); "
                 "wait for it, or choose another --output"
             ) from error
+        for place in (path, self.checkpoints, path / "records"):
+            for left in place.glob("*.tmp"):  # by processes that were killed
+                left.unlink()
         self._lock.truncate(0)
         self._lock.write(str(os.getpid()))
         self._lock.flush()

@@ -329,9 +329,12 @@ def test_a_run_killed_before_its_first_record_can_be_started_again(
     folder = tmp_path / "run"
     (folder / "checkpoints").mkdir(parents=True)
     (folder / ".lock").touch()
-    (folder / ".run.json.tmp").write_text("{")
+    left = [folder / ".run.json.tmp", folder / "checkpoints" / "step_000000009.tmp"]
+    for path in left:
+        path.write_text("{")
     record = finished([data, *TINY, "--optimization.steps=1", "--resume"], folder)
     assert record["status"] == "finished"
+    assert not any(path.exists() for path in left)
 
 
 def test_validation_never_shows_the_test_classes(
