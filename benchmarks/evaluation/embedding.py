@@ -1,8 +1,8 @@
 """Retrieval metrics of a model on a dataset, by one process or many.
 
-Recall@K, R-precision and MAP@R are those of `pml_regularizers.RankAccuracyCalculator`. Every image is a query and all others are ranked
-for it by the distance of the L2-normalised embeddings. Images without another of their class are ranked for
-others but are no queries; where there are no queries, every metric is NaN. Where a dataset has queries and a
+Recall@K, R-precision and MAP@R are those of `pml_regularizers.RankAccuracyCalculator`. Every image is a query and
+all others are ranked for it by the distance of the L2-normalised embeddings. Images without another of their class
+are ranked for others but are no queries; where there are no queries, every metric is NaN. Where a dataset has queries and a
 gallery (In-Shop), every query is ranked against the gallery alone; R is then the number of gallery images of
 its class.
 
