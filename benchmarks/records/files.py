@@ -55,6 +55,8 @@ def read_json(path: Path) -> dict[str, Any]:
     Raises:
         ValueError: if it is anything else; the caller names the file.
     """
+    if path.exists() and not path.is_file():  # a pipe would never end
+        raise ValueError("it is no file")
     try:
         entries = json.loads(path.read_text(encoding="utf-8"))
         json.dumps(entries, ensure_ascii=False).encode()  # halves of a character cannot be written

@@ -55,11 +55,13 @@ class Run:
             ValueError: if it is not the one that the run has finished with.
         """
         path, wanted = self.folder / name, self.info.get("files", {}).get(name)
-        if wanted is not None and path.exists() and file_digest(path) != wanted:
-            raise ValueError(
-                f"{path}: is damaged (its SHA-256 is not {wanted}, as run.json says); put it back, or "
-                "run that training again"
-            )
+        problem = None
+        if path.exists() and not path.is_file():  # a pipe would never end
+            problem = "is no file"
+        elif wanted is not None and path.exists() and file_digest(path) != wanted:
+            problem = f"is damaged (its SHA-256 is not {wanted}, as run.json says)"
+        if problem is not None:
+            raise ValueError(f"{path}: {problem}; put it back, or run that training again")
         return path
 
 

@@ -234,6 +234,8 @@ def _write(folder: Path, stem: str, state: dict[str, Any]) -> None:
 
 def _read(path: Path) -> dict[str, Any]:
     """A checkpoint that has the SHA-256 of its name, if that has one."""
+    if path.exists() and not path.is_file():  # a pipe would never end
+        raise RunFolderError(f"{path}: is no file")
     try:
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
