@@ -11,7 +11,7 @@ import torch
 from torch.nn.functional import normalize
 
 from benchmarks.evaluation import cluster_metrics, measure
-from benchmarks.records import EMBEDDINGS, Run, load_run, read_json, write_json
+from benchmarks.records import EMBEDDINGS, Run, damage_named, load_run, read_json, write_json
 from benchmarks.reporting.comparison import TESTED_ON, check_alike, metric_name, paired_differences
 from benchmarks.reporting.table import Table, estimate
 from benchmarks.settings import VOLATILE, config_changes
@@ -118,13 +118,8 @@ def concatenated(
     parts: list[torch.Tensor] = []
     first: dict[str, torch.Tensor] = {}
     for path in paths:
-        try:
-            with np.load(path) as file:
-                arrays = {name: torch.from_numpy(file[name]) for name in file.files}
-        except (OSError, ValueError) as error:
-            raise ValueError(
-                f"{path}: cannot be read ({error}); delete the run and evaluate again"
-            ) from error
+        with damage_named(path), np.load(path) as file:
+            arrays = {name: torch.from_numpy(file[name]) for name in file.files}
         first = first or arrays
         if not torch.equal(first["labels"], arrays["labels"]):
             raise ValueError(f"{path}: not of the same images as {paths[0]}")

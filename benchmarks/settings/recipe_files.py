@@ -420,6 +420,8 @@ def load_yaml(text: str) -> Any:
     Raises:
         ValueError: if it is none, or too much of it.
     """
+    if len(text) > SIZE:
+        raise ValueError(f"expected settings, got more than {SIZE:,} characters")
     try:
         return yaml.load(text, StrictLoader)
     except Exception as error:  # a tag may claim any text to be a number, a date or binary
@@ -437,14 +439,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     """
     try:
         with path.open() as file:
-            text = file.read(SIZE + 1)
-        if len(text) > SIZE:
-            raise ConfigError(
-                f"{path}: expected a file of settings, got more than {SIZE:,} characters"
-            )
-        content = load_yaml(text)
-    except ConfigError:
-        raise
+            content = load_yaml(file.read(SIZE + 1))
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror})") from error
     except ValueError as error:

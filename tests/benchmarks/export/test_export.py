@@ -449,7 +449,7 @@ MISTAKES: dict[str, tuple[Callable[[Path], Any], str]] = {
             run / "run.json",
             json.loads((run / "run.json").read_text()) | {"files": {"config.yaml": "0" * 64}},
         ),
-        "config.yaml: is damaged (its SHA-256 is not 000",
+        "config.yaml: is damaged or no file (run.json has the SHA-256 000",
     ),
     "damaged versions": (
         lambda run: write_json(

@@ -226,12 +226,12 @@ def test_runs_that_cannot_be_compared(
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (None, "No such file or directory; expected a run folder"),
+        (None, "No such file or directory; expected a folder of"),
         ("{", "Expecting property name"),
         ("[]", "expected a mapping, got list"),
         ("[" * 10**5, "nested too deep"),
         ('{"label": "a"}', "of an earlier version (its sha256 is not that of its content)"),
-        (json.dumps(signed({"label": "a"})), "lacks seed, status"),
+        (json.dumps(signed({"label": "a"})), "run.json: its seed is damaged"),
     ],
 )
 def test_unreadable_run(
@@ -399,7 +399,7 @@ def test_run_json_of_the_fixture_is_complete(make: Make) -> None:
     info = json.loads((folder / "run.json").read_text())
     for key in ("label", "metrics", "hardware"):
         write_json(folder / "run.json", {k: v for k, v in info.items() if k != key})
-        with pytest.raises(ValueError, match=f"lacks {key}; run that training again"):
+        with pytest.raises(ValueError, match=f"its {key} is damaged; run that training again"):
             load_run(folder)
 
 

@@ -95,4 +95,7 @@ def test_text_that_is_no_settings(text: str, capsys: pytest.CaptureFixture[str])
 
 def test_an_endless_file(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--config=/dev/zero"]) == 2
-    assert "/dev/zero: expected a file of settings" in capsys.readouterr().err
+    assert (
+        "/dev/zero: not valid YAML: expected settings, got more than 1,048,576 char"
+        in capsys.readouterr().err
+    )

@@ -198,7 +198,7 @@ def test_tables_of_damaged_folders(
         check_said(status, captured, what, runs / "damaged")
         assert figure.exists() == (status == 0), what
         left_out = f"left out: {runs / 'damaged'}" in captured.out
-        gone = what == "nothing for run.json"
+        gone = what in ("nothing for run.json", "a folder for run.json")  # it is no run
         if status == 0 and not what.startswith("hostile") and not gone:
             assert left_out != ("43.21" in captured.out), (what, captured.out)
 
