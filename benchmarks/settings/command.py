@@ -1,6 +1,7 @@
 """From a command line to the settings of one run."""
 
 import argparse
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from itertools import pairwise
@@ -169,6 +170,8 @@ def _check_size(value: Any, key: str = "", longest: int = LONGEST) -> None:
             )
         for inner in value:
             _check_size(inner, key, longest)
+    elif isinstance(value, (int, str)) and re.fullmatch(r"[-+]?\d{309,}", str(value)):
+        raise ConfigError(f"{key}: expected a number, got one of more than 308 digits")
     elif isinstance(value, str):
         try:
             yaml.compose(value, StrictLoader)

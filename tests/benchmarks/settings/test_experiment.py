@@ -53,6 +53,15 @@ MISTAKES = {
     "missing file of a group": (["--data", "nowhere.yaml"], "error: nowhere.yaml: cannot be read"),
     "broken text of a group": (["--data={fold: 1"], "error: --data: "),
     "no integer": (["--data.fold=1.5"], "error: data.fold: expected an integer, got '1.5'"),
+    "a number that no float holds": (
+        ["--config=c.yaml"],
+        "optimization.learning_rate: expected a number, got one of more than 308 digits",
+        f"optimization: {{learning_rate: {10**400}}}",
+    ),
+    "an option that no float holds": (
+        ["--optimization.learning_rate", f"-{10**400}"],
+        "--optimization.learning_rate: expected a number, got one of more than 308 digits",
+    ),
     "no number": (
         ["--optimization.learning_rate=x"],
         "error: optimization.learning_rate: expected a number, got 'x'",
