@@ -77,7 +77,7 @@ def _run(command: settings.Command, argv: Sequence[str]) -> int:
     except BaseException as error:
         line = _told(error, command)
         if run is not None:
-            told = line or f"{type(error).__name__}: {settings.one_line(error)}"
+            told = line or f"{type(error).__name__}: {console.reason(error)}"
             with suppress(OSError):
                 run.record.update(status="failed", error=told)
         if line is None:
@@ -193,7 +193,7 @@ class BenchmarkRun:
             except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
                 raise records.RunFolderError(
                     f"{path / 'checkpoints'}: what it holds does not fit the network, loss and optimizer of these "
-                    f"versions ({settings.one_line(error)}); go on with those that run.json names"
+                    f"versions ({console.reason(error)}); go on with those that run.json names"
                 ) from error
             self.curves.best = saved["best"]
         self.record.begin(saved)
@@ -288,6 +288,7 @@ class BenchmarkRun:
             selection=best and {"metric": evaluation.SELECTED_BY, **best},
             oracle=evaluation.best_by_the_test(path, self.experiment.evaluation.recall_at),
             peak_memory_gib=records.peak_memory(),
+            files=records.digests(path),
             wall_time_s=progress.seconds + time.perf_counter() - begun,
             images_per_second=progress.step * self.sampler.batch_size / progress.busy_seconds,
         )

@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     options = parser.parse_args(argv)
     settings.trust(options.trust)
-    written = f"--output: {options.output}"
+    written = ""
     try:
         table = settings.read_table(options.table)
         for folder in options.runs or []:
@@ -42,15 +42,16 @@ def main(argv: Sequence[str] | None = None) -> int:
                     f"--runs: {folder} is no folder; expected one with runs below it"
                 )
         folders = options.runs or [reporting.RUNS]
+        if options.figure is not None:
+            written = f"--figure: {options.figure}"
+            reporting.save_figure(table, folders, options.figure)
+        written = f"--output: {options.output}"
         page = reporting.paper_page(table, folders)
         text = getattr(page, options.format or ("markdown" if options.output else "terminal"))()
         if options.output is None:
             console.say(text, end="")
         else:
             records.replace_file(options.output, text.encode())
-        if options.figure is not None:
-            written = f"--figure: {options.figure}"
-            reporting.save_figure(table, folders, options.figure)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -75,6 +75,9 @@ class JRDLoss(FeatureLoss):
         torch.Size([])
     """
 
+    completed = ("kernels",)
+    """Arguments that `get_default_NAME` completes where they say a part."""
+
     def __init__(
         self,
         num_classes: int,

@@ -6,7 +6,6 @@ every tensor of the model or says in one sentence which do not fit.
 
 import pickle
 import sys
-import textwrap
 from collections.abc import Callable, Sequence
 from functools import partial
 from inspect import signature
@@ -20,11 +19,10 @@ from torch import Tensor, nn
 
 from benchmarks.backbones.caffe import read_caffemodel
 from benchmarks.backbones.published import KNOWN_WEIGHTS
-from benchmarks.console import PrintableError, printable
+from benchmarks.console import PrintableError, reason
 from benchmarks.datasets import what_differs
 
 RGB = 3  # channels that timm knows how to turn into others
-LONGEST = 400  # letters of a library's message
 
 
 class WeightsError(PrintableError, ValueError):
@@ -61,7 +59,7 @@ def load_weights(model: nn.Module, path: str | Path) -> None:
         model.load_state_dict(_convert(state_dict, model))
     except Exception as error:  # what a converter meets in another model's file is anybody's guess
         name = getattr(model, "pretrained_cfg", {}).get("architecture", type(model).__name__)
-        raise WeightsError(f"{path}: does not fit {name}: {_short(error)}") from error
+        raise WeightsError(f"{path}: does not fit {name}: {reason(error)}") from error
 
 
 def _checksums(path: Path) -> list[str]:
@@ -89,11 +87,11 @@ def _read(path: Path) -> dict[str, Tensor]:
     except OSError as error:
         raise WeightsError(f"{path}: cannot be read ({error.strerror or error})") from error
     except Exception as error:  # each library has its own
-        reason = _short(error)
+        why = reason(error)
         if isinstance(error.__cause__, pickle.UnpicklingError):  # says how to run the code in it
-            reason = "it holds other objects than tensors, or is damaged"
+            why = "it holds other objects than tensors, or is damaged"
         raise WeightsError(
-            f"{path}: not a whole {path.suffix} file of weights ({reason}); download it again, or save the "
+            f"{path}: not a whole {path.suffix} file of weights ({why}); download it again, or save the "
             "model's state_dict() alone"
         ) from error
     return state_dict
@@ -146,8 +144,3 @@ def _convert(state_dict: dict[str, Tensor], model: nn.Module) -> dict[str, Tenso
 def _names(entry: str | Sequence[str] | None) -> tuple[str, ...]:
     """timm has one name, several or none."""
     return (entry,) if isinstance(entry, str) else tuple(entry or ())
-
-
-def _short(error: BaseException) -> str:
-    said = textwrap.shorten(str(error) or type(error).__name__, LONGEST, placeholder=" ...")
-    return printable(said)

@@ -17,6 +17,7 @@ from typing import Any
 
 import jsonargparse
 
+from benchmarks.console import reason
 from benchmarks.settings import (
     Command,
     ConfigError,
@@ -103,6 +104,9 @@ def resolved(value: Any, key: str = "") -> Any:
             for name, default in _defaults(cls, given).items()
             if default is not UNSAID and name not in provided
         }
+        for name in getattr(cls, "completed", ()):
+            if isinstance(said.get(name), dict) and isinstance(given.get(name), dict):
+                given = given | {name: said[name] | given[name]}
         value = {"class_path": value["class_path"], "init_args": said | given}
     if isinstance(value, dict):
         prefix = f"{key}." if key else ""
@@ -149,7 +153,7 @@ def build(spec: Any, key: str, **provided: Any) -> Any:
     try:
         return cls(**filled, **arguments)
     except (Exception, SystemExit) as error:
-        raise ConfigError(f"{key}: {cls.__name__}: {one_line(error)}") from error
+        raise ConfigError(f"{key}: {cls.__name__}: {reason(error)}") from error
 
 
 def _read(spec: Any, key: str) -> tuple[type, dict[str, Any]]:
@@ -267,13 +271,11 @@ def _import(path: Any, key: str, kind: str, suits: Check) -> type:
     try:
         cls = getattr(importlib.import_module(module), name)
     except (Exception, SystemExit) as error:  # importing runs the module
-        raise ConfigError(f"{key}: cannot import {path!r} ({one_line(error)})") from error
+        raise ConfigError(f"{key}: cannot import {path!r} ({reason(error)})") from error
     if not isinstance(cls, type) or not suits(cls):
         raise ConfigError(f"{key}: expected {kind}, got {path!r}")
     try:
         _arguments(cls)
     except ValueError as error:
-        raise ConfigError(
-            f"{key}: {path} does not say its arguments ({one_line(error)})"
-        ) from error
+        raise ConfigError(f"{key}: {path} does not say its arguments ({reason(error)})") from error
     return cls

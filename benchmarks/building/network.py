@@ -14,7 +14,8 @@ from torch import nn
 from benchmarks.backbones import WeightsError, load_weights, register
 from benchmarks.building.class_paths import build
 from benchmarks.building.images import image_size
-from benchmarks.settings import BatchNorm, ConfigError, Data, Model, one_line
+from benchmarks.console import reason
+from benchmarks.settings import BatchNorm, ConfigError, Data, Model
 from pml_regularizers import AttentionEnsemble, EmbeddingHead
 
 
@@ -94,7 +95,7 @@ def build_model(model: Model, data: Data) -> EmbeddingModel:
         raise ConfigError(f"model.weights: {error}") from error
     except Exception as error:
         hint = "; model.weights reads a file" if trunk_args.get("pretrained") else ""
-        raise ConfigError(f"model: {model.trunk}: {one_line(error)}{hint}") from error
+        raise ConfigError(f"model: {model.trunk}: {reason(error)}{hint}") from error
     return network.train()
 
 

@@ -17,8 +17,8 @@ def is_plain(text: str) -> bool:
     return re.search(f"[{STEERING}]", text) is None
 
 
-def reason(error: Exception) -> str:
-    """An error of a library, as one line that is not long."""
+def reason(error: BaseException) -> str:
+    """What went wrong, as one line that is not long; an error of our own parser: `settings.one_line`."""
     said = printable(" ".join(str(error).split())) or type(error).__name__
     return said if len(said) <= LONGEST else f"{said[:LONGEST]} ..."
 

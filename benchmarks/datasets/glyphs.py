@@ -261,6 +261,9 @@ def _cached(root: Path, size: int) -> tuple[list[str], Pixels, str]:
     for font in fonts:
         digest.update(font.read_bytes())
     path = root / f"glyphs-v{FORMAT}-{size}px-{digest.hexdigest()[:16]}.npz"
+    for left in root.glob(".glyphs-*.npz.*"):  # by processes of earlier versions that were killed
+        if left.suffix not in (".lock", ".partial"):
+            left.unlink(missing_ok=True)
     if (found := _read(path)) is not None:
         return found
     with alone(path, wait=True) as partial:

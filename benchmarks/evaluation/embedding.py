@@ -1,10 +1,10 @@
 """Retrieval metrics of a model on a dataset, by one process or many.
 
-Recall@K, R-precision and MAP@R are defined in `retrieval.py`. Every image is a query and all others are ranked
-for it by the distance of the L2-normalised embeddings. Images without another of their class are ranked for
-others but are no queries; where there are no queries, every metric is NaN. Where a dataset has queries and a
-gallery (In-Shop), every query is ranked against the gallery alone; R is then the number of gallery images of
-its class.
+Recall@K, R-precision and MAP@R are those of `pml_regularizers.RankAccuracyCalculator`. Every image is a query and
+all others are ranked for it by the distance of the L2-normalised embeddings. Images without another of their class
+are ranked for others but are no queries; where there are no queries, every metric is NaN. Where a dataset has
+queries and a gallery (In-Shop), every query is ranked against the gallery alone; R is then the number of gallery
+images of its class.
 
 Batch i is embedded by process i modulo the number of processes, so batches are composed as on one process and
 the embeddings are equal to the bit; queries are ranked in blocks shared out in the same way. What was embedded

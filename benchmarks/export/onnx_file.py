@@ -4,7 +4,8 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.export.trained import Exported, Trained, checked, short
+from benchmarks.console import reason
+from benchmarks.export.trained import Exported, Trained, checked
 from benchmarks.settings import ConfigError
 
 ONNX_FILE = "model.onnx"
@@ -32,7 +33,7 @@ def write_onnx(trained: Trained, folder: Path) -> Exported:
         )
     except Exception as error:  # whatever a trunk's operations lead the exporter to
         raise ConfigError(
-            f"--formats: onnx: torch cannot export {trained.experiment.model.trunk} ({short(error)}); leave it "
+            f"--formats: onnx: torch cannot export {trained.experiment.model.trunk} ({reason(error)}); leave it "
             "out with --formats timm"
         ) from error
     import onnxruntime

@@ -14,6 +14,7 @@ from timm.models import save_for_hf
 from torch import nn
 
 from benchmarks.building import image_size
+from benchmarks.console import reason
 from benchmarks.datasets import CROP_FRACTION
 from benchmarks.export.trained import (
     SAME,
@@ -21,7 +22,6 @@ from benchmarks.export.trained import (
     Trained,
     checked,
     embed,
-    short,
     without_weights,
 )
 from benchmarks.settings import ConfigError, Data
@@ -75,7 +75,7 @@ def _save_whole(trained: Trained, folder: Path) -> str | None:
             model.load_state_dict({**trunk.state_dict(), **linear})
             difference = trained.difference(embed(model, trained.images))
         except Exception as error:  # whatever a trunk without such a pooling or classifier raises
-            problems.append(short(error))
+            problems.append(reason(error))
             continue
         if difference <= SAME:
             _save(model, trained, arguments, folder)

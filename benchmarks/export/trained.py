@@ -2,13 +2,13 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from textwrap import shorten
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from benchmarks.building import EmbeddingModel, build_model, image_size
+from benchmarks.console import reason
 from benchmarks.records import Run, RunFolderError, load_best, load_checkpoint, load_run
 from benchmarks.settings import ConfigError, Experiment, Model, parse
 from pml_regularizers import EmbeddingHead
@@ -57,13 +57,13 @@ def load_trained(folder: Path) -> Trained:
     """
     try:
         run, state = load_run(folder), load_checkpoint(folder)
+        settings = run.file("config.yaml")
         if run.info.get("selection"):  # what validation classes chose is what was tested
             state = load_best(folder, run.info["selection"]["step"])
     except (ValueError, RunFolderError) as error:
         raise ConfigError(str(error)) from error
     if state is None:
         raise ConfigError(f"{folder}: has no checkpoint yet; go on with the run by --resume")
-    settings = folder / "config.yaml"
     try:
         experiment = parse([f"--config={settings}"]).experiment
         network = build_model(without_weights(experiment.model), experiment.data).eval()
@@ -76,7 +76,7 @@ def load_trained(folder: Path) -> Trained:
         step = int(state["step"])
     except (RuntimeError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise ConfigError(
-            f"{settings}: describes another network than the checkpoint holds ({short(error)}); put back the "
+            f"{settings}: describes another network than the checkpoint holds ({reason(error)}); put back the "
             "file that the run wrote"
         ) from error
     if not isinstance(network.head, EmbeddingHead):
@@ -109,10 +109,6 @@ def without_weights(model: Model) -> Model:
 def embed(model: nn.Module, images: Tensor) -> Tensor:
     with torch.no_grad():
         return normalize(model(images))
-
-
-def short(error: Exception) -> str:
-    return shorten(str(error) or type(error).__name__, 200, placeholder=" ...")
 
 
 def checked(name: str, difference: float) -> float:

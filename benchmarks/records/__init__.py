@@ -5,7 +5,7 @@ import lazy_loader as lazy
 __getattr__, __dir__, __all__ = lazy.attach(
     __name__,
     submod_attrs={
-        "files": ["damage_named", "replace_file", "write_json"],
+        "files": ["damage_named", "read_json", "replace_file", "write_json"],
         "opening": ["OpenRun"],
         "provenance": [
             "describe_code",
@@ -16,7 +16,7 @@ __getattr__, __dir__, __all__ = lazy.attach(
             "now",
             "peak_memory",
         ],
-        "results": ["Run", "load_run"],
+        "results": ["Run", "digests", "load_run"],
         "run_folder": [
             "EMBEDDINGS",
             "RunFolder",

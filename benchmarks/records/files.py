@@ -1,12 +1,14 @@
-"""Files that are whole or not there."""
+"""Files that are whole or not there, and say so if they are not as they were written."""
 
+import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from textwrap import shorten
 from typing import Any
+
+from benchmarks.console import reason
 
 
 @contextmanager
@@ -15,9 +17,9 @@ def damage_named(path: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        said = " ".join(f"{type(error).__name__}: {error}".split())
+        said = f"{type(error).__name__}: {reason(error)}"
         raise ValueError(
-            f"{path}: is damaged ({shorten(said, 200)}); run that training again, or delete the file"
+            f"{path}: is damaged ({said}); run that training again, or delete the file"
         ) from error
 
 
@@ -35,10 +37,42 @@ def replace_file(path: Path, content: bytes) -> None:
         raise
 
 
-def write_json(path: Path, obj: Any) -> None:
-    """Writes `obj` atomically as indented JSON.
+def file_digest(path: Path) -> str:
+    """The SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def signed(entries: Mapping[str, Any]) -> dict[str, Any]:
+    """Entries of a JSON file, and the SHA-256 of them as "sha256"."""
+    others = {name: value for name, value in entries.items() if name != "sha256"}
+    return others | {"sha256": hashlib.sha256(json.dumps(others).encode()).hexdigest()}
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """What `write_json` wrote.
+
+    Raises:
+        ValueError: if it is anything else; the caller names the file.
+    """
+    if path.exists() and not path.is_file():  # a pipe would never end
+        raise ValueError("it is no file")
+    try:
+        entries = json.loads(path.read_text(encoding="utf-8"))
+        json.dumps(entries, ensure_ascii=False).encode()  # halves of a character cannot be written
+    except RecursionError as error:
+        raise ValueError("nested too deep") from error
+    if not isinstance(entries, dict):
+        raise ValueError(f"expected a mapping, got {type(entries).__name__}")
+    if entries.get("sha256") != signed(entries)["sha256"]:
+        raise ValueError("its sha256 is not that of its content")
+    return entries
+
+
+def write_json(path: Path, obj: Mapping[str, Any]) -> None:
+    """Writes `obj`, `signed`, atomically as indented JSON.
 
     NaN and infinity become the words `NaN` and `Infinity`, which Python's json reads back but
     strict parsers refuse: a null could not be told from a number that was never measured.
     """
-    replace_file(path, (json.dumps(obj, indent=2, ensure_ascii=False) + "\n").encode())
+    replace_file(path, (json.dumps(signed(obj), indent=2, ensure_ascii=False) + "\n").encode())

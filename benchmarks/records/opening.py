@@ -8,7 +8,7 @@ from typing import Any
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
 
-from benchmarks.records.files import replace_file, write_json
+from benchmarks.records.files import replace_file, signed, write_json
 from benchmarks.records.provenance import (
     command_line,
     describe_code,
@@ -38,6 +38,7 @@ RESULTS = {
     "oracle": None,
     "peak_memory_gib": {},
     "error": None,
+    "files": {},
 }
 """Entries of run.json that the end of a run fills in."""
 
@@ -200,7 +201,7 @@ class OpenRun:
                 write_json(path, self.info)
             except OSError:
                 # A full disk has no room for another file; without its blanks this one fits into its place.
-                content = json.dumps(self.info).encode()
+                content = json.dumps(signed(self.info)).encode()
                 if not path.exists() or len(content) > (size := path.stat().st_size):
                     raise
                 with path.open("r+b", buffering=0) as file:

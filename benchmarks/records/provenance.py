@@ -1,6 +1,5 @@
 """The origin of a run: command, code, versions, weights and hardware."""
 
-import hashlib
 import os
 import platform
 import resource
@@ -17,6 +16,7 @@ import torch
 from torch import nn
 
 from benchmarks import building, settings  # what they need is not asked for before it is used
+from benchmarks.records.files import file_digest
 
 if TYPE_CHECKING:
     from benchmarks.building import Datasets
@@ -50,11 +50,7 @@ def describe_weights(model: "Model") -> dict[str, str] | None:
     """Name and SHA-256 of the file of pretrained weights, if there is one."""
     if model.weights is None:
         return None
-    with model.weights.open("rb") as file:
-        return {
-            "file": model.weights.name,
-            "sha256": hashlib.file_digest(file, "sha256").hexdigest(),
-        }
+    return {"file": model.weights.name, "sha256": file_digest(model.weights)}
 
 
 PACKAGES = (

@@ -1,11 +1,11 @@
 """The record of a run, as reports read it."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks.console import printable_names
+from benchmarks.records.files import file_digest, read_json
 
 NUMBER = (int, float)
 
@@ -26,6 +26,7 @@ OTHERS = {
     "sessions": list,
     "selection": {"metric": str, "step": int, "value": NUMBER},
     "oracle": {...: NUMBER},
+    "files": {...: str},
 }
 """Entries that need not be there."""
 
@@ -47,6 +48,34 @@ class Run:
     def seed(self) -> int:
         return self.info["seed"]
 
+    def file(self, name: str) -> Path:
+        """A file of the run, which may be missing.
+
+        Raises:
+            ValueError: if it is not the one that the run has finished with.
+        """
+        path, wanted = self.folder / name, self.info.get("files", {}).get(name)
+        # A pipe would never end.
+        if path.exists() and not (path.is_file() and wanted in (None, file_digest(path))):
+            raise ValueError(
+                f"{path}: is damaged or no file (run.json has the SHA-256 {wanted}); put it back, or run that "
+                "training again"
+            )
+        return path
+
+    def table(self, name: str) -> dict[str, list[float]]:
+        """A table of its records, as `read_table` gives it; a ValueError as of `file`."""
+        from benchmarks.records.steps import read_table  # imports torch
+
+        return read_table(self.file(f"records/{name}.csv").parent, name)
+
+
+def digests(folder: Path) -> dict[str, str]:
+    """The SHA-256 of the files that reports and exports read beside run.json, by their paths in the folder."""
+    patterns = ("config.yaml", "*.npz", "records/*.csv")
+    paths = [path for pattern in patterns for path in sorted(folder.glob(pattern))]
+    return {str(path.relative_to(folder)): file_digest(path) for path in paths}
+
 
 def load_run(folder: Path) -> Run:
     """Reads a run folder.
@@ -56,17 +85,15 @@ def load_run(folder: Path) -> Run:
     """
     path = folder / "run.json"
     try:
-        info = json.loads(path.read_text(encoding="utf-8"))
-        json.dumps(info, ensure_ascii=False).encode()  # halves of a character cannot be written
+        info = read_json(path)
     except OSError as error:
         raise ValueError(
-            f"{path}: {error.strerror}; expected a run folder that benchmarks/run.py wrote"
+            f"{path}: {error.strerror}; expected a folder of benchmarks/run.py"
         ) from error
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path}: is not JSON ({error}); run that training again") from error
-    missing = [key for key in REQUIRED if not isinstance(info, dict) or key not in info]
-    if missing:
-        raise ValueError(f"{path}: lacks {', '.join(missing)}; run that training again")
+    except ValueError as error:
+        raise ValueError(
+            f"{path}: is damaged or of an earlier version ({error}); run that training again"
+        ) from error
     there = {
         key: kind
         for key, kind in OTHERS.items()

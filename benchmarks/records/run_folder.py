@@ -5,7 +5,6 @@ only where both hold.
 """
 
 import fcntl
-import hashlib
 import os
 import re
 import time
@@ -17,6 +16,7 @@ from typing import Any
 import torch
 
 from benchmarks.console import PrintableError
+from benchmarks.records.files import file_digest
 from benchmarks.settings import changes_of_results, config_changes
 
 EMBEDDINGS = "test_embeddings.npz"
@@ -35,6 +35,8 @@ class RunFolderInUseError(RunFolderError):
 
 class RunFolder:
     """Exclusive use of a run folder, from construction to `close` or the end of the process.
+
+    What killed processes have left half written there is removed.
 
     Raises:
         RunFolderInUseError: if another process is writing there.
@@ -58,6 +60,9 @@ class RunFolder:
                 f"output: {path} is being written by another run (process {writer}); "
                 "wait for it, or choose another --output"
             ) from error
+        for place in (path, self.checkpoints, path / "records"):
+            for left in place.glob("*.tmp"):  # by processes that were killed
+                left.unlink()
         self._lock.truncate(0)
         self._lock.write(str(os.getpid()))
         self._lock.flush()
@@ -213,12 +218,11 @@ def _check_identity(path: Path, state: Mapping[str, Any], identity: Mapping[str,
 def _write(folder: Path, stem: str, state: dict[str, Any]) -> None:
     temporary = folder / f"{stem}.tmp"
     try:
-        with temporary.open("w+b") as file:
+        with temporary.open("wb") as file:
             torch.save(state, file)
             file.flush()
             os.fsync(file.fileno())
-            file.seek(0)
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        digest = file_digest(temporary)
         for old in folder.glob(f"{stem}*.pt"):
             old.unlink()
         temporary.replace(folder / f"{stem}-{digest}.pt")
@@ -229,15 +233,14 @@ def _write(folder: Path, stem: str, state: dict[str, Any]) -> None:
 
 def _read(path: Path) -> dict[str, Any]:
     """A checkpoint that has the SHA-256 of its name, if that has one."""
+    if path.exists() and not path.is_file():  # a pipe would never end
+        raise RunFolderError(f"{path}: is no file")
     try:
-        with path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-            if (said := DIGEST.search(path.name)) and said[1] != digest:
-                raise RunFolderError(f"{path}: damaged (its SHA-256 is not the one in its name)")
-            file.seek(0)
-            state: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
-            if not isinstance(state["step"], int):
-                raise TypeError("step")
+        if (said := DIGEST.search(path.name)) and said[1] != file_digest(path):
+            raise RunFolderError(f"{path}: damaged (its SHA-256 is not the one in its name)")
+        state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+        if not isinstance(state["step"], int):
+            raise TypeError("step")
     except RunFolderError:
         raise
     except Exception as error:

@@ -101,10 +101,6 @@ class RunRecords:
         self._database = writer.local_db = _PatientDatabase(str(folder / DATABASE))
         self._keeper = RecordKeeper(self._tensorboard, writer)
 
-    def log(self, table: str, step: int, values: Mapping[str, float]) -> None:
-        """Writes one row; see `log_rows`."""
-        self.log_rows(table, [(step, values)])
-
     def log_rows(self, table: str, rows: Sequence[Row]) -> None:
         """Writes rows of (step, values) and flushes them; the whole call is checked first.
 
@@ -148,10 +144,6 @@ class RunRecords:
     def digests(self) -> dict[str, str]:
         """SHA-256 of each table, so that its rows are known again."""
         return {path.stem: _digest(path.read_bytes()) for path in self.folder.glob("*.csv")}
-
-    def read(self, table: str) -> dict[str, list[float]]:
-        """The table as `read_table` gives it."""
-        return read_table(self.folder, table)
 
     def close(self) -> None:
         """Closes the TensorBoard file; everything else is on disk, unless logs.db was locked all the time."""

@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from scipy import optimize, stats
 
-from benchmarks.records import Run, load_run, read_table, replace_file
+from benchmarks.records import Run, load_run, replace_file
 from benchmarks.reporting.comparison import metric_name
 from benchmarks.reporting.drawing import COLOURS, plain
 from benchmarks.reporting.table import Table
@@ -155,7 +155,7 @@ def _percent(run: Run, side: str, metric: str) -> float:
     output = side.partition(":")[2]
     try:
         if output == "curve":
-            return 100 * read_table(run.folder / "records", "evaluation")[metric][-1]
+            return 100 * run.table("evaluation")[metric][-1]
         return 100 * float((run.info["outputs"][output] if output else run.info["metrics"])[metric])
     except (KeyError, IndexError) as error:
         raise ConfigError(f"{run.folder}: has not measured {metric} of {side}") from error

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from PIL import Image
 
-from benchmarks.records import Run, damage_named, read_table
+from benchmarks.records import Run, damage_named
 from benchmarks.reporting import pictures
 from benchmarks.reporting.drawing import COLOURS, MARKERS, figure_html, new_figure, plain
 from benchmarks.reporting.templates import fill
@@ -65,7 +65,7 @@ def _term_figures(methods: Methods) -> list[Markup]:
     """The weighted terms of each loss that is a sum."""
     figures = []
     for label, members in methods.items():
-        names = list(read_table(members[0].folder / "records", "terms"))[1:]
+        names = list(members[0].table("terms"))[1:]
         lines = {name: line for name in names if (line := over_steps(members, "terms", name))}
         if lines:
             figure, axes = _line_figure(dict.fromkeys(lines, members), lines, "weighted term")
@@ -115,7 +115,7 @@ def _curves(methods: Methods, table: str, column: str) -> Lines:
 
 def over_steps(runs: list[Run], table: str, column: str) -> tuple[Floats, Floats] | None:
     """Steps (T,) that all runs logged and their values (runs, T); None where there are none."""
-    tables = [read_table(run.folder / "records", table) for run in runs]
+    tables = [run.table(table) for run in runs]
     if not all(column in t for t in tables):
         return None
     series = [dict(zip(t["step"], t[column], strict=True)) for t in tables]
@@ -165,7 +165,7 @@ def deep_features(run: Run) -> str:
     Raises:
         ValueError: naming the file, if it cannot be drawn.
     """
-    path = run.folder / "features.npz"
+    path = run.file("features.npz")
     with damage_named(path):
         found = pictures.saved(path)
         places = pictures.places_of_features(found)
@@ -194,7 +194,7 @@ def neighbours(methods: Methods) -> str:
     """
     sections: dict[str, dict[tuple[int, str], list[dict[str, Any]]]] = {}
     for label, members in methods.items():
-        path = members[0].folder / "retrieval.npz"
+        path = members[0].file("retrieval.npz")
         with damage_named(path):
             found, places = pictures.saved(path), Counter[str]()
             for row, group in enumerate(found["query_groups"].tolist() if found else []):

@@ -1,7 +1,7 @@
 """Runs on several folds and seeds as one method, compared fairly: docs/protocols.md."""
 
-import json
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ import torch
 from torch.nn.functional import normalize
 
 from benchmarks.evaluation import cluster_metrics, measure
-from benchmarks.records import EMBEDDINGS, Run, load_run, write_json
+from benchmarks.records import EMBEDDINGS, Run, damage_named, load_run, read_json, write_json
 from benchmarks.reporting.comparison import TESTED_ON, check_alike, metric_name, paired_differences
 from benchmarks.reporting.table import Table, estimate
 from benchmarks.settings import VOLATILE, config_changes
@@ -97,11 +97,11 @@ def _differing(runs: Sequence[Run]) -> list[str]:
 def _ensemble(path: Path, runs: Sequence[Run]) -> dict[str, Any]:
     """The metrics of the runs' models together, from the file or into it."""
     of = [run.info["finished"] for run in runs]
-    if path.exists():
-        known: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    with suppress(OSError, ValueError):  # missing or damaged
+        known = read_json(path)
         if known["of"] == of:
             return known
-    vectors, labels, is_query = concatenated([run.folder / EMBEDDINGS for run in runs])
+    vectors, labels, is_query = concatenated([run.file(EMBEDDINGS) for run in runs])
     settings = runs[0].info["config"]["evaluation"]
     metrics = measure(vectors, labels, recall_at=settings["recall_at"], is_query=is_query)
     if settings["clustering"]:
@@ -118,13 +118,8 @@ def concatenated(
     parts: list[torch.Tensor] = []
     first: dict[str, torch.Tensor] = {}
     for path in paths:
-        try:
-            with np.load(path) as file:
-                arrays = {name: torch.from_numpy(file[name]) for name in file.files}
-        except (OSError, ValueError) as error:
-            raise ValueError(
-                f"{path}: cannot be read ({error}); delete the run and evaluate again"
-            ) from error
+        with damage_named(path), np.load(path) as file:
+            arrays = {name: torch.from_numpy(file[name]) for name in file.files}
         first = first or arrays
         if not torch.equal(first["labels"], arrays["labels"]):
             raise ValueError(f"{path}: not of the same images as {paths[0]}")

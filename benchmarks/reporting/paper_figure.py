@@ -7,6 +7,7 @@ from textwrap import fill
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.backend_bases import FigureCanvasBase
 from matplotlib.figure import Figure
 
 from benchmarks.records import damage_named, replace_file
@@ -35,10 +36,10 @@ def save_figure(table: RecipeTable, folders: Sequence[Path], path: Path) -> None
         ConfigError: if the table has no figure, or files cannot have this suffix.
         OSError: if the file cannot be written.
     """
-    figure, file = draw_figure(table, folders), io.BytesIO()
-    kinds = figure.canvas.get_supported_filetypes()
+    kinds = FigureCanvasBase.get_supported_filetypes()
     if path.suffix[1:] not in kinds:
         raise ConfigError(f"--figure: {path}: expected a suffix of {', '.join(kinds)}")
+    figure, file = draw_figure(table, folders), io.BytesIO()
     show_names(figure)
     figure.savefig(file, format=path.suffix[1:], dpi=150)
     replace_file(path, file.getvalue())
@@ -153,8 +154,7 @@ def _draw_picture(axes: Axes, panel: Panel, group: Group | None) -> bool:
         return False
     picture = str(panel.picture)
     kept = {"map": "map.npz", "retrieval": "retrieval.npz"}.get(picture, "features.npz")
-    path = group.runs[0].folder / kept
-    with damage_named(path):
+    with damage_named(path := group.runs[0].file(kept)):
         found = pictures.saved(path)
         if picture == "map":
             return pictures.draw_map(axes, found)

@@ -1,8 +1,10 @@
 """From a command line to the settings of one run."""
 
 import argparse
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, get_args
 
@@ -17,6 +19,7 @@ from benchmarks.settings.recipe_files import (
     StrictLoader,
     TooLargeError,
     dump,
+    load_yaml,
     read_entry,
     read_yaml,
 )
@@ -85,15 +88,17 @@ def parse(argv: Sequence[str]) -> Command:
                     f"{name}: belongs on the command line, not into a file of settings"
                 )
         _check_size(layer)
-    for option in options:
+    options = list(_with_groups(options))
+    for before, option in pairwise(["", *options]):
         name, _, text = option.partition("=")
-        _check_size(text or name, name)
+        _check_size(text or name, name if text else before)
 
     parser = jsonargparse.ArgumentParser(
         prog="benchmarks/run.py",
         description="Train, test and report one experiment.",
         exit_on_error=False,
         allow_abbrev=False,
+        parser_mode="strict",
         print_config=None,  # its own knows no defaults of classes
     )
     parser.add_argument(
@@ -107,7 +112,7 @@ def parse(argv: Sequence[str]) -> Command:
     parser.add_argument("--config", action="config", help="a YAML file of settings; repeatable")
     parser.add_class_arguments(Experiment)
     try:
-        parsed = parser.parse_args([f"--config={dump(layer)}" for layer in layers] + list(options))
+        parsed = parser.parse_args([f"--config={dump(layer)}" for layer in layers] + options)
     except (argparse.ArgumentError, RecursionError, ValueError) as error:
         raise ConfigError(one_line(error)) from error
     for name in ON_THE_COMMAND_LINE:
@@ -128,6 +133,25 @@ def parse(argv: Sequence[str]) -> Command:
     return Command(experiment, config, recipe, files.resume, tuple(files.trust))
 
 
+def _with_groups(options: Sequence[str]) -> Iterator[str]:
+    """Options with `--data FILE` and `--data {...}` as `--config`: the parser takes FILE for a class's name."""
+    words = iter(options)
+    for word in words:
+        name, given, text = word.removeprefix("--").partition("=")
+        if name not in GROUPS:
+            yield word
+            continue
+        text = text if given else next(words, "")
+        try:
+            content = load_yaml(text)
+        except ValueError as error:
+            raise ConfigError(f"--{name}: {one_line(error)}") from error
+        if isinstance(content, str):
+            content = read_yaml(Path(text))
+        _check_size({name: content})
+        yield f"--config={dump({name: content})}"
+
+
 def _check_size(value: Any, key: str = "", longest: int = LONGEST) -> None:
     """Refuse what would keep the parser busy: its time grows with the square of a list's length.
 
@@ -146,6 +170,8 @@ def _check_size(value: Any, key: str = "", longest: int = LONGEST) -> None:
             )
         for inner in value:
             _check_size(inner, key, longest)
+    elif isinstance(value, (int, str)) and re.fullmatch(r"[-+]?\d{309,}", str(value)):
+        raise ConfigError(f"{key}: expected a number, got one of more than 308 digits")
     elif isinstance(value, str):
         try:
             yaml.compose(value, StrictLoader)

@@ -7,6 +7,12 @@ from benchmarks.console import PrintableError
 RANGE = re.compile(r"Not of type \w+: ?(\S*) does not conform to restriction v(\S+( and v\S+)*)")
 """jsonargparse on a number outside of its range."""
 
+NUMBERS = {
+    r"invalid literal for int\(\) with base 10": "an integer",
+    "could not convert string to float": "a number",
+}
+"""Python on text that is none."""
+
 DENIED = re.compile(r"Importing ('.*?') is not allowed, denied by .*? to allow it\.?", re.DOTALL)
 """jsonargparse on a value that names something to import."""
 
@@ -26,10 +32,14 @@ def one_line(error: BaseException) -> str:
         "Errors:",
         "Given value",
         "Expected a <class 'NoneType'>",
+        "^",  # below the letter that PyYAML stumbled over
     )
     lines = [line for line in lines if line and not line.startswith(noise)]
     text = ": ".join(line.rstrip(":") for line in lines)
     text = DENIED.sub(r"\1 is not imported; a class is described by {class_path: ...}", text)
+    text = re.sub(r'in "<unicode string>", (?=line)', "", text)
+    for told, kind in NUMBERS.items():
+        text = re.sub(rf"(Not of type \w+: )?{told}: ", f"expected {kind}, got ", text)
     text = RANGE.sub(lambda found: _range(found, value), text)
     return re.sub(r'Parser key "([^"]*)"', r"\1", re.sub(r"<class '([^']*)'>", r"\1", text))
 

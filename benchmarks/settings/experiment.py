@@ -1,7 +1,7 @@
 """What a run is: typed settings, read from a recipe, YAML files and the command line.
 
 Whatever is wrong is a `ConfigError` of one line that names the key, raised before anything is written.
-`building.py` makes objects of the settings.
+`benchmarks.building` makes objects of the settings.
 """
 
 from dataclasses import dataclass, field, replace

@@ -30,7 +30,7 @@ their test holds these lines against what is built.
 import argparse
 import math
 import re
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cache
 from pathlib import Path
@@ -59,6 +59,12 @@ MOST, DEEPEST = 5_000, 50
 """Values of a YAML file, and levels: far above the longest recipe's 1,359 and 9."""
 
 SIZE = 2**20  # characters of a YAML file
+
+METRIC = re.compile(
+    r"((un)?seen_)?recall_at_[1-9]\d*|precision_at_1|r_precision|mean_average_precision(_at_r)?"
+    r"|mean_reciprocal_rank|NMI|AMI|F1|ideal_joint_error|h_divergence"
+)
+"""What a test or a point of the curves measures."""
 
 Cells = dict[str, dict[str, float]]
 """{test-time output: {metric: percent}}"""
@@ -171,8 +177,12 @@ def read_table(name: str) -> RecipeTable:
 
 def _figure(key: str, content: Mapping[str, Any]) -> dict[str, Panel]:
     shared = dict(content.get("figure") or {})
+    if not shared:
+        return {}
     panels, keys = shared.pop("panels", {}), [known.name for known in fields(Panel)]
     _check_kind(f"{key}.panels", panels, dict)
+    if not panels:
+        raise ConfigError(f"{key}.panels: expected {{TITLE: {{...}}}}, got none")
     parser = jsonargparse.ArgumentParser(exit_on_error=False)
     parser.add_class_arguments(Panel)
     figure = {}
@@ -189,6 +199,7 @@ def _figure(key: str, content: Mapping[str, Any]) -> dict[str, Panel]:
             panel = figure[title] = Panel(**parser.parse_object(described))
         except argparse.ArgumentError as error:
             raise ConfigError(f"{where}: {one_line(error)}; got {described}") from error
+        _check_metrics(f"{where}.metrics", panel.metrics)
         for name, line in panel.lines.items():  # the parser does not look at keys
             _check_kind(f"{where}.lines: name", name, str)
             _check_numbers(
@@ -324,6 +335,15 @@ def _check_cells(key: str, cells: Mapping[str, Any]) -> None:
     for output, row in cells.items():
         _check_kind(f"{key}.{output}", row, dict)
         _check_numbers(f"{key}.{output}", row)
+        _check_metrics(f"{key}.{output}", row)
+
+
+def _check_metrics(key: str, names: Iterable[str]) -> None:
+    for name in names:
+        if not METRIC.fullmatch(str(name)):
+            raise ConfigError(
+                f"{key}: unknown metric {name!r}; such are recall_at_1, NMI, r_precision"
+            )
 
 
 def _check_numbers(key: str, row: Mapping[str, Any]) -> None:
@@ -400,6 +420,23 @@ for either in (StrictLoader, StrictDumper):
     )
 
 
+def load_yaml(text: str) -> Any:
+    """What YAML says, by `StrictLoader`.
+
+    Raises:
+        ValueError: if it is none, or too much of it.
+    """
+    if len(text) > SIZE:
+        raise ValueError(f"expected settings, got more than {SIZE:,} characters")
+    try:
+        return yaml.load(text, StrictLoader)
+    except Exception as error:  # a tag may claim any text to be a number, a date or binary
+        raise ValueError(one_line(error)) from error
+
+
+jsonargparse.set_loader("strict", load_yaml, exceptions=(ValueError,))
+
+
 def read_yaml(path: Path) -> dict[str, Any]:
     """A YAML file that holds a mapping.
 
@@ -408,18 +445,11 @@ def read_yaml(path: Path) -> dict[str, Any]:
     """
     try:
         with path.open() as file:
-            text = file.read(SIZE + 1)
-        if len(text) > SIZE:
-            raise ConfigError(
-                f"{path}: expected a file of settings, got more than {SIZE:,} characters"
-            )
-        content = yaml.load(text, StrictLoader)
-    except ConfigError:
-        raise
+            content = load_yaml(file.read(SIZE + 1))
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror})") from error
-    except Exception as error:  # a tag may claim any text to be a number, a date or binary
-        raise ConfigError(f"{path}: not valid YAML: {one_line(error)}") from error
+    except ValueError as error:
+        raise ConfigError(f"{path}: not valid YAML: {error}") from error
     if not isinstance(content, dict):
         raise ConfigError(f"{path}: expected a mapping of settings, got {type(content).__name__}")
     return content

@@ -109,11 +109,6 @@ class StepSampler(Sampler[list[Key]]):
             self._images_per_epoch = len(images) // data.batch_size * data.batch_size
         self._epoch = lru_cache(maxsize=2)(partial(images.epoch, seed))
 
-    @property
-    def steps_per_epoch(self) -> int:
-        """Whole batches of an epoch."""
-        return self._images_per_epoch // self.batch_size
-
     def batch(self, step: int) -> list[Key]:
         """The batch of a step."""
         epoch, start = divmod(step * self.batch_size, self._images_per_epoch)

@@ -20,7 +20,8 @@ from benchmarks.building import (
     build_optimizer,
     image_size,
 )
-from benchmarks.settings import ConfigError, Experiment, one_line
+from benchmarks.console import reason
+from benchmarks.settings import ConfigError, Experiment
 from benchmarks.training.loop import gradient_ratios
 from pml_regularizers import DistributedLoss, HORDELoss, record_terms
 from pml_regularizers.feature_maps import positions
@@ -224,7 +225,7 @@ def _step_and_back(experiment: Experiment, model: EmbeddingModel, accelerator: A
     except Exception as error:
         hint = " (or the miner)" if part == "losses" and experiment.miner else ""
         raise ConfigError(
-            f"{part}{hint}: a trial step failed: {type(error).__name__}: {one_line(error)}"
+            f"{part}{hint}: a trial step failed: {type(error).__name__}: {reason(error)}"
         ) from error
     optimizer.zero_grad()
     model.load_state_dict(before)

@@ -15,6 +15,7 @@ from accelerate.state import AcceleratorState, GradientState
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from benchmarks.datasets import IMAGE_DATASETS
+from benchmarks.records import write_json
 from benchmarks.run import main
 from benchmarks.training.loop import Pending, Trainer
 from pml_regularizers.distributed import all_gather
@@ -82,7 +83,7 @@ def mark_unfinished(folder: Path) -> None:
     """As if the run had been killed after its last checkpoint."""
     record = json.loads((folder / "run.json").read_text())
     record |= {"status": "running", "metrics": {}}
-    (folder / "run.json").write_text(json.dumps(record))
+    write_json(folder / "run.json", record)
 
 
 def forget() -> None:

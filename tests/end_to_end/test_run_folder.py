@@ -14,7 +14,7 @@ import torch
 import yaml
 
 from benchmarks.evaluation import Curves
-from benchmarks.records import files
+from benchmarks.records import files, load_run
 from benchmarks.records.run_folder import saved_checkpoints
 from benchmarks.records.steps import read_table
 from benchmarks.run import main
@@ -79,6 +79,11 @@ def test_what_a_finished_run_leaves(
         "r_precision",
     ]
     assert 0.05 < record["peak_memory_gib"]["host"] < 50
+    assert set(record["files"]) == {
+        *("config.yaml", "features.npz", "map.npz", "retrieval.npz"),
+        *("records/evaluation.csv", "records/training.csv"),
+    }
+    assert all(load_run(done).file(name).exists() for name in record["files"])
     assert read_table(done / "records", "evaluation")["step"] == [0, 4, 6]
     page = (done / "report.html").read_text()
     assert "<svg" in page
@@ -341,9 +346,12 @@ def test_a_run_killed_before_its_first_record_can_be_started_again(
     folder = tmp_path / "run"
     (folder / "checkpoints").mkdir(parents=True)
     (folder / ".lock").touch()
-    (folder / ".run.json.tmp").write_text("{")
+    left = [folder / ".run.json.tmp", folder / "checkpoints" / "step_000000009.tmp"]
+    for path in left:
+        path.write_text("{")
     record = finished([data, *TINY, "--optimization.steps=1", "--resume"], folder)
     assert record["status"] == "finished"
+    assert not any(path.exists() for path in left)
 
 
 def test_a_run_killed_before_its_first_checkpoint_starts_again(

@@ -124,6 +124,22 @@ def test_the_kernels_that_null_stands_for() -> None:
     assert [k.components for k in JRDLoss(3, 8, **given).kernels.values()] == [1, 3]
 
 
+def test_the_kernels_beside_those_that_are_given() -> None:
+    linear = {"class_path": "pml_regularizers.LinearKernel"}
+    given = {"kernels": {"pooled": linear}}
+    found = arguments({"class_path": "pml_regularizers.JRDLoss", "init_args": given})["kernels"]
+    assert list(found) == ["pooled", "embeddings", "classes"]
+    assert found["pooled"]["class_path"] == linear["class_path"]
+    kernels = {name: build(kernel, "losses.loss.x") for name, kernel in found.items()}
+    expected = JRDLoss(3, 8, kernels={"pooled": kernels["pooled"]}).kernels
+    assert [state(kernel) for kernel in JRDLoss(3, 8, kernels=kernels).kernels.values()] == [
+        state(kernel) for kernel in expected.values()
+    ]
+    # Another kernel of JRS is all that there are.
+    found = arguments({"class_path": "pml_regularizers.JRSRegularizer", "init_args": given})
+    assert list(found["kernels"]) == ["pooled"]
+
+
 def test_null_is_not_what_the_runner_fills_in() -> None:
     path = f"{PML}.losses.MarginLoss"
     assert "num_classes" not in arguments({"class_path": path})

@@ -324,6 +324,7 @@ def test_what_a_killed_process_left_is_removed(tmp_path):
     partial = path.with_name(f".{path.name}.partial")
     partial.mkdir()
     path.rename(partial / path.name)
+    path.with_name(f".{path.name}.x1y2").write_text("of an earlier version")
     Glyphs(tmp_path, image_size=16)
     assert sorted(tmp_path.iterdir()) == [path.with_name(f".{path.name}.lock"), path]
 

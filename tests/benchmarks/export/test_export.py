@@ -111,7 +111,7 @@ def make_run(trained: Path, folder: Path, **model: Any) -> EmbeddingModel:
     config["model"] |= {"attention": None, **model}
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
     record = json.loads((trained / "run.json").read_text())
-    write_json(folder / "run.json", record | {"config": config})
+    write_json(folder / "run.json", record | {"config": config, "files": {}})
     network = rebuilt(folder)
     with torch.no_grad():  # nothing is as it started: norms, their statistics, biases
         for tensor in network.state_dict().values():
@@ -287,7 +287,7 @@ def test_timm_prepares_images_as_the_runner_does(name: str, pictures: Path) -> N
 
 def test_glyphs_are_gray(trained: Path, tmp_path: Path) -> None:
     run, output = tmp_path / "run", tmp_path / "exported"
-    shutil.copytree(trained, run)
+    make_run(trained, run)
     change(run, "data", dataset="glyphs")
     network = rebuilt(run)
     save(run, 3, network)
@@ -371,7 +371,7 @@ def test_a_name_writes_no_lines_into_the_card(run: Path) -> None:
     info = json.loads((run / "run.json").read_text())
     config = info["config"] | {"label": lines}
     info |= {"label": lines, "recipe": lines, "config": config}
-    (run / "run.json").write_text(json.dumps(info))
+    write_json(run / "run.json", info)
     text = told(run, {})
     card, settings = text.split("<summary>")
     assert not re.search(r"^# Mine", card, re.MULTILINE)
@@ -426,7 +426,7 @@ def diverge(run: Path) -> None:
 CHECKPOINT = Path("checkpoints", "step_000000009.pt")
 MISTAKES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "no run": (lambda run: (run / "run.json").unlink(), "run.json: No such file or directory"),
-    "broken run.json": (lambda run: (run / "run.json").write_text("{"), "run.json: is not JSON"),
+    "broken run.json": (lambda run: (run / "run.json").write_text("{"), "run.json: is damaged"),
     "no checkpoint": (lambda run: shutil.rmtree(run / "checkpoints"), "has no checkpoint yet"),
     "broken checkpoint": (
         lambda run: (run / "checkpoints" / "step_000000009.pt").write_text("x"),
@@ -443,6 +443,13 @@ MISTAKES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "settings that are no YAML": (
         lambda run: (run / "config.yaml").write_text("a: [1"),
         "config.yaml: not valid YAML",
+    ),
+    "other settings than those of the run": (
+        lambda run: write_json(
+            run / "run.json",
+            json.loads((run / "run.json").read_text()) | {"files": {"config.yaml": "0" * 64}},
+        ),
+        "config.yaml: is damaged or no file (run.json has the SHA-256 000",
     ),
     "damaged versions": (
         lambda run: write_json(

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.records import steps
+from benchmarks.records import steps, write_json
 from benchmarks.records.opening import OpenRun
 from benchmarks.records.run_folder import RunFolderError
 from benchmarks.settings import parse
@@ -34,7 +34,7 @@ def change(**changes: Any) -> Callable[[Path], None]:
 
     def damage(run: Path) -> None:
         path = run / "run.json"
-        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+        write_json(path, json.loads(path.read_text()) | changes)
 
     return damage
 

@@ -132,7 +132,7 @@ def test_a_table_that_was_deleted_is_gone_on_with(deleted: str, unbroken: Path) 
     RunRecords(unbroken, resume_step=10, digests=digests).close()
     write(unbroken, training_rows(11, 20), evaluation_rows(15, 20), resume_step=10)
     with closing(RunRecords(unbroken, resume_step=15)) as run:
-        assert run.read("training")["step"][-5:] == [11, 12, 13, 14, 15]
+        assert read_table(run.folder, "training")["step"][-5:] == [11, 12, 13, 14, 15]
 
 
 def test_tensorboard_shows_each_step_once_after_a_resume(tmp_path: Path) -> None:
@@ -144,28 +144,28 @@ def test_tensorboard_shows_each_step_once_after_a_resume(tmp_path: Path) -> None
 
 def test_columns_are_fixed_by_the_first_row_also_after_a_resume(tmp_path: Path) -> None:
     with closing(RunRecords(tmp_path)) as run:
-        run.log("training", 1, {"loss": 1.0, "learning_rate": 0.1})
+        run.log_rows("training", [(1, {"loss": 1.0, "learning_rate": 0.1})])
         # Another order is the same columns: record-keeper alone would write a second header.
-        run.log("training", 2, {"learning_rate": 0.1, "loss": 2.0})
+        run.log_rows("training", [(2, {"learning_rate": 0.1, "loss": 2.0})])
         with pytest.raises(ValueError, match=r"step 3: missing columns \['learning_rate'\]"):
-            run.log("training", 3, {"loss": 3.0})
+            run.log_rows("training", [(3, {"loss": 3.0})])
     with closing(RunRecords(tmp_path, resume_step=2)) as run:
         with pytest.raises(ValueError, match=r"unknown columns \['extra'\]"):
-            run.log("training", 3, {"loss": 3.0, "learning_rate": 0.1, "extra": 0.0})
-        assert run.read("training")["loss"] == [1.0, 2.0]
+            run.log_rows("training", [(3, {"loss": 3.0, "learning_rate": 0.1, "extra": 0.0})])
+        assert read_table(run.folder, "training")["loss"] == [1.0, 2.0]
 
 
 def test_a_bad_row_keeps_the_whole_call_out(tmp_path: Path) -> None:
     with closing(RunRecords(tmp_path)) as run:
         with pytest.raises(ValueError, match="step 2 after step 2"):
             run.log_rows("training", [(2, {"loss": 1.0}), (2, {"loss": 2.0})])
-        assert run.read("training") == {}
-        run.log("training", 1, {"loss": 1.0})
+        assert read_table(run.folder, "training") == {}
+        run.log_rows("training", [(1, {"loss": 1.0})])
     with (
         closing(RunRecords(tmp_path, resume_step=1)) as run,
         pytest.raises(ValueError, match="steps must rise"),
     ):
-        run.log("training", 1, {"loss": 1.0})
+        run.log_rows("training", [(1, {"loss": 1.0})])
 
 
 def test_a_first_start_refuses_a_folder_with_records(unbroken: Path) -> None:
@@ -249,7 +249,7 @@ def test_a_reader_delays_no_row_but_those_of_the_database(
             with pytest.warns(UserWarning, match="database is locked by whoever reads it"):
                 run.log_rows("training", training_rows(6, 10))
             run.log_rows("training", training_rows(11, 20))
-            assert run.read("training")["step"] == list(range(1, 21))
+            assert read_table(run.folder, "training")["step"] == list(range(1, 21))
         run.log_rows("evaluation", evaluation_rows(5, 10, 15, 20))
     assert sqlite_tables(tmp_path) == sqlite_tables(unbroken)
 

@@ -200,7 +200,9 @@ def test_the_command_draws_or_says_why_not(capsys: pytest.CaptureFixture[str]) -
     assert Path("x.svg").read_text().startswith("<?xml")
     for file, words in {"x.doc": "expected a suffix of", "no/x.png": "No such file"}.items():
         assert main(["toy/figure", "--figure", file]) == 2
-        assert f"--figure: {file}: {words}" in capsys.readouterr().err
+        captured = capsys.readouterr()
+        assert f"--figure: {file}: {words}" in captured.err
+        assert captured.out == "", "at once"
 
 
 @pytest.mark.parametrize(
@@ -229,6 +231,11 @@ def test_the_command_draws_or_says_why_not(capsys: pytest.CaptureFixture[str]) -
         ("  panels: {P: {picture: stars, row: a}}", "figure.P: picture: .*got {'picture': 'stars'"),
         ("  panels: {P: {picture: map, row: [a]}}", "figure.P: row: Expected a str"),
         ("  panels: {P: {picture: retrieval, row: a, grid: [3]}}", "grid: Expected a tuple with 2"),
+        (
+            "  panels: {P: {lines: {one: a}, metrics: [zzz]}}",
+            "figure.P.metrics: unknown metric 'zzz'; such are recall_at_1",
+        ),
+        ("  lines: {one: a}", "figure.panels: expected {TITLE: {...}}, got none"),
         ("  panels: {2: {lines: {one: a}}}", "figure.2: title: expected text, got 2"),
         ("  panels: &p {P: *p}", "an alias inside of what it stands for"),
         ("  panels: [P]", "figure.panels: expected a mapping"),

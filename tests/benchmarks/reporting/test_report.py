@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.records.files import write_json
-from benchmarks.records.results import load_run
+from benchmarks.records.files import signed, write_json
+from benchmarks.records.results import digests, load_run
 from benchmarks.records.steps import RunRecords
 from benchmarks.report import main
 from benchmarks.reporting.comparison import compare
@@ -284,10 +284,12 @@ def test_runs_that_cannot_be_compared(
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (None, "No such file or directory; expected a run folder"),
-        ("{", "is not JSON"),
-        ("[]", "lacks label, seed"),
-        ('{"label": "a"}', "lacks seed, status"),
+        (None, "No such file or directory; expected a folder of"),
+        ("{", "Expecting property name"),
+        ("[]", "expected a mapping, got list"),
+        ("[" * 10**5, "nested too deep"),
+        ('{"label": "a"}', "of an earlier version (its sha256 is not that of its content)"),
+        (json.dumps(signed({"label": "a"})), "run.json: its seed is damaged"),
     ],
 )
 def test_unreadable_run(
@@ -424,12 +426,35 @@ def test_report_of_one_run_lies_in_its_folder(make: Make) -> None:
     assert elsewhere.read_bytes() == (folder / "report.html").read_bytes()
 
 
+@pytest.mark.parametrize(
+    "name", ["run.json", "confusion.json", "retrieval.npz", "records/training.csv"]
+)
+def test_another_digit_is_damage(make: Make, capsys: pytest.CaptureFixture[str], name: str) -> None:
+    folder = make("base", 0, 0.4)
+    add_curves_and_images(folder)
+    write_json(folder / "confusion.json", {"pairs": []})
+    write_json(folder / "run.json", load_run(folder).info | {"files": digests(folder)})
+    assert main([str(folder)]) == 0
+    capsys.readouterr()
+    content = (folder / name).read_bytes()
+    digit = next(at for at in reversed(range(len(content))) if content[at : at + 1].isdigit())
+    other = b"%d" % (9 - int(content[digit : digit + 1]))
+    (folder / name).write_bytes(content[:digit] + other + content[digit + 1 :])
+    assert main([str(folder)]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"report: {folder / name}: is damaged")
+    assert "run that training again" in line
+    if name != "run.json":
+        (folder / name).unlink()
+        assert main([str(folder)]) == 0
+
+
 def test_run_json_of_the_fixture_is_complete(make: Make) -> None:
     folder = make("base", 0, 0.4)
     info = json.loads((folder / "run.json").read_text())
     for key in ("label", "metrics", "hardware"):
-        (folder / "run.json").write_text(json.dumps({k: v for k, v in info.items() if k != key}))
-        with pytest.raises(ValueError, match=f"lacks {key}; run that training again"):
+        write_json(folder / "run.json", {k: v for k, v in info.items() if k != key})
+        with pytest.raises(ValueError, match=f"its {key} is damaged; run that training again"):
             load_run(folder)
 
 
@@ -461,7 +486,7 @@ def test_a_damaged_file_is_named_in_one_line(
         (folder / name).write_bytes(content)
     elif name == "run.json":
         record = json.loads((folder / name).read_text()) | content
-        (folder / name).write_text(json.dumps(record))
+        (folder / name).write_text(json.dumps(signed(record)))
     else:
         np.savez(folder / name, **content)
     assert main([str(folder)]) == 2

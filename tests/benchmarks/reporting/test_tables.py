@@ -388,7 +388,7 @@ def test_unreadable_and_old_records_are_left_out(make: Make, show: Show) -> None
     info = json.loads(old.read_text())
     write_json(old, {key: value for key, value in info.items() if key != "outputs"})
     text = show()
-    assert "left out: runs/toy-table1-base-seed0/run.json: is not JSON" in text
+    assert "left out: runs/toy-table1-base-seed0/run.json: is damaged" in text
     assert "left out: runs/toy-table1-base-seed1 is a record of older code" in text
     assert "ours" not in {row["numbers"] for row in table(text)}
 

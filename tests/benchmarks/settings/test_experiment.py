@@ -39,6 +39,33 @@ MISTAKES = {
     "broken file": (["--config=c.yaml"], "c.yaml", "data: [1"),
     "not a mapping": (["--config=c.yaml"], "expected a mapping", "- 1"),
     "key twice": (["--config=c.yaml"], "'seed' stands there twice", "seed: 1\nseed: 2"),
+    "key twice in a file of a group": (
+        ["--data", "c.yaml"],
+        "error: c.yaml: not valid YAML: key 'fold' stands there twice: line 1, column 1",
+        "fold: 0\nfold: 1",
+    ),
+    "wrong value in a file of a group": (
+        ["--data=c.yaml"],
+        "error: data.fold: expected an integer, got 'x'",
+        "fold: x",
+    ),
+    "number of a group": (["--data=5"], "error: data: expected a mapping of settings, got 5"),
+    "missing file of a group": (["--data", "nowhere.yaml"], "error: nowhere.yaml: cannot be read"),
+    "broken text of a group": (["--data={fold: 1"], "error: --data: "),
+    "no integer": (["--data.fold=1.5"], "error: data.fold: expected an integer, got '1.5'"),
+    "a number that no float holds": (
+        ["--config=c.yaml"],
+        "optimization.learning_rate: expected a number, got one of more than 308 digits",
+        f"optimization: {{learning_rate: {10**400}}}",
+    ),
+    "an option that no float holds": (
+        ["--optimization.learning_rate", f"-{10**400}"],
+        "--optimization.learning_rate: expected a number, got one of more than 308 digits",
+    ),
+    "no number": (
+        ["--optimization.learning_rate=x"],
+        "error: optimization.learning_rate: expected a number, got 'x'",
+    ),
     "unknown recipe": (["--recipe=glyphs/demo/nothing"], "binomial_horde"),
     "unknown table": (["--recipe=nobody/table9/row"], "glyphs/demo"),
     "unknown trunk": (["--model.trunk=resnet5000"], "resnet5000"),
@@ -353,6 +380,14 @@ def test_a_mistake_is_one_line_and_status_2(
     assert line.startswith("error: ")
     assert expected in line
     assert [path.name for path in empty.iterdir()] == (["c.yaml"] if content else [])
+
+
+def test_a_file_of_a_group(empty: Path) -> None:
+    """Takes its turn among the options."""
+    (empty / "c.yaml").write_text("fold: 3\nfolds: 7")
+    argv = ["--data.fold=2", "--data", "c.yaml", "--data={max_classes: 9}", "--data.folds=8"]
+    data = parse(argv).experiment.data
+    assert (data.fold, data.folds, data.max_classes) == (3, 8, 9)
 
 
 def test_layers_override_each_other(empty: Path) -> None:

@@ -11,12 +11,14 @@ from benchmarks.settings.recipe_files import read_entry, read_table
 
 BROKEN = {
     "trainings: {x: {same_as: a/b/x}}": "a/b/x: is same_as another entry itself",
+    "trainings: &a {x: *a}": "an alias inside of what it stands for",
     "trainings: {x: hello}": "a/b/x: expected a mapping, got 'hello'",
     "trainings: {x: {same_as: 3}}": "a/b/x.same_as: expected text, got 3",
     "trainings: {x: {label: 3}}": "a/b/x.label: expected text, got 3",
     "trainings: {x: {data: null}}": "a/b/x.data: expected a mapping, got None",
     "trainings: {x: {cells: 3}}": "a/b/x.cells: expected a mapping, got 3",
     "trainings: {x: {cells: {embedding: {NMI: .nan}}}}": "embedding.NMI: expected a number, got nan",
+    "trainings: {x: {cells: {embedding: {zzz: 1}}}}": "x.cells.embedding: unknown metric 'zzz'; such",
     "trainings: {x: {cells: {embedding: {NMI: true}}}}": "embedding.NMI: expected a number, got True",
     "trainings: {1: {}}": "expected trainings by name",
     "trainings: [x]": "expected trainings by name",

@@ -72,9 +72,22 @@ def test_an_option_that_is_too_much(option: str, capsys: pytest.CaptureFixture[s
     assert main([f"--{option}={{{BOMB}}}"]) == 2
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith(f"error: --{option}: {LARGE}")
+    assert main([f"--{option}", f"{{{BOMB}}}"]) == 2
+    assert capsys.readouterr().err.splitlines() == [line]
 
 
-@pytest.mark.parametrize("text", ["!!int abc", "9" * 5000, "\0", "\udfff", "3", "[1]"])
+def test_a_file_of_a_group_that_is_too_much(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "c.yaml").write_text(f"{{{BOMB}}}")
+    assert main([f"--data={tmp_path / 'c.yaml'}"]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: {tmp_path / 'c.yaml'}: not valid YAML: {LARGE}")
+
+
+@pytest.mark.parametrize(
+    "text", ["!!int abc", "!!timestamp x", "!!bool x", "9" * 5000, "\0", "\udfff", "3", "[1]"]
+)
 def test_text_that_is_no_settings(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([f"--model={text}"]) == 2
     assert len(capsys.readouterr().err.splitlines()) == 1
@@ -82,4 +95,7 @@ def test_text_that_is_no_settings(text: str, capsys: pytest.CaptureFixture[str])
 
 def test_an_endless_file(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--config=/dev/zero"]) == 2
-    assert "/dev/zero: expected a file of settings" in capsys.readouterr().err
+    assert (
+        "/dev/zero: not valid YAML: expected settings, got more than 1,048,576 char"
+        in capsys.readouterr().err
+    )

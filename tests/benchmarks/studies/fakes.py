@@ -1,12 +1,12 @@
 """Records and trainings in place of real runs."""
 
-import json
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
+from benchmarks.records import write_json
 from benchmarks.settings.experiment import Experiment
 from benchmarks.studies.folds import FoldRun
 from benchmarks.studies.launching import Child, Launcher
@@ -36,12 +36,12 @@ class Trainings:
         config = run.command.config
         run.folder.mkdir(parents=True, exist_ok=True)
         record = record_of(config, value_of(config))
-        (run.folder / "run.json").write_text(json.dumps(record | {"status": "running"}))
+        write_json(run.folder / "run.json", record | {"status": "running"})
         run.log.write_text("training\n")
         record["status"] = self.end(len(self.started), run)
         if record["status"] == "failed":
             record["error"] = "the loss is nan at step 7"
-        (run.folder / "run.json").write_text(json.dumps(record))
+        write_json(run.folder / "run.json", record)
         code = {"finished": 0, "failed": 1}.get(record["status"], -9)
         return Child(run, SimpleNamespace(returncode=code), None, 0)  # type: ignore[arg-type]
 

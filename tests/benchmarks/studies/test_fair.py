@@ -11,6 +11,7 @@ import pytest
 from scipy.stats import t as student_t
 
 from benchmarks import fair
+from benchmarks.records import write_json
 from benchmarks.reporting import folds as reported
 from benchmarks.settings.errors import ConfigError
 from benchmarks.studies.folds import FoldRun, exclusively
@@ -94,7 +95,7 @@ def evaluated(tmp_path: Path) -> Callable[..., Path]:
                 run.mkdir(parents=True)
                 metrics = {"recall_at_1": recall, "mean_average_precision_at_r": recall / 2}
                 record = record_of(config, value, metrics=metrics, **changes)
-                (run / "run.json").write_text(json.dumps(record))
+                write_json(run / "run.json", record)
                 vectors = EMBEDDINGS[fold % 2]
                 np.savez(run / "test_embeddings.npz", embeddings=vectors, labels=LABELS)
         return folder
@@ -152,6 +153,12 @@ def test_the_ensemble_by_hand(evaluated: Callable[..., Path]) -> None:
     assert nearest.tolist() == [1, 0, 0, 2]
     assert method.numbers["ensemble"][0]["recall_at_1"] == 3 / 4
     assert method.dimensions == {"validation": 2, "single": 2, "ensemble": 4}
+    path = folder / "seed0-ensemble.json"
+    measured = path.read_bytes()
+    for damage in measured.replace(b"0.75", b"0.85"), b"{", b"[]":
+        path.write_bytes(damage)
+        assert reported.read_method(folder).numbers == method.numbers
+        assert path.read_bytes() == measured
     # The first model, which has the longer vectors, finds another: nearest to 0 is 2.
     assert np.cos(ANGLES[0][0] - ANGLES[0]).argsort()[-2] == 2
 
@@ -208,7 +215,7 @@ def test_a_seed_with_an_unfinished_fold_is_left_out(
     folder = evaluated("a", NUMBERS)
     path = folder / f"seed{seed}-fold{fold}" / "run.json"
     unfinished = {"status": "failed", "metrics": {}}
-    path.write_text(json.dumps(json.loads(path.read_text()) | unfinished))
+    write_json(path, json.loads(path.read_text()) | unfinished)
     method = reported.read_method(folder)
     assert [*method.numbers["single"]] == [other for other in range(5) if other != seed]
     assert f"seed {seed} is left out, 3 of its 4 folds are finished" in reported.fair_comparison(

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.records import write_json
 from benchmarks.studies import launching
 from benchmarks.studies.launching import Launcher, SubRun
 from tests.benchmarks.studies.test_sweep import RECORD
@@ -73,7 +74,7 @@ def test_why_a_run_did_not_finish(run: SubRun, code: int, record: str, problem: 
         f"import sys; print('error: of the log'); print('more'); sys.exit({code})"
     )
     run.folder.mkdir()
-    (run.folder / "run.json").write_text(json.dumps(RECORD | json.loads(f"{{{record}}}")))
+    write_json(run.folder / "run.json", RECORD | json.loads(f"{{{record}}}"))
     with Launcher() as launcher:
         assert launcher.run(run).problem() == problem
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-from benchmarks.records.files import write_json
+from benchmarks.records.files import signed, write_json
 from benchmarks.records.run_folder import RunFolder
 from benchmarks.settings import recipe_files
 from benchmarks.studies import launching, sweep
@@ -27,11 +27,19 @@ from tests.support.processes import environment
 
 LOSSES = [{"loss": {"class_path": "pml_regularizers.BinomialDevianceLoss"}}]
 ROWS = ("quick", "other", "bad", "taken", "patient", "silent", "garbled")
-RECORD: dict[str, Any] = {
-    **{"label": "", "seed": 0, "status": "finished", "steps": 30, "metrics": {}, "config": {}},
-    "data": {"name": "", "split": "test", "fingerprint": "", "test_classes": 1, "test_images": 2},
-    **{"wall_time_s": 1.0, "hardware": {}, "world_size": 1},
-}
+RECORD: dict[str, Any] = signed(
+    {
+        **{"label": "", "seed": 0, "status": "finished", "steps": 30, "metrics": {}, "config": {}},
+        "data": {
+            "name": "",
+            "split": "test",
+            "fingerprint": "",
+            "test_classes": 1,
+            "test_images": 2,
+        },
+        **{"wall_time_s": 1.0, "hardware": {}, "world_size": 1},
+    }
+)
 # Stands in for benchmarks/run.py: what it does is the recipe's row.
 FAKE = (
     f"""
@@ -318,10 +326,10 @@ DAMAGED = {
     "null": "null",
     "list": "[]",
     "no status": '{"config": {}}',
-    "no config": json.dumps({key: RECORD[key] for key in RECORD if key != "config"}),
-    "config null": json.dumps(RECORD | {"config": None}),
+    "no config": json.dumps(signed({key: RECORD[key] for key in RECORD if key != "config"})),
+    "config null": json.dumps(signed(RECORD | {"config": None})),
     "nested": "[" * 100_000,
-    "config of a list": json.dumps(RECORD | {"config": {"evaluation": [1]}}),
+    "config of a list": json.dumps(signed(RECORD | {"config": {"evaluation": [1]}})),
 }
 
 
@@ -343,7 +351,7 @@ def test_a_record_damaged_by_its_run_is_one_failure(
     assert main([*names, "--jobs", "2"]) == 1
     output = capsys.readouterr().out
     assert statuses(output) == {("garbled", "0"): "failed", ("quick", "0"): "finished"}
-    assert "garbled, seed 0: runs/toy-table1-garbled-seed0/run.json: lacks" in output
+    assert "garbled, seed 0: runs/toy-table1-garbled-seed0/run.json: is damaged or of" in output
 
 
 @pytest.mark.parametrize("damage", ["a folder", "9" * 5000 + ",0.5\n", "-\n"])
