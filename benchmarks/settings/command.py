@@ -4,6 +4,7 @@ import argparse
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
+from difflib import get_close_matches
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, get_args
@@ -114,7 +115,8 @@ def parse(argv: Sequence[str]) -> Command:
     try:
         parsed = parser.parse_args([f"--config={dump(layer)}" for layer in layers] + options)
     except (argparse.ArgumentError, RecursionError, ValueError) as error:
-        raise ConfigError(one_line(error)) from error
+        line = one_line(error)
+        raise ConfigError(f"{line}{_did_you_mean(line, parser)}") from error
     for name in ON_THE_COMMAND_LINE:
         parsed.pop(name, None)
     config = yaml.safe_load(parser.dump(parsed, skip_unset=False))
@@ -131,6 +133,21 @@ def parse(argv: Sequence[str]) -> Command:
         stem = recipe.replace("/", "-") if recipe else files.config[-1].stem
         experiment.output = Path("runs") / f"{stem}-seed{experiment.seed}"
     return Command(experiment, config, recipe, files.resume, tuple(files.trust))
+
+
+UNKNOWN = re.compile(
+    r"unrecognized arguments: --([\w.]+)|Group '([\w.]+)' does not accept option '(\w+)'|"
+    r"Option '([\w.]+)' is not accepted"
+)
+"""jsonargparse on a setting that there is not."""
+
+
+def _did_you_mean(message: str, parser: argparse.ArgumentParser) -> str:
+    if not (found := UNKNOWN.search(message)):
+        return ""
+    known = [name.removeprefix("--") for name in parser._option_string_actions]  # no public way
+    close = get_close_matches(".".join(filter(None, found.groups())), known, n=1)
+    return f"; did you mean {close[0]}?" if close else "; --help lists the settings"
 
 
 def _with_groups(options: Sequence[str]) -> Iterator[str]:

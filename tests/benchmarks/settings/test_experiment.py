@@ -586,3 +586,21 @@ def test_batch_norm_can_be_frozen(
 def test_a_spec_with_stray_keys_is_refused() -> None:
     with pytest.raises(ConfigError, match="x: expected"):
         build({"class_path": f"{PML}.losses.ContrastiveLoss", "arguments": {}}, "x")
+
+
+@pytest.mark.parametrize(
+    ("argument", "meant"),
+    [("--losess=1", "losses"), ("--data.batch_sise=3", "data.batch_size")],
+)
+def test_a_misspelt_setting_is_answered_by_the_one_that_is_meant(
+    argument: str, meant: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "settings.yaml"
+    key, value = argument.removeprefix("--").split("=")
+    *groups, name = key.split(".")
+    file.write_text("".join(f"{group}:\n  " for group in groups) + f"{name}: {value}\n")
+    for arguments in ([argument], [f"--config={file}"]):
+        with pytest.raises(ConfigError, match=rf"; did you mean {meant}\?$"):
+            parse(arguments)
+    with pytest.raises(ConfigError, match="--help lists the settings"):
+        parse(["--nothing_like_it=1"])
