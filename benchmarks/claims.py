@@ -3,8 +3,9 @@
     python -m benchmarks.claims [--only NAME ...] [--seeds 10] [--jobs 2] [--page-only] [-- --any.setting value]
 
 The claims, their rows and how they are tested stand in benchmarks/recipes/claims.yaml. The same command goes on
-where it was stopped; each run has one thread unless OMP_NUM_THREADS says otherwise. Exit status: 1 if a run failed,
-2 for what cannot be started, 128 + signal if it was stopped.
+where it was stopped: what finished runs measured is kept beside the page, in docs/claims.json, and no longer needs
+their folders. Each run has one thread unless OMP_NUM_THREADS says otherwise. Exit status: 1 if a run failed, 2 for
+what cannot be started, 128 + signal if it was stopped.
 """
 
 import argparse
@@ -13,6 +14,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+# Rooms import late: `--help` needs no torch.
+from benchmarks import records, reporting, studies
 from benchmarks.console import at_least, split_settings
 from benchmarks.settings import ConfigError
 
@@ -46,39 +49,40 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace, settings: Sequence[str]) -> int:
-    from benchmarks.records import replace_file
-    from benchmarks.reporting import claims_page, judge, read_claims, save_forest
-    from benchmarks.studies import Sweep, plan, summary
-
-    claims = read_claims(CLAIMS)
+    claims = reporting.read_claims(CLAIMS)
     names = [claim.name for claim in claims.claims]
     if unknown := set(options.only or []) - set(names):
         raise ConfigError(f"--only: no claim {min(unknown)}; there are {', '.join(names)}")
     jobs = {}
     for row in dict.fromkeys(row for claim in claims.claims for row in claim.rows()):
+        recipe = f"{claims.recipes}/{row}"
         further = ["--report=false", *claims.settings.get(row, []), *settings]
-        jobs[row] = plan([f"{claims.recipes}/{row}"], range(options.seeds), options.runs, further)
+        jobs[row] = studies.plan([recipe], range(options.seeds), options.runs, further)
+    results = reporting.Results(options.output.with_suffix(".json"))
     chosen = [claim for claim in claims.claims if claim.name in (options.only or names)]
     rows = dict.fromkeys(row for claim in chosen for row in claim.rows())
-    queue = [] if options.page_only else [job for row in rows for job in jobs[row]]
-    if queue:
+    queue = [job for row in rows for job in jobs[row] if results.of(job) is None]
+    stopped_by = None
+    if queue and not options.page_only:
         devices = [None] * options.jobs
-        sweep = Sweep(queue, launcher=[sys.executable], devices=devices, redo_stale=False)
+        sweep = studies.Sweep(queue, launcher=[sys.executable], devices=devices, redo_stale=False)
         stopped_by = sweep.run()
-        print(summary(queue))
-        if stopped_by is not None:
-            return 128 + stopped_by
-    finished = {
-        row: {job.seed: job.folder for job in of if job.is_finished() and not job.changes()}
+        print(studies.summary(queue))
+    finished = [job for of in jobs.values() for job in of if job.is_finished()]
+    results.add([job for job in finished if results.of(job) is None and not job.changes()])
+    if stopped_by is not None:
+        return 128 + stopped_by
+    found = {
+        row: {job.seed: result for job in of if (result := results.of(job)) is not None}
         for row, of in jobs.items()
     }
-    findings, runs = judge(claims, finished)
+    findings = reporting.judge(claims, found)
     if not findings:
         raise ConfigError(f"--runs: {options.runs} has no claim's rows finished at two seeds")
     figure = options.output.with_suffix(".png")
-    save_forest(claims, findings, figure)
-    page = claims_page(claims, findings, runs, figure.name)
-    replace_file(options.output, page.encode())
+    reporting.save_forest(claims, findings, figure)
+    page = reporting.claims_page(claims, findings, found, figure.name)
+    records.replace_file(options.output, page.encode())
     print(page, end="")
     return int(any(job.status in ("failed", "stale") for job in queue))
 

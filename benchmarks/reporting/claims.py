@@ -1,23 +1,29 @@
 """Claims of papers, each a comparison of two rows paired by seed: the tests, and a page and a figure of them."""
 
+import hashlib
 import io
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 from matplotlib.figure import Figure
 from scipy import optimize, stats
 
-from benchmarks.records import Run, load_run, replace_file
+from benchmarks.records import damage_named, load_run, read_json, replace_file, write_json
 from benchmarks.reporting.comparison import metric_name
 from benchmarks.reporting.drawing import COLOURS, plain
 from benchmarks.reporting.table import Table
-from benchmarks.settings import ConfigError, read_yaml
+from benchmarks.settings import ConfigError, changes_of_results, read_yaml
 
 SIGNIFICANT = 0.05  # what Holm's adjusted p lies below, for a claim to be shown or contradicted
 
 POWER = 0.8
+
+Result = dict[str, Any]
+"""Of one training: "metrics", "outputs", "curve", "commit", "dirty", "wall_time_s" and, as a digest, "settings"."""
 
 WORDS = {"shown": COLOURS[2], "contradicted": COLOURS[1], "undecided": "#888888"}
 
@@ -126,21 +132,71 @@ def words(findings: Sequence[Finding]) -> list[tuple[float, str]]:
     return told
 
 
-def judge(
-    claims: Claims, folders: Mapping[str, Mapping[int, Path]]
-) -> tuple[list[Finding], list[Run]]:
-    """The findings on claims with two pairs or more, and all runs.
+class Training(Protocol):
+    """A training with a seed, as `studies.plan` makes it."""
+
+    folder: Path
+    training: str
+    seed: int
+    config: dict[str, Any]
+    weights: dict[str, str] | None
+
+
+class Results:
+    """What finished trainings have measured, kept in a file when their folders are gone.
+
+    Raises:
+        ValueError: if there is a file that is not what was written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        with damage_named(path):
+            self._kept: dict[str, Result] = read_json(path)["results"] if path.exists() else {}
+
+    def of(self, training: Training) -> Result | None:
+        """The result of exactly these settings, as far as they can move it, and weights; None if there is none."""
+        found = self._kept.get(_name(training))
+        return found if found and found["settings"] == _settings(training) else None
+
+    def add(self, trainings: Iterable[Training]) -> None:
+        """Keep what the run folders of these say."""
+        for training in trainings:
+            run = load_run(training.folder)
+            curve = {name: values[-1:] for name, values in run.table("evaluation").items()}
+            told = ("commit", "dirty", "wall_time_s", "metrics", "outputs")
+            self._kept[_name(training)] = {
+                "settings": _settings(training),
+                **{key: run.info.get(key) for key in told},
+                "curve": {name: value for name, [value] in curve.items()},
+            }
+        if self._kept:
+            write_json(self._path, {"results": self._kept})
+
+
+def _name(training: Training) -> str:
+    return f"{training.training}, seed {training.seed}"
+
+
+def _settings(training: Training) -> str:
+    """A digest of what can move the result."""
+    moving = [[change.key, change.now] for change in changes_of_results({}, training.config)]
+    weights = training.weights and training.weights["sha256"]
+    return hashlib.sha256(json.dumps([moving, weights]).encode()).hexdigest()
+
+
+def judge(claims: Claims, results: Mapping[str, Mapping[int, Result]]) -> list[Finding]:
+    """The findings on claims with two pairs or more.
 
     Args:
-        folders: {row: {seed: run folder}}, of finished runs.
+        results: {row: {seed: result}}.
 
     Raises:
         ConfigError: if a run has not measured what a claim is about.
     """
-    runs = {row: {s: load_run(path) for s, path in of.items()} for row, of in folders.items()}
     findings = []
     for claim in claims.claims:
-        left, right = (runs.get(row, {}) for row in claim.rows())
+        left, right = (results.get(row, {}) for row in claim.rows())
         differences = [
             _percent(left[seed], claim.better, claim.metric)
             - _percent(right[seed], claim.than, claim.metric)
@@ -148,24 +204,26 @@ def judge(
         ]
         if len(differences) > 1:
             findings.append(assess(claim, differences, claims.margin))
-    return findings, [run for of in runs.values() for run in of.values()]
+    return findings
 
 
-def _percent(run: Run, side: str, metric: str) -> float:
+def _percent(result: Result, side: str, metric: str) -> float:
     output = side.partition(":")[2]
     try:
-        if output == "curve":
-            return 100 * run.table("evaluation")[metric][-1]
-        return 100 * float((run.info["outputs"][output] if output else run.info["metrics"])[metric])
-    except (KeyError, IndexError) as error:
-        raise ConfigError(f"{run.folder}: has not measured {metric} of {side}") from error
+        outputs = {"": result["metrics"], "curve": result["curve"], **(result["outputs"] or {})}
+        return 100 * float(outputs[output][metric])
+    except KeyError as error:
+        raise ConfigError(f"claims: no run has measured {metric} of {side}") from error
 
 
 def claims_page(
-    claims: Claims, findings: Sequence[Finding], runs: Sequence[Run], figure: str
+    claims: Claims,
+    findings: Sequence[Finding],
+    results: Mapping[str, Mapping[int, Result]],
+    figure: str,
 ) -> str:
     """The page in markdown; `figure` is the name of the file beside it."""
-    told = words(findings)
+    told, runs = words(findings), [result for of in results.values() for result in of.values()]
     rows = [
         [
             *(f.claim.name, f.claim.claim, f.claim.paper, f"`{f.claim.better}` - `{f.claim.than}`"),
@@ -180,11 +238,9 @@ def claims_page(
     ]
     header = ["", "claim", "paper", "rows", "metric", "difference", "seeds", "p", "visible", "word"]
     counts = [f"{[one for _, one in told].count(word)} {word}" for word in WORDS]
-    commits = sorted({f"`{str(run.info.get('commit'))[:7]}`" for run in runs})
-    hours = sum(run.info["wall_time_s"] for run in runs) / 3600
-    changed = (
-        " The code of some was not committed." if any(r.info.get("dirty") for r in runs) else ""
-    )
+    commits = sorted({f"`{str(run['commit'])[:7]}`" for run in runs})
+    hours = sum(run["wall_time_s"] for run in runs) / 3600
+    changed = " The code of some was not committed." if any(r["dirty"] for r in runs) else ""
     left = {claim.name: 0 for claim in claims.claims} | {f.claim.name: f.seeds for f in findings}
     lacking = ", ".join(name for name, seeds in left.items() if not seeds)
     return f"""# The papers' claims on Glyphs

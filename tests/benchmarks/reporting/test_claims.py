@@ -1,6 +1,7 @@
 """The papers' claims: the tests against oracles, the words, the page of made-up records, and the command."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -161,6 +162,36 @@ def test_what_is_not_run_yet_is_named(make, capsys):
     assert command("--page-only", "--seeds=2") == 0
     assert "was not committed" not in Path("claims.md").read_text()
     assert "Not measured yet: 4." in Path("claims.md").read_text()
+
+
+def test_results_outlive_their_folders_and_no_change_of_settings(make, monkeypatch):
+    for seed in range(3):
+        make("base", seed, 0.5)
+        make("new", seed, 0.6 + seed / 100)
+    assert command("--page-only", "--seeds=3") == 0
+    page = Path("claims.md").read_text()
+    shutil.rmtree("runs")
+    started = []
+
+    class Nothing:
+        def __init__(self, jobs, **options):
+            started.extend(job.name for job in jobs)
+
+        def run(self):
+            return None
+
+    monkeypatch.setattr("benchmarks.studies.Sweep", Nothing)
+    assert command("--seeds=3", "--only", "1") == 0
+    assert Path("claims.md").read_text() == page
+    assert started == []
+    assert command("--seeds=3", "--only", "1", "--", "--optimization.steps=7") == 2
+    assert started == [
+        f"toy/table/{row}, seed {seed}" for row in ("new", "base") for seed in range(3)
+    ]
+    kept = json.loads(Path("claims.json").read_text())
+    kept["results"]["toy/table/new, seed 0"]["metrics"]["recall_at_1"] = 0.9
+    Path("claims.json").write_text(json.dumps(kept))
+    assert command("--page-only", "--seeds=3") == 2
 
 
 @pytest.mark.parametrize(
