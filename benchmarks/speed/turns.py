@@ -104,10 +104,11 @@ class Turns:
 
     def end(self, step: int) -> None:
         """The runner stands still at this step: its turn is over, and the bare loop takes its own."""
-        self._lap("runner")
-        self.waiting.append(self._waited)
-        self.losses += [next(self.bare) for _ in range(self.steps)]
-        self._lap("bare")
+        if step > 0:
+            self._lap("runner")
+            self.waiting.append(self._waited)
+            self.losses += [next(self.bare) for _ in range(self.steps)]
+            self._lap("bare")
         self.begin()
 
     def watched(self, loader: Any) -> Iterator[Any]:

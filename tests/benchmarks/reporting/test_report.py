@@ -426,13 +426,10 @@ def test_report_of_one_run_lies_in_its_folder(make: Make) -> None:
     assert elsewhere.read_bytes() == (folder / "report.html").read_bytes()
 
 
-@pytest.mark.parametrize(
-    "name", ["run.json", "confusion.json", "retrieval.npz", "records/training.csv"]
-)
+@pytest.mark.parametrize("name", ["run.json", "retrieval.npz", "records/training.csv"])
 def test_another_digit_is_damage(make: Make, capsys: pytest.CaptureFixture[str], name: str) -> None:
     folder = make("base", 0, 0.4)
     add_curves_and_images(folder)
-    write_json(folder / "confusion.json", {"pairs": []})
     write_json(folder / "run.json", load_run(folder).info | {"files": digests(folder)})
     assert main([str(folder)]) == 0
     capsys.readouterr()

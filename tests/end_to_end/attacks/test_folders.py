@@ -129,8 +129,6 @@ def whole(tmp_path: Path) -> Path:
     save_features(folder)
     for events in folder.glob("records/*events*"):
         events.unlink()  # nobody reads them here
-    pair = {"class": "a", "taken_for": "b", "count": 1, "queries": 2}
-    write_json(folder / "confusion.json", {"pairs": [pair]})
     write_json(folder / "run.json", load_run(folder).info | {"files": digests(folder)})
     return folder
 
