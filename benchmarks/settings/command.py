@@ -31,6 +31,7 @@ DEFAULT_RECIPE = "glyphs/demo/binomial"
 ON_THE_COMMAND_LINE = ("recipe", "resume", "trust", "config", "print_config")
 """Options that no file may hold."""
 
+GROUP_OPTIONS = [f"--{name}" for name in GROUPS]
 
 LONGEST = 100  # list that is a setting, such as the K of recall
 
@@ -154,10 +155,11 @@ def _with_groups(options: Sequence[str]) -> Iterator[str]:
     """Options with `--data FILE` and `--data {...}` as `--config`: the parser takes FILE for a class's name."""
     words = iter(options)
     for word in words:
-        name, given, text = word.removeprefix("--").partition("=")
-        if name not in GROUPS:
+        name, given, text = word.partition("=")
+        if name not in GROUP_OPTIONS:
             yield word
             continue
+        name = name.removeprefix("--")
         text = text if given else next(words, "")
         try:
             content = load_yaml(text)

@@ -604,3 +604,8 @@ def test_a_misspelt_setting_is_answered_by_the_one_that_is_meant(
             parse(arguments)
     with pytest.raises(ConfigError, match="--help lists the settings"):
         parse(["--nothing_like_it=1"])
+
+
+def test_a_value_may_be_named_like_a_group() -> None:
+    parsed = parse(["--data.root", "data", "--output", "model"]).experiment
+    assert (parsed.data.root, parsed.output) == (Path("data"), Path("model"))
