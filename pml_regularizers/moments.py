@@ -296,6 +296,22 @@ class HighOrderMoments(nn.Module):
         projection = width * (2 if self.products == "bfloat16" else number)
         return images * positions * (self.in_channels * number + kept * projection)
 
+    def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *args: Any) -> None:
+        *_, errors = args
+        for index in range(self._count if self.projections == "sketch" else 0):
+            name = f"{prefix}weight_{index}"
+            table = state_dict.get(name)
+            if table is None or table.ndim != 1 or table.is_meta:
+                continue
+            # A table of fewer or more channels may be as long.
+            if (channels := int(table.count_nonzero())) != self.in_channels:
+                errors.append(
+                    f"{name}: expected a table of {self.in_channels} channels, got one of {channels}; "
+                    f"pass in_channels={channels}"
+                )
+                return
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
     def extra_repr(self) -> str:
         return (
             f"{self.in_channels}, order={self.order}, moment_dim={self.moment_dim}, "
