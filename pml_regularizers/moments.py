@@ -293,6 +293,7 @@ class HighOrderMoments(nn.Module):
         width = self.moment_dim
         if self.projections == "sketch":
             width = 2 * (width // 2 + 1)  # complex numbers
+            kept += self.order * (self.activations == "autograd")  # what is transformed
         projection = width * (2 if self.products == "bfloat16" else number)
         return images * positions * (self.in_channels * number + kept * projection)
 
