@@ -96,7 +96,16 @@ def sketched_moments(
 
     Returns:
         K - 1 tensors (N, d).
+
+    Raises:
+        ValueError: for fewer than two tables, or tables that do not fit C or d.
     """
+    lengths = [len(table) for table in tables]
+    if len(lengths) < 2 or any(m < x.shape[2] or m % moment_dim for m in lengths):
+        raise ValueError(
+            f"tables: expected two or more whose length is a multiple of moment_dim ({moment_dim}) and not below "
+            f"the {x.shape[2]} channels, got lengths {lengths}; pass weights() and moment_dim of one module"
+        )
     x, count = _counted(x, mask)
     sums = summed_convolutions(x, tables, moment_dim, size=size, activations=activations)
     return list((sums / count).unbind())  # eq. 8
