@@ -96,7 +96,16 @@ def sketched_moments(
 
     Returns:
         K - 1 tensors (N, d).
+
+    Raises:
+        ValueError: for fewer than two tables, or tables that do not fit C or d.
     """
+    lengths = [len(table) for table in tables]
+    if len(lengths) < 2 or any(m < x.shape[2] or m % moment_dim for m in lengths):
+        raise ValueError(
+            f"tables: expected two or more whose length is a multiple of moment_dim ({moment_dim}) and not below "
+            f"the {x.shape[2]} channels, got lengths {lengths}; pass weights() and moment_dim of one module"
+        )
     x, count = _counted(x, mask)
     sums = summed_convolutions(x, tables, moment_dim, size=size, activations=activations)
     return list((sums / count).unbind())  # eq. 8
@@ -293,8 +302,25 @@ class HighOrderMoments(nn.Module):
         width = self.moment_dim
         if self.projections == "sketch":
             width = 2 * (width // 2 + 1)  # complex numbers
+            kept += self.order * (self.activations == "autograd")  # what is transformed
         projection = width * (2 if self.products == "bfloat16" else number)
         return images * positions * (self.in_channels * number + kept * projection)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *args: Any) -> None:
+        *_, errors = args
+        for index in range(self._count if self.projections == "sketch" else 0):
+            name = f"{prefix}weight_{index}"
+            table = state_dict.get(name)
+            if table is None or table.ndim != 1 or table.is_meta:
+                continue
+            # A table of fewer or more channels may be as long.
+            if (channels := int(table.count_nonzero())) != self.in_channels:
+                errors.append(
+                    f"{name}: expected a table of {self.in_channels} channels, got one of {channels}; "
+                    f"pass in_channels={channels}"
+                )
+                return
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
     def extra_repr(self) -> str:
         return (

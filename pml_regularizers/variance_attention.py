@@ -29,6 +29,7 @@ from torch import Tensor, nn
 
 from .distributed import gather_rows
 from .feature_loss import FeatureLoss, already_reduced
+from .precision import full_precision
 
 Init = Literal["normal", "zeros"]
 
@@ -56,9 +57,10 @@ def variance_loss(features: Tensor, predicted: Tensor, *, unbiased: bool = False
         predicted: (m,).
         unbiased: Divide by N - 1 instead of N. The variance of one sample is 0 either way.
     """
-    # Not `var`, which goes through the rows of a matrix one number at a time.
+    # Not `var`, which goes through the rows of a matrix one number at a time, nor a product, which autocast rounds.
+    features = full_precision(features)
     centred = features - features.mean(dim=0)
-    squares: Tensor = torch.linalg.vecdot(centred, centred, dim=0)
+    squares = centred.square().sum(dim=0)
     variance = squares / (len(features) - int(unbiased and len(features) > 1))
     return (variance - predicted).square().mean()  # eq. 3
 

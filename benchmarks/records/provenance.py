@@ -70,7 +70,7 @@ PACKAGES = (
 
 
 def describe_code() -> dict[str, Any]:
-    """{"commit": the hash, "dirty": whether files differ from it}.
+    """{"commit": the hash, "dirty": whether files differ from it, beside the pages in docs, which commands write}.
 
     Both are None where this file is not under git's control, e.g. when it was installed. Never
     raises.
@@ -81,7 +81,9 @@ def describe_code() -> dict[str, Any]:
         _git(here.parent, "ls-files", "--error-unmatch", here.name)
         return {
             "commit": _git(here.parent, "rev-parse", "HEAD"),
-            "dirty": bool(_git(here.parent, "status", "--porcelain")),
+            "dirty": bool(
+                _git(here.parent, "status", "--porcelain", "--", ":/", ":(top,exclude)docs")
+            ),
         }
     except (OSError, subprocess.SubprocessError):
         return {"commit": None, "dirty": None}

@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"skipped: {reason}")
         return 0
 
-    from benchmarks.records import write_json
+    from benchmarks.records import read_json, write_json
     from benchmarks.speed.gpu_parts import PARTS
     from benchmarks.speed.measuring import current_device, origin
 
@@ -68,9 +68,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     command = "python -m benchmarks.speed.gpu" + " --tiny" * options.tiny
     state = {"origin": origin(command, current_device(), options.commit), "parts": {}}
     page: Path | None = options.output
-    if page is not None and (kept := page.with_suffix(".json")).exists():
-        before = json.loads(kept.read_text())
-        state = before if before["origin"] == state["origin"] else state
+    if page is not None:
+        with suppress(OSError, ValueError):  # missing or damaged
+            before = read_json(page.with_suffix(".json"))
+            state = before if before.get("origin") == state["origin"] else state
     status = 0
     for name in options.parts or PARTS:
         if state["parts"].get(name, {}).get("status") == "passed":

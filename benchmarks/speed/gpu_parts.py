@@ -56,8 +56,8 @@ def check(name: str, found: Any, expected: Any, bound: float) -> Check:
     """The largest error of a number, a tensor or several.
 
     Raises:
-        WrongNumberError: if it exceeds the bound times the largest expected entry, or is not finite. Of several, a
-            tensor counts as having entries of a thousandth of the largest of all.
+        WrongNumberError: if it exceeds the bound times the largest expected entry, or if that or the number is not
+            finite. Of several, a tensor counts as having entries of a thousandth of the largest of all.
     """
     largest = 0.0
     found, expected = (
@@ -72,7 +72,8 @@ def check(name: str, found: Any, expected: Any, bound: float) -> Check:
         scale = max(b.abs().max().item(), least)
         errors = (a - b).abs().nan_to_num(torch.inf)
         worst = int(errors.argmax())
-        largest = max(largest, errors[worst].item() / scale if scale else torch.inf)
+        error = errors[worst].item() / scale if 0 < scale < torch.inf else torch.inf
+        largest = max(largest, error)
         if largest > bound:
             raise WrongNumberError(
                 f"{name}: tensor {index} of {len(found)}, entry {worst}: got {a[worst]:.6g}, expected "

@@ -1,5 +1,6 @@
 """The moments against the paper in loops, finite differences and the mathematics they stand for."""
 
+import copy
 import math
 from itertools import islice
 from typing import Any
@@ -331,6 +332,20 @@ def test_sketches_have_one_sign_and_one_place_per_channel(dim: int, places: int)
         assert sorted(table[table != 0].abs().tolist()) == [1, 2, 3, 4, 5]
     with pytest.raises(RuntimeError, match="size mismatch for weight_0"):
         build("sketch", moment_dim=dim + places).load_state_dict(module.state_dict())
+
+
+@pytest.mark.parametrize("channels", [3, 8])
+def test_tables_of_other_channels_are_refused(channels: int) -> None:
+    """They are as long, but leave channels out or look for some that are not there."""
+    given = build("sketch", moment_dim=8, in_channels=channels)
+    module = nn.Sequential(build("sketch", moment_dim=8))
+    before = copy.deepcopy(list(module.buffers()))
+    expected = (
+        f"0.weight_0: expected a table of 5 channels, got one of {channels}; pass in_channels="
+    )
+    with pytest.raises(RuntimeError, match=expected):
+        module.load_state_dict(nn.Sequential(given).state_dict())
+    assert all(map(torch.equal, module.buffers(), before))
 
 
 def test_places_and_signs_of_sketches_are_drawn_evenly() -> None:

@@ -197,6 +197,15 @@ def test_memory_of_a_forward_and_backward_pass() -> None:
     assert peak("recompute") < 1 / 8 * plain
 
 
+@every_kind
+@pytest.mark.parametrize(("drawn", "order", "given"), [(8, 3, 16), (8, 3, 3), (8, 1, 8), (3, 3, 3)])
+def test_tables_that_do_not_fit(activations: str, drawn: int, order: int, given: int) -> None:
+    """Of another width, of too few orders, or of too few channels."""
+    tables = draw(drawn, order, channels=3)
+    with pytest.raises(ValueError, match=rf"tables: expected .* got lengths \[{drawn}"):
+        sketched_moments(features(), tables, given, activations=activations)
+
+
 # Bias and variance
 
 X = np.array([0.9, -0.5, 0.2, 0.7, -0.1])

@@ -150,6 +150,15 @@ def test_one_sample_has_no_variance() -> None:
         assert_close(to_prediction, 2 * predicted / CHANNELS)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_the_variance_is_of_full_precision(dtype: torch.dtype) -> None:
+    """Under autocast, and of features in float16, whose squares have a sum beyond it."""
+    x, predicted = (100 * features(99)).to(dtype), prediction(torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        value = variance_loss(x, predicted)
+    assert_close(value, exact_loss(x, predicted))
+
+
 @pytest.mark.parametrize("magnitude", [1e-6, 1e-3, 1.0, 1e4])
 def test_magnitudes(magnitude: float) -> None:
     x = (features(9) * magnitude).float().requires_grad_()

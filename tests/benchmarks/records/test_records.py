@@ -219,6 +219,9 @@ def test_describe_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     git(tmp_path, "commit", "-m", "second")
     head = git(tmp_path, "rev-parse", "HEAD")
     assert provenance.describe_code() == {"commit": head, "dirty": False}
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "page.md").write_text("a command goes on after it has written its page")
+    assert provenance.describe_code() == {"commit": head, "dirty": False}
     module.write_text("changed = True\n")
     assert provenance.describe_code() == {"commit": head, "dirty": True}
 

@@ -46,7 +46,8 @@ def test_a_wrong_number_of_the_library_is_found(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(
     ("found", "expected"),
     [(1.2, 1.0), ([1.0, torch.tensor([4.0, 2.0])], [1.0, torch.tensor([4.0, 3.0])]), (0.0, 0.0)]
-    + [(float("nan"), 1.0), (float("inf"), 1.0)],
+    + [(float("nan"), 1.0), (float("inf"), 1.0), (1.0, float("nan")), (1.0, float("inf"))]
+    + [(float("nan"), float("nan")), (float("inf"), float("inf"))],
 )
 def test_what_is_wrong(found: object, expected: object) -> None:
     with pytest.raises(gpu_parts.WrongNumberError, match=r"value: tensor . of .*got .*expected"):
@@ -120,6 +121,14 @@ def test_parts_of_another_commit_run_again(
     assert gpu.main(arguments) == 0
     assert called == ["one", "one"]
     assert json.loads((tmp_path / "gpu.json").read_text())["origin"] == "b"
+
+
+@pytest.mark.parametrize("damage", ["", "{", "[]", "null", '{"origin": "a", "parts": []}'])
+def test_damaged_figures_are_measured_again(called: list[str], tmp_path: Path, damage: str) -> None:
+    (tmp_path / "gpu.json").write_text(damage)
+    assert gpu.main(["--tiny", "--parts", "one", "--output", str(tmp_path / "gpu.md")]) == 0
+    assert called == ["one"]
+    assert list(json.loads((tmp_path / "gpu.json").read_text())["parts"]) == ["one"]
 
 
 def test_what_needs_a_missing_package_says_so(
