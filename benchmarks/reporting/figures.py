@@ -69,8 +69,11 @@ def _term_figures(methods: Methods) -> list[Markup]:
         lines = {name: line for name in names if (line := over_steps(members, "terms", name))}
         if lines:
             figure, axes = _line_figure(dict.fromkeys(lines, members), lines, "weighted term")
-            axes.set_yscale("symlog", linthresh=1e-3)
-            caption = f"What {label} adds up, with its weights; logarithmic above 0.001."
+            means = [abs(values.mean()) for _, values in lines.values()]
+            caption = f"What {label} adds up, with its weights."
+            if max(means) > 10 * min(means):
+                axes.set_yscale("symlog", linthresh=1e-3)
+                caption += " The scale is logarithmic above 0.001."
             figures.append(figure_html(figure, f"Terms of the loss: {label}", caption))
     return figures
 

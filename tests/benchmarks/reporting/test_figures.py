@@ -204,3 +204,20 @@ def test_a_method_without_pictures_is_left_out(tmp_path: Path) -> None:
     methods = {"base": [save_retrieval(tmp_path / "a", right=0)], "none": [run(tmp_path / "b")]}
     assert neighbours(methods).count('class="asked"') == 5
     assert "No neighbours were saved" in neighbours({"none": [run(tmp_path / "b")]})
+
+
+# --------------------------------------------------------------------------------------------- terms
+
+
+@pytest.mark.parametrize(("weight", "scale"), [(0.5, ""), (0.001, "The scale is logarithmic")])
+def test_terms_of_a_loss_are_drawn(tmp_path: Path, weight: float, scale: str) -> None:
+    (tmp_path / "records").mkdir()
+    rows = "".join(f"{step},{10 / step},{10 * weight / step}\n" for step in (10, 20, 30))
+    (tmp_path / "records" / "terms.csv").write_text(f"~iteration~,metric,other\n{rows}")
+    page = figures.curves({"sum": [run(tmp_path)]})
+    assert "Terms of the loss: sum" in page
+    for name in ("metric", "other", "weighted term"):
+        assert f">{name}</text>" in page
+    assert ("The scale is logarithmic" in page) == bool(scale)
+    (tmp_path / "records" / "terms.csv").unlink()
+    assert "Terms of the loss" not in figures.curves({"sum": [run(tmp_path)]})
