@@ -155,7 +155,7 @@ def _with_groups(options: Sequence[str]) -> Iterator[str]:
     words = iter(options)
     for word in words:
         name, given, text = word.removeprefix("--").partition("=")
-        if name not in GROUPS:
+        if not word.startswith("--") or name not in GROUPS:  # the value may be called data, too
             yield word
             continue
         text = text if given else next(words, "")

@@ -390,6 +390,12 @@ def test_a_file_of_a_group(empty: Path) -> None:
     assert (data.fold, data.folds, data.max_classes) == (3, 8, 9)
 
 
+def test_a_value_that_is_called_like_a_group(empty: Path) -> None:
+    """`--data.root data` is what `make demo` passes on."""
+    run = parse(["--data.root", "data", "--label", "model", "--seed", "3"]).experiment
+    assert (run.data.root, run.label, run.seed) == (Path("data"), "model", 3)
+
+
 def test_layers_override_each_other(empty: Path) -> None:
     (empty / "a.yaml").write_text("seed: 3\noptimization: {learning_rate: 1e-5, steps: 7}")
     (empty / "b.yaml").write_text("optimization: {steps: 8}")
