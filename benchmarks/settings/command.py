@@ -136,8 +136,8 @@ def parse(argv: Sequence[str]) -> Command:
 
 
 UNKNOWN = re.compile(
-    r"unrecognized arguments: --([\w.]+)|Group '([\w.]+)' does not accept option '(\w+)'|"
-    r"Option '([\w.]+)' is not accepted"
+    r"unrecognized arguments: --([\w.-]+)|Group '([\w.]+)' does not accept option '([\w-]+)'|"
+    r"Option '([\w.-]+)' is not accepted"
 )
 """jsonargparse on a setting that there is not."""
 

@@ -596,7 +596,11 @@ def test_a_spec_with_stray_keys_is_refused() -> None:
 
 @pytest.mark.parametrize(
     ("argument", "meant"),
-    [("--losess=1", "losses"), ("--data.batch_sise=3", "data.batch_size")],
+    [
+        ("--losess=1", "losses"),
+        ("--data.batch_sise=3", "data.batch_size"),
+        ("--data.batch-size=3", "data.batch_size"),
+    ],
 )
 def test_a_misspelt_setting_is_answered_by_the_one_that_is_meant(
     argument: str, meant: str, tmp_path: Path
