@@ -74,7 +74,7 @@ def _checksums(path: Path) -> list[str]:
 
 
 def _read(path: Path) -> dict[str, Tensor]:
-    if path.suffix not in READERS:
+    if path.exists() and path.suffix not in READERS:
         *most, last = READERS
         raise WeightsError(
             f"{path}: expected a file of weights named {', '.join(most)} or {last}, got {path.suffix!r}"

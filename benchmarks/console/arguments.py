@@ -26,6 +26,8 @@ def say(text: str, end: str = "\n") -> None:
 
     On a terminal, numbers marked by an asterisk are green, unless NO_COLOR is set.
     """
+    if sys.stdout is None:  # closed, as by >&-
+        return
     if sys.stdout.isatty() and not os.environ.get("NO_COLOR"):
         text = MARKED.sub("\033[1;32m\\g<0>\033[0m", text)
     try:

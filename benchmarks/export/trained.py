@@ -65,7 +65,8 @@ def load_trained(folder: Path) -> Trained:
     if state is None:
         raise ConfigError(f"{folder}: has no checkpoint yet; go on with the run by --resume")
     try:
-        experiment = parse([f"--config={settings}"]).experiment
+        # A folder of weights is not asked for what it holds now.
+        experiment = parse([f"--config={settings}", "--model.weights=null"]).experiment
         network = build_model(without_weights(experiment.model), experiment.data).eval()
     except ConfigError as error:
         told = str(error).removeprefix(f"{settings}: ")  # where it is no YAML

@@ -1,6 +1,7 @@
 """A run's folder, opened: locked, checked against what it was begun with, and written by the main process."""
 
 import json
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -186,11 +187,13 @@ class OpenRun:
         """Write rows of (step, values) by table."""
         if self._steps is None:
             return
+        by_step: dict[int, dict[str, float]] = defaultdict(dict)
         for table, of_table in rows.items():
             self._steps.log_rows(table, of_table)
-            for step, values in of_table if self._trackers else ():
-                named = {f"{table}/{name}": value for name, value in values.items()}
-                self._accelerator.log(named, step=step)
+            for step, values in of_table:
+                by_step[step] |= {f"{table}/{name}": value for name, value in values.items()}
+        for step in sorted(by_step) if self._trackers else ():  # wandb takes no earlier one
+            self._accelerator.log(by_step[step], step=step)
 
     def update(self, **changes: Any) -> None:
         """Change entries of run.json."""

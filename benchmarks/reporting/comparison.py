@@ -84,6 +84,11 @@ def compare(runs: Sequence[Run], baseline: str | None = None) -> Comparison:
             for output, found in run.info.get("outputs", {}).items():
                 if output != "parts":  # galleries of a part of the images: other numbers
                     name = f"{label} †" if output == "descriptor" else f"{label}: {output}"
+                    if name in methods:
+                        raise ValueError(
+                            f"{run.folder}: the row of its {output} would be that of label {name!r}; give one "
+                            "of the methods another label"
+                        )
                     rows.setdefault(name, {})[run.seed] = found
 
     notes = []

@@ -22,6 +22,8 @@ LONGEST_NAME = 22  # letters of a class's name beside an axis or in a key
 
 LETTERS_PER_INCH = 15  # of a key
 
+ROWS, ROW = 2, 1 / 6  # of a key that a figure has room for; for each further one it grows by inches
+
 
 def svg(figure: Figure, xlabel: str, title: str) -> bytes:
     """The figure with logarithmic axes, on white, which dark pages show as well, its key above it."""
@@ -93,6 +95,8 @@ def figure_html(figure: Figure, title: str, caption: str, *, broad: bool = False
     if names:
         letters = max(map(len, names)) + 6  # with the line and the gap
         columns = max(1, int(figure.get_figwidth() * LETTERS_PER_INCH) // letters)
+        further = max(0, -(-len(names) // columns) - ROWS)
+        figure.set_figheight(figure.get_figheight() + ROW * further)
         key = {"ncols": columns, "fontsize": 8, "frameon": False, "labelcolor": INK}
         figure.legend(handles, names, loc="outside lower center", **key)
     drawn = _saved(figure, title, transparent=True).decode().replace(INK, "currentColor")

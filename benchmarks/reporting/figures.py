@@ -5,6 +5,7 @@ Curves stand as inline SVG that takes the page's colours, images as PNG inside t
 
 import base64
 import io
+import string
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -25,6 +26,8 @@ from benchmarks.reporting.templates import fill
 LOSS_POINTS = 75  # points of a loss curve, each the mean of a block of steps
 
 NEIGHBOURS = Path(__file__).with_name("neighbours.html")
+
+LETTERS = string.ascii_uppercase  # of methods, as far as they go
 
 TICKS = 7  # at most; one at each measured step, where they are no more
 
@@ -208,7 +211,8 @@ def neighbours(methods: Methods) -> str:
                 answer = _answer(found, row) | {"method": label}
                 sections.setdefault(title, {}).setdefault(key, []).append(answer)
     looks = {
-        label: (chr(ord("A") + i), _style(methods, label)[0]) for i, label in enumerate(methods)
+        label: (LETTERS[i] if i < len(LETTERS) else i + 1, _style(methods, label)[0])
+        for i, label in enumerate(methods)
     }
     return fill(NEIGHBOURS, sections=sections, spread=SPREAD, looks=looks)
 

@@ -31,8 +31,6 @@ DEFAULT_RECIPE = "glyphs/demo/binomial"
 ON_THE_COMMAND_LINE = ("recipe", "resume", "trust", "config", "print_config")
 """Options that no file may hold."""
 
-GROUP_OPTIONS = [f"--{name}" for name in GROUPS]
-
 LONGEST = 100  # list that is a setting, such as the K of recall
 
 
@@ -137,8 +135,8 @@ def parse(argv: Sequence[str]) -> Command:
 
 
 UNKNOWN = re.compile(
-    r"unrecognized arguments: --([\w.]+)|Group '([\w.]+)' does not accept option '(\w+)'|"
-    r"Option '([\w.]+)' is not accepted"
+    r"unrecognized arguments: --([\w.-]+)|Group '([\w.]+)' does not accept option '([\w-]+)'|"
+    r"Option '([\w.-]+)' is not accepted"
 )
 """jsonargparse on a setting that there is not."""
 
@@ -155,11 +153,10 @@ def _with_groups(options: Sequence[str]) -> Iterator[str]:
     """Options with `--data FILE` and `--data {...}` as `--config`: the parser takes FILE for a class's name."""
     words = iter(options)
     for word in words:
-        name, given, text = word.partition("=")
-        if name not in GROUP_OPTIONS:
+        name, given, text = word.removeprefix("--").partition("=")
+        if not word.startswith("--") or name not in GROUPS:  # the value may be called data, too
             yield word
             continue
-        name = name.removeprefix("--")
         text = text if given else next(words, "")
         try:
             content = load_yaml(text)

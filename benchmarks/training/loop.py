@@ -88,6 +88,7 @@ class Trainer:
             if evaluate_every and progress.step == 0:
                 yield Pause(0, "evaluate")
                 pending.resume()
+            noted: dict[str, list[Row]] = {}  # since the last look
             for images, labels, indices in loader:
                 rate = self.state.optimizer.param_groups[0]["lr"]
                 value, found = self._step(progress.step, images, labels)
@@ -95,9 +96,8 @@ class Trainer:
                 progress.seconds = start + time.perf_counter() - begun
                 pending.add(progress.step, value, rate, indices)
                 bar.update()
-                if found:
-                    rows = {table: [(progress.step, row)] for table, row in found.items()}
-                    yield Pause(progress.step, "log", rows)
+                for table, row in found.items():
+                    noted.setdefault(table, []).append((progress.step, row))
 
                 last = progress.step == steps
                 save = progress.step % experiment.checkpoint_every == 0 or last
@@ -111,7 +111,8 @@ class Trainer:
                 if look:
                     rows, shown = pending.flush(progress)
                     bar.set_postfix(shown, refresh=False)
-                    yield Pause(progress.step, "log", {"training": rows})
+                    yield Pause(progress.step, "log", {"training": rows, **noted})
+                    noted = {}
                 if evaluate or save:
                     self._check_weights(progress.step)
                 if evaluate:

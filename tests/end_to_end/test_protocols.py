@@ -377,11 +377,23 @@ def test_warm_up_then_cosine() -> None:
 # ----------------------------------------------------------------------------------------- records
 
 
-def test_trackers_of_accelerate(train: Any, tmp_path: Path) -> None:
-    train("--trackers=[tensorboard]")
+def test_trackers_of_accelerate(
+    train: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps, log = [], Accelerator.log
+
+    def noted(accelerator: Accelerator, values: dict[str, float], step: int) -> None:
+        steps.append(step)
+        log(accelerator, values, step=step)
+
+    monkeypatch.setattr(Accelerator, "log", noted)
+    train("--trackers=[tensorboard]", horde(), "--diagnose_every=4")
     events = list((tmp_path / "run").rglob("pml-regularizers/events.*"))
     assert events
-    assert b"training/loss" in events[0].read_bytes()
+    for name in (b"training/loss", b"terms/order_1", b"gradient_ratios/"):
+        assert name in events[0].read_bytes()
+    assert steps == sorted(steps)  # wandb drops what comes behind a later step
+    assert sorted(set(steps)) == list(range(1, 13))
 
 
 def test_any_of_pmls_calculators_can_be_named(train: Any) -> None:

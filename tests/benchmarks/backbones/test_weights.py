@@ -261,6 +261,9 @@ def test_a_missing_file_a_folder_and_an_unknown_suffix_are_named(tmp_path):
     (tmp_path / "folder.pth").mkdir()
     with pytest.raises(WeightsError, match=r"folder.pth: cannot be read \(Is a directory\)"):
         load_weights(Network(), tmp_path / "folder.pth")
+    with pytest.raises(WeightsError, match=r"folder: cannot be read \(No such file"):
+        load_weights(Network(), tmp_path / "folder")
+    (tmp_path / "w.h5").touch()
     with pytest.raises(WeightsError, match=r"w.h5: expected .* \.npz or \.caffemodel, got '\.h5'"):
         load_weights(Network(), tmp_path / "w.h5")
 

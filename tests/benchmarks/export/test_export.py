@@ -407,6 +407,13 @@ def test_the_card_names_the_weights_at_the_start(
     assert f"- weights at the start: {expected}\n" in text
 
 
+def test_an_empty_folder_of_weights_is_not_asked(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "weights").mkdir()
+    change(run, "model", weights=str(tmp_path / "weights"))
+    trained = load_trained(run)
+    assert trained.step == trained.run.info["steps"]
+
+
 @pytest.mark.parametrize(("trunk", "ours"), [("test_resnet", False), ("googlenet", True)])
 def test_the_card_imports_the_trunks_that_timm_lacks(trunk: str, ours: bool, plain: Path) -> None:
     text = told(plain, {}, trunk=trunk)

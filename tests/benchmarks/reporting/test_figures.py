@@ -37,6 +37,15 @@ def test_a_label_with_an_underscore_stands_in_the_key(tmp_path: Path) -> None:
     assert "_base</text>" in drawing.figure_html(figure, "t", "c")
 
 
+@pytest.mark.parametrize("count", [2, 12])
+def test_a_long_key_takes_no_room_from_its_figure(count: int) -> None:
+    figure, axes = drawing.new_figure("x", "y")
+    for number in range(count):
+        axes.plot([1, 2], label=f"binomial deviance + energy confusion {number}")
+    drawing.figure_html(figure, "t", "c")
+    assert axes.get_position().height * figure.get_figheight() > 2.5  # inches
+
+
 # -------------------------------------------------------------------------------- features and stars
 
 
@@ -204,6 +213,14 @@ def test_a_method_without_pictures_is_left_out(tmp_path: Path) -> None:
     methods = {"base": [save_retrieval(tmp_path / "a", right=0)], "none": [run(tmp_path / "b")]}
     assert neighbours(methods).count('class="asked"') == 5
     assert "No neighbours were saved" in neighbours({"none": [run(tmp_path / "b")]})
+
+
+def test_more_methods_than_letters_have_numbers(tmp_path: Path) -> None:
+    of = save_retrieval(tmp_path / "a", right=0)
+    page = neighbours({f"method {number}": [of] for number in range(1, 29)})
+    assert ">Z</b> method 26<" in page
+    assert ">27</b> method 27<" in page
+    assert ">28</b> method 28<" in page
 
 
 # --------------------------------------------------------------------------------------------- terms

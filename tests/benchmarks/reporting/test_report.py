@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.console import progress_bar
 from benchmarks.records.files import signed, write_json
 from benchmarks.records.results import digests, load_run
 from benchmarks.records.steps import RunRecords
@@ -253,6 +254,24 @@ def test_descriptor_has_a_row_and_a_footnote(make: Make) -> None:
     assert table(text)[2]["Recall@1 (%)"] == "**60.00**"
     assert "† the test-time descriptor" in text
     assert "†" not in compare([load_run(base)]).markdown()
+
+
+@pytest.mark.parametrize("label", ["horde †", "horde: order_2"])
+def test_a_label_that_is_the_row_of_an_output(make: Make, label: str) -> None:
+    outputs = {"descriptor": {"recall_at_1": 0.6}, "order_2": {"recall_at_1": 0.7}}
+    runs = [make(label, 0, 0.4), make("horde", 0, 0.5, outputs=outputs)]
+    for either in (runs, runs[::-1]):
+        with pytest.raises(ValueError, match=f"horde-0: the row of its .* label '{label}'"):
+            compare([load_run(folder) for folder in either])
+
+
+def test_closed_output_is_no_failure(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python has None for what the shell closes, as by `>&- 2>&-`."""
+    folder = make("base", 0, 0.4)
+    monkeypatch.setattr(sys, "stdout", None)
+    monkeypatch.setattr(sys, "stderr", None)
+    assert main([str(folder)]) == 0
+    assert list(progress_bar(range(3))) == [0, 1, 2]
 
 
 @pytest.mark.parametrize(

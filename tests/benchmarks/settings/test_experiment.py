@@ -390,6 +390,12 @@ def test_a_file_of_a_group(empty: Path) -> None:
     assert (data.fold, data.folds, data.max_classes) == (3, 8, 9)
 
 
+def test_a_value_that_is_called_like_a_group(empty: Path) -> None:
+    """`--data.root data` is what `make demo` passes on."""
+    run = parse(["--data.root", "data", "--label", "model", "--seed", "3"]).experiment
+    assert (run.data.root, run.label, run.seed) == (Path("data"), "model", 3)
+
+
 def test_layers_override_each_other(empty: Path) -> None:
     (empty / "a.yaml").write_text("seed: 3\noptimization: {learning_rate: 1e-5, steps: 7}")
     (empty / "b.yaml").write_text("optimization: {steps: 8}")
@@ -590,7 +596,11 @@ def test_a_spec_with_stray_keys_is_refused() -> None:
 
 @pytest.mark.parametrize(
     ("argument", "meant"),
-    [("--losess=1", "losses"), ("--data.batch_sise=3", "data.batch_size")],
+    [
+        ("--losess=1", "losses"),
+        ("--data.batch_sise=3", "data.batch_size"),
+        ("--data.batch-size=3", "data.batch_size"),
+    ],
 )
 def test_a_misspelt_setting_is_answered_by_the_one_that_is_meant(
     argument: str, meant: str, tmp_path: Path
