@@ -23,7 +23,7 @@ SIGNIFICANT = 0.05  # what Holm's adjusted p lies below, for a claim to be shown
 POWER = 0.8
 
 Result = dict[str, Any]
-"""Of one training: "metrics", "outputs", "curve", "commit", "dirty", "wall_time_s" and, as a digest, "settings"."""
+"""Of one training: "metrics", "outputs", "curve", "commit", "dirty" and "wall_time_s"."""
 
 WORDS = {"shown": COLOURS[2], "contradicted": COLOURS[1], "undecided": "#888888"}
 
@@ -156,8 +156,7 @@ class Results:
 
     def of(self, training: Training) -> Result | None:
         """The result of exactly these settings, as far as they can move it, and weights; None if there is none."""
-        found = self._kept.get(_name(training))
-        return found if found and found["settings"] == _settings(training) else None
+        return self._kept.get(_name(training))
 
     def add(self, trainings: Iterable[Training]) -> None:
         """Keep what the run folders of these say."""
@@ -166,7 +165,6 @@ class Results:
             curve = {name: values[-1:] for name, values in run.table("evaluation").items()}
             told = ("commit", "dirty", "wall_time_s", "metrics", "outputs")
             self._kept[_name(training)] = {
-                "settings": _settings(training),
                 **{key: run.info.get(key) for key in told},
                 "curve": {name: value for name, [value] in curve.items()},
             }
@@ -175,14 +173,11 @@ class Results:
 
 
 def _name(training: Training) -> str:
-    return f"{training.training}, seed {training.seed}"
-
-
-def _settings(training: Training) -> str:
-    """A digest of what can move the result."""
+    """Recipe, seed and a digest of what can move the result: other settings replace no result."""
     moving = [[change.key, change.now] for change in changes_of_results({}, training.config)]
     weights = training.weights and training.weights["sha256"]
-    return hashlib.sha256(json.dumps([moving, weights]).encode()).hexdigest()
+    digest = hashlib.sha256(json.dumps([moving, weights]).encode()).hexdigest()
+    return f"{training.training}, seed {training.seed}, settings {digest[:16]}"
 
 
 def judge(claims: Claims, results: Mapping[str, Mapping[int, Result]]) -> list[Finding]:
