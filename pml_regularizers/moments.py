@@ -268,7 +268,7 @@ class HighOrderMoments(nn.Module):
         return moments
 
     def _moments(self, x: Tensor, size: Tensor, mask: Tensor | None) -> list[Tensor]:
-        """Of x (N, P, C) divided by the size of each image, (N, 1)."""
+        """Moments of x (N, P, C) divided by the size of each image, (N, 1)."""
         weights = self.weights()
         if self.projections == "sketch":
             options: dict[str, Any] = {"size": size, "activations": self.activations}

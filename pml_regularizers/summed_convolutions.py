@@ -135,7 +135,7 @@ class _SummedConvolutions(torch.autograd.Function):
 
 
 def _blocks(x: Tensor, buckets: int) -> Iterator[tuple[slice, slice]]:
-    """Of images and positions: whole images, or a part of one."""
+    """Slices of images and positions: whole images, or a part of one."""
     numbers = GPU_BLOCK if x.device.type == "cuda" else BLOCK
     images, positions, _ = x.shape
     rows = min(max(numbers // buckets, 1), positions)

@@ -63,7 +63,7 @@ def load_weights(model: nn.Module, path: str | Path) -> None:
 
 
 def _checksums(path: Path) -> list[str]:
-    """What the file has to have: as its name is published, and as SHA256SUMS in its folder says."""
+    """Checksums that the file must have: the published one of its name, and that of SHA256SUMS in its folder."""
     found = [known.checksum for known in KNOWN_WEIGHTS if known.file == path.name]
     sums = path.with_name("SHA256SUMS")
     for line in sums.read_text(errors="replace").splitlines() if sums.exists() else []:

@@ -13,12 +13,12 @@ CONTROLS = re.compile(f"[{STEERING}\u061c\u200e\u200f\ufffe\uffff]")
 
 
 def is_plain(text: str) -> bool:
-    """Whether a name of a file is one line that steers no terminal."""
+    """True for one line of text that steers no terminal, as a file's name should be."""
     return re.search(f"[{STEERING}]", text) is None
 
 
 def reason(error: BaseException) -> str:
-    """What went wrong, as one line that is not long; an error of our own parser: `settings.one_line`."""
+    """The error as one short line; errors of our own parser go through `settings.one_line`."""
     said = printable(" ".join(str(error).split())) or type(error).__name__
     return said if len(said) <= LONGEST else f"{said[:LONGEST]} ..."
 

@@ -50,7 +50,7 @@ def signed(entries: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """What `write_json` wrote.
+    """The content of a file that `write_json` wrote.
 
     Raises:
         ValueError: if it is anything else; the caller names the file.

@@ -27,7 +27,7 @@ from record_keeper import RecordKeeper, RecordWriter
 from record_keeper.db_utils import DBManager
 from torch.utils.tensorboard import SummaryWriter
 
-from benchmarks.records.files import replace_file
+from benchmarks.records.files import file_digest, replace_file
 
 STEP_COLUMN = "~iteration~"  # record-keeper's name of the first column
 
@@ -78,7 +78,10 @@ class RunRecords:
         else:
             kept = {path: _cut_csv(path, resume_step) for path in tables}
             for path, content in kept.items():
-                if path.stem in digests and _digest(content) != digests[path.stem]:
+                if (
+                    path.stem in digests
+                    and hashlib.sha256(content).hexdigest() != digests[path.stem]
+                ):
                     raise ValueError(
                         f"{path}: its rows up to step {resume_step} are not those that the checkpoint was "
                         f"written after; put them back, or {REMEDY}"
@@ -143,7 +146,7 @@ class RunRecords:
 
     def digests(self) -> dict[str, str]:
         """SHA-256 of each table, so that its rows are known again."""
-        return {path.stem: _digest(path.read_bytes()) for path in self.folder.glob("*.csv")}
+        return {path.stem: file_digest(path) for path in self.folder.glob("*.csv")}
 
     def close(self) -> None:
         """Closes the TensorBoard file; everything else is on disk, unless logs.db was locked all the time."""
@@ -231,10 +234,6 @@ def _read_csv(path: Path) -> tuple[list[str], list[list[str]]]:
     except (OSError, ValueError, IndexError, csv.Error) as error:
         raise ValueError(f"{path}: is no table of numbers ({error}); {REMEDY}") from error
     return header, rows
-
-
-def _digest(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
 
 
 def _cut_csv(path: Path, last_step: int) -> bytes:

@@ -23,7 +23,7 @@ SIGNIFICANT = 0.05  # what Holm's adjusted p lies below, for a claim to be shown
 POWER = 0.8
 
 Result = dict[str, Any]
-"""Of one training: "metrics", "outputs", "curve", "commit", "dirty" and "wall_time_s"."""
+"""One training's "metrics", "outputs", "curve", "commit", "dirty" and "wall_time_s"."""
 
 WORDS = {"shown": COLOURS[2], "contradicted": COLOURS[1], "undecided": "#888888"}
 
@@ -67,7 +67,7 @@ def read_claims(path: Path) -> Claims:
 
 @dataclass(frozen=True)
 class Finding:
-    """What paired differences, in percentage points, say of a claim.
+    """A claim's paired differences, in percentage points, and their test.
 
     Attributes:
         half_width: Of the 95 % Student-t interval of the mean.
@@ -143,7 +143,7 @@ class Training(Protocol):
 
 
 class Results:
-    """What finished trainings have measured, kept in a file when their folders are gone.
+    """Results of finished trainings, kept in a file when their folders are gone.
 
     Raises:
         ValueError: if there is a file that is not what was written.

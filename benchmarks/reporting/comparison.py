@@ -36,7 +36,7 @@ Rows = dict[str, dict[int, Metrics]]
 
 @dataclass(frozen=True)
 class Comparison:
-    """What terminal, Markdown and HTML say, and the runs by label that it rests on."""
+    """The content of the terminal's, Markdown's and HTML's comparison, and its runs by label."""
 
     methods: dict[str, list[Run]]
     heading: str
@@ -124,7 +124,7 @@ def _values(seeds: Mapping[int, Metrics], key: str) -> list[float]:
 def _differences(
     seeds: Mapping[int, Metrics], reference: Mapping[int, Metrics], key: str
 ) -> list[float]:
-    """Of the seeds that both have, in their order; none of a row to itself."""
+    """Differences of the seeds that both have, in their order; none of a row to itself."""
     if seeds is reference:
         return []
     common = sorted(seeds.keys() & reference.keys())

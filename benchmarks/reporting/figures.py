@@ -7,7 +7,7 @@ import base64
 import io
 import string
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -68,8 +68,8 @@ def _term_figures(methods: Methods) -> list[Markup]:
     """The weighted terms of each loss that is a sum."""
     figures = []
     for label, members in methods.items():
-        names = list(members[0].table("terms"))[1:]
-        lines = {name: line for name in names if (line := over_steps(members, "terms", name))}
+        tables = [run.table("terms") for run in members]
+        lines = {name: line for name in list(tables[0])[1:] if (line := over_steps(tables, name))}
         if lines:
             figure, axes = _line_figure(dict.fromkeys(lines, members), lines, "weighted term")
             means = [abs(values.mean()) for _, values in lines.values()]
@@ -115,13 +115,17 @@ def _recall_figures(methods: Methods) -> list[Markup]:
 
 def _curves(methods: Methods, table: str, column: str) -> Lines:
     """A line for each label with such a column."""
-    found = {label: over_steps(members, table, column) for label, members in methods.items()}
+    found = {
+        label: over_steps([run.table(table) for run in members], column)
+        for label, members in methods.items()
+    }
     return {label: line for label, line in found.items() if line}
 
 
-def over_steps(runs: list[Run], table: str, column: str) -> tuple[Floats, Floats] | None:
-    """Steps (T,) that all runs logged and their values (runs, T); None where there are none."""
-    tables = [run.table(table) for run in runs]
+def over_steps(
+    tables: Sequence[Mapping[str, list[float]]], column: str
+) -> tuple[Floats, Floats] | None:
+    """Steps (T,) that the tables of all runs have and their values (runs, T); None where there are none."""
     if not all(column in t for t in tables):
         return None
     series = [dict(zip(t["step"], t[column], strict=True)) for t in tables]

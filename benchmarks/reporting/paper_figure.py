@@ -108,7 +108,7 @@ def _points(
         return {x: group and group.estimate(metric, panel.output) for x, group in of.items()}
     group = groups[line]
     for records in ("oracle", "evaluation") if group else ():
-        if found := over_steps(group.runs, records, metric):
+        if found := over_steps([run.table(records) for run in group.runs], metric):
             return {
                 step / panel.steps: estimate(values.tolist())
                 for step, values in zip(found[0], found[1].T, strict=True)

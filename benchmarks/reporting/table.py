@@ -8,7 +8,7 @@ from shutil import get_terminal_size
 from benchmarks.console import columns
 
 WIDTH = get_terminal_size().columns
-"""Of the terminal; 80 where there is none."""
+"""Columns of the terminal; 80 where there is none."""
 
 UNIT = " (%)"
 

@@ -64,7 +64,7 @@ METRIC = re.compile(
     r"((un)?seen_)?recall_at_[1-9]\d*|precision_at_1|r_precision|mean_average_precision(_at_r)?"
     r"|mean_reciprocal_rank|NMI|AMI|F1|ideal_joint_error|h_divergence"
 )
-"""What a test or a point of the curves measures."""
+"""Metrics that a test or a point of the curves measures."""
 
 Cells = dict[str, dict[str, float]]
 """{test-time output: {metric: percent}}"""
@@ -421,7 +421,7 @@ for either in (StrictLoader, StrictDumper):
 
 
 def load_yaml(text: str) -> Any:
-    """What YAML says, by `StrictLoader`.
+    """The content of YAML text, read by `StrictLoader`.
 
     Raises:
         ValueError: if it is none, or too much of it.

@@ -25,7 +25,7 @@ from benchmarks.speed.arguments import page_parser
 LIMIT = 480  # seconds of a part
 
 Found = dict[str, Any]
-"""Of a part: its "status", "why" it did not pass, its "seconds", "checks" and "tables"."""
+"""A part's "status", "why" it did not pass, its "seconds", "checks" and "tables"."""
 
 INTRODUCTION = """# On a GPU
 

@@ -40,11 +40,11 @@ FLOAT32, TF32, BFLOAT16 = 1e-4, 2**-8, 2**-6
 TRUNKS = ("resnet50", "googlenet")
 
 DEMO_RECALL = 0.2284
-"""Of `glyphs/demo/binomial_horde` on a CPU, one seed."""
+"""Recall@1 of `glyphs/demo/binomial_horde` on a CPU, one seed."""
 
 
 class WrongNumberError(Exception):
-    """Which number, what it is, and what it should be."""
+    """A number that is not right: its name, its value and the expected one."""
 
 
 def part(function: Any) -> Any:
@@ -376,7 +376,7 @@ def _spread(backend: str, count: int, device: str, norm: bool) -> list[Tensor]:
 
 
 def _share(rank: int, backend: str, count: int, device: str, norm: bool, folder: str) -> None:
-    """What each process does with its share of 48 images."""
+    """The work of one process, on its share of 48 images."""
     if device == "cuda":
         torch.cuda.set_device(rank % torch.cuda.device_count())
     place = f"file://{folder}/meeting"
@@ -442,7 +442,7 @@ def runner(tiny: bool, device: Device) -> Iterator[Check | str]:
 
 
 def _printed(main: Callable[[Sequence[str]], int], *words: str) -> str:
-    """What a command prints.
+    """The output of a command.
 
     Raises:
         RuntimeError: unless it succeeds.

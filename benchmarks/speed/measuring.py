@@ -146,7 +146,7 @@ def measure(comparison: Comparison, *, tiny: bool = False) -> dict[str, Measured
 
 
 Sweep = Mapping[str, Sequence[Measured]]
-"""Of each candidate, at all values of one size."""
+"""Measurements of each candidate, at all values of one size."""
 
 
 def measure_over(
@@ -174,7 +174,7 @@ def measure_over(
 
 
 def slope(x: Iterable[float], y: Iterable[float]) -> float:
-    """Of the line through the logarithms of the upper half of the points, the middle one included."""
+    """The slope of the line through the logarithms of the upper half of the points, the middle one included."""
     logarithms = ([math.log(value) for value in values] for values in (x, y))
     return statistics.linear_regression(*(all_[len(all_) // 2 :] for all_ in logarithms)).slope
 

@@ -392,8 +392,10 @@ def test_a_file_of_a_group(empty: Path) -> None:
 
 def test_a_value_that_is_called_like_a_group(empty: Path) -> None:
     """`--data.root data` is what `make demo` passes on."""
-    run = parse(["--data.root", "data", "--label", "model", "--seed", "3"]).experiment
+    argv = ["--data.root", "data", "--label", "model", "--output", "model", "--seed", "3"]
+    run = parse(argv).experiment
     assert (run.data.root, run.label, run.seed) == (Path("data"), "model", 3)
+    assert run.output == Path("model")
 
 
 def test_layers_override_each_other(empty: Path) -> None:
@@ -614,8 +616,3 @@ def test_a_misspelt_setting_is_answered_by_the_one_that_is_meant(
             parse(arguments)
     with pytest.raises(ConfigError, match="--help lists the settings"):
         parse(["--nothing_like_it=1"])
-
-
-def test_a_value_may_be_named_like_a_group() -> None:
-    parsed = parse(["--data.root", "data", "--output", "model"]).experiment
-    assert (parsed.data.root, parsed.output) == (Path("data"), Path("model"))
