@@ -78,7 +78,6 @@ def independent_moments(
 def sketched_moments(
     x: Tensor,
     tables: Sequence[Tensor],
-    moment_dim: int,
     mask: Tensor | None = None,
     *,
     size: Tensor | None = None,
@@ -88,8 +87,8 @@ def sketched_moments(
 
     Args:
         x: (N, P, C).
-        tables: Of C_1 .. C_K, as `HighOrderMoments(..., projections="sketch").weights()` returns them.
-        moment_dim: d. Fast where it is a power of two.
+        tables: Of C_1 .. C_K, as `HighOrderMoments(..., projections="sketch").weights()` returns them; each (R, d),
+            fast where d is a power of two.
         mask: (N, P) booleans, True where a feature counts; default: all.
         size: (N, 1), constants by which the features of each image are divided; default: 1.
         activations: As in `HighOrderMoments`.
@@ -98,16 +97,17 @@ def sketched_moments(
         K - 1 tensors (N, d).
 
     Raises:
-        ValueError: for fewer than two tables, or tables that do not fit C or d.
+        ValueError: for fewer than two tables, or tables that do not fit C or each other.
     """
-    lengths = [len(table) for table in tables]
-    if len(lengths) < 2 or any(m < x.shape[2] or m % moment_dim for m in lengths):
+    shapes = [tuple(table.shape) for table in tables]
+    alike = len(shapes) > 1 and len({*shapes}) == 1 and len(shapes[0]) == 2
+    if not alike or math.prod(shapes[0]) < x.shape[2]:
         raise ValueError(
-            f"tables: expected two or more whose length is a multiple of moment_dim ({moment_dim}) and not below "
-            f"the {x.shape[2]} channels, got lengths {lengths}; pass weights() and moment_dim of one module"
+            f"tables: expected two or more of one shape (rows, moment_dim) with room for the {x.shape[2]} "
+            f"channels, got {shapes}; pass weights() of one module"
         )
     x, count = _counted(x, mask)
-    sums = summed_convolutions(x, tables, moment_dim, size=size, activations=activations)
+    sums = summed_convolutions(x, tables, size=size, activations=activations)
     return list((sums / count).unbind())  # eq. 8
 
 
@@ -222,8 +222,10 @@ class HighOrderMoments(nn.Module):
         count = order if projections != "independent" else sum(range(2, order + 1))
         for index in range(count):
             if projections == "sketch":
-                places = math.ceil(in_channels / moment_dim) * moment_dim
-                self.register_buffer(f"weight_{index}", torch.empty(places, dtype=torch.int32))
+                table = torch.empty(
+                    math.ceil(in_channels / moment_dim), moment_dim, dtype=torch.int32
+                )
+                self.register_buffer(f"weight_{index}", table)
                 continue
             weight = torch.empty(in_channels, moment_dim)
             if projections == "random":
@@ -247,8 +249,8 @@ class HighOrderMoments(nn.Module):
     def weights(self) -> list[Tensor]:
         """The matrices, each (C, d): W_1 .. W_K, or, independent, W_{2,1}, W_{2,2}, W_{3,1}, ...
 
-        Of sketches the tables, (M,) with M the least multiple of d that is not below C: entry m is c or -c where
-        channel c, counted from 1, is added to or taken from entry m modulo d; 0 where none is.
+        Of sketches the tables, (R, d) with the fewest rows that have room for C: entry j of a row is c or -c where
+        channel c, counted from 1, is added to or taken from entry j of the sketch; 0 where none is.
         """
         return [getattr(self, f"weight_{index}") for index in range(self._count)]
 
@@ -272,7 +274,7 @@ class HighOrderMoments(nn.Module):
         weights = self.weights()
         if self.projections == "sketch":
             options: dict[str, Any] = {"size": size, "activations": self.activations}
-            return sketched_moments(x, weights, self.moment_dim, mask, **options)
+            return sketched_moments(x, weights, mask, **options)
         x = (x / size.unsqueeze(2)).contiguous()
         options = {
             "dtype": torch.bfloat16 if self.products == "bfloat16" else x.dtype,
@@ -311,9 +313,9 @@ class HighOrderMoments(nn.Module):
         for index in range(self._count if self.projections == "sketch" else 0):
             name = f"{prefix}weight_{index}"
             table = state_dict.get(name)
-            if table is None or table.ndim != 1 or table.is_meta:
+            if table is None or table.ndim != 2 or table.is_meta:
                 continue
-            # A table of fewer or more channels may be as long.
+            # A table of fewer or more channels may have the same shape.
             if (channels := int(table.count_nonzero())) != self.in_channels:
                 errors.append(
                     f"{name}: expected a table of {self.in_channels} channels, got one of {channels}; "

@@ -15,9 +15,9 @@ Backwards, with G_k the conjugate transform of s_k's gradient, of which E_k is w
 The inverse transform of F_k is the gradient of S_k with its entries in reverse, j at -j modulo d. So one conjugate
 per image does for all positions.
 
-A table describes C_k: entry m holds c if channel c, counted from 1, falls into bucket m modulo d, -c if with a
-minus sign, and 0 if none does. Every channel has one place in it, so that to sketch is to gather: the sums have a
-fixed order, and the gradient is gathered, too. No result depends on the order in which threads run.
+A table of rows of d describes C_k: entry j of a row holds c if channel c, counted from 1, falls into bucket j, -c
+if with a minus sign, and 0 if none does. Every channel has one place in it, so that to sketch is to gather: the
+sums have a fixed order, and the gradient is gathered, too. No result depends on the order in which threads run.
 """
 
 from collections.abc import Iterator, Sequence
@@ -36,17 +36,16 @@ GPU_BLOCK = 2**23
 
 
 def draw_table(table: Tensor, channels: int) -> None:
-    """Fill a table, (M,) integers with M >= C, at random: the places without replacement, and the signs."""
+    """Fill a table, C integers or more, at random: the places without replacement, and the signs."""
     signs = torch.empty(channels, device=table.device).bernoulli_(0.5).mul_(2).sub_(1)
     numbers = torch.arange(1, channels + 1, device=table.device)
-    places = torch.randperm(len(table), device=table.device)[:channels]
-    table.zero_()[places] = (signs * numbers).to(table.dtype)
+    places = torch.randperm(table.numel(), device=table.device)[:channels]
+    table.zero_().view(-1)[places] = (signs * numbers).to(table.dtype)
 
 
 def summed_convolutions(
     x: Tensor,
     tables: Sequence[Tensor],
-    buckets: int,
     *,
     size: Tensor | None = None,
     activations: Activations = "store",
@@ -56,8 +55,7 @@ def summed_convolutions(
     Args:
         x: (N, P, C), P features of C channels for each of N images, in float32 or float64; the layout of a map,
             transposed, is as good as any.
-        tables: Of C_1 .. C_K, K >= 2, each (M,), as above, M a multiple of d.
-        buckets: d.
+        tables: Of C_1 .. C_K, K >= 2, each (R, d), as above, R d >= C.
         size: (N, 1), constants by which the features of each image are divided; default: 1.
         activations: "store" the transforms for the backward pass, "recompute" them there, or "autograd": as in
             `summed_products`.
@@ -66,53 +64,49 @@ def summed_convolutions(
         (K - 1, N, d), in x's dtype.
     """
     if len(x) == 0:  # transforms of nothing are refused
-        return x.new_zeros(len(tables) - 1, 0, buckets) * x.sum()
+        return x.new_zeros(len(tables) - 1, 0, tables[0].shape[1]) * x.sum()
     size = x.new_ones(1, 1).expand(len(x), 1) if size is None else size.detach()
     size = size.unsqueeze(2)
     if activations == "autograd" or torch.compiler.is_compiling() or is_transformed():
-        return _differentiable(x, size, tables, buckets)
+        return _differentiable(x, size, tables)
     store = activations == "store" and x.requires_grad and torch.is_grad_enabled()
-    result: Tensor = _SummedConvolutions.apply((buckets, store), x, size, *tables)
+    result: Tensor = _SummedConvolutions.apply(store, x, size, *tables)
     return result
 
 
-def _differentiable(x: Tensor, size: Tensor, tables: Sequence[Tensor], buckets: int) -> Tensor:
-    phis = list(accumulate(_factors(x, size, tables, buckets), torch.mul))
-    return _inverse(torch.stack([phi.sum(dim=1) for phi in phis[1:]]), buckets)
+def _differentiable(x: Tensor, size: Tensor, tables: Sequence[Tensor]) -> Tensor:
+    phis = list(accumulate(_factors(x, size, tables), torch.mul))
+    return _inverse(torch.stack([phi.sum(dim=1) for phi in phis[1:]]), tables[0].shape[1])
 
 
 class _SummedConvolutions(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, options: tuple[int, bool], x: Tensor, size: Tensor, *tables: Tensor
-    ) -> Tensor:
-        buckets, store = options
+    def forward(ctx: Any, store: bool, x: Tensor, size: Tensor, *tables: Tensor) -> Tensor:
+        buckets = tables[0].shape[1]
         shape = len(tables) - 1, len(x), buckets // 2 + 1
         dtype = torch.promote_types(x.dtype, torch.complex64)
         sums = torch.zeros(shape, dtype=dtype, device=x.device)
         stored = []
         for block in _blocks(x, buckets):
-            factors = _factors(x[block], size[block[0]], tables, buckets)
+            factors = _factors(x[block], size[block[0]], tables)
             phi = factors[0]
             for total, factor in zip(sums[:, block[0]], factors[1:], strict=True):
                 phi = phi * factor
                 total += phi.sum(dim=1)
             if store:
                 stored += factors
-        ctx.options = options
         ctx.save_for_backward(x, size, *tables, *stored)
         return _inverse(sums, buckets)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        buckets, _ = ctx.options
-        order = len(gradient) + 1
+        order, buckets = len(gradient) + 1, gradient.shape[2]
         x, size, *others = ctx.saved_tensors
         tables, stored = others[:order], others[order:]
         if torch.is_grad_enabled() or is_transformed():  # for the gradient of this gradient
-            dx = _differentiable_gradient(x, size, tables, buckets, gradient)
+            dx = _differentiable_gradient(x, size, tables, gradient)
             return None, dx, None, *[None] * order
-        targets = [_targets(table, x, buckets) for table in tables]
+        targets = [_targets(table, x) for table in tables]
         # In reverse, j at -j modulo d: the transform is the conjugate.
         conjugates = torch.fft.rfft(gradient.flip(2).roll(1, 2)).unsqueeze(2)
         dx = torch.empty_like(x)
@@ -120,7 +114,7 @@ class _SummedConvolutions(torch.autograd.Function):
             if stored:
                 factors = stored[number * order : (number + 1) * order]
             else:
-                factors = _factors(x[block], size[block[0]], tables, buckets)
+                factors = _factors(x[block], size[block[0]], tables)
             phis = list(accumulate(factors[:-1], torch.mul))
             G = conjugates[:, block[0]]
             E, total = G[-1], torch.zeros((), dtype=x.dtype, device=x.device)
@@ -145,16 +139,16 @@ def _blocks(x: Tensor, buckets: int) -> Iterator[tuple[slice, slice]]:
             yield slice(image, image + count), slice(position, position + rows)
 
 
-def _factors(x: Tensor, size: Tensor, tables: Sequence[Tensor], buckets: int) -> list[Tensor]:
+def _factors(x: Tensor, size: Tensor, tables: Sequence[Tensor]) -> list[Tensor]:
     """A_1 .. A_K of x (n, p, C): (n, p, d // 2 + 1)."""
     x = (x / size).contiguous()
-    return [_transform(x, *_sources(table, x.dtype), buckets) for table in tables]
+    return [_transform(x, table) for table in tables]
 
 
-def _transform(x: Tensor, channels: Tensor, signs: Tensor, buckets: int) -> Tensor:
-    sketch = _gather(x, channels, signs)
-    if len(signs) > buckets:
-        sketch = sketch.view(*x.shape[:2], -1, buckets).sum(dim=2)
+def _transform(x: Tensor, table: Tensor) -> Tensor:
+    sketch = _gather(x, *_sources(table.view(-1), x.dtype))
+    if len(table) > 1:
+        sketch = sketch.view(*x.shape[:2], *table.shape).sum(dim=2)
     transform: Tensor = torch.fft.rfft(sketch)
     return transform
 
@@ -164,9 +158,9 @@ def _sources(table: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     return (table.abs() - 1).clamp(min=0), table.sign().to(dtype)
 
 
-def _targets(table: Tensor, x: Tensor, buckets: int) -> tuple[Tensor, Tensor]:
+def _targets(table: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
     """For each channel its bucket j, as -j modulo d, and its sign."""
-    channels = x.shape[2]
+    (channels, buckets), table = (x.shape[2], table.shape[1]), table.view(-1)
     place = torch.empty(channels + 1, dtype=torch.long, device=x.device)
     place[table.abs()] = torch.arange(len(table), device=x.device)
     place = place[1:]
@@ -185,10 +179,10 @@ def _inverse(transforms: Tensor, buckets: int) -> Tensor:
 
 
 def _differentiable_gradient(
-    x: Tensor, size: Tensor, tables: Sequence[Tensor], buckets: int, gradient: Tensor
+    x: Tensor, size: Tensor, tables: Sequence[Tensor], gradient: Tensor
 ) -> Tensor:
     with torch.enable_grad():
         alias = x.view_as(x)  # x may be made of other inputs, whose share is not asked for here
-        sums = _differentiable(alias, size, tables, buckets)
+        sums = _differentiable(alias, size, tables)
     (dx,) = torch.autograd.grad(sums, alias, gradient, create_graph=True)
     return dx

@@ -8,7 +8,7 @@ import copy
 import re
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import redirect_stdout
+from contextlib import contextmanager, redirect_stdout
 from functools import partial
 from io import StringIO
 from itertools import product
@@ -24,6 +24,7 @@ import pml_regularizers as ours
 from benchmarks.records import load_run
 from benchmarks.reporting import Table, compare
 from benchmarks.speed.measuring import Comparison, measure, peak_bytes, tensor_bytes
+from pml_regularizers import summed_convolutions as convolutions
 from pml_regularizers import summed_products as products
 
 Device = torch.device
@@ -100,6 +101,16 @@ def _leaves(tensors: Sequence[Tensor], device: Device, dtype: torch.dtype) -> li
     return [tensor.to(device, dtype, copy=True).requires_grad_() for tensor in tensors]
 
 
+@contextmanager
+def _set(module: Any, name: str, value: int) -> Iterator[None]:
+    before = getattr(module, name)
+    setattr(module, name, value)
+    try:
+        yield
+    finally:
+        setattr(module, name, before)
+
+
 def _sums(inputs: list[Tensor], gradient: Tensor, **options: Any) -> list[Tensor]:
     """The library's sums of products, and the gradients of all inputs."""
     sums = products.summed_products(inputs[0], inputs[1:], **options)
@@ -153,12 +164,8 @@ def horde(tiny: bool, device: Device) -> Iterator[Check | str]:
     inputs, gradient = _leaves(tensors, device, torch.float32), gradient.to(device, torch.float32)
 
     def step(activations: str, name: str, block: int) -> list[Tensor]:
-        before = getattr(products, name)
-        setattr(products, name, block)
-        try:
+        with _set(products, name, block):
             return _sums(inputs, gradient, activations=activations)
-        finally:
-            setattr(products, name, before)
 
     size = f"{N} maps of {P} positions and {C} channels, {K} orders of {d}, float32"
     expected = [tensor.cpu() for tensor in _sums(inputs, gradient, activations="autograd")]
@@ -173,6 +180,50 @@ def horde(tiny: bool, device: Device) -> Iterator[Check | str]:
         first = next(iter(steps))
         title = f"{activations}, {name}"
         yield _table(Comparison(title, size, steps, memory_against=first), tiny)
+
+
+@part
+def sketches(tiny: bool, device: Device) -> Iterator[Check | str]:
+    """HORDE's moments by tensor sketches.
+
+    Sums and gradient in float32, stored and recomputed; expected: the convolutions in float64 by plain autograd,
+    and the same bits in a second call. Times and bytes against random matrices, then with each `GPU_BLOCK` of
+    `pml_regularizers/summed_convolutions.py`, the first row with what is set.
+    """
+    from benchmarks.speed import cases
+
+    N, P, C, d, K = (2, 19, 5, 16, 3) if tiny else (40, 64, 1024, 2048, 5)
+    x, gradient = torch.randn(N, P, C), torch.randn(K - 1, N, d)
+    tables = [torch.empty(-(-C // d), d, dtype=torch.int32) for _ in range(K)]
+    for table in tables:
+        convolutions.draw_table(table, C)
+
+    def step(activations: str, place: Device, dtype: torch.dtype) -> list[Tensor]:
+        [given] = _leaves([x], place, dtype)
+        here = [table.to(place) for table in tables]
+        sums = convolutions.summed_convolutions(given, here, activations=activations)  # type: ignore[arg-type]
+        return [sums, *torch.autograd.grad(sums, given, gradient.to(sums))]
+
+    def with_block(activations: str, block: int) -> list[Tensor]:
+        with _set(convolutions, "GPU_BLOCK", block):
+            return step(activations, device, torch.float32)
+
+    expected = step("autograd", CPU, torch.float64)
+    for activations in ("store", "recompute"):
+        found = step(activations, device, torch.float32)
+        yield check(activations, found, expected, FLOAT32)
+        again = step(activations, device, torch.float32)
+        yield check(f"{activations}, a second call", again, found, 0)
+    for case in (cases.horde_sketch_stored, cases.horde_sketch_recomputed):
+        yield _table(case(tiny, device), tiny)
+    widths = [convolutions.GPU_BLOCK, *(2**k for k in ((8, 10) if tiny else range(19, 27)))]
+    size = f"{N} maps of {P} positions and {C} channels, {K} orders of {d}, float32"
+    for activations in ("store", "recompute"):
+        steps = {f"{block:,}": partial(with_block, activations, block) for block in widths}
+        first = next(iter(steps))
+        yield _table(
+            Comparison(f"{activations}, GPU_BLOCK", size, steps, memory_against=first), tiny
+        )
 
 
 # ---------------------------------------------------------------------------- losses and training

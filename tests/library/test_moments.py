@@ -70,7 +70,7 @@ def kept_features(features: Tensor | tuple[Tensor, Tensor]) -> list[np.ndarray]:
 def as_matrix(table: Tensor, module: HighOrderMoments) -> np.ndarray:
     """The count sketch that a table describes: (C, d)."""
     matrix = np.zeros((module.in_channels, module.moment_dim))
-    for place, number in enumerate(table.tolist()):
+    for place, number in enumerate(table.flatten().tolist()):
         if number:
             matrix[abs(number) - 1, place % module.moment_dim] += np.sign(number)
     return matrix
@@ -323,20 +323,20 @@ def test_random_matrices_are_signs_kept_in_a_byte_and_never_trained() -> None:
     assert len({tuple(weight.flatten().tolist()) for weight in module.weights()}) == ORDER
 
 
-@pytest.mark.parametrize(("dim", "places"), [(2, 6), (5, 5), (8, 8)])
-def test_sketches_have_one_sign_and_one_place_per_channel(dim: int, places: int) -> None:
+@pytest.mark.parametrize(("dim", "rows", "other"), [(2, 3, 6), (5, 1, 6), (8, 1, 16)])
+def test_sketches_have_one_sign_and_one_place_per_channel(dim: int, rows: int, other: int) -> None:
     module = build("sketch", moment_dim=dim)
     assert set(module.state_dict()) == {f"weight_{index}" for index in range(ORDER)}
     for table in module.double().weights():
-        assert (table.dtype, table.shape) == (torch.int32, (places,))
+        assert (table.dtype, table.shape) == (torch.int32, (rows, dim))
         assert sorted(table[table != 0].abs().tolist()) == [1, 2, 3, 4, 5]
     with pytest.raises(RuntimeError, match="size mismatch for weight_0"):
-        build("sketch", moment_dim=dim + places).load_state_dict(module.state_dict())
+        build("sketch", moment_dim=other).load_state_dict(module.state_dict())
 
 
 @pytest.mark.parametrize("channels", [3, 8])
 def test_tables_of_other_channels_are_refused(channels: int) -> None:
-    """They are as long, but leave channels out or look for some that are not there."""
+    """They have the same shape, but leave channels out or look for some that are not there."""
     given = build("sketch", moment_dim=8, in_channels=channels)
     module = nn.Sequential(build("sketch", moment_dim=8))
     before = copy.deepcopy(list(module.buffers()))

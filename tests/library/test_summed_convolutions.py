@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import re
 import shutil
 from typing import Any
 
@@ -35,7 +36,7 @@ in_blocks = pytest.mark.parametrize(
 
 
 def draw(d: int, order: int = ORDER, channels: int = CHANNELS) -> list[Tensor]:
-    tables = torch.zeros(order, math.ceil(channels / d) * d, dtype=torch.int32)
+    tables = torch.zeros(order, math.ceil(channels / d), d, dtype=torch.int32)
     for table in tables:
         draw_table(table, channels)
     return list(tables)
@@ -48,7 +49,7 @@ def features(**options: Any) -> Tensor:
 def matrix(table: Tensor, channels: int, d: int) -> Tensor:
     """The count sketch that a table describes: (C, d)."""
     result = torch.zeros(channels, d, dtype=torch.float64)
-    for place, number in enumerate(table.tolist()):
+    for place, number in enumerate(table.flatten().tolist()):
         if number:
             result[abs(number) - 1, place % d] += math.copysign(1, number)
     return result
@@ -60,7 +61,7 @@ def matrix(table: Tensor, channels: int, d: int) -> Tensor:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_equals_dense_matrices(activations: str, d: int, dtype: torch.dtype) -> None:
     x, tables = features(dtype=dtype), draw(d)
-    sums = summed_convolutions(x, tables, d, activations=activations)
+    sums = summed_convolutions(x, tables, activations=activations)
     assert sums.dtype == dtype
     matrices = [matrix(table, CHANNELS, d).numpy() for table in tables]
     for way in (oracle.sketched, oracle.convolved):
@@ -75,7 +76,7 @@ def test_gradients_by_finite_differences(activations: str, d: int) -> None:
     x, tables = features()[:2].requires_grad_(), draw(d, order=3)
 
     def sums(x: Tensor) -> Tensor:
-        return summed_convolutions(x, tables, d, activations=activations)
+        return summed_convolutions(x, tables, activations=activations)
 
     assert torch.autograd.gradcheck(sums, x)
     assert torch.autograd.gradgradcheck(sums, x)
@@ -92,7 +93,7 @@ def test_gradients_are_those_of_dense_matrices(activations: str, d: int) -> None
         phi = phi * (x.to(torch.complex128) @ (matrix(table, CHANNELS, d) + 0j) @ waves)
         exact.append((phi.sum(dim=1) @ waves.conj()).real / d)
     weights = torch.randn(ORDER - 1, IMAGES, d, dtype=torch.float64)
-    sums = summed_convolutions(x, tables, d, activations=activations)
+    sums = summed_convolutions(x, tables, activations=activations)
     [expected] = torch.autograd.grad(torch.stack(exact[1:]), x, weights)
     assert_close(torch.autograd.grad(sums, x, weights)[0], expected)
 
@@ -102,7 +103,7 @@ def test_the_same_numbers_every_time(activations: str) -> None:
     x, tables = features(dtype=torch.float32, requires_grad=True), draw(8)
 
     def run() -> tuple[Tensor, ...]:
-        sums = summed_convolutions(x, tables, 8, activations=activations)
+        sums = summed_convolutions(x, tables, activations=activations)
         return sums, *torch.autograd.grad(sums.square().sum(), x)
 
     for first, again in zip(run(), run(), strict=True):
@@ -114,7 +115,7 @@ def test_only_gathers_are_run(activations: str) -> None:
     """What adds in the order in which threads run, on CUDA devices, is not."""
     x, tables = features(requires_grad=True), draw(8)
     with Count() as count:
-        summed_convolutions(x, tables, 8, activations=activations).sum().backward()
+        summed_convolutions(x, tables, activations=activations).sum().backward()
     scattering = {name for name in count.operations if "scatter" in name or "index_add" in name}
     # Autograd's own, of a gather that takes no channel twice, except the first with a sign of zero.
     assert scattering == ({"aten.index_add"} if activations == "autograd" else set())
@@ -123,7 +124,7 @@ def test_only_gathers_are_run(activations: str) -> None:
 @blocked
 def test_a_second_backward_pass_finds_all_as_it_was(activations: str) -> None:
     x, tables = features(requires_grad=True), draw(8)
-    value = summed_convolutions(x, tables, 8, activations=activations).square().sum()
+    value = summed_convolutions(x, tables, activations=activations).square().sum()
     [first] = torch.autograd.grad(value, x, retain_graph=True)
     assert torch.equal(first, torch.autograd.grad(value, x)[0])
 
@@ -131,7 +132,7 @@ def test_a_second_backward_pass_finds_all_as_it_was(activations: str) -> None:
 @blocked
 def test_tables_changed_before_the_backward_pass_are_an_error(activations: str) -> None:
     x, tables = features(requires_grad=True), draw(8)
-    value = summed_convolutions(x, tables, 8, activations=activations).sum()
+    value = summed_convolutions(x, tables, activations=activations).sum()
     draw_table(tables[0], CHANNELS)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         value.backward()
@@ -140,7 +141,7 @@ def test_tables_changed_before_the_backward_pass_are_an_error(activations: str) 
 @every_kind
 def test_no_images(activations: str) -> None:
     none = features()[:0].requires_grad_()
-    sums = summed_convolutions(none, draw(8), 8, activations=activations)
+    sums = summed_convolutions(none, draw(8), activations=activations)
     assert sums.shape == (ORDER - 1, 0, 8)
     assert torch.autograd.grad(sums.sum(), none)[0].shape == none.shape
 
@@ -151,7 +152,7 @@ def test_transformations(activations: str) -> None:
     x, tables = features(), draw(8)
 
     def value(x: Tensor) -> Tensor:
-        return summed_convolutions(x, tables, 8, activations=activations)
+        return summed_convolutions(x, tables, activations=activations)
 
     each = torch.func.vmap(lambda image: value(image.unsqueeze(0))[:, 0], out_dims=1)(x)
     assert_close(each, value(x))
@@ -169,7 +170,7 @@ def test_compiled_gradients() -> None:
     x, tables = features(requires_grad=True), draw(8)
 
     def value(x: Tensor) -> Tensor:
-        return summed_convolutions(x, tables, 8).square().sum()
+        return summed_convolutions(x, tables).square().sum()
 
     torch.compiler.reset()
     [gradient] = torch.autograd.grad(torch.compile(value, fullgraph=True)(x), x)
@@ -184,7 +185,7 @@ def peak(activations: str) -> int:
     x = torch.randn(8, 16, 32, requires_grad=True)
     tables = draw(2048, order=5, channels=32)
     with Peak() as peak:
-        sums = summed_convolutions(x, tables, 2048, activations=activations)
+        sums = summed_convolutions(x, tables, activations=activations)
         results = [sums, *torch.autograd.grad(sums.sum(), x)]
     return peak.bytes(without=results)
 
@@ -198,12 +199,22 @@ def test_memory_of_a_forward_and_backward_pass() -> None:
 
 
 @every_kind
-@pytest.mark.parametrize(("drawn", "order", "given"), [(8, 3, 16), (8, 3, 3), (8, 1, 8), (3, 3, 3)])
-def test_tables_that_do_not_fit(activations: str, drawn: int, order: int, given: int) -> None:
-    """Of another width, of too few orders, or of too few channels."""
-    tables = draw(drawn, order, channels=3)
-    with pytest.raises(ValueError, match=rf"tables: expected .* got lengths \[{drawn}"):
-        sketched_moments(features(), tables, given, activations=activations)
+@pytest.mark.parametrize("widths", [[8, 8, 16], [8], [], [3, 3]])
+def test_tables_that_do_not_fit(activations: str, widths: list[int]) -> None:
+    """Of several widths, of too few orders, or of too few channels."""
+    tables = [draw(width, 1, channels=3)[0] for width in widths]
+    shapes = re.escape(str([(1, width) for width in widths]))
+    with pytest.raises(
+        ValueError, match=rf"tables: expected .* room for the 5 channels, got {shapes}"
+    ):
+        sketched_moments(features(), tables, activations=activations)
+
+
+@every_kind
+def test_tables_without_rows(activations: str) -> None:
+    tables = [table.flatten() for table in draw(8)]
+    with pytest.raises(ValueError, match=r"tables: expected .* \(rows, moment_dim\)"):
+        sketched_moments(features(), tables, activations=activations)
 
 
 # Bias and variance
@@ -212,9 +223,9 @@ X = np.array([0.9, -0.5, 0.2, 0.7, -0.1])
 Y = np.array([0.6, -0.7, 0.4, 0.3, 0.5])
 
 
-def inner_products(d: int, channels: int, tables: list[Tensor]) -> list[float]:
+def inner_products(channels: int, tables: list[Tensor]) -> list[float]:
     pair = torch.from_numpy(np.stack([X, Y])[:, None, :channels])
-    return [float(z[0] @ z[1]) for z in sketched_moments(pair, tables, d)]
+    return [float(z[0] @ z[1]) for z in sketched_moments(pair, tables)]
 
 
 @pytest.mark.parametrize(
@@ -228,11 +239,10 @@ def test_mean_and_variance_over_all_tables_there_are(channels: int, d: int, orde
             table = torch.zeros(places, dtype=torch.int32)
             for number, (place, sign) in enumerate(zip(chosen, signs, strict=True), start=1):
                 table[place] = sign * number
-            tables.append(table)
+            tables.append(table.view(-1, d))
     x, y = X[:channels], Y[:channels]
     found = [
-        inner_products(d, channels, list(some))[-1]
-        for some in itertools.product(tables, repeat=order)
+        inner_products(channels, list(some))[-1] for some in itertools.product(tables, repeat=order)
     ]
     assert len(found) >= 64
     assert np.mean(found) == pytest.approx((x @ y) ** order, rel=1e-10)
@@ -255,7 +265,7 @@ def test_mean_and_variance_of_random_maclaurin_over_all_signs(order: int) -> Non
 @pytest.mark.parametrize("d", [4, 16])
 def test_mean_and_variance_of_what_is_drawn(d: int) -> None:
     """z-scores; the seed is fixed, and a correct draw exceeds 5 once in two million seeds."""
-    draws = np.array([inner_products(d, 5, draw(d)) for _ in range(1500)])
+    draws = np.array([inner_products(5, draw(d)) for _ in range(1500)])
     places = math.ceil(5 / d) * d
     for order, found in enumerate(draws.T, start=2):
         claim = (X @ Y) ** order
