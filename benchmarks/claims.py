@@ -2,24 +2,36 @@
 
     python -m benchmarks.claims [--only NAME ...] [--seeds 10] [--jobs 2] [--page-only] [-- --any.setting value]
 
-The claims, their rows and how they are tested stand in benchmarks/recipes/claims.yaml. The same command goes on
-where it was stopped: what finished runs measured is kept beside the page, in docs/claims.json, and no longer needs
-their folders. Each run has one thread unless OMP_NUM_THREADS says otherwise. Exit status: 1 if a run failed, 2 for
-what cannot be started, 128 + signal if it was stopped.
+The claims, their rows and how they are tested stand in benchmarks/recipes/claims.yaml. First settings are chosen on
+validation classes; then the chosen ones are tested, once. The same command goes on where it was stopped: what
+finished runs measured is kept beside the page, in docs/claims.json, and no longer needs their folders. Each run has
+one thread unless OMP_NUM_THREADS says otherwise. Exit status: 1 if a run failed, 2 for what cannot be started,
+128 + signal if it was stopped.
 """
 
 import argparse
 import os
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import cache
+from itertools import chain
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 # Rooms import late: `--help` needs no torch.
-from benchmarks import records, reporting, studies
+from benchmarks import building, records, reporting, studies
 from benchmarks.console import at_least, split_settings
-from benchmarks.settings import ConfigError
+from benchmarks.settings import ConfigError, changed, dump
 
 CLAIMS = Path(__file__).parent / "recipes" / "claims.yaml"
+
+SELECTION = "mean_average_precision_at_r"
+
+Values = tuple[tuple[str, float], ...]
+"""Settings and their values."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -48,43 +60,132 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
 
 
+class Study:
+    """The trainings of all rows: of values to choose from, on validation classes, and of what was chosen."""
+
+    def __init__(
+        self, claims: Any, results: Any, runs: Path, seeds: int, settings: Sequence[str]
+    ) -> None:
+        self.claims, self.results, self.runs = claims, results, runs
+        self.seeds, self.settings = seeds, settings
+        self._plan = cache(self._plan_anew)
+
+    def tuning(self, row: str) -> Any:
+        """What each value of the row's number gave; None as long as one is not measured."""
+        measured = {}
+        for value, jobs in self.candidates(row).items():
+            found = [self.results.of(job) for job in jobs]
+            if None in found:
+                return None
+            measured[value] = float(np.mean([result["metrics"][SELECTION] for result in found]))
+        setting = next(iter(self.claims.tuned.get(row, {})), "")
+        return reporting.Tuning(row, setting, measured) if measured else None
+
+    def chosen(self, row: str) -> Values | None:
+        """The settings of a row; None as long as one is not chosen."""
+        taken = self._taken(row)
+        if taken is None or row not in self.claims.tuned:
+            return taken
+        tuning = self.tuning(row)
+        return tuning and (*taken, (tuning.setting, tuning.chosen))
+
+    def needed(self, rows: Iterable[str]) -> list[str]:
+        """The rows, each once, behind all that they take."""
+        found: dict[str, None] = {}
+        for row in rows:
+            found |= dict.fromkeys([*self.needed(self.claims.takes.get(row, [])), row])
+        return list(found)
+
+    def missing(self, rows: Iterable[str]) -> list[Any]:
+        """The trainings without a result that can be run now, as all that comes before them has one."""
+        jobs = (
+            job
+            for row in self.needed(rows)
+            for job in (*chain(*self.candidates(row).values()), *self.tests(row))
+        )
+        return [job for job in jobs if self.results.of(job) is None]
+
+    def keep_finished(self, rows: Sequence[str]) -> None:
+        """Keep the results of run folders, and of those that these make known."""
+        while done := [j for j in self.missing(rows) if j.is_finished() and not j.changes()]:
+            self.results.add(done)
+
+    def _taken(self, row: str) -> Values | None:
+        given = [self.chosen(other) for other in self.claims.takes.get(row, [])]
+        return None if None in given else tuple(dict(chain(*given)).items())
+
+    def candidates(self, row: str) -> dict[float, list[Any]]:
+        """The trainings with each value, one per draw of the classes; none before what the row takes is chosen."""
+        taken = self._taken(row)
+        if taken is None:
+            return {}
+        [(setting, values)] = self.claims.tuned.get(row, {"": []}).items()
+        draws = range(self.claims.draws)
+        return {
+            value: [
+                job for draw in draws for job in self._plan(row, (*taken, (setting, value)), draw)
+            ]
+            for value in values
+        }
+
+    def tests(self, row: str) -> list[Any]:
+        """The trainings to be tested, one per seed; none before the settings are chosen."""
+        values = self.chosen(row)
+        return [] if values is None else self._plan(row, values)
+
+    def _plan_anew(self, row: str, values: Values, draw: int | None = None) -> list[Any]:
+        recipe, seeds, runs = f"{self.claims.recipes}/{row}", range(self.seeds), self.runs
+        more = self.claims.settings.get(row, [])
+        if draw is not None:
+            seeds, runs = range(1), runs / "validation" / f"{values[-1][1]:g}" / f"draw{draw}"
+            more = ["--data.split=validation", f"--data.fold={draw}"]
+        if values:
+            whole = changed(building.parse_resolved(["--recipe", recipe]).config, dict(values))
+            groups = {re.split(r"[.\[]", setting)[0] for setting, _ in values}
+            text = dump({group: whole[group] for group in sorted(groups)})
+            file = runs / "settings" / f"{row}.yaml"
+            if not file.exists() or file.read_text() != text:
+                file.parent.mkdir(parents=True, exist_ok=True)
+                records.replace_file(file, text.encode())
+            more = [f"--config={file}", *more]
+        return studies.plan([recipe], seeds, runs, ["--report=false", *more, *self.settings])
+
+
 def _run(options: argparse.Namespace, settings: Sequence[str]) -> int:
     claims = reporting.read_claims(CLAIMS)
     names = [claim.name for claim in claims.claims]
     if unknown := set(options.only or []) - set(names):
         raise ConfigError(f"--only: no claim {min(unknown)}; there are {', '.join(names)}")
-    jobs = {}
-    for row in dict.fromkeys(row for claim in claims.claims for row in claim.rows()):
-        recipe = f"{claims.recipes}/{row}"
-        further = ["--report=false", *claims.settings.get(row, []), *settings]
-        jobs[row] = studies.plan([recipe], range(options.seeds), options.runs, further)
     results = reporting.Results(options.output.with_suffix(".json"))
+    study = Study(claims, results, options.runs, options.seeds, settings)
+    every = study.needed(row for claim in claims.claims for row in claim.rows())
     chosen = [claim for claim in claims.claims if claim.name in (options.only or names)]
-    rows = dict.fromkeys(row for claim in chosen for row in claim.rows())
-    queue = [job for row in rows for job in jobs[row] if results.of(job) is None]
-    stopped_by = None
-    if queue and not options.page_only:
+    rows = [row for claim in chosen for row in claim.rows()]
+    study.keep_finished(every)
+    failed, stopped_by = False, None
+    while not (options.page_only or failed or stopped_by) and (queue := study.missing(rows)):
         devices = [None] * options.jobs
         sweep = studies.Sweep(queue, launcher=[sys.executable], devices=devices, redo_stale=False)
         stopped_by = sweep.run()
         print(studies.summary(queue))
-    finished = [job for of in jobs.values() for job in of if job.is_finished()]
-    results.add([job for job in finished if results.of(job) is None and not job.changes()])
+        study.keep_finished(every)
+        failed = any(results.of(job) is None for job in queue)
     if stopped_by is not None:
         return 128 + stopped_by
     found = {
-        row: {job.seed: result for job in of if (result := results.of(job)) is not None}
-        for row, of in jobs.items()
+        row: {job.seed: result for job in study.tests(row) if (result := results.of(job))}
+        for row in every
     }
     findings = reporting.judge(claims, found)
     if not findings:
         raise ConfigError(f"--runs: {options.runs} has no claim's rows finished at two seeds")
     figure = options.output.with_suffix(".png")
     reporting.save_forest(claims, findings, figure)
-    page = reporting.claims_page(claims, findings, found, figure.name)
+    tunings = [tuning for row in every if (tuning := study.tuning(row))]
+    page = reporting.claims_page(claims, findings, found, tunings, figure.name)
     records.replace_file(options.output, page.encode())
     print(page, end="")
-    return int(any(job.status in ("failed", "stale") for job in queue))
+    return int(failed)
 
 
 if __name__ == "__main__":

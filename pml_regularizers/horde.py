@@ -49,8 +49,8 @@ class HORDELoss(WrapperLoss):
             projections, no for fixed ones, as in the paper; without, orders 2..K are d wide.
         normalize: L2-normalise every order, as the authors' code does. Without, order k of features of size s is
             of size s^k, and its squares must fit float32: below about 1e3 at order 5.
-        order_weights: w_2 .. w_K: K - 1 numbers, "sum" (all 1, eq. 7) or "mean" (all 1/(K-1), the
-            authors' code for ensembles).
+        order_weights: w_2 .. w_K: K - 1 numbers, one for all of them, "sum" (all 1, eq. 7) or "mean" (all
+            1/(K-1), the authors' code for ensembles).
         init: Start of trained projections, "glorot" (the authors' code) or "rademacher" (Algorithm 1).
         first_loss: Loss of order 1 where it is not that of the others, as on the ensembles of Table 1:
             `EnsembleLoss`. Deep-copied too. Default: `loss`.
@@ -94,7 +94,7 @@ class HORDELoss(WrapperLoss):
         projections: Projections = "cascaded",
         embed_orders: bool | None = None,
         normalize: bool = True,
-        order_weights: Sequence[float] | Literal["sum", "mean"] = "sum",
+        order_weights: float | Sequence[float] | Literal["sum", "mean"] = "sum",
         init: Init = "glorot",
         first_loss: nn.Module | None = None,
         activations: Activations = "store",
@@ -296,13 +296,15 @@ def _leading_eigenvectors(symmetric: Tensor, count: int) -> Tensor:
     return vectors.flip(1)[:, :count]
 
 
-def _weights(order_weights: Sequence[float] | str, order: int) -> list[float]:
+def _weights(order_weights: float | Sequence[float] | str, order: int) -> list[float]:
     count = order - 1
+    if isinstance(order_weights, (int, float)):
+        return [float(order_weights)] * count
     if isinstance(order_weights, str):
         words = {"sum": 1.0, "mean": 1.0 / count}
         if order_weights not in words:
             raise ValueError(
-                f'order_weights: expected "sum", "mean" or {count} numbers, got {order_weights!r}'
+                f'order_weights: expected "sum", "mean", a number or {count} of them, got {order_weights!r}'
             )
         return [words[order_weights]] * count
     if len(order_weights) != count:

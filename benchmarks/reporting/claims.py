@@ -16,7 +16,7 @@ from benchmarks.records import damage_named, load_run, read_json, replace_file, 
 from benchmarks.reporting.comparison import metric_name
 from benchmarks.reporting.drawing import COLOURS, plain
 from benchmarks.reporting.table import Table
-from benchmarks.settings import ConfigError, changes_of_results, read_yaml
+from benchmarks.settings import ConfigError, read_yaml, settings_of_results
 
 SIGNIFICANT = 0.05  # what Holm's adjusted p lies below, for a claim to be shown or contradicted
 
@@ -52,7 +52,23 @@ class Claims:
     recipes: str
     margin: float
     settings: dict[str, list[str]]
+    draws: int
+    tuned: dict[str, dict[str, list[float]]]
+    takes: dict[str, list[str]]
     claims: list[Claim]
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """A setting of a row, and the MAP@R on validation classes of each of its values, a mean over draws."""
+
+    row: str
+    setting: str
+    measured: dict[float, float]
+
+    @property
+    def chosen(self) -> float:
+        return max(self.measured, key=lambda value: self.measured[value])
 
 
 def read_claims(path: Path) -> Claims:
@@ -174,9 +190,10 @@ class Results:
 
 def _name(training: Training) -> str:
     """Recipe, seed and a digest of what can move the result: other settings replace no result."""
-    moving = [[change.key, change.now] for change in changes_of_results({}, training.config)]
+    moving = settings_of_results(training.config)
     weights = training.weights and training.weights["sha256"]
-    digest = hashlib.sha256(json.dumps([moving, weights]).encode()).hexdigest()
+    settings = json.dumps([moving, weights], sort_keys=True)
+    digest = hashlib.sha256(settings.encode()).hexdigest()
     return f"{training.training}, seed {training.seed}, settings {digest[:16]}"
 
 
@@ -215,6 +232,7 @@ def claims_page(
     claims: Claims,
     findings: Sequence[Finding],
     results: Mapping[str, Mapping[int, Result]],
+    tunings: Sequence[Tuning],
     figure: str,
 ) -> str:
     """The page in markdown; `figure` is the name of the file beside it."""
@@ -255,6 +273,38 @@ rows of the table; that two rows are as good as each other is tested by two one-
 {100 * POWER:.0f} %, before the adjustment.
 
 {Table(header, rows, names=5).markdown()}
+
+{_tunings(claims, tunings)}"""
+
+
+def _tunings(claims: Claims, tunings: Sequence[Tuning]) -> str:
+    rows = []
+    for tuning in tunings:
+        scores = tuning.measured.items()
+        told = [
+            f"{value:g}: {100 * score:.2f}" for value, score in scores if value != tuning.chosen
+        ]
+        best = tuning.measured[tuning.chosen]
+        rows.append(
+            [
+                f"`{tuning.row}`",
+                f"`{tuning.setting}`",
+                f"{tuning.chosen:g}: {100 * best:.2f}",
+                ", ".join(told),
+            ]
+        )
+    if not rows:
+        return ""
+    taken = [
+        f"`{row}` of {' and '.join(f'`{one}`' for one in of)}" for row, of in claims.takes.items()
+    ]
+    return f"""## Settings
+
+One number of each row was chosen: the value with the largest MAP@R (%) on *validation* classes, as a mean over
+{claims.draws} draws of the classes that are trained on. No test class was seen. Rows take what was chosen for
+others, before their own number is chosen: {", ".join(taken)}. All else stands in the recipes.
+
+{Table(["row", "setting", "chosen: MAP@R", "also tried"], rows, names=4).markdown()}
 """
 
 

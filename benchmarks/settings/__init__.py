@@ -5,6 +5,7 @@ import lazy_loader as lazy
 __getattr__, __dir__, __all__ = lazy.attach(
     __name__,
     submod_attrs={
+        "changing": ["changed"],
         "command": ["Command", "parse"],
         "data": ["Data", "VIEWS", "fold_of", "num_workers"],
         "differences": [
@@ -14,6 +15,7 @@ __getattr__, __dir__, __all__ = lazy.attach(
             "changes_of_results",
             "config_changes",
             "flat",
+            "settings_of_results",
         ],
         "errors": ["ConfigError", "one_line"],
         "experiment": [

@@ -55,8 +55,17 @@ def config_changes(
 
 def changes_of_results(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
     """The settings that differ and can move a number of the test, given the seed and the file of weights."""
-    curves = () if any(map(_measures_to_choose, (before, now))) else ("evaluation.every",)
-    return config_changes(before, now, {*MOVES, *curves})
+    return config_changes(before, now, _without_effect(before, now))
+
+
+def settings_of_results(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings, by their keys, that can move a number of the test, given the seed and the file of weights."""
+    ignored = _without_effect(config)
+    return {key: value for key, value in flat(config).items() if key not in ignored}
+
+
+def _without_effect(*configs: Mapping[str, Any]) -> set[str]:
+    return {*MOVES} | (set() if any(map(_measures_to_choose, configs)) else {"evaluation.every"})
 
 
 def _measures_to_choose(config: Mapping[str, Any]) -> bool:

@@ -24,10 +24,10 @@ from optuna.trial import FrozenTrial, TrialState
 from benchmarks.building import resolved
 from benchmarks.console import progress_bar
 from benchmarks.records import check_same, replace_file
-from benchmarks.settings import Command, ConfigError, dump, parse
+from benchmarks.settings import Command, ConfigError, changed, dump, parse
 from benchmarks.studies.folds import FoldRun, check, fold_run
 from benchmarks.studies.launching import Launcher
-from benchmarks.studies.search_space import Space, changed, corners
+from benchmarks.studies.search_space import Space, corners
 
 MEASURED = "validation MAP@R"
 

@@ -9,9 +9,8 @@ A path is that of the resolved settings, as on the command line of `benchmarks/r
 in brackets.
 """
 
-import copy
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -90,37 +89,3 @@ def corners(space: Space) -> list[dict[str, Any]]:
         {key: ends[i % len(ends)] for key, ends in values.items()}
         for i in range(max(map(len, values.values())))
     ]
-
-
-def changed(settings: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of resolved settings with the values at their paths.
-
-    Raises:
-        ConfigError: naming the path, if it leads nowhere; whether the setting is known shows when it is parsed.
-    """
-    result = copy.deepcopy(dict(settings))
-    for path, value in values.items():
-        _place(result, path, value, path)
-    return result
-
-
-def _place(part: Any, rest: str, value: Any, path: str) -> None:
-    """Set what `rest` of the path leads to in `part`."""
-    steps = {}
-    if isinstance(part, dict):  # names may hold dots: those of optimization.overrides do
-        steps = {str(name): name for name in part}
-    elif isinstance(part, list):
-        steps = {f"[{i}]": i for i in range(len(part))}
-    for step in sorted(steps, key=len, reverse=True):
-        if rest == step:
-            part[steps[step]] = value
-            return
-        if rest.startswith((f"{step}.", f"{step}[")):
-            _place(part[steps[step]], rest[len(step) :].removeprefix("."), value, path)
-            return
-    # What the runner fills in, and what YAML cannot hold, may be missing.
-    if not isinstance(part, dict) or "." in rest or "[" in rest:
-        raise ConfigError(
-            f"{path}: leads nowhere in the settings of the recipe, which benchmarks/run.py --print_config shows"
-        )
-    part[rest] = value

@@ -196,6 +196,8 @@ def test_order_weights_weigh_the_orders() -> None:
         ("sum", [1.0, 1.0, 1.0]),
         ("mean", [1 / 3, 1 / 3, 1 / 3]),
         ((3, 0.5, 0), [3.0, 0.5, 0.0]),
+        (0.3, [0.3, 0.3, 0.3]),
+        (2, [2.0, 2.0, 2.0]),
     ):
         loss = build(order_weights=weights)
         loss.load_state_dict(unit.state_dict())
@@ -367,7 +369,7 @@ def test_construction_and_call_leave_the_global_generators_alone(
         ({"embedding_size": 0}, "embedding_size: expected at least 1"),
         ({"projections": "fixed"}, "projections: expected one of"),
         ({"init": "zeros"}, "init: expected one of"),
-        ({"order_weights": "max"}, 'order_weights: expected "sum", "mean" or 3 numbers'),
+        ({"order_weights": "max"}, 'order_weights: expected "sum", "mean", a number or 3 of them'),
         (
             {"order_weights": [1.0, 1.0]},
             "order_weights: expected 3 numbers, for orders 2 to 4, got 2",

@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from benchmarks import claims
 from benchmarks.records.files import write_json
 from benchmarks.reporting.claims import Claim, assess, holm, read_claims, words
 from benchmarks.settings import read_table, recipe_files
-from benchmarks.studies.sweep import plan
+from benchmarks.studies.sweep import Job, plan
 
 GAIN = [0.9, 1.4, 0.3, 1.1, 0.8, 1.2, 0.6, 1.0, 0.7, 1.3]
 
@@ -68,7 +69,10 @@ def test_the_claims_are_of_rows_that_there_are():
     read = read_claims(claims.CLAIMS)
     rows = {entry.name.rpartition("/")[2] for entry in read_table(read.recipes).entries}
     assert {row for claim in read.claims for row in claim.rows()} <= rows
-    assert read.settings.keys() <= rows
+    assert {*read.settings, *read.tuned, *read.takes, *chain(*read.takes.values())} <= rows
+    assert all(len(values) == 1 for values in read.tuned.values())
+    trials = {len(candidates) for values in read.tuned.values() for candidates in values.values()}
+    assert trials == {4}  # a budget for all
     assert len(read.claims) >= 18
 
 
@@ -88,6 +92,7 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     sides = {"paper": "Table 1", "better": "new", "than": "base"}
     content = {
         **{"recipes": "toy/table", "margin": 1.0, "settings": {}},
+        **{"draws": 2, "tuned": {}, "takes": {}},
         "claims": {
             "1": {"claim": "new is better", **sides},
             "4": {"claim": "the third is better", "paper": "none", "better": "third", "than": "base"},
@@ -109,25 +114,31 @@ def make(toy: Path) -> Callable[[str, int, float], None]:
 
     def build(row: str, seed: int, recall: float) -> None:
         [job] = plan([f"toy/table/{row}"], [seed], Path("runs/claims"), ["--report=false"])
-        (job.folder / "records").mkdir(parents=True)
-        (job.folder / "records" / "evaluation.csv").write_text(
-            f"~iteration~,seen_recall_at_1\n10,0.1\n20,{recall}\n"
-        )
-        info = {
-            **{"label": row, "seed": seed, "status": "finished", "steps": 20, "config": job.config},
-            **{"metrics": {"recall_at_1": recall}, "outputs": {}, "commit": "0123abcd"},
-            "data": {
-                "name": "glyphs",
-                "split": "test",
-                "fingerprint": "",
-                "test_classes": 2,
-                "test_images": 4,
-            },
-            **{"wall_time_s": 3600.0, "hardware": {}, "world_size": 1, "weights": None},
-        }
-        write_json(job.folder / "run.json", info)
+        finish(job, recall)
 
     return build
+
+
+def finish(job: Job, recall: float) -> None:
+    row, seed = job.training.rpartition("/")[2], job.seed
+    (job.folder / "records").mkdir(parents=True)
+    (job.folder / "records" / "evaluation.csv").write_text(
+        f"~iteration~,seen_recall_at_1\n10,0.1\n20,{recall}\n"
+    )
+    info = {
+        **{"label": row, "seed": seed, "status": "finished", "steps": 20, "config": job.config},
+        **{"metrics": {"recall_at_1": recall, "mean_average_precision_at_r": recall / 2}},
+        **{"outputs": {}, "commit": "0123abcd"},
+        "data": {
+            "name": "glyphs",
+            "split": "test",
+            "fingerprint": "",
+            "test_classes": 2,
+            "test_images": 4,
+        },
+        **{"wall_time_s": 3600.0, "hardware": {}, "world_size": 1, "weights": None},
+    }
+    write_json(job.folder / "run.json", info)
 
 
 def command(*options: str) -> int:
@@ -192,6 +203,74 @@ def test_results_outlive_their_folders_and_no_change_of_settings(make, monkeypat
     next(iter(kept["results"].values()))["metrics"]["recall_at_1"] = 0.9
     Path("claims.json").write_text(json.dumps(kept))
     assert command("--page-only", "--seeds=3") == 2
+
+
+RATE = "optimization.learning_rate"
+BETA = "losses[0].loss.init_args.beta"
+
+
+def quality(job: Job) -> float:
+    """Best at a rate of 0.02 and, beside it, a beta of 3, although one draw of two likes 2 better."""
+    config = job.config
+    rate, beta = (
+        config["optimization"]["learning_rate"],
+        config["losses"][0]["loss"]["init_args"]["beta"],
+    )
+    if rate != 0.02:
+        return 0.5
+    return {2.0: 0.51 + 0.2 * config["data"]["fold"], 3.0: 0.8}.get(beta, 0.6)
+
+
+def test_settings_are_chosen_on_validation_classes_and_taken_by_others(toy, monkeypatch, capsys):
+    content = yaml.safe_load(Path("claims.yaml").read_text())
+    content["tuned"] = {"base": {RATE: [0.01, 0.02]}, "new": {BETA: [2.0, 3.0]}}
+    content["takes"] = {"new": ["base"], "third": ["new"]}
+    Path("claims.yaml").write_text(yaml.safe_dump(content))
+    sweeps = []
+
+    class Trained:
+        def __init__(self, jobs, **options):
+            self.jobs = jobs
+
+        def run(self):
+            sweeps.append(self.jobs)
+            for job in self.jobs:
+                finish(job, quality(job))
+
+    monkeypatch.setattr("benchmarks.studies.Sweep", Trained)
+    monkeypatch.setattr("benchmarks.studies.summary", lambda jobs: "")
+    assert command("--seeds=2", "--only", "1", "4") == 0
+    told = [
+        [
+            (
+                *(job.training.rpartition("/")[2], job.config["data"]["split"], job.seed),
+                *(job.config["data"]["fold"], job.config["optimization"]["learning_rate"]),
+                job.config["losses"][0]["loss"]["init_args"]["beta"],
+            )
+            for job in jobs
+        ]
+        for jobs in sweeps
+    ]
+    default = told[0][0][-1]
+    validation = [
+        ("base", "validation", 0, draw, rate, default) for rate in (0.01, 0.02) for draw in (0, 1)
+    ]
+    assert told[0] == validation
+    validation = [
+        ("new", "validation", 0, draw, 0.02, beta) for beta in (2.0, 3.0) for draw in (0, 1)
+    ]
+    assert sorted(told[1]) == sorted(
+        [*validation, *(("base", "test", s, 0, 0.02, default) for s in (0, 1))]
+    )
+    assert sorted(told[2]) == [
+        (row, "test", seed, 0, 0.02, 3.0) for row in ("new", "third") for seed in (0, 1)
+    ]
+    page = Path("claims.md").read_text()
+    assert f"| `base` | `{RATE}` | 0.02: 30.00 | 0.01: 25.00 |" in page
+    assert f"| `new` | `{BETA}` | 3: 40.00 | 2: 30.50 |" in page
+    shutil.rmtree("runs")
+    assert command("--page-only", "--seeds=2") == 0
+    assert Path("claims.md").read_text() == page
 
 
 @pytest.mark.parametrize(
