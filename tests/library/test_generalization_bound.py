@@ -253,7 +253,10 @@ X, Y = torch.randn(6, 2), torch.tensor([0, 0, 1, 1, 2, 2])
         ({"seen_labels": Y[:, None]}, r"seen_labels: expected a vector.*\(6, 1\)"),
         ({"unseen": torch.randn(6, 3)}, r"unseen: expected embeddings 2 wide.*\(6, 3\)"),
         ({"unseen": X.log()}, "unseen: . of 6 embeddings hold NaN or infinity"),
-        ({"unseen_labels": Y + 2}, "unseen_labels: 1 classes are seen, too, such as 2; number"),
+        (
+            {"unseen_labels": Y + 2},
+            "unseen_labels: 1 classes are also in seen_labels, such as 2; give",
+        ),
         ({"unseen_labels": torch.arange(10, 16)}, "unseen_labels: class 10 has one image"),
         ({"labelled": 1.0}, "labelled: expected a share between 0 and 1.*got 1.0"),
         (

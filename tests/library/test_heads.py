@@ -223,7 +223,7 @@ def test_fold(bias: bool, normalize: bool) -> None:
 
 
 def test_fold_needs_an_attention_that_can() -> None:
-    with pytest.raises(ValueError, match="attention: this head has none"):
+    with pytest.raises(ValueError, match="attention: this head has no attention"):
         head().fold()
     made = head(attention=Squeeze())
     with pytest.raises(ValueError, match=r"attention: Squeeze has no fold\(linear\)"):

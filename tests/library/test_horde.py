@@ -586,7 +586,7 @@ def test_a_memory_takes_no_tuples_of_the_batch() -> None:
     loss = build(base=memory)
     embeddings, features = batch(torch.float32)
     tuples = miners.BatchHardMiner()(embeddings, LABELS)
-    with pytest.raises(ValueError, match="give the miner to it"):
+    with pytest.raises(ValueError, match="give it the miner"):
         loss(embeddings, LABELS, tuples, features=features)
     assert loss(embeddings, LABELS, features=features).isfinite()
 

@@ -312,7 +312,7 @@ def test_beside_another_loss() -> None:
             ),
             r"representations: expected names, among them those of all kernels \(pooled\)",
         ),
-        (lambda: JRDLoss(3, 4, distance=nn.Identity()), "distance: AM-softmax is of cosines"),
+        (lambda: JRDLoss(3, 4, distance=nn.Identity()), "distance: AM-softmax uses cosines"),
         (
             lambda: JRDLoss(3, 5)(batch()[0], LABELS, features={"pooled": batch()[1]}),
             r"embeddings: expected \(N, 5\), got shape \(7, 4\)",
