@@ -402,7 +402,7 @@ class StrictLoader(yaml.SafeLoader):
                 continue  # refused below
             if key in seen:
                 raise yaml.constructor.ConstructorError(
-                    None, None, f"key {key!r} stands there twice", node.start_mark
+                    None, None, f"key {key!r} appears twice", node.start_mark
                 )
             seen.add(key)
         return super().construct_mapping(node, deep=True)

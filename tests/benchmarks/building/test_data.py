@@ -140,7 +140,7 @@ def test_a_folder_of_ones_own(tmp_path: Path) -> None:
         ({"dataset": "folder"}, "data.root: .*/empty"),
         ({"dataset": "folder", "test_classes": 1.5}, "data.test_classes: .* 1.5"),
         ({"dataset": "folder", "test_classes": Path("none.txt")}, "data.test_classes: none.txt"),
-        ({"dataset": "folder", "test_classes": 0.5}, "no class to test on has two images"),
+        ({"dataset": "folder", "test_classes": 0.5}, "no test class has two images"),
     ],
 )
 def test_what_is_missing_is_one_sentence(

@@ -86,7 +86,7 @@ def test_ids_that_only_one_list_has(folder, file):
         ("5", r"line 2: expected \d words, got 1"),
         ("", r"line 2: expected \d words, got 0"),
         ("x y", "line 2: expected numbers, got 'x y'; restore"),
-        ("1 1", "line 2: id 1 stands there twice; restore"),
+        ("1 1", "line 2: id 1 appears twice; restore"),
     ],
 )
 def test_a_damaged_line_is_named(folder, file, line, message):

@@ -187,7 +187,7 @@ def test_an_archive_is_unpacked_to_a_new_folder(tmp_path, suffix):
     unpack(packed(tmp_path, suffix, FILES), folder)
     assert tree(folder) == FILES
     assert left(folder) == ["set"]
-    with pytest.raises(FetchError, match=f"{folder}: is there already; move it away"):
+    with pytest.raises(FetchError, match=f"{folder}: already exists; move it away"):
         unpack(packed(tmp_path, suffix, {"other": b""}), folder)
     assert tree(folder) == FILES
 

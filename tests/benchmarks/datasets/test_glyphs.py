@@ -286,7 +286,7 @@ def test_a_cache_that_is_not_what_was_written_is_made_again_with_a_line(tmp_path
     capsys.readouterr()
     DAMAGES[damage](path, images)
     after = Glyphs(tmp_path, image_size=16)
-    line = f"{path}: is damaged, or of another version; rendering the glyphs again\n"
+    line = f"{path}: is damaged or of another version; rendering the glyphs again\n"
     assert capsys.readouterr().err == line
     assert after.fingerprint == before.fingerprint
     np.testing.assert_array_equal(after._images, before._images)

@@ -349,7 +349,7 @@ def test_cached_glyphs(
         said = capsys.readouterr().err.splitlines()
         assert said in (
             [],
-            [f"{path}: is damaged, or of another version; rendering the glyphs again"],
+            [f"{path}: is damaged or of another version; rendering the glyphs again"],
         )
         assert said == [] or path.read_bytes() == whole
         path.write_bytes(whole)
