@@ -22,8 +22,8 @@ class EmbeddingHead(Staged):
     transformers. Losses attach to its children:
 
     * `feature_map`: (N, C, H, W), or tokens (N, L, C) without prefix tokens, or the pair (tokens, mask);
-    * `pooled`: (N, C), before the attention; without an attention, the input of the linear layer; * `attention`:
-    the module that weighs the pooled features, such as `VEMAttention`, or None;
+    * `pooled`: (N, C), before the attention; without an attention, the input of the linear layer;
+    * `attention`: the module that weighs the pooled features, such as `VEMAttention`, or None;
     * `stopgrad_embeddings`: (N, E), the embeddings with a gradient to the linear layer only, computed
       only while something is attached.
 

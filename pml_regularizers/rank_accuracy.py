@@ -112,10 +112,13 @@ class RankAccuracyCalculator(AccuracyCalculator):
 
         Args:
             query: (q, D), tensor or array.
-            query_labels: (q,). reference: (n, D). Default: the queries, each ranked against the others.
-            reference_labels: (n,). ref_includes_query: True if the first q references are the queries. include,
-            exclude: A choice from the constructor's metrics. Raises: ValueError: as `get_accuracy_within`, and if
-            the first references are not the queries.
+            query_labels: (q,).
+            reference: (n, D). Default: the queries, each ranked against the others.
+            reference_labels: (n,).
+            ref_includes_query: True if the first q references are the queries.
+            include, exclude: A choice from the constructor's metrics.
+        Raises:
+            ValueError: as `get_accuracy_within`, and if the first references are not the queries.
         """
         query, query_labels = map(c_f.numpy_to_torch, (query, query_labels))
         _check("query", query, query_labels)
@@ -159,9 +162,10 @@ class RankAccuracyCalculator(AccuracyCalculator):
             labels: (n,).
             queries: (n,) bool. Default: all.
             references: (n,) bool. Default: all. A query among them is ranked against the others.
-            normalize: Compare the L2-normalised vectors, of any length. include, exclude: A choice from the
-            constructor's metrics. Raises: ValueError: if there are no vectors, or one is not finite; if labels,
-            queries or references do not
+            normalize: Compare the L2-normalised vectors, of any length.
+            include, exclude: A choice from the constructor's metrics.
+        Raises:
+            ValueError: if there are no vectors, or one is not finite; if labels, queries or references do not
                 have n entries; if `include` names `mean_average_precision`, which needs the ranks of all
                 references.
         """

@@ -126,11 +126,13 @@ class _Plan:
     """Order of the rows for ranking: references first, class by class, then the other queries.
 
     Attributes:
-        order: The row at each place; rows that are neither query nor reference are left out. references: Number
-        of references. queries: (q,), the places of the queries that have right references, sorted by their
-        number, so that the queries of a block have about equally many. first: (q,), the place where each query's
-        class begins among the references. count: (q,), the size of that class. own: (q,), True if the query
-        itself is among the references.
+        order: The row at each place; rows that are neither query nor reference are left out.
+        references: Number of references.
+        queries: (q,), the places of the queries that have right references, sorted by their number, so that the
+            queries of a block have about equally many.
+        first: (q,), the place where each query's class begins among the references.
+        count: (q,), the size of that class.
+        own: (q,), True if the query itself is among the references.
     """
 
     order: Tensor

@@ -8,9 +8,12 @@ class KnownWeights:
     """A published file of weights.
 
     Args:
-        model: The timm model that it is for; also its name on the command line. url: Its address. checksum:
-        "ALGORITHM:DIGEST", or the part of the digest's beginning that is published. licence: As published. note:
-        Other facts, such as how far the file was verified. size: Size in bytes.
+        model: The timm model that it is for; also its name on the command line.
+        url: Its address.
+        checksum: "ALGORITHM:DIGEST", or the part of the digest's beginning that is published.
+        licence: As published.
+        note: Other facts, such as how far the file was verified.
+        size: Size in bytes.
     """
 
     model: str

@@ -121,8 +121,9 @@ def build(spec: Any, key: str, **provided: Any) -> Any:
 
     Args:
         spec: `ClassSpec.description`.
-        key: Its place in the settings, for messages. **provided: Arguments that the runner fills in for every
-        class that takes them, unless they are given as null.
+        key: Its place in the settings, for messages.
+        **provided: Arguments that the runner fills in for every class that takes them, unless they are given as
+            null.
 
     Raises:
         ConfigError: for a class that is unknown, not trusted or of the wrong kind, and for an argument that is

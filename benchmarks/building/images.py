@@ -44,9 +44,9 @@ def build_datasets(data: Data, trunk: nn.Module, *, seed: int = 0, fair: bool = 
     """Load the images of an experiment.
 
     Args:
-        trunk: The network that gives the normalisation, and the images' size unless `data` does. seed: The run's
-        seed, if it decides which classes are trained on. fair: Keep a part of the training classes to choose
-        weights by.
+        trunk: The network that gives the normalisation, and the images' size unless `data` does.
+        seed: The run's seed, if it decides which classes are trained on.
+        fair: Keep a part of the training classes to choose weights by.
 
     Raises:
         ConfigError: if the dataset is missing or damaged, or a setting does not suit it.

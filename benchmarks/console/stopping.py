@@ -50,7 +50,8 @@ class StopRequest:
         patient: Catch all signals; if False, only the first one, and a second one has its former effect.
 
     Attributes:
-        signal: The first signal; None until it comes. requests: Number of signals so far.
+        signal: The first signal; None until it comes.
+        requests: Number of signals so far.
     """
 
     def __init__(self, *, patient: bool = False) -> None:

@@ -13,8 +13,8 @@ def alone(target: Path, *, wait: bool = False) -> Iterator[Path]:
     Remains of a killed process are removed. The file `.NAME.lock` stays.
 
     Args:
-        target: The result's path; the caller renames what it has written to it. wait: Wait for another process
-        that is at work on the target.
+        target: The result's path; the caller renames what it has written to it.
+        wait: Wait for another process that is at work on the target.
 
     Raises:
         filelock.Timeout: if another process is at work on it.

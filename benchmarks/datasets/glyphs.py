@@ -97,9 +97,10 @@ class Glyphs(torch.utils.data.Dataset[tuple[torch.Tensor, int, int]]):
             classes, "development" and "validation", to choose settings without the test classes.
         image_size: Height and width S in pixels.
         fold: Which part of the training classes is "validation".
-        folds: Number of parts. max_classes: Keep only the first classes of the split, for quick trials; default:
-        all. stage: Split the training half by stages instead, see above. Default: by folds. seed: With the fold,
-        decides which classes the stage "fine_tuning" draws.
+        folds: Number of parts.
+        max_classes: Keep only the first classes of the split, for quick trials; default: all.
+        stage: Split the training half by stages instead, see above. Default: by folds.
+        seed: With the fold, decides which classes the stage "fine_tuning" draws.
     Shape:
         An item is (image, label, index): image (1, S, S), float32, normalised to -1 (background)
         to 1 (ink) plus noise; label in 0..num_classes-1; index as asked for.

@@ -249,9 +249,7 @@ def test_a_wrong_line_is_named(tmp_path, file, line, message):
 
 def test_a_folder_without_the_dataset_is_named(tmp_path):
     (tmp_path / "CUB_200_2011").mkdir()
-    with pytest.raises(
-        DatasetError, match=f"{tmp_path}: there is no cars_train, car_ims, car_data"
-    ):
+    with pytest.raises(DatasetError, match=f"{tmp_path}: found no cars_train, car_ims, car_data"):
         cars.read(tmp_path)
     with pytest.raises(DatasetError, match=r"nowhere: cannot be read as a folder \(No such file"):
         cars.read(tmp_path / "nowhere")
