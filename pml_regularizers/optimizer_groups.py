@@ -121,8 +121,8 @@ def warn_untrained(loss: nn.Module, *optimizers: Any) -> list[str]:
 
     Args:
         loss: Any loss, wrapped or not; a network works as well. Frozen parameters do not count.
-        *optimizers: All optimizers that take steps, Accelerate's included, as in `warn_untrained(loss,
-            *trainer.optimizers.values())`.
+        *optimizers: All optimizers that take steps, Accelerate's included, as in
+            `warn_untrained(loss, *trainer.optimizers.values())`.
 
     Returns:
         The names of the parameters that are not trained.
