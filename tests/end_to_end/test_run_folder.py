@@ -1,4 +1,4 @@
-"""A run folder: what a run leaves there, what it refuses, and how it fails."""
+"""A run folder: the files that a run leaves there, its refusals, and its failures."""
 
 import errno
 import hashlib

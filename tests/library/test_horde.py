@@ -67,7 +67,7 @@ def batch(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
 
 
 def expected_orders(loss: HORDELoss, features: Any) -> list[np.ndarray]:
-    """By the oracle, from the loss's matrices: what orders 2 to K hand to their losses."""
+    """Inputs of the losses of orders 2 to K, by the oracle, from the loss's matrices."""
     matrices = [
         embedding.weight.detach().double().numpy() if isinstance(embedding, nn.Linear) else None
         for embedding in loss.embeddings.values()

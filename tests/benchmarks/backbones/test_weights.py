@@ -1,4 +1,4 @@
-"""Files of weights: every format and wrapping fills a model, and what does not fit is named."""
+"""Files of weights: every format and wrapping fills a model, and errors name what does not fit."""
 
 import copy
 import hashlib
@@ -31,7 +31,7 @@ from tests.support.tolerances import assert_close
 
 
 class Network(nn.Sequential):
-    """Of nobody's module: no conversion, no classifier to drop."""
+    """Network of an unknown module: no conversion, no classifier to drop."""
 
     def __init__(self) -> None:
         super().__init__(OrderedDict(conv=nn.Conv2d(3, 2, 1), fc=nn.Linear(2, 4)))

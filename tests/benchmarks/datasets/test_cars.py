@@ -1,4 +1,4 @@
-"""Cars-196: one dataset in four layouts, and what may be wrong with them."""
+"""Cars-196: one dataset in four layouts, and their possible faults."""
 
 import pickle
 import re

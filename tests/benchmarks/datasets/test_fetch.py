@@ -1,4 +1,4 @@
-"""A file is whole and the one expected, or it is not there; and so is what an archive unpacks to."""
+"""A fetched file, or an unpacked archive, is complete and the expected one, or absent."""
 
 import errno
 import hashlib
@@ -38,7 +38,7 @@ def path(tmp_path):
 
 
 def left(path: Path) -> list[str]:
-    """What is there beside the lock."""
+    """Files that are left, except the lock."""
     return sorted(each.name for each in path.parent.iterdir() if each.name != f".{path.name}.lock")
 
 

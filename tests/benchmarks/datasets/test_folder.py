@@ -1,4 +1,4 @@
-"""One's own folder of images."""
+"""Your own folder of images."""
 
 import os
 from pathlib import Path
@@ -125,7 +125,7 @@ def test_wrong_lists_of_classes(root, names, text, message):
 
 
 def test_the_list_of_classes_may_be_a_pipe(root, names):
-    """As a shell's `<(head -1 names.txt)`."""
+    """A pipe like a shell's `<(head -1 names.txt)`."""
     end, start = os.pipe()
     os.write(start, b"ant\n")
     os.close(start)

@@ -258,7 +258,7 @@ def other(path: Path, **changes: np.ndarray) -> None:
 
 
 def flip(path: Path, place: int) -> None:
-    """In the directory at the file's end: what a member needs to be unpacked, which no checksum covers."""
+    """Flip a field of the directory at the file's end, which unpacking needs and no checksum covers."""
     damaged = bytearray(path.read_bytes())
     damaged[damaged.rindex(b"PK\1\2") + place] ^= 64
     path.write_bytes(damaged)

@@ -1,4 +1,4 @@
-"""In-Shop Clothes Retrieval: its nestings, its two sizes of images, and what may be wrong with its lists."""
+"""In-Shop Clothes Retrieval: its nestings, its two sizes of images, and possible faults of its lists."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""What holds of every reader: the published numbers, harmless differences of the index files, and damaged ones."""
+"""Properties of every reader: the published numbers, harmless differences of index files, and damaged ones."""
 
 import os
 import random

@@ -1,4 +1,4 @@
-"""What is exported is the checkpoint's network, read back by timm, torch and onnxruntime alone."""
+"""The exported network equals the checkpoint's, read back by timm, torch and onnxruntime alone."""
 
 import json
 import re
@@ -98,7 +98,7 @@ def trained(pictures: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 @pytest.fixture(scope="module")
 def exported(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """In both formats."""
+    """Folder of an export in both formats."""
     output = tmp_path_factory.mktemp("exported") / "new" / "folder"
     assert main([str(trained), f"--output={output}"]) == 0
     return output

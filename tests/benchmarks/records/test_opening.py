@@ -1,4 +1,4 @@
-"""Run folders that were damaged: one line each, before anything in them is changed."""
+"""Damaged run folders: one line each, before anything in them is changed."""
 
 import json
 import sqlite3

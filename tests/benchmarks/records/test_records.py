@@ -1,4 +1,4 @@
-"""The records survive a kill: what a resumed run leaves is what an unbroken run leaves."""
+"""The records survive a kill: a resumed run leaves the same records as an unbroken run."""
 
 import json
 import math

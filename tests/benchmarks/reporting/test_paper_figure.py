@@ -1,4 +1,4 @@
-"""A paper's figure: what is drawn is what was recorded, and what is missing is left out and said."""
+"""A paper's figure: it draws the recorded numbers, leaves out missing ones, and says so."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Tables: the paper's numbers beside ours, by hand; what may not be averaged; two formats; clear errors."""
+"""Tables: the paper's numbers beside ours, by hand; runs that may not be averaged; formats; clear errors."""
 
 import json
 import re

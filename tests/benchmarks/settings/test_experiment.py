@@ -460,7 +460,7 @@ def test_the_dumped_config_is_the_experiment(empty: Path) -> None:
 
 
 def test_recipes_of_no_paper_can_be_built() -> None:
-    """Those of the papers: test_recipes.py."""
+    """The recipes of the papers are in test_recipes.py."""
     names = [name for name in recipe_names() if name.startswith(("glyphs/", "images/"))]
     assert len(names) >= 10
     for name in names:

@@ -1,4 +1,4 @@
-"""A broken file of recipes is one line that names the key; --list shows the whole ones."""
+"""A broken file of recipes gives one line that names the key; --list shows the others."""
 
 from pathlib import Path
 
