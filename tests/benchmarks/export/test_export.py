@@ -359,7 +359,7 @@ def told(plain: Path, info: dict[str, Any], **model: Any) -> str:
 
 def test_the_card_of_an_unfinished_run_has_no_results(plain: Path) -> None:
     text = told(plain, {"status": "stopped", "steps": 7000, "recipe": None})
-    assert "None: this is the checkpoint of step 3 of a run of 7,000 steps that is stopped" in text
+    assert "this is the checkpoint of step 3 of a run of 7,000 steps that is stopped" in text
     assert "Recall" not in text
     assert "- recipe" not in text
     assert "Recall" in told(plain, {})
@@ -418,7 +418,7 @@ def test_an_empty_folder_of_weights_is_not_asked(run: Path, tmp_path: Path) -> N
 def test_the_card_imports_the_trunks_that_timm_lacks(trunk: str, ours: bool, plain: Path) -> None:
     text = told(plain, {}, trunk=trunk)
     assert ("\nregister()" in text) == ours
-    assert ("nothing of it is needed for use, but its trunk." in text) == ours
+    assert ("Using it does not need\npml-regularizers, except for the trunk." in text) == ours
 
 
 # ------------------------------------------------------------------------------------------- mistakes
