@@ -16,8 +16,7 @@ from benchmarks import console, records, reporting, settings
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the table or write it to a file; return 2 if the table, a folder or the file's folder does not
-    exist."""
+    """Print the table or write it to a file; return 2 if the table or a folder does not exist."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.tables",
         description=__doc__,

@@ -260,8 +260,7 @@ class JMMDRegularizer(_NormRegularizer):
 
 
 class JIntraRegularizer(_NormRegularizer):
-    """Minus the norms of the classes' kernel means (eq. 16): the paper's comparison that only makes classes
-    compact.
+    """Minus the norms of the classes' kernel means (eq. 16): the paper's comparison that only compacts classes.
 
     Args:
         kernels: As in `JRSRegularizer`.

@@ -1,5 +1,4 @@
-"""Replacement for PML's `AccuracyCalculator` that counts ranks: the same metrics and Recall@K, in bounded
-memory."""
+"""PML's `AccuracyCalculator`, but counting ranks: the same metrics and Recall@K, in bounded memory."""
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial

@@ -165,8 +165,7 @@ class _Plan:
         return list(torch.split(torch.arange(len(self.queries)), min(max(size, 1), BLOCK_ROWS)))
 
     def right(self, block: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Places (b, C) of each query's class, a mask of those that are no right reference, and the number (b,)
-        of right ones."""
+        """Places (b, C) of each query's class, a mask of places that do not count, and the number (b,) that do."""
         queries, first, count = (
             part[block, None] for part in (self.queries, self.first, self.count)
         )
@@ -202,8 +201,7 @@ def _measured(
 
 
 def _smallest(rows: Tensor, k: int) -> Tensor:
-    """The k smallest entries of each row, in order; they lie in the k groups of columns with the smallest
-    minima."""
+    """The k smallest entries of each row, in order: they lie in the k groups with the smallest minima."""
     width = rows.shape[1] // GROUP
     if width <= k:
         return rows.topk(k, largest=False).values

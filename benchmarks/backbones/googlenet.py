@@ -125,8 +125,7 @@ class Conv(nn.Conv2d):
 
 
 class ResponseNorm(nn.LocalResponseNorm):
-    """Response normalisation across channels, at least in float32: squares of values up to 255 overflow
-    float16."""
+    """Response normalisation across channels, at least in float32: squares of 0 to 255 overflow float16."""
 
     def forward(self, x: Tensor) -> Tensor:
         wide = x.to(torch.promote_types(x.dtype, torch.float32))

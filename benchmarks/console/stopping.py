@@ -93,8 +93,7 @@ class StopRequest:
 
 
 def ignore_signals(worker: int) -> None:
-    """For `DataLoader(worker_init_fn=...)`: let workers survive a Ctrl-C until the run has saved and stops
-    them."""
+    """For `DataLoader(worker_init_fn=...)`: let workers survive Ctrl-C until the run stops them."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 

@@ -77,8 +77,7 @@ def _by_id(path: Path, values: int, kind: Callable[[str], Any]) -> dict[int, lis
 
 
 def _check_path(path: Path, image: int, listed: str, class_name: str) -> None:
-    """Refuse anything but a JPEG in its class's folder, such as the `._*` files that macOS packs beside its
-    files."""
+    """Refuse all except JPEGs in their class's folder, such as the `._*` files that macOS adds."""
     folder, _, name = below(f"{path}: image {image}", listed).rpartition("/")
     if folder != class_name or name.startswith(".") or not name.lower().endswith(".jpg"):
         expected = f"of class {class_name}, expected {class_name}/NAME.jpg"

@@ -119,8 +119,7 @@ def file_sizes(root: Path, paths: Sequence[str]) -> list[int | None]:
 
 
 def check_counts(listing: Listing, expected: Mapping[str, tuple[int, int]]) -> None:
-    """Raise a DatasetError if numbers differ from the published ones, an image appears twice, or a class both
-    trains and tests."""
+    """Raise a DatasetError for numbers that differ, an image listed twice, or a class that trains and tests."""
     for wrong, what in (
         (listing.repeated(), "images are listed more than once"),
         (listing.shared_classes(), "classes are in the training and in the test part"),

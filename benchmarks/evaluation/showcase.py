@@ -34,8 +34,7 @@ RANKED = 2**22  # neighbours held at a time
 
 
 def neighbours(embeddings: Tensor, k: int, rows: Tensor, gallery: Tensor | None) -> Tensor:
-    """Find the `k` nearest other images of the images `rows`: (q, k) integers, nearest first, ranked as for the
-    metrics.
+    """Nearest other images (q, k) of the images `rows`, nearest first, ranked as for the metrics.
 
     They come from the gallery, or without one from all images. The image itself is left out, its exact duplicates
     are not.

@@ -54,8 +54,7 @@ class Evaluation:
 
 
 class SharedTester(GlobalEmbeddingSpaceTester):
-    """PML's tester for several processes, which share the images and keep one copy of the embeddings on each
-    host.
+    """PML's tester for several processes, which share the images and, on each host, one copy of the embeddings.
 
     Its `dataset_dict` holds one dataset, `{"test": dataset}`; `splits_to_eval` is `ALL` or `QUERIES`.
 
@@ -145,8 +144,7 @@ def _ranked(
 def rank_calculator(
     accelerator: Accelerator, recall_at: Sequence[int], *, progress: bool = False
 ) -> RankAccuracyCalculator:
-    """Calculator of Recall@K, MAP@R and R-precision by all processes, from one copy of the vectors on each
-    host."""
+    """Calculator of Recall@K, MAP@R and R-precision for all processes, with one copy of the vectors per host."""
     shown = progress and accelerator.is_main_process
     bar = partial(progress_bar, shown=shown, desc="ranking", unit="block", leave=False)
     return RankAccuracyCalculator(

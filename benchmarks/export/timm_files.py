@@ -33,8 +33,7 @@ NORM_BEFORE_POOLING = ({}, {"fc_norm": False}, {"use_fc_norm": False})
 
 
 def write_timm(trained: Trained, folder: Path) -> Exported:
-    """Write the files that `timm.create_model("local-dir:FOLDER", pretrained=True)` reads, and if needed the
-    head.
+    """Write the files for `timm.create_model("local-dir:FOLDER", pretrained=True)`, and if needed the head.
 
     Raises:
         ConfigError: for an attention that cannot be folded, or if the files, read back, give another network.

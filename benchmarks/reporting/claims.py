@@ -56,8 +56,7 @@ class Claims:
 
 
 def read_claims(path: Path) -> Claims:
-    """Read the claims of a file; raise a ConfigError for keys that benchmarks/recipes/claims.yaml does not
-    describe."""
+    """Read a file of claims; raise a ConfigError for keys not described in benchmarks/recipes/claims.yaml."""
     content = read_yaml(path)
     try:
         claims = [Claim(name, **about) for name, about in content.pop("claims").items()]

@@ -61,7 +61,7 @@ def show_names(figure: Figure) -> None:
 
 
 def plain(text: str) -> str:
-    """Text that matplotlib reads neither as mathematics nor, if it begins with an underscore, as hidden in the
+    """Text that matplotlib takes neither for mathematics nor, with a leading underscore, for hidden in the
     key."""
     text = text.replace("$", r"\$")
     return f"\N{ZERO WIDTH SPACE}{text}" if text.startswith("_") else text

@@ -170,8 +170,7 @@ STARS = {"means": "a  means of all features", "thinned": "b  means of a sixth"}
 
 
 def deep_features(run: Run) -> str:
-    """t-SNE of deep features, with their means over all positions and over a sixth of them, as in HORDE's Figure
-    1.
+    """t-SNE of deep features and their means over all positions and over a sixth, as in HORDE's Figure 1.
 
     Raises:
         ValueError: naming the file, if it cannot be drawn.

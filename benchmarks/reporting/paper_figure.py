@@ -137,8 +137,7 @@ def _draw_line(axes: Axes, label: str, points: Points) -> None:
 
 
 def _place(axes: Axes, values: list[float]) -> None:
-    """Set a tick for each value of a setting; if they span decades, the axis is logarithmic, with a place for
-    0."""
+    """Set a tick for each value; if they span decades, the axis is logarithmic, with a place for 0."""
     positive = [value for value in values if value > 0]
     if values[0] >= 0 and len(positive) > 1 and positive[-1] > 10 * positive[0]:
         axes.set_xscale("symlog", linthresh=positive[0], linscale=0.3)

@@ -62,8 +62,7 @@ def places_of_features(found: Saved) -> dict[str, Floats]:
 
 
 def draw_features(axes: Axes, found: Saved, places: dict[str, Floats], stars: str) -> None:
-    """Draw deep features as points and their "means" or "thinned" means as stars, with a colour for each
-    class."""
+    """Draw deep features as points and their "means" or "thinned" means as stars, coloured by class."""
     for label, name in enumerate(found["class_names"]):
         colour = COLOURS[label]
         points = places["features"][found["feature_labels"] == label]
@@ -123,8 +122,7 @@ def _thumbnails(
     extent: float,
     side: float,
 ) -> None:
-    """Draw images at their places in a square, with coloured frames, except those that would cover an earlier
-    one."""
+    """Draw framed images at their places in a square, except those that would cover an earlier one."""
     (x, y), taken = corner, []
     for place, image, colour in zip(places, images, colours, strict=True):
         inside = ((place - corner > side / 2) & (place - corner < extent - side / 2)).all()

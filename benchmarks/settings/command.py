@@ -153,8 +153,7 @@ def _did_you_mean(message: str, parser: argparse.ArgumentParser) -> str:
 
 
 def _with_groups(options: Sequence[str]) -> Iterator[str]:
-    """Options, with `--data FILE` and `--data {...}` turned into `--config`: the parser takes FILE for a class
-    name."""
+    """Options, with `--data FILE` and `--data {...}` as `--config`: the parser takes FILE for a class name."""
     words = iter(options)
     for word in words:
         name, given, text = word.removeprefix("--").partition("=")

@@ -65,8 +65,7 @@ def _measures_to_choose(config: Mapping[str, Any]) -> bool:
 
 
 def changes_of_methods(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
-    """The settings in which two methods differ: those that change the result, except the choice of held-out
-    classes."""
+    """The settings in which two methods differ and that change the result, except held-out classes."""
     return [change for change in changes_of_results(before, now) if change.key != "data.fold"]
 
 

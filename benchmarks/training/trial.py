@@ -146,8 +146,7 @@ def _check_outputs(experiment: Experiment, datasets: Datasets, horde: HORDELoss 
 def _check_memory(
     experiment: Experiment, model: EmbeddingModel, loss: nn.Module, accelerator: Accelerator
 ) -> None:
-    """Refuse gradients, Adam's state and HORDE's activations that do not fit; a trunk's activations are not
-    counted."""
+    """Refuse gradients, Adam's state and HORDE's activations that do not fit; a trunk's are not counted."""
     images = experiment.data.batch_size // accelerator.num_processes
     trained = [p for part in (model, loss) for p in part.parameters() if p.requires_grad]
     needed = 3 * sum(p.numel() * p.element_size() for p in trained)

@@ -759,8 +759,7 @@ def _gate(attention: nn.Module) -> str:
 
 
 def _similarity() -> Any:
-    """Similarity by which every image finds its class here; by lengths or inner products the first image does
-    not."""
+    """Similarity by which every image finds its class here; lengths and inner products fail on the first."""
     x = torch.tensor([[1.0, 0.0], [10.0, 1.0], [1.0, 0.5], [2.0, 1.1]])
     found = measure(x, torch.tensor([0, 0, 1, 1]), [1])["recall_at_1"]
     return OneOf(["cosine", "euclidean"] if found == 1 else [])  # of unit vectors: one ranking

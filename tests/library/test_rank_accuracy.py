@@ -291,8 +291,7 @@ def half(dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
     ids=["float16", "bfloat16", "float64", "offset64", "offset32", "huge", "tiny", "width1"],
 )
 def test_ranks_survive_the_limits_of_numbers(change):
-    """Differences lie on a grid of 1/64: exact in every case, unlike the squares of the numbers they are added
-    to."""
+    """Differences lie on a grid of 1/64: they are exact in every case, unlike the squares of the numbers."""
     points, labels = clusters(3, (6,) * 20)
     points = change((points * 64).round().clamp(-120, 120) / 64)
     exact = points.double()
@@ -467,8 +466,7 @@ class PML(AccuracyCalculator):
     "settings", [{}, {"avg_of_avgs": True}, {"return_per_class": True}], ids=["mean", "avg", "per"]
 )
 def test_every_metric_equals_that_of_pml(how, settings):
-    """The data have lone queries, lone references and classes of many sizes; NMI and AMI use the same
-    clusters."""
+    """Lone queries, lone references and classes of many sizes; NMI and AMI use the same clusters."""
     vectors, labels = clusters(1, (1, 5, 60, 2, 30, 1, 9), width=6)
     labels = labels * 3 - 5
     some = 40

@@ -178,8 +178,7 @@ def wrap_as_pml_does(loss: nn.Module) -> nn.Module:
 
 
 def measure(case: str, processes: Processes | None, *, pml: bool = False) -> dict[str, Any]:
-    """Loss and gradients; if `processes` is None, of the plain loss on the whole batch, without distributed
-    code."""
+    """Loss and gradients; without `processes`, of the plain loss on the whole batch."""
     rank, world = (
         (0, 1) if processes is None else (processes.process_index, processes.num_processes)
     )
