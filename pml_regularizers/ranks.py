@@ -247,9 +247,8 @@ def _prepare(parts: Sequence[Tensor], order: Tensor, normalize: bool, out: Tenso
 
     def compared(index: Tensor) -> Tensor:
         rows = torch.cat([part.to(out) for part in taken_rows(parts, index)])
-        if (
-            normalize
-        ):  # first each by its own largest entry, or small vectors would vanish beside large ones
+        # First each by its own largest entry, or small vectors would vanish beside large ones.
+        if normalize:
             entries = rows.abs().amax(dim=1, keepdim=True)
             return unit_rows(rows / entries.clamp(min=torch.finfo(out.dtype).tiny))
         return rows * scale

@@ -8,7 +8,7 @@ The discrete Fourier transform turns convolutions into products: with A_k the tr
 
     s_k = inverse transform of the sum over positions of A_1 * ... * A_k
 
-Backwards, let G_k be the conjugate transform of s_k's gradient and E_k the conjugate of what reaches phi_k:
+Backwards, let G_k be the conjugate transform of s_k's gradient and E_k that of the gradient of phi_k:
 
     E_K = G_K,   E_k = G_k + A_{k+1} * E_{k+1},   F_k = A_1 * ... * A_{k-1} * E_k,   F_1 = E_1
 

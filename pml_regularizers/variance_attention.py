@@ -237,9 +237,7 @@ class VarianceRegularizer(FeatureLoss, BaseRegularizer):
         if len(both) == 0:
             return {"loss": already_reduced(both.sum())}  # 0, with a graph
         features, rows = both.chunk(2, dim=1)
-        predicted = rows.mean(
-            dim=0
-        )  # all rows are equal; the mean gives each sample its share of A's gradient
+        predicted = rows.mean(dim=0)  # equal rows: each sample gets its share of A's gradient
         if self.collect_stats:
             self._record(features.detach(), predicted.detach())
         value = variance_loss(features, predicted, unbiased=self.unbiased)

@@ -88,9 +88,7 @@ def _read(path: Path) -> dict[str, Tensor]:
         raise WeightsError(f"{path}: cannot be read ({error.strerror or error})") from error
     except Exception as error:  # each library has its own
         why = reason(error)
-        if isinstance(
-            error.__cause__, pickle.UnpicklingError
-        ):  # torch's own message says how to run the code in it
+        if isinstance(error.__cause__, pickle.UnpicklingError):  # says how to run the code in it
             why = "it holds objects other than tensors, or is damaged"
         raise WeightsError(
             f"{path}: not a complete {path.suffix} file of weights ({why}); download it again, or save the "

@@ -180,9 +180,7 @@ def _defaults(cls: type, given: Mapping[str, Any]) -> dict[str, Any]:
     defaults = {name: _said(default) for name, default in _arguments(cls).items()}
     for name in [name for name, default in defaults.items() if default is None]:
         if (meant := getattr(cls, f"get_default_{name}", None)) is not None:
-            with suppress(
-                Exception, SystemExit
-            ):  # the method needs more than the object's arguments
+            with suppress(Exception, SystemExit):  # the method may need more than arguments
                 blank = cls.__new__(cls)
                 vars(blank).update(defaults | given)
                 said = _said(meant(blank))

@@ -59,9 +59,7 @@ class StopRequest:
         self.requests = 0
         self._patient = patient
         self._old: dict[int, Any] = {}
-        launched = (
-            "ACCELERATE_MIXED_PRECISION" in os.environ
-        )  # accelerate launch sets it for its processes
+        launched = "ACCELERATE_MIXED_PRECISION" in os.environ  # set by accelerate launch
         self._launcher = os.getppid() if launched else None
 
     def __enter__(self) -> Self:

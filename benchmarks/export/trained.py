@@ -58,9 +58,7 @@ def load_trained(folder: Path) -> Trained:
     try:
         run, state = load_run(folder), load_checkpoint(folder)
         settings = run.file("config.yaml")
-        if run.info.get(
-            "selection"
-        ):  # the weights that validation classes chose are those that were tested
+        if run.info.get("selection"):  # the weights that validation classes chose were tested
             state = load_best(folder, run.info["selection"]["step"])
     except (ValueError, RunFolderError) as error:
         raise ConfigError(str(error)) from error

@@ -110,9 +110,7 @@ def describe_hardware() -> dict[str, Any]:
 
     The processor's name and the memory are None if the system does not give them.
     """
-    affinity = getattr(
-        os, "sched_getaffinity", None
-    )  # Linux: the cores that a container may really use
+    affinity = getattr(os, "sched_getaffinity", None)  # Linux: what a container may really use
     return {
         "processor": _processor(),
         "cores": len(affinity(0)) if affinity else os.cpu_count(),

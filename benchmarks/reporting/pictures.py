@@ -43,9 +43,7 @@ def t_sne(points: Floats) -> Floats | None:
         return None
     perplexity = min(PERPLEXITY, (len(points) - 1) / 3)
     how = {"init": "pca", "perplexity": perplexity, "max_iter": T_SNE_STEPS, "random_state": 0}
-    with threadpool_limits(
-        1
-    ):  # several threads would wait for each other at every step: 15 s instead of 1
+    with threadpool_limits(1):  # several threads wait for each other: 15 s instead of 1
         places: Floats = TSNE(**how).fit_transform(points)
     return places
 
