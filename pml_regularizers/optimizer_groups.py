@@ -153,7 +153,7 @@ def warn_untrained(loss: nn.Module, *optimizers: Any) -> list[str]:
     untrained = list(names.values())
     if untrained:
         warnings.warn(
-            f"no optimizer has {len(untrained)} of {type(loss).__name__}'s parameters, which will stay as they "
+            f"no optimizer got {len(untrained)} of {type(loss).__name__}'s parameters, which will stay as they "
             f"are: {', '.join(untrained)}. Make one of parameter_groups(model, loss, lr=...), after wrapping and "
             'copying; in a PML trainer, pass optimizers={"metric_loss_optimizer": ...}',
             stacklevel=2,

@@ -112,7 +112,7 @@ def test_a_damaged_line_is_named(folder, file, line, message):
             "image_class_labels.txt",
             3,
             "3 2",
-            "image 3 is of class 002.Species_2, so 002.Species_2/NAME.jpg was expected, got 001.Species_1/",
+            "image 3 is of class 002.Species_2, expected 002.Species_2/NAME.jpg, got 001.Species_1/",
         ),
         (
             "images.txt",

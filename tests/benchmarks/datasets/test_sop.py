@@ -85,7 +85,7 @@ def test_the_folder_is_found(tmp_path, nested):
             "train",
             3,
             "2 1 3 cabinet_final/1_1.JPG",
-            "super-class cabinet has id 3 here and 2 before",
+            "super-class cabinet has id 3 here, but 2 in an earlier line",
         ),
     ],
 )
