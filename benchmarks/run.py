@@ -3,9 +3,9 @@
     accelerate launch benchmarks/run.py [--recipe PAPER/TABLE/ROW] [--config FILE.yaml] [--any.setting value]
 
 Without a recipe it runs the embedded default: binomial deviance on Glyphs. `--list` shows the recipes, `--help`
-the settings, `--print_config` the resolved run; `--resume` goes on from the last checkpoint. Exit status: 1 for a
-run that failed (run.json says why), 2 for one that cannot be started, 3 for one that another process is writing,
-128 + signal for one that was stopped and has saved.
+the settings, `--print_config` the resolved run; `--resume` continues from the last checkpoint. Exit status: 1 if
+the run failed (run.json says why), 2 if it cannot start, 3 if another process is writing it, 128 + signal if it
+was stopped and has saved.
 """
 
 import errno
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if __package__ in (None, ""):  # started as a file
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python's own prints a traceback
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python's own handler prints a traceback
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 # Rooms import late: `--help` and a misspelt setting need no torch.
@@ -99,10 +99,10 @@ def _refuse(error: Exception, status: int) -> int:
 
 
 def _told(error: BaseException, command: settings.Command) -> str | None:
-    """The line that tells an expected failure; None for a fault of the program."""
+    """One line about an expected failure; None for a fault of the program."""
     if (full := _of_the_disk(error)) is not None:
         place = full.filename or command.experiment.output
-        return f"{place}: {full.strerror}; mend that, and the same command with --resume goes on"
+        return f"{place}: {full.strerror}; repair that, and the same command with --resume goes on"
     expected = (
         training.NonFiniteLossError,
         evaluation.NonFiniteEmbeddingsError,
@@ -119,7 +119,7 @@ def _told(error: BaseException, command: settings.Command) -> str | None:
 
 
 def _of_the_disk(error: BaseException | None) -> OSError | None:
-    """The error of a disk that is full, over its quota, read-only or broken, where others came of it."""
+    """Find the error of a disk that is full, over its quota, read-only or broken, among the errors it caused."""
     disk = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
     while error is not None and not (isinstance(error, OSError) and error.errno in disk):
         error = error.__cause__ or error.__context__
@@ -127,23 +127,24 @@ def _of_the_disk(error: BaseException | None) -> OSError | None:
 
 
 class Stopped(BaseException):
-    """SIGINT or SIGTERM outside of the training loop."""
+    """Handle SIGINT or SIGTERM outside of the training loop."""
 
     def __init__(self, number: int) -> None:
         self.signal = number
 
 
 def _stop(number: int, frame: object) -> None:
-    console.handle_signals(signal.SIG_IGN)  # what is at work now is the saving
+    console.handle_signals(signal.SIG_IGN)  # the run is saving now
     raise Stopped(number)
 
 
 class BenchmarkRun:
-    """One experiment: data, network, loss and the folder of its results.
+    """An experiment: data, network, loss and the folder of its results.
 
     Raises:
         ConfigError: if the data cannot be read, or something does not suit the experiment.
-        RunFolderError: if the folder is in use, holds another run, or a checkpoint that is damaged or of another.
+        RunFolderError: if the folder is in use, or holds another run or a checkpoint that is damaged or of
+            another run.
     """
 
     def __init__(
@@ -192,14 +193,14 @@ class BenchmarkRun:
                 self.state.load_state_dict(saved)
             except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
                 raise records.RunFolderError(
-                    f"{path / 'checkpoints'}: what it holds does not fit the network, loss and optimizer of these "
-                    f"versions ({console.reason(error)}); go on with those that run.json names"
+                    f"{path / 'checkpoints'}: the checkpoint does not fit the network, loss and optimizer of these "
+                    f"versions ({console.reason(error)}); continue with those that run.json names"
                 ) from error
             self.curves.best = saved["best"]
         self.record.begin(saved)
 
     def execute(self) -> int:
-        """Train, test and report; the exit status."""
+        """Train, test and report; return the exit status."""
         path, progress = self.record.path, self.state.progress
         if self.record.finished:
             if self.accelerator.is_main_process:
@@ -227,7 +228,7 @@ class BenchmarkRun:
 
         Args:
             evaluate: Called every `evaluation.every` steps; default: a point of the curves.
-            watch: Hands on the batches of the loader that it is given.
+            watch: Wraps the loader of batches, and hands its batches on.
         """
         self.sampler.load_state_dict({"step": self.state.progress.step})
         self.record.start_trackers()
@@ -255,7 +256,7 @@ class BenchmarkRun:
         self.record.log(rows)
 
     def test(self) -> None:
-        """Measure the trained network, or the one that validation classes chose."""
+        """Test the trained network, or the one that validation classes chose."""
         begun, path, best = time.perf_counter(), self.record.path, self.curves.best
         if best is not None:
             self.state.load_weights(records.load_best(path, best["step"]))

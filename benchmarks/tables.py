@@ -1,10 +1,10 @@
-"""A paper's table with ours beside it, or a paper's figure of ours.
+"""A paper's table with our results beside its numbers, or a paper's figure from our runs.
 
     python -m benchmarks.tables PAPER/TABLE [--runs FOLDER ...] [--format markdown|latex] [--output FILE]
     python -m benchmarks.tables PAPER/FIGURE --figure FILE [--runs FOLDER ...]
 
-Runs are found by their run.json below the folders. One row is the mean over the seeds of runs that differ in
-nothing else that can move a number; a run of other settings than the recipe's is *stale*: docs/tables.md.
+Runs are found by their run.json below the folders. A row is the mean over seeds: its runs differ in no other
+setting that can change a number. A run whose settings differ from the recipe's is *stale*: docs/tables.md.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from benchmarks import console, records, reporting, settings
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Prints the table or writes it to a file; 2 if there is no such table, folder or place for the file."""
+    """Print the table or write it to a file; return 2 if the table or a folder does not exist."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.tables",
         description=__doc__,
@@ -26,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--runs", nargs="+", type=Path, metavar="FOLDER", help="default: runs")
     parser.add_argument("--format", choices=("terminal", "markdown", "latex"))
     parser.add_argument("--output", type=Path, metavar="FILE", help="default: the terminal")
-    drawn = "draw the figure as well: png, svg, pdf, by the suffix"
+    drawn = "also draw the figure: png, svg or pdf, by the suffix"
     parser.add_argument("--figure", type=Path, metavar="FILE", help=drawn)
     parser.add_argument(
         "--trust", action="append", default=[], metavar="MODULE", help=settings.TRUST
@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for folder in options.runs or []:
             if not folder.is_dir():
                 raise settings.ConfigError(
-                    f"--runs: {folder} is no folder; expected one with runs below it"
+                    f"--runs: {folder} is not a folder; expected one with runs below it"
                 )
         folders = options.runs or [reporting.RUNS]
         if options.figure is not None:

@@ -7,9 +7,8 @@ S is the stem and G the body with its embedding layer, both shared by all M head
 large as the map S(x); `*` is the element-wise product. `ensemble_loss.py` has the losses, `split_trunk.py` cuts
 a network into stem and body.
 
-HORDE takes its moments from the M maps that leave the body, concatenated and reduced to 1024 channels by a
-1x1 convolution (the authors' code); its order 1 is the ensemble's own loss. The defaults are those of HORDE's
-code.
+HORDE reads the M maps that leave the body, concatenated and reduced to 1024 channels by a 1x1 convolution (the
+authors' code); its order 1 is the ensemble's own loss. The defaults come from HORDE's code.
 """
 
 import copy
@@ -37,7 +36,7 @@ def split_heads(embeddings: Tensor, num_heads: int) -> Tensor:
     """One embedding (N, M E) -> the heads (N, M, E) that `join_heads` joined.
 
     Raises:
-        ValueError: for M < 1, or if the width is no multiple of M.
+        ValueError: for M < 1, or if the width is not a multiple of M.
     """
     if num_heads < 1:
         raise ValueError(f"num_heads: expected at least 1, got {num_heads}")
@@ -51,7 +50,7 @@ def split_heads(embeddings: Tensor, num_heads: int) -> Tensor:
 
 
 def between_heads(matrix: Tensor, num_heads: int) -> Tensor:
-    """What a matrix over all heads of all images says of each two heads p < q.
+    """The blocks of a matrix over all heads of all images, one for each pair of heads p < q.
 
     Args:
         matrix: (N M, N M), image-major as `heads.flatten(0, 1)` is.
@@ -67,16 +66,16 @@ def between_heads(matrix: Tensor, num_heads: int) -> Tensor:
 
 
 class AttentionEnsemble(Staged):
-    """M embeddings of an image by one network, each of what one attention mask lets through.
+    """One network that gives M embeddings of an image, each through an attention mask of its own.
 
     Images -> stem -> map; M masks of the map; each masked map -> body -> pool, linear, L2. Its output is one
-    tensor (`join_heads`), with which testers and miners work as with any other. HORDE attaches to its
-    child `feature_map`, the M maps that leave the body, concatenated (N, M D, h, w) and reduced to
-    `map_channels`; it is computed only while something is attached.
+    tensor (`join_heads`), which testers and miners use like any other. HORDE attaches to its child `feature_map`:
+    the M maps that leave the body, concatenated (N, M D, h, w) and reduced to `map_channels`. It is computed only
+    while something is attached.
 
-    The body runs once on all N M masked maps. In training mode, batch normalisation in it therefore uses the
-    statistics of all images and heads together, which belong to the weights that the heads share, and moves
-    its running statistics once per step. (GoogLeNet, which the paper uses, has none.)
+    The body runs once on all N M masked maps. In training mode, its batch normalisation therefore uses the
+    statistics of all images and heads together, since the heads share its weights, and updates its running
+    statistics once per step. (GoogLeNet, which the paper uses, has none.)
 
     Args:
         stem: Images -> map (N, C, H, W). The paper's: GoogLeNet up to the pooling after inception 3b.
@@ -95,7 +94,7 @@ class AttentionEnsemble(Staged):
         images: as the stem takes them. Output: (N, embedding_size), of unit length.
 
     Raises:
-        ValueError: for sizes < 1, an embedding size that is no multiple of M, or maps that do not fit.
+        ValueError: for sizes < 1, an embedding size that is not a multiple of M, or maps that do not fit.
 
     Example:
         >>> import torch
@@ -161,7 +160,7 @@ class AttentionEnsemble(Staged):
     def for_trunk(
         cls, trunk: nn.Module, stage: str, *, attention_stage: str | None = None, **kwargs: Any
     ) -> Self:
-        """An ensemble that cuts a trunk in two.
+        """Make an ensemble by cutting a trunk in two.
 
         Args:
             trunk: A timm model, or any network that `split_trunk` can cut.
@@ -172,7 +171,7 @@ class AttentionEnsemble(Staged):
                 `stem_channels`, `body_channels` and, with `attention_stage`, `attention_channels`.
 
         Raises:
-            ValueError: if the trunk cannot be cut there, or does not say its channels.
+            ValueError: if the trunk cannot be cut there, or does not state its channels.
         """
         stem, body = split_trunk(trunk, stage)
         if attention_stage is not None:
@@ -186,7 +185,9 @@ class AttentionEnsemble(Staged):
             if name == "attention_channels" and attention_stage is None:
                 continue
             if kwargs.setdefault(name, found) is None:
-                raise ValueError(f"{name}: {type(trunk).__name__} does not say it; pass {name}=...")
+                raise ValueError(
+                    f"{name}: {type(trunk).__name__} does not state it; pass {name}=..."
+                )
         return cls(stem, body, **kwargs)
 
     def masks(self, x: Tensor) -> Tensor:

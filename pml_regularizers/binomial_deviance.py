@@ -2,9 +2,9 @@
 
     L_i = mean_{j in P_i} log(1 + exp(-alpha (s_ij - beta))) + mean_{j in N_i} log(1 + exp(alpha C (s_ij - beta)))
 
-with s the cosine similarity, P_i the other images of i's class and N_i those of other classes. This is the
-loss that HORDE (ICCV 2019) trains in its Tables 1 to 5; its settings and its sum over the anchors i are
-those of the authors' code. An anchor without positives adds only its negatives, and the other way round.
+with s the cosine similarity, P_i the other images of i's class and N_i those of other classes. HORDE (ICCV 2019)
+uses this loss in its Tables 1 to 5; the settings and the sum over the anchors i are those of the authors' code.
+An anchor without positives adds only its negatives, and vice versa.
 
 ECAML (AAAI 2019) sums over the pairs instead, its eq. 10: `balanced=False`. Read literally, the equation also
 pairs each image with itself, a constant; it is left out.
@@ -24,15 +24,15 @@ from .pair_loss import PairLoss
 class BinomialDevianceLoss(PairLoss):
     """Soft margin on every pair: log(1 + exp(.)) of its signed distance to a boundary.
 
-    Half-precision embeddings are raised to float32 and autocast is off inside: the factor alpha * C
-    would turn their rounding of a similarity into a tenth of the loss.
+    Half-precision embeddings are raised to float32 and autocast is off inside: otherwise the factor alpha * C
+    would turn the rounding of a similarity into an error of a tenth of the loss.
 
     Args:
         alpha: Steepness, 2 in HORDE's code.
         beta: Boundary between positives and negatives, a similarity; 0.5 in HORDE's code.
         negative_weight: C, inside the exponent; 25 in HORDE's code and in ECAML, eq. 10 (eta there).
-        balanced: Average over each anchor's positives, and over its negatives, as HORDE's code does; else
-            sum over them, ECAML's eq. 10.
+        balanced: Average over each anchor's positives and over its negatives, as HORDE's code does; if False, sum
+            over them, ECAML's eq. 10.
         **kwargs: `distance`, `reducer`, `collect_stats`, `embedding_regularizer`, as in any PML loss.
 
     Default distance: `CosineSimilarity()`. Default reducer: `SumReducer()`, so the value grows with the
@@ -41,7 +41,7 @@ class BinomialDevianceLoss(PairLoss):
 
     Shape:
         embeddings (N, E), labels (N,); or a pair `indices_tuple`, or a reference set in the call.
-        PML's `CrossBatchMemory` and `SelfSupervisedLoss` take losses that they know by name, and refuse this one.
+        PML's `CrossBatchMemory` and `SelfSupervisedLoss` accept only losses that they know by name, not this one.
 
     Example:
         >>> import torch
@@ -96,7 +96,7 @@ class BinomialDevianceLoss(PairLoss):
 
 
 def _softplus(x: Tensor) -> Tensor:
-    """log(1 + exp(x)), exact in float64: torch's default gives x from 20 on, an error of 2e-9."""
+    """log(1 + exp(x)), exact in float64: from 20 on, torch's default returns x, an error of 2e-9."""
     return F.softplus(x, threshold=40)
 
 

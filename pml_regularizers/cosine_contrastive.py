@@ -3,8 +3,8 @@
     L = mean over positive pairs of (1 - s)^2 / 2  +  mean over active negative pairs of (s - margin)_+ / 2
 
 with s the cosine similarity of an ordered pair of different images; a negative pair is active where
-s > margin = 0.5. The paper names the loss only; squares, halves and means are those of the authors' code.
-PML's `ContrastiveLoss` squares neither side, or, with a power of a distance, both.
+s > margin = 0.5. The paper gives only the loss's name; squares, halves and means are those of the authors' code.
+PML's `ContrastiveLoss` squares neither term, or both (with a power of a distance).
 """
 
 from typing import Any
@@ -17,7 +17,7 @@ from .pair_loss import PairLoss, pairs
 
 
 class CosineContrastiveLoss(PairLoss):
-    """Squares what positives lack to similarity 1, and what negatives exceed the margin by, linearly.
+    """Contrastive loss that is squared for positives (the gap to similarity 1) and linear for negatives.
 
     Half-precision embeddings are raised to float32 and autocast is off inside.
 

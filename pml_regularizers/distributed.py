@@ -1,10 +1,10 @@
-"""One process or many: the same loss and the same gradients.
+"""The same loss and the same gradients on one process and on many.
 
-Every process computes its own rows of the batch and of whatever a loss derives from features (phase
-1), gathers those vectors in rank order, and evaluates the loss of the whole batch (phase 2). The
-gradient of the gathering sums over the processes, DistributedDataParallel divides by their number:
-together they give the gradient of one process that holds the whole batch, for the network and for
-the loss's own parameters alike, and the loss that is reported is the true one.
+Every process computes its own rows of the batch and of all that a loss derives from features (phase 1). It then
+gathers the rows of all processes in rank order and evaluates the loss of the whole batch (phase 2). The backward
+pass of the gathering sums gradients over the processes, and DistributedDataParallel divides them by the number of
+processes. Together they give the gradient of one process that holds the whole batch, both for the network and for
+the loss's own parameters. The reported loss is that of the whole batch, too.
 """
 
 import warnings
@@ -32,7 +32,7 @@ def world_size() -> int:
 
 
 class _AllGather(torch.autograd.Function):
-    """Rows of all processes in rank order; the gradient sums what every process asks of ours."""
+    """Rows of all processes in rank order; backwards, the sum of all processes' gradients of our rows."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -67,7 +67,7 @@ def _gathered() -> Iterator[None]:
 
 
 def are_own_rows(rows: int, batch_size: int) -> bool:
-    """Whether `rows` rows are what this process computed of a batch that a loss was called with."""
+    """True if a loss was called with the batch of all processes, of which this one computed `rows` rows."""
     if rows * world_size() == batch_size and (_gathering.get() or world_size() > 1):
         return True  # gathered by DistributedLoss, or by PML's DistributedLossWrapper
     return rows == batch_size and not _gathering.get()
@@ -77,8 +77,8 @@ def gather_rows(x: Tensor, embeddings: Tensor) -> Tensor:
     """Phase 1 -> phase 2: the rows of the whole batch, from those of this process.
 
     Args:
-        x: (n, D), what this process computed.
-        embeddings: (N, E), what the loss was called with.
+        x: (n, D), the rows that this process computed.
+        embeddings: (N, E), the embeddings that the loss was called with.
 
     Returns:
         (N, D). Inside `DistributedLoss` in rank order; inside PML's `DistributedLossWrapper`
@@ -96,7 +96,7 @@ def gather_rows(x: Tensor, embeddings: Tensor) -> Tensor:
     found, rows = torch.split(gathered, [own.shape[1], x.shape[1]], dim=1)
     if not torch.equal(found, embeddings.to(x.dtype)):
         raise ValueError(
-            f"features: they are of {len(x)} samples and the {len(embeddings)} embeddings are not those of all "
+            f"features: got {len(x)} samples, and the {len(embeddings)} embeddings are not those of all "
             "processes, own rows first; wrap the loss in DistributedLoss, or pass embeddings and features of "
             "the same samples"
         )
@@ -104,7 +104,7 @@ def gather_rows(x: Tensor, embeddings: Tensor) -> Tensor:
 
 
 def gather_parts(parts: Sequence[Tensor], embeddings: Tensor) -> list[Tensor]:
-    """`gather_rows` of several matrices in one exchange, and without a copy where there is nothing to exchange."""
+    """`gather_rows` for several matrices in one exchange; without a copy if there is nothing to exchange."""
     if not _gathering.get() and all(len(part) == len(embeddings) for part in parts):
         return list(parts)
     rows = gather_rows(torch.cat(list(parts), dim=1), embeddings)
@@ -119,17 +119,17 @@ class DistributedLoss(nn.Module):
     `DistributedLossWrapper` gives the same network gradients, but multiplies the value and the
     gradients of proxies and class weights by the number of processes.
 
-    With one process the loss is simply called.
+    With one process it only calls the loss.
 
-    **Where the loss has parameters, something must average their gradients**: `prepare_loss`, or any
-    DistributedDataParallel around. Without, the first backward pass warns, and a call with gradients raises an
-    error if the parameters of the processes have come apart. Where you average the gradients yourself, silence the
-    warning: `warnings.filterwarnings("ignore", "DistributedLoss: ")`.
+    **If the loss has parameters, something must average their gradients**: `prepare_loss`, or any
+    DistributedDataParallel around the loss. Without it, the first backward pass warns, and a call with gradients
+    raises an error once the parameters differ between processes. If you average the gradients yourself, silence
+    the warning: `warnings.filterwarnings("ignore", "DistributedLoss: ")`.
 
     Args:
         loss: Any PML loss, `MultipleLosses` included.
-        miner: A PML miner; it sees the whole batch, in the loss's order. One that draws random
-            numbers needs the same seed in every process.
+        miner: A PML miner; it sees the whole batch, in the loss's order. A miner that draws random numbers needs
+            the same seed in every process.
 
     Example:
         >>> import torch
@@ -160,12 +160,13 @@ class DistributedLoss(nn.Module):
             embeddings: (n, E), this process's rows; n is the same on all processes.
             labels: (n,).
             indices_tuple: Mined tuples; with several processes pass `miner=` to the constructor instead.
-            features: This process's features, for the losses that read them.
+            features: This process's features, for losses that read features.
 
         Raises:
             ValueError: if the processes hold different numbers of rows, if `indices_tuple` is given with
                 several processes, or `features` to a loss that takes none.
-            RuntimeError: if the processes hold different parameters, since nothing averages their gradients.
+            RuntimeError: if the loss's parameters differ between processes, since nothing averages their
+                gradients.
         """
         with torch.autocast(embeddings.device.type, enabled=False):
             if world_size() == 1:
@@ -177,7 +178,7 @@ class DistributedLoss(nn.Module):
                 )
             _check_equal_rows(embeddings)
             trained = [parameter for parameter in self.loss.parameters() if parameter.requires_grad]
-            # The name is private to torch: should it go, nothing is said.
+            # The name is private to torch: without it there is no warning.
             ddp = getattr(nn.parallel.DistributedDataParallel, "_active_ddp_module", "gone")
             alone = bool(trained) and ddp is None and torch.is_grad_enabled()
             if alone:
@@ -194,7 +195,7 @@ class DistributedLoss(nn.Module):
             self._warned = True
             warnings.warn(
                 f"DistributedLoss: nothing averages the gradients of {type(self.loss).__name__}'s own parameters "
-                f"over {world_size()} processes, where they may come apart; {_REMEDY}. Where you average them "
+                f"over {world_size()} processes, so the parameters may drift apart; {_REMEDY}. If you average them "
                 'yourself: warnings.filterwarnings("ignore", "DistributedLoss: ")',
                 stacklevel=2,
             )
@@ -203,7 +204,7 @@ class DistributedLoss(nn.Module):
         probes = [p.detach().flatten()[:: max(p.numel() // 64, 1)].double() for p in trained]
         gathered = all_gather(torch.cat(probes).unsqueeze(0))
         for found in torch.split(gathered, [len(probe) for probe in probes], dim=1):
-            # Not to the bit: the machines may be of several kinds.
+            # Not to the bit: the machines may differ in kind.
             if (found.amax(dim=0) - found.amin(dim=0)).max() > 1e-4 * found.abs().max():
                 raise RuntimeError(
                     f"loss: the {world_size()} processes hold different parameters of {type(self.loss).__name__}, "
@@ -222,8 +223,8 @@ class DistributedLoss(nn.Module):
             indices_tuple = self.miner(embeddings, labels)
         if features is not None and not hasattr(self.loss, "attach"):
             raise ValueError(
-                f"features: {type(self.loss).__name__} takes none; attach the losses inside it that read them, "
-                "as in horde.attach(head.feature_map)"
+                f"features: {type(self.loss).__name__} takes no features; attach the losses inside it "
+                "that read them, as in horde.attach(head.feature_map)"
             )
         extra = {} if features is None else {"features": features}
         loss: Tensor = self.loss(embeddings, labels, indices_tuple, **extra)
@@ -243,13 +244,13 @@ def prepare_loss(accelerator: Any, loss: nn.Module | None = None) -> nn.Module:
     """Make all processes agree on a loss: `prepare_loss(loss)`, or `prepare_loss(accelerator, loss)`.
 
     A loss with parameters is wrapped in DistributedDataParallel, so that their gradients are averaged
-    (give `loss.parameters()` to an optimizer); one without cannot be, and its buffers (such as fixed
-    random projections) are copied from the first process instead. It is not wrapped in autocast, as
-    `accelerator.prepare` would: losses run in full precision. With one process nothing is wrapped.
+    (give `loss.parameters()` to an optimizer). A loss without parameters cannot be wrapped; its buffers (such as
+    fixed random projections) are copied from the first process instead. Unlike `accelerator.prepare`, this does
+    not wrap the loss in autocast: losses run in full precision. With one process nothing is wrapped.
 
     Args:
-        accelerator: An `accelerate.Accelerator`, to whose device the loss is moved. With torch.distributed alone,
-            leave it out, and move the loss yourself: `prepare_loss(loss.to(device))`.
+        accelerator: An `accelerate.Accelerator`; the loss is moved to its device. With torch.distributed alone,
+            leave it out and move the loss yourself: `prepare_loss(loss.to(device))`.
         loss: Usually a `DistributedLoss`.
 
     Example:
@@ -273,7 +274,7 @@ def prepare_loss(accelerator: Any, loss: nn.Module | None = None) -> nn.Module:
         device = trained[0].device
         devices = [device] if device.type == "cuda" else None
         prepared = nn.parallel.DistributedDataParallel(loss, device_ids=devices)
-        # Not by the argument: torch 2.14 renames it, and would then not make them equal at the start.
+        # Not by DDP's argument: torch 2.14 renames it and then no longer makes them equal at the start.
         prepared.broadcast_buffers = False
         return prepared
     for tensor in [*loss.parameters(), *loss.buffers()]:

@@ -7,19 +7,20 @@ r"""Energy confusion (Chen, Deng, "Energy Confused Adversarial Metric Learning",
     L = L_m + lambda sum_{I != J} log(1 + L_ec(I, J))                   eq. 11
 
 The term pulls the classes of a batch together, and the images of each class, while the metric loss L_m
-pulls the classes apart: the network becomes less sure of what tells the training classes apart, and keeps
-more of what may tell others apart. Both terms are minimised; nothing is "adversarial" beyond that.
+pulls the classes apart: the network becomes less sure of the features that separate the training classes, and
+keeps more of those that may separate other classes. Both terms are minimised; nothing is "adversarial" beyond
+that.
 
 The second line of eq. 3 needs no pair of images: the cost is linear in the batch, plus one matrix of classes.
 
 Differs from the paper:
-* The default is the mean over class pairs, whose scale does not depend on the number of classes. Eqs. 7 and
-  11 sum over ordered pairs, each two classes counting twice: `reduction="ordered_sum"`.
+* The default is the mean over class pairs, whose scale does not depend on the number of classes. Eqs. 7 and 11
+  sum over ordered pairs, so that each pair of classes counts twice: `reduction="ordered_sum"`.
 * All pairs of classes count by default; the paper's "randomly chosen in the current minibatch" does not say
   how many are: `num_pairs`.
 * Unit-length embeddings by default. The paper assumes them for the triplet loss (eq. 8) and uses cosines in
-  the binomial (eq. 10), but inner products of raw embeddings in N-pair (eq. 9): give the regularizer the
-  `distance` whose embeddings are those that the metric loss sees.
+  the binomial (eq. 10), but inner products of raw embeddings in N-pair (eq. 9): give the regularizer a `distance`
+  that treats the embeddings as the metric loss does.
 """
 
 from typing import Any, Literal, get_args
@@ -37,16 +38,15 @@ Gradient = Literal["fc", "all"]
 
 
 def energy_confusion(x: Tensor, classes: Tensor, num_classes: int) -> Tensor:
-    """Mean squared Euclidean distance of the images of every two classes: eq. 3.
+    """Mean squared Euclidean distance between the images of each pair of classes: eq. 3.
 
-    On the diagonal are the mean distances within the classes, an image to itself included, so that
-    L_IJ - (L_II + L_JJ) / 2 is half the energy distance of eq. 4, and the squared MMD of eq. 6.
+    The diagonal holds the mean distances within the classes, each image's to itself included, so that L_IJ -
+    (L_II + L_JJ) / 2 is half the energy distance of eq. 4, and the squared MMD of eq. 6.
 
     Args:
         x: (N, E), in float32 or float64.
-        classes: (N,), which of the classes 0 .. C-1 each row belongs to:
-            `torch.unique(labels, return_inverse=True)[1]`.
-        num_classes: C. Rows and columns of a class without images mean nothing.
+        classes: (N,), the class of each row, 0 .. C-1: `torch.unique(labels, return_inverse=True)[1]`.
+        num_classes: C. Rows and columns of a class without images have no meaning.
 
     Returns:
         (C, C), symmetric, at least 0, in x's dtype.
@@ -58,8 +58,8 @@ def energy_confusion(x: Tensor, classes: Tensor, num_classes: int) -> Tensor:
                 [10.,  0.]])
     """
     dtype = x.dtype
-    # The terms below cancel where classes are close: in float64 (which MPS has not), and around the mean of
-    # the batch, so that they are no larger than the distances.
+    # The terms below cancel if classes are close: hence float64 (which MPS lacks), and distances from the mean
+    # of the batch, so that the terms are no larger than the distances.
     if x.device.type != "mps":
         x = x.double()
     x = x - x.detach().mean(dim=0)
@@ -78,7 +78,7 @@ def _mean_distances(distances: Tensor, classes: Tensor, num_classes: int) -> Ten
 
 
 def _probabilities(like: Tensor, classes: Tensor, num_classes: int) -> Tensor:
-    """1 / N_I, the probability of each image of a class: (C,); 1 for a class without any."""
+    """1 / N_I, the probability of each image of a class: (C,); 1 for a class without images."""
     sizes = _class_sums(like.new_ones(len(classes)), classes, num_classes)
     return 1 / sizes.clamp(min=1)
 
@@ -89,47 +89,48 @@ def _class_sums(values: Tensor, classes: Tensor, num_classes: int) -> Tensor:
 
 
 class EnergyConfusionRegularizer(LabelAwareRegularizer):
-    """Keeps a metric loss from being too sure of the training classes: it pulls all of them together.
+    """Regularizer that keeps a metric loss from being too sure of the training classes, by pulling them together.
 
     Add it to a metric loss and choose its weight there:
     `MultipleLosses({"metric": loss, "confusion": regularizer}, weights={"metric": 1, "confusion": w})`. It has no
     parameters.
 
     **The weight.** With `reduction="mean"` the value is the mean of log(1 + L_ec), at most log 5 on the unit
-    sphere whatever the batch; choose w as for any mean-reduced loss. The paper's lambdas (triplet 0.02, N-pair
-    0.3, binomial 0.13; a tenth of that on SOP and In-Shop) multiply a *sum over ordered pairs*, beside metric
-    losses that are *sums over the batch* (eqs. 8 to 10): use them with `reduction="ordered_sum"` and base
-    losses with `SumReducer()`, never beside a mean-reduced loss. Its batches of 64 classes have 4,032 ordered
-    pairs: lambda = 0.02 is the weight 80.6 on the mean beside the summed loss, which is the weight 0.63 beside
-    that loss divided by the 128 images.
+    sphere for any batch; choose w as for any mean-reduced loss. The paper's lambdas (triplet 0.02, N-pair 0.3,
+    binomial 0.13; a tenth of that on SOP and In-Shop) multiply a *sum over ordered pairs*, beside metric losses
+    that are *sums over the batch* (eqs. 8 to 10): use them with `reduction="ordered_sum"` and base losses with
+    `SumReducer()`, never beside a mean-reduced loss. The paper's batches of 64 classes have 4,032 ordered pairs:
+    lambda = 0.02 equals the weight 80.6 on the mean beside the summed loss, or the weight 0.63 beside that loss
+    divided by the 128 images.
 
     Args:
-        reduction: "mean" over pairs of classes, or the paper's "ordered_sum" (eqs. 7 and 11), which counts
-            each two classes twice.
+        reduction: "mean" over pairs of classes, or the paper's "ordered_sum" (eqs. 7 and 11), which counts each
+            pair of classes twice.
         log: Take log(1 + L_ec) of each pair (eq. 11), or L_ec itself (eq. 7).
         gradient: "fc": the gradient reaches the linear layer of the embeddings only, the paper's rule
             (section 4.2: "the overfitting mainly appears at the fc layer"); the regularizer then reads the
-            `stopgrad_embeddings` of an `EmbeddingHead`, by `attach(head)` or `features=`. "all": it reads the
-            embeddings that it is called with, and the whole network is regularised. The default is the method
-            that the paper evaluates; without a head it says so in an error, not in other results.
-        num_pairs: Draw this many of the batch's pairs of classes anew in every call ("randomly chosen",
-            eq. 7); all where there are no more. Default: all. "ordered_sum" adds up the drawn pairs only.
-        seed: Of the draws. They depend on it and on the calls so far, which the `state_dict` counts: all
-            processes draw the same, a resumed training goes on with the same, and no generator is touched.
-        **kwargs: `distance` (any of PML's that is no similarity; squared Euclidean in closed form, others from
-            the N x N matrix), `collect_stats`, `embedding_regularizer`, `embedding_reg_weight`, and `reducer`,
-            which changes nothing, since the value is reduced over classes already.
+            `stopgrad_embeddings` of an `EmbeddingHead`, through `attach(head)` or `features=`. "all": it reads
+            the embeddings that it is called with, and the whole network is regularised. The default is the method
+            that the paper evaluates; without a head it raises an error.
+        num_pairs: In every call, draw this many of the batch's pairs of classes ("randomly chosen", eq. 7), or
+            all if there are fewer. Default: all. "ordered_sum" adds up only the drawn pairs.
+        seed: Seed of the draws. They depend on it and on the number of calls so far, kept in the `state_dict`:
+            all processes draw the same pairs, a resumed training continues the sequence, and no generator is
+            touched.
+        **kwargs: `distance` (any of PML's except similarities; squared Euclidean in closed form, others from the
+            N x N matrix), `collect_stats`, `embedding_regularizer`, `embedding_reg_weight`, and `reducer`, which
+            changes nothing, since the value is reduced over classes already.
 
     Default distance: `LpDistance(p=2, power=2)`, of normalised embeddings.
     Reducer input: **loss**, reduction type "already_reduced".
 
     Shape:
         embeddings (N, E), labels (N,); features (N, E) where `gradient="fc"`. `indices_tuple` is ignored:
-        the equation has no tuples. With one class only, or no image, the value is 0, with a working backward.
+        the equation has no tuples. With only one class, or no image, the value is 0, with a working backward.
 
     Raises:
-        ValueError: for arguments out of range, a similarity, or embeddings and features that are no matrices of
-            one width.
+        ValueError: for arguments out of range, for a similarity, or if embeddings and features are not matrices
+            of one width.
         MissingFeaturesError: in the call, see `FeatureLoss`.
 
     Example:
@@ -189,7 +190,7 @@ class EnergyConfusionRegularizer(LabelAwareRegularizer):
             raise ValueError(f"embeddings: expected (N, E), got shape {tuple(embeddings.shape)}")
         x = self._own_embeddings(embeddings) if self.gradient == "fc" else embeddings
         classes, last = _ranks(labels)
-        # Compiled code has one shape for all batches of a size: room for as many classes as images.
+        # Compiled code needs one shape for all batches of a size: room for as many classes as images.
         room = len(labels) if torch.compiler.is_compiling() else int(last) + 1
         energies = self._energies(x, classes, room)
         pairs = self._pairs(last, room)
@@ -206,7 +207,7 @@ class EnergyConfusionRegularizer(LabelAwareRegularizer):
         return LpDistance(p=2, power=2)
 
     def _own_embeddings(self, embeddings: Tensor) -> Tensor:
-        """Those whose gradient ends at the linear layer, of the whole batch."""
+        """Embeddings of the whole batch whose gradient ends at the linear layer."""
         x = self.features
         if not isinstance(x, Tensor) or x.ndim != 2 or x.shape[1] != embeddings.shape[1]:
             came = tuple(x.shape) if isinstance(x, Tensor) else f"{len(x)} tensors"
@@ -218,7 +219,7 @@ class EnergyConfusionRegularizer(LabelAwareRegularizer):
         return gather_rows(x, embeddings)
 
     def _energies(self, x: Tensor, classes: Tensor, room: int) -> Tensor:
-        """Between all classes: (C, C)."""
+        """Mean distances between all classes: (C, C)."""
         distance = self.distance
         if type(distance) is LpDistance and distance.p == 2 and distance.power == 2:
             normalized = distance.maybe_normalize(x)
@@ -227,14 +228,14 @@ class EnergyConfusionRegularizer(LabelAwareRegularizer):
         return _mean_distances(distance(x), classes, room)
 
     def _pairs(self, last: Tensor, room: int) -> Tensor:
-        """Which ordered pairs of the classes 0 .. last count, each with its reverse: (C, C) booleans."""
+        """Mask of the ordered pairs of classes 0 .. last that count, each with its reverse: (C, C) booleans."""
         index = torch.arange(room, device=last.device)
         low = torch.minimum(index.unsqueeze(1), index)
         high = torch.maximum(index.unsqueeze(1), index)
         pairs = (low < high) & (high <= last)
         if self.num_pairs is None or self.draws is None:
             return pairs
-        # A bijection scrambles the pairs' numbers, another in every call: the lowest results are drawn.
+        # A bijection, new in every call, scrambles the pairs' numbers: the lowest results are drawn.
         tickets = _scramble(_scramble(self.draws) + high * (high - 1) // 2 + low)
         tickets = tickets.masked_fill(~pairs, 2**32)
         self.draws += 1
@@ -243,9 +244,9 @@ class EnergyConfusionRegularizer(LabelAwareRegularizer):
 
 
 def _ranks(labels: Tensor) -> tuple[Tensor, Tensor]:
-    """0 for the smallest label, 1 for the next one, ..., and the last: (N,) and a scalar, 0 without labels.
+    """Ranks of the labels (N,), 0 for the smallest one, and the highest rank, a scalar; 0 without labels.
 
-    `torch.unique`'s inverse, with no sizes to wait for.
+    Equals `torch.unique`'s inverse, but waits for no size from the device.
     """
     ordered, order = labels.sort()
     ranks = F.pad((ordered[1:] != ordered[:-1]).cumsum(dim=0), (1, 0))
@@ -253,9 +254,9 @@ def _ranks(labels: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _scramble(x: Tensor) -> Tensor:
-    """A bijection of the integers below 2^32 in which neighbours have nothing in common.
+    """A bijection of the integers below 2^32 that sends neighbours far apart.
 
-    Multiply and xor-shift: the products stay below 2^63, so that all devices agree.
+    It multiplies and xor-shifts; the products stay below 2^63, so that all devices agree.
     """
     x = x & 0xFFFFFFFF
     for _ in range(2):

@@ -3,14 +3,14 @@ r"""The losses of an attention-based ensemble (see `attention_ensemble.py`).
     L      = sum_m L_metric(B_m) + lambda_div L_div                 section 3.4
     L_div  = sum_i sum_{p,q} max(0, m_div - |B_p(x_i) - B_q(x_i)|^2)
 
-Embeddings have unit length, so that the hinge of L_div is 2 max(0, s - (1 - m_div/2)) of the cosine s; the
-paper's margin m_div = 1 is s = 0.5.
+Embeddings have unit length, so that the hinge of L_div is 2 max(0, s - (1 - m_div/2)) with the cosine s; the
+paper's margin m_div = 1 corresponds to s = 0.5.
 
 The defaults are those of HORDE's code, which trained the ensembles of its Table 1. It differs from ABE's
-text: the divergence compares heads of all pairs of images, not of one image only (`images="same"`), and is
-averaged over the active pairs (`reducer=SumReducer()`); heads are averaged, not summed (`reduction="sum"`).
-Differs from both: the metric loss is reduced for each head and then averaged; HORDE's code averages the
-active negative pairs of all heads at once, which weighs a head by how many it has.
+text: the divergence compares heads across all pairs of images, not only within one image (`images="same"`), and
+is averaged over the active pairs (`reducer=SumReducer()`); heads are averaged, not summed (`reduction="sum"`).
+Differs from both: the metric loss is reduced for each head and then averaged; HORDE's code averages the active
+negative pairs of all heads at once, which weighs each head by the number of its pairs.
 """
 
 from typing import Any, Literal, get_args
@@ -39,7 +39,7 @@ class EnsembleLoss(WrapperLoss):
     `EnsembleLoss(loss, 8, embedding_regularizer=DivergenceLoss(8), embedding_reg_weight=0.5)`.
 
     Args:
-        loss: Any PML loss; where it has an embedding size, that of one head. ABE: contrastive.
+        loss: Any PML loss; if it has an embedding size, pass that of one head. ABE: contrastive.
         num_heads: M. HORDE's code: 8.
         reduction: "mean" over the heads (HORDE's code) or "sum" (ABE, section 3.4).
         **kwargs: `collect_stats`, `embedding_regularizer` and `embedding_reg_weight`, as in any PML loss.
@@ -50,7 +50,7 @@ class EnsembleLoss(WrapperLoss):
     Raises:
         ValueError: for arguments out of range; for a loss that does not return one number
             (DoNothingReducer), or that reads features; for `reducer=` or `distance=`, which belong to the
-            loss; in the call, for a width that is no multiple of M, or that the loss was not made for.
+            loss; in the call, for a width that is not a multiple of M, or not the one that the loss was made for.
 
     Example:
         >>> import torch
@@ -62,7 +62,7 @@ class EnsembleLoss(WrapperLoss):
 
     reads = ()
     cannot_read = (
-        "of which a head has none of its own; give the ensemble's loss to it (HORDELoss(loss, ..., "
+        "and a head has none of its own; give the ensemble's loss to it (HORDELoss(loss, ..., "
         "first_loss=EnsembleLoss(...))), or add it beside with MultipleLosses"
     )
 
@@ -108,18 +108,18 @@ class EnsembleLoss(WrapperLoss):
 
 
 class DivergenceLoss(FeatureLoss):
-    """Keeps the heads of an ensemble apart: a hinge on the similarity of each two heads.
+    """Divergence loss that keeps the heads of an ensemble apart: a hinge on the similarity of each pair of heads.
 
         max(0, s(B_p(x_i), B_q(x_j)) - margin)     for all p < q and all i, j, or for i = j only
 
     It is called like a PML loss, and ignores the labels and any `indices_tuple`. It goes beside the metric
     loss in `MultipleLosses({"metric": EnsembleLoss(loss, 8), "divergence": DivergenceLoss(8)}, weights={...})`,
-    or into its slot `embedding_regularizer=`; HORDE's code weighs it 0.5.
+    or in that loss's slot `embedding_regularizer=`; its weight in HORDE's code is 0.5.
 
     Args:
         num_heads: M, at least 2.
-        margin: Similarity above which two heads are pushed apart: 0.5, the margin 1 of ABE and HORDE's code;
-            see above. With a distance that is no similarity, the distance below which they are.
+        margin: Similarity above which two heads are pushed apart: 0.5, the margin 1 of ABE and HORDE's code; see
+            above. With a distance instead of a similarity: the distance below which they are pushed apart.
         images: "all", also heads of different images (HORDE's code), which takes (N M)^2 similarities; or
             "same" (ABE): N M^2.
         **kwargs: `distance`, `reducer`, `collect_stats`, as in any PML loss. ABE's hinge, as printed, is
@@ -135,7 +135,7 @@ class DivergenceLoss(FeatureLoss):
         embeddings: (N, M E), as `AttentionEnsemble` returns them; labels: (N,), or none.
 
     Raises:
-        ValueError: for M < 2 or an unknown word; in the call, for a width that is no multiple of M.
+        ValueError: for M < 2 or an unknown word; in the call, for a width that is not a multiple of M.
 
     Example:
         >>> import torch
@@ -151,7 +151,7 @@ class DivergenceLoss(FeatureLoss):
         super().__init__(**kwargs)
         if num_heads < 2:
             raise ValueError(
-                f"num_heads: expected at least 2, got {num_heads}; one head has none to diverge from"
+                f"num_heads: expected at least 2, got {num_heads}; one head has no other to diverge from"
             )
         if images not in get_args(Images):
             raise ValueError(f"images: expected one of all, same; got {images!r}")
@@ -181,7 +181,7 @@ class DivergenceLoss(FeatureLoss):
         losses = torch.relu(self.distance.margin(self.margin, mat))  # section 3.4, the hinge
         return {
             "loss": {
-                # A reducer that counts values above zero would drop NaN: let one spoil all, as in a mean.
+                # A reducer that counts values above zero would drop NaN: let one NaN spoil all, as in a mean.
                 "losses": (losses + 0 * losses.sum()).flatten(),
                 "indices": first.expand_as(mat).flatten(),
                 "reduction_type": "element",
@@ -199,8 +199,8 @@ class DivergenceLoss(FeatureLoss):
 def _within_images(distance: Any, heads: Tensor) -> Tensor:
     """A PML distance between the heads (N, M, E) of each image by itself -> (N, M, M).
 
-    What the distance makes of all N M heads, without the pairs of different images. Its own
-    `pairwise_distance` would leave out the power, and adds 1e-6 to differences.
+    The same values as the distance gives for all N M heads, without the pairs of different images. Its own
+    `pairwise_distance` leaves out the power and adds 1e-6 to differences.
     """
     rows = heads.flatten(0, 1)
     unit = distance.maybe_normalize(rows)

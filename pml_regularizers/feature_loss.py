@@ -1,7 +1,7 @@
-"""How the features that a network computed on the way reach a loss.
+"""Losses that read a network's intermediate features, and the ways for features to reach them.
 
-pytorch-metric-learning (PML) calls `loss(embeddings, labels, indices_tuple)` and nothing else. A loss that
-also reads a feature map gets it, in this order:
+pytorch-metric-learning (PML) calls `loss(embeddings, labels, indices_tuple)` and nothing else. A loss that also
+reads a feature map looks for it in this order:
 
 1. from the call: `loss(embeddings, labels, features=feature_map)`, or a dict where it reads several;
 2. from a tap, bound once: `loss.attach(head)`; trainers, testers, miners and `MultipleLosses` then work
@@ -28,9 +28,10 @@ Loss = TypeVar("Loss", bound=nn.Module)
 
 
 class _Calls(threading.local):
-    """The calls under way in this thread, each with its features: a loss may be called by several threads.
+    """The features of the calls under way in this thread: several threads may call one loss.
 
-    Not context variables, which break torch.compile's graph; changed in place, since it forgets attributes.
+    Context variables would break torch.compile's graph. The list is changed in place, since compiled code forgets
+    attributes that it sets.
     """
 
     def __init__(self) -> None:
@@ -45,28 +46,28 @@ class FeatureLoss(BaseMetricLossFunction):
 
     Half-precision inputs are raised to float32 and autocast is off inside, so that the loss has one
     value whatever the precision of the network; the loss's parameters are never recast.
-    Subclasses say what they read in `reads` and find it in `self.features` in `compute_loss`.
+    Subclasses name what they read in `reads`, and find it as `self.features` in `compute_loss`.
 
-    Several threads may call one loss at once; `features` and what taps recorded are those of the thread. Statistics
-    (`collect_stats`) stand on the loss, as PML's records do: they are those of the call that wrote them last.
+    Several threads may call one loss at once; each has its own `features` and its own records of the taps.
+    Statistics (`collect_stats`) are attributes of the loss, as PML's are: the last call overwrites them.
     """
 
     reads: str | tuple[str, ...] = "feature_map"
-    """Stage of an `EmbeddingHead` that `attach(head)` taps; a tuple of names where the features are a dict
-    of that many; an empty one where none are read."""
+    """Stage of an `EmbeddingHead` that `attach(head)` taps; a tuple of names if the loss reads a dict of several
+    features; an empty tuple if it reads none."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self._taps: dict[str, FeatureTap] = {}
 
     def attach(self, source: nn.Module | Mapping[str, nn.Module], *, frozen: bool = False) -> Self:
-        """Read the features from a module's output from now on, instead of from `features=`.
+        """From now on, read the features from a module's output instead of `features=`.
 
         Args:
-            source: An `EmbeddingHead` or `AttentionEnsemble`, or a network that contains one, whose stages in
-                `reads` are taken; or any other stage of the network; or, for a loss that reads several, a
-                dict of stages by the names in `reads`. A tap belongs to one loss; attaching again moves it.
-            frozen: What is tapped does not train, on purpose: features without a gradient are accepted.
+            source: An `EmbeddingHead` or `AttentionEnsemble`, or a network that contains one: its stages named in
+                `reads` are tapped. Or any other stage of the network. Or, for a loss that reads several features,
+                a dict of stages by the names in `reads`. A tap belongs to one loss; attaching again moves it.
+            frozen: Accept features without a gradient, because the tapped stage is frozen on purpose.
 
         Returns:
             The loss itself.
@@ -87,7 +88,7 @@ class FeatureLoss(BaseMetricLossFunction):
             raise ValueError(
                 f"source: {type(source).__name__} contains {len(heads)} heads; attach to one of them"
             )
-        if heads:  # by itself or wrapped: the output of what is around it is no stage
+        if heads:  # by itself or wrapped: the wrapper's output is no stage
             source = {name: getattr(heads[0], name) for name in names if hasattr(heads[0], name)}
         elif len(names) == 1 and not isinstance(source, Mapping):
             source = {names[0]: source}
@@ -120,14 +121,14 @@ class FeatureLoss(BaseMetricLossFunction):
 
     @property
     def taps(self) -> Mapping[str, FeatureTap]:
-        """Where the features come from when `features=` is not passed, by the names in `reads`."""
+        """Sources of the features when `features=` is not passed, by the names in `reads`."""
         return self._taps
 
     @property
     def features(self) -> Any:
         """The features of the call under way, floating point tensors of at least float32."""
         if not _calls.stack or _calls.stack[-1][0] is not self:
-            raise MissingFeaturesError("features are there only while the loss is being called")
+            raise MissingFeaturesError("features exist only while the loss is being called")
         return _calls.stack[-1][1]
 
     def forward(
@@ -152,7 +153,7 @@ class FeatureLoss(BaseMetricLossFunction):
 
         Raises:
             ValueError: if the sizes do not fit, or a reference set is passed.
-            MissingFeaturesError: if there are no features, or not those of this batch.
+            MissingFeaturesError: if there are no features, or those of another batch.
         """
         if ref_emb is not None or ref_labels is not None:
             raise ValueError(
@@ -167,11 +168,11 @@ class FeatureLoss(BaseMetricLossFunction):
     def reading(
         self, embeddings: Tensor, features: Features | Mapping[str, Features] | None
     ) -> Iterator[None]:
-        """Make `self.features` the features of `embeddings` for the length of a `with` block."""
+        """Set `self.features` to the features of `embeddings` inside a `with` block."""
         if features is not None:
             given = self._given(features, len(embeddings))
             for tap in self._taps.values():
-                tap.pop(embeddings)  # this call serves the pass that was recorded
+                tap.pop(embeddings)  # this call is for the recorded pass
         elif self._taps or not self.reads:
             given = self._take(embeddings)
         else:
@@ -216,18 +217,18 @@ class FeatureLoss(BaseMetricLossFunction):
             try:
                 taken[name] = tap.take(embeddings)
             except MissingFeaturesError as error:
-                for other in self._taps.values():  # those not asked yet recorded the same pass
+                for other in self._taps.values():  # these recorded the same pass
                     other.pop(embeddings)
                 raise MissingFeaturesError(f"{name}: {error}") from None
         return taken
 
 
 class LabelAwareRegularizer(FeatureLoss, BaseRegularizer):
-    """Base of the regularizers that compare classes, so that they need the labels.
+    """Base of the regularizers that compare classes and therefore need labels.
 
-    They are added to a metric loss with
-    `MultipleLosses({"metric": loss, "regularizer": regularizer}, weights={"metric": 1, "regularizer": w})`.
-    The slot `embedding_regularizer=` of a PML loss passes embeddings alone, and is refused.
+    Add them to a metric loss with `MultipleLosses({"metric": loss, "regularizer": regularizer},
+    weights={"metric": 1, "regularizer": w})`. The slot `embedding_regularizer=` of a PML loss passes embeddings
+    alone, so that they cannot be used there.
 
     Raises:
         ValueError: if called without labels, or with a reference set.
@@ -247,18 +248,18 @@ class LabelAwareRegularizer(FeatureLoss, BaseRegularizer):
 def attach_all(
     loss: Loss, source: nn.Module | Mapping[str, nn.Module], *, frozen: bool = False
 ) -> Loss:
-    """`attach` every loss inside another, a sum or a wrapper, that reads features.
+    """Call `attach` on every loss that reads features inside another loss, such as a sum or a wrapper.
 
     Args:
         loss: `MultipleLosses`, `DistributedLoss` or any other module.
-        source: As in `FeatureLoss.attach`; of a dict each loss takes the stages that it reads.
+        source: As in `FeatureLoss.attach`; from a dict, each loss takes the stages that it reads.
         frozen: As in `FeatureLoss.attach`.
 
     Returns:
         The outer loss, as in `attach_all(MultipleLosses({...}), head)`.
 
     Raises:
-        ValueError: if `source` lacks a stage that one of them reads; none is attached then.
+        ValueError: if `source` lacks a stage that one of them reads; then none is attached.
     """
     readers = [part for part in loss.modules() if isinstance(part, FeatureLoss) and part.reads]
     sources = [
@@ -275,7 +276,7 @@ def attach_all(
 
 
 def _outermost(module: nn.Module) -> list[Staged]:
-    """The heads in `module`, not those inside another."""
+    """The heads in `module`, except those inside another head."""
     if isinstance(module, Staged):
         return [module]
     return [head for child in module.children() for head in _outermost(child)]

@@ -1,4 +1,4 @@
-"""What a feature map is: features of an image's positions, as maps or as tokens; and what has such stages."""
+"""Feature maps: features at an image's positions, as maps or as tokens, and the networks that have them."""
 
 import torch
 from torch import Tensor, nn
@@ -7,7 +7,7 @@ from .precision import full_precision
 
 
 class Staged(nn.Module):
-    """A network, or a part of one, whose children named in a loss's `reads` are what the loss attaches to."""
+    """A network, or a part of one, whose children are stages: a loss attaches to those named in its `reads`."""
 
 
 def positions(features: Tensor | tuple[Tensor, ...], channels: int) -> tuple[Tensor, Tensor | None]:
@@ -42,7 +42,7 @@ def positions(features: Tensor | tuple[Tensor, ...], channels: int) -> tuple[Ten
 
 
 def masked_mean(x: Tensor, mask: Tensor | None) -> Tensor:
-    """Mean of x (N, P, D) over the positions P that the mask (N, P) keeps, whatever the others hold -> (N, D)."""
+    """Mean of x (N, P, D) over the positions P that the mask (N, P) keeps; the others may hold NaN -> (N, D)."""
     if mask is None:
         return x.mean(dim=1)
     kept = mask.sum(dim=1, keepdim=True).clamp(min=1)

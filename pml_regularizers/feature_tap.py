@@ -1,4 +1,4 @@
-"""Records what a stage of a network computed, until a loss takes it."""
+"""Taps: records of a network stage's output, kept until a loss takes them."""
 
 import threading
 import weakref
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from .distributed import are_own_rows
 
 Features = Tensor | tuple[Tensor, ...]
-"""What a loss reads: one tensor, or several that belong together, such as (tokens, padding mask)."""
+"""Features for a loss: one tensor, or several that belong together, such as (tokens, padding mask)."""
 
 
 class MissingFeaturesError(ValueError):
@@ -19,9 +19,9 @@ class MissingFeaturesError(ValueError):
 
 
 class _Passes(threading.local):
-    """Records of the passes of one thread: outputs with gradients, and the last one without.
+    """Records of one thread's passes: outputs with gradients, and the last one without.
 
-    Lists that are changed in place: code from torch.compile would forget an attribute that it sets here.
+    The lists are changed in place: code from torch.compile would forget an attribute that it sets here.
     """
 
     def __init__(self) -> None:
@@ -35,17 +35,17 @@ class FeatureTap:
     A record serves one call of the loss. Records made under `torch.no_grad` (testing, mining a
     subset) replace each other; those made with gradients are kept until they are taken, at most
     `capacity` of them, since a trainer may run the network several times for one loss
-    (`TwoStreamMetricLoss`). Recomputation by activation checkpointing is not recorded.
+    (`TwoStreamMetricLoss`). The recomputation of activation checkpointing is not recorded.
 
-    Records are joined in the order of the passes, and a record is the module's output itself: what
-    changes it in place afterwards changes it here. Each thread has its own: it calls the loss after its passes.
+    Records are joined in the order of the passes. A record is the module's output itself: later in-place changes
+    of the output change the record. Each thread has its own records, and must call the loss itself.
 
-    The tap holds no module, and the module does not keep the tap alive. It pickles and deep-copies
-    without its records; a copy of the network and the loss made *together* stays connected.
+    The tap holds no module, and the module does not keep the tap alive. It is pickled and deep-copied without its
+    records. If the network and the loss are copied *together*, the copies stay connected.
 
     Args:
-        module: Its output, a tensor or a tuple of tensors with the batch first, is recorded.
-        frozen: The module does not train, so that its output needs no gradient to be recorded.
+        module: The module whose output is recorded: a tensor, or a tuple of tensors with the batch first.
+        frozen: True if the module does not train: its output then needs no gradient.
     """
 
     capacity = 8
@@ -71,13 +71,13 @@ class FeatureTap:
     def remove(self) -> None:
         """Forget the records and stop listening to the module."""
         self.clear()
-        self._listening = False  # a copy has no handle: its hook stays and does nothing
+        self._listening = False  # a copied tap has no handle: its hook stays and does nothing
         if self._handle is not None:
             self._handle.remove()
             self._handle = None
 
     def take(self, embeddings: Tensor) -> Features:
-        """The recorded features of `embeddings` (N, E), which are then forgotten.
+        """Return the recorded features of `embeddings` (N, E), and forget them.
 
         Raises:
             MissingFeaturesError: if nothing was recorded since the last call, if the records are
@@ -100,12 +100,12 @@ class FeatureTap:
         return _joined(records, len(embeddings))
 
     def pop(self, embeddings: Tensor) -> tuple[list[Features], list[Features]]:
-        """Forget the records of the passes that made `embeddings`: those with gradient, and one without."""
+        """Forget the records of the passes that made `embeddings`: all with gradient, and the last without."""
         records, detached = list(self._passes.records), list(self._passes.detached)
         if embeddings.requires_grad or (records and not detached):
             self.clear()
             return records, detached
-        # A test between a training step's forward pass and its loss leaves that step's record.
+        # A test run between a training step's forward pass and its loss keeps that step's record.
         self._passes.detached.clear()
         return detached, []
 
@@ -131,7 +131,7 @@ class FeatureTap:
 
 
 class _Hook:
-    """Hands a module's output to a tap for as long as somebody else holds the tap."""
+    """Hook that hands a module's output to a tap, as long as the tap is in use elsewhere."""
 
     def __init__(self, tap: FeatureTap) -> None:
         self._tap = weakref.ref(tap)
@@ -151,11 +151,11 @@ def _ignore() -> Callable[..., None]:
 
 
 def _nothing(*args: Any) -> None:
-    """What the hook of a lost tap becomes in a copy."""
+    """The copy of a hook whose tap is gone: it does nothing."""
 
 
 def _trains(features: Any) -> bool:
-    """Whether a gradient flows into any part: a frozen trunk's features may come with a trained tensor."""
+    """True if any part requires a gradient: a frozen trunk's features may come with a trained tensor."""
     first = first_tensor(features)
     parts = features if isinstance(features, tuple) else (first,)
     return any(isinstance(part, Tensor) and part.requires_grad for part in parts)

@@ -1,4 +1,4 @@
-r"""How well embeddings carry over from seen to unseen classes: the two terms of a bound on the error.
+r"""Transfer of embeddings from seen to unseen classes: the two terms of a bound on the error.
 
 JRD (Chu et al., ICML 2020), section 2, after Ben-David et al. (2010), for seen classes s and unseen u:
 
@@ -6,15 +6,16 @@ JRD (Chu et al., ICML 2020), section 2, after Ben-David et al. (2010), for seen 
     d_H      = 1 - min_h eps*(h)                         eq. 2, `h_divergence`
     lambda   = eps_s(h*) + eps_u(h*)                     eq. 3, `ideal_joint_error`
 
-eps* is the error of a binary classifier that tells seen images from unseen ones, h* one classifier of
-all classes. The hypotheses are 1-nearest-neighbour classifiers; both are fitted on a labelled split of
-seen and unseen images, and err on the rest. So the minimum is not searched: it is the fitted classifier.
+eps* is the error of a binary classifier that separates seen images from unseen ones; h* is one classifier of all
+classes. The hypotheses are 1-nearest-neighbour classifiers. Both are fitted on a labelled split of seen and
+unseen images, and their errors are counted on the rest. The minimum is therefore not searched: the fitted
+classifier stands for it.
 
 The paper leaves open: the splits (here a class-stratified random half, or given rows); whether eps* pools
 the images of both domains (it does here) or averages the domains' errors (`balanced=True`); the metric
-(here Euclidean on unit vectors, the paper's representation, and so cosine). Ben-David's own estimate
-of the divergence is 2 (1 - 2 eps*), between 0 at chance and 2: `form="proxy_a"`. And lambda is the sum of
-eq. 3 here; what Table 3 prints is small for a sum, and fits half of it, the mean of the two errors.
+(here Euclidean on unit vectors, the paper's representation, which equals cosine). Ben-David's own estimate of the
+divergence is 2 (1 - 2 eps*), from 0 (chance) to 2: `form="proxy_a"`. Here lambda is the sum of eq. 3; the values
+in Table 3 are small for a sum, and fit half of it, the mean of the two errors.
 """
 
 import reprlib
@@ -28,7 +29,7 @@ from .precision import full_precision
 from .stratified_parts import check_labels, check_tensor, shuffled_by_class
 
 BLOCK = 2**24
-"""Similarities that are held at once: 64 MB in float32."""
+"""Number of similarities held at once: 64 MB in float32."""
 
 
 def nearest(queries: Tensor, references: Tensor) -> Tensor:
@@ -68,14 +69,14 @@ def ideal_joint_error(
         seen_labels: (N,).
         unseen: (M, E), embeddings of images of other classes.
         unseen_labels: (M,).
-        labelled: What the classifier is fitted on: a share of every class, drawn at random, or the rows of
-            `seen` and of `unseen`, as `stratified_parts` gives. The paper's splits are not stated.
+        labelled: The images to fit the classifier on: a share of every class, drawn at random, or the rows of
+            `seen` and of `unseen`, as `stratified_parts` gives them. The paper does not state its splits.
         normalize: L2-normalise the embeddings, as retrieval does.
         seed: Of the draw; the global generators are left alone.
 
     Raises:
-        ValueError: if shapes do not fit, an embedding is not finite, a class is both seen and unseen, has a
-            single image while a share of it is to be drawn, or nothing is left to fit on or to test.
+        ValueError: if shapes do not fit, an embedding is not finite, a class is both seen and unseen, a class to
+            draw a share of has a single image, or nothing is left to fit on or to test.
 
     Example:
         >>> x, y = torch.eye(4).repeat(2, 1), torch.arange(4).repeat(2)
@@ -99,14 +100,14 @@ def h_divergence(
     normalize: bool = True,
     seed: int = 0,
 ) -> float:
-    """How well one classifier tells seen images from unseen ones, 1 - error. JRD, eq. 2.
+    """Accuracy, 1 - error, of a classifier that separates seen images from unseen ones. JRD, eq. 2.
 
-    1 if seen and unseen images lie apart, about 1/2 if they are mixed (for domains of one size, or
-    balanced). JRD's Table 3: 0.93.
+    1 if seen and unseen images lie apart, about 1/2 if they are mixed (for domains of equal size, or with
+    `balanced`). JRD's Table 3: 0.93.
 
     Args:
         seen: (N, E), embeddings of images of training classes.
-        seen_labels: (N,); the labels serve to draw a share of every class.
+        seen_labels: (N,); used only to draw a share of every class.
         unseen: (M, E), embeddings of images of other classes.
         unseen_labels: (M,).
         balanced: Average the errors of the two domains, instead of counting all images alike; it matters
@@ -137,7 +138,7 @@ def h_divergence(
 
 
 class _Split:
-    """The rows of seen and unseen images to fit on, and the nearest of them to each of the others."""
+    """The rows of seen and unseen images to fit on, and for each of the other images the nearest of these."""
 
     def __init__(
         self,
@@ -159,8 +160,8 @@ class _Split:
         shared = set(seen_labels.tolist()) & set(unseen_labels.tolist())
         if shared:
             raise ValueError(
-                f"unseen_labels: {len(shared)} classes are seen, too, such as {min(shared)}; number the unseen "
-                "classes on from the seen ones"
+                f"unseen_labels: {len(shared)} classes are also in seen_labels, such as {min(shared)}; give "
+                "the unseen classes numbers that no seen class has"
             )
         if isinstance(labelled, tuple) and len(labelled) == 2:
             rows_seen, rows_unseen = labelled
@@ -186,7 +187,7 @@ class _Split:
         ]
 
     def errors(self, seen_targets: Tensor, unseen_targets: Tensor) -> list[Tensor]:
-        """Which of the tested images of each domain have a nearest neighbour of another target."""
+        """Mask, for each domain, of the tested images whose nearest neighbour has another target."""
         targets = (seen_targets.cpu(), unseen_targets.cpu())
         known = torch.cat([y[mask] for y, mask in zip(targets, self.fitted, strict=True)])
         return [
@@ -196,7 +197,7 @@ class _Split:
 
 
 def _share(labels: Tensor, share: float, seed: int, name: str) -> Tensor:
-    """Rows of a share of every class, rounded, but never none and never all of it."""
+    """Rows of a share of every class: rounded, at least one row and never all."""
     order = shuffled_by_class(labels, seed)
     classes, sizes = torch.unique(labels, return_counts=True)
     if sizes.min() < 2:

@@ -1,10 +1,10 @@
-r"""How strong a regularizer is: its gradient, measured against the base loss's.
+r"""Strength of a regularizer: its gradient, relative to the base loss's.
 
     ratio_r(place) = | d (w_r R_r) / d place | / | d (w_b L_b) / d place |
 
-A weight says little: losses differ in scale by orders of magnitude, with their reduction, the size of the
-batch and the size of the embeddings. What the network feels is the ratio. It is linear in the weight, so
-that one measurement gives the weight of any wanted ratio: w * wanted / measured.
+A weight alone says little: the scale of losses differs by orders of magnitude, depending on their reduction, the
+size of the batch and the size of the embeddings. The ratio shows the effect on the network. It is linear in the
+weight, so that one measurement gives the weight for any wanted ratio: w * wanted / measured.
 """
 
 import itertools
@@ -29,18 +29,17 @@ _Weights = tuple[tuple[Any, Any], ...]  # (MultipleLosses, key) from the outermo
 
 @contextmanager
 def record_terms(loss: nn.Module) -> Iterator[dict[str, Tensor]]:
-    """The weighted terms that the calls of `loss` inside a `with` block add up.
+    """Record the weighted terms of `loss` that its calls inside a `with` block add up.
 
-    They are those of `MultipleLosses` and `ScheduledLosses`, by their names; where a loss of this library
-    is a sum itself, such as `HORDELoss`, those it consists of: "horde.order_1" is the base loss. The
-    loss may be wrapped for several processes, and is called as always, once per forward pass; calls in other
-    threads do not count.
+    These are the terms of `MultipleLosses` and `ScheduledLosses`, by name. A loss of this library that is a sum
+    itself, such as `HORDELoss`, gives its own terms: "horde.order_1" is the base loss. The loss may be wrapped
+    for several processes. Call it as always, once per forward pass; calls in other threads do not count.
 
     Args:
         loss: `MultipleLosses`, or another loss that is a sum; wrapped or not.
 
     Returns:
-        Scalars by name, filled by the call. Their sum is what it returned.
+        Scalars by name, filled by the call. Their sum is the value that the call returned.
 
     Raises:
         ValueError: if `loss` is no sum, or was not called inside the block.
@@ -78,13 +77,13 @@ def record_terms(loss: nn.Module) -> Iterator[dict[str, Tensor]]:
             handle.remove()
     if missing := [name for name in names if name not in terms]:
         raise ValueError(
-            f"loss: no call was recorded of {', '.join(missing)}; call the loss inside the with block (one that "
-            "torch.compile has compiled before must be reset: torch._dynamo.reset())"
+            f"loss: no call of {', '.join(missing)} was recorded; call the loss inside the with block (if "
+            "torch.compile compiled it before, call torch._dynamo.reset() first)"
         )
 
 
 def term_names(loss: nn.Module) -> list[str]:
-    """Names of the terms that `record_terms` records of a loss; none of a loss that is no sum."""
+    """Names of the terms that `record_terms` records; empty if the loss is no sum."""
     return [name for _, name, _ in _parts(loss) if name]
 
 
@@ -92,18 +91,18 @@ class TermLogger:
     """PML's `end_of_iteration_hook`, which also logs the terms of a loss.
 
     The table `loss_histories` gets a column for each weighted term, named as by `record_terms` but without dots:
-    `term_horde_order_1`. As long as the logger is there, the loss has hooks, with which it cannot be pickled.
+    `term_horde_order_1`. As long as the logger exists, the loss has hooks and cannot be pickled.
 
     Args:
         loss: As in `record_terms`.
-        hooks: What PML's `logging_presets.get_hook_container(record_keeper)` returned; it logs the rest.
+        hooks: The result of PML's `logging_presets.get_hook_container(record_keeper)`, which logs the rest.
 
     Example:
         `MetricLossOnly(..., end_of_iteration_hook=TermLogger(loss, hooks))`
     """
 
     def __init__(self, loss: nn.Module, hooks: Any) -> None:
-        self._recording = record_terms(loss)  # its end, with the logger's, removes the hooks
+        self._recording = record_terms(loss)  # removes the hooks when the logger is deleted
         self._terms = self._recording.__enter__()
         self._hooks = hooks
 
@@ -139,7 +138,7 @@ class _Thread(threading.local):
 
 
 def _recorder(terms: dict[str, Tensor], named: list[tuple[str, _Weights]], here: _Thread) -> Any:
-    # A loss that stands in several places is called for one after the other.
+    # A loss that stands in several places is called for them one after the other.
     turns = itertools.cycle(named)
 
     def record(module: nn.Module, args: Any, output: Tensor) -> None:
@@ -158,32 +157,32 @@ def gradient_norm_ratios(
     base: str,
     at: Mapping[str, Tensor | Iterable[Tensor] | nn.Module],
 ) -> dict[str, dict[str, float]]:
-    """Gradient norm of every weighted loss, divided by that of the base loss, at several places.
+    """Gradient norm of every weighted loss, divided by the base loss's, at several places.
 
-    Needs one forward pass, and goes back through it once per loss; every `.grad` stays as it is, and the
-    graph can still be used for the step's own backward pass.
+    It takes one forward pass and one backward pass per loss. Every `.grad` stays as it is, and the graph can
+    still be used for the step's own backward pass.
 
-    On several processes all must call this. It then measures the gradients that the optimizer will see:
-    those of parameters are averaged over the processes first, as DistributedDataParallel does; other
-    tensors, such as embeddings, are taken for the rows of a larger batch. With `DistributedLoss` the
-    ratios equal those of one process with the whole batch.
+    With several processes, all must call this. It then measures the gradients that the optimizer will see:
+    gradients of parameters are first averaged over the processes, as DistributedDataParallel does; other tensors,
+    such as embeddings, count as rows of a larger batch. With `DistributedLoss` the ratios equal those of one
+    process with the whole batch.
 
-    Norms are computed in float64, from gradients of the precision of their tensors. Under float16
-    autocast, pass the losses as the gradient scaler scales them; the factor cancels.
+    Norms are computed in float64, from gradients in the precision of their tensors. Under float16 autocast, pass
+    the losses as the gradient scaler scales them; the factor cancels.
 
     Args:
-        losses: Scalars by name, with their weights: what `record_terms` recorded.
-        base: Name of the loss the others are compared with.
+        losses: Weighted scalars by name, as `record_terms` gives them.
+        base: Name of the loss to compare the others with.
         at: Tensors of the graph by name, one or several, such as `{"embeddings": embeddings, "trunk":
             trunk.parameters()}`; a module stands for its parameters. Those that require no gradient are left out.
 
     Returns:
-        `{loss: {place: ratio}}`, without the base. 0 where a loss does not reach a place; where the base
-        loss has no gradient, inf, and nan if the other has none either.
+        `{loss: {place: ratio}}`, without the base. 0 if a loss does not reach a place. If the base loss has no
+        gradient there: inf, or nan if the other loss has none either.
 
     Raises:
-        ValueError: if `base` is no name, a loss is no scalar, or nothing at a place requires a gradient; in the
-            first step of `DistributedDataParallel(static_graph=True)`.
+        ValueError: if `base` is not one of the names, a loss is no scalar, or nothing at a place requires a
+            gradient; in the first step of `DistributedDataParallel(static_graph=True)`.
 
     Example:
         >>> x = torch.tensor([3.0, 4.0], requires_grad=True)
@@ -234,8 +233,8 @@ def _trained(name: str, tensors: Any) -> list[Tensor]:
 def _check_static_graph(losses: Iterable[Tensor]) -> None:
     """Raise a ValueError in the first step of `DistributedDataParallel(static_graph=True)`.
 
-    It averages the gradients of that step when the first backward pass through its output ends. Were that one
-    of ours, which accumulate none, the processes would never agree again.
+    DDP averages the gradients of that step when the first backward pass through its output ends. Our backward
+    passes accumulate no gradients: if one of them came first, the processes would never agree again.
     """
     nodes: list[Any] = [loss.grad_fn for loss in losses]
     seen = {None}
@@ -244,14 +243,14 @@ def _check_static_graph(losses: Iterable[Tensor]) -> None:
             continue
         seen.add(node)
         nodes.extend(following for following, _ in node.next_functions)
-        # Private to torch: where a name is gone, nothing is refused.
+        # Private to torch: if a name is gone, nothing is refused.
         ddp = getattr(node, "ddp_weakref", lambda: None)()
         if getattr(ddp, "static_graph", False) and not getattr(
             ddp, "_static_graph_delay_allreduce_enqueued", True
         ):
             raise ValueError(
-                "losses: got those of the first step of DistributedDataParallel(static_graph=True), whose first "
-                "backward pass must be the step's own; measure from the second step on"
+                "losses: got those of the first step of DistributedDataParallel(static_graph=True), where the "
+                "first backward pass must be the step's own; measure from the second step on"
             )
 
 
@@ -277,7 +276,7 @@ def _norm(tensors: list[Tensor], gradients: list[Tensor | None]) -> Tensor:
             gradient = torch.zeros_like(tensor)
         gradient = gradient.to(zero, copy=True).contiguous()
         if world_size() > 1 and isinstance(tensor, nn.Parameter):
-            dist.all_reduce(gradient)  # a sum; to divide it would change no ratio
+            dist.all_reduce(gradient)  # a sum; dividing it would change no ratio
             averaged = averaged + gradient.square().sum()
         else:
             rows = rows + gradient.square().sum()

@@ -1,4 +1,4 @@
-"""From a trunk's output to embeddings, with stable places for losses to read features from."""
+"""Embedding head: turns a trunk's output into embeddings, with stable places where losses read features."""
 
 from collections.abc import Callable
 from typing import Any, Literal, Self, get_args
@@ -17,13 +17,13 @@ Init = Literal["uniform", "glorot"]
 class EmbeddingHead(Staged):
     """Pool, [attention,] linear, L2: the embedder of a PML pipeline.
 
-    Takes what timm's `forward_features` (or a model made with `num_classes=0, global_pool=""`) returns:
-    maps (N, C, H, W) or (N, H, W, C) of convolutional and Swin-like trunks, tokens (N, L, C) of vision
+    It takes the output of timm's `forward_features` (or of a model made with `num_classes=0, global_pool=""`):
+    maps (N, C, H, W) or (N, H, W, C) from convolutional and Swin-like trunks, tokens (N, L, C) from vision
     transformers. Losses attach to its children:
 
     * `feature_map`: (N, C, H, W), or tokens (N, L, C) without prefix tokens, or the pair (tokens, mask);
-    * `pooled`: (N, C), before the attention; without one it is what enters the linear layer;
-    * `attention`: what weighs the pooled features, such as `VEMAttention`, or None;
+    * `pooled`: (N, C), before the attention; without an attention, the input of the linear layer;
+    * `attention`: the module that weighs the pooled features, such as `VEMAttention`, or None;
     * `stopgrad_embeddings`: (N, E), the embeddings with a gradient to the linear layer only, computed
       only while something is attached.
 
@@ -31,14 +31,14 @@ class EmbeddingHead(Staged):
         in_channels: C.
         embedding_size: E.
         pool: "avg" (HORDE, eq. 10), "max", or "token", the first prefix token of a transformer.
-        bias: Of the linear layer; HORDE's code has none.
-        normalize: L2-normalise the embeddings. Losses of inner products, such as N-pair's, want them raw.
+        bias: Give the linear layer a bias; HORDE's code has none.
+        normalize: L2-normalise the embeddings. Losses on inner products, such as N-pair's, need them raw.
         init: Start of the linear layer's weights: "uniform", torch's U(-1/sqrt(C), 1/sqrt(C)), or "glorot", as
             in HORDE's code, U(-sqrt(6/(C + E)), sqrt(6/(C + E))).
-        num_prefix_tokens: Leading tokens that are no image patches (class and register tokens).
-        data_format: Layout of 4-D input. "auto" takes the axis of size C, and raises if both fit.
-        attention: A module (N, C) -> (N, C) between pooling and the linear layer, or what makes one for
-            C features: `VEMAttention`, or `functools.partial(VEMAttention, init="zeros")`.
+        num_prefix_tokens: Number of leading tokens that are not image patches (class and register tokens).
+        data_format: Layout of 4-D input. "auto" takes the axis of size C, and raises an error if both fit.
+        attention: A module (N, C) -> (N, C) between pooling and the linear layer, or a callable that makes one
+            for C features: `VEMAttention`, or `functools.partial(VEMAttention, init="zeros")`.
 
     Raises:
         ValueError: for sizes < 1, unknown words, `pool="token"` without prefix tokens, an attention that
@@ -104,7 +104,7 @@ class EmbeddingHead(Staged):
             **kwargs: As in the constructor, which they override.
 
         Raises:
-            ValueError: if `trunk` does not say its `num_features`.
+            ValueError: if `trunk` does not state its `num_features`.
         """
         if not hasattr(trunk, "num_features"):
             raise ValueError(
@@ -143,7 +143,7 @@ class EmbeddingHead(Staged):
             if mask is not None:
                 patches = patches.masked_fill(~mask.unsqueeze(2), float("-inf"))
             pooled = patches.amax(dim=1)
-            if mask is not None:  # no token counts: as the average, zero
+            if mask is not None:  # no token counts: zero, as in the average
                 pooled = pooled.masked_fill(~mask.any(dim=1, keepdim=True), 0)
         else:
             pooled = masked_mean(patches, mask)  # HORDE, eq. 10
@@ -157,19 +157,19 @@ class EmbeddingHead(Staged):
     def fold(self) -> Self:
         """Merge the attention into the linear layer, in place: the same embeddings from a plain head.
 
-        For a network that is done training: `fc` is a new layer, which no optimizer holds, and a loss that
-        is attached to the attention finds no features any more.
+        Call it after training: `fc` becomes a new layer that no optimizer holds, and a loss that is attached to
+        the attention finds no features any more.
 
         Returns:
             The head itself.
 
         Raises:
-            ValueError: if there is no attention, or one that depends on its input.
+            ValueError: if there is no attention, or if the attention depends on its input.
         """
         fold = getattr(self.attention, "fold", None)
         if fold is None:
             raise ValueError(
-                "attention: this head has none, so it needs no folding"
+                "attention: this head has no attention, so it needs no folding"
                 if self.attention is None
                 else f"attention: {type(self.attention).__name__} has no fold(linear), the method that merges "
                 "it into a linear layer; keep it in the head"
@@ -180,7 +180,7 @@ class EmbeddingHead(Staged):
 
     def _embed(self, attended: Tensor) -> Tensor:
         embeddings: Tensor = self.fc(attended)
-        if self.normalize:  # in half precision the norm of a faint vector is 0, and 0/0 is nan
+        if self.normalize:  # in half precision the norm of a tiny vector is 0, and 0/0 is nan
             embeddings = F.normalize(full_precision(embeddings)).to(embeddings.dtype)
         return embeddings
 
@@ -208,7 +208,7 @@ def _module_for(attention: nn.Module | Callable[[int], nn.Module], features: int
     if isinstance(attention, nn.Module):
         return attention
     expected = (
-        "attention: expected a module, or what makes one for a number of features, such as VEMAttention; got "
+        "attention: expected a module, or a callable that makes one for C features, such as VEMAttention; got "
         f"{attention!r}"
     )
     try:

@@ -3,12 +3,12 @@
     L = L_DML(embeddings) + sum_{k=2..K} w_k L_k(e_k)      eqs. 7, 9; all w_k = 1
     e_k = E_k z_k / |E_k z_k|                              z_k: `moments.py`; E_k: (d, E), without bias
 
-The same metric loss acts on the embeddings and on every order's moments, so that images of one class get
-deep features of one distribution. Nothing of it is needed at test time, unless the descriptor of the
-paper's dagger rows is wanted: all orders concatenated, then PCA to the embedding size (section 4).
+The same metric loss acts on the embeddings and on every order's moments, so that the deep features of a class
+follow one distribution. At test time HORDE costs nothing, unless you use the descriptor of the paper's dagger
+rows: all orders concatenated, then PCA to the embedding size (section 4).
 
-Differs from the paper: the L2 normalisation of every order is from the authors' code, the text does not
-mention it; `normalize=False` leaves it out.
+Differs from the paper: the L2 normalisation of every order comes from the authors' code; the text does not
+mention it. `normalize=False` leaves it out.
 """
 
 import copy
@@ -45,23 +45,23 @@ class HORDELoss(WrapperLoss):
             matrices (C, d), grows with it.
         projections: "cascaded" (the paper's method), "independent" (its Table 4), "random" (its
             Table 3) or "sketch" (fast); see `HighOrderMoments`.
-        embed_orders: Give each order 2..K a linear embedding (d -> E). Default: yes for trained
-            projections, no for fixed ones, as in the paper; without, orders 2..K are d wide.
-        normalize: L2-normalise every order, as the authors' code does. Without, order k of features of size s is
-            of size s^k, and its squares must fit float32: below about 1e3 at order 5.
-        order_weights: w_2 .. w_K: K - 1 numbers, one for all of them, "sum" (all 1, eq. 7) or "mean" (all
+        embed_orders: Give each order 2..K a linear embedding (d -> E). Default: yes for trained projections, no
+            for fixed ones, as in the paper. Without embeddings, orders 2..K are d wide.
+        normalize: L2-normalise every order, as the authors' code does. Without it, features of size s give an
+            order k of size s^k, whose squares must fit float32: s below about 1e3 at order 5.
+        order_weights: w_2 .. w_K: K - 1 numbers, one number for all orders, "sum" (all 1, eq. 7) or "mean" (all
             1/(K-1), the authors' code for ensembles).
         init: Start of trained projections, "glorot" (the authors' code) or "rademacher" (Algorithm 1).
-        first_loss: Loss of order 1 where it is not that of the others, as on the ensembles of Table 1:
+        first_loss: Loss of order 1 if it differs from that of the other orders, as on the ensembles of Table 1:
             `EnsembleLoss`. Deep-copied too. Default: `loss`.
-        activations: "store" or "recompute" what the backward pass needs, for speed or for memory; `repr` and
-            `activation_bytes` tell how much it is. See `HighOrderMoments`.
-        products: "full", or "bfloat16" for the matrix products alone. See `HighOrderMoments`.
+        activations: "store" what the backward pass needs (fast) or "recompute" it (less memory); `repr` and
+            `activation_bytes` show how much it is. See `HighOrderMoments`.
+        products: "full", or "bfloat16" for only the matrix products. See `HighOrderMoments`.
         **kwargs: `collect_stats`, `embedding_regularizer` and `embedding_reg_weight`, as in any PML loss.
 
     Shape:
         embeddings (N, E), labels (N,), features: (N, C, H, W), (N, L, C) or the pair (tokens, mask).
-        They are passed as `features=` or come from `attach(module)`.
+        Pass the features as `features=`, or let `attach(module)` record them.
 
     Raises:
         ValueError: for arguments out of range; for a base loss that does not return one number
@@ -156,7 +156,7 @@ class HORDELoss(WrapperLoss):
         self.check_tuples(indices_tuple)
         check_width(embeddings, self.embedding_size)
         orders = self.order_embeddings(self.features)
-        # Phase 1 ends here: these vectors, not the maps, go to the other processes, all at once.
+        # Phase 1 ends here: these vectors, not the maps, go to the other processes, in one exchange.
         gathered = gather_parts(orders, embeddings)
         weights = [1.0, *self.order_weights]
         return {  # eq. 7, and with order 1 the sum of eq. 9
@@ -167,7 +167,7 @@ class HORDELoss(WrapperLoss):
         }
 
     def order_embeddings(self, features: Features) -> list[Tensor]:
-        """What orders 2..K hand to their losses: K - 1 tensors (N, E), or (N, d) without embeddings."""
+        """Inputs of the losses of orders 2..K: K - 1 tensors (N, E), or (N, d) without embeddings."""
         orders = [
             F.linear(z, embedding.weight.to(z.dtype)) if isinstance(embedding, nn.Linear) else z
             for embedding, z in zip(self.embeddings.values(), self.moments(features), strict=True)
@@ -175,7 +175,7 @@ class HORDELoss(WrapperLoss):
         return [F.normalize(order) for order in orders] if self.normalize else orders
 
     def activation_bytes(self, images: int, positions: int) -> int:
-        """What the backward pass of a batch holds on to; see `HighOrderMoments.activation_bytes`."""
+        """Bytes that a batch keeps for the backward pass; see `HighOrderMoments.activation_bytes`."""
         return self.moments.activation_bytes(images, positions)
 
     def extra_repr(self) -> str:
@@ -187,14 +187,14 @@ class HORDELoss(WrapperLoss):
 
     @torch.no_grad()
     def descriptor(self, embeddings: Tensor, features: Features | None = None) -> Tensor:
-        """All orders of a batch, L2-normalised and concatenated: (N, E + (K-1) E), or E + (K-1) d wide.
+        """Return all orders of a batch, L2-normalised and concatenated: (N, E + (K-1) E), or E + (K-1) d wide.
 
-        The paper reduces it to the embedding size by PCA: `fit_pca`, then `reduce`.
+        The paper reduces them to the embedding size by PCA: `fit_pca`, then `reduce`.
 
         Args:
             embeddings: (N, E), the network's output: order 1.
-            features: As in the loss; default: what the tap recorded in the last forward pass, which
-                must be that of these embeddings.
+            features: As in the loss; default: what the tap recorded in the last forward pass, which must have
+                given these embeddings.
 
         Raises:
             ValueError: if the sizes do not fit.
@@ -217,7 +217,7 @@ class HORDELoss(WrapperLoss):
         width, left = divmod(rest, self.order - 1)
         if descriptors.ndim != 2 or left or width not in (self.embedding_size, self.moment_dim):
             raise ValueError(
-                f"descriptors: expected what descriptor() returns, got shape {tuple(descriptors.shape)}"
+                f"descriptors: expected the output of descriptor(), got shape {tuple(descriptors.shape)}"
             )
         widths = [self.embedding_size] + [width] * (self.order - 1)
         return dict(zip(names, torch.split(descriptors, widths, dim=1), strict=True))
@@ -226,12 +226,12 @@ class HORDELoss(WrapperLoss):
     def fit_pca(self, descriptors: Tensor, size: int | None = None) -> None:
         """Learn the PCA that `reduce` applies; it is saved with the loss's `state_dict`.
 
-        The paper does not say on which images it was fitted; use the training set's, never the tested
-        ones. Centred, neither whitened nor normalised again.
+        The paper does not say on which images it was fitted; use the training set, never tested images. The
+        descriptors are centred, but not whitened and not normalised again.
 
         Args:
             descriptors: (M, D), `descriptor` of the training images.
-            size: Principal components to keep; default: `embedding_size`.
+            size: Number of principal components to keep; default: `embedding_size`.
 
         Raises:
             ValueError: unless there are more than `size` descriptors, and at least `size` dimensions.
@@ -257,7 +257,7 @@ class HORDELoss(WrapperLoss):
         self.pca_components = (components * largest.sign()).to(descriptors.dtype)
 
     def reduce(self, descriptors: Tensor) -> Tensor:
-        """Principal components of descriptors (M, D) -> (M, size).
+        """Map descriptors (M, D) to their principal components (M, size).
 
         Raises:
             ValueError: before `fit_pca`.
@@ -276,7 +276,7 @@ class HORDELoss(WrapperLoss):
 
     def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *args: Any) -> None:
         _, strict, *_ = args
-        for name in ("pca_mean", "pca_components"):  # present once fitted, of the size then chosen
+        for name in ("pca_mean", "pca_components"):  # exists once fitted, in the size chosen then
             saved = state_dict.get(prefix + name)
             if saved is None and not strict:
                 continue
@@ -315,7 +315,7 @@ def _weights(order_weights: float | Sequence[float] | str, order: int) -> list[f
 
 
 def _try(name: str, loss: nn.Module, widths: Iterable[int]) -> None:
-    """A trial on a copy: it must return one number; proxies, class weights and memories have a width."""
+    """Try a copy of the loss: it must return one number at this width, which its own parameters must fit."""
     state = [*loss.parameters(), *loss.buffers()]
     device = state[0].device if state else torch.device("cpu")
     if device.type == "meta":

@@ -6,19 +6,19 @@ diversification", ICML 2020): keep the classes' distributions apart, at several 
     S_IJ            = mean of K_ij over i in class I, j in class J: <C_I, C_J>                    eq. 8
     L_JRS           = sum_{I != J} n_I n_J S_IJ = sum of K_ij over pairs of different classes     eq. 10
 
-and what the paper compares it with, in the same weights n_I n_J / N_pairs:
+and the regularizers that the paper compares it with, with the same weights n_I n_J / N_pairs:
 
     JMMD            = -|C_I - C_J|,         |C_I - C_J|^2 = S_II + S_JJ - 2 S_IJ                  eqs. 14, 15
     JIntra          = -|C_I| - |C_J|,       |C_I|^2 = S_II                                        eq. 16
     intra-class     = -sum_I mean of exp(-|x_i - x_j|^2 / 2) over i != j in class I               eq. 4
 
-C_I is the class's mean of products of kernel functions (eq. 7), and n_I its images in the batch (the text
-says "in the training set"). Pairs are ordered, I != J as printed, which the mean does not notice.
+C_I is the class's mean of products of kernel functions (eq. 7), and n_I the number of its images in the batch
+(the text says "in the training set"). Pairs are ordered, I != J as printed; this does not change the mean.
 
-Differs from the paper: the comma in eq. 15 is read as a minus; its norm and eq. 16's have no square where
-eq. 14 has (`squared=True`), and where two classes coincide, |C_I - C_J| has gradient 0 instead of infinity.
-The paper calls energy confusion "a particular case of JRS". With the linear kernel on the unit sphere a pair
-of classes has L_ec = 2 - 2 S_IJ: of opposite sign, so that one draws classes together and the other apart.
+Differs from the paper: the comma in eq. 15 is read as a minus; the norms of eqs. 15 and 16 are not squared, while
+eq. 14's is (`squared=True`). If two classes coincide, |C_I - C_J| has gradient 0 instead of infinity. The paper
+calls energy confusion "a particular case of JRS". With the linear kernel on the unit sphere a pair of classes has
+L_ec = 2 - 2 S_IJ. The signs are opposite: energy confusion draws classes together, and JRS pushes them apart.
 """
 
 from collections.abc import Callable, Mapping
@@ -32,14 +32,14 @@ from .feature_loss import LabelAwareRegularizer, already_reduced
 from .reproducing_kernels import GaussianKernel, GaussianMixtureKernel, ReproducingKernel
 
 PairReduction = Literal["mean", "ordered_sum"]
-"""How pairs of samples of different classes become one number."""
+"""The reduction of all pairs of samples of different classes to one number."""
 
 
 def joint_kernel(
     representations: Mapping[str, Tensor],
     kernels: Mapping[str, Callable[[Tensor], Tensor]] | nn.ModuleDict,
 ) -> Tensor:
-    """K_ij = prod_l k^l(x_i^l, x_j^l): L representations (N, D_l), a kernel for each -> (N, N)."""
+    """K_ij = prod_l k^l(x_i^l, x_j^l): L representations (N, D_l), with a kernel for each -> (N, N)."""
     if not representations or set(representations) != set(kernels):
         raise ValueError(
             f"kernels: expected one for each representation ({', '.join(representations) or 'none came'}), got "
@@ -55,7 +55,7 @@ def joint_kernel(
 def between_class_similarity(
     K: Tensor, labels: Tensor, reduction: PairReduction = "mean"
 ) -> Tensor:
-    """Eq. 10, of the joint kernel (N, N): its mean or sum over pairs of different classes; 0 without any."""
+    """Eq. 10: mean or sum of the joint kernel (N, N) over pairs of different classes; 0 without such pairs."""
     return _over_pairs(K, labels, reduction)
 
 
@@ -83,7 +83,7 @@ def joint_intra(
 
 
 def intra_class_similarity(K: Tensor, labels: Tensor) -> Tensor:
-    """Eq. 4's sum over classes of the mean of K_ij over its pairs i != j; a class of one has none."""
+    """Eq. 4's sum over classes of the mean of K_ij over their pairs i != j; a class of one image has none."""
     same = _same_class(K, labels)
     sizes = same.sum(dim=1)
     per_row = K.masked_fill(~same, 0).sum(dim=1) - K.diagonal()
@@ -113,7 +113,7 @@ def _over_pairs(values: Tensor, labels: Tensor, reduction: PairReduction) -> Ten
 def _class_means(K: Tensor, labels: Tensor) -> Tensor:
     """S of the classes of samples i and j, eq. 8: (N, N).
 
-    Summed over pairs of samples, a function of S has the weights n_I n_J, and no class is looked for.
+    A sum over pairs of samples of a function of S has the weights n_I n_J, with no search for classes.
     """
     same = _same_class(K, labels).to(K.dtype)
     average = same / same.sum(dim=1, keepdim=True)
@@ -121,13 +121,13 @@ def _class_means(K: Tensor, labels: Tensor) -> Tensor:
 
 
 def _class_scales(K: Tensor, labels: Tensor) -> Tensor:
-    """Mean of K_ii over the class of sample i, from which S_II is rounded: (N,)."""
+    """Mean of K_ii over the class of sample i, the scale of S_II's rounding error: (N,)."""
     same = _same_class(K, labels).to(K.dtype)
     return (same / same.sum(dim=1, keepdim=True)) @ K.diagonal().detach()
 
 
 def _sqrt(squares: Tensor, scale: Tensor) -> Tensor:
-    """The root of what was computed from terms of size `scale`: 0, with gradient 0, below their rounding."""
+    """Square root of a sum of terms of size `scale`: 0, with gradient 0, where it is below their rounding."""
     zero = squares <= 8 * torch.finfo(squares.dtype).eps * scale
     return squares.masked_fill(zero, 1).sqrt().masked_fill(zero, 0)
 
@@ -153,7 +153,7 @@ class _JointRegularizer(LabelAwareRegularizer):
         return {"loss": already_reduced(self.compute(K, labels))}
 
     def get_default_distance(self) -> None:
-        """None, which nothing would use."""
+        """Return None: nothing uses it."""
 
     def compute(self, K: Tensor, labels: Tensor) -> Tensor:
         """The value, from the joint kernel (N, N) of the whole batch."""
@@ -161,17 +161,17 @@ class _JointRegularizer(LabelAwareRegularizer):
 
 
 class JRSRegularizer(_JointRegularizer):
-    """How alike the joint distributions of different classes are (eq. 10): less is better.
+    """Similarity of the joint distributions of different classes (eq. 10), a value to minimise.
 
-    Only pairs of images of different classes count, so that nothing pulls a class together. A mined
-    `indices_tuple` is accepted and ignored: the equation takes all pairs.
+    Only pairs of images of different classes count, so nothing pulls a class together. A mined `indices_tuple` is
+    ignored: the equation takes all pairs.
 
     Args:
-        kernels: A kernel for each representation, by name. "embeddings" are what the loss is called with;
-            all other names are read from features: stages of an `EmbeddingHead` after `attach(head)`, any
-            modules after `attach({"pooled": ..., ...})`, or `features={"pooled": ..., ...}`. Default: the
-            paper's Gaussian mixture on "pooled" and on the L2-normalised "embeddings". The paper's third
-            representation needs class weights: `JRDLoss`.
+        kernels: A kernel for each representation, by name. "embeddings" are those that the loss is called with;
+            all other names are features: stages of an `EmbeddingHead` after `attach(head)`, any modules after
+            `attach({"pooled": ..., ...})`, or `features={"pooled": ..., ...}`. Default: the paper's Gaussian
+            mixture on "pooled" and on the L2-normalised "embeddings". The paper's third representation needs
+            class weights: `JRDLoss`.
         reduction: "mean" over the pairs, which is L_JRS / N_pairs in eq. 11, or "ordered_sum", eq. 10.
         **kwargs: `collect_stats`, `embedding_regularizer` and `embedding_reg_weight`, as in any PML loss.
 
@@ -182,8 +182,8 @@ class JRSRegularizer(_JointRegularizer):
         embeddings (N, E), labels (N,), each feature (N, D).
 
     Raises:
-        ValueError: for no kernels or what are none, unknown words, features that are no matrices, a call
-            without labels or with a reference set.
+        ValueError: if there are no kernels, or one is not a kernel; for unknown words, features that are not
+            matrices, a call without labels or with a reference set.
         MissingFeaturesError: in the call, see `FeatureLoss`.
 
     Example:
@@ -220,7 +220,7 @@ class JRSRegularizer(_JointRegularizer):
 
 
 class _NormRegularizer(JRSRegularizer):
-    """Called like `JRSRegularizer`, with the choice of a norm or its square."""
+    """Base of the regularizers with a norm or its square, called like `JRSRegularizer`."""
 
     def __init__(
         self,
@@ -236,15 +236,15 @@ class _NormRegularizer(JRSRegularizer):
 
 
 class JMMDRegularizer(_NormRegularizer):
-    """Minus the joint maximum mean discrepancy of different classes (eq. 15): the paper's comparison.
+    """Minus the joint maximum mean discrepancy of different classes (eq. 15), for the paper's comparison.
 
-    Besides keeping classes apart it draws each of them together, which the paper finds harmful (section 5.3,
-    Figure 5). Each pair of classes weighs n_I n_J / N_pairs, as in `JRSRegularizer`.
+    It keeps classes apart, but also draws each class together, which the paper finds harmful (section 5.3, Figure
+    5). Each pair of classes has the weight n_I n_J / N_pairs, as in `JRSRegularizer`.
 
     Args:
         kernels: As in `JRSRegularizer`.
-        squared: The square of eq. 14 instead of eq. 15's norm. The norm's gradient grows without bound as two
-            classes approach each other, and is 0 where they coincide.
+        squared: Take the square of eq. 14 instead of eq. 15's norm. The norm's gradient grows without bound as
+            two classes approach each other, and is 0 if they coincide.
         reduction: As in `JRSRegularizer`.
         **kwargs: As in `JRSRegularizer`, whose shapes, reducer and errors it shares.
 
@@ -260,11 +260,11 @@ class JMMDRegularizer(_NormRegularizer):
 
 
 class JIntraRegularizer(_NormRegularizer):
-    """Minus the norms of the classes' kernel means (eq. 16): the paper's comparison that only compacts.
+    """Minus the norms of the classes' kernel means (eq. 16): the paper's comparison that only compacts classes.
 
     Args:
         kernels: As in `JRSRegularizer`.
-        squared: The squares of eq. 14 instead of eq. 16's norms.
+        squared: Take the squares of eq. 14 instead of eq. 16's norms.
         reduction: As in `JRSRegularizer`.
         **kwargs: As in `JRSRegularizer`, whose shapes, reducer and errors it shares.
 
@@ -321,13 +321,13 @@ def kernel_modules(kernels: Mapping[str, ReproducingKernel]) -> nn.ModuleDict:
         return nn.ModuleDict(kernels)
     except (KeyError, TypeError) as error:
         raise ValueError(
-            "kernels: expected names without dots that are no attributes of nn.ModuleDict, got "
+            "kernels: expected names without dots that are not attributes of nn.ModuleDict, got "
             f"{', '.join(map(repr, kernels))} ({error.args[0]}); choose others"
         ) from error
 
 
 def whole_batch(features: Mapping[str, Any], embeddings: Tensor) -> dict[str, Tensor]:
-    """Each feature's rows of the whole batch, from those of this process."""
+    """Each feature's rows of the whole batch, gathered from all processes."""
     if not features:
         return {}
     for name in features:

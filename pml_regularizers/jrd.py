@@ -32,39 +32,39 @@ _REGULARIZERS = {"jrs": between_class_similarity, "jmmd": joint_mmd, "jintra": j
 class JRDLoss(FeatureLoss):
     """AM-softmax plus joint representation similarity: the paper's whole objective (eq. 11).
 
-    It owns the class weights W (E, C): **give `parameters()` to an optimizer**, the paper with a hundred times
-    the network's learning rate (a thousand on SOP). The similarity is of pooled features, L2-normalised
-    embeddings and cosines with the normalised class weights, without margin and scale; it trains the class
-    weights as well.
+    It owns the class weights W (E, C): **give `parameters()` to an optimizer**. The paper uses a hundred times
+    the network's learning rate (a thousand on SOP). The similarity compares pooled features, L2-normalised
+    embeddings and cosines with the normalised class weights, without margin and scale; it also trains the class
+    weights.
 
     Args:
         num_classes: C.
         embedding_size: E. The paper, section 5.1: 512.
-        representations: What is compared. The paper's Table 2: all three are JRD; ("embeddings",) is MRD,
-            ("pooled", "embeddings") JRD-C, ("embeddings", "classes") JRD-Pooling: its names say what is left
-            out. Names besides "embeddings" and "classes" are read from features, as in `JRSRegularizer`.
-        kernels: By representation, in place of the defaults of section 5.1: a mixture of 3 Gaussians, a single
-            one for "classes".
+        representations: The representations to compare. The paper's Table 2: all three are JRD; ("embeddings",)
+            is MRD, ("pooled", "embeddings") JRD-C, ("embeddings", "classes") JRD-Pooling; the last two names say
+            what is left out. Names besides "embeddings" and "classes" are features, as in `JRSRegularizer`.
+        kernels: Kernels by representation, in place of the defaults of section 5.1: a mixture of 3 Gaussians, and
+            a single Gaussian for "classes".
         similarity_weight: alpha. Section 5.1: 1 on CUB and Cars, 0.4 on SOP; Table 4: 1e-3 for the polynomial
             and exponential kernels.
         margin: m. Section 5.1: 0.1 on CUB and SOP, 0.05 on Cars.
         scale: s. Section 5.1: 20.
-        regularizer: "jrs", or what the paper compares it with on the same kernels: "jmmd" (eq. 15) or "jintra"
-            (eq. 16).
+        regularizer: "jrs", or one that the paper compares it with, on the same kernels: "jmmd" (eq. 15) or
+            "jintra" (eq. 16).
         **kwargs: `reducer`, `collect_stats`, `embedding_regularizer` and `embedding_reg_weight`, as in any PML
             loss.
 
     Default reducer: `MeanReducer()`, eq. 12's 1/M.
     Reducer input: **metric**, AM-softmax, one value per image, reduction type "element"; **similarity**,
-    alpha times the mean over pairs, "already_reduced". Under another reducer alpha weighs that mean against
-    the reduced AM-softmax. A mined `indices_tuple` weighs AM-softmax, as in any PML classification loss.
+    alpha times the mean over pairs, "already_reduced". With another reducer, alpha weighs that mean against the
+    reduced AM-softmax. A mined `indices_tuple` weighs AM-softmax, as in any PML classification loss.
 
     Shape:
         embeddings (N, E), labels (N,) in 0..C-1, each feature (N, D).
 
     Raises:
         ValueError: for arguments out of range, kernels of other representations, a `distance`, embeddings of
-            another width, features that are no matrices, a call without labels.
+            another width, features that are not matrices, or a call without labels.
         MissingFeaturesError: in the call, see `FeatureLoss`.
 
     Example:
@@ -76,7 +76,7 @@ class JRDLoss(FeatureLoss):
     """
 
     completed = ("kernels",)
-    """Arguments that `get_default_NAME` completes where they say a part."""
+    """Arguments that `get_default_NAME` completes if they give only a part."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class JRDLoss(FeatureLoss):
     ) -> None:
         if kwargs.pop("distance", None) is not None:
             raise ValueError(
-                "distance: AM-softmax is of cosines, and the similarity has kernels; pass kernels={...}"
+                "distance: AM-softmax uses cosines, and the similarity uses kernels; pass kernels={...}"
             )
         super().__init__(**kwargs)
         for name, value, least in (
@@ -108,7 +108,7 @@ class JRDLoss(FeatureLoss):
                 f"regularizer: expected one of {', '.join(_REGULARIZERS)}; got {regularizer!r}"
             )
         if kernels:
-            kernel_modules(kernels)  # raises where they are none
+            kernel_modules(kernels)  # raises if one is not a kernel
         kernels = dict(kernels or {})
         if isinstance(representations, str) or not kernels.keys() <= set(representations):
             raise ValueError(
@@ -124,7 +124,7 @@ class JRDLoss(FeatureLoss):
             embedding_size,
             margin=margin,
             scale=scale,
-            # U(-1/sqrt(C), 1/sqrt(C)), as the authors' code.
+            # U(-1/sqrt(C), 1/sqrt(C)), as in the authors' code.
             weight_init_func=c_f.TorchInitWrapper(nn.init.kaiming_uniform_, a=math.sqrt(5)),
             collect_stats=self.collect_stats,
         )
@@ -160,7 +160,7 @@ class JRDLoss(FeatureLoss):
         if self.collect_stats:
             self.similarity = similarity.item()
         metric = self.metric.compute_loss(cosines, labels, indices_tuple, cosines, labels)["loss"]
-        if len(embeddings) == 0:  # a mean over no image would be NaN
+        if len(embeddings) == 0:  # the mean over no image would be NaN
             metric = already_reduced(metric["losses"].sum())
         return {  # eq. 11
             "metric": {**metric, "divisor": len(embeddings)},
@@ -168,7 +168,7 @@ class JRDLoss(FeatureLoss):
         }
 
     def get_logits(self, embeddings: Tensor) -> Tensor:
-        """s times the cosines with the class weights: (N, E) -> (N, C), what a PML classifier returns."""
+        """s times the cosines with the class weights: (N, E) -> (N, C), as PML's classification losses return."""
         check_width(embeddings, self.embedding_size)
         with torch.autocast(embeddings.device.type, enabled=False):
             logits: Tensor = self.metric.get_logits(
@@ -177,7 +177,7 @@ class JRDLoss(FeatureLoss):
             return logits
 
     def get_default_distance(self) -> None:
-        """None, which nothing would use."""
+        """Return None: nothing uses it."""
 
     def get_default_kernels(self) -> dict[str, ReproducingKernel]:
         return {
@@ -194,18 +194,18 @@ class JRDLoss(FeatureLoss):
 def class_cosines(embeddings: Tensor, W: Tensor) -> Tensor:
     """x^+ of eq. 9: (N, E), class weights (E, C) -> (N, C)."""
     W = W.to(embeddings.dtype)
-    # The products are divided, which are fewer than the weights.
+    # Divides the products, which are fewer than the weights.
     lengths = torch.linalg.vector_norm(W, dim=0).clamp(min=1e-12)
     cosines: Tensor = F.normalize(embeddings) @ W / lengths  # eq. 9
     return cosines
 
 
 class _AMSoftmaxLoss(CosFaceLoss):
-    """Eq. 12 of the cosines, which PML knows as CosFace; here the class weights keep their dtype."""
+    """Eq. 12 on the cosines, known in PML as CosFace; here the class weights keep their dtype."""
 
     def cast_types(self, dtype: torch.dtype, device: torch.device) -> None:
-        """PML would recast W in place to the embeddings' dtype, for good."""
+        """Do nothing: PML would recast W in place to the embeddings' dtype, for good."""
 
     def get_cosine(self, cosines: Tensor) -> Tensor:
-        """What it is called with in place of embeddings: the similarity needs them too."""
+        """Return the cosines, passed in place of embeddings because the similarity needs them too."""
         return cosines

@@ -1,4 +1,4 @@
-"""The base of losses that act through copies of other losses: HORDE's orders, an ensemble's heads."""
+"""Base of losses that hold copies of other losses: HORDE's orders, an ensemble's heads."""
 
 import copy
 from collections.abc import Mapping
@@ -16,15 +16,15 @@ from .precision import as_parameters
 class WrapperLoss(FeatureLoss):
     """Deep copies of PML losses by name, each of which gives one number.
 
-    A subclass calls `hold` in its constructor and `part` for each of the names in `compute_loss`. Only the copies
-    are trained, and each value is recorded as NAME_loss under `collect_stats`.
+    A subclass calls `hold` in its constructor, and `part` for each name in `compute_loss`. Only the copies are
+    trained. With `collect_stats`, each value is recorded as NAME_loss.
 
     Args:
         **kwargs: As in any PML loss, except `reducer` and `distance`, which belong to the wrapped losses.
     """
 
     cannot_read = ""
-    """Why a wrapped loss cannot read features itself, and what to do instead; for the message."""
+    """End of the error message: why a wrapped loss cannot read features itself, and what to do instead."""
 
     def __init__(self, **kwargs: Any) -> None:
         for name in ("reducer", "distance"):
@@ -36,10 +36,10 @@ class WrapperLoss(FeatureLoss):
         super().__init__(**kwargs)
 
     def get_default_distance(self) -> None:
-        """None, which nothing would use."""
+        """Return None: nothing uses it."""
 
     def check_wrapped(self, name: str, loss: Any) -> None:
-        """Refuse, as argument `name`, what is no loss of one number.
+        """Refuse, as argument `name`, anything except a loss that returns one number.
 
         Raises:
             ValueError: for another object, a loss that reads features, a DistributedLoss or a DoNothingReducer.
@@ -70,7 +70,7 @@ class WrapperLoss(FeatureLoss):
 
     def hold(self, losses: Mapping[str, nn.Module]) -> None:
         """Copy these losses."""
-        # By name, not in a ModuleList: record-keeper's tables are called after them, and not "0".
+        # By name, not in a ModuleList: record-keeper names its tables after them, and "0" is no table name.
         self.losses = nn.ModuleDict({name: copy.deepcopy(loss) for name, loss in losses.items()})
         self._has_memory = any(isinstance(part, CrossBatchMemory) for part in self.losses.modules())
         self.add_to_recordable_attributes(
@@ -81,12 +81,12 @@ class WrapperLoss(FeatureLoss):
         """Refuse tuples that a memory would misread.
 
         Raises:
-            ValueError: if there are any and a wrapped loss has a CrossBatchMemory.
+            ValueError: if there are tuples and a wrapped loss has a CrossBatchMemory.
         """
         if indices_tuple is not None and self._has_memory:
             raise ValueError(
-                "indices_tuple: CrossBatchMemory would take a batch's tuples for rows of its memory; give the "
-                f"miner to it, as in {type(self).__name__}(CrossBatchMemory(loss, E, miner=...), ...)"
+                "indices_tuple: CrossBatchMemory would take a batch's tuples for rows of its memory; give it "
+                f"the miner, as in {type(self).__name__}(CrossBatchMemory(loss, E, miner=...), ...)"
             )
 
     def part(
@@ -96,7 +96,7 @@ class WrapperLoss(FeatureLoss):
         labels: Tensor,
         indices_tuple: tuple[Tensor, ...] | None,
     ) -> Tensor:
-        """The value of the copy `name`, recorded."""
+        """Compute and record the value of the copy `name`."""
         loss = self.losses[name]
         value: Tensor = loss(as_parameters(vectors, loss), labels, indices_tuple).view(())
         if len(vectors) == 0:  # a classification loss is a mean over images

@@ -8,14 +8,15 @@ r"""High-order moments of a feature map (HORDE: Jacob, Picard, Histace, Klein, I
 `*` is the element-wise product, taken at each position before the mean. With W in {-1, +1},
 <phi_k(x), phi_k(y)> estimates <x, y>^k without bias (eq. 2, 5).
 
-Tensor sketches (Pham and Pagh, KDD 2013; Gao et al., CVPR 2016) estimate the same, with sparse matrices C_i that
-have one entry, -1 or +1, per channel, and circular convolution (*) in place of `*`; see `summed_convolutions.py`:
+Tensor sketches (Pham and Pagh, KDD 2013; Gao et al., CVPR 2016) estimate the same power, with sparse matrices C_i
+that have one entry, -1 or +1, per channel, and circular convolution (*) in place of `*`; see
+`summed_convolutions.py`:
 
     phi_k(x) = C_1^T x (*) ... (*) C_k^T x
 
 Differs from the paper: each image's features are divided by their root mean square s before the products,
-and the result is multiplied by s^k, which is the same moment; without it order 5 of magnitudes of 1e-6 or
-1e4 is zero or infinite in float32. Trained matrices start Glorot-uniform, as in the authors' code;
+and the result is multiplied by s^k, which gives the same moment. Otherwise order 5 of features of size 1e-6 or
+1e4 would be zero or infinite in float32. Trained matrices start Glorot-uniform, as in the authors' code;
 `init="rademacher"` restores Algorithm 1's {-1, +1}.
 """
 
@@ -47,7 +48,7 @@ def cascaded_moments(
         x: (N, P, C), P features of C channels for each of N images.
         projections: W_1 .. W_K, each (C, d).
         mask: (N, P) booleans, True where a feature counts; default: all.
-        **options: `dtype`, `activations` and `kernels` of `summed_products`: how, not what.
+        **options: `dtype`, `activations` and `kernels` of `summed_products`; they do not change the result.
 
     Returns:
         K - 1 tensors (N, d).
@@ -87,7 +88,7 @@ def sketched_moments(
 
     Args:
         x: (N, P, C).
-        tables: Of C_1 .. C_K, as `HighOrderMoments(..., projections="sketch").weights()` returns them; each (R, d),
+        tables: Tables of C_1 .. C_K, as `HighOrderMoments(..., projections="sketch").weights()` returns them; each (R, d),
             fast where d is a power of two.
         mask: (N, P) booleans, True where a feature counts; default: all.
         size: (N, 1), constants by which the features of each image are divided; default: 1.
@@ -118,21 +119,21 @@ def _means(
     first: int | None,
     **options: Any,
 ) -> list[Tensor]:
-    """Of the last orders of each set of matrices, from `first` on; default: the very last."""
+    """Moments of the last orders of each set of matrices, from `first` on; default: only the last one."""
     x, count = _counted(x, mask)
     moments: list[Tensor] = []
     for matrices in sets:
         sums = summed_products(x, matrices, first=first or len(matrices), **options)
-        # Eq. 8's mean, and of eq. 5's 1/d the root, as in Algorithm 1, line 2.
+        # Eq. 8's mean, and the root of eq. 5's 1/d, as in Algorithm 1, line 2.
         moments += (sums / (count * math.sqrt(matrices[0].shape[1]))).unbind()
     return moments
 
 
 def _counted(x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Features, zero where they do not count, and the number (N, 1) of those that do, at least one."""
+    """The features, with zeros where the mask is False, and the number (N, 1) of those that count, at least 1."""
     if mask is None:
         return x, x.new_full((len(x), 1), x.shape[1])
-    # Padding may hold NaN; a mask on the products alone would leave it in the gradient.
+    # Padding may hold NaN, which a mask on only the products would leave in the gradient.
     count = mask.sum(dim=1, keepdim=True).clamp(min=1).to(x.dtype)
     return x.masked_fill(~mask.unsqueeze(2), 0), count
 
@@ -145,21 +146,21 @@ class HighOrderMoments(nn.Module):
         order: Highest moment K. HORDE, section 4: 5 on CUB and Cars, 4 on SOP and In-Shop.
         moment_dim: d, width of every order. HORDE, section 4: 8192.
         projections: "cascaded" (eq. 6, one matrix per order: the paper's method), "independent" (eq. 4,
-            k matrices for order k: its Table 4), both trained; "random" (fixed matrices of -1 and +1,
-            the first k for order k: its Table 3), which are buffers of one byte per entry; or "sketch" (tensor
-            sketches, not in the paper): fixed, too, a fraction of the arithmetic, and at the same d a smaller
-            variance; d should be a power of two.
+            k matrices for order k: its Table 4), both trained; "random" (fixed matrices of -1 and +1, the first k
+            for order k: its Table 3), stored as buffers of one byte per entry; or "sketch" (tensor sketches, not
+            in the paper): also fixed, with a fraction of the arithmetic and, at the same d, a smaller variance; d
+            should be a power of two.
         init: Start of trained matrices: "glorot", as in the authors' code, or "rademacher", {-1, +1}.
-        activations: What the backward pass needs: "store" it, K d P numbers per image; "recompute" it, a third
-            more arithmetic and almost no memory; or leave it to "autograd", for comparison.
-        products: "full": in the precision of the moments; "bfloat16": the matrix products alone in bfloat16,
-            which halves what is stored. At C = 1024 errors stay below 2^-6 of the largest entry (tested).
-            Sketches have no matrix products.
-        kernels: "triton" (CUDA devices), "torch", or "auto": the first where it runs. They differ in speed only.
+        activations: How to keep what the backward pass needs: "store" it, K d P numbers per image; "recompute"
+            it, with a third more arithmetic and almost no memory; or leave it to "autograd", for comparison.
+        products: "full": matrix products in the precision of the moments; "bfloat16": only the matrix products in
+            bfloat16, which halves what is stored. At C = 1024 errors stay below 2^-6 of the largest entry
+            (tested). Sketches have no matrix products.
+        kernels: "triton" (CUDA devices), "torch", or "auto": Triton where it runs. They differ only in speed.
             Sketches have no kernel.
-        scale: Multiply by s^k (see above). Where an L2 normalisation follows, it changes nothing but
-            may overflow: `HORDELoss` then leaves it out. Without it the gradient is exact only behind
-            such a normalisation.
+        scale: Multiply by s^k (see above). If an L2 normalisation follows, the factor changes nothing but may
+            overflow: `HORDELoss` then leaves it out. Without the factor, the gradient is exact only if such a
+            normalisation follows.
 
     Shape:
         features: (N, C, H, W), (N, L, C), or the pair (N, L, C), (N, L) of tokens and a boolean mask that
@@ -247,10 +248,10 @@ class HighOrderMoments(nn.Module):
                     nn.init.xavier_uniform_(weight)
 
     def weights(self) -> list[Tensor]:
-        """The matrices, each (C, d): W_1 .. W_K, or, independent, W_{2,1}, W_{2,2}, W_{3,1}, ...
+        """Return the matrices, each (C, d): W_1 .. W_K, or, if independent, W_{2,1}, W_{2,2}, W_{3,1}, ...
 
-        Of sketches the tables, (R, d) with the fewest rows that have room for C: entry j of a row is c or -c where
-        channel c, counted from 1, is added to or taken from entry j of the sketch; 0 where none is.
+        With sketches: the tables, (R, d) with the fewest rows that have room for C. Entry j of a row is c or -c if
+        channel c, counted from 1, is added to or subtracted from entry j of the sketch; 0 if no channel is.
         """
         return [getattr(self, f"weight_{index}") for index in range(self._count)]
 
@@ -260,10 +261,10 @@ class HighOrderMoments(nn.Module):
         for dtype in (torch.float32, *floating[:1]):
             x = x.to(torch.promote_types(x.dtype, dtype))
 
-        # A constant in the gradient: the moment of x/s times s^k is the moment of x whatever s is.
+        # A constant for the gradient: the moment of x/s times s^k is the moment of x for any s.
         size = masked_mean(x.detach().square(), mask).mean(dim=1).sqrt().view(-1, 1)
-        size = size.clamp(min=1e-12)  # as in F.normalize: fainter maps fade to zero
-        with torch.autocast(x.device.type, enabled=False):  # or the products were of half precision
+        size = size.clamp(min=1e-12)  # as in F.normalize: smaller maps fade to zero
+        with torch.autocast(x.device.type, enabled=False):  # keeps the products precise
             moments = self._moments(x, size, mask)
         if self.scale:
             moments = [z * size**k for k, z in enumerate(moments, start=2)]
@@ -288,9 +289,9 @@ class HighOrderMoments(nn.Module):
         return cascaded_moments(x, weights, mask, **options)
 
     def activation_bytes(self, images: int, positions: int) -> int:
-        """What the backward pass of a batch holds on to: the features and, as `activations` says, projections.
+        """Return the bytes that a batch keeps for the backward pass: features and, by `activations`, projections.
 
-        Of float32 features. The pass also works on some blocks of columns, of about 4 MiB each on a CPU.
+        For float32 features. The pass also needs some blocks of columns, of about 4 MiB each on a CPU.
 
         Args:
             images: N.
@@ -304,7 +305,7 @@ class HighOrderMoments(nn.Module):
         width = self.moment_dim
         if self.projections == "sketch":
             width = 2 * (width // 2 + 1)  # complex numbers
-            kept += self.order * (self.activations == "autograd")  # what is transformed
+            kept += self.order * (self.activations == "autograd")  # the inputs of the transforms
         projection = width * (2 if self.products == "bfloat16" else number)
         return images * positions * (self.in_channels * number + kept * projection)
 

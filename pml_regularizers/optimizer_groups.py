@@ -1,15 +1,16 @@
-"""Which optimizer trains what: groups for a network and its loss, and a check that none is forgotten.
+"""Parameter groups of a network and its loss, and a check that an optimizer has every parameter.
 
-Losses have parameters of their own (projections, proxies, class weights), and some modules need settings
-of their own: the vector of `VEMAttention`, the estimate of a variance, follows Adam's steps of about one
-learning rate each and would never arrive at a trunk's rate of 1e-5, nor should weight decay pull it to
-zero. Such a module says so in a class attribute:
+Losses have parameters of their own (projections, proxies, class weights), and some modules need settings of their
+own. The vector of `VEMAttention` estimates a variance. Adam moves it by about one learning rate per step: at a
+trunk's rate of 1e-5 it would never arrive. Weight decay should not pull it to zero, either. Such a module states
+its settings in a class attribute:
 
     class VEMAttention(nn.Module):
         optimizer_settings = {"lr": 1e-2, "weight_decay": 0.0}
 
-PML's `MarginLoss` says nothing of its boundary beta, a distance that a trunk's rate would leave where it started:
-it has the rate of its authors (Wu et al., "Sampling Matters in Deep Embedding Learning"), 5e-4, without decay.
+PML's `MarginLoss` has no such attribute for its boundary beta, a distance that would hardly move at a trunk's
+rate. Here beta gets its authors' rate (Wu et al., "Sampling Matters in Deep Embedding Learning"): 5e-4, without
+decay.
 """
 
 import warnings
@@ -35,30 +36,30 @@ def parameter_groups(
     weight_decay: float | None = None,
     overrides: Mapping[str, Settings] | None = None,
 ) -> list[dict[str, Any]]:
-    """Parameter groups, for any torch optimizer, of a network and of its loss.
+    """Parameter groups of a network and its loss, for any torch optimizer.
 
-    There is a group "model", a group "loss", and one for each module that has an attribute
-    `optimizer_settings` or is named in `overrides`, called by its path: "model.head.attention". The
-    settings of a path hold for all below it, the longer path wins, and at the same path `overrides` wins
-    over `optimizer_settings`. Each parameter is in one group; one that is shared, in that of its first
-    place. Frozen parameters (`requires_grad=False`) are in none.
+    There is a group "model", a group "loss", and one for each module that has an attribute `optimizer_settings`
+    or is named in `overrides`. Its name is the module's path: "model.head.attention". The settings of a path hold
+    for everything below it; a longer path overrides a shorter one, and at the same path `overrides` overrides
+    `optimizer_settings`. Each parameter is in one group, a shared parameter in the group of its first place.
+    Frozen parameters (`requires_grad=False`) are in no group.
 
-    Paths do not show `DistributedDataParallel`, `DistributedLoss` and other wrappers, so that the same
-    overrides fit one process and many.
+    Paths leave out `DistributedDataParallel`, `DistributedLoss` and other wrappers, so that the same overrides
+    fit one process and many.
 
     Args:
         model: The network. In a PML trainer with an optimizer per model, call this once for each.
-        loss: Its own parameters are trained as well.
+        loss: The loss, whose own parameters are trained as well.
         lr: Learning rate of the network.
-        loss_lr: Learning rate of the loss's own parameters. Default: `lr`, and for the trained beta of PML's
-            `MarginLoss`, a group of its own, 5e-4 without weight decay.
-        weight_decay: Of both. Default: the optimizer's.
+        loss_lr: Learning rate of the loss's own parameters. Default: `lr`, except for the trained beta of PML's
+            `MarginLoss`, which has a group of its own: 5e-4 without weight decay.
+        weight_decay: Weight decay of both. Default: the optimizer's.
         overrides: Settings by the path of a module or a parameter, from "model" or "loss" on, as in
-            `{"model.head.fc": {"lr": 1e-4}, "loss.losses.proxies": {"weight_decay": 0}}`. Settings can be
-            any the optimizer knows; it does not complain about those it does not know.
+            `{"model.head.fc": {"lr": 1e-4}, "loss.losses.proxies": {"weight_decay": 0}}`. Any settings are passed
+            on; the optimizer silently ignores those that it does not know.
 
     Returns:
-        Dicts with "name", "params", "lr" and whatever else was set; none is empty.
+        Dicts with "name", "params", "lr" and all other settings; no group is empty.
 
     Raises:
         ValueError: if a path in `overrides` leads to no trained parameter or has no settings, or `model` or
@@ -109,18 +110,18 @@ def parameter_groups(
             group["params"].append(parameter)
     if unused := sorted(overrides.keys() - used):
         raise ValueError(
-            f"overrides: no trained parameter is at {', '.join(unused)}; a path goes from 'model' or 'loss' to a "
+            f"overrides: no trained parameter is at {', '.join(unused)}; a path leads from 'model' or 'loss' to a "
             f"module or a parameter, as in {', '.join(groups) or 'model'}"
         )
     return list(groups.values())
 
 
 def warn_untrained(loss: nn.Module, *optimizers: Any) -> list[str]:
-    """Warn of parameters that no optimizer got; PML trains without them and says nothing.
+    """Warn of parameters that no optimizer has; PML would silently leave them untrained.
 
     Args:
-        loss: Any loss, wrapped or not; a network is checked as well. Frozen parameters do not count.
-        *optimizers: All that are stepped, Accelerate's included, as in
+        loss: Any loss, wrapped or not; a network works as well. Frozen parameters do not count.
+        *optimizers: All optimizers that take steps, Accelerate's included, as in
             `warn_untrained(loss, *trainer.optimizers.values())`.
 
     Returns:
@@ -171,7 +172,7 @@ def _check_module(module: Any, name: str) -> None:
 def _trained(
     module: nn.Module, path: str, above: Iterable[tuple[str, Settings]] = ()
 ) -> Iterator[tuple[list[tuple[str, Settings]], nn.Parameter]]:
-    """Trained parameters, each with the (path, own settings) of all that it lies in and of itself."""
+    """Trained parameters, each with the (path, own settings) of every module around it and of itself."""
     steps = [*above, (path, getattr(module, "optimizer_settings", {}))]
     for name, parameter in module.named_parameters(recurse=False):
         if parameter.requires_grad:

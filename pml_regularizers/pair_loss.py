@@ -1,4 +1,4 @@
-"""What the losses on pairs share: full precision, and every pair counts."""
+"""Base class of pair losses: computes in float32 or float64 and skips no pair."""
 
 from typing import Any
 
@@ -14,8 +14,8 @@ from .precision import full_precision
 class PairLoss(GenericPairLoss):
     """Base of the losses on a matrix of distances and the masks of its positive and negative pairs.
 
-    Half-precision embeddings are raised to float32, and autocast is off inside. Of mined triplets the
-    pairs count, each once. Unlike PML's pair losses it does not pass over a single pair.
+    Half-precision embeddings are raised to float32, and autocast is off inside. Mined triplets count as pairs,
+    each pair once. Unlike PML's pair losses, it also counts a pair that is the only one.
     """
 
     def __init__(self, **kwargs: Any) -> None:
@@ -46,7 +46,7 @@ class PairLoss(GenericPairLoss):
     ) -> Any:
         c_f.labels_or_indices_tuple_required(labels, indices_tuple)
         mat = self.distance(embeddings, ref_emb)
-        if indices_tuple is None:  # masks without index tuples: torch.compile follows
+        if indices_tuple is None:  # masks without index tuples: torch.compile can follow
             return self._compute_loss(mat, *lmu.get_matches_and_diffs(labels, ref_labels))
         return self.mat_based_loss(mat, lmu.convert_to_pairs(indices_tuple, labels, ref_labels))
 
@@ -54,13 +54,13 @@ class PairLoss(GenericPairLoss):
 def pairs(
     values: Tensor, mask: Tensor, reduction_type: str, divisor: int | Tensor
 ) -> dict[str, Any]:
-    """A sub-loss as PML's reducers take it: the values where the mask is set; 0 if it is nowhere.
+    """A sub-loss for PML's reducers: the values where the mask is set; 0 if it is set nowhere.
 
     Args:
         values: (N, M).
         mask: (N, M).
         reduction_type: "pos_pair" or "neg_pair".
-        divisor: What `DivisorReducer` divides the sum by.
+        divisor: The number by which `DivisorReducer` divides the sum.
     """
     indices = torch.where(mask)
     if len(indices[0]) == 0:

@@ -1,11 +1,11 @@
-"""Losses divide, exponentiate and sum over all pairs: half precision is raised before they do."""
+"""Casts for losses, which divide, exponentiate and sum over all pairs: half precision becomes float32 first."""
 
 import torch
 from torch import Tensor, nn
 
 
 def full_precision(x: Tensor) -> Tensor:
-    """`x`, raised to float32 if it is of half precision."""
+    """`x`, raised to float32 if it is in half precision."""
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 

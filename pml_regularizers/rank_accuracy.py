@@ -1,4 +1,4 @@
-"""PML's `AccuracyCalculator` by ranks: the same metrics and Recall@K, in bounded memory."""
+"""PML's `AccuracyCalculator`, but counting ranks: the same metrics and Recall@K, in bounded memory."""
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -15,28 +15,29 @@ from .ranks import PART, Ranks, Sharing, count_ranks, largest_entry, taken_rows
 
 
 class RankAccuracyCalculator(AccuracyCalculator):
-    """PML's `AccuracyCalculator` for large test sets: by ranks, in bounded memory, with Recall@K for any K.
+    """PML's `AccuracyCalculator` for large test sets: counts ranks, in bounded memory, with Recall@K for any K.
 
-    Goes wherever PML takes an `accuracy_calculator`. As there, vectors are compared as they come, a query without
-    a right reference is left out (where there is no other, metrics are NaN), and NMI and AMI cluster the queries.
-    Unlike there, float64 and integer labels keep their digits, and a tie counts against the model. Distances come
-    from one matrix product: float32 vectors in clouds that lie a hundred times farther apart than their own points
-    lose digits. Normalise them, or pass float64.
+    Use it wherever PML takes an `accuracy_calculator`. As in PML, vectors are not normalised, a query without a
+    right reference is left out (metrics are NaN if no other query is left), and NMI and AMI cluster the queries.
+    Unlike PML, it keeps all digits of float64 and integer labels, and a tie counts against the model. Distances
+    come from one matrix product: if float32 vectors form clouds that lie a hundred times farther apart than the
+    points in a cloud, digits are lost. Normalise such vectors, or pass float64.
 
     Metrics: `recall_at_K` for each K, `precision_at_1`, `mean_reciprocal_rank`, `mean_average_precision_at_r`,
-    `r_precision`, `NMI` and `AMI` (with faiss). A method `calculate_NAME` of a subclass gets `ranks`, a `Ranks`.
+    `r_precision`, `NMI` and `AMI` (with faiss). A subclass's method `calculate_NAME` gets `ranks`, a `Ranks`.
 
     Args:
         include, exclude, avg_of_avgs, return_per_class, kmeans_func: See PML's class.
-        k, label_comparison_fn, knn_func: Refused: no neighbours are listed, and labels are compared by equality.
-        device: Where to rank. Default: the accelerator's device, else a GPU if there is one.
-        recall_at: The K of each Recall@K; one beyond the number of references asks for all of them. Default:
-            those of the papers on CUB-200-2011 and Cars-196.
-        accelerator: An `accelerate.Accelerator`. Its processes, which all have the same vectors and make the
-            same calls, share the queries. Default: this process works alone.
-        allocate: Takes a shape and a dtype, on all processes, and returns an uninitialised tensor on the CPU
-            and whether this process is to fill it: memory that the processes of a host share. Not used on a GPU.
-        progress: Wraps the blocks of queries that this process ranks, as `tqdm.tqdm` does.
+        k, label_comparison_fn, knn_func: Refused: neighbours are not listed, and labels are compared by equality.
+        device: Device to rank on. Default: the accelerator's device, else a GPU if there is one.
+        recall_at: The K of each Recall@K; a K above the number of references means all of them. Default: the K of
+            the papers on CUB-200-2011 and Cars-196.
+        accelerator: An `accelerate.Accelerator`, whose processes share the queries; all must have the same
+            vectors and make the same calls. Default: this process works alone.
+        allocate: Function that allocates memory shared by the processes of a host. Called on all processes with a
+            shape and a dtype, it returns an uninitialised tensor on the CPU and whether this process must fill
+            it. Not used on a GPU.
+        progress: Function that wraps the blocks of queries that this process ranks, such as `tqdm.tqdm`.
 
     Raises:
         ValueError: if an argument is refused, or `recall_at` is empty or holds anything but integers >= 1.
@@ -72,7 +73,7 @@ class RankAccuracyCalculator(AccuracyCalculator):
             if value is not None:
                 raise ValueError(
                     f"{name}: expected None, got {value!r}: ranks are counted over all references, by equal labels "
-                    "and Euclidean distances; PML's AccuracyCalculator takes it"
+                    "and Euclidean distances; use PML's AccuracyCalculator for it"
                 )
         if not recall_at or not all(type(K) is int and K >= 1 for K in recall_at):
             raise ValueError(f"recall_at: expected integers >= 1, got {recall_at!r}")
@@ -82,7 +83,7 @@ class RankAccuracyCalculator(AccuracyCalculator):
             avg_of_avgs=avg_of_avgs,
             return_per_class=return_per_class,
             device=device,
-            knn_func=False,  # PML's default needs faiss
+            knn_func=False,  # PML's own default needs faiss
             kmeans_func=kmeans_func,
         )
         del self.original_function_dict["mean_average_precision"]
@@ -106,15 +107,15 @@ class RankAccuracyCalculator(AccuracyCalculator):
         include: Sequence[str] = (),
         exclude: Sequence[str] = (),
     ) -> dict[str, Any]:
-        """PML's call.
+        """Return the metrics of queries against references, with PML's arguments.
 
         Args:
             query: (q, D), tensor or array.
             query_labels: (q,).
-            reference: (n, D). Default: the queries, each of which is ranked against the others.
+            reference: (n, D). Default: the queries, each ranked against the others.
             reference_labels: (n,).
-            ref_includes_query: The first q references are the queries.
-            include, exclude: Of the metrics that the constructor chose.
+            ref_includes_query: True if the first q references are the queries.
+            include, exclude: A choice from the constructor's metrics.
         Raises:
             ValueError: as `get_accuracy_within`, and if the first references are not the queries.
         """
@@ -153,7 +154,7 @@ class RankAccuracyCalculator(AccuracyCalculator):
         include: Sequence[str] = (),
         exclude: Sequence[str] = (),
     ) -> dict[str, Any]:
-        """The accuracy where queries and references are rows of one matrix, which is not copied apart.
+        """Return the metrics if queries and references are rows of one matrix, which is not copied.
 
         Args:
             vectors: (n, D), on any device.
@@ -161,10 +162,11 @@ class RankAccuracyCalculator(AccuracyCalculator):
             queries: (n,) bool. Default: all.
             references: (n,) bool. Default: all. A query among them is ranked against the others.
             normalize: Compare the L2-normalised vectors, of any length.
-            include, exclude: Of the metrics that the constructor chose.
+            include, exclude: A choice from the constructor's metrics.
         Raises:
             ValueError: if there are no vectors, or one is not finite; if labels, queries or references do not
-                have n entries; if `mean_average_precision` is asked for, which needs the ranks of all.
+                have n entries; if `include` names `mean_average_precision`, which needs the ranks of all
+                references.
         """
         _check("vectors", vectors, labels)
         return self._accuracy(
@@ -188,7 +190,7 @@ class RankAccuracyCalculator(AccuracyCalculator):
         include: Sequence[str],
         exclude: Sequence[str],
     ) -> dict[str, Any]:
-        """Of the rows of `parts`, one below the other."""
+        """Metrics of the rows of `parts`, stacked."""
         _check_named(include)
         self.curr_function_dict = self.get_function_dict(include, exclude)
         asked, clustering = set(self.curr_function_dict), set(self.requires_clustering())
@@ -211,7 +213,7 @@ class RankAccuracyCalculator(AccuracyCalculator):
         return dict(self._get_accuracy(self.curr_function_dict, **found))
 
     def _clusters(self, query: Tensor, query_labels: Tensor) -> Tensor:
-        """(q,), by the main process: k-means keeps all cores busy."""
+        """Cluster of each query (q,), found by the main process alone, since k-means keeps all cores busy."""
         found = torch.zeros(len(query), dtype=torch.long)
         accelerator = self.sharing.accelerator
         if accelerator is None or accelerator.is_main_process:
@@ -226,7 +228,7 @@ class RankAccuracyCalculator(AccuracyCalculator):
         return self._recall(1, ranks, query_labels)
 
     def calculate_mean_reciprocal_rank(self, ranks: Ranks, query_labels: Tensor, **_: Any) -> Any:
-        """Of the nearest right reference."""
+        """Mean reciprocal rank of the nearest right reference."""
         return self._mean(1 / ranks.nearest, ranks, query_labels)
 
     def calculate_mean_average_precision_at_r(
@@ -240,7 +242,7 @@ class RankAccuracyCalculator(AccuracyCalculator):
         return self._mean(ranks.r_precision, ranks, query_labels)
 
     def _mean(self, values: Tensor, ranks: Ranks, query_labels: Tensor) -> Any:
-        """Over queries; or over those of each class, in order, and over classes."""
+        """Mean over queries, or the means over each class's queries, in order, or the mean of these."""
         values = values.double()
         if not (self.avg_of_avgs or self.return_per_class) or len(values) == 0:
             mean = values.mean().item()
@@ -273,7 +275,7 @@ def _check(name: str, vectors: Tensor, labels: Tensor) -> None:
 
 
 def _exact(labels: Tensor) -> Tensor:
-    """On the CPU; in float64 if they are floating: beside float32, integers beyond 2^24 would lose digits."""
+    """Labels on the CPU, in float64 if floating: with float32, integers beyond 2^24 would lose digits."""
     return labels.cpu().double() if labels.is_floating_point() else labels.cpu()
 
 
@@ -290,7 +292,7 @@ def _mask(name: str, chosen: Tensor | None, n: int) -> Tensor:
 def _check_same_start(
     query: Tensor, query_labels: Tensor, reference: Tensor, reference_labels: Tensor
 ) -> None:
-    """As PML does, but a part at a time."""
+    """Raise a ValueError unless the first references are the queries, compared part by part."""
     n = len(query)
     same = len(reference) >= n and bool((query_labels == reference_labels[:n]).all())
     if not same or not all(
@@ -301,5 +303,5 @@ def _check_same_start(
     ):
         raise ValueError(
             "ref_includes_query: expected the first references and their labels to be the queries; "
-            "pass False where queries and references are apart"
+            "pass False if queries and references are separate"
         )

@@ -9,17 +9,17 @@ other references that are at most t_j away,
     R-precision = mean over queries of 1/R sum_j [r_j <= R]
     MAP@R       = mean over queries of 1/R sum_j [r_j <= R] j / r_j
 
-(Musgrave, Belongie and Lim, "A Metric Learning Reality Check", ECCV 2020, section 3.2.) Only w_1 needs a
-count over all references; r_j <= R asks for the R nearest wrong ones and no more.
+(Musgrave, Belongie and Lim, "A Metric Learning Reality Check", ECCV 2020, section 3.2.) Only w_1 needs a count
+over all references; r_j <= R needs only the R nearest wrong ones.
 
-Distances are squared and Euclidean, less what is constant for a query: |x|^2 / 2 - q x, one matrix product for
-a block of queries and all references. They are computed in float32, or in float64 for vectors in float64, after
-the median of some vectors is subtracted from all, so that what all have in common costs no digits.
+Distances are squared Euclidean, without the terms that are constant for a query: |x|^2 / 2 - q x, one matrix
+product for a block of queries and all references. They are computed in float32, or in float64 for vectors in
+float64. Before that, the median of some vectors is subtracted from all, so that a common offset costs no digits.
 
-A tie counts against the model: a wrong reference as near as a right one comes before it. The metrics do not
-depend on the order of the images then, and a model that maps all of them to one point retrieves nothing. Equal
-vectors have equal distances as far as the matrix product rounds all its columns alike, which it may not at the
-edges of its tiles.
+A tie counts against the model: a wrong reference as near as a right one comes before it. The metrics therefore do
+not depend on the order of the images, and a model that maps all images to one point retrieves nothing. Equal
+vectors have equal distances if the matrix product rounds all its columns alike, which it may not do at the edges
+of its tiles.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -32,25 +32,25 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize as unit_rows
 
-# What a process works in: large enough for the matrix product to run at full speed, the same for any data set.
+# Working memory of a process: large enough for a matrix product at full speed, the same for any data set.
 BLOCK_BYTES = 64 * 2**20
 BLOCK_ROWS = 448
 # Bytes that the ranks of a query take for each right reference.
 PER_RIGHT = 64
-# Columns of which only the nearest is looked at in the first search for the nearest of all.
+# Size of a group of columns: the first search for the nearest ones looks only at the nearest of each group.
 GROUP = 8
-# How many vectors the median that is subtracted is of.
+# Number of vectors that the subtracted median is computed from.
 SAMPLE = 512
-# Rows that are prepared at a time.
+# Rows prepared at a time.
 PART = 1024
 
 
 class Ranks(NamedTuple):
-    """What is known of each query that has right references, (q,) each; in float64, except for the labels.
+    """Results of the queries that have right references, (q,) each; in float64, except for the labels.
 
     Attributes:
-        nearest: Rank of the nearest right reference; exact up to the largest K of `recall_at`, beyond it if
-            it is beyond.
+        nearest: Rank of the nearest right reference: exact up to the largest K of `recall_at`, else some rank
+            above that K.
     """
 
     nearest: Tensor
@@ -61,7 +61,7 @@ class Ranks(NamedTuple):
 
 @dataclass
 class Sharing:
-    """Who works on the ranks and where; the arguments are explained in `RankAccuracyCalculator`."""
+    """The processes and the device that compute ranks; `RankAccuracyCalculator` explains the arguments."""
 
     device: torch.device
     accelerator: Any = None
@@ -69,13 +69,13 @@ class Sharing:
     progress: Callable[[Sequence[Tensor]], Iterable[Tensor]] = iter
 
     def sum(self, values: Tensor) -> Tensor:
-        """Over the processes, on the CPU."""
+        """Sum over the processes, on the CPU."""
         if self.accelerator is not None:
             values = self.accelerator.reduce(values.to(self.accelerator.device), "sum")
         return values.cpu()
 
     def share(self, blocks: Sequence[Tensor]) -> Iterable[Tensor]:
-        """The blocks of this process."""
+        """The blocks that this process ranks."""
         if self.accelerator is not None:
             blocks = blocks[self.accelerator.process_index :: self.accelerator.num_processes]
         return self.progress(blocks)
@@ -91,16 +91,16 @@ def count_ranks(
     furthest: int,
     sharing: Sharing,
 ) -> Ranks:
-    """Rank the right references of each query among all references.
+    """Find the ranks of each query's right references among all references.
 
     Args:
-        parts: Finite (n_i, D), one below the other: the rows of one matrix that is never made. Of several,
-            the references stand in the first ones.
+        parts: Finite (n_i, D): the rows of one matrix, which is never made. If there are several parts, the
+            references stand in the first ones.
         labels: (n,).
-        is_query, is_reference: (n,) bool. A query that is a reference leaves its own ranking.
+        is_query, is_reference: (n,) bool. A query that is also a reference is left out of its own ranking.
         normalize: Compare the L2-normalised rows.
-        furthest: Up to here the rank of the nearest is exact; beyond, it may be another one beyond.
-        sharing: Which processes call this, all with the same arguments.
+        furthest: Up to this rank the rank of the nearest is exact; a larger one may be any larger number.
+        sharing: The processes that call this, all with the same arguments.
     """
     plan = _Plan.of(labels, is_query, is_reference)
     rows = _prepared(parts, plan.order, normalize, sharing)
@@ -116,23 +116,23 @@ def count_ranks(
             torch.addmm(halves, queries, references.T, alpha=-1, out=out)
             places, no_right, R = (part.to(rows.device) for part in plan.right(block))
             found[:, block] = _measured(out, places, no_right, R, furthest)
-    # Exact: of the numbers that are added, all but one are zero.
+    # Exact: all summands except one are zero.
     nearest, average_precision, r_precision = sharing.sum(found)
     return Ranks(nearest, average_precision, r_precision, labels[plan.order[plan.queries]])
 
 
 @dataclass(frozen=True)
 class _Plan:
-    """Who is compared with whom. References stand first and class by class, other queries after them.
+    """Order of the rows for ranking: references first, class by class, then the other queries.
 
     Attributes:
-        order: The row at each place; those that are neither are left out.
-        references: How many there are.
-        queries: (q,), the places of those that have right references, the fewest first: the queries of
-            a block have about equally many.
-        first: (q,), where the class of each query begins among the references.
+        order: The row at each place; rows that are neither query nor reference are left out.
+        references: Number of references.
+        queries: (q,), the places of the queries that have right references, sorted by their number, so that the
+            queries of a block have about equally many.
+        first: (q,), the place where each query's class begins among the references.
         count: (q,), the size of that class.
-        own: (q,), whether a query is one of its class there.
+        own: (q,), True if the query itself is among the references.
     """
 
     order: Tensor
@@ -158,14 +158,14 @@ class _Plan:
         return cls(order, references, queries, first[of_query], counts[of_query], own)
 
     def blocks(self, itemsize: int) -> list[Tensor]:
-        """Which queries are ranked together: the same ones, whatever the number of processes."""
+        """Blocks of queries to rank together, the same for any number of processes."""
         if len(self.queries) == 0:
             return []
         size = BLOCK_BYTES // (itemsize * self.references + PER_RIGHT * int(self.count.max()))
         return list(torch.split(torch.arange(len(self.queries)), min(max(size, 1), BLOCK_ROWS)))
 
     def right(self, block: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """(b, C) places of each query's class, which of them are no right reference, and (b,) how many are."""
+        """Places (b, C) of each query's class, a mask of places that do not count, and the number (b,) that do."""
         queries, first, count = (
             part[block, None] for part in (self.queries, self.first, self.count)
         )
@@ -180,16 +180,16 @@ def _measured(
     """(3, b): rank of the nearest right reference, average precision and precision among the R nearest.
 
     Args:
-        distances: (b, n) of queries and references; they are lost.
+        distances: (b, n), between queries and references; overwritten.
         places, no_right, R: See `_Plan.right`.
-        furthest: Up to here the first of them is exact; beyond, it may be another one beyond.
+        furthest: Up to this rank the first result is exact; a larger one may be any larger number.
     """
     right = distances.gather(1, places).masked_fill_(no_right, torch.inf).sort(dim=1).values
-    distances.scatter_(1, places, torch.inf)  # leaves the wrong ones
+    distances.scatter_(1, places, torch.inf)  # leaves only the wrong ones
     deepest = places.shape[1]
     wrong = _smallest(distances, deepest)
     nth = torch.arange(1, deepest + 1, device=R.device)
-    # Where more than these wrong ones are nearer, the rank is too small, but larger than R all the same.
+    # If more wrong ones than these are nearer, the rank is too small, but still larger than R.
     ranks = nth + torch.searchsorted(wrong, right, right=True)
     found = ranks <= R[:, None]
     precision = torch.where(found, nth / ranks.double(), 0)
@@ -201,7 +201,7 @@ def _measured(
 
 
 def _smallest(rows: Tensor, k: int) -> Tensor:
-    """The k smallest of each row, in order: they are in the k groups of columns with the smallest minima."""
+    """The k smallest entries of each row, in order: they lie in the k groups with the smallest minima."""
     width = rows.shape[1] // GROUP
     if width <= k:
         return rows.topk(k, largest=False).values
@@ -213,7 +213,7 @@ def _smallest(rows: Tensor, k: int) -> Tensor:
 
 
 def taken_rows(parts: Sequence[Tensor], index: Tensor) -> list[Tensor]:
-    """Rows of the parts, seen as one matrix; of each part apart."""
+    """Rows of the parts, indexed as in one matrix; one tensor for each part."""
     taken, start = [], 0
     for part in parts:
         inside = index[(index >= start) & (index < start + len(part))] - start
@@ -223,7 +223,7 @@ def taken_rows(parts: Sequence[Tensor], index: Tensor) -> list[Tensor]:
 
 
 def _prepared(parts: Sequence[Tensor], order: Tensor, normalize: bool, sharing: Sharing) -> Tensor:
-    """The vectors as they are compared, in the plan's order: on a GPU, or in memory that may be shared."""
+    """The vectors to compare, in the plan's order: on a GPU, or in memory that processes may share."""
     dtype = torch.float32
     for part in parts:
         dtype = torch.promote_types(dtype, part.dtype)
@@ -247,28 +247,27 @@ def _prepare(parts: Sequence[Tensor], order: Tensor, normalize: bool, out: Tenso
 
     def compared(index: Tensor) -> Tensor:
         rows = torch.cat([part.to(out) for part in taken_rows(parts, index)])
-        if (
-            normalize
-        ):  # each by its own largest entry first, or the faint would vanish beside the large
+        # First each by its own largest entry, or small vectors would vanish beside large ones.
+        if normalize:
             entries = rows.abs().amax(dim=1, keepdim=True)
             return unit_rows(rows / entries.clamp(min=torch.finfo(out.dtype).tiny))
         return rows * scale
 
     sample = order[:: max(len(order) // SAMPLE, 1)]
-    origin = compared(sample).median(dim=0).values  # which single vectors far away do not move
+    origin = compared(sample).median(dim=0).values  # which a few vectors far away do not move
     for index, part in zip(torch.split(order, PART), torch.split(out, PART), strict=True):
         part.copy_(compared(index) - origin)
 
 
 def largest_entry(*parts: Tensor) -> float:
-    """The largest magnitude; NaN or inf where there is one."""
+    """The largest magnitude; NaN or inf if there is one."""
     ends = torch.stack([end.double().cpu() for part in parts for end in torch.aminmax(part)])
     return float(ends.abs().max())
 
 
 @contextmanager
 def _full_precision() -> Iterator[None]:
-    """No TensorFloat-32 and no bfloat16 inside, which give other ranks, whatever the training uses."""
+    """Turn off TensorFloat-32 and bfloat16 inside, whatever the training uses: they give other ranks."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
     try:

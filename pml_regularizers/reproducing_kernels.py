@@ -1,4 +1,4 @@
-r"""Reproducing kernels: similarities of vectors under which distributions can be compared.
+r"""Reproducing kernels: similarities of vectors, used to compare distributions.
 
     Gaussian mixture   (1/K) sum_k exp(-|x - x'|^2 / sigma_k^2),   sigma_k^2 = tau 2^(k - K//2), k = 0..K-1
     Laplace            exp(-|x - x'|_1 / sigma)
@@ -6,17 +6,17 @@ r"""Reproducing kernels: similarities of vectors under which distributions can b
     exponential        exp(<x, x'>)
     linear             <x, x'>
 
-They are those of joint representation diversification (Chu et al., ICML 2020): section 5.1 for the mixture,
-Table 4 for the others; the linear one is its section 6's "degree-1 homogeneous polynomial kernel".
+These are the kernels of joint representation diversification (Chu et al., ICML 2020): section 5.1 has the
+mixture, Table 4 the others; the linear one is the "degree-1 homogeneous polynomial kernel" of section 6.
 
-What the paper leaves open, and what is done:
+What the paper leaves open, and the choices made here:
 
 * tau, "averages of l2-distances in the exponent part", is the mean *squared* distance over all pairs i != j of
-  the batch, whatever their classes, and a constant to the gradient, as in the authors' code. Here it is never
-  0: identical rows have kernel 1 and gradient 0, where the code has nan.
-* The Laplace kernel's sigma is not given: it is the mean L1 distance, in the same manner.
-* Squared distances are taken after a translation by the median of three rows, so that a common offset costs no
-  digits, nor does a row that is far away, and rows that are equal stay equal.
+  the batch, of any classes, and a constant for the gradient, as in the authors' code. Here it is never 0:
+  identical rows have kernel 1 and gradient 0, while the code gives nan.
+* The Laplace kernel's sigma is not given: here it is the mean L1 distance, computed in the same way.
+* Squared distances are computed after a translation by the median of three rows. A common offset then costs no
+  digits, nor does a row that is far away, and equal rows stay equal.
 """
 
 from typing import Any
@@ -32,8 +32,8 @@ from .precision import full_precision
 class _SquaredDistances(torch.autograd.Function):
     """|x_i - x_j|^2: (N, D) -> (N, N), exactly 0 on the diagonal, with gradients of every order.
 
-    The gradient takes one product of rows, where autograd takes two for x @ x.T and two passes over the rows
-    for their squares. No derivative in forward mode: torch.compile would refuse the function.
+    The gradient takes one product of rows; autograd takes two for x @ x.T and two passes over the rows for their
+    squares. There is no forward-mode derivative: torch.compile would refuse the function.
     """
 
     generate_vmap_rule = True
@@ -41,7 +41,7 @@ class _SquaredDistances(torch.autograd.Function):
     @staticmethod
     def forward(x: Tensor) -> Tensor:
         gram = x @ x.T
-        # The diagonal as a sum: inductor of torch 2.14 overwrites `gram` while the gradient of
+        # The diagonal as a sum: torch 2.14's inductor overwrites `gram` while the gradient of
         # `gram.diagonal()` still reads it.
         squares = gram.tril().triu().sum(dim=1)
         return squares[:, None] + squares - 2 * gram
@@ -63,7 +63,7 @@ class _SquaredDistances(torch.autograd.Function):
 def squared_distances(x: Tensor, y: Tensor | None = None) -> Tensor:
     """|x_i - y_j|^2: (N, D), (M, D) -> (N, M), never negative and without an N x M x D tensor.
 
-    Without y they are those of x with itself, at half the cost.
+    Without y, the distances within x, at half the cost.
     """
     origin = _origin(x)
     x = x - origin
@@ -77,20 +77,20 @@ def squared_distances(x: Tensor, y: Tensor | None = None) -> Tensor:
 
 
 def _origin(x: Tensor) -> Tensor:
-    """A point among the rows: the median of three of them, so that one far away does not move it."""
+    """A point among the rows: the median of three of them, which one far-away row does not move."""
     rows = x.detach()[:: max((len(x) - 1) // 2, 1)]
     return rows.median(dim=0, keepdim=True).values if len(rows) else rows
 
 
 def mean_distance(distances: Tensor, pairs: int) -> Tensor:
-    """The self-adapting bandwidth: the sum of `distances` over their number, detached and never 0."""
+    """The self-adapting bandwidth: the mean of `distances`, detached and never 0."""
     info = torch.finfo(distances.dtype)
-    # Half or a quarter of it must still be a normal number, or 0/0 would come back.
+    # Half or a quarter of it must still be a normal number, to avoid 0/0.
     return (distances.detach().sum() / max(pairs, 1)).clamp(min=info.tiny / info.eps)
 
 
 class ReproducingKernel(ModuleWithRecords):
-    """Base of the kernels: a positive semi-definite function of all pairs of rows.
+    """Base of the kernels: positive semi-definite functions of all pairs of rows.
 
     Half-precision rows are raised to float32 and autocast is off inside.
 
@@ -115,8 +115,8 @@ class ReproducingKernel(ModuleWithRecords):
         for name, rows in (("x", x), ("y", x if y is None else y)):
             if rows.ndim != 2 or rows.shape[1] != x.shape[1]:
                 raise ValueError(
-                    f"{name}: expected one row per sample, and as wide for x as for y, got shape "
-                    f"{tuple(rows.shape)}; pool or flatten(1) what has more axes"
+                    f"{name}: expected one row per sample, as wide for x as for y, got shape "
+                    f"{tuple(rows.shape)}; pool features with more axes, or flatten(1) them"
                 )
         with torch.autocast(x.device.type, enabled=False):
             x = self._prepared(x)
@@ -127,12 +127,12 @@ class ReproducingKernel(ModuleWithRecords):
         return F.normalize(x) if self.normalize else x
 
     def compute(self, x: Tensor, y: Tensor | None) -> Tensor:
-        """The matrix of kernel values; y is None for the pairs of x with itself."""
+        """The matrix of kernel values; y is None for pairs within x."""
         raise NotImplementedError
 
 
 class _DistanceKernel(ReproducingKernel):
-    """Base of the kernels of a distance, in units of a bandwidth that is fixed or the batch's mean distance."""
+    """Base of the kernels of a distance divided by a bandwidth, which is fixed or the batch's mean distance."""
 
     def __init__(
         self,
@@ -174,10 +174,10 @@ class GaussianMixtureKernel(_DistanceKernel):
     Args:
         components: K. The paper, section 5.1: 3, hence tau/2, tau, 2 tau, for pooled features and embeddings,
             1 for the class level. An even K is not centred, as in the authors' code.
-        bandwidth: tau, in the units of a squared distance. Default: the mean squared distance over all pairs
-            of different rows, which is no part of the gradient.
+        bandwidth: tau, in the units of a squared distance. Default: the mean squared distance over all pairs of
+            different rows; no gradient flows through it.
         normalize: L2-normalise the rows first.
-        collect_stats: Record `mean_distance`, the tau that the last call found.
+        collect_stats: Record `mean_distance`, the tau of the last call.
 
     Raises:
         ValueError: if components < 1 or bandwidth <= 0.
@@ -245,7 +245,7 @@ class LaplaceKernel(_DistanceKernel):
 
     Args:
         bandwidth: sigma, in the units of an L1 distance. Default: the mean L1 distance over all pairs of
-            different rows, which is no part of the gradient; the paper does not give it.
+            different rows; no gradient flows through it. The paper does not give sigma.
         normalize: L2-normalise the rows first.
         collect_stats: Record `mean_distance`.
 
@@ -263,7 +263,7 @@ class LaplaceKernel(_DistanceKernel):
 class PolynomialKernel(ReproducingKernel):
     """(<x, x'> + c)^p, Table 4.
 
-    Powers of long vectors grow fast: 1,024 entries of 1e4, p = 5, do not fit float32. `normalize=True`
+    Powers of long vectors grow fast: with 1,024 entries of 1e4 and p = 5 they overflow float32. `normalize=True`
     bounds the kernel by (1 + c)^p.
 
     Args:
@@ -272,7 +272,7 @@ class PolynomialKernel(ReproducingKernel):
         normalize: L2-normalise the rows first.
 
     Raises:
-        ValueError: if degree < 1 or constant < 0, where it is no kernel.
+        ValueError: if degree < 1 or constant < 0: the function is then no kernel.
     """
 
     def __init__(
@@ -302,8 +302,8 @@ class PolynomialKernel(ReproducingKernel):
 class ExponentialKernel(ReproducingKernel):
     """exp(<x, x'>), Table 4's "kernel inducing moment generating function".
 
-    It overflows float32 from <x, x'> > 88 on, which pooled features usually exceed: give them
-    `normalize=True`, which bounds the kernel by e, or scale them down.
+    It overflows float32 for <x, x'> > 88, which pooled features usually exceed. Use `normalize=True`, which
+    bounds the kernel by e, or scale the features down.
 
     Args:
         normalize: L2-normalise the rows first.
@@ -317,7 +317,7 @@ class ExponentialKernel(ReproducingKernel):
 
 
 class LinearKernel(ReproducingKernel):
-    """<x, x'>: joint similarity with it compares class means only.
+    """<x, x'>: joint similarity with this kernel compares only class means.
 
     Args:
         normalize: L2-normalise the rows first.

@@ -1,9 +1,9 @@
-"""A sum of losses whose weights follow a schedule.
+"""Sum of losses whose weights follow a schedule.
 
     L = sum_i w_i(step) L_i
 
-A regularizer that reads an untrained network is best brought in slowly, and one that has done its work can
-leave. Everything else is PML's `MultipleLosses`.
+A regularizer is best faded in slowly if it reads an untrained network, and may be faded out once it has done its
+work. Everything else is PML's `MultipleLosses`.
 """
 
 import math
@@ -19,7 +19,7 @@ from pytorch_metric_learning.utils import common_functions as c_f
 from torch import Tensor, nn
 
 Weight = float | Callable[[int], float]
-"""A number, or a function of the step: picklable, so no lambda."""
+"""A number, or a function of the step; it must be picklable, so no lambda."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class _Ramp(ABC):
 
 
 class LinearRamp(_Ramp):
-    """From `start` to `end` along a line; `end` from step `steps` on.
+    """Schedule from `start` to `end` along a line; `end` from step `steps` on.
 
     Example:
         >>> warm_up = LinearRamp(0.0, 0.5, steps=1000)
@@ -57,7 +57,7 @@ class LinearRamp(_Ramp):
 
 
 class CosineRamp(_Ramp):
-    """From `start` to `end` along half a cosine, flat at both ends; `end` from step `steps` on.
+    """Schedule from `start` to `end` along half a cosine, flat at both ends; `end` from step `steps` on.
 
     Example:
         >>> decay = CosineRamp(1.0, 0.0, steps=1000)
@@ -70,25 +70,26 @@ class CosineRamp(_Ramp):
 
 
 class ScheduledLosses(MultipleLosses):
-    """PML's `MultipleLosses` with weights that may change from step to step.
+    """PML's `MultipleLosses`, with weights that may change from step to step.
 
-    A step is a call in training mode with gradients enabled; steps are counted in the buffer `step`,
-    which is saved with the `state_dict`. Where calls are not steps, as when gradients are accumulated
-    over several batches, call `set_step` before each. A loss of weight 0 is still computed, so that taps
-    are read, own parameters get a gradient, zero, on every process, and NaN shows.
+    A step is a call in training mode with gradients enabled. The buffer `step` counts them and is saved with the
+    `state_dict`. If calls are not steps, as when gradients are accumulated over several batches, call `set_step`
+    before each call. A loss of weight 0 is still computed: its taps are read, its own parameters get a zero
+    gradient on every process, and a NaN still shows.
 
-    The weights of the last call are `weights`, and for record-keeper the attributes `weight_NAME`. A number
-    there may be changed, `loss.weights["pairs"] = 0.1`, which no `state_dict` remembers; a schedule overwrites it.
+    `weights` holds the weights of the last call; the attributes `weight_NAME` hold them for record-keeper. You
+    may change a number, `loss.weights["pairs"] = 0.1`; no `state_dict` saves the change, and a schedule
+    overwrites it.
 
     Args:
         losses: Losses by name, or a list of them.
-        miners: As in `MultipleLosses`: a miner for each or some of the losses.
+        miners: As in `MultipleLosses`: miners for all or some of the losses.
         weights: For each loss a number, `LinearRamp`, `CosineRamp`, or any picklable function of the
             step. Default: 1 each.
 
     Raises:
-        ValueError: if the names or the number of the weights or the miners are not those of the losses, or a
-            weight is neither a number nor a function.
+        ValueError: if the names or the number of weights or miners do not match the losses, or a weight is
+            neither a number nor a function.
 
     Example:
         >>> import torch
@@ -127,7 +128,7 @@ class ScheduledLosses(MultipleLosses):
                 raise ValueError(
                     f"weights: expected a number or a function of the step for {key}, got {weight!r}"
                 )
-        # No dict: record-keeper would look for records in its values.
+        # Not a dict: record-keeper would look for records in its values.
         self._schedules = [(key, weight) for key, weight in found.items() if callable(weight)]
         self.weights: Any = found if self.is_dict else list(found.values())
         self.register_buffer("step", torch.zeros((), dtype=torch.long))
@@ -135,7 +136,7 @@ class ScheduledLosses(MultipleLosses):
         c_f.add_to_recordable_attributes(self, list_of_names=[f"weight_{key}" for key in keys])
 
     def set_step(self, step: int) -> None:
-        """Make the next call that of step `step`; counting goes on from there."""
+        """Make `step` the number of the next call; counting continues from there."""
         self.step.fill_(step)
 
     def forward(
@@ -145,7 +146,7 @@ class ScheduledLosses(MultipleLosses):
         indices_tuple: tuple[Tensor, ...] | None = None,
     ) -> Tensor:
         if self.miners and indices_tuple is not None:
-            raise ValueError("indices_tuple: the losses have miners of their own; pass none")
+            raise ValueError("indices_tuple: the losses have miners of their own; pass no tuples")
         weights = self._set_weights()
         total: Any = 0
         for key, loss in self.losses.items() if self.is_dict else enumerate(self.losses):
@@ -156,7 +157,7 @@ class ScheduledLosses(MultipleLosses):
         return cast(Tensor, total)
 
     def _set_weights(self) -> dict[Any, Any]:
-        """Those of this call, also where other threads call it: PML's sum reads them on the object."""
+        """Set the weights, and return this call's own copy: other threads may change those on the object."""
         weights = dict(self.weights.items() if self.is_dict else enumerate(self.weights))
         if self._schedules:
             step = int(self.step)  # makes a GPU wait
@@ -180,7 +181,7 @@ def _check_losses(losses: Any) -> None:
 
 
 def _check_keys(name: str, values: Any, losses: Any, *, all_needed: bool = True) -> None:
-    """Raise a ValueError unless they are a dict or a list, as the losses, with all or some of their keys."""
+    """Raise a ValueError unless the values are a dict or list like the losses, with all or some of their keys."""
     kind, word = (Mapping, "dict") if isinstance(losses, Mapping) else (Sequence, "list")
     keys = _keys(losses)
     if isinstance(values, kind):

@@ -8,13 +8,13 @@ from torch import fx, nn
 def split_trunk(trunk: nn.Module, stage: str) -> tuple[nn.Module, nn.Module]:
     """Cut a network behind one of its modules: trunk(x) = body(stem(x)).
 
-    Both parts hold the trunk's own modules under their own names, so that weights may be loaded before or
-    after. What surrounds the module is traced by torch.fx, once in each mode (train and eval): a trace keeps
-    `self.training` as a constant, so that a trunk which asks for it there cannot be cut.
+    Both parts hold the trunk's own modules under their own names, so you may load weights before or after the
+    cut. torch.fx traces the code around the module once in each mode (train and eval). A trace keeps
+    `self.training` as a constant: a trunk that reads it there cannot be cut.
 
     Args:
-        trunk: A network; of a timm model, its `forward_features`.
-        stage: Name of the module whose output is where to cut, as in `trunk.named_modules()`.
+        trunk: A network; a timm model is cut in its `forward_features`.
+        stage: Name of the module behind whose output to cut, as in `trunk.named_modules()`.
 
     Returns:
         The stem, up to that module, and the body, the rest.
@@ -54,15 +54,15 @@ def split_trunk(trunk: nn.Module, stage: str) -> tuple[nn.Module, nn.Module]:
         beside = [used.name for used in node.all_input_nodes if used not in copies]
         if beside:
             raise ValueError(
-                f"stage: {node.name} also needs {', '.join(beside)} from before {stage!r}; cut where one map "
-                "is all that passes"
+                f"stage: {node.name} also needs {', '.join(beside)} from before {stage!r}; cut where only one "
+                "map passes"
             )
         copies[node] = body.node_copy(node, copies.__getitem__)
     return fx.GraphModule(trunk, stem), fx.GraphModule(trunk, body)
 
 
 class _Opener(fx.Tracer):
-    """Traces what is around one module; modules that do not hold it stay whole."""
+    """Tracer of the code around one module; modules that do not contain it stay whole."""
 
     def __init__(self, stage: str) -> None:
         super().__init__()
@@ -86,34 +86,34 @@ def _trace(trunk: nn.Module, stage: str) -> list[fx.Node]:
 
 
 def _says(trunk: nn.Module, nodes: list[fx.Node]) -> list[tuple[Any, ...]]:
-    """What each node of a trace does, without the names that the tracer gave."""
+    """The operation of each node of a trace, without the names that the tracer gave."""
     place = {node: f"%{i}" for i, node in enumerate(nodes)}
     said = []
     for node in nodes:
         target: Any = node.target
         if node.op == "get_attr" and str(target).startswith("_tensor_constant"):
-            target = getattr(trunk, str(target)).tolist()  # made while tracing, anew each time
+            target = getattr(trunk, str(target)).tolist()  # a new one in each trace
         arguments = fx.node.map_arg((node.args, node.kwargs), place.__getitem__)
         said.append((node.op, target, arguments))
     return said
 
 
 def _turn_mode(trunk: nn.Module) -> None:
-    """From train to eval or back, each module for itself: some may be frozen."""
+    """Switch from train to eval or back, each module on its own: some may be frozen."""
     for module in trunk.modules():
         module.training = not module.training
 
 
 def _check_same(trunk: nn.Module, nodes: list[fx.Node], others: list[fx.Node]) -> None:
-    """Raise if two traces of a trunk, in its mode and in the other one, do not say the same."""
-    # To the end of the shorter trace, an output, where the longer has none.
+    """Raise a ValueError if the traces of a trunk in train and in eval mode differ."""
+    # The shorter trace ends with an output, and the longer one has none there.
     steps = zip(nodes, others, _says(trunk, nodes), _says(trunk, others), strict=False)
     for node, other, here, there in steps:
         if here != there:
             mode, turned = ("train", "eval") if trunk.training else ("eval", "train")
             raise ValueError(
-                f"trunk: {type(trunk).__name__} computes something else in training than in evaluation, and a "
-                f"cut would keep one of them for good: {node.format_node()} in {mode} mode is "
-                f"{other.format_node()} in {turned} mode; make a module of it, as torch.nn.Dropout is, turn it "
+                f"trunk: {type(trunk).__name__} computes different things in training and in evaluation, and "
+                f"a cut would keep one of them for good: {node.format_node()} in {mode} mode is "
+                f"{other.format_node()} in {turned} mode; make it a module, as torch.nn.Dropout is, turn it "
                 "off, or write the two parts as modules and call AttentionEnsemble(stem, body, ...)"
             )

@@ -1,9 +1,9 @@
-"""Class-stratified parts of a set, and the mean over them with its 95 % interval.
+"""Class-stratified parts of a set, and the mean over the parts with its 95 % interval.
 
 JRD (Chu et al., ICML 2020) divides the test sets of CUB and Cars into ten disjoint smaller sets, each
-with images of all classes, measures Recall@K on each of them, and reports mean and 95 % interval (section
-5.3, Table 2; to judge by its Recall@1, Table 3 too). How the interval is computed the paper does not say;
-here 1.96 s / sqrt(n), or Student's t.
+with images of all classes, measures Recall@K on each of them, and reports mean and 95 % interval (section 5.3,
+Table 2; judging by its Recall@1, Table 3 too). The paper does not say how the interval is computed; here it is
+1.96 s / sqrt(n), or uses Student's t.
 """
 
 import math
@@ -24,12 +24,12 @@ class Interval(NamedTuple):
 def stratified_parts(labels: Tensor, count: int = 10, *, seed: int = 0) -> list[Tensor]:
     """Rows of `count` disjoint parts with images of every class, drawn at random.
 
-    A class is spread as evenly as it goes, and so is the whole: sizes differ by at most one.
+    Every class and the whole set are spread as evenly as possible: sizes differ by at most one.
 
     Args:
         labels: (N,).
         count: Number of parts. JRD, section 5.3: 10.
-        seed: Of the draw; the global generators are left alone.
+        seed: Seed of the draw; the global generators are not used.
 
     Returns:
         `count` tensors of row numbers, each in ascending order, on the device of `labels`.
@@ -50,7 +50,7 @@ def stratified_parts(labels: Tensor, count: int = 10, *, seed: int = 0) -> list[
             f"labels: class {classes[sizes.argmin()].item()} has {sizes.min().item()} images, too few for "
             f"{count} parts with images of every class; leave out the small classes, or lower count"
         )
-    # Every count-th row of a list sorted by class: no class ends up in a part more than once too often.
+    # Every count-th row of a list sorted by class spreads each class evenly, to within one image.
     order = shuffled_by_class(labels, seed)
     return [order[start::count].sort().values for start in range(count)]
 
@@ -60,7 +60,7 @@ def mean_interval(values: Sequence[float], *, student: bool = False) -> Interval
 
     Args:
         values: At least two.
-        student: Take Student's t quantile instead of the normal 1.96: 2.26 for ten values.
+        student: Use Student's t quantile instead of the normal 1.96: 2.26 for ten values.
 
     Raises:
         ValueError: for fewer than two values.
@@ -92,12 +92,12 @@ def over_parts(
     seed: int = 0,
     student: bool = False,
 ) -> Interval:
-    """The ten-part protocol: a measure of each part by itself, then mean and interval.
+    """Ten-part protocol: measure each part by itself, and return mean and interval.
 
-    A part is its own gallery, a tenth of the whole: its Recall@1 is far below that of the whole set.
+    A part is its own gallery, a tenth of the whole set: its Recall@1 is far below that of the whole set.
 
     Args:
-        measure: (embeddings, labels) of a part -> a number.
+        measure: Function of a part's (embeddings, labels) that returns a number.
         embeddings: (N, E).
         labels: (N,).
         count: Number of parts.
@@ -131,10 +131,10 @@ def shuffled_by_class(labels: Tensor, seed: int) -> Tensor:
 
 
 def check_labels(labels: Tensor, name: str = "labels") -> None:
-    """Raise a ValueError unless they are a vector of at least one entry."""
+    """Raise a ValueError unless the labels are a vector of at least one entry."""
     check_tensor(labels, name)
     if labels.ndim != 1 or len(labels) == 0:
-        # What PML's `get_all_embeddings` returns is a column.
+        # PML's `get_all_embeddings` returns a column.
         column = labels.ndim == 2 and labels.shape[1] == 1
         raise ValueError(
             f"{name}: expected a vector, one class per image, got shape {tuple(labels.shape)}"
@@ -143,7 +143,7 @@ def check_labels(labels: Tensor, name: str = "labels") -> None:
 
 
 def check_tensor(x: Tensor, name: str) -> None:
-    """Raise a ValueError if it is an array or a list."""
+    """Raise a ValueError unless `x` is a tensor."""
     if not isinstance(x, Tensor):
         raise ValueError(
             f"{name}: expected a tensor, got {type(x).__name__}; pass torch.as_tensor(...)"

@@ -1,4 +1,4 @@
-r"""Circular convolutions of count sketches, summed over positions: what sketched moments are made of.
+r"""Circular convolutions of count sketches, summed over positions: the arithmetic of sketched moments.
 
     S_k   = C_k x                    count sketch: a bucket of C_k adds up some entries of x, each with a sign
     phi_k = S_1 (*) ... (*) S_k      (*): circular convolution (Pham and Pagh, KDD 2013)
@@ -8,16 +8,16 @@ The discrete Fourier transform turns convolutions into products: with A_k the tr
 
     s_k = inverse transform of the sum over positions of A_1 * ... * A_k
 
-Backwards, with G_k the conjugate transform of s_k's gradient, of which E_k is what reaches phi_k, conjugated,
+Backwards, let G_k be the conjugate transform of s_k's gradient and E_k that of the gradient of phi_k:
 
     E_K = G_K,   E_k = G_k + A_{k+1} * E_{k+1},   F_k = A_1 * ... * A_{k-1} * E_k,   F_1 = E_1
 
-The inverse transform of F_k is the gradient of S_k with its entries in reverse, j at -j modulo d. So one conjugate
-per image does for all positions.
+The inverse transform of F_k is the gradient of S_k with its entries in reverse, j at -j modulo d. So one
+conjugate per image serves all positions.
 
 A table of rows of d describes C_k: entry j of a row holds c if channel c, counted from 1, falls into bucket j, -c
-if with a minus sign, and 0 if none does. Every channel has one place in it, so that to sketch is to gather: the
-sums have a fixed order, and the gradient is gathered, too. No result depends on the order in which threads run.
+if it does so with a minus sign, and 0 if no channel does. Every channel has one place in it, so that sketching is
+gathering: the sums have a fixed order, and the gradient is gathered, too. No result depends on the order in which threads run.
 """
 
 from collections.abc import Iterator, Sequence
@@ -30,9 +30,9 @@ from torch import Tensor
 from .summed_products import Activations, is_transformed
 
 BLOCK = 2**17
-"""Numbers of a sketch per block of positions: half a mebibyte; a CPU caches all orders' at once."""
+"""Numbers of a sketch per block of positions: half a mebibyte, so that a CPU caches those of all orders."""
 GPU_BLOCK = 2**23
-"""On a GPU, which is slow on few numbers."""
+"""The same on a GPU, which is slow on few numbers."""
 
 
 def draw_table(table: Tensor, channels: int) -> None:
@@ -50,12 +50,12 @@ def summed_convolutions(
     size: Tensor | None = None,
     activations: Activations = "store",
 ) -> Tensor:
-    """s_2 .. s_K.
+    """Return s_2 .. s_K.
 
     Args:
-        x: (N, P, C), P features of C channels for each of N images, in float32 or float64; the layout of a map,
-            transposed, is as good as any.
-        tables: Of C_1 .. C_K, K >= 2, each (R, d), as above, R d >= C.
+        x: (N, P, C), P features of C channels for each of N images, in float32 or float64; a transposed map works
+            as well.
+        tables: Tables of C_1 .. C_K, K >= 2, each (R, d), as above, R d >= C.
         size: (N, 1), constants by which the features of each image are divided; default: 1.
         activations: "store" the transforms for the backward pass, "recompute" them there, or "autograd": as in
             `summed_products`.
@@ -63,7 +63,7 @@ def summed_convolutions(
     Returns:
         (K - 1, N, d), in x's dtype.
     """
-    if len(x) == 0:  # transforms of nothing are refused
+    if len(x) == 0:  # torch refuses transforms of nothing
         return x.new_zeros(len(tables) - 1, 0, tables[0].shape[1]) * x.sum()
     size = x.new_ones(1, 1).expand(len(x), 1) if size is None else size.detach()
     size = size.unsqueeze(2)
@@ -129,7 +129,7 @@ class _SummedConvolutions(torch.autograd.Function):
 
 
 def _blocks(x: Tensor, buckets: int) -> Iterator[tuple[slice, slice]]:
-    """Slices of images and positions: whole images, or a part of one."""
+    """Slices of images and positions: whole images, or a part of one image."""
     numbers = GPU_BLOCK if x.device.type == "cuda" else BLOCK
     images, positions, _ = x.shape
     rows = min(max(numbers // buckets, 1), positions)
@@ -154,12 +154,12 @@ def _transform(x: Tensor, table: Tensor) -> Tensor:
 
 
 def _sources(table: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """For each place of a table its channel, any where it has none, and its sign, then 0."""
+    """Channel and sign of each place of a table; a place without a channel has any channel and the sign 0."""
     return (table.abs() - 1).clamp(min=0), table.sign().to(dtype)
 
 
 def _targets(table: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-    """For each channel its bucket j, as -j modulo d, and its sign."""
+    """Bucket j of each channel, as -j modulo d, and its sign."""
     (channels, buckets), table = (x.shape[2], table.shape[1]), table.view(-1)
     place = torch.empty(channels + 1, dtype=torch.long, device=x.device)
     place[table.abs()] = torch.arange(len(table), device=x.device)
@@ -168,7 +168,7 @@ def _targets(table: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _gather(x: Tensor, index: Tensor, signs: Tensor) -> Tensor:
-    """Entries (n, p, M) of x (n, p, c), each with a sign; torch is fast on matrices only."""
+    """Entries (n, p, M) of x (n, p, c), each with a sign; as matrices, since torch is slow on other shapes."""
     rows = x.flatten(0, 1).index_select(1, index).mul_(signs)
     return rows.view(*x.shape[:2], len(index))
 
@@ -182,7 +182,7 @@ def _differentiable_gradient(
     x: Tensor, size: Tensor, tables: Sequence[Tensor], gradient: Tensor
 ) -> Tensor:
     with torch.enable_grad():
-        alias = x.view_as(x)  # x may be made of other inputs, whose share is not asked for here
+        alias = x.view_as(x)  # x may depend on other inputs, whose gradients are not computed here
         sums = _differentiable(alias, size, tables)
     (dx,) = torch.autograd.grad(sums, alias, gradient, create_graph=True)
     return dx

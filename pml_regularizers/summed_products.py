@@ -1,14 +1,14 @@
-r"""Products of projections, summed over positions: what high-order moments are made of.
+r"""Products of projections, summed over positions: the arithmetic of high-order moments.
 
     A_k = x W_k,   phi_k = A_1 * ... * A_k,   s_k = sum of phi_k over an image's positions
 
-Column j of s_k needs column j of the matrices only. So a block of columns is taken through all orders while its
-projections are in cache, forwards and, with D_k the gradient of phi_k and g_k that of s_k, backwards:
+Column j of s_k needs only column j of the matrices. So a block of columns goes through all orders while its
+projections are in cache: forwards as above, and backwards, with D_k the gradient of phi_k and g_k that of s_k:
 
     D_K = g_K,   D_k = g_k + A_{k+1} * D_{k+1},   dA_k = phi_{k-1} * D_k,   dA_1 = D_1
     dx = sum_k dA_k W_k^T,   dW_k = x^T dA_k
 
-The backward pass finds the projections stored or computes them again; plain autograd holds nearly two tensors of
+The backward pass reads stored projections or computes them again; plain autograd holds nearly two tensors of
 their size per order.
 """
 
@@ -25,11 +25,11 @@ Activations = Literal["store", "recompute", "autograd"]
 Kernels = Literal["auto", "torch", "triton"]
 
 BLOCK = 2**20
-"""Numbers of a projection per block: 4 MiB, which a CPU caches, and little where memory is to be saved."""
+"""Numbers of a projection per block: 4 MiB, which a CPU caches and which costs little memory."""
 CHUNK = 2**18
-"""Of a block, the numbers that go through all orders at once, a mebibyte, where many operations do it."""
+"""Numbers of a block that go through all orders at once, a mebibyte, if many operations do it."""
 GPU_BLOCK = 2**23
-"""On a GPU where projections are stored: it is slow on narrow matrices."""
+"""Numbers per block on a GPU if projections are stored: it is slow on narrow matrices."""
 
 
 def summed_products(
@@ -41,20 +41,19 @@ def summed_products(
     activations: Activations = "store",
     kernels: Kernels = "auto",
 ) -> Tensor:
-    """s_first .. s_K.
+    """Return s_first .. s_K.
 
     Args:
         x: (N, P, C), P features of C channels for each of N images, in float32 or float64.
-        projections: W_1 .. W_K, K >= 2, each (C, d); int8 ones have no gradient.
+        projections: W_1 .. W_K, K >= 2, each (C, d); int8 matrices have no gradient.
         first: Lowest order to return.
-        dtype: Of the matrix products; default: x's. `torch.bfloat16` rounds features, matrices and projections
-            to 8 bits; all else stays in x's dtype.
-        activations: "store" the projections for the backward pass, "recompute" them there, or "autograd":
-            nothing but differentiable operations. The last is also what runs under `torch.compile` and
-            `torch.func`, and where the gradient of a gradient is asked for; `torch.autograd.grad` with
-            `is_grads_batched` needs it to be chosen.
-        kernels: "triton": one kernel between the matrix products, "torch": a handful of operations, "auto":
-            Triton on CUDA devices where it is installed.
+        dtype: Precision of the matrix products; default: x's. `torch.bfloat16` rounds features, matrices and
+            projections to 8 bits; everything else stays in x's dtype.
+        activations: "store" the projections for the backward pass, "recompute" them there, or "autograd": only
+            differentiable operations. "autograd" also runs under `torch.compile` and `torch.func`, and for the
+            gradient of a gradient; choose it yourself for `torch.autograd.grad` with `is_grads_batched`.
+        kernels: "triton": one kernel between the matrix products; "torch": a few operations; "auto": Triton on
+            CUDA devices if it is installed.
 
     Returns:
         (K - first + 1, N, d), in x's dtype.
@@ -80,7 +79,7 @@ def summed_products(
 
 
 def kept_projections(order: int, activations: Activations) -> int:
-    """How many tensors of a projection's size, (N, P, d), live from the forward to the backward pass."""
+    """Number of tensors of a projection's size, (N, P, d), that live from the forward to the backward pass."""
     return {"store": order, "recompute": 0, "autograd": 2 * (order - 1)}[activations]
 
 
@@ -153,7 +152,7 @@ class _SummedProducts(torch.autograd.Function):
 
 
 def _blocks(rows: Tensor, width: int, store: bool) -> Iterator[slice]:
-    """Of columns, a multiple of 128 each."""
+    """Slices of columns; their widths are multiples of 128."""
     numbers = GPU_BLOCK if store and rows.device.type == "cuda" else BLOCK
     step = max(numbers // max(len(rows), 1) // 128, 1) * 128
     for start in range(0, width, step):
@@ -229,7 +228,7 @@ def _differentiable_gradients(
     dtype: torch.dtype,
 ) -> list[Tensor | None]:
     with torch.enable_grad():
-        # Of aliases: an input may be made of another, whose share in it is not asked for here.
+        # Of aliases: an input may depend on another, whose gradient through it is not wanted here.
         x, *projections = aliases = [tensor.view_as(tensor) for tensor in inputs]
         sums = _differentiable(x, projections, first, dtype)
     wanted = [alias for alias, need in zip(aliases, needed, strict=True) if need]
@@ -238,5 +237,5 @@ def _differentiable_gradients(
 
 
 def is_transformed() -> bool:
-    """Whether a transformation of `torch.func` is under way, which sees through no `out=`."""
+    """True if a transformation of `torch.func` is under way, which does not support `out=`."""
     return bool(getattr(torch._C, "_are_functorch_transforms_active", bool)())

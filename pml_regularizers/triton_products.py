@@ -1,8 +1,8 @@
 # mypy: ignore-errors
-"""What `summed_products.py` does between its matrix products, as one Triton kernel forwards and one backwards.
+"""Two Triton kernels, forward and backward, for the work of `summed_products.py` between its matrix products.
 
-Both read every projection once and hold an image's tile of all orders in registers. They run on CUDA devices,
-and anywhere under Triton's interpreter (`TRITON_INTERPRET=1`).
+Both read every projection once and hold an image's tile of all orders in registers. They run on CUDA devices, and
+under Triton's interpreter (`TRITON_INTERPRET=1`) anywhere.
 """
 
 from torch import Tensor
@@ -10,7 +10,7 @@ from torch import Tensor
 try:
     import triton
     from triton import language as tl
-except ImportError:  # torch brings it along on Linux with CUDA
+except ImportError:  # comes with torch on Linux with CUDA
     available = False
 else:
     available = True

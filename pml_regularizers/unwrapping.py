@@ -1,4 +1,4 @@
-"""What stands around a loss or a network only on some machines, and must not change its names."""
+"""Wrappers around a loss or a network, such as DDP's, which must not change its parameters' names."""
 
 from pytorch_metric_learning.utils.distributed import DistributedLossWrapper
 from torch import nn
@@ -7,7 +7,7 @@ from .distributed import DistributedLoss
 
 
 def wrapped(module: nn.Module) -> tuple[str, nn.Module] | None:
-    """The child that `module` hands its calls to, and its name; None if `module` wraps nothing.
+    """Name of the child that `module` hands its calls to, and the child; None if `module` wraps nothing.
 
     Wrappers are `DistributedDataParallel`, `DataParallel`, `torch.compile`'s, `DistributedLoss` and PML's
     `DistributedLossWrapper`.
@@ -23,5 +23,5 @@ def wrapped(module: nn.Module) -> tuple[str, nn.Module] | None:
 
 
 def joined(*names: str) -> str:
-    """A dotted path; empty names leave no trace in it."""
+    """A dotted path without the empty names."""
     return ".".join(filter(None, names))

@@ -6,18 +6,18 @@ Metric Learning").
     s_i      = sigmoid(A_i) v_i             eq. 5     `variance_gate`, `VEMAttention`
 
 with v the m features that a linear layer embeds, a their variance over the batch, and A the predicted variance:
-one trained vector, the whole "variance estimation module" (VEM). Features of high variance get more weight.
-At test time A is a constant, and one multiplication per feature is what remains; `fold` removes that too.
+one trained vector, which is the whole "variance estimation module" (VEM). Features of high variance get more
+weight. At test time A is a constant: one multiplication per feature remains, and `fold` removes that too.
 
-What the paper leaves open. Its section III-B flattens a feature map into m features and speaks of channels at
-the same time: m is the number of channels here, of pooled features; `VEMAttention(C * H * W)` on
-`x.flatten(1)` is the other reading. The variance is taken with 1/N (`unbiased=True`: 1/(N-1)). A "randomly
-initialized" vector is drawn from N(0, 1) (`init="zeros"`: every gate starts at 1/2); nothing keeps it from being
-negative. Eq. 6 minimises the sum over all parameters, so eq. 3 trains the trunk too, and the metric loss trains
-A (`detach_features=True`: eq. 3 trains A alone, as section III-B tells it).
+What the paper leaves open. Its section III-B flattens a feature map into m features, but also speaks of channels.
+Here m is the number of channels of pooled features; `VEMAttention(C * H * W)` on `x.flatten(1)` is the other
+reading. The variance is taken with 1/N (`unbiased=True`: 1/(N-1)). The "randomly initialized" vector is drawn
+from N(0, 1) (`init="zeros"`: every gate starts at 1/2); it may become negative. Eq. 6 minimises the sum over all
+parameters, so eq. 3 also trains the trunk, and the metric loss also trains A (`detach_features=True`: eq. 3
+trains only A, as in section III-B).
 
-Since a variance is never negative, a gate that has converged lies between 1/2 and 1: it weighs features, but
-discards none.
+Since a variance is never negative, a converged gate lies between 1/2 and 1: it weighs features, but discards
+none.
 """
 
 from collections.abc import Mapping
@@ -45,7 +45,7 @@ def variance_gate(features: Tensor, predicted: Tensor) -> Tensor:
     gate = torch.sigmoid(predicted.to(dtype))
     if features.ndim == 4:
         gate = gate.view(-1, 1, 1)
-    # The product is of full precision, or the gradient of A, a sum over the batch, would be of half.
+    # The product is in full precision, or the gradient of A, a sum over the batch, would be in half precision.
     return (features * gate).to(features.dtype)  # eq. 5
 
 
@@ -57,7 +57,7 @@ def variance_loss(features: Tensor, predicted: Tensor, *, unbiased: bool = False
         predicted: (m,).
         unbiased: Divide by N - 1 instead of N. The variance of one sample is 0 either way.
     """
-    # Not `var`, which goes through the rows of a matrix one number at a time, nor a product, which autocast rounds.
+    # Not `var`, which reads the rows of a matrix one number at a time, nor a matrix product, which autocast rounds.
     features = full_precision(features)
     centred = features - features.mean(dim=0)
     squares = centred.square().sum(dim=0)
@@ -66,21 +66,21 @@ def variance_loss(features: Tensor, predicted: Tensor, *, unbiased: bool = False
 
 
 class VEMAttention(nn.Module):
-    """Weighs features by a prediction of their variance, which `VarianceRegularizer` teaches it.
+    """Attention that weighs features by their predicted variance, which `VarianceRegularizer` trains.
 
-    The place for it is between pooling and the linear layer: `EmbeddingHead(..., attention=VEMAttention)`.
-    On maps and tokens it weighs the channels, and the features whose variance is predicted are the means
-    over all positions: the gate commutes with that average. To predict the variance of every position of a
-    map, as the text of section III-B may be read, give it `x.flatten(1)` and `num_features=C * H * W`.
+    Put it between pooling and the linear layer: `EmbeddingHead(..., attention=VEMAttention)`. On maps and tokens
+    it weighs the channels, and predicts the variance of their means over all positions: the gate commutes with
+    that average. To predict the variance of every position of a map, the other reading of section III-B, give it
+    `x.flatten(1)` and `num_features=C * H * W`.
 
-    No statistic of the batch enters the output, in training or in testing.
+    The output depends on no statistic of the batch, in training or in testing.
 
-    **Adam moves a parameter by about its learning rate per step**: with the 1e-5 of a pretrained trunk, A
-    stays at its random start for a whole training. `optimizer_settings` holds the learning rate that it
-    needs, without weight decay, which would pull a prediction towards 0.
+    **Adam moves a parameter by about its learning rate per step**: at a pretrained trunk's rate of 1e-5, A stays
+    at its random start for a whole training. `optimizer_settings` holds the learning rate that it needs, without
+    weight decay, which would pull a prediction towards 0.
 
-    Its child `statistics` hands to whatever is attached the pair of the pooled features, before the gate,
-    and A, one row per sample: (N, m), (N, m). It is computed only while something is attached.
+    A loss attaches to its child `statistics`, which gives the pair of the pooled features, before the gate, and
+    A, one row per sample: (N, m), (N, m). The pair is computed only while something is attached.
 
     Args:
         num_features: m.
@@ -101,7 +101,7 @@ class VEMAttention(nn.Module):
     """
 
     optimizer_settings: ClassVar[dict[str, float]] = {"lr": 1e-2, "weight_decay": 0.0}
-    """What the optimizer group of `parameters()` should say."""
+    """Settings for the optimizer group of `parameters()`."""
 
     def __init__(self, num_features: int, *, init: Init = "normal") -> None:
         super().__init__()
@@ -116,7 +116,7 @@ class VEMAttention(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Start A anew, from torch's global generator."""
+        """Reset A, from torch's global generator."""
         if self.init == "normal":
             nn.init.normal_(self.variance)
         else:
@@ -132,9 +132,9 @@ class VEMAttention(nn.Module):
             )
         if self.statistics._forward_hooks:
             pooled = _mean_over_positions(features)
-            # One row per sample: records of several passes then join, and the gradient of A is shared out
-            # among the processes as that of the features is. A copy: an expanded view of a parameter says
-            # that it requires a gradient under torch.no_grad too, and a test would pass for training.
+            # One row per sample: records of several passes then join, and the processes share the gradient of A
+            # as they share that of the features. A copy: an expanded view of a parameter requires a gradient even
+            # under torch.no_grad, and testing would look like training.
             self.statistics((pooled, self.variance.repeat(len(pooled), 1)))
         return variance_gate(features, self.variance)
 
@@ -143,7 +143,7 @@ class VEMAttention(nn.Module):
 
         Returns:
             A plain linear layer: the weight of `linear`, its columns multiplied by the gates, and its bias.
-            What computes that weight (weight norm, spectral norm, a parametrization) is left behind.
+            Weight norm, spectral norm or a parametrization that computes `linear`'s weight is not kept.
 
         Raises:
             ValueError: unless `linear` is a linear layer with `num_features` inputs.
@@ -153,8 +153,8 @@ class VEMAttention(nn.Module):
                 f"linear: expected a torch.nn.Linear with {self.num_features} inputs, got {linear}"
             )
         own = next(linear.parameters(), linear.weight)
-        with torch.enable_grad():  # a computed weight says whether it is trained
-            # torch.nn.utils.weight_norm computes it in a call only: until then it may be that of an older one.
+        with torch.enable_grad():  # a computed weight knows whether it is trained
+            # torch.nn.utils.weight_norm computes the weight only in a call: before, it may be out of date.
             linear(own.new_zeros(1, self.num_features))
             weight, bias = linear.weight, linear.bias
         with torch.random.fork_rng(devices=[]):
@@ -170,7 +170,7 @@ class VEMAttention(nn.Module):
 
 
 class VarianceRegularizer(FeatureLoss, BaseRegularizer):
-    """Teaches a `VEMAttention` the variance of the features that it weighs (eq. 3).
+    """Regularizer that trains a `VEMAttention` to predict the variance of the features that it weighs (eq. 3).
 
     It reads no labels and no embeddings, and ignores `indices_tuple`; its value is already reduced, so
     `reducer=` and `distance=` have no effect. Add it to a metric loss with
@@ -178,15 +178,15 @@ class VarianceRegularizer(FeatureLoss, BaseRegularizer):
     eq. 4; the paper's w is 1 (section III-B).
     The slot `embedding_regularizer=` of a PML loss takes it as well.
 
-    The parameter that it trains is the attention's, in the network; see `VEMAttention` for the learning
-    rate. The variance is that of the whole batch, also under `DistributedLoss` and PML's
-    `DistributedLossWrapper`, and so are the gradients of features and A.
+    It trains the attention's parameter, in the network; see `VEMAttention` for the learning rate. The variance is
+    that of the whole batch, also under `DistributedLoss` and PML's `DistributedLossWrapper`; the same holds for
+    the gradients of features and A.
 
     Args:
         unbiased: Take the variance with 1/(N-1) instead of 1/N; the paper does not say which. One sample
             has the variance 0 either way.
-        detach_features: Train the prediction only. Default: no, eq. 6 minimises over the trunk too, so
-            that the variance of the features moves towards its prediction as well.
+        detach_features: Train only the prediction. Default: no, since eq. 6 also minimises over the trunk, so
+            that the variance of the features moves towards its prediction.
         **kwargs: `collect_stats`, as in any PML loss.
 
     Shape:
@@ -195,7 +195,7 @@ class VarianceRegularizer(FeatureLoss, BaseRegularizer):
         as in `features=(pooled, attention.variance)`.
 
     Raises:
-        ValueError: if attached to anything that has no VEMAttention, or if the features do not fit.
+        ValueError: if attached to a module without VEMAttention, or if the features do not fit.
         MissingFeaturesError: in the call, see `FeatureLoss`.
 
     Example:
@@ -237,17 +237,17 @@ class VarianceRegularizer(FeatureLoss, BaseRegularizer):
         if len(both) == 0:
             return {"loss": already_reduced(both.sum())}  # 0, with a graph
         features, rows = both.chunk(2, dim=1)
-        predicted = rows.mean(dim=0)  # of equal rows: each sample's share of the gradient of A
+        predicted = rows.mean(dim=0)  # equal rows: each sample gets its share of A's gradient
         if self.collect_stats:
             self._record(features.detach(), predicted.detach())
         value = variance_loss(features, predicted, unbiased=self.unbiased)
         return {"loss": already_reduced(value)}
 
     def get_default_distance(self) -> None:
-        """None, which nothing would use."""
+        """Return None: nothing uses it."""
 
     def _record(self, features: Tensor, predicted: Tensor) -> None:
-        """Means over the features, and how far the gates tell the features apart."""
+        """Record means over the features, and the range of the gates."""
         gate = torch.sigmoid(predicted)
         self.batch_variance = features.var(dim=0, correction=0).mean().item()
         self.predicted_variance = predicted.mean().item()

@@ -1,4 +1,4 @@
-"""Fixtures of all tests: a seed from the test's name, and what is made once."""
+"""Fixtures of all tests: a seed from the test's name, and objects that are made once."""
 
 import os
 import random

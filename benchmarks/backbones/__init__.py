@@ -2,7 +2,7 @@
 
 bn_inception    BN-Inception, as trained with Caffe
 googlenet       GoogLeNet, as trained with Caffe
-googlenet_tv    torchvision's network of that name, which is another one
+googlenet_tv torchvision's network of that name, a different one
 """
 
 import lazy_loader as lazy
@@ -18,5 +18,5 @@ __all__ += ["register"]
 
 
 def register() -> None:
-    """Let `timm.create_model` know them: importing their modules does that."""
+    """Register the networks with `timm.create_model`, by importing their modules."""
     from benchmarks.backbones import bn_inception, googlenet  # noqa: F401

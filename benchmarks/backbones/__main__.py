@@ -14,12 +14,12 @@ from benchmarks.datasets import FetchError, fetch_file
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """2 if the file cannot be had."""
+    """Return the exit status: 2 if the file cannot be fetched."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.backbones", description="Published weights of the backbones."
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    commands.add_parser("list", help="what there is, and where it comes from")
+    commands.add_parser("list", help="list the files and where they come from")
     fetching = commands.add_parser("download", help="fetch a file and check it")
     known = {weights.model: weights for weights in KNOWN_WEIGHTS}
     fetching.add_argument("name", choices=known, metavar="NAME", help=", ".join(known))

@@ -2,14 +2,14 @@
 
     bn_inception.caffe_in1k    11,295,240 parameters, of which 1,025,000 in the classifier
 
-The network whose ImageNet weights circulate since it was trained with Caffe; the papers on metric learning
-mean this one. Layer widths, biases before the batch norms and poolings in ceil mode are its own. Its input
-was BGR in 0..255 less (104, 117, 128); here the model takes RGB, which `resolve_model_data_config` scales,
-and `checkpoint_filter_fn` turns the first convolution's channels round.
+This is the network that was trained with Caffe, whose ImageNet weights circulate; the papers on metric learning
+mean this one. Layer widths, biases before the batch norms and poolings in ceil mode are its own. Its input was
+BGR in 0..255 minus (104, 117, 128). Here the model takes RGB: `resolve_model_data_config` scales the input, and
+`checkpoint_filter_fn` reverses the first convolution's channels.
 
-Differs from the published network where that fails: a map of odd size before a block of stride 2 (images of
-80 pixels, say) is repeated at its lower and right edge to an even size in the pooling branch, so that all
-branches agree. Sizes that the published network takes, such as 224 and 256, are not touched.
+It differs from the published network where that one fails. If the map before a block of stride 2 has an odd size
+(images of 80 pixels, say), the pooling branch repeats its lower and right edge, so that all branches have the
+same size. Nothing changes for sizes that the published network takes, such as 224 and 256.
 """
 
 import re
@@ -25,7 +25,7 @@ from benchmarks.backbones.network import Network, create
 
 
 class Widths(NamedTuple):
-    """Output channels of a block's convolutions; without `one` and `pool` it is a block of stride 2."""
+    """Output channels of a block's convolutions; a block without `one` and `pool` has stride 2."""
 
     one: int
     three_reduce: int
@@ -57,7 +57,7 @@ TAPS = [
 
 
 class ConvBnRelu(nn.Sequential):
-    """A convolution that keeps the size (over the stride), batch norm and ReLU."""
+    """A convolution that only its stride makes smaller, batch norm and ReLU."""
 
     def __init__(self, in_chans: int, out_chans: int, kernel_size: int, stride: int = 1) -> None:
         super().__init__(
@@ -70,7 +70,7 @@ class ConvBnRelu(nn.Sequential):
 
 
 class HalvingMaxPool(nn.MaxPool2d):
-    """Caffe's 3x3 max pooling of stride 2, which gives ceil(size / 2) like a convolution does."""
+    """Caffe's 3x3 max pooling of stride 2, which gives ceil(size / 2) as a convolution does."""
 
     def __init__(self) -> None:
         super().__init__(3, stride=2, ceil_mode=True)
@@ -121,7 +121,7 @@ def _sequence(layers: dict[str, nn.Module]) -> nn.Sequential:
 
 
 def _pool(name: str) -> nn.Module:
-    """The pooling of a block: the last one of stride 1 takes maxima, not means."""
+    """The pooling of a block: means, except in the last block of stride 1, which takes maxima."""
     if not BLOCKS[name].pool:
         return HalvingMaxPool()
     layer = nn.MaxPool2d if name == "5b" else nn.AvgPool2d
@@ -132,8 +132,8 @@ class BNInception(Network):
     """BN-Inception with timm's interface.
 
     Shape:
-        images (N, in_chans, H, W), H and W at least 7; features (N, 1024, H / 32, W / 32), where parts
-        of 32 pixels may count: 7 x 7 for 224 and for 227, 3 x 3 for 80.
+        images (N, in_chans, H, W), H and W at least 7; features (N, 1024, H / 32, W / 32), where a part of 32
+        pixels may count as a whole: 7 x 7 for 224 and for 227, 3 x 3 for 80.
     """
 
     def __init__(self, in_chans: int = 3, drop_rate: float = 0.0, **kwargs: Any) -> None:
@@ -167,11 +167,11 @@ LAYERS = {
 
 
 def checkpoint_filter_fn(state_dict: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-    """Weights in the layout of the published files as weights of this model; others come back as they are.
+    """Convert weights in the layout of the published files to this model's; return others as they are.
 
-    That layout (Caffe's names, "/" being "_") is recognised by the name of its first layer: that alone
-    tells BGR from RGB, since its batch-norm vectors circulate both as (1, C) and as (C,). Names that it
-    does not have are left alone, for strict loading to refuse.
+    That layout (Caffe's names, "/" being "_") is recognised only by the name of its first layer: this shows that
+    the weights are for BGR, since the batch-norm vectors circulate both as (1, C) and as (C,). Names that the
+    layout does not have stay, for strict loading to refuse.
     """
     if "conv1_7x7_s2.weight" not in state_dict:
         return state_dict

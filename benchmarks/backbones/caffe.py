@@ -1,4 +1,4 @@
-"""Weights out of a `.caffemodel`, without Caffe and without protobuf.
+"""Reader of a `.caffemodel`'s weights, without Caffe and without protobuf.
 
 A `.caffemodel` is one `NetParameter` of Caffe's `src/caffe/proto/caffe.proto` in protobuf's binary wire
 format (protobuf.dev, "Encoding"). Few of its fields matter here:
@@ -19,7 +19,7 @@ from torch import Tensor
 
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5  # how protobuf encodes a value
 
-# Fields of a NetParameter: those of such a layer (name, blobs).
+# Field of a layer in a NetParameter: the layer's fields (name, blobs).
 LAYERS = {100: (1, 7), 2: (4, 6)}
 DTYPES = {5: np.dtype("<f4"), 8: np.dtype("<f8")}  # of a BlobProto's data
 SHAPE, LEGACY_SHAPE = 7, (1, 2, 3, 4)
@@ -29,14 +29,14 @@ Field = tuple[int, int | memoryview]
 
 
 def read_caffemodel(path: Path) -> dict[str, list[Tensor]]:
-    """The blobs of every layer that has any (usually weight, bias), float32, or float64 where Caffe ran in it.
+    """The blobs of every layer that has any (usually weight, bias), in float32, or in float64 if Caffe ran in it.
 
     Shapes are as stored: old files hold a vector of C biases as (1, 1, 1, C), and the (O, I) weights of an
     inner product as (1, 1, O, I).
 
     Raises:
-        ValueError: if the file is cut off, is no caffemodel or holds no weights, or a blob does not have as many
-            values as its shape says.
+        ValueError: if the file is cut off, is no caffemodel or holds no weights, or if a blob's number of values
+            does not match its shape.
     """
     layers: dict[str, list[Tensor]] = {}
     for number, layer in _fields(memoryview(path.read_bytes())):
@@ -56,7 +56,7 @@ def read_caffemodel(path: Path) -> dict[str, list[Tensor]]:
 
 
 def _fields(message: memoryview) -> Iterator[Field]:
-    """Number and value of each field in the file's order."""
+    """Number and value of each field, in the file's order."""
     at = 0
     while at < len(message):
         tag, at = _varint(message, at)
@@ -70,7 +70,7 @@ def _fields(message: memoryview) -> Iterator[Field]:
         elif wire in (FIXED32, FIXED64):
             size = 4 if wire == FIXED32 else 8
         else:
-            raise ValueError(f"field {number} of wire type {wire} is nothing that it holds")
+            raise ValueError(f"field {number} of wire type {wire} is not in the format")
         if at + size > len(message):
             raise ValueError(f"field {number} is cut off")
         yield number, message[at : at + size]
@@ -78,7 +78,7 @@ def _fields(message: memoryview) -> Iterator[Field]:
 
 
 def _varint(message: memoryview, at: int) -> tuple[int, int]:
-    """The number that starts at a byte, 7 bits a byte, and where the next thing starts."""
+    """The number that starts at a byte, stored in 7 bits a byte, and the position behind it."""
     value = 0
     for place, byte in enumerate(message[at : at + 10]):  # 64 bits
         value |= (byte & 127) << 7 * place
@@ -88,7 +88,7 @@ def _varint(message: memoryview, at: int) -> tuple[int, int]:
 
 
 def _blob(blob: memoryview) -> Tensor:
-    """One tensor. A run of numbers may come packed, in several parts, or as one field each."""
+    """One tensor. Its numbers may come packed, in several parts, or as one field each."""
     fields = list(_fields(blob))
     shape = [dim for number, value in fields if number == SHAPE for dim in _dims(value)]
     if legacy := {number: value for number, value in fields if number in LEGACY_SHAPE}:

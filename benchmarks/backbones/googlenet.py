@@ -1,23 +1,23 @@
 r"""GoogLeNet as the metric-learning papers train it, and torchvision's network of that name, as timm models.
 
-Szegedy et al., "Going Deeper with Convolutions", CVPR 2015; what the papers use is its Caffe training
-`bvlc_googlenet` (github.com/BVLC/caffe, models/bvlc_googlenet/train_val.prototxt):
+Szegedy et al., "Going Deeper with Convolutions", CVPR 2015; the papers use its Caffe training `bvlc_googlenet`
+(github.com/BVLC/caffe, models/bvlc_googlenet/train_val.prototxt):
 
     image -> conv1 7x7/2 -> pool1 -> norm1 -> conv2 1x1, 3x3 -> norm2 -> pool2
           -> inception 3a, 3b -> pool3 -> 4a .. 4e -> pool4 -> 5a, 5b -> average -> dropout 0.4 -> classifier
 
     norm: y_c = x_c / (1 + alpha / 5 * sum of x_j^2 over j = c-2..c+2)^0.75,  alpha = 1e-4
 
-Convolutions have biases and no batch norm, max pooling rounds sizes up. The two auxiliary classifiers help
-training from scratch only and are left out; files that hold them load all the same.
+Convolutions have biases and no batch norm; max pooling rounds sizes up. The two auxiliary classifiers help only
+when training from scratch and are left out; files that hold them load as well.
 
-`googlenet.bvlc_in1k` takes RGB images like any timm model. Caffe read BGR with values of 0 to 255 less the means
-104, 117, 123: the means are those of its `pretrained_cfg`, its std of 1/255 keeps the range, and loading Caffe's
-weights turns the input channels of the first convolution around.
+`googlenet.bvlc_in1k` takes RGB images like any timm model. Caffe read BGR with values of 0 to 255, minus the
+means 104, 117, 123. Here the `pretrained_cfg` has these means, its std of 1/255 keeps the range, and loading
+Caffe's weights reverses the input channels of the first convolution.
 
 `googlenet_tv.tv_in1k` is torchvision's, a port of TensorFlow-Slim's `inception_v1`, and not the papers' network:
 it has batch norm, no response normalisation, and 3x3 convolutions where the paper has 5x5
-(github.com/pytorch/vision/issues/906). Numbers found with it say nothing about theirs.
+(github.com/pytorch/vision/issues/906). Numbers measured with it say nothing about the papers' numbers.
 """
 
 import re
@@ -97,7 +97,7 @@ default_cfgs = generate_default_cfgs(
 
 
 class GoogLeNet(Network):
-    """Either network, as timm sees it.
+    """Base of both networks, with timm's interface.
 
     Shape:
         Images (N, in_chans, H, W) to features (N, 1024, about H/32, about W/32). The papers' network needs 31
@@ -113,7 +113,7 @@ class GoogLeNet(Network):
 
 
 class Conv(nn.Conv2d):
-    """Convolution with bias that keeps the size, but for its stride, and ReLU."""
+    """Convolution with bias that only its stride makes smaller, and ReLU."""
 
     def __init__(self, in_chans: int, out_chans: int, size: int, stride: int = 1) -> None:
         super().__init__(in_chans, out_chans, size, stride, padding=size // 2)
@@ -125,7 +125,7 @@ class Conv(nn.Conv2d):
 
 
 class ResponseNorm(nn.LocalResponseNorm):
-    """Across channels, in float32 at least: values of 0 to 255 become squares that float16 does not hold."""
+    """Response normalisation across channels, at least in float32: squares of 0 to 255 overflow float16."""
 
     def forward(self, x: Tensor) -> Tensor:
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
@@ -199,11 +199,11 @@ def _torchvision(in_chans: int = 3, drop_rate: float = 0.2, **kwargs: Any) -> Go
 
 
 def checkpoint_filter_fn(state_dict: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-    """A file's tensors under this module's names, for timm's loader or `load_state_dict`.
+    """Rename a file's tensors to this module's names, for timm's loader or `load_state_dict`.
 
-    Known are Caffe's layers (`conv1/7x7_s2.weight`), which are taken to be BGR, torchvision's file, and what this
-    module itself saves. The auxiliary classifiers are dropped, and what is not known is handed on, so that the
-    loader can name it.
+    It knows Caffe's layers (`conv1/7x7_s2.weight`), taken to be for BGR, torchvision's file, and files that this
+    module saved. It drops the auxiliary classifiers and hands on unknown tensors, so that the loader can name
+    them.
     """
     converted = {}
     for key, tensor in state_dict.items():
@@ -221,7 +221,7 @@ def checkpoint_filter_fn(state_dict: dict[str, Tensor], model: nn.Module) -> dic
 
 
 def _from_caffe(key: str, tensor: Tensor) -> Tensor:
-    """Without the leading dimensions of 1 that old files have, and for RGB."""
+    """Remove the leading dimensions of 1 that old files have, and convert from BGR to RGB."""
     dims = 1 if key.endswith(".bias") else 2 if key == "head.fc.weight" else 4
     while tensor.ndim > dims and len(tensor) == 1:
         tensor = tensor[0]

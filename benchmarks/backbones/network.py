@@ -1,4 +1,4 @@
-"""What timm asks of a model, for networks that are a chain of layers from the image to one feature map."""
+"""timm's model interface for networks that are a chain of layers from the image to one feature map."""
 
 from collections.abc import Callable, Sequence
 from itertools import chain
@@ -12,16 +12,16 @@ from torch import Tensor, nn
 class Network(nn.Module):
     """A chain of layers and a classifier.
 
-    Gradient checkpointing keeps the outputs of the layers only, where a part "stem" counts as one, and computes the
-    rest again. As in all of timm, a batch norm that is not frozen then counts a batch twice in its running
+    Gradient checkpointing keeps only the layers' outputs (a part "stem" counts as one layer) and computes the
+    rest again. As in all of timm, a batch norm that is not frozen then counts each batch twice in its running
     statistics.
 
     Args:
         parts: Name -> layers, in the order of the chain.
         taps: (channels, stride, module) of the last feature map of each size.
-        num_classes: Of the classifier; 0: none.
+        num_classes: Number of classes; 0: no classifier.
         global_pool: timm's name of a pooling, or "" for none.
-        drop_rate: Dropout between the pooling and the classifier; where there is no classifier, there is none.
+        drop_rate: Dropout between the pooling and the classifier; none without a classifier.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Network(nn.Module):
         return x
 
     def forward_head(self, x: Tensor) -> Tensor:
-        """Feature map -> logits; without a classifier, what it would read, before dropout."""
+        """Feature map -> logits; without a classifier, its input before dropout."""
         return self.head(x) if self.num_classes else self.head.global_pool(x)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -77,5 +77,5 @@ def create(
     **kwargs: Any,
 ) -> Any:
     """A timm model; `convert` turns published weights into the network's own."""
-    kwargs["feature_cfg"] = {"flatten_sequential": True}  # a new one: timm writes into it
+    kwargs["feature_cfg"] = {"flatten_sequential": True}  # a copy: timm writes into it
     return build_model_with_cfg(build, name, pretrained, pretrained_filter_fn=convert, **kwargs)

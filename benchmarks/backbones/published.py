@@ -1,4 +1,4 @@
-"""Weights that are published for these networks: where, with which checksum, under which licence."""
+"""Published weights of these networks, with their addresses, checksums and licences."""
 
 from dataclasses import dataclass
 
@@ -8,12 +8,12 @@ class KnownWeights:
     """A published file of weights.
 
     Args:
-        model: The timm model that it is for, and what the command line calls it.
-        url: Where it is published.
-        checksum: "ALGORITHM:DIGEST", or what is published of the digest's beginning.
+        model: The timm model that it is for; also its name on the command line.
+        url: Its address.
+        checksum: "ALGORITHM:DIGEST", or the part of the digest's beginning that is published.
         licence: As published.
-        note: What else one should know, such as how far the file was verified.
-        size: In bytes.
+        note: Other facts, such as how far the file was verified.
+        size: Size in bytes.
     """
 
     model: str
@@ -35,7 +35,7 @@ KNOWN_WEIGHTS = [
         checksum="sha256:52deb4733",
         licence="not stated",
         note="Trained with Caffe, converted by R. Cadene. The file's name holds the checksum's beginning, "
-        "which is all that is published of it; the server is often out of reach.",
+        "the only published part of it; the server is often out of reach.",
     ),
     KnownWeights(
         model="googlenet",

@@ -1,7 +1,7 @@
-"""How a file of pretrained weights gets into a timm model.
+"""Loading of pretrained weights into a timm model.
 
-`load_weights` takes the files that people have, in the layout that they have them in, and either fills
-every tensor of the model or says in one sentence which do not fit.
+`load_weights` takes files in any of the layouts in circulation. It either fills every tensor of the model, or
+raises an error that names in one sentence the tensors that do not fit.
 """
 
 import pickle
@@ -22,11 +22,11 @@ from benchmarks.backbones.published import KNOWN_WEIGHTS
 from benchmarks.console import PrintableError, reason
 from benchmarks.datasets import what_differs
 
-RGB = 3  # channels that timm knows how to turn into others
+RGB = 3  # numbers of channels that timm can convert into others
 
 
 class WeightsError(PrintableError, ValueError):
-    """A file of weights cannot be used; one sentence that names it, what is wrong and what to do."""
+    """Error: a file of weights cannot be used; one sentence with its name, the fault and the remedy."""
 
 
 def load_weights(model: nn.Module, path: str | Path) -> None:
@@ -38,14 +38,14 @@ def load_weights(model: nn.Module, path: str | Path) -> None:
 
     Args:
         model: Made by `timm.create_model`.
-        path: .pth or .pt (read without running any code in it), .safetensors, .npz or .caffemodel. Of a
-            training checkpoint, its entry `state_dict_ema`, `model_ema`, `state_dict` or `model` is taken,
-            the first that it has.
+        path: .pth or .pt (read without running any code in it), .safetensors, .npz or .caffemodel. From a
+            training checkpoint, the first of the entries `state_dict_ema`, `model_ema`, `state_dict` and `model`
+            is taken.
 
     Raises:
-        WeightsError: if the file cannot be read, if it has a published file's name but not its checksum, or
-            another than a file SHA256SUMS beside it says, or if a tensor is missing, unknown to the model or of
-            another shape.
+        WeightsError: if the file cannot be read, if it has a published file's name but not its checksum, if its
+            checksum differs from that in a file SHA256SUMS beside it, or if a tensor is missing, unknown to the
+            model or of another shape.
     """
     path = Path(path)
     state_dict = _read(path)
@@ -57,13 +57,13 @@ def load_weights(model: nn.Module, path: str | Path) -> None:
             )
     try:
         model.load_state_dict(_convert(state_dict, model))
-    except Exception as error:  # what a converter meets in another model's file is anybody's guess
+    except Exception as error:  # a converter may fail in any way on another model's file
         name = getattr(model, "pretrained_cfg", {}).get("architecture", type(model).__name__)
         raise WeightsError(f"{path}: does not fit {name}: {reason(error)}") from error
 
 
 def _checksums(path: Path) -> list[str]:
-    """Checksums that the file must have: the published one of its name, and that of SHA256SUMS in its folder."""
+    """Checksums that the file must have: the published one for its name, and that in its folder's SHA256SUMS."""
     found = [known.checksum for known in KNOWN_WEIGHTS if known.file == path.name]
     sums = path.with_name("SHA256SUMS")
     for line in sums.read_text(errors="replace").splitlines() if sums.exists() else []:
@@ -83,22 +83,22 @@ def _read(path: Path) -> dict[str, Tensor]:
         with path.open("rb"):
             state_dict = READERS[path.suffix](path)
         if not all(isinstance(value, Tensor) for value in state_dict.values()):
-            raise ValueError("it holds other things than tensors by name")
+            raise ValueError("it holds something other than tensors by name")
     except OSError as error:
         raise WeightsError(f"{path}: cannot be read ({error.strerror or error})") from error
     except Exception as error:  # each library has its own
         why = reason(error)
         if isinstance(error.__cause__, pickle.UnpicklingError):  # says how to run the code in it
-            why = "it holds other objects than tensors, or is damaged"
+            why = "it holds objects other than tensors, or is damaged"
         raise WeightsError(
-            f"{path}: not a whole {path.suffix} file of weights ({why}); download it again, or save the "
+            f"{path}: not a complete {path.suffix} file of weights ({why}); download it again, or save the "
             "model's state_dict() alone"
         ) from error
     return state_dict
 
 
 def _read_npz(path: Path) -> dict[str, Tensor]:
-    # Of a damaged archive, np.load would leave its own handle open.
+    # If the archive is damaged, np.load would leave its own handle open.
     with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
         return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
@@ -112,7 +112,7 @@ def _read_caffemodel(path: Path) -> dict[str, Tensor]:
     }
 
 
-# Said outright: not every version of timm refuses to unpickle code by default.
+# Explicit: not every version of timm refuses to unpickle code by default.
 _read_checkpoint = partial(load_state_dict, weights_only=True)
 READERS: dict[str, Callable[[Path], dict[str, Tensor]]] = {
     **dict.fromkeys((".pth", ".pt", ".safetensors"), _read_checkpoint),
@@ -122,7 +122,7 @@ READERS: dict[str, Callable[[Path], dict[str, Tensor]]] = {
 
 
 def _convert(state_dict: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-    """What `timm.create_model(pretrained=True)` does to a file before it loads it."""
+    """Convert a file's tensors as `timm.create_model(pretrained=True)` does before it loads them."""
     module = sys.modules[type(model).__module__]
     convert = getattr(module, "checkpoint_filter_fn", None) or getattr(module, "_filter_fn", None)
     if convert is not None:
@@ -142,5 +142,5 @@ def _convert(state_dict: dict[str, Tensor], model: nn.Module) -> dict[str, Tenso
 
 
 def _names(entry: str | Sequence[str] | None) -> tuple[str, ...]:
-    """timm has one name, several or none."""
+    """A tuple of names; timm has one name, several or none."""
     return (entry,) if isinstance(entry, str) else tuple(entry or ())

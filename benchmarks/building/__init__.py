@@ -1,4 +1,4 @@
-"""From the settings of a run to its images, network, objective and optimizer."""
+"""Builds the images, network, objective and optimizer of a run from its settings."""
 
 import lazy_loader as lazy
 

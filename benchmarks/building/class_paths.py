@@ -1,6 +1,6 @@
-"""Objects from `{class_path: ..., init_args: {...}}`, and such descriptions with all defaults of the class.
+"""Objects built from `{class_path: ..., init_args: {...}}`, and such descriptions with all defaults filled in.
 
-A class is imported if its module is trusted, and called if it is of the kind that its place asks for.
+A class is imported if its module is trusted, and called if it is of the kind that its setting expects.
 """
 
 import argparse
@@ -38,7 +38,7 @@ PROVIDED = {
     "optimization.scheduler": ("optimizer", "max_lr", "total_steps"),
     "evaluation.accuracy_calculator": ("accelerator", "allocate"),
 }
-"""Where classes are described, and the arguments that the runner fills in there from other settings."""
+"""Settings that describe classes, and the arguments that the runner fills in there from other settings."""
 
 Check = Callable[[type], bool]
 
@@ -48,7 +48,7 @@ def _below(*bases: str) -> Check:
 
 
 def _defined_in(*modules: str) -> Check:
-    """In one of these, or one that the command line trusts."""
+    """Check that a class lies in one of these modules, or in one that the command line trusts."""
     return lambda cls: is_within(cls.__module__, modules) or is_added(cls.__module__)
 
 
@@ -79,22 +79,22 @@ KINDS = {
     ),
 }
 ARGUMENT = ("a module, an optimizer or a scheduler", _is_argument)
-"""Within the description of another class."""
+"""The kinds of class inside the description of another class."""
 
 UNSAID = object()
-"""In place of a default that YAML cannot hold, such as a function, and of one that there is not."""
+"""Placeholder for a default that YAML cannot hold, such as a function, or that does not exist."""
 
 
 def parse_resolved(argv: Sequence[str]) -> Command:
-    """The command line as `parse` reads it, with every default in its `config`; the same errors, and `build`'s."""
+    """Parse the command line as `parse` does, with every default in `config`; raises its errors and `build`'s."""
     command = parse(argv)
     return replace(command, config=resolved(command.config))
 
 
 def resolved(value: Any, key: str = "") -> Any:
-    """Settings with every default of every class in them; read back, they build the same.
+    """Settings with every default of every class filled in; read back, they build the same objects.
 
-    A null stays where the class says nowhere what it means, and what YAML cannot hold is left out.
+    A null stays if the class does not say what it means; values that YAML cannot hold are left out.
     """
     provided = next((names for place, names in PROVIDED.items() if key.startswith(place)), None)
     if isinstance(value, dict) and "class_path" in value and provided is not None:
@@ -117,16 +117,17 @@ def resolved(value: Any, key: str = "") -> Any:
 
 
 def build(spec: Any, key: str, **provided: Any) -> Any:
-    """The object that a description of a class stands for, and those inside it.
+    """Build the object that a description of a class stands for, and those inside it.
 
     Args:
         spec: `ClassSpec.description`.
-        key: Where it stands, for messages.
-        **provided: Arguments that the runner fills in, wherever a class takes them and does not say null.
+        key: Its place in the settings, for messages.
+        **provided: Arguments that the runner fills in for every class that takes them, unless they are given as
+            null.
 
     Raises:
-        ConfigError: for a class that is unknown, not trusted or not of the kind that belongs there, and for an
-            argument that is unknown, of a wrong type, or refused by the class itself.
+        ConfigError: for a class that is unknown, not trusted or of the wrong kind, and for an argument that is
+            unknown, of a wrong type, or refused by the class itself.
     """
     cls, given = _read(spec, key)
     defaults = _defaults(cls, given)
@@ -141,10 +142,10 @@ def build(spec: Any, key: str, **provided: Any) -> Any:
     arguments = {
         name: _argument(value, f"{key}.init_args.{name}", provided)
         for name, value in given.items()
-        # Some classes refuse even their default where it is passed.
+        # Some classes refuse even their own default if it is passed.
         if value != defaults[name] or type(value) is not type(defaults[name])
     }
-    # A null keeps out what would be filled in: MarginLoss(num_classes=None) has one boundary for all classes.
+    # A null prevents filling in: MarginLoss(num_classes=None) has one boundary for all classes.
     filled = {
         name: value for name, value in provided.items() if name in defaults and name not in given
     }
@@ -172,14 +173,14 @@ def _read(spec: Any, key: str) -> tuple[type, dict[str, Any]]:
 
 
 def _defaults(cls: type, given: Mapping[str, Any]) -> dict[str, Any]:
-    """{argument: its default, or UNSAID}, of the bases' arguments too.
+    """{argument: its default, or UNSAID}, including the arguments of the bases.
 
-    What null stands for is read off the method `get_default_NAME`, which PML's classes have for it.
+    The method `get_default_NAME` of PML's classes gives the meaning of null.
     """
     defaults = {name: _said(default) for name, default in _arguments(cls).items()}
     for name in [name for name, default in defaults.items() if default is None]:
         if (meant := getattr(cls, f"get_default_{name}", None)) is not None:
-            with suppress(Exception, SystemExit):  # it needs more of the object than the arguments
+            with suppress(Exception, SystemExit):  # the method may need more than arguments
                 blank = cls.__new__(cls)
                 vars(blank).update(defaults | given)
                 said = _said(meant(blank))
@@ -200,7 +201,7 @@ def _arguments(cls: type) -> dict[str, Any]:
 
 
 def _said(value: Any) -> Any:
-    """A value as it is read back, in place of a module its description; else UNSAID."""
+    """A value as YAML holds it (a module's description in its place); UNSAID if YAML cannot hold it."""
     try:
         return json.loads(json.dumps(value, default=_description))
     except (TypeError, ValueError, AttributeError):
@@ -209,7 +210,7 @@ def _said(value: Any) -> Any:
 
 def _description(module: Any) -> dict[str, Any]:
     """The description of a module that has its arguments as attributes."""
-    from torch import nn  # a misspelt setting needs none of it
+    from torch import nn  # not needed for a misspelt setting
 
     if not isinstance(module, nn.Module):
         raise TypeError
@@ -235,7 +236,7 @@ def _argument(value: Any, key: str, provided: Mapping[str, Any]) -> Any:
 
 
 def _describes(value: Any) -> bool:
-    """Whether there is a class in it."""
+    """True if the value contains the description of a class."""
     if isinstance(value, dict):
         return "class_path" in value or any(map(_describes, value.values()))
     return isinstance(value, list) and any(map(_describes, value))
@@ -244,7 +245,7 @@ def _describes(value: Any) -> bool:
 def _check_types(
     cls: type, given: Mapping[str, Any], defaults: Mapping[str, Any], key: str
 ) -> None:
-    """Typed arguments by their type; untyped scalars by the type of their default."""
+    """Check typed arguments by their type, and untyped scalars by the type of their default."""
     parser = jsonargparse.ArgumentParser(exit_on_error=False)
     parser.add_class_arguments(cls, fail_untyped=False, skip=set(defaults) - set(given))
     try:
@@ -277,5 +278,7 @@ def _import(path: Any, key: str, kind: str, suits: Check) -> type:
     try:
         _arguments(cls)
     except ValueError as error:
-        raise ConfigError(f"{key}: {path} does not say its arguments ({reason(error)})") from error
+        raise ConfigError(
+            f"{key}: {path} has no readable list of arguments ({reason(error)})"
+        ) from error
     return cls

@@ -1,4 +1,4 @@
-"""The images of an experiment: which dataset, which part of it, and what is made of an image."""
+"""The images of an experiment: the dataset, the part to use, and the views of an image."""
 
 from collections.abc import Callable
 from functools import partial
@@ -23,7 +23,7 @@ from benchmarks.settings import VIEWS, ConfigError, Data
 
 
 def image_size(data: Data, trunk: nn.Module) -> int:
-    """Pixels per side of what the network sees."""
+    """Pixels per side of the image that the network sees."""
     if data.image_size is not None:
         return data.image_size
     if data.dataset == "glyphs":
@@ -33,7 +33,7 @@ def image_size(data: Data, trunk: nn.Module) -> int:
 
 
 class Datasets(NamedTuple):
-    """The classes to train on, those to test on, and those to choose by (protocol "fair")."""
+    """Images of the classes to train on, to test on, and to choose weights by (protocol "fair")."""
 
     train: Glyphs | ImageSet
     test: Glyphs | ImageSet
@@ -41,12 +41,12 @@ class Datasets(NamedTuple):
 
 
 def build_datasets(data: Data, trunk: nn.Module, *, seed: int = 0, fair: bool = False) -> Datasets:
-    """The images of an experiment.
+    """Load the images of an experiment.
 
     Args:
-        trunk: Says how images are normalised, and how large they are unless `data` does.
-        seed: Of the run, where it says which classes are trained on.
-        fair: Keep a part of the training classes to choose by.
+        trunk: The network that gives the normalisation, and the images' size unless `data` does.
+        seed: The run's seed, if it decides which classes are trained on.
+        fair: Keep a part of the training classes to choose weights by.
 
     Raises:
         ConfigError: if the dataset is missing or damaged, or a setting does not suit it.
@@ -84,7 +84,7 @@ def build_datasets(data: Data, trunk: nn.Module, *, seed: int = 0, fair: bool = 
 
 
 def _check_retrieval(root: Path, test: Glyphs | ImageSet) -> None:
-    """There must be something to retrieve."""
+    """Raise a ConfigError unless some image has another one to retrieve."""
     counts = torch.bincount(test.labels)
     found = counts > 1
     if test.is_query is not None:
@@ -92,7 +92,7 @@ def _check_retrieval(root: Path, test: Glyphs | ImageSet) -> None:
         found = (queries > 0) & (counts > queries)
     if not found.any():
         raise DatasetError(
-            f"{root}: no class to test on has two images, one to look for and one to be found; "
+            f"{root}: no test class has two images, one to search with and one to find; "
             "take more classes or images"
         )
 

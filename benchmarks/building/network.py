@@ -1,4 +1,4 @@
-"""From the description of an experiment to the objects it stands for.
+"""Builds the network of an experiment.
 
 Classes are named as `{class_path: ..., init_args: {...}}`; sizes that follow from the data and the trunk
 (`num_classes`, `in_channels`, `embedding_size`) are filled in here and may not be set.
@@ -20,7 +20,7 @@ from pml_regularizers import AttentionEnsemble, EmbeddingHead
 
 
 class EmbeddingModel(nn.Sequential):
-    """Image -> timm trunk -> `EmbeddingHead` -> embedding; of an ensemble, its stem and the rest of it."""
+    """Image -> timm trunk -> `EmbeddingHead` -> embedding; for an ensemble, its stem and then the rest."""
 
     def __init__(
         self,
@@ -52,17 +52,17 @@ class EmbeddingModel(nn.Sequential):
 
 
 def batch_norms(module: nn.Module) -> list[nn.Module]:
-    """All layers of batch norm, timm's included."""
+    """All batch-norm layers, including timm's."""
     kind = nn.modules.batchnorm._BatchNorm
     return [inner for inner in module.modules() if isinstance(inner, kind)]
 
 
 def build_model(model: Model, data: Data) -> EmbeddingModel:
-    """The network of an experiment; what no file holds is drawn from torch's global generator.
+    """Build the network of an experiment; weights from no file are drawn from torch's global generator.
 
     Raises:
-        ConfigError: if timm has no such model, refuses an argument, the weights do not fit, or the image does not
-            suit it.
+        ConfigError: if timm has no such model or refuses an argument, or if the weights or the image size do not
+            fit.
     """
     for name in ("num_classes", "global_pool", "in_chans"):
         if name in model.trunk_args:
@@ -94,7 +94,7 @@ def build_model(model: Model, data: Data) -> EmbeddingModel:
     except WeightsError as error:
         raise ConfigError(f"model.weights: {error}") from error
     except Exception as error:
-        hint = "; model.weights reads a file" if trunk_args.get("pretrained") else ""
+        hint = "; model.weights loads a file" if trunk_args.get("pretrained") else ""
         raise ConfigError(f"model: {model.trunk}: {reason(error)}{hint}") from error
     return network.train()
 
@@ -114,5 +114,5 @@ def _cut(model: Model, trunk: nn.Module) -> tuple[nn.Module, AttentionEnsemble]:
         trunk, settings.pop("stage"), embedding_size=model.embedding_size, **settings
     )
     stem, ensemble.stem = ensemble.stem, nn.Identity()
-    stem.pretrained_cfg = trunk.pretrained_cfg  # says how images are normalised
+    stem.pretrained_cfg = trunk.pretrained_cfg  # for the normalisation of images
     return stem, ensemble

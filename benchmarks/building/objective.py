@@ -12,7 +12,7 @@ from pml_regularizers import DistributedLoss, ScheduledLosses, attach_all, param
 
 
 def build_loss(experiment: Experiment, model: EmbeddingModel, num_classes: int) -> DistributedLoss:
-    """The objective, attached to the stages of the model that it reads.
+    """Build the objective, attached to the stages of the model that it reads.
 
     Raises:
         ConfigError: see `build`.
@@ -47,7 +47,7 @@ def _weight(weight: float | ClassSpec, key: str) -> Any:
 def build_optimizer(
     optimization: Optimization, model: nn.Module, loss: nn.Module
 ) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler | None]:
-    """The optimizer, with groups for the network, the loss's own parameters and modules with own settings.
+    """Build the optimizer, with groups for the network, the loss's own parameters and modules with own settings.
 
     Raises:
         ConfigError: see `build`.

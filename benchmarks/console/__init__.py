@@ -1,4 +1,4 @@
-"""Parts that all commands share: progress bars, arguments, stopping and what is written as a whole."""
+"""Parts that all commands share: progress bars, arguments, stopping, and files that are complete or absent."""
 
 import lazy_loader as lazy
 

@@ -1,4 +1,4 @@
-"""What the small commands of the benchmarks share."""
+"""Arguments and output of the small commands of the benchmarks."""
 
 import argparse
 import math
@@ -12,7 +12,7 @@ MARKED = re.compile(r"[-+.\d]+( ± [.\d]+)?(?=\*)")
 
 
 def columns(rows: Sequence[Sequence[str]]) -> str:
-    """Rows of as many cells each as lines of text, every column as wide as its widest cell."""
+    """Rows with equal numbers of cells as lines of text, every column as wide as its widest cell."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
@@ -22,7 +22,7 @@ def columns(rows: Sequence[Sequence[str]]) -> str:
 
 
 def say(text: str, end: str = "\n") -> None:
-    """Print, and flush; whoever reads it may have read enough (`| head`).
+    """Print and flush; ignore a reader that has closed the pipe (`| head`).
 
     On a terminal, numbers marked by an asterisk are green, unless NO_COLOR is set.
     """
@@ -38,7 +38,7 @@ def say(text: str, end: str = "\n") -> None:
 
 
 def at_least(least: int, most: float = math.inf) -> Callable[[str], int]:
-    """A `type` for argparse: an integer that is neither smaller nor larger."""
+    """A `type` for argparse: an integer within these limits."""
 
     def number(text: str) -> int:
         if not least <= (value := int(text)) <= most:
@@ -50,7 +50,7 @@ def at_least(least: int, most: float = math.inf) -> Callable[[str], int]:
 
 
 def split_settings(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """A command's own arguments, and the settings for its runs that stand behind the first `--`."""
+    """A command's own arguments, and the settings for its runs, which follow the first `--`."""
     own = list(argv)
     here = own.index("--") if "--" in own else len(own)
     return own[:here], own[here + 1 :]

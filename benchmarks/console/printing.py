@@ -1,19 +1,19 @@
-"""Names as they may be shown: text of files and of people that steers no terminal and breaks no picture."""
+"""Safe printing: texts from files and users, without characters that control a terminal or break a picture."""
 
 import re
 from typing import Any
 
-LONGEST = 300  # letters of what an error says
+LONGEST = 300  # characters of an error's message
 
 STEERING = "\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff"
-"""Control characters, bytes that are no UTF-8, ends of lines, and what turns the direction of writing."""
+"""Control characters, bytes that are not UTF-8, ends of lines, and marks that change the writing direction."""
 
 CONTROLS = re.compile(f"[{STEERING}\u061c\u200e\u200f\ufffe\uffff]")
-"""These, marks of a direction, and what XML cannot hold."""
+"""These, other direction marks, and characters that XML cannot hold."""
 
 
 def is_plain(text: str) -> bool:
-    """True for one line of text that steers no terminal, as a file's name should be."""
+    """True for one line of text without control characters, as a file's name should be."""
     return re.search(f"[{STEERING}]", text) is None
 
 
@@ -24,7 +24,7 @@ def reason(error: BaseException) -> str:
 
 
 def printable(text: str, keep: str = "") -> str:
-    """The text with escapes such as \\x1b in place of control characters other than these."""
+    """The text with escapes such as \\x1b in place of control characters, except those given."""
     return CONTROLS.sub(lambda found: found[0] if found[0] in keep else ascii(found[0])[1:-1], text)
 
 

@@ -1,4 +1,4 @@
-"""Requests to stop, where something has to be saved first."""
+"""Handling of requests to stop: save first, then stop."""
 
 import multiprocessing
 import os
@@ -16,13 +16,13 @@ STOPPING = (signal.SIGINT, signal.SIGTERM)
 
 
 def handle_signals(handler: Any) -> dict[int, Any]:
-    """SIGINT and SIGTERM go to a handler from here on; the handlers that they had."""
+    """Send SIGINT and SIGTERM to a handler from now on, and return their former handlers."""
     return {number: signal.signal(number, handler) for number in STOPPING}
 
 
 @contextmanager
 def signals_handled(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    """SIGINT and SIGTERM go to a handler within the context."""
+    """Send SIGINT and SIGTERM to a handler within the context."""
     old = handle_signals(handler)
     try:
         yield
@@ -32,9 +32,9 @@ def signals_handled(handler: Callable[[int, FrameType | None], None]) -> Iterato
 
 
 def leave(number: int, frame: FrameType | None) -> None:
-    """A handler for as long as there is nothing to save: ends the process at once.
+    """Handler for the time before there is anything to save: ends the process at once.
 
-    An exception would come out of imports as whatever error they make of it, or be lost in a destructor.
+    Imports would turn an exception into another error, and a destructor would lose it.
     """
     if os.environ.get("LOCAL_RANK", "0") == "0" and multiprocessing.parent_process() is None:
         os.write(2, b"\nstopped\n")
@@ -42,16 +42,16 @@ def leave(number: int, frame: FrameType | None) -> None:
 
 
 class StopRequest:
-    """Turns SIGINT and SIGTERM into a flag, from entering to leaving the context.
+    """Context that turns SIGINT and SIGTERM into a flag.
 
-    `accelerate launch` of one process hands no signal on when it is stopped: its end is read as SIGTERM.
+    `accelerate launch` with one process passes no signal on when it is stopped: its end counts as SIGTERM.
 
     Args:
-        patient: Take all of them. Otherwise only the first one: a second one acts as it did before.
+        patient: Catch all signals; if False, only the first one, and a second one has its former effect.
 
     Attributes:
-        signal: The first one that came; None until then.
-        requests: How many came.
+        signal: The first signal; None until it comes.
+        requests: Number of signals so far.
     """
 
     def __init__(self, *, patient: bool = False) -> None:
@@ -59,7 +59,7 @@ class StopRequest:
         self.requests = 0
         self._patient = patient
         self._old: dict[int, Any] = {}
-        launched = "ACCELERATE_MIXED_PRECISION" in os.environ  # what it sets for its processes
+        launched = "ACCELERATE_MIXED_PRECISION" in os.environ  # set by accelerate launch
         self._launcher = os.getppid() if launched else None
 
     def __enter__(self) -> Self:
@@ -77,7 +77,7 @@ class StopRequest:
             self.__exit__()
 
     def agreed(self, accelerator: "Accelerator") -> bool:
-        """Whether any process was asked to stop."""
+        """True if any process was asked to stop."""
         if self._launcher not in (None, os.getppid()) and self.signal is None:
             self.signal = signal.SIGTERM
         if accelerator.num_processes == 1:
@@ -91,16 +91,16 @@ class StopRequest:
 
 
 def ignore_signals(worker: int) -> None:
-    """For `DataLoader(worker_init_fn=...)`: outlive a Ctrl-C until the run has saved and dismisses the workers."""
+    """For `DataLoader(worker_init_fn=...)`: let workers survive Ctrl-C until the run stops them."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 @contextmanager
 def workers_dismissed() -> Iterator[None]:
-    """At the end, end the data-loader workers that an error left behind.
+    """End the data-loader workers that an error left behind.
 
-    Python would wait for them at its exit, after a SIGTERM that they ignore.
+    They ignore SIGTERM, and Python would wait for them at its exit.
     """
     others = set(multiprocessing.active_children())
     try:

@@ -1,4 +1,4 @@
-"""Files and folders that are whole or not there."""
+"""Files and folders that are complete or absent."""
 
 import shutil
 from collections.abc import Iterator
@@ -8,13 +8,13 @@ from pathlib import Path
 
 @contextmanager
 def alone(target: Path, *, wait: bool = False) -> Iterator[Path]:
-    """An empty folder to write in, for this process alone: `.NAME.partial` beside the target, gone afterwards.
+    """An empty folder `.NAME.partial` beside the target, for this process alone and removed afterwards.
 
-    What a killed process has left there is removed. The file `.NAME.lock` stays.
+    Remains of a killed process are removed. The file `.NAME.lock` stays.
 
     Args:
-        target: What is made; the caller renames what it has written to it.
-        wait: Whether to wait for another process that is at work on the target.
+        target: The result's path; the caller renames what it has written to it.
+        wait: Wait for another process that is at work on the target.
 
     Raises:
         filelock.Timeout: if another process is at work on it.

@@ -1,4 +1,4 @@
-"""The datasets that a benchmark can train and test on, one file each; a name is imported when it is asked for."""
+"""Datasets for training and testing, one file each; a name is imported when it is first used."""
 
 import lazy_loader as lazy
 

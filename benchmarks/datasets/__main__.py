@@ -1,11 +1,11 @@
-"""Shows, fetches and checks the datasets.
+"""Lists, fetches and checks the datasets.
 
     python -m benchmarks.datasets list
     python -m benchmarks.datasets download NAME --data.root DIR
     python -m benchmarks.datasets verify NAME --data.root DIR [--fast] [--report FILE]
 
-Exit status: 0 if all is well, 1 if something is wrong with the data, 2 if the command cannot be
-carried out, 130 after Ctrl-C.
+Exit status: 0 if all is well, 1 if something is wrong with the data, 2 if the command cannot run, 130 after
+Ctrl-C.
 """
 
 import argparse
@@ -30,7 +30,7 @@ GLYPHS = """glyphs: characters in twelve faces
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The exit status; as argparse does, SystemExit for a usage error."""
+    """Run the command and return the exit status; a usage error raises SystemExit, as in argparse."""
     parser = _parser()
     options = parser.parse_args(argv)
     try:
@@ -54,19 +54,19 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("list", help="what there is")
+    commands.add_parser("list", help="list the datasets")
     fetching = commands.add_parser(
         "download",
         help="fetch and unpack a dataset",
-        description="Fetch, check and unpack a dataset. A broken download begins anew: where that takes too "
-        "long, fetch the archive with a browser or `curl -L -C -` into DIR, and run this to go on.",
+        description="Fetch, check and unpack a dataset. A broken download starts again: if that takes too "
+        "long, fetch the archive into DIR with a browser or `curl -L -C -`, and run this again.",
     )
     fetching.add_argument("name", choices=IMAGE_DATASETS)
     fetching.add_argument(
         "--keep_archive",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="keep the archive after it was unpacked",
+        help="keep the archive after unpacking",
     )
     checking = commands.add_parser("verify", help="check every file of a dataset")
     checking.add_argument("name", choices=[*IMAGE_DATASETS, "folder"])
@@ -75,7 +75,7 @@ def _parser() -> argparse.ArgumentParser:
         dest="test_classes",
         type=_file_or_fraction,
         metavar="FILE|FRACTION",
-        help="of folder: a file that names the test classes, or their fraction; default: half",
+        help="for folder: a file that names the test classes, or their fraction; default: half",
     )
     checking.add_argument(
         "--num_workers",
@@ -84,10 +84,13 @@ def _parser() -> argparse.ArgumentParser:
         help=f"threads, at most {MOST_THREADS}; default: one per core that this process may use",
     )
     checking.add_argument(
-        "--fast", action="store_true", help="read the heads of the files, decode none"
+        "--fast", action="store_true", help="read only the heads of the files, without decoding"
     )
     checking.add_argument(
-        "--report", type=Path, metavar="FILE", help=f"for all broken files; {SHOWN} are printed"
+        "--report",
+        type=Path,
+        metavar="FILE",
+        help=f"file for the list of all broken files; {SHOWN} are printed",
     )
     for command in (fetching, checking):
         command.add_argument("--data.root", dest="root", type=Path, metavar="DIR", required=True)
@@ -145,7 +148,7 @@ def download(info: DatasetInfo, root: Path, keep_archive: bool) -> int:
 
 
 def _summary(info: DatasetInfo, root: Path) -> str:
-    """What lies there, if it is the whole dataset."""
+    """Report of a dataset that is already there and complete."""
     listing = load(info, root)
     return f"{info.name}: all {len(listing):,} images are in {listing.root}, fingerprint {listing.fingerprint}"
 
@@ -157,7 +160,7 @@ def check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
         parser.error(f"--data.root: {options.root} is not a folder")
     report: Path | None = options.report
     if report is not None and (report.is_dir() or not report.parent.is_dir()):
-        parser.error(f"--report: {report} cannot be a file; name one in a folder that there is")
+        parser.error(f"--report: {report} cannot be a file; name one in an existing folder")
     from benchmarks.datasets import folder
     from benchmarks.datasets.verify import verify
 

@@ -1,15 +1,15 @@
 """Cars-196: 16,185 photographs of 196 models of cars.
 
 Jonathan Krause, Michael Stark, Jia Deng and Li Fei-Fei, "3D Object Representations for Fine-Grained
-Categorization", 3dRR 2013. The owners cut the images of every class into a training and a test folder, for
-classification. For retrieval both folders are read and the classes are cut: 1-98 train, 99-196 test (Song, Xiang,
+Categorization", 3dRR 2013. For classification, the owners split the images of every class into a training and a
+test folder. For retrieval, both folders are read and the classes are split: 1-98 train, 99-196 test (Song, Xiang,
 Jegelka and Savarese, "Deep Metric Learning via Lifted Structured Feature Embedding", CVPR 2016).
 
-All layouts have the same ids and names of classes. A class is called by both ("014 Audi TTS Coupe 2012"), so that
-sorted names are in the order of the ids, which is not the alphabet's.
+All layouts have the same ids and names of classes. A class is named by both ("014 Audi TTS Coupe 2012"), so that
+sorted names follow the ids; the names alone would sort differently.
 
-In the files a box is (x1, y1, x2, y2), its first and its last column and row, counted from 1 as MATLAB does; here
-it is (x1 - 1, y1 - 1, x2, y2).
+In the files a box is (x1, y1, x2, y2): its first and last column and row, counted from 1 as in MATLAB. Here it is
+(x1 - 1, y1 - 1, x2, y2).
 """
 
 from collections.abc import Callable, Sequence
@@ -43,26 +43,27 @@ class _Image(NamedTuple):
 
 
 def read(root: Path) -> Listing:
-    """The images in a folder, or in the first of the folders in it that has them.
+    """List the images in a folder, or in the first of its folders that has them.
 
-    Where a folder has several layouts, the owners' own comes first, in the order of `INFO.layouts`.
+    If a folder has several layouts, the first in the order of `INFO.layouts` is read: the owners' own, if it is
+    there.
 
     Raises:
-        DatasetError: if there are none, or naming the index file and the row that is missing or wrong.
+        DatasetError: if there are no images; or, naming the index file and row, for one that is missing or wrong.
     """
     for folder in folders_below(root):
         for marker, read_layout in LAYOUTS.items():
             if (folder / marker).exists():
                 return read_layout(folder)
     raise DatasetError(
-        f"{root}: there is no {', '.join(LAYOUTS)}, neither here nor in the folders here; name the folder that "
+        f"{root}: found no {', '.join(LAYOUTS)}, here or in the folders here; name the folder that "
         "holds one of them"
     )
 
 
 def _official(layout: str, index: str, image_folders: Sequence[str], folder: Path) -> Listing:
-    """The owners' annotations, with a file and a folder of images for each of their parts."""
-    labelled = folder / "cars_test_annos_withlabels.mat"  # as its download was separate
+    """Read the owners' annotations, with a file and a folder of images for each of their parts."""
+    labelled = folder / "cars_test_annos_withlabels.mat"  # its download was separate
     if not labelled.exists():
         labelled = folder / index / labelled.name
     files = folder / index / "cars_train_annos.mat", labelled
@@ -80,7 +81,7 @@ def _combined(folder: Path) -> Listing:
 
 
 def _kaggle(folder: Path) -> Listing:
-    """Rows of FILE,x1,y1,x2,y2,class without a header; images lie in a folder for each class."""
+    """Read rows of FILE,x1,y1,x2,y2,class without a header; images lie in a folder for each class."""
     file = folder / "names.csv"
     names = _checked([name.strip() for name in read_lines(file)], file)
     images = []
@@ -123,19 +124,19 @@ def _names(file: Path) -> list[str]:
 def _load(file: Path, variable: str) -> Any:
     """A variable of a .mat file, without the dimensions of length one that MATLAB gives to every scalar.
 
-    Such a file holds data alone: SciPy runs nothing that is in it.
+    Such a file holds only data: SciPy runs no code from it.
     """
     if not file.is_file():
         raise DatasetError(f"{file}: is missing; get it, and unpack the archives again")
     from scipy.io import loadmat  # takes a while to import
 
     try:
-        # Of one row, `squeeze_me` makes a scalar.
+        # `squeeze_me` turns a single row into a scalar.
         return loadmat(file, variable_names=[variable], squeeze_me=True)[variable].reshape(-1)
     except KeyError as error:
         raise damaged(file, f"holds no variable {variable}") from error
-    except Exception as error:  # damaged bytes lead SciPy's parser to about any of them
-        raise damaged(file, f"is no readable MATLAB file ({error})") from error
+    except Exception as error:  # damaged bytes make SciPy's parser raise almost any error
+        raise damaged(file, f"is not a readable MATLAB file ({error})") from error
 
 
 def _checked(names: list[str], file: Path) -> list[str]:
@@ -147,7 +148,7 @@ def _checked(names: list[str], file: Path) -> list[str]:
 
 
 def _image(where: str, path: str, values: Sequence[Any]) -> _Image:
-    """An image from what its row says: x1, y1, x2, y2 and the class."""
+    """An image from its row: x1, y1, x2, y2 and the class."""
     try:
         x1, y1, x2, y2, class_id = map(int, values)
     except (TypeError, ValueError) as error:
@@ -183,7 +184,7 @@ INFO = DatasetInfo(
     ),
     archive=None,
     by_hand="""\
-The owners' links are dead (https://ai.stanford.edu/~jkrause/cars/car_dataset.html). Any of these will do in
+The owners' links are dead (https://ai.stanford.edu/~jkrause/cars/car_dataset.html). Put one of these into
 data.root:
 
 - car_devkit.tgz, cars_train.tgz and cars_test.tgz, all unpacked, and cars_test_annos_withlabels.mat beside the

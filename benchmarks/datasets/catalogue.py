@@ -1,4 +1,4 @@
-"""Which datasets there are, and the names that settings choose by. Imports nothing heavy: every start reads it."""
+"""Names of the datasets and of their settings' choices. Imports nothing heavy, since every start reads it."""
 
 from typing import Literal
 

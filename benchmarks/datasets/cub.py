@@ -25,13 +25,13 @@ LAST_TRAINING_CLASS = 100
 
 
 def read(root: Path) -> Listing:
-    """The images in the order of their ids, whatever the order of the lines.
+    """List the images in the order of their ids, whatever the order of the lines.
 
     Args:
         root: The folder `CUB_200_2011`, or one that holds it.
 
     Raises:
-        DatasetError: if an index file is missing or damaged, or does not agree with the others.
+        DatasetError: if an index file is missing, damaged, or inconsistent with the others.
     """
     folder = find_folder(root, FOLDER, "images.txt")
     images = _by_id(folder / "images.txt", 1, str)
@@ -71,16 +71,16 @@ def _by_id(path: Path, values: int, kind: Callable[[str], Any]) -> dict[int, lis
             got = f"line {number}: expected numbers, got {' '.join(row)!r}"
             raise damaged(path, got) from error
         if key in table:
-            raise damaged(path, f"line {number}: id {key} stands there twice")
+            raise damaged(path, f"line {number}: id {key} appears twice")
         table[key] = cells
     return table
 
 
 def _check_path(path: Path, image: int, listed: str, class_name: str) -> None:
-    """An image is a JPEG in the folder of its class, and no `._*` file, which macOS packs beside its files."""
+    """Refuse all except JPEGs in their class's folder, such as the `._*` files that macOS adds."""
     folder, _, name = below(f"{path}: image {image}", listed).rpartition("/")
     if folder != class_name or name.startswith(".") or not name.lower().endswith(".jpg"):
-        expected = f"of class {class_name}, so {class_name}/NAME.jpg was expected"
+        expected = f"of class {class_name}, expected {class_name}/NAME.jpg"
         raise damaged(path, f"image {image} is {expected}, got {listed}")
 
 

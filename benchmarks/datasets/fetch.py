@@ -1,10 +1,10 @@
-"""A file from the web, or the folder that an archive unpacks to: whole and checked, or not there.
+"""Fetches a file or unpacks an archive: the result is complete and checked, or absent.
 
-Beside NAME may lie `.NAME.lock`, which keeps a second process away, and the folder `.NAME.partial`: what a process
-at work has so far. The next call removes what a killed one has left.
+Two things may lie beside NAME: `.NAME.lock`, which keeps a second process away, and the folder `.NAME.partial`,
+with the work so far. The next call removes the remains of a killed process.
 
-pooch fetches, and begins a broken download anew; a file that somebody else has put at its place (a browser, or
-`curl -C -`, which goes on) is used once its checksum is right.
+pooch fetches, and starts a broken download again. A file put there by other means (a browser, or `curl -C -`,
+which resumes) is used once its checksum is right.
 """
 
 import errno
@@ -23,28 +23,28 @@ from benchmarks.console import PrintableError, alone, is_plain, progress_bar, re
 
 CHUNK = 2**20  # bytes
 RETRIES = 3
-DIGITS = 8  # of a checksum, at least: what is published of some
+DIGITS = 8  # of a checksum, at least: some are published only in part
 LONGEST = 255  # letters of a member's name, folders included
 OF_THE_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EACCES, errno.EPERM}
-"""Errors of the system that are no fault of an archive."""
+"""Errors of the system, not of an archive."""
 
 
 class FetchError(PrintableError, ValueError):
-    """A file cannot be had or unpacked; one line that names it, what is wrong and what to do."""
+    """Error: a file cannot be fetched or unpacked; one line with its name, the fault and the remedy."""
 
 
 def fetch_file(url: str, path: Path, checksum: str, size: int | None = None) -> None:
-    """Fetch a file, unless it is there and right.
+    """Fetch a file, unless it is already there with the right checksum.
 
     Args:
-        url: Of http or https. Proxies are taken from the environment.
+        url: An http or https address. Proxies are taken from the environment.
         path: Where the file goes; folders are created.
         checksum: "sha256:DIGEST" or another algorithm of `hashlib`; the digest's first 8 digits may be enough.
         size: Expected bytes.
 
     Raises:
-        FetchError: if the file does not come or is another one, as one that lies there may be (it is left alone);
-            if the disk is full, or another process is at work on it.
+        FetchError: if the file cannot be fetched, or its checksum is wrong (a wrong file that was already there
+            stays); if the disk is full, or another process is at work on it.
     """
     if len(checksum.partition(":")[2]) < DIGITS:
         raise FetchError(f"{url}: expected a checksum of {DIGITS} digits or more, got {checksum!r}")
@@ -70,7 +70,7 @@ def _download(url: str, path: Path, size: int, by_hand: str) -> Path:
     folder = pooch.create(
         path=path.parent,
         base_url="",
-        registry={path.name: None},  # a part of a checksum is not what pooch can check
+        registry={path.name: None},  # pooch cannot check a part of a checksum
         urls={path.name: url},
         retry_if_failed=RETRIES,
     )
@@ -84,7 +84,7 @@ def _download(url: str, path: Path, size: int, by_hand: str) -> Path:
 
 
 def what_differs(path: Path, checksum: str, size: int | None = None) -> str:
-    """Such as "expected 15 bytes, got 14"; empty if the file is the one expected."""
+    """The file's fault, such as "expected 15 bytes, got 14"; empty if it is the expected file."""
     algorithm, _, expected = checksum.partition(":")
     if size is not None and path.stat().st_size != size:
         return f"expected {size} bytes, got {path.stat().st_size}"
@@ -99,17 +99,17 @@ def unpack(archive: Path, folder: Path) -> None:
     """Unpack a .zip or a tar, which `fetch_file` has checked, to a new folder.
 
     Raises:
-        FetchError: if the archive is damaged or empty, or a member may lead out of the folder; if there is
-            something at `folder`, the disk is full, or another process is at work on it.
+        FetchError: if the archive is damaged or empty, or a member may lead out of the folder; if `folder`
+            exists, the disk is full, or another process is at work on it.
     """
     with _writing(folder) as partial:
         if os.path.lexists(folder):
-            raise FetchError(f"{folder}: is there already; move it away")
+            raise FetchError(f"{folder}: already exists; move it away")
         try:
             (_unzip if archive.suffix == ".zip" else _untar)(archive, partial)
         except FetchError:
             raise
-        except Exception as error:  # damaged bytes lead the standard library to about any of them
+        except Exception as error:  # damaged bytes make the standard library raise almost any error
             if isinstance(error, OSError) and error.errno in OF_THE_DISK:
                 raise
             why = f"{type(error).__name__}: {reason(error)}"
@@ -152,7 +152,7 @@ def _check_name(archive: Path, name: str) -> None:
 
 @contextmanager
 def _writing(target: Path) -> Iterator[Path]:
-    """As `alone`, with FetchErrors."""
+    """Like `alone`, but raises FetchErrors."""
     from filelock import Timeout
 
     try:

@@ -1,4 +1,4 @@
-"""One's own images: a folder for each class, and which of the classes are held out to test on."""
+"""Your own images: a folder for each class, and a choice of test classes."""
 
 import os
 from pathlib import Path
@@ -12,24 +12,25 @@ from benchmarks.datasets.splits import shuffled
 
 
 def image_suffixes() -> set[str]:
-    """Those of `FORMATS`, in lower case."""
+    """Suffixes of `FORMATS`, in lower case."""
     return {suffix for suffix, kind in Image.registered_extensions().items() if kind in FORMATS}
 
 
 def read(root: Path, test_classes: Path | float) -> Listing:
-    """All images below `root/class/`, at any depth, sorted by class and path.
+    """List all images below `root/class/`, at any depth, sorted by class and path.
 
     Hidden files and folders and files of other kinds are left out; links are followed.
 
     Args:
         root: The folder that holds one folder for each class.
-        test_classes: A file that names the test classes, one per line; or which fraction of the classes they are,
-            chosen by their names alone and so equal on every machine.
+        test_classes: A file that names the test classes, one per line; or their fraction of all classes. The
+            fraction is chosen by the classes' names alone, so it is equal on every machine.
 
     Raises:
-        DatasetError: if there are less than two classes, a class has no images, images lie beside the classes, or
-            a name is not UTF-8 or has control characters.
-        ValueError: if test_classes names what is no class or names it twice, or leaves nothing to test or to train.
+        DatasetError: if there are fewer than two classes, a class has no images, images lie beside the classes,
+            or a name is not UTF-8 or has control characters.
+        ValueError: if test_classes names an unknown class or one class twice, or leaves no class to test or to
+            train on.
     """
     images = _images(root)
     if isinstance(test_classes, Path):
@@ -56,7 +57,7 @@ def _images(root: Path) -> dict[str, list[str]]:
         real = os.path.realpath(folder)
         if real in seen:
             raise DatasetError(
-                printable(f"{folder}: a link leads to {real} once more; remove the link")
+                printable(f"{folder}: a link leads to {real} again; remove the link")
             )
         seen.add(real)
         folders[:] = sorted(name for name in folders if not name.startswith("."))
@@ -83,7 +84,7 @@ def _images(root: Path) -> dict[str, list[str]]:
             )
     if len(images) < 2:
         raise DatasetError(
-            f"{root}: holds {len(images)} folders of classes, but one trains and another tests, at least; lay the "
+            f"{root}: holds {len(images)} folders of classes, expected two or more, to train and test on; lay the "
             f"images out as {root}/CLASS/IMAGE"
         )
     return images
@@ -115,16 +116,14 @@ def _named(file: Path, classes: dict[str, list[str]]) -> set[str]:
             continue
         where = f"test_classes: {file}: line {line}"
         if name not in classes:
-            raise ValueError(
-                f"{where}: there is no class {name!r}; name one folder of images per line"
-            )
+            raise ValueError(f"{where}: no class {name!r}; name one folder of images per line")
         if name in names:
-            raise ValueError(f"{where}: {name!r} stands there twice; name a class once")
+            raise ValueError(f"{where}: {name!r} appears twice; name a class once")
         names.add(name)
     if not 0 < len(names) < len(classes):
         raise ValueError(
             f"test_classes: {file}: names {len(names)} of {len(classes)} classes; name at least one, and leave at "
-            "least one to train on"
+            "least one for training"
         )
     return names
 

@@ -1,25 +1,26 @@
 """Glyphs: a retrieval dataset that every installation already has.
 
-Matplotlib ships the DejaVu fonts. Every character that all twelve of their common faces can draw
-is a class (about 2,150), every face gives one image of it, and half of the classes train while the
-other half test, as in CUB-200-2011, Cars-196, Stanford Online Products and In-Shop. An image is
-seen through a random affine map, an occluding rectangle and Gaussian noise.
+Matplotlib ships the DejaVu fonts. Every character that all twelve of their common faces can draw is a class
+(about 2,150), and every face gives one image of it. Half of the classes train and the other half test, as in
+CUB-200-2011, Cars-196, Stanford Online Products and In-Shop. Each view of an image has a random affine map, an
+occluding rectangle and Gaussian noise.
 
-How it is made:
+Construction:
 
 1. Characters: letters, numbers, punctuation and symbols that are in the character map of each face
    and have an outline there. Spaces, controls, private use and combining marks are left out.
 2. Classes: two characters whose outlines are the same, up to a shift, in at least half of the faces
    are one class, named after the lower code point (Latin A, Greek Alpha and Cyrillic A).
-   Outlines, not pixels, decide, so that the classes depend on the font files alone.
-3. Images: drawn once at one em size, without hinting, centred; what would be too large is drawn
-   smaller. They are cached in `root` under a name that hashes the font files.
-4. Splits: classes are ordered by the SHA-256 of their name. The first half trains, and its parts are the
-   validation folds.
+   The comparison uses outlines, not pixels, so that the classes depend only on the font files.
+3. Images: drawn once at one em size, without hinting, centred; glyphs that would be too large are drawn smaller.
+   They are cached in `root` under a name that hashes the font files.
+4. Splits: classes are ordered by the SHA-256 of their name. The first half trains; it is cut into the validation
+   folds.
 
-The papers fine-tune a trunk that was trained elsewhere. Here "elsewhere" is a stage of its own, whose classes
-are the first 750 of the training half, seen without the perturbation, only shifted; the stage "fine_tuning"
-draws 100 of the 334 others for each seed and fold, and the 234 that are left validate. Both test on the same half.
+The papers fine-tune a trunk that was trained elsewhere. Here a stage "pretraining" stands for "elsewhere": its
+classes are the first 750 of the training half, shifted but not otherwise perturbed. The stage "fine_tuning" draws
+100 of the 334 other classes for each seed and fold; the remaining 234 validate. Both stages test on the same
+half.
 """
 
 import hashlib
@@ -54,7 +55,7 @@ from benchmarks.datasets.splits import (
 Pixels = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
 
-FORMAT = 1  # of the cache: raised by every change to the classes or to their drawing
+FORMAT = 1  # of the cache: raise it with every change to the classes or their drawing
 FACES = {
     f"DejaVu {family} {style}".strip(): f"DejaVu{family}-{style}".replace(" ", "").rstrip("-")
     + ".ttf"
@@ -74,11 +75,11 @@ TRANSLATION = 0.1  # of the image's side
 OCCLUDED_SIDE = 0.5  # at most, of the image's side: at most a quarter of the area
 NOISE = 0.15  # standard deviation, of the range from black to white
 
-SHIFT = 3 / 32  # of the image's side, at most: all that the views of pretraining change
+SHIFT = 3 / 32  # of the image's side, at most: the only perturbation in pretraining
 
 PRETRAINED, FINE_TUNED = 750, 100  # classes of the stages
 
-TEST_SEED = MAX_SEED  # no training view has it
+TEST_SEED = MAX_SEED  # not used by any training view
 SMALLEST_IMAGE = 16  # pixels: below it accents vanish
 
 
@@ -89,17 +90,17 @@ class Glyphs(torch.utils.data.Dataset[tuple[torch.Tensor, int, int]]):
     training view: a pure function of (i, seed). No global random state is read or written.
 
     Args:
-        root: Folder of the cache, created when missing. The images are rendered on first use (some
-            seconds), by one of the processes that start at the same time; the others wait. A file that is
-            damaged or holds other images is replaced, with a line.
+        root: Folder of the cache, created when missing. The images are rendered on first use (in some seconds),
+            by one of the processes that start at the same time; the others wait. A file that is damaged or holds
+            other images is replaced, with a message.
         split: "train" or "test" (half of the classes each), or the two parts of the training
             classes, "development" and "validation", to choose settings without the test classes.
         image_size: Height and width S in pixels.
         fold: Which part of the training classes is "validation".
-        folds: Into how many parts they are cut.
-        max_classes: Keep the first classes of the split only, for quick trials; default: all.
-        stage: Cut the training half in another way: see above. Default: the folds.
-        seed: With the fold, says which classes the stage "fine_tuning" draws.
+        folds: Number of parts.
+        max_classes: Keep only the first classes of the split, for quick trials; default: all.
+        stage: Split the training half by stages instead, see above. Default: by folds.
+        seed: With the fold, decides which classes the stage "fine_tuning" draws.
     Shape:
         An item is (image, label, index): image (1, S, S), float32, normalised to -1 (background)
         to 1 (ink) plus noise; label in 0..num_classes-1; index as asked for.
@@ -111,7 +112,7 @@ class Glyphs(torch.utils.data.Dataset[tuple[torch.Tensor, int, int]]):
     """
 
     in_chans = 1
-    is_query = None  # every image is a query, and is looked for by the others
+    is_query = None  # every image is a query and in the gallery
     layout = "rendered"
     view = None  # there is one kind
 
@@ -165,7 +166,7 @@ class Glyphs(torch.utils.data.Dataset[tuple[torch.Tensor, int, int]]):
 
 
 def _shifted(glyph: Pixels, index: int, seed: int | None) -> Floats:
-    """A glyph (S, S) shifted as a seed says, (1, S, S); without a seed as it was drawn."""
+    """A glyph (S, S) shifted by a seed, (1, S, S); without a seed as it was drawn."""
     right, down = 0, 0
     if seed is not None:
         most = int(SHIFT * len(glyph))  # less than the border that every drawing has
@@ -175,9 +176,9 @@ def _shifted(glyph: Pixels, index: int, seed: int | None) -> Floats:
 
 
 def _view(glyph: Pixels, grid: Floats, index: int, seed: int) -> Floats:
-    """A glyph (S, S) as it is seen under a seed, (1, S, S): a pure function of its arguments.
+    """The view of a glyph (S, S) for a seed, (1, S, S): a pure function of its arguments.
 
-    `grid` is `_grid(S)`, handed in since making it takes as long as the rest.
+    `grid` is `_grid(S)`, passed in because computing it takes as long as the rest.
     """
     generator = np.random.Generator(np.random.SFC64((index, seed)))
     draws = generator.random(10).tolist()
@@ -213,7 +214,7 @@ def _view(glyph: Pixels, grid: Floats, index: int, seed: int) -> Floats:
 def _inverse_affine(
     *, angle: float, shear: float, scale: float, right: float, down: float
 ) -> tuple[tuple[float, float, float], tuple[float, float, float]]:
-    """[M^-1 | -M^-1 t], which takes a place in the view to its place in the glyph, as (x, y).
+    """[M^-1 | -M^-1 t], which maps a place in the view to its place in the glyph, as (x, y).
 
     M = scale * rotation(angle) @ [[1, shear], [0, 1]] and t = (right, down); the origin is the
     centre and the image's side is 2 long, as in `torch.nn.functional.grid_sample`.
@@ -270,7 +271,7 @@ def _cached(root: Path, size: int) -> tuple[list[str], Pixels, str]:
         if (found := _read(path)) is not None:  # another process has rendered them
             return found
         if os.path.lexists(path):
-            line = "is damaged, or of another version; rendering the glyphs again"
+            line = "is damaged or of another version; rendering the glyphs again"
             print(f"{path}: {line}", file=sys.stderr)
         characters, images = _render(fonts, size)
         code_points = np.array(list(map(ord, characters)))
@@ -284,7 +285,7 @@ def _cached(root: Path, size: int) -> tuple[list[str], Pixels, str]:
 
 
 def _read(path: Path) -> tuple[list[str], Pixels, str] | None:
-    """Names, images and fingerprint as `_cached` wrote them; None: nothing is there, or something else."""
+    """Names, images and fingerprint as `_cached` wrote them; None if there is no such file or another one."""
     with suppress(Exception):
         check_kind(path)
         with path.open("rb") as file, np.load(file) as archive:
@@ -309,7 +310,7 @@ def _seal(path: Path, images: Pixels, fingerprint: str) -> str:
 
 
 def _render(paths: Sequence[Path], size: int) -> tuple[list[str], Pixels]:
-    """Find the classes and draw them: characters, and images (classes, faces, size, size)."""
+    """Find the classes and draw them; return the characters and the images (classes, faces, size, size)."""
     fonts = [FT2Font(str(path)) for path in paths]
     characters = _distinct_characters(fonts)
     images = np.zeros((len(characters), len(fonts), size, size), dtype=np.uint8)
@@ -322,7 +323,7 @@ def _render(paths: Sequence[Path], size: int) -> tuple[list[str], Pixels]:
 
 
 def _distinct_characters(fonts: Sequence[FT2Font]) -> list[str]:
-    """Characters that every font draws, less those which half of the fonts draw like another."""
+    """Characters that every font draws, except those that half of the fonts draw like another one."""
     common = set.intersection(*(set(font.get_charmap()) for font in fonts))
     code_points = sorted(c for c in common if unicodedata.category(chr(c))[0] in DRAWABLE)
     # (characters, fonts): equal numbers in a column are equal outlines, 0 is none.

@@ -1,4 +1,4 @@
-"""A dataset of image files, as the runner reads it."""
+"""A dataset of image files for the runner."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from benchmarks.datasets.splits import (
 from benchmarks.datasets.transforms import ImageViews
 
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "PPM", "TIFF", "WEBP", "JPEG2000", "AVIF")
-"""Formats that a file is opened as, whatever its name; Pillow would hand PostScript to Ghostscript."""
+"""Formats to open files as, whatever their names; otherwise Pillow would hand PostScript to Ghostscript."""
 
 
 class ImageSet(torch.utils.data.Dataset[tuple[torch.Tensor, int, int]]):
@@ -31,10 +31,10 @@ class ImageSet(torch.utils.data.Dataset[tuple[torch.Tensor, int, int]]):
         listing: All images of the dataset.
         split: "train" or "test", or the two parts of the training classes, "development" and "validation", to
             choose settings without the test classes.
-        views: What is made of an image.
+        views: Makes training and test views of an image.
         fold: Which part of the training classes is "validation".
-        folds: Into how many parts they are cut.
-        max_classes: Keep the first classes of the split only, by name; default: all.
+        folds: Number of parts.
+        max_classes: Keep only the first classes of the split, by name; default: all.
         crop_to_box: Cut every image to its bounding box first.
 
     Shape:
@@ -46,17 +46,17 @@ class ImageSet(torch.utils.data.Dataset[tuple[torch.Tensor, int, int]]):
         class_names: One per label.
         num_classes: Number of classes in this split.
         in_chans: Channels of an image, 3.
-        is_query: (len,) bool, queries of a set that is searched in its gallery; None where every image is both.
+        is_query: (len,) bool, True for queries, which are searched in the gallery; None if every image is both.
         super_classes: (len,) names, or None.
-        layout: Of the listing.
-        view: What is cut out of an image for a test view: "image_size", "resize", "keep_aspect", "crop_to_box".
+        layout: Layout of the listing.
+        view: How a test view is cut out of an image: "image_size", "resize", "keep_aspect", "crop_to_box".
         fingerprint: SHA-256 in hexadecimal of all listed names, classes, parts and file sizes of the dataset, the
             same for every split.
 
     Raises:
-        DatasetError: if a listed file is missing or, when an item is read, cannot be decoded; in a data-loader
-            worker as well.
-        ValueError: for an unknown split, an impossible fold, or a crop_to_box where there are no boxes.
+        DatasetError: if a listed file is missing; when an item is read, if it cannot be decoded, also in a
+            data-loader worker.
+        ValueError: for an unknown split, an impossible fold, or crop_to_box without boxes.
         IndexError: for an index outside 0..len-1.
     """
 
@@ -110,9 +110,9 @@ class ImageSet(torch.utils.data.Dataset[tuple[torch.Tensor, int, int]]):
             self.is_query = self._held_out_queries()
 
     def _held_out_queries(self) -> torch.Tensor:
-        """As in the test part, about half of an item's images are queries; a single one is in the gallery.
+        """Make queries of about half of an item's images, as in the test part; a single image is in the gallery.
 
-        Which ones depends on the item's name and the order of its paths, which are the same in every layout.
+        The choice depends on the item's name and the order of its paths, which are the same in every layout.
         """
         images: list[list[int]] = [[] for _ in self.class_names]
         labels = self.labels.tolist()
@@ -136,7 +136,7 @@ class ImageSet(torch.utils.data.Dataset[tuple[torch.Tensor, int, int]]):
         if seed is None:
             view = self.views.test(image)
         else:
-            # Transforms of torchvision draw from the CPU's global generator, and take no other.
+            # torchvision's transforms draw from the CPU's global generator and accept no other.
             with torch.random.fork_rng(devices=[]):
                 state = np.random.SeedSequence((index, seed)).generate_state(1, np.uint64)
                 torch.random.default_generator.manual_seed(int(state[0]))
@@ -153,32 +153,33 @@ class ImageSet(torch.utils.data.Dataset[tuple[torch.Tensor, int, int]]):
 
 
 def read_image(path: Path) -> Image.Image:
-    """An image file as RGB, with its pixels as they are stored.
+    """Read an image file as RGB, with its pixels as stored.
 
-    Nothing is turned by its EXIF orientation, as in PML's and torchvision's datasets; transparency is ignored; of
-    several frames it is the first; 16 bits are cut to the upper 8.
+    The EXIF orientation and transparency are ignored, the former as in PML's and torchvision's datasets. Of
+    several frames the first is read; 16 bits are cut to the upper 8.
 
     Raises:
-        DatasetError: if there is no such file, or it is none of `FORMATS` or cannot be decoded to its end.
+        DatasetError: if there is no such file, its format is not in `FORMATS`, or it cannot be decoded to its
+            end.
     """
     try:
         with Image.open(path, formats=FORMATS) as file:
             if file.mode.startswith("I;16"):  # Pillow would clip it to white
                 return Image.fromarray((np.asarray(file) >> 8).astype(np.uint8)).convert("RGB")
             if file.mode in ("I", "F"):
-                raise ValueError(f"of pixels of mode {file.mode} it is not known which are white")
+                raise ValueError(f"the mode {file.mode} does not define which value is white")
             file.load()
-            # What is invisible has a colour all the same; Pillow would warn of it.
+            # Invisible pixels have a colour, too; Pillow would warn of it.
             file.info.pop("transparency", None)
             return file.convert("RGB")
-    except Exception as error:  # decoders raise whatever damaged bytes lead them to
+    except Exception as error:  # damaged bytes make decoders raise almost any error
         raise DatasetError(
             f"{path}: cannot be decoded ({reason(error)}); restore the file"
         ) from error
 
 
 def inside(box: Box, width: int, height: int) -> tuple[int, int, int, int] | None:
-    """What of a box lies in an image, to the nearest pixel; None: nothing."""
+    """The part of a box that lies in an image, to the nearest pixel; None if there is none."""
     left, top, right, bottom = map(round, box)
     left, top, right, bottom = max(left, 0), max(top, 0), min(right, width), min(bottom, height)
     return (left, top, right, bottom) if left < right and top < bottom else None

@@ -1,16 +1,16 @@
 """In-Shop Clothes Retrieval of DeepFashion: 52,712 images of 7,982 items.
 
 Ziwei Liu, Ping Luo, Shi Qiu, Xiaogang Wang and Xiaoou Tang, "DeepFashion: Powering Robust Clothes Recognition and
-Retrieval with Rich Annotations", CVPR 2016. Its `list_eval_partition.txt` says of every image which item it shows,
-and whether it trains, is a query, or lies in the gallery that is searched for the queries. No item both trains and
-tests, and the items of the queries are those of the gallery.
+Retrieval with Rich Annotations", CVPR 2016. Its `list_eval_partition.txt` gives for every image the item that it
+shows, and its part: train, query or gallery. Queries are searched in the gallery. No item both trains and tests,
+and queries and gallery have the same items.
 
-The images come in two sizes with the same names below `img` and `img_highres`, and which of them is read changes
-results. `img`, centred and resized to 256 x 256, is the one that the benchmark's README describes, so it comes
-first where both are there; naming the folder `img_highres` itself as the root chooses the other.
+The images come in two sizes with the same names below `img` and `img_highres`; the choice changes results. The
+benchmark's README describes `img`, centred and resized to 256 x 256, so `img` is read if both are there. To read
+the other, name the folder `img_highres` itself as the root.
 
-Boxes are in pixels of `img`, so that `img_highres` has none. Their corners are taken as they stand: the README does
-not say whether they count from 0 or 1.
+Boxes are in pixels of `img`, so `img_highres` has none. Their corners are used unchanged: the README does not say
+whether they count from 0 or 1.
 """
 
 from collections.abc import Sequence
@@ -37,13 +37,14 @@ BOXES = "list_bbox_inshop.txt"
 
 
 def read(root: Path) -> Listing:
-    """The images in a folder, or in the first of the folders in it that has them.
+    """List the images in a folder, or in the first of its folders that has them.
 
     Args:
         root: The folder of the benchmark, or one above it; or its folder `img` or `img_highres`.
 
     Raises:
-        DatasetError: if there are none, or naming the index file and the line that is missing or wrong.
+        DatasetError: if there are no images; or, naming the index file and line, for one that is missing or
+            wrong.
     """
     layouts: Sequence[str] = LAYOUTS
     root = root.absolute()
@@ -55,13 +56,13 @@ def read(root: Path) -> Listing:
             if _is_ours(partition):
                 return _read(folder, partition, layouts)
     raise DatasetError(
-        f"{root}: there is no {PARTITION} with the columns {', '.join(COLUMNS)}, neither here nor in Eval "
-        "nor in the folders here; name the folder that holds Eval"
+        f"{root}: found no {PARTITION} with the columns {', '.join(COLUMNS)}, here, in Eval "
+        "or in the folders here; name the folder that holds Eval"
     )
 
 
 def _is_ours(partition: Path) -> bool:
-    """Whether it is In-Shop's: DeepFashion's other benchmarks and CelebA have files of this name."""
+    """True if the file is In-Shop's: DeepFashion's other benchmarks and CelebA have files of the same name."""
     return partition.is_file() and "".join(read_lines(partition)[1:2]).split() == COLUMNS
 
 
@@ -74,7 +75,7 @@ def _read(folder: Path, partition: Path, layouts: Sequence[str]) -> Listing:
     ]
     if not places:
         raise DatasetError(
-            f"{folder}: there is no folder {' or '.join(layouts)}, neither here nor in Img; unpack the images there"
+            f"{folder}: found no folder {' or '.join(layouts)}, here or in Img; unpack the images there"
         )
     layout, place = places[0]
     names, items, statuses, super_classes = _images(partition)
@@ -102,7 +103,7 @@ def _images(partition: Path) -> list[list[str]]:
 
 
 def _table(path: Path, columns: int) -> list[list[str]]:
-    """The rows of a file whose first line is their number and whose second names the columns."""
+    """The rows of a file whose first line is their number and whose second line names the columns."""
     rows = read_rows(path, columns, skip=2)
     announced = "".join(read_lines(path)[:1]).strip()
     if announced != str(len(rows)):
@@ -124,7 +125,7 @@ def _super_class(where: str, name: str, item: str, status: str) -> str:
 
 
 def _check_searchable(partition: Path, items: Sequence[str], statuses: Sequence[str]) -> None:
-    """Every item that is queried must be in the gallery, and the other way round."""
+    """Raise a DatasetError unless queries and gallery have the same items."""
     of_part: dict[str, set[str]] = {"train": set(), "query": set(), "gallery": set()}
     for item, status in zip(items, statuses, strict=True):
         of_part[status].add(item)
@@ -135,7 +136,7 @@ def _check_searchable(partition: Path, items: Sequence[str], statuses: Sequence[
 
 
 def _boxes(folder: Path, names: Sequence[str]) -> list[Box] | None:
-    """The box of each named image; None where the file is not there."""
+    """The box of each named image; None if there is no file of boxes."""
     paths = [path for path in (folder / "Anno" / BOXES, folder / BOXES) if path.is_file()]
     if not paths:
         return None
@@ -171,7 +172,7 @@ https://mmlab.ie.cuhk.edu.hk/projects/DeepFashion/InShopRetrieval.html. Put into
 
 - Eval/list_eval_partition.txt;
 - Img/img.zip, unpacked to Img/img (or Img/img_highres.zip, unpacked to Img/img_highres);
-- Anno/list_bbox_inshop.txt, if bounding boxes are wanted.""",
+- Anno/list_bbox_inshop.txt, if you need bounding boxes.""",
     licence="For non-commercial research and education only; its owners do not own the images.",
     citation="Ziwei Liu, Ping Luo, Shi Qiu, Xiaogang Wang and Xiaoou Tang, "
     '"DeepFashion: Powering Robust Clothes Recognition and Retrieval with Rich Annotations", CVPR, 2016',

@@ -1,7 +1,7 @@
-"""What a dataset's own index files say: which images there are, of which class, in which part.
+"""Contents of a dataset's own index files: its images, their classes and their parts.
 
 A reader (`cub.read`, `cars.read`, ...) turns the files in a folder into a `Listing`; `check_counts` compares it
-with the published numbers. No image is opened here.
+with the published numbers. Images are not opened here.
 """
 
 import hashlib
@@ -16,7 +16,7 @@ from typing import Literal
 
 from benchmarks.console import PrintableError, is_plain, printable
 
-LONGEST = 300  # letters of what is wrong
+LONGEST = 300  # characters of a fault's description
 
 Part = Literal["train", "test", "query", "gallery"]
 Box = tuple[float, float, float, float]
@@ -24,18 +24,18 @@ Box = tuple[float, float, float, float]
 
 
 class DatasetError(PrintableError, ValueError):
-    """A dataset is incomplete, damaged or not what it should be; one sentence that names the file."""
+    """Error: a dataset is incomplete, damaged or another one; one sentence that names the file."""
 
 
 def damaged(where: object, what: str) -> DatasetError:
-    """Of an index file that should be as its owners made it."""
+    """The DatasetError for an index file that differs from its owners' file."""
     if len(what) > LONGEST:
         what = f"{what[:LONGEST]} ..."
     return DatasetError(printable(f"{where}: {what}; restore the file from the dataset's archive"))
 
 
 def below(where: object, path: str) -> str:
-    """A path that an index file names, if it leads to a file below the dataset's folder, and nowhere else."""
+    """A path from an index file, if it leads to a file below the dataset's folder and nowhere else."""
     inside = "\\" not in path and not {"", ".", ".."} & set(path.split("/"))
     if inside and is_plain(path) and len(path) <= LONGEST:
         return path
@@ -47,14 +47,14 @@ class Listing:
     """The images of a dataset, in the order of its index files.
 
     Args:
-        name: Of the dataset, as in `data.dataset`.
+        name: Name of the dataset, as in `data.dataset`.
         root: The folder that `paths` are relative to.
-        layout: Which of the layouts in circulation it is, such as "img_highres".
+        layout: Name of the layout found, such as "img_highres".
         paths: (n,) with forward slashes.
         classes: (n,) names of classes, unique within the dataset.
         parts: (n,) "train", and "test" or "query" and "gallery".
-        boxes: (n,) bounding boxes, where the dataset has them.
-        super_classes: (n,) names of super-classes, where the dataset has them.
+        boxes: (n,) bounding boxes, if the dataset has them.
+        super_classes: (n,) names of super-classes, if the dataset has them.
     """
 
     name: str
@@ -70,7 +70,7 @@ class Listing:
         return len(self.paths)
 
     def counts(self) -> dict[str, tuple[int, int]]:
-        """(images, classes) of each part that there is."""
+        """(images, classes) of each existing part."""
         images = Counter(self.parts)
         classes = Counter(part for part, _ in set(zip(self.parts, self.classes, strict=True)))
         return {part: (images[part], classes[part]) for part in images}
@@ -90,7 +90,7 @@ class Listing:
         """SHA-256 in hexadecimal of the listed paths, classes and parts and of the files' sizes.
 
         Raises:
-            DatasetError: if files are missing, saying how many.
+            DatasetError: if files are missing; it says how many.
         """
         sizes = file_sizes(self.root, self.paths)
         missing = [path for path, size in zip(self.paths, sizes, strict=True) if size is None]
@@ -106,7 +106,7 @@ class Listing:
 
 
 def file_sizes(root: Path, paths: Sequence[str]) -> list[int | None]:
-    """Bytes of each file; None where there is none."""
+    """Bytes of each file; None for a missing file."""
     sizes: list[int | None] = []
     for path in paths:
         try:
@@ -119,7 +119,7 @@ def file_sizes(root: Path, paths: Sequence[str]) -> list[int | None]:
 
 
 def check_counts(listing: Listing, expected: Mapping[str, tuple[int, int]]) -> None:
-    """A DatasetError for other numbers than published, an image listed twice, or a class that trains and tests."""
+    """Raise a DatasetError for numbers that differ, an image listed twice, or a class that trains and tests."""
     for wrong, what in (
         (listing.repeated(), "images are listed more than once"),
         (listing.shared_classes(), "classes are in the training and in the test part"),
@@ -132,30 +132,30 @@ def check_counts(listing: Listing, expected: Mapping[str, tuple[int, int]]) -> N
     found = listing.counts()
     if found != dict(expected):
         raise DatasetError(
-            f"{listing.root}: listed are {counts_text(found) or 'no images'}, but {listing.name} has "
+            f"{listing.root}: lists {counts_text(found) or 'no images'}, but {listing.name} has "
             f"{counts_text(expected)} (images / classes); the index files are incomplete or of another split"
         )
 
 
 def counts_text(counts: Mapping[str, tuple[int, int]]) -> str:
-    """Images and classes of each part, for people."""
+    """Images and classes of each part, as text."""
     texts = [f"{part} {images:,} / {classes:,}" for part, (images, classes) in counts.items()]
     return ", ".join(texts)
 
 
 def find_folder(root: Path, name: str, file: str) -> Path:
-    """The folder that holds a file: root, the folder `name` in it, or the one that some unpackers put into that."""
+    """The folder that holds a file: root, the folder `name` in it, or `name/name`, which some unpackers make."""
     for folder in (root, root / name, root / name / name):
         if (folder / file).is_file():
             return folder
     raise DatasetError(
-        f"{root}: there is no {file}, neither here nor in {name}; name the folder that the dataset's archive was "
+        f"{root}: found no {file}, here or in {name}; name the folder that the dataset's archive was "
         "unpacked in"
     )
 
 
 def folders_below(root: Path) -> list[Path]:
-    """A folder and those directly in it, by name: a dataset may lie in either."""
+    """A folder and the folders directly in it, by name: a dataset may lie in any of them."""
     try:
         return [root, *sorted(path for path in root.iterdir() if path.is_dir())]
     except OSError as error:
@@ -163,19 +163,19 @@ def folders_below(root: Path) -> list[Path]:
 
 
 def check_kind(path: Path) -> None:
-    """An OSError for what may never end."""
+    """Raise an OSError for a file that may never end."""
     if path.exists() and not (path.is_file() or path.is_dir()):
         raise OSError(None, "it is a pipe or a device")
 
 
 def read_lines(path: Path, *, pipes: bool = False) -> list[str]:
-    """The lines of a UTF-8 text file, whatever their ends; blank ones at the end are left out.
+    """Read the lines of a UTF-8 text file, with any line ends; blank lines at the end are left out.
 
     Args:
-        pipes: Read a pipe, too, which a shell may hand over.
+        pipes: Also read a pipe, which a shell may pass.
 
     Raises:
-        DatasetError: if it cannot be read or is not UTF-8, naming the line.
+        DatasetError: if the file cannot be read, or is not UTF-8; it names the line.
     """
     try:
         if not pipes:
@@ -191,10 +191,10 @@ def read_lines(path: Path, *, pipes: bool = False) -> list[str]:
 
 
 def read_rows(path: Path, columns: int, skip: int = 0) -> list[list[str]]:
-    """The words of each line of an index file, except the first ones.
+    """Read the words of each line of an index file, except the first lines.
 
     Raises:
-        DatasetError: what `read_lines` raises, or naming a line with another number of words.
+        DatasetError: as `read_lines` raises; or for a line with another number of words, which it names.
     """
     rows = [line.split() for line in read_lines(path)[skip:]]
     for number, row in enumerate(rows, start=skip + 1):
@@ -215,17 +215,17 @@ class Archive:
 
 @dataclass(frozen=True)
 class DatasetInfo:
-    """What there is to know about a dataset before one has it.
+    """Description of a dataset, available before it is fetched.
 
     Args:
-        name: As in `data.dataset`.
-        title: Its own name.
-        read: Finds the dataset in a folder, whichever of the layouts it has, and reads its index files.
+        name: Name in `data.dataset`.
+        title: The dataset's own name.
+        read: Finds the dataset in a folder, in any of the layouts, and reads its index files.
         counts: The published (images, classes) of each part.
         layouts: The layouts that `read` knows, each as a line that shows where the files lie.
-        archive: What to fetch; None where there is no lawful and living direct link.
-        by_hand: Where to get it and which files to put where, for people.
-        licence: What its owners allow, in a sentence.
+        archive: The file to fetch; None if there is no lawful and working direct link.
+        by_hand: Instructions for people: where to get the dataset, and which files to put where.
+        licence: The use that its owners allow, in a sentence.
         citation: Authors, title, venue, year.
     """
 
@@ -241,7 +241,7 @@ class DatasetInfo:
 
 
 def load(info: DatasetInfo, root: Path) -> Listing:
-    """The listing of a dataset, exactly as published; a DatasetError if it is not there or differs."""
+    """List a dataset; raise a DatasetError if it is not there or differs from the published one."""
     listing = info.read(root)
     check_counts(listing, info.counts)
     return listing

@@ -1,6 +1,6 @@
-"""Stanford Online Products: 120,053 photographs of 22,634 products that were on sale at eBay.
+"""Stanford Online Products: 120,053 photographs of 22,634 products from eBay offers.
 
-Products 1-11,318 train and the others test. The photographs of a product are few, five on average.
+Products 1-11,318 train and the others test. A product has few photographs, five on average.
 """
 
 import re
@@ -28,7 +28,7 @@ _IMAGE = re.compile(r"([a-z_]+)_final/[^/.][^/]*\.JPG")
 
 
 def read(root: Path) -> Listing:
-    """The images in the order of their ids, whatever the order of the lines.
+    """List the images in the order of their ids, whatever the order of the lines.
 
     Super-classes are named after the folders: "bicycle" for `bicycle_final`.
 
@@ -36,7 +36,7 @@ def read(root: Path) -> Listing:
         root: The folder `Stanford_Online_Products`, or one that holds it.
 
     Raises:
-        DatasetError: if an index file is missing or damaged, naming the line.
+        DatasetError: if an index file is missing or damaged; it names the line.
     """
     folder = find_folder(root, FOLDER, "Ebay_train.txt")
     images: dict[int, tuple[Literal["train", "test"], int, str, str]] = {}
@@ -61,11 +61,11 @@ def read(root: Path) -> Listing:
                 expected = f"{classes.start}..{classes.stop - 1}"
                 raise damaged(where, f"expected a class in {expected}, got {label}")
             if image in images:
-                raise damaged(where, f"image {image} was listed before")
+                raise damaged(where, f"image {image} is listed twice")
             super_class = match[1]
             known = super_ids.setdefault(super_class, super_id)
             if known != super_id:
-                got = f"super-class {super_class} has id {super_id} here and {known} before"
+                got = f"super-class {super_class} has id {super_id} here, but {known} in an earlier line"
                 raise damaged(where, got)
             images[image] = part, label, path, super_class
     ordered = [images[image] for image in sorted(images)]
@@ -74,7 +74,7 @@ def read(root: Path) -> Listing:
         root=folder,
         layout=FOLDER,
         paths=[path for _, _, path, _ in ordered],
-        classes=[f"{label:05}" for _, label, _, _ in ordered],  # sorted as text, too
+        classes=[f"{label:05}" for _, label, _, _ in ordered],  # also when sorted as text
         parts=[part for part, _, _, _ in ordered],
         super_classes=[super_class for _, _, _, super_class in ordered],
     )

@@ -1,4 +1,4 @@
-"""Class-disjoint validation inside the training classes: k folds, equal on every machine."""
+"""Class-disjoint validation within the training classes: k folds, equal on every machine."""
 
 import hashlib
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ def check_split(split: Split) -> None:
 
 
 def index_and_seed(key: int | tuple[int, int], length: int) -> tuple[int, int | None]:
-    """Of what a dataset is asked for; without a seed it is a test view."""
+    """Index and seed of a requested item; without a seed it is a test view."""
     index, seed = key if isinstance(key, tuple) else (key, None)
     if not 0 <= index < length:
         raise IndexError(f"index: expected 0..{length - 1}, got {index}")
@@ -31,12 +31,12 @@ def shuffled(names: Sequence[str]) -> list[int]:
 
 
 def validation_fold(names: Sequence[str], fold: int, folds: int) -> tuple[list[int], list[int]]:
-    """Positions of the classes that are left to train on, and of those held out, both ascending.
+    """Positions of the classes to train on, and of those held out, both ascending.
 
     Args:
-        names: Of all training classes.
-        fold: Which of the folds is held out, 0..folds-1.
-        folds: Into how many parts, equal up to one class, the classes are cut.
+        names: Names of all training classes.
+        fold: The fold to hold out, 0..folds-1.
+        folds: Number of parts; their sizes differ by at most one class.
 
     Raises:
         ValueError: for a fold outside 0..folds-1, or if there are fewer classes than folds.

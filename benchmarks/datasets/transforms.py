@@ -1,18 +1,18 @@
-"""What a network sees of an image: training and test views, as the four papers make them.
+"""Training and test views of an image, as the four papers make them.
 
-Their sizes and augmentations are in docs/datasets.md. HORDE's images are filtered with Lanczos, and its code
-resizes to 293 before the test's crop; the others interpolate bilinearly. What the papers leave open:
+Their sizes and augmentations are in docs/datasets.md. HORDE's code filters with Lanczos and resizes to 293 before
+the test's crop; the others interpolate bilinearly. What the papers leave open:
 
-* HORDE samples "the resolution" between 80 % and 180 % of the crop. Its code resizes the longer side to it, keeps
-  the aspect, puts an image that is smaller than the crop onto the middle of black pixels, and filters with Lanczos.
+* HORDE samples "the resolution" between 80 % and 180 % of the crop. Its code resizes the longer side to this size
+  with Lanczos, keeps the aspect, and centres an image that is smaller than the crop on black.
 * SEAN resizes "to 256 * 256" and crops; it does not say where, and mentions no mirroring.
 * ECAML resizes Cars-196 "directly" and prepares the others as in Oh Song et al. (CVPR 2016), whose code for
   Stanford Online Products cuts off the white margin of a photo, resizes its longer side to 256 and fills up a white
-  square. Here nothing is cut off or filled up: the shorter side becomes 256.
+  square. Here nothing is cut off or filled: the shorter side becomes 256.
 * JRD says "random crop"; its code calls torchvision's RandomResizedCrop, and resizes the shorter side to 256 before
   the centre crop of the test.
 
-Whatever the authors resized with, here it is Pillow, which smooths before it shrinks.
+Here Pillow does the resizing for all of them; it smooths before it shrinks.
 """
 
 import math
@@ -35,22 +35,22 @@ CROP_FRACTION = 0.875  # 224 of 256
 
 @dataclass(frozen=True, kw_only=True)
 class ImageViews:
-    """Turns a picture into the tensor that a network reads, and back.
+    """Turns an image into the tensor that a network reads, and back.
 
-    A training view is mirrored half of the time and draws from torch's default generator alone; whoever wants the
-    same view again seeds it.
+    A training view is mirrored half of the time. It draws only from torch's default generator: seed that to get
+    the same view again.
 
     Args:
         image_size: Height and width S of a view, in pixels.
-        resize: What the shorter side becomes before S x S pixels are cut out, in a test view and under
+        resize: Length of the shorter side before S x S pixels are cut out, in a test view and under
             "random_crop"; default: S for "multi_resolution", else S / 0.875.
-        keep_aspect: Whether that keeps the aspect; if not, the image becomes `resize` x `resize`.
-        augmentation: The training view: "multi_resolution", the longer side at 0.8 to 1.8 S, black around what is
-            smaller than S, a random S x S crop; "random_crop", the resized image and a random crop;
+        keep_aspect: Keep the aspect then; if False, the image becomes `resize` x `resize`.
+        augmentation: The training view: "multi_resolution", the longer side at 0.8 to 1.8 S, black around an
+            image smaller than S, a random S x S crop; "random_crop", the resized image and a random crop;
             "random_resized_crop", 8 to 100 % of the image's area at an aspect of 3/4 to 4/3, resized to S x S;
             "none", the test view.
-        mean: Of the network's training images, red, green, blue in [0, 1], as in timm's `pretrained_cfg`.
-        std: Likewise.
+        mean: Mean of the network's training images, red, green, blue in [0, 1], as in timm's `pretrained_cfg`.
+        std: Their standard deviation, likewise.
         interpolation: Filter for resizing.
 
     Shape:
@@ -125,7 +125,7 @@ class ImageViews:
 
     @cached_property
     def _statistics(self) -> torch.Tensor:
-        """(2, 3): mean and standard deviation in the units of a byte, so that bytes need not be rescaled."""
+        """Mean and standard deviation (2, 3) in units of a byte, so that bytes need no rescaling."""
         return (torch.tensor([self.mean, self.std], dtype=torch.float64) * 255).float()
 
     def _normalised(self, image: Image.Image) -> torch.Tensor:
@@ -135,5 +135,5 @@ class ImageViews:
 
 
 def _random_start(room: int) -> int:
-    """Where a crop begins that leaves `room` pixels over; one that lacks pixels is centred."""
+    """Start of a random crop that leaves `room` pixels; a crop that lacks pixels is centred."""
     return int(torch.randint(room + 1, ())) if room >= 0 else -(-room // 2)

@@ -1,4 +1,4 @@
-"""Every file of a dataset, opened and decoded: all that is wrong with it, told at once."""
+"""Check of a dataset: opens and decodes every file, and reports all faults at once."""
 
 import hashlib
 import math
@@ -20,7 +20,7 @@ FILES_PER_TASK = 16
 
 
 class Check(NamedTuple):
-    """What was looked at, whether it is right (None: it is neither right nor wrong), and what came out."""
+    """A check: its subject, True if all is well (None: neither right nor wrong), and the finding."""
 
     name: str
     passed: bool | None
@@ -28,14 +28,14 @@ class Check(NamedTuple):
 
 
 class Picture(NamedTuple):
-    """What a listed file turned out to be; without a size, it cannot be used."""
+    """The finding on a listed file; without a size, the file cannot be used."""
 
     size: tuple[int, int] | None = None
     mode: str = ""
     digest: bytes | None = None
     problem: str = ""
     found: bool = True
-    """Whether there is a file that can be read, an image or not."""
+    """True if there is a readable file, an image or not."""
 
 
 def verify(
@@ -45,18 +45,19 @@ def verify(
     num_workers: int | None = None,
     fast: bool = False,
 ) -> tuple[list[Check], list[str]]:
-    """Look at every listed file, at the lists themselves and at what else lies beside the images.
+    """Check every listed file, the lists themselves, and other files beside the images.
 
     Args:
-        counts: The published (images, classes) of each part; None where nothing is published.
-        num_workers: Threads, which are enough, since Pillow decodes without holding Python's lock; default: one for
-            each core that this process may use.
-        fast: Read the head of each file only: finds what is missing or no image, not what is cut off.
+        counts: The published (images, classes) of each part; None if nothing is published.
+        num_workers: Number of threads (enough, since Pillow decodes without Python's lock); default: one for each
+            core that this process may use.
+        fast: Read only the head of each file: this finds missing files and files that are not images, but not
+            truncated ones.
 
     Returns:
         All checks, and a line for every listed file that cannot be used.
     """
-    Image.init()  # not thread-safe when an image is opened
+    Image.init()  # opening an image loads them, which is not thread-safe
     paths = [listing.root / path for path in listing.paths]
     with ThreadPool(num_workers or joblib.cpu_count()) as pool:
         tasks = pool.imap(partial(_examine, fast=fast), paths, FILES_PER_TASK)
@@ -107,7 +108,7 @@ def _examine(path: Path, *, fast: bool) -> Picture:
             read_image(path)
     except DatasetError as error:
         return Picture(problem=str(error))
-    except Exception as error:  # decoders raise whatever damaged bytes lead them to
+    except Exception as error:  # damaged bytes make decoders raise almost any error
         return Picture(problem=f"{path}: cannot be opened ({reason(error)}); restore the file")
     return Picture(size, mode, digest)
 
@@ -118,7 +119,7 @@ def _none_of(name: str, wrong: Sequence[str], text: str) -> Check:
 
 
 def _boxes(listing: Listing, sizes: Mapping[str, tuple[int, int]]) -> Check:
-    """A box that only reaches over the edge is no error: published boxes do, by rounding."""
+    """Check the boxes. One that only reaches over the edge is no error: published boxes do, by rounding."""
     rows = zip(listing.paths, listing.boxes or (), strict=True)
     parts = [(path, box, inside(box, *sizes[path])) for path, box in rows if path in sizes]
     outside = [path for path, _, part in parts if part is None]
@@ -142,7 +143,7 @@ def _duplicates(listing: Listing, pictures: Mapping[str, Picture]) -> Check:
 
 
 def _unlisted(listing: Listing) -> int:
-    """Files in the folders that hold the images, which no list names."""
+    """Number of files in the images' folders that no list names."""
     listed = set(listing.paths)
     tops = {path.partition("/")[0] for path in listed}
     return sum(

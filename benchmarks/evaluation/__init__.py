@@ -1,4 +1,4 @@
-"""From a trained model to metrics, curves and pictures."""
+"""Metrics, curves and pictures of a trained model."""
 
 import lazy_loader as lazy
 

@@ -1,4 +1,4 @@
-"""Points of the curves while a run trains, and the weights that validation classes choose."""
+"""Points of the curves during training, and the choice of weights by validation classes."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -19,15 +19,15 @@ SELECTED_BY = "mean_average_precision_at_r"
 
 @dataclass
 class Curves:
-    """Measures a model at a step.
+    """Measures the model at a step of its training.
 
     Args:
         accelerator: The processes, all of which call the methods.
         model: The prepared network.
         datasets: Seen, unseen and validation classes.
-        settings: How many classes, which K.
+        settings: The number of classes, and the K.
         embedding: The keyword arguments of `embed`.
-        best: {"step", "value"} of the weights that the validation classes chose so far.
+        best: {"step", "value"} of the best weights so far, by the validation classes.
     """
 
     accelerator: Accelerator
@@ -40,7 +40,7 @@ class Curves:
     def point(self, step: int) -> dict[str, float]:
         """Recall@1 of some seen and some unseen classes; under protocol "fair", of all validation classes.
 
-        Step 0 shows the network as it was before, and is never chosen.
+        Step 0 shows the network before training, and is never chosen.
         """
         row = {"seen_recall_at_1": self._recall_at_1(self.datasets.train)}
         validation = self.datasets.validation
@@ -53,14 +53,14 @@ class Curves:
         return row | {"unseen_recall_at_1": found["recall_at_1"], SELECTED_BY: value}
 
     def oracle(self) -> dict[str, float]:
-        """All test classes, for curves, and for the column headed *oracle (test-selected)*."""
+        """Measure all test classes, for curves and for the column *oracle (test-selected)*."""
         found = self._tested(self.datasets.test, self.settings.recall_at)
         if not (self.settings.clustering and self.accelerator.is_main_process):
             return found.metrics
         return found.metrics | cluster_metrics(found.embeddings, found.labels)
 
     def _recall_at_1(self, dataset: Glyphs | ImageSet) -> float:
-        """Of some of the classes: for the report's curves, never for a choice."""
+        """Recall@1 of some of the classes, for the report's curves and never for a choice."""
         count = min(self.settings.curve_classes, dataset.num_classes)
         chosen = torch.linspace(0, dataset.num_classes - 1, count).long()
         some = torch.isin(dataset.labels, chosen).nonzero().flatten()

@@ -1,14 +1,14 @@
-"""Retrieval metrics of a model on a dataset, by one process or many.
+"""Embeddings of a dataset for retrieval metrics, computed by one process or many.
 
-Recall@K, R-precision and MAP@R are those of `pml_regularizers.RankAccuracyCalculator`. Every image is a query and
-all others are ranked for it by the distance of the L2-normalised embeddings. Images without another of their class
-are ranked for others but are no queries; where there are no queries, every metric is NaN. Where a dataset has
-queries and a gallery (In-Shop), every query is ranked against the gallery alone; R is then the number of gallery
-images of its class.
+Recall@K, R-precision and MAP@R are those of `pml_regularizers.RankAccuracyCalculator`. Every image is a query,
+for which all other images are ranked by the distance of the L2-normalised embeddings. An image that is alone in
+its class is ranked for others but is no query; without queries, every metric is NaN. If a dataset has queries and
+a gallery (In-Shop), each query is ranked against the gallery alone; R is then the number of gallery images of its
+class.
 
-Batch i is embedded by process i modulo the number of processes, so batches are composed as on one process and
-the embeddings are equal to the bit; queries are ranked in blocks shared out in the same way. What was embedded
-stands once in the memory of a host, and every process writes its rows to their places.
+Process i modulo the number of processes embeds batch i, so batches are composed as on one process and the
+embeddings are equal to the bit. Blocks of queries are shared in the same way. A host keeps one copy of the
+embeddings in memory, and every process writes its rows to their places.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -26,12 +26,12 @@ from benchmarks.evaluation.shared_tensors import exchange, shared_tensor
 
 
 class NonFiniteEmbeddingsError(ValueError):
-    """The model gives NaN or inf for some images; names them."""
+    """Error: the model gives NaN or inf for some images, which the message names."""
 
 
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """`model.eval()` inside; afterwards every submodule is in the mode that it had before."""
+    """Set `model.eval()` inside the context; afterwards every submodule returns to its former mode."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
@@ -42,10 +42,10 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
 
 
 def _bare(accelerator: Accelerator, model: nn.Module) -> nn.Module:
-    """`model` out of DDP and torch.compile.
+    """Unwrap `model` from DDP and torch.compile.
 
-    DDP's forward synchronises buffers, which hangs where processes have unequal numbers of batches;
-    and `unwrap_model` that keeps the compilation takes DDP out of the caller's model for good.
+    DDP's forward synchronises buffers, which hangs if processes have unequal numbers of batches. And
+    `unwrap_model`, if it keeps the compilation, removes DDP from the caller's model for good.
     """
     return accelerator.unwrap_model(model, keep_torch_compile=False)
 
@@ -61,18 +61,17 @@ def embed(
     progress: bool = True,
     dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, ...]:
-    """The embeddings and labels of all images, in dataset order, on the CPU, one copy for each host.
+    """Return the embeddings and labels of all images, in dataset order, on the CPU, one copy for each host.
 
-    The model runs in evaluation mode, without gradients, out of its DDP or torch.compile wrapper.
-    Its modes are restored at the end; the global random state is not touched.
+    The model runs in evaluation mode, without gradients and without its DDP or torch.compile wrapper. Its modes
+    are restored at the end; the global random state does not change.
 
     Args:
-        dataset: `dataset[i]` is (image, label, ...); a `Subset` of such a dataset will do.
-        extract: Called with the embeddings of a batch right after each forward, gives one more
-            vector per image, such as `HORDELoss.descriptor`. A module of its own behind it is
-            used in the mode that it is in.
+        dataset: `dataset[i]` is (image, label, ...); a `Subset` of such a dataset works as well.
+        extract: Function called with the embeddings of a batch right after each forward pass; it returns one more
+            vector per image, such as `HORDELoss.descriptor`. The mode of a module that it uses is not changed.
         progress: A progress bar on the main process.
-        dtype: What the images are cast to, such as `torch.float64` for a model in float64.
+        dtype: Type that the images are cast to, such as `torch.float64` for a model in float64.
     Returns:
         (embeddings (n, E), labels (n,)), and with `extract` the descriptors (n, D) as a third.
     Raises:
@@ -110,14 +109,14 @@ def embed(
             vectors = [rows.cpu() for rows in vectors]
             for source, rows in zip(sources, vectors, strict=False):
                 bad[source] += positions[~rows.isfinite().all(dim=1)].tolist()
-            # Labels made by a worker lie in shared memory: a copy lets go of its file handle.
+            # A worker's labels lie in shared memory: a copy releases its file handle.
             done.append([vectors[0], labels.clone(), *vectors[1:]])
     _check_shares(gather_object([(len(dataset), batch_size, bad)]))
     return _in_dataset_order(accelerator, batches, done)
 
 
 def _check_shares(shares: list[tuple[int, int, dict[str, list[int]]]]) -> None:
-    """Of each process, the number of images, the batch size and the positions of bad vectors by their source."""
+    """Check the shares (images, batch size, positions of bad vectors by source) of all processes."""
     sizes = sorted({(images, batch_size) for images, batch_size, _ in shares})
     if len(sizes) > 1:
         raise ValueError(
@@ -137,7 +136,7 @@ def _check_shares(shares: list[tuple[int, int, dict[str, list[int]]]]) -> None:
 def _in_dataset_order(
     accelerator: Accelerator, batches: Sequence[Tensor], done: list[list[Tensor]]
 ) -> tuple[Tensor, ...]:
-    """Whole columns from those of the batches that this process has done, which are dropped on the way."""
+    """Make whole columns of the batches that this process has done, which are dropped on the way."""
     n = sum(map(len, batches))
     # The first process has a batch; others may have none.
     layouts = gather_object([[(rows.shape[1:], rows.dtype) for rows in done[0]] if done else []])

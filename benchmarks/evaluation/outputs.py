@@ -1,9 +1,10 @@
-"""What a trained model is tested on: its embedding, and whatever else a paper's table reports of it.
+"""Tested outputs of a trained model: its embedding, and the other outputs that a paper's table reports.
 
 | output | what it is | asked for by |
 |---|---|---|
 | `embedding` | the model's output, on all test images | always |
-| `order_2` .. `order_K` | what HORDE's orders hand to their losses (HORDE, Tables 3 to 5) | `evaluation.orders` |
+| `order_2` .. `order_K` | the inputs of the losses of HORDE's orders (HORDE, Tables 3 to 5) | `evaluation.orders`
+|
 | `descriptor` | all orders, reduced by a PCA fitted on the training images (HORDE, dagger rows) | `.descriptor` |
 | `parts` | the embedding, as the mean over class-stratified parts (JRD, Tables 2 and 3) | `.parts`, `.divergence` |
 """
@@ -38,11 +39,11 @@ Metrics = dict[str, float]
 
 @dataclass
 class Outputs:
-    """What `test_outputs` found; only the main process has all metrics.
+    """Results of `test_outputs`; only the main process has all metrics.
 
     Attributes:
         metrics: {output: {metric: value}}.
-        half_widths: Of the 95 % intervals, where an output is a mean.
+        half_widths: Half-widths of the 95 % intervals, for outputs that are means.
         embeddings: (n, E), of the test images.
     """
 
@@ -61,15 +62,15 @@ def test_outputs(
     settings: Evaluation,
     embedding: dict[str, Any],
 ) -> Outputs:
-    """Test everything that the settings ask for, in one pass over the images; to be called on all processes.
+    """Test all outputs that the settings ask for, in one pass over the images; call it on all processes.
 
     Args:
         horde: The loss whose orders and descriptor are tested.
-        calculator: What is measured of every output.
+        calculator: Computes the metrics of every output.
         embedding: The keyword arguments of `embed`.
 
     Raises:
-        ValueError: what `evaluate` raises.
+        ValueError: as `evaluate`.
     """
     extract = horde.descriptor if horde and (settings.orders or settings.descriptor) else None
     options = {"extract": extract, **embedding}
@@ -101,7 +102,7 @@ def test_outputs(
 def _reduced(
     accelerator: Accelerator, horde: HORDELoss, trained: Tensor, descriptors: Tensor
 ) -> Tensor:
-    """Principal components, which the main process computes for all."""
+    """Principal components, computed by the main process for all."""
     n, size = len(descriptors), horde.embedding_size
     reduced = shared_tensor(accelerator, (n, size), descriptors.dtype)
     if accelerator.is_main_process:
@@ -132,7 +133,7 @@ def over_parts(
                 *(seen[seen_part], seen_labels[seen_part]),
                 *(embeddings[part], unseen_labels[part]),
             )
-            # The mean of the two errors: what JRD prints is small for a sum.
+            # The mean of the two errors: JRD's printed value is small for a sum.
             row["ideal_joint_error"] = ideal_joint_error(*both) / 2
             row["h_divergence"] = h_divergence(*both)
     intervals = {name: mean_interval([row[name] for row in rows]) for name in rows[0]}
@@ -143,7 +144,7 @@ def over_parts(
 
 
 def best_by_the_test(run: Path, recall_at: Sequence[int]) -> Metrics | None:
-    """The row of the table "oracle" that is best by the test set itself; None where no oracle was asked."""
+    """The best row of the table "oracle", by the test set itself; None if no oracle was requested."""
     table = read_table(run / "records", "oracle")
     if not table:
         return None
@@ -153,7 +154,7 @@ def best_by_the_test(run: Path, recall_at: Sequence[int]) -> Metrics | None:
 
 
 def save_embeddings(run: Path, test_set: Glyphs | ImageSet, embeddings: Tensor) -> None:
-    """Keep the embeddings of the tested images, with their labels."""
+    """Save the embeddings of the tested images, with their labels."""
     queries = test_set.is_query
     np.savez(
         run / EMBEDDINGS,

@@ -1,10 +1,10 @@
-"""Tensors that stand once in the memory of a host, however many processes on it work with them.
+"""Tensors in shared memory: one copy on a host, for any number of processes.
 
-They lie in an anonymous file in memory (Linux: memfd_create(2)), which the others open through the process that
-made it. There is no name that could be left behind, and the memory is free when the last process drops the
-tensor or ends, in whatever way. On systems without such files every process has a copy of its own.
+A tensor lies in an anonymous file in memory (Linux: memfd_create(2)), which the other processes open through the
+one that made it. No file name can be left behind, and the memory is freed when the last process drops the tensor
+or ends, in any way. On systems without such files every process has its own copy.
 
-All functions are to be called on all processes.
+Call all functions on all processes.
 """
 
 import os
@@ -19,7 +19,7 @@ from torch import Tensor
 
 
 def host() -> str:
-    """A name that only processes have in common that see each other in /proc; empty where there is no /proc."""
+    """A name shared only by processes that see each other in /proc; empty if there is no /proc."""
     try:
         booted = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{booted} {Path('/proc/self/ns/pid').readlink()}"
@@ -28,15 +28,15 @@ def host() -> str:
 
 
 def leaders(accelerator: Accelerator) -> list[int]:
-    """For each process, the first one on its host: the one that writes what all of them have."""
+    """For each process, the first process on its host, which writes what all of them share."""
     hosts = gather_object([host() or f"process {accelerator.process_index}"])
     return [hosts.index(name) for name in hosts]
 
 
 def shared_tensor(accelerator: Accelerator, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """An uninitialised tensor on the CPU, the same one for all processes of a host.
+    """Make an uninitialised tensor on the CPU, the same one for all processes of a host.
 
-    Where every process is alone on its host, it is a plain tensor.
+    If every process is alone on its host, it is a plain tensor.
     """
     first = leaders(accelerator)
     if len(set(first)) == len(first):
@@ -46,7 +46,7 @@ def shared_tensor(accelerator: Accelerator, shape: Sequence[int], dtype: torch.d
         handle = os.memfd_create("shared_tensor")
     try:
         paths = gather_object([f"/proc/{os.getpid()}/fd/{handle}"])
-        # Whoever comes first gives the file its size.
+        # The first process sets the file's size.
         flat = torch.from_file(paths[leader], shared=True, size=prod(shape), dtype=dtype)
         accelerator.wait_for_everyone()
     finally:
@@ -58,13 +58,13 @@ def shared_tensor(accelerator: Accelerator, shape: Sequence[int], dtype: torch.d
 def allocate(
     accelerator: Accelerator, shape: Sequence[int], dtype: torch.dtype
 ) -> tuple[Tensor, bool]:
-    """A `shared_tensor`, and whether this process is the one of its host that fills it."""
+    """Return a `shared_tensor`, and True if this process is the one on its host that must fill it."""
     first = leaders(accelerator)[accelerator.process_index]
     return shared_tensor(accelerator, shape, dtype), first == accelerator.process_index
 
 
 def exchange(accelerator: Accelerator, tensor: Tensor, parts: Sequence[Tensor]) -> None:
-    """Complete a shared tensor whose parts were written by different processes, also on different hosts.
+    """Complete a shared tensor whose parts were written by different processes, on one host or several.
 
     Args:
         tensor: (n, ...), made by `shared_tensor`.

@@ -1,8 +1,8 @@
-"""Files that a run saves for the pictures of reports and figures: to be looked at, never to choose by.
+"""Files that a run saves for the pictures of reports and figures: for inspection, never for a choice.
 
-`retrieval.npz` holds queries and their nearest neighbours, `map.npz` embeddings and small pictures of their images;
-`features.npz` deep features of a few training classes, and their means over all positions and over a sixth, as in
-HORDE's Figure 1.
+`retrieval.npz` holds queries and their nearest neighbours, `map.npz` embeddings and small pictures of their
+images. `features.npz` holds deep features of a few training classes, and their means over all positions and over
+a sixth of them, as in HORDE's Figure 1.
 """
 
 import io
@@ -21,29 +21,30 @@ from benchmarks.datasets import Glyphs, ImageSet
 from benchmarks.evaluation.embedding import evaluation_mode
 from benchmarks.records import replace_file
 
-SPREAD, EXTREMES, NEIGHBOURS = 8, 4, 8  # queries of each kind, and what is shown for one
+SPREAD, EXTREMES, NEIGHBOURS = 8, 4, 8  # queries of each kind, and neighbours of each query
 
-CLASSES, IMAGES = 6, 12  # of which deep features are shown, and of each of them
+CLASSES, IMAGES = 6, 12  # classes whose deep features are shown, and images of each
 
-POINTS = 720  # deep features in all: t-SNE takes some seconds for them
+POINTS = 720  # deep features in total: t-SNE takes some seconds for them
 
 MAPPED, MAPPED_CLASSES = 600, 60  # images on the map of embeddings, and their classes
-SIDE = 48  # the longer one of such an image, in pixels
+SIDE = 48  # longer side of such an image, in pixels
 
-RANKED = 2**22  # neighbours that are held at a time
+RANKED = 2**22  # neighbours held at a time
 
 
 def neighbours(embeddings: Tensor, k: int, rows: Tensor, gallery: Tensor | None) -> Tensor:
-    """(q, k) integers, the `k` nearest others of the images `rows`, nearest first, ranked as for the metrics.
+    """Nearest other images (q, k) of the images `rows`, nearest first, ranked as for the metrics.
 
-    They are looked for in the gallery, or without one among all; never the image itself, but its exact duplicates.
+    They come from the gallery, or without one from all images. The image itself is left out, its exact duplicates
+    are not.
     """
     unit = normalize(embeddings)
     if gallery is not None:
         return gallery[FaissKNN()(unit[rows], k, unit[gallery])[1]]
     _, found = FaissKNN()(unit[rows], k + 1, unit)
     itself = found == rows[:, None]
-    # Where more than k duplicates stand before the image, it is not in its own ranking.
+    # If more than k duplicates stand before the image, it is not in its own ranking.
     itself[~itself.any(dim=1), -1] = True
     return found[~itself].view(len(rows), k)
 
@@ -58,16 +59,16 @@ def save_showcase(
     batch_size: int,
     dtype: torch.dtype | None = None,
 ) -> None:
-    """Write the files that the report draws from; on one process.
+    """Write the files that the report's pictures are drawn from; call it on one process.
 
     Args:
         folder: The run folder.
-        model: The trained network, out of DDP and torch.compile.
-        train_set: Whose deep features are shown.
-        dataset: What was tested on; at least one query has an image to find.
+        model: The trained network, without DDP and torch.compile.
+        train_set: The images whose deep features are shown.
+        dataset: The tested dataset; at least one query has an image to find.
         embeddings: (n, E), of the whole dataset.
         batch_size: Images per forward pass.
-        dtype: What the images are cast to.
+        dtype: Type that the images are cast to.
     """
     precision = average_precision(embeddings, dataset.labels, dataset.is_query)
     _replace_npz(folder / "retrieval.npz", retrieval(dataset, embeddings, precision))
@@ -89,10 +90,10 @@ def _queries_and_gallery(n: int, is_query: Tensor | None) -> tuple[Tensor, Tenso
 
 
 def average_precision(embeddings: Tensor, labels: Tensor, is_query: Tensor | None) -> Tensor:
-    """The average precision at R of each image, (n,) float64, whose mean is MAP@R.
+    """Average precision at R of each image, (n,) float64, whose mean is MAP@R.
 
-    R is how many images of the query's class there are to find; where there is none, and for an image that is no
-    query, it is NaN. Rankings are as deep as the largest class needs and held for some queries at a time.
+    R is the number of images of the query's class to find. The value is NaN if there are none, and for an image
+    that is no query. Rankings are as deep as the largest class needs, and are held for some queries at a time.
     """
     rows, gallery = _queries_and_gallery(len(labels), is_query)
     sizes = torch.bincount(
@@ -114,7 +115,7 @@ def average_precision(embeddings: Tensor, labels: Tensor, is_query: Tensor | Non
 def retrieval(
     dataset: Glyphs | ImageSet, embeddings: Tensor, precision: Tensor
 ) -> dict[str, NDArray[Any]]:
-    """Queries, evenly spread and extreme, and what was found for them: the rows of each array are queries."""
+    """Queries, evenly spread and extreme, and their results: the rows of each array are queries."""
     rows, gallery = _queries_and_gallery(len(dataset), dataset.is_query)
     groups = {
         "evenly spread": rows[torch.linspace(0, len(rows) - 1, SPREAD).long().unique()],
@@ -140,7 +141,7 @@ def retrieval(
 
 
 def _extremes(precision: Tensor, labels: Tensor, *, best: bool) -> Tensor:
-    """The queries of highest or lowest average precision, one of a class; of equal ones the first."""
+    """The queries of highest or lowest average precision, one per class; of equal ones the first."""
     queries = (~precision.isnan()).nonzero()[:, 0]
     order = queries[precision[queries].argsort(descending=best, stable=True)]
     _, first_of_class = np.unique(labels[order].numpy(), return_index=True)
@@ -156,13 +157,13 @@ def deep_features(
 ) -> dict[str, NDArray[Any]] | None:
     """The deep features of some images, and their means over all positions and over a sixth of them.
 
-    They are read at the stage `model.head.feature_map`; None for a network without one. The positions that are kept
-    are drawn anew for every image, from a seed of their own.
+    They are read at the stage `model.head.feature_map`; a network without it gives None. The sixth of positions
+    is drawn for each image, from a separate seed.
 
     Returns:
-        "features" (M, C), of about `POINTS` positions, with their "feature_labels" (M,); "means" and "thinned"
+        "features" (M, C), from about `POINTS` positions, with their "feature_labels" (M,); "means" and "thinned"
         (n, C) with their "labels" (n,), the places of their classes in "class_names"; "positions" and
-        "thinned_positions", how many deep features an image has, and how many "thinned" is the mean of.
+        "thinned_positions", the numbers of deep features that "means" and "thinned" are means of.
     """
     stage = getattr(getattr(model, "head", None), "feature_map", None)
     if not isinstance(stage, nn.Module):
@@ -187,7 +188,7 @@ def deep_features(
             parts.append((shown, features.mean(dim=1), features[:, :sixth].mean(dim=1)))
     shown, means, thinned = (torch.cat(column) for column in zip(*parts, strict=True))
     classes, labels = dataset.labels[rows].unique(return_inverse=True)
-    # Divided by the largest, which could be beyond float16: a picture has no scale.
+    # Divided by the largest, which float16 might not hold: a picture has no scale.
     scale = (
         shown.abs().max().maximum(means.abs().max()).maximum(thinned.abs().max()).clamp_min(1e-30)
     )
@@ -204,7 +205,7 @@ def deep_features(
 
 
 def _some_images(labels: Tensor) -> Tensor:
-    """Images of some classes that have enough of them, or the most, evenly spread over those."""
+    """Images of some classes that have enough images, or the most, evenly spread over these classes."""
     sizes = torch.bincount(labels).clamp(max=IMAGES)
     largest = sizes.argsort(descending=True, stable=True)
     largest = largest[: max(CLASSES, int((sizes == sizes.max()).sum()))]

@@ -1,8 +1,8 @@
-"""PML's tester on the embeddings of all processes, and its calculators on vectors that are at hand.
+"""PML's tester on the embeddings of all processes, and PML's calculators on given vectors.
 
-Every image is a query and all others are ranked for it by the distance of the L2-normalised embeddings. Where a
-dataset has queries and a gallery (In-Shop), these are the splits "query" and "gallery" of PML's `splits_to_eval`:
-rows of one matrix, which is embedded in one pass and not copied apart.
+Every image is a query, for which all other images are ranked by the distance of the L2-normalised embeddings. If
+a dataset has queries and a gallery (In-Shop), these are the splits "query" and "gallery" of PML's
+`splits_to_eval`: rows of one matrix, which is embedded in one pass and not copied.
 """
 
 from collections.abc import Sequence
@@ -36,15 +36,15 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Evaluation:
-    """A tested dataset: the same on every process, all tensors on the CPU in dataset order.
+    """Results on a tested dataset: the same on every process, all tensors on the CPU in dataset order.
 
-    All processes of a host share the memory of the tensors: they are to be read only.
+    All processes of a host share the memory of the tensors: do not write to them.
 
     Attributes:
         metrics: Such as `{"recall_at_1": 0.47, ...}`, in the calculator's order.
         embeddings: (n, E), as the model gave them.
         labels: (n,).
-        descriptors: (n, D), what `extract` gave; None without it.
+        descriptors: (n, D), the results of `extract`; None without it.
     """
 
     metrics: dict[str, float]
@@ -54,13 +54,14 @@ class Evaluation:
 
 
 class SharedTester(GlobalEmbeddingSpaceTester):
-    """PML's tester, whose processes share the images and keep one copy of the embeddings on each host.
+    """PML's tester for several processes, which share the images and, on each host, one copy of the embeddings.
 
     Its `dataset_dict` holds one dataset, `{"test": dataset}`; `splits_to_eval` is `ALL` or `QUERIES`.
 
     Args:
         accelerator: The processes.
-        calculator: Any of PML's; it works on the main process alone, unless it shares the queries itself.
+        calculator: Any of PML's calculators; it works on the main process alone, unless it shares the queries
+            itself.
         is_query: (n,) bool, the rows of the split "query"; the others are the "gallery".
         embedding: The keyword arguments of `embed`: `batch_size`, `num_workers`, `extract`, ...
     """
@@ -75,7 +76,7 @@ class SharedTester(GlobalEmbeddingSpaceTester):
         super().__init__(
             accuracy_calculator=calculator,
             data_device=accelerator.device,
-            end_of_testing_hook=lambda tester: None,  # PML's default logs the metrics
+            end_of_testing_hook=lambda tester: None,  # PML's default hook logs the metrics
         )
         self.accelerator = accelerator
         self.is_query = is_query
@@ -85,7 +86,7 @@ class SharedTester(GlobalEmbeddingSpaceTester):
     def get_all_embeddings(
         self, dataset: Any, trunk_model: nn.Module, *arguments: Any, **options: Any
     ) -> tuple[Tensor, Tensor]:
-        """(embeddings (n, E), labels (n, 1)); what `extract` gave is kept in `descriptors`."""
+        """Return (embeddings (n, E), labels (n, 1)); the results of `extract` are kept in `descriptors`."""
         embeddings, labels, *more = embed(self.accelerator, trunk_model, dataset, **self.embedding)
         self.descriptors = more[0] if more else None
         return embeddings, labels[:, None]
@@ -93,7 +94,7 @@ class SharedTester(GlobalEmbeddingSpaceTester):
     def get_splits_to_compute_embeddings(
         self, dataset_dict: Any, splits_to_eval: Any
     ) -> tuple[Any, list[str]]:
-        """The whole dataset, in one pass."""
+        """Embed the whole dataset, in one pass."""
         return splits_to_eval, list(dataset_dict)
 
     def do_knn_and_accuracies(
@@ -114,7 +115,7 @@ def accuracy(
     labels: Tensor,
     is_query: Tensor | None = None,
 ) -> dict[str, float]:
-    """The metrics of vectors (n, D), L2-normalised before they are compared; to be called on all processes."""
+    """The metrics of vectors (n, D), L2-normalised before comparison; call it on all processes."""
     if isinstance(calculator, RankAccuracyCalculator):
         return _ranked(calculator, vectors, labels, is_query)
     found = {}
@@ -143,7 +144,7 @@ def _ranked(
 def rank_calculator(
     accelerator: Accelerator, recall_at: Sequence[int], *, progress: bool = False
 ) -> RankAccuracyCalculator:
-    """Recall@K, MAP@R and R-precision by all processes, from one copy of the vectors on each host."""
+    """Calculator of Recall@K, MAP@R and R-precision for all processes, with one copy of the vectors per host."""
     shown = progress and accelerator.is_main_process
     bar = partial(progress_bar, shown=shown, desc="ranking", unit="block", leave=False)
     return RankAccuracyCalculator(
@@ -173,10 +174,10 @@ def _included(recall_at: Sequence[int]) -> list[str]:
 def build_calculator(
     accelerator: Accelerator, spec: ClassSpec | None, recall_at: Sequence[int]
 ) -> AccuracyCalculator:
-    """The calculator of a test.
+    """Build the calculator of a test.
 
     Raises:
-        ConfigError: if the class is none of PML's calculators.
+        ConfigError: if the class is not one of PML's calculators.
     """
     if spec is None:
         return rank_calculator(accelerator, recall_at, progress=True)
@@ -200,15 +201,15 @@ def evaluate(
     is_query: Tensor | None = None,
     **embedding: Any,
 ) -> Evaluation:
-    """Test a model with PML's tester; to be called on all processes.
+    """Test a model with PML's tester; call it on all processes.
 
     Args:
-        calculator: What is measured.
+        calculator: Computes the metrics.
         is_query: (n,) bool; the other images are the gallery. Default: each is both.
         embedding: The keyword arguments of `embed`.
 
     Raises:
-        ValueError: if the dataset has less than two images, no query or no gallery; what `embed` raises.
+        ValueError: if the dataset has fewer than two images, no query or no gallery; as `embed`.
     """
     n = len(dataset)  # type: ignore[arg-type]
     if n < 2:
@@ -240,8 +241,8 @@ def cluster_metrics(
     Args:
         vectors: (n, D); they are L2-normalised here.
         labels: (n,).
-        restarts: Of k-means; the clustering with the least squared distances counts.
-        seed: Of its starts.
+        restarts: Restarts of k-means; the clustering with the least squared distances counts.
+        seed: Seed of its starts.
     """
     classes, labels = labels.unique(return_inverse=True)
     k_means = FaissKMeans(
@@ -257,6 +258,6 @@ def cluster_metrics(
 
 
 def pairwise_f1(labels: Tensor, clusters: Tensor) -> float:
-    """F1 of all pairs of images, "same cluster" taken for "same class": (n,), (n,) integers."""
+    """F1 over all pairs of images, with "same cluster" as the prediction of "same class": (n,), (n,) integers."""
     (_, wrong), (missed, right) = pair_confusion_matrix(labels, clusters)
     return float(2 * right / (2 * right + wrong + missed))

@@ -1,4 +1,4 @@
-"""A trained network for those who do not have this package."""
+"""Export of a trained network, for use without this package."""
 
 import lazy_loader as lazy
 

@@ -1,9 +1,9 @@
-"""Writes what a run has trained as files for those who do not have this package: timm, ONNX and a model card.
+"""Writes a run's network as files for use without this package: timm, ONNX and a model card.
 
     python -m benchmarks.export RUN_FOLDER --output FOLDER [--formats timm onnx] [--trust MODULE]
 
-The network of the last checkpoint is exported alone: no loss, nothing of a regularizer, and an attention is
-folded into the embedding layer: docs/export.md.
+Only the network of the last checkpoint is exported, without loss or regularizer; an attention is folded into the
+embedding layer: docs/export.md.
 """
 
 import argparse
@@ -17,7 +17,7 @@ FORMATS = ("timm", "onnx")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Prints what was written, how large it is and how exact; 2 if nothing was."""
+    """Print the files with their sizes and errors, and return the exit status: 2 if nothing was written."""
     parser = argparse.ArgumentParser("python -m benchmarks.export", description=__doc__)
     parser.add_argument("run", type=Path, metavar="RUN_FOLDER")
     parser.add_argument("--output", type=Path, required=True, metavar="FOLDER", help="new or empty")

@@ -20,7 +20,7 @@ CARD = Path(__file__).with_suffix(".md")
 
 
 def card(trained: Trained, exported: Mapping[str, Exported]) -> str:
-    """The model card, README.md: what it is, how to use it, what it was trained on and measured at."""
+    """The model card, README.md: description, usage, training data and results."""
     run, info, experiment = trained.run, trained.run.info, trained.experiment
     trunk, head = trained.network
     view = preprocessing(experiment.data, trunk)
@@ -28,7 +28,7 @@ def card(trained: Trained, exported: Mapping[str, Exported]) -> str:
     tested = (info.get("selection") or {"step": info["steps"]})["step"]
     results = None
     if info["status"] == "finished" and tested == trained.step:
-        # The descriptor is HORDE's, of which nothing is exported.
+        # The descriptor is HORDE's, which is not exported.
         results = compare([replace(run, info={**info, "outputs": {}})]).markdown()
     entrypoint = model_entrypoint(split_model_name_tag(experiment.model.trunk)[0])
     dirty = bool(info.get("dirty"))
@@ -44,7 +44,7 @@ def card(trained: Trained, exported: Mapping[str, Exported]) -> str:
         "versions": _inline(info.get("versions", {})),
         "hardware": f"{_inline(info['hardware'])}, {info['world_size']} process(es)",
     }
-    # They are not built, and may be no names of classes.
+    # They are not built, and may not be names of classes.
     losses = [str(term.loss.description.get("class_path")) for term in experiment.losses]
     config = dump(info["config"])
     longest = max(map(len, re.findall("`+", config)), default=0)
@@ -65,7 +65,7 @@ def card(trained: Trained, exported: Mapping[str, Exported]) -> str:
 
 
 def pooling(head: EmbeddingHead, ndim: int) -> str:
-    """What the head does to a trunk's features before its linear layer, in torch."""
+    """Code of the head's pooling, before its linear layer, in torch."""
     if head.pool == "token":
         return "features[:, 0]"
     reduce = {"avg": "mean", "max": "amax"}[head.pool]

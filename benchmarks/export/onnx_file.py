@@ -13,10 +13,10 @@ NEEDED_BY_ONNX = ("onnx", "onnxscript", "onnxruntime")
 
 
 def write_onnx(trained: Trained, folder: Path) -> Exported:
-    """The whole network, whose embeddings have length one, as an ONNX graph.
+    """Write the whole network, with embeddings of unit length, as an ONNX graph.
 
     Raises:
-        ConfigError: if torch cannot export the network, or onnxruntime does not give its embeddings.
+        ConfigError: if torch cannot export the network, or onnxruntime gives other embeddings.
     """
     path = folder / ONNX_FILE
     try:
@@ -31,7 +31,7 @@ def write_onnx(trained: Trained, folder: Path) -> Exported:
             dynamic_shapes=({0: torch.export.Dim("batch")},),
             verbose=False,
         )
-    except Exception as error:  # whatever a trunk's operations lead the exporter to
+    except Exception as error:  # a trunk's operations make the exporter raise almost any error
         raise ConfigError(
             f"--formats: onnx: torch cannot export {trained.experiment.model.trunk} ({reason(error)}); leave it "
             "out with --formats timm"

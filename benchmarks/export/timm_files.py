@@ -29,19 +29,19 @@ from benchmarks.settings import ConfigError, Data
 TIMM_FILE, HEAD_FILE = "model.safetensors", "head.safetensors"
 
 NORM_BEFORE_POOLING = ({}, {"fc_norm": False}, {"use_fc_norm": False})
-"""Vision transformers that pool their patches normalise afterwards, unless one of these tells them not to."""
+"""Arguments that keep vision transformers from normalising after they pool their patches."""
 
 
 def write_timm(trained: Trained, folder: Path) -> Exported:
-    """What `timm.create_model("local-dir:FOLDER", pretrained=True)` reads, and if need be the head beside it.
+    """Write the files for `timm.create_model("local-dir:FOLDER", pretrained=True)`, and if needed the head.
 
     Raises:
-        ConfigError: for an attention that cannot be folded, or if the files, read back, are not the network.
+        ConfigError: for an attention that cannot be folded, or if the files, read back, give another network.
     """
     head = trained.network.head
     if head.attention is not None:
         raise ConfigError(
-            f"--formats: timm has no {type(head.attention).__name__}, and no fold(linear) of it merges it into "
+            f"--formats: timm has no {type(head.attention).__name__}, and it has no fold(linear) to merge it into "
             "the embedding layer; export this network with --formats onnx"
         )
     files, parts = (TIMM_FILE, "config.json"), _save_whole(trained, folder)
@@ -61,7 +61,7 @@ def write_timm(trained: Trained, folder: Path) -> Exported:
 
 
 def _save_whole(trained: Trained, folder: Path) -> str | None:
-    """The trunk with the embedding layer as its classifier; or why that does not give the embeddings."""
+    """The trunk with the embedding layer as its classifier, or the reason why that gives other embeddings."""
     trunk, head = trained.network
     problems = []
     for norm in NORM_BEFORE_POOLING if hasattr(trunk, "fc_norm") else ({},):
@@ -74,7 +74,9 @@ def _save_whole(trained: Trained, folder: Path) -> str | None:
             linear = {f"{name}.weight": head.fc.weight, f"{name}.bias": bias}
             model.load_state_dict({**trunk.state_dict(), **linear})
             difference = trained.difference(embed(model, trained.images))
-        except Exception as error:  # whatever a trunk without such a pooling or classifier raises
+        except (
+            Exception
+        ) as error:  # a trunk without such a pooling or classifier may raise any error
             problems.append(reason(error))
             continue
         if difference <= SAME:
@@ -85,7 +87,7 @@ def _save_whole(trained: Trained, folder: Path) -> str | None:
 
 
 def _create(trained: Trained, arguments: Mapping[str, Any]) -> nn.Module:
-    """The timm model of a run, in another form than its trunk's."""
+    """The timm model of a run, in another form than its trunk."""
     model = without_weights(trained.experiment.model)
     channels = trained.experiment.data.in_chans
     return timm.create_model(model.trunk, in_chans=channels, **model.trunk_args, **arguments).eval()
@@ -110,7 +112,7 @@ def _save(
             "pretrained_cfg": {
                 **preprocessing(trained.experiment.data, trained.network.trunk),
                 "custom_load": False,
-                # What timm knows of its own weights does not hold for these.
+                # timm's facts about its own weights do not hold for these.
                 **dict.fromkeys(("tag", "license", "test_input_size", "test_crop_pct")),
             },
             **more,
@@ -123,7 +125,7 @@ def _reload(folder: Path) -> nn.Module:
 
 
 def preprocessing(data: Data, trunk: nn.Module) -> dict[str, Any]:
-    """What a test view of an image is, in the words of timm's `pretrained_cfg`."""
+    """The test view of an image, as entries of timm's `pretrained_cfg`."""
     size, own = image_size(data, trunk), resolve_model_data_config(trunk)
     if data.dataset == "glyphs":  # rendered in gray, seen in -1..1
         own |= {"interpolation": "bilinear", "crop_mode": "squash", "mean": (0.5,), "std": (0.5,)}
@@ -143,7 +145,7 @@ def preprocessing(data: Data, trunk: nn.Module) -> dict[str, Any]:
 
 
 def crop_fraction(size: int, shown: int) -> float:
-    """The `crop_pct` of which timm makes the side `shown` before the crop: floor(size / crop_pct)."""
+    """The `crop_pct` from which timm computes the side `shown` before the crop: floor(size / crop_pct)."""
     fraction = size / shown
     while floor(size / fraction) < shown:
         fraction = nextafter(fraction, 0)

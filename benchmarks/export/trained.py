@@ -14,8 +14,8 @@ from benchmarks.settings import ConfigError, Experiment, Model, parse
 from pml_regularizers import EmbeddingHead
 
 SAME = 1e-4
-"""How far a coordinate of an embedding of length one may lie off. Other kernels differ by rounding, 1e-7 to 1e-5 of
-a deep network; a normalisation on the other side of the pooling by 1e-2."""
+"""Largest allowed difference of a coordinate of a unit embedding. Other kernels differ by rounding, 1e-7 to 1e-5
+in a deep network; a normalisation on the other side of the pooling differs by 1e-2."""
 
 STARTING_WEIGHTS = ("pretrained", "checkpoint_path")
 """Arguments of `timm.create_model` that fetch weights; a checkpoint has its own."""
@@ -23,7 +23,7 @@ STARTING_WEIGHTS = ("pretrained", "checkpoint_path")
 
 @dataclass(frozen=True)
 class Trained:
-    """What a run folder holds of a network."""
+    """The network of a run folder, with its facts."""
 
     run: Run
     experiment: Experiment
@@ -35,13 +35,13 @@ class Trained:
     embeddings: Tensor  # (N, E), the checkpoint's of these images
 
     def difference(self, embeddings: Tensor) -> float:
-        """The largest of a coordinate, of the embeddings of the first images."""
+        """The largest difference of a coordinate, over the embeddings of the first images."""
         return (embeddings - self.embeddings[: len(embeddings)]).abs().max().item()
 
 
 @dataclass(frozen=True)
 class Exported:
-    """A format that was written."""
+    """A written format."""
 
     files: tuple[str, ...]
     difference: float  # the largest between its embeddings and the checkpoint's
@@ -49,23 +49,23 @@ class Exported:
 
 
 def load_trained(folder: Path) -> Trained:
-    """The network that a run has tested, or of its last checkpoint so far; no other files are read.
+    """Load the network that a run has tested, or that of its last checkpoint so far; no other files are read.
 
     Raises:
-        ConfigError: if the folder is no run, has no readable checkpoint, or describes another network than the
-            checkpoint's.
+        ConfigError: if the folder is not a run's, has no readable checkpoint, or describes another network than
+            the checkpoint holds.
     """
     try:
         run, state = load_run(folder), load_checkpoint(folder)
         settings = run.file("config.yaml")
-        if run.info.get("selection"):  # what validation classes chose is what was tested
+        if run.info.get("selection"):  # the weights that validation classes chose were tested
             state = load_best(folder, run.info["selection"]["step"])
     except (ValueError, RunFolderError) as error:
         raise ConfigError(str(error)) from error
     if state is None:
         raise ConfigError(f"{folder}: has no checkpoint yet; go on with the run by --resume")
     try:
-        # A folder of weights is not asked for what it holds now.
+        # The current contents of a folder of weights do not matter.
         experiment = parse([f"--config={settings}", "--model.weights=null"]).experiment
         network = build_model(without_weights(experiment.model), experiment.data).eval()
     except ConfigError as error:

@@ -1,4 +1,4 @@
-"""Writes a run as files for those who do not have this package: all of them, or none."""
+"""Writes a run as files for use without this package: all of them, or none."""
 
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -17,14 +17,14 @@ WRITERS = {"timm": write_timm, "onnx": write_onnx}
 
 
 def export(run: Path, output: Path, formats: Sequence[str]) -> dict[str, Exported]:
-    """Export a run folder into a new or empty one, which is whole or not there; what was written, by format.
+    """Export a run folder into a new or empty one, completely or not at all; return the files by format.
 
     Raises:
-        ConfigError: if the run cannot be read, the output is in use, a package is missing, or a format would not
-            give the checkpoint's embeddings.
+        ConfigError: if the run cannot be read, the output is in use, a package is missing, or a format would give
+            other embeddings than the checkpoint.
     """
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise ConfigError(f"--output: {output} is no empty folder; choose a new one")
+        raise ConfigError(f"--output: {output} is not an empty folder; choose a new one")
     missing = [name for name in NEEDED_BY_ONNX if find_spec(name) is None]
     if "onnx" in formats and missing:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Everything that a run writes and what is read back."""
+"""Records of a run: writing and reading."""
 
 import lazy_loader as lazy
 

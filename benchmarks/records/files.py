@@ -1,4 +1,4 @@
-"""Files that are whole or not there, and say so if they are not as they were written."""
+"""Files that are complete or absent, and whose damage is noticed."""
 
 import hashlib
 import json
@@ -13,7 +13,7 @@ from benchmarks.console import reason
 
 @contextmanager
 def damage_named(path: Path) -> Iterator[None]:
-    """Whatever goes wrong with what a file holds is a ValueError of one line that names the file."""
+    """Turn any error from a file's content into a ValueError of one line that names the file."""
     try:
         yield
     except Exception as error:
@@ -24,7 +24,7 @@ def damage_named(path: Path) -> Iterator[None]:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Writes a file such that, killed at any moment, either the old or the new one is there."""
+    """Write a file so that the old or the new one is there, even if the process is killed."""
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         with temporary.open("wb") as file:
@@ -33,7 +33,7 @@ def replace_file(path: Path, content: bytes) -> None:
             os.fsync(file.fileno())
         temporary.replace(path)
     except OSError:
-        temporary.unlink(missing_ok=True)  # room on a full disk
+        temporary.unlink(missing_ok=True)  # makes room on a full disk
         raise
 
 
@@ -44,22 +44,22 @@ def file_digest(path: Path) -> str:
 
 
 def signed(entries: Mapping[str, Any]) -> dict[str, Any]:
-    """Entries of a JSON file, and the SHA-256 of them as "sha256"."""
+    """Entries of a JSON file, with their SHA-256 as "sha256"."""
     others = {name: value for name, value in entries.items() if name != "sha256"}
     return others | {"sha256": hashlib.sha256(json.dumps(others).encode()).hexdigest()}
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The content of a file that `write_json` wrote.
+    """Read a file that `write_json` wrote.
 
     Raises:
-        ValueError: if it is anything else; the caller names the file.
+        ValueError: for any other file; the caller names it.
     """
     if path.exists() and not path.is_file():  # a pipe would never end
-        raise ValueError("it is no file")
+        raise ValueError("it is not a file")
     try:
         entries = json.loads(path.read_text(encoding="utf-8"))
-        json.dumps(entries, ensure_ascii=False).encode()  # halves of a character cannot be written
+        json.dumps(entries, ensure_ascii=False).encode()  # half a character cannot be written
     except RecursionError as error:
         raise ValueError("nested too deep") from error
     if not isinstance(entries, dict):
@@ -70,9 +70,9 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def write_json(path: Path, obj: Mapping[str, Any]) -> None:
-    """Writes `obj`, `signed`, atomically as indented JSON.
+    """Write `obj`, `signed`, atomically as indented JSON.
 
-    NaN and infinity become the words `NaN` and `Infinity`, which Python's json reads back but
-    strict parsers refuse: a null could not be told from a number that was never measured.
+    NaN and infinity become the words `NaN` and `Infinity`, which Python's json reads but strict parsers refuse: a
+    null would look like a number that was never measured.
     """
     replace_file(path, (json.dumps(signed(obj), indent=2, ensure_ascii=False) + "\n").encode())

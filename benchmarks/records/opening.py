@@ -1,4 +1,4 @@
-"""A run's folder, opened: locked, checked against what it was begun with, and written by the main process."""
+"""Opened run folder: locked, checked against the settings it was started with, written by the main process."""
 
 import json
 from collections import defaultdict
@@ -45,7 +45,7 @@ RESULTS = {
 
 
 class OpenRun:
-    """Exclusive use of a run folder; all processes make it, and the main process alone writes.
+    """Exclusive use of a run folder; all processes create this object, and only the main process writes.
 
     Args:
         about: Entries of run.json that describe data and weights.
@@ -53,9 +53,9 @@ class OpenRun:
     Attributes:
         path: The folder.
         info: run.json, on the main process.
-        finished: Whether there is nothing left to do.
-        identity: Seed, images, file of weights and settings. A checkpoint must agree in them, as far as settings
-            can move the result.
+        finished: True if nothing is left to do.
+        identity: Seed, images, file of weights and settings. A checkpoint must agree in them, except for settings
+            that cannot change the result.
 
     Raises:
         RunFolderError: on all processes, if the folder is in use (`RunFolderInUseError`) or holds another run.
@@ -87,7 +87,7 @@ class OpenRun:
         [self.finished] = broadcast_object_list([self.info.get("status") == "finished"])
 
     def _agree(self, work: Callable[[], None]) -> None:
-        """Do something on the main process; all of them raise what came of it."""
+        """Do something on the main process; all processes raise its error."""
         problem: Exception | None = None
         if self._accelerator.is_main_process:
             try:
@@ -112,7 +112,7 @@ class OpenRun:
         self.folder = RunFolder(self.path)
         if used and not command.resume:
             raise RunFolderError(
-                f"output: {self.path} holds a run already; add --resume to go on with it, or choose another "
+                f"output: {self.path} already holds a run; add --resume to continue it, or choose another "
                 "--output"
             )
         if used:
@@ -136,10 +136,10 @@ class OpenRun:
         }
 
     def begin(self, saved: Mapping[str, Any] | None) -> None:
-        """Cut the records back to the checkpoint that the run goes on from, and note that it is at work.
+        """Cut the records back to the checkpoint that the run continues from, and note that it is running.
 
         Raises:
-            RunFolderError: on all processes, if the records are not those that the checkpoint was written with.
+            RunFolderError: on all processes, if the records do not match the checkpoint.
         """
         self._agree(lambda: self._begin(saved))
 
@@ -155,12 +155,12 @@ class OpenRun:
         step = saved["step"] if saved else 0
         sessions = [*self.info.get("sessions", []), {"from_step": step, **session}]
         work = {"sessions": sessions, "status": "running", "error": None}
-        if not self._used:  # resumed elsewhere, by other code? The sessions say so.
-            # run.json first: killed from here on, the folder is a run that --resume goes on with.
+        if not self._used:  # the sessions show whether other code or another machine resumed it
+            # run.json first: if killed from here on, the folder is a run that --resume can continue.
             self.update(**session, **work)
         self._steps = RunRecords(
             self.path / "records",
-            # Nothing is kept of a run without a checkpoint, not even the row of step 0.
+            # A run without a checkpoint keeps nothing, not even the row of step 0.
             resume_step=(step or -1) if self._used else None,
             digests=saved["records"] if saved else {},
         )
@@ -175,7 +175,7 @@ class OpenRun:
             self.folder.keep_best(state["best"] and state["best"]["step"])
 
     def start_trackers(self) -> None:
-        """Tell the trackers of Accelerate the settings; to be called on all processes."""
+        """Pass the settings to Accelerate's trackers; call it on all processes."""
         if self._trackers:
             settings = {
                 name.replace("[", ".").replace("]", ""): str(value)  # MLflow takes no brackets
@@ -192,7 +192,7 @@ class OpenRun:
             self._steps.log_rows(table, of_table)
             for step, values in of_table:
                 by_step[step] |= {f"{table}/{name}": value for name, value in values.items()}
-        for step in sorted(by_step) if self._trackers else ():  # wandb takes no earlier one
+        for step in sorted(by_step) if self._trackers else ():  # wandb refuses earlier steps
             self._accelerator.log(by_step[step], step=step)
 
     def update(self, **changes: Any) -> None:
@@ -203,7 +203,7 @@ class OpenRun:
             try:
                 write_json(path, self.info)
             except OSError:
-                # A full disk has no room for another file; without its blanks this one fits into its place.
+                # A full disk has no room for another file; without its spaces this one fits into its old place.
                 content = json.dumps(signed(self.info)).encode()
                 if not path.exists() or len(content) > (size := path.stat().st_size):
                     raise
@@ -213,7 +213,7 @@ class OpenRun:
     def close(self) -> None:
         """Flush the records and let others write the folder."""
         if self._steps is not None:
-            with suppress(OSError):  # of a full disk, which has been told
+            with suppress(OSError):  # a full disk, which has been reported
                 self._steps.close()
         if self.folder is not None:
             self.folder.close()

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from benchmarks import building, settings  # what they need is not asked for before it is used
+from benchmarks import building, settings  # their dependencies are imported only when used
 from benchmarks.records.files import file_digest
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 def describe_data(
     experiment: "Experiment", datasets: "Datasets", trunk: nn.Module
 ) -> dict[str, dict[str, Any] | None]:
-    """Images and file of pretrained weights of a run, for its run.json."""
+    """Images and pretrained weights of a run, for its run.json."""
     data, test = experiment.data, datasets.test
     return {
         "data": {
@@ -70,10 +70,9 @@ PACKAGES = (
 
 
 def describe_code() -> dict[str, Any]:
-    """{"commit": the hash, "dirty": whether files differ from it, beside the pages in docs, which commands write}.
+    """{"commit": the hash, "dirty": True if files differ from it, except pages in docs that commands write}.
 
-    Both are None where this file is not under git's control, e.g. when it was installed. Never
-    raises.
+    Both are None if git does not track this file, e.g. when it was installed. Never raises.
     """
     here = Path(__file__).resolve()
     try:
@@ -109,7 +108,7 @@ def describe_versions() -> dict[str, str]:
 def describe_hardware() -> dict[str, Any]:
     """Processor, cores this process may use, torch's threads, memory in GiB and GPU names.
 
-    The processor's name and the memory are None where the system does not tell them.
+    The processor's name and the memory are None if the system does not give them.
     """
     affinity = getattr(os, "sched_getaffinity", None)  # Linux: what a container may really use
     return {
@@ -122,7 +121,7 @@ def describe_hardware() -> dict[str, Any]:
 
 
 def peak_memory() -> dict[str, float]:
-    """The most memory that this process has used so far, in GiB: of the machine and, if it has one, of its GPU."""
+    """Peak memory of this process so far, in GiB: of the machine and, if it has one, of its GPU."""
     kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     peak = {"host": kib / 2**20}
     if torch.cuda.is_available():
@@ -148,7 +147,7 @@ def _memory_gib() -> float | None:
 def command_line(argv: Sequence[str]) -> str:
     processes = os.environ.get("WORLD_SIZE", "1")
     on_cpu = os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("true", "1", "yes")
-    if "ACCELERATE_MIXED_PRECISION" in os.environ:  # accelerate sets it for what it launches
+    if "ACCELERATE_MIXED_PRECISION" in os.environ:  # accelerate sets it for its processes
         launcher = ["accelerate", "launch", *(["--cpu"] if on_cpu else [])]
         launcher += ["--num_processes", processes]
     else:

@@ -1,4 +1,4 @@
-"""The record of a run, as reports read it."""
+"""The record of a run, for reports."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,7 @@ REQUIRED = {
     },
     **{"wall_time_s": NUMBER, "hardware": dict, "world_size": int, "config": dict},
 }
-"""Entries of run.json, and what they hold: types, one of some words, or mappings with these entries."""
+"""Entries of run.json and their values: types, one of some words, or mappings with these entries."""
 
 OTHERS = {
     **{"recipe": str, "protocol": str, "command": str, "commit": str, "dirty": bool},
@@ -28,7 +28,7 @@ OTHERS = {
     "oracle": {...: NUMBER},
     "files": {...: str},
 }
-"""Entries that need not be there."""
+"""Optional entries."""
 
 NULLABLE = ("recipe", "commit", "dirty", "weights", "selection", "oracle")
 
@@ -49,10 +49,10 @@ class Run:
         return self.info["seed"]
 
     def file(self, name: str) -> Path:
-        """A file of the run, which may be missing.
+        """Return the path of a file of the run, which may be missing.
 
         Raises:
-            ValueError: if it is not the one that the run has finished with.
+            ValueError: if it is not the file that the run ended with.
         """
         path, wanted = self.folder / name, self.info.get("files", {}).get(name)
         # A pipe would never end.
@@ -64,21 +64,21 @@ class Run:
         return path
 
     def table(self, name: str) -> dict[str, list[float]]:
-        """A table of its records, as `read_table` gives it; a ValueError as of `file`."""
+        """Read a table of its records, as `read_table` does; raises ValueError as `file` does."""
         from benchmarks.records.steps import read_table  # imports torch
 
         return read_table(self.file(f"records/{name}.csv").parent, name)
 
 
 def digests(folder: Path) -> dict[str, str]:
-    """The SHA-256 of the files that reports and exports read beside run.json, by their paths in the folder."""
+    """SHA-256, by path in the folder, of the files that reports and exports read beside run.json."""
     patterns = ("config.yaml", "*.npz", "records/*.csv")
     paths = [path for pattern in patterns for path in sorted(folder.glob(pattern))]
     return {str(path.relative_to(folder)): file_digest(path) for path in paths}
 
 
 def load_run(folder: Path) -> Run:
-    """Reads a run folder.
+    """Read a run folder.
 
     Raises:
         ValueError: if its run.json is missing, unreadable or damaged.
@@ -102,11 +102,11 @@ def load_run(folder: Path) -> Run:
     if damaged := _misfit(info, REQUIRED | there):
         raise ValueError(f"{path}: its {damaged} is damaged; run that training again")
     config = {"config": info["config"]} if "config" in info else {}
-    return Run(folder, printable_names(info) | config)  # settings are compared as they are
+    return Run(folder, printable_names(info) | config)  # settings are compared without this check
 
 
 def _misfit(value: Any, kind: Any) -> str | None:
-    """Where a value is not as described: "data.split", "" for the value itself; None if it is."""
+    """Place of a value that is not as described: "data.split", "" for the value itself; None if all is well."""
     if not isinstance(kind, dict):
         fits = value in tuple(kind) if isinstance(kind, set) else isinstance(value, kind)
         fits &= not isinstance(value, int) or abs(value) < 2**63

@@ -1,7 +1,7 @@
-"""The folder of one run: who may write it, and checkpoints, which are whole or not there.
+"""The folder of one run: its lock, and its checkpoints, which are complete or absent.
 
-The name of a checkpoint ends with the SHA-256 of its bytes, and the checkpoint says of which run it is: it is used
-only where both hold.
+The name of a checkpoint ends with the SHA-256 of its bytes, and the checkpoint names its run. It is used only if
+both are right.
 """
 
 import fcntl
@@ -26,17 +26,17 @@ DIGEST = re.compile(r"-([0-9a-f]{64})\.pt$")
 
 
 class RunFolderError(PrintableError, RuntimeError):
-    """The run folder cannot be used; one line that says why and what to do."""
+    """Error: the run folder cannot be used; one line with the reason and the remedy."""
 
 
 class RunFolderInUseError(RunFolderError):
-    """Another process is writing there."""
+    """Error: another process is writing there."""
 
 
 class RunFolder:
     """Exclusive use of a run folder, from construction to `close` or the end of the process.
 
-    What killed processes have left half written there is removed.
+    Incomplete files of killed processes are removed.
 
     Raises:
         RunFolderInUseError: if another process is writing there.
@@ -79,17 +79,17 @@ class RunFolder:
                 time.sleep(0.1)
 
     def save(self, step: int, state: dict[str, Any]) -> None:
-        """Write a checkpoint: whole under its name, or not at all. The last two are kept."""
+        """Write a checkpoint: completely under its name, or not at all. The last two are kept."""
         _write(self.checkpoints, f"step_{step:09d}", {"step": step, **state})
         for old in saved_checkpoints(self.path)[:-KEPT]:
             old.unlink()
 
     def save_best(self, step: int, state: dict[str, Any]) -> None:
-        """Write the weights that were best so far, beside those of earlier steps."""
+        """Write the best weights so far, beside those of earlier steps."""
         _write(self.checkpoints, f"best_{step:09d}", {"step": step, **state})
 
     def keep_best(self, step: int | None) -> None:
-        """Once the checkpoint says which weights are the best: delete the others."""
+        """Delete all best weights except those that the checkpoint names."""
         kept = [] if step is None else _saved(self.path, "best", step)
         for path in self.checkpoints.glob("best_*.pt"):
             if path not in kept:
@@ -101,7 +101,7 @@ class RunFolder:
 
 
 def check_same(before: Mapping[str, Any], now: Mapping[str, Any], folder: Path) -> None:
-    """Refuse settings that are not those a folder was begun with.
+    """Refuse settings that differ from those that a folder was started with.
 
     Raises:
         RunFolderError: naming the first setting that differs.
@@ -114,7 +114,7 @@ def check_same(before: Mapping[str, Any], now: Mapping[str, Any], folder: Path) 
 
 
 def holds_other_files(run: Path) -> bool:
-    """Whether a folder without run.json is not one that was begun and killed."""
+    """True if a folder without run.json is not just a run that was killed at its start."""
     if not run.exists():
         return False
     ours = {run / ".lock", run / "checkpoints"}
@@ -139,10 +139,10 @@ def load_checkpoint(run: Path, identity: Mapping[str, Any] | None = None) -> dic
     """The last checkpoint of a run, on the CPU; None if there is none.
 
     Args:
-        identity: What "run" in the checkpoint must be, for a run that goes on from it: see `OpenRun`.
+        identity: The required entry "run" of the checkpoint, for a run that continues from it: see `OpenRun`.
 
     Raises:
-        RunFolderError: if it is damaged or of another run; it offers the one before it, if that is whole.
+        RunFolderError: if it is damaged or of another run; the message offers the one before it, if that is good.
     """
     paths = saved_checkpoints(run)
     if not paths:
@@ -151,22 +151,20 @@ def load_checkpoint(run: Path, identity: Mapping[str, Any] | None = None) -> dic
     try:
         return _load(run, last, identity)
     except RunFolderError as error:
-        remedy = f"delete {run / 'checkpoints'} to go on from the first step"
+        remedy = f"delete {run / 'checkpoints'} to start again from the first step"
         for path in reversed(before):
             with suppress(RunFolderError):
                 step = _load(run, path, identity)["step"]
-                remedy = (
-                    f"delete it to go on from the one before it, of step {step}, which is whole"
-                )
+                remedy = f"delete it to continue from the one before it, of step {step}, which is undamaged"
                 break
         raise RunFolderError(f"{error}; {remedy}") from error
 
 
 def load_best(run: Path, step: int) -> dict[str, Any]:
-    """The weights that validation classes chose, on the CPU.
+    """Load the weights that validation classes chose, on the CPU.
 
     Raises:
-        RunFolderError: if they are damaged or not there.
+        RunFolderError: if they are damaged or missing.
     """
     try:
         default = run / "checkpoints" / f"best_{step:09d}.pt"
@@ -176,7 +174,7 @@ def load_best(run: Path, step: int) -> dict[str, Any]:
 
 
 def _load(run: Path, path: Path, identity: Mapping[str, Any] | None) -> dict[str, Any]:
-    """A checkpoint, checked, and the best weights that it names likewise, as far as they are there."""
+    """Load and check a checkpoint, and check the best weights that it names, if they exist."""
     state = _read(path)
     if identity is None:
         return state
@@ -185,15 +183,15 @@ def _load(run: Path, path: Path, identity: Mapping[str, Any] | None) -> dict[str
         for best in _saved(run, "best", state["best"]["step"]) if state["best"] else []:
             _read(best)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise RunFolderError(f"{path}: not a run's checkpoint ({error!r})") from error
+        raise RunFolderError(f"{path}: is not a run's checkpoint ({error!r})") from error
     return state
 
 
 def _check_identity(path: Path, state: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
     if not DIGEST.search(path.name) or "run" not in state:
         raise RunFolderError(
-            f"{path}: expected a checkpoint with its SHA-256 in its name and its run inside, got none or one of an "
-            "earlier version, which can end that run"
+            f"{path}: expected a checkpoint with its SHA-256 in its name and its run inside, got another file or "
+            "one of an earlier version; only that version can finish the run"
         )
     saved, steps = state["run"], identity["config"]["optimization"]["steps"]
     for name, of in {
@@ -227,14 +225,14 @@ def _write(folder: Path, stem: str, state: dict[str, Any]) -> None:
             old.unlink()
         temporary.replace(folder / f"{stem}-{digest}.pt")
     except Exception:
-        temporary.unlink(missing_ok=True)  # room on a full disk
+        temporary.unlink(missing_ok=True)  # makes room on a full disk
         raise
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """A checkpoint that has the SHA-256 of its name, if that has one."""
+    """Load a checkpoint, which must have the SHA-256 of its name if that has one."""
     if path.exists() and not path.is_file():  # a pipe would never end
-        raise RunFolderError(f"{path}: is no file")
+        raise RunFolderError(f"{path}: is not a file")
     try:
         if (said := DIGEST.search(path.name)) and said[1] != file_digest(path):
             raise RunFolderError(f"{path}: damaged (its SHA-256 is not the one in its name)")

@@ -1,11 +1,11 @@
-"""What a run writes down: its numbers step by step, and on what they were made.
+"""Records of a run: its numbers, step by step.
 
-`RunRecords` logs through record-keeper to csv, sqlite and TensorBoard. record-keeper appends and
-never cuts back, so going on after a kill is this file's part: the rows behind the checkpoint and
-a half-written last line leave the csv and sqlite files before the first new row is written.
+`RunRecords` logs through record-keeper to csv, sqlite and TensorBoard. record-keeper only appends, so this file
+handles resuming after a kill: before the first new row is written, the rows behind the checkpoint and a
+half-written last line are removed from the csv and sqlite files.
 
-Whoever holds logs.db open in a transaction makes no run wait for long: the rows that it does not take are written
-with later ones, or, where it is never free again, stand in the csv files alone.
+A program that holds logs.db open in a transaction does not make a run wait for long: rows that the database does
+not accept are written with later ones. If it is never free again, they stand only in the csv files.
 
 NaN is kept as `nan` in the csv files, which `read_table` reads, and in TensorBoard; sqlite has no
 NaN and stores NULL.
@@ -33,30 +33,30 @@ STEP_COLUMN = "~iteration~"  # record-keeper's name of the first column
 
 DATABASE = "logs.db"  # record-keeper's name of the sqlite file
 
-PATIENCE = 5.0  # seconds to wait for whoever reads that file
+PATIENCE = 5.0  # seconds to wait for a program that reads that file
 
-REMEDY = "delete it to go on without its rows"
+REMEDY = "delete it to continue without its rows"
 
 Row = tuple[int, Mapping[str, float]]
-"""A step and its values."""
+"""A step and its values by name."""
 
 
 class RunRecords:
     """Tables of numbers by step, as csv files, one sqlite file and TensorBoard events.
 
-    After a SIGKILL, reopening with `resume_step=S` and logging the steps behind S again leaves
-    the csv and sqlite rows of a run that was never killed, provided that the rows up to S were
-    logged before the checkpoint of step S was written. One process may write at a time.
+    After a SIGKILL, reopen with `resume_step=S` and log the steps after S again: the csv and sqlite rows then
+    equal those of a run that was never killed, if the rows up to S were logged before the checkpoint of step S
+    was written. One process may write at a time.
 
     Args:
-        folder: Where the files go; made if it does not exist.
-        resume_step: The step of the checkpoint that the run goes on from (0: from the start).
-            Rows of later steps are removed, in TensorBoard hidden. None: a run's first start.
-        digests: What `digests` gave at that step.
+        folder: Folder of the files; created if it does not exist.
+        resume_step: The step of the checkpoint that the run continues from (0: from the start). Rows of later
+            steps are removed, or hidden in TensorBoard. None: a run's first start.
+        digests: The result of `digests` at that step.
 
     Raises:
-        ValueError: if resume_step is None and the folder already holds records, if they are damaged, or if a
-            table is not the one that had this digest; nothing is removed then.
+        ValueError: if resume_step is None and the folder already holds records, if records are damaged, or if a
+            table's digest differs; then nothing is removed.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class RunRecords:
             if tables or (folder / DATABASE).exists():
                 raise ValueError(
                     f"{folder}: already holds records; choose an empty folder, "
-                    "or pass resume_step=... to cut them back and go on"
+                    "or pass resume_step=... to cut them back and continue"
                 )
         else:
             kept = {path: _cut_csv(path, resume_step) for path in tables}
@@ -87,7 +87,7 @@ class RunRecords:
                         f"written after; put them back, or {REMEDY}"
                     )
             _check_database(folder / DATABASE, kept, resume_step)
-            _cut_database(folder / DATABASE, resume_step)  # or nothing is cut
+            _cut_database(folder / DATABASE, resume_step)  # check all before anything is cut
             for path, content in kept.items():
                 replace_file(path, content)
         self._columns: dict[str, list[str]] = {}
@@ -105,11 +105,11 @@ class RunRecords:
         self._keeper = RecordKeeper(self._tensorboard, writer)
 
     def log_rows(self, table: str, rows: Sequence[Row]) -> None:
-        """Writes rows of (step, values) and flushes them; the whole call is checked first.
+        """Write rows of (step, values) and flush them; the whole call is checked first.
 
-        record-keeper commits to sqlite and reads the whole csv file once per call, so give it many
-        rows at once in a long run. Processor time, everything included: 1,500 steps by 10 rows
-        1 s; 20,000 steps by 10 rows 49 s, by 100 rows 9 s.
+        record-keeper commits to sqlite and reads the whole csv file once per call, so pass many rows at once in a
+        long run. Total processor time: 1 s for 1,500 steps in calls of 10 rows; for 20,000 steps, 49 s in calls
+        of 10 rows and 9 s in calls of 100.
 
         Raises:
             ValueError: if the columns are not those of the table's first row, or if the steps do
@@ -135,7 +135,7 @@ class RunRecords:
         if columns is None or last_step is None:
             return
         for step, values in rows:
-            # float(): record-keeper drops numpy scalars. A column order that changes would give
+            # float(): record-keeper drops numpy scalars. A changed order of columns would give
             # the csv file a second header.
             self._keeper.update_records(
                 {table: {name: float(values[name]) for name in columns}}, int(step)
@@ -145,17 +145,17 @@ class RunRecords:
         self._columns[table], self._last_step[table] = columns, last_step
 
     def digests(self) -> dict[str, str]:
-        """SHA-256 of each table, so that its rows are known again."""
+        """SHA-256 of each table, to recognise its rows later."""
         return {path.stem: file_digest(path) for path in self.folder.glob("*.csv")}
 
     def close(self) -> None:
-        """Closes the TensorBoard file; everything else is on disk, unless logs.db was locked all the time."""
+        """Close the TensorBoard file; all else is on disk, unless logs.db was locked all the time."""
         self._database.catch_up()
         self._tensorboard.close()
 
 
 class _PatientDatabase(DBManager):
-    """record-keeper's database, which keeps rows for later while somebody else locks the file."""
+    """record-keeper's database, which keeps rows for later while another program locks the file."""
 
     def __init__(self, path: str) -> None:
         super().__init__(path)
@@ -169,7 +169,7 @@ class _PatientDatabase(DBManager):
         self.catch_up()
 
     def catch_up(self) -> None:
-        """Write what waits, as far as the file is free.
+        """Write the waiting rows, if the file is free.
 
         Raises:
             OSError: if it cannot be written at all.
@@ -184,14 +184,14 @@ class _PatientDatabase(DBManager):
                 raise OSError(errno.EIO, str(error), self.db_path) from error
             if not self._told:
                 warnings.warn(
-                    f"{self.db_path}: {error} by whoever reads it; its rows wait for the next time, and the csv "
+                    f"{self.db_path}: {error} by another program; its rows wait for the next time, and the csv "
                     "files beside it have them",
                     stacklevel=2,
                 )
             self._told = True
 
     def _let_go(self) -> None:
-        """End a transaction that failed: a cursor that stands open would keep its lock."""
+        """End a failed transaction: an open cursor would keep its lock."""
         with suppress(AttributeError, sqlite3.ProgrammingError):  # never open, or closed already
             self.cursor.close()
             self.conn.rollback()
@@ -205,7 +205,7 @@ class _PatientDatabase(DBManager):
 
 
 def read_table(folder: Path, table: str) -> dict[str, list[float]]:
-    """The columns of a table, "step" first; {} if it was never written.
+    """Read the columns of a table, "step" first; {} if it was never written.
 
     A last line that is still being written is left out.
     """
@@ -232,7 +232,7 @@ def _read_csv(path: Path) -> tuple[list[str], list[list[str]]]:
             if len([int(row[0]), *map(float, row[1:])]) != len(header):
                 raise ValueError(f"{len(row)} values under {len(header)} names")
     except (OSError, ValueError, IndexError, csv.Error) as error:
-        raise ValueError(f"{path}: is no table of numbers ({error}); {REMEDY}") from error
+        raise ValueError(f"{path}: is not a table of numbers ({error}); {REMEDY}") from error
     return header, rows
 
 
@@ -243,7 +243,7 @@ def _cut_csv(path: Path, last_step: int) -> bytes:
 
 
 def _check_database(path: Path, tables: Mapping[Path, bytes], last_step: int) -> None:
-    """Refuse a database with other numbers than the csv files; rows may be missing."""
+    """Refuse a database whose numbers differ from the csv files; rows may be missing."""
     if not path.exists():
         return
     there = "SELECT name FROM sqlite_master WHERE type = 'table'"
@@ -255,7 +255,7 @@ def _check_database(path: Path, tables: Mapping[Path, bytes], last_step: int) ->
             listed = ", ".join(f'"{column}"' for column in columns)
             for step, *row in database.execute(f'SELECT {listed} FROM "{table.stem}"'):
                 found = [str(math.nan if value is None else value) for value in row]
-                begun = not 0 <= step < min(known, default=1)  # else of a table that was deleted
+                begun = not 0 <= step < min(known, default=1)  # else the table was deleted
                 if begun and step <= last_step and known.get(step) != found:
                     raise ValueError(
                         f"{path}: step {step} of {table.stem} is not that of {table.name}; {REMEDY}"
@@ -265,7 +265,7 @@ def _check_database(path: Path, tables: Mapping[Path, bytes], last_step: int) ->
 def _cut_database(path: Path, last_step: int) -> None:
     if not path.exists():
         return
-    # One transaction. The row ids are set back too: sqlite would leave a gap in them.
+    # One transaction. The row ids are reset too, or sqlite would leave a gap.
     tables = "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'"
     with _opened(path) as database, database:
         for (table,) in database.execute(tables).fetchall():
@@ -279,9 +279,11 @@ def _cut_database(path: Path, last_step: int) -> None:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[sqlite3.Connection]:
-    """The database; a ValueError that names the file where it cannot be used."""
+    """Open the database; raise a ValueError that names the file if it cannot be used."""
     try:
         with closing(sqlite3.connect(path, timeout=PATIENCE)) as database:
             yield database
     except (sqlite3.Error, TypeError) as error:
-        raise ValueError(f"{path}: {error}; close what has it open, or {REMEDY}") from error
+        raise ValueError(
+            f"{path}: {error}; close the program that has it open, or {REMEDY}"
+        ) from error

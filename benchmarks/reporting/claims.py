@@ -1,4 +1,4 @@
-"""Claims of papers, each a comparison of two rows paired by seed: the tests, and a page and a figure of them."""
+"""Tests of the papers' claims, each a comparison of two rows paired by seed, and their page and figure."""
 
 import hashlib
 import io
@@ -18,19 +18,19 @@ from benchmarks.reporting.drawing import COLOURS, plain
 from benchmarks.reporting.table import Table
 from benchmarks.settings import ConfigError, read_yaml, settings_of_results
 
-SIGNIFICANT = 0.05  # what Holm's adjusted p lies below, for a claim to be shown or contradicted
+SIGNIFICANT = 0.05  # a claim is shown or contradicted if Holm's adjusted p lies below it
 
 POWER = 0.8
 
 Result = dict[str, Any]
-"""One training's "metrics", "outputs", "curve", "commit", "dirty" and "wall_time_s"."""
+"""Result of a training: "metrics", "outputs", "curve", "commit", "dirty" and "wall_time_s"."""
 
 WORDS = {"shown": COLOURS[2], "contradicted": COLOURS[1], "undecided": "#888888"}
 
 
 @dataclass(frozen=True)
 class Claim:
-    """One row, or an output of it, is better than another; or as good, within the margin."""
+    """A claim that a row, or an output of it, is better than another, or as good within the margin."""
 
     name: str
     claim: str
@@ -41,7 +41,7 @@ class Claim:
     equivalent: bool = False
 
     def rows(self) -> list[str]:
-        """The rows of the recipe file that it compares."""
+        """The compared rows of the recipe file."""
         return [side.partition(":")[0] for side in (self.better, self.than)]
 
 
@@ -72,13 +72,15 @@ class Tuning:
 
 
 def read_claims(path: Path) -> Claims:
-    """The claims of a file; a ConfigError if it has other keys than benchmarks/recipes/claims.yaml describes."""
+    """Read a file of claims; raise a ConfigError for keys not described in benchmarks/recipes/claims.yaml."""
     content = read_yaml(path)
     try:
         claims = [Claim(name, **about) for name, about in content.pop("claims").items()]
         return Claims(claims=claims, **content)
     except (AttributeError, KeyError, TypeError) as error:
-        raise ConfigError(f"{path}: expected the keys that its head describes: {error}") from error
+        raise ConfigError(
+            f"{path}: expected the keys described at the top of benchmarks/recipes/claims.yaml: {error}"
+        ) from error
 
 
 @dataclass(frozen=True)
@@ -86,10 +88,10 @@ class Finding:
     """A claim's paired differences, in percentage points, and their test.
 
     Attributes:
-        half_width: Of the 95 % Student-t interval of the mean.
+        half_width: Half-width of the 95 % Student-t interval of the mean.
         p: Twice the smaller of the one-sided p for the claim and against it, not adjusted.
-        holds: Which of the two is smaller.
-        visible: The difference that as many seeds see four times of five, before p is adjusted.
+        holds: True if the one-sided p for the claim is the smaller one.
+        visible: The true difference that as many seeds would show with a chance of 80 %, before p is adjusted.
     """
 
     claim: Claim
@@ -102,12 +104,13 @@ class Finding:
 
 
 def assess(claim: Claim, differences: Sequence[float], margin: float) -> Finding:
-    """A claim beside its differences, at least two.
+    """Test a claim by its paired differences, at least two.
 
-    "Better" is Student's paired t test; "as good" is two one-sided tests, and contradicted beyond the margin.
+    "Better" uses Student's paired t test; "as good" uses two one-sided tests, and is contradicted beyond the
+    margin.
     """
     n, mean = len(differences), float(np.mean(differences))
-    error = max(float(stats.sem(differences)), 1e-9)  # equal differences are no division by 0
+    error = max(float(stats.sem(differences)), 1e-9)  # equal differences must not divide by 0
     critical = float(stats.t.ppf(0.975, n - 1))
 
     def larger(bound: float) -> float:
@@ -128,7 +131,7 @@ def assess(claim: Claim, differences: Sequence[float], margin: float) -> Finding
 
 
 def holm(p: Sequence[float]) -> list[float]:
-    """Adjusted after Holm (1979), so that any wrong word among all has a chance of at most 5 %.
+    """Adjust p after Holm (1979), so that the chance of any wrong word among all is at most 5 %.
 
     >>> [round(value, 2) for value in holm([0.01, 0.5, 0.02])]
     [0.03, 0.5, 0.04]
@@ -140,7 +143,7 @@ def holm(p: Sequence[float]) -> list[float]:
 
 
 def words(findings: Sequence[Finding]) -> list[tuple[float, str]]:
-    """The adjusted p of each finding, and one of `WORDS`."""
+    """The adjusted p and one of `WORDS` for each finding."""
     told = []
     for finding, p in zip(findings, holm([finding.p for finding in findings]), strict=True):
         verdict = "shown" if finding.holds else "contradicted"
@@ -149,7 +152,7 @@ def words(findings: Sequence[Finding]) -> list[tuple[float, str]]:
 
 
 class Training(Protocol):
-    """A training with a seed, as `studies.plan` makes it."""
+    """A training with a seed, made by `studies.plan`."""
 
     folder: Path
     training: str
@@ -159,10 +162,10 @@ class Training(Protocol):
 
 
 class Results:
-    """Results of finished trainings, kept in a file when their folders are gone.
+    """Results of finished trainings, kept in a file that outlives their folders.
 
     Raises:
-        ValueError: if there is a file that is not what was written.
+        ValueError: if the file is not as it was written.
     """
 
     def __init__(self, path: Path) -> None:
@@ -171,11 +174,11 @@ class Results:
             self._kept: dict[str, Result] = read_json(path)["results"] if path.exists() else {}
 
     def of(self, training: Training) -> Result | None:
-        """The result of exactly these settings, as far as they can move it, and weights; None if there is none."""
+        """The result of these weights and settings (those that can change it); None if there is none."""
         return self._kept.get(_name(training))
 
     def add(self, trainings: Iterable[Training]) -> None:
-        """Keep what the run folders of these say."""
+        """Keep the results from the run folders of these trainings."""
         for training in trainings:
             run = load_run(training.folder)
             curve = {name: values[-1:] for name, values in run.table("evaluation").items()}
@@ -189,7 +192,7 @@ class Results:
 
 
 def _name(training: Training) -> str:
-    """Recipe, seed and a digest of what can move the result: other settings replace no result."""
+    """Key from recipe, seed and a digest of all that can change the result: other settings replace no result."""
     moving = settings_of_results(training.config)
     weights = training.weights and training.weights["sha256"]
     settings = json.dumps([moving, weights], sort_keys=True)
@@ -235,7 +238,7 @@ def claims_page(
     tunings: Sequence[Tuning],
     figure: str,
 ) -> str:
-    """The page in markdown; `figure` is the name of the file beside it."""
+    """The page in Markdown; `figure` is the name of the file beside it."""
     told, runs = words(findings), [result for of in results.values() for result in of.values()]
     rows = [
         [
@@ -309,7 +312,7 @@ others, before their own number is chosen: {", ".join(taken)}. All else stands i
 
 
 def save_forest(claims: Claims, findings: Sequence[Finding], path: Path) -> None:
-    """Draw a line for each claim, a mean difference and its interval, beside zero or the margin; a PNG."""
+    """Draw each claim's mean difference and interval as a line, beside zero or the margin, into a PNG."""
     figure = Figure(figsize=(8, 1 + 0.3 * len(findings)), layout="constrained")
     axes, seen = figure.add_subplot(), {}
     for y, (finding, (_, word)) in enumerate(zip(findings, words(findings), strict=True)):

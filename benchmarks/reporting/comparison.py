@@ -1,4 +1,4 @@
-"""Methods side by side: one row per label, paired differences, the notes that explain them."""
+"""Comparison of methods: one row per label, paired differences, and notes that explain them."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,18 +25,18 @@ DESCRIPTOR = (
 )
 
 TESTED_ON = ("name", "split", "fold", "fingerprint", "test_classes", "test_images", "view")
-"""What is recorded of the data that has to be equal in one table."""
+"""Facts about the data that must be equal in one table."""
 
 
 Metrics = dict[str, float]
 
 Rows = dict[str, dict[int, Metrics]]
-"""Metrics by name of the row and seed; a method's descriptor is a row of its own."""
+"""Metrics by row name and seed; a method's descriptor is a separate row."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """The content of the terminal's, Markdown's and HTML's comparison, and its runs by label."""
+    """Content of a comparison, for terminal, Markdown and HTML, and its runs by label."""
 
     methods: dict[str, list[Run]]
     heading: str
@@ -66,7 +66,7 @@ class Comparison:
 
 
 def compare(runs: Sequence[Run], baseline: str | None = None) -> Comparison:
-    """Puts finished runs side by side, one row per label; differences refer to the baseline's.
+    """Compare finished runs, one row per label; differences are to the baseline's row.
 
     Raises:
         ValueError: if a run is not finished, the runs' data or metrics differ, one label has a seed
@@ -82,7 +82,7 @@ def compare(runs: Sequence[Run], baseline: str | None = None) -> Comparison:
         rows[label] = {run.seed: run.info["metrics"] for run in members}
         for run in members:
             for output, found in run.info.get("outputs", {}).items():
-                if output != "parts":  # galleries of a part of the images: other numbers
+                if output != "parts":  # galleries of a part of the images: not comparable
                     name = f"{label} †" if output == "descriptor" else f"{label}: {output}"
                     if name in methods:
                         raise ValueError(
@@ -95,7 +95,7 @@ def compare(runs: Sequence[Run], baseline: str | None = None) -> Comparison:
     if any(len(seeds) > 1 for seeds in rows.values()):
         notes.append("± is the half-width of the 95 % Student-t interval over seeds.")
     if any(len(seeds) == 1 for seeds in rows.values()):
-        notes.append("A row of one seed has no interval: it cannot tell a method from chance.")
+        notes.append("A row of one seed has no interval: it cannot separate a method from chance.")
     if any(name.endswith("†") for name in rows):
         notes.append(DESCRIPTOR)
 
@@ -124,7 +124,7 @@ def _values(seeds: Mapping[int, Metrics], key: str) -> list[float]:
 def _differences(
     seeds: Mapping[int, Metrics], reference: Mapping[int, Metrics], key: str
 ) -> list[float]:
-    """Differences of the seeds that both have, in their order; none of a row to itself."""
+    """Differences over the seeds that both have, in their order; none between a row and itself."""
     if seeds is reference:
         return []
     common = sorted(seeds.keys() & reference.keys())
@@ -132,7 +132,7 @@ def _differences(
 
 
 def _best(rows: Rows, keys: Sequence[str]) -> frozenset[tuple[int, int]]:
-    """(row, column) of the highest mean of each column, and of what is printed like it."""
+    """(row, column) of the highest mean of each column, and of means that print the same."""
     found = set()
     for column, key in enumerate(keys, start=1) if len(rows) > 1 else ():
         means = [
@@ -144,7 +144,7 @@ def _best(rows: Rows, keys: Sequence[str]) -> frozenset[tuple[int, int]]:
 
 
 def _result(rows: Rows, baseline: str, key: str) -> str:
-    """One sentence on the first metric."""
+    """The result in one sentence, by the first metric."""
     name, said = metric_name(key), []
     for label, seeds in rows.items():
         if values := _differences(seeds, rows[baseline], key):
@@ -163,13 +163,13 @@ def _percent(values: Sequence[float], sign: str = "", empty: str = "–") -> str
 
 
 def _group(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """Label -> runs, in the order given; raises where the runs may not stand in one table."""
+    """Label -> runs, in the given order; raises a ValueError if the runs cannot be in one table."""
     methods: dict[str, list[Run]] = {}
     first = runs[0]
     for run in runs:
         if run.info["status"] != "finished" or not run.info["metrics"]:
             raise ValueError(
-                f"{run.folder}: the run is {run.info['status']!r}, not finished; go on with it by "
+                f"{run.folder}: the run is {run.info['status']!r}, not finished; continue it with "
                 "--resume, or leave it out"
             )
         check_alike(first, run)
@@ -177,8 +177,8 @@ def _group(runs: Sequence[Run]) -> dict[str, list[Run]]:
         for other in same:
             if other.seed == run.seed:
                 raise ValueError(
-                    f"{run.folder}: label {run.label!r} has seed {run.seed} in {other.folder} "
-                    "already; pass each seed once"
+                    f"{run.folder}: label {run.label!r} already has seed {run.seed} in {other.folder}; "
+                    "pass each seed once"
                 )
             if other.info["steps"] != run.info["steps"]:
                 raise ValueError(
@@ -190,13 +190,13 @@ def _group(runs: Sequence[Run]) -> dict[str, list[Run]]:
 
 
 def check_alike(first: Run, run: Run, keys: Sequence[str] = TESTED_ON) -> None:
-    """Raises unless both were tested on the same data, by the same metrics."""
+    """Raise a ValueError unless both were tested on the same data, by the same metrics."""
     for key in keys:
         expected, got = first.info["data"].get(key), run.info["data"].get(key)
         if got != expected:
             raise ValueError(
                 f"{run.folder}: data {key} is {got!r}, but {expected!r} in {first.folder}; "
-                "only what was tested on the same data can be compared"
+                "only runs tested on the same data can be compared"
             )
     if run.info["metrics"].keys() != first.info["metrics"].keys():
         raise ValueError(
@@ -223,7 +223,7 @@ def _heading(methods: dict[str, list[Run]]) -> str:
 
 
 def paired_differences(rows: Rows, baseline: str) -> Table | None:
-    """Each row minus the baseline, paired by seed; None where no two seeds are shared."""
+    """Each row minus the baseline, paired by seed; None if they share fewer than two seeds."""
     reference = rows[baseline]
     keys = list(next(iter(reference.values())))
     lines = []

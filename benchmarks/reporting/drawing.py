@@ -11,22 +11,22 @@ from matplotlib.text import Text
 
 from benchmarks.console import printable
 
-# Okabe and Ito's colours, told apart by colour-blind readers and on light and dark ground alike.
+# Okabe and Ito's colours: colour-blind readers can distinguish them, on light and dark backgrounds.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 
 MARKERS = ("o", "s", "^", "D", "v", "P")
 
-INK = "#010203"  # stands for the page's text colour inside a figure
+INK = "#010203"  # placeholder for the page's text colour in a figure
 
-LONGEST_NAME = 22  # letters of a class's name beside an axis or in a key
+LONGEST_NAME = 22  # characters of a class's name beside an axis or in a key
 
 LETTERS_PER_INCH = 15  # of a key
 
-ROWS, ROW = 2, 1 / 6  # of a key that a figure has room for; for each further one it grows by inches
+ROWS, ROW = 2, 1 / 6  # of a key that a figure has room for; it grows by inches for each further one
 
 
 def svg(figure: Figure, xlabel: str, title: str) -> bytes:
-    """The figure with logarithmic axes, on white, which dark pages show as well, its key above it."""
+    """The figure with logarithmic axes, on white also in dark pages, its key above it."""
     for axes in figure.axes:
         axes.loglog(base=2)
         for axis in (axes.xaxis, axes.yaxis):
@@ -42,7 +42,7 @@ def svg(figure: Figure, xlabel: str, title: str) -> bytes:
 
 
 def _saved(figure: Figure, title: str, **how: bool) -> bytes:
-    """The salt keeps element ids the same from report to report; no metadata, no date and no links."""
+    """SVG settings: the salt keeps element ids equal between reports; no metadata, no date and no links."""
     file = io.BytesIO()
     metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
     with rc_context({"svg.hashsalt": title, "svg.fonttype": "none"}), warnings.catch_warnings():
@@ -54,14 +54,15 @@ def _saved(figure: Figure, title: str, **how: bool) -> bytes:
 
 
 def show_names(figure: Figure) -> None:
-    """Make all texts of the figure `printable`; SVG cannot hold others."""
+    """Make all texts of the figure `printable`, since SVG cannot hold others."""
     for text in figure.findobj(Text):
         assert isinstance(text, Text)
         text.set_text(printable(text.get_text(), keep="\n"))
 
 
 def plain(text: str) -> str:
-    """Text that matplotlib does not read as mathematics, nor, at a leading underscore, as no entry of a key."""
+    """Text that matplotlib takes neither for mathematics nor, with a leading underscore, for hidden in the
+    key."""
     text = text.replace("$", r"\$")
     return f"\N{ZERO WIDTH SPACE}{text}" if text.startswith("_") else text
 
@@ -83,7 +84,7 @@ def figure_html(figure: Figure, title: str, caption: str, *, broad: bool = False
     """The figure as inline SVG that takes the page's colours, its key below it, then title and caption.
 
     Args:
-        broad: Do not shrink it to the width of a phone.
+        broad: Do not shrink the figure to the width of a phone.
     """
     for axes in figure.axes:
         axes.spines[["top", "right"]].set_visible(False)

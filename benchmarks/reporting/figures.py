@@ -1,6 +1,6 @@
-"""The figures of the report: each function gives a piece of HTML, or nothing where a run saved nothing to draw.
+"""Figures of the report: each function returns a piece of HTML, empty if a run saved nothing to draw.
 
-Curves stand as inline SVG that takes the page's colours, images as PNG inside the page.
+Curves are inline SVG in the page's colours, images are PNG inside the page.
 """
 
 import base64
@@ -27,9 +27,9 @@ LOSS_POINTS = 75  # points of a loss curve, each the mean of a block of steps
 
 NEIGHBOURS = Path(__file__).with_name("neighbours.html")
 
-LETTERS = string.ascii_uppercase  # of methods, as far as they go
+LETTERS = string.ascii_uppercase  # of methods, as far as there are enough
 
-TICKS = 7  # at most; one at each measured step, where they are no more
+TICKS = 7  # at most; one at each measured step if these are no more
 
 Methods = dict[str, list[Run]]
 
@@ -65,7 +65,7 @@ def _loss_figure(methods: Methods) -> Markup:
 
 
 def _term_figures(methods: Methods) -> list[Markup]:
-    """The weighted terms of each loss that is a sum."""
+    """Curves of the weighted terms, for each loss that is a sum."""
     figures = []
     for label, members in methods.items():
         tables = [run.table("terms") for run in members]
@@ -94,7 +94,7 @@ USE = {
 
 
 def _recall_figures(methods: Methods) -> list[Markup]:
-    """Seen and unseen classes on one scale, as in ECAML's Figure 2."""
+    """Curves of seen and unseen classes on one scale, as in ECAML's Figure 2."""
     found = {kind: _curves(methods, "evaluation", f"{kind}_recall_at_1") for kind in KINDS}
     every = [values.max() for lines in found.values() for _, values in lines.values()]
     if not every:
@@ -114,7 +114,7 @@ def _recall_figures(methods: Methods) -> list[Markup]:
 
 
 def _curves(methods: Methods, table: str, column: str) -> Lines:
-    """A line for each label with such a column."""
+    """A line for each label that has such a column."""
     found = {
         label: over_steps([run.table(table) for run in members], column)
         for label, members in methods.items()
@@ -125,7 +125,7 @@ def _curves(methods: Methods, table: str, column: str) -> Lines:
 def over_steps(
     tables: Sequence[Mapping[str, list[float]]], column: str
 ) -> tuple[Floats, Floats] | None:
-    """Steps (T,) that the tables of all runs have and their values (runs, T); None where there are none."""
+    """Steps (T,) in the tables of all runs, and their values (runs, T); None if there are none."""
     if not all(column in t for t in tables):
         return None
     series = [dict(zip(t["step"], t[column], strict=True)) for t in tables]
@@ -141,13 +141,13 @@ def _seeds(values: Iterable[Floats]) -> str:
 
 
 def _style(methods: Methods, label: str) -> tuple[str, str]:
-    """Colour and marker, the same in all figures."""
+    """Colour and marker of a method, the same in all figures."""
     place = list(methods).index(label)
     return COLOURS[place % len(COLOURS)], MARKERS[(place + place // len(COLOURS)) % len(MARKERS)]
 
 
 def _line_figure(methods: Methods, lines: Lines, ylabel: str) -> tuple[Figure, Axes]:
-    """The means over seeds with their names, and the single seeds behind them in light lines."""
+    """Draw the means over seeds with their names, and behind them the single seeds in light lines."""
     figure, axes = new_figure("training step", ylabel)
     for label, (steps, values) in lines.items():
         colour, marker = _style(methods, label)
@@ -170,7 +170,7 @@ STARS = {"means": "a  means of all features", "thinned": "b  means of a sixth"}
 
 
 def deep_features(run: Run) -> str:
-    """t-SNE of deep features with their means over all positions and over a sixth, as in HORDE's Figure 1.
+    """t-SNE of deep features and their means over all positions and over a sixth, as in HORDE's Figure 1.
 
     Raises:
         ValueError: naming the file, if it cannot be drawn.
@@ -208,7 +208,7 @@ def neighbours(methods: Methods) -> str:
         with damage_named(path):
             found, places = pictures.saved(path), Counter[str]()
             for row, group in enumerate(found["query_groups"].tolist() if found else []):
-                # These are the same for all methods, the others each method's own.
+                # All methods share these queries; the others differ between methods.
                 title = SPREAD if group == "evenly spread" else f"{group} queries of {label}"
                 key = places[group], str(found["query_names"][row])
                 places[group] += 1
@@ -225,7 +225,7 @@ SPREAD = "Evenly spread over the test set"
 
 
 def _answer(found: pictures.Saved, row: int) -> dict[str, Any]:
-    """A query and its neighbours, as pictures with their texts."""
+    """A query and its neighbours, as pictures with texts."""
     of, name, precision = (found[f"query_{key}"][row] for key in ("labels", "names", "precision"))
     about = f", average precision {100 * precision:.1f} %" if np.isfinite(precision) else ""
     columns = (found[f"neighbour_{key}"][row] for key in ("labels", "names", "images"))

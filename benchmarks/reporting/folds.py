@@ -1,4 +1,4 @@
-"""Runs on several folds and seeds as one method, compared fairly: docs/protocols.md."""
+"""Methods of runs on several folds and seeds, under the fair protocol: docs/protocols.md."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -31,18 +31,18 @@ Metrics = dict[str, float]
 
 @dataclass(frozen=True)
 class Method:
-    """What `evaluate` left in a folder."""
+    """Results of `evaluate` in a folder."""
 
     folder: Path
-    run: Run  # one of them, for what all have in common
+    run: Run  # one of the runs, for their common facts
     folds: int
-    numbers: dict[str, dict[int, Metrics]]  # by kind and seed, where all folds are finished
+    numbers: dict[str, dict[int, Metrics]]  # by kind and seed, if all folds are finished
     dimensions: dict[str, int]  # of the embeddings, by kind
-    left_out: list[str]  # why other seeds are not among them
+    left_out: list[str]  # why other seeds are left out
 
 
 def read_method(folder: Path) -> Method:
-    """The results of an evaluation; ensembles are measured where that was not done yet.
+    """Load the results of an evaluation; measure ensembles that are not measured yet.
 
     Raises:
         ValueError: if the folder holds none, or runs that do not belong together.
@@ -50,7 +50,7 @@ def read_method(folder: Path) -> Method:
     runs = [load_run(path.parent) for path in sorted(folder.glob("seed*-fold*/run.json"))]
     if not runs:
         raise ValueError(
-            f"{folder}: no run there; expected a folder of python -m benchmarks.fair evaluate"
+            f"{folder}: found no run; expected a folder of python -m benchmarks.fair evaluate"
         )
     first = next((run for run in runs if run.info["status"] == "finished"), runs[0])
     folds = first.info["config"]["data"]["folds"]
@@ -88,14 +88,14 @@ def read_method(folder: Path) -> Method:
 
 
 def _differing(runs: Sequence[Run]) -> list[str]:
-    """The settings in which runs differ, beside those that say which run it is."""
+    """The settings in which runs differ, except those that identify a run."""
     first = runs[0].info["config"]
     changes = [config_changes(first, run.info["config"], ABOUT_THE_RUN) for run in runs[1:]]
     return list(dict.fromkeys(change.key for one in changes for change in one))
 
 
 def _ensemble(path: Path, runs: Sequence[Run]) -> dict[str, Any]:
-    """The metrics of the runs' models together, from the file or into it."""
+    """The metrics of the ensemble of the runs' models, read from the file or written to it."""
     of = [run.info["finished"] for run in runs]
     with suppress(OSError, ValueError):  # missing or damaged
         known = read_json(path)
@@ -114,7 +114,7 @@ def _ensemble(path: Path, runs: Sequence[Run]) -> dict[str, Any]:
 def concatenated(
     paths: Sequence[Path],
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """The embeddings (n, sum of E) of several models of the same images, their labels and which are queries."""
+    """Embeddings (n, sum of E) of the same images by several models, their labels, and a mask of the queries."""
     parts: list[torch.Tensor] = []
     first: dict[str, torch.Tensor] = {}
     for path in paths:
@@ -122,13 +122,13 @@ def concatenated(
             arrays = {name: torch.from_numpy(file[name]) for name in file.files}
         first = first or arrays
         if not torch.equal(first["labels"], arrays["labels"]):
-            raise ValueError(f"{path}: not of the same images as {paths[0]}")
+            raise ValueError(f"{path}: holds other images than {paths[0]}")
         parts.append(normalize(arrays["embeddings"], dim=1))
     return torch.cat(parts, dim=1), first["labels"], first.get("is_query")
 
 
 def fair_comparison(methods: Sequence[Method], expected_seeds: int) -> str:
-    """The methods in markdown: a table for every kind of number, with differences paired by seed.
+    """Compare methods in Markdown: a table for every kind of number, with differences paired by seed.
 
     Raises:
         ValueError: if they were not tested on the same data, or by the same metrics.

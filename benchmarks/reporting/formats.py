@@ -10,7 +10,7 @@ from benchmarks.reporting.table import WIDTH, Table
 
 @dataclass(frozen=True)
 class Page:
-    """What is printed, whatever the format: tables under their headings, then lists, then commands."""
+    """Content in any format: tables under their headings, then lists, then commands."""
 
     title: str
     sections: list[tuple[str, Table]]
@@ -39,7 +39,7 @@ class Page:
         return "\n\n".join(parts) + "\n"
 
     def latex(self) -> str:
-        """The tables, and the lists as comments."""
+        """The tables in LaTeX, with the lists as comments."""
         parts = ["% \\usepackage{booktabs}"]
         for heading, table in self.sections:
             rows = "\n".join(map(_latex_row, table.rows))

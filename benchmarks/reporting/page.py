@@ -13,7 +13,7 @@ PAGE = Path(__file__).with_suffix(".html")
 
 
 def write_html(runs: Sequence[Run], path: Path, baseline: str | None = None) -> None:
-    """Writes the report as one file that loads nothing; arguments and errors as `compare`."""
+    """Write the report as one file that loads nothing; arguments and errors as in `compare`."""
     comparison = compare(runs, baseline)
     firsts = [members[0] for members in comparison.methods.values()]
     page = fill(

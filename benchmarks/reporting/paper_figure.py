@@ -1,4 +1,4 @@
-"""A paper's figure with our runs: what stands where is in its recipes, under `figure`."""
+"""A paper's figure drawn from our runs; its recipes describe it under `figure`."""
 
 import io
 from collections.abc import Sequence
@@ -30,10 +30,10 @@ Points = dict[float, Estimate | None]
 
 
 def save_figure(table: RecipeTable, folders: Sequence[Path], path: Path) -> None:
-    """Draw a table's figure from the runs of its recipes as they are, under the papers' protocol.
+    """Draw a table's figure from runs of its unchanged recipes, under the papers' protocol.
 
     Raises:
-        ConfigError: if the table has no figure, or files cannot have this suffix.
+        ConfigError: if the table has no figure, or the suffix is not supported.
         OSError: if the file cannot be written.
     """
     kinds = FigureCanvasBase.get_supported_filetypes()
@@ -102,7 +102,7 @@ def _draw_lines(axes: Axes, panel: Panel, groups: dict[str, Group | None]) -> No
 def _points(
     panel: Panel, line: str | dict[float, str], metric: str, groups: dict[str, Group | None]
 ) -> Points:
-    """The numbers of a line; None where there are none."""
+    """The numbers of a line; None if there are none."""
     if not isinstance(line, str):
         of = {x: groups[row] for x, row in line.items()}
         return {x: group and group.estimate(metric, panel.output) for x, group in of.items()}
@@ -117,7 +117,7 @@ def _points(
 
 
 def _draw_line(axes: Axes, label: str, points: Points) -> None:
-    """A line with a gap where a number is missing, and its band where there are intervals."""
+    """Draw a line, with a gap where a number is missing, and a band if there are intervals."""
     place = len(axes.lines)
     look = {"color": COLOURS[place % 6], "marker": MARKERS[place % 6], "markersize": 4}
     x, nan = sorted(points), float("nan")
@@ -137,7 +137,7 @@ def _draw_line(axes: Axes, label: str, points: Points) -> None:
 
 
 def _place(axes: Axes, values: list[float]) -> None:
-    """A tick for each value of a setting; the axis is logarithmic, with a place for 0, where they span decades."""
+    """Set a tick for each value; if they span decades, the axis is logarithmic, with a place for 0."""
     positive = [value for value in values if value > 0]
     if values[0] >= 0 and len(positive) > 1 and positive[-1] > 10 * positive[0]:
         axes.set_xscale("symlog", linthresh=positive[0], linscale=0.3)
@@ -149,7 +149,7 @@ def _place(axes: Axes, values: list[float]) -> None:
 
 
 def _draw_picture(axes: Axes, panel: Panel, group: Group | None) -> bool:
-    """The picture of the first seed; False where its run saved none."""
+    """Draw the picture of the first seed; return False if its run saved none."""
     if group is None:
         return False
     picture = str(panel.picture)

@@ -1,4 +1,4 @@
-"""Finished runs, found for the entries of a paper's table."""
+"""Finished runs for the entries of a paper's table."""
 
 import json
 import os
@@ -18,7 +18,7 @@ from benchmarks.settings import GROUPS, Change, Entry, RecipeTable, changes_of_m
 
 @dataclass(frozen=True)
 class Group:
-    """Finished runs of one training that differ in their seeds alone."""
+    """Finished runs of one training that differ only in their seeds."""
 
     runs: list[Run]  # by seed
     changes: list[Change]  # before in these runs, now in the recipe
@@ -33,7 +33,7 @@ class Group:
 
     @cached_property
     def outputs(self) -> dict[str, list[dict[str, float]]]:
-        """{output: [the metrics of each run]}, of what all of them measured."""
+        """{output: [the metrics of each run]}, for the outputs that all runs measured."""
         measured = [{"embedding": run.info["metrics"], **run.info["outputs"]} for run in self.runs]
         return {
             name: [outputs[name] for outputs in measured]
@@ -42,7 +42,7 @@ class Group:
         }
 
     def estimate(self, metric: str, output: str | None = None) -> Estimate | None:
-        """A metric over seeds, of a single run over the parts of the test set; None unless all runs have it.
+        """A metric over seeds, or of a single run over the parts of the test set; None unless all runs have it.
 
         Args:
             output: Default: the first that has the metric.
@@ -59,27 +59,27 @@ class Group:
 
 @dataclass(frozen=True)
 class Found:
-    """The runs of a table's trainings, {training: groups}, and what is to be said of those left out."""
+    """The runs of a table's trainings, {training: groups}, and notes on those left out."""
 
     groups: dict[str, list[Group]]
     notes: list[str]
 
     def of(self, entry: Entry, protocol: str) -> list[Group]:
-        """The entry's groups of a protocol, the fresh ones first."""
+        """The entry's groups under a protocol, fresh ones first."""
         groups = [group for group in self.groups[entry.training] if group.protocol == protocol]
         return sorted(groups, key=lambda group: bool(group.changes))
 
     def has_fresh(self, training: str) -> bool:
-        """Whether the recipe was run as it is, under the papers' protocol."""
+        """True if there is a run of the unchanged recipe, under the papers' protocol."""
         of_it = self.groups[training]
         return any(not group.changes and group.protocol == "paper" for group in of_it)
 
 
 def collect(table: RecipeTable, folders: Iterable[Path]) -> Found:
-    """The runs of a table's trainings below some folders, in groups."""
+    """Collect the runs of a table's trainings below some folders, in groups."""
     runs: dict[str, list[Run]] = {entry.training: [] for entry in table.entries}
     notes: list[str] = []
-    # Below two of the folders, a run is one run.
+    # A run found below two of the folders counts once.
     for folder in {path.resolve(): path for path in _run_folders(folders)}.values():
         try:
             run = load_run(folder)
@@ -97,7 +97,7 @@ def collect(table: RecipeTable, folders: Iterable[Path]) -> Found:
 
 
 def _run_folders(folders: Iterable[Path]) -> Iterator[Path]:
-    """Each run folder; whatever lies inside one is no other run."""
+    """All run folders; folders inside a run folder are not searched."""
     for folder in folders:
         for path, inside, files in os.walk(folder):
             inside.sort()
@@ -114,12 +114,12 @@ def _why_not(info: dict[str, Any]) -> str | None:
     if "protocol" not in info or "outputs" not in info:
         return "is a record of older code; run that training again"
     if info["data"]["split"] != "test":
-        return "was measured on validation classes, which is no test"
+        return "was measured on validation classes, not on test classes"
     return None
 
 
 def _weights(info: dict[str, Any]) -> Any:
-    """The file that a run began with, or the name of the folder whose files its seeds take turns in."""
+    """The file of weights that a run started from, or the folder whose files its seeds use in turn."""
     asked, found = info["config"]["model"].get("weights"), info.get("weights")
     turns = asked and found and Path(str(asked)).name != found["file"]
     return Path(str(asked)).name if turns else found
@@ -131,7 +131,7 @@ def _groups(training: str, runs: Sequence[Run], notes: list[str]) -> list[Group]
     recipe = parse_resolved(["--recipe", training]).config if runs else {}
     for run in sorted(runs, key=lambda run: str(run.info.get("finished"))):
         config, protocol = run.info["config"], run.info["protocol"]
-        # Protocols and folds are told apart by the key, and an oracle adds a number and changes none.
+        # The key separates protocols and folds; an oracle adds a number and changes none.
         oracle = bool(config["evaluation"].get("oracle"))
         same = merge(recipe, {"protocol": protocol, "evaluation": {"oracle": oracle}})
         with damage_named(run.folder / "run.json"):

@@ -1,4 +1,4 @@
-"""A paper's table with our runs beside its numbers."""
+"""A paper's table, with our results beside its numbers."""
 
 import json
 import shlex
@@ -17,7 +17,8 @@ from benchmarks.settings import Data, Entry, RecipeTable
 RUNS = Path("runs")
 
 WEIGHTS = {known.model: f"weights/{known.file}" for known in KNOWN_WEIGHTS}
-"""Where `python -m benchmarks.backbones download TRUNK --output weights` puts what timm does not have."""
+"""Weights that timm does not have, where `python -m benchmarks.backbones download TRUNK --output weights` puts
+them."""
 
 ABOUT_A_QUOTED_ROW = ("row", "dataset", "backbone", "embedding_dim")
 
@@ -47,12 +48,12 @@ DIRTY = "dirty: the code had changes that were in no commit."
 
 
 def paper_page(table: RecipeTable, folders: Sequence[Path]) -> Page:
-    """A paper's table with the runs below some folders beside its numbers."""
+    """Lay out a paper's table, with the runs below some folders beside its numbers."""
     return _Layout(table, collect(table, folders), folders).page()
 
 
 class _Layout:
-    """Lays a table out; whatever writes a cell that needs a note adds it to `notes`."""
+    """Layout of a table; a method that writes a cell that needs a note adds the note to `notes`."""
 
     def __init__(self, table: RecipeTable, found: Found, folders: Sequence[Path]) -> None:
         self.table = table
@@ -82,7 +83,7 @@ class _Layout:
         return Page(self.table.title, sections, lists, self._commands())
 
     def _rows(self, dataset: str, protocol: str) -> tuple[list[dict[str, str]], list[str]]:
-        """Rows as {column: text}, and the columns of the metrics."""
+        """Rows as {column: text}, and the metrics' columns."""
         entries = [entry for entry in self.table.entries if _dataset(entry) == dataset]
         quoted = [row for row in self.table.quoted if row["dataset"] == dataset]
         if protocol == "fair":
@@ -154,7 +155,7 @@ class _Layout:
         return "" if output == "embedding" else f", {output.replace('_', ' ')}"
 
     def _mark(self, entry: Entry, group: Group) -> str:
-        """What follows "ours" where the group is stale, or where it is not the entry's only fresh one."""
+        """Mark after "ours", for a stale group or for one of several fresh groups of the entry."""
         fresh = [other for other in self.found.of(entry, group.protocol) if not other.changes]
         if not group.changes and len(fresh) == 1:
             return ""
@@ -169,7 +170,7 @@ class _Layout:
         return f"{', stale' if said else ''} (note {self.marks.index(text) + 1})"
 
     def _remarks(self, key: str) -> list[str]:
-        """Lines on trainings and paper, and to which rows of the recipes each belongs, if not to all."""
+        """Remarks on trainings and paper, each with the names of its recipe rows unless it holds for all."""
         rows: dict[str, list[str]] = {}
         for entry in self.table.entries:
             for remark in entry.remarks.get(key, []):
@@ -180,7 +181,7 @@ class _Layout:
         ]
 
     def _commands(self) -> list[str]:
-        """What makes the rows that are missing, together as far as they share their settings."""
+        """Commands that train the missing rows, one command for rows that share settings."""
         settings = {entry.training: entry.settings for entry in self.table.entries}
         missing: dict[tuple[str, ...], list[str]] = {}
         for training in self.found.groups:
@@ -196,7 +197,7 @@ class _Layout:
 
 
 def _options(settings: Mapping[str, Any]) -> list[str]:
-    """What a recipe leaves to the command line."""
+    """Options that a recipe leaves to the command line."""
     dataset = settings.get("data", {}).get("dataset", Data.dataset)
     options = [] if dataset == Data.dataset else ["--data.root", "data"]
     weights = WEIGHTS.get(settings.get("model", {}).get("trunk", ""))
@@ -204,7 +205,7 @@ def _options(settings: Mapping[str, Any]) -> list[str]:
 
 
 def _table(rows: Sequence[Mapping[str, str]], metrics: Sequence[str]) -> Table:
-    """Columns in which nothing stands are left out."""
+    """The table without empty columns."""
     first = ["method", "numbers", *metrics, "runs", "protocol", "trunk", "crop", "dimension"]
     oracles = dict.fromkeys(key for row in rows for key in row if key not in first)
     columns = [name for name in (*first, *oracles) if any(row.get(name) for row in rows)]
@@ -228,7 +229,7 @@ def _quoted_row(row: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _as_printed(percent: float, half_width: float | None = None) -> str:
-    """A paper's number, with one decimal or as many as it has."""
+    """A paper's number, with at least one decimal."""
     numbers = [percent] if half_width is None else [percent, half_width]
     return " ± ".join(f"{n:.1f}" if round(n, 1) == n else f"{n:g}" for n in numbers)
 

@@ -1,4 +1,4 @@
-"""The pictures that a run saved, drawn into axes: deep features, a map of embeddings, retrieved images."""
+"""Pictures from a run's saved files, drawn into axes: deep features, a map of embeddings, retrieved images."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,12 +15,12 @@ from threadpoolctl import threadpool_limits
 
 from benchmarks.reporting.drawing import COLOURS, short
 
-PERPLEXITY, T_SNE_STEPS = 30, 350  # scikit-learn's default; more steps keep no more neighbours
+PERPLEXITY, T_SNE_STEPS = 30, 350  # scikit-learn's default; more steps do not keep more neighbours
 
 THUMBNAIL = 96  # largest side of a retrieved image, in pixels
 
-ON_THE_MAP, IN_A_ZOOM = 0.045, 0.16  # side of an image, of the side of its axes
-ZOOMS, ZOOMED = 2, 0.14  # how many squares are magnified, and their side, of the map's
+ON_THE_MAP, IN_A_ZOOM = 0.045, 0.16  # side of an image, as a fraction of its axes' side
+ZOOMS, ZOOMED = 2, 0.14  # number of magnified squares, and their side as a fraction of the map's
 
 RIGHT, WRONG = (0, 158, 115), (213, 94, 0)  # of COLOURS
 
@@ -37,19 +37,19 @@ def saved(path: Path) -> Saved:
 
 
 def t_sne(points: Floats) -> Floats | None:
-    """Places (n, 2) of points (n, D); None where they are too few, one-dimensional, all equal or not finite."""
+    """Places (n, 2) of points (n, D); None if these are too few, one-dimensional, all equal or not finite."""
     points = points.astype(np.float32)
     if len(points) < 4 or points.shape[1] < 2 or not np.ptp(points, axis=0).max() > 0:
         return None
     perplexity = min(PERPLEXITY, (len(points) - 1) / 3)
     how = {"init": "pca", "perplexity": perplexity, "max_iter": T_SNE_STEPS, "random_state": 0}
-    with threadpool_limits(1):  # several threads wait for each other at every step: 15 s for 1
+    with threadpool_limits(1):  # several threads wait for each other: 15 s instead of 1
         places: Floats = TSNE(**how).fit_transform(points)
     return places
 
 
 def places_of_features(found: Saved) -> dict[str, Floats]:
-    """The places of "features", "means" and "thinned" on one map; {} where there is none, as in an older file."""
+    """Places of "features", "means" and "thinned" on one map; {} if there is no map, as in an older file."""
     names = ("features", "means", "thinned")
     parts = {name: found[name] for name in names if found.keys() >= {*names}}
     places = t_sne(np.concatenate([*parts.values()])) if parts else None
@@ -60,7 +60,7 @@ def places_of_features(found: Saved) -> dict[str, Floats]:
 
 
 def draw_features(axes: Axes, found: Saved, places: dict[str, Floats], stars: str) -> None:
-    """Deep features as points and their "means" or "thinned" means as stars, a colour for each class."""
+    """Draw deep features as points and their "means" or "thinned" means as stars, coloured by class."""
     for label, name in enumerate(found["class_names"]):
         colour = COLOURS[label]
         points = places["features"][found["feature_labels"] == label]
@@ -72,12 +72,12 @@ def draw_features(axes: Axes, found: Saved, places: dict[str, Floats], stars: st
 
 
 def draw_map(axes: Axes, found: Saved) -> bool:
-    """Embeddings by t-SNE, as points of a colour for each class and as images where there is room.
+    """Draw embeddings by t-SNE, as points with a colour for each class, and as images where there is room.
 
-    The squares in which most images of one class lie together are magnified beside the map.
+    Beside the map, it magnifies the squares with the most images of one class.
 
     Returns:
-        Whether there was anything to draw.
+        True if there was anything to draw.
     """
     places = t_sne(found["embeddings"]) if found else None
     if places is None:
@@ -100,14 +100,14 @@ def draw_map(axes: Axes, found: Saved) -> bool:
 
 
 def _crowded(places: Floats, labels: NDArray[Any]) -> list[Floats]:
-    """The corners of squares, apart from each other, around the images with most others of their class near."""
+    """Corners of separate squares around the images with most neighbours of their own class."""
     distances = np.abs(places[:, None] - places[None]).max(axis=2)
     same = (distances < ZOOMED / 2) & (labels[:, None] == labels[None])
     centres: list[int] = []
     for i in np.argsort(-same.sum(axis=1), kind="stable"):
         if len(centres) < ZOOMS and all(distances[i, j] > ZOOMED for j in centres):
             centres.append(i)
-    centres.sort(key=lambda i: places[i, 1])  # so that no line to a square crosses another
+    centres.sort(key=lambda i: places[i, 1])  # so that lines to the squares do not cross
     return [places[i] - ZOOMED / 2 for i in centres]
 
 
@@ -120,7 +120,7 @@ def _thumbnails(
     extent: float,
     side: float,
 ) -> None:
-    """Images in frames of their colours at their places in a square, each unless it would cover one before it."""
+    """Draw framed images at their places in a square, except those that would cover an earlier one."""
     (x, y), taken = corner, []
     for place, image, colour in zip(places, images, colours, strict=True):
         inside = ((place - corner > side / 2) & (place - corner < extent - side / 2)).all()
@@ -135,7 +135,7 @@ def _thumbnails(
 
 
 def draw_retrieval(axes: Axes, found: Saved, queries: int, neighbours: int) -> None:
-    """Evenly spread queries, each with its nearest neighbours, in a frame of the colour of right or wrong."""
+    """Draw evenly spread queries with their nearest neighbours, in frames coloured by right or wrong."""
     rows = np.flatnonzero(found["query_groups"] == "evenly spread")[:queries]
     lines = []
     for row in rows:

@@ -1,8 +1,9 @@
-"""All recipes: dataset, backbone, what the paper reports and what a training costs.
+"""List of all recipes: dataset, backbone, the paper's result and the cost of a training.
 
     python -m benchmarks.reporting.recipe_list
 
-counts the arithmetic of every network in the recipes anew and stores it beside them: the list needs no network.
+counts the arithmetic of every network in the recipes and stores it beside them, so that the list needs no
+network.
 """
 
 import json
@@ -33,7 +34,7 @@ unless it names another."""
 
 
 def recipe_table() -> str:
-    """What `benchmarks/run.py --list` prints."""
+    """The text that `benchmarks/run.py --list` prints."""
     flops = {key(row["network"]): row["flop"] for row in read_yaml(FLOPS)["forward"]}
     entries = all_entries()
     rows = Table(HEADER, [_row(entry, flops) for entry in entries]).terminal(width=200)
@@ -68,7 +69,7 @@ def _row(entry: Entry, flops: Mapping[str, int]) -> list[str]:
 
 
 def network_of(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that the cost of a forward pass depends on."""
+    """The settings that determine the cost of a forward pass."""
     model, data = settings.get("model", {}), settings.get("data", {})
     arguments = model.get("trunk_args", {})
     found = {
@@ -76,7 +77,7 @@ def network_of(settings: Mapping[str, Any]) -> dict[str, Any]:
         "trunk_args": {name: arguments[name] for name in arguments if name != "pretrained"},
         "ensemble": model.get("ensemble"),
         "gray": data.get("dataset", Data.dataset) == "glyphs",
-        "image_size": data.get("image_size"),  # none: the dataset's or the trunk's own
+        "image_size": data.get("image_size"),  # None: the dataset's or the trunk's own
     }
     return {name: value for name, value in found.items() if value}
 
@@ -86,7 +87,7 @@ def key(network: Mapping[str, Any]) -> str:
 
 
 def count_flops(network: Mapping[str, Any]) -> int:
-    """The FLOP of one image's forward pass; nothing is computed."""
+    """The FLOP of one image's forward pass, counted without computing it."""
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 
@@ -100,7 +101,7 @@ def count_flops(network: Mapping[str, Any]) -> int:
     data = Data(dataset, image_size=network.get("image_size"))
     with torch.device("meta"), torch.no_grad(), FlopCounterMode(display=False) as counter:
         built = build_model(model, data).eval()
-        before = counter.get_total_flops()  # of the image that it was tried with
+        before = counter.get_total_flops()  # of the image that the model was built with
         built(torch.zeros(1, data.in_chans, *[image_size(data, built.trunk)] * 2))
     return int(counter.get_total_flops() - before)
 

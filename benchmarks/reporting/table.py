@@ -8,7 +8,7 @@ from shutil import get_terminal_size
 from benchmarks.console import columns
 
 WIDTH = get_terminal_size().columns
-"""Columns of the terminal; 80 where there is none."""
+"""Columns of the terminal; 80 if there is none."""
 
 UNIT = " (%)"
 
@@ -44,9 +44,9 @@ class Table:
     """A header and rows of text; the first columns hold names, the others numbers.
 
     Args:
-        names: How many columns hold names.
+        names: Number of columns that hold names.
         best: (row, column) of the cells to mark.
-        below: A second line for each cell, in HTML alone.
+        below: A second line for each cell, only in HTML.
 
     >>> print(Table(["method", "Recall@1"], [["triplets", "52.0"]]).terminal())
     method    Recall@1
@@ -72,7 +72,7 @@ class Table:
         return fill(Path(__file__).with_suffix(".html"), table=self)
 
     def terminal(self, width: int = WIDTH) -> str:
-        """Aligned columns; those that are too many for the width stand below, beside the names again."""
+        """Aligned columns; those that do not fit the width follow below, with the names repeated."""
         mark = "*" if self.best else ""
         header = [cell.removesuffix(UNIT) + " " * len(mark) for cell in self.header]
         units = [UNIT.strip() + " " * len(mark) if UNIT in cell else "" for cell in self.header]

@@ -8,7 +8,7 @@ from markupsafe import Markup
 
 
 def fill(template: Path, **values: Any) -> str:
-    """The template's text; in HTML whatever is not `Markup` is escaped, and a missing value is an error."""
+    """Fill a template; in HTML, everything except `Markup` is escaped, and a missing value is an error."""
     is_html = template.suffix == ".html"
     environment = Environment(
         autoescape=is_html,

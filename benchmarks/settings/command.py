@@ -1,4 +1,4 @@
-"""From a command line to the settings of one run."""
+"""Reads the settings of one run from a command line."""
 
 import argparse
 import re
@@ -29,7 +29,7 @@ from benchmarks.settings.trusted import TRUST, trust
 DEFAULT_RECIPE = "glyphs/demo/binomial"
 
 ON_THE_COMMAND_LINE = ("recipe", "resume", "trust", "config", "print_config")
-"""Options that no file may hold."""
+"""Options that may not stand in a file."""
 
 LONGEST = 100  # list that is a setting, such as the K of recall
 
@@ -39,9 +39,9 @@ class Command:
     """A parsed command line.
 
     Args:
-        config: All settings; the classes in them as they were described.
-        recipe: The entry whose training it is; see `recipe_files.Entry`.
-        trusted: Modules of the classes in them that are neither ours nor those that we build on.
+        config: All settings; classes in them as they were described.
+        recipe: The entry of the training; see `recipe_files.Entry`.
+        trusted: Modules of these classes that are neither ours nor those that we build on.
     """
 
     experiment: Experiment
@@ -55,14 +55,15 @@ class Command:
 
 
 def parse(argv: Sequence[str]) -> Command:
-    """Recipe, then `--config` files in their order, then options; the later one wins.
+    """Read the recipe, then `--config` files in their order, then options; later sources override earlier ones.
 
-    Without a recipe they change `DEFAULT_RECIPE`. What the command line trusts is trusted from here on.
+    Without a recipe, files and options change `DEFAULT_RECIPE`. Modules that the command line trusts are trusted
+    from now on.
 
     Raises:
-        ConfigError: for anything that is not a complete, known and consistent experiment.
+        ConfigError: unless the settings describe a complete, known and consistent experiment.
     """
-    for argument in argv:  # a record could not hold it
+    for argument in argv:  # a record cannot hold it
         if any("\ud800" <= letter <= "\udfff" for letter in argument):
             raise ConfigError(f"{argument!a}: is not UTF-8; write it in UTF-8")
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
@@ -99,14 +100,14 @@ def parse(argv: Sequence[str]) -> Command:
         exit_on_error=False,
         allow_abbrev=False,
         parser_mode="strict",
-        print_config=None,  # its own knows no defaults of classes
+        print_config=None,  # jsonargparse's own option knows no defaults of classes
     )
     parser.add_argument(
         "--recipe",
         metavar="PAPER/TABLE/ROW",
         help="an entry of benchmarks/recipes; --list shows them",
     )
-    parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
+    parser.add_argument("--resume", action="store_true", help="continue from the last checkpoint")
     parser.add_argument("--trust", metavar="MODULE", help=TRUST)
     parser.add_argument("--print_config", action="store_true", help="print every default, and exit")
     parser.add_argument("--config", action="config", help="a YAML file of settings; repeatable")
@@ -138,23 +139,25 @@ UNKNOWN = re.compile(
     r"unrecognized arguments: --([\w.-]+)|Group '([\w.]+)' does not accept option '([\w-]+)'|"
     r"Option '([\w.-]+)' is not accepted"
 )
-"""jsonargparse on a setting that there is not."""
+"""jsonargparse's messages on an unknown setting."""
 
 
 def _did_you_mean(message: str, parser: argparse.ArgumentParser) -> str:
     if not (found := UNKNOWN.search(message)):
         return ""
-    known = [name.removeprefix("--") for name in parser._option_string_actions]  # no public way
+    known = [
+        name.removeprefix("--") for name in parser._option_string_actions
+    ]  # there is no public way
     close = get_close_matches(".".join(filter(None, found.groups())), known, n=1)
     return f"; did you mean {close[0]}?" if close else "; --help lists the settings"
 
 
 def _with_groups(options: Sequence[str]) -> Iterator[str]:
-    """Options with `--data FILE` and `--data {...}` as `--config`: the parser takes FILE for a class's name."""
+    """Options, with `--data FILE` and `--data {...}` as `--config`: the parser takes FILE for a class name."""
     words = iter(options)
     for word in words:
         name, given, text = word.removeprefix("--").partition("=")
-        if not word.startswith("--") or name not in GROUPS:  # the value may be called data, too
+        if not word.startswith("--") or name not in GROUPS:  # the value may be named data, too
             yield word
             continue
         text = text if given else next(words, "")
@@ -169,9 +172,9 @@ def _with_groups(options: Sequence[str]) -> Iterator[str]:
 
 
 def _check_size(value: Any, key: str = "", longest: int = LONGEST) -> None:
-    """Refuse what would keep the parser busy: its time grows with the square of a list's length.
+    """Refuse values that would keep the parser busy: its time grows with the square of a list's length.
 
-    It reads any text as YAML, and as the file that it names where settings belong.
+    The parser reads any text as YAML, and where settings belong, as the name of a file.
     """
     if isinstance(value, Mapping):
         longest = MOST if "class_path" in value else longest  # the parser leaves it as it is
@@ -207,7 +210,7 @@ def _refuse_null(described: Any, config: Mapping[str, Any], prefix: str = "") ->
 
 
 def _plain(value: Any) -> Any:
-    """Numbers with a range come as classes of their own, which numpy takes for float64."""
+    """Plain Python numbers: those with a range have classes of their own, which numpy takes for float64."""
     if is_dataclass(value):
         for entry in fields(value):
             setattr(value, entry.name, _plain(getattr(value, entry.name)))

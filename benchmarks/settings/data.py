@@ -9,10 +9,10 @@ from benchmarks.settings.errors import ConfigError
 from benchmarks.settings.ranges import AtLeast2, NonNegativeInt, Pixels, PositiveInt
 
 MOST_WORKERS = 8  # by default
-PER_PROCESSOR = 4  # at most: more take memory and processes, and read no faster
+PER_PROCESSOR = 4  # at most: more take memory and processes, but read no faster
 
 VIEWS = ("resize", "keep_aspect", "augmentation", "interpolation")
-"""Settings of `ImageViews` that have their default there or in the trunk."""
+"""Settings of `ImageViews` whose default is there or comes from the trunk."""
 
 
 @dataclass
@@ -20,32 +20,32 @@ class Data:
     """Images and batches.
 
     Args:
-        dataset: Which dataset; "folder" is one of your own, ROOT/CLASS/IMAGE.
-        root: Where it lies, or is cached.
+        dataset: Name of the dataset; "folder" is one of your own, ROOT/CLASS/IMAGE.
+        root: Folder of the dataset, or of its cache.
         split: Classes to test on: the "test" classes, after training on all training classes, or a
             "validation" part of the training classes, after training on the others.
         fold: Which part of the training classes is "validation".
-        folds: Into how many parts they are cut.
-        stage: Of Glyphs: "pretraining" trains on 750 of the training classes, unperturbed, and validates on the
-            others; "fine_tuning" trains on 100 of those others, drawn for each seed and fold, and validates on
-            the rest of them. Default: the folds.
-        test_classes: Of "folder": a file that names the test classes, one per line, or which fraction of the
-            classes they are. Default: half of them.
-        image_size: Pixels per side of what the network sees; default: 32 of Glyphs, else what the trunk was made
-            for.
+        folds: Number of parts.
+        stage: Only for Glyphs: "pretraining" trains on 750 of the training classes, unperturbed, and validates on
+            the others; "fine_tuning" trains on 100 of those others, drawn for each seed and fold, and validates
+            on the rest. Default: by folds.
+        test_classes: Only for "folder": a file that names the test classes, one per line, or their fraction of
+            all classes. Default: half of them.
+        image_size: Pixels per side of the image that the network sees; default: 32 for Glyphs, else the trunk's
+            own size.
         resize: Pixels per side of the whole image before it is cropped; default: see
             `benchmarks.datasets.ImageViews`, as for the augmentation.
-        keep_aspect: Resize the shorter side alone; default: as the trunk was trained.
+        keep_aspect: Resize by the shorter side and keep the aspect; default: as the trunk was trained.
         augmentation: How training views are cropped.
         interpolation: Filter for resizing; default: the trunk's.
         crop_to_box: Cut images to their bounding boxes first.
         batch_size: Images per step, over all processes.
-        samples_per_class: Images per class in a batch; null: plain shuffled batches, whatever their classes.
-        every_class: Show every class once before any is shown again, as a paper does that counts epochs. Default:
-            PML's way, which draws the classes of each batch anew.
-        train_classes: Train on the first so many classes; default: all. Few classes are what CUB and Cars
-            have (100 and 98), and what a network overfits.
-        max_classes: Train on and test on the first classes only, for a quick trial; default: all.
+        samples_per_class: Images per class in a batch; null: plain shuffled batches of any classes.
+        every_class: Show every class once before any is shown again, as papers that count epochs do. Default: as
+            PML, which draws the classes of each batch independently.
+        train_classes: Train on this many classes, the first ones; default: all. CUB and Cars have few classes
+            (100 and 98), which a network overfits.
+        max_classes: Train and test on only the first classes, for a quick trial; default: all.
         num_workers: Data-loader processes for each training process; 0 loads in the process itself. Default: 0 for
             Glyphs, else one for each processor, up to 8; at most four for each.
     """
@@ -104,7 +104,7 @@ class Data:
 
 
 def fold_of(data: Data, *, fair: bool = False) -> str | None:
-    """Which part of the training classes is not trained on; None if all are."""
+    """The held-out part of the training classes; None if all are trained on."""
     held_out = fair or data.split == "validation"
     return f"{data.fold} of {data.folds}" if held_out else None
 
@@ -113,11 +113,11 @@ def num_workers(data: Data, processes: int) -> int:
     """Data-loader processes of each of the training processes of this machine.
 
     Raises:
-        ConfigError: for more than the machine can bear.
+        ConfigError: for more than the machine can run.
     """
     if data.num_workers is None and data.dataset == "glyphs":
         return 0
-    import joblib  # late, for a quick start
+    import joblib  # imported late, for a quick start
 
     processors = joblib.cpu_count()
     if data.num_workers is None:

@@ -1,4 +1,4 @@
-"""Which settings differ between two runs, and what a setting can move: nothing, the record, or the result."""
+"""Differences of settings between two runs, and their effect: on nothing, on the record, or on the result."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -7,16 +7,16 @@ from typing import Any
 NOTHING, RECORD = "nothing", "the record"
 
 ABSENT = "absent"
-"""In place of an argument that one of two descriptions of a class does not have, such as an old record's."""
+"""Placeholder for an argument that one of two descriptions of a class lacks, such as an old record's."""
 
 MOVES = {
     **dict.fromkeys(("output", "report", "data.root", "data.num_workers"), NOTHING),
     **dict.fromkeys(("label", "trackers", "checkpoint_every", "diagnose_every"), RECORD),
     **{f"evaluation.{name}": RECORD for name in ("batch_size", "curve_classes", "save_embeddings")},
-    "seed": RECORD,  # which sample of the result it is
-    "model.weights": RECORD,  # where the file lies; which file it is stands in the record
+    "seed": RECORD,  # identifies a sample of the result
+    "model.weights": RECORD,  # the file's place; the record identifies the file
 }
-"""What a setting can move at most; the settings that are not named can move the result."""
+"""The largest effect of a setting; settings that are not named can change the result."""
 
 VOLATILE = tuple(key for key, moved in MOVES.items() if moved == NOTHING)
 """Settings that may differ between a run and its resumption."""
@@ -34,10 +34,10 @@ class Change:
 def config_changes(
     before: Mapping[str, Any], now: Mapping[str, Any], ignored: Collection[str] = VOLATILE
 ) -> list[Change]:
-    """The settings that differ and move the record or the result.
+    """The settings that differ and change the record or the result.
 
     A missing setting counts as null, a missing argument of a class as `ABSENT`: null would mean something else.
-    Where the class is another one, its arguments are not listed.
+    If the class differs, its arguments are not listed.
     """
     old, new = flat(before), flat(now)
     keys = sorted({*old, *new} - set(ignored))
@@ -54,12 +54,12 @@ def config_changes(
 
 
 def changes_of_results(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
-    """The settings that differ and can move a number of the test, given the seed and the file of weights."""
+    """The settings that differ and can change a number of the test, given the seed and the file of weights."""
     return config_changes(before, now, _without_effect(before, now))
 
 
 def settings_of_results(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings, by their keys, that can move a number of the test, given the seed and the file of weights."""
+    """The settings, by their keys, that can change a number of the test, given the seed and the file of weights."""
     ignored = _without_effect(config)
     return {key: value for key, value in flat(config).items() if key not in ignored}
 
@@ -69,12 +69,12 @@ def _without_effect(*configs: Mapping[str, Any]) -> set[str]:
 
 
 def _measures_to_choose(config: Mapping[str, Any]) -> bool:
-    """Whether something is selected at the points of the curves."""
+    """True if something is selected at the points of the curves."""
     return config.get("protocol") == "fair" or bool(config.get("evaluation", {}).get("oracle"))
 
 
 def changes_of_methods(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
-    """The settings in which two methods differ: those that move the result, except which classes are held out."""
+    """The settings in which two methods differ and that change the result, except held-out classes."""
     return [change for change in changes_of_results(before, now) if change.key != "data.fold"]
 
 

@@ -1,28 +1,28 @@
-"""What ends a run before it starts."""
+"""Errors that end a run before it starts."""
 
 import re
 
 from benchmarks.console import PrintableError
 
 RANGE = re.compile(r"Not of type \w+: ?(\S*) does not conform to restriction v(\S+( and v\S+)*)")
-"""jsonargparse on a number outside of its range."""
+"""jsonargparse's message on a number out of range."""
 
 NUMBERS = {
     r"invalid literal for int\(\) with base 10": "an integer",
     "could not convert string to float": "a number",
 }
-"""Python on text that is none."""
+"""Python's messages on text that is not a number."""
 
 DENIED = re.compile(r"Importing ('.*?') is not allowed, denied by .*? to allow it\.?", re.DOTALL)
-"""jsonargparse on a value that names something to import."""
+"""jsonargparse's message on a value that names something to import."""
 
 
 class ConfigError(PrintableError, ValueError):
-    """The description of the run is wrong; one line that names the key, what came and what to do."""
+    """Error: the description of the run is wrong; one line with the key, the value and the remedy."""
 
 
 def one_line(error: BaseException) -> str:
-    """The telling lines of an error's message, joined."""
+    """The informative lines of an error's message, joined."""
     message = str(error) or type(error).__name__
     value = (re.search(r"Given value: (.*)", message) or "?")[0].removeprefix("Given value: ")
     lines = [line.strip(" -\t") for line in message.splitlines()]
@@ -32,7 +32,7 @@ def one_line(error: BaseException) -> str:
         "Errors:",
         "Given value",
         "Expected a <class 'NoneType'>",
-        "^",  # below the letter that PyYAML stumbled over
+        "^",  # PyYAML's mark below the wrong character
     )
     lines = [line for line in lines if line and not line.startswith(noise)]
     text = ": ".join(line.rstrip(":") for line in lines)

@@ -1,6 +1,6 @@
-"""What a run is: typed settings, read from a recipe, YAML files and the command line.
+"""Description of a run: typed settings, read from a recipe, YAML files and the command line.
 
-Whatever is wrong is a `ConfigError` of one line that names the key, raised before anything is written.
+Any mistake raises a `ConfigError` of one line that names the key, before anything is written.
 `benchmarks.building` makes objects of the settings.
 """
 
@@ -22,7 +22,7 @@ from benchmarks.settings.recipe_files import StrictLoader
 class ClassSpec:
     """{class_path: dotted.path.of.a.Class, init_args: {its arguments}}, as it was written.
 
-    Opaque to the parser: what becomes of it is `build`'s to say, once the sizes are known.
+    The parser does not look inside: `build` checks it, once the sizes are known.
     """
 
     def __init__(self, description: Any) -> None:
@@ -55,7 +55,7 @@ Tracker = Literal[
         "wandb",
     )
 ]
-"""Accelerate's, which is not imported for their names."""
+"""Names of Accelerate's trackers, listed here to avoid its import."""
 
 
 @dataclass
@@ -65,9 +65,9 @@ class Ensemble:
     Args:
         stage: Module of the trunk whose output is masked.
         attention_stage: Copy the trunk from there to this module for the masks; default: no layers of their own.
-        num_heads: Masks, which share `Model.embedding_size`.
-        map_channels: Channels that the heads' maps are reduced to for HORDE; default: none are computed.
-        stem_channels: Of the masked map, where timm does not list them for this stage.
+        num_heads: Number of masks, which share `Model.embedding_size`.
+        map_channels: Channels to which the heads' maps are reduced for HORDE; default: no maps are computed.
+        stem_channels: Channels of the masked map, if timm does not list them for this stage.
     """
 
     stage: str
@@ -84,14 +84,14 @@ class Model:
     Args:
         trunk: Name of a timm model.
         trunk_args: More arguments for `timm.create_model`, such as `pretrained` or `output_stride`.
-        weights: File of pretrained weights for the trunk, in place of timm's, or a folder of .safetensors files, of
-            which seeds and folds take turns; default: as `trunk_args` say, else drawn from the seed.
-        batch_norm: "train" the trunk's batch norm, keep its statistics and train scale and shift alone
-            ("frozen_statistics"), or keep it as it is ("frozen").
+        weights: File of pretrained weights for the trunk, in place of timm's, or a folder of .safetensors files
+            that seeds and folds use in turn; default: as `trunk_args` say, else drawn from the seed.
+        batch_norm: "train" the trunk's batch norm, keep its statistics and train only scale and shift
+            ("frozen_statistics"), or keep all of it ("frozen").
         embedding_size: Width of the embeddings.
         pool: How the head pools the feature map.
-        bias: Whether the head's linear layer has a bias.
-        normalize: Whether losses see embeddings of unit length. The test always compares unit vectors.
+        bias: Give the head's linear layer a bias.
+        normalize: Give the losses embeddings of unit length. The test always compares unit vectors.
         init: Start of the head's linear layer, see `pml_regularizers.EmbeddingHead`; an ensemble's is "glorot".
         attention: Class of a module between the pooling and the linear layer, such as
             `pml_regularizers.VEMAttention`.
@@ -127,8 +127,7 @@ class WeightedLoss:
 
     Args:
         loss: The class of a loss.
-        weight: What it is multiplied by: a number, or the class of a schedule such as
-            `pml_regularizers.LinearRamp`.
+        weight: Factor of the loss: a number, or the class of a schedule such as `pml_regularizers.LinearRamp`.
     """
 
     loss: ClassSpec
@@ -136,7 +135,7 @@ class WeightedLoss:
 
 
 def _read_term(described: Any) -> WeightedLoss:
-    """A term by itself: the parser would fill its gaps from the term that stood in its place before."""
+    """A term by itself: the parser would fill its gaps from the term that had its place before."""
     if not isinstance(described, dict) or not {"loss"} <= described.keys() <= {"loss", "weight"}:
         raise ValueError(f"expected {{loss: ..., weight: ...}}, got {described!r}")
     loss, weight = ClassSpec(described["loss"]), described.get("weight", 1.0)
@@ -161,20 +160,20 @@ register_type(WeightedLoss, serializer=_described_term, deserializer=_read_term)
 
 @dataclass
 class Optimization:
-    """How the parameters move.
+    """Optimization of the parameters.
 
     Args:
         steps: Length of the training.
         optimizer: Class of the optimizer.
-        learning_rate: Of the trunk and the head.
-        loss_learning_rate: Of the loss's own parameters; default: `learning_rate`.
-        overrides: Settings of parts, by their path from "model" or "loss" on, such as
-            `{model.head.fc: {lr: 1e-4}}`; see `pml_regularizers.parameter_groups`.
+        learning_rate: Learning rate of the trunk and the head.
+        loss_learning_rate: Learning rate of the loss's own parameters; default: `learning_rate`.
+        overrides: Settings of parts, by their path from "model" or "loss", such as `{model.head.fc: {lr: 1e-4}}`;
+            see `pml_regularizers.parameter_groups`.
         scheduler: Class of a learning-rate scheduler that steps with every batch; default: constant.
         max_gradient_norm: Clip the gradient of network and loss to this norm; default: no clipping.
-        chunk_size: Run the trunk on this many images at a time, in each process, and the head and the losses on
-            the whole batch: its exact gradient in less memory, for a second forward pass of the trunk (gradient
-            caching). Default: the trunk, too, sees the whole batch at once.
+        chunk_size: Run the trunk on this many images at a time in each process, and the head and the losses on
+            the whole batch. This gives the exact gradient with less memory, at the cost of a second forward pass
+            of the trunk (gradient caching). Default: the trunk also sees the whole batch at once.
     """
 
     steps: PositiveInt = 1500
@@ -203,27 +202,27 @@ class Optimization:
 
 @dataclass
 class Evaluation:
-    """What is measured, and when.
+    """Measurements during and after the training.
 
     Args:
-        every: Steps between two points of the curves, and under protocol "fair" between two looks at the
-            validation classes; 0 draws none.
+        every: Steps between two points of the curves, and under protocol "fair" between two tests of the
+            validation classes; 0: no curves.
         curve_classes: Seen and unseen classes, this many each, that the curves are measured on.
         oracle: Test, and cluster, all test classes at every point of the curves and report the best as *oracle
-            (test-selected)*, which is what a paper reports that chose its epoch on the test set.
+            (test-selected)*: the number that a paper reports if it chose its epoch on the test set.
         batch_size: Images per forward pass.
         recall_at: The K of Recall@K.
         descriptor: Also test HORDE's descriptor (all orders, PCA fitted on training images).
-        orders: Also test what each order of HORDE hands to its loss.
+        orders: Also test the inputs of the losses of HORDE's orders.
         parts: Also test on this many class-stratified parts of the test set: their mean and its 95 % interval.
         clustering: Also cluster the test images by k-means: NMI, AMI and F1.
-        divergence: Also measure the bound of JRD's Table 3 on the parts and on as many of the training images:
-            the error of the ideal joint classifier, as the mean of those on seen and on unseen classes, and the
+        divergence: Also measure the bound of JRD's Table 3 on the parts and on equally many training images: the
+            error of the ideal joint classifier, as the mean of its errors on seen and on unseen classes, and the
             H-divergence between them.
-        accuracy_calculator: Class of the calculator that measures the test, such as PML's
+        accuracy_calculator: Class of the calculator of the test's metrics, such as PML's
             `pytorch_metric_learning.utils.accuracy_calculator.AccuracyCalculator`; default: Recall@K, MAP@R and
             R-precision by `pml_regularizers.RankAccuracyCalculator`, shared among the processes.
-        save_embeddings: Keep the embeddings of the tested images, with their labels, in test_embeddings.npz.
+        save_embeddings: Save the embeddings of the tested images, with their labels, in test_embeddings.npz.
     """
 
     every: NonNegativeInt = 250
@@ -257,20 +256,20 @@ class Experiment:
         label: Name of the method in tables.
         output: Run folder; default: runs/RECIPE-seedN.
         seed: Of the initial weights, the batches and the augmentation.
-        protocol: "paper" trains as long as it says and tests what comes out. "fair" trains on a part of the
-            training classes, keeps the weights that are best on the others (MAP@R, at every `evaluation.every`
-            steps), and tests once; with `data.split: validation`, never.
-        precision: "float32", "float64", or mixed precision "bf16" or "fp16"; losses are in float32
-            under the latter two.
+        protocol: "paper" trains for the given steps and tests the result. "fair" trains on a part of the training
+            classes, keeps the weights that are best on the others (MAP@R, at every `evaluation.every` steps), and
+            tests once; with `data.split: validation`, never.
+        precision: "float32", "float64", or mixed precision "bf16" or "fp16"; with the latter two, losses are in
+            float32.
         data: Images and batches.
         model: Trunk and head.
         miner: Class of a PML miner that chooses the pairs or triplets.
-        optimization: How the parameters move.
-        evaluation: What is measured.
+        optimization: Optimization of the parameters.
+        evaluation: Measurements during and after the training.
         checkpoint_every: Steps between two checkpoints.
-        diagnose_every: Steps between two records of the gradient norms of all losses but the first, as ratios
-            to the first's, at the embeddings, the head and the trunk (table "gradient_ratios"); 0 measures none.
-        trackers: Also log to these trackers of Accelerate, such as `wandb` or `mlflow`, as each is set up.
+        diagnose_every: Steps between two records of the gradient norms of all losses except the first, relative
+            to the first's, at the embeddings, the head and the trunk (table "gradient_ratios"); 0: no records.
+        trackers: Also log to these trackers of Accelerate, such as `wandb` or `mlflow`, with their own settings.
         report: Draw report.html at the end.
     """
 

@@ -1,10 +1,10 @@
-"""Numbers with a range, which jsonargparse checks."""
+"""Types of numbers with a range, which jsonargparse checks."""
 
 from math import inf
 
 from jsonargparse.typing import restricted_number_type
 
-MOST = ("<", 2**31)  # of whatever is counted: more is no machine's, and overflows in torch
+MOST = ("<", 2**31)  # of any count: no machine has more, and torch would overflow
 
 NonNegativeInt = restricted_number_type("Count", int, [(">=", 0), MOST])
 PositiveInt = restricted_number_type("AtLeast1", int, [(">=", 1), MOST])

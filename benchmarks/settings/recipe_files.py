@@ -47,16 +47,16 @@ RECIPES = Path(__file__).parents[1] / "recipes"
 TABLE_KEYS = ("title", "shared", "trainings", "quoted", "figure")
 
 ABOUT_THE_PAPER = ("cells", "half_widths", "same_as")
-"""Keys of an entry that are no settings of its training."""
+"""Keys of an entry, except the settings of its training."""
 
 REMARKS = ("differs", "not_given", "printed", "published_code")
 """Keys of PAPER.yaml."""
 
 GROUPS = ("data", "model", "optimization", "evaluation")
-"""Settings that are mappings."""
+"""Settings that hold mappings."""
 
 MOST, DEEPEST = 5_000, 50
-"""Values of a YAML file, and levels: far above the longest recipe's 1,359 and 9."""
+"""Limits on the values and levels of a YAML file, far above the longest recipe's 1,359 and 9."""
 
 SIZE = 2**20  # characters of a YAML file
 
@@ -64,7 +64,7 @@ METRIC = re.compile(
     r"((un)?seen_)?recall_at_[1-9]\d*|precision_at_1|r_precision|mean_average_precision(_at_r)?"
     r"|mean_reciprocal_rank|NMI|AMI|F1|ideal_joint_error|h_divergence"
 )
-"""Metrics that a test or a point of the curves measures."""
+"""Names of metrics that a test or a point of the curves measures."""
 
 Cells = dict[str, dict[str, float]]
 """{test-time output: {metric: percent}}"""
@@ -72,7 +72,7 @@ Cells = dict[str, dict[str, float]]
 
 @dataclass(frozen=True)
 class Remark:
-    """A line of PAPER.yaml: what it says, of which facts, with their values, and which entries."""
+    """A line of PAPER.yaml: its text, its facts with their values, and its entries."""
 
     text: str
     facts: Mapping[str, Any] = field(default_factory=dict)
@@ -85,12 +85,12 @@ class Entry:
 
     Args:
         name: PAPER/TABLE/ROW.
-        training: Name of the entry whose training it is: its own, or that of `same_as`.
-        settings: Of the training.
+        training: Name of the entry that defines the training: its own, or that of `same_as`.
+        settings: Settings of the training.
         label: The paper's name of the row.
-        remarks: On the training and its paper, by the keys of PAPER.yaml.
-        cells: What the paper reports.
-        half_widths: Of the paper's own 95 % intervals.
+        remarks: Remarks on the training and its paper, by the keys of PAPER.yaml.
+        cells: The paper's numbers.
+        half_widths: Half-widths of the paper's own 95 % intervals.
     """
 
     name: str
@@ -109,12 +109,12 @@ class Panel:
     Args:
         lines: {name: row}, over the steps of a training, or {name: {x: row}}, over a setting.
         metrics: Each is a line of its own, or a column of the records "oracle" and "evaluation".
-        output: The test-time output whose metrics they are; default: the first that has them.
-        x: What is on the x axis.
-        steps: One unit of x, where it is counted in training steps.
-        picture: In place of lines "features" or "thinned" (HORDE's Figure 1), "map" or "retrieval".
-        row: Whose picture it is.
-        grid: Queries of a retrieval, and neighbours of each.
+        output: The test-time output of the metrics; default: the first that has them.
+        x: Label of the x axis.
+        steps: Training steps in one unit of x, if x counts training steps.
+        picture: In place of lines: "features" or "thinned" (HORDE's Figure 1), "map" or "retrieval".
+        row: The row of the picture.
+        grid: Numbers of queries of a retrieval, and of neighbours of each.
     """
 
     lines: dict[str, str | dict[float, str]] = field(default_factory=dict)
@@ -158,7 +158,7 @@ def recipe_names() -> list[str]:
 
 
 def read_table(name: str) -> RecipeTable:
-    """All entries of PAPER/TABLE.
+    """Read all entries of PAPER/TABLE.
 
     Raises:
         ConfigError: if there is no such file, or it is not as described above.
@@ -216,13 +216,13 @@ def _figure(key: str, content: Mapping[str, Any]) -> dict[str, Panel]:
 
 
 def read_entry(name: str, *, followed: bool = False) -> Entry:
-    """The entry PAPER/TABLE/ROW.
+    """Read the entry PAPER/TABLE/ROW.
 
     Args:
-        followed: As the training of another entry, so that it must have one of its own.
+        followed: True if another entry refers to it with same_as: it must then have a training of its own.
 
     Raises:
-        ConfigError: if there is no such entry, saying which there are.
+        ConfigError: if there is no such entry; it lists the existing ones.
     """
     table, _, row = name.rpartition("/")
     content = _content(table)
@@ -231,7 +231,7 @@ def read_entry(name: str, *, followed: bool = False) -> Entry:
         raise ConfigError(f"recipe: no {row!r} in {table}; there are {there}")
     training = content["trainings"][row]
     if followed and isinstance(training, dict) and "same_as" in training:
-        raise ConfigError(f"{name}: is same_as another entry itself; name that one")
+        raise ConfigError(f"{name}: is itself same_as another entry; name that one")
     return _entry(name, content)
 
 
@@ -299,7 +299,7 @@ def _entry(name: str, content: Mapping[str, Any]) -> Entry:
 
 
 def read_remarks(paper: str) -> dict[str, list[Remark]]:
-    """The lines of PAPER.yaml; none where there is no such file.
+    """Read the lines of PAPER.yaml; none if there is no such file.
 
     Raises:
         ConfigError: if a line is not as described above.
@@ -360,11 +360,11 @@ def _check_kind(key: str, value: Any, kind: type) -> None:
 
 
 class TooLargeError(yaml.composer.ComposerError):
-    """More values or levels than settings have."""
+    """Error: more values or levels than settings have."""
 
 
 class StrictLoader(yaml.SafeLoader):
-    """YAML that refuses a key twice, is of bounded size, and reads 1e-5 as the number it is."""
+    """YAML loader that refuses duplicate keys and very large files, and reads 1e-5 as a number."""
 
     def __init__(self, stream: str) -> None:
         super().__init__(stream)
@@ -385,7 +385,7 @@ class StrictLoader(yaml.SafeLoader):
                 for part in (value if isinstance(value, tuple) else [value])
             ]
             self._sizes[node] = 1 + sum(self._sizes.get(part, 0) for part in inner)
-        self._refuse(node not in self._sizes, "an alias inside of what it stands for")
+        self._refuse(node not in self._sizes, "an alias inside the value that it stands for")
         size = max(self._sizes[node], len(self._sizes))
         self._refuse(size > MOST, f"more than {MOST:,} values, aliases written out")
         return node
@@ -402,14 +402,14 @@ class StrictLoader(yaml.SafeLoader):
                 continue  # refused below
             if key in seen:
                 raise yaml.constructor.ConstructorError(
-                    None, None, f"key {key!r} stands there twice", node.start_mark
+                    None, None, f"key {key!r} appears twice", node.start_mark
                 )
             seen.add(key)
         return super().construct_mapping(node, deep=True)
 
 
 class StrictDumper(yaml.SafeDumper):
-    """YAML whose text `StrictLoader` reads as text: "1e5" stands in quotes."""
+    """YAML dumper for `StrictLoader`: it quotes texts that would be read as numbers, such as "1e5"."""
 
 
 for either in (StrictLoader, StrictDumper):
@@ -421,16 +421,16 @@ for either in (StrictLoader, StrictDumper):
 
 
 def load_yaml(text: str) -> Any:
-    """The content of YAML text, read by `StrictLoader`.
+    """Read YAML text with `StrictLoader`.
 
     Raises:
-        ValueError: if it is none, or too much of it.
+        ValueError: if the text is not valid YAML, or too long.
     """
     if len(text) > SIZE:
         raise ValueError(f"expected settings, got more than {SIZE:,} characters")
     try:
         return yaml.load(text, StrictLoader)
-    except Exception as error:  # a tag may claim any text to be a number, a date or binary
+    except Exception as error:  # a tag may declare any text a number, a date or binary
         raise ValueError(one_line(error)) from error
 
 
@@ -438,10 +438,10 @@ jsonargparse.set_loader("strict", load_yaml, exceptions=(ValueError,))
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """A YAML file that holds a mapping.
+    """Read a YAML file that holds a mapping.
 
     Raises:
-        ConfigError: if it is missing, unreadable, or something else.
+        ConfigError: if the file is missing, unreadable, or holds something else.
     """
     try:
         with path.open() as file:
@@ -456,12 +456,12 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def dump(config: Mapping[str, Any]) -> str:
-    """Settings as YAML that `--config` reads."""
+    """Settings as YAML for `--config`."""
     return yaml.dump(dict(config), Dumper=StrictDumper, sort_keys=False)
 
 
 def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings changed by others, level by level; the description of a class is replaced as a whole."""
+    """Merge settings into others, level by level; the description of a class is replaced as a whole."""
     merged = dict(base)
     for key, value in changes.items():
         old = merged.get(key)

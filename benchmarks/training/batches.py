@@ -19,19 +19,19 @@ from benchmarks.console import ignore_signals
 from benchmarks.settings import ConfigError, Data
 
 Key = tuple[int, int]
-"""What a batch asks the dataset for: (index of the image, seed of its augmentation)."""
+"""Request of a batch to the dataset: (index of the image, seed of its augmentation)."""
 
 
 class SeededMPerClassSampler(MPerClassSampler):
     """PML's sampler, with every epoch a function of (seed, epoch).
 
-    PML draws the classes anew for each batch, so an epoch of as many images as there are may show a class
-    several times and another one never. With `every_class`, an epoch is one pass over all classes (PML's
-    behaviour without a `batch_size`); the classes that do not fill a batch wait for the next one.
+    PML draws the classes of each batch independently, so an epoch with the dataset's number of images may show
+    one class several times and another one never. With `every_class`, an epoch is one pass over all classes
+    (PML's behaviour without a `batch_size`); the classes that do not fill a batch wait for the next epoch.
 
     Args:
         labels: (n,) integers, the class of each image.
-        m: Images per class in a batch. An image repeats within a batch only where its class has fewer.
+        m: Images per class in a batch. An image repeats within a batch only if its class has fewer.
         batch_size: Images per batch, a multiple of m.
         every_class: Make an epoch a pass over all classes.
     """
@@ -59,7 +59,7 @@ class SeededMPerClassSampler(MPerClassSampler):
 
 
 class ShuffledSampler(Sampler[int]):
-    """Images of any classes, each once in an epoch, in an order that is a function of (seed, epoch)."""
+    """Sampler of images of any class, each once in an epoch, in an order that is a function of (seed, epoch)."""
 
     def __init__(self, labels: Tensor, batch_size: int) -> None:
         if len(labels) < batch_size:
@@ -83,9 +83,9 @@ class StepSampler(Sampler[list[Key]]):
 
     Args:
         labels: (n,) integers, the class of each training image.
-        data: Says how a batch is composed.
+        data: Settings of a batch's composition.
         steps: Batches in the whole training.
-        seed: Of everything drawn here.
+        seed: Seed of all draws here.
 
     Raises:
         ConfigError: if there are too few classes or images for a batch.

@@ -1,4 +1,4 @@
-"""Gradient caching for trunks whose activations do not fit."""
+"""Gradient caching for trunks whose activations do not fit into memory."""
 
 from typing import Any
 
@@ -8,12 +8,13 @@ from torch import Tensor, nn
 
 
 class TrunkChunks:
-    """Gradient caching: the exact gradient of a loss of the whole batch, with the trunk run in chunks.
+    """Gradient caching: the exact gradient of a whole batch's loss, with the trunk run in chunks.
 
-    The trunk runs without a graph, the head and the loss on the whole batch; then the trunk runs again, chunk by
-    chunk, with the gradient that reached its output. Its random numbers are the same in both passes. Gao, Zhang,
-    Han and Callan, "Scaling deep contrastive learning batch size under memory limited setup" (RepL4NLP 2021), cut
-    behind the embeddings; here the cut is behind the trunk, so that losses may read what the head computes.
+    First the trunk runs without a graph, then the head and the loss run on the whole batch. Then the trunk runs
+    again, chunk by chunk, with the gradient that reached its output. Its random numbers are the same in both
+    passes. Gao, Zhang, Han and Callan, "Scaling deep contrastive learning batch size under memory limited setup"
+    (RepL4NLP 2021), cut behind the embeddings; here the cut is behind the trunk, so that losses may read what the
+    head computes.
     """
 
     def __init__(
@@ -34,7 +35,7 @@ class TrunkChunks:
         return embeddings.float() if self._output.dtype != torch.float64 else embeddings
 
     def backward(self) -> None:
-        """Once the loss went backward: the trunk's gradient, averaged over processes as DDP does it."""
+        """After the loss's backward pass: compute the trunk's gradient, averaged over processes as in DDP."""
         assert self._output.grad is not None
         rows = self._output.grad.split([len(chunk) for chunk in self._chunks])
         for i, gradient in enumerate(rows):

@@ -1,8 +1,8 @@
 """The training loop, on one process or many.
 
-What happens at a step is a function of the seed and the step alone: which images, how each is augmented,
-and every random number drawn in the network, the miner and the loss. A checkpoint therefore stores
-nothing of any generator, and a run that goes on from it ends as if it had never stopped.
+A step is a function of only the seed and the step's number: its images, their augmentation, and every random
+number drawn in the network, the miner and the loss. A checkpoint therefore stores no generator's state, and a run
+that continues from it ends as if it had never stopped.
 """
 
 import random
@@ -25,16 +25,16 @@ from pml_regularizers import gradient_norm_ratios, record_terms, term_names
 
 
 class NonFiniteLossError(RuntimeError):
-    """The loss or the weights are nan or infinite; names the step, and the images of a loss."""
+    """Error: the loss or the weights are nan or infinite; it names the step, and for a loss its images."""
 
 
 @dataclass(frozen=True)
 class Pause:
-    """The loop stands still at a step, on all processes alike, for its caller to do what is due.
+    """Pause of the loop at a step, the same on all processes, for the caller to do what is due.
 
     Attributes:
         due: "log" comes before the "checkpoint" of the same step, and "evaluate" between them.
-        rows: To be logged, by table.
+        rows: Rows to log, by table.
     """
 
     step: int
@@ -44,13 +44,13 @@ class Pause:
 
 @dataclass
 class Trainer:
-    """Trains the network and the loss.
+    """Trains the network and the loss, and pauses for logging, checkpoints and evaluation.
 
     Args:
         state: The prepared parts, on an accelerator with `split_batches=True`, so that a batch is the same on any
             number of processes.
         sampler: The images of each step.
-        experiment: Its seed, and when something is due.
+        experiment: Gives the seed, and the steps at which something is due.
     """
 
     state: TrainingState
@@ -63,10 +63,10 @@ class Trainer:
         self._is_sum = bool(term_names(self.state.loss))
 
     def run(self, loader: Any) -> Iterator[Pause]:
-        """Train to the sampler's last step, or until asked to stop; pauses where something is due.
+        """Train to the sampler's last step, or until asked to stop; pause when something is due.
 
         Raises:
-            NonFiniteLossError: before any checkpoint that holds its consequences.
+            NonFiniteLossError: for a NaN or infinity, before any checkpoint that would contain its effects.
         """
         accelerator, progress = self.state.accelerator, self.state.progress
         experiment, steps = self.experiment, self.sampler.steps
@@ -88,7 +88,7 @@ class Trainer:
             if evaluate_every and progress.step == 0:
                 yield Pause(0, "evaluate")
                 pending.resume()
-            noted: dict[str, list[Row]] = {}  # since the last look
+            noted: dict[str, list[Row]] = {}  # since the last check
             for images, labels, indices in loader:
                 rate = self.state.optimizer.param_groups[0]["lr"]
                 value, found = self._step(progress.step, images, labels)
@@ -103,7 +103,7 @@ class Trainer:
                 save = progress.step % experiment.checkpoint_every == 0 or last
                 evaluate = evaluate_every > 0 and (progress.step % evaluate_every == 0 or last)
                 look = progress.step % log_every == 0 or save or evaluate
-                # To ask more often would make a GPU wait.
+                # More frequent checks would make a GPU wait.
                 if look or accelerator.device.type == "cpu":
                     look |= stop.agreed(accelerator)
                     progress.stopped_by = stop.signal
@@ -137,7 +137,7 @@ class Trainer:
     def _step(
         self, step: int, images: Tensor, labels: Tensor
     ) -> tuple[Tensor, dict[str, dict[str, float]]]:
-        """The loss, its terms and the ratios of their gradients where they are due, by table."""
+        """The loss, its terms and, when due, the ratios of their gradients, by table."""
         accelerator, model, loss = self.state.accelerator, self.state.model, self.state.loss
         optimization, found = self.experiment.optimization, {}
         seed_generators((self.experiment.seed * 1_000_003 + step) % 2**32, images.device)
@@ -174,10 +174,10 @@ class Trainer:
 
 
 def seed_generators(seed: int, device: torch.device) -> None:
-    """Seed the generators that a step may draw from: Python's, numpy's, torch's on the CPU and on its device.
+    """Seed the generators that a step may use: Python's, numpy's, torch's on the CPU and on its device.
 
-    `accelerate.utils.set_seed` seeds every kind of device and formats a stack trace for each that is not there,
-    which takes longer than all the rest of the loop's own work.
+    `accelerate.utils.set_seed` seeds every kind of device and formats a stack trace for each missing one, which
+    takes longer than the rest of the loop's own work.
     """
     random.seed(seed)
     np.random.seed(seed)  # noqa: NPY002  miners draw from it
@@ -189,7 +189,7 @@ def seed_generators(seed: int, device: torch.device) -> None:
 def gradient_ratios(
     terms: Mapping[str, Tensor], model: Any, embeddings: Tensor
 ) -> dict[str, float]:
-    """How strong each term of a loss is beside the first.
+    """Strength of each term of a loss, relative to the first.
 
     Returns:
         `{"TERM at PLACE": ratio}` of gradient norms, at the embeddings, the head and the trunk.
@@ -209,7 +209,7 @@ def gradient_ratios(
 
 
 class Pending:
-    """Losses that were not looked at yet: reading one waits for the device, so it is done rarely."""
+    """Losses that are not read yet: reading waits for the device, so it is done rarely."""
 
     def __init__(self, batch_size: int) -> None:
         self._batch_size = batch_size
@@ -220,7 +220,7 @@ class Pending:
         self._rows.append((step, loss, rate, indices))
 
     def resume(self) -> None:
-        """Count the time from here: something else was done in between."""
+        """Restart the clock after other work."""
         self._since = time.perf_counter()
 
     def flush(self, progress: Progress) -> tuple[list[Row], dict[str, str]]:

@@ -1,4 +1,4 @@
-"""Everything that a checkpoint holds of a training."""
+"""State of a training, as a checkpoint holds it."""
 
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -16,21 +16,21 @@ from pml_regularizers import DistributedLoss, prepare_loss
 
 @dataclass
 class Progress:
-    """How far the loop is."""
+    """Progress of the loop."""
 
     step: int = 0
     seconds: float = 0.0
-    """Since the start, evaluations and checkpoints included."""
+    """Seconds since the start, including evaluations and checkpoints."""
     busy_seconds: float = 0.0
-    """In training steps alone."""
+    """Seconds in training steps only."""
     stopped_by: int | None = None
 
 
 @dataclass
 class TrainingState:
-    """The prepared parts of a training, to be saved and restored together.
+    """The prepared parts of a training, saved and restored together.
 
-    A step is a function of the seed and its number, so that no generator and no sampler is among them.
+    A step is a function of the seed and its number, so the parts include no generator and no sampler.
     """
 
     accelerator: Accelerator
@@ -48,9 +48,9 @@ class TrainingState:
         model: EmbeddingModel,
         loss: DistributedLoss,
     ) -> Self:
-        """From the parts as they were built to those that Accelerate moves."""
+        """Prepare the built parts with Accelerate."""
         if accelerator.num_processes > 1 and any(norm.training for norm in batch_norms(model)):
-            # Unlike torch's, it keeps the activation that timm has inside a layer.
+            # Unlike torch's function, timm's keeps the activation inside its layers.
             model = convert_sync_batchnorm(model)
         if experiment.model.compile:
             model.trunk.compile()
@@ -63,18 +63,18 @@ class TrainingState:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of parameters and images."""
+        """Type of parameters and images."""
         return next(self.model.parameters()).dtype
 
     def weights(self) -> dict[str, Any]:
-        """Of the network and of the loss."""
+        """Weights of the network and of the loss."""
         return {
             "model": self.accelerator.unwrap_model(self.model).state_dict(),
             "loss": self.accelerator.unwrap_model(self.loss).state_dict(),
         }
 
     def load_weights(self, saved: dict[str, Any]) -> None:
-        """The other way round."""
+        """Load what `weights` returned."""
         self.accelerator.unwrap_model(self.model).load_state_dict(saved["model"])
         self.accelerator.unwrap_model(self.loss).load_state_dict(saved["loss"])
 
@@ -94,7 +94,7 @@ class TrainingState:
         }
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Go on from a checkpoint."""
+        """Restore the state from a checkpoint."""
         self.load_weights(saved)
         self.optimizer.load_state_dict(saved["optimizer"])
         if self.scheduler is not None:
@@ -107,5 +107,5 @@ class TrainingState:
 
 
 def _memories(loss: nn.Module) -> list[CrossBatchMemory]:
-    """PML leaves the place in their queue out of the state_dict."""
+    """The loss's cross-batch memories, whose places in the queue PML leaves out of the state_dict."""
     return [module for module in loss.modules() if isinstance(module, CrossBatchMemory)]

@@ -1,4 +1,4 @@
-"""The parts of a run, built once, and a trial step: a run that cannot work fails before anything is written."""
+"""The parts of a run, and a trial step with them: a run that cannot work fails before anything is written."""
 
 from copy import deepcopy
 from typing import Any, NamedTuple
@@ -28,7 +28,7 @@ from pml_regularizers.feature_maps import positions
 
 
 class Parts(NamedTuple):
-    """Network, images and objective of an experiment, tried out."""
+    """Network, images and objective of an experiment, after a trial step."""
 
     model: EmbeddingModel
     datasets: Datasets
@@ -36,7 +36,7 @@ class Parts(NamedTuple):
 
 
 def start(experiment: Experiment) -> Accelerator:
-    """The accelerator that a run trains on.
+    """Make the accelerator that a run trains on.
 
     Raises:
         ConfigError: if the machine or the number of processes does not suit the experiment.
@@ -47,9 +47,9 @@ def start(experiment: Experiment) -> Accelerator:
             f"trackers: {missing[0]} is not installed; pip install it, or leave it out"
         )
     on_gpu = torch.cuda.is_available() and not parse_flag_from_env("ACCELERATE_USE_CPU")
-    # Accelerate would train in float32 without a word.
+    # Accelerate would silently train in float32.
     if experiment.precision == "fp16" and not on_gpu:
-        raise ConfigError("precision: fp16 needs a GPU; on a CPU take bf16 or float32")
+        raise ConfigError("precision: fp16 needs a GPU; on a CPU use bf16 or float32")
     mixed = experiment.precision if experiment.precision in ("bf16", "fp16") else "no"
     accelerator = Accelerator(
         mixed_precision=mixed,
@@ -74,7 +74,7 @@ def build_parts(experiment: Experiment, accelerator: Accelerator) -> Parts:
     """
     torch.manual_seed(experiment.seed)
     model = try_one_step(experiment, accelerator)
-    # The first one renders, the others read.
+    # The first process renders, the others read.
     with torch.random.fork_rng(devices=[]), accelerator.local_main_process_first():
         fair = experiment.protocol == "fair"
         datasets = build_datasets(experiment.data, model.trunk, seed=experiment.seed, fair=fair)
@@ -96,8 +96,8 @@ def _check_batch_norm(
             )
         if experiment.diagnose_every:
             raise ConfigError(
-                "diagnose_every: needs the whole batch's graph of the trunk, which optimization.chunk_size does "
-                "without; set it to 0"
+                "diagnose_every: needs the trunk's graph of the whole batch, which optimization.chunk_size does "
+                "not keep; set it to 0"
             )
     if accelerator.num_processes == 1 or accelerator.device.type != "cpu":
         return
@@ -112,13 +112,13 @@ def _check_batch_norm(
 
 
 def find_horde(loss: nn.Module) -> HORDELoss | None:
-    """The HORDE whose orders and descriptor are tested, if there is one."""
+    """The HORDE loss whose orders and descriptor are tested, if there is one."""
     found = [module for module in loss.modules() if isinstance(module, HORDELoss)]
     return found[0] if len(found) == 1 else None
 
 
 def _check_outputs(experiment: Experiment, datasets: Datasets, horde: HORDELoss | None) -> None:
-    """Refuse what could not be tested at the end."""
+    """Refuse tests that would fail at the end."""
     settings, size = experiment.evaluation, experiment.model.embedding_size
     if settings.descriptor and horde is not None and len(datasets.train) <= size:
         raise ConfigError(
@@ -146,7 +146,7 @@ def _check_outputs(experiment: Experiment, datasets: Datasets, horde: HORDELoss 
 def _check_memory(
     experiment: Experiment, model: EmbeddingModel, loss: nn.Module, accelerator: Accelerator
 ) -> None:
-    """Refuse gradients, Adam's state and HORDE's activations that cannot fit; a trunk's are not counted."""
+    """Refuse gradients, Adam's state and HORDE's activations that do not fit; a trunk's are not counted."""
     images = experiment.data.batch_size // accelerator.num_processes
     trained = [p for part in (model, loss) for p in part.parameters() if p.requires_grad]
     needed = 3 * sum(p.numel() * p.element_size() for p in trained)
@@ -164,14 +164,14 @@ def _check_memory(
 
 
 def _positions(experiment: Experiment, model: EmbeddingModel, loss: HORDELoss) -> int:
-    """Features per image that a loss reads."""
+    """Number of features per image that a loss reads."""
     seen: list[int] = []
 
     def look(module: nn.Module, args: object, features: Any) -> None:
         seen.append(positions(features, loss.moments.in_channels)[0].shape[1])
 
     with getattr(model.head, loss.reads).register_forward_hook(look), torch.no_grad():
-        model(_images(experiment, model, 2))  # batch statistics are of two at least
+        model(_images(experiment, model, 2))  # batch statistics need at least two
     return sum(seen)
 
 
@@ -182,10 +182,10 @@ def _images(experiment: Experiment, model: EmbeddingModel, count: int) -> Tensor
 
 
 def try_one_step(experiment: Experiment, accelerator: Accelerator | None = None) -> EmbeddingModel:
-    """Build the network, move it once, on the CPU, with a loss for two classes, and put it back.
+    """Build the network, take one training step on the CPU with a loss for two classes, and undo it.
 
     Args:
-        accelerator: Of the processes that train. Default: this process.
+        accelerator: Accelerator of the training processes. Default: this process alone.
 
     Raises:
         ConfigError: naming the setting that does not fit, or the part that failed.

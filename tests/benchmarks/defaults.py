@@ -1,4 +1,4 @@
-"""A class of which somebody has changed a default."""
+"""A class whose default has been changed."""
 
 import inspect
 from collections.abc import Iterator

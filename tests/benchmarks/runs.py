@@ -80,7 +80,7 @@ def traced() -> Iterator[Trace]:
 
 
 def mark_unfinished(folder: Path) -> None:
-    """As if the run had been killed after its last checkpoint."""
+    """Change a run as if it had been killed after its last checkpoint."""
     record = json.loads((folder / "run.json").read_text())
     record |= {"status": "running", "metrics": {}}
     write_json(folder / "run.json", record)

@@ -1,4 +1,4 @@
-"""Nothing in benchmarks/ imports what stands above it, and every room is entered by its door."""
+"""Nothing in benchmarks/ imports from a room above it, and every room is entered by its door."""
 
 import ast
 import importlib
@@ -14,7 +14,7 @@ FLOORS = (
     *("console", "datasets", "settings", "backbones", "building", "records", "training"),
     *("evaluation", "reporting", "studies"),
 )
-"""From the ground up."""
+"""The rooms, from the ground up."""
 COMMANDS = ("run", "sweep", "fair", "claims", "report", "tables", "export", "speed")
 ROOMS = (*FLOORS, "export", "speed")
 FILES = sorted(BENCHMARKS.rglob("*.py"))
@@ -111,7 +111,7 @@ HEAVY = ("torch", "numpy", "matplotlib", "scipy", "optuna", "timm")
 
 @pytest.mark.parametrize("command", LIGHT)
 def test_a_command_starts_light(command: str) -> None:
-    """What takes seconds to import is not there for a question that needs none of it."""
+    """A simple question does not import modules that take seconds."""
     program = [sys.executable, "-X", "importtime", *LIGHT[command]]
     done = subprocess.run(program, cwd=BENCHMARKS.parent, capture_output=True, text=True)
     assert done.returncode == (2 if "misspelt" in command else 0), done.stderr[-2000:]

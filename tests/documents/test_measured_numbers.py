@@ -102,7 +102,7 @@ def quoted(names: str) -> list[str]:
 
 
 def missing(command: str) -> str | None:
-    """What a command names that is not there."""
+    """The first name in a command that does not exist."""
     words = [word for word in shlex.split(command) if not re.match(r"[A-Z_]+=", word)]
     match words:
         case ["make", target]:

@@ -227,7 +227,7 @@ def test_each_module_can_be_imported_first(before: Path, placed: Path) -> None:
 
 
 def test_lints_and_parses(before: Path, placed: Path) -> None:
-    """As PML's flake8, which does not ask for E501 and E741; black's line length and isort's order."""
+    """Uses PML's flake8, without E501 and E741, black's line length and isort's order."""
     new = contents(placed).keys() - contents(before).keys()
     files = [str(placed / path) for path in new if path.suffix == ".py"]
     assert len(files) > 30

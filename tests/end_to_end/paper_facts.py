@@ -1,4 +1,4 @@
-"""Facts that a paper would state about a training, read off what the runner builds of it.
+"""Facts that a paper would state about a training, read from the objects that the runner builds.
 
 The names are those of `references/settings.yaml`. Networks have their real sizes and see images of 64 pixels.
 """
@@ -76,7 +76,7 @@ class Training:
     scheduler: torch.optim.lr_scheduler.LRScheduler | None
     datasets: Datasets
     starts_from_imagenet: bool
-    """As its settings say: the weights themselves are not loaded."""
+    """Initial weights by the settings; the weights themselves are not loaded."""
 
     def facts(self) -> dict[str, Any]:
         """Everything that can be read; where a paper's words leave room, a test of these words."""
@@ -322,7 +322,7 @@ class Training:
         return found
 
     def _order_losses(self, horde: HORDELoss) -> str:
-        """By their values for embeddings of their width."""
+        """Losses of the orders, recognised by their values for embeddings of their width."""
         x = torch.randn(6, 8, generator=torch.Generator().manual_seed(0))
         labels = torch.tensor([0, 0, 0, 1, 1, 2])
         _, *orders = horde.losses.values()
@@ -398,7 +398,7 @@ class Training:
         return {"batch_size": len(batches[0]), "batch_layout": layout}
 
     def _views(self) -> dict[str, Any]:
-        """From the pixels of a picture whose red is the column and whose green the row."""
+        """Facts of the views, from the pixels of a picture whose red is the column and whose green is the row."""
         train, test = self.datasets.train, self.datasets.test
         assert isinstance(train, ImageSet)
         assert isinstance(test, ImageSet)
@@ -549,7 +549,7 @@ def start(weight: Tensor, fan_in: int, fan_out: int) -> Any:
 
 
 def _distribution(weight: Tensor, fan_in: int, fan_out: int) -> str:
-    """By its largest value and its mean square."""
+    """Distribution of the weights, recognised by their largest value and their mean square."""
     values = weight.detach().float().flatten()[:200_000]
     largest, size = values.abs().max().item(), values.square().mean().sqrt().item()
     if values.unique().numel() == 2 and abs(largest - size) < 1e-6:
@@ -643,7 +643,7 @@ def _variance(part: nn.Module) -> dict[str, Any]:
 
 
 def _intra_class(part: IntraClassRegularizer) -> str:
-    """From a class of three unit vectors, at squared distances of 2, 2 and 4, and one of two equal ones."""
+    """Fact from a class of three unit vectors, at squared distances of 2, 2 and 4, and one of two equal ones."""
     x = torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0], [1.0, 0.0], [1.0, 0.0]])
     value = part(x, torch.tensor([0, 0, 0, 1, 1])).item()
     printed = -((2 * math.exp(-1) + math.exp(-2)) / 3 + 1)
@@ -660,7 +660,7 @@ def _sketch(table: Tensor, channels: int, buckets: int) -> Tensor:
 
 
 def _moments(moments: nn.Module, matrices: list[Tensor], order: int) -> str:
-    """By their directions, whatever their size; the matrices stand in the order of their use."""
+    """Formula of the moments, recognised by their directions; the matrices are in the order of their use."""
     x = torch.randn(2, matrices[0].shape[0], 2, 2, generator=torch.Generator().manual_seed(0))
     used, forms = iter(matrices), {"products", "convolutions"}
     shared = list(matrices) if len(matrices) == order else None
@@ -712,7 +712,7 @@ def _joins(loss: JRDLoss) -> bool:
 
 
 def _kernel(kernel: nn.Module) -> str:
-    """By its values for unit vectors."""
+    """Formula of the kernel, recognised by its values for unit vectors."""
     x = torch.eye(3, dtype=torch.float64)
     x[2] = torch.tensor([0.6, 0.8, 0.0])
     products, squares, ones = x @ x.T, torch.cdist(x, x).square(), torch.cdist(x, x, p=1)
@@ -759,14 +759,14 @@ def _gate(attention: nn.Module) -> str:
 
 
 def _similarity() -> Any:
-    """By which every image finds its like here; by lengths or inner products the first does not."""
+    """Similarity by which every image finds its class here; lengths and inner products fail on the first."""
     x = torch.tensor([[1.0, 0.0], [10.0, 1.0], [1.0, 0.5], [2.0, 1.1]])
     found = measure(x, torch.tensor([0, 0, 1, 1]), [1])["recall_at_1"]
     return OneOf(["cosine", "euclidean"] if found == 1 else [])  # of unit vectors: one ranking
 
 
 def _bound(evaluation: Evaluation) -> dict[str, str]:
-    """From what becomes of a sum of two errors, and of seen classes that no unseen one comes near."""
+    """Facts from a sum of two errors, and from seen classes that no unseen class is near."""
     x, labels = torch.eye(40) + 1, torch.arange(40) % 2
     with patch("benchmarks.evaluation.outputs.ideal_joint_error", return_value=2.0):
         means, _ = over_parts(x, labels, (-x, labels), evaluation)
@@ -776,7 +776,7 @@ def _bound(evaluation: Evaluation) -> dict[str, str]:
 
 
 def _clustering() -> dict[str, Any]:
-    """From what is asked of k-means for four images of two classes."""
+    """Facts from the arguments of k-means for four images of two classes."""
     with patch("benchmarks.evaluation.tester.FaissKMeans") as k_means:
         k_means.return_value.return_value = torch.tensor([0, 0, 1, 1])
         cluster_metrics(torch.eye(4), torch.tensor([3, 3, 5, 5]))
@@ -844,7 +844,7 @@ class Window:
         self.centered = all(abs(float(line.mean()) - 127.5) < 2 for line in (red, green))
 
     def crop(self) -> str:
-        """How the view was cut out of the resized picture."""
+        """Way in which the view was cut out of the resized picture."""
         if all(abs(side - self.size) < 2 for side in self.resized):
             return "none"
         return "center" if self.centered else "another"

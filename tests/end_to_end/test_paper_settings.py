@@ -1,4 +1,4 @@
-"""Every training is built as the runner builds it, and what is read off the objects is what its paper says.
+"""Every training, built as the runner builds it, has the facts that its paper states.
 
 `references/settings.yaml` was written from the papers' texts alone. Where a training differs from it, PAPER.yaml
 says so under `differs`; what the paper leaves open stands there under `not_given`; and nothing else does. Values
@@ -81,7 +81,7 @@ def stated(entry: Entry) -> dict[str, Any]:
 
 
 def training(entry: Entry, trees: Mapping[str, Path], monkeypatch: pytest.MonkeyPatch) -> Training:
-    """As the runner builds it, on a few images in place of the dataset's."""
+    """A training as the runner builds it, on a few images in place of the dataset's."""
     experiment = experiment_of(entry)
     data = experiment.data
     info = IMAGE_DATASETS[data.dataset]

@@ -114,7 +114,7 @@ def test_one_checkpoint_has_one_result(
 
 
 def test_a_gallery_on_several_processes(tmp_path: Path, pool: Pool) -> None:
-    """In-Shop: training and test as on one process, although its last batches are not full."""
+    """In-Shop trains and tests as on one process, although its last batches are not full."""
     root = inshop.write(tmp_path / "data", inshop.few_photos(12, 9))
     counts = {"inshop": {"train": (36, 12), "query": (18, 9), "gallery": (9, 9)}}
     settings = ["--data.dataset=inshop", f"--data.root={root}", *NO_BATCH_STATISTICS, horde()]

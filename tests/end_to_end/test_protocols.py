@@ -1,4 +1,4 @@
-"""Two protocols, what is tested at the end, and what a run may do to fit: small runs, in this process."""
+"""Two protocols, the tests at the end, and the ways to save memory: small runs, in this process."""
 
 import json
 import signal

@@ -1,4 +1,4 @@
-"""Every number of the papers is a cell of a recipe, beside the settings it belongs to, and every recipe trains.
+"""Every number of the papers is a cell of a recipe, beside its settings, and every recipe trains.
 
 `references/papers.json` holds the rows of all result tables of the four papers, each with what it says of its
 training ("facts"), in percent.
@@ -80,7 +80,7 @@ class Cell:
         return str([self.entry.settings["losses"], self.entry.settings["model"]])
 
     def is_of(self, row: dict[str, Any]) -> bool:
-        """Whether it holds a row's numbers, under its name, of a training as the row tells it."""
+        """True if it holds a row's numbers, under its name, of a training as the row describes it."""
         settings = self.entry.settings
         return (
             (self.entry.name.rpartition("/")[0], self.output) == (row["table"], row["output"])
@@ -105,7 +105,7 @@ def losses_of(settings: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any], f
 
 
 def facts(settings: dict[str, Any], output: str) -> dict[str, Any]:
-    """What a paper's row says of its training, read from the settings."""
+    """Facts that a paper's row states about its training, read from the settings."""
     model = settings["model"]
     found = {"trunk": model["trunk"], "width": model["embedding_size"], "orders": 1, "weight": 0}
     for name, arguments, weight in losses_of(settings):
@@ -194,7 +194,7 @@ def test_a_row_of_another_training_names_one_that_runs(name: str) -> None:
 
 
 def test_no_training_stands_there_twice() -> None:
-    """Two rows of the same settings are one training, but for what is measured and how often."""
+    """Two rows of the same settings are one training, except for its measurements."""
     asides = ("label", "evaluation", "checkpoint_every")
     seen: dict[str, str] = {}
     for entry in TRAININGS:
@@ -259,7 +259,7 @@ PARSED: dict[str, Experiment] = {}
 
 
 def experiment_of(entry: Entry) -> Experiment:
-    """As `--recipe` gives it, but for the weights of ImageNet.
+    """Experiment as `--recipe` gives it, except for the weights of ImageNet.
 
     The parser does not look into losses: entries that differ in them alone share what it made of the others.
     """

@@ -1,4 +1,4 @@
-"""A run folder: what a run leaves there, what it refuses, and how it fails."""
+"""A run folder: the files that a run leaves there, its refusals, and its failures."""
 
 import errno
 import hashlib
@@ -91,7 +91,7 @@ def test_what_a_finished_run_leaves(
 
     # Again: refused without --resume, shown with it; other settings are refused.
     line = said(*settings, f"--output={done}", status=2)
-    assert "holds a run already" in line
+    assert "already holds a run" in line
     before = (done / "run.json").read_text()
     assert main([*settings, f"--output={done}", "--resume"]) == 0
     output = capsys.readouterr().out
@@ -212,7 +212,8 @@ def test_a_bad_checkpoint_is_one_line_and_nothing_is_lost(
     assert f"{folder / 'checkpoints'}" in line
     assert expected in line
     assert (
-        "does not fit" in line or "delete it to go on from the one before it, of step 3, " in line
+        "does not fit" in line
+        or "delete it to continue from the one before it, of step 3, " in line
     )
     assert contents(folder) == before
 
@@ -224,7 +225,7 @@ def test_the_checkpoint_before_is_offered_only_if_it_is_whole(
     for path in saved_checkpoints(folder):
         flip(path)
     line = said(*settings, f"--output={folder}", "--resume", status=2)
-    assert line.endswith(f"; delete {folder / 'checkpoints'} to go on from the first step")
+    assert line.endswith(f"; delete {folder / 'checkpoints'} to start again from the first step")
     shutil.rmtree(folder / "checkpoints")
     assert main([*settings, f"--output={folder}", "--resume", "--report=false"]) == 0
     found, wanted = (json.loads((run / "run.json").read_text()) for run in (folder, done))
@@ -320,7 +321,7 @@ def test_a_full_disk_is_one_line(
         patch.setattr(torch, "save", fails)
         line = said(*settings, "--report=false", f"--output={folder}", status=1)
     assert line == (
-        f"error: {folder}: No space left on device; mend that, and the same command with --resume goes on"
+        f"error: {folder}: No space left on device; repair that, and the same command with --resume goes on"
     )
     record = json.loads((folder / "run.json").read_text())
     assert record["status"] == "failed"

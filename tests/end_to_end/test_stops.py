@@ -226,7 +226,7 @@ def test_sigterm_to_the_launcher_saves(data: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_sigterm_to_accelerate_saves(data: str, tmp_path: Path) -> None:
-    """`accelerate launch` of one process dies of it and tells nobody."""
+    """`accelerate launch` of one process dies of the signal and does not pass it on."""
     folder = tmp_path / "run"
     launcher = subprocess.Popen(
         [*ACCELERATE, data, *TINY, "--optimization.steps=100000", f"--output={folder}"],

@@ -1,4 +1,4 @@
-"""Every public loss and module, and how to call it: what test_contract.py holds all of them to.
+"""Every public loss and module, and a call of it, for test_contract.py.
 
 A new class needs an entry here; a test fails until it has one.
 """
@@ -58,7 +58,7 @@ DRAWN: dict[str, Callable[[int], Any]] = {
 
 @dataclass(frozen=True)
 class Batch:
-    """What a loss is called with."""
+    """Arguments of a call of a loss."""
 
     embeddings: Tensor
     labels: Tensor
@@ -92,7 +92,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Case:
-    """How to make a loss, and what it depends on.
+    """Recipe for a loss, and the inputs that it depends on.
 
     `embeddings`: does the value depend on them, or on the features alone? `labels`: does it depend on them?
     `tuples`: does the equation have any, so that `indices_tuple` counts? `reducer`: is the argument taken?

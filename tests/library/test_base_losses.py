@@ -172,7 +172,7 @@ def test_pairs_of_equal_images_count_in_the_mean() -> None:
 
 @ours
 def test_mined_pairs_are_the_only_ones_that_count(make: Any, exact: Any) -> None:
-    """Those of two classes alone leave the loss of these two classes."""
+    """Pairs of only two classes give the loss of these two classes."""
     x, keep = vectors(), torch.tensor([0, 1, 2, 4, 5])
     positive, negative = oracle.all_pairs(LABELS[keep].tolist())
     mined = tuple(

@@ -22,7 +22,7 @@ def vectors(count: int = len(LABELS), dtype: torch.dtype = torch.float64) -> Ten
 
 
 def expected(embeddings: Tensor, labels: Tensor = LABELS, **kwargs: Any) -> np.ndarray:
-    """By the oracle: one value per anchor."""
+    """One value per anchor, by the oracle."""
     return np.array(anchor_losses(embeddings.double().numpy(), labels.tolist(), **kwargs))
 
 
@@ -203,7 +203,7 @@ def test_bad_arguments(name: str, value: float) -> None:
 
 
 class Memory(losses.CrossBatchMemory):
-    """As PML's, for a loss that it does not know by name."""
+    """PML's memory, for a loss that it does not know by name."""
 
     @staticmethod
     def supported_losses() -> list[str]:

@@ -761,7 +761,7 @@ class TestRecordTerms:
             pass
 
     def test_a_block_without_a_call(self) -> None:
-        message = "loss: no call was recorded of metric, pairs;"
+        message = "loss: no call of metric, pairs was recorded;"
         with pytest.raises(ValueError, match=message), record_terms(scheduled()):
             pass
 

@@ -1,4 +1,4 @@
-"""What holds for every public loss and module alike, in any precision, state, batch and PML slot."""
+"""Contract of every public loss and module, in any precision, state, batch and PML slot."""
 
 import copy
 import inspect
@@ -123,7 +123,7 @@ def assert_agree(found: Measured, expected: Measured, scales: Measured | None = 
 
 
 def assert_same(found: Measured, expected: Measured) -> None:
-    """To the bit."""
+    """Assert equality to the bit."""
     assert found.keys() == expected.keys()
     for name, right in expected.items():
         result = found[name]
@@ -143,7 +143,7 @@ def check_gradients_arrive(case: Case, found: Measured) -> None:
 
 @each_loss
 def test_the_regular_batch_has_a_value_and_gradients(name: str) -> None:
-    """What the comparisons below compare is not zero."""
+    """The values that the comparisons below compare are not zero."""
     case = LOSSES[name]
     loss = case.make()
     found = measure(loss, Batch.draw(case))

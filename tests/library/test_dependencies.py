@@ -14,7 +14,7 @@ THERE = {"torch", "pytorch_metric_learning", "numpy", "scipy", "sklearn", "pytes
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_imports_of_the_tests(path: Path) -> None:
-    """What else a test needs, it asks for with `pytest.importorskip`."""
+    """A test requests any other package with `pytest.importorskip`."""
     for node in ast.parse(path.read_text()).body:
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         if isinstance(node, ast.ImportFrom):

@@ -129,7 +129,9 @@ def test_passes_features_on() -> None:
 def test_features_for_a_loss_that_takes_none() -> None:
     several = losses.MultipleLosses([losses.ContrastiveLoss()])
     for loss in (several, losses.ContrastiveLoss()):
-        with pytest.raises(ValueError, match=r"features: .* takes none; attach the losses inside"):
+        with pytest.raises(
+            ValueError, match=r"features: .* takes no features; attach the losses inside"
+        ):
             DistributedLoss(loss)(torch.randn(4, 2), torch.arange(4) % 2, features=torch.ones(4))
 
 

@@ -59,7 +59,7 @@ def vectors(count: int = len(LABELS), dtype: torch.dtype = torch.float64) -> Ten
 
 
 def build(distance: str = "default", **kwargs: Any) -> EnergyConfusionRegularizer:
-    """On the embeddings of the call, unless a test is about the other mode."""
+    """Regularizer on the embeddings of the call, unless a test is about the other mode."""
     return EnergyConfusionRegularizer(
         **{"gradient": "all", "distance": DISTANCES[distance][0], **kwargs}
     )
@@ -71,7 +71,7 @@ def expected_terms(
     distance: str = "default",
     log: bool = True,
 ) -> dict[tuple[int, int], float]:
-    """By the oracle: one term per ordered pair of classes."""
+    """One term per ordered pair of classes, by the oracle."""
     _, p, function = DISTANCES[distance]
     x = embeddings.detach().double().numpy()
     x = x if p is None else oracle.unit(x, p)
@@ -81,7 +81,7 @@ def expected_terms(
 def expected(
     embeddings: Tensor, labels: Tensor = LABELS, reduction: str = "mean", **kwargs: Any
 ) -> float:
-    """By the oracle: the value of the regularizer."""
+    """Value of the regularizer, by the oracle."""
     terms = expected_terms(embeddings, labels, **kwargs).values()
     return math.fsum(terms) / (len(terms) if reduction == "mean" else 1)
 
@@ -251,7 +251,7 @@ def test_a_step_against_the_gradient_brings_classes_together() -> None:
 
 
 def drawn(regularizer: EnergyConfusionRegularizer, x: Tensor, calls: int) -> list[tuple[int, int]]:
-    """Which pairs of classes a regularizer with num_pairs=1 draws, told from its values."""
+    """Pairs of classes that a regularizer with num_pairs=1 draws, deduced from its values."""
     terms = {pair: term for pair, term in expected_terms(x).items() if pair[0] < pair[1]}
     pairs = []
     for _ in range(calls):

@@ -301,7 +301,7 @@ class Modal(nn.Module):
 def test_a_cut_does_not_freeze_the_mode_of_a_trunk(kind: str, found: str, training: bool) -> None:
     trunk = Modal(kind).train(training)
     trunk.aux.eval()
-    with pytest.raises(ValueError, match="trunk: Modal computes something else in tr") as error:
+    with pytest.raises(ValueError, match="trunk: Modal computes different things in tr") as error:
         split_trunk(trunk, "first")
     here, there = str(error.value).split(" mode is ")
     assert here.endswith("in train" if training else "in eval")
@@ -339,7 +339,7 @@ def test_the_layers_of_the_masks_may_be_a_copy_of_the_body() -> None:
     assert copied["1.weight"] is not own["1.weight"]
     assert made(torch.randn(2, 3, 6, 6)).shape == (2, 8)
     for missing in sizes.keys() - {"embedding_size"}:
-        with pytest.raises(ValueError, match=f"{missing}: Sequential does not say it"):
+        with pytest.raises(ValueError, match=f"{missing}: Sequential does not state it"):
             rest = {name: size for name, size in sizes.items() if name != missing}
             AttentionEnsemble.for_trunk(trunk, "0", attention_stage="1", **rest)
 

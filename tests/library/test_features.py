@@ -1,4 +1,4 @@
-"""How features reach a loss: the right ones, or an error."""
+"""Features reach a loss: the right ones, or an error."""
 
 import copy
 import gc
@@ -543,7 +543,7 @@ def test_modules_that_do_not_return_features(output: Any) -> None:
 
 
 def test_a_tapped_tensor_that_is_changed_in_place_afterwards() -> None:
-    """What an in-place activation leaves in the record is what the next layer sees, and what is read."""
+    """The record holds the result of an in-place activation, which the next layer and the loss read."""
     stage, act = nn.Conv2d(3, CHANNELS, 1), nn.ReLU(inplace=True)
     tap, x = FeatureTap(stage), torch.randn(4, 3, 2, 2)
     output = act(stage(x))
@@ -645,7 +645,7 @@ class Several(FeatureLoss):
 
 
 def several(network: Network, x: Tensor) -> dict[str, Tensor]:
-    """What the stages of a network hand to a loss."""
+    """Outputs of a network's stages, for a loss."""
     maps = network.trunk(x)
     return {"feature_map": maps, "pooled": maps.mean(dim=(2, 3))}
 

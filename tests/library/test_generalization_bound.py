@@ -92,7 +92,7 @@ def test_domains_and_classes_apart() -> None:
 
 
 def test_domains_of_one_distribution_are_told_apart_by_chance() -> None:
-    """Of n independent guesses the share of right ones lies within 5 / (2 sqrt(n)) of a half."""
+    """The share of right ones among n independent guesses lies within 5 / (2 sqrt(n)) of a half."""
     n = 4000
     x, labels = torch.randn(2, n, 8), torch.arange(n) // 4
     data = (x[0], labels, x[1], labels + n)
@@ -150,7 +150,7 @@ def test_dtypes_and_autocast(dtype: torch.dtype) -> None:
 
 
 def test_far_from_the_origin() -> None:
-    """In float32, 1000 away, squared distances lose what a unit is made of, unless centred first."""
+    """In float32, 1000 away, squared distances lose all digits of a unit, unless centred first."""
     seen, unseen = domain(4, 8), domain(3, 6, first=4)
     exact = ideal_joint_error(*seen, *unseen, normalize=False)
     moved = [(1e3 + x).float() for x, _ in (seen, unseen)]
@@ -253,7 +253,10 @@ X, Y = torch.randn(6, 2), torch.tensor([0, 0, 1, 1, 2, 2])
         ({"seen_labels": Y[:, None]}, r"seen_labels: expected a vector.*\(6, 1\)"),
         ({"unseen": torch.randn(6, 3)}, r"unseen: expected embeddings 2 wide.*\(6, 3\)"),
         ({"unseen": X.log()}, "unseen: . of 6 embeddings hold NaN or infinity"),
-        ({"unseen_labels": Y + 2}, "unseen_labels: 1 classes are seen, too, such as 2; number"),
+        (
+            {"unseen_labels": Y + 2},
+            "unseen_labels: 1 classes are also in seen_labels, such as 2; give",
+        ),
         ({"unseen_labels": torch.arange(10, 16)}, "unseen_labels: class 10 has one image"),
         ({"labelled": 1.0}, "labelled: expected a share between 0 and 1.*got 1.0"),
         (

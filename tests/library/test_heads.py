@@ -1,4 +1,4 @@
-"""The head: every layout that a trunk may return, and what losses may read from it."""
+"""The head: every layout that a trunk may return, and the stages that losses read."""
 
 import functools
 from typing import Any
@@ -25,7 +25,7 @@ def maps() -> Tensor:
 
 
 def seen_by(module: nn.Module, run: Any) -> Any:
-    """What a loss attached to the module would read."""
+    """Features that a loss attached to the module would read."""
     tap = FeatureTap(module)
     return tap.take(run().detach())
 
@@ -223,7 +223,7 @@ def test_fold(bias: bool, normalize: bool) -> None:
 
 
 def test_fold_needs_an_attention_that_can() -> None:
-    with pytest.raises(ValueError, match="attention: this head has none"):
+    with pytest.raises(ValueError, match="attention: this head has no attention"):
         head().fold()
     made = head(attention=Squeeze())
     with pytest.raises(ValueError, match=r"attention: Squeeze has no fold\(linear\)"):

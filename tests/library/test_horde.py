@@ -67,7 +67,7 @@ def batch(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
 
 
 def expected_orders(loss: HORDELoss, features: Any) -> list[np.ndarray]:
-    """By the oracle, from the loss's matrices: what orders 2 to K hand to their losses."""
+    """Inputs of the losses of orders 2 to K, by the oracle, from the loss's matrices."""
     matrices = [
         embedding.weight.detach().double().numpy() if isinstance(embedding, nn.Linear) else None
         for embedding in loss.embeddings.values()
@@ -588,7 +588,7 @@ def test_a_memory_takes_no_tuples_of_the_batch() -> None:
     loss = build(base=memory)
     embeddings, features = batch(torch.float32)
     tuples = miners.BatchHardMiner()(embeddings, LABELS)
-    with pytest.raises(ValueError, match="give the miner to it"):
+    with pytest.raises(ValueError, match="give it the miner"):
         loss(embeddings, LABELS, tuples, features=features)
     assert loss(embeddings, LABELS, features=features).isfinite()
 

@@ -179,7 +179,7 @@ def test_squared_mmd_is_norms_minus_twice_the_similarity() -> None:
 
 
 def test_energy_confusion_is_two_minus_twice_the_linear_similarity() -> None:
-    """On the unit sphere the mean squared distance of two classes is 2 - 2 S: opposite directions."""
+    """The mean squared distance of two classes on the unit sphere is 2 - 2 S: opposite directions."""
     embeddings = F.normalize(batch()[0])
     labels = LABELS.tolist()
     x = numbers(embeddings)
@@ -312,7 +312,7 @@ def test_beside_another_loss() -> None:
             ),
             r"representations: expected names, among them those of all kernels \(pooled\)",
         ),
-        (lambda: JRDLoss(3, 4, distance=nn.Identity()), "distance: AM-softmax is of cosines"),
+        (lambda: JRDLoss(3, 4, distance=nn.Identity()), "distance: AM-softmax uses cosines"),
         (
             lambda: JRDLoss(3, 5)(batch()[0], LABELS, features={"pooled": batch()[1]}),
             r"embeddings: expected \(N, 5\), got shape \(7, 4\)",
@@ -381,7 +381,7 @@ VARIANTS = {
 def jrd_terms(
     loss: JRDLoss, embeddings: Tensor, pooled: Tensor, names: tuple[str, ...], **settings: float
 ) -> tuple[np.ndarray, float]:
-    """By the oracle: AM-softmax of each sample, and L_JRS / N_pairs."""
+    """AM-softmax of each sample, and L_JRS / N_pairs, by the oracle."""
     cosines = oracle.class_cosines(numbers(embeddings), numbers(loss.metric.W))
     rows = {
         "pooled": (MIXTURE, numbers(pooled)),

@@ -79,7 +79,7 @@ def as_matrix(table: Tensor, module: HighOrderMoments) -> np.ndarray:
 def expected_moments(
     module: HighOrderMoments, features: Tensor | tuple[Tensor, Tensor]
 ) -> list[np.ndarray]:
-    """By the oracle: K - 1 arrays (N, d)."""
+    """K - 1 arrays (N, d), by the oracle."""
     if module.projections == "sketch":
         matrices = [as_matrix(table, module) for table in module.weights()]
         images = [oracle.sketched(image, matrices) for image in kept_features(features)]
@@ -271,7 +271,7 @@ class TestUnbiasedness:
     X, Y = torch.tensor([1.0, 0.5, -0.25, 0.75]), torch.tensor([0.75, 1.0, 0.25, 0.5])
 
     def scores(self, module: HighOrderMoments, order: int, *claims: float) -> list[float]:
-        """How many standard errors the estimate lies from each claim."""
+        """Distance of the estimate from each claim, in standard errors."""
         phi = module(torch.stack([self.X, self.Y]).view(2, 4, 1, 1).double())[order - 2]
         draws = phi[0] * phi[1] * module.moment_dim
         error = draws.std().item() / math.sqrt(len(draws))

@@ -68,7 +68,7 @@ class Witness(nn.Module):
 
 
 class Pipeline:
-    """A network, an attached loss and what a PML trainer wants of them."""
+    """A network, an attached loss and a PML trainer's arguments from them."""
 
     def __init__(self, **kwargs: Any) -> None:
         self.network = Network()
@@ -195,7 +195,7 @@ def test_train_with_classifier() -> None:
 
 
 class Pairs(Dataset[tuple[Tensor, Tensor, int]]):
-    """Two images of a class and its label, as the two-stream trainer wants them."""
+    """Two images of a class and its label, as the two-stream trainer needs them."""
 
     def __init__(self, data: TensorDataset) -> None:
         self.images, self.labels = data.tensors

@@ -38,7 +38,7 @@ def measured(
     unit: bool = False,
     **settings: Any,
 ) -> dict[str, float]:
-    """What the calculator finds in one matrix."""
+    """Result of the calculator on one matrix."""
     names = (*(f"recall_at_{k}" for k in recall_at), *METRICS)
     calculator = RankAccuracyCalculator(names, recall_at=recall_at, device=CPU, **settings)
     return calculator.get_accuracy_within(
@@ -86,7 +86,7 @@ def clusters(seed: int, sizes: tuple[int, ...], width: int = 5) -> tuple[Tensor,
 
 
 def halves(n: int, seed: int = 0) -> Tensor:
-    """Which of `n` images are queries of a gallery."""
+    """Mask of the queries among `n` images of a gallery."""
     return torch.rand(n, generator=torch.Generator().manual_seed(seed)) < 0.5
 
 
@@ -291,7 +291,7 @@ def half(dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
     ids=["float16", "bfloat16", "float64", "offset64", "offset32", "huge", "tiny", "width1"],
 )
 def test_ranks_survive_the_limits_of_numbers(change):
-    """What differs is on a grid of 1/64: exact in every case, but not the squares of what it is added to."""
+    """Differences lie on a grid of 1/64: they are exact in every case, unlike the squares of the numbers."""
     points, labels = clusters(3, (6,) * 20)
     points = change((points * 64).round().clamp(-120, 120) / 64)
     exact = points.double()
@@ -466,7 +466,7 @@ class PML(AccuracyCalculator):
     "settings", [{}, {"avg_of_avgs": True}, {"return_per_class": True}], ids=["mean", "avg", "per"]
 )
 def test_every_metric_equals_that_of_pml(how, settings):
-    """With lone queries, lone references and classes of many sizes; NMI and AMI from the same clusters."""
+    """Lone queries, lone references and classes of many sizes; NMI and AMI use the same clusters."""
     vectors, labels = clusters(1, (1, 5, 60, 2, 30, 1, 9), width=6)
     labels = labels * 3 - 5
     some = 40

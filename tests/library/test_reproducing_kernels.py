@@ -226,7 +226,7 @@ def test_one_product_forward_and_one_backward() -> None:
 @pytest.mark.skipif(shutil.which("c++") is None, reason="inductor compiles C++")
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # of inductor's own
 def test_compiled_gradients() -> None:
-    """At a size where inductor writes over buffers that it has read."""
+    """Uses a size at which inductor overwrites buffers that it has read."""
     x = rows(64, 40, torch.float32).requires_grad_()
 
     def value(x: Tensor) -> Tensor:

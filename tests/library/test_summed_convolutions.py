@@ -1,4 +1,4 @@
-"""Tensor sketches: equal to dense matrices, without bias, and of the variance that theory says."""
+"""Tensor sketches: equal to dense matrices, without bias, and with the variance of the theory."""
 
 import itertools
 import math
@@ -25,7 +25,7 @@ every_width = pytest.mark.parametrize("d", [1, 2, 3, 8, 33])
 
 @pytest.fixture(autouse=True)
 def narrow_blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where d is 8, blocks of three positions, or of two images where the test asks for it."""
+    """With d = 8: blocks of three positions, or of two images if the test asks for it."""
     size = getattr(request, "param", 24)
     monkeypatch.setattr("pml_regularizers.summed_convolutions.BLOCK", size)
 
@@ -112,7 +112,7 @@ def test_the_same_numbers_every_time(activations: str) -> None:
 
 @every_kind
 def test_only_gathers_are_run(activations: str) -> None:
-    """What adds in the order in which threads run, on CUDA devices, is not."""
+    """No operation runs that, on CUDA devices, adds in the order in which threads run."""
     x, tables = features(requires_grad=True), draw(8)
     with Count() as count:
         summed_convolutions(x, tables, activations=activations).sum().backward()

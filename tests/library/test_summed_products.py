@@ -296,7 +296,7 @@ def test_kept_projections(activations: str, count: int) -> None:
 @needs_triton
 @pytest.mark.parametrize("count", [1, pytest.param(12, marks=pytest.mark.slow)])
 def test_triton_in_its_interpreter(count: int) -> None:
-    """In a process of its own: Triton reads the variable when it is imported."""
+    """Runs in a separate process, since Triton reads the variable when it is imported."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.support.triton_products", str(count)],
         cwd=ROOT,

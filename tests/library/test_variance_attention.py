@@ -1,4 +1,4 @@
-"""Variance attention against loops, finite differences, and what the paper promises of it."""
+"""Variance attention against loops, finite differences, and the paper's promises."""
 
 import copy
 import functools
@@ -55,7 +55,7 @@ def prediction(dtype: torch.dtype = torch.float64) -> Tensor:
 
 
 def exact_loss(x: Tensor, predicted: Tensor, **kwargs: Any) -> float:
-    """By the oracle."""
+    """Loss by the oracle."""
     a = x.detach().double().numpy()
     return oracle.variance_loss(a, predicted.detach().double().tolist(), **kwargs)
 
@@ -70,7 +70,7 @@ def exact_variance(x: Tensor) -> Tensor:
 
 
 def gradient(value: Tensor, *modules: nn.Module) -> Tensor:
-    """With respect to all parameters, in one vector; 0 for those that the value does not depend on."""
+    """Gradient of all parameters in one vector; 0 for parameters that the value does not depend on."""
     parameters = [p for module in modules for p in module.parameters()]
     found = torch.autograd.grad(value, parameters, retain_graph=True, allow_unused=True)
     pairs = zip(parameters, found, strict=True)
@@ -380,7 +380,7 @@ def test_features_of_another_width(shape: tuple[int, ...]) -> None:
 
 
 def attend(network: Network, x: Tensor) -> Tensor:
-    """What the attention of the network sees."""
+    """Input of the network's attention."""
     pooled: Tensor = network.trunk(x).mean(dim=(2, 3))
     return pooled
 

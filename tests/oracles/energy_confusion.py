@@ -1,4 +1,4 @@
-"""Energy confusion (ECAML, AAAI 2019) and what its Lemmas 2 and 3 compare it with, one pair at a time."""
+"""Energy confusion (ECAML, AAAI 2019) and the distances of its Lemmas 2 and 3, one pair at a time."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -47,7 +47,7 @@ def terms(
     log: bool = True,
     distance: Distance = squared_euclidean,
 ) -> dict[tuple[int, int], float]:
-    """What eq. 11 sums, or eq. 7 without the logarithm, by the ordered pair of classes."""
+    """Terms of eq. 11, or of eq. 7 without the logarithm, by the ordered pair of classes."""
     sets = class_sets(vectors, labels)
     energies = {
         (i, j): energy_confusion(sets[i], sets[j], distance) for i in sets for j in sets if i != j

@@ -66,13 +66,13 @@ def convolved(image: Sequence[np.ndarray], matrices: Sequence[np.ndarray]) -> li
 
 
 def maclaurin_variance(x: np.ndarray, y: np.ndarray, order: int, d: int) -> float:
-    """Of <phi_k(x), phi_k(y)> over the matrices of signs; d columns are d independent draws."""
+    """Variance of <phi_k(x), phi_k(y)> over the matrices of signs; d columns are d independent draws."""
     squares, same, both = x @ x * (y @ y), (x @ y) ** 2, (x * x) @ (y * y)
     return float((squares + 2 * same - 2 * both) ** order - same**order) / d
 
 
 def sketch_variance(x: np.ndarray, y: np.ndarray, order: int, d: int, places: float) -> float:
-    """Of <phi_k(x), phi_k(y)> over tables of so many places; infinitely many: buckets drawn with replacement.
+    """Variance of <phi_k(x), phi_k(y)> over tables of `places` places; infinity: buckets drawn with replacement.
 
     Frequency by frequency: E of A(f) and the conjugate of A(g), where A = the transform of x's sketch times the
     conjugate of that of y's, is the sum of three pairings of the signs.
@@ -94,7 +94,7 @@ def unit(vector: np.ndarray) -> np.ndarray:
 
 
 def embed(z: np.ndarray, matrix: np.ndarray | None, normalize: bool) -> np.ndarray:
-    """What the loss of an order sees: z, embedded by a matrix (E, d) if there is one, at length one if asked."""
+    """Input of an order's loss: z, embedded by a matrix (E, d) if there is one, of length one if asked."""
     if matrix is not None:
         z = np.array(
             [math.fsum(float(a) * float(b) for a, b in zip(row, z, strict=True)) for row in matrix]

@@ -26,7 +26,7 @@ def unit(rows: np.ndarray) -> np.ndarray:
 
 
 def average(rows: np.ndarray, distance: Callable[[np.ndarray, np.ndarray], float]) -> float:
-    """Over all pairs i != j of the batch."""
+    """Mean distance over all pairs i != j of the batch."""
     n = len(rows)
     pairs = [(i, j) for i in range(n) for j in range(n) if i != j]
     return math.fsum(distance(rows[i], rows[j]) for i, j in pairs) / len(pairs)

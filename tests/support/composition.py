@@ -121,7 +121,7 @@ def measure(processes: Processes | None) -> dict[str, Any]:
 
 
 def static_graph(processes: Processes) -> dict[str, Any]:
-    """What two steps say of measuring under a static graph, and how far their gradients are from the mean."""
+    """Errors of measuring in two steps under a static graph, and their gradients' distance from the mean."""
     net = nn.parallel.DistributedDataParallel(nn.Linear(3, 2).double(), static_graph=True)
     x = torch.full((4, 3), processes.process_index + 1.0, dtype=torch.float64)
     mean = (processes.num_processes + 1) / 2  # of the process numbers, from 1 on

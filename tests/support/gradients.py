@@ -166,7 +166,7 @@ class Ensemble(nn.Module):
 
 
 def wrap_as_pml_does(loss: nn.Module) -> nn.Module:
-    """In `DistributedLossWrapper`, which takes no sums: then their parts are wrapped."""
+    """Wrap a loss in `DistributedLossWrapper`; since it takes no sums, wrap the parts of a sum."""
     if isinstance(loss, losses.MultipleLosses):
         keys = list(loss.losses) if loss.is_dict else range(len(loss.losses))
         for key in keys:
@@ -178,7 +178,7 @@ def wrap_as_pml_does(loss: nn.Module) -> nn.Module:
 
 
 def measure(case: str, processes: Processes | None, *, pml: bool = False) -> dict[str, Any]:
-    """With `processes` None, of the plain loss on the whole batch, without the library's distributed code."""
+    """Loss and gradients; without `processes`, of the plain loss on the whole batch."""
     rank, world = (
         (0, 1) if processes is None else (processes.process_index, processes.num_processes)
     )
@@ -219,7 +219,7 @@ def measure(case: str, processes: Processes | None, *, pml: bool = False) -> dic
 
 
 def check_errors(processes: Processes) -> None:
-    """What every process must refuse; asserted here, since an exception elsewhere would hang the others."""
+    """Assert all refusals on every process; an exception elsewhere would hang the others."""
     loss = DistributedLoss(losses.ContrastiveLoss())
     rank = processes.process_index
     for embeddings, tuples, message in (

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Processes:
-    """What the library asks of an `accelerate.Accelerator`, on the CPU."""
+    """The part of `accelerate.Accelerator` that the library uses, on the CPU."""
 
     process_index: int
     num_processes: int
@@ -51,7 +51,7 @@ class Pool:
     def run(
         self, function: Callable[..., Any], *args: Any, processes: int, limit: float = 120
     ) -> list[Any]:
-        """What `function(Processes, *args)` returns on each process; all of it must pickle.
+        """Results of `function(Processes, *args)` on each process; everything must pickle.
 
         Raises:
             RuntimeError: with its traceback where the function fails, and if it takes more than `limit` seconds.

@@ -1,4 +1,4 @@
-"""What holds of every dataset whose `dataset[i, seed]` is a training view."""
+"""Properties of every dataset whose `dataset[i, seed]` is a training view."""
 
 import random
 from typing import Any

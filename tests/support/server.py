@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 class Server(http.server.ThreadingHTTPServer):
-    """What it was asked for, and how often it hangs up in the middle of a file."""
+    """Server that records its requests, and hangs up some times in the middle of a file."""
 
     hangs_up = 0
 

@@ -1,4 +1,4 @@
-"""How far a result may lie from the exact one.
+"""Tolerances of results against the exact ones.
 
 One bound per dtype of the *result*, relative to the largest expected entry. Half-precision inputs have no
 bound of their own: they are exact as float32 numbers, and everything is computed in at least float32.

@@ -1,4 +1,4 @@
-"""Several processes whose loss nobody, somebody or DistributedDataParallel keeps equal."""
+"""Several processes with a loss that nothing, the user or DistributedDataParallel keeps equal."""
 
 import warnings
 from collections.abc import Callable

@@ -21,7 +21,7 @@ PARAMETERS = 11_295_240
 
 @pytest.fixture(scope="module")
 def weights() -> dict[str, Tensor]:
-    """Of the published layout."""
+    """Random weights in the published layout."""
     torch.manual_seed(0)
     return published.random_weights()
 
@@ -35,7 +35,7 @@ def weights_file(weights: dict[str, Tensor], tmp_path_factory: pytest.TempPathFa
 
 @pytest.fixture(scope="module")
 def model(weights: dict[str, Tensor]) -> BNInception:
-    """With the published weights, in float64 and evaluation mode: not to be changed."""
+    """Model with these weights, in float64 and evaluation mode; do not change it."""
     model = empty()
     model.load_state_dict(checkpoint_filter_fn(weights, model), assign=True)
     return model
@@ -241,7 +241,7 @@ def test_without_a_file_nothing_is_downloaded():
 
 
 def gradients(model: nn.Module, x: Tensor) -> tuple[dict[str, Tensor], int]:
-    """By name, and the bytes that were kept for them."""
+    """Gradients by name, and the bytes kept for them."""
     kept = {}
 
     def keep(tensor: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Reading a .caffemodel: both layouts, every way to write numbers, and files that are none."""
+"""Reading a .caffemodel: both layouts, every way to write numbers, and other files."""
 
 import struct
 from collections.abc import Sequence

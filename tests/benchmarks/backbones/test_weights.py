@@ -1,4 +1,4 @@
-"""Files of weights: every format and wrapping fills a model, and what does not fit is named."""
+"""Files of weights: every format and wrapping fills a model, and errors name what does not fit."""
 
 import copy
 import hashlib
@@ -31,7 +31,7 @@ from tests.support.tolerances import assert_close
 
 
 class Network(nn.Sequential):
-    """Of nobody's module: no conversion, no classifier to drop."""
+    """Network of an unknown module: no conversion, no classifier to drop."""
 
     def __init__(self) -> None:
         super().__init__(OrderedDict(conv=nn.Conv2d(3, 2, 1), fc=nn.Linear(2, 4)))
@@ -209,12 +209,15 @@ WRONG = {
         r"does not fit Network: .* \.\.\.$",
     ),
     "empty": (lambda right: {}, "does not fit Network"),
-    "no tensors": (lambda right: {"epoch": 3, "net": right}, "other things than tensors by name"),
-    "no dictionary": (lambda right: [1, 2], "not a whole .pth file of weights"),
-    "a tensor": (lambda right: torch.ones(3), "not a whole .pth file of weights"),
+    "no tensors": (
+        lambda right: {"epoch": 3, "net": right},
+        "something other than tensors by name",
+    ),
+    "no dictionary": (lambda right: [1, 2], "not a complete .pth file of weights"),
+    "a tensor": (lambda right: torch.ones(3), "not a complete .pth file of weights"),
     "a module": (
         lambda right: Network(),
-        r"\(it holds other objects than tensors, or is damaged\); .* save the model's state_dict\(\) alone",
+        r"\(it holds objects other than tensors, or is damaged\); .* save the model's state_dict\(\) alone",
     ),
 }
 
@@ -240,7 +243,7 @@ def test_a_damaged_file_is_named(tmp_path, suffix, kept):
     content = path.read_bytes()
     path.write_bytes(content[: int(kept * len(content))])
     with pytest.raises(
-        WeightsError, match=rf"file.{suffix}: not a whole .* file of weights \(.+\)"
+        WeightsError, match=rf"file.{suffix}: not a complete .* file of weights \(.+\)"
     ):
         load_weights(Network(), path)
 
@@ -250,7 +253,7 @@ def test_a_file_of_something_else_is_named(tmp_path, suffix):
     path = tmp_path / f"file.{suffix}"
     path.write_text("<html>404: not found</html>\n" * 20)
     with pytest.raises(
-        WeightsError, match=rf"file.{suffix}: not a whole .* file of weights \(.+\)"
+        WeightsError, match=rf"file.{suffix}: not a complete .* file of weights \(.+\)"
     ):
         load_weights(Network(), path)
 
@@ -277,14 +280,14 @@ class Payload:
 
 def test_code_in_a_checkpoint_does_not_run(tmp_path):
     torch.save(values(Network()) | {"x": Payload()}, tmp_path / "file.pth")
-    with pytest.raises(WeightsError, match="holds other objects than tensors"):
+    with pytest.raises(WeightsError, match="holds objects other than tensors"):
         load_weights(Network(), tmp_path / "file.pth")
     assert not Payload.ran
 
 
 def test_an_array_of_objects_is_not_unpickled(tmp_path):
     np.savez(tmp_path / "file.npz", **{"conv.weight": np.array([Payload()], dtype=object)})
-    with pytest.raises(WeightsError, match=r"not a whole .npz file of weights"):
+    with pytest.raises(WeightsError, match=r"not a complete .npz file of weights"):
         load_weights(Network(), tmp_path / "file.npz")
     assert not Payload.ran
 

@@ -1,4 +1,4 @@
-"""Descriptions of classes with all their defaults: what they say, and that they build the same again."""
+"""Descriptions of classes with all their defaults: their contents, and that they build the same objects."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -28,7 +28,7 @@ MINER = f"--miner={{class_path: {PML}.miners.DistanceWeightedMiner}}"
 
 
 def arguments(description: dict[str, Any], key: str = "losses") -> dict[str, Any]:
-    """What stands in the settings for a description without its defaults."""
+    """Arguments in the resolved settings for a description without its defaults."""
     return dict(resolved(description, key)["init_args"])
 
 
@@ -173,7 +173,7 @@ def descriptions() -> dict[str, tuple[str, Any]]:
 
 
 def state(value: Any) -> Any:
-    """What an object is made of, comparable: its class and its attributes, of tensors the shape."""
+    """State of an object, comparable: its class and its attributes; of tensors only the shape."""
     if isinstance(value, torch.Tensor):
         return value.shape
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Which images an experiment trains on and tests on, of every dataset, and a whole run on one of them."""
+"""Training and test images of an experiment, for every dataset, and a whole run on one of them."""
 
 import json
 from dataclasses import replace
@@ -31,7 +31,7 @@ CAFFE = {
 
 
 class Trunk(nn.Module):
-    """As much of a timm model as says how its images are made."""
+    """The part of a timm model that describes its images."""
 
     pretrained_cfg = CAFFE
 
@@ -57,7 +57,7 @@ def full_cub(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_dataset_is_the_published_one(
     tmp_path: Path, full_cub: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At full size, without opening an image: 11,788, 16,185, 120,053 and 52,712 of them."""
+    """Checks the full size, without opening an image: 11,788, 16,185, 120,053 and 52,712 images."""
     monkeypatch.setattr(
         "benchmarks.datasets.listing.file_sizes", lambda root, paths: [1] * len(paths)
     )
@@ -140,7 +140,7 @@ def test_a_folder_of_ones_own(tmp_path: Path) -> None:
         ({"dataset": "folder"}, "data.root: .*/empty"),
         ({"dataset": "folder", "test_classes": 1.5}, "data.test_classes: .* 1.5"),
         ({"dataset": "folder", "test_classes": Path("none.txt")}, "data.test_classes: none.txt"),
-        ({"dataset": "folder", "test_classes": 0.5}, "no class to test on has two images"),
+        ({"dataset": "folder", "test_classes": 0.5}, "no test class has two images"),
     ],
 )
 def test_what_is_missing_is_one_sentence(

@@ -1,4 +1,4 @@
-"""No code from a file: what settings name is imported if it is trusted, and called if it belongs there."""
+"""No code from a file: a named class is imported if its module is trusted, and called if its kind fits."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""Cars-196: one dataset in four layouts, and what may be wrong with them."""
+"""Cars-196: one dataset in four layouts, and their possible faults."""
 
 import pickle
 import re
@@ -200,7 +200,7 @@ def test_a_mat_file_cut_short_is_named(tmp_path, kept):
     path = fake.write(tmp_path, "combined") / "cars_annos.mat"
     whole = path.read_bytes()
     path.write_bytes(whole[: int(kept * len(whole)) if isinstance(kept, float) else kept])
-    with pytest.raises(DatasetError, match=r"cars_annos\.mat: (is no readable MATLAB|holds no)"):
+    with pytest.raises(DatasetError, match=r"cars_annos\.mat: (is not a readable MATLAB|holds no)"):
         cars.read(tmp_path)
 
 
@@ -224,7 +224,7 @@ def test_what_is_no_mat_file_is_refused_and_nothing_in_it_runs(tmp_path, content
             "hdf": b"MATLAB 7.3 MAT-file".ljust(124) + b"\0\2IM" + bytes(400),
         }[content]
     )
-    with pytest.raises(DatasetError, match=r"cars_annos\.mat: is no readable MATLAB file"):
+    with pytest.raises(DatasetError, match=r"cars_annos\.mat: is not a readable MATLAB file"):
         cars.read(tmp_path)
     assert not (tmp_path / "ran").exists()
 
@@ -249,9 +249,7 @@ def test_a_wrong_line_is_named(tmp_path, file, line, message):
 
 def test_a_folder_without_the_dataset_is_named(tmp_path):
     (tmp_path / "CUB_200_2011").mkdir()
-    with pytest.raises(
-        DatasetError, match=f"{tmp_path}: there is no cars_train, car_ims, car_data"
-    ):
+    with pytest.raises(DatasetError, match=f"{tmp_path}: found no cars_train, car_ims, car_data"):
         cars.read(tmp_path)
     with pytest.raises(DatasetError, match=r"nowhere: cannot be read as a folder \(No such file"):
         cars.read(tmp_path / "nowhere")

@@ -478,7 +478,7 @@ def test_a_download_of_another_dataset_is_told(command, tmp_path, served, monkey
     publish(monkeypatch, "cub", counts={"train": (5_864, 100), "test": (5_924, 100)})
     status, _, errors = command("download", "cub", "--data.root", tmp_path / "data")
     assert status == 1
-    assert "listed are train 33 / 8, test 20 / 5, but cub has" in errors
+    assert "lists train 33 / 8, test 20 / 5, but cub has" in errors
 
 
 def test_without_a_link_it_says_where_to_get_the_files(command, tmp_path, monkeypatch):

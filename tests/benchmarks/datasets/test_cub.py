@@ -86,7 +86,7 @@ def test_ids_that_only_one_list_has(folder, file):
         ("5", r"line 2: expected \d words, got 1"),
         ("", r"line 2: expected \d words, got 0"),
         ("x y", "line 2: expected numbers, got 'x y'; restore"),
-        ("1 1", "line 2: id 1 stands there twice; restore"),
+        ("1 1", "line 2: id 1 appears twice; restore"),
     ],
 )
 def test_a_damaged_line_is_named(folder, file, line, message):
@@ -112,7 +112,7 @@ def test_a_damaged_line_is_named(folder, file, line, message):
             "image_class_labels.txt",
             3,
             "3 2",
-            "image 3 is of class 002.Species_2, so 002.Species_2/NAME.jpg was expected, got 001.Species_1/",
+            "image 3 is of class 002.Species_2, expected 002.Species_2/NAME.jpg, got 001.Species_1/",
         ),
         (
             "images.txt",

@@ -1,4 +1,4 @@
-"""A file is whole and the one expected, or it is not there; and so is what an archive unpacks to."""
+"""A fetched file, or an unpacked archive, is complete and the expected one, or absent."""
 
 import errno
 import hashlib
@@ -38,7 +38,7 @@ def path(tmp_path):
 
 
 def left(path: Path) -> list[str]:
-    """What is there beside the lock."""
+    """Files that are left, except the lock."""
     return sorted(each.name for each in path.parent.iterdir() if each.name != f".{path.name}.lock")
 
 
@@ -187,7 +187,7 @@ def test_an_archive_is_unpacked_to_a_new_folder(tmp_path, suffix):
     unpack(packed(tmp_path, suffix, FILES), folder)
     assert tree(folder) == FILES
     assert left(folder) == ["set"]
-    with pytest.raises(FetchError, match=f"{folder}: is there already; move it away"):
+    with pytest.raises(FetchError, match=f"{folder}: already exists; move it away"):
         unpack(packed(tmp_path, suffix, {"other": b""}), folder)
     assert tree(folder) == FILES
 

@@ -1,4 +1,4 @@
-"""One's own folder of images."""
+"""Your own folder of images."""
 
 import os
 from pathlib import Path
@@ -111,8 +111,8 @@ def test_impossible_fractions(root, test_classes, message):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("ant\ndog", r"test.txt: line 2: there is no class 'dog'; name one folder"),
-        ("ant\n\nbee\nant\n", r"test.txt: line 4: 'ant' stands there twice"),
+        ("ant\ndog", r"test.txt: line 2: no class 'dog'; name one folder"),
+        ("ant\n\nbee\nant\n", r"test.txt: line 4: 'ant' appears twice"),
         ("\n", r"test.txt: names 0 of 6 classes; name at least one"),
         ("\n".join(CLASSES), r"test.txt: names 6 of 6 classes; name at least one, and leave"),
         (b"ant\nb\xe9e\n", r"test.txt: line 2 is not UTF-8 text"),
@@ -125,7 +125,7 @@ def test_wrong_lists_of_classes(root, names, text, message):
 
 
 def test_the_list_of_classes_may_be_a_pipe(root, names):
-    """As a shell's `<(head -1 names.txt)`."""
+    """A pipe like a shell's `<(head -1 names.txt)`."""
     end, start = os.pipe()
     os.write(start, b"ant\n")
     os.close(start)
@@ -160,7 +160,9 @@ def test_too_few_classes_are_refused(tmp_path, classes):
     for name in ["only"][:classes]:
         (tmp_path / name).mkdir()
         (tmp_path / name / "1.png").touch()
-    with pytest.raises(DatasetError, match=f"holds {classes} folders of classes, but one trains"):
+    with pytest.raises(
+        DatasetError, match=f"holds {classes} folders of classes, expected two or more"
+    ):
         folder.read(tmp_path, 0.5)
 
 
@@ -211,5 +213,5 @@ def test_a_link_back_is_refused(tmp_path):
         (tmp_path / "photos" / name).mkdir(parents=True)
         Image.new("RGB", (4, 4)).save(tmp_path / "photos" / name / "1.png")
     (tmp_path / "photos" / "a" / "back").symlink_to(tmp_path / "photos", target_is_directory=True)
-    with pytest.raises(DatasetError, match=r"back: a link leads to .*photos once more; remove"):
+    with pytest.raises(DatasetError, match=r"back: a link leads to .*photos again; remove"):
         folder.read(tmp_path / "photos", 0.5)

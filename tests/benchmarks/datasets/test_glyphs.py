@@ -258,7 +258,7 @@ def other(path: Path, **changes: np.ndarray) -> None:
 
 
 def flip(path: Path, place: int) -> None:
-    """In the directory at the file's end: what a member needs to be unpacked, which no checksum covers."""
+    """Flip a field of the directory at the file's end, which unpacking needs and no checksum covers."""
     damaged = bytearray(path.read_bytes())
     damaged[damaged.rindex(b"PK\1\2") + place] ^= 64
     path.write_bytes(damaged)
@@ -286,7 +286,7 @@ def test_a_cache_that_is_not_what_was_written_is_made_again_with_a_line(tmp_path
     capsys.readouterr()
     DAMAGES[damage](path, images)
     after = Glyphs(tmp_path, image_size=16)
-    line = f"{path}: is damaged, or of another version; rendering the glyphs again\n"
+    line = f"{path}: is damaged or of another version; rendering the glyphs again\n"
     assert capsys.readouterr().err == line
     assert after.fingerprint == before.fingerprint
     np.testing.assert_array_equal(after._images, before._images)

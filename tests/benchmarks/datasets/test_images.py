@@ -370,7 +370,7 @@ def test_images_are_rgb_with_their_pixels_as_stored(tmp_path, name, image, argum
     path = tmp_path / name
     image.save(path, **arguments)
     if expected is None:
-        with pytest.raises(DatasetError, match=rf"{name}: .*not known which are white"):
+        with pytest.raises(DatasetError, match=rf"{name}: .*does not define which value is white"):
             read_image(path)
     else:
         assert read_image(path).mode == "RGB"

@@ -1,4 +1,4 @@
-"""In-Shop Clothes Retrieval: its nestings, its two sizes of images, and what may be wrong with its lists."""
+"""In-Shop Clothes Retrieval: its nestings, its two sizes of images, and possible faults of its lists."""
 
 import re
 
@@ -158,15 +158,13 @@ def test_a_folder_without_the_list_is_named(tmp_path, broken):
         path.unlink()
     if broken == "a folder":
         path.mkdir()
-    with pytest.raises(
-        DatasetError, match=f"{re.escape(str(tmp_path))}: there is no list_eval_part"
-    ):
+    with pytest.raises(DatasetError, match=f"{re.escape(str(tmp_path))}: found no list_eval_part"):
         inshop.read(tmp_path)
 
 
 def test_a_tree_without_images_is_named(tmp_path):
     fake.write(tmp_path, images=["elsewhere"])
-    with pytest.raises(DatasetError, match=r"there is no folder img or img_highres, .* nor in Img"):
+    with pytest.raises(DatasetError, match=r"found no folder img or img_highres, .* or in Img"):
         inshop.read(tmp_path)
 
 

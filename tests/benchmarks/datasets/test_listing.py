@@ -58,10 +58,10 @@ def test_right_counts_pass(listing):
         ),
         (
             [("a", "x", "train"), ("b", "y", "test")],
-            "listed are train 1 / 1, test 1 / 1, but toy has train 1,234 / 1, "
+            "lists train 1 / 1, test 1 / 1, but toy has train 1,234 / 1, "
             r"test 1 / 1 \(images / classes\); the index files are incomplete",
         ),
-        ([], "listed are no images, but toy has train 1,234 / 1"),
+        ([], "lists no images, but toy has train 1,234 / 1"),
     ],
     ids=["listed twice", "class overlap", "numbers", "empty"],
 )

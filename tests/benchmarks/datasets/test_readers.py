@@ -1,4 +1,4 @@
-"""What holds of every reader: the published numbers, harmless differences of the index files, and damaged ones."""
+"""Properties of every reader: the published numbers, harmless differences of index files, and damaged ones."""
 
 import os
 import random
@@ -76,7 +76,7 @@ def test_at_full_size_the_numbers_are_the_published_ones_and_reading_takes_a_sec
 @EVERY
 def test_a_small_tree_is_not_the_published_dataset(name, tmp_path):
     READERS[name].write(tmp_path, pictures=False)
-    with pytest.raises(DatasetError, match=f"listed are .*, but {name} has train"):
+    with pytest.raises(DatasetError, match=f"lists .*, but {name} has train"):
         load(IMAGE_DATASETS[name], tmp_path)
 
 
@@ -130,9 +130,7 @@ def test_a_missing_index_file_is_named(name, file, tmp_path):
     if "bbox" in file:  # boxes are optional
         assert IMAGE_DATASETS[name].read(tmp_path).boxes is None
         return
-    with pytest.raises(
-        DatasetError, match=rf"{file}: cannot be read|there is no {Path(file).name}"
-    ):
+    with pytest.raises(DatasetError, match=rf"{file}: cannot be read|found no {Path(file).name}"):
         IMAGE_DATASETS[name].read(tmp_path)
 
 
@@ -144,7 +142,7 @@ def test_an_index_file_that_never_ends_is_not_waited_for(name, file, tmp_path):
     if "bbox" in file:
         assert IMAGE_DATASETS[name].read(tmp_path).boxes is None
         return
-    with pytest.raises(DatasetError, match=r"it is a pipe or a device|there is no"):
+    with pytest.raises(DatasetError, match=r"it is a pipe or a device|found no"):
         IMAGE_DATASETS[name].read(tmp_path)
 
 
@@ -203,5 +201,5 @@ def test_missing_images_are_counted(name, tmp_path):
 def test_a_folder_without_the_dataset_is_named(name, tmp_path):
     (tmp_path / "Another").mkdir()
     for root in (tmp_path, tmp_path / "nowhere"):
-        with pytest.raises(DatasetError, match=f"{root}: (there is no|cannot be read as a folder)"):
+        with pytest.raises(DatasetError, match=f"{root}: (found no|cannot be read as a folder)"):
             IMAGE_DATASETS[name].read(root)

@@ -60,8 +60,8 @@ def test_the_folder_is_found(tmp_path, nested):
         ),
         ("test", 3, "36 11319 4 mug_final/._1_1.JPG", "expected SUPERCLASS_final/NAME.JPG, got"),
         ("train", 3, "two 1 2 cabinet_final/1_1.JPG", "expected numbers, got 'two' and '1'"),
-        ("train", 3, "1 1 2 cabinet_final/1_1.JPG", "image 1 was listed before"),
-        ("test", 3, "1 11319 4 coffee_maker_final/1_1.JPG", "image 1 was listed before"),
+        ("train", 3, "1 1 2 cabinet_final/1_1.JPG", "image 1 is listed twice"),
+        ("test", 3, "1 11319 4 coffee_maker_final/1_1.JPG", "image 1 is listed twice"),
         (
             "train",
             3,
@@ -85,7 +85,7 @@ def test_the_folder_is_found(tmp_path, nested):
             "train",
             3,
             "2 1 3 cabinet_final/1_1.JPG",
-            "super-class cabinet has id 3 here and 2 before",
+            "super-class cabinet has id 3 here, but 2 in an earlier line",
         ),
     ],
 )

@@ -1,4 +1,4 @@
-"""Evaluate one model on several datasets and save what this process of a pool found.
+"""Evaluate one model on several datasets and save the results of this process of a pool.
 
 `save` writes FOLDER/CASE.RANK.pt, a dict of the fields of `Evaluation`, for every case of `CASES`, and
 FOLDER/notes.RANK.json: how many queries the process ranked, and how the kernel counts the memory of large

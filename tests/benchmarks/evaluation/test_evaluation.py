@@ -134,7 +134,7 @@ def test_workers_change_nothing(accelerator):
 
 
 class Interrupted(Images):
-    """Whoever reads an image gets the signals of a Ctrl-C and of a scheduler first."""
+    """The reader of an image gets the signals of a Ctrl-C and of a scheduler first."""
 
     def __getitem__(self, i: int) -> tuple[torch.Tensor, int, int]:
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -246,7 +246,7 @@ def test_too_few_images(accelerator, n):
 
 
 def test_processes_must_agree_on_the_images(accelerator, monkeypatch):
-    """What a process with another dataset and one with another batch size would find."""
+    """Uses the shares of a process with another dataset and of one with another batch size."""
     monkeypatch.setattr(
         embedding, "gather_object", lambda shares: [*shares, (9, 4, {}), (10, 3, {})]
     )
@@ -373,7 +373,7 @@ def test_the_cases_are_worth_comparing(runs):
 
 
 def notes(folder: Path) -> list[dict]:
-    """What each process has noted of its share and its memory."""
+    """Notes of each process on its share and its memory."""
     return [json.loads(path.read_text()) for path in sorted(folder.glob("notes.*.json"))]
 
 
@@ -390,7 +390,7 @@ def test_every_process_ranks_its_share(runs, place):
 )
 @pytest.mark.parametrize("what", ["embeddings", "prepared"])
 def test_a_host_has_one_copy_whatever_the_number_of_processes(runs, place, sharing, what):
-    """By the kernel's count, where a page that P processes have in memory counts 1/P for each of them."""
+    """Uses the kernel's count, in which a page in the memory of P processes counts 1/P for each of them."""
     for process, sharers in zip(notes(runs / place), sharing, strict=True):
         memory = process[what]
         assert memory["file"] == "/memfd:shared_tensor (deleted)"

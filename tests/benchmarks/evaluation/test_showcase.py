@@ -1,4 +1,4 @@
-"""What a run saves for pictures: every number by brute force, and nothing of the network is left changed."""
+"""Files that a run saves for pictures: every number by brute force, and the network stays unchanged."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -58,7 +58,7 @@ class Images(torch.utils.data.Dataset[tuple[Tensor, int, int]]):
 
 
 def rankings(data: Images, embeddings: Tensor) -> dict[int, list[int]]:
-    """Of every query with something to find: the others, the nearest first, in float64 loops."""
+    """For every query with something to find: the other images, nearest first, in float64 loops."""
     unit = embeddings.double().numpy()
     unit = unit / np.linalg.norm(unit, axis=1, keepdims=True)
     everything = range(len(data))
@@ -285,7 +285,7 @@ def test_classes_of_enough_images_are_shown(sizes: tuple[int, ...], expected: li
 
 
 class TwoMaps(nn.Module):
-    """As an ensemble's head, which sees several maps of one image."""
+    """Network like an ensemble's head, which reads several maps of one image."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What is exported is the checkpoint's network, read back by timm, torch and onnxruntime alone."""
+"""The exported network equals the checkpoint's, read back by timm, torch and onnxruntime alone."""
 
 import json
 import re
@@ -98,7 +98,7 @@ def trained(pictures: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 @pytest.fixture(scope="module")
 def exported(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """In both formats."""
+    """Folder of an export in both formats."""
     output = tmp_path_factory.mktemp("exported") / "new" / "folder"
     assert main([str(trained), f"--output={output}"]) == 0
     return output
@@ -359,7 +359,7 @@ def told(plain: Path, info: dict[str, Any], **model: Any) -> str:
 
 def test_the_card_of_an_unfinished_run_has_no_results(plain: Path) -> None:
     text = told(plain, {"status": "stopped", "steps": 7000, "recipe": None})
-    assert "None: this is the checkpoint of step 3 of a run of 7,000 steps that is stopped" in text
+    assert "this is the checkpoint of step 3 of a run of 7,000 steps that is stopped" in text
     assert "Recall" not in text
     assert "- recipe" not in text
     assert "Recall" in told(plain, {})
@@ -418,7 +418,7 @@ def test_an_empty_folder_of_weights_is_not_asked(run: Path, tmp_path: Path) -> N
 def test_the_card_imports_the_trunks_that_timm_lacks(trunk: str, ours: bool, plain: Path) -> None:
     text = told(plain, {}, trunk=trunk)
     assert ("\nregister()" in text) == ours
-    assert ("nothing of it is needed for use, but its trunk." in text) == ours
+    assert ("Using it does not need\npml-regularizers, except for the trunk." in text) == ours
 
 
 # ------------------------------------------------------------------------------------------- mistakes

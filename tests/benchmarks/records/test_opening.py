@@ -1,4 +1,4 @@
-"""Run folders that were damaged: one line each, before anything in them is changed."""
+"""Damaged run folders: one line each, before anything in them is changed."""
 
 import json
 import sqlite3
@@ -49,14 +49,14 @@ LOCKS: list[sqlite3.Connection] = []
 DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "garbage": (lambda run: (run / "records/logs.db").write_bytes(b"no" * 5000), "not a database"),
     "a folder": (lambda run: swap(run / "records/logs.db"), "unable to open database"),
-    "a locked database": (lock, "logs.db: database is locked; close what has it open"),
+    "a locked database": (lock, "logs.db: database is locked; close the program that has it open"),
     "a torn table": (
         lambda run: (run / "records/training.csv").write_text("~iteration~,loss\n1,x\n"),
-        "training.csv: is no table of numbers",
+        "training.csv: is not a table of numbers",
     ),
     "a short row": (
         lambda run: (run / "records/evaluation.csv").write_text("~iteration~,loss\n\n"),
-        "evaluation.csv: is no table of numbers",
+        "evaluation.csv: is not a table of numbers",
     ),
     "config.yaml": (lambda run: swap(run / "config.yaml"), "config.yaml"),
     "data null": (change(data=None), "run.json: its data is damaged; run that training again"),

@@ -1,4 +1,4 @@
-"""The records survive a kill: what a resumed run leaves is what an unbroken run leaves."""
+"""The records survive a kill: a resumed run leaves the same records as an unbroken run."""
 
 import json
 import math
@@ -249,7 +249,7 @@ def test_a_reader_delays_no_row_but_those_of_the_database(
         with closing(sqlite3.connect(tmp_path / "logs.db", isolation_level=None)) as reader:
             reader.execute("BEGIN")
             assert reader.execute("SELECT COUNT(*) FROM training").fetchone() == (5,)
-            with pytest.warns(UserWarning, match="database is locked by whoever reads it"):
+            with pytest.warns(UserWarning, match="database is locked by another program"):
                 run.log_rows("training", training_rows(6, 10))
             run.log_rows("training", training_rows(11, 20))
             assert read_table(run.folder, "training")["step"] == list(range(1, 21))

@@ -290,4 +290,4 @@ def test_a_damaged_file_of_claims_is_named(toy, capsys):
     content["claims"]["1"]["beter"] = "new"
     Path("claims.yaml").write_text(json.dumps(content))
     assert command("--page-only") == 2
-    assert "claims.yaml: expected the keys that its head describes" in capsys.readouterr().err
+    assert "claims.yaml: expected the keys described at the top of" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""The report's pictures: what is drawn where, and that what cannot be drawn is left out."""
+"""The report's pictures: places of the drawn parts, and parts left out that cannot be drawn."""
 
 import re
 from pathlib import Path
@@ -20,7 +20,7 @@ def run(folder: Path, label: str = "base", recall: float = 0.5, **info: Any) -> 
 
 
 def markers(svg: str, colour: str = "") -> list[tuple[float, float]]:
-    """Where markers of a colour stand, in points from the upper left corner."""
+    """Places of a colour's markers, in points from the upper left corner."""
     pattern = r'<use xlink:href="#\w+" x="([\d.]+)" y="([\d.]+)" style="fill: ([^;"]+)'
     found = re.findall(pattern, svg)
     return [(float(x), float(y)) for x, y, fill in found if fill.startswith(colour)]

@@ -1,4 +1,4 @@
-"""Names with control characters: none reaches a terminal, a picture or a message as it is."""
+"""Names with control characters: none reaches a terminal, a picture or a message unescaped."""
 
 import io
 import pickle

@@ -1,4 +1,4 @@
-"""A paper's figure: what is drawn is what was recorded, and what is missing is left out and said."""
+"""A paper's figure: it draws the recorded numbers, leaves out missing ones, and says so."""
 
 from pathlib import Path
 from typing import Any
@@ -237,7 +237,7 @@ def test_the_command_draws_or_says_why_not(capsys: pytest.CaptureFixture[str]) -
         ),
         ("  lines: {one: a}", "figure.panels: expected {TITLE: {...}}, got none"),
         ("  panels: {2: {lines: {one: a}}}", "figure.2: title: expected text, got 2"),
-        ("  panels: &p {P: *p}", "an alias inside of what it stands for"),
+        ("  panels: &p {P: *p}", "an alias inside the value that it stands for"),
         ("  panels: [P]", "figure.panels: expected a mapping"),
     ],
 )

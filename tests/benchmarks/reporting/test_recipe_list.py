@@ -1,4 +1,4 @@
-"""The list of recipes: what is stored of their networks is what a count on the meta device finds."""
+"""The list of recipes: the stored costs of networks equal a count on the meta device."""
 
 import subprocess
 import sys

@@ -284,7 +284,7 @@ def test_closed_output_is_no_failure(make: Make, monkeypatch: pytest.MonkeyPatch
         ({"data": DATA | {"fingerprint": "xyz"}}, "fingerprint is 'xyz', but 'abc' in .*base-0"),
         ({"data": DATA | {"split": "validation"}}, "data split is 'validation', but 'test'"),
         ({"metrics": {"recall_at_10": 0.5}}, r"measured \['recall_at_10'\], but .*base-0"),
-        ({"label": "base"}, "label 'base' has seed 0 in .*base-0 already"),
+        ({"label": "base"}, "label 'base' already has seed 0 in .*base-0"),
         ({"label": "base", "seed": 1, "steps": 7}, "7 steps, but 1500 in .*base-0"),
     ],
 )

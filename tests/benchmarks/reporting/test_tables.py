@@ -1,4 +1,4 @@
-"""Tables: the paper's numbers beside ours, by hand; what may not be averaged; two formats; clear errors."""
+"""Tables: the paper's numbers beside ours, by hand; runs that may not be averaged; formats; clear errors."""
 
 import json
 import re
@@ -453,7 +453,7 @@ def test_latex_is_escaped(make: Make, show: Show) -> None:
     [
         (["toy/table9"], "recipe: no table 'toy/table9'; there are toy/table1, toy/table2"),
         (["toy/table1/base"], "recipe: no table 'toy/table1/base'"),
-        (["toy/table1", "--runs", "nowhere"], "--runs: nowhere is no folder"),
+        (["toy/table1", "--runs", "nowhere"], "--runs: nowhere is not a folder"),
         (["toy/table1", "--output", "no/where.md"], "--output: no/where.md: No such file"),
     ],
 )

@@ -1,4 +1,4 @@
-"""What a setting can move: nothing, the record or the result."""
+"""Effects of a setting: on nothing, on the record or on the result."""
 
 from typing import Any
 

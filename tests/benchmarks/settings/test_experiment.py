@@ -38,10 +38,10 @@ MISTAKES = {
     "missing file": (["--config=nowhere.yaml"], "nowhere.yaml"),
     "broken file": (["--config=c.yaml"], "c.yaml", "data: [1"),
     "not a mapping": (["--config=c.yaml"], "expected a mapping", "- 1"),
-    "key twice": (["--config=c.yaml"], "'seed' stands there twice", "seed: 1\nseed: 2"),
+    "key twice": (["--config=c.yaml"], "'seed' appears twice", "seed: 1\nseed: 2"),
     "key twice in a file of a group": (
         ["--data", "c.yaml"],
-        "error: c.yaml: not valid YAML: key 'fold' stands there twice: line 1, column 1",
+        "error: c.yaml: not valid YAML: key 'fold' appears twice: line 1, column 1",
         "fold: 0\nfold: 1",
     ),
     "wrong value in a file of a group": (
@@ -241,7 +241,7 @@ MISTAKES = {
     ),
     "pretrained weights of ours": (
         ["--model.trunk=bn_inception", "--model.trunk_args={pretrained: true}"],
-        "model.weights reads a file",
+        "model.weights loads a file",
     ),
     "batch_norm": (["--model.batch_norm=off"], "frozen_statistics"),
     "missing weights": (["--model.weights=nowhere.pth"], "model.weights: nowhere.pth"),
@@ -460,7 +460,7 @@ def test_the_dumped_config_is_the_experiment(empty: Path) -> None:
 
 
 def test_recipes_of_no_paper_can_be_built() -> None:
-    """Those of the papers: test_recipes.py."""
+    """The recipes of the papers are in test_recipes.py."""
     names = [name for name in recipe_names() if name.startswith(("glyphs/", "images/"))]
     assert len(names) >= 10
     for name in names:

@@ -1,4 +1,4 @@
-"""A broken file of recipes is one line that names the key; --list shows the whole ones."""
+"""A broken file of recipes gives one line that names the key; --list shows the others."""
 
 from pathlib import Path
 
@@ -10,8 +10,8 @@ from benchmarks.settings.errors import ConfigError
 from benchmarks.settings.recipe_files import read_entry, read_table
 
 BROKEN = {
-    "trainings: {x: {same_as: a/b/x}}": "a/b/x: is same_as another entry itself",
-    "trainings: &a {x: *a}": "an alias inside of what it stands for",
+    "trainings: {x: {same_as: a/b/x}}": "a/b/x: is itself same_as another entry",
+    "trainings: &a {x: *a}": "an alias inside the value that it stands for",
     "trainings: {x: hello}": "a/b/x: expected a mapping, got 'hello'",
     "trainings: {x: {same_as: 3}}": "a/b/x.same_as: expected text, got 3",
     "trainings: {x: {label: 3}}": "a/b/x.label: expected text, got 3",

@@ -19,7 +19,7 @@ MANY = ",".join(map(str, range(1, 4000)))
 LARGE, NESTED, HELD = (
     "more than 5,000 values",
     "more than 50 levels",
-    "inside of what it stands for",
+    "inside the value that it stands for",
 )
 
 FILES = {

@@ -302,7 +302,7 @@ def test_a_damaged_record_is_named(
         (["search", RECIPE, "--space=SPACE", "--fold", "4"], "data.fold: expected 0 to 3"),
         (["search", RECIPE, "--space=SPACE", "--", "--protocol=paper"], "--protocol=paper: is set"),
         (["compare", "a", "--", "--seed=1"], "--seed=1: compare trains nothing"),
-        (["compare", "nowhere"], "nowhere: no run there"),
+        (["compare", "nowhere"], "nowhere: found no run"),
     ],
 )
 def test_wrong_commands_write_nothing(

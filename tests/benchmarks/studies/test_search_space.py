@@ -38,7 +38,7 @@ from benchmarks.studies.search_space import changed, corners, read_space
                 "{low: 1, high: 2, log: 1}",
             )
         ),
-        ("a: {low: 1, high: 2}\na: {low: 1, high: 2}", "stands there twice"),
+        ("a: {low: 1, high: 2}\na: {low: 1, high: 2}", "appears twice"),
         *(
             (f"{key}: {{low: 1, high: 2}}", f"{key}: says what a trial is measured on")
             for key in (

@@ -34,7 +34,7 @@ LONGEST = 1_000  # letters of a line
 
 
 def is_shown(text: str) -> bool:
-    """Whether nothing in it ends a line, moves a terminal's cursor or turns what follows."""
+    """True if no character ends a line, moves a terminal's cursor or changes the writing direction."""
     return not any(category(letter) in ("Cc", "Cs", "Zl", "Zp") for letter in text) and (
         "\u202e" not in text
     )
@@ -349,7 +349,7 @@ def test_cached_glyphs(
         said = capsys.readouterr().err.splitlines()
         assert said in (
             [],
-            [f"{path}: is damaged, or of another version; rendering the glyphs again"],
+            [f"{path}: is damaged or of another version; rendering the glyphs again"],
         )
         assert said == [] or path.read_bytes() == whole
         path.write_bytes(whole)

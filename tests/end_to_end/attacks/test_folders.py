@@ -1,4 +1,4 @@
-"""Run folders that are damaged or of somebody hostile: reports, tables and exports of them are right, or a line.
+"""Damaged and hostile run folders: reports, tables and exports of them are right, or end with one line.
 
 Damaged: bits flipped, files cut off, garbled, emptied, gone, or a pipe, a folder or a device in their place.
 Hostile: the record has other values and the SHA-256 that belongs to them.
@@ -63,7 +63,7 @@ def garble(draw: random.Random, content: bytes) -> bytes:
 
 
 def swap_value(draw: random.Random, content: bytes) -> bytes:
-    """Of JSON, a value anywhere; anything else is emptied."""
+    """Replace a value anywhere in JSON; empty any other content."""
     try:
         record = json.loads(content)
     except ValueError:

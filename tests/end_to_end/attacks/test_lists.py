@@ -1,4 +1,4 @@
-"""Lists of losses laid over those of recipes, files and options: the last one holds, as a whole."""
+"""Lists of losses in recipes, files and options: the last one overrides the others, as a whole."""
 
 import random
 from pathlib import Path

@@ -79,7 +79,7 @@ def result(case: Case, loss: nn.Module, stages: Stages | None, batch: Batch) -> 
 
 
 def test_one_loss_in_several_threads(request: pytest.FixtureRequest) -> None:
-    """What one thread gets, others get at the same time, to the bit."""
+    """Several threads get the result of one thread at the same time, to the bit."""
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:

@@ -1,4 +1,4 @@
-"""Settings of all kinds of wrong, drawn from their schema: they train a step, or one line says what is wrong.
+"""Wrong settings of all kinds, drawn from their schema: they train a step, or one line names the fault.
 
 `pytest tests/end_to_end/attacks -k settings --attacks 1000` makes a thousand. None of them starts a process, opens
 a connection, or touches a file elsewhere.
@@ -34,7 +34,7 @@ HARMS = {
 
 
 class Watch:
-    """What happens while it is on; Python forgets no audit hook."""
+    """Record of the events while it is on; Python cannot remove an audit hook."""
 
     def __init__(self) -> None:
         self.allowed: Path | None = None
@@ -174,7 +174,7 @@ def drawn_settings(draw: random.Random, base: dict[str, Any]) -> dict[str, Any]:
 
 
 def written(settings: dict[str, Any], draw: random.Random) -> str:
-    """As YAML, sometimes with a few letters that are none of it."""
+    """Settings as YAML, sometimes with a few wrong letters."""
     text = yaml.safe_dump(settings) if draw.random() < 0.5 else json.dumps(settings)
     for _ in range(draw.choice((0, 0, 0, 0, 0, 0, 0, 1, 3))):
         at = draw.randrange(len(text))

@@ -1,4 +1,4 @@
-"""Signals before a run trains, and disks that fill up: one line, and a record that is true."""
+"""Signals before a run trains, and full disks: one line, and a true record."""
 
 import json
 import random
@@ -20,7 +20,7 @@ SHORT = (*TINY, "--optimization.steps=40", "--checkpoint_every=10", "--report=fa
 
 
 def caught(process: subprocess.Popen[str]) -> bool:
-    """Whether a process has a handler of its own for SIGTERM, as the runner has from its first line on."""
+    """True if a process has its own handler for SIGTERM, as the runner has from its first line on."""
     status = Path(f"/proc/{process.pid}/status").read_text()
     mask = int(status.partition("SigCgt:")[2].split()[0], 16)
     return bool(mask >> (signal.SIGTERM - 1) & 1)

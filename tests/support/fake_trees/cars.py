@@ -1,4 +1,4 @@
-"""Trees that look like Cars-196, in every layout it is handed around in."""
+"""Trees that look like Cars-196, in every layout in circulation."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -41,7 +41,7 @@ class Car:
 
 
 def few_cars(class_ids: Sequence[int] = (1, 14, 98, 99, 174, 196), of_each: int = 2) -> list[Car]:
-    """As many images of each class in either of the owners' folders, in which classes take turns."""
+    """Equally many images of each class in each of the owners' two folders, in which classes alternate."""
     ids = [*class_ids] * of_each
     return [
         Car(part, number, class_id, _corners(number if part == "train" else len(ids) + number))
@@ -51,7 +51,7 @@ def few_cars(class_ids: Sequence[int] = (1, 14, 98, 99, 174, 196), of_each: int 
 
 
 def all_cars() -> list[Car]:
-    """As many as there are: 8,144 and 8,041 in the owners' folders, 8,054 and 8,131 by classes."""
+    """The published numbers of images: 8,144 and 8,041 in the owners' folders, 8,054 and 8,131 by classes."""
     sizes = spread(8_054, range(1, 99)) | spread(8_131, range(99, 197))
     ids = [class_id for class_id, size in sizes.items() for _ in range(size)]
     ids = ids[::2] + ids[1::2]  # both folders have images of all classes
@@ -105,7 +105,7 @@ def _write_official(root: Path, cars: Sequence[Car], index: str, folder: str) ->
 
 
 def _write_combined(root: Path, cars: Sequence[Car]) -> list[str]:
-    """In the order of the classes, as the real one is."""
+    """Write the combined layout in the order of the classes, like the real one."""
     root.mkdir(parents=True, exist_ok=True)
     cars = sorted(cars, key=lambda car: (car.class_id, car.part, car.number))
     rows = [

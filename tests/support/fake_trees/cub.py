@@ -1,4 +1,4 @@
-"""What CUB_200_2011.tgz unpacks to, as far as it is read, and what is to be left alone."""
+"""The tree in CUB_200_2011.tgz: the files that are read, and some to leave alone."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -49,7 +49,7 @@ def few_photos(train_items: int = 4, test_items: int = 3) -> list[Photo]:
 
 
 def all_photos() -> list[Photo]:
-    """As many as there are: 25,882 of 3,997 items, and 14,218 queries and 12,612 others of 3,985."""
+    """The published numbers of photos: 25,882 of 3,997 items, and 14,218 queries and 12,612 others of 3,985."""
     training, testing = range(3_997), range(3_985)
     queries, gallery = spread(14_218, testing), spread(12_612, testing)
     statuses = [["train"] * size for size in spread(25_882, training).values()]

@@ -1,4 +1,4 @@
-"""What Stanford_Online_Products.zip unpacks to."""
+"""The tree in Stanford_Online_Products.zip."""
 
 from collections.abc import Mapping
 from pathlib import Path
