@@ -17,7 +17,8 @@ conjugate per image serves all positions.
 
 A table of rows of d describes C_k: entry j of a row holds c if channel c, counted from 1, falls into bucket j, -c
 if it does so with a minus sign, and 0 if no channel does. Every channel has one place in it, so that sketching is
-gathering: the sums have a fixed order, and the gradient is gathered, too. No result depends on the order in which threads run.
+gathering: the sums have a fixed order, and the gradient is gathered, too. No result depends on the order in which
+threads run.
 """
 
 from collections.abc import Iterator, Sequence
