@@ -88,8 +88,8 @@ def sketched_moments(
 
     Args:
         x: (N, P, C).
-        tables: Tables of C_1 .. C_K, each (R, d), from `HighOrderMoments(..., projections="sketch").weights()`. Fast
-            if d is a power of two.
+        tables: Tables of C_1 .. C_K, each (R, d), from `HighOrderMoments(..., projections="sketch").weights()`.
+            Fast if d is a power of two.
         mask: (N, P) booleans, True where a feature counts; default: all.
         size: (N, 1), constants by which the features of each image are divided; default: 1.
         activations: As in `HighOrderMoments`.
