@@ -32,11 +32,12 @@ TIMEOUT = 1800  # a fresh torch is some gigabytes
 
 def interpreter(version: str) -> str:
     """The path of a Python that can make environments; skips the test without one."""
-    path = shutil.which(f"python{version}")
-    # pyenv's stand-ins are found for a version that is not chosen, and fail.
-    if not path or subprocess.run([path, "-c", "import ensurepip, venv"], check=False).returncode:
-        pytest.skip(f"no python{version} on the PATH")
-    return path
+    for folder in os.get_exec_path():
+        path = shutil.which(f"python{version}", path=folder)
+        # pyenv's stand-ins fail, where their version is not the chosen one.
+        if path and not subprocess.run([path, "-c", "import ensurepip"], check=False).returncode:
+            return path
+    pytest.skip(f"no python{version} on the PATH")
 
 
 def run(*command: object, folder: Path) -> str:
