@@ -161,7 +161,8 @@ def _transform(x: Tensor, channels: Tensor, signs: Tensor, buckets: int) -> Tens
 
 def _sources(table: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """For each place of a table its channel, any where it has none, and its sign, then 0."""
-    return (table.abs() - 1).clamp(min=0), table.sign().to(dtype)
+    channels = (table.abs() - 1).clamp(min=0).long()  # torch 2.4's vmap takes no other integers
+    return channels, table.sign().to(dtype)
 
 
 def _targets(table: Tensor, x: Tensor, buckets: int) -> tuple[Tensor, Tensor]:

@@ -27,6 +27,7 @@ CASES = {
     f"{OLDEST}, lower bounds": (OLDEST, LOWEST),
     **{version: (version, []) for version in (OLDEST, "3.12", "3.13", "3.14")},
 }
+TESTS_NEED = ["pytest", "hypothesis", "faiss-cpu", "record-keeper", "tensorboard"]
 TIMEOUT = 1800  # a fresh torch is some gigabytes
 
 
@@ -71,7 +72,7 @@ def python(request: pytest.FixtureRequest, packages: tuple[Path, Path]) -> Itera
     with tempfile.TemporaryDirectory() as folder:
         run(interpreter(version), "-m", "venv", folder, folder=Path(folder))
         made = Path(folder) / "bin" / "python"
-        needed = [packages[1], *bounds, "timm", "pytest", "hypothesis"]
+        needed = [packages[1], *bounds, "timm", *TESTS_NEED]
         pip = [made, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
         run(*pip, *needed, folder=Path(folder))
         yield made
@@ -92,8 +93,8 @@ def test_the_library_passes_its_tests(
     python: Path, packages: tuple[Path, Path], request: pytest.FixtureRequest
 ) -> None:
     bounds = request.node.callspec.params["python"][1]
-    # torch 2.4 breaks graphs that newer ones keep whole.
-    eager = ["-k", "not compile"] if bounds else []
+    # torch 2.4 breaks graphs that newer ones keep whole, and newer NumPy the interpreter of its Triton.
+    eager = ["-k", "not compile and not interpreter"] if bounds else []
     options = ["-q", "-p", "no:cacheprovider", "-m", "not slow"]
     printed = run(python, "-m", "pytest", *options, *eager, "tests/library", folder=packages[0])
     assert int(re.findall(r"(\d+) passed", printed)[-1]) > 300
