@@ -10,7 +10,7 @@ RUN := $(BIN)/python benchmarks/run.py --data.root $(DATA)
 REPORT := $(BIN)/python -m benchmarks.report
 SEEDS := 0 1 2 3 4
 
-.PHONY: install demo pretraining compare claims speed costs gpu docs notebooks test test-all lint format clean
+.PHONY: install demo pretraining compare claims speed costs gpu docs notebooks test test-all test-release lint format clean
 
 install: $(VENV)/installed
 
@@ -76,11 +76,16 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist l
 
 # What every change needs: five minutes on two idle cores.
 test: install
-	$(PYTEST) -m 'not slow'
+	$(PYTEST) -m 'not slow and not release'
 
 # The rest: real launches, many kills, every recipe, compilation; fifteen minutes more.
 test-all: install
-	$(PYTEST) -m slow --kills 20
+	$(PYTEST) -m 'slow and not release' --kills 20
+
+# Before a release: the packages in fresh environments, of each Python from 3.11 on that is found, which downloads torch
+# for each; and the report in Chromium.
+test-release: install
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m release
 
 # The page docs/gpu.md, where there is a GPU; goes on where it was stopped. A PYTHON that is given is taken as it is.
 GPU_PYTHON := $(if $(filter command,$(origin PYTHON)),$(PYTHON),$(BIN)/python)

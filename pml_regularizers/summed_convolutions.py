@@ -156,7 +156,8 @@ def _transform(x: Tensor, table: Tensor) -> Tensor:
 
 def _sources(table: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Channel and sign of each place of a table; a place without a channel has any channel and the sign 0."""
-    return (table.abs() - 1).clamp(min=0), table.sign().to(dtype)
+    channels = (table.abs() - 1).clamp(min=0).long()  # torch 2.4's vmap takes no other integers
+    return channels, table.sign().to(dtype)
 
 
 def _targets(table: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -21,10 +21,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """pytest-xdist's workers take whole files, which share what they make; the longest come first."""
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group(item.path.stem))
+    if config.pluginmanager.hasplugin("xdist"):
+        for item in items:
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))
     items.sort(key=lambda item: not {"end_to_end", "studies"} & set(item.path.parts))
 
 

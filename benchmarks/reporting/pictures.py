@@ -135,24 +135,34 @@ def _thumbnails(
 
 
 def draw_retrieval(axes: Axes, found: Saved, queries: int, neighbours: int) -> None:
-    """Draw evenly spread queries with their nearest neighbours, in frames coloured by right or wrong."""
+    """Draw the pixels of `retrieval_rows`."""
+    axes.imshow(retrieval_rows(found, queries, neighbours))
+    axes.axis("off")
+
+
+def retrieval_rows(found: Saved, queries: int, neighbours: int) -> NDArray[np.uint8]:
+    """Pixels (h, w, 3): evenly spread queries and their nearest neighbours, with a strong frame if of its class."""
     rows = np.flatnonzero(found["query_groups"] == "evenly spread")[:queries]
     lines = []
     for row in rows:
         right = found["neighbour_labels"][row] == found["query_labels"][row]
-        cells = [_framed(found["query_images"][row], (255, 255, 255))]
-        for image, same in zip(found["neighbour_images"][row], right, strict=True):
-            cells.append(_framed(image, RIGHT if same else WRONG))
+        cells = [_framed(found["query_images"][row], None)]
+        for image, same in zip(found["neighbour_images"][row], right.tolist(), strict=True):
+            cells.append(_framed(image, same))
         lines.append(np.concatenate(cells[: neighbours + 1], axis=1))
-    axes.imshow(np.concatenate(lines))
-    axes.axis("off")
+    return np.concatenate(lines)
 
 
-def _framed(pixels: NDArray[np.uint8], colour: tuple[int, int, int]) -> NDArray[np.uint8]:
+def _framed(pixels: NDArray[np.uint8], right: bool | None) -> NDArray[np.uint8]:
     image = Image.fromarray(pixels).convert("RGB")
     image.thumbnail((THUMBNAIL, THUMBNAIL))
-    edge = max(1, image.width // 16)
+    edge = max(2, image.width // 16)
     framed = Image.new("RGB", (image.width + 4 * edge, image.height + 4 * edge), "white")
-    framed.paste(colour, (edge, edge, framed.width - edge, framed.height - edge))
+    if right is not None:
+        wide = edge if right else edge // 2
+        start = 2 * edge - wide
+        framed.paste(
+            RIGHT if right else WRONG, (start, start, framed.width - start, framed.height - start)
+        )
     framed.paste(image, (2 * edge, 2 * edge))
     return np.asarray(framed)

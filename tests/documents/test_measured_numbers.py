@@ -153,7 +153,8 @@ def test_the_commits_are_in_the_history() -> None:
             ["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=False
         )
 
-    if git("rev-parse", "--is-shallow-repository").stdout.strip() != "false":
+    shallow = git("rev-parse", "--is-shallow-repository").stdout.strip()
+    if not (ROOT / ".git").exists() or shallow != "false":
         pytest.skip("no history here, or only its end")
     commits = {name for page in PAGES for names, _ in sources(page) for name in quoted(names)}
     assert commits

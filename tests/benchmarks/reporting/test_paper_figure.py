@@ -183,10 +183,13 @@ def test_pictures(tmp_path: Path) -> None:
             apart |= (boxes[:, 2] >= high - 1e-9) | (boxes[:, 3] <= low + 1e-9)
             assert apart.sum() == len(boxes) - 1 and not apart[i], "no image covers another"
     [mosaic] = [image.get_array() for image in grid.images]
-    tile = 8 + 4  # with a frame and a gap of one pixel on either side
+    tile = 8 + 8  # with a gap of two pixels on either side, and a frame of two, or one if wrong
     assert mosaic.shape == (2 * tile, 4 * tile, 3), "queries that are evenly spread, 3 neighbours"
-    frames = [[tuple(mosaic[tile * i + 1, tile * j + 1]) for j in (1, 2, 3)] for i in (0, 1)]
-    assert frames == [[pictures.RIGHT, pictures.WRONG, pictures.RIGHT], [pictures.RIGHT] * 3]
+    colours = {"wrong": [(255, 255, 255), pictures.WRONG], "right": [pictures.RIGHT] * 2}
+    for i, row in enumerate([("right", "wrong", "right"), ("right", "right", "right")]):
+        for j, kind in enumerate(row, start=1):
+            frame = [tuple(mosaic[tile * i + k, tile * j + k]) for k in (2, 3)]
+            assert frame == colours[kind]
     assert [text.get_text() for text in nothing.texts] == ["nothing to draw"]
 
 

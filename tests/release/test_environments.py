@@ -1,0 +1,100 @@
+"""The wheel in fresh environments: README's example without a warning, and the library's tests.
+
+Every Python from 3.11 on that is found takes the newest packages; the oldest one also takes the lower bounds.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.documents.test_docs import EXAMPLES
+from tests.support.packages import build_both
+from tests.support.processes import ROOT
+
+pytestmark = pytest.mark.release
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+LOWEST = [re.sub(r">=(.*)", r"==\1.*", need) for need in PROJECT["dependencies"]]
+OLDEST = PROJECT["requires-python"].removeprefix(">=")
+CASES = {
+    f"{OLDEST}, lower bounds": (OLDEST, LOWEST),
+    **{version: (version, []) for version in (OLDEST, "3.12", "3.13", "3.14")},
+}
+TESTS_NEED = ["pytest", "hypothesis", "faiss-cpu", "record-keeper", "tensorboard"]
+TIMEOUT = 1800  # a fresh torch is some gigabytes
+
+
+def interpreter(version: str) -> str:
+    """The path of a Python that can make environments; skips the test without one."""
+    for folder in os.get_exec_path():
+        path = shutil.which(f"python{version}", path=folder)
+        # pyenv's stand-ins fail, where their version is not the chosen one.
+        if path and not subprocess.run([path, "-c", "import ensurepip"], check=False).returncode:
+            return path
+    pytest.skip(f"no python{version} on the PATH")
+
+
+def run(*command: object, folder: Path) -> str:
+    done = subprocess.run(
+        [str(word) for word in command],
+        cwd=folder,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": "", "PYTEST_ADDOPTS": ""},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=TIMEOUT,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-8000:]
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def packages(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """What the source distribution unpacks to, less the code, and the wheel."""
+    _, unpacked, wheel = build_both(tmp_path_factory.mktemp("packages"))
+    for code in ("pml_regularizers", "benchmarks"):
+        shutil.rmtree(unpacked / code)
+    return unpacked, wheel
+
+
+@pytest.fixture(scope="module", params=CASES.values(), ids=CASES)
+def python(request: pytest.FixtureRequest, packages: tuple[Path, Path]) -> Iterator[Path]:
+    """The interpreter of an environment that has the wheel: gigabytes, removed when its tests are done."""
+    version, bounds = request.param
+    with tempfile.TemporaryDirectory() as folder:
+        run(interpreter(version), "-m", "venv", folder, folder=Path(folder))
+        made = Path(folder) / "bin" / "python"
+        needed = [packages[1], *bounds, "timm", *TESTS_NEED]
+        pip = [made, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        run(*pip, *needed, folder=Path(folder))
+        yield made
+
+
+def test_the_example_of_readme_runs_without_a_warning(python: Path, tmp_path: Path) -> None:
+    (example,) = EXAMPLES[ROOT / "README.md"]
+    where = "\nimport pml_regularizers\nprint(pml_regularizers.__file__, pml_regularizers.__version__)\n"
+    (tmp_path / "example.py").write_text(example + where)
+    file, version = run(python, "-W", "error", "example.py", folder=tmp_path).split()
+    assert Path(file).is_relative_to(python.parents[1])
+    assert f"Version: {version}\n" in run(
+        python, "-m", "pip", "show", "pml-regularizers", folder=tmp_path
+    )
+
+
+def test_the_library_passes_its_tests(
+    python: Path, packages: tuple[Path, Path], request: pytest.FixtureRequest
+) -> None:
+    bounds = request.node.callspec.params["python"][1]
+    # torch 2.4 breaks graphs that newer ones keep whole, and newer NumPy the interpreter of its Triton.
+    eager = ["-k", "not compile and not interpreter"] if bounds else []
+    options = ["-q", "-p", "no:cacheprovider", "-m", "not slow"]
+    printed = run(python, "-m", "pytest", *options, *eager, "tests/library", folder=packages[0])
+    assert int(re.findall(r"(\d+) passed", printed)[-1]) > 300
