@@ -1,6 +1,7 @@
 """The papers' claims, tested: trains what is missing, paired over seeds, and writes the page and its figure.
 
-    python -m benchmarks.claims [--only NAME ...] [--seeds 10] [--jobs 2] [--page-only] [-- --any.setting value]
+    python -m benchmarks.claims [--only NAME ...] [--seeds 10] [--jobs 2 | --ray [ADDRESS]] [--page-only]
+        [-- --any.setting value]
 
 The claims, their rows and how they are tested stand in benchmarks/recipes/claims.yaml. The same command goes on
 where it was stopped: what finished runs measured is kept beside the page, in docs/claims.json, and no longer needs
@@ -30,12 +31,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    number, path = at_least(1), {"type": Path, "metavar": "PATH"}
+    path = {"type": Path, "metavar": "PATH"}
     parser.add_argument(
         "--only", nargs="+", metavar="NAME", help="train for these claims; default: all"
     )
     parser.add_argument("--seeds", type=at_least(2), default=10, metavar="N", help="0 to N - 1")
-    parser.add_argument("--jobs", type=number, default=2, metavar="N", help="so many runs at once")
+    studies.add_arguments(parser, "so many runs at once; default: 2, with --ray as many as fit")
     parser.add_argument("--runs", default=Path("runs/claims"), **path)
     parser.add_argument("--output", default=Path("docs/claims.md"), **path)
     parser.add_argument("--page-only", action="store_true", help="train nothing")
@@ -64,9 +65,8 @@ def _run(options: argparse.Namespace, settings: Sequence[str]) -> int:
     queue = [job for row in rows for job in jobs[row] if results.of(job) is None]
     stopped_by = None
     if queue and not options.page_only:
-        devices = [None] * options.jobs
-        sweep = studies.Sweep(queue, launcher=[sys.executable], devices=devices, redo_stale=False)
-        stopped_by = sweep.run()
+        launcher = studies.launcher(options, options.runs, jobs=2)
+        stopped_by = studies.Sweep(queue, launcher).run()
         print(studies.summary(queue))
     finished = [job for of in jobs.values() for job in of if job.is_finished()]
     results.add([job for job in finished if results.of(job) is None and not job.changes()])
@@ -84,7 +84,7 @@ def _run(options: argparse.Namespace, settings: Sequence[str]) -> int:
     page = reporting.claims_page(claims, findings, found, figure.name)
     records.replace_file(options.output, page.encode())
     print(page, end="")
-    return int(any(job.status in ("failed", "stale") for job in queue))
+    return int(studies.some_are_missing(queue))
 
 
 if __name__ == "__main__":

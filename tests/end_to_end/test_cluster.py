@@ -1,0 +1,132 @@
+"""Sweeps on a real cluster of Ray: three nodes on this machine, killed, added and stopped in the middle."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from benchmarks import sweep
+from benchmarks.records.steps import read_table
+from tests.support.processes import ROOT, TIMEOUT, TINY, environment, rows
+
+ray = pytest.importorskip("ray", reason="needs Ray: pip install '.[cluster]'")
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore"),  # of Ray and what it stands on
+]
+
+SEEDS = 3
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A head that runs nothing, and two nodes with room for one run each."""
+    from ray.cluster_utils import Cluster
+
+    for name, value in environment().items():
+        monkeypatch.setenv(name, value)
+    small = {"object_store_memory": 10**8, "include_dashboard": False}
+    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **small})
+    for _ in range(2):
+        made.add_node(num_cpus=1, **small)
+    yield made
+    made.shutdown()
+
+
+def command(runs: Path, data: str, *options: str) -> list[str]:
+    return [
+        *("glyphs/demo/binomial", f"--seeds={SEEDS}", f"--runs={runs}", *options, "--", data),
+        *(*TINY, "--optimization.steps=400", "--checkpoint_every=20", "--report=false"),
+    ]
+
+
+def wait_until(condition: Callable[[], object], process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + TIMEOUT
+    while not condition():
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def results(runs: Path) -> list[dict[str, Any]]:
+    """What every run measured, with its losses."""
+    found = []
+    for seed in range(SEEDS):
+        folder = runs / f"glyphs-demo-binomial-seed{seed}"
+        record = json.loads((folder / "run.json").read_text())
+        losses = read_table(folder / "records", "training")["loss"]
+        found.append({key: record[key] for key in ("status", "metrics")} | {"losses": losses})
+    return found
+
+
+def test_a_sweep_survives_its_nodes_and_its_driver(cluster: Any, data: str, tmp_path: Path) -> None:
+    whole, runs = tmp_path / "whole", tmp_path / "runs"
+    assert sweep.main(command(whole, data, "--jobs=2")) == 0
+
+    def start() -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [
+                *(sys.executable, "-m", "benchmarks.sweep"),
+                *command(runs, data, "--ray", cluster.address),
+            ],
+            cwd=ROOT,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+
+    folders = [runs / f"glyphs-demo-binomial-seed{seed}" for seed in range(SEEDS)]
+
+    def writers() -> list[int]:
+        """The processes that have written the runs, as far as they live."""
+        locks = [folder / ".lock" for folder in folders]
+        pids = [int(lock.read_text()) for lock in locks if lock.exists() and lock.read_text()]
+        return [pid for pid in pids if psutil.pid_exists(pid)]
+
+    # A node dies.
+    driver = start()
+    wait_until(lambda: sum(rows(folder) > 30 for folder in folders) == 2, driver)
+    before = writers()
+    assert len(before) == 2
+    cluster.remove_node(next(iter(cluster.worker_nodes)), allow_graceful=False)
+    wait_until(lambda: not all(map(psutil.pid_exists, before)), driver)
+    cluster.add_node(num_cpus=1, object_store_memory=10**8)
+    wait_until(lambda: len(writers()) == 2 and set(writers()) != set(before), driver)
+
+    # The driver dies, and no run goes on without it.
+    driver.kill()
+    driver.communicate(timeout=TIMEOUT)
+    deadline = time.monotonic() + TIMEOUT
+    while writers():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+    # The next one goes on, and Ctrl-C lets all runs save.
+    driver = start()
+    counts = [rows(folder) for folder in folders]
+    wait_until(lambda: any(rows(f) > n + 5 for f, n in zip(folders, counts, strict=True)), driver)
+    driver.send_signal(signal.SIGINT)
+    said, _ = driver.communicate(timeout=TIMEOUT)
+    assert driver.returncode == 128 + signal.SIGINT, said
+    assert "stopped; the same command goes on with it" in said
+    assert writers() == []
+    records = [f / "run.json" for f in folders if (f / "run.json").exists()]
+    assert "running" not in [json.loads(path.read_text())["status"] for path in records]
+
+    driver = start()
+    said, _ = driver.communicate(timeout=TIMEOUT)
+    assert driver.returncode == 0, said
+    assert f" on {os.uname().nodename}" in said
+    assert results(runs) == results(whole)
+    sessions = [json.loads((folder / "run.json").read_text())["sessions"] for folder in folders]
+    assert max(map(len, sessions)) > 1
+    assert not [*(runs / "logs").glob("*.node")]
