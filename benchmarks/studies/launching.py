@@ -220,7 +220,7 @@ class Launcher:
         self,
         work: Callable[[Item], Any],
         items: Iterable[Item],
-        bar: tqdm[Any],
+        bar: "tqdm[Any]",
         look: Callable[[], None] = lambda: None,
     ) -> Iterator[tuple[Item, Future[Any]]]:
         """Do the work for items, `jobs` of them at once in threads, and hand on each as it ends.

@@ -359,7 +359,7 @@ def test_a_trial_below_the_median_is_pruned(
     make_search: Callable[..., Search], trainings: Callable[..., Trainings]
 ) -> None:
     done = trainings()
-    searched = make_search(trials=12, prune=True)
+    searched = make_search(trials=8, prune=True)
     assert searched.execute(Launcher()) == 0
     rows, complete = table(searched.folder), []
     for row in rows:
@@ -383,7 +383,7 @@ def test_a_trial_below_the_median_is_pruned(
     assert 5 < len(complete) < len(rows)
 
     # Killed when Optuna knows the curve and not yet the end.
-    again = make_search(trials=12, prune=True, folder=searched.folder.with_name("again"))
+    again = make_search(trials=8, prune=True, folder=searched.folder.with_name("again"))
     pruned = next(int(row["trial"]) for row in rows if row["pruned"])
     asked = iter(range(10**6))
     with pytest.MonkeyPatch.context() as patch, pytest.raises(KilledError):

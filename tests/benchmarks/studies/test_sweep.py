@@ -306,7 +306,7 @@ def test_a_run_in_use_is_told_and_keeps_no_other_from_running(
     assert main(["toy/table1/taken", "toy/table1/quick"]) == 1
     output = capsys.readouterr().out
     assert statuses(output) == {("taken", "0"): "in use", ("quick", "0"): "finished"}
-    assert "taken, seed 0: error: somebody is at it" in output
+    assert "taken, seed 0: in use (exit status 3): error: somebody is at it" in output
 
 
 def test_an_old_line_of_the_log_tells_nothing(
