@@ -3,6 +3,7 @@
 import os
 import signal
 import socket
+import sys
 import time
 from argparse import Namespace
 from collections.abc import Sequence
@@ -108,6 +109,11 @@ class RayLauncher(Launcher):
     def __enter__(self) -> Self:
         variables = {name: of for name, of in os.environ.items() if name.startswith(PASSED_ON)}
         variables["PYTHONPATH"] = str(RUN.parents[1])
+        if (
+            sys.platform == "linux"
+        ):  # where a run gets a SIGTERM then, and saves; Ray's is a SIGKILL
+            variables["RAY_kill_child_processes_on_worker_exit"] = "0"
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # it would be told to Ray's makers
         own = {"object_store_memory": 10**8} if self.address == "local" else {}
         try:
             context = ray.init(

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import psutil
 import pytest
@@ -24,28 +25,27 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # of Ray and what it stands on
 ]
 
-SEEDS = 3
+SEEDS = 2
 
 
-@pytest.fixture
-def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
     """A head that runs nothing, and two nodes with room for one run each."""
     from ray.cluster_utils import Cluster
 
-    for name, value in environment().items():
-        monkeypatch.setenv(name, value)
     small = {"object_store_memory": 10**8, "include_dashboard": False}
-    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **small})
-    for _ in range(2):
-        made.add_node(num_cpus=1, **small)
-    yield made
-    made.shutdown()
+    with mock.patch.dict(os.environ, environment()):
+        made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **small})
+        for _ in range(2):
+            made.add_node(num_cpus=1, **small)
+        yield made
+        made.shutdown()
 
 
 def command(runs: Path, data: str, *options: str) -> list[str]:
     return [
         *("glyphs/demo/binomial", f"--seeds={SEEDS}", f"--runs={runs}", *options, "--", data),
-        *(*TINY, "--optimization.steps=400", "--checkpoint_every=20", "--report=false"),
+        *(*TINY, "--optimization.steps=200", "--checkpoint_every=20", "--report=false"),
     ]
 
 
@@ -92,9 +92,18 @@ def test_a_sweep_survives_its_nodes_and_its_driver(cluster: Any, data: str, tmp_
         pids = [int(lock.read_text()) for lock in locks if lock.exists() and lock.read_text()]
         return [pid for pid in pids if psutil.pid_exists(pid)]
 
-    # A node dies.
+    def both_go_on() -> bool:
+        """Whether both runs are further than when this was asked for the first time."""
+        counts.setdefault("then", [rows(folder) for folder in folders])
+        return all(rows(f) > n + 5 for f, n in zip(folders, counts["then"], strict=True))
+
+    def statuses() -> list[str]:
+        return [json.loads((folder / "run.json").read_text())["status"] for folder in folders]
+
+    # A node dies, and another comes.
+    counts: dict[str, list[int]] = {}
     driver = start()
-    wait_until(lambda: sum(rows(folder) > 30 for folder in folders) == 2, driver)
+    wait_until(both_go_on, driver)
     before = writers()
     assert len(before) == 2
     cluster.remove_node(next(iter(cluster.worker_nodes)), allow_graceful=False)
@@ -102,31 +111,52 @@ def test_a_sweep_survives_its_nodes_and_its_driver(cluster: Any, data: str, tmp_
     cluster.add_node(num_cpus=1, object_store_memory=10**8)
     wait_until(lambda: len(writers()) == 2 and set(writers()) != set(before), driver)
 
-    # The driver dies, and no run goes on without it.
+    # Ctrl-C lets all runs save.
+    counts.clear()
+    wait_until(both_go_on, driver)
+    driver.send_signal(signal.SIGINT)
+    said, _ = driver.communicate(timeout=TIMEOUT)
+    assert driver.returncode == 128 + signal.SIGINT, said
+    assert said.count("stopped; the same command goes on with it") == 2
+    assert writers() == []
+    assert statuses() == ["stopped", "stopped"]
+
+    # The command is killed: its runs save and end.
+    counts.clear()
+    driver = start()
+    wait_until(both_go_on, driver)
+    assert statuses() == ["running", "running"]
     driver.kill()
     driver.communicate(timeout=TIMEOUT)
     deadline = time.monotonic() + TIMEOUT
     while writers():
         assert time.monotonic() < deadline
         time.sleep(0.1)
-
-    # The next one goes on, and Ctrl-C lets all runs save.
-    driver = start()
-    counts = [rows(folder) for folder in folders]
-    wait_until(lambda: any(rows(f) > n + 5 for f, n in zip(folders, counts, strict=True)), driver)
-    driver.send_signal(signal.SIGINT)
-    said, _ = driver.communicate(timeout=TIMEOUT)
-    assert driver.returncode == 128 + signal.SIGINT, said
-    assert "stopped; the same command goes on with it" in said
-    assert writers() == []
-    records = [f / "run.json" for f in folders if (f / "run.json").exists()]
-    assert "running" not in [json.loads(path.read_text())["status"] for path in records]
+    assert statuses() == ["stopped", "stopped"]
 
     driver = start()
     said, _ = driver.communicate(timeout=TIMEOUT)
     assert driver.returncode == 0, said
     assert f" on {os.uname().nodename}" in said
     assert results(runs) == results(whole)
-    sessions = [json.loads((folder / "run.json").read_text())["sessions"] for folder in folders]
-    assert max(map(len, sessions)) > 1
     assert not [*(runs / "logs").glob("*.node")]
+
+
+def test_what_no_node_has_is_refused(
+    cluster: Any, data: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = command(tmp_path / "runs", data, "--ray", cluster.address, "--gpus-per-run=0.5")
+    assert sweep.main(asked) == 2
+    assert "error: --gpus-per-run: 0.5; no node has more than 0" in capsys.readouterr().err
+    assert not ray.is_initialized()
+
+
+def test_a_node_with_other_folders_is_told(tmp_path: Path) -> None:
+    from benchmarks.studies.cluster import lacking
+
+    marker = tmp_path / "marker"
+    marker.write_text("of another storage")
+    assert lacking(marker, "token", tmp_path) == f"{tmp_path} as the machine of this command does"
+    assert lacking(marker, "token", tmp_path / "none") == f"{tmp_path / 'none'}"
+    marker.write_text("token")
+    assert lacking(marker, "token", tmp_path) is None
