@@ -17,6 +17,7 @@ import ray
 from ray.exceptions import GetTimeoutError, RayError, TaskCancelledError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from benchmarks.console import reason
 from benchmarks.settings import ConfigError
 from benchmarks.studies.launching import IN_USE, POLL, RUN, Launcher, SubRun, start
 
@@ -123,12 +124,11 @@ class RayLauncher(Launcher):
                 runtime_env={"env_vars": variables},
                 **own,
             )
-        except (ConnectionError, RuntimeError, ValueError) as error:
-            raise ConfigError(f"--ray: {self.address}: {error}") from error
-        try:
             self._check_nodes()
-        except BaseException:
+        except BaseException as error:
             ray.shutdown()
+            if isinstance(error, (ConnectionError, RayError, RuntimeError)):
+                raise ConfigError(f"--ray: {self.address}: {reason(error)}") from error
             raise
         url = context.dashboard_url
         print(f"dashboard: http://{url}" if url else "no dashboard; see `ray status`")
@@ -157,11 +157,16 @@ class RayLauncher(Launcher):
         self.runs.mkdir(parents=True, exist_ok=True)
         marker, content = self.runs.resolve() / f".seen-{uuid4()}", str(uuid4())
         marker.write_text(content)
+        look = ray.remote(num_cpus=0)(lacking)
         try:
-            for node in nodes:
-                here = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-                look = ray.remote(num_cpus=0, scheduling_strategy=here)(lacking)
-                if (lacks := ray.get(look.remote(marker, content, Path.cwd()))) is not None:
+            answers = [
+                look.options(
+                    scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+                ).remote(marker, content, Path.cwd())
+                for node in nodes
+            ]
+            for node, lacks in zip(nodes, ray.get(answers), strict=True):
+                if lacks is not None:
                     raise ConfigError(
                         f"--runs: the node {node['NodeManagerHostname']} does not see {lacks}; all nodes need the "
                         "runs, the repository and the data under the same paths"

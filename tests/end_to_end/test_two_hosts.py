@@ -22,7 +22,7 @@ from tests.support.processes import (
 )
 
 SCRIPT = ROOT / "tests" / "support" / "traced_run.py"
-STEPS = 100
+STEPS = 50
 
 
 def launch(arguments: list[str], trace: Path) -> list[subprocess.Popen[str]]:
@@ -57,7 +57,7 @@ def test_two_hosts_train_as_one_process_and_go_on_without_one(data: str, tmp_pat
     folder = tmp_path / "run"
     arguments = [*settings, f"--output={folder}"]
     first, second = launch(arguments, tmp_path / "lost")
-    wait_for_rows(first, folder, 25)
+    wait_for_rows(first, folder, 15)
     for process in [*psutil.Process(second.pid).children(recursive=True), second]:
         process.kill()
     said, _ = first.communicate(timeout=TIMEOUT)

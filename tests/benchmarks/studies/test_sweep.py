@@ -199,6 +199,27 @@ def test_usage(recipes: Path, arguments: list[str]) -> None:
     assert list(recipes.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--ray"], "error: --ray: Ray is not installed; pip install '.[benchmarks,cluster]'"),
+        (["--gpus-per-run=0.5"], "error: --gpus-per-run, --cpus-per-run: are Ray's; add --ray"),
+    ],
+)
+def test_what_ray_is_asked_for(
+    recipes: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    options: list[str],
+    message: str,
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.delitem(sys.modules, "benchmarks.studies.cluster", raising=False)
+    assert main(["toy/table1/quick", *options]) == 2
+    assert capsys.readouterr().err.strip() == message
+    assert list(recipes.iterdir()) == []
+
+
 # ------------------------------------------------------------------------------------------------ run
 
 
