@@ -115,14 +115,14 @@ class RayLauncher(Launcher):
         ):  # where a run gets a SIGTERM then, and saves; Ray's is a SIGKILL
             variables["RAY_kill_child_processes_on_worker_exit"] = "0"
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # it would be told to Ray's makers
-        own = {"object_store_memory": 10**8} if self.address == "local" else {}
+        own = {"object_store_memory": 10**8, "_node_ip_address": "127.0.0.1"}  # heard by nobody else
         try:
             context = ray.init(
                 self.address,
                 log_to_driver=False,
                 logging_level="error",
                 runtime_env={"env_vars": variables},
-                **own,
+                **(own if self.address == "local" else {}),
             )
             self._check_nodes()
         except BaseException as error:

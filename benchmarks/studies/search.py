@@ -51,6 +51,7 @@ class PrunedRunError(RuntimeError):
     """A run was not worth its end."""
 
 
+@dataclass
 class Curve:
     """The validation classes' curve of a run, as its trial reports it to Optuna.
 
@@ -59,35 +60,31 @@ class Curve:
 
     Args:
         before: The values of the folds before.
-
-    Attributes:
         pruned: Why the run shall end, once it shall.
     """
 
-    def __init__(self, trial: Trial, run: Job, before: Sequence[float]) -> None:
-        self.trial, self.run, self.before = trial, run, before
-        self.pruned: str | None = None
-        reported = trial.study.get_trials(deepcopy=False)[trial.number].intermediate_values
-        self._reported = max(reported, default=0)  # before it was interrupted
-        self._seen = 0
+    trial: Trial
+    run: Job
+    before: Sequence[float]
+    pruned: str | None = None
 
     def is_low(self) -> bool:
         """Report the points that are new, before the last step, until Optuna has seen enough."""
-        table = read_table(self.run.folder / "records", "evaluation")
-        best = 0.0
+        told = self.trial.study.get_trials(deepcopy=False)[self.trial.number].intermediate_values
+        last = max(told, default=0)  # also of before it was interrupted
+        table, best = read_table(self.run.folder / "records", "evaluation"), 0.0
         for step, value in zip(table.get("step", []), table.get(SELECTED_BY, []), strict=True):
             at = len(self.before) * self.run.steps + int(step)
             if not 0 < step < self.run.steps or self.pruned:  # at 0 it is the network as it was
                 continue
             best = max(best, value)
-            if at > max(self._seen, self._reported):
+            if at > last:
                 self.trial.report(sum(self.before) + best, at)
-            if at > self._seen and at >= self._reported and self.trial.should_prune():
+            if at >= last and self.trial.should_prune():
                 self.pruned = (
                     f"{self.run.name}, step {int(step)}: {MEASURED} {100 * best:.2f} % so far, below the median of "
                     "the trials before"
                 )
-            self._seen = max(at, self._seen)
         return self.pruned is not None
 
 

@@ -16,6 +16,7 @@ import pytest
 
 from benchmarks import sweep
 from benchmarks.records.steps import read_table
+from benchmarks.studies import launching
 from tests.support.processes import ROOT, TIMEOUT, TINY, environment, rows
 
 ray = pytest.importorskip("ray", reason="needs Ray: pip install '.[cluster]'")
@@ -37,7 +38,7 @@ def cluster() -> Iterator[Any]:
     with mock.patch.dict(os.environ, environment()):
         made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **small})
         for _ in range(2):
-            made.add_node(num_cpus=1, **small)
+            made.add_node(num_cpus=1, num_gpus=1, **small)  # Ray takes their number as it is told
         yield made
         made.shutdown()
 
@@ -108,7 +109,7 @@ def test_a_sweep_survives_its_nodes_and_its_driver(cluster: Any, data: str, tmp_
     assert len(before) == 2
     cluster.remove_node(next(iter(cluster.worker_nodes)), allow_graceful=False)
     wait_until(lambda: not all(map(psutil.pid_exists, before)), driver)
-    cluster.add_node(num_cpus=1, object_store_memory=10**8)
+    cluster.add_node(num_cpus=1, num_gpus=1, object_store_memory=10**8)
     wait_until(lambda: len(writers()) == 2 and set(writers()) != set(before), driver)
 
     # Ctrl-C lets all runs save.
@@ -145,10 +146,22 @@ def test_a_sweep_survives_its_nodes_and_its_driver(cluster: Any, data: str, tmp_
 def test_what_no_node_has_is_refused(
     cluster: Any, data: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked = command(tmp_path / "runs", data, "--ray", cluster.address, "--gpus-per-run=0.5")
+    asked = command(tmp_path / "runs", data, "--ray", cluster.address, "--gpus-per-run=2")
     assert sweep.main(asked) == 2
-    assert "error: --gpus-per-run: 0.5; no node has more than 0" in capsys.readouterr().err
+    assert "error: --gpus-per-run: 2; no node has more than 1" in capsys.readouterr().err
     assert not ray.is_initialized()
+
+
+def test_a_run_has_its_share_of_a_node(
+    cluster: Any, data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program, runs = tmp_path / "run.py", tmp_path / "runs"
+    program.write_text("import os; print('devices:', os.environ['CUDA_VISIBLE_DEVICES'])")
+    monkeypatch.setattr(launching, "RUN", program)
+    shares = ["--gpus-per-run=0.5", "--cpus-per-run=0.5"]
+    assert sweep.main(command(runs, data, "--ray", cluster.address, *shares)) == 1
+    logs = [path.read_text().splitlines()[-1] for path in (runs / "logs").iterdir()]
+    assert logs == ["devices: 0"] * SEEDS
 
 
 def test_a_node_with_other_folders_is_told(tmp_path: Path) -> None:
