@@ -115,14 +115,14 @@ class RayLauncher(Launcher):
         ):  # where a run gets a SIGTERM then, and saves; Ray's is a SIGKILL
             variables["RAY_kill_child_processes_on_worker_exit"] = "0"
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # it would be told to Ray's makers
-        own = {"object_store_memory": 10**8, "_node_ip_address": "127.0.0.1"}  # heard by nobody else
+        own = {"object_store_memory": 10**8} if self.address == "local" else {}
         try:
             context = ray.init(
                 self.address,
                 log_to_driver=False,
                 logging_level="error",
                 runtime_env={"env_vars": variables},
-                **(own if self.address == "local" else {}),
+                **own,
             )
             self._check_nodes()
         except BaseException as error:
@@ -131,7 +131,8 @@ class RayLauncher(Launcher):
                 raise ConfigError(f"--ray: {self.address}: {reason(error)}") from error
             raise
         url = context.dashboard_url
-        print(f"dashboard: http://{url}" if url else "no dashboard; see `ray status`")
+        token = f", token {os.environ['RAY_AUTH_TOKEN']}" if self.address == "local" else ""
+        print(f"dashboard: http://{url}{token}" if url else "no dashboard; see `ray status`")
         return super().__enter__()  # Ray has handled SIGTERM until here
 
     def __exit__(self, *exception: object) -> None:

@@ -10,8 +10,10 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
+from secrets import token_hex
 from shutil import which
 from typing import Any, Self, TypeVar
 
@@ -98,12 +100,12 @@ def launcher(options: argparse.Namespace, runs: Path, jobs: int = 1) -> "Launche
         if options.gpus_per_run or options.cpus_per_run:
             raise ConfigError("--gpus-per-run, --cpus-per-run: are Ray's; add --ray")
         return Launcher(options.launcher, options.jobs or jobs)
-    try:
-        from benchmarks.studies.cluster import RayLauncher
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            "--ray: Ray is not installed; pip install '.[benchmarks,cluster]'"
-        ) from error
+    if find_spec("ray") is None:
+        raise ConfigError("--ray: Ray is not installed; pip install '.[benchmarks,cluster]'")
+    if options.ray == "local":  # it listens to the network, and reads this when it is imported
+        os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token_hex(32)}
+    from benchmarks.studies.cluster import RayLauncher
+
     return RayLauncher(options, runs)
 
 

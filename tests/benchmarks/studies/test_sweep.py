@@ -214,7 +214,6 @@ def test_what_ray_is_asked_for(
     message: str,
 ) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    monkeypatch.delitem(sys.modules, "benchmarks.studies.cluster", raising=False)
     assert main(["toy/table1/quick", *options]) == 2
     assert capsys.readouterr().err.strip() == message
     assert list(recipes.iterdir()) == []
