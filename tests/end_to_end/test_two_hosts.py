@@ -21,7 +21,7 @@ from tests.support.processes import (
     run,
 )
 
-SCRIPT = ROOT / "tests" / "support" / "traced_run.py"
+SCRIPT = ROOT / "tests" / "benchmarks" / "traced_run.py"
 STEPS = 50
 
 
