@@ -103,7 +103,8 @@ def launcher(options: argparse.Namespace, runs: Path, jobs: int = 1) -> "Launche
     if find_spec("ray") is None:
         raise ConfigError("--ray: Ray is not installed; pip install '.[benchmarks,cluster]'")
     if options.ray == "local":  # it listens to the network, and reads this when it is imported
-        os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token_hex(32)}
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
+        os.environ.setdefault("RAY_AUTH_TOKEN", token_hex(32))
     from benchmarks.studies.cluster import RayLauncher
 
     return RayLauncher(options, runs)
