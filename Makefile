@@ -24,6 +24,11 @@ $(VENV)/installed: pyproject.toml constraints.txt
 		--editable '.[benchmarks,search,export,docs,dev]'
 	touch $@
 
+$(VENV)/cluster: $(VENV)/installed
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt \
+		--editable '.[cluster]'
+	touch $@
+
 # A pretrained trunk fine-tuned by the metric loss alone and with HORDE, two seeds of each, two at a time; tested on
 # classes that it has not seen. Goes on where it was stopped; `rm -r runs/demo` starts it anew.
 demo: install
@@ -78,8 +83,8 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist l
 test: install
 	$(PYTEST) -m 'not slow and not release'
 
-# The rest: real launches, many kills, every recipe, compilation; fifteen minutes more.
-test-all: install
+# The rest: real launches, many kills, every recipe, compilation, a cluster of Ray; fifteen minutes more.
+test-all: $(VENV)/cluster
 	$(PYTEST) -m 'slow and not release' --kills 20
 
 # Before a release: the packages in fresh environments, of each Python from 3.11 on that is found, which downloads torch

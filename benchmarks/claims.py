@@ -1,6 +1,7 @@
 """The papers' claims, tested: trains what is missing, paired over seeds, and writes the page and its figure.
 
-    python -m benchmarks.claims [--only NAME ...] [--seeds 10] [--jobs 2] [--page-only] [-- --any.setting value]
+    python -m benchmarks.claims [--only NAME ...] [--seeds 10] [--jobs 2 | --ray [ADDRESS]] [--page-only]
+        [-- --any.setting value]
 
 The claims, their rows and how they are tested stand in benchmarks/recipes/claims.yaml. First settings are chosen on
 validation classes; then the chosen ones are tested, once. The same command goes on where it was stopped: what
@@ -42,12 +43,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    number, path = at_least(1), {"type": Path, "metavar": "PATH"}
+    path = {"type": Path, "metavar": "PATH"}
     parser.add_argument(
         "--only", nargs="+", metavar="NAME", help="train for these claims; default: all"
     )
     parser.add_argument("--seeds", type=at_least(2), default=10, metavar="N", help="0 to N - 1")
-    parser.add_argument("--jobs", type=number, default=2, metavar="N", help="so many runs at once")
+    studies.add_arguments(parser, "so many runs at once; default: 2, with --ray as many as fit")
     parser.add_argument("--runs", default=Path("runs/claims"), **path)
     parser.add_argument("--output", default=Path("docs/claims.md"), **path)
     parser.add_argument("--page-only", action="store_true", help="train nothing")
@@ -164,9 +165,8 @@ def _run(options: argparse.Namespace, settings: Sequence[str]) -> int:
     study.keep_finished(every)
     failed, stopped_by = False, None
     while not (options.page_only or failed or stopped_by) and (queue := study.missing(rows)):
-        devices = [None] * options.jobs
-        sweep = studies.Sweep(queue, launcher=[sys.executable], devices=devices, redo_stale=False)
-        stopped_by = sweep.run()
+        launcher = studies.launcher(options, options.runs, jobs=2)
+        stopped_by = studies.Sweep(queue, launcher).run()
         print(studies.summary(queue))
         study.keep_finished(every)
         failed = any(results.of(job) is None for job in queue)

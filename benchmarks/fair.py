@@ -1,6 +1,6 @@
 """The fair protocol beyond one run: search on validation classes, then test several seeds of every fold.
 
-    python -m benchmarks.fair search RECIPE --space SPACE.yaml [--trials 50] [-- --any.setting value]
+    python -m benchmarks.fair search RECIPE --space SPACE.yaml [--trials 50] [--prune] [-- --any.setting value]
     python -m benchmarks.fair evaluate RECIPE [--config best.yaml] [--seeds 5] [-- --any.setting value]
     python -m benchmarks.fair compare FOLDER FOLDER [FOLDER ...]
 
@@ -13,6 +13,9 @@ its own:
     test, single models            mean over the folds of what each model gives on the test classes
     test, ensemble                 the folds' embeddings, L2-normalised and concatenated: 4 models, 4 times as wide
 
+search and evaluate train several models at once with --jobs, and with --ray [ADDRESS] on all devices of this
+machine or on a cluster: docs/cluster.md.
+
 Exit status: 2 for what cannot be started, 1 if a run failed, 128 + signal if it was stopped; the same command
 goes on.
 """
@@ -23,6 +26,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+# Light: torch is imported by what a command calls.
+from benchmarks import records, reporting, studies
 from benchmarks.console import at_least, split_settings
 from benchmarks.settings import ConfigError
 
@@ -33,12 +38,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv, settings = split_settings(sys.argv[1:] if argv is None else argv)
     options = _parser().parse_args(argv)
 
-    from benchmarks.records import RunFolderError  # torch, which --help does without
-
     try:
         status: int = options.run(options, settings)
         return status
-    except (ConfigError, RunFolderError, ValueError, OSError) as error:
+    except (ConfigError, records.RunFolderError, ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
@@ -89,7 +92,15 @@ def _parser() -> argparse.ArgumentParser:
         default=0,
         help="of the sampler and the trainings; default %(default)s",
     )
+    search.add_argument(
+        "--prune",
+        action="store_true",
+        help="stop a trial whose validation curve is below the median of those before at the same step",
+    )
     search.add_argument("--runs", type=Path, help="default: runs/search/RECIPE")
+    studies.add_arguments(
+        search, "so many trials at once; default: 1, which draws with all results known"
+    )
     search.set_defaults(run=_search)
 
     evaluate = commands.add_parser(
@@ -99,6 +110,7 @@ def _parser() -> argparse.ArgumentParser:
         "--seeds", type=at_least(1), default=SEEDS, help="0 to N - 1; default %(default)s"
     )
     evaluate.add_argument("--runs", type=Path, help="default: runs/fair/RECIPE")
+    studies.add_arguments(evaluate, "so many runs at once; default: 1, with --ray as many as fit")
     evaluate.set_defaults(run=_evaluate)
 
     compare = commands.add_parser(
@@ -116,10 +128,8 @@ def _folder(options: argparse.Namespace, kind: str) -> Path:
 
 def _settings(options: argparse.Namespace, settings: Sequence[str]) -> list[str]:
     """Further settings of the runs."""
-    from benchmarks.studies import OURS, check_settings
-
     ours = ("--config", "--protocol", "--data.split", "--data.fold", "--evaluation.save_embeddings")
-    check_settings(settings, (*OURS, *ours))
+    studies.check_settings(settings, (*studies.OURS, *ours))
     return [*(f"--config={path}" for path in options.config), *settings]
 
 
@@ -131,52 +141,53 @@ def _search(options: argparse.Namespace, settings: Sequence[str]) -> int:
             "search: Optuna is not installed; pip install '.[benchmarks,search]'"
         ) from error
 
-    from benchmarks.studies import Search, exclusively, read_space
-
     folder = _folder(options, "search")
-    search = Search(
+    search = studies.Search(
         options.recipe,
         _settings(options, settings),
-        read_space(options.space),
+        studies.read_space(options.space),
         some_folds=options.fold,
         trials=options.trials,
         seed=options.seed,
+        prune=options.prune,
         folder=folder,
     )
+    options.jobs = options.jobs or 1
+    launcher = studies.launcher(options, folder)
     search.check()
-    with exclusively(folder):
-        return search.execute()
+    with studies.exclusively(folder):
+        return search.execute(launcher)
 
 
 def _evaluate(options: argparse.Namespace, settings: Sequence[str]) -> int:
-    from benchmarks.records import replace_file
-    from benchmarks.reporting import fair_comparison, read_method
-    from benchmarks.studies import evaluation_runs, exclusively, train_all
-
     folder = _folder(options, "fair")
     seeds = range(options.seeds)
-    runs = evaluation_runs(options.recipe, _settings(options, settings), seeds, folder)
-    with exclusively(folder):
-        failed, stopped_by = train_all(runs)
+    runs = studies.evaluation_runs(options.recipe, _settings(options, settings), seeds, folder)
+    launcher = studies.launcher(options, folder)
+    with studies.exclusively(folder):
+        stopped_by = studies.Sweep(runs, launcher).run()
         if stopped_by is not None:
-            finished = sum(run.result() is not None for run in runs)
+            finished = sum(run.is_finished() for run in runs)
             print(f"\nstopped after {finished} of {len(runs)} runs; the same command goes on")
             return 128 + stopped_by
-        for problem in failed:
-            print(f"error: {problem}", file=sys.stderr)
+        failed = [run for run in runs if run.why is not None]
+        for run in failed:
+            print(f"error: {run.name}: {run.why} ({run.log})", file=sys.stderr)
         if len(failed) < len(runs):
-            text = fair_comparison([read_method(folder)], SEEDS)
-            replace_file(folder / "summary.md", text.encode())
+            text = reporting.fair_comparison([reporting.read_method(folder)], SEEDS)
+            records.replace_file(folder / "summary.md", text.encode())
             print(text)
     return 1 if failed else 0
 
 
 def _compare(options: argparse.Namespace, settings: Sequence[str]) -> int:
-    from benchmarks.reporting import fair_comparison, read_method
-
     if settings:
         raise ConfigError(f"{settings[0]}: compare trains nothing and takes no settings")
-    print(fair_comparison([read_method(folder) for folder in options.folders], SEEDS))
+    print(
+        reporting.fair_comparison(
+            [reporting.read_method(folder) for folder in options.folders], SEEDS
+        )
+    )
     return 0
 
 

@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -13,6 +14,10 @@ if TYPE_CHECKING:
 
 
 STOPPING = (signal.SIGINT, signal.SIGTERM)
+
+TOGETHER = (
+    2  # seconds: a batch system signals all processes, and a launcher passes its own signal on
+)
 
 
 def handle_signals(handler: Any) -> dict[int, Any]:
@@ -47,7 +52,8 @@ class StopRequest:
     `accelerate launch` with one process passes no signal on when it is stopped: its end counts as SIGTERM.
 
     Args:
-        patient: Catch all signals; if False, only the first one, and a second one has its former effect.
+        patient: Catch all signals. If False, only the first one and those that come together with it; a later one
+            has its former effect.
 
     Attributes:
         signal: The first signal; None until it comes.
@@ -73,8 +79,11 @@ class StopRequest:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         self.signal = self.signal or number
         self.requests += 1
-        if not self._patient:
+        if self.requests == 1:
+            self._first = time.monotonic()
+        elif not self._patient and time.monotonic() > self._first + TOGETHER:
             self.__exit__()
+            signal.raise_signal(number)
 
     def agreed(self, accelerator: "Accelerator") -> bool:
         """True if any process was asked to stop."""

@@ -5,10 +5,10 @@ import lazy_loader as lazy
 __getattr__, __dir__, __all__ = lazy.attach(
     __name__,
     submod_attrs={
-        "folds": ["evaluation_runs", "exclusively", "train_all"],
-        "launching": ["OURS", "check_settings"],
+        "folds": ["evaluation_runs", "exclusively"],
+        "launching": ["OURS", "add_arguments", "check_settings", "launcher"],
         "search": ["Search"],
         "search_space": ["read_space"],
-        "sweep": ["Sweep", "plan", "summary"],
+        "sweep": ["Sweep", "plan", "some_are_missing", "summary"],
     },
 )

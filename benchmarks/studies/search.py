@@ -1,7 +1,8 @@
 """A search for settings on the validation classes: an Optuna study whose trials are runs.
 
 Sampled by TPE (Bergstra et al., "Algorithms for hyper-parameter optimization", NIPS 2011) as Optuna has it. Trial n
-draws from the generator of (seed, n), so that a study that was stopped goes on as if it never was.
+draws from the generator of (seed, n), so that a study that was stopped goes on as if it never was. Trials that run
+at the same time do not know each other's results: what they draw depends on which of them ends first.
 
 No trial can see a test class: all are runs of `data.split: validation`, which do not load them.
 """
@@ -9,8 +10,9 @@ No trial can see a test class: all are runs of `data.split: validation`, which d
 import csv
 import io
 import sys
+import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,16 +20,21 @@ from typing import Any
 
 import numpy as np
 import optuna
+from optuna.pruners import MedianPruner, NopPruner
 from optuna.samplers import TPESampler
-from optuna.trial import FrozenTrial, TrialState
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
+from optuna.trial import FrozenTrial, Trial, TrialState
 
 from benchmarks.building import resolved
 from benchmarks.console import progress_bar
-from benchmarks.records import check_same, replace_file
+from benchmarks.evaluation import SELECTED_BY
+from benchmarks.records import check_same, read_table, replace_file
 from benchmarks.settings import Command, ConfigError, changed, dump, parse
-from benchmarks.studies.folds import FoldRun, check, fold_run
+from benchmarks.studies.folds import check, fold_run
 from benchmarks.studies.launching import Launcher
 from benchmarks.studies.search_space import Space, corners
+from benchmarks.studies.sweep import Job
 
 MEASURED = "validation MAP@R"
 
@@ -38,6 +45,47 @@ class UnfinishedRunError(RuntimeError):
 
 class FailedRunError(RuntimeError):
     """A run failed by its settings; values that do not go together are a ConfigError before."""
+
+
+class PrunedRunError(RuntimeError):
+    """A run was not worth its end."""
+
+
+@dataclass
+class Curve:
+    """The validation classes' curve of a run, as its trial reports it to Optuna.
+
+    A value is the sum of what the trial's folds reached so far, and its step counts those of all folds: trials are
+    compared at the same step of the same fold.
+
+    Args:
+        before: The values of the folds before.
+        pruned: Why the run shall end, once it shall.
+    """
+
+    trial: Trial
+    run: Job
+    before: Sequence[float]
+    pruned: str | None = None
+
+    def is_low(self) -> bool:
+        """Report the points that are new, before the last step, until Optuna has seen enough."""
+        told = self.trial.study.get_trials(deepcopy=False)[self.trial.number].intermediate_values
+        last = max(told, default=0)  # also of before it was interrupted
+        table, best = read_table(self.run.folder / "records", "evaluation"), 0.0
+        for step, value in zip(table.get("step", []), table.get(SELECTED_BY, []), strict=True):
+            at = len(self.before) * self.run.steps + int(step)
+            if not 0 < step < self.run.steps or self.pruned:  # at 0 it is the network as it was
+                continue
+            best = max(best, value)
+            if at > last:
+                self.trial.report(sum(self.before) + best, at)
+            if at >= last and self.trial.should_prune():
+                self.pruned = (
+                    f"{self.run.name}, step {int(step)}: {MEASURED} {100 * best:.2f} % so far, below the median of "
+                    "the trials before"
+                )
+        return self.pruned is not None
 
 
 @dataclass
@@ -52,6 +100,7 @@ class Search:
             all of them, as Musgrave et al. do; fewer cost less, and settings may come to suit them.
         trials: How many; one that fails is one of them.
         seed: Of the sampler and of all trainings.
+        prune: End trials whose curve is below the median of those before at the same step.
         folder: Where everything goes.
     """
 
@@ -61,7 +110,10 @@ class Search:
     some_folds: Sequence[int] | None
     trials: int
     seed: int
+    prune: bool
     folder: Path
+    _lock: Any = field(default_factory=threading.Lock)
+    _begun: dict[int, Trial] = field(default_factory=dict)
 
     @cached_property
     def command(self) -> Command:
@@ -87,7 +139,7 @@ class Search:
     def _settings(self, number: int) -> Path:
         return self.folder / "trials" / f"{number:04d}.yaml"
 
-    def runs(self, settings: Path) -> list[FoldRun]:
+    def runs(self, settings: Path) -> list[Job]:
         """The runs of a trial with these settings, one for each fold."""
         arguments = ["--recipe", self.recipe, "--config", str(settings)]
         arguments += [f"--trust={module}" for module in self.command.trusted]
@@ -108,22 +160,25 @@ class Search:
     # ---------------------------------------------------------------------------------------- study
 
     def study(self) -> optuna.Study:
-        """The study in the folder, begun if there is none.
+        """The study in the folder, begun if there is none. No other process may have it meanwhile.
 
         Raises:
             ConfigError, RunFolderError: if it was begun otherwise.
         """
         optuna.logging.set_verbosity(optuna.logging.ERROR)
-        self.folder.mkdir(parents=True, exist_ok=True)
-        storage = optuna.storages.RDBStorage(f"sqlite:///{self.folder.resolve() / 'study.db'}")
         study = optuna.create_study(
-            study_name="search", storage=storage, direction="maximize", load_if_exists=True
+            study_name="search",
+            storage=JournalStorage(JournalFileBackend(str(self._journal()))),
+            pruner=MedianPruner() if self.prune else NopPruner(),
+            direction="maximize",
+            load_if_exists=True,
         )
         asked = {
             "RECIPE": self.recipe,
             "--trials": self.trials,
             "--fold": self.folds,
             "--seed": self.seed,
+            "--prune": self.prune,
             "--space": {key: repr(kind) for key, kind in self.space.items()},
         }
         settings = self.changed({})
@@ -140,18 +195,30 @@ class Search:
         check_same(begun["settings"], settings, self.folder)
         return study
 
-    def execute(self) -> int:
+    def _journal(self) -> Path:
+        """Optuna's file, without what a killed process may have left: its lock, and half a line."""
+        path = self.folder / "study.journal"
+        self.folder.mkdir(parents=True, exist_ok=True)
+        path.with_name(f"{path.name}.lock").unlink(missing_ok=True)
+        content = path.read_bytes() if path.exists() else b""
+        if content and not content.endswith(b"\n"):
+            replace_file(path, content[: content.rfind(b"\n") + 1])
+        return path
+
+    def execute(self, launcher: Launcher) -> int:
         """Run the trials that are left; the exit status."""
         study = self.study()
         self._take_up(study)
-        done = len(counted(study))
-        bar = progress_bar(total=self.trials, initial=done, desc="trials", unit="trial")
+        left = sorted({*range(self.trials)} - counted(study).keys())
+        bar = progress_bar(total=self.trials, initial=self.trials - len(left), unit="trial")
+
+        def work(number: int) -> None:
+            self._try(study, number, launcher)
+
         try:
-            with Launcher() as launcher, bar:
-                for number in range(done, self.trials):
-                    [seed] = np.random.SeedSequence([self.seed, number]).generate_state(1)
-                    study.sampler = TPESampler(seed=int(seed))
-                    self._try(study, number, launcher)
+            with launcher, bar:
+                for _, trial in launcher.each(work, left, bar):
+                    trial.result()
                     bar.update()
         except UnfinishedRunError as error:
             if launcher.stop.signal is None:
@@ -167,43 +234,66 @@ class Search:
         return self._report(study)
 
     def _take_up(self, study: optuna.Study) -> None:
-        """Queue the values of a trial that has no result, for its number is the next one again."""
+        """Note the trials that have all their values and no result; end those that were still being drawn."""
         for trial in study.get_trials(states=[TrialState.RUNNING]):
-            study.tell(trial.number, state=TrialState.FAIL)
-        for last in study.trials[-1:]:
-            drawn = last.params.keys() == self.space.keys()  # all of its values
-            if last.state is TrialState.FAIL and drawn:
-                study.enqueue_trial(last.params)
+            if "number" in trial.user_attrs:
+                self._begun[trial.user_attrs["number"]] = Trial(study, trial._trial_id)
+            else:
+                study.tell(trial.number, state=TrialState.FAIL)
+
+    def _ask(self, study: optuna.Study, number: int) -> Trial:
+        """A trial with its values; it keeps them when it is interrupted."""
+        with self._lock:
+            if number not in self._begun:
+                [seed] = np.random.SeedSequence([self.seed, number]).generate_state(1)
+                study.sampler = TPESampler(seed=int(seed))
+                trial = study.ask(self.space)
+                trial.set_user_attr("number", number)
+                self._begun[number] = trial
+            return self._begun[number]
 
     def _try(self, study: optuna.Study, number: int, launcher: Launcher) -> None:
         """A trial; its value is the mean over the folds."""
-        trial = study.ask(self.space)
+        trial = self._ask(study, number)
         path = self._settings(number)
         path.parent.mkdir(exist_ok=True)
         replace_file(path, dump(self.changed(trial.params)).encode())
-        found = []
+        found: list[float] = []
         for run in self.runs(path):
             try:
-                result = run.result() or self._train(run, number, launcher)
-            except (ConfigError, FailedRunError) as error:
-                trial.set_user_attr("failed", str(error))
-                study.tell(trial, state=TrialState.PRUNED)  # TPE learns nothing from a failed one
+                found.append(self._value(Curve(trial, run, found), number, launcher))
+            except (ConfigError, FailedRunError, PrunedRunError) as error:
+                how = "pruned" if isinstance(error, PrunedRunError) else "failed"
+                trial.set_user_attr(how, str(error))
+                study.tell(trial, state=TrialState.PRUNED)  # TPE learns from its curve alone
                 return
-            for checkpoint in (run.folder / "checkpoints").glob("*.pt"):
-                checkpoint.unlink()  # hundreds of runs would fill the disk
-            found.append(result["selection"]["value"])
         study.tell(trial, float(np.mean(found)))
 
-    def _train(self, run: FoldRun, number: int, launcher: Launcher) -> dict[str, Any]:
-        problem = "stopped"
+    def _value(self, curve: Curve, number: int, launcher: Launcher) -> float:
+        """What a run's weights were chosen by."""
+        run = curve.run
+        result = run.result() or self._train(curve, number, launcher)
+        pruned = self.prune and curve.is_low()
+        for checkpoint in (run.folder / "checkpoints").glob("*.pt"):
+            checkpoint.unlink()  # hundreds of runs would fill the disk
+        if pruned:
+            raise PrunedRunError(curve.pruned)
+        return float(result["selection"]["value"])
+
+    def _train(self, curve: Curve, number: int, launcher: Launcher) -> dict[str, Any]:
+        run, problem = curve.run, "stopped"
         if launcher.stop.signal is None:
-            check(run.command.experiment)
-            child = launcher.run(run)
+            with self._lock:
+                check(run.command.experiment)
+            was_started = launcher.run(run, curve.is_low if self.prune else None)
+            if curve.pruned:
+                return {}
             if (result := run.result()) is not None:
                 return result
-            problem, record = child.problem(), run.record()
-            if child.process.returncode == 1 and record and record["status"] == "failed":
-                raise FailedRunError(problem)
+            if was_started:
+                problem, record = run.problem(), run.record()
+                if run.exit_status == 1 and record and record["status"] == "failed":
+                    raise FailedRunError(problem)
         raise UnfinishedRunError(
             f"trial {number}: {problem} ({run.log}); the same command goes on with this trial"
         )
@@ -212,7 +302,7 @@ class Search:
 
     def _report(self, study: optuna.Study) -> int:
         done = counted(study)
-        values = {n: t.value for n, t in enumerate(done) if t.value is not None}
+        values = {n: t.value for n, t in done.items() if t.state is TrialState.COMPLETE}
         print(f"All trials, and why some failed: {self.folder / 'trials.csv'}")
         if not values:
             print("No trial succeeded: there is no best.yaml.")
@@ -235,17 +325,20 @@ class Search:
         text = io.StringIO()
         writer = csv.writer(text)
         names = [f"{MEASURED}, fold {fold}" for fold in self.folds]
-        writer.writerow(["trial", MEASURED, *names, *self.space, "failed"])
-        for n, trial in enumerate(counted(study)):
+        writer.writerow(["trial", MEASURED, *names, *self.space, "failed", "pruned"])
+        for n, trial in counted(study).items():
             results = [
                 run.record() if run.is_finished() else None for run in self.runs(self._settings(n))
             ]
             values = [result and result["selection"]["value"] for result in results]
             params = [trial.params[key] for key in self.space]
-            writer.writerow([n, trial.value, *values, *params, trial.user_attrs.get("failed")])
+            value = trial.value if trial.state is TrialState.COMPLETE else None
+            why = [trial.user_attrs.get(how) for how in ("failed", "pruned")]
+            writer.writerow([n, value, *values, *params, *why])
         replace_file(self.folder / "trials.csv", text.getvalue().encode())
 
 
-def counted(study: optuna.Study) -> list[FrozenTrial]:
-    """The trials of the budget that are over; a trial's number is its place among them."""
-    return study.get_trials(states=[TrialState.COMPLETE, TrialState.PRUNED])
+def counted(study: optuna.Study) -> dict[int, FrozenTrial]:
+    """The trials of the budget that are over, by number."""
+    over = study.get_trials(states=[TrialState.COMPLETE, TrialState.PRUNED])
+    return dict(sorted((trial.user_attrs["number"], trial) for trial in over))

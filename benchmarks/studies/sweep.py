@@ -1,12 +1,12 @@
-"""Recipes and seeds as a queue of runs."""
+"""Recipes and seeds as a list of runs."""
 
 import fnmatch
 import signal
-import time
-from collections import deque
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import cached_property
 from itertools import count
 from pathlib import Path
 from textwrap import shorten
@@ -14,47 +14,60 @@ from typing import Any
 
 from benchmarks.building import parse_resolved
 from benchmarks.console import columns, printable, progress_bar
-from benchmarks.records import RunFolder, RunFolderInUseError, describe_weights
+from benchmarks.records import RunFolder, RunFolderInUseError, check_same, describe_weights
 from benchmarks.settings import (
     Change,
+    Command,
     ConfigError,
     changes_of_results,
     read_entry,
     recipe_names,
 )
-from benchmarks.studies.launching import IN_USE, Child, Launcher, SubRun, check_settings, tail
-
-SAVING = 60  # seconds that a run whose launcher is gone may take to save
-
-ELSEWHERE = "running elsewhere"
+from benchmarks.studies.launching import IN_USE, Launcher, SubRun, check_settings, tail
 
 
 @dataclass
 class Job(SubRun):
-    """One training with one seed.
+    """A training with one seed, and what became of it."""
 
-    Args:
-        config: As `benchmarks/run.py` will resolve it.
-        weights: Name and hash of the file of pretrained weights.
-    """
-
-    training: str
-    seed: int
-    config: dict[str, Any]
-    weights: dict[str, str] | None
     status: str = "not started"
-    seconds: float | None = None
+    why: str | None = None
     steps_done: int = 0
 
-    def __post_init__(self) -> None:
-        self.steps: int = self.config["optimization"]["steps"]
+    @cached_property
+    def command(self) -> Command:
+        return parse_resolved([*self.settings, f"--output={self.folder}"])
 
     @property
-    def name(self) -> str:
-        return f"{self.training}, seed {self.seed}"
+    def config(self) -> dict[str, Any]:
+        return self.command.config
+
+    @property
+    def training(self) -> str:
+        return str(self.command.recipe)
+
+    @property
+    def seed(self) -> int:
+        return self.command.experiment.seed
+
+    @property
+    def steps(self) -> int:
+        return self.command.experiment.optimization.steps
+
+    @cached_property
+    def weights(self) -> dict[str, str] | None:
+        """Name and hash of the file of pretrained weights."""
+        return describe_weights(self.command.experiment.model)
+
+    def result(self) -> dict[str, Any] | None:
+        """Its run.json, once it is finished; a RunFolderError if it is that of other settings."""
+        if not self.is_finished() or (record := self.record()) is None:
+            return None
+        check_same(record["config"], self.config, self.folder)
+        return record
 
     def changes(self) -> list[Change]:
-        """What differs between the recorded run and the one that is asked for."""
+        """What differs between the recorded run and the one that is asked for, and can move the result."""
         if (record := self.record()) is None:
             return []
         try:
@@ -88,16 +101,13 @@ def plan(
     jobs = []
     for training in trainings(patterns):
         for seed in seeds:
-            arguments = ["--recipe", training, "--seed", str(seed), *settings]
-            command = parse_resolved(arguments)
-            model = command.experiment.model
-            try:
-                weights = describe_weights(model)
-            except OSError as error:
-                raise ConfigError(f"model.weights: {model.weights}: {error.strerror}") from error
             name = f"{training.replace('/', '-')}-seed{seed}"
+            arguments = ["--recipe", training, "--seed", str(seed), *settings]
             log = runs / "logs" / f"{name}.log"
-            jobs.append(Job(arguments, runs / name, log, training, seed, command.config, weights))
+            jobs.append(Job(arguments, runs / name, log, f"{training}, seed {seed}"))
+            weights = jobs[-1].command.experiment.model.weights
+            if weights is not None and not weights.is_file():
+                raise ConfigError(f"model.weights: {weights}: No such file")
     return jobs
 
 
@@ -105,43 +115,31 @@ def plan(
 
 
 class Sweep:
-    """Runs jobs, one per device at a time.
+    """Runs jobs, and goes on when one of them fails.
 
     Args:
-        launcher: The command line that starts `benchmarks/run.py`, up to its name.
-        devices: CUDA devices, one job on each at a time; None: whatever the run takes.
         redo_stale: Move stale runs aside, and run them again.
     """
 
     def __init__(
-        self,
-        jobs: Sequence[Job],
-        *,
-        launcher: Sequence[str],
-        devices: Sequence[str | None],
-        redo_stale: bool,
+        self, jobs: Sequence[Job], launcher: Launcher, *, redo_stale: bool = False
     ) -> None:
-        self.redo_stale = redo_stale
-        self.waiting = deque(jobs)
-        self.free = deque(devices)
-        self.launcher = Launcher(launcher)
-        self.bar = progress_bar(total=sum(job.steps for job in jobs), unit="step")
+        self.jobs, self.launcher, self.redo_stale = jobs, launcher, redo_stale
 
     def run(self) -> int | None:
-        """The signal that stopped the sweep, if one did; the jobs know what became of them."""
-        with self.launcher as launcher, self.bar:
-            while launcher.children or (self.waiting and launcher.stop.signal is None):
-                while self.waiting and self.free and launcher.stop.signal is None:
-                    self._begin(self.waiting.popleft())
-                names = "; ".join(child.run.name for child in launcher.children)
-                self.bar.set_description(names, refresh=False)
-                for child in launcher.ended():
-                    self._look_back(child)
-                for child in launcher.children:
-                    self._advance(child.run, last_step(child.run))
-        return self.launcher.stop.signal
+        """The signal that stopped the sweep, if one did; the jobs know what became of them.
 
-    def _begin(self, job: Job) -> None:
+        Raises:
+            ConfigError: if no run can be started.
+        """
+        steps = sum(job.steps for job in self.jobs)
+        with self.launcher as launcher, progress_bar(total=steps, unit="step") as self.bar:
+            left = [job for job in self.jobs if self._is_left(job)]
+            for job, future in launcher.each(launcher.run, left, self.bar, self._look):
+                self._look_back(job, future)
+        return launcher.stop.signal
+
+    def _is_left(self, job: Job) -> bool:
         try:
             if self.redo_stale and job.changes():
                 self._move_aside(job)
@@ -153,64 +151,55 @@ class Sweep:
             elif job.is_finished():
                 self._end(job, "was finished", "was finished")
             else:
-                self.launcher.start(job, self.free[0])
-                self.free.popleft()
-                job.status = "running"
+                return True
         except RunFolderInUseError as error:
-            self._end(job, ELSEWHERE, str(error))
+            self._end(job, "in use", str(error))
         except Exception as error:  # a sweep outlives each of its runs
             self._end(job, "failed", str(error))
+        return False
 
     def _move_aside(self, job: Job) -> None:
         """Rename a stale run, unless it is being written."""
         folder = RunFolder(job.folder)
         try:
-            # Another sweep may have moved it while this one waited for the lock.
-            if job.changes():
-                names = (job.folder.with_name(f"{job.folder.name}.stale-{n}") for n in count(1))
-                aside = next(path for path in names if not path.exists())
-                job.folder.rename(aside)
-                self.bar.write(f"{job.name}: the stale run is now {aside}")
+            names = (job.folder.with_name(f"{job.folder.name}.stale-{n}") for n in count(1))
+            aside = next(path for path in names if not path.exists())
+            job.folder.rename(aside)
+            self.bar.write(f"{job.name}: the stale run is now {aside}")
         finally:
             folder.close()
 
-    def _look_back(self, child: Child) -> None:
+    def _look(self) -> None:
+        for run in self.launcher.at_work():
+            assert isinstance(run, Job)
+            self._advance(run, last_step(run))
+
+    def _look_back(self, job: Job, was_started: Future[bool]) -> None:
         """What became of a run that has ended."""
-        job, code = child.run, child.process.returncode
-        self.free.append(child.device)
-        job.seconds = time.monotonic() - child.begun
         try:
+            if not was_started.result():
+                return
             self._advance(job, last_step(job))
-            stopped = self.launcher.stop.signal is not None
-            if code == 0 and job.is_finished():
+            if (code := job.exit_status) == 0 and job.is_finished():
                 self._end(job, "finished", f"finished in {_duration(job)}")
-            elif code == IN_USE:
-                self._end(job, ELSEWHERE, child.problem())
-            elif stopped:
-                self._await_saved(job)
+            elif self.launcher.stop.signal is not None and code != IN_USE:
                 self._end(job, "stopped", "stopped; the same command goes on with it")
-            elif job.in_use():  # a launcher has an exit status of its own
-                self._end(job, ELSEWHERE, f"{job.folder} is being written by another run")
             else:
-                ended = (
-                    f"ended by {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
-                )
-                self._end(job, "failed", f"failed ({ended}): {child.problem()}; see {job.log}")
+                status, why = "in use" if code == IN_USE else "failed", job.problem()
+                how = f"exit status {code}"
+                if code is not None and code < 0:
+                    how = f"ended by {signal.Signals(-code).name}"
+                self._end(job, status, f"{status} ({how}): {why}; see {job.log}", why)
         except Exception as error:
             self._end(job, "failed", str(error))
 
-    def _await_saved(self, job: Job) -> None:
-        """A launcher may be gone while its process saves: wait until nobody writes the folder."""
-        deadline = time.monotonic() + SAVING
-        while job.in_use() and time.monotonic() < deadline:
-            pass  # `in_use` waits itself
-
-    def _end(self, job: Job, status: str, said: str) -> None:
+    def _end(self, job: Job, status: str, said: str, why: str | None = None) -> None:
         job.status = status
         self.bar.write(printable(f"{job.name}: {said}"))
         if status in ("finished", "was finished"):
             self._advance(job, job.steps)
         else:
+            job.why = why or said
             self.bar.total -= job.steps - job.steps_done  # which nobody will do now
 
     def _advance(self, job: Job, step: int) -> None:
@@ -226,6 +215,11 @@ def last_step(job: Job) -> int:
 
 
 # --------------------------------------------------------------------------------------------- command
+
+
+def some_are_missing(jobs: Sequence[Job]) -> bool:
+    """Whether one has no result, and not for having been stopped."""
+    return any(job.status in ("failed", "stale", "in use") for job in jobs)
 
 
 def summary(jobs: Sequence[Job]) -> str:

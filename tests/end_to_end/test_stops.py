@@ -17,6 +17,7 @@ import pytest
 import torch
 import yaml
 
+from benchmarks.console import stopping
 from benchmarks.records import run_folder
 from benchmarks.records.run_folder import load_checkpoint, saved_checkpoints
 from benchmarks.records.steps import read_table
@@ -243,6 +244,20 @@ def test_sigterm_to_accelerate_saves(data: str, tmp_path: Path) -> None:
         assert time.monotonic() < deadline
         time.sleep(0.1)
     assert load_checkpoint(folder) is not None
+
+
+def test_signals_that_come_together_are_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    later: list[int] = []
+    with (
+        stopping.signals_handled(lambda number, frame: later.append(number)),
+        stopping.StopRequest() as stop,
+    ):
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGINT)
+        assert (stop.signal, later) == (signal.SIGTERM, [])
+        monkeypatch.setattr(stopping, "TOGETHER", -1)
+        signal.raise_signal(signal.SIGINT)
+        assert later == [signal.SIGINT]
 
 
 def test_a_second_writer_is_refused(

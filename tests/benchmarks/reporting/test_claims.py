@@ -185,7 +185,7 @@ def test_results_outlive_their_folders_and_no_change_of_settings(make, monkeypat
     started = []
 
     class Nothing:
-        def __init__(self, jobs, **options):
+        def __init__(self, jobs, launcher):
             started.extend(job.name for job in jobs)
 
         def run(self):

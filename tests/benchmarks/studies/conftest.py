@@ -1,15 +1,15 @@
 """Trainings that take no process of their own, or none at all."""
 
 from collections.abc import Callable
-from types import SimpleNamespace
+from concurrent.futures import Executor, Future
 from typing import Any
 
 import pytest
 
 from benchmarks.run import main as run_in_process
-from benchmarks.studies import folds, search
-from benchmarks.studies.folds import FoldRun
-from benchmarks.studies.launching import Child, Launcher
+from benchmarks.studies import folds, launching, search
+from benchmarks.studies.launching import Launcher
+from benchmarks.studies.sweep import Job
 from tests.benchmarks.studies.fakes import Trainings
 
 
@@ -21,22 +21,35 @@ def trainings(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Trainings]:
 
     def install(*arguments: Any) -> Trainings:
         fake = Trainings(*arguments)
-        monkeypatch.setattr(Launcher, "run", lambda launcher, run: fake(launcher, run))
+        monkeypatch.setattr(
+            Launcher, "run", lambda launcher, run, watch=None: fake(launcher, run, watch)
+        )
         return fake
 
     return install
 
 
+class MainThread(Executor):
+    """The runner handles signals, which a thread may not."""
+
+    def submit(self, work: Any, *arguments: Any) -> Future[Any]:  # type: ignore[override]
+        done: Future[Any] = Future()
+        done.set_result(work(*arguments))
+        return done
+
+
 @pytest.fixture
-def in_process(monkeypatch: pytest.MonkeyPatch) -> list[FoldRun]:
+def in_process(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
     """Real runs, without the seconds that a new process takes to import torch."""
     done = []
 
-    def run(launcher: Launcher, subrun: FoldRun) -> Child:
+    def run(launcher: Launcher, subrun: Job, watch: Any = None) -> bool:
         done.append(subrun)
-        code = run_in_process([*subrun.settings, f"--output={subrun.folder}", "--resume"])
-        return Child(subrun, SimpleNamespace(returncode=code), None, 0)  # type: ignore[arg-type]
+        arguments = [*subrun.settings, f"--output={subrun.folder}", "--resume"]
+        subrun.exit_status = run_in_process(arguments)
+        return True
 
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
     monkeypatch.setattr(Launcher, "run", run)
+    monkeypatch.setattr(launching, "ThreadPoolExecutor", lambda jobs: MainThread())
     return done

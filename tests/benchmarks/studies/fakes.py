@@ -1,15 +1,14 @@
 """Records and trainings in place of real runs."""
 
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
 from benchmarks.records import write_json
 from benchmarks.settings.experiment import Experiment
-from benchmarks.studies.folds import FoldRun
-from benchmarks.studies.launching import Child, Launcher
+from benchmarks.studies.launching import Launcher
+from benchmarks.studies.sweep import Job
 
 RECIPE = "glyphs/demo/binomial"
 TINY = [
@@ -23,27 +22,34 @@ if "report" in Experiment.__dataclass_fields__:
 class Trainings:
     """In place of `Launcher.run`: `run.json` as a run leaves it, its value a function of settings and fold.
 
+    The curve of validation classes has half of it after the first of two steps.
+
     Args:
         end: Called with the number of a run before it ends; returns its status, and may raise, as a kill would.
     """
 
-    def __init__(self, end: Callable[[int, FoldRun], str] = lambda number, run: "finished") -> None:
-        self.started: list[FoldRun] = []
+    def __init__(self, end: Callable[[int, Job], str] = lambda number, run: "finished") -> None:
+        self.started: list[Job] = []
         self.end = end
 
-    def __call__(self, launcher: Launcher, run: FoldRun) -> Child:
+    def __call__(self, launcher: Launcher, run: Job, watch: Any) -> bool:
         self.started.append(run)
         config = run.command.config
         run.folder.mkdir(parents=True, exist_ok=True)
         record = record_of(config, value_of(config))
         write_json(run.folder / "run.json", record | {"status": "running"})
         run.log.write_text("training\n")
+        (run.folder / "records").mkdir(exist_ok=True)
+        curve = f"~iteration~,mean_average_precision_at_r\n0,0.9\n1,{record['selection']['value'] / 2}\n"
+        (run.folder / "records" / "evaluation.csv").write_text(curve)
         record["status"] = self.end(len(self.started), run)
+        if watch is not None and watch():
+            record["status"] = "stopped"
         if record["status"] == "failed":
             record["error"] = "the loss is nan at step 7"
         write_json(run.folder / "run.json", record)
-        code = {"finished": 0, "failed": 1}.get(record["status"], -9)
-        return Child(run, SimpleNamespace(returncode=code), None, 0)  # type: ignore[arg-type]
+        run.exit_status = {"finished": 0, "failed": 1}.get(record["status"], -9)
+        return True
 
 
 def value_of(config: dict[str, Any]) -> float:

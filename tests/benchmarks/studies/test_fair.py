@@ -14,7 +14,8 @@ from benchmarks import fair
 from benchmarks.records import write_json
 from benchmarks.reporting import folds as reported
 from benchmarks.settings.errors import ConfigError
-from benchmarks.studies.folds import FoldRun, exclusively
+from benchmarks.studies.folds import exclusively
+from benchmarks.studies.sweep import Job
 from tests.benchmarks.studies.fakes import RECIPE, TINY, Trainings, record_of
 
 
@@ -22,7 +23,7 @@ from tests.benchmarks.studies.fakes import RECIPE, TINY, Trainings, record_of
 def test_an_evaluation_of_real_models(
     glyphs_root: Path,
     tmp_path: Path,
-    in_process: list[FoldRun],
+    in_process: list[Job],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     folder = tmp_path / "runs"
@@ -58,7 +59,7 @@ def test_an_evaluation_of_real_models(
 def test_a_real_failure_is_told(
     glyphs_root: Path,
     tmp_path: Path,
-    in_process: list[FoldRun],
+    in_process: list[Job],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     command = ["evaluate", RECIPE, "--seeds=1", f"--runs={tmp_path}", "--"]
@@ -256,7 +257,7 @@ def test_evaluation_goes_on_after_a_failure(
     trainings: Callable[..., Trainings],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    def end(number: int, run: FoldRun) -> str:
+    def end(number: int, run: Job) -> str:
         np.savez(run.folder / "test_embeddings.npz", embeddings=EMBEDDINGS[0], labels=LABELS)
         return "failed" if number == 2 else "finished"
 

@@ -5,14 +5,17 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
+from benchmarks.console import progress_bar
 from benchmarks.records import write_json
 from benchmarks.studies import launching
 from benchmarks.studies.launching import Launcher, SubRun
 from tests.benchmarks.studies.test_sweep import RECORD
+from tests.support.processes import ROOT, TIMEOUT
 
 # Stands in for benchmarks/run.py: saves when it is told to stop.
 PATIENT = """
@@ -29,16 +32,30 @@ print("ready", flush=True)
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SubRun:
     monkeypatch.setattr(launching, "RUN", tmp_path / "run.py")
-    return SubRun([], tmp_path / "run", tmp_path / "logs" / "run.log")
+    return SubRun([], tmp_path / "run", tmp_path / "logs" / "run.log", "run")
+
+
+def finish(launcher: Launcher, run: SubRun) -> None:
+    with progress_bar(shown=False) as bar:
+        [(_, was_started)] = launcher.each(launcher.run, [run], bar)
+    assert was_started.result()
+
+
+def wait_for(run: SubRun, word: str) -> None:
+    deadline = time.monotonic() + TIMEOUT
+    while not run.log.exists() or word not in run.log.read_text().split():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 def test_a_signal_reaches_the_run(run: SubRun) -> None:
     launching.RUN.write_text(PATIENT + "os.kill(os.getppid(), signal.SIGINT)\ntime.sleep(60)\n")
     before = signal.getsignal(signal.SIGINT)
     with Launcher() as launcher:
-        child = launcher.run(run)
+        finish(launcher, run)
+        assert run.exit_status == 128 + signal.SIGTERM
+        assert not launcher.run(run)
     assert launcher.stop.signal == signal.SIGINT
-    assert child.process.returncode == 128 + signal.SIGTERM
     lines = run.log.read_text().splitlines()
     assert lines == [
         f"$ {sys.executable} {launching.RUN} --output={run.folder} --resume",
@@ -51,13 +68,26 @@ def test_a_signal_reaches_the_run(run: SubRun) -> None:
 def test_an_error_leaves_no_run_behind(run: SubRun) -> None:
     launching.RUN.write_text(PATIENT + "time.sleep(60)\n")
     with pytest.raises(ZeroDivisionError), Launcher() as launcher:
-        launcher.start(run)
-        [child] = launcher.children
-        while "ready" not in run.log.read_text().splitlines():
-            launcher.ended()
+        launcher._threads.submit(launcher.run, run)
+        wait_for(run, "ready")
         raise ZeroDivisionError
-    assert child.process.returncode == 128 + signal.SIGTERM
+    assert run.exit_status == 128 + signal.SIGTERM
     assert "saved" in run.log.read_text()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the parent's death is a signal on Linux alone")
+def test_a_killed_launcher_leaves_no_run_behind(run: SubRun) -> None:
+    launching.RUN.write_text(PATIENT + "time.sleep(60)\n")
+    run.log.parent.mkdir()
+    program = (
+        "import sys; from pathlib import Path; from benchmarks.studies.launching import start; "
+        "start(sys.argv[2:], Path(sys.argv[1])).wait()"
+    )
+    command = [sys.executable, "-c", program, run.log, sys.executable, launching.RUN]
+    with subprocess.Popen(command, cwd=ROOT) as killed:
+        wait_for(run, "ready")
+        killed.kill()
+    wait_for(run, "saved")
 
 
 @pytest.mark.parametrize(
@@ -76,7 +106,8 @@ def test_why_a_run_did_not_finish(run: SubRun, code: int, record: str, problem: 
     run.folder.mkdir()
     write_json(run.folder / "run.json", RECORD | json.loads(f"{{{record}}}"))
     with Launcher() as launcher:
-        assert launcher.run(run).problem() == problem
+        finish(launcher, run)
+    assert run.problem() == problem
 
 
 def test_a_folder_that_another_process_writes(run: SubRun, monkeypatch: pytest.MonkeyPatch) -> None:

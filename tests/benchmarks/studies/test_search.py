@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -24,10 +25,10 @@ from benchmarks.datasets import Glyphs
 from benchmarks.records.run_folder import RunFolderError, saved_checkpoints
 from benchmarks.settings.command import parse
 from benchmarks.settings.errors import ConfigError
-from benchmarks.studies.folds import FoldRun
 from benchmarks.studies.launching import Launcher
 from benchmarks.studies.search import Search
 from benchmarks.studies.search_space import corners, read_space
+from benchmarks.studies.sweep import Job
 from pml_regularizers import BinomialDevianceLoss
 from tests.benchmarks.defaults import changed_default
 from tests.benchmarks.studies.fakes import RECIPE, TINY, Trainings, value_of
@@ -58,6 +59,7 @@ def make_search(tmp_path: Path, space: Path) -> Callable[..., Search]:
             "some_folds": None,
             "trials": 4,
             "seed": 0,
+            "prune": False,
             "folder": tmp_path / "search",
         }
         return Search(**asked | changes)
@@ -77,7 +79,7 @@ def test_a_search_maximises_the_mean_over_the_folds(
 ) -> None:
     done = trainings()
     searched = make_search()
-    assert searched.execute() == 0
+    assert searched.execute(Launcher()) == 0
     assert len(done.started) == 4 * 2
     rows = table(searched.folder)
     assert [int(row["trial"]) for row in rows] == list(range(4))
@@ -111,7 +113,7 @@ def test_trials_differ_and_are_the_seeds(
     found = {}
     for name, seed in (("a", 0), ("b", 0), ("c", 1)):
         searched = make_search(folder=tmp_path / name, seed=seed, trials=2, some_folds=[1])
-        searched.execute()
+        searched.execute(Launcher())
         found[name] = [row["optimization.learning_rate"] for row in table(searched.folder)]
         assert len(set(found[name])) == 2
     assert found["a"] == found["b"] != found["c"]
@@ -131,7 +133,7 @@ def test_a_killed_study_goes_on_as_if_it_never_was(
 ) -> None:
     trainings()
     whole = make_search(folder=tmp_path / "whole", some_folds=[0], trials=3)
-    whole.execute()
+    whole.execute(Launcher())
 
     def deadly(original: Callable[..., Any], calls: int) -> Callable[..., Any]:
         count = iter(range(calls))
@@ -152,8 +154,8 @@ def test_a_killed_study_goes_on_as_if_it_never_was(
     for calls in (0, 6 if moment == "drawing" else 1):
         with monkeypatch.context() as patch, pytest.raises(KilledError):
             patch.setattr(owner, name, deadly(getattr(owner, name), calls))
-            stopped.execute()
-    assert stopped.execute() == 0
+            stopped.execute(Launcher())
+    assert stopped.execute(Launcher()) == 0
     rows = table(stopped.folder)
     assert len(rows) == 3
     assert len({row["optimization.learning_rate"] for row in rows}) == 3
@@ -168,12 +170,12 @@ def test_an_interrupted_trial_keeps_its_values(
     """Also where another version of Optuna or NumPy would draw others: its runs have begun with them."""
     before = trainings(lambda number, run: "running")
     searched = make_search(trials=1, some_folds=[0])
-    assert searched.execute() == 1
+    assert searched.execute(Launcher()) == 1
     monkeypatch.setattr(
         "benchmarks.studies.search.TPESampler", lambda seed: RandomSampler(seed + 1)
     )
     after = trainings()
-    assert searched.execute() == 0
+    assert searched.execute(Launcher()) == 0
     assert after.started[0].command.config == before.started[0].command.config
 
 
@@ -182,9 +184,9 @@ def test_a_finished_study_runs_nothing_more(
 ) -> None:
     trainings()
     searched = make_search(trials=2)
-    searched.execute()
+    searched.execute(Launcher())
     again = trainings()
-    assert make_search(trials=2).execute() == 0
+    assert make_search(trials=2).execute(Launcher()) == 0
     assert again.started == []
 
 
@@ -193,6 +195,7 @@ def test_a_finished_study_runs_nothing_more(
     [
         ({"trials": 3}, "--trials: the search in .* was begun with 2, not 3"),
         ({"seed": 1}, "--seed: .* begun with 0, not 1"),
+        ({"prune": True}, "--prune: .* begun with False, not True"),
         ({"some_folds": [0]}, r"--fold: .* begun with \[0, 1\], not \[0\]"),
         ({"space": None}, "--space: .* is fixed since"),
         ({"more": "--optimization.steps=3"}, "optimization.steps: .* was started with 2, not 3"),
@@ -246,7 +249,7 @@ def test_a_trial_that_fails_is_one_of_the_budget(
 ) -> None:
     done = trainings(lambda number, run: "failed" if number == 2 else "finished")
     searched = make_search(trials=2)
-    assert searched.execute() == 0
+    assert searched.execute(Launcher()) == 0
     rows = table(searched.folder)
     assert [row["failed"] for row in rows] == ["the loss is nan at step 7", ""]
     assert rows[0]["validation MAP@R"] == ""
@@ -264,7 +267,7 @@ def test_values_that_do_not_go_together_fail_without_a_run(
     )
     done = trainings()
     searched = make_search(trials=8, some_folds=[0], space=read_space(space))
-    assert searched.execute() == 0
+    assert searched.execute(Launcher()) == 0
     rows = table(searched.folder)
     impossible = [row for row in rows if row["data.batch_size"] == "35" != row["failed"]]
     impossible = [row for row in impossible if row["data.samples_per_class"] == "4"]
@@ -279,7 +282,7 @@ def test_no_trial_succeeded(
 ) -> None:
     trainings(lambda number, run: "failed")
     searched = make_search(trials=2)
-    assert searched.execute() == 1
+    assert searched.execute(Launcher()) == 1
     assert not (searched.folder / "best.yaml").exists()
 
 
@@ -290,12 +293,12 @@ def test_a_run_ended_from_outside_is_not_the_settings_fault(
 ) -> None:
     trainings(lambda number, run: "finished" if number < 4 else "running")
     searched = make_search(trials=2)
-    assert searched.execute() == 1
+    assert searched.execute(Launcher()) == 1
     [line] = capsys.readouterr().err.splitlines()[-1:]
     assert line.startswith("error: trial 1: ")
     assert line.endswith("goes on with this trial")
     done = trainings()
-    assert searched.execute() == 0
+    assert searched.execute(Launcher()) == 0
     assert done.started[0].folder.name == "0001-fold1"
     assert len(table(searched.folder)) == 2
 
@@ -305,7 +308,7 @@ def test_a_signal_stops_a_search_between_two_runs(
     trainings: Callable[..., Trainings],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    def end(number: int, run: FoldRun) -> str:
+    def end(number: int, run: Job) -> str:
         if number == 2:
             os.kill(os.getpid(), signal.SIGTERM)
             return "stopped"
@@ -313,12 +316,88 @@ def test_a_signal_stops_a_search_between_two_runs(
 
     done = trainings(end)
     searched = make_search(trials=2, some_folds=[0])
-    assert searched.execute() == 128 + signal.SIGTERM
+    assert searched.execute(Launcher()) == 128 + signal.SIGTERM
     assert len(done.started) == 2
     assert "stopped after 1 of 2 trials; the same command goes on" in capsys.readouterr().out
     trainings()
-    assert searched.execute() == 0
+    assert searched.execute(Launcher()) == 0
     assert [int(row["trial"]) for row in table(searched.folder)] == [0, 1]
+
+
+# ------------------------------------------------------------------------------ at once, and pruned
+
+
+def test_trials_at_once(
+    make_search: Callable[..., Search], trainings: Callable[..., Trainings]
+) -> None:
+    """Two trials wait for each other; a kill loses neither their numbers nor their values."""
+    both = threading.Barrier(2)
+
+    def end(number: int, run: Job) -> str:
+        both.wait(TIMEOUT)
+        if number > 4:
+            raise KilledError
+        return "finished"
+
+    killed = trainings(end)
+    searched = make_search(trials=6, some_folds=[0])
+    with pytest.raises(KilledError):
+        searched.execute(Launcher(jobs=2))
+    begun = {run.folder: run.command.config for run in killed.started}
+    assert len(begun) == 6
+
+    after = trainings(lambda number, run: "finished")
+    again = make_search(trials=6, some_folds=[0])
+    assert again.execute(Launcher(jobs=2)) == 0
+    assert {run.folder: run.command.config for run in after.started} == {
+        folder: config for folder, config in begun.items() if folder.name[:4] in ("0004", "0005")
+    }
+    assert [int(row["trial"]) for row in table(searched.folder)] == list(range(6))
+
+
+def test_a_trial_below_the_median_is_pruned(
+    make_search: Callable[..., Search], trainings: Callable[..., Trainings]
+) -> None:
+    done = trainings()
+    searched = make_search(trials=8, prune=True)
+    assert searched.execute(Launcher()) == 0
+    rows, complete = table(searched.folder), []
+    for row in rows:
+        path = searched.folder / "trials" / f"{int(row['trial']):04}.yaml"
+        values = [value_of(run.command.config) for run in searched.runs(path)]
+        curve = [values[0] / 2, values[0] + values[1] / 2]  # at the first step of each fold
+        low = [
+            len(complete) >= 5 and reached < np.median([other[fold] for other in complete])
+            for fold, reached in enumerate(curve)
+        ]
+        started = [run for run in done.started if run.folder.name.startswith(path.stem)]
+        assert len(started) == (1 if low[0] else 2)
+        if any(low):
+            fold = low.index(True)
+            assert row["pruned"].startswith(f"{path.stem}-fold{fold}, step 1: validation MAP@R ")
+            assert row["validation MAP@R"] == ""
+        else:
+            assert row["pruned"] == ""
+            assert float(row["validation MAP@R"]) == pytest.approx(np.mean(values))
+            complete.append(curve)
+    assert 5 < len(complete) < len(rows)
+
+    # Killed when Optuna knows the curve and not yet the end.
+    again = make_search(trials=8, prune=True, folder=searched.folder.with_name("again"))
+    pruned = next(int(row["trial"]) for row in rows if row["pruned"])
+    asked = iter(range(10**6))
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KilledError):
+        tell = optuna.Study.tell
+
+        def deadly(study: optuna.Study, *arguments: Any, **keywords: Any) -> Any:
+            if next(asked) == pruned:
+                raise KilledError
+            return tell(study, *arguments, **keywords)
+
+        patch.setattr(optuna.Study, "tell", deadly)
+        again.execute(Launcher())
+    assert again.execute(Launcher()) == 0
+    assert table(again.folder) == rows
 
 
 @pytest.mark.parametrize(
@@ -349,7 +428,7 @@ def test_spaces_that_do_not_suit_the_recipe(
 
 
 def test_a_search_never_loads_the_test_classes(
-    glyphs_root: Path, tmp_path: Path, in_process: list[FoldRun], monkeypatch: pytest.MonkeyPatch
+    glyphs_root: Path, tmp_path: Path, in_process: list[Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     splits = []
 

@@ -1,4 +1,4 @@
-"""The sweep: what it starts, skips, resumes and refuses; failures, devices and signals; real runs at the end."""
+"""The sweep: what it starts, skips, resumes and refuses; failures and signals; real runs at the end."""
 
 import json
 import os
@@ -58,9 +58,8 @@ folder, row = Path(options.output), options.recipe.rpartition("/")[2]
 events = folder.parent / "events"
 
 def event(word):
-    device = os.environ.get("CUDA_VISIBLE_DEVICES")
     with events.open("a") as file:
-        row = [word, folder.name, device, time.monotonic(), settings, os.getpgrp()]
+        row = [word, folder.name, time.monotonic(), settings, os.getpgrp()]
         file.write(json.dumps(row) + "\\n")
 
 event("begin")
@@ -189,14 +188,34 @@ def test_mistakes_end_before_anything_starts(
 @pytest.mark.parametrize(
     "arguments",
     [
-        *([], ["x", "--seeds", "0"], ["x", "--jobs", "2", "--devices", "0"], ["x", "--job=2"]),
-        ["x", "--launcher", "acelerate launch"],
+        *([], ["x", "--seeds", "0"], ["x", "--jobs", "0"], ["x", "--job=2"]),
+        *(["x", "--launcher", "acelerate launch"], ["--ray", "horde/table1"]),
     ],
 )
 def test_usage(recipes: Path, arguments: list[str]) -> None:
     with pytest.raises(SystemExit) as error:
         main(arguments)
     assert error.value.code == 2
+    assert list(recipes.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--ray"], "error: --ray: Ray is not installed; pip install '.[benchmarks,cluster]'"),
+        (["--gpus-per-run=0.5"], "error: --gpus-per-run, --cpus-per-run: are Ray's; add --ray"),
+    ],
+)
+def test_what_ray_is_asked_for(
+    recipes: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    options: list[str],
+    message: str,
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    assert main(["toy/table1/quick", *options]) == 2
+    assert capsys.readouterr().err.strip() == message
     assert list(recipes.iterdir()) == []
 
 
@@ -213,7 +232,7 @@ def test_goes_on_when_runs_fail(recipes: Path, capsys: pytest.CaptureFixture[str
     assert statuses(output) == {(row, s): expected[row] for row in rows for s in ("0", "1")}
     assert "bad, seed 1: failed (exit status 1): error: it broke; see runs/logs/toy-" in output
     assert "silent, seed 0: failed (exit status 0): it said nothing" in output
-    assert all(event[4] == settings for event in events())
+    assert all(event[3] == settings for event in events())
     log = Path("runs/logs/toy-table1-bad-seed1.log").read_text()
     assert log.startswith("$ ")
     assert log.endswith("--resume\nerror: it broke\n")
@@ -294,20 +313,20 @@ def test_a_stale_run_that_is_being_written_is_left_alone(
     folder = record("quick", optimization={"steps": 7})
     writer = RunFolder(folder)
     try:
-        assert main(["toy/table1/quick", "--redo-stale"]) == 0
+        assert main(["toy/table1/quick", "--redo-stale"]) == 1
     finally:
         writer.close()
-    assert statuses(capsys.readouterr().out) == {("quick", "0"): "running elsewhere"}
+    assert statuses(capsys.readouterr().out) == {("quick", "0"): "in use"}
     assert (folder / "run.json").exists()
 
 
-def test_what_runs_elsewhere_is_no_failure(
+def test_a_run_in_use_is_told_and_keeps_no_other_from_running(
     recipes: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["toy/table1/taken", "toy/table1/quick"]) == 0
+    assert main(["toy/table1/taken", "toy/table1/quick"]) == 1
     output = capsys.readouterr().out
-    assert statuses(output) == {("taken", "0"): "running elsewhere", ("quick", "0"): "finished"}
-    assert "taken, seed 0: error: somebody is at it" in output
+    assert statuses(output) == {("taken", "0"): "in use", ("quick", "0"): "finished"}
+    assert "taken, seed 0: in use (exit status 3): error: somebody is at it" in output
 
 
 def test_an_old_line_of_the_log_tells_nothing(
@@ -383,25 +402,13 @@ def overlaps(spans: list[tuple[float, float]]) -> int:
     return sum(next_[0] < span[1] for span, next_ in pairwise(ordered))
 
 
-@pytest.mark.parametrize(
-    ("option", "devices"),
-    [(["--devices", "3", "0,1"], {"3", "0,1"}), (["--jobs", "2"], {None}), ([], {None})],
-    ids=["devices", "jobs", "one at a time"],
-)
-def test_one_run_at_a_time_on_each_device(
-    recipes: Path, monkeypatch: pytest.MonkeyPatch, option: list[str], devices: set[str | None]
-) -> None:
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert main(["toy/table1/quick", "toy/table1/other", "--seeds", "2", *option]) == 0
-    ends = {event[1]: event[3] for event in events("end")}
-    spans = [(device, begin, ends[name]) for _, name, device, begin, *_ in events("begin")]
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_so_many_runs_at_once(recipes: Path, jobs: int) -> None:
+    assert main(["toy/table1/quick", "toy/table1/other", "--seeds", "2", f"--jobs={jobs}"]) == 0
+    ends = {event[1]: event[2] for event in events("end")}
+    spans = [(begin, ends[name]) for _, name, begin, *_ in events("begin")]
     assert len(spans) == 4
-    assert {device for device, _, _ in spans} == devices
-    together = overlaps([span[1:] for span in spans])
-    assert together > 0 if option else together == 0
-    if option[:1] == ["--devices"]:
-        for device in devices:
-            assert overlaps([span[1:] for span in spans if span[0] == device]) == 0
+    assert (overlaps(spans) > 0) == (jobs == 2)
 
 
 def test_the_bar_counts_all_steps(
@@ -432,7 +439,7 @@ def test_signals_wait_for_the_runs_to_save(
     assert main([*names, "--seeds", "2", "--jobs", "2"]) == 128 + number
     thread.join()
     assert len(events("saved")) == 2, "each run got one signal, and the sweep waited"
-    groups = {os.getpgrp(), *(event[5] for event in events("ready"))}
+    groups = {os.getpgrp(), *(event[4] for event in events("ready"))}
     assert len(groups) == 3, "what a terminal sends reaches the sweep alone"
     found = statuses(capsys.readouterr().out)
     assert {found["patient", seed] for seed in "01"} == {"stopped"}

@@ -1,0 +1,187 @@
+"""Runs as tasks of Ray, on whatever nodes its cluster has."""
+
+import os
+import signal
+import socket
+import sys
+import time
+from argparse import Namespace
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from subprocess import TimeoutExpired
+from typing import Any, Self
+from uuid import uuid4
+
+import ray
+from ray.exceptions import GetTimeoutError, RayError, TaskCancelledError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from benchmarks.console import reason
+from benchmarks.settings import ConfigError
+from benchmarks.studies.launching import IN_USE, POLL, RUN, Launcher, SubRun, start
+
+RETRIES = 10  # of a run whose node is gone, or that was ended from outside
+
+MOST = 1000  # runs that Ray has to place at once
+
+PASSED_ON = (
+    "OMP_NUM_THREADS",
+    "ACCELERATE_",
+)  # variables that runs have from who starts the command
+
+
+class EndedFromOutsideError(RuntimeError):
+    """A run was stopped or killed though nobody asked, or its folder is still written: Ray starts it again."""
+
+
+def execute(command: Sequence[str], log: Path, folder: Path) -> int:
+    """A run on this node; its exit status. It saves and ends when the task is cancelled, and with this process."""
+    asked, process, place = False, start(command, log, folder), place_of(log)
+    try:
+        place.write_text(socket.gethostname())
+        while process.poll() is None:
+            try:
+                time.sleep(POLL)
+            except KeyboardInterrupt:  # Ray cancels the task
+                asked = True
+                process.terminate()
+    finally:
+        process.terminate()
+        status = process.wait()
+        place.unlink(missing_ok=True)
+    saved = (128 + signal.SIGINT, 128 + signal.SIGTERM)
+    if not asked and (status < 0 or status in (IN_USE, *saved)):
+        raise EndedFromOutsideError(status)
+    return status
+
+
+def place_of(log: Path) -> Path:
+    """The file that says on which node a run is at work."""
+    return log.with_suffix(".node")
+
+
+def lacking(marker: Path, content: str, folder: Path) -> str | None:
+    """What this node does not see."""
+    for path in (RUN, folder):
+        if not path.exists():
+            return f"{path}"
+    seen = marker.exists() and marker.read_text() == content
+    return None if seen else f"{marker.parent} as the machine of this command does"
+
+
+class Task:
+    """A run that Ray places."""
+
+    def __init__(self, reference: Any, log: Path) -> None:
+        self.reference, self.log = reference, log
+
+    def wait(self, timeout: float | None = None) -> int:
+        try:
+            return int(ray.get(self.reference, timeout=timeout))
+        except GetTimeoutError as error:
+            raise TimeoutExpired("ray", timeout or 0) from error
+        except TaskCancelledError:  # before it had begun
+            return -signal.SIGTERM
+        except RayError as error:
+            if isinstance(cause := getattr(error, "cause", None), EndedFromOutsideError):
+                return int(cause.args[0])
+            with self.log.open("a") as log:
+                log.write(f"error: Ray: {' '.join(str(error).split())}\n")
+            return 1
+
+    def terminate(self) -> None:
+        ray.cancel(self.reference)
+
+
+class RayLauncher(Launcher):
+    """Starts runs as tasks of Ray.
+
+    Args:
+        options: Of the command line; see `add_arguments`.
+        runs: Where they are written, seen by all nodes.
+    """
+
+    def __init__(self, options: Namespace, runs: Path) -> None:
+        super().__init__(options.launcher, options.jobs or MOST)
+        self.runs, self.address = runs, options.ray
+        self.asked = {"gpus": options.gpus_per_run, "cpus": options.cpus_per_run or 1}
+
+    def __enter__(self) -> Self:
+        variables = {name: of for name, of in os.environ.items() if name.startswith(PASSED_ON)}
+        variables["PYTHONPATH"] = str(RUN.parents[1])
+        if (
+            sys.platform == "linux"
+        ):  # where a run gets a SIGTERM then, and saves; Ray's is a SIGKILL
+            variables["RAY_kill_child_processes_on_worker_exit"] = "0"
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # it would be told to Ray's makers
+        own = {"object_store_memory": 10**8} if self.address == "local" else {}
+        try:
+            context = ray.init(
+                self.address,
+                log_to_driver=False,
+                logging_level="error",
+                runtime_env={"env_vars": variables},
+                **own,
+            )
+            self._check_nodes()
+        except BaseException as error:
+            ray.shutdown()
+            if isinstance(error, (ConnectionError, RayError, RuntimeError)):
+                raise ConfigError(f"--ray: {self.address}: {reason(error)}") from error
+            raise
+        url = context.dashboard_url
+        token = f", token {os.environ['RAY_AUTH_TOKEN']}" if self.address == "local" else ""
+        print(f"dashboard: http://{url}{token}" if url else "no dashboard; see `ray status`")
+        return super().__enter__()  # Ray has handled SIGTERM until here
+
+    def __exit__(self, *exception: object) -> None:
+        super().__exit__(*exception)
+        ray.shutdown()
+
+    def at_work(self) -> list[SubRun]:
+        return [run for run in super().at_work() if place_of(run.log).exists()]
+
+    def told(self, run: SubRun) -> str:
+        with suppress(OSError):  # it has just ended
+            return f"{run.name} on {place_of(run.log).read_text()}"
+        return run.name
+
+    def _check_nodes(self) -> None:
+        """Whether all nodes see the runs, and one is large enough."""
+        nodes = [node for node in ray.nodes() if node["Alive"]]
+        for name, asked in self.asked.items():
+            most = max(node["Resources"].get(name[:-1].upper(), 0) for node in nodes)
+            self.asked[name] = asked = min(most, 1) if asked is None else asked
+            if asked > most:
+                raise ConfigError(f"--{name}-per-run: {asked:g}; no node has more than {most:g}")
+        self.runs.mkdir(parents=True, exist_ok=True)
+        marker, content = self.runs.resolve() / f".seen-{uuid4()}", str(uuid4())
+        marker.write_text(content)
+        look = ray.remote(num_cpus=0)(lacking)
+        try:
+            answers = [
+                look.options(
+                    scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+                ).remote(marker, content, Path.cwd())
+                for node in nodes
+            ]
+            for node, lacks in zip(nodes, ray.get(answers), strict=True):
+                if lacks is not None:
+                    raise ConfigError(
+                        f"--runs: the node {node['NodeManagerHostname']} does not see {lacks}; all nodes need the "
+                        "runs, the repository and the data under the same paths"
+                    )
+        finally:
+            marker.unlink(missing_ok=True)
+        print(f"Ray: {len(nodes)} nodes, all of which see {self.runs}")
+
+    def _start(self, command: Sequence[str], run: SubRun) -> Task:
+        place_of(run.log).unlink(missing_ok=True)
+        task = ray.remote(
+            num_cpus=self.asked["cpus"],
+            num_gpus=self.asked["gpus"],
+            max_retries=RETRIES,
+            retry_exceptions=[EndedFromOutsideError],
+        )(execute)
+        return Task(task.remote(command, run.log.resolve(), Path.cwd()), run.log)

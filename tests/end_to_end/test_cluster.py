@@ -1,0 +1,175 @@
+"""Sweeps on a real cluster of Ray: three nodes on this machine, killed, added and stopped in the middle."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import psutil
+import pytest
+
+from benchmarks import sweep
+from benchmarks.records.steps import read_table
+from benchmarks.studies import launching
+from tests.support.processes import ROOT, TIMEOUT, TINY, environment, rows
+
+ray = pytest.importorskip("ray", reason="needs Ray: pip install '.[cluster]'")
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore"),  # of Ray and what it stands on
+]
+
+SEEDS = 2
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    """A head that runs nothing, and two nodes with room for one run each."""
+    from ray.cluster_utils import Cluster
+
+    small = {"object_store_memory": 10**8, "include_dashboard": False}
+    with mock.patch.dict(os.environ, environment()):
+        made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **small})
+        for _ in range(2):
+            made.add_node(num_cpus=1, num_gpus=1, **small)  # Ray takes their number as it is told
+        yield made
+        made.shutdown()
+
+
+def command(runs: Path, data: str, *options: str) -> list[str]:
+    return [
+        *("glyphs/demo/binomial", f"--seeds={SEEDS}", f"--runs={runs}", *options, "--", data),
+        *(*TINY, "--optimization.steps=200", "--checkpoint_every=20", "--report=false"),
+    ]
+
+
+def wait_until(condition: Callable[[], object], process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + TIMEOUT
+    while not condition():
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def results(runs: Path) -> list[dict[str, Any]]:
+    """What every run measured, with its losses."""
+    found = []
+    for seed in range(SEEDS):
+        folder = runs / f"glyphs-demo-binomial-seed{seed}"
+        record = json.loads((folder / "run.json").read_text())
+        losses = read_table(folder / "records", "training")["loss"]
+        found.append({key: record[key] for key in ("status", "metrics")} | {"losses": losses})
+    return found
+
+
+def test_a_sweep_survives_its_nodes_and_its_driver(cluster: Any, data: str, tmp_path: Path) -> None:
+    whole, runs = tmp_path / "whole", tmp_path / "runs"
+    assert sweep.main(command(whole, data, "--jobs=2")) == 0
+
+    def start() -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [
+                *(sys.executable, "-m", "benchmarks.sweep"),
+                *command(runs, data, "--ray", cluster.address),
+            ],
+            cwd=ROOT,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+
+    folders = [runs / f"glyphs-demo-binomial-seed{seed}" for seed in range(SEEDS)]
+
+    def writers() -> list[int]:
+        """The processes that have written the runs, as far as they live."""
+        locks = [folder / ".lock" for folder in folders]
+        pids = [int(lock.read_text()) for lock in locks if lock.exists() and lock.read_text()]
+        return [pid for pid in pids if psutil.pid_exists(pid)]
+
+    def both_go_on() -> bool:
+        """Whether both runs are further than when this was asked for the first time."""
+        counts.setdefault("then", [rows(folder) for folder in folders])
+        return all(rows(f) > n + 5 for f, n in zip(folders, counts["then"], strict=True))
+
+    def statuses() -> list[str]:
+        return [json.loads((folder / "run.json").read_text())["status"] for folder in folders]
+
+    # A node dies, and another comes.
+    counts: dict[str, list[int]] = {}
+    driver = start()
+    wait_until(both_go_on, driver)
+    before = writers()
+    assert len(before) == 2
+    cluster.remove_node(next(iter(cluster.worker_nodes)), allow_graceful=False)
+    wait_until(lambda: not all(map(psutil.pid_exists, before)), driver)
+    cluster.add_node(num_cpus=1, num_gpus=1, object_store_memory=10**8)
+    wait_until(lambda: len(writers()) == 2 and set(writers()) != set(before), driver)
+
+    # Ctrl-C lets all runs save.
+    counts.clear()
+    wait_until(both_go_on, driver)
+    driver.send_signal(signal.SIGINT)
+    said, _ = driver.communicate(timeout=TIMEOUT)
+    assert driver.returncode == 128 + signal.SIGINT, said
+    assert said.count("stopped; the same command goes on with it") == 2
+    assert writers() == []
+    assert statuses() == ["stopped", "stopped"]
+
+    # The command is killed: its runs save and end.
+    counts.clear()
+    driver = start()
+    wait_until(both_go_on, driver)
+    assert statuses() == ["running", "running"]
+    driver.kill()
+    driver.communicate(timeout=TIMEOUT)
+    deadline = time.monotonic() + TIMEOUT
+    while writers():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    assert statuses() == ["stopped", "stopped"]
+
+    driver = start()
+    said, _ = driver.communicate(timeout=TIMEOUT)
+    assert driver.returncode == 0, said
+    assert f" on {os.uname().nodename}" in said
+    assert results(runs) == results(whole)
+    assert not [*(runs / "logs").glob("*.node")]
+
+
+def test_what_no_node_has_is_refused(
+    cluster: Any, data: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = command(tmp_path / "runs", data, "--ray", cluster.address, "--gpus-per-run=2")
+    assert sweep.main(asked) == 2
+    assert "error: --gpus-per-run: 2; no node has more than 1" in capsys.readouterr().err
+    assert not ray.is_initialized()
+
+
+def test_a_run_has_its_share_of_a_node(
+    cluster: Any, data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program, runs = tmp_path / "run.py", tmp_path / "runs"
+    program.write_text("import os; print('devices:', os.environ['CUDA_VISIBLE_DEVICES'])")
+    monkeypatch.setattr(launching, "RUN", program)
+    shares = ["--gpus-per-run=0.5", "--cpus-per-run=0.5"]
+    assert sweep.main(command(runs, data, "--ray", cluster.address, *shares)) == 1
+    logs = [path.read_text().splitlines()[-1] for path in (runs / "logs").iterdir()]
+    assert logs == ["devices: 0"] * SEEDS
+
+
+def test_a_node_with_other_folders_is_told(tmp_path: Path) -> None:
+    from benchmarks.studies.cluster import lacking
+
+    marker = tmp_path / "marker"
+    marker.write_text("of another storage")
+    assert lacking(marker, "token", tmp_path) == f"{tmp_path} as the machine of this command does"
+    assert lacking(marker, "token", tmp_path / "none") == f"{tmp_path / 'none'}"
+    marker.write_text("token")
+    assert lacking(marker, "token", tmp_path) is None
