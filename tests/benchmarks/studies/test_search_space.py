@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
+from benchmarks.settings.changing import changed
 from benchmarks.settings.errors import ConfigError
-from benchmarks.studies.search_space import changed, corners, read_space
+from benchmarks.studies.search_space import corners, read_space
 
 
 @pytest.mark.parametrize(
