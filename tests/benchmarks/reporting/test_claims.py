@@ -229,7 +229,7 @@ def test_settings_are_chosen_on_validation_classes_and_taken_by_others(toy, monk
     sweeps = []
 
     class Trained:
-        def __init__(self, jobs, **options):
+        def __init__(self, jobs, launcher):
             self.jobs = jobs
 
         def run(self):
