@@ -241,7 +241,7 @@ def test_refuses_to_commit_what_is_not_ours(clone: Path, tmp_path: Path) -> None
 
 
 def test_placed_unit_tests_pass(stacked: Path) -> None:
-    """Those of the wrapper start processes; here `tests/library/test_upstream_numbers.py` compares it."""
+    """Those of the wrapper start processes; here `tests/documents/test_upstream_numbers.py` compares it."""
     new = [path for path in stacked.glob("tests/*/test_*.py") if "distributed" not in path.name]
     assert len(new) == 5
     names = [".".join(path.relative_to(stacked).with_suffix("").parts) for path in new]
