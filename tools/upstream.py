@@ -159,7 +159,7 @@ def _drawn(equations: str) -> bytes:
 
     figure = Figure()
     for number, line in enumerate(equations.splitlines()):
-        figure.text(0, -0.22 * number, f"${line}$", fontsize=16)
+        figure.text(0, -0.22 * number, f"${line}$", fontsize=16, math_fontfamily="stix")
     file = io.BytesIO()
     figure.savefig(file, dpi=150, bbox_inches="tight", metadata={"Software": None})
     return file.getvalue()
