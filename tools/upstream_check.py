@@ -3,10 +3,10 @@
     python tools/upstream_check.py ../pytorch-metric-learning [--python OLD/bin/python]
 
 The first argument is a clone, for tests and documents; the package is the source distribution on PyPI, of the
-version that is installed here. In a tree of the two, whose tests pass before:
+version that is installed here. In a tree of the two:
 
 1. each system goes onto a branch of its own, and its tests pass there;
-2. each goes onto the one before it: the suite passes after each, and black, isort and flake8, with PML's
+2. each goes onto the one before it: what passed before passes after, and black, isort and flake8, with PML's
    settings, find nothing in the changed files.
 
 `--python` is an interpreter with an older torch, which runs the systems' own tests.

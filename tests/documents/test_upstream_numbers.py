@@ -154,8 +154,8 @@ def test_rank_accuracy(options: dict[str, Any], within: bool) -> None:
         kind(exclude=("NMI", "AMI"), kmeans_func=print, device=torch.device("cpu"), **options)
         for kind in (module.RankAccuracyCalculator, RankAccuracyCalculator)
     ]
-    query, labels = torch.randn(70, 6), torch.randint(9, (70,))
-    references = () if within else (torch.randn(90, 6), torch.randint(2, 9, (90,)))
+    query, labels = torch.randint(3, (70, 6)).float(), torch.randint(9, (70,))  # with many ties
+    references = () if within else (torch.randint(3, (90, 6)).float(), torch.randint(2, 9, (90,)))
     found, expected = (each.get_accuracy(query, labels, *references) for each in calculators)
     assert found == {name: pytest.approx(value) for name, value in expected.items()}
     assert len(found) == 8
