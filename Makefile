@@ -92,6 +92,13 @@ test-all: $(VENV)/cluster
 test-release: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m release
 
+# What upstream/ offers to PML, in a tree of its release with the tests of a clone: its whole suite after each step.
+PML ?= ../pytorch-metric-learning
+
+.PHONY: upstream-release
+upstream-release: install
+	OMP_NUM_THREADS=1 $(BIN)/python tools/upstream_check.py $(PML)
+
 # The page docs/gpu.md, where there is a GPU; goes on where it was stopped. A PYTHON that is given is taken as it is.
 GPU_PYTHON := $(if $(filter command,$(origin PYTHON)),$(PYTHON),$(BIN)/python)
 

@@ -1,7 +1,5 @@
-"""The library placed in PML's source tree: it imports, lints and passes there, and nothing of PML changes."""
+"""Pull requests for PML: each is small, stands by itself, goes onto those before it, and passes its tests."""
 
-import ast
-import difflib
 import os
 import shutil
 import subprocess
@@ -17,39 +15,49 @@ from tests.support.processes import ROOT, TIMEOUT
 sys.path.insert(0, str(ROOT / "tools"))
 
 import upstream
-import upstream_docs
-import upstream_lower
 
-NEW = Path("src/pytorch_metric_learning/losses/horde_loss.py")
-INIT = Path("src/pytorch_metric_learning/losses/__init__.py")
-ADDED_TO = {
-    INIT,
-    *map(Path, ("CONTENTS.md", "docs/losses.md", "docs/distributed.md", "mkdocs.yml")),
+LOSSES = Path("src/pytorch_metric_learning/losses")
+INIT = LOSSES / "__init__.py"
+LARGEST = 900
+# What nothing but the system itself may speak of.
+NAMES = {
+    "distributed": ("multiply_grad",),
+    "energy_confusion": ("EnergyConfusion", "energy_confusion"),
+    "variance": ("VarianceEstimation", "VarianceAttention", "variance_attention"),
+    "horde": ("HORDE", "horde_loss"),
+    "joint_similarity": ("JRS", "jrs_loss"),
+    "rank_accuracy": ("RankAccuracy", "rank_accuracy"),
 }
+PATCH = upstream.SOURCES / "distributed" / "docs" / "distributed.md.patch"
 DOCUMENTS = {
-    "CONTENTS.md": "### [Losses](x)\n| Name | Reference Papers |\n|---|---|\n| [**AngularLoss**](x) |\n"
-    "| [**VICRegLoss**](x) |\n\n### [Miners](x)\n",
-    "docs/losses.md": "# Losses\nUsed so.\n\n## AngularLoss \nOld.\n\n\n## VICRegLoss\nOld.\n",
-    "docs/distributed.md": "# Distributed\n\n## DistributedLossWrapper \nOld.\n",
-    "mkdocs.yml": "nav:\n    - Home: index.md\n    - Utils:\n      - Distributed: distributed.md\n",
+    "CONTENTS.md": "### [Losses](x)\n"
+    "| [**AngularLoss**](x/losses/#angularloss) |\n| [**VICRegLoss**](x/losses/#vicregloss) |\n",
+    "docs/losses.md": "# Losses\n\n## AngularLoss \nOld.\n\n## VICRegLoss\nOld.\n",
+    "docs/distributed.md": "\n" * 12
+    + "".join(
+        line[1:]
+        for line in PATCH.read_text().splitlines(keepends=True)
+        if line.startswith((" ", "-")) and not line.startswith("---")
+    ),
+    "docs/accuracy_calculation.md": "# Accuracy\n\n### Parameters\n\n### Using it\n",
+    "tests/__init__.py": "import torch\n\nTEST_DEVICE = torch.device('cpu')\n"
+    "TEST_DTYPES = [torch.float16, torch.float32, torch.float64]\n",
+    "tests/losses/__init__.py": "",
+    "tests/utils/__init__.py": "",
 }
 
 
-def pml(folder: Path) -> Path:
-    """A tree like PML's repository, from the installed package."""
-    installed = Path(pytorch_metric_learning.__file__).parent
-    shutil.copytree(
-        installed, folder / upstream.SOURCE, ignore=shutil.ignore_patterns("__pycache__")
-    )
-    for name, text in DOCUMENTS.items():
-        (folder / name).parent.mkdir(exist_ok=True)
-        (folder / name).write_text(text)
-    return folder
+def git(tree: Path, *arguments: str) -> str:
+    command = ["git", "-c", "user.name=N", "-c", "user.email=e@x", "-C", str(tree), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 def place(tree: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    person = {"GIT_AUTHOR_NAME": "N", "GIT_AUTHOR_EMAIL": "e@x"}
+    committer = {"GIT_COMMITTER_NAME": "N", "GIT_COMMITTER_EMAIL": "e@x"}
     return subprocess.run(
         [sys.executable, str(ROOT / "tools" / "upstream.py"), str(tree), *options],
+        env={**os.environ, **person, **committer},
         capture_output=True,
         text=True,
         timeout=TIMEOUT,
@@ -57,280 +65,195 @@ def place(tree: Path, *options: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def contents(tree: Path) -> dict[Path, bytes]:
-    return {
-        path.relative_to(tree): path.read_bytes()
-        for path in tree.rglob("*")
-        if path.is_file() and "__pycache__" not in path.parts
-    }
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A repository like PML's, from the installed package; branches beside its first leave it as it is."""
+    folder = tmp_path_factory.mktemp("pml")
+    installed = Path(pytorch_metric_learning.__file__).parent
+    unneeded = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(installed, folder / "src/pytorch_metric_learning", ignore=unneeded)
+    for name, text in DOCUMENTS.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    (folder / ".gitignore").write_text("__pycache__\n")
+    git(folder, "init", "--initial-branch=dev")
+    git(folder, "add", ".")
+    git(folder, "commit", "--message=PML")
+    return folder
 
 
 @pytest.fixture(scope="module")
-def before(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return pml(tmp_path_factory.mktemp("before"))
+def apart(clone: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With a branch of each system that starts from PML."""
+    tree = shutil.copytree(clone, tmp_path_factory.mktemp("apart") / "pml")
+    for system in upstream.SYSTEMS:
+        git(tree, "switch", "dev")
+        done = place(tree, "--only", system, "--branch")
+        assert done.returncode == 0, done.stderr
+    return tree
 
 
 @pytest.fixture(scope="module")
-def placed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    tree = pml(tmp_path_factory.mktemp("placed"))
-    done = place(tree)
+def stacked(clone: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With a branch of each system that starts from the one before."""
+    tree = shutil.copytree(clone, tmp_path_factory.mktemp("stacked") / "pml")
+    done = place(tree, "--branch")
     assert done.returncode == 0, done.stderr
     return tree
 
 
-def new_modules(before: Path, placed: Path) -> list[Path]:
-    new = contents(placed).keys() - contents(before).keys()
-    return sorted(path for path in new if path.is_relative_to(upstream.SOURCE))
+def branch(system: str) -> str:
+    return system.replace("_", "-")
 
 
-def run(tree: Path, python: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """A command in the tree, as PML's workflow runs its tests."""
-    settings = {"PYTHONPATH": str(tree / "src"), "TEST_DEVICE": "cpu", "OMP_NUM_THREADS": "1"}
-    return subprocess.run(
-        [python, *arguments],
-        cwd=tree,
-        env={**os.environ, **settings, "TEST_DTYPES": "float32,float64"},
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT,
-        check=False,
-    )
+def test_every_system_has_a_place_and_a_text() -> None:
+    folders = {path.parent.name for path in upstream.SOURCES.glob("*/src")}
+    assert folders == set(upstream.SYSTEMS)
+    assert {path.stem for path in upstream.SOURCES.glob("*.md")} == set(upstream.SYSTEMS)
+    assert set(NAMES) == set(upstream.SYSTEMS)
 
 
-def test_every_module_has_a_place() -> None:
-    modules = {path.stem for path in upstream.LIBRARY.glob("*.py")} - {"__init__"}
-    assert set(upstream.PLACES) == modules - upstream.LEFT_OUT
-    assert modules > upstream.LEFT_OUT
+@pytest.mark.parametrize("system", upstream.SYSTEMS)
+def test_is_small_and_speaks_of_nothing_else(system: str, apart: Path) -> None:
+    counts = git(apart, "diff", "--numstat", "dev", branch(system)).splitlines()
+    changed = sum(int(n) for line in counts for n in line.split()[:2] if n != "-")
+    assert 100 < changed <= LARGEST
+    diff = git(apart, "diff", "--unified=0", "dev", branch(system))
+    for other, names in NAMES.items():
+        assert any(name in diff for name in names) is (other == system)
+    for word in ("pml_regularizers", "from __future__", "from typing", "->"):
+        assert word not in diff
 
 
-def test_every_public_module_has_unit_tests() -> None:
-    public = set(upstream._public_names((upstream.LIBRARY / "__init__.py").read_text()).values())
-    for name in public:
-        folder, file = upstream.PLACES[name].path.split("/")
-        assert (upstream.TESTS / folder / f"test_{file}.py").exists(), name
+@pytest.mark.parametrize("system", upstream.SYSTEMS)
+def test_the_text_is_the_commit_message(system: str, apart: Path) -> None:
+    message = git(apart, "log", "-1", "--format=%B", branch(system))
+    assert message.strip() == (upstream.SOURCES / f"{system}.md").read_text()[2:].strip()
+    title, blank, *_ = message.splitlines()
+    assert len(title) <= 72 and not blank
 
 
-def test_only_lines_are_added(before: Path, placed: Path) -> None:
-    after = contents(placed)
-    changed = set()
-    for path, old in contents(before).items():
-        if after[path] != old:
-            changed.add(path)
-            lines = difflib.ndiff(old.decode().splitlines(), after[path].decode().splitlines())
-            assert not [line for line in lines if line.startswith("- ")], path
-    assert changed == ADDED_TO
+def test_the_steps_together_are_the_systems_apart(apart: Path, stacked: Path) -> None:
+    """So that each applies onto those before it, and none changes another's lines."""
+    parent = "dev"
+    for system in upstream.SYSTEMS:
+
+        def changes(tree: Path, before: str, after: str) -> list[str]:
+            lines = git(tree, "diff", "--unified=0", before, after).splitlines()
+            return [line for line in lines if line[:1] in "+-" and line[:4] not in ("+++ ", "--- ")]
+
+        here = branch(system)
+        assert changes(stacked, parent, here) == changes(apart, "dev", here)
+        parent = here
 
 
-def test_each_public_name_is_described_once(placed: Path) -> None:
-    text = "".join(path.read_text() for path in (placed / "docs").iterdir())
-    for name in ("HORDELoss", "EnergyConfusionRegularizer", "EmbeddingHead", "DistributedLoss"):
-        assert text.count(f"\n## {name}\n") == 1
-    assert "losses.HORDELoss(loss, in_channels, embedding_size, *, order=5" in text
-    assert upstream_lower.LIBRARY not in text
-    losses = (placed / "docs" / "losses.md").read_text()
-    order = ["AngularLoss", "BinomialDevianceLoss", "HORDELoss", "VICRegLoss"]
-    assert sorted(order, key=lambda name: losses.index(f"## {name}")) == order
+def test_lines_and_sections_stand_in_order(stacked: Path) -> None:
+    losses = (stacked / "docs/losses.md").read_text()
+    order = ["Angular", "EnergyConfusion", "HORDE", "JRS", "VarianceEstimation", "VICReg"]
+    found = [losses.index(f"\n## {name}Loss") for name in order]
+    assert found == sorted(found)
+    rows = (stacked / "CONTENTS.md").read_text()
+    found = [rows.index(f"[**{name}Loss**]") for name in order]
+    assert found == sorted(found)
+    modules = [line.split()[1] for line in (stacked / INIT).read_text().splitlines()]
+    assert modules == sorted(modules) and ".horde_loss" in modules
+    accuracy = (stacked / "docs/accuracy_calculation.md").read_text()
+    assert accuracy.index("### RankAccuracyCalculator") < accuracy.index("### Using it")
+    for section in ("**Default distance**:", "**Default reducer**:", "**Reducer input**:"):
+        assert losses.count(section) == 4
 
 
-def test_second_run_changes_nothing(placed: Path) -> None:
-    old = contents(placed)
-    done = place(placed)
-    assert (done.returncode, done.stdout.split()[:2]) == (0, ["0", "files,"])
-    assert contents(placed) == old
+def test_equations_are_drawn(stacked: Path) -> None:
+    images = sorted((stacked / "docs/imgs").iterdir())
+    assert len(images) == 5
+    text = (stacked / "docs/losses.md").read_text()
+    for image in images:
+        assert image.read_bytes().startswith(b"\x89PNG")
+        assert f"![{image.stem}](imgs/{image.name})" in text
 
 
-def test_dry_run_writes_nothing(before: Path) -> None:
-    old = contents(before)
-    done = place(before, "--dry-run")
-    assert done.returncode == 0
-    assert f"add {NEW}" in done.stdout.splitlines()
-    assert f"add lines to {INIT}" in done.stdout.splitlines()
-    assert contents(before) == old
+def test_second_run_changes_nothing(stacked: Path) -> None:
+    done = place(stacked)
+    assert done.returncode == 0, done.stderr
+    assert [line for line in done.stdout.splitlines() if not line.endswith("0 files changed")] == []
+    assert git(stacked, "status", "--porcelain") == ""
 
 
 def other_file(tree: Path) -> None:
-    (tree / NEW).write_text("another HORDE\n")
+    (tree / LOSSES / "horde_loss.py").write_text("another HORDE\n")
 
 
 def other_export(tree: Path) -> None:
     with (tree / INIT).open("a") as file:
-        file.write("from .other import HORDELoss\n")
+        file.write("from .horde_loss import HORDE\n")
 
 
 def other_section(tree: Path) -> None:
-    with (tree / "docs" / "losses.md").open("a") as file:
+    with (tree / "docs/losses.md").open("a") as file:
         file.write("\n## HORDELoss\nAnother.\n")
+
+
+def no_documents(tree: Path) -> None:
+    shutil.rmtree(tree / "docs")
 
 
 def no_package(tree: Path) -> None:
     shutil.rmtree(tree / "src")
 
 
+def other_wrapper(tree: Path) -> None:
+    (tree / "src/pytorch_metric_learning/utils/distributed.py").write_text("another wrapper\n")
+
+
 @pytest.mark.parametrize(
-    ("spoil", "message"),
+    ("system", "spoil", "message"),
     [
-        (other_file, "horde_loss.py: is there with another content"),
-        (other_export, "HORDELoss is there already, from other.py"),
-        (other_section, "losses.md: it has another section HORDELoss"),
-        (no_package, "expected a source tree of pytorch_metric_learning"),
+        ("horde", other_file, "horde_loss.py: is there with another content"),
+        ("horde", other_export, "horde_loss: is there already, in another line"),
+        ("horde", other_section, "docs/losses.md: has another section HORDELoss"),
+        ("horde", no_documents, "docs/losses.md: not in"),
+        ("horde", no_package, "expected a clone of PML"),
+        ("distributed", other_wrapper, "distributed.py.patch does not apply"),
     ],
 )
-def test_refuses(spoil: Callable[[Path], None], message: str, tmp_path: Path) -> None:
-    tree = pml(tmp_path)
+def test_refuses(
+    system: str, spoil: Callable[[Path], None], message: str, clone: Path, tmp_path: Path
+) -> None:
+    tree = shutil.copytree(clone, tmp_path / "pml")
     spoil(tree)
-    old = contents(tree)
-    done = place(tree)
+    before = git(tree, "status", "--porcelain")
+    done = place(tree, "--only", system)
     assert done.returncode == 2
     assert message in done.stderr
-    assert contents(tree) == old
+    assert git(tree, "status", "--porcelain") == before
 
 
-def test_writes_all_or_nothing(tmp_path: Path) -> None:
-    with pytest.raises(UnicodeEncodeError):
-        upstream.write(tmp_path, {Path("a.py"): "fine", Path("b.py"): "\ud800"})
-    assert list(tmp_path.iterdir()) == []
+def test_refuses_to_commit_what_is_not_ours(clone: Path, tmp_path: Path) -> None:
+    tree = shutil.copytree(clone, tmp_path / "pml")
+    (tree / "notes.txt").write_text("mine\n")
+    done = place(tree, "--only", "horde", "--branch")
+    assert done.returncode == 2 and "expected a clean work tree" in done.stderr
+    (tree / "notes.txt").unlink()
+    git(tree, "branch", "horde")
+    done = place(tree, "--only", "horde", "--branch")
+    assert done.returncode == 2 and "git switch" in done.stderr
+    assert git(tree, "status", "--porcelain") == ""
 
 
-@pytest.mark.slow
-def test_unit_tests_and_examples_pass(before: Path, placed: Path) -> None:
-    examples = [str(path) for path in new_modules(before, placed)]
-    options = ("-q", "-p", "no:cacheprovider", "--doctest-modules")
-    done = run(placed, sys.executable, "-m", "pytest", *options, "tests", *examples)
-    assert done.returncode == 0, done.stdout + done.stderr
-    passed = int(done.stdout.split(" passed")[0].split()[-1])
-    assert passed >= 60
-
-
-@pytest.mark.skipif("UPSTREAM_PYTHON" not in os.environ, reason="UPSTREAM_PYTHON: no old Python")
-def test_unit_tests_pass_on_the_oldest_python_and_torch(placed: Path) -> None:
-    """UPSTREAM_PYTHON is an interpreter with PML's oldest torch, as docs/upstream.md says."""
-    python = os.environ["UPSTREAM_PYTHON"]
-    done = run(placed, python, "-m", "unittest", "discover", "-t", ".", "-s", "tests")
+def test_placed_unit_tests_pass(stacked: Path) -> None:
+    """Those of the wrapper start processes; here `tests/documents/test_upstream_numbers.py` compares it."""
+    new = [path for path in stacked.glob("tests/*/test_*.py") if "distributed" not in path.name]
+    assert len(new) == 5
+    names = [".".join(path.relative_to(stacked).with_suffix("").parts) for path in new]
+    settings = {"PYTHONPATH": str(stacked / "src"), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-m", "unittest", *names],
+        cwd=stacked,
+        env={**os.environ, **settings},
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.slow
-def test_each_module_can_be_imported_first(before: Path, placed: Path) -> None:
-    """PML's `losses` and `utils` import each other, so that the order may matter."""
-    paths = [*new_modules(before, placed), INIT, INIT.parent.parent / "utils" / "distributed.py"]
-    names = [".".join(path.with_suffix("").parts[1:]).removesuffix(".__init__") for path in paths]
-    script = (
-        "import importlib, os, sys, scipy.stats, sklearn.metrics, torch.fx\n"
-        "for name in sys.argv[1:]:\n"
-        "    if os.fork() == 0:\n"
-        "        importlib.import_module(name)\n"
-        "        os._exit(0)\n"
-        "    assert os.wait()[1] == 0, name\n"
-    )
-    done = run(placed, sys.executable, "-W", "ignore", "-c", script, *names)
-    assert done.returncode == 0, done.stderr
-
-
-def test_lints_and_parses(before: Path, placed: Path) -> None:
-    """Uses PML's flake8, without E501 and E741, black's line length and isort's order."""
-    new = contents(placed).keys() - contents(before).keys()
-    files = [str(placed / path) for path in new if path.suffix == ".py"]
-    assert len(files) > 30
-    shared = ("--isolated", "--no-cache", "--line-length=88", "--target-version=py38", *files)
-    rules = ("--select=E,F,W,I", "--ignore=E501,E741")
-    for command in (["check", *rules], ["format", "--check"]):
-        done = run(placed, sys.executable, "-m", "ruff", *command, *shared)
-        assert done.returncode == 0, done.stdout
-    for file in files:
-        ast.parse(Path(file).read_text(), feature_version=upstream.OLDEST_PYTHON)
-
-
-SOURCE = '''"""An example, see `moments.py`."""
-
-from collections.abc import Callable
-from typing import Self
-
-import torch
-from pytorch_metric_learning.losses import ContrastiveLoss
-from pytorch_metric_learning.utils import common_functions as c_f
-
-from .moments import positions
-
-Weight = float | Callable[[int], tuple[float, ...]]
-
-
-def widest(x, others):  # keeps its comment
-    """
-    >>> from pml_regularizers import HORDELoss, EmbeddingHead
-    """
-    with torch.autocast(x.device.type, enabled=False):
-        x = torch.minimum(x.unflatten(0, (2, 3)).amax(dim=1), x)
-        return c_f.to(zip(x, others, strict=True))
-'''
-LOWERED = '''"""An example, see `high_order_moments.py`."""
-
-from __future__ import annotations
-
-
-from typing import Callable
-
-
-import torch
-from .contrastive_loss import ContrastiveLoss
-from ..utils import common_functions as c_f
-
-from ..utils.high_order_moments import positions
-from ..utils import torch_compat
-from typing import TYPE_CHECKING
-import typing
-
-if TYPE_CHECKING:
-    from typing import Self
-
-Weight = typing.Union[float, Callable[[int], typing.Tuple[float, ...]]]
-
-
-def widest(x, others):  # keeps its comment
-    """
-    >>> from pytorch_metric_learning.losses import HORDELoss
-    >>> from pytorch_metric_learning.utils.embedding_head import EmbeddingHead
-    """
-    with torch_compat.autocast(x.device.type, enabled=False):
-        x = torch_compat.minimum(torch_compat.amax(torch_compat.unflatten(x, 0, (2, 3)), dim=1), x)
-        return c_f.to(zip(x, others))
-'''
-
-
-def test_lowering() -> None:
-    module = upstream_lower.Module("losses", "example")
-    text = upstream_lower.lower(
-        SOURCE, module, upstream.MODULES, {"ContrastiveLoss": "contrastive_loss"}
-    )
-    exports = {"HORDELoss": upstream.LOSSES, "EmbeddingHead": upstream.MODULES["heads"]}
-    text = upstream_lower.rename(text, upstream.MODULES, exports)
-    assert [line for line in text.splitlines() if line] == [
-        line for line in LOWERED.splitlines() if line
-    ]
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "from typing import override",
-        "import pytorch_metric_learning.losses",
-        "from pytorch_metric_learning.losses import NoSuchLoss",
-    ],
-)
-def test_what_cannot_be_lowered_is_refused(line: str) -> None:
-    module = upstream_lower.Module("losses", "example")
-    with pytest.raises(upstream_lower.CannotLowerError, match="line 3"):
-        upstream_lower.lower(f'"""Title."""\n\n{line}\n', module, upstream.MODULES, {})
-
-
-def test_section_of_a_docstring() -> None:
-    node = ast.parse(
-        "def f(x: int, *, y: str = 'a') -> None:\n"
-        '    """One sentence.\n\n    Args:\n        x: A number\n            on two lines.\n\n'
-        '    Default: none.\n    """\n'
-    ).body[0]
-    assert isinstance(node, ast.FunctionDef)
-    assert upstream_docs.section(node, "utils.f", "[P](u)", "    a = b") == (
-        "## f\n[P](u){target=_blank}\n\n```python\nutils.f(x, *, y='a')\n```\n\n"
-        "One sentence.\n\nDefault: none.\n\n**Equation**:\n\n    a = b\n\n"
-        "**Parameters**:\n\n* **x**: A number on two lines.\n"
-    )
+    assert "Ran 30 tests" in done.stderr

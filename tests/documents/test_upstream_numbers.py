@@ -1,0 +1,261 @@
+"""What is offered to PML, in `upstream/`, has the values and the gradients of the library's own classes."""
+
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pytorch_metric_learning import losses, miners, reducers
+from pytorch_metric_learning.distances import LpDistance
+from pytorch_metric_learning.utils import distributed as pml_distributed
+from torch import Tensor, nn
+
+from pml_regularizers import (
+    BinomialDevianceLoss,
+    EnergyConfusionRegularizer,
+    HORDELoss,
+    JRDLoss,
+    JRSRegularizer,
+    RankAccuracyCalculator,
+    VarianceRegularizer,
+    VEMAttention,
+)
+from tests.support import gradients
+from tests.support.pool import Pool, Processes
+from tests.support.processes import ROOT
+from tests.support.tolerances import assert_close
+
+sys.path.insert(0, str(ROOT / "tools"))
+
+import upstream
+
+LABELS = torch.tensor([4, 4, 1, 1, 1, 7, 7, 2])
+
+
+def offered(system: str, name: str) -> Any:
+    """A module of `upstream/`, as if it stood in the installed PML: "losses.horde_loss"."""
+    path = (upstream.SOURCES / system / "src/pytorch_metric_learning").joinpath(*name.split("."))
+    spec = importlib.util.spec_from_file_location(
+        f"pytorch_metric_learning.{name}", path.with_suffix(".py")
+    )
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def random(*shape: int) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64, requires_grad=True)
+
+
+def assert_same(found: Tensor, expected: Tensor, *inputs: Tensor) -> None:
+    """Value, and gradients of the inputs."""
+    assert_close(found, expected)
+    for one, other in zip(
+        torch.autograd.grad(found, inputs), torch.autograd.grad(expected, inputs), strict=True
+    ):
+        assert_close(one, other)
+
+
+@pytest.mark.parametrize("log", [True, False])
+@pytest.mark.parametrize("distance", [LpDistance(power=2), LpDistance(p=1), LpDistance(power=3)])
+@pytest.mark.parametrize(
+    ("reduction", "reducer"), [("mean", None), ("ordered_sum", reducers.SumReducer())]
+)
+def test_energy_confusion(log: bool, distance: LpDistance, reduction: Any, reducer: Any) -> None:
+    x = random(8, 5)
+    theirs = offered("energy_confusion", "losses.energy_confusion_loss").EnergyConfusionLoss(
+        log=log, distance=distance, reducer=reducer
+    )
+    ours = EnergyConfusionRegularizer(
+        gradient="all", log=log, distance=distance, reduction=reduction
+    )
+    assert_same(theirs(x, LABELS), ours(x, LABELS), x)
+
+
+@pytest.mark.parametrize("unbiased", [False, True])
+def test_variance(unbiased: bool) -> None:
+    pooled = random(8, 5)
+    ours = VEMAttention(5).double()
+    attention = offered("variance", "utils.variance_attention").VarianceAttention(5).double()
+    attention.variance.data = ours.variance.data[None].clone()
+    torch.testing.assert_close(attention(pooled), ours(pooled))
+
+    module = offered("variance", "losses.variance_estimation_loss")
+    found = module.VarianceEstimationLoss(unbiased=unbiased)(pooled, ref_emb=attention.variance)
+    expected = VarianceRegularizer(unbiased=unbiased)(pooled, features=(pooled, ours.variance))
+    assert_close(found, expected)
+    *inputs, row = torch.autograd.grad(found, [pooled, attention.variance])
+    for one, other in zip(
+        [*inputs, row[0]], torch.autograd.grad(expected, [pooled, ours.variance]), strict=True
+    ):
+        assert_close(one, other)
+
+
+@pytest.mark.parametrize("order", [2, 5])
+@pytest.mark.parametrize("shape", [(8, 6, 3, 2), (8, 4, 6)])
+@pytest.mark.parametrize("base", [losses.TripletMarginLoss(), BinomialDevianceLoss()])
+def test_horde(order: int, shape: tuple[int, ...], base: nn.Module) -> None:
+    theirs = offered("horde", "losses.horde_loss").HORDELoss(
+        base, in_channels=6, embedding_size=5, order=order, moment_dim=9
+    )
+    ours = HORDELoss(base, 6, 5, order=order, moment_dim=9)
+    theirs, ours = theirs.double(), ours.double()
+    mine = [*ours.moments.parameters(), *(part.weight for part in ours.embeddings.values())]
+    weights = list(theirs.parameters())
+    assert len(mine) == len(weights) == 2 * order - 1
+    for weight, other in zip(weights, mine, strict=True):
+        weight.data = other.data.clone()
+
+    x, features = random(8, 5), random(*shape)
+    tuples = miners.BatchHardMiner()(x, LABELS)
+    found = theirs(x, LABELS, tuples, features=features)
+    expected = ours(x, LABELS, tuples, features=features)
+    assert_close(found, expected)
+    for one, other in zip(
+        torch.autograd.grad(found, [x, features, *weights]),
+        torch.autograd.grad(expected, [x, features, *mine]),
+        strict=True,
+    ):
+        assert_close(one, other)
+
+
+@pytest.mark.parametrize(
+    ("reduction", "reducer"), [("mean", None), ("ordered_sum", reducers.SumReducer())]
+)
+def test_joint_similarity(reduction: Any, reducer: Any) -> None:
+    x, pooled = random(8, 5), random(8, 7)
+    theirs = offered("joint_similarity", "losses.jrs_loss").JRSLoss(reducer=reducer)
+    ours = JRSRegularizer(reduction=reduction)
+    found = theirs(x, LABELS, features=[pooled])
+    assert_same(found, ours(x, LABELS, features={"pooled": pooled}), x, pooled)
+
+
+def test_joint_similarity_beside_classification() -> None:
+    """The example of its documents is the paper's whole objective."""
+    x, pooled = random(8, 5), random(8, 7)
+    ours = JRDLoss(num_classes=8, embedding_size=5, similarity_weight=0.4).double()
+    W = ours.metric.W
+    classes = losses.CosFaceLoss(8, 5, margin=0.1, scale=20)
+    classes.W = W
+    theirs = offered("joint_similarity", "losses.jrs_loss").JRSLoss(num_kernels=[3, 3, 1])
+    similarity = theirs(x, LABELS, features=[pooled, classes.get_logits(x)])
+    found = classes(x, LABELS) + 0.4 * similarity
+    assert_same(found, ours(x, LABELS, features={"pooled": pooled}), x, pooled, W)
+
+
+@pytest.mark.parametrize("options", [{}, {"avg_of_avgs": True}, {"return_per_class": True}])
+@pytest.mark.parametrize("within", [True, False])
+def test_rank_accuracy(options: dict[str, Any], within: bool) -> None:
+    module = offered("rank_accuracy", "utils.rank_accuracy_calculator")
+    calculators = [
+        kind(exclude=("NMI", "AMI"), kmeans_func=print, device=torch.device("cpu"), **options)
+        for kind in (module.RankAccuracyCalculator, RankAccuracyCalculator)
+    ]
+    query, labels = torch.randint(3, (70, 6)).float(), torch.randint(9, (70,))  # with many ties
+    references = () if within else (torch.randint(3, (90, 6)).float(), torch.randint(2, 9, (90,)))
+    found, expected = (each.get_accuracy(query, labels, *references) for each in calculators)
+    assert found == {name: pytest.approx(value) for name, value in expected.items()}
+    assert len(found) == 8
+
+
+CASES = ("triplet", "arcface", "proxy anchor", "horde of arcface", "variance")
+
+
+def measure(processes: Processes, source: str, cases: tuple[str, ...]) -> list[dict[str, Any]]:
+    """Losses and gradients under PML's wrapper, whose module has another source meanwhile."""
+    before = dict(vars(pml_distributed))
+    exec(source, vars(pml_distributed))
+    gradients.DistributedLossWrapper = pml_distributed.DistributedLossWrapper
+    try:
+        return [
+            *(gradients.measure(case, processes, pml=True) for case in cases),
+            offered_losses(processes),
+            efficient(processes),
+        ]
+    finally:
+        vars(pml_distributed).update(before)
+        gradients.DistributedLossWrapper = before["DistributedLossWrapper"]
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk = nn.Conv2d(1, 6, 3)
+        self.attention = offered("variance", "utils.variance_attention").VarianceAttention(6)
+        self.embedder = nn.Linear(6, 5)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        maps = self.trunk(x).tanh()
+        pooled = maps.mean(dim=(2, 3))
+        return self.embedder(self.attention(pooled)), maps, pooled
+
+
+def offered_losses(processes: Processes | None) -> dict[str, Any]:
+    """The two that their documents or texts name beside the wrapper."""
+    wrap = pml_distributed.DistributedLossWrapper
+    torch.manual_seed(0)
+    net = Net().double()
+    x, y = torch.randn(12, 1, 5, 5, dtype=torch.float64), torch.arange(12) % 4
+    base = losses.TripletMarginLoss()
+    horde = offered("horde", "losses.horde_loss").HORDELoss(
+        wrap(base) if processes else base, 6, 5, order=3, moment_dim=7
+    )
+    variance = offered("variance", "losses.variance_estimation_loss").VarianceEstimationLoss()
+    parameters = dict(nn.ModuleDict({"net": net, "horde": horde.double()}).named_parameters())
+    prepared: list[nn.Module] = [net, horde]
+    if processes:
+        prepared = [processes.prepare(net), processes.prepare(horde)]
+        variance = wrap(variance)
+        x = x.chunk(processes.num_processes)[processes.process_index]
+        y = y.chunk(processes.num_processes)[processes.process_index]
+    embeddings, maps, pooled = prepared[0](x)
+    loss = prepared[1](embeddings, y, features=maps)
+    loss = loss + variance(pooled, ref_emb=net.attention.variance)
+    loss.backward()
+    found = {name: parameter.grad for name, parameter in parameters.items()}
+    return {"loss": loss.detach(), "gradients": found}
+
+
+def efficient(processes: Processes) -> dict[str, Any]:
+    generator = torch.Generator().manual_seed(7)
+    x = torch.randn(12, 4, generator=generator, dtype=torch.float64)
+    own = x.chunk(processes.num_processes)[processes.process_index].requires_grad_()
+    wrapped = pml_distributed.DistributedLossWrapper(losses.ContrastiveLoss(), efficient=True)
+    loss = wrapped(own, torch.arange(len(own)) % 3)
+    loss.backward()
+    return {"loss": loss.detach(), "gradients": {"embeddings": own.grad}}
+
+
+@pytest.mark.parametrize("processes", [2, 3])
+def test_distributed(pool: Pool, processes: int) -> None:
+    """PML multiplies value and class weights' gradients by the processes; with the patch nothing is multiplied."""
+    path = Path("src/pytorch_metric_learning/utils/distributed.py")
+    source = upstream.SOURCES / "distributed" / path.with_suffix(".py.patch")
+    old = Path(pml_distributed.__file__).read_text()
+    new = upstream.patched(old, path, source.read_text())
+    assert new != old
+    ranks_before = pool.run(measure, old, CASES, processes=processes)
+    ranks_after = pool.run(measure, new, CASES, processes=processes)
+    for before, after in zip(ranks_before, ranks_after, strict=True):
+        *before, _, efficient_before = before
+        *after, together, efficient_after = after
+        expected = offered_losses(None)
+        assert_close(together["loss"], expected["loss"])
+        for name, gradient in expected["gradients"].items():
+            assert_close(together["gradients"][name], gradient)
+        for case, one, other in zip(CASES, before, after, strict=True):
+            expected = gradients.measure(case, None)
+            assert_close(other["loss"], expected["loss"])
+            assert_close(one["loss"], processes * expected["loss"])
+            for name, gradient in expected["gradients"].items():
+                assert_close(other["gradients"][name], gradient)
+                multiplied = name.endswith(("W", "proxies"))
+                assert_close(one["gradients"][name], gradient * (processes if multiplied else 1))
+        assert_close(efficient_before["loss"], processes * efficient_after["loss"])
+        assert_close(
+            efficient_after["gradients"]["embeddings"],
+            efficient_before["gradients"]["embeddings"],
+        )

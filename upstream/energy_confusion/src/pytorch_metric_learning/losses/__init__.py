@@ -1,0 +1,1 @@
+from .energy_confusion_loss import EnergyConfusionLoss

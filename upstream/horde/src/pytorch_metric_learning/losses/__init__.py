@@ -1,0 +1,1 @@
+from .horde_loss import HORDELoss

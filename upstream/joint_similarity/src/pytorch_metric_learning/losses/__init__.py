@@ -1,0 +1,1 @@
+from .jrs_loss import JRSLoss

@@ -1,0 +1,1 @@
+from .variance_estimation_loss import VarianceEstimationLoss
