@@ -25,7 +25,7 @@ import numpy as np
 # Rooms import late: `--help` needs no torch.
 from benchmarks import building, records, reporting, studies
 from benchmarks.console import at_least, split_settings
-from benchmarks.settings import ConfigError, changed, dump
+from benchmarks.settings import ConfigError, changed, dump, flat
 
 CLAIMS = Path(__file__).parent / "recipes" / "claims.yaml"
 
@@ -136,10 +136,11 @@ class Study:
 
     def _plan_anew(self, row: str, values: Values, draw: int | None = None) -> list[Any]:
         recipe, seeds, runs = f"{self.claims.recipes}/{row}", range(self.seeds), self.runs
-        more = self.claims.settings.get(row, [])
+        more, fixed = self.claims.settings.get(row, []), {"data.split": "test", **dict(values)}
         if draw is not None:
             seeds, runs = range(1), runs / "validation" / f"{values[-1][1]:g}" / f"draw{draw}"
             more = ["--data.split=validation", f"--data.fold={draw}"]
+            fixed |= {"data.split": "validation", "data.fold": draw}
         if values:
             whole = changed(building.parse_resolved(["--recipe", recipe]).config, dict(values))
             groups = {re.split(r"[.\[]", setting)[0] for setting, _ in values}
@@ -149,7 +150,15 @@ class Study:
                 file.parent.mkdir(parents=True, exist_ok=True)
                 records.replace_file(file, text.encode())
             more = [f"--config={file}", *more]
-        return studies.plan([recipe], seeds, runs, ["--report=false", *more, *self.settings])
+        jobs = studies.plan([recipe], seeds, runs, ["--report=false", *more, *self.settings])
+        for job in jobs:  # no setting behind -- may choose by the test, or leave no choice
+            now = flat(job.config)
+            for setting, value in fixed.items():
+                if now.get(setting) != value:
+                    raise ConfigError(
+                        f"{setting}: {value!r} of {row} is set by this command; leave it out behind --"
+                    )
+        return jobs
 
 
 def _run(options: argparse.Namespace, settings: Sequence[str]) -> int:

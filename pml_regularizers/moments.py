@@ -107,6 +107,24 @@ def sketched_moments(
             f"tables: expected two or more of one shape (rows, moment_dim) with room for the {x.shape[2]} "
             f"channels, got {shapes}; pass weights() of one module"
         )
+    # Backwards, a channel without a place would read arbitrary memory.
+    numbers = [] if torch.compiler.is_compiling() else [int(t.count_nonzero()) for t in tables]
+    if {*numbers} - {x.shape[2]}:
+        raise ValueError(
+            f"tables: expected those of {x.shape[2]} channels, as the features have, got {numbers}"
+        )
+    return _sketched(x, tables, mask, size=size, activations=activations)
+
+
+def _sketched(
+    x: Tensor,
+    tables: Sequence[Tensor],
+    mask: Tensor | None,
+    *,
+    size: Tensor | None,
+    activations: Activations,
+) -> list[Tensor]:
+    """`sketched_moments` of tables that are known to fit: to count their channels, a GPU would wait."""
     x, count = _counted(x, mask)
     sums = summed_convolutions(x, tables, size=size, activations=activations)
     return list((sums / count).unbind())  # eq. 8
@@ -275,7 +293,7 @@ class HighOrderMoments(nn.Module):
         weights = self.weights()
         if self.projections == "sketch":
             options: dict[str, Any] = {"size": size, "activations": self.activations}
-            return sketched_moments(x, weights, mask, **options)
+            return _sketched(x, weights, mask, **options)
         x = (x / size.unsqueeze(2)).contiguous()
         options = {
             "dtype": torch.bfloat16 if self.products == "bfloat16" else x.dtype,

@@ -1,14 +1,19 @@
 """Tests of the papers' claims, each a comparison of two rows paired by seed, and their page and figure."""
 
+import argparse
 import hashlib
 import io
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
+from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol
 
+import jsonargparse
 import numpy as np
+from jsonargparse.typing import PositiveFloat, PositiveInt
 from matplotlib.figure import Figure
 from scipy import optimize, stats
 
@@ -16,7 +21,7 @@ from benchmarks.records import damage_named, load_run, read_json, replace_file, 
 from benchmarks.reporting.comparison import metric_name
 from benchmarks.reporting.drawing import COLOURS, plain
 from benchmarks.reporting.table import Table
-from benchmarks.settings import ConfigError, read_yaml, settings_of_results
+from benchmarks.settings import ConfigError, one_line, read_yaml, settings_of_results
 
 SIGNIFICANT = 0.05  # a claim is shown or contradicted if Holm's adjusted p lies below it
 
@@ -50,10 +55,10 @@ class Claims:
     """A file of claims, as benchmarks/recipes/claims.yaml describes it."""
 
     recipes: str
-    margin: float
+    margin: PositiveFloat
     settings: dict[str, list[str]]
-    draws: int
-    tuned: dict[str, dict[str, list[float]]]
+    draws: PositiveInt
+    tuned: dict[str, dict[str, list[int | float]]]  # as written: 1 and 1.0 may have two keys
     takes: dict[str, list[str]]
     claims: list[Claim]
 
@@ -72,15 +77,33 @@ class Tuning:
 
 
 def read_claims(path: Path) -> Claims:
-    """Read a file of claims; raise a ConfigError for keys not described in benchmarks/recipes/claims.yaml."""
+    """Read a file of claims; raise a ConfigError if it is not as benchmarks/recipes/claims.yaml describes."""
     content = read_yaml(path)
+    of_claim, of_file = (jsonargparse.ArgumentParser(exit_on_error=False) for _ in range(2))
+    of_claim.add_class_arguments(Claim)
+    of_file.add_class_arguments(Claims, skip={"claims"})
     try:
-        claims = [Claim(name, **about) for name, about in content.pop("claims").items()]
-        return Claims(claims=claims, **content)
-    except (AttributeError, KeyError, TypeError) as error:
+        about = [{"name": name, **claim} for name, claim in content.pop("claims").items()]
+        parsed = [Claim(**of_claim.parse_object(claim)) for claim in about]
+        claims = Claims(claims=parsed, **of_file.parse_object(content))
+    except (argparse.ArgumentError, AttributeError, KeyError, TypeError) as error:
         raise ConfigError(
-            f"{path}: expected the keys described at the top of benchmarks/recipes/claims.yaml: {error}"
+            f"{path}: expected the keys described at the top of benchmarks/recipes/claims.yaml: {one_line(error)}"
         ) from error
+    for row, settings in claims.tuned.items():
+        if len(settings) != 1 or not all(settings.values()):
+            raise ConfigError(
+                f"{path}: tuned.{row}: expected one setting and its values, got {settings}"
+            )
+    try:
+        TopologicalSorter(claims.takes).prepare()
+    except CycleError as error:
+        raise ConfigError(f"{path}: takes: a circle, {' of '.join(error.args[1])}") from error
+    compared = chain.from_iterable(claim.rows() for claim in claims.claims)
+    rows = {*compared, *chain.from_iterable(claims.takes.values())}
+    if unused := {*claims.settings, *claims.tuned, *claims.takes} - rows:
+        raise ConfigError(f"{path}: {min(unused)}: expected a row of a claim, or one that is taken")
+    return claims
 
 
 @dataclass(frozen=True)
@@ -171,7 +194,8 @@ class Results:
     def __init__(self, path: Path) -> None:
         self._path = path
         with damage_named(path):
-            self._kept: dict[str, Result] = read_json(path)["results"] if path.exists() else {}
+            kept = read_json(path)["results"] if path.exists() else {}
+            self._kept: dict[str, Result] = dict(kept.items())
 
     def of(self, training: Training) -> Result | None:
         """The result of these weights and settings (those that can change it); None if there is none."""

@@ -210,6 +210,14 @@ def test_tables_that_do_not_fit(activations: str, widths: list[int]) -> None:
         sketched_moments(features(), tables, activations=activations)
 
 
+@pytest.mark.parametrize("channels", [3, 7])
+def test_tables_of_other_channels(channels: int) -> None:
+    """Of the same shape as those that fit."""
+    tables = [draw(8, 1, channels=channels)[0] for _ in range(2)]
+    with pytest.raises(ValueError, match=rf"tables: expected those of 5 channels.*\[{channels}, "):
+        sketched_moments(features(), tables)
+
+
 @every_kind
 def test_tables_without_rows(activations: str) -> None:
     tables = [table.flatten() for table in draw(8)]

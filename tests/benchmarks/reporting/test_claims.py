@@ -285,6 +285,52 @@ def test_mistakes_are_one_line(toy, capsys, options, message):
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"draws": 0}, "draws"),
+        ({"margin": "wide"}, "margin"),
+        ({"takes": None}, "takes"),
+        ({"takes": {"new": "base"}}, "takes"),
+        ({"takes": {"new": ["base"], "base": ["new"]}}, "takes: a circle, base of new of base"),
+        ({"tuned": {"new": {"optimization.learning_rate": 0.1}}}, "tuned"),
+        ({"tuned": {"new": {"optimization.learning_rate": ["fast"]}}}, "tuned"),
+        ({"tuned": {"new": {"optimization.learning_rate": []}}}, "tuned.new: expected one setting"),
+        ({"tuned": {"new": {"a": [1], "b": [1]}}}, "tuned.new: expected one setting"),
+        ({"tuned": {"old": {"a": [1]}}}, "old: expected a row of a claim, or one that is taken"),
+        ({"claims": {"1": {"claim": "", "paper": "", "better": "new", "than": 0}}}, "than"),
+    ],
+)
+def test_a_file_of_claims_that_is_not_as_described_is_one_line(toy, capsys, change, message):
+    content = yaml.safe_load(Path("claims.yaml").read_text()) | change
+    Path("claims.yaml").write_text(yaml.safe_dump(content))
+    assert command("--page-only") == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: claims.yaml: ")
+    assert message in line
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("--data.split=test", "data.split: 'validation' of new is set by this command"),
+        ("--data={fold: 1}", "data.fold: 0 of new is set by this command"),
+        (f"--{RATE}=0.5", f"{RATE}: 0.1 of new is set by this command"),
+    ],
+)
+def test_no_setting_behind_the_dashes_chooses_by_the_test(toy, capsys, setting, message):
+    content = yaml.safe_load(Path("claims.yaml").read_text())
+    Path("claims.yaml").write_text(yaml.safe_dump(content | {"tuned": {"new": {RATE: [0.1, 0.2]}}}))
+    assert command("--page-only", "--", setting) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_kept_results_of_another_form_are_named(toy, capsys):
+    write_json(Path("claims.json"), {"results": []})
+    assert command("--page-only") == 2
+    assert "claims.json: is damaged" in capsys.readouterr().err
+
+
 def test_a_damaged_file_of_claims_is_named(toy, capsys):
     content = yaml.safe_load(Path("claims.yaml").read_text())
     content["claims"]["1"]["beter"] = "new"
