@@ -3,10 +3,11 @@
 | output | what it is | asked for by |
 |---|---|---|
 | `embedding` | the model's output, on all test images | always |
-| `order_2` .. `order_K` | the inputs of the losses of HORDE's orders (HORDE, Tables 3 to 5) | `evaluation.orders`
-|
+| `order_2` .. `order_K` | inputs of the losses of HORDE's orders (HORDE, Tables 3 to 5) | `evaluation.orders` |
 | `descriptor` | all orders, reduced by a PCA fitted on the training images (HORDE, dagger rows) | `.descriptor` |
 | `parts` | the embedding, as the mean over class-stratified parts (JRD, Tables 2 and 3) | `.parts`, `.divergence` |
+
+A model with VEM attention also has `variance_correlation`.
 """
 
 from collections.abc import Sequence
@@ -28,6 +29,7 @@ from benchmarks.records import EMBEDDINGS, read_table
 from benchmarks.settings import Evaluation
 from pml_regularizers import (
     HORDELoss,
+    VEMAttention,
     h_divergence,
     ideal_joint_error,
     mean_interval,
@@ -77,6 +79,10 @@ def test_outputs(
     is_query = test_set.is_query
     found = evaluate(accelerator, model, test_set, calculator, is_query=is_query, **options)
     trained: tuple[Tensor, ...] = ()
+    predicted: Metrics = {}
+    if any(isinstance(module, VEMAttention) for module in model.modules()):
+        correlation = variance_correlation(accelerator, model, train_set, **embedding)
+        predicted["variance_correlation"] = correlation
     if settings.divergence or (extract is not None and settings.descriptor):
         trained = embed(accelerator, model, train_set, **options)
     outputs = Outputs(found.embeddings, {"embedding": found.metrics})
@@ -91,12 +97,31 @@ def test_outputs(
         outputs.metrics[name] = accuracy(accelerator, calculator, rows, found.labels, is_query)
     if not accelerator.is_main_process:
         return outputs
+    outputs.metrics["embedding"] |= predicted
     if settings.clustering:
         outputs.metrics["embedding"] |= cluster_metrics(found.embeddings, found.labels)
     if settings.parts is not None:
         means, half_widths = over_parts(found.embeddings, found.labels, trained, settings)
         outputs.metrics["parts"], outputs.half_widths["parts"] = means, half_widths
     return outputs
+
+
+def variance_correlation(
+    accelerator: Accelerator, model: nn.Module, dataset: Glyphs | ImageSet, **embedding: Any
+) -> float:
+    """Pearson's, over all features, of the variance that VEM attention predicts with that of a dataset's images."""
+    [attention] = (module for module in model.modules() if isinstance(module, VEMAttention))
+    seen: list[tuple[Tensor, Tensor]] = []
+
+    def see(module: nn.Module, arguments: Any, pair: tuple[Tensor, Tensor]) -> None:
+        seen.append(pair)
+
+    with attention.statistics.register_forward_hook(see):
+        pooled = embed(
+            accelerator, model, dataset, extract=lambda _: seen.pop()[0].float(), **embedding
+        )[2]
+    both = [pooled.var(dim=0), attention.variance.detach().float().cpu()]
+    return float(torch.corrcoef(torch.stack(both))[0, 1])
 
 
 def _reduced(

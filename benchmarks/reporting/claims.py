@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 from itertools import chain
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import jsonargparse
 import numpy as np
@@ -35,19 +35,20 @@ WORDS = {"shown": COLOURS[2], "contradicted": COLOURS[1], "undecided": "#888888"
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim that a row, or an output of it, is better than another, or as good within the margin."""
+    """A claim that a row, or an output of it, is better than another or than 0, or as good within the margin."""
 
     name: str
     claim: str
     paper: str
     better: str
-    than: str
+    than: Literal[0] | str
     metric: str = "recall_at_1"
     equivalent: bool = False
 
     def rows(self) -> list[str]:
         """The compared rows of the recipe file."""
-        return [side.partition(":")[0] for side in (self.better, self.than)]
+        sides = (self.better, self.than)
+        return [side.partition(":")[0] for side in sides if isinstance(side, str)]
 
 
 @dataclass(frozen=True)
@@ -216,12 +217,27 @@ class Results:
 
 
 def _name(training: Training) -> str:
-    """Key from recipe, seed and a digest of all that can change the result: other settings replace no result."""
-    moving = settings_of_results(training.config)
+    """Key from recipe, seed and a digest of all that can change the result: other settings replace no result.
+
+    A setting that is null is left out, as one that did not exist yet, and 1 is 1.0.
+    """
+    evaluation = training.config["evaluation"]
+    curves = [evaluation["every"] > 0, evaluation["curve_classes"]]
+    moving = {
+        key: _plain(value)
+        for key, value in settings_of_results(training.config).items()
+        if value is not None
+    }
     weights = training.weights and training.weights["sha256"]
-    settings = json.dumps([moving, weights], sort_keys=True)
+    settings = json.dumps([moving, weights, curves], sort_keys=True)
     digest = hashlib.sha256(settings.encode()).hexdigest()
     return f"{training.training}, seed {training.seed}, settings {digest[:16]}"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_plain(one) for one in value]
+    return float(value) if type(value) is int else value
 
 
 def judge(claims: Claims, results: Mapping[str, Mapping[int, Result]]) -> list[Finding]:
@@ -235,7 +251,8 @@ def judge(claims: Claims, results: Mapping[str, Mapping[int, Result]]) -> list[F
     """
     findings = []
     for claim in claims.claims:
-        left, right = (results.get(row, {}) for row in claim.rows())
+        left, *others = (results.get(row, {}) for row in claim.rows())
+        right = others[0] if others else {seed: {} for seed in left}
         differences = [
             _percent(left[seed], claim.better, claim.metric)
             - _percent(right[seed], claim.than, claim.metric)
@@ -246,7 +263,9 @@ def judge(claims: Claims, results: Mapping[str, Mapping[int, Result]]) -> list[F
     return findings
 
 
-def _percent(result: Result, side: str, metric: str) -> float:
+def _percent(result: Result, side: str | int, metric: str) -> float:
+    if isinstance(side, int):
+        return 100.0 * side
     output = side.partition(":")[2]
     try:
         outputs = {"": result["metrics"], "curve": result["curve"], **(result["outputs"] or {})}
@@ -266,7 +285,12 @@ def claims_page(
     told, runs = words(findings), [result for of in results.values() for result in of.values()]
     rows = [
         [
-            *(f.claim.name, f.claim.claim, f.claim.paper, f"`{f.claim.better}` - `{f.claim.than}`"),
+            *(
+                f.claim.name,
+                f.claim.claim,
+                f.claim.paper,
+                f"`{f.claim.better}` - {_code(f.claim.than)}",
+            ),
             *(
                 metric_name(f.claim.metric).replace("_", " "),
                 f"{f.mean:+.2f} ± {f.half_width:.2f}",
@@ -333,6 +357,10 @@ others, before their own number is chosen: {", ".join(taken)}. All else stands i
 
 {Table(["row", "setting", "chosen: MAP@R", "also tried"], rows, names=4).markdown()}
 """
+
+
+def _code(side: str | int) -> str:
+    return f"`{side}`" if isinstance(side, str) else str(side)
 
 
 def save_forest(claims: Claims, findings: Sequence[Finding], path: Path) -> None:

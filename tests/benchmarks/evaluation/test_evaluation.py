@@ -18,9 +18,11 @@ from torch.utils.data import Subset
 
 from benchmarks.evaluation import embedding, tester
 from benchmarks.evaluation.embedding import NonFiniteEmbeddingsError, embed
+from benchmarks.evaluation.outputs import variance_correlation
 from benchmarks.evaluation.showcase import neighbours
 from benchmarks.evaluation.tester import Evaluation, cluster_metrics, pairwise_f1, rank_calculator
 from benchmarks.settings import ClassSpec, ConfigError
+from pml_regularizers import VEMAttention
 from tests.benchmarks.evaluation.sharded import CASES, HOSTS, Images, build_model, save
 from tests.support.pool import Pool
 
@@ -93,6 +95,23 @@ def test_cluster_metrics_equal_their_definitions(monkeypatch):
 
 
 # ------------------------------------------------------------------------------- one process
+
+
+def test_the_predicted_variance_is_compared_with_that_of_all_images(accelerator):
+    dataset = Images(41)
+    images = torch.stack([dataset[i][0] for i in range(41)])
+    width = images.flatten(1).shape[1]
+    attention = VEMAttention(width)
+    model = nn.Sequential(nn.Flatten(), attention, nn.Linear(width, 3))
+    found = variance_correlation(accelerator, model, dataset, batch_size=8, progress=False)
+    measured = images.flatten(1).var(dim=0).numpy()
+    expected = np.corrcoef(measured, attention.variance.detach().numpy())[0, 1]
+    assert found == pytest.approx(expected, rel=1e-4)
+    assert abs(found) < 1
+    with torch.no_grad():
+        attention.variance.copy_(torch.from_numpy(3 * measured + 1))
+    assert variance_correlation(accelerator, model, dataset, batch_size=41) == pytest.approx(1)
+    assert not attention.statistics._forward_hooks
 
 
 def test_evaluate_measures_unit_vectors(accelerator):

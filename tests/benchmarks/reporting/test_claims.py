@@ -14,7 +14,16 @@ from scipy import stats
 
 from benchmarks import claims
 from benchmarks.records.files import write_json
-from benchmarks.reporting.claims import Claim, assess, holm, read_claims, words
+from benchmarks.reporting.claims import (
+    Claim,
+    Claims,
+    assess,
+    claims_page,
+    holm,
+    judge,
+    read_claims,
+    words,
+)
 from benchmarks.settings import read_table, recipe_files
 from benchmarks.studies.sweep import Job, plan
 
@@ -57,6 +66,21 @@ def test_what_seeds_can_see_they_see_four_times_of_five():
 def test_equal_differences_are_no_division_by_zero():
     told = words([found([value] * 3) for value in (1.0, 0.0, -1.0)])
     assert [word for _, word in told] == ["shown", "undecided", "contradicted"]
+
+
+def test_a_number_is_compared_with_zero():
+    claim = Claim("1", "it follows", "eq. 3", "a", 0, metric="correlation")
+    found = {
+        "a": {
+            seed: {"metrics": {"correlation": g}, "curve": {}, "outputs": {}}
+            for seed, g in enumerate(GAIN)
+        }
+    }
+    [finding] = judge(Claims("", 1.0, {}, 1, {}, {}, [claim]), found)
+    assert finding.mean == pytest.approx(100 * np.mean(GAIN))
+    assert finding.p == pytest.approx(stats.ttest_1samp(GAIN, 0).pvalue)
+    page = claims_page(Claims("", 1.0, {}, 1, {}, {}, [claim]), [finding], {}, [], "f.png")
+    assert "| `a` - 0 | correlation | +93.00 ± " in page
 
 
 def test_holm_is_monotone_and_stops_at_one():
@@ -298,7 +322,7 @@ def test_mistakes_are_one_line(toy, capsys, options, message):
         ({"tuned": {"new": {"optimization.learning_rate": []}}}, "tuned.new: expected one setting"),
         ({"tuned": {"new": {"a": [1], "b": [1]}}}, "tuned.new: expected one setting"),
         ({"tuned": {"old": {"a": [1]}}}, "old: expected a row of a claim, or one that is taken"),
-        ({"claims": {"1": {"claim": "", "paper": "", "better": "new", "than": 0}}}, "than"),
+        ({"claims": {"1": {"claim": "", "paper": "", "better": "new", "than": 1}}}, "than"),
     ],
 )
 def test_a_file_of_claims_that_is_not_as_described_is_one_line(toy, capsys, change, message):
