@@ -84,11 +84,11 @@ def sketched_moments(
     size: Tensor | None = None,
     activations: Activations = "store",
 ) -> list[Tensor]:
-    """Moments of orders 2..K as tensor sketches.
+    """Moments of orders 2..K as tensor sketches, means over all positions (eq. 8).
 
     Args:
         x: (N, P, C).
-        tables: Tables of C_1 .. C_K, each (R, d), from `HighOrderMoments(..., projections="sketch").weights()`.
+        tables: Tables of C_1 .. C_K, each (d, R), from `HighOrderMoments(..., projections="sketch").weights()`.
             Fast if d is a power of two.
         mask: (N, P) booleans, True where a feature counts; default: all.
         size: (N, 1), constants by which the features of each image are divided; default: 1.
@@ -104,7 +104,7 @@ def sketched_moments(
     alike = len(shapes) > 1 and len({*shapes}) == 1 and len(shapes[0]) == 2
     if not alike or math.prod(shapes[0]) < x.shape[2]:
         raise ValueError(
-            f"tables: expected two or more of one shape (rows, moment_dim) with room for the {x.shape[2]} "
+            f"tables: expected two or more of one shape (moment_dim, R) with room for the {x.shape[2]} "
             f"channels, got {shapes}; pass weights() of one module"
         )
     # Backwards, a channel without a place would read arbitrary memory.
@@ -242,7 +242,7 @@ class HighOrderMoments(nn.Module):
         for index in range(count):
             if projections == "sketch":
                 table = torch.empty(
-                    math.ceil(in_channels / moment_dim), moment_dim, dtype=torch.int32
+                    moment_dim, math.ceil(in_channels / moment_dim), dtype=torch.int32
                 )
                 self.register_buffer(f"weight_{index}", table)
                 continue
@@ -268,8 +268,8 @@ class HighOrderMoments(nn.Module):
     def weights(self) -> list[Tensor]:
         """Return the matrices, each (C, d): W_1 .. W_K, or, if independent, W_{2,1}, W_{2,2}, W_{3,1}, ...
 
-        With sketches: the tables, (R, d) with the fewest rows that have room for C. Entry j of a row is c or -c if
-        channel c, counted from 1, is added to or subtracted from entry j of the sketch; 0 if no channel is.
+        With sketches: the tables, (d, R) with the least R that leaves room for C. Row j holds c or -c for each
+        channel c, counted from 1, that is added to or subtracted from entry j of the sketch, and 0 elsewhere.
         """
         return [getattr(self, f"weight_{index}") for index in range(self._count)]
 

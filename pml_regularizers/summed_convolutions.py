@@ -15,8 +15,8 @@ Backwards, let G_k be the conjugate transform of s_k's gradient and E_k that of 
 The inverse transform of F_k is the gradient of S_k with its entries in reverse, j at -j modulo d. So one
 conjugate per image serves all positions.
 
-A table of rows of d describes C_k: entry j of a row holds c if channel c, counted from 1, falls into bucket j, -c
-if it does so with a minus sign, and 0 if no channel does. Every channel has one place in it, so that sketching is
+A table describes C_k: row j of d holds c for each channel c, counted from 1, that falls into bucket j, -c if it
+does so with a minus sign, and 0 in the places that are left. Every channel has one place in it, so that sketching is
 gathering: the sums have a fixed order, and the gradient is gathered, too. No result depends on the order in which
 threads run.
 """
@@ -56,7 +56,7 @@ def summed_convolutions(
     Args:
         x: (N, P, C), P features of C channels for each of N images, in float32 or float64; a transposed map works
             as well.
-        tables: Tables of C_1 .. C_K, K >= 2, each (R, d), as above, R d >= C.
+        tables: Tables of C_1 .. C_K, K >= 2, each (d, R), as above, d R >= C.
         size: (N, 1), constants by which the features of each image are divided; default: 1.
         activations: "store" the transforms for the backward pass, "recompute" them there, or "autograd": as in
             `summed_products`.
@@ -65,7 +65,7 @@ def summed_convolutions(
         (K - 1, N, d), in x's dtype.
     """
     if len(x) == 0:  # torch refuses transforms of nothing
-        return x.new_zeros(len(tables) - 1, 0, tables[0].shape[1]) * x.sum()
+        return x.new_zeros(len(tables) - 1, 0, tables[0].shape[0]) * x.sum()
     size = x.new_ones(1, 1).expand(len(x), 1) if size is None else size.detach()
     size = size.unsqueeze(2)
     if activations == "autograd" or torch.compiler.is_compiling() or is_transformed():
@@ -77,13 +77,13 @@ def summed_convolutions(
 
 def _differentiable(x: Tensor, size: Tensor, tables: Sequence[Tensor]) -> Tensor:
     phis = list(accumulate(_factors(x, size, tables), torch.mul))
-    return _inverse(torch.stack([phi.sum(dim=1) for phi in phis[1:]]), tables[0].shape[1])
+    return _inverse(torch.stack([phi.sum(dim=1) for phi in phis[1:]]), tables[0].shape[0])
 
 
 class _SummedConvolutions(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, store: bool, x: Tensor, size: Tensor, *tables: Tensor) -> Tensor:
-        buckets = tables[0].shape[1]
+        buckets = tables[0].shape[0]
         shape = len(tables) - 1, len(x), buckets // 2 + 1
         dtype = torch.promote_types(x.dtype, torch.complex64)
         sums = torch.zeros(shape, dtype=dtype, device=x.device)
@@ -147,9 +147,9 @@ def _factors(x: Tensor, size: Tensor, tables: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _transform(x: Tensor, table: Tensor) -> Tensor:
-    sketch = _gather(x, *_sources(table.view(-1), x.dtype))
-    if len(table) > 1:
-        sketch = sketch.view(*x.shape[:2], *table.shape).sum(dim=2)
+    sketch = _gather(x, *_sources(table.T.reshape(-1), x.dtype))
+    if table.shape[1] > 1:
+        sketch = sketch.view(*x.shape[:2], *table.T.shape).sum(dim=2)
     transform: Tensor = torch.fft.rfft(sketch)
     return transform
 
@@ -162,7 +162,7 @@ def _sources(table: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 def _targets(table: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
     """Bucket j of each channel, as -j modulo d, and its sign."""
-    (channels, buckets), table = (x.shape[2], table.shape[1]), table.view(-1)
+    (channels, buckets), table = (x.shape[2], table.shape[0]), table.T.reshape(-1)
     place = torch.empty(channels + 1, dtype=torch.long, device=x.device)
     place[table.abs()] = torch.arange(len(table), device=x.device)
     place = place[1:]

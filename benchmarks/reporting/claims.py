@@ -329,33 +329,29 @@ rows of the table; that two rows are as good as each other is tested by two one-
 
 
 def _tunings(claims: Claims, tunings: Sequence[Tuning]) -> str:
+    if not tunings:
+        return ""
     rows = []
     for tuning in tunings:
-        scores = tuning.measured.items()
-        told = [
-            f"{value:g}: {100 * score:.2f}" for value, score in scores if value != tuning.chosen
-        ]
-        best = tuning.measured[tuning.chosen]
-        rows.append(
-            [
-                f"`{tuning.row}`",
-                f"`{tuning.setting}`",
-                f"{tuning.chosen:g}: {100 * best:.2f}",
-                ", ".join(told),
-            ]
-        )
-    if not rows:
-        return ""
-    taken = [
-        f"`{row}` of {' and '.join(f'`{one}`' for one in of)}" for row, of in claims.takes.items()
+        told = {value: f"{value:g}: {100 * score:.2f}" for value, score in tuning.measured.items()}
+        best = told.pop(tuning.chosen)
+        rows.append([tuning.row, tuning.setting, best, ", ".join(told.values())])
+    measured = {tuning.row for tuning in tunings}
+    rows += [
+        [row, "none", "", ""] for row in claims.takes if row not in measured | claims.tuned.keys()
     ]
+    table = [
+        [f"`{row}`", ", ".join(f"`{one}`" for one in claims.takes.get(row, [])), *about]
+        for row, *about in rows
+    ]
+    header = ["row", "takes over", "setting", "chosen: MAP@R", "also tried"]
     return f"""## Settings
 
-One number of each row was chosen: the value with the largest MAP@R (%) on *validation* classes, as a mean over
-{claims.draws} draws of the classes that are trained on. No test class was seen. Rows take what was chosen for
-others, before their own number is chosen: {", ".join(taken)}. All else stands in the recipes.
+One number of a row was chosen: the value with the largest MAP@R (%) on *validation* classes, as a mean over
+{claims.draws} draws of the classes that are trained on. No test class was seen. Before its own number is chosen, a
+row takes over what was chosen for others. All else stands in the recipes.
 
-{Table(["row", "setting", "chosen: MAP@R", "also tried"], rows, names=4).markdown()}
+{Table(header, table, names=5).markdown()}
 """
 
 

@@ -194,7 +194,7 @@ def sketches(tiny: bool, device: Device) -> Iterator[Check | str]:
 
     N, P, C, d, K = (2, 19, 5, 16, 3) if tiny else (40, 64, 1024, 2048, 5)
     x, gradient = torch.randn(N, P, C), torch.randn(K - 1, N, d)
-    tables = [torch.empty(-(-C // d), d, dtype=torch.int32) for _ in range(K)]
+    tables = [torch.empty(d, -(-C // d), dtype=torch.int32) for _ in range(K)]
     for table in tables:
         convolutions.draw_table(table, C)
 

@@ -70,9 +70,9 @@ def kept_features(features: Tensor | tuple[Tensor, Tensor]) -> list[np.ndarray]:
 def as_matrix(table: Tensor, module: HighOrderMoments) -> np.ndarray:
     """The count sketch that a table describes: (C, d)."""
     matrix = np.zeros((module.in_channels, module.moment_dim))
-    for place, number in enumerate(table.flatten().tolist()):
-        if number:
-            matrix[abs(number) - 1, place % module.moment_dim] += np.sign(number)
+    for bucket, numbers in enumerate(table.tolist()):
+        for number in filter(None, numbers):
+            matrix[abs(number) - 1, bucket] += np.sign(number)
     return matrix
 
 
@@ -328,7 +328,7 @@ def test_sketches_have_one_sign_and_one_place_per_channel(dim: int, rows: int, o
     module = build("sketch", moment_dim=dim)
     assert set(module.state_dict()) == {f"weight_{index}" for index in range(ORDER)}
     for table in module.double().weights():
-        assert (table.dtype, table.shape) == (torch.int32, (rows, dim))
+        assert (table.dtype, table.shape) == (torch.int32, (dim, rows))
         assert sorted(table[table != 0].abs().tolist()) == [1, 2, 3, 4, 5]
     with pytest.raises(RuntimeError, match="size mismatch for weight_0"):
         build("sketch", moment_dim=other).load_state_dict(module.state_dict())

@@ -36,7 +36,7 @@ in_blocks = pytest.mark.parametrize(
 
 
 def draw(d: int, order: int = ORDER, channels: int = CHANNELS) -> list[Tensor]:
-    tables = torch.zeros(order, math.ceil(channels / d), d, dtype=torch.int32)
+    tables = torch.zeros(order, d, math.ceil(channels / d), dtype=torch.int32)
     for table in tables:
         draw_table(table, channels)
     return list(tables)
@@ -49,9 +49,9 @@ def features(**options: Any) -> Tensor:
 def matrix(table: Tensor, channels: int, d: int) -> Tensor:
     """The count sketch that a table describes: (C, d)."""
     result = torch.zeros(channels, d, dtype=torch.float64)
-    for place, number in enumerate(table.flatten().tolist()):
-        if number:
-            result[abs(number) - 1, place % d] += math.copysign(1, number)
+    for bucket, numbers in enumerate(table.tolist()):
+        for number in filter(None, numbers):
+            result[abs(number) - 1, bucket] += math.copysign(1, number)
     return result
 
 
@@ -203,7 +203,7 @@ def test_memory_of_a_forward_and_backward_pass() -> None:
 def test_tables_that_do_not_fit(activations: str, widths: list[int]) -> None:
     """Of several widths, of too few orders, or of too few channels."""
     tables = [draw(width, 1, channels=3)[0] for width in widths]
-    shapes = re.escape(str([(1, width) for width in widths]))
+    shapes = re.escape(str([(width, 1) for width in widths]))
     with pytest.raises(
         ValueError, match=rf"tables: expected .* room for the 5 channels, got {shapes}"
     ):
@@ -221,7 +221,7 @@ def test_tables_of_other_channels(channels: int) -> None:
 @every_kind
 def test_tables_without_rows(activations: str) -> None:
     tables = [table.flatten() for table in draw(8)]
-    with pytest.raises(ValueError, match=r"tables: expected .* \(rows, moment_dim\)"):
+    with pytest.raises(ValueError, match=r"tables: expected .* \(moment_dim, R\)"):
         sketched_moments(features(), tables, activations=activations)
 
 
@@ -247,7 +247,7 @@ def test_mean_and_variance_over_all_tables_there_are(channels: int, d: int, orde
             table = torch.zeros(places, dtype=torch.int32)
             for number, (place, sign) in enumerate(zip(chosen, signs, strict=True), start=1):
                 table[place] = sign * number
-            tables.append(table.view(-1, d))
+            tables.append(table.view(d, -1))
     x, y = X[:channels], Y[:channels]
     found = [
         inner_products(channels, list(some))[-1] for some in itertools.product(tables, repeat=order)

@@ -1,7 +1,9 @@
 """The papers' claims: the tests against oracles, the words, the page of made-up records, and the command."""
 
 import json
+import re
 import shutil
+import subprocess
 from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
@@ -9,14 +11,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import yaml
 from scipy import stats
 
 from benchmarks import claims
+from benchmarks.records import load_run
 from benchmarks.records.files import write_json
 from benchmarks.reporting.claims import (
     Claim,
     Claims,
+    Results,
     assess,
     claims_page,
     holm,
@@ -26,6 +31,8 @@ from benchmarks.reporting.claims import (
 )
 from benchmarks.settings import read_table, recipe_files
 from benchmarks.studies.sweep import Job, plan
+from tests.support.processes import command as command_line
+from tests.support.processes import environment
 
 GAIN = [0.9, 1.4, 0.3, 1.1, 0.8, 1.2, 0.6, 1.0, 0.7, 1.3]
 
@@ -290,8 +297,9 @@ def test_settings_are_chosen_on_validation_classes_and_taken_by_others(toy, monk
         (row, "test", seed, 0, 0.02, 3.0) for row in ("new", "third") for seed in (0, 1)
     ]
     page = Path("claims.md").read_text()
-    assert f"| `base` | `{RATE}` | 0.02: 30.00 | 0.01: 25.00 |" in page
-    assert f"| `new` | `{BETA}` | 3: 40.00 | 2: 30.50 |" in page
+    assert f"| `base` |  | {RATE} | 0.02: 30.00 | 0.01: 25.00 |" in page
+    assert f"| `new` | `base` | {BETA} | 3: 40.00 | 2: 30.50 |" in page
+    assert "| `third` | `new` | none |  |  |" in page
     shutil.rmtree("runs")
     assert command("--page-only", "--seeds=2") == 0
     assert Path("claims.md").read_text() == page
@@ -361,3 +369,36 @@ def test_a_damaged_file_of_claims_is_named(toy, capsys):
     Path("claims.yaml").write_text(json.dumps(content))
     assert command("--page-only") == 2
     assert "claims.yaml: expected the keys described at the top of" in capsys.readouterr().err
+
+
+# ------------------------------------------------------------------------------------ what is kept
+
+PLATFORM = {"vendor_id": "GenuineIntel", "cpu family": "6", "model": "167", "stepping": "1"}
+"""Of the processor that docs/claims.json was measured on; elsewhere sums are rounded otherwise."""
+
+
+def processor() -> dict[str, str]:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return {}
+    found = dict(re.split(r"\s*:\s*", line, maxsplit=1) for line in lines if ":" in line)
+    return {key: found.get(key, "") for key in PLATFORM}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", ["binomial", "binomial_horde"])
+def test_a_kept_result_is_found_again(row, glyphs_root, tmp_path):
+    results = Results(claims.CLAIMS.parents[2] / "docs" / "claims.json")
+    settings = [f"--data.root={glyphs_root}"]
+    study = claims.Study(read_claims(claims.CLAIMS), results, tmp_path, 10, settings)
+    job = study.tests(row)[0]
+    kept = results.of(job)
+    arguments = command_line([*job.settings, f"--output={job.folder}"])
+    subprocess.run(arguments, env=environment(), timeout=900, check=True)
+    found = load_run(job.folder).info
+    exact = processor() == PLATFORM and torch.__version__.startswith("2.14.1")
+    for metric, value in kept["metrics"].items():
+        assert found["metrics"][metric] == pytest.approx(value, abs=1e-12 if exact else 0.02), (
+            metric
+        )
