@@ -16,7 +16,7 @@ The inverse transform of F_k is the gradient of S_k with its entries in reverse,
 conjugate per image serves all positions.
 
 A table describes C_k: row j of d holds c for each channel c, counted from 1, that falls into bucket j, -c if it
-does so with a minus sign, and 0 in the places that are left. Every channel has one place in it, so that sketching is
+does so with a minus sign, and 0 in the places that are left. Every channel has one place in it, so sketching is
 gathering: the sums have a fixed order, and the gradient is gathered, too. No result depends on the order in which
 threads run.
 """
