@@ -88,8 +88,8 @@ test-all: $(VENV)/cluster
 	$(PYTEST) -m 'slow and not release' --kills 20
 
 # Before a release: the packages in fresh environments, of each Python from 3.11 on that is found, which downloads torch
-# for each; and the report in Chromium.
-test-release: install
+# for each; the report in Chromium; a cluster of Ray that loses nodes.
+test-release: $(VENV)/cluster
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m release
 
 # What upstream/ offers to PML, in a tree of its release with the tests of a clone: its whole suite after each step.

@@ -289,13 +289,10 @@ class Training:
     def _horde(self, horde: HORDELoss) -> dict[str, Any]:
         moments = horde.moments
         embeddings = [e for e in horde.embeddings.values() if isinstance(e, nn.Linear)]
-        matrices = [
-            t for t in (*moments.parameters(), *moments.buffers()) if t.ndim == 2 and t.shape[0] > 1
-        ]
-        drawn = matrices[0] if matrices else None
-        if drawn is None:
-            tables = list(moments.buffers())
-            matrices = [_sketch(table, moments.in_channels, horde.moment_dim) for table in tables]
+        matrices = [*moments.parameters(), *moments.buffers()]
+        drawn = matrices[0]
+        if len(drawn) != moments.in_channels:  # tables, a row for each bucket
+            matrices = [_sketch(table, moments.in_channels) for table in matrices]
             drawn = matrices[0][matrices[0] != 0]
         orders = range(2, horde.order + 1)
         kinds = {len(orders) + 1: "cascade", sum(orders): "independent"}
@@ -651,11 +648,11 @@ def _intra_class(part: IntraClassRegularizer) -> str:
     return words if math.isclose(value, printed, rel_tol=1e-5) else "another"
 
 
-def _sketch(table: Tensor, channels: int, buckets: int) -> Tensor:
-    """The matrix (C, d) of a table whose m-th entry is the channel, from 1, that goes to m modulo d, signed."""
-    places = torch.arange(len(table)) % buckets
-    matrix = torch.zeros(channels + 1, buckets)
-    matrix[table.abs().long(), places] = table.sign().float()
+def _sketch(table: Tensor, channels: int) -> Tensor:
+    """The matrix (C, d) of a table (d, R) whose row j has the channels, from 1, that go to j, signed."""
+    buckets = torch.arange(len(table)).unsqueeze(1).expand_as(table)
+    matrix = torch.zeros(channels + 1, len(table))
+    matrix[table.abs().long(), buckets] = table.sign().float()
     return matrix[1:]
 
 

@@ -46,7 +46,7 @@ def cluster() -> Iterator[Any]:
 def command(runs: Path, data: str, *options: str) -> list[str]:
     return [
         *("glyphs/demo/binomial", f"--seeds={SEEDS}", f"--runs={runs}", *options, "--", data),
-        *(*TINY, "--optimization.steps=200", "--checkpoint_every=20", "--report=false"),
+        *(*TINY, "--optimization.steps=600", "--checkpoint_every=20", "--report=false"),
     ]
 
 
@@ -69,6 +69,7 @@ def results(runs: Path) -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.release
 def test_a_sweep_survives_its_nodes_and_its_driver(cluster: Any, data: str, tmp_path: Path) -> None:
     whole, runs = tmp_path / "whole", tmp_path / "runs"
     assert sweep.main(command(whole, data, "--jobs=2")) == 0
