@@ -70,9 +70,10 @@ class Study:
         self.claims, self.results, self.runs = claims, results, runs
         self.seeds, self.settings = seeds, settings
         self._plan = cache(self._plan_anew)
+        self._recipe = cache(lambda name: building.parse_resolved(["--recipe", name]).config)
 
     def tuning(self, row: str) -> Any:
-        """What each value of the row's number gave; None as long as one is not measured."""
+        """Measured values of the row's number; None as long as one is not measured."""
         measured = {}
         for value, jobs in self.candidates(row).items():
             found = [self.results.of(job) for job in jobs]
@@ -142,7 +143,7 @@ class Study:
             more = ["--data.split=validation", f"--data.fold={draw}"]
             fixed |= {"data.split": "validation", "data.fold": draw}
         if values:
-            whole = changed(building.parse_resolved(["--recipe", recipe]).config, dict(values))
+            whole = changed(self._recipe(recipe), dict(values))
             groups = {re.split(r"[.\[]", setting)[0] for setting, _ in values}
             text = dump({group: whole[group] for group in sorted(groups)})
             file = runs / "settings" / f"{row}.yaml"

@@ -80,9 +80,11 @@ def test_outputs(
     found = evaluate(accelerator, model, test_set, calculator, is_query=is_query, **options)
     trained: tuple[Tensor, ...] = ()
     predicted: Metrics = {}
-    if any(isinstance(module, VEMAttention) for module in model.modules()):
-        correlation = variance_correlation(accelerator, model, train_set, **embedding)
-        predicted["variance_correlation"] = correlation
+    attention = next((m for m in model.modules() if isinstance(m, VEMAttention)), None)
+    if attention is not None:
+        predicted["variance_correlation"] = variance_correlation(
+            accelerator, model, attention, train_set, **embedding
+        )
     if settings.divergence or (extract is not None and settings.descriptor):
         trained = embed(accelerator, model, train_set, **options)
     outputs = Outputs(found.embeddings, {"embedding": found.metrics})
@@ -107,10 +109,13 @@ def test_outputs(
 
 
 def variance_correlation(
-    accelerator: Accelerator, model: nn.Module, dataset: Glyphs | ImageSet, **embedding: Any
+    accelerator: Accelerator,
+    model: nn.Module,
+    attention: VEMAttention,
+    dataset: Glyphs | ImageSet,
+    **embedding: Any,
 ) -> float:
     """Pearson's, over all features, of the variance that VEM attention predicts with that of a dataset's images."""
-    [attention] = (module for module in model.modules() if isinstance(module, VEMAttention))
     seen: list[tuple[Tensor, Tensor]] = []
 
     def see(module: nn.Module, arguments: Any, pair: tuple[Tensor, Tensor]) -> None:

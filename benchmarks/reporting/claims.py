@@ -59,7 +59,7 @@ class Claims:
     margin: PositiveFloat
     settings: dict[str, list[str]]
     draws: PositiveInt
-    tuned: dict[str, dict[str, list[int | float]]]  # as written: 1 and 1.0 may have two keys
+    tuned: dict[str, dict[str, list[float]]]
     takes: dict[str, list[str]]
     claims: list[Claim]
 

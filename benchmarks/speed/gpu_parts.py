@@ -8,12 +8,13 @@ import copy
 import re
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout
+from contextlib import redirect_stdout
 from functools import partial
 from io import StringIO
 from itertools import product
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -101,16 +102,6 @@ def _leaves(tensors: Sequence[Tensor], device: Device, dtype: torch.dtype) -> li
     return [tensor.to(device, dtype, copy=True).requires_grad_() for tensor in tensors]
 
 
-@contextmanager
-def _set(module: Any, name: str, value: int) -> Iterator[None]:
-    before = getattr(module, name)
-    setattr(module, name, value)
-    try:
-        yield
-    finally:
-        setattr(module, name, before)
-
-
 def _sums(inputs: list[Tensor], gradient: Tensor, **options: Any) -> list[Tensor]:
     """The library's sums of products, and the gradients of all inputs."""
     sums = products.summed_products(inputs[0], inputs[1:], **options)
@@ -164,7 +155,7 @@ def horde(tiny: bool, device: Device) -> Iterator[Check | str]:
     inputs, gradient = _leaves(tensors, device, torch.float32), gradient.to(device, torch.float32)
 
     def step(activations: str, name: str, block: int) -> list[Tensor]:
-        with _set(products, name, block):
+        with mock.patch.object(products, name, block):
             return _sums(inputs, gradient, activations=activations)
 
     size = f"{N} maps of {P} positions and {C} channels, {K} orders of {d}, float32"
@@ -205,7 +196,7 @@ def sketches(tiny: bool, device: Device) -> Iterator[Check | str]:
         return [sums, *torch.autograd.grad(sums, given, gradient.to(sums))]
 
     def with_block(activations: str, block: int) -> list[Tensor]:
-        with _set(convolutions, "GPU_BLOCK", block):
+        with mock.patch.object(convolutions, "GPU_BLOCK", block):
             return step(activations, device, torch.float32)
 
     expected = step("autograd", CPU, torch.float64)

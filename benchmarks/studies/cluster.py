@@ -62,7 +62,7 @@ def place_of(log: Path) -> Path:
 
 
 def lacking(marker: Path, content: str, folder: Path) -> str | None:
-    """What this node does not see."""
+    """The first path that this node does not see; None if it sees all."""
     for path in (RUN, folder):
         if not path.exists():
             return f"{path}"
@@ -148,7 +148,7 @@ class RayLauncher(Launcher):
         return run.name
 
     def _check_nodes(self) -> None:
-        """Whether all nodes see the runs, and one is large enough."""
+        """Raise a ConfigError unless all nodes see the runs and one is large enough."""
         nodes = [node for node in ray.nodes() if node["Alive"]]
         for name, asked in self.asked.items():
             most = max(node["Resources"].get(name[:-1].upper(), 0) for node in nodes)

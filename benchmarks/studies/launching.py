@@ -91,7 +91,7 @@ def _address(text: str) -> str:
 
 
 def launcher(options: argparse.Namespace, runs: Path, jobs: int = 1) -> "Launcher":
-    """What starts runs below a folder, as the command line asks; `jobs` at once, if it does not say and has no Ray.
+    """Build the launcher of runs below a folder from the command line; without --jobs and --ray, of `jobs` at once.
 
     Raises:
         ConfigError: if Ray is asked for and missing, or its options without it.
@@ -290,7 +290,7 @@ class Launcher:
         return run.name
 
     def _start(self, command: Sequence[str], run: SubRun) -> Any:
-        """What has `wait` and `terminate` as a Popen."""
+        """Start a run; the result has `wait` and `terminate`, as a Popen."""
         return start(command, run.log)
 
     def _answer(self) -> None:

@@ -270,7 +270,7 @@ class Search:
         study.tell(trial, float(np.mean(found)))
 
     def _value(self, curve: Curve, number: int, launcher: Launcher) -> float:
-        """What a run's weights were chosen by."""
+        """The validation MAP@R by which a run's weights were chosen."""
         run = curve.run
         result = run.result() or self._train(curve, number, launcher)
         pruned = self.prune and curve.is_low()

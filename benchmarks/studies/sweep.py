@@ -67,7 +67,7 @@ class Job(SubRun):
         return record
 
     def changes(self) -> list[Change]:
-        """What differs between the recorded run and the one that is asked for, and can move the result."""
+        """Differences between the recorded run and the requested one that can change the result."""
         if (record := self.record()) is None:
             return []
         try:
@@ -218,7 +218,7 @@ def last_step(job: Job) -> int:
 
 
 def some_are_missing(jobs: Sequence[Job]) -> bool:
-    """Whether one has no result, and not for having been stopped."""
+    """True if a run has no result although it was not stopped."""
     return any(job.status in ("failed", "stale", "in use") for job in jobs)
 
 

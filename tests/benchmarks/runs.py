@@ -149,11 +149,16 @@ def same_on_all(
         assert record["world_size"] == processes
         traces.append(found[0][1])
     for trace in traces[1:]:
-        for expected, found in zip(traces[0], trace, strict=True):
-            assert found["ids"] == expected["ids"]
-            torch.testing.assert_close(found["loss"], expected["loss"], rtol=1e-9, atol=0)
-            assert found["gradients"].keys() == expected["gradients"].keys()
-            for name, gradient in expected["gradients"].items():
-                atol = 1e-9 * max(gradient.abs().max().item(), 1e-3)
-                torch.testing.assert_close(found["gradients"][name], gradient, rtol=0, atol=atol)
+        assert_same_trace(trace, traces[0])
     return traces
+
+
+def assert_same_trace(found: Trace, expected: Trace, tolerance: float = 1e-9) -> None:
+    """The same images, losses and gradients at every step; a gradient's errors relative to its largest entry."""
+    for step, wanted in zip(found, expected, strict=True):
+        assert step["ids"] == wanted["ids"]
+        torch.testing.assert_close(step["loss"], wanted["loss"], rtol=tolerance, atol=0)
+        assert step["gradients"].keys() == wanted["gradients"].keys()
+        for name, gradient in wanted["gradients"].items():
+            atol = tolerance * max(gradient.abs().max().item(), 1e-3)
+            torch.testing.assert_close(step["gradients"][name], gradient, rtol=0, atol=atol)

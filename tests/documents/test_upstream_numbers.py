@@ -1,4 +1,4 @@
-"""What is offered to PML, in `upstream/`, has the values and the gradients of the library's own classes."""
+"""Classes offered to PML, in `upstream/`, have the values and the gradients of the library's own."""
 
 import importlib.util
 import sys

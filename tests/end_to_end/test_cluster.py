@@ -59,7 +59,7 @@ def wait_until(condition: Callable[[], object], process: subprocess.Popen[str]) 
 
 
 def results(runs: Path) -> list[dict[str, Any]]:
-    """What every run measured, with its losses."""
+    """Status, metrics and losses of every run."""
     found = []
     for seed in range(SEEDS):
         folder = runs / f"glyphs-demo-binomial-seed{seed}"
@@ -95,7 +95,7 @@ def test_a_sweep_survives_its_nodes_and_its_driver(cluster: Any, data: str, tmp_
         return [pid for pid in pids if psutil.pid_exists(pid)]
 
     def both_go_on() -> bool:
-        """Whether both runs are further than when this was asked for the first time."""
+        """True once both runs are further than at the first call."""
         counts.setdefault("then", [rows(folder) for folder in folders])
         return all(rows(f) > n + 5 for f, n in zip(folders, counts["then"], strict=True))
 

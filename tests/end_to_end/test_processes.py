@@ -7,12 +7,12 @@ import shutil
 from pathlib import Path
 
 import pytest
-import torch
 
 from benchmarks.records.steps import read_table
 from tests.benchmarks.runs import (
     ATTENTION,
     REGULARIZERS,
+    assert_same_trace,
     finished,
     mark_unfinished,
     run_traced,
@@ -80,13 +80,8 @@ def test_chunks_have_the_gradient_of_the_whole_batch(
         arguments = [*settings, *chunk, f"--output={tmp_path / name}"]
         traces.append(pool.run(run_traced, arguments, processes=processes)[0][1])
     assert any(name.startswith("model.trunk") for name in traces[0][0]["gradients"])
-    for whole, chunked in zip(*traces, strict=True):
-        assert chunked["ids"] == whole["ids"]
-        torch.testing.assert_close(chunked["loss"], whole["loss"], rtol=1e-9, atol=0)
-        assert chunked["gradients"].keys() == whole["gradients"].keys()
-        for name, gradient in whole["gradients"].items():
-            atol = 1e-9 * max(gradient.abs().max().item(), 1e-3)
-            torch.testing.assert_close(chunked["gradients"][name], gradient, rtol=0, atol=atol)
+    whole, chunked = traces
+    assert_same_trace(chunked, whole)
 
 
 def test_one_checkpoint_has_one_result(

@@ -103,14 +103,18 @@ def test_the_predicted_variance_is_compared_with_that_of_all_images(accelerator)
     width = images.flatten(1).shape[1]
     attention = VEMAttention(width)
     model = nn.Sequential(nn.Flatten(), attention, nn.Linear(width, 3))
-    found = variance_correlation(accelerator, model, dataset, batch_size=8, progress=False)
+    found = variance_correlation(
+        accelerator, model, attention, dataset, batch_size=8, progress=False
+    )
     measured = images.flatten(1).var(dim=0).numpy()
     expected = np.corrcoef(measured, attention.variance.detach().numpy())[0, 1]
     assert found == pytest.approx(expected, rel=1e-4)
     assert abs(found) < 1
     with torch.no_grad():
         attention.variance.copy_(torch.from_numpy(3 * measured + 1))
-    assert variance_correlation(accelerator, model, dataset, batch_size=41) == pytest.approx(1)
+    assert variance_correlation(
+        accelerator, model, attention, dataset, batch_size=41
+    ) == pytest.approx(1)
     assert not attention.statistics._forward_hooks
 
 

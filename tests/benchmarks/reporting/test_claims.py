@@ -374,7 +374,7 @@ def test_a_damaged_file_of_claims_is_named(toy, capsys):
 # ------------------------------------------------------------------------------------ what is kept
 
 PLATFORM = {"vendor_id": "GenuineIntel", "cpu family": "6", "model": "167", "stepping": "1"}
-"""Of the processor that docs/claims.json was measured on; elsewhere sums are rounded otherwise."""
+"""The processor that docs/claims.json was measured on; others round sums differently."""
 
 
 def processor() -> dict[str, str]:
