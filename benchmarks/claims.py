@@ -79,7 +79,8 @@ class Study:
             found = [self.results.of(job) for job in jobs]
             if None in found:
                 return None
-            measured[value] = float(np.mean([result["metrics"][SELECTION] for result in found]))
+            scores = [result["metrics"].get(SELECTION, -np.inf) for result in found]
+            measured[value] = float(np.mean(scores))
         setting = next(iter(self.claims.tuned.get(row, {})), "")
         return reporting.Tuning(row, setting, measured) if measured else None
 
@@ -89,7 +90,9 @@ class Study:
         if taken is None or row not in self.claims.tuned:
             return taken
         tuning = self.tuning(row)
-        return tuning and (*taken, (tuning.setting, tuning.chosen))
+        if tuning is None or tuning.chosen is None:
+            return None
+        return (*taken, (tuning.setting, tuning.chosen))
 
     def needed(self, rows: Iterable[str]) -> list[str]:
         """The rows, each once, behind all that they take."""
@@ -109,7 +112,7 @@ class Study:
 
     def keep_finished(self, rows: Sequence[str]) -> None:
         """Keep the results of run folders, and of those that these make known."""
-        while done := [j for j in self.missing(rows) if j.is_finished() and not j.changes()]:
+        while done := [j for j in self.missing(rows) if _has_ended(j) and not j.changes()]:
             self.results.add(done)
 
     def _taken(self, row: str) -> Values | None:
@@ -162,7 +165,15 @@ class Study:
         return jobs
 
 
+def _has_ended(job: Any) -> bool:
+    """True if a run is finished or has diverged: the same settings would diverge again."""
+    record = job.record() or {"status": "missing"}
+    return record["status"] == "finished" or record["status"] == "failed" and record["diverged"]
+
+
 def _run(options: argparse.Namespace, settings: Sequence[str]) -> int:
+    if options.output.suffix != ".md":
+        raise ConfigError(f"--output: expected a .md file, got {options.output}")
     claims = reporting.read_claims(CLAIMS)
     names = [claim.name for claim in claims.claims]
     if unknown := set(options.only or []) - set(names):
@@ -173,29 +184,38 @@ def _run(options: argparse.Namespace, settings: Sequence[str]) -> int:
     chosen = [claim for claim in claims.claims if claim.name in (options.only or names)]
     rows = [row for claim in chosen for row in claim.rows()]
     study.keep_finished(every)
-    failed, stopped_by = False, None
-    while not (options.page_only or failed or stopped_by) and (queue := study.missing(rows)):
+    tried: set[Path] = set()
+    while not options.page_only:
+        queue = [job for job in study.missing(rows) if job.folder not in tried]
+        if not queue:
+            break
         launcher = studies.launcher(options, options.runs, jobs=2)
         stopped_by = studies.Sweep(queue, launcher).run()
         print(studies.summary(queue))
         study.keep_finished(every)
-        failed = any(results.of(job) is None for job in queue)
-    if stopped_by is not None:
-        return 128 + stopped_by
+        if stopped_by is not None:
+            return 128 + stopped_by
+        tried |= {job.folder for job in queue}
     found = {
-        row: {job.seed: result for job in study.tests(row) if (result := results.of(job))}
+        row: {
+            job.seed: result
+            for job in study.tests(row)
+            if (result := results.of(job)) and result["metrics"]
+        }
         for row in every
     }
-    findings = reporting.judge(claims, found)
+    findings = reporting.judge(claims, found, options.seeds)
     if not findings:
-        raise ConfigError(f"--runs: {options.runs} has no claim's rows finished at two seeds")
+        raise ConfigError(
+            f"--runs: {options.runs} has no claim with both rows finished at {options.seeds} seeds"
+        )
     figure = options.output.with_suffix(".png")
     reporting.save_forest(claims, findings, figure)
     tunings = [tuning for row in every if (tuning := study.tuning(row))]
     page = reporting.claims_page(claims, findings, found, tunings, figure.name)
     records.replace_file(options.output, page.encode())
     print(page, end="")
-    return int(failed)
+    return int(any(job.folder in tried for job in study.missing(rows)))
 
 
 if __name__ == "__main__":

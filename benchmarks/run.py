@@ -75,11 +75,11 @@ def _run(command: settings.Command, argv: Sequence[str]) -> int:
         print("\nstopped; the same command with --resume goes on from the last checkpoint")
         return 128 + stop.signal
     except BaseException as error:
-        line = _told(error, command)
+        line, diverged = _told(error, command), isinstance(error, _diverging())
         if run is not None:
             told = line or f"{type(error).__name__}: {console.reason(error)}"
             with suppress(OSError):
-                run.record.update(status="failed", error=told)
+                run.record.update(status="failed", error=told, diverged=diverged)
         if line is None:
             raise
         print(f"error: {line}", file=sys.stderr)
@@ -103,12 +103,7 @@ def _told(error: BaseException, command: settings.Command) -> str | None:
     if (full := _of_the_disk(error)) is not None:
         place = full.filename or command.experiment.output
         return f"{place}: {full.strerror}; repair that, and the same command with --resume goes on"
-    expected = (
-        training.NonFiniteLossError,
-        evaluation.NonFiniteEmbeddingsError,
-        datasets.DatasetError,
-    )
-    if not isinstance(error, expected):
+    if not isinstance(error, (*_diverging(), datasets.DatasetError)):
         return None
     # A data-loader worker's error carries the worker's traceback before its own line.
     name = f"{type(error).__module__}.{type(error).__qualname__}"
@@ -116,6 +111,10 @@ def _told(error: BaseException, command: settings.Command) -> str | None:
     if isinstance(error, datasets.DatasetError):
         line += "; python -m benchmarks.datasets verify finds all files of this kind"
     return line
+
+
+def _diverging() -> tuple[type[Exception], ...]:
+    return training.NonFiniteLossError, evaluation.NonFiniteEmbeddingsError
 
 
 def _of_the_disk(error: BaseException | None) -> OSError | None:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 from itertools import chain
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -66,15 +67,20 @@ class Claims:
 
 @dataclass(frozen=True)
 class Tuning:
-    """A setting of a row, and the MAP@R on validation classes of each of its values, a mean over draws."""
+    """A setting of a row, and the MAP@R on validation classes of each of its values, a mean over draws.
+
+    It is minus infinity for a value with which a training diverged.
+    """
 
     row: str
     setting: str
     measured: dict[float, float]
 
     @property
-    def chosen(self) -> float:
-        return max(self.measured, key=lambda value: self.measured[value])
+    def chosen(self) -> float | None:
+        """The best value; None if all diverged."""
+        value, score = max(self.measured.items(), key=itemgetter(1))
+        return value if score > -np.inf else None
 
 
 def read_claims(path: Path) -> Claims:
@@ -166,10 +172,14 @@ def holm(p: Sequence[float]) -> list[float]:
     return [min(1.0, float(value)) for value in adjusted]
 
 
-def words(findings: Sequence[Finding]) -> list[tuple[float, str]]:
-    """The adjusted p and one of `WORDS` for each finding."""
-    told = []
-    for finding, p in zip(findings, holm([finding.p for finding in findings]), strict=True):
+def words(findings: Sequence[Finding], claims: int) -> list[tuple[float, str]]:
+    """The adjusted p and one of `WORDS` for each finding, as if all other claims had a p of 1.
+
+    Whatever those turn out to be, no adjusted p grows: a word that is given stays.
+    """
+    unknown = [1.0] * (claims - len(findings))
+    adjusted, told = holm([*(finding.p for finding in findings), *unknown]), []
+    for finding, p in zip(findings, adjusted, strict=False):
         verdict = "shown" if finding.holds else "contradicted"
         told.append((p, verdict if p < SIGNIFICANT else "undecided"))
     return told
@@ -240,11 +250,12 @@ def _plain(value: Any) -> Any:
     return float(value) if type(value) is int else value
 
 
-def judge(claims: Claims, results: Mapping[str, Mapping[int, Result]]) -> list[Finding]:
-    """The findings on claims with two pairs or more.
+def judge(claims: Claims, results: Mapping[str, Mapping[int, Result]], seeds: int) -> list[Finding]:
+    """The findings on claims with all pairs.
 
     Args:
         results: {row: {seed: result}}.
+        seeds: The number of pairs, fixed beforehand: who looks at fewer would stop where he likes what he sees.
 
     Raises:
         ConfigError: if a run has not measured what a claim is about.
@@ -258,7 +269,7 @@ def judge(claims: Claims, results: Mapping[str, Mapping[int, Result]]) -> list[F
             - _percent(right[seed], claim.than, claim.metric)
             for seed in sorted(left.keys() & right.keys())
         ]
-        if len(differences) > 1:
+        if len(differences) == seeds:
             findings.append(assess(claim, differences, claims.margin))
     return findings
 
@@ -282,7 +293,10 @@ def claims_page(
     figure: str,
 ) -> str:
     """The page in Markdown; `figure` is the name of the file beside it."""
-    told, runs = words(findings), [result for of in results.values() for result in of.values()]
+    told, runs = (
+        words(findings, len(claims.claims)),
+        [result for of in results.values() for result in of.values()],
+    )
     rows = [
         [
             *(
@@ -305,8 +319,8 @@ def claims_page(
     commits = sorted({f"`{str(run['commit'])[:7]}`" for run in runs})
     hours = sum(run["wall_time_s"] for run in runs) / 3600
     changed = " The code of some was not committed." if any(r["dirty"] for r in runs) else ""
-    left = {claim.name: 0 for claim in claims.claims} | {f.claim.name: f.seeds for f in findings}
-    lacking = ", ".join(name for name, seeds in left.items() if not seeds)
+    measured = {finding.claim.name for finding in findings}
+    lacking = ", ".join(claim.name for claim in claims.claims if claim.name not in measured)
     return f"""# The papers' claims on Glyphs
 
 Of {len(findings)} comparisons: {", ".join(counts)}.{f" Not measured yet: {lacking}." if lacking else ""}
@@ -318,7 +332,7 @@ Measured at {", ".join(commits)} by `make claims`: rows of `{claims.recipes}`,
 
 A difference is that of runs of the same seed, hence of the same classes and the same trunk, in percentage
 points: the mean, and the half-width of the 95 % Student-t interval. p is two-sided and adjusted by Holm for all
-rows of the table; that two rows are as good as each other is tested by two one-sided tests, with a margin of
+{len(claims.claims)} claims, so that those not measured yet can only lower it; that two rows are as good as each other is tested by two one-sided tests, with a margin of
 {claims.margin:g} points that was fixed beforehand. Where p is below {SIGNIFICANT} the word is *shown* or
 *contradicted*. *Visible* is the true difference that as many seeds would see with a chance of
 {100 * POWER:.0f} %, before the adjustment.
@@ -333,8 +347,11 @@ def _tunings(claims: Claims, tunings: Sequence[Tuning]) -> str:
         return ""
     rows = []
     for tuning in tunings:
-        told = {value: f"{value:g}: {100 * score:.2f}" for value, score in tuning.measured.items()}
-        best = told.pop(tuning.chosen)
+        told = {
+            value: f"{value:g}: {100 * score:.2f}" if score > -np.inf else f"{value:g}: diverged"
+            for value, score in tuning.measured.items()
+        }
+        best = "" if tuning.chosen is None else told.pop(tuning.chosen)
         rows.append([tuning.row, tuning.setting, best, ", ".join(told.values())])
     measured = {tuning.row for tuning in tunings}
     rows += [
@@ -363,7 +380,8 @@ def save_forest(claims: Claims, findings: Sequence[Finding], path: Path) -> None
     """Draw each claim's mean difference and interval as a line, beside zero or the margin, into a PNG."""
     figure = Figure(figsize=(8, 1 + 0.3 * len(findings)), layout="constrained")
     axes, seen = figure.add_subplot(), {}
-    for y, (finding, (_, word)) in enumerate(zip(findings, words(findings), strict=True)):
+    told = words(findings, len(claims.claims))
+    for y, (finding, (_, word)) in enumerate(zip(findings, told, strict=True)):
         seen[word] = axes.errorbar(
             finding.mean, y, xerr=finding.half_width, fmt="o", color=WORDS[word], capsize=3
         )

@@ -289,7 +289,7 @@ def test_numbers_that_are_not_finite_fail_in_one_line(
     line = said(data, *TINY, *settings, "--report=false", f"--output={folder}", status=1)
     assert all(word in line for word in words)
     record = json.loads((folder / "run.json").read_text())
-    assert record["status"] == "failed"
+    assert (record["status"], record["diverged"]) == ("failed", True)
     assert f"error: {record['error']}" == line
     assert not saved_checkpoints(folder) or "NaN or inf for" in line
 

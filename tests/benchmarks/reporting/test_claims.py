@@ -57,7 +57,7 @@ def test_equivalence_holds_where_the_interval_lies_within_the_margin():
     for shift in np.linspace(-2, 2, 41):
         finding = found([g + shift for g in GAIN], equivalent=True, margin=1.0)
         low, high = finding.mean - finding.half_width, finding.mean + finding.half_width
-        [(_, word)] = words([finding])
+        [(_, word)] = words([finding], 1)
         assert (word == "shown") == (low > -1 and high < 1)
         assert (word == "contradicted") == (low > 1 or high < -1)
 
@@ -71,7 +71,7 @@ def test_what_seeds_can_see_they_see_four_times_of_five():
 
 
 def test_equal_differences_are_no_division_by_zero():
-    told = words([found([value] * 3) for value in (1.0, 0.0, -1.0)])
+    told = words([found([value] * 3) for value in (1.0, 0.0, -1.0)], 3)
     assert [word for _, word in told] == ["shown", "undecided", "contradicted"]
 
 
@@ -83,7 +83,7 @@ def test_a_number_is_compared_with_zero():
             for seed, g in enumerate(GAIN)
         }
     }
-    [finding] = judge(Claims("", 1.0, {}, 1, {}, {}, [claim]), found)
+    [finding] = judge(Claims("", 1.0, {}, 1, {}, {}, [claim]), found, len(GAIN))
     assert finding.mean == pytest.approx(100 * np.mean(GAIN))
     assert finding.p == pytest.approx(stats.ttest_1samp(GAIN, 0).pvalue)
     page = claims_page(Claims("", 1.0, {}, 1, {}, {}, [claim]), [finding], {}, [], "f.png")
@@ -94,6 +94,19 @@ def test_holm_is_monotone_and_stops_at_one():
     assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
     assert holm([0.9, 0.8]) == [1.0, 1.0]
     assert holm([]) == []
+
+
+def test_a_word_that_is_given_stays():
+    rng = np.random.default_rng(0)
+    findings = [found(list(rng.normal(mean, 1, 10))) for mean in np.linspace(-2, 2, 12)]
+    last = words(findings, len(findings))
+    assert {word for _, word in last} == {"shown", "contradicted", "undecided"}
+    for known in range(1, len(findings)):
+        for (p, word), (p_at_last, word_at_last) in zip(
+            words(findings[:known], 12), last, strict=False
+        ):
+            assert p >= p_at_last
+            assert word in (word_at_last, "undecided")
 
 
 def test_the_claims_are_of_rows_that_there_are():
@@ -150,6 +163,13 @@ def make(toy: Path) -> Callable[[str, int, float], None]:
     return build
 
 
+def diverge(job: Job) -> None:
+    finish(job, 0.0)
+    info = json.loads((job.folder / "run.json").read_text())
+    info |= {"status": "failed", "diverged": True, "error": "the loss is nan", "metrics": {}}
+    write_json(job.folder / "run.json", info)
+
+
 def finish(job: Job, recall: float) -> None:
     row, seed = job.training.rpartition("/")[2], job.seed
     (job.folder / "records").mkdir(parents=True)
@@ -198,8 +218,9 @@ def test_what_is_not_run_yet_is_named(make, capsys):
     for seed in (0, 1):
         make("base", seed, 0.5)
     assert command("--page-only") == 2
-    assert "no claim's rows finished at two seeds" in capsys.readouterr().err
+    assert "no claim with both rows finished at 10 seeds" in capsys.readouterr().err
     make("new", 0, 0.6)
+    assert command("--page-only", "--seeds=2") == 2  # no word before all seeds are there
     make("new", 1, 0.6)
     assert command("--page-only", "--seeds=2") == 0
     assert "was not committed" not in Path("claims.md").read_text()
@@ -305,10 +326,59 @@ def test_settings_are_chosen_on_validation_classes_and_taken_by_others(toy, monk
     assert Path("claims.md").read_text() == page
 
 
+def test_a_value_that_diverges_is_not_chosen_and_stops_nothing(toy, monkeypatch, capsys):
+    content = yaml.safe_load(Path("claims.yaml").read_text())
+    content["tuned"] = {"base": {RATE: [0.01, 0.02]}, "third": {RATE: [3.0, 4.0]}}
+    Path("claims.yaml").write_text(yaml.safe_dump(content))
+    started = []
+
+    class Trained:
+        def __init__(self, jobs, launcher):
+            self.jobs = jobs
+
+        def run(self):
+            for job in self.jobs:
+                started.append(job.name)
+                rate = job.config["optimization"]["learning_rate"]
+                if rate > 1 or (rate, job.config["data"]["fold"]) == (0.02, 1):
+                    diverge(job)
+                else:
+                    finish(job, rate)
+
+    monkeypatch.setattr("benchmarks.studies.Sweep", Trained)
+    assert command("--seeds=2") == 0
+    page = Path("claims.md").read_text()
+    assert f"| `base` |  | {RATE} | 0.01: 0.50 | 0.02: diverged |" in page
+    assert f"| `third` |  | {RATE} |  | 3: diverged, 4: diverged |" in page
+    assert "Not measured yet: 4." in page  # no value of the third row can be tested
+    assert command("--seeds=2") == 0
+    assert len(started) == 2 * 2 + 2 * 2 + 2 + 2  # nothing twice
+
+
+def test_a_run_that_fails_holds_up_only_its_own_row(toy, monkeypatch, capsys):
+    content = yaml.safe_load(Path("claims.yaml").read_text())
+    content["tuned"] = {"base": {RATE: [0.01, 0.02]}, "third": {RATE: [0.01, 0.02]}}
+    Path("claims.yaml").write_text(yaml.safe_dump(content))
+
+    class Trained:
+        def __init__(self, jobs, launcher):
+            self.jobs = jobs
+
+        def run(self):
+            for job in self.jobs:
+                if "third" not in job.name:
+                    finish(job, 0.5)
+
+    monkeypatch.setattr("benchmarks.studies.Sweep", Trained)
+    assert command("--seeds=2") == 1
+    assert "Not measured yet: 4." in Path("claims.md").read_text()
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         (["--only", "9"], "--only: no claim 9; there are 1, 2, 3, 4"),
+        (["--output=claims.json"], "--output: expected a .md file, got claims.json"),
         (["--", "--seed=3"], "--seed=3: is set by this command"),
     ],
 )
