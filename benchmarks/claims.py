@@ -168,7 +168,9 @@ class Study:
 def _has_ended(job: Any) -> bool:
     """True if a run is finished or has diverged: the same settings would diverge again."""
     record = job.record() or {"status": "missing"}
-    return record["status"] == "finished" or record["status"] == "failed" and record["diverged"]
+    return record["status"] == "finished" or (
+        record["status"] == "failed" and record.get("diverged")
+    )
 
 
 def _run(options: argparse.Namespace, settings: Sequence[str]) -> int:

@@ -330,12 +330,13 @@ Of {len(findings)} comparisons: {", ".join(counts)}.{f" Not measured yet: {lacki
 Measured at {", ".join(commits)} by `make claims`: rows of `{claims.recipes}`,
 {len(runs)} trainings, {hours:.1f} hours of training and testing.{changed}
 
-A difference is that of runs of the same seed, hence of the same classes and the same trunk, in percentage
-points: the mean, and the half-width of the 95 % Student-t interval. p is two-sided and adjusted by Holm for all
-{len(claims.claims)} claims, so that those not measured yet can only lower it; that two rows are as good as each other is tested by two one-sided tests, with a margin of
-{claims.margin:g} points that was fixed beforehand. Where p is below {SIGNIFICANT} the word is *shown* or
-*contradicted*. *Visible* is the true difference that as many seeds would see with a chance of
-{100 * POWER:.0f} %, before the adjustment.
+A difference is that of two runs of the same seed, hence of the same classes and the same trunk, in percentage
+points: the mean over seeds, and the half-width of the 95 % Student-t interval. p is two-sided. Two one-sided tests
+decide whether two rows are as good as each other, with a margin of {claims.margin:g} points that was fixed beforehand.
+All p are adjusted by Holm for the {len(claims.claims)} claims, those not measured yet included, so that later
+measurements can only lower them. Where the adjusted p is below {SIGNIFICANT} the word is *shown* or *contradicted*.
+*Visible* is the true difference that as many seeds would show with a chance of {100 * POWER:.0f} %, before the
+adjustment.
 
 {Table(header, rows, names=5).markdown()}
 
@@ -365,8 +366,9 @@ def _tunings(claims: Claims, tunings: Sequence[Tuning]) -> str:
     return f"""## Settings
 
 One number of a row was chosen: the value with the largest MAP@R (%) on *validation* classes, as a mean over
-{claims.draws} draws of the classes that are trained on. No test class was seen. Before its own number is chosen, a
-row takes over what was chosen for others. All else stands in the recipes.
+{claims.draws} draws of the classes that are trained on. A value with which a training diverged is not chosen. No test
+class was seen. Before its own number is chosen, a row takes over what was chosen for others. Everything else stands
+in the recipes.
 
 {Table(header, table, names=5).markdown()}
 """
