@@ -332,7 +332,7 @@ Measured at {", ".join(commits)} by `make claims`: rows of `{claims.recipes}`,
 
 A difference is that of two runs of the same seed, hence of the same classes and the same trunk, in percentage
 points: the mean over seeds, and the half-width of the 95 % Student-t interval. p is two-sided. Two one-sided tests
-decide whether two rows are as good as each other, with a margin of {claims.margin:g} points that was fixed beforehand.
+decide whether two rows are as good as each other, with a margin of {claims.margin:g} points, fixed beforehand.
 All p are adjusted by Holm for the {len(claims.claims)} claims, those not measured yet included, so that later
 measurements can only lower them. Where the adjusted p is below {SIGNIFICANT} the word is *shown* or *contradicted*.
 *Visible* is the true difference that as many seeds would show with a chance of {100 * POWER:.0f} %, before the
@@ -366,9 +366,9 @@ def _tunings(claims: Claims, tunings: Sequence[Tuning]) -> str:
     return f"""## Settings
 
 One number of a row was chosen: the value with the largest MAP@R (%) on *validation* classes, as a mean over
-{claims.draws} draws of the classes that are trained on. A value with which a training diverged is not chosen. No test
-class was seen. Before its own number is chosen, a row takes over what was chosen for others. Everything else stands
-in the recipes.
+{claims.draws} draws of the classes that are trained on. A value with which a training diverged is not chosen. No
+test class was seen. Before its own number is chosen, a row takes over what was chosen for others. Everything else
+stands in the recipes.
 
 {Table(header, table, names=5).markdown()}
 """
