@@ -29,8 +29,6 @@ from benchmarks.settings import ConfigError, changed, dump, flat
 
 CLAIMS = Path(__file__).parent / "recipes" / "claims.yaml"
 
-SELECTION = "mean_average_precision_at_r"
-
 Values = tuple[tuple[str, float], ...]
 """Settings and their values."""
 
@@ -79,7 +77,7 @@ class Study:
             found = [self.results.of(job) for job in jobs]
             if None in found:
                 return None
-            scores = [result["metrics"].get(SELECTION, -np.inf) for result in found]
+            scores = [result["metrics"].get(reporting.SELECTION, -np.inf) for result in found]
             measured[value] = float(np.mean(scores))
         setting = next(iter(self.claims.tuned.get(row, {})), "")
         return reporting.Tuning(row, setting, measured) if measured else None

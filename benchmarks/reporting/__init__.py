@@ -5,7 +5,10 @@ import lazy_loader as lazy
 __getattr__, __dir__, __all__ = lazy.attach(
     __name__,
     submod_attrs={
-        "claims": ["Results", "Tuning", "claims_page", "judge", "read_claims", "save_forest"],
+        "claims": [
+            *("SELECTION", "Results", "Tuning", "claims_page", "judge", "read_claims"),
+            "save_forest",
+        ],
         "comparison": ["compare"],
         "drawing": ["COLOURS", "MARKERS", "svg"],
         "folds": ["fair_comparison", "read_method"],

@@ -21,15 +21,20 @@ from scipy import optimize, stats
 from benchmarks.records import damage_named, load_run, read_json, replace_file, write_json
 from benchmarks.reporting.comparison import metric_name
 from benchmarks.reporting.drawing import COLOURS, plain
-from benchmarks.reporting.table import Table
+from benchmarks.reporting.table import Table, estimate
 from benchmarks.settings import ConfigError, one_line, read_yaml, settings_of_results
 
 SIGNIFICANT = 0.05  # a claim is shown or contradicted if Holm's adjusted p lies below it
 
 POWER = 0.8
 
+SELECTION = "mean_average_precision_at_r"
+"""The metric that chooses settings on validation classes."""
+
 Result = dict[str, Any]
 """Result of a training: "metrics", "outputs", "curve", "commit", "dirty" and "wall_time_s"."""
+
+SMALL: dict[str, Any] = {"fontsize": 8, "va": "center"}
 
 WORDS = {"shown": COLOURS[2], "contradicted": COLOURS[1], "undecided": "#888888"}
 
@@ -307,10 +312,10 @@ def claims_page(
             ),
             *(
                 metric_name(f.claim.metric).replace("_", " "),
-                f"{f.mean:+.2f} ± {f.half_width:.2f}",
+                _difference(f),
                 str(f.seeds),
             ),
-            *(f"{p:.3f}", f"{f.visible:.2f}", word),
+            *("< 0.001" if p < 0.001 else f"{p:.3f}", f"{f.visible:.2f}", word),
         ]
         for f, (p, word) in zip(findings, told, strict=True)
     ]
@@ -320,7 +325,7 @@ def claims_page(
     hours = sum(run["wall_time_s"] for run in runs) / 3600
     changed = " The code of some was not committed." if any(r["dirty"] for r in runs) else ""
     measured = {finding.claim.name for finding in findings}
-    lacking = ", ".join(claim.name for claim in claims.claims if claim.name not in measured)
+    lacking = "; ".join(claim.name for claim in claims.claims if claim.name not in measured)
     return f"""# The papers' claims on Glyphs
 
 Of {len(findings)} comparisons: {", ".join(counts)}.{f" Not measured yet: {lacking}." if lacking else ""}
@@ -332,7 +337,7 @@ Measured at {", ".join(commits)} by `make claims`: rows of `{claims.recipes}`,
 
 A difference is that of two runs of the same seed, hence of the same classes and the same trunk, in percentage
 points: the mean over seeds, and the half-width of the 95 % Student-t interval. p is two-sided. Two one-sided tests
-decide whether two rows are as good as each other, with a margin of {claims.margin:g} points, fixed beforehand.
+decide whether two rows are as good as each other, within ±{claims.margin:g} points, fixed beforehand.
 All p are adjusted by Holm for the {len(claims.claims)} claims, those not measured yet included, so that later
 measurements can only lower them. Where the adjusted p is below {SIGNIFICANT} the word is *shown* or *contradicted*.
 *Visible* is the true difference that as many seeds would show with a chance of {100 * POWER:.0f} %, before the
@@ -340,7 +345,23 @@ adjustment.
 
 {Table(header, rows, names=5).markdown()}
 
+## The rows on test classes
+
+Percent, mean and half-width of the 95 % Student-t interval over seeds:
+
+{_means(results).markdown()}
+
 {_tunings(claims, tunings)}"""
+
+
+def _means(results: Mapping[str, Mapping[int, Result]]) -> Table:
+    shown = ("recall_at_1", SELECTION)
+    rows = []
+    for row, runs in results.items():
+        if runs:
+            values = [[run["metrics"][name] for run in runs.values()] for name in shown]
+            rows.append([f"`{row}`", *(estimate(v).percent() for v in values), f"{len(runs)}"])
+    return Table(["row", *map(metric_name, shown), "seeds"], rows)
 
 
 def _tunings(claims: Claims, tunings: Sequence[Tuning]) -> str:
@@ -379,25 +400,41 @@ def _code(side: str | int) -> str:
 
 
 def save_forest(claims: Claims, findings: Sequence[Finding], path: Path) -> None:
-    """Draw each claim's mean difference and interval as a line, beside zero or the margin, into a PNG."""
-    figure = Figure(figsize=(8, 1 + 0.3 * len(findings)), layout="constrained")
+    """Draw the mean difference and interval of each comparison of two rows, beside zero or the margin, as PNG."""
+    told = zip(findings, words(findings, len(claims.claims)), strict=True)
+    drawn = [(finding, word) for finding, (_, word) in told if finding.claim.than != 0]
+    figure = Figure(figsize=(8, 1 + 0.28 * len(drawn)), layout="constrained")
     axes, seen = figure.add_subplot(), {}
-    told = words(findings, len(claims.claims))
-    for y, (finding, (_, word)) in enumerate(zip(findings, told, strict=True)):
+    for y, (finding, word) in enumerate(drawn):
         seen[word] = axes.errorbar(
             finding.mean, y, xerr=finding.half_width, fmt="o", color=WORDS[word], capsize=3
         )
         if finding.claim.equivalent:
             axes.barh(y, 2 * claims.margin, left=-claims.margin, color=COLOURS[5], alpha=0.3)
+        axes.text(1.02, y, _difference(finding), transform=axes.get_yaxis_transform(), **SMALL)
     axes.axvline(0, color="black", linewidth=0.8)
-    names = [plain(f"{finding.claim.claim}  {finding.claim.name}") for finding in findings]
-    axes.set_yticks(range(len(findings)), names, fontsize=8)
-    axes.invert_yaxis()
-    axes.set_xlabel("difference in percentage points, mean and 95 % interval", fontsize=9)
+    names = [plain(f"{finding.claim.claim} ({finding.claim.name})") for finding, _ in drawn]
+    axes.set_yticks(range(len(drawn)), names, fontsize=8)
+    axes.set_ylim(len(drawn) - 0.5, -0.5)
+    axes.set_xlabel(
+        "against the claim  ←  percentage points, 95 % interval  →  for the claim", fontsize=8
+    )
     axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.tick_params(axis="y", length=0)
+    axes.tick_params(axis="x", labelsize=8)
+    keys = [word for word in WORDS if word in seen]
     figure.legend(
-        seen.values(), seen, loc="outside lower right", ncols=3, fontsize=8, frameon=False
+        [seen[word] for word in keys],
+        keys,
+        loc="outside upper right",
+        ncols=3,
+        fontsize=8,
+        frameon=False,
     )
     file = io.BytesIO()
     figure.savefig(file, format="png", dpi=150, metadata={"Software": None})
     replace_file(path, file.getvalue())
+
+
+def _difference(finding: Finding) -> str:
+    return f"{finding.mean:+.2f} ± {finding.half_width:.2f}"

@@ -206,11 +206,13 @@ def test_the_page_says_what_the_records_show(make, capsys):
     assert "Of 3 comparisons: 2 shown, 1 contradicted, 0 undecided. Not measured yet: 4." in page
     assert "Measured at `0123abc` by `make claims`" in page
     assert "\n20 trainings, 20.0 hours of" in page
-    rows = [line.split(" | ") for line in page.splitlines() if line.startswith("| ")][1:]
+    findings, rows_on_test = page.split("## The rows on test classes")
+    rows = [line.split(" | ") for line in findings.splitlines() if line.startswith("| ")][1:]
     cell = f"+4.65 ± {5 * found(GAIN).half_width:.2f}"
     assert [(*row[5:7], row[9].removesuffix(" |")) for row in rows[1:]] == [
         (cell, "10", word) for word in ("shown", "contradicted", "shown")
     ]
+    assert "| `base` | 50.00 ± 0.00 | 25.00 ± 0.00 | 10 |" in rows_on_test
     assert Path("claims.png").read_bytes().startswith(b"\x89PNG")
 
 
