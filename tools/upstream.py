@@ -65,7 +65,8 @@ def plan(tree: Path, system: str) -> dict[Path, bytes]:
                 _read(tree, path), text.decode(), r"^from \.(\w+) import .*\n"
             ).encode()
         elif path.name == "CONTENTS.md":
-            rows = r"^\| \[\*\*(\w+)\*\*\]\(\S+/losses/#.*\n"
+            (page,) = re.findall(r"/(\w+)/#", text.decode())
+            rows = rf"^\| \[\*\*(\w+)\*\*\]\(\S+/{page}\b.*\n"
             new = _with_lines(_read(tree, path), text.decode(), rows).encode()
         elif path.suffix == ".md":
             new = _with_section(_read(tree, path), text.decode(), path).encode()
@@ -165,13 +166,17 @@ def _drawn(equations: str) -> bytes:
     return file.getvalue()
 
 
-def write(tree: Path, planned: dict[Path, bytes]) -> list[Path]:
-    """Write what is not there yet: the paths that were changed."""
-    changed = [
+def _changed(tree: Path, planned: dict[Path, bytes]) -> list[Path]:
+    return [
         path
         for path, new in planned.items()
         if not (tree / path).exists() or (tree / path).read_bytes() != new
     ]
+
+
+def write(tree: Path, planned: dict[Path, bytes]) -> list[Path]:
+    """Write what is not there yet: the paths that were changed."""
+    changed = _changed(tree, planned)
     for path in changed:
         (tree / path).parent.mkdir(parents=True, exist_ok=True)
         (tree / path).write_bytes(planned[path])
@@ -195,12 +200,20 @@ def place(tree: Path, system: str, *, branch: bool) -> list[Path]:
     """Place a system, on a branch of its own where asked: the paths that were changed.
 
     Raises:
-        UpstreamError: as `plan`, and if the work tree is not clean, or git refuses the branch.
+        UpstreamError: as `plan`; for a branch also if `tree` is not the root of a repository, its work tree is not
+            clean or holds the system already, or git refuses the branch or knows no author.
     """
     planned = plan(tree, system)
     if branch:
+        if folder := _git(tree, "rev-parse", "--show-prefix").strip():
+            raise UpstreamError(
+                f"{tree}: expected a clone of PML, is the folder {folder} of another repository"
+            )
+        _git(tree, "var", "GIT_COMMITTER_IDENT")
         if dirty := _git(tree, "status", "--porcelain"):
             raise UpstreamError(f"{tree}: expected a clean work tree, commit or remove:\n{dirty}")
+        if not _changed(tree, planned):
+            raise UpstreamError(f"{tree}: holds the system already, there is nothing to commit")
         _git(tree, "switch", "--create", system.replace("_", "-"))
     changed = write(tree, planned)
     if branch:

@@ -28,10 +28,12 @@ NAMES = {
     "joint_similarity": ("JRS", "jrs_loss"),
     "rank_accuracy": ("RankAccuracy", "rank_accuracy"),
 }
+TABLE = ROOT / "docs" / "upstream.md"
 PATCH = upstream.SOURCES / "distributed" / "docs" / "distributed.md.patch"
 DOCUMENTS = {
     "CONTENTS.md": "### [Losses](x)\n"
-    "| [**AngularLoss**](x/losses/#angularloss) |\n| [**VICRegLoss**](x/losses/#vicregloss) |\n",
+    "| [**AngularLoss**](x/losses/#angularloss) |\n| [**VICRegLoss**](x/losses/#vicregloss) |\n"
+    "### Utils\n| [**AccuracyCalculator**](x/accuracy_calculation) |\n| [**HookContainer**](x/hooks) |\n",
     "docs/losses.md": "# Losses\n\n## AngularLoss \nOld.\n\n## VICRegLoss\nOld.\n",
     "docs/distributed.md": "\n" * 12
     + "".join(
@@ -52,12 +54,12 @@ def git(tree: Path, *arguments: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
-def place(tree: Path, *options: str) -> subprocess.CompletedProcess[str]:
+def place(tree: Path, *options: str, **settings: str) -> subprocess.CompletedProcess[str]:
     person = {"GIT_AUTHOR_NAME": "N", "GIT_AUTHOR_EMAIL": "e@x"}
     committer = {"GIT_COMMITTER_NAME": "N", "GIT_COMMITTER_EMAIL": "e@x"}
     return subprocess.run(
         [sys.executable, str(ROOT / "tools" / "upstream.py"), str(tree), *options],
-        env={**os.environ, **person, **committer},
+        env={**os.environ, **person, **committer, **settings},
         capture_output=True,
         text=True,
         timeout=TIMEOUT,
@@ -118,6 +120,8 @@ def test_is_small_and_speaks_of_nothing_else(system: str, apart: Path) -> None:
     counts = git(apart, "diff", "--numstat", "dev", branch(system)).splitlines()
     changed = sum(int(n) for line in counts for n in line.split()[:2] if n != "-")
     assert 100 < changed <= LARGEST
+    (row,) = [line for line in TABLE.read_text().splitlines() if f"| `{system}` |" in line]
+    assert f"| {changed} |" in row
     diff = git(apart, "diff", "--unified=0", "dev", branch(system))
     for other, names in NAMES.items():
         assert any(name in diff for name in names) is (other == system)
@@ -154,6 +158,11 @@ def test_lines_and_sections_stand_in_order(stacked: Path) -> None:
     assert found == sorted(found)
     rows = (stacked / "CONTENTS.md").read_text()
     found = [rows.index(f"[**{name}Loss**]") for name in order]
+    assert found == sorted(found)
+    found = [
+        rows.index(f"**{name}**")
+        for name in ("AccuracyCalculator", "RankAccuracyCalculator", "HookContainer")
+    ]
     assert found == sorted(found)
     modules = [line.split()[1] for line in (stacked / INIT).read_text().splitlines()]
     assert modules == sorted(modules) and ".horde_loss" in modules
@@ -240,6 +249,34 @@ def test_refuses_to_commit_what_is_not_ours(clone: Path, tmp_path: Path) -> None
     assert git(tree, "status", "--porcelain") == ""
 
 
+def test_refuses_to_commit_nothing(apart: Path, tmp_path: Path) -> None:
+    tree = shutil.copytree(apart, tmp_path / "pml")
+    git(tree, "switch", "--create", "mine", "horde")
+    git(tree, "branch", "--delete", "--force", "horde")
+    done = place(tree, "--only", "horde", "--branch")
+    assert done.returncode == 2 and "nothing to commit" in done.stderr
+    assert git(tree, "branch", "--show-current") == "mine\n"
+
+
+def test_refuses_to_commit_without_an_author(clone: Path, tmp_path: Path) -> None:
+    tree = shutil.copytree(clone, tmp_path / "pml")
+    git(tree, "config", "user.useConfigOnly", "true")
+    done = place(tree, "--only", "horde", "--branch", GIT_COMMITTER_NAME="", HOME=str(tmp_path))
+    assert done.returncode == 2 and "git var" in done.stderr
+    assert git(tree, "branch", "--show-current") == "dev\n"
+    assert git(tree, "status", "--porcelain") == ""
+
+
+def test_refuses_to_commit_in_another_repository(clone: Path, tmp_path: Path) -> None:
+    git(tmp_path, "init", "--initial-branch=main")
+    tree = shutil.copytree(clone, tmp_path / "pml", ignore=shutil.ignore_patterns(".git"))
+    (tmp_path / ".gitignore").write_text("*\n")
+    done = place(tree, "--only", "horde", "--branch")
+    assert done.returncode == 2 and "is the folder pml/ of another repository" in done.stderr
+    assert git(tmp_path, "branch", "--show-current") == "main\n"
+    assert "HORDE" not in (tree / INIT).read_text()
+
+
 def test_placed_unit_tests_pass(stacked: Path) -> None:
     """Those of the wrapper start processes; here `tests/documents/test_upstream_numbers.py` compares it."""
     new = [path for path in stacked.glob("tests/*/test_*.py") if "distributed" not in path.name]
@@ -256,4 +293,4 @@ def test_placed_unit_tests_pass(stacked: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert "Ran 30 tests" in done.stderr
+    assert "Ran 33 tests" in done.stderr

@@ -100,6 +100,21 @@ class TestJRSLoss(unittest.TestCase):
                     torch.isclose(loss_func(embeddings, x, indices_tuple), loss)
                 )
 
+    def test_large_batch(self):
+        torch.manual_seed(591)
+        labels = torch.arange(300) % 4
+        for dtype in TEST_DTYPES:
+            embeddings = torch.randn(300, 4, dtype=dtype, device=TEST_DEVICE)
+            features = [embeddings * 10]
+            loss = JRSLoss()(embeddings, labels, features=features)
+            correct_loss = JRSLoss()(
+                embeddings.double(), labels, features=[features[0].double()]
+            )
+            self.assertTrue(torch.isclose(loss.double(), correct_loss, rtol=1e-2))
+
+    def test_tuple_of_numbers_is_recordable(self):
+        self.assertEqual(JRSLoss(num_kernels=(3, 1)).num_kernels, [3, 1])
+
     def test_identical_embeddings(self):
         embeddings = torch.ones(4, 2, requires_grad=True)
         loss = JRSLoss()(embeddings, torch.tensor([0, 0, 1, 1]))

@@ -69,6 +69,12 @@ class TestVarianceEstimationLoss(unittest.TestCase):
         correct_output = features * torch.sigmoid(variance)
         self.assertTrue(torch.allclose(attention(features), correct_output, rtol=1e-3))
 
+    def test_no_samples(self):
+        features = torch.randn(0, 3, requires_grad=True)
+        loss = VarianceEstimationLoss()(features, ref_emb=torch.ones(1, 3))
+        loss.backward()
+        self.assertEqual(loss, 0)
+
     def test_one_sample(self):
         features = torch.randn(1, 3)
         for unbiased in [False, True]:

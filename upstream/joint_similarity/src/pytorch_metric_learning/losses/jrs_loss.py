@@ -15,7 +15,10 @@ class JRSLoss(BaseMetricLossFunction):
     def __init__(self, num_kernels=3, **kwargs):
         super().__init__(**kwargs)
         assert not self.distance.is_inverted
-        self.num_kernels = num_kernels
+        # record-keeper cannot record a tuple
+        self.num_kernels = (
+            list(num_kernels) if c_f.is_list_or_tuple(num_kernels) else num_kernels
+        )
         self.feature_distance = LpDistance(power=2, normalize_embeddings=False)
         self.features = []
         self.add_to_recordable_attributes(name="num_kernels", is_stat=False)
@@ -70,18 +73,20 @@ class JRSLoss(BaseMetricLossFunction):
         }
 
     def gaussian_mixture(self, mat, num_kernels):
-        # The mean over all pairs of different embeddings
-        bandwidth = torch.sum(mat.detach()) / (len(mat) * (len(mat) - 1))
+        # The mean over all pairs of different embeddings. The sum would be too large
+        # for float16.
+        n = len(mat)
+        bandwidth = torch.mean(mat.detach()) * (n / (n - 1))
         if bandwidth == 0:
             bandwidth = torch.ones_like(bandwidth)
+        mat = mat / bandwidth
         kernel = 0
         for k in range(num_kernels):
-            scale = 2.0 ** (k - num_kernels // 2)
-            kernel = kernel + torch.exp(-mat / (bandwidth * scale))
+            kernel = kernel + torch.exp(-mat / 2.0 ** (k - num_kernels // 2))
         return kernel / num_kernels
 
     def get_num_kernels(self, num_representations):
-        if not c_f.is_list_or_tuple(self.num_kernels):
+        if not isinstance(self.num_kernels, list):
             return [self.num_kernels] * num_representations
         if len(self.num_kernels) != num_representations:
             raise ValueError(

@@ -28,11 +28,14 @@ class VarianceEstimationLoss(BaseMetricLossFunction):
                 "ref_emb must be the predicted variance, of shape (1, num_features)"
             )
 
+        n = len(embeddings)
+        if n == 0:
+            return self.zero_losses()
+
         # All rows are the same prediction, and each gets its share of the gradient
         predicted_variance = torch.mean(ref_emb, dim=0)
         deviations = embeddings - torch.mean(embeddings, dim=0)
         variance = torch.mean(deviations**2, dim=0)
-        n = len(embeddings)
         if self.unbiased and n > 1:
             variance = variance * (n / (n - 1))
         self.set_stats(variance, predicted_variance)
