@@ -75,14 +75,18 @@ class TestHORDELoss(unittest.TestCase):
                         self.assertTrue(torch.allclose(x, y, rtol=1e-3, atol=1e-4))
 
     def test_features(self):
-        embeddings, labels, features = self.get_data()
-        loss_func = HORDELoss(ContrastiveLoss(), 5, 4, order=3, moment_dim=16)
-        correct_loss = loss_func(embeddings, labels, features=features)
-        tokens = features.flatten(2).transpose(1, 2)
-        for x in [tokens, features * 1e-6, features * 1e6]:
-            loss = loss_func(embeddings, labels, features=x)
-            self.assertTrue(torch.isclose(loss, correct_loss, rtol=1e-5))
-        self.assertTrue(loss_func.features is None)
+        for dtype in TEST_DTYPES:
+            rtol = 1e-2 if dtype == torch.float16 else 1e-5
+            small, large = (1e-3, 1e3) if dtype == torch.float16 else (1e-6, 1e6)
+            embeddings, labels, features = self.get_data(dtype, TEST_DEVICE)
+            loss_func = HORDELoss(ContrastiveLoss(), 5, 4, order=3, moment_dim=16)
+            loss_func = loss_func.to(TEST_DEVICE).type(dtype)
+            correct_loss = loss_func(embeddings, labels, features=features)
+            tokens = features.flatten(2).transpose(1, 2)
+            for x in [tokens, features * small, features * large]:
+                loss = loss_func(embeddings, labels, features=x)
+                self.assertTrue(torch.isclose(loss, correct_loss, rtol=rtol))
+            self.assertTrue(loss_func.features is None)
 
     def test_indices_tuple(self):
         embeddings, labels, features = self.get_data()
@@ -135,8 +139,9 @@ class TestHORDELoss(unittest.TestCase):
         loss_func = HORDELoss(ContrastiveLoss(), 5, 4, order=2, moment_dim=16)
         with self.assertRaises(ValueError):
             loss_func(embeddings, labels)
-        with self.assertRaises(ValueError):
-            loss_func(embeddings, labels, features=features[:3])
+        for x in [features[:3], features[:, :, 0, 0]]:
+            with self.assertRaises(ValueError):
+                loss_func(embeddings, labels, features=x)
         with self.assertRaises(ValueError):
             loss_func(
                 embeddings,

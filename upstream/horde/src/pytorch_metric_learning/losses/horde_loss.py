@@ -70,6 +70,8 @@ class HORDELoss(BaseMetricLossFunction):
             raise ValueError("features are required for this loss function")
         if len(features) != len(embeddings):
             raise ValueError("Number of features must equal number of embeddings")
+        if features.ndim not in [3, 4]:
+            raise ValueError("features must be the 3D or 4D features before pooling")
         self.features = features
         try:
             return super().forward(
@@ -99,9 +101,9 @@ class HORDELoss(BaseMetricLossFunction):
         if x.ndim == 4:
             x = x.flatten(2).transpose(1, 2)
         # The normalization below cancels any factor. With this one, the products of
-        # large or small features neither overflow nor vanish.
-        size = torch.sqrt(torch.mean(x.detach() ** 2, dim=(1, 2), keepdim=True))
-        x = x / torch.clamp(size, min=1e-12)
+        # large or small features neither overflow nor vanish, nor do the squares here.
+        square = torch.mean(x.detach().float() ** 2, dim=(1, 2), keepdim=True)
+        x = x / torch.clamp(torch.sqrt(square), min=1e-7).type(x.dtype)
 
         output = []
         product = torch.matmul(x, self.projections[0])
