@@ -24,7 +24,7 @@ import numpy as np
 
 # Rooms import late: `--help` needs no torch.
 from benchmarks import building, records, reporting, studies
-from benchmarks.console import at_least, split_settings
+from benchmarks.console import HelpFormatter, at_least, split_settings
 from benchmarks.settings import ConfigError, changed, dump, flat
 
 CLAIMS = Path(__file__).parent / "recipes" / "claims.yaml"
@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.claims",
         description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=HelpFormatter,
         allow_abbrev=False,
     )
     path = {"type": Path, "metavar": "PATH"}

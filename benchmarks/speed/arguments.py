@@ -3,9 +3,13 @@
 import argparse
 from pathlib import Path
 
+from benchmarks.console import HelpFormatter
+
 
 def page_parser(module: str, description: str | None) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog=f"python -m {module}", description=description)
+    parser = argparse.ArgumentParser(
+        prog=f"python -m {module}", description=description, formatter_class=HelpFormatter
+    )
     parser.add_argument(
         "--tiny", action="store_true", help="sizes that show that it runs, and nothing else"
     )

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
-from benchmarks.console import at_least, columns
+from benchmarks.console import HelpFormatter, at_least, columns
 
 RECIPE = "glyphs/compare/binomial_horde"
 
@@ -89,7 +89,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.speed.loop",
         description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=HelpFormatter,
         allow_abbrev=False,
     )
     parser.add_argument("--recipe", default=RECIPE, help="default: %(default)s")
