@@ -1,13 +1,13 @@
-"""The papers' claims, tested: trains what is missing, paired over seeds, and writes the page and its figure.
+"""Tests the papers' claims: trains the missing runs, compares them seed by seed, writes the page and its figure.
 
     python -m benchmarks.claims [--only NAME ...] [--seeds 10] [--jobs 2 | --ray [ADDRESS]] [--page-only]
         [-- --any.setting value]
 
-The claims, their rows and how they are tested stand in benchmarks/recipes/claims.yaml. First settings are chosen on
-validation classes; then the chosen ones are tested, once. The same command goes on where it was stopped: what
-finished runs measured is kept beside the page, in docs/claims.json, and no longer needs their folders. Each run has
-one thread unless OMP_NUM_THREADS says otherwise. Exit status: 1 if a run failed, 2 for what cannot be started,
-128 + signal if it was stopped.
+benchmarks/recipes/claims.yaml lists the claims, their rows, and how each is tested. The study first chooses
+settings on validation classes, then tests the chosen settings once. After a stop, the same command continues:
+docs/claims.json, beside the page, keeps the results of finished runs, whose folders are then no longer needed.
+Each run has one thread unless OMP_NUM_THREADS says otherwise. Exit status: 1 if a run failed, 2 if the command
+cannot start, 128 + signal if it was stopped.
 """
 
 import argparse
@@ -24,7 +24,7 @@ import numpy as np
 
 # Rooms import late: `--help` needs no torch.
 from benchmarks import building, records, reporting, studies
-from benchmarks.console import at_least, split_settings
+from benchmarks.console import HelpFormatter, at_least, split_settings
 from benchmarks.settings import ConfigError, changed, dump, flat
 
 CLAIMS = Path(__file__).parent / "recipes" / "claims.yaml"
@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.claims",
         description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=HelpFormatter,
         allow_abbrev=False,
     )
     path = {"type": Path, "metavar": "PATH"}
@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 class Study:
-    """The trainings of all rows: of values to choose from, on validation classes, and of what was chosen."""
+    """The trainings of all rows: one for each value to choose from, on validation classes, then the chosen ones."""
 
     def __init__(
         self, claims: Any, results: Any, runs: Path, seeds: int, settings: Sequence[str]
@@ -71,7 +71,7 @@ class Study:
         self._recipe = cache(lambda name: building.parse_resolved(["--recipe", name]).config)
 
     def tuning(self, row: str) -> Any:
-        """Measured values of the row's number; None as long as one is not measured."""
+        """The scores of all values of the row's setting; None as long as one is missing."""
         measured = {}
         for value, jobs in self.candidates(row).items():
             found = [self.results.of(job) for job in jobs]
@@ -83,7 +83,7 @@ class Study:
         return reporting.Tuning(row, setting, measured) if measured else None
 
     def chosen(self, row: str) -> Values | None:
-        """The settings of a row; None as long as one is not chosen."""
+        """The chosen settings of a row; None as long as one is not chosen."""
         taken = self._taken(row)
         if taken is None or row not in self.claims.tuned:
             return taken
@@ -93,14 +93,14 @@ class Study:
         return (*taken, (tuning.setting, tuning.chosen))
 
     def needed(self, rows: Iterable[str]) -> list[str]:
-        """The rows, each once, behind all that they take."""
+        """The rows and all rows whose settings they take, each once and after those it depends on."""
         found: dict[str, None] = {}
         for row in rows:
             found |= dict.fromkeys([*self.needed(self.claims.takes.get(row, [])), row])
         return list(found)
 
     def missing(self, rows: Iterable[str]) -> list[Any]:
-        """The trainings without a result that can be run now, as all that comes before them has one."""
+        """The trainings without a result that can run now, because those they depend on have one."""
         jobs = (
             job
             for row in self.needed(rows)
@@ -109,7 +109,7 @@ class Study:
         return [job for job in jobs if self.results.of(job) is None]
 
     def keep_finished(self, rows: Sequence[str]) -> None:
-        """Keep the results of run folders, and of those that these make known."""
+        """Keep the results of finished runs, and then of the runs whose settings these results determine."""
         while done := [j for j in self.missing(rows) if _has_ended(j) and not j.changes()]:
             self.results.add(done)
 
@@ -118,7 +118,7 @@ class Study:
         return None if None in given else tuple(dict(chain(*given)).items())
 
     def candidates(self, row: str) -> dict[float, list[Any]]:
-        """The trainings with each value, one per draw of the classes; none before what the row takes is chosen."""
+        """The trainings with each value, one per draw; none until the settings that it takes are chosen."""
         taken = self._taken(row)
         if taken is None:
             return {}
@@ -132,7 +132,7 @@ class Study:
         }
 
     def tests(self, row: str) -> list[Any]:
-        """The trainings to be tested, one per seed; none before the settings are chosen."""
+        """The trainings to test, one per seed; none until the settings are chosen."""
         values = self.chosen(row)
         return [] if values is None else self._plan(row, values)
 
@@ -153,7 +153,9 @@ class Study:
                 records.replace_file(file, text.encode())
             more = [f"--config={file}", *more]
         jobs = studies.plan([recipe], seeds, runs, ["--report=false", *more, *self.settings])
-        for job in jobs:  # no setting behind -- may choose by the test, or leave no choice
+        for job in (
+            jobs
+        ):  # settings behind -- must not choose by the test classes, or fix what is to be chosen
             now = flat(job.config)
             for setting, value in fixed.items():
                 if now.get(setting) != value:

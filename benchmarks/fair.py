@@ -28,7 +28,7 @@ from pathlib import Path
 
 # Light: torch is imported by what a command calls.
 from benchmarks import records, reporting, studies
-from benchmarks.console import at_least, split_settings
+from benchmarks.console import HelpFormatter, at_least, split_settings
 from benchmarks.settings import ConfigError
 
 SEEDS = 5  # of the protocol
@@ -52,7 +52,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.fair",
         description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=HelpFormatter,
         allow_abbrev=False,
     )
     commands = parser.add_subparsers(metavar="COMMAND", required=True)

@@ -16,7 +16,11 @@ from benchmarks import console, records, reporting
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the tables and the path of the HTML file; return 2 if the runs cannot be compared."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.report", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.report",
+        description=__doc__,
+        formatter_class=console.HelpFormatter,
+    )
     parser.add_argument("folders", nargs="+", type=Path, metavar="RUN_FOLDER")
     where = "default: report.html in the run folder, comparison.html in the first of several"
     parser.add_argument("--output", type=Path, metavar="FILE.html", help=where)

@@ -21,7 +21,7 @@ from pathlib import Path
 
 # Light: torch is imported when runs are planned.
 from benchmarks import studies
-from benchmarks.console import at_least, split_settings
+from benchmarks.console import HelpFormatter, at_least, split_settings
 from benchmarks.settings import ConfigError
 
 
@@ -29,7 +29,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.sweep",
         description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=HelpFormatter,
         allow_abbrev=False,
     )
     parser.add_argument("recipes", nargs="+", metavar="RECIPE")

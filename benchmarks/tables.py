@@ -20,7 +20,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.tables",
         description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=console.HelpFormatter,
     )
     parser.add_argument("table", metavar="PAPER/TABLE")
     parser.add_argument("--runs", nargs="+", type=Path, metavar="FOLDER", help="default: runs")

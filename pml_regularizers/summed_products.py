@@ -228,7 +228,7 @@ def _differentiable_gradients(
     dtype: torch.dtype,
 ) -> list[Tensor | None]:
     with torch.enable_grad():
-        # Of aliases: an input may depend on another, whose gradient through it is not wanted here.
+        # Aliases, because an input may depend on another: gradients must not flow from one into the other.
         x, *projections = aliases = [tensor.view_as(tensor) for tensor in inputs]
         sums = _differentiable(x, projections, first, dtype)
     wanted = [alias for alias, need in zip(aliases, needed, strict=True) if need]

@@ -27,7 +27,7 @@ from pathlib import Path
 import upstream
 
 PACKAGE = "pytorch-metric-learning"
-# What downloads data sets, and what takes longer than all others together.
+# Tests that download data sets, and those that take longer than all others together.
 SLOW = (
     "--ignore=tests/datasets",
     "--ignore=tests/utils/test_calculate_accuracies_large_k.py",
@@ -111,7 +111,7 @@ def suite(tree: Path) -> dict[str, bool]:
 
 
 def own_tests(tree: Path, system: str, python: str, dtypes: str) -> int:
-    """How many tests the system brings; all of them pass."""
+    """Run the tests that the system brings; return their number once all pass."""
     files = (upstream.SOURCES / system / "tests").rglob("test_*.py")
     paths = [path.relative_to(upstream.SOURCES / system) for path in files]
     names = [".".join(path.with_suffix("").parts) for path in paths]

@@ -1,9 +1,9 @@
-"""Times of what `upstream/` offers to PML, beside what a training has anyway, at the sizes of the papers.
+"""Measures the time of the classes in `upstream/` beside that of a usual loss, at the sizes of the papers.
 
     python tools/upstream.py TREE && OMP_NUM_THREADS=1 python tools/upstream_costs.py TREE
 
-A forward and a backward pass on the CPU in float32, by the process's clock: the median of rounds in which all
-take turns.
+A forward and a backward pass on the CPU in float32, by the process's clock: the median of rounds that call
+each once.
 """
 
 import statistics

@@ -5,7 +5,7 @@ import lazy_loader as lazy
 __getattr__, __dir__, __all__ = lazy.attach(
     __name__,
     submod_attrs={
-        "arguments": ["at_least", "columns", "say", "split_settings"],
+        "arguments": ["HelpFormatter", "at_least", "columns", "say", "split_settings"],
         "printing": ["PrintableError", "is_plain", "printable", "printable_names", "reason"],
         "progress": ["progress_bar"],
         "writing": ["alone"],

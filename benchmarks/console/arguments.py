@@ -6,9 +6,26 @@ import os
 import re
 import sys
 from collections.abc import Callable, Sequence
+from textwrap import fill
 
 MARKED = re.compile(r"[-+.\d]+( ± [.\d]+)?(?=\*)")
 """The best number of a column."""
+
+
+class HelpFormatter(argparse.HelpFormatter):
+    """Descriptions in paragraphs that fit the terminal; indented lines, such as examples, stay lines."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        lines = re.sub(r"(?<=\S)\n(?=\S)", " ", text.strip()).splitlines()
+        return "\n".join(
+            fill(
+                line,
+                width,
+                subsequent_indent="        " if line.startswith(" ") else "",
+                break_on_hyphens=False,
+            )
+            for line in lines
+        )
 
 
 def columns(rows: Sequence[Sequence[str]]) -> str:

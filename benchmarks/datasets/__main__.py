@@ -15,7 +15,7 @@ import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.console import at_least, columns
+from benchmarks.console import HelpFormatter, at_least, columns
 from benchmarks.datasets.catalogue import IMAGE_DATASETS
 from benchmarks.datasets.fetch import FetchError, fetch_file, unpack
 from benchmarks.datasets.listing import DatasetError, DatasetInfo, counts_text, load
@@ -51,7 +51,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.datasets",
         description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=HelpFormatter,
     )
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("list", help="list the datasets")

@@ -11,14 +11,16 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks import export, reporting, settings
+from benchmarks import console, export, reporting, settings
 
 FORMATS = ("timm", "onnx")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the files with their sizes and errors, and return the exit status: 2 if nothing was written."""
-    parser = argparse.ArgumentParser("python -m benchmarks.export", description=__doc__)
+    parser = argparse.ArgumentParser(
+        "python -m benchmarks.export", description=__doc__, formatter_class=console.HelpFormatter
+    )
     parser.add_argument("run", type=Path, metavar="RUN_FOLDER")
     parser.add_argument("--output", type=Path, required=True, metavar="FOLDER", help="new or empty")
     parser.add_argument(

@@ -1,4 +1,4 @@
-"""Tests of the papers' claims, each a comparison of two rows paired by seed, and their page and figure."""
+"""Tests of the papers' claims, which compare two rows seed by seed, with their page and their figure."""
 
 import argparse
 import hashlib
@@ -24,7 +24,7 @@ from benchmarks.reporting.drawing import COLOURS, plain
 from benchmarks.reporting.table import Table, estimate
 from benchmarks.settings import ConfigError, one_line, read_yaml, settings_of_results
 
-SIGNIFICANT = 0.05  # a claim is shown or contradicted if Holm's adjusted p lies below it
+SIGNIFICANT = 0.05  # a claim is shown or contradicted if Holm's adjusted p is smaller
 
 POWER = 0.8
 
@@ -41,7 +41,7 @@ WORDS = {"shown": COLOURS[2], "contradicted": COLOURS[1], "undecided": "#888888"
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim that a row, or an output of it, is better than another or than 0, or as good within the margin."""
+    """The claim that a row, or one of its outputs, is better than another row or than 0, or as good as it."""
 
     name: str
     claim: str
@@ -59,7 +59,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Claims:
-    """A file of claims, as benchmarks/recipes/claims.yaml describes it."""
+    """The content of a file of claims; benchmarks/recipes/claims.yaml describes the keys."""
 
     recipes: str
     margin: PositiveFloat
@@ -72,9 +72,9 @@ class Claims:
 
 @dataclass(frozen=True)
 class Tuning:
-    """A setting of a row, and the MAP@R on validation classes of each of its values, a mean over draws.
+    """A setting of a row, with the MAP@R of each value on validation classes, as a mean over draws.
 
-    It is minus infinity for a value with which a training diverged.
+    The MAP@R is minus infinity if a training with this value diverged.
     """
 
     row: str
@@ -89,7 +89,7 @@ class Tuning:
 
 
 def read_claims(path: Path) -> Claims:
-    """Read a file of claims; raise a ConfigError if it is not as benchmarks/recipes/claims.yaml describes."""
+    """Read a file of claims; raise a ConfigError unless its keys are as benchmarks/recipes/claims.yaml says."""
     content = read_yaml(path)
     of_claim, of_file = (jsonargparse.ArgumentParser(exit_on_error=False) for _ in range(2))
     of_claim.add_class_arguments(Claim)
@@ -126,7 +126,7 @@ class Finding:
         half_width: Half-width of the 95 % Student-t interval of the mean.
         p: Twice the smaller of the one-sided p for the claim and against it, not adjusted.
         holds: True if the one-sided p for the claim is the smaller one.
-        visible: The true difference that as many seeds would show with a chance of 80 %, before p is adjusted.
+        visible: The true difference that this number of seeds shows with a chance of 80 %, before p is adjusted.
     """
 
     claim: Claim
@@ -141,11 +141,11 @@ class Finding:
 def assess(claim: Claim, differences: Sequence[float], margin: float) -> Finding:
     """Test a claim by its paired differences, at least two.
 
-    "Better" uses Student's paired t test; "as good" uses two one-sided tests, and is contradicted beyond the
-    margin.
+    "Better" uses Student's paired t test. "As good" uses two one-sided tests; a difference beyond the margin
+    contradicts it.
     """
     n, mean = len(differences), float(np.mean(differences))
-    error = max(float(stats.sem(differences)), 1e-9)  # equal differences must not divide by 0
+    error = max(float(stats.sem(differences)), 1e-9)  # not 0 if all differences are equal
     critical = float(stats.t.ppf(0.975, n - 1))
 
     def larger(bound: float) -> float:
@@ -166,7 +166,7 @@ def assess(claim: Claim, differences: Sequence[float], margin: float) -> Finding
 
 
 def holm(p: Sequence[float]) -> list[float]:
-    """Adjust p after Holm (1979), so that the chance of any wrong word among all is at most 5 %.
+    """Adjust p by Holm's method (1979), so that the chance of one or more wrong words is at most 5 %.
 
     >>> [round(value, 2) for value in holm([0.01, 0.5, 0.02])]
     [0.03, 0.5, 0.04]
@@ -180,7 +180,7 @@ def holm(p: Sequence[float]) -> list[float]:
 def words(findings: Sequence[Finding], claims: int) -> list[tuple[float, str]]:
     """The adjusted p and one of `WORDS` for each finding, as if all other claims had a p of 1.
 
-    Whatever those turn out to be, no adjusted p grows: a word that is given stays.
+    Later measurements of these claims can only lower the adjusted p: a word, once given, stays.
     """
     unknown = [1.0] * (claims - len(findings))
     adjusted, told = holm([*(finding.p for finding in findings), *unknown]), []
@@ -201,10 +201,10 @@ class Training(Protocol):
 
 
 class Results:
-    """Results of finished trainings, kept in a file that outlives their folders.
+    """Results of finished trainings, in a file that remains when their folders are deleted.
 
     Raises:
-        ValueError: if the file is not as it was written.
+        ValueError: if the file is damaged.
     """
 
     def __init__(self, path: Path) -> None:
@@ -214,7 +214,10 @@ class Results:
             self._kept: dict[str, Result] = dict(kept.items())
 
     def of(self, training: Training) -> Result | None:
-        """The result of these weights and settings (those that can change it); None if there is none."""
+        """The result of a training with these weights and settings; None if there is none.
+
+        Settings that cannot change a result do not count.
+        """
         return self._kept.get(_name(training))
 
     def add(self, trainings: Iterable[Training]) -> None:
@@ -232,9 +235,9 @@ class Results:
 
 
 def _name(training: Training) -> str:
-    """Key from recipe, seed and a digest of all that can change the result: other settings replace no result.
+    """A key of the recipe, the seed, and a digest of the settings and weights that can change the result.
 
-    A setting that is null is left out, as one that did not exist yet, and 1 is 1.0.
+    Null settings are left out, like settings that older code did not have, and 1 equals 1.0.
     """
     evaluation = training.config["evaluation"]
     curves = [evaluation["every"] > 0, evaluation["curve_classes"]]
@@ -256,14 +259,14 @@ def _plain(value: Any) -> Any:
 
 
 def judge(claims: Claims, results: Mapping[str, Mapping[int, Result]], seeds: int) -> list[Finding]:
-    """The findings on claims with all pairs.
+    """The findings on the claims that have all pairs.
 
     Args:
         results: {row: {seed: result}}.
-        seeds: The number of pairs, fixed beforehand: who looks at fewer would stop where he likes what he sees.
+        seeds: The number of pairs, fixed beforehand: a look at fewer would allow stopping at a pleasant result.
 
     Raises:
-        ConfigError: if a run has not measured what a claim is about.
+        ConfigError: if a run lacks the metric of a claim.
     """
     findings = []
     for claim in claims.claims:
@@ -338,9 +341,9 @@ Measured at {", ".join(commits)} by `make claims`: rows of `{claims.recipes}`,
 A difference is that of two runs of the same seed, hence of the same classes and the same trunk, in percentage
 points: the mean over seeds, and the half-width of the 95 % Student-t interval. p is two-sided. Two one-sided tests
 decide whether two rows are as good as each other, within ±{claims.margin:g} points, fixed beforehand.
-All p are adjusted by Holm for the {len(claims.claims)} claims, those not measured yet included, so that later
-measurements can only lower them. Where the adjusted p is below {SIGNIFICANT} the word is *shown* or *contradicted*.
-*Visible* is the true difference that as many seeds would show with a chance of {100 * POWER:.0f} %, before the
+All p are adjusted by Holm's method for all {len(claims.claims)} claims, including those not measured yet, so later
+measurements can only lower them. If the adjusted p is below {SIGNIFICANT}, the word is *shown* or *contradicted*.
+*Visible* is the true difference that this number of seeds shows with a chance of {100 * POWER:.0f} %, before the
 adjustment.
 
 {Table(header, rows, names=5).markdown()}
@@ -386,10 +389,10 @@ def _tunings(claims: Claims, tunings: Sequence[Tuning]) -> str:
     header = ["row", "takes over", "setting", "chosen: MAP@R", "also tried"]
     return f"""## Settings
 
-One number of a row was chosen: the value with the largest MAP@R (%) on *validation* classes, as a mean over
-{claims.draws} draws of the classes that are trained on. A value with which a training diverged is not chosen. No
-test class was seen. Before its own number is chosen, a row takes over what was chosen for others. Everything else
-stands in the recipes.
+One setting of each row was chosen: the value with the largest MAP@R (%) on *validation* classes, as a mean over
+{claims.draws} draws of the training classes. A value is not chosen if a training with it diverged. No test class
+was used. Before the choice, a row takes over the chosen settings of other rows. All other settings stand in the
+recipes.
 
 {Table(header, table, names=5).markdown()}
 """
@@ -400,7 +403,7 @@ def _code(side: str | int) -> str:
 
 
 def save_forest(claims: Claims, findings: Sequence[Finding], path: Path) -> None:
-    """Draw the mean difference and interval of each comparison of two rows, beside zero or the margin, as PNG."""
+    """Write a PNG that shows each comparison's mean difference and interval beside zero or the margin."""
     told = zip(findings, words(findings, len(claims.claims)), strict=True)
     drawn = [(finding, word) for finding, (_, word) in told if finding.claim.than != 0]
     figure = Figure(figsize=(8, 1 + 0.28 * len(drawn)), layout="constrained")

@@ -81,13 +81,8 @@ def _term_figures(methods: Methods) -> list[Markup]:
     return figures
 
 
-KINDS = {
-    "seen": "Some of the classes that are trained on; as in ECAML's Figure 2, on one scale with the unseen ones.",
-    "unseen": "Classes that the network never saw; where they are fewer than the table's, the values are higher.",
-}
-
 USE = {
-    "test": " These are test classes: only to look at, never used for selection.",
+    "test": " These are test classes: for inspection only, never used for selection.",
     "validation": " These are validation classes: settings may be chosen on them.",
     "fair": " These are validation classes, which chose the weights that were tested.",
 }
@@ -95,22 +90,55 @@ USE = {
 
 def _recall_figures(methods: Methods) -> list[Markup]:
     """Curves of seen and unseen classes on one scale, as in ECAML's Figure 2."""
-    found = {kind: _curves(methods, "evaluation", f"{kind}_recall_at_1") for kind in KINDS}
+    kinds = ("seen", "unseen")
+    found = {kind: _curves(methods, "evaluation", f"{kind}_recall_at_1") for kind in kinds}
     every = [values.max() for lines in found.values() for _, values in lines.values()]
     if not every:
         return [Markup("<p>Recall@1 was not recorded while training.</p>")]
-    info = next(iter(methods.values()))[0].info
-    use = USE["fair" if info.get("protocol") == "fair" else info["data"]["split"]]
+    captions = dict(zip(kinds, _measured_on(methods), strict=True))
     figures = []
     for kind, lines in found.items():
         if lines:
             percents = {label: (steps, 100 * values) for label, (steps, values) in lines.items()}
             figure, axes = _line_figure(methods, percents, "Recall@1 (%)")
             axes.set_ylim(0, max(1, 105 * max(every)))
-            caption = KINDS[kind] + (use if kind == "unseen" else "")
-            caption += _seeds(values for _, values in lines.values())
+            caption = captions[kind] + _seeds(values for _, values in lines.values())
             figures.append(figure_html(figure, f"Recall@1 on {kind} classes", caption))
     return figures
+
+
+def _measured_on(methods: Methods) -> tuple[str, str]:
+    """The classes of the curves, seen and unseen, beside those of the table.
+
+    Raises:
+        ValueError: if a run does not say on how many classes its curves were measured.
+    """
+    counts = set()
+    for run in (run for members in methods.values() for run in members):
+        evaluation = run.info["config"].get("evaluation")
+        count = evaluation.get("curve_classes") if isinstance(evaluation, dict) else None
+        if not isinstance(count, int):
+            raise ValueError(
+                f"{run.folder / 'run.json'}: config.evaluation.curve_classes: expected a number of "
+                f"classes, got {count!r}; run that training again"
+            )
+        counts.add(count)
+    info = next(iter(methods.values()))[0].info
+    split, tested = info["data"]["split"], info["data"]["test_classes"]
+    fair = info.get("protocol") == "fair"
+    if fair and split == "test":
+        unseen = "Other classes than the table's."
+    elif fair or min(counts) >= tested:
+        unseen = "The table's classes."
+    else:
+        some = " or ".join(f"{min(count, tested):,}" for count in sorted(counts))
+        unseen = f"{some} of the table's {tested:,} classes: fewer classes give higher values."
+    some = " or ".join(f"{count:,}" for count in sorted(counts))
+    seen = f"Up to {some} of the classes that are trained on"
+    return (
+        f"{seen}; as in ECAML's Figure 2, on one scale with the unseen ones.",
+        unseen + USE["fair" if fair else split],
+    )
 
 
 def _curves(methods: Methods, table: str, column: str) -> Lines:

@@ -1,6 +1,7 @@
 """Paper tables as text, Markdown and LaTeX."""
 
 import re
+import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
 from textwrap import fill
@@ -26,7 +27,7 @@ class Page:
             )
             parts.append("\n".join([f"{heading}\n", *items]))
         if self.commands:
-            parts.append("\n".join(["Rows that are missing\n", *self.commands]))
+            parts.append("\n".join(["Rows that are missing\n", *map(_folded, self.commands)]))
         return "\n\n".join(parts) + "\n"
 
     def markdown(self) -> str:
@@ -52,6 +53,16 @@ class Page:
         notes = [line for heading, lines in self.lists.items() for line in (heading, *lines)]
         parts.append("\n".join(f"% {line}" for line in notes))
         return "\n\n".join(parts) + "\n"
+
+
+def _folded(command: str) -> str:
+    """The same command for a shell, in lines that fit the terminal where its words do."""
+    lines = [""]
+    for word in map(shlex.quote, shlex.split(command)):
+        if len(lines[-1]) + len(word) + 2 >= WIDTH:
+            lines.append("   ")
+        lines[-1] += f" {word}"
+    return " \\\n".join(lines).strip()
 
 
 LATEX = {

@@ -27,10 +27,10 @@ FLOPS = Path(__file__).parents[1] / "recipes" / "flops.yaml"
 HEADER = ["PAPER/TABLE: dataset, backbone", "Recall@1", "images", "PFLOP"]
 
 NOTE = """
-Recall@1 is the paper's, in percent. The cost is that of one training: the images
-it sees, and the arithmetic of the network's forward and backward passes (three
-times a forward pass). "= NAME": the training of that entry, of the same paper
-unless it names another."""
+Recall@1 is the paper's, in percent. The cost is that of one training: the
+images it sees, and the arithmetic of the network's forward and backward passes
+(three times a forward pass). "= NAME": the row shares the training of that
+entry, which is one of the same paper unless NAME says otherwise."""
 
 
 def recipe_table() -> str:

@@ -33,7 +33,7 @@ def _place(part: Any, rest: str, value: Any, path: str) -> None:
         if rest.startswith((f"{step}.", f"{step}[")):
             _place(part[steps[step]], rest[len(step) :].removeprefix("."), value, path)
             return
-    # What the runner fills in, and what YAML cannot hold, may be missing.
+    # Values that the runner fills in, and those that YAML cannot hold, may be missing.
     if not isinstance(part, dict) or "." in rest or "[" in rest:
         raise ConfigError(
             f"{path}: leads nowhere in the settings of the recipe, which benchmarks/run.py --print_config shows"

@@ -96,6 +96,8 @@ def parse(argv: Sequence[str]) -> Command:
 
     parser = jsonargparse.ArgumentParser(
         prog="benchmarks/run.py",
+        usage="%(prog)s [--recipe PAPER/TABLE/ROW] [--config FILE.yaml]\n"
+        "           [--resume] [--SETTING VALUE ...]",
         description="Train, test and report one experiment.",
         exit_on_error=False,
         allow_abbrev=False,

@@ -1,4 +1,4 @@
-"""Speed and memory, each as a ratio to a named alternative in the same run.
+"""Measures speed and memory, each as a ratio to a named alternative in the same run.
 
 python -m benchmarks.speed [CASE ...] [--tiny] [--output docs/speed.md]
 """
@@ -21,16 +21,16 @@ INTRODUCTION = """# Speed and memory
 {origin}
 `make speed` measures all cases; `--help` lists them.
 
-The rows of a table take turns, for as many rounds as it says. The time of a row is the median of its ratios to
-the first row's time in the same round. Beside it stand the smallest and the largest ratio, or the seconds of the
-first row. Memory is the most that a call holds, without its inputs and its results.
+Rows are measured alternately, for the number of rounds given. The time of a row is the median of its ratios to
+the first row's time in the same round. The next column has the smallest and the largest ratio, or the seconds of
+the first row. Memory is the peak of a call, without its inputs and its results.
 """
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = page_parser("benchmarks.speed", __doc__)
     parser.add_argument(
-        "cases", nargs="*", metavar="CASE", help=f"of {', '.join(CASES)}; default: all"
+        "cases", nargs="*", metavar="CASE", help=f"one of {', '.join(CASES)}; default: all"
     )
     options = parser.parse_args(argv)
     if unknown := set(options.cases) - set(CASES):

@@ -1,4 +1,4 @@
-"""What `python -m benchmarks.speed` compares, at the papers' sizes or at tiny ones."""
+"""Cases of `python -m benchmarks.speed`, at the papers' sizes or at tiny ones."""
 
 import copy
 from collections.abc import Callable
@@ -30,7 +30,7 @@ from pml_regularizers.summed_products import Activations
 
 
 def horde_moments(tiny: bool, device: Device) -> Comparison:
-    """HORDE's moments against nothing but their matrix products."""
+    """HORDE's moments against their matrix products alone."""
     N, P, C, d, K = (3, 4, 16, 300, 3) if tiny else (40, 64, 1024, 8192, 5)
     side = int(P**0.5)
     feature_map = torch.randn(N, C, side, side, device=device, requires_grad=True)
@@ -73,7 +73,7 @@ def horde_moments(tiny: bool, device: Device) -> Comparison:
 
 
 def _horde_sketches(activations: Activations, tiny: bool, device: Device) -> Comparison:
-    """HORDE's moments by tensor sketches against fixed matrices, the same way in the backward pass."""
+    """HORDE's moments by tensor sketches against fixed matrices, with the same kind of backward pass."""
     N, P, C, d, K = (3, 4, 16, 64, 3) if tiny else (40, 64, 1024, 8192, 5)
     side = int(P**0.5)
     feature_map = torch.randn(N, C, side, side, device=device, requires_grad=True)
@@ -130,7 +130,7 @@ parts_googlenet = partial(steps.step_parts, "googlenet")
 
 
 def joint_similarity(tiny: bool, device: Device) -> Comparison:
-    """JRS on the paper's three representations against its equations written down in torch."""
+    """JRS on the paper's three representations against its equations in plain torch."""
     M, widths = (8, (16, 8, 40)) if tiny else (120, (1024, 512, 11_318))
     labels = torch.arange(M, device=device) // 2
     pooled, embeddings, classes = (torch.randn(M, width, device=device) for width in widths)
@@ -173,7 +173,7 @@ def _mixture(x: Tensor, components: int) -> Tensor:
 
 
 def energy_confusion(tiny: bool, device: Device) -> Comparison:
-    """Energy confusion from class means against all pairs of images."""
+    """Energy confusion computed from class means, against all pairs of images."""
     N, C, E = (16, 4, 8) if tiny else (4096, 64, 512)
     x = torch.randn(N, E, device=device, requires_grad=True)
     labels = torch.arange(N, device=device) % C
@@ -227,7 +227,7 @@ def vem(tiny: bool, device: Device) -> Comparison:
 def _retrieval(
     dataset: str, n: int, queries: int, classes: int, tiny: bool, device: Device
 ) -> Comparison:
-    """A test set: every image against all others or, where not all are queries, queries against the others."""
+    """Accuracies on a test set: of each image among all others, or of some queries among the rest."""
     width = 512
     if tiny:
         n, queries, classes, width = 60, 60 if queries == n else 20, 12, 8
@@ -241,7 +241,7 @@ def _retrieval(
         parts = [vectors[:queries], labels[:queries], vectors[queries:], labels[queries:]]
     theirs, ours = "PML's AccuracyCalculator, k = 1000", "RankAccuracyCalculator"
     names = ("precision_at_1", "mean_average_precision_at_r", "r_precision")
-    recalls = (1, 10, 100, 1000)  # PML's has the first alone
+    recalls = (1, 10, 100, 1000)  # PML's calculator has only the first
     by_lists = AccuracyCalculator(names, k=min(1000, n - 1), device=cpu)
     by_ranks = RankAccuracyCalculator(
         (*names[1:], *(f"recall_at_{K}" for K in recalls)), device=device, recall_at=recalls

@@ -1,10 +1,10 @@
-"""All that needs a GPU, checked and measured part by part: docs/gpu.md.
+"""Checks and measures everything that needs a GPU, part by part, and writes docs/gpu.md.
 
-python -m benchmarks.speed.gpu [--parts PART ...] [--tiny] [--output docs/gpu.md]
+    python -m benchmarks.speed.gpu [--parts PART ...] [--tiny] [--output docs/gpu.md]
 
-Every part is a process of its own that is stopped after eight minutes. A part that has passed is not run again, as
-long as commit and machine are the same: what was found is kept beside the page, in docs/gpu.json. The first wrong
-number ends everything, with one line. Nothing is downloaded; a part whose packages are missing says so.
+Each part runs in its own process, at most eight minutes. docs/gpu.json, beside the page, keeps the results: as long
+as commit and machine stay the same, a part that has passed does not run again. The first wrong number ends the
+command with one line. Nothing is downloaded; a part whose packages are missing says so.
 """
 
 import json
@@ -22,33 +22,33 @@ from typing import Any
 
 from benchmarks.speed.arguments import page_parser
 
-LIMIT = 480  # seconds of a part
+LIMIT = 480  # seconds for each part
 
 Found = dict[str, Any]
-"""A part's "status", "why" it did not pass, its "seconds", "checks" and "tables"."""
+"""Result of a part: "status", "why" it did not pass, "seconds", "checks" and "tables"."""
 
 INTRODUCTION = """# On a GPU
 
 {origin}
 
-`make gpu` writes this page, on a machine with a GPU; `make gpu PYTHON=python3` takes that Python and what is
-installed there, without making `.venv`. It downloads nothing, and a part whose packages are missing says so. A part
-ends after eight minutes at most; stopped, the same command goes on with the next part. It ends at the first wrong
-number.
+`make gpu` writes this page on a machine with a GPU; `make gpu PYTHON=python3` uses that Python and its packages,
+without making `.venv`. It downloads nothing, and a part whose packages are missing says so. A part takes at most
+eight minutes. After a stop, the same command continues with the next part. It ends at the first wrong number.
 
-An error is the largest difference to the expected entries, as a share of the largest of them; what is expected
-comes from float64 on the CPU, unless a part says otherwise. The rows of a table of times take turns, for as many
-rounds as it says, each between two calls of `torch.cuda.synchronize`; a time is the median of the ratios to the
-first row's in the same round, beside the smallest and the largest ratio or the seconds of the first row.
+An error is the largest difference to the expected entries, divided by the largest of them. The expected entries
+come from float64 on the CPU, unless a part says otherwise. Rows of times are measured alternately, for the number
+of rounds given, each between two calls of `torch.cuda.synchronize`. A time is the median of the ratios to the first
+row's time in the same round. The next column has the smallest and the largest ratio, or the seconds of the first
+row.
 """
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = page_parser("benchmarks.speed.gpu", __doc__)
     parser.add_argument("--parts", nargs="+", metavar="PART", help="default: all; see docs/gpu.md")
-    parser.add_argument("--commit", help="of these files, where git does not know it")
+    parser.add_argument("--commit", help="commit of these files, if git does not know it")
     parser.add_argument(
-        "--run", nargs=2, metavar=("PART", "FILE"), help="one part, in this process"
+        "--run", nargs=2, metavar=("PART", "FILE"), help="run one part, in this process"
     )
     options = parser.parse_args(argv)
     if reason := _no_gpu(options.tiny):
@@ -99,7 +99,7 @@ def _no_gpu(tiny: bool) -> str | None:
 
 
 def run_apart(name: str, tiny: bool) -> Found:
-    """Run a part in a process of its own, which ends with this one and when its time is over."""
+    """Run a part in its own process, which ends with this one or when its time is over."""
     from benchmarks.console import signals_handled
 
     started = time.monotonic()
@@ -117,7 +117,7 @@ def run_apart(name: str, tiny: bool) -> Found:
                 return _found("failed", f"takes more than {LIMIT} seconds", LIMIT)
             finally:
                 with suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)  # with all processes that it started
+                    os.killpg(process.pid, signal.SIGKILL)  # and all processes that it started
                 process.wait()
         seconds = time.monotonic() - started
         if not file.exists():
@@ -126,14 +126,14 @@ def run_apart(name: str, tiny: bool) -> Found:
 
 
 def run_here(name: str, tiny: bool) -> Found:
-    """Run a part; what it found until something was wrong, failed or missing."""
+    """Run a part in this process; return its results up to the first wrong number or missing package."""
     import torch
 
     from benchmarks.speed.gpu_parts import PARTS, WrongNumberError
     from benchmarks.speed.measuring import current_device
 
     torch.manual_seed(0)
-    torch.backends.cudnn.allow_tf32 = False  # as of matrix products; bfloat16 is as fast as ever
+    torch.backends.cudnn.allow_tf32 = False  # as for matrix products; bfloat16 stays as fast
     found = _found("passed", "", 0)
     try:
         for result in PARTS[name](tiny, current_device()):
@@ -152,7 +152,7 @@ def _found(status: str, why: str, seconds: float) -> Found:
 
 
 def write_page(path: Path, origin: str | None, parts: Mapping[str, Found]) -> None:
-    """The page of what was found so far; without an origin, of what there is to find."""
+    """Write the page with the results so far; without an origin, it only describes the parts."""
     from benchmarks.records import replace_file
     from benchmarks.reporting import Table
     from benchmarks.speed.gpu_parts import PARTS

@@ -1,7 +1,7 @@
-"""The parts of `python -m benchmarks.speed.gpu`: what each checks, and what it measures.
+"""Parts of `python -m benchmarks.speed.gpu`, with their checks and measurements.
 
-A part is a function of a flag, for tiny sizes, and of a device. It yields a `Check` for every number that was right
-and Markdown for what was measured.
+A part is a function of a flag, for tiny sizes, and of a device. It yields a `Check` for each number that is right,
+and Markdown for each measurement.
 """
 
 import copy
@@ -32,12 +32,12 @@ Device = torch.device
 CPU = torch.device("cpu")
 
 Check = list[str]
-"""A right number: its name, its error and the bound of it, in print."""
+"""Name, error and bound of a number that is right, as text."""
 
 PARTS: dict[str, Callable[[bool, Device], Iterator[Check | str]]] = {}
 
 FLOAT32, TF32, BFLOAT16 = 1e-4, 2**-8, 2**-6
-"""Bounds of errors: TF32 rounds to 10 bits, bfloat16 to 7; five orders multiply that, a mean divides it."""
+"""Bounds of errors. TF32 rounds to 10 bits, bfloat16 to 7; five orders multiply the error, a mean divides it."""
 
 TRUNKS = ("resnet50", "googlenet")
 
@@ -46,7 +46,7 @@ DEMO_RECALL = 0.2284
 
 
 class WrongNumberError(Exception):
-    """A number that is not right: its name, its value and the expected one."""
+    """A wrong number; the message has its name, its value and the expected one."""
 
 
 def part(function: Any) -> Any:
@@ -55,11 +55,11 @@ def part(function: Any) -> Any:
 
 
 def check(name: str, found: Any, expected: Any, bound: float) -> Check:
-    """The largest error of a number, a tensor or several.
+    """Compare a number, a tensor or a list of them with the expected ones; return the largest error.
 
     Raises:
-        WrongNumberError: if it exceeds the bound times the largest expected entry, or if that or the number is not
-            finite. Of several, a tensor counts as having entries of a thousandth of the largest of all.
+        WrongNumberError: if an error exceeds the bound times the largest expected entry, or if one of them is not
+            finite. In a list, this largest entry is at least a thousandth of the largest entry of all tensors.
     """
     largest = 0.0
     found, expected = (
@@ -92,7 +92,7 @@ def _table(comparison: Comparison, tiny: bool) -> str:
 
 
 def _factors(N: int, P: int, C: int, d: int, K: int) -> tuple[list[Tensor], Tensor]:
-    """Features and K matrices, and the gradients of orders 2 to K, in float64."""
+    """Features with K matrices, and gradients for orders 2 to K, all in float64."""
     x = torch.randn(N, P, C, dtype=torch.float64)
     matrices = torch.randn(K, C, d, dtype=torch.float64) / C**0.5
     return [x, *matrices], torch.randn(K - 1, N, d, dtype=torch.float64)
@@ -112,8 +112,8 @@ def _sums(inputs: list[Tensor], gradient: Tensor, **options: Any) -> list[Tensor
 def kernels(tiny: bool, device: Device) -> Iterator[Check | str]:
     """The Triton kernels.
 
-    Sums of products of all orders, or of the last, and their gradients, by the kernels of
-    `pml_regularizers/triton_products.py`; expected: the equations in float64.
+    The kernels of `pml_regularizers/triton_products.py` compute sums of products, of all orders or of the last one,
+    and their gradients. Expected: the equations in float64.
     """
     K = 4 if tiny else 5
     tensors, gradients = _factors(*((2, 19, 16, 70) if tiny else (16, 49, 1024, 1000)), K)
@@ -143,9 +143,9 @@ def kernels(tiny: bool, device: Device) -> Iterator[Check | str]:
 def horde(tiny: bool, device: Device) -> Iterator[Check | str]:
     """HORDE's moments, stored and recomputed.
 
-    Times and bytes against matrix products alone. Then the sums at the paper's size, stored with `GPU_BLOCK`
-    and recomputed with `BLOCK` of `pml_regularizers/summed_products.py` at each power of two, the first row
-    with what is set; expected: the same by plain autograd in float32.
+    First, times and bytes against matrix products alone. Then the sums at the paper's size, for each power of two
+    as block size of `pml_regularizers/summed_products.py`: `GPU_BLOCK` when stored, `BLOCK` when recomputed. The
+    first row has the value that is set. Expected: the same sums by plain autograd in float32.
     """
     from benchmarks.speed import cases
 
@@ -177,9 +177,9 @@ def horde(tiny: bool, device: Device) -> Iterator[Check | str]:
 def sketches(tiny: bool, device: Device) -> Iterator[Check | str]:
     """HORDE's moments by tensor sketches.
 
-    Sums and gradient in float32, stored and recomputed; expected: the convolutions in float64 by plain autograd,
-    and the same bits in a second call. Times and bytes against random matrices, then with each `GPU_BLOCK` of
-    `pml_regularizers/summed_convolutions.py`, the first row with what is set.
+    Sums and their gradient in float32, stored and recomputed. Expected: the convolutions in float64 by plain
+    autograd, and the same bits in a second call. Then times and bytes against random matrices, and for each power
+    of two as `GPU_BLOCK` of `pml_regularizers/summed_convolutions.py`. The first row has the value that is set.
     """
     from benchmarks.speed import cases
 
@@ -228,7 +228,7 @@ TERMS: dict[str, Callable[[int, int, int], nn.Module]] = {
 
 
 class Objective(nn.Module):
-    """A trunk, a head with VEM and the sum of some terms; returns the loss of all processes' images."""
+    """A trunk, a head with VEM, and a sum of losses; returns the loss of the images of all processes."""
 
     def __init__(self, trunk: nn.Module, C: int, terms: Sequence[str], E: int, d: int) -> None:
         super().__init__()
@@ -250,7 +250,7 @@ class Objective(nn.Module):
 def _found(
     network: nn.Module, images: Tensor, device: Device, dtype: torch.dtype, half: Any = None
 ) -> list[Tensor]:
-    """The loss of images, four of a class, and its gradients for all parameters that have one."""
+    """The loss of images, four per class, and its gradients for all parameters that have one."""
     network = copy.deepcopy(network).to(device, dtype)
     labels = torch.arange(len(images), device=device) // 4
     value = network(images.to(device, dtype), labels, half)
@@ -262,8 +262,8 @@ def _found(
 def losses(tiny: bool, device: Device) -> Iterator[Check | str]:
     """All losses, forward and backward.
 
-    HORDE, joint similarity, energy confusion and VEM in float32 on given maps: the loss and the gradients of
-    head and loss. Times of the last three.
+    The losses of HORDE, joint similarity, energy confusion and VEM in float32 on given maps, with the gradients of
+    head and loss. Then times of the last three.
     """
     from benchmarks.speed import cases
 
@@ -293,8 +293,8 @@ def _network(name: str, tiny: bool) -> tuple[nn.Module, Tensor]:
 def training_step(tiny: bool, device: Device) -> Iterator[Check | str]:
     """Training steps of both trunks.
 
-    The loss with HORDE behind ResNet-50 and GoogLeNet and, in float32, all gradients; with bfloat16 autocast
-    the loss. Then the whole step, Adam included, against the step without HORDE.
+    HORDE behind ResNet-50 and GoogLeNet: the loss and all gradients in float32, and the loss under bfloat16
+    autocast. Then times of the whole step, including Adam, against the step without HORDE.
     """
     from benchmarks.speed import cases
 
@@ -314,8 +314,8 @@ def training_step(tiny: bool, device: Device) -> Iterator[Check | str]:
 def float16(tiny: bool, device: Device) -> Iterator[Check | str]:
     """float16 with a scaler of gradients.
 
-    The loss behind ResNet-50 in float16; that a scale which makes gradients infinite leaves all weights as they
-    are and is halved; and that the loss falls in later steps, at a scale of 1.
+    The loss behind ResNet-50 in float16. A scale that makes gradients infinite must leave all weights as they are,
+    and be halved. In later steps, at a scale of 1, the loss must fall.
     """
     network, images = _network(TRUNKS[0], tiny)
     expected, *_ = _found(network, images, CPU, torch.float64)
@@ -348,9 +348,8 @@ def float16(tiny: bool, device: Device) -> Iterator[Check | str]:
 def memory(tiny: bool, device: Device) -> Iterator[Check | str]:
     """Peak memory.
 
-    The most that torch's allocator holds on the device in a training step (`torch.cuda.max_memory_allocated`)
-    beyond what it held before, beside the sum that `tensor_bytes` counts, which leaves out workspaces and
-    results.
+    The peak of torch's allocator on the device in a training step (`torch.cuda.max_memory_allocated`), less the
+    memory held before, beside the count of `tensor_bytes`, which leaves out workspaces and results.
     """
     from benchmarks.speed.steps import network_steps
 
@@ -371,8 +370,8 @@ def memory(tiny: bool, device: Device) -> Iterator[Check | str]:
 def retrieval(tiny: bool, device: Device) -> Iterator[Check | str]:
     """Evaluation at the size of Stanford Online Products.
 
-    Recall@1, 10, 100, 1000, MAP@R and R-precision of 60,502 vectors of 512 by `RankAccuracyCalculator`;
-    expected: the same on the CPU, where near ties may fall the other way.
+    Recall@1, 10, 100, 1000, MAP@R and R-precision of 60,502 vectors of 512 by `RankAccuracyCalculator`. Expected:
+    the same on the CPU, except for rare near ties, which may be decided differently.
     """
     n, width, classes = (60, 8, 12) if tiny else (60_502, 512, 11_316)
     labels = torch.arange(n) % classes
@@ -396,9 +395,9 @@ def retrieval(tiny: bool, device: Device) -> Iterator[Check | str]:
 def processes(tiny: bool, device: Device) -> Iterator[Check | str]:
     """Several processes against one.
 
-    `DistributedLoss` of all four losses in float64 under DistributedDataParallel: the loss and all gradients
-    with NCCL and a process per GPU, and with gloo and two processes, on one GPU if there is no other; behind
-    SyncBatchNorm on GPUs. Expected: one process with the whole batch.
+    `DistributedLoss` of all four losses in float64 under DistributedDataParallel: the loss and all gradients, with
+    NCCL and one process per GPU, and with gloo and two processes, which share a GPU if there is only one. On GPUs
+    also behind SyncBatchNorm. Expected: the result of one process with the whole batch.
     """
     on_gpu = device.type == "cuda"
     groups = [("nccl", torch.cuda.device_count())] if on_gpu else []
@@ -409,7 +408,7 @@ def processes(tiny: bool, device: Device) -> Iterator[Check | str]:
 
 
 def _spread(backend: str, count: int, device: str, norm: bool) -> list[Tensor]:
-    """The loss and the gradients that the first of some processes finds."""
+    """The loss and the gradients of the first of several processes."""
     with tempfile.TemporaryDirectory() as folder:
         arguments = (backend, count, device, norm, folder)
         torch.multiprocessing.spawn(_share, arguments, nprocs=count)  # type: ignore[no-untyped-call]
@@ -443,9 +442,9 @@ def _share(rank: int, backend: str, count: int, device: str, norm: bool, folder:
 
 @part
 def glyphs(tiny: bool, device: Device) -> Iterator[Check | str]:
-    """A run on Glyphs, to its table.
+    """A run on Glyphs, with its table.
 
-    `benchmarks/run.py --recipe glyphs/demo/binomial_horde`; expected: the Recall@1 of the same run on a CPU.
+    `benchmarks/run.py --recipe glyphs/demo/binomial_horde`. Expected: the Recall@1 of the same run on a CPU.
     """
     from benchmarks.run import main
 
@@ -480,7 +479,7 @@ def runner(tiny: bool, device: Device) -> Iterator[Check | str]:
         words += ["--data.batch_size=8", "--data.samples_per_class=4", "--data.max_classes=4"]
     said = _printed(main, *words, "--precision=bf16")
     rows = [(re.split(r"\s{2,}", line) + ["", ""])[:3] for line in said.splitlines()]
-    yield Table(["", "", "of it"], rows).markdown()
+    yield Table(["", "", "note"], rows).markdown()
 
 
 def _printed(main: Callable[[Sequence[str]], int], *words: str) -> str:

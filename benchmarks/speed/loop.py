@@ -1,12 +1,12 @@
-"""Images per second of the runner, beside those of a bare loop in plain torch over the same batches.
+"""Measures the runner's images per second beside those of a bare loop in plain torch over the same batches.
 
     python -m benchmarks.speed.loop [--recipe PAPER/TABLE/ROW] [--rounds R] [--steps N] [--any.setting value]
     python -m benchmarks.speed.loop --synthetic M --recipe images/resnet50/binomial --model.trunk_args {}
 
-The runner's own training, with its records, stops at every N-th step, where it would draw a point of its curves.
-Then the bare loop does its N steps: the same network, loss, optimizer and scheduler, the same images by a plain
-`DataLoader` of as many workers, which knows all batches beforehand. Each loop's workers fetch some batches ahead
-during the turns of the other. The first turns do not count; evaluations and checkpoints are left out.
+The runner trains and records as usual, and pauses at every N-th step, where it would draw a point of its curves.
+Then the bare loop takes N steps with the same network, loss, optimizer and scheduler. It reads the same images with
+a plain `DataLoader` that has as many workers and knows all batches beforehand. While one loop runs, the workers of
+the other fetch some batches ahead. The first turns do not count; evaluations and checkpoints are left out.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
-from benchmarks.console import at_least, columns
+from benchmarks.console import HelpFormatter, at_least, columns
 
 RECIPE = "glyphs/compare/binomial_horde"
 
@@ -71,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def write_synthetic(root: Path, images: int) -> None:
-    """JPEG files with the contours and the grain of photographs, about 60 kB each, in folders as classes."""
+    """Write JPEG files with the contours and the grain of photographs, about 60 kB each, one folder per class."""
     import numpy as np
     from PIL import Image
 
@@ -89,12 +89,12 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.speed.loop",
         description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=HelpFormatter,
         allow_abbrev=False,
     )
     parser.add_argument("--recipe", default=RECIPE, help="default: %(default)s")
     parser.add_argument("--rounds", type=at_least(1), default=7, metavar="R", help="default: 7")
-    text = "of a turn; default: 40"
+    text = "steps of a turn; default: 40"
     parser.add_argument("--steps", type=at_least(1), default=40, metavar="N", help=text)
     text = "train on M generated JPEG files of 500 x 375 pixels"
     parser.add_argument("--synthetic", type=at_least(1), metavar="M", help=text)

@@ -1,7 +1,7 @@
-"""Time and memory of functions, compared with one another in one run.
+"""Comparison of functions by time and memory, within one run.
 
-The functions take turns, round by round: what slows the machine down for a while slows all of them. A time is the
-median over the rounds of the ratio to another function's time in the same round.
+Each round calls every function once, so that a phase in which the machine is slow affects all of them. The time of
+a function is the median over the rounds of its ratio to another function's time in the same round.
 """
 
 import gc
@@ -33,7 +33,7 @@ Sizes = Mapping[str, int]
 
 @dataclass(frozen=True)
 class Target:
-    """The largest multiples of the time and of the memory of what a candidate is held against."""
+    """Largest time and memory of a candidate, as multiples of those of the candidate it is compared with."""
 
     time: float | None = None
     memory: float | None = None
@@ -41,21 +41,21 @@ class Target:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Functions that do the same thing, or more and less of it.
+    """Functions that do the same work, or larger and smaller parts of it.
 
     Attributes:
-        name: What is compared.
+        name: Title of the comparison.
         size: The sizes, in words.
-        candidates: By name; each is called without arguments, and what it returns is not counted as its memory.
-            The time of the first is 1.
-        memory_against: The candidate whose memory is 1; none: the table does not show it.
-        targets: By candidate.
-        rounds: How often each is timed.
-        memory: How memory is measured: `tensor_bytes`, or `process_bytes` for what torch does not allocate.
-        against: Of a candidate another one, whose time is 1 for it; default: the first.
-        grids: Values of a size at which the candidates are measured too; those above are of the `base` point.
-        base: All sizes of the candidates.
-        at: The same candidates at other sizes.
+        candidates: The functions, by name, called without arguments; their results do not count as memory. The
+            time of the first is 1.
+        memory_against: Name of the candidate whose memory is 1; None: the table does not show memory.
+        targets: Bounds, by candidate.
+        rounds: Number of times that each candidate is timed.
+        memory: Function that measures memory: `tensor_bytes`, or `process_bytes` if torch does not allocate it.
+        against: {candidate: the candidate whose time is 1 for it}; default: the first.
+        grids: {size: further values at which the candidates are measured}.
+        base: All sizes of `candidates`, the base point.
+        at: Function from sizes to the same candidates at these sizes.
     """
 
     name: str
@@ -77,7 +77,7 @@ class Comparison:
 
         Args:
             measured: The candidates.
-            sweeps: Of each size: a column with the slopes of time and of memory.
+            sweeps: Measurements over each size; each gets a column with the slopes of time and of memory.
         """
         columns = ["", "time", "least to most", "target", "memory", "MB", "target"]
         columns += [f"over {size}" for size in sweeps or ()]
@@ -114,7 +114,7 @@ def _held_against(bound: float | None, found: float) -> str:
 
 @dataclass(frozen=True)
 class Measured:
-    """Of one candidate: seconds, their ratios to the first one's round by round, and bytes."""
+    """Measurements of one candidate: seconds, ratios to another's seconds in each round, and bytes."""
 
     seconds: float
     ratios: Sequence[float]
@@ -126,9 +126,9 @@ class Measured:
 
 
 def measure(comparison: Comparison, *, tiny: bool = False) -> dict[str, Measured]:
-    """Call every candidate once, which measures its memory, and then time all in turns; if `tiny`, once."""
+    """Call each candidate once to measure its memory, then time all of them in rounds; if `tiny`, in one."""
     candidates = comparison.candidates
-    gc.freeze()  # what is there is not looked through again between any two timed calls
+    gc.freeze()  # the collector skips existing objects between the timed calls
     memory = {name: (comparison.memory or tensor_bytes)(run) for name, run in candidates.items()}
     seconds: dict[str, list[float]] = {name: [] for name in candidates}
     rounds = range(1 if tiny else comparison.rounds)
@@ -152,10 +152,10 @@ Sweep = Mapping[str, Sequence[Measured]]
 def measure_over(
     comparison: Comparison, *, tiny: bool = False
 ) -> tuple[dict[str, Measured], dict[str, Sweep]]:
-    """The candidates at all values of a size, in turns; 1 is the time of the first at the base point.
+    """Measure the candidates at all values of each size; 1 is the time of the first at the base point.
 
     Returns:
-        The candidates at the base point, as they were found over the first size, and all of each size.
+        The measurements at the base point, from the sweep over the first size, and all measurements by size.
     """
     assert comparison.at is not None
     points: dict[str, Measured] = {}
@@ -174,7 +174,7 @@ def measure_over(
 
 
 def slope(x: Iterable[float], y: Iterable[float]) -> float:
-    """The slope of the line through the logarithms of the upper half of the points, the middle one included."""
+    """The slope of a line fitted to the logarithms of the upper half of the points, including the middle one."""
     logarithms = ([math.log(value) for value in values] for values in (x, y))
     return statistics.linear_regression(*(all_[len(all_) // 2 :] for all_ in logarithms)).slope
 
@@ -187,12 +187,12 @@ def _seconds(run: Callable[[], object]) -> float:
     result = run()
     synchronize()
     end = clock()
-    del result  # outside of the clock, as it would be in a training loop
+    del result  # not timed, as in a training loop
     return end - start
 
 
 def _one_thread() -> bool:
-    """On a CPU, with one thread, which the processor's own clock times: what else runs does not count."""
+    """True on a CPU with one thread: the processor's clock then leaves out the time of other processes."""
     return current_device().type == "cpu" and torch.get_num_threads() == 1
 
 
@@ -202,9 +202,9 @@ def synchronize() -> None:
 
 
 def tensor_bytes(run: Callable[[], object]) -> int:
-    """The most that the tensors made in a call hold at once, backward passes included, its results left out.
+    """The peak of the bytes in tensors that a call makes, including backward passes, without its results.
 
-    Counted after every operation; what one allocates inside and frees again does not show.
+    They are counted after every operation: memory that an operation allocates and frees inside does not show.
     """
     with _Storages() as storages:
         result = run()
@@ -212,7 +212,7 @@ def tensor_bytes(run: Callable[[], object]) -> int:
 
 
 def peak_bytes(run: Callable[[], object]) -> int:
-    """By how much the most that torch's allocator holds on a GPU grows in a call; elsewhere `tensor_bytes`."""
+    """The growth of the peak of torch's allocator on a GPU during a call; elsewhere `tensor_bytes`."""
     if not torch.cuda.is_available():
         return tensor_bytes(run)
     torch.cuda.reset_peak_memory_stats()
@@ -222,7 +222,7 @@ def peak_bytes(run: Callable[[], object]) -> int:
 
 
 class _Storages(TorchDispatchMode):
-    """A history of the storages that operations have made and nobody has freed."""
+    """A history, one entry per operation, of the storages that operations have made and that are not freed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -261,9 +261,9 @@ def _tensors(tree: object) -> list[Tensor]:
 
 
 def process_bytes(run: Callable[[], object]) -> int:
-    """By how much a call, which must pickle, makes a fresh process grow at most, numpy and faiss included.
+    """The peak growth of a fresh process in a call, including numpy and faiss; the call must be picklable.
 
-    On Linux only, whose kernel counts it.
+    It reads Linux's own count: other systems have none.
     """
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as fresh:
         return fresh.submit(_growth, run).result()
@@ -271,9 +271,9 @@ def process_bytes(run: Callable[[], object]) -> int:
 
 def _growth(run: Callable[[], object]) -> int:
     for tensor in _tensors((getattr(run, "args", ()), getattr(run, "keywords", {}))):
-        tensor.sum()  # what comes with the call is read in now, not by it
+        tensor.sum()  # reads the arguments before the measurement begins
     gc.collect()
-    Path("/proc/self/clear_refs").write_text("5")  # the high-water mark, back to what is there now
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak to the present memory
     before = _status("VmRSS")
     run()
     return _status("VmHWM") - before
@@ -290,7 +290,7 @@ def current_device() -> torch.device:
 
 
 def origin(command: str, device: torch.device, commit: str | None = None) -> str:
-    """Commit, command and machine of figures, in the words that the tests of the documents look for."""
+    """Commit, command and machine of measured numbers, in the words that the tests of the documents expect."""
     code = {"commit": commit, "dirty": False} if commit else describe_code()
     commit = f"`{code['commit'][:7]}`" if code["commit"] else "an unknown commit"
     dirty = " (with uncommitted changes)" if code["dirty"] else ""

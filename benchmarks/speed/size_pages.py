@@ -1,8 +1,8 @@
-"""Time and memory of each method over its sizes, fixed projections beside trained ones, and steps of networks.
+"""Measures time and memory: each method over its sizes, fixed beside trained projections, and steps of networks.
 
-python -m benchmarks.speed.size_pages [--tiny] [--output docs/costs]
+    python -m benchmarks.speed.size_pages [--tiny] [--output docs/costs]
 
-Takes some minutes on two cores; writes PAGE.md and, into a folder PAGE, its figures.
+This takes some minutes on two cores. It writes PAGE.md, and the figures into a folder PAGE.
 """
 
 import sys
@@ -20,37 +20,39 @@ if TYPE_CHECKING:
 INTRODUCTION = """# What the methods cost
 
 {origin}
-`make costs` has one thread, and an allocator that keeps what is freed: else the time of large tensors would include
-that of the fresh pages that the system clears for them.
+`make costs` uses one thread, and an allocator that keeps freed memory. Otherwise the time of large tensors would
+include the time in which the system clears fresh pages for them.
 
-The rows of a table take turns, for as many rounds as it says. A time is the median over the rounds of its ratio to
-the time of the first row, or of the row above that has seconds, in the same round. Memory is the most that tensors
-hold, without inputs and results, counted after every operation.
+Rows are measured alternately, for the number of rounds given. A time is the median over the rounds of the ratio to
+the time of the first row, or of the row above that has seconds, in the same round. Memory is the peak of the bytes
+in tensors, without inputs and results, counted after every operation.
 
 ## Over one size at a time
 
-A forward and a backward pass. One size at a time leaves a base point, the others stay. The columns "over" have the
-slopes of time and of memory, of a line through the logarithms of the upper half of a size's values: 0 means
-independent of the size, 1 proportional, 2 quadratic. Gradients are results: their memory does not count here.
+The tables measure a forward and a backward pass. One size varies at a time; the others stay at a base point. The
+columns "over" have the slopes of time and of memory: those of a line fitted to the logarithms of the upper half of
+a size's values. 0 means independent of the size, 1 proportional, 2 quadratic. Gradients are results, so their
+memory does not count here.
 """
 
 CROSSOVER = """## Where fixed or smaller projections pay
 
-HORDE with K = 5 on 1,024 channels, E = 512. The table counts bytes. Trained projections and embeddings: the
-parameters, their gradients and Adam's state. Fixed projections have no embeddings and one byte for each entry, a
-sixteenth: as many bytes as trained projections of d / 16. The last column: fixed projections save as many bytes as
-the stored activations of that many images need, at 8 x 8 positions.
+The table counts bytes of HORDE with K = 5 on 1,024 channels, E = 512. For trained projections and embeddings,
+these are the parameters, their gradients and Adam's state. Fixed projections have no embeddings and need one byte
+for each entry, a sixteenth of that: as much as trained projections of d / 16. The last column is the number of
+images whose stored activations, at 8 x 8 positions, need as many bytes as fixed projections save.
 """
 
-STEPS = """The next tables have steps of head and loss with trained projections and, as a ratio to them, with fixed
-ones of the same width. The maps, of 8 x 8 positions, are given; Adam's update is included.
+STEPS = """The next tables have steps of head and loss, with trained projections and with fixed ones of the same
+width. The time of the fixed ones is a ratio to that of the trained ones. The maps, of 8 x 8 positions, are given;
+Adam's update is included.
 """
 
 REAL = """## A step of a real network
 
-Forward and backward pass and Adam's update of all parameters of network and loss, as multiples of the step without
-the method. The work of the update does not depend on the batch: its share is smaller with larger batches, such as
-HORDE's 40 images.
+A step is a forward pass, a backward pass, and Adam's update of all parameters of network and loss. Its time is a
+multiple of that of the step without the method. The work of the update does not depend on the batch: its share is
+smaller with larger batches, such as HORDE's 40 images.
 """
 
 WIDTHS = (512, 1024, 2048, 4096, 8192)  # d, where bytes are counted; the last is the paper's
@@ -95,13 +97,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _filled(table: str) -> str:
-    """A table below lines of words that are not long."""
+    """The table, with the words above it folded."""
     words, rows = table.split("\n\n", 1)
     return f"{textwrap.fill(words, 116)}\n\n{rows}"
 
 
 def held_table() -> str:
-    """Bytes of HORDE's parts while it trains."""
+    """A table of the bytes of HORDE's parts during training."""
     from benchmarks.reporting import Table
     from benchmarks.speed.sizes import POSITIONS, empty_horde, held_bytes
 
@@ -116,7 +118,10 @@ def held_table() -> str:
 
 
 def figure(method: "Comparison", sweeps: Mapping[str, "Sweep"]) -> bytes:
-    """Time above, memory below, a column per variant; a line per size, over multiples of the base point."""
+    """A figure with time above and memory below, a column per variant, and a line per size.
+
+    The axis has multiples of the base point's sizes.
+    """
     from matplotlib.figure import Figure
 
     from benchmarks.reporting import COLOURS, MARKERS, svg

@@ -1,4 +1,4 @@
-"""What docs/costs.md measures: methods over their sizes, and HORDE's trained and fixed projections."""
+"""Comparisons of docs/costs.md: methods over their sizes, and HORDE's trained and fixed projections."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -33,7 +33,7 @@ TIMED_WIDTHS = (128, 256, 512, 1024, 2048)  # d of trained and fixed projections
 def horde(tiny: bool, device: Device) -> Comparison:
     """Moments, their embeddings and binomial deviance on each order.
 
-    The base point has 40 maps of 8 x 8 of 5 classes, as the paper, but a quarter of GoogLeNet's 1,024 channels
+    The base point has the paper's 40 maps of 8 x 8 from 5 classes, but a quarter of GoogLeNet's 1,024 channels
     and 1/32 of the paper's d = 8,192; E = 512. Fixed projections have no embeddings, as in the paper's Table 3.
     """
 
@@ -65,8 +65,8 @@ def horde(tiny: bool, device: Device) -> Comparison:
 def energy_confusion(tiny: bool, device: Device) -> Comparison:
     """The regularizer alone.
 
-    The base point has the paper's 64 classes and E = 512, but 1,024 images where the paper has 128, so that
-    arithmetic weighs more than the calls of operations.
+    The base point has the paper's 64 classes and E = 512. It has 1,024 images instead of the paper's 128, so
+    that the arithmetic takes more time than the calls of operations.
     """
     regularizer = EnergyConfusionRegularizer(gradient="all")
 
@@ -144,7 +144,7 @@ def _over(
     rounds: int,
     tiny: bool,
 ) -> Comparison:
-    """Variants at a base point, and over one of its sizes at a time."""
+    """A comparison of variants at a base point, and over one size at a time."""
     if tiny:
         small = dict(zip(base, (8, 6, 4, 2), strict=False)) | {"classes": 8}
         base = {name: small[name] for name in base}
@@ -176,7 +176,7 @@ def _leaf(*shape: int, device: Device) -> Tensor:
 
 
 def horde_steps(N: int, tiny: bool, device: Device) -> Comparison:
-    """A step of head and loss on given maps, Adam included, with trained and with fixed projections."""
+    """A step of head and loss on given maps, including Adam, with trained and with fixed projections."""
     N, C = (2, 16) if tiny else (N, 1024)
     maps = _leaf(N, C, 8, POSITIONS // 8, device=device)
     kinds: dict[str, Projections] = {"trained": "cascaded", "fixed": "random"}
@@ -196,7 +196,7 @@ def horde_steps(N: int, tiny: bool, device: Device) -> Comparison:
 
 
 def empty_horde(d: int, projections: Projections) -> HORDELoss:
-    """HORDE at the paper's size, except for d, without any memory."""
+    """HORDE at the paper's size, except for d, on the meta device: it takes no memory."""
     with torch.device("meta"):
         return _horde(1024, d, projections)
 
@@ -206,6 +206,6 @@ def _horde(C: int, d: int, projections: Projections) -> HORDELoss:
 
 
 def held_bytes(module: nn.Module) -> int:
-    """Bytes of buffers and of parameters, these with their gradients and Adam's two moments."""
+    """Bytes of buffers, and of parameters with their gradients and Adam's two moments."""
     parameters = sum(parameter.nbytes for parameter in module.parameters())
     return 4 * parameters + sum(buffer.nbytes for buffer in module.buffers())

@@ -1,10 +1,10 @@
-"""The spread of what HORDE's fixed projections estimate, by their kind, their width and the images' similarity.
+"""Measures the spread of the estimates by HORDE's fixed projections, by kind, width and similarity of the images.
 
     python -m benchmarks.speed.sketch_variance [--tiny] [--output docs/sketch_variance.svg]
 
-Feature maps of Glyphs by a GoogLeNet with random weights, every entry standardised over the images, then ReLU:
-random weights alone make all images alike. <z_k, z_k'> of two images estimates the mean of <x, y>^k
-over all pairs of positions; its standard deviation over draws is divided by that.
+The feature maps are those of Glyphs by a GoogLeNet with random weights. Such weights make all images alike, so each
+entry is standardised over the images, with a ReLU behind it. <z_k, z_k'> of two images estimates the mean of
+<x, y>^k over all pairs of positions; the spread is its standard deviation over draws, divided by that mean.
 """
 
 import sys
@@ -27,7 +27,7 @@ ORDERS = (2, 5)
 
 
 def feature_maps(tiny: bool) -> Tensor:
-    """(N, C, H, W), each divided by the root mean square length of its features."""
+    """Maps (N, C, H, W), each divided by the root mean square length of its features."""
     register()
     trunk = timm.create_model("test_resnet" if tiny else "googlenet", num_classes=0, global_pool="")
     with tempfile.TemporaryDirectory() as folder:
@@ -42,7 +42,7 @@ def feature_maps(tiny: bool) -> Tensor:
 
 
 def exact(maps: Tensor) -> Tensor:
-    """Estimated inner products: (orders, N, N)."""
+    """The inner products that sketches estimate: (orders, N, N)."""
     x = maps.flatten(2).transpose(1, 2)
     products = torch.einsum("npc,mqc->nmpq", x, x)
     return torch.stack([products.pow(k).mean(dim=(2, 3)) for k in ORDERS])

@@ -1,4 +1,4 @@
-"""Training steps to compare: of a head and a loss on given inputs, and of whole networks with each method."""
+"""Training steps to compare: of a head and a loss on given inputs, or of a whole network with each method."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -26,14 +26,17 @@ Device = torch.device
 
 Step = Callable[[], object]
 
-EMBEDDING = 512  # E, where it is no size of a method
+EMBEDDING = 512  # E, unless it is one of the sizes that vary
 
 ALONE = "binomial deviance alone"
 NARROW = "HORDE, sketch of d / 4"
 
 
 def training_step(trunk: nn.Module, head: EmbeddingHead, loss: nn.Module, inputs: Any) -> Step:
-    """Forward, backward and Adam; 4 images per class; on a GPU the network in bfloat16, the loss in TF32."""
+    """A step of forward pass, backward pass and Adam, with 4 images per class.
+
+    On a GPU the network runs in bfloat16 and the loss in TF32.
+    """
     head, loss = head.to(inputs.device), loss.to(inputs.device)
     labels = torch.arange(len(inputs), device=inputs.device) // 4
     parameters = [*trunk.parameters(), *head.parameters(), *loss.parameters()]
@@ -46,7 +49,7 @@ def training_step(trunk: nn.Module, head: EmbeddingHead, loss: nn.Module, inputs
         optimizer.step()
         optimizer.zero_grad()
 
-    _in_tf32(run)()  # Adam's state is there before memory is counted
+    _in_tf32(run)()  # makes Adam's state before memory is counted
     return _in_tf32(run)
 
 
@@ -55,7 +58,7 @@ def _half(inputs: Any) -> torch.autocast:
 
 
 def _in_tf32(run: Step) -> Step:
-    """The same where GPUs may compute matrix products in TF32."""
+    """The same step; on a GPU, matrix products may run in TF32."""
 
     def inside() -> object:
         before = torch.get_float32_matmul_precision()
@@ -71,7 +74,7 @@ def _in_tf32(run: Step) -> Step:
 def network_steps(
     trunk_name: str, images: int, tiny: bool, device: Device, methods: Sequence[str] | None = None
 ) -> Comparison:
-    """A step of a network with a metric loss alone, and with each method or the `methods` of these names."""
+    """Steps of a network with the metric loss alone and with each method, or with those named in `methods`."""
     if tiny:
         trunk_name, images = "test_resnet", 2
     side, d = (64, 64) if tiny else (256, 8192)
@@ -114,7 +117,7 @@ def network_steps(
 
 
 def step_parts(trunk_name: str, tiny: bool, device: Device) -> Comparison:
-    """A step of a network with HORDE, and its parts one by one; on a GPU in the precisions of `training_step`."""
+    """A step of a network with HORDE, and each of its parts; on a GPU in the precisions of `training_step`."""
     side, d, images = (64, 64, 8) if tiny else (256, 8192, 40)
     register()
     name = "test_resnet" if tiny else trunk_name

@@ -1,4 +1,4 @@
-"""The runner and a bare loop in plain torch over the same batches, in turns."""
+"""Turns of the runner and of a bare loop in plain torch, over the same batches."""
 
 import statistics
 import time
@@ -21,18 +21,18 @@ TARGET = 0.95
 
 
 def check(experiment: Experiment) -> None:
-    """Refuse what the bare loop does not do."""
+    """Raise a ConfigError for a setting that the bare loop lacks."""
     refused = {
         "precision": experiment.precision == "fp16",
         "model.compile": experiment.model.compile,
         "optimization.chunk_size": experiment.optimization.chunk_size is not None,
     }
     if keys := [key for key, given in refused.items() if given]:
-        raise ConfigError(f"{keys[0]}: the bare loop does without it; leave it out")
+        raise ConfigError(f"{keys[0]}: the bare loop does not support it; leave it out")
 
 
 def bare_steps(run: BenchmarkRun) -> Generator[Tensor, None, None]:
-    """The loss of step after step of a loop with nothing around it, from the weights that a run begins with."""
+    """Train in a bare loop from the run's initial weights, and yield the loss of each step."""
     experiment, device = run.experiment, run.accelerator.device
     optimization = experiment.optimization
     model = building.build_model(experiment.model, experiment.data)
@@ -71,18 +71,18 @@ def bare_steps(run: BenchmarkRun) -> Generator[Tensor, None, None]:
 
 @dataclass
 class Turns:
-    """Times a runner and a bare loop that take turns of so many steps."""
+    """Times the runner and the bare loop, which alternate after each `steps` steps."""
 
     bare: Iterator[Tensor]
     steps: int
     seconds: dict[str, list[float]] = field(default_factory=lambda: {"runner": [], "bare": []})
     waiting: list[float] = field(default_factory=list)
-    """Seconds of each of the runner's turns in which it waited for its data loader."""
+    """Seconds that the runner waited for its data loader, by turn."""
     losses: list[Tensor] = field(default_factory=list)
-    """Of the bare loop."""
+    """Losses of the bare loop."""
 
     def rows(self, batch_size: int) -> list[tuple[str, str, str]]:
-        """What it prints; the first turns do not count."""
+        """The rows to print; the first turns do not count."""
         runner, bare = (self.seconds[name][1:] for name in ("runner", "bare"))
         images = batch_size * self.steps
         ratios = [b / r for r, b in zip(runner, bare, strict=True)]
@@ -103,7 +103,7 @@ class Turns:
         self._begun = time.perf_counter()
 
     def end(self, step: int) -> None:
-        """The runner stands still at this step: its turn is over, and the bare loop takes its own."""
+        """End the runner's turn, let the bare loop take its turn, and begin the runner's next one."""
         if step > 0:
             self._lap("runner")
             self.waiting.append(self._waited)
@@ -112,7 +112,7 @@ class Turns:
         self.begin()
 
     def watched(self, loader: Any) -> Iterator[Any]:
-        """The same batches, with the time until each is there."""
+        """The same batches; adds up the time until each arrives."""
         batches = iter(loader)
         while True:
             asked = time.perf_counter()
@@ -130,7 +130,7 @@ class Turns:
 
 
 def measure(run: BenchmarkRun, steps: int) -> Turns:
-    """Train by turns, to the run's last step."""
+    """Train both by turns, to the run's last step."""
     with closing(bare_steps(run)) as bare:
         turns = Turns(bare, steps)
         turns.begin()

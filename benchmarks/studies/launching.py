@@ -149,7 +149,7 @@ class SubRun:
         return record is not None and record["status"] == "finished"
 
     def in_use(self) -> bool:
-        """Whether another process writes its folder."""
+        """True if another process writes its folder."""
         if not (self.folder / ".lock").exists():
             return False
         try:

@@ -1,4 +1,4 @@
-"""What a search may change: settings by their path, and the range or the values of each.
+"""Space of a search: settings by their path, each with its range or its values.
 
 optimization.learning_rate: {low: 1e-5, high: 1e-2, log: true}
 model.embedding_size: {low: 32, high: 128, int: true}

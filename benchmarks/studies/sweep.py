@@ -175,7 +175,7 @@ class Sweep:
             self._advance(run, last_step(run))
 
     def _look_back(self, job: Job, was_started: Future[bool]) -> None:
-        """What became of a run that has ended."""
+        """Report the end of a run."""
         try:
             if not was_started.result():
                 return

@@ -201,7 +201,7 @@ def test_memory_of_a_forward_and_backward_pass() -> None:
 @every_kind
 @pytest.mark.parametrize("widths", [[8, 8, 16], [8], [], [3, 3]])
 def test_tables_that_do_not_fit(activations: str, widths: list[int]) -> None:
-    """Of several widths, of too few orders, or of too few channels."""
+    """Tables of several widths, of too few orders, or of too few channels."""
     tables = [draw(width, 1, channels=3)[0] for width in widths]
     shapes = re.escape(str([(width, 1) for width in widths]))
     with pytest.raises(
@@ -212,7 +212,7 @@ def test_tables_that_do_not_fit(activations: str, widths: list[int]) -> None:
 
 @pytest.mark.parametrize("channels", [3, 7])
 def test_tables_of_other_channels(channels: int) -> None:
-    """Of the same shape as those that fit."""
+    """Tables of other channels have the same shape as those that fit."""
     tables = [draw(8, 1, channels=channels)[0] for _ in range(2)]
     with pytest.raises(ValueError, match=rf"tables: expected those of 5 channels.*\[{channels}, "):
         sketched_moments(features(), tables)

@@ -58,7 +58,7 @@ def run(*command: object, folder: Path) -> str:
 
 @pytest.fixture(scope="module")
 def packages(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """What the source distribution unpacks to, less the code, and the wheel."""
+    """The unpacked source distribution without the code, and the wheel."""
     _, unpacked, wheel = build_both(tmp_path_factory.mktemp("packages"))
     for code in ("pml_regularizers", "benchmarks"):
         shutil.rmtree(unpacked / code)

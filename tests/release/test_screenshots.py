@@ -48,7 +48,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def chromium(page: Path, width: int, height: int, *options: str) -> str:
-    """What Chromium prints for a page in a window of this size."""
+    """The output of Chromium for a page in a window of this size."""
     window = f"--window-size={max(width, 500)},{height}"
     usual = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", window]
     command = ["chromium", *usual, "--virtual-time-budget=5000", *options, page.as_uri()]

@@ -8,7 +8,7 @@ import torch
 
 
 def assert_global_random_state_is_neither_read_nor_written(dataset: Any) -> None:
-    """That of `random`, numpy and torch."""
+    """Checks the generators of `random`, numpy and torch."""
     before = _global_random_state()
     first = dataset[3, 9][0], dataset[3][0]
     assert _global_random_state() == before

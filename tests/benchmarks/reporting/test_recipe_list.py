@@ -54,6 +54,7 @@ def test_counting_writes_what_is_stored(monkeypatch: pytest.MonkeyPatch, tmp_pat
     write_flops()
     assert file.read_bytes() == written
     assert "not counted" not in recipe_table()
+    assert max(map(len, recipe_table().splitlines())) <= 80
 
 
 def test_the_list_needs_no_network() -> None:

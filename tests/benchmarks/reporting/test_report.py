@@ -56,7 +56,10 @@ def write_run(parent: Path, label: str, seed: int, recall: float, /, **changes: 
     folder.mkdir()
     info = {
         **{"name": folder.name, "recipe": "glyphs/demo", "label": label, "seed": seed},
-        "config": {"optimizer": {"lr": 0.003, "note": "<b>not html</b>"}},
+        "config": {
+            "optimizer": {"lr": 0.003, "note": "<b>not html</b>"},
+            "evaluation": {"curve_classes": 100},
+        },
         "command": "accelerate launch benchmarks/run.py --label '<x>'",
         **{"commit": "0123abc", "dirty": True, "versions": {"torch": "2.4.0"}, "data": DATA},
         **{"hardware": {"processor": "some processor", "cores": 2}, "world_size": 1},
@@ -412,11 +415,49 @@ def test_html_holds_curves_tables_and_provenance(page: str) -> None:
     lights = page.count("stroke-opacity: 0.3")
     assert lights == 6, "two seeds: a light line each for loss, seen and unseen"
     assert "Each point is the mean of 2 logged steps" in page
-    assert "only to look at, never used for selection" in page
+    assert "100 of the table&#39;s 1,075 classes: fewer classes give higher values." in page
+    assert "for inspection only, never used for selection" in page
     assert len(elements.named("table")) == 1
     assert page.count("commit: 0123abc\ndirty: true") == 3
     assert "lr: 0.003" in page
     assert len(elements.named("details")) == 3 + 4, "runs, and the best and the worst of each label"
+
+
+@pytest.mark.parametrize(
+    ("classes", "changes", "caption"),
+    [
+        ([100, 2000], {}, "100 or 1,075 of the table&#39;s 1,075 classes"),
+        ([1075, 2000], {}, "The table&#39;s classes. These are test classes"),
+        (
+            [100, 100],
+            {"protocol": "fair"},
+            "Other classes than the table&#39;s. These are validation",
+        ),
+        (
+            [100, 100],
+            {"protocol": "fair", "data": DATA | {"split": "validation"}},
+            "The table&#39;s classes.",
+        ),
+        ([100, None], {}, None),
+    ],
+)
+def test_curves_say_on_which_classes_they_are(
+    make: Make, tmp_path: Path, classes: list[int], changes: dict[str, Any], caption: str | None
+) -> None:
+    folders = []
+    for seed, count in enumerate(classes):
+        config = {"evaluation": {"curve_classes": count}}
+        folders.append(make("base", seed, 0.4, config=config, **changes))
+        add_curves_and_images(folders[-1])
+    path, runs = tmp_path / "report.html", [load_run(folder) for folder in folders]
+    if caption is None:
+        with pytest.raises(
+            ValueError, match=r"base-1.run\.json: config\.evaluation\.curve_classes"
+        ):
+            write_html(runs, path)
+    else:
+        write_html(runs, path)
+        assert caption in path.read_text(encoding="utf-8")
 
 
 def test_html_without_curves_and_images(make: Make, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ import yaml
 
 from benchmarks.building import parse_resolved
 from benchmarks.records.files import write_json
+from benchmarks.reporting.formats import Page
+from benchmarks.reporting.table import WIDTH
 from benchmarks.settings import recipe_files
 from benchmarks.tables import main
 from pml_regularizers import BinomialDevianceLoss
@@ -423,6 +426,20 @@ def test_runs_lie_anywhere_below_the_folders(make: Make, show: Show) -> None:
 
 
 # ---------------------------------------------------------------------------------------------- formats
+
+
+def test_commands_on_the_terminal_are_folded() -> None:
+    words = [
+        "python",
+        "-m",
+        "sweep",
+        *(f"toy/table1/row_{i}" for i in range(9)),
+        "--runs",
+        "my runs",
+    ]
+    text = Page("title", [], {}, [shlex.join(words)]).terminal()
+    assert max(map(len, text.splitlines())) <= WIDTH
+    assert shlex.split(text.replace("\\\n", ""))[-len(words) :] == words
 
 
 def test_latex_is_escaped(make: Make, show: Show) -> None:

@@ -152,9 +152,12 @@ def test_generated_files_are_a_dataset(capsys: pytest.CaptureFixture[str]) -> No
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("--precision=fp16", "precision: the bare loop does without it"),
-        ("--model.compile=true", "model.compile: the bare loop does without it"),
-        ("--optimization.chunk_size=4", "optimization.chunk_size: the bare loop does without it"),
+        ("--precision=fp16", "precision: the bare loop does not support it"),
+        ("--model.compile=true", "model.compile: the bare loop does not support it"),
+        (
+            "--optimization.chunk_size=4",
+            "optimization.chunk_size: the bare loop does not support it",
+        ),
         ("--optimisation.steps=4", "optimisation"),
     ],
 )

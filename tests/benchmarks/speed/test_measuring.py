@@ -1,4 +1,4 @@
-"""What is measured, and what `python -m benchmarks.speed` makes of it."""
+"""Measurements of time and memory, and the page of `python -m benchmarks.speed`."""
 
 import time
 from functools import partial

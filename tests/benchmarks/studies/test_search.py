@@ -97,7 +97,7 @@ def test_a_search_maximises_the_mean_over_the_folds(
     best = max(rows, key=lambda row: float(row["validation MAP@R"]))
     settings = yaml.safe_load((searched.folder / "best.yaml").read_text())
     assert settings["optimization"]["learning_rate"] == float(best["optimization.learning_rate"])
-    # What a search found is a whole run, of whatever protocol and fold.
+    # best.yaml describes a whole run, for any protocol and fold.
     command = parse(["--config", str(searched.folder / "best.yaml"), "--protocol=fair"])
     assert command.experiment.data.split == "test"
     assert command.experiment.optimization.steps == 2
