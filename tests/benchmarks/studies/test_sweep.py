@@ -190,6 +190,7 @@ def test_mistakes_end_before_anything_starts(
     [
         *([], ["x", "--seeds", "0"], ["x", "--jobs", "0"], ["x", "--job=2"]),
         *(["x", "--launcher", "acelerate launch"], ["--ray", "horde/table1"]),
+        *(["x", "--ray", "6379"], ["x", "--ray", ":6379"], ["x", "--ray", "ray://host:10001"]),
     ],
 )
 def test_usage(recipes: Path, arguments: list[str]) -> None:
