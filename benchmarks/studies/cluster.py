@@ -7,7 +7,7 @@ import socket
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from subprocess import TimeoutExpired
@@ -71,13 +71,20 @@ def place_of(log: Path) -> Path:
     return log.with_suffix(".node")
 
 
-def lacking(marker: Path, content: str, folder: Path) -> str | None:
-    """The first path that this node does not see; None if it sees all."""
-    for path in (RUN, folder):
-        if not path.exists():
-            return f"{path}"
-    seen = marker.exists() and marker.read_text() == content
-    return None if seen else f"{marker.parent} as the machine of this command does"
+def look_for(marker: Path, content: str, paths: Sequence[Path]) -> Callable[[], str | None]:
+    """Make a function that returns the first path that its node does not see; None if it sees all.
+
+    Ray sends a function within a function as it is: the node may not have this module.
+    """
+
+    def lacking() -> str | None:
+        for path in paths:
+            if not path.exists():
+                return f"{path}"
+        seen = marker.exists() and marker.read_text() == content
+        return None if seen else f"{marker.parent} as the machine of this command does"
+
+    return lacking
 
 
 class Task:
@@ -137,9 +144,16 @@ class RayLauncher(Launcher):
                 **own,
             )
             self._check_nodes()
+            self.task = ray.remote(
+                num_cpus=self.asked["cpus"],
+                num_gpus=self.asked["gpus"],
+                max_retries=RETRIES,
+                retry_exceptions=[EndedFromOutsideError],
+            )(execute)
         except BaseException as error:
             ray.shutdown()
-            if isinstance(error, (OSError, OverflowError, RayError, RuntimeError)):
+            expected = (OSError, OverflowError, RayError, RuntimeError, ValueError)
+            if isinstance(error, expected) and not isinstance(error, ConfigError):
                 raise ConfigError(f"--ray: {self.address}: {reason(error)}") from error
             raise
         url = context.dashboard_url
@@ -170,12 +184,12 @@ class RayLauncher(Launcher):
         self.runs.mkdir(parents=True, exist_ok=True)
         marker, content = self.runs.resolve() / f".seen-{uuid4()}", str(uuid4())
         marker.write_text(content)
-        look = ray.remote(num_cpus=0)(lacking)
+        look = ray.remote(num_cpus=0)(look_for(marker, content, [RUN, Path.cwd()]))
         try:
             answers = [
                 look.options(
                     scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-                ).remote(marker, content, Path.cwd())
+                ).remote()
                 for node in nodes
             ]
             for node, lacks in zip(nodes, ray.get(answers), strict=True):
@@ -190,11 +204,5 @@ class RayLauncher(Launcher):
 
     def _start(self, command: Sequence[str], run: SubRun) -> Task:
         place_of(run.log).unlink(missing_ok=True)
-        task = ray.remote(
-            num_cpus=self.asked["cpus"],
-            num_gpus=self.asked["gpus"],
-            max_retries=RETRIES,
-            retry_exceptions=[EndedFromOutsideError],
-        )(execute)
         log, record = run.log.resolve(), (run.folder / "run.json").resolve()
-        return Task(task.remote(command, log, Path.cwd(), record), run.log)
+        return Task(self.task.remote(command, log, Path.cwd(), record), run.log)

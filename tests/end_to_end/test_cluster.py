@@ -144,12 +144,21 @@ def test_a_sweep_survives_its_nodes_and_its_driver(cluster: Any, data: str, tmp_
     assert not [*(runs / "logs").glob("*.node")]
 
 
+@pytest.mark.parametrize(
+    ("gpus", "message"),
+    [("2", "--gpus-per-run: 2; no node has more than 1"), ("-1", "num_gpus cannot be negative")],
+)
 def test_what_no_node_has_is_refused(
-    cluster: Any, data: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    gpus: str,
+    message: str,
+    cluster: Any,
+    data: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    asked = command(tmp_path / "runs", data, "--ray", cluster.address, "--gpus-per-run=2")
+    asked = command(tmp_path / "runs", data, "--ray", cluster.address, f"--gpus-per-run={gpus}")
     assert sweep.main(asked) == 2
-    assert "error: --gpus-per-run: 2; no node has more than 1" in capsys.readouterr().err
+    assert message in capsys.readouterr().err
     assert not ray.is_initialized()
 
 
@@ -188,14 +197,23 @@ def test_a_run_has_its_share_of_a_node(
 
 
 def test_a_node_with_other_folders_is_told(tmp_path: Path) -> None:
-    from benchmarks.studies.cluster import lacking
+    """Also where the node has no module of ours."""
+    from benchmarks.studies.cluster import look_for
 
     marker = tmp_path / "marker"
+    program = "import sys; sys.modules['benchmarks'] = None; from ray import cloudpickle; "
+    program += "print(cloudpickle.loads(sys.stdin.buffer.read())())"
+
+    def lacks(*paths: Path) -> str:
+        sent = ray.cloudpickle.dumps(look_for(marker, "token", paths))
+        done = subprocess.run([sys.executable, "-c", program], input=sent, stdout=subprocess.PIPE)
+        return done.stdout.decode().strip()
+
     marker.write_text("of another storage")
-    assert lacking(marker, "token", tmp_path) == f"{tmp_path} as the machine of this command does"
-    assert lacking(marker, "token", tmp_path / "none") == f"{tmp_path / 'none'}"
+    assert lacks(tmp_path) == f"{tmp_path} as the machine of this command does"
+    assert lacks(tmp_path, tmp_path / "none") == f"{tmp_path / 'none'}"
     marker.write_text("token")
-    assert lacking(marker, "token", tmp_path) is None
+    assert lacks(tmp_path) == "None"
 
 
 @pytest.mark.parametrize("status", ["stopped", "failed"])
