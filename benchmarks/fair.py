@@ -21,19 +21,19 @@ goes on.
 """
 
 import argparse
-import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 # Light: torch is imported by what a command calls.
 from benchmarks import records, reporting, studies
-from benchmarks.console import at_least, split_settings
+from benchmarks.console import at_least, leave, signals_handled, split_settings
 from benchmarks.settings import ConfigError
 
 SEEDS = 5  # of the protocol
 
 
+@signals_handled(leave)  # until there is a run that can save
 def main(argv: Sequence[str] | None = None) -> int:
     argv, settings = split_settings(sys.argv[1:] if argv is None else argv)
     options = _parser().parse_args(argv)
@@ -41,11 +41,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         status: int = options.run(options, settings)
         return status
-    except (ConfigError, records.RunFolderError, ValueError, OSError) as error:
+    except (records.RunFolderError, ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        return 128 + signal.SIGINT
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -21,7 +21,7 @@ from pathlib import Path
 
 # Light: torch is imported when runs are planned.
 from benchmarks import studies
-from benchmarks.console import at_least, split_settings
+from benchmarks.console import at_least, leave, signals_handled, split_settings
 from benchmarks.settings import ConfigError
 
 
@@ -47,6 +47,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+@signals_handled(leave)  # until there is a run that can save
 def main(argv: Sequence[str] | None = None) -> int:
     argv, settings = split_settings(sys.argv[1:] if argv is None else argv)
     parser = _parser()
