@@ -24,7 +24,7 @@ import numpy as np
 
 # Rooms import late: `--help` needs no torch.
 from benchmarks import building, records, reporting, studies
-from benchmarks.console import HelpFormatter, at_least, split_settings
+from benchmarks.console import HelpFormatter, at_least, leave, signals_handled, split_settings
 from benchmarks.settings import ConfigError, changed, dump, flat
 
 CLAIMS = Path(__file__).parent / "recipes" / "claims.yaml"
@@ -33,6 +33,7 @@ Values = tuple[tuple[str, float], ...]
 """Settings and their values."""
 
 
+@signals_handled(leave)  # until there is a run that can save
 def main(argv: Sequence[str] | None = None) -> int:
     argv, settings = split_settings(sys.argv[1:] if argv is None else argv)
     parser = argparse.ArgumentParser(

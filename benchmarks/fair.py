@@ -21,31 +21,29 @@ goes on.
 """
 
 import argparse
-import signal
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 # Light: torch is imported by what a command calls.
 from benchmarks import records, reporting, studies
-from benchmarks.console import HelpFormatter, at_least, split_settings
+from benchmarks.console import HelpFormatter, at_least, leave, signals_handled, split_settings
 from benchmarks.settings import ConfigError
 
 SEEDS = 5  # of the protocol
 
 
+@signals_handled(leave)  # until there is a run that can save
 def main(argv: Sequence[str] | None = None) -> int:
     argv, settings = split_settings(sys.argv[1:] if argv is None else argv)
     options = _parser().parse_args(argv)
 
     try:
-        status: int = options.run(options, settings)
-        return status
-    except (ConfigError, records.RunFolderError, ValueError, OSError) as error:
+        return int(options.run(options, settings))
+    except (records.RunFolderError, ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        return 128 + signal.SIGINT
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -122,8 +120,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _folder(options: argparse.Namespace, kind: str) -> Path:
-    folder: Path = options.runs or Path("runs") / kind / options.recipe.replace("/", "-")
-    return folder
+    return Path(options.runs or Path("runs") / kind / options.recipe.replace("/", "-"))
 
 
 def _settings(options: argparse.Namespace, settings: Sequence[str]) -> list[str]:
@@ -134,13 +131,8 @@ def _settings(options: argparse.Namespace, settings: Sequence[str]) -> list[str]
 
 
 def _search(options: argparse.Namespace, settings: Sequence[str]) -> int:
-    try:
-        import optuna  # noqa: F401
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            "search: Optuna is not installed; pip install '.[benchmarks,search]'"
-        ) from error
-
+    if find_spec("optuna") is None:
+        raise ConfigError("search: Optuna is not installed; pip install '.[benchmarks,search]'")
     folder = _folder(options, "search")
     search = studies.Search(
         options.recipe,
@@ -183,11 +175,8 @@ def _evaluate(options: argparse.Namespace, settings: Sequence[str]) -> int:
 def _compare(options: argparse.Namespace, settings: Sequence[str]) -> int:
     if settings:
         raise ConfigError(f"{settings[0]}: compare trains nothing and takes no settings")
-    print(
-        reporting.fair_comparison(
-            [reporting.read_method(folder) for folder in options.folders], SEEDS
-        )
-    )
+    methods = [reporting.read_method(folder) for folder in options.folders]
+    print(reporting.fair_comparison(methods, SEEDS))
     return 0
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 
 # Light: torch is imported when runs are planned.
 from benchmarks import studies
-from benchmarks.console import HelpFormatter, at_least, split_settings
+from benchmarks.console import HelpFormatter, at_least, leave, signals_handled, split_settings
 from benchmarks.settings import ConfigError
 
 
@@ -47,6 +47,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+@signals_handled(leave)  # until there is a run that can save
 def main(argv: Sequence[str] | None = None) -> int:
     argv, settings = split_settings(sys.argv[1:] if argv is None else argv)
     parser = _parser()
@@ -58,8 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         jobs = studies.plan(options.recipes, seeds, options.runs, settings)
         launcher = studies.launcher(options, options.runs)
-        sweep = studies.Sweep(jobs, launcher, redo_stale=options.redo_stale)
-        stopped_by = sweep.run()
+        stopped_by = studies.Sweep(jobs, launcher, redo_stale=options.redo_stale).run()
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

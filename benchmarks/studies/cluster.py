@@ -1,12 +1,13 @@
 """Runs as tasks of Ray, on whatever nodes its cluster has."""
 
+import json
 import os
 import signal
 import socket
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from subprocess import TimeoutExpired
@@ -23,20 +24,27 @@ from benchmarks.studies.launching import IN_USE, POLL, RUN, Launcher, SubRun, st
 
 RETRIES = 10  # of a run whose node is gone, or that was ended from outside
 
+CONNECTING = 10  # seconds to wait for the cluster's address
+
 MOST = 1000  # runs that Ray has to place at once
 
-PASSED_ON = (
-    "OMP_NUM_THREADS",
-    "ACCELERATE_",
-)  # variables that runs have from who starts the command
+PASSED_ON = ("OMP_NUM_THREADS", "ACCELERATE_")
+"""Beginnings of the variables that runs have from who starts the command."""
 
 
 class EndedFromOutsideError(RuntimeError):
     """A run was stopped or killed though nobody asked, or its folder is still written: Ray starts it again."""
 
 
-def execute(command: Sequence[str], log: Path, folder: Path) -> int:
-    """A run on this node; its exit status. It saves and ends when the task is cancelled, and with this process."""
+def execute(command: Sequence[str], log: Path, folder: Path, record: Path) -> int:
+    """A run on this node; its exit status. It saves and ends when the task is cancelled, and with this process.
+
+    Args:
+        record: Its run.json, which tells that it was stopped where its launcher's exit status does not.
+    """
+    # Where Ray was started with SIGINT ignored, as by a script in the background, it could cancel nothing.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    before = record.read_bytes() if record.exists() else b""
     asked, process, place = False, start(command, log, folder), place_of(log)
     try:
         place.write_text(socket.gethostname())
@@ -50,8 +58,10 @@ def execute(command: Sequence[str], log: Path, folder: Path) -> int:
         process.terminate()
         status = process.wait()
         place.unlink(missing_ok=True)
+    now = record.read_bytes() if record.exists() else b""
+    stopped = now != before and json.loads(now)["status"] == "stopped"
     saved = (128 + signal.SIGINT, 128 + signal.SIGTERM)
-    if not asked and (status < 0 or status in (IN_USE, *saved)):
+    if not asked and (stopped or status < 0 or status in (IN_USE, *saved)):
         raise EndedFromOutsideError(status)
     return status
 
@@ -61,13 +71,20 @@ def place_of(log: Path) -> Path:
     return log.with_suffix(".node")
 
 
-def lacking(marker: Path, content: str, folder: Path) -> str | None:
-    """The first path that this node does not see; None if it sees all."""
-    for path in (RUN, folder):
-        if not path.exists():
-            return f"{path}"
-    seen = marker.exists() and marker.read_text() == content
-    return None if seen else f"{marker.parent} as the machine of this command does"
+def look_for(marker: Path, content: str, paths: Sequence[Path]) -> Callable[[], str | None]:
+    """Make a function that returns the first path that its node does not see; None if it sees all.
+
+    Ray sends a function within a function as it is: the node may not have this module.
+    """
+
+    def lacking() -> str | None:
+        for path in paths:
+            if not path.exists():
+                return f"{path}"
+        seen = marker.exists() and marker.read_text() == content
+        return None if seen else f"{marker.parent} as the machine of this command does"
+
+    return lacking
 
 
 class Task:
@@ -109,14 +126,16 @@ class RayLauncher(Launcher):
 
     def __enter__(self) -> Self:
         variables = {name: of for name, of in os.environ.items() if name.startswith(PASSED_ON)}
-        variables["PYTHONPATH"] = str(RUN.parents[1])
-        if (
-            sys.platform == "linux"
-        ):  # where a run gets a SIGTERM then, and saves; Ray's is a SIGKILL
+        paths = [str(RUN.parents[1]), os.environ.get("PYTHONPATH")]
+        variables["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+        if sys.platform == "linux":  # a run gets a SIGTERM then, and saves; Ray's is a SIGKILL
             variables["RAY_kill_child_processes_on_worker_exit"] = "0"
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # it would be told to Ray's makers
         own = {"object_store_memory": 10**8} if self.address == "local" else {}
+        host, _, port = self.address.rpartition(":")
         try:
+            if host:  # Ray itself waits for minutes
+                socket.create_connection((host, int(port)), timeout=CONNECTING).close()
             context = ray.init(
                 self.address,
                 log_to_driver=False,
@@ -125,9 +144,16 @@ class RayLauncher(Launcher):
                 **own,
             )
             self._check_nodes()
+            self.task = ray.remote(
+                num_cpus=self.asked["cpus"],
+                num_gpus=self.asked["gpus"],
+                max_retries=RETRIES,
+                retry_exceptions=[EndedFromOutsideError],
+            )(execute)
         except BaseException as error:
             ray.shutdown()
-            if isinstance(error, (ConnectionError, RayError, RuntimeError)):
+            expected = (OSError, OverflowError, RayError, RuntimeError, ValueError)
+            if isinstance(error, expected) and not isinstance(error, ConfigError):
                 raise ConfigError(f"--ray: {self.address}: {reason(error)}") from error
             raise
         url = context.dashboard_url
@@ -158,12 +184,12 @@ class RayLauncher(Launcher):
         self.runs.mkdir(parents=True, exist_ok=True)
         marker, content = self.runs.resolve() / f".seen-{uuid4()}", str(uuid4())
         marker.write_text(content)
-        look = ray.remote(num_cpus=0)(lacking)
+        look = ray.remote(num_cpus=0)(look_for(marker, content, [RUN, Path.cwd()]))
         try:
             answers = [
                 look.options(
                     scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-                ).remote(marker, content, Path.cwd())
+                ).remote()
                 for node in nodes
             ]
             for node, lacks in zip(nodes, ray.get(answers), strict=True):
@@ -178,10 +204,5 @@ class RayLauncher(Launcher):
 
     def _start(self, command: Sequence[str], run: SubRun) -> Task:
         place_of(run.log).unlink(missing_ok=True)
-        task = ray.remote(
-            num_cpus=self.asked["cpus"],
-            num_gpus=self.asked["gpus"],
-            max_retries=RETRIES,
-            retry_exceptions=[EndedFromOutsideError],
-        )(execute)
-        return Task(task.remote(command, run.log.resolve(), Path.cwd()), run.log)
+        log, record = run.log.resolve(), (run.folder / "run.json").resolve()
+        return Task(self.task.remote(command, log, Path.cwd(), record), run.log)

@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -85,7 +86,7 @@ def _command(text: str) -> list[str]:
 
 
 def _address(text: str) -> str:
-    if text not in ("local", "auto") and not text.rpartition(":")[2].isdigit():
+    if text not in ("local", "auto") and not re.fullmatch(r"[^/]+:\d+", text):
         raise argparse.ArgumentTypeError(f"expected HOST:PORT or auto, got {text!r}")
     return text
 
@@ -211,8 +212,9 @@ class Launcher:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._closed = True  # there are runs left after an error of ours alone
-        self._terminate()
+        self._closed = True
+        if self.stop.signal is None:  # a second SIGTERM would keep a run from saving
+            self._terminate()
         while self._at_work:
             self._answer()
             time.sleep(POLL)

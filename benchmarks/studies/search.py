@@ -43,12 +43,8 @@ class UnfinishedRunError(RuntimeError):
     """A run was stopped or ended from outside, or could not begin: nothing that its settings are to blame for."""
 
 
-class FailedRunError(RuntimeError):
-    """A run failed by its settings; values that do not go together are a ConfigError before."""
-
-
-class PrunedRunError(RuntimeError):
-    """A run was not worth its end."""
+class NoValueError(RuntimeError):
+    """A run failed by its settings, or was not worth its end; values that do not go together are a ConfigError."""
 
 
 @dataclass
@@ -260,11 +256,11 @@ class Search:
         replace_file(path, dump(self.changed(trial.params)).encode())
         found: list[float] = []
         for run in self.runs(path):
+            curve = Curve(trial, run, found)
             try:
-                found.append(self._value(Curve(trial, run, found), number, launcher))
-            except (ConfigError, FailedRunError, PrunedRunError) as error:
-                how = "pruned" if isinstance(error, PrunedRunError) else "failed"
-                trial.set_user_attr(how, str(error))
+                found.append(self._value(curve, number, launcher))
+            except (ConfigError, NoValueError) as error:
+                trial.set_user_attr("pruned" if curve.pruned else "failed", str(error))
                 study.tell(trial, state=TrialState.PRUNED)  # TPE learns from its curve alone
                 return
         study.tell(trial, float(np.mean(found)))
@@ -277,7 +273,7 @@ class Search:
         for checkpoint in (run.folder / "checkpoints").glob("*.pt"):
             checkpoint.unlink()  # hundreds of runs would fill the disk
         if pruned:
-            raise PrunedRunError(curve.pruned)
+            raise NoValueError(curve.pruned)
         return float(result["selection"]["value"])
 
     def _train(self, curve: Curve, number: int, launcher: Launcher) -> dict[str, Any]:
@@ -293,7 +289,7 @@ class Search:
             if was_started:
                 problem, record = run.problem(), run.record()
                 if run.exit_status == 1 and record and record["status"] == "failed":
-                    raise FailedRunError(problem)
+                    raise NoValueError(problem)
         raise UnfinishedRunError(
             f"trial {number}: {problem} ({run.log}); the same command goes on with this trial"
         )

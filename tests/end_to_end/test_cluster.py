@@ -144,12 +144,40 @@ def test_a_sweep_survives_its_nodes_and_its_driver(cluster: Any, data: str, tmp_
     assert not [*(runs / "logs").glob("*.node")]
 
 
+@pytest.mark.parametrize(
+    ("gpus", "message"),
+    [("2", "--gpus-per-run: 2; no node has more than 1"), ("-1", "num_gpus cannot be negative")],
+)
 def test_what_no_node_has_is_refused(
+    gpus: str,
+    message: str,
+    cluster: Any,
+    data: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    asked = command(tmp_path / "runs", data, "--ray", cluster.address, f"--gpus-per-run={gpus}")
+    assert sweep.main(asked) == 2
+    assert message in capsys.readouterr().err
+    assert not ray.is_initialized()
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "127.0.0.1:99999"])
+def test_an_address_without_a_cluster_is_told_at_once(
+    address: str, data: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    begun = time.monotonic()
+    assert sweep.main(command(tmp_path / "runs", data, "--ray", address)) == 2
+    assert capsys.readouterr().err.startswith(f"error: --ray: {address}: ")
+    assert time.monotonic() - begun < 20, "Ray itself takes minutes"
+
+
+def test_runs_that_cannot_be_written_are_told(
     cluster: Any, data: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked = command(tmp_path / "runs", data, "--ray", cluster.address, "--gpus-per-run=2")
-    assert sweep.main(asked) == 2
-    assert "error: --gpus-per-run: 2; no node has more than 1" in capsys.readouterr().err
+    (tmp_path / "runs").touch()
+    assert sweep.main(command(tmp_path / "runs", data, "--ray", cluster.address)) == 2
+    assert f"File exists: '{tmp_path / 'runs'}'" in capsys.readouterr().err
     assert not ray.is_initialized()
 
 
@@ -157,20 +185,62 @@ def test_a_run_has_its_share_of_a_node(
     cluster: Any, data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program, runs = tmp_path / "run.py", tmp_path / "runs"
-    program.write_text("import os; print('devices:', os.environ['CUDA_VISIBLE_DEVICES'])")
+    program.write_text(
+        "import os; print(*map(os.environ.get, ['CUDA_VISIBLE_DEVICES', 'PYTHONPATH']))"
+    )
     monkeypatch.setattr(launching, "RUN", program)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}")  # of classes that the user trusts
     shares = ["--gpus-per-run=0.5", "--cpus-per-run=0.5"]
     assert sweep.main(command(runs, data, "--ray", cluster.address, *shares)) == 1
     logs = [path.read_text().splitlines()[-1] for path in (runs / "logs").iterdir()]
-    assert logs == ["devices: 0"] * SEEDS
+    assert logs == [f"0 {ROOT}:{tmp_path}"] * SEEDS
 
 
 def test_a_node_with_other_folders_is_told(tmp_path: Path) -> None:
-    from benchmarks.studies.cluster import lacking
+    """Also where the node has no module of ours."""
+    from benchmarks.studies.cluster import look_for
 
     marker = tmp_path / "marker"
+    program = "import sys; sys.modules['benchmarks'] = None; from ray import cloudpickle; "
+    program += "print(cloudpickle.loads(sys.stdin.buffer.read())())"
+
+    def lacks(*paths: Path) -> str:
+        sent = ray.cloudpickle.dumps(look_for(marker, "token", paths))
+        done = subprocess.run([sys.executable, "-c", program], input=sent, stdout=subprocess.PIPE)
+        return done.stdout.decode().strip()
+
     marker.write_text("of another storage")
-    assert lacking(marker, "token", tmp_path) == f"{tmp_path} as the machine of this command does"
-    assert lacking(marker, "token", tmp_path / "none") == f"{tmp_path / 'none'}"
+    assert lacks(tmp_path) == f"{tmp_path} as the machine of this command does"
+    assert lacks(tmp_path, tmp_path / "none") == f"{tmp_path / 'none'}"
     marker.write_text("token")
-    assert lacking(marker, "token", tmp_path) is None
+    assert lacks(tmp_path) == "None"
+
+
+@pytest.mark.parametrize("status", ["stopped", "failed"])
+def test_a_launcher_that_hides_how_a_run_ended(status: str, tmp_path: Path) -> None:
+    """`accelerate launch` and `torchrun` end with 1 where the run saved and ended by a signal."""
+    from benchmarks.studies.cluster import EndedFromOutsideError, execute
+
+    record, log = tmp_path / "run.json", tmp_path / "log"
+    program = (
+        f"import sys; open('run.json', 'w').write('{{\"status\": \"{status}\"}}'); sys.exit(1)"
+    )
+    arguments = [sys.executable, "-c", program], log, tmp_path, record
+    if status == "stopped":
+        with pytest.raises(EndedFromOutsideError):
+            execute(*arguments)
+    assert execute(*arguments) == 1, "refused: it has written nothing"
+
+
+def test_a_task_can_be_cancelled_where_signals_were_ignored(tmp_path: Path) -> None:
+    from benchmarks.studies.cluster import execute
+
+    program = "import os, signal, time; os.kill(os.getppid(), signal.SIGINT); time.sleep(60)"
+    old = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        status = execute(
+            [sys.executable, "-c", program], tmp_path / "log", tmp_path, tmp_path / "run.json"
+        )
+    finally:
+        signal.signal(signal.SIGINT, old)
+    assert status == -signal.SIGTERM

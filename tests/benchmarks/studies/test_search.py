@@ -190,6 +190,23 @@ def test_a_finished_study_runs_nothing_more(
     assert again.started == []
 
 
+def test_a_search_goes_on_with_half_a_line_and_a_lock_of_before(
+    make_search: Callable[..., Search], trainings: Callable[..., Trainings]
+) -> None:
+    """What a kill may leave while Optuna writes."""
+    trainings(lambda number, run: "finished" if number == 1 else "running")
+    searched = make_search(trials=2, some_folds=[0])
+    assert searched.execute(Launcher()) == 1
+    journal = searched.folder / "study.journal"
+    whole = journal.read_bytes()
+    journal.write_bytes(whole + whole.splitlines()[-1][:20])
+    journal.with_name("study.journal.lock").symlink_to(journal)
+    trainings()
+    assert searched.execute(Launcher()) == 0
+    assert journal.read_bytes().startswith(whole)
+    assert [int(row["trial"]) for row in table(searched.folder)] == [0, 1]
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

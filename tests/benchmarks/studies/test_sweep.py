@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -23,7 +24,7 @@ from benchmarks.studies.sweep import plan, trainings
 from benchmarks.sweep import main
 from pml_regularizers import BinomialDevianceLoss
 from tests.benchmarks.defaults import changed_default
-from tests.support.processes import environment
+from tests.support.processes import ROOT, environment
 
 LOSSES = [{"loss": {"class_path": "pml_regularizers.BinomialDevianceLoss"}}]
 ROWS = ("quick", "other", "bad", "taken", "patient", "silent", "garbled")
@@ -190,6 +191,7 @@ def test_mistakes_end_before_anything_starts(
     [
         *([], ["x", "--seeds", "0"], ["x", "--jobs", "0"], ["x", "--job=2"]),
         *(["x", "--launcher", "acelerate launch"], ["--ray", "horde/table1"]),
+        *(["x", "--ray", "6379"], ["x", "--ray", ":6379"], ["x", "--ray", "ray://host:10001"]),
     ],
 )
 def test_usage(recipes: Path, arguments: list[str]) -> None:
@@ -445,6 +447,24 @@ def test_signals_wait_for_the_runs_to_save(
     assert {found["patient", seed] for seed in "01"} == {"stopped"}
     assert {found["quick", seed] for seed in "01"} == {"not started"}
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == handlers
+
+
+@pytest.mark.parametrize(
+    ("command", "planning"),
+    [
+        (["sweep", "x"], "studies.plan"),
+        (["fair", "evaluate", "x"], "studies.evaluation_runs"),
+        (["claims"], "reporting.read_claims"),
+    ],
+)
+def test_a_signal_while_runs_are_planned(command: list[str], planning: str) -> None:
+    name, *arguments = command
+    program = (
+        f"import os, signal; from benchmarks import reporting, studies, {name}; "
+        f"{planning} = lambda *_: os.kill(os.getpid(), signal.SIGINT); {name}.main({arguments})"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (128 + signal.SIGINT, "\nstopped\n")
 
 
 # ------------------------------------------------------------------------------------------ real runs
