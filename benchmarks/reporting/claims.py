@@ -285,10 +285,8 @@ def judge(claims: Claims, results: Mapping[str, Mapping[int, Result]], seeds: in
 def _percent(result: Result, side: str | int, metric: str) -> float:
     if isinstance(side, int):
         return 100.0 * side
-    output = side.partition(":")[2]
     try:
-        outputs = {"": result["metrics"], "curve": result["curve"], **(result["outputs"] or {})}
-        return 100 * float(outputs[output][metric])
+        return 100 * float(_outputs(result)[side.partition(":")[2]][metric])
     except KeyError as error:
         raise ConfigError(f"claims: no run has measured {metric} of {side}") from error
 
@@ -314,7 +312,7 @@ def claims_page(
                 f"`{f.claim.better}` - {_code(f.claim.than)}",
             ),
             *(
-                metric_name(f.claim.metric).replace("_", " "),
+                _name_of(f.claim.metric),
                 _difference(f),
                 str(f.seeds),
             ),
@@ -350,7 +348,8 @@ adjustment.
 
 ## The rows on test classes
 
-Percent, mean and half-width of the 95 % Student-t interval over seeds:
+Percent, mean and half-width of the 95 % Student-t interval over seeds. A row's curve is measured on fewer
+classes, and higher for it:
 
 {_means(results).markdown()}
 
@@ -358,13 +357,24 @@ Percent, mean and half-width of the 95 % Student-t interval over seeds:
 
 
 def _means(results: Mapping[str, Mapping[int, Result]]) -> Table:
-    shown = ("recall_at_1", SELECTION)
+    shown = ("recall_at_1", SELECTION, "seen_recall_at_1", "unseen_recall_at_1")
     rows = []
     for row, runs in results.items():
-        if runs:
-            values = [[run["metrics"][name] for run in runs.values()] for name in shown]
-            rows.append([f"`{row}`", *(estimate(v).percent() for v in values), f"{len(runs)}"])
-    return Table(["row", *map(metric_name, shown), "seeds"], rows)
+        outputs = [_outputs(run) for run in runs.values()]
+        for output in outputs[0] if outputs else ():
+            found = [[of[output].get(metric) for of in outputs] for metric in shown]
+            cells = ["" if None in values else estimate(values).percent() for values in found]
+            rows.append([f"`{row}{output and ':'}{output}`", *cells, f"{len(runs)}"])
+    return Table(["row", *map(_name_of, shown), "seeds"], rows)
+
+
+def _outputs(result: Result) -> dict[str, Any]:
+    """The metrics of each output: "" for the embedding, "curve" for the last point of its curves."""
+    return {"": result["metrics"], "curve": result["curve"], **(result["outputs"] or {})}
+
+
+def _name_of(metric: str) -> str:
+    return metric_name(metric).replace("_", " ")
 
 
 def _tunings(claims: Claims, tunings: Sequence[Tuning]) -> str:
