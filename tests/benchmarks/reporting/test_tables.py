@@ -437,7 +437,7 @@ def test_commands_on_the_terminal_are_folded() -> None:
         "--runs",
         "my runs",
     ]
-    text = Page("title", [], {}, [shlex.join(words)]).terminal()
+    text = Page("title", [f"```bash\n{shlex.join(words)}\n```"]).terminal()
     assert max(map(len, text.splitlines())) <= WIDTH
     assert shlex.split(text.replace("\\\n", ""))[-len(words) :] == words
 
