@@ -375,8 +375,8 @@ def test_a_name_writes_no_lines_into_the_card(run: Path) -> None:
     text = told(run, {})
     card, settings = text.split("<summary>")
     assert not re.search(r"^# Mine", card, re.MULTILINE)
-    [fence, block] = re.findall(r"^(`+)yaml\n(.*)^\1$", settings, re.MULTILINE | re.DOTALL)[0]
-    assert fence not in block
+    block = settings.partition("</summary>\n")[2].partition("</details>")[0]
+    assert all(line.startswith("    ") for line in block.splitlines() if line)
     assert yaml.safe_load(block)["label"] == lines
 
 
