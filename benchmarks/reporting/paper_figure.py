@@ -50,10 +50,10 @@ def draw_figure(table: RecipeTable, folders: Sequence[Path]) -> Figure:
     if not table.figure:
         raise ConfigError(f"--figure: {table.name} describes no figure; leave it out")
     found = collect(table, folders)
-    groups: dict[str, Group | None] = {}
-    for entry in table.entries:
-        fresh = [group for group in found.of(entry, "paper") if not group.changes]
-        groups[entry.name.rpartition("/")[2]] = fresh[0] if fresh else None
+    groups = {
+        entry.name.rpartition("/")[2]: next(iter(found.fresh(entry)), None)
+        for entry in table.entries
+    }
     columns = min(3, len(table.figure))
     lines = -(-len(table.figure) // columns)
     width, height = SIZES.get(next(iter(table.figure.values())).picture, FEATURES)

@@ -74,7 +74,7 @@ class _Layout:
                 if rows:
                     blocks += [f"### {dataset}, protocol {protocol}", _table(rows, metrics)]
         shown = Page("", blocks).markdown()
-        done = sum(self.found.has_fresh(entry.training) for entry in entries)
+        done = sum(bool(self.found.fresh(entry)) for entry in entries)
         notes = [f"{done} of {len(entries)} rows have runs of the recipe as it is.", EXPLAINED]
         notes += [note for words, note in NOTES.items() if words in shown]
         notes += [f"note {number}: {mark}" for number, mark in enumerate(self.marks, 1)]
@@ -156,8 +156,7 @@ class _Layout:
 
     def _mark(self, entry: Entry, group: Group) -> str:
         """Mark after "ours", for a stale group or for one of several fresh groups of the entry."""
-        fresh = [other for other in self.found.of(entry, group.protocol) if not other.changes]
-        if not group.changes and len(fresh) == 1:
+        if self.found.fresh(entry, group.protocol) == [group]:
             return ""
         said = [
             f"{c.key} is {shorten(json.dumps(c.before), 80)} in these runs, "
@@ -182,15 +181,14 @@ class _Layout:
 
     def _commands(self) -> list[str]:
         """Commands that train the missing rows, one command for rows that share settings."""
-        settings = {entry.training: entry.settings for entry in self.table.entries}
-        missing: dict[tuple[str, ...], list[str]] = {}
-        for training in self.found.groups:
-            if not self.found.has_fresh(training):
-                missing.setdefault(tuple(_options(settings[training])), []).append(training)
+        missing: dict[tuple[str, ...], dict[str, None]] = {}  # ordered
+        for entry in self.table.entries:
+            if not self.found.fresh(entry):
+                missing.setdefault(_options(entry), {})[entry.training] = None
         runs = [] if list(self.folders) == [RUNS] else ["--runs", str(self.folders[0])]
         commands = []
         for options, trainings in missing.items():
-            recipes = trainings if len(missing) > 1 else [self.table.name]
+            recipes = [*trainings] if len(missing) > 1 else [self.table.name]
             sweep = ["python", "-m", "benchmarks.sweep", *recipes, *runs]
             commands.append(shlex.join([*sweep, *(["--", *options] if options else [])]))
         return commands
@@ -201,12 +199,11 @@ def _suffix(output: str) -> str:
     return known.get(output, f", {output.replace('_', ' ')}")
 
 
-def _options(settings: Mapping[str, Any]) -> list[str]:
+def _options(entry: Entry) -> tuple[str, ...]:
     """Options that a recipe leaves to the command line."""
-    dataset = settings.get("data", {}).get("dataset", Data.dataset)
-    options = [] if dataset == Data.dataset else ["--data.root", "data"]
-    weights = WEIGHTS.get(settings.get("model", {}).get("trunk", ""))
-    return [*options, "--model.weights", weights] if weights else options
+    options = () if _dataset(entry) == Data.dataset else ("--data.root", "data")
+    weights = WEIGHTS.get(entry.settings.get("model", {}).get("trunk", ""))
+    return (*options, "--model.weights", weights) if weights else options
 
 
 def _table(rows: Sequence[Mapping[str, str]], metrics: Sequence[str]) -> Table:
