@@ -37,7 +37,8 @@ class Page:
         for block in self.blocks:
             if isinstance(block, str):
                 above = block.lstrip("# ")
-                parts.append("\n".join(f"% {line.lstrip('#* ')}" for line in block.splitlines()))
+                lines = [line for line in block.splitlines() if "```" not in line]
+                parts.append("\n".join(f"% {line.lstrip('#* ')}" for line in lines))
                 continue
             rows = "\n".join(map(_latex_row, block.rows))
             parts.append(

@@ -85,27 +85,32 @@ def recipes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+def write_table_run(path: Path, recipe: str, seed: int, *options: str, **changes: Any) -> Path:
+    """A finished run; `options` are as on the command line, `changes` of its run.json."""
+    command = parse_resolved(["--recipe", recipe, "--seed", str(seed), *options])
+    path.mkdir(parents=True, exist_ok=True)
+    info = {
+        **{"recipe": recipe, "label": path.name, "seed": seed, "config": command.config},
+        **{"protocol": command.experiment.protocol, "status": "finished", "steps": 30},
+        **{"data": DATA, "weights": None, "commit": "0123abc", "dirty": False},
+        **{"finished": f"2026-01-01T00:00:0{seed}", "oracle": None, "half_widths": {}},
+        **{"metrics": {}, "outputs": {}, "wall_time_s": 1.0, "hardware": {}, "world_size": 1},
+    }
+    write_json(path / "run.json", info | changes)
+    return path
+
+
 @pytest.fixture
 def make() -> Make:
-    """Makes a finished run below runs/; `options` are as on the command line, `changes` of its run.json."""
+    """Makes a finished run below runs/, as `write_table_run` does."""
 
     def build(
         row: str, seed: int, recall: float, /, *options: str, folder: str = "", **changes: Any
     ) -> Path:
         recipe = row if "/" in row else f"toy/table1/{row}"
-        command = parse_resolved(["--recipe", recipe, "--seed", str(seed), *options])
         path = Path("runs") / (folder or f"{recipe.replace('/', '-')}-seed{seed}")
-        path.mkdir(parents=True)
-        info = {
-            **{"recipe": recipe, "label": row, "seed": seed, "config": command.config},
-            **{"protocol": command.experiment.protocol, "status": "finished", "steps": 30},
-            **{"data": DATA, "weights": None, "commit": "0123abc", "dirty": False},
-            **{"finished": f"2026-01-01T00:00:0{seed}", "oracle": None, "half_widths": {}},
-            **{"metrics": {"recall_at_1": recall, "NMI": recall + 0.1}, "outputs": {}},
-            **{"wall_time_s": 1.0, "hardware": {}, "world_size": 1},
-        }
-        write_json(path / "run.json", info | changes)
-        return path
+        metrics = {"metrics": {"recall_at_1": recall, "NMI": recall + 0.1}}
+        return write_table_run(path, recipe, seed, *options, **metrics | changes)
 
     return build
 
