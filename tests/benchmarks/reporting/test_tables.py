@@ -85,7 +85,7 @@ def recipes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def write_table_run(path: Path, recipe: str, seed: int, *options: str, **changes: Any) -> Path:
+def write_table_run(path: Path, recipe: str, seed: int, /, *options: str, **changes: Any) -> Path:
     """A finished run; `options` are as on the command line, `changes` of its run.json."""
     command = parse_resolved(["--recipe", recipe, "--seed", str(seed), *options])
     path.mkdir(parents=True, exist_ok=True)
