@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks import console, export, reporting, settings
+from benchmarks import console, reporting, settings
 
 FORMATS = ("timm", "onnx")
 
@@ -30,9 +30,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--trust", action="append", default=[], metavar="MODULE", help=settings.TRUST
     )
     options = parser.parse_args(arguments)
+    from benchmarks.export.writing import export  # imports torch, which --help does without
+
     settings.trust(options.trust)
     try:
-        exported = export.export(options.run, options.output, options.formats)
+        exported = export(options.run, options.output, options.formats)
     except settings.ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -1,6 +1,5 @@
 """The model card of an export."""
 
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 from math import floor
@@ -16,8 +15,6 @@ from benchmarks.reporting import compare, fill
 from benchmarks.settings import dump
 from pml_regularizers import EmbeddingHead
 
-CARD = Path(__file__).with_suffix(".md")
-
 
 def card(trained: Trained, exported: Mapping[str, Exported]) -> str:
     """The model card, README.md: description, usage, training data and results."""
@@ -31,11 +28,11 @@ def card(trained: Trained, exported: Mapping[str, Exported]) -> str:
         # The descriptor is HORDE's, which is not exported.
         results = compare([replace(run, info={**info, "outputs": {}})]).markdown()
     entrypoint = model_entrypoint(split_model_name_tag(experiment.model.trunk)[0])
-    dirty = bool(info.get("dirty"))
+    changes = " with uncommitted changes" if info.get("dirty") else ""
     training = {
         "recipe": info.get("recipe"),
         "command": f"`{info.get('command', 'unknown')}`",
-        "commit": info.get("commit") and info["commit"] + dirty * " with uncommitted changes",
+        "commit": info.get("commit") and info["commit"] + changes,
         "steps": f"{trained.step:,}",
         "seed": str(run.seed),
         "precision": experiment.precision,
@@ -46,21 +43,17 @@ def card(trained: Trained, exported: Mapping[str, Exported]) -> str:
     }
     # They are not built, and may not be names of classes.
     losses = [str(term.loss.description.get("class_path")) for term in experiment.losses]
-    config = dump(info["config"])
-    longest = max(map(len, re.findall("`+", config)), default=0)
     return fill(
-        CARD,
-        **{"exported": exported, "run": run, "info": info, "head": head, "head_file": HEAD_FILE},
-        **{"model": experiment.model, "data": experiment.data, "step": trained.step},
+        Path(__file__).with_suffix(".md"),
+        **{"exported": exported, "trained": trained, "info": info, "head": head},
         **{"view": view, "channels": channels, "size": size, "results": results},
-        **{"training": training, "left_out": trained.left_out, "folded": trained.folded},
+        **{"training": training, "head_file": HEAD_FILE},
         # timm knows such a trunk only once `benchmarks.backbones` has registered it.
         ours=entrypoint.__module__.startswith("benchmarks."),
         pooled=pooling(head, trunk(trained.images).ndim),
         shown=floor(size / view["crop_pct"]),
         losses=[printable(path).rpartition(".")[2] for path in losses],
-        config=config,
-        fence="`" * max(3, longest + 1),
+        config=dump(info["config"]),
     )
 
 

@@ -16,17 +16,10 @@ from torch import nn
 from benchmarks.building import image_size
 from benchmarks.console import reason
 from benchmarks.datasets import CROP_FRACTION
-from benchmarks.export.trained import (
-    SAME,
-    Exported,
-    Trained,
-    checked,
-    embed,
-    without_weights,
-)
+from benchmarks.export.trained import SAME, Exported, Trained, embed, without_weights
 from benchmarks.settings import ConfigError, Data
 
-TIMM_FILE, HEAD_FILE = "model.safetensors", "head.safetensors"
+HEAD_FILE = "head.safetensors"
 
 NORM_BEFORE_POOLING = ({}, {"fc_norm": False}, {"use_fc_norm": False})
 """Arguments that keep vision transformers from normalising after they pool their patches."""
@@ -36,7 +29,7 @@ def write_timm(trained: Trained, folder: Path) -> Exported:
     """Write the files for `timm.create_model("local-dir:FOLDER", pretrained=True)`, and if needed the head.
 
     Raises:
-        ConfigError: for an attention that cannot be folded, or if the files, read back, give another network.
+        ConfigError: for an attention that cannot be folded.
     """
     head = trained.network.head
     if head.attention is not None:
@@ -44,9 +37,8 @@ def write_timm(trained: Trained, folder: Path) -> Exported:
             f"--formats: timm has no {type(head.attention).__name__}, and it has no fold(linear) to merge it into "
             "the embedding layer; export this network with --formats onnx"
         )
-    files, parts = (TIMM_FILE, "config.json"), _save_whole(trained, folder)
+    parts = _save_whole(trained, folder)
     if parts is not None:
-        files = (*files, HEAD_FILE)
         arguments = {"num_classes": 0, "global_pool": ""}
         model = _create(trained, arguments)
         model.load_state_dict(trained.network.trunk.state_dict())
@@ -56,8 +48,8 @@ def write_timm(trained: Trained, folder: Path) -> Exported:
         save_file(head.state_dict(), folder / HEAD_FILE)
         head.load_state_dict(load_file(folder / HEAD_FILE))
     network = _reload(folder) if parts is None else nn.Sequential(_reload(folder), head)
-    difference = trained.difference(embed(network, trained.images))
-    return Exported(files, checked("timm", difference), parts)
+    files = ["model.safetensors", "config.json"] + [HEAD_FILE] * (parts is not None)
+    return Exported(files, trained.difference(embed(network, trained.images)), parts)
 
 
 def _save_whole(trained: Trained, folder: Path) -> str | None:
@@ -74,9 +66,8 @@ def _save_whole(trained: Trained, folder: Path) -> str | None:
             linear = {f"{name}.weight": head.fc.weight, f"{name}.bias": bias}
             model.load_state_dict({**trunk.state_dict(), **linear})
             difference = trained.difference(embed(model, trained.images))
-        except (
-            Exception
-        ) as error:  # a trunk without such a pooling or classifier may raise any error
+        # A trunk without such a pooling or classifier may raise any error.
+        except Exception as error:
             problems.append(reason(error))
             continue
         if difference <= SAME:

@@ -4,16 +4,16 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
+import torch
 from filelock import Timeout
 
-from benchmarks.console import alone
+from benchmarks.console import alone, reason
 from benchmarks.export.card import card
-from benchmarks.export.onnx_file import NEEDED_BY_ONNX, write_onnx
 from benchmarks.export.timm_files import write_timm
-from benchmarks.export.trained import Exported, load_trained
+from benchmarks.export.trained import SAME, Exported, Trained, load_trained
 from benchmarks.settings import ConfigError
 
-WRITERS = {"timm": write_timm, "onnx": write_onnx}
+NEEDED_BY_ONNX = ("onnx", "onnxscript", "onnxruntime")
 
 
 def export(run: Path, output: Path, formats: Sequence[str]) -> dict[str, Exported]:
@@ -34,7 +34,7 @@ def export(run: Path, output: Path, formats: Sequence[str]) -> dict[str, Exporte
     trained = load_trained(run)
     try:
         with alone(output.absolute()) as folder:
-            exported = {name: WRITERS[name](trained, folder) for name in formats}
+            exported = {name: _write(name, trained, folder) for name in formats}
             (folder / "README.md").write_text(card(trained, exported), encoding="utf-8")
             folder.rename(output.absolute())
     except Timeout as error:
@@ -43,3 +43,47 @@ def export(run: Path, output: Path, formats: Sequence[str]) -> dict[str, Exporte
     except OSError as error:
         raise ConfigError(f"--output: {output}: {error.strerror or error}") from error
     return exported
+
+
+def _write(name: str, trained: Trained, folder: Path) -> Exported:
+    written = {"timm": write_timm, "onnx": write_onnx}[name](trained, folder)
+    if not written.difference <= SAME:
+        raise ConfigError(
+            f"--formats: {name}: the embeddings of what was written differ by {written.difference:.1e} from the "
+            f"checkpoint's, expected at most {SAME:.0e}; leave this format out"
+        )
+    return written
+
+
+def write_onnx(trained: Trained, folder: Path) -> Exported:
+    """Write the whole network, with embeddings of unit length, as an ONNX graph.
+
+    Raises:
+        ConfigError: if torch cannot export the network.
+    """
+    path = folder / "model.onnx"
+    try:
+        torch.onnx.export(
+            trained.network,
+            (trained.images,),
+            path,
+            dynamo=True,
+            external_data=False,
+            input_names=["images"],
+            output_names=["embeddings"],
+            dynamic_shapes=({0: torch.export.Dim("batch")},),
+            verbose=False,
+        )
+    except Exception as error:  # a trunk's operations make the exporter raise almost any error
+        raise ConfigError(
+            f"--formats: onnx: torch cannot export {trained.experiment.model.trunk} ({reason(error)}); leave it "
+            "out with --formats timm"
+        ) from error
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    differences = [
+        trained.difference(torch.from_numpy(session.run(None, {"images": batch.numpy()})[0]))
+        for batch in (trained.images, trained.images[:1])
+    ]
+    return Exported([path.name], max(differences))

@@ -1,14 +1,13 @@
 """Comparison of methods: one row per label, paired differences, and notes that explain them."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from math import inf
 from statistics import fmean
-from textwrap import fill
 
 from benchmarks.records import Run
-from benchmarks.reporting.table import WIDTH, Table, estimate
+from benchmarks.reporting.formats import Page
+from benchmarks.reporting.table import Table, estimate
 
 NAMES = {
     "mean_average_precision_at_r": "MAP@R",
@@ -27,7 +26,6 @@ DESCRIPTOR = (
 TESTED_ON = ("name", "split", "fold", "fingerprint", "test_classes", "test_images", "view")
 """Facts about the data that must be equal in one table."""
 
-
 Metrics = dict[str, float]
 
 Rows = dict[str, dict[int, Metrics]]
@@ -35,34 +33,15 @@ Rows = dict[str, dict[int, Metrics]]
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """Content of a comparison, for terminal, Markdown and HTML, and its runs by label."""
+class Comparison(Page):
+    """A comparison as a page, and its parts for HTML."""
 
     methods: dict[str, list[Run]]
-    heading: str
     result: str
     metrics: Table
-    differences: Table | None
-    differences_title: str
+    below: list[list[str]]  # the difference of each of its cells
+    differences: str  # their heading
     notes: list[str]
-
-    def markdown(self) -> str:
-        return self._text(Table.markdown, "## ", "### ")
-
-    def terminal(self) -> str:
-        return self._text(Table.terminal, prose=partial(fill, width=WIDTH, break_on_hyphens=False))
-
-    def _text(
-        self,
-        table: Callable[[Table], str],
-        heading: str = "",
-        subheading: str = "",
-        prose: Callable[[str], str] = str,
-    ) -> str:
-        parts = [prose(heading + self.heading), prose(self.result), table(self.metrics)]
-        if self.differences:
-            parts += [prose(subheading + self.differences_title), table(self.differences)]
-        return "\n\n".join([*parts, *map(prose, self.notes)]) + "\n"
 
 
 def compare(runs: Sequence[Run], baseline: str | None = None) -> Comparison:
@@ -107,14 +86,16 @@ def compare(runs: Sequence[Run], baseline: str | None = None) -> Comparison:
             for name, seeds in rows.items()
         ],
         best=_best(rows, keys),
-        below=[
-            ["", *(_percent(_differences(seeds, reference, key), "+", "") for key in keys), ""]
-            for seeds in rows.values()
-        ],
     )
+    below = [
+        ["", *(_percent(_differences(seeds, reference, key), "+", "") for key in keys), ""]
+        for seeds in rows.values()
+    ]
     title = f"Difference to {baseline}, same seeds, in percentage points"
-    differences, result = paired_differences(rows, baseline), _result(rows, baseline, keys[0])
-    return Comparison(methods, _heading(methods), result, metrics, differences, title, notes)
+    paired, result = paired_differences(rows, baseline), _result(rows, baseline, keys[0])
+    differences = [f"### {title}", paired] if paired else []
+    blocks = [result, metrics, *differences, *notes]
+    return Comparison(_heading(methods), blocks, methods, result, metrics, below, title, notes)
 
 
 def _values(seeds: Mapping[int, Metrics], key: str) -> list[float]:
@@ -135,10 +116,7 @@ def _best(rows: Rows, keys: Sequence[str]) -> frozenset[tuple[int, int]]:
     """(row, column) of the highest mean of each column, and of means that print the same."""
     found = set()
     for column, key in enumerate(keys, start=1) if len(rows) > 1 else ():
-        means = [
-            round(fmean(values), 4) if (values := _values(seeds, key)) else -inf
-            for seeds in rows.values()
-        ]
+        means = [round(fmean(_values(seeds, key) or [-inf]), 4) for seeds in rows.values()]
         found |= {(row, column) for row, mean in enumerate(means) if mean == max(means)}
     return frozenset(found)
 

@@ -1,13 +1,14 @@
-"""Figures of the report: each function returns a piece of HTML, empty if a run saved nothing to draw.
+"""The report as one HTML file that loads nothing.
 
-Curves are inline SVG in the page's colours, images are PNG inside the page.
+Each figure is a piece of HTML, empty if a run saved nothing to draw. Curves are inline SVG in the page's colours,
+images are PNG inside the page.
 """
 
 import base64
 import io
 import string
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +19,14 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from PIL import Image
 
-from benchmarks.records import Run, damage_named
+from benchmarks.records import Run, damage_named, replace_file
 from benchmarks.reporting import pictures
+from benchmarks.reporting.comparison import compare
 from benchmarks.reporting.drawing import COLOURS, MARKERS, figure_html, new_figure, plain
 from benchmarks.reporting.templates import fill
+from benchmarks.settings import dump
 
 LOSS_POINTS = 75  # points of a loss curve, each the mean of a block of steps
-
-NEIGHBOURS = Path(__file__).with_name("neighbours.html")
-
-LETTERS = string.ascii_uppercase  # of methods, as far as there are enough
 
 TICKS = 7  # at most; one at each measured step if these are no more
 
@@ -36,6 +35,22 @@ Methods = dict[str, list[Run]]
 Floats = NDArray[np.floating]
 
 Lines = dict[str, tuple[Floats, Floats]]  # label -> steps (T,), values (seeds, T)
+
+
+def write_html(runs: Sequence[Run], path: Path, baseline: str | None = None) -> None:
+    """Write the report; arguments and errors as in `compare`."""
+    comparison = compare(runs, baseline)
+    methods = comparison.methods
+    page = fill(
+        Path(__file__).with_name("page.html"),
+        comparison=comparison,
+        runs=runs,
+        yaml=dump,
+        curves=curves(methods),
+        features=Markup().join(deep_features(members[0]) for members in methods.values()),
+        neighbours=neighbours(methods),
+    )
+    replace_file(path, page.encode())
 
 
 def curves(methods: Methods) -> Markup:
@@ -59,7 +74,7 @@ def _loss_figure(methods: Methods) -> Markup:
     figure, _ = _line_figure(methods, lines, "training loss")
     caption = (
         f"Each point is the mean of {-(-rows // min(LOSS_POINTS, rows))} logged steps. The losses of "
-        f"different methods are not on one scale.{_seeds(values for _, values in lines.values())}"
+        f"different methods are not on one scale.{_seeds(lines)}"
     )
     return figure_html(figure, "Training loss", caption)
 
@@ -90,20 +105,20 @@ USE = {
 
 def _recall_figures(methods: Methods) -> list[Markup]:
     """Curves of seen and unseen classes on one scale, as in ECAML's Figure 2."""
-    kinds = ("seen", "unseen")
-    found = {kind: _curves(methods, "evaluation", f"{kind}_recall_at_1") for kind in kinds}
+    found = {
+        kind: _curves(methods, "evaluation", f"{kind}_recall_at_1", 100)
+        for kind in ("seen", "unseen")
+    }
     every = [values.max() for lines in found.values() for _, values in lines.values()]
     if not every:
         return [Markup("<p>Recall@1 was not recorded while training.</p>")]
-    captions = dict(zip(kinds, _measured_on(methods), strict=True))
     figures = []
-    for kind, lines in found.items():
+    for (kind, lines), caption in zip(found.items(), _measured_on(methods), strict=True):
         if lines:
-            percents = {label: (steps, 100 * values) for label, (steps, values) in lines.items()}
-            figure, axes = _line_figure(methods, percents, "Recall@1 (%)")
-            axes.set_ylim(0, max(1, 105 * max(every)))
-            caption = captions[kind] + _seeds(values for _, values in lines.values())
-            figures.append(figure_html(figure, f"Recall@1 on {kind} classes", caption))
+            figure, axes = _line_figure(methods, lines, "Recall@1 (%)")
+            axes.set_ylim(0, max(1, 1.05 * max(every)))
+            title = f"Recall@1 on {kind} classes"
+            figures.append(figure_html(figure, title, caption + _seeds(lines)))
     return figures
 
 
@@ -114,15 +129,9 @@ def _measured_on(methods: Methods) -> tuple[str, str]:
         ValueError: if a run does not say on how many classes its curves were measured.
     """
     counts = set()
-    for run in (run for members in methods.values() for run in members):
-        evaluation = run.info["config"].get("evaluation")
-        count = evaluation.get("curve_classes") if isinstance(evaluation, dict) else None
-        if not isinstance(count, int):
-            raise ValueError(
-                f"{run.folder / 'run.json'}: config.evaluation.curve_classes: expected a number of "
-                f"classes, got {count!r}; run that training again"
-            )
-        counts.add(count)
+    for run in chain(*methods.values()):
+        with damage_named(run.folder / "run.json"):
+            counts.add(int(run.info["config"]["evaluation"]["curve_classes"]))
     info = next(iter(methods.values()))[0].info
     split, tested = info["data"]["split"], info["data"]["test_classes"]
     fair = info.get("protocol") == "fair"
@@ -141,13 +150,13 @@ def _measured_on(methods: Methods) -> tuple[str, str]:
     )
 
 
-def _curves(methods: Methods, table: str, column: str) -> Lines:
+def _curves(methods: Methods, table: str, column: str, scale: float = 1) -> Lines:
     """A line for each label that has such a column."""
-    found = {
-        label: over_steps([run.table(table) for run in members], column)
-        for label, members in methods.items()
-    }
-    return {label: line for label, line in found.items() if line}
+    lines = {}
+    for label, members in methods.items():
+        if found := over_steps([run.table(table) for run in members], column):
+            lines[label] = found[0], scale * found[1]
+    return lines
 
 
 def over_steps(
@@ -163,8 +172,8 @@ def over_steps(
     return np.array(steps), np.array([[s[i] for i in steps] for s in series])
 
 
-def _seeds(values: Iterable[Floats]) -> str:
-    several = any(len(of) > 1 for of in values)
+def _seeds(lines: Lines) -> str:
+    several = any(len(values) > 1 for _, values in lines.values())
     return " Strong: means over seeds; light: single seeds." if several else ""
 
 
@@ -197,7 +206,7 @@ def _line_figure(methods: Methods, lines: Lines, ylabel: str) -> tuple[Figure, A
 STARS = {"means": "a  means of all features", "thinned": "b  means of a sixth"}
 
 
-def deep_features(run: Run) -> str:
+def deep_features(run: Run) -> Markup:
     """t-SNE of deep features and their means over all positions and over a sixth, as in HORDE's Figure 1.
 
     Raises:
@@ -206,9 +215,9 @@ def deep_features(run: Run) -> str:
     path = run.file("features.npz")
     with damage_named(path):
         found = pictures.saved(path)
-        places = pictures.places_of_features(found)
+        places = pictures.places_of_features(found) if found else {}
         if not places:
-            return ""
+            return Markup()
         figure = Figure(figsize=(7.6, 4.1), layout="constrained")
         for axes, (stars, title) in zip(figure.subplots(1, 2), STARS.items(), strict=True):
             pictures.draw_features(axes, found, places, stars)
@@ -234,19 +243,20 @@ def neighbours(methods: Methods) -> str:
     for label, members in methods.items():
         path = members[0].file("retrieval.npz")
         with damage_named(path):
-            found, places = pictures.saved(path), Counter[str]()
+            found = pictures.saved(path)
             for row, group in enumerate(found["query_groups"].tolist() if found else []):
                 # All methods share these queries; the others differ between methods.
                 title = SPREAD if group == "evenly spread" else f"{group} queries of {label}"
-                key = places[group], str(found["query_names"][row])
-                places[group] += 1
+                query = row, str(found["query_names"][row])
                 answer = _answer(found, row) | {"method": label}
-                sections.setdefault(title, {}).setdefault(key, []).append(answer)
+                sections.setdefault(title, {}).setdefault(query, []).append(answer)
+    names = chain(string.ascii_uppercase, count(27))
     looks = {
-        label: (LETTERS[i] if i < len(LETTERS) else i + 1, _style(methods, label)[0])
-        for i, label in enumerate(methods)
+        label: (name, _style(methods, label)[0])
+        for label, name in zip(methods, names, strict=False)
     }
-    return fill(NEIGHBOURS, sections=sections, spread=SPREAD, looks=looks)
+    template = Path(__file__).with_name("neighbours.html")
+    return fill(template, sections=sections, spread=SPREAD, looks=looks)
 
 
 SPREAD = "Evenly spread over the test set"

@@ -13,6 +13,7 @@ from torch.nn.functional import normalize
 from benchmarks.evaluation import cluster_metrics, measure
 from benchmarks.records import EMBEDDINGS, Run, damage_named, load_run, read_json, write_json
 from benchmarks.reporting.comparison import TESTED_ON, check_alike, metric_name, paired_differences
+from benchmarks.reporting.formats import Page
 from benchmarks.reporting.table import Table, estimate
 from benchmarks.settings import VOLATILE, config_changes
 
@@ -58,10 +59,10 @@ def read_method(folder: Path) -> Method:
     left_out, dimensions = [], {}
     for seed in sorted({run.seed for run in runs}):
         models = [run for run in runs if run.seed == seed]
-        finished = [run for run in models if run.info["status"] == "finished"]
-        if len(finished) < folds:
+        finished = sum(run.info["status"] == "finished" for run in models)
+        if finished < folds:
             left_out.append(
-                f"{folder}: seed {seed} is left out, {len(finished)} of its {folds} folds are finished."
+                f"{folder}: seed {seed} is left out, {finished} of its {folds} folds are finished."
             )
             continue
         for run in models:
@@ -101,30 +102,24 @@ def _ensemble(path: Path, runs: Sequence[Run]) -> dict[str, Any]:
         known = read_json(path)
         if known["of"] == of:
             return known
-    vectors, labels, is_query = concatenated([run.file(EMBEDDINGS) for run in runs])
+    parts, first = [], dict[str, torch.Tensor]()
+    for run in runs:
+        vectors_of_run = run.file(EMBEDDINGS)
+        with damage_named(vectors_of_run), np.load(vectors_of_run) as file:
+            arrays = {name: torch.from_numpy(file[name]) for name in file.files}
+        first = first or arrays
+        if not torch.equal(first["labels"], arrays["labels"]):
+            raise ValueError(f"{vectors_of_run}: holds other images than {runs[0].folder}")
+        parts.append(normalize(arrays["embeddings"], dim=1))
+    vectors, labels = torch.cat(parts, dim=1), first["labels"]
     settings = runs[0].info["config"]["evaluation"]
-    metrics = measure(vectors, labels, recall_at=settings["recall_at"], is_query=is_query)
+    recall_at, is_query = settings["recall_at"], first.get("is_query")
+    metrics = measure(vectors, labels, recall_at=recall_at, is_query=is_query)
     if settings["clustering"]:
         metrics |= cluster_metrics(vectors, labels)
     found = {"of": of, "models": len(runs), "dimension": vectors.shape[1], "metrics": metrics}
     write_json(path, found)
     return found
-
-
-def concatenated(
-    paths: Sequence[Path],
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """Embeddings (n, sum of E) of the same images by several models, their labels, and a mask of the queries."""
-    parts: list[torch.Tensor] = []
-    first: dict[str, torch.Tensor] = {}
-    for path in paths:
-        with damage_named(path), np.load(path) as file:
-            arrays = {name: torch.from_numpy(file[name]) for name in file.files}
-        first = first or arrays
-        if not torch.equal(first["labels"], arrays["labels"]):
-            raise ValueError(f"{path}: holds other images than {paths[0]}")
-        parts.append(normalize(arrays["embeddings"], dim=1))
-    return torch.cat(parts, dim=1), first["labels"], first.get("is_query")
 
 
 def fair_comparison(methods: Sequence[Method], expected_seeds: int) -> str:
@@ -147,16 +142,17 @@ def fair_comparison(methods: Sequence[Method], expected_seeds: int) -> str:
         for label, method in zip(labels, methods, strict=True)
     ]
     data = first.run.info["data"]
-    parts = [
-        f"## {data['name']}, fair protocol: {first.folds} folds of the training classes, tested on "
+    title = (
+        f"{data['name']}, fair protocol: {first.folds} folds of the training classes, tested on "
         f"{data['test_classes']:,} unseen classes ({data['test_images']:,} images)"
-    ]
-    for kind, title in KINDS.items():
+    )
+    parts: list[str | Table] = []
+    for kind, heading in KINDS.items():
         rows = {name: method.numbers[kind] for name, method in zip(names, methods, strict=True)}
-        parts += [f"### {title}", _table(kind, rows, methods).markdown()]
+        parts += [f"### {heading}", _table(kind, rows, methods)]
         if differences := paired_differences(rows, names[0]):
             parts.append(f"Difference to {names[0]}, same seeds, in percentage points:")
-            parts.append(differences.markdown())
+            parts.append(differences)
     notes = ["± is the half-width of the 95 % Student-t interval over seeds."]
     fewest = min(len(method.numbers["single"]) for method in methods)
     if fewest < expected_seeds:
@@ -165,7 +161,7 @@ def fair_comparison(methods: Sequence[Method], expected_seeds: int) -> str:
     notes += [line for method in methods for line in method.left_out]
     if differing := _differing([method.run for method in methods]):
         notes.append(f"Settings in which the methods differ: {', '.join(differing)}.")
-    return "\n\n".join([*parts, *notes]) + "\n"
+    return Page(title, [*parts, *notes]).markdown()
 
 
 def _table(kind: str, rows: dict[str, dict[int, Metrics]], methods: Sequence[Method]) -> Table:

@@ -1,4 +1,4 @@
-"""Paper tables as text, Markdown and LaTeX."""
+"""Pages as text, Markdown and LaTeX."""
 
 import re
 import shlex
@@ -11,51 +11,56 @@ from benchmarks.reporting.table import WIDTH, Table
 
 @dataclass(frozen=True)
 class Page:
-    """Content in any format: tables under their headings, then lists, then commands."""
+    """Content in any format.
+
+    Args:
+        blocks: Tables, and other blocks of Markdown: headings, paragraphs, lists and commands.
+    """
 
     title: str
-    sections: list[tuple[str, Table]]
-    lists: dict[str, list[str]]
-    commands: list[str]
+    blocks: list[str | Table]
 
     def terminal(self) -> str:
-        parts = [self.title]
-        parts += [f"{heading}\n\n{table.terminal()}" for heading, table in self.sections]
-        for heading, lines in self.lists.items():
-            items = (
-                fill(line, WIDTH, initial_indent="* ", subsequent_indent="  ") for line in lines
-            )
-            parts.append("\n".join([f"{heading}\n", *items]))
-        if self.commands:
-            parts.append("\n".join(["Rows that are missing\n", *map(_folded, self.commands)]))
+        parts = [
+            block.terminal() if isinstance(block, Table) else _folded(block)
+            for block in (self.title, *self.blocks)
+        ]
         return "\n\n".join(parts) + "\n"
 
     def markdown(self) -> str:
-        parts = [f"## {self.title}"]
-        parts += [f"### {heading}\n\n{table.markdown()}" for heading, table in self.sections]
-        for heading, lines in self.lists.items():
-            parts.append("\n".join([f"### {heading}\n", *(f"* {line}" for line in lines)]))
-        if self.commands:
-            parts.append("\n".join(["### Rows that are missing\n\n```bash", *self.commands, "```"]))
-        return "\n\n".join(parts) + "\n"
+        parts = [block.markdown() if isinstance(block, Table) else block for block in self.blocks]
+        return "\n\n".join([f"## {self.title}", *parts]) + "\n"
 
     def latex(self) -> str:
-        """The tables in LaTeX, with the lists as comments."""
-        parts = ["% \\usepackage{booktabs}"]
-        for heading, table in self.sections:
-            rows = "\n".join(map(_latex_row, table.rows))
+        """The tables in LaTeX, with all else as comments; the heading of a table goes into its caption."""
+        parts, above = ["% \\usepackage{booktabs}"], ""
+        for block in self.blocks:
+            if isinstance(block, str):
+                above = block.lstrip("# ")
+                lines = [line for line in block.splitlines() if "```" not in line]
+                parts.append("\n".join(f"% {line.lstrip('#* ')}" for line in lines))
+                continue
+            rows = "\n".join(map(_latex_row, block.rows))
             parts.append(
                 "\\begin{table}\n\\centering\\footnotesize\n"
-                f"\\caption{{{_latex(self.title)} ({_latex(heading)})}}\n"
-                f"\\begin{{tabular}}{{{table.alignment()}}}\n\\toprule\n"
-                f"{_latex_row(table.header)}\n\\midrule\n{rows}\n\\bottomrule\n\\end{{tabular}}\n\\end{{table}}"
+                f"\\caption{{{_latex(self.title)} ({_latex(above)})}}\n"
+                f"\\begin{{tabular}}{{{block.alignment()}}}\n\\toprule\n"
+                f"{_latex_row(block.header)}\n\\midrule\n{rows}\n\\bottomrule\n\\end{{tabular}}\n\\end{{table}}"
             )
-        notes = [line for heading, lines in self.lists.items() for line in (heading, *lines)]
-        parts.append("\n".join(f"% {line}" for line in notes))
         return "\n\n".join(parts) + "\n"
 
 
-def _folded(command: str) -> str:
+def _folded(block: str) -> str:
+    """A block without its marks, in lines that fit the terminal."""
+    if block.startswith("```"):
+        return "\n".join(map(_folded_command, block.splitlines()[1:-1]))
+    return "\n".join(
+        fill(line, WIDTH, subsequent_indent="  " * line.startswith("* "), break_on_hyphens=False)
+        for line in block.lstrip("# ").splitlines()
+    )
+
+
+def _folded_command(command: str) -> str:
     """The same command for a shell, in lines that fit the terminal where its words do."""
     lines = [""]
     for word in map(shlex.quote, shlex.split(command)):
@@ -74,7 +79,7 @@ LATEX = {
 
 
 def _latex(text: str) -> str:
-    return "".join(LATEX.get(character, character) for character in text)
+    return text.translate(str.maketrans(LATEX))
 
 
 def _latex_row(cells: Iterable[str]) -> str:

@@ -22,11 +22,11 @@ from benchmarks.settings import ConfigError, Panel, RecipeTable
 SIZES = {None: (4.2, 3.3), "map": (9.2, 6.2), "retrieval": (6.4, 6.0)}  # inches
 FEATURES = (4.2, 4.4)
 
-STARS = {"features": "means", "thinned": "thinned"}
-
 BANDS = "Bands: 95 % intervals over seeds; of a single run, over parts of the test set."
 
-Points = dict[float, Estimate | None]
+GAP = Estimate(float("nan"), None)
+
+Points = dict[float, Estimate]
 
 
 def save_figure(table: RecipeTable, folders: Sequence[Path], path: Path) -> None:
@@ -50,10 +50,10 @@ def draw_figure(table: RecipeTable, folders: Sequence[Path]) -> Figure:
     if not table.figure:
         raise ConfigError(f"--figure: {table.name} describes no figure; leave it out")
     found = collect(table, folders)
-    groups: dict[str, Group | None] = {}
-    for entry in table.entries:
-        fresh = [group for group in found.of(entry, "paper") if not group.changes]
-        groups[entry.name.rpartition("/")[2]] = fresh[0] if fresh else None
+    groups = {
+        entry.name.rpartition("/")[2]: next(iter(found.fresh(entry)), None)
+        for entry in table.entries
+    }
     columns = min(3, len(table.figure))
     lines = -(-len(table.figure) // columns)
     width, height = SIZES.get(next(iter(table.figure.values())).picture, FEATURES)
@@ -102,36 +102,28 @@ def _draw_lines(axes: Axes, panel: Panel, groups: dict[str, Group | None]) -> No
 def _points(
     panel: Panel, line: str | dict[float, str], metric: str, groups: dict[str, Group | None]
 ) -> Points:
-    """The numbers of a line; None if there are none."""
+    """The numbers of a line, with a `GAP` where there is none."""
     if not isinstance(line, str):
         of = {x: groups[row] for x, row in line.items()}
-        return {x: group and group.estimate(metric, panel.output) for x, group in of.items()}
+        found = {x: group and group.estimate(metric, panel.output) for x, group in of.items()}
+        return {x: number or GAP for x, number in found.items()}
     group = groups[line]
     for records in ("oracle", "evaluation") if group else ():
-        if found := over_steps([run.table(records) for run in group.runs], metric):
-            return {
-                step / panel.steps: estimate(values.tolist())
-                for step, values in zip(found[0], found[1].T, strict=True)
-            }
+        if curve := over_steps([run.table(records) for run in group.runs], metric):
+            steps, values = curve
+            numbers = map(estimate, values.T.tolist())
+            return dict(zip(steps / panel.steps, numbers, strict=True))
     return {}
 
 
 def _draw_line(axes: Axes, label: str, points: Points) -> None:
-    """Draw a line, with a gap where a number is missing, and a band if there are intervals."""
+    """Draw a line, and a band if there are intervals."""
     place = len(axes.lines)
     look = {"color": COLOURS[place % 6], "marker": MARKERS[place % 6], "markersize": 4}
-    x, nan = sorted(points), float("nan")
-    there = [point for point in points.values() if point]
-    if not points:
-        label += " (no curve)"
-    elif len(there) < len(points):
-        label += f" ({len(there)}/{len(points)} runs)"
-    ordered = [points[value] or Estimate(nan, None) for value in x]
-    mean = 100 * np.array([point.mean for point in ordered])
-    half = 100 * np.array(
-        [nan if point.half_width is None else point.half_width for point in ordered]
-    )
-    axes.plot(x, mean, label=plain(label), **look)
+    x = sorted(points)
+    mean = 100 * np.array([points[value].mean for value in x])
+    half = 100 * np.array([points[value].half_width for value in x], dtype=float)  # None is nan
+    axes.plot(x, mean, label=plain(label if points else f"{label} (no curve)"), **look)
     if np.isfinite(half).any():
         axes.fill_between(x, mean - half, mean + half, color=look["color"], alpha=0.2, linewidth=0)
 
@@ -152,16 +144,19 @@ def _draw_picture(axes: Axes, panel: Panel, group: Group | None) -> bool:
     """Draw the picture of the first seed; return False if its run saved none."""
     if group is None:
         return False
-    picture = str(panel.picture)
-    kept = {"map": "map.npz", "retrieval": "retrieval.npz"}.get(picture, "features.npz")
+    kept = {"map": "map.npz", "retrieval": "retrieval.npz"}.get(str(panel.picture), "features.npz")
     with damage_named(path := group.runs[0].file(kept)):
         found = pictures.saved(path)
-        if picture == "map":
+        if not found:
+            return False
+        if panel.picture == "map":
             return pictures.draw_map(axes, found)
-        if picture == "retrieval" and found:
-            pictures.draw_retrieval(axes, found, *panel.grid)
+        if panel.picture == "retrieval":
+            axes.imshow(pictures.retrieval_rows(found, *panel.grid))
+            axes.axis("off")
             return True
-        if picture in STARS and (places := pictures.places_of_features(found)):
-            pictures.draw_features(axes, found, places, STARS[picture])
-            return True
-    return False
+        places = pictures.places_of_features(found)
+        if places:
+            stars = "thinned" if panel.picture == "thinned" else "means"
+            pictures.draw_features(axes, found, places, stars)
+        return bool(places)

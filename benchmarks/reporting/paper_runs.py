@@ -69,10 +69,9 @@ class Found:
         groups = [group for group in self.groups[entry.training] if group.protocol == protocol]
         return sorted(groups, key=lambda group: bool(group.changes))
 
-    def has_fresh(self, training: str) -> bool:
-        """True if there is a run of the unchanged recipe, under the papers' protocol."""
-        of_it = self.groups[training]
-        return any(not group.changes and group.protocol == "paper" for group in of_it)
+    def fresh(self, entry: Entry, protocol: str = "paper") -> list[Group]:
+        """The entry's groups of the unchanged recipe."""
+        return [group for group in self.of(entry, protocol) if not group.changes]
 
 
 def collect(table: RecipeTable, folders: Iterable[Path]) -> Found:

@@ -46,6 +46,9 @@ REMARKS = {
 
 DIRTY = "dirty: the code had changes that were in no commit."
 
+NOTES = {"protocol fair": FAIR, "over parts": OVER_PARTS, " dirty)": DIRTY, "†": DESCRIPTOR}
+"""Notes on what stands in a heading or a cell."""
+
 
 def paper_page(table: RecipeTable, folders: Sequence[Path]) -> Page:
     """Lay out a paper's table, with the runs below some folders beside its numbers."""
@@ -53,34 +56,39 @@ def paper_page(table: RecipeTable, folders: Sequence[Path]) -> Page:
 
 
 class _Layout:
-    """Layout of a table; a method that writes a cell that needs a note adds the note to `notes`."""
+    """Layout of a table, with the marks that it has given to rows so far."""
 
     def __init__(self, table: RecipeTable, found: Found, folders: Sequence[Path]) -> None:
         self.table = table
         self.found = found
         self.folders = folders
-        self.notes: set[str] = set()
         self.marks: list[str] = []
 
     def page(self) -> Page:
         entries = self.table.entries
         quoted = [row["dataset"] for row in self.table.quoted]
-        sections = []
+        blocks: list[str | Table] = []
         for protocol in ("paper", "fair"):
             for dataset in dict.fromkeys([*map(_dataset, entries), *quoted]):
                 rows, metrics = self._rows(dataset, protocol)
                 if rows:
-                    sections.append((f"{dataset}, protocol {protocol}", _table(rows, metrics)))
-        done = sum(self.found.has_fresh(entry.training) for entry in entries)
+                    blocks += [f"### {dataset}, protocol {protocol}", _table(rows, metrics)]
+        shown = Page("", blocks).markdown()
+        done = sum(bool(self.found.fresh(entry)) for entry in entries)
         notes = [f"{done} of {len(entries)} rows have runs of the recipe as it is.", EXPLAINED]
-        notes += [note for note in (FAIR, OVER_PARTS, DIRTY, DESCRIPTOR) if note in self.notes]
+        notes += [note for words, note in NOTES.items() if words in shown]
         notes += [f"note {number}: {mark}" for number, mark in enumerate(self.marks, 1)]
         groups = [group for of_one in self.found.groups.values() for group in of_one]
         if commits := {str(run.info.get("commit")) for group in groups for run in group.runs}:
             notes.append(f"ours was run at commit {', '.join(sorted(commits))}.")
         lists = {"Notes": [*notes, *self.found.notes]}
-        lists |= {title: lines for key, title in REMARKS.items() if (lines := self._remarks(key))}
-        return Page(self.table.title, sections, lists, self._commands())
+        lists |= {title: self._remarks(key) for key, title in REMARKS.items()}
+        for title, lines in lists.items():
+            if lines:
+                blocks += [f"### {title}", "\n".join(f"* {line}" for line in lines)]
+        if commands := self._commands():
+            blocks += ["### Rows that are missing", "\n".join(["```bash", *commands, "```"])]
+        return Page(self.table.title, blocks)
 
     def _rows(self, dataset: str, protocol: str) -> tuple[list[dict[str, str]], list[str]]:
         """Rows as {column: text}, and the metrics' columns."""
@@ -105,7 +113,7 @@ class _Layout:
         groups = self.found.of(entry, protocol)
         measured = dict.fromkeys(output for group in groups for output in group.outputs)
         for output in entry.cells or measured or ["embedding"]:
-            method = {"method": entry.label + self._suffix(output)}
+            method = {"method": entry.label + _suffix(output)}
             paper = entry.cells.get(output, {})
             if paper:
                 halves = entry.half_widths.get(output, {})
@@ -132,8 +140,6 @@ class _Layout:
             elif metric in entry.cells.get(output, {}):
                 cells[metric] = "not measured"
         dirty = sum(bool(run.info.get("dirty")) for run in group.runs)
-        needs = {OVER_PARTS: half_widths, DIRTY: dirty, FAIR: group.protocol == "fair"}
-        self.notes |= {note for note, needed in needs.items() if needed}
         ensemble, fold = config["model"].get("ensemble"), group.first["data"].get("fold")
         over_parts = ", ± over parts" if half_widths else ""
         return {
@@ -148,16 +154,9 @@ class _Layout:
             **(_oracle(group) if output == "embedding" else {}),
         }
 
-    def _suffix(self, output: str) -> str:
-        if output == "descriptor":
-            self.notes.add(DESCRIPTOR)
-            return " †"
-        return "" if output == "embedding" else f", {output.replace('_', ' ')}"
-
     def _mark(self, entry: Entry, group: Group) -> str:
         """Mark after "ours", for a stale group or for one of several fresh groups of the entry."""
-        fresh = [other for other in self.found.of(entry, group.protocol) if not other.changes]
-        if not group.changes and len(fresh) == 1:
+        if self.found.fresh(entry, group.protocol) == [group]:
             return ""
         said = [
             f"{c.key} is {shorten(json.dumps(c.before), 80)} in these runs, "
@@ -182,26 +181,29 @@ class _Layout:
 
     def _commands(self) -> list[str]:
         """Commands that train the missing rows, one command for rows that share settings."""
-        settings = {entry.training: entry.settings for entry in self.table.entries}
-        missing: dict[tuple[str, ...], list[str]] = {}
-        for training in self.found.groups:
-            if not self.found.has_fresh(training):
-                missing.setdefault(tuple(_options(settings[training])), []).append(training)
+        missing: dict[tuple[str, ...], dict[str, None]] = {}  # ordered
+        for entry in self.table.entries:
+            if not self.found.fresh(entry):
+                missing.setdefault(_options(entry), {})[entry.training] = None
         runs = [] if list(self.folders) == [RUNS] else ["--runs", str(self.folders[0])]
         commands = []
         for options, trainings in missing.items():
-            recipes = trainings if len(missing) > 1 else [self.table.name]
+            recipes = [*trainings] if len(missing) > 1 else [self.table.name]
             sweep = ["python", "-m", "benchmarks.sweep", *recipes, *runs]
             commands.append(shlex.join([*sweep, *(["--", *options] if options else [])]))
         return commands
 
 
-def _options(settings: Mapping[str, Any]) -> list[str]:
+def _suffix(output: str) -> str:
+    known = {"embedding": "", "descriptor": " †"}
+    return known.get(output, f", {output.replace('_', ' ')}")
+
+
+def _options(entry: Entry) -> tuple[str, ...]:
     """Options that a recipe leaves to the command line."""
-    dataset = settings.get("data", {}).get("dataset", Data.dataset)
-    options = [] if dataset == Data.dataset else ["--data.root", "data"]
-    weights = WEIGHTS.get(settings.get("model", {}).get("trunk", ""))
-    return [*options, "--model.weights", weights] if weights else options
+    options = () if _dataset(entry) == Data.dataset else ("--data.root", "data")
+    weights = WEIGHTS.get(entry.settings.get("model", {}).get("trunk", ""))
+    return (*options, "--model.weights", weights) if weights else options
 
 
 def _table(rows: Sequence[Mapping[str, str]], metrics: Sequence[str]) -> Table:

@@ -49,10 +49,9 @@ def t_sne(points: Floats) -> Floats | None:
 
 
 def places_of_features(found: Saved) -> dict[str, Floats]:
-    """Places of "features", "means" and "thinned" on one map; {} if there is no map, as in an older file."""
-    names = ("features", "means", "thinned")
-    parts = {name: found[name] for name in names if found.keys() >= {*names}}
-    places = t_sne(np.concatenate([*parts.values()])) if parts else None
+    """Places of "features", "means" and "thinned" on one map; {} if t-SNE cannot place them."""
+    parts = {name: found[name] for name in ("features", "means", "thinned")}
+    places = t_sne(np.concatenate([*parts.values()]))
     if places is None:
         return {}
     ends = np.cumsum([len(part) for part in parts.values()])[:-1]
@@ -79,7 +78,7 @@ def draw_map(axes: Axes, found: Saved) -> bool:
     Returns:
         True if there was anything to draw.
     """
-    places = t_sne(found["embeddings"]) if found else None
+    places = t_sne(found["embeddings"])
     if places is None:
         return False
     low, high = places.min(axis=0), places.max(axis=0)
@@ -132,12 +131,6 @@ def _thumbnails(
                 Rectangle(place - side / 2, side, side, fill=False, color=colour, zorder=2)
             )
     axes.set(xlim=(x, x + extent), ylim=(y, y + extent))
-
-
-def draw_retrieval(axes: Axes, found: Saved, queries: int, neighbours: int) -> None:
-    """Draw the pixels of `retrieval_rows`."""
-    axes.imshow(retrieval_rows(found, queries, neighbours))
-    axes.axis("off")
 
 
 def retrieval_rows(found: Saved, queries: int, neighbours: int) -> NDArray[np.uint8]:

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from shutil import get_terminal_size
 
 from benchmarks.console import columns
@@ -46,7 +45,6 @@ class Table:
     Args:
         names: Number of columns that hold names.
         best: (row, column) of the cells to mark.
-        below: A second line for each cell, only in HTML.
 
     >>> print(Table(["method", "Recall@1"], [["triplets", "52.0"]]).terminal())
     method    Recall@1
@@ -57,7 +55,6 @@ class Table:
     rows: list[list[str]]
     names: int = 1
     best: frozenset[tuple[int, int]] = frozenset()
-    below: list[list[str]] | None = None
 
     def markdown(self) -> str:
         rule = [":--" if side == "l" else "--:" for side in self.alignment()]
@@ -65,11 +62,6 @@ class Table:
         cells = ([cell.replace("|", "\\|") for cell in row] for row in table)
         header, *rows = [f"| {' | '.join(row)} |" for row in cells]
         return "\n".join([header, f"| {' | '.join(rule)} |", *rows])
-
-    def html(self) -> str:
-        from benchmarks.reporting.templates import fill
-
-        return fill(Path(__file__).with_suffix(".html"), table=self)
 
     def terminal(self, width: int = WIDTH) -> str:
         """Aligned columns; those that do not fit the width follow below, with the names repeated."""

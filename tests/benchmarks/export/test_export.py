@@ -375,8 +375,8 @@ def test_a_name_writes_no_lines_into_the_card(run: Path) -> None:
     text = told(run, {})
     card, settings = text.split("<summary>")
     assert not re.search(r"^# Mine", card, re.MULTILINE)
-    [fence, block] = re.findall(r"^(`+)yaml\n(.*)^\1$", settings, re.MULTILINE | re.DOTALL)[0]
-    assert fence not in block
+    block = settings.partition("</summary>\n")[2].partition("</details>")[0]
+    assert all(line.startswith("    ") for line in block.splitlines() if line)
     assert yaml.safe_load(block)["label"] == lines
 
 
@@ -478,29 +478,36 @@ MISTAKES: dict[str, tuple[Callable[[Path], Any], str]] = {
 }
 
 
+Refused = Callable[..., None]
+
+
+@pytest.fixture
+def refused(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Refused:
+    """Checks that an export of the run is refused in one line, and leaves nothing."""
+
+    def check(expected: str, *arguments: str) -> None:
+        capsys.readouterr()
+        before = sorted(tmp_path.iterdir())
+        assert main([str(run), f"--output={tmp_path / 'out'}", *arguments]) == 2
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        [line] = captured.err.splitlines()
+        assert line.startswith("error: ")
+        assert line.count("config.yaml") <= 1
+        assert expected in line
+        (tmp_path / ".out.lock").unlink(missing_ok=True)
+        assert sorted(tmp_path.iterdir()) == before
+
+    return check
+
+
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_is_one_line_and_leaves_nothing(
-    mistake: str, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    mistake: str, run: Path, refused: Refused
 ) -> None:
     make, expected = MISTAKES[mistake]
     make(run)
-    assert_refused([str(run), "--formats=timm"], expected, tmp_path, capsys)
-
-
-def assert_refused(
-    arguments: Sequence[str], expected: str, folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    capsys.readouterr()
-    before = sorted(folder.iterdir())
-    assert main([*arguments, f"--output={folder / 'out'}"]) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    [line] = captured.err.splitlines()
-    assert line.startswith("error: ")
-    assert line.count("config.yaml") <= 1
-    assert expected in line
-    (folder / ".out.lock").unlink(missing_ok=True)
-    assert sorted(folder.iterdir()) == before
+    refused(expected, "--formats=timm")
 
 
 def test_what_a_killed_export_left_is_removed(run: Path, tmp_path: Path) -> None:
@@ -520,30 +527,22 @@ def test_a_second_export_is_sent_away(
     assert "out: another process exports to it; wait for it, or" in capsys.readouterr().err
 
 
-def test_an_output_in_use_is_left_alone(
-    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_output_in_use_is_left_alone(tmp_path: Path, refused: Refused) -> None:
     mine = tmp_path / "out" / "mine.txt"
     mine.parent.mkdir()
     mine.write_text("mine")
-    arguments = [str(run), "--formats=timm"]
-    assert_refused(arguments, "--output: ", tmp_path, capsys)
-    for output in (mine, mine / "new"):
-        assert main([*arguments, f"--output={output}"]) == 2
-        assert capsys.readouterr().err.startswith(f"error: --output: {output}")
+    for output in (mine.parent, mine, mine / "new"):
+        refused(f"error: --output: {output}", "--formats=timm", f"--output={output}")
     assert mine.read_text() == "mine"
 
 
-def test_missing_packages_are_named(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch, refused: Refused) -> None:
     monkeypatch.setattr(writing, "find_spec", lambda name: None)
-    expected = "--formats: onnx needs onnx, onnxscript, onnxruntime; pip install '.[export]'"
-    assert_refused([str(run)], expected, tmp_path, capsys)
+    refused("--formats: onnx needs onnx, onnxscript, onnxruntime; pip install '.[export]'")
 
 
 def test_files_that_give_other_embeddings_are_not_kept(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, refused: Refused
 ) -> None:
 
     def spoiled(folder: Path) -> nn.Module:
@@ -552,21 +551,17 @@ def test_files_that_give_other_embeddings_are_not_kept(
         return model
 
     monkeypatch.setattr(timm_files, "_reload", spoiled)
-    expected = "--formats: timm: the embeddings of what was written differ by "
-    assert_refused([str(run), "--formats=timm"], expected, tmp_path, capsys)
+    refused("--formats: timm: the embeddings of what was written differ by ", "--formats=timm")
 
 
-def test_a_network_that_onnx_cannot_hold(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_network_that_onnx_cannot_hold(monkeypatch: pytest.MonkeyPatch, refused: Refused) -> None:
 
     def fail(*_: object, **__: object) -> None:
         raise RuntimeError("no such\noperator")
 
     monkeypatch.setattr(writing, "find_spec", lambda name: 1)
     monkeypatch.setattr(torch.onnx, "export", fail)
-    expected = "onnx: torch cannot export test_resnet (no such operator); leave it out"
-    assert_refused([str(run), "--formats", "timm", "onnx"], expected, tmp_path, capsys)
+    refused("onnx: torch cannot export test_resnet (no such operator); leave it out")
 
 
 class Doubled(nn.Module):
@@ -577,16 +572,12 @@ class Doubled(nn.Module):
 
 
 def test_an_attention_that_does_not_fold_is_not_for_timm(
-    run: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    trusting: Callable[..., None],
+    run: Path, refused: Refused, trusting: Callable[..., None]
 ) -> None:
     change(run, "model", attention={"class_path": f"{__name__}.Doubled"})
     trusting()
-    assert_refused([str(run), "--formats=timm"], f"--trust {__name__}", tmp_path, capsys)
-    trust = f"--trust={__name__}"
-    assert_refused([str(run), "--formats=timm", trust], "timm has no Doubled", tmp_path, capsys)
+    refused(f"--trust {__name__}", "--formats=timm")
+    refused("timm has no Doubled", "--formats=timm", f"--trust={__name__}")
 
 
 # -------------------------------------------------------------------------------------------- example

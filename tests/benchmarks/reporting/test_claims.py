@@ -181,15 +181,34 @@ def finish(job: Job, recall: float) -> None:
         **{"metrics": {"recall_at_1": recall, "mean_average_precision_at_r": recall / 2}},
         **{"outputs": {}, "commit": "0123abcd"},
         "data": {
-            "name": "glyphs",
-            "split": "test",
-            "fingerprint": "",
-            "test_classes": 2,
-            "test_images": 4,
+            **{"name": "glyphs", "split": "test", "fingerprint": ""},
+            **{"test_classes": 2, "test_images": 4},
         },
         **{"wall_time_s": 3600.0, "hardware": {}, "world_size": 1, "weights": None},
     }
     write_json(job.folder / "run.json", info)
+
+
+@pytest.fixture
+def trained_by(monkeypatch):
+    """Let a function of the jobs stand for the sweep."""
+
+    def replace(train: Callable[[list[Job]], None]) -> None:
+        class Trained:
+            def __init__(self, jobs, launcher):
+                self.jobs = jobs
+
+            def run(self):
+                train(self.jobs)
+
+        monkeypatch.setattr("benchmarks.studies.Sweep", Trained)
+
+    return replace
+
+
+def change_claims(**changes: Any) -> None:
+    content = yaml.safe_load(Path("claims.yaml").read_text())
+    Path("claims.yaml").write_text(yaml.safe_dump(content | changes))
 
 
 def command(*options: str) -> int:
@@ -229,7 +248,7 @@ def test_what_is_not_run_yet_is_named(make, capsys):
     assert "Not measured yet: 4." in Path("claims.md").read_text()
 
 
-def test_results_outlive_their_folders_and_no_change_of_settings(make, monkeypatch):
+def test_results_outlive_their_folders_and_no_change_of_settings(make, trained_by):
     for seed in range(3):
         make("base", seed, 0.5)
         make("new", seed, 0.6 + seed / 100)
@@ -237,15 +256,7 @@ def test_results_outlive_their_folders_and_no_change_of_settings(make, monkeypat
     page = Path("claims.md").read_text()
     shutil.rmtree("runs")
     started = []
-
-    class Nothing:
-        def __init__(self, jobs, launcher):
-            started.extend(job.name for job in jobs)
-
-        def run(self):
-            return None
-
-    monkeypatch.setattr("benchmarks.studies.Sweep", Nothing)
+    trained_by(lambda jobs: started.extend(job.name for job in jobs))
     assert command("--seeds=3", "--only", "1") == 0
     assert Path("claims.md").read_text() == page
     assert started == []
@@ -275,23 +286,19 @@ def quality(job: Job) -> float:
     return {2.0: 0.51 + 0.2 * config["data"]["fold"], 3.0: 0.8}.get(beta, 0.6)
 
 
-def test_settings_are_chosen_on_validation_classes_and_taken_by_others(toy, monkeypatch, capsys):
-    content = yaml.safe_load(Path("claims.yaml").read_text())
-    content["tuned"] = {"base": {RATE: [0.01, 0.02]}, "new": {BETA: [2.0, 3.0]}}
-    content["takes"] = {"new": ["base"], "third": ["new"]}
-    Path("claims.yaml").write_text(yaml.safe_dump(content))
+def test_settings_are_chosen_on_validation_classes_and_taken_by_others(
+    toy, trained_by, monkeypatch, capsys
+):
+    tuned = {"base": {RATE: [0.01, 0.02]}, "new": {BETA: [2.0, 3.0]}}
+    change_claims(tuned=tuned, takes={"new": ["base"], "third": ["new"]})
     sweeps = []
 
-    class Trained:
-        def __init__(self, jobs, launcher):
-            self.jobs = jobs
+    def train(jobs: list[Job]) -> None:
+        sweeps.append(jobs)
+        for job in jobs:
+            finish(job, quality(job))
 
-        def run(self):
-            sweeps.append(self.jobs)
-            for job in self.jobs:
-                finish(job, quality(job))
-
-    monkeypatch.setattr("benchmarks.studies.Sweep", Trained)
+    trained_by(train)
     monkeypatch.setattr("benchmarks.studies.summary", lambda jobs: "")
     assert command("--seeds=2", "--only", "1", "4") == 0
     told = [
@@ -328,26 +335,20 @@ def test_settings_are_chosen_on_validation_classes_and_taken_by_others(toy, monk
     assert Path("claims.md").read_text() == page
 
 
-def test_a_value_that_diverges_is_not_chosen_and_stops_nothing(toy, monkeypatch, capsys):
-    content = yaml.safe_load(Path("claims.yaml").read_text())
-    content["tuned"] = {"base": {RATE: [0.01, 0.02]}, "third": {RATE: [3.0, 4.0]}}
-    Path("claims.yaml").write_text(yaml.safe_dump(content))
+def test_a_value_that_diverges_is_not_chosen_and_stops_nothing(toy, trained_by, capsys):
+    change_claims(tuned={"base": {RATE: [0.01, 0.02]}, "third": {RATE: [3.0, 4.0]}})
     started = []
 
-    class Trained:
-        def __init__(self, jobs, launcher):
-            self.jobs = jobs
+    def train(jobs: list[Job]) -> None:
+        for job in jobs:
+            started.append(job.name)
+            rate = job.config["optimization"]["learning_rate"]
+            if rate > 1 or (rate, job.config["data"]["fold"]) == (0.02, 1):
+                diverge(job)
+            else:
+                finish(job, rate)
 
-        def run(self):
-            for job in self.jobs:
-                started.append(job.name)
-                rate = job.config["optimization"]["learning_rate"]
-                if rate > 1 or (rate, job.config["data"]["fold"]) == (0.02, 1):
-                    diverge(job)
-                else:
-                    finish(job, rate)
-
-    monkeypatch.setattr("benchmarks.studies.Sweep", Trained)
+    trained_by(train)
     assert command("--seeds=2") == 0
     page = Path("claims.md").read_text()
     assert f"| `base` |  | {RATE} | 0.01: 0.50 | 0.02: diverged |" in page
@@ -357,21 +358,9 @@ def test_a_value_that_diverges_is_not_chosen_and_stops_nothing(toy, monkeypatch,
     assert len(started) == 2 * 2 + 2 * 2 + 2 + 2  # nothing twice
 
 
-def test_a_run_that_fails_holds_up_only_its_own_row(toy, monkeypatch, capsys):
-    content = yaml.safe_load(Path("claims.yaml").read_text())
-    content["tuned"] = {"base": {RATE: [0.01, 0.02]}, "third": {RATE: [0.01, 0.02]}}
-    Path("claims.yaml").write_text(yaml.safe_dump(content))
-
-    class Trained:
-        def __init__(self, jobs, launcher):
-            self.jobs = jobs
-
-        def run(self):
-            for job in self.jobs:
-                if "third" not in job.name:
-                    finish(job, 0.5)
-
-    monkeypatch.setattr("benchmarks.studies.Sweep", Trained)
+def test_a_run_that_fails_holds_up_only_its_own_row(toy, trained_by, capsys):
+    change_claims(tuned={row: {RATE: [0.01, 0.02]} for row in ("base", "third")})
+    trained_by(lambda jobs: [finish(job, 0.5) for job in jobs if "third" not in job.name])
     assert command("--seeds=2") == 1
     assert "Not measured yet: 4." in Path("claims.md").read_text()
 
@@ -403,11 +392,14 @@ def test_mistakes_are_one_line(toy, capsys, options, message):
         ({"tuned": {"new": {"a": [1], "b": [1]}}}, "tuned.new: expected one setting"),
         ({"tuned": {"old": {"a": [1]}}}, "old: expected a row of a claim, or one that is taken"),
         ({"claims": {"1": {"claim": "", "paper": "", "better": "new", "than": 1}}}, "than"),
+        (
+            {"claims": {"1": {"claim": "", "paper": "", "better": "a", "than": "b", "beter": "a"}}},
+            "expected the keys described at the top of",
+        ),
     ],
 )
 def test_a_file_of_claims_that_is_not_as_described_is_one_line(toy, capsys, change, message):
-    content = yaml.safe_load(Path("claims.yaml").read_text()) | change
-    Path("claims.yaml").write_text(yaml.safe_dump(content))
+    change_claims(**change)
     assert command("--page-only") == 2
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith("error: claims.yaml: ")
@@ -423,8 +415,7 @@ def test_a_file_of_claims_that_is_not_as_described_is_one_line(toy, capsys, chan
     ],
 )
 def test_no_setting_behind_the_dashes_chooses_by_the_test(toy, capsys, setting, message):
-    content = yaml.safe_load(Path("claims.yaml").read_text())
-    Path("claims.yaml").write_text(yaml.safe_dump(content | {"tuned": {"new": {RATE: [0.1, 0.2]}}}))
+    change_claims(tuned={"new": {RATE: [0.1, 0.2]}})
     assert command("--page-only", "--", setting) == 2
     assert message in capsys.readouterr().err
 
@@ -433,14 +424,6 @@ def test_kept_results_of_another_form_are_named(toy, capsys):
     write_json(Path("claims.json"), {"results": []})
     assert command("--page-only") == 2
     assert "claims.json: is damaged" in capsys.readouterr().err
-
-
-def test_a_damaged_file_of_claims_is_named(toy, capsys):
-    content = yaml.safe_load(Path("claims.yaml").read_text())
-    content["claims"]["1"]["beter"] = "new"
-    Path("claims.yaml").write_text(json.dumps(content))
-    assert command("--page-only") == 2
-    assert "claims.yaml: expected the keys described at the top of" in capsys.readouterr().err
 
 
 # ------------------------------------------------------------------------------------ what is kept

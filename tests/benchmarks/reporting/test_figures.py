@@ -126,13 +126,6 @@ def test_t_sne_of_few_points(shape: tuple[int, int]) -> None:
     assert np.isfinite(places).all()
 
 
-def test_features_of_older_code_are_left_out(tmp_path: Path) -> None:
-    older = save_features(tmp_path)
-    with np.load(tmp_path / "features.npz") as file:
-        np.savez(tmp_path / "features.npz", **{n: file[n] for n in file if n != "means"})
-    assert deep_features(older) == ""
-
-
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     path = tmp_path / "features.npz"
     for content in (b"", b"text", b"PK\3\4 cut off"):

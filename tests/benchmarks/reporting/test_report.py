@@ -21,7 +21,7 @@ from benchmarks.records.results import digests, load_run
 from benchmarks.records.steps import RunRecords
 from benchmarks.report import main
 from benchmarks.reporting.comparison import compare
-from benchmarks.reporting.page import write_html
+from benchmarks.reporting.figures import write_html
 from benchmarks.reporting.table import Table, estimate
 from tests.support.processes import ROOT
 
@@ -132,7 +132,7 @@ def test_interval_by_hand() -> None:
     assert estimate([0.1]).percent() == "10.00"
 
 
-def test_a_table_in_its_three_forms() -> None:
+def test_a_table_in_its_two_forms() -> None:
     shown = Table(["a|b", "kind", "%"], [["x", "long one", "9.5"], ["<y>", "z", "10.25"]], names=2)
     assert shown.markdown().splitlines() == [
         *(r"| a\|b | kind | % |", "| :-- | :-- | --: |"),
@@ -146,7 +146,6 @@ def test_a_table_in_its_three_forms() -> None:
         *("   one", "   (%)", "a    1", ""),
         *("    two   n", "    (%)", "a  22.5*  3"),
     ]
-    assert '<th scope="row">&lt;y&gt;</th><td>z</td><td>10.25</td>' in shown.html()
 
 
 def test_groups_seeds_by_label(make: Make) -> None:
@@ -381,7 +380,7 @@ def test_html_loads_nothing(page: str) -> None:
     assert "<r>" not in page, "labels are escaped"
     assert "<B>" not in page, "image names are escaped"
     assert "<b>not html</b>" not in page
-    assert "ho&lt;r&gt;de" in page
+    assert '<th scope="row">ho&lt;r&gt;de</th><td><b>50.00</b><small>+10.00</small></td>' in page
 
 
 def test_html_shows_what_each_method_found(page: str) -> None:
@@ -451,9 +450,7 @@ def test_curves_say_on_which_classes_they_are(
         add_curves_and_images(folders[-1])
     path, runs = tmp_path / "report.html", [load_run(folder) for folder in folders]
     if caption is None:
-        with pytest.raises(
-            ValueError, match=r"base-1.run\.json: config\.evaluation\.curve_classes"
-        ):
+        with pytest.raises(ValueError, match=r"base-1.run\.json: is damaged"):
             write_html(runs, path)
     else:
         write_html(runs, path)
