@@ -41,7 +41,6 @@ from matplotlib.ft2font import FT2Font, LoadFlags, __freetype_version__
 from tqdm import tqdm
 
 from benchmarks.console import alone
-from benchmarks.datasets.listing import check_kind
 from benchmarks.datasets.splits import (
     MAX_SEED,
     Split,
@@ -262,9 +261,6 @@ def _cached(root: Path, size: int) -> tuple[list[str], Pixels, str]:
     for font in fonts:
         digest.update(font.read_bytes())
     path = root / f"glyphs-v{FORMAT}-{size}px-{digest.hexdigest()[:16]}.npz"
-    for left in root.glob(".glyphs-*.npz.*"):  # by processes of earlier versions that were killed
-        if left.suffix not in (".lock", ".partial"):
-            left.unlink(missing_ok=True)
     if (found := _read(path)) is not None:
         return found
     with alone(path, wait=True) as partial:
@@ -287,7 +283,6 @@ def _cached(root: Path, size: int) -> tuple[list[str], Pixels, str]:
 def _read(path: Path) -> tuple[list[str], Pixels, str] | None:
     """Names, images and fingerprint as `_cached` wrote them; None if there is no such file or another one."""
     with suppress(Exception):
-        check_kind(path)
         with path.open("rb") as file, np.load(file) as archive:
             names, images = _names(archive["code_points"]), archive["images"]
             fingerprint = _fingerprint(names, images)

@@ -8,15 +8,16 @@ import hashlib
 import os
 import stat
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
-from benchmarks.console import PrintableError, is_plain, printable
+from benchmarks.console import PrintableError, is_plain, reason
 
-LONGEST = 300  # characters of a fault's description
+LONGEST = 300  # characters of a name in a message
 
 Part = Literal["train", "test", "query", "gallery"]
 Box = tuple[float, float, float, float]
@@ -27,19 +28,18 @@ class DatasetError(PrintableError, ValueError):
     """Error: a dataset is incomplete, damaged or another one; one sentence that names the file."""
 
 
-def damaged(where: object, what: str) -> DatasetError:
-    """The DatasetError for an index file that differs from its owners' file."""
-    if len(what) > LONGEST:
-        what = f"{what[:LONGEST]} ..."
-    return DatasetError(printable(f"{where}: {what}; restore the file from the dataset's archive"))
-
-
-def below(where: object, path: str) -> str:
-    """A path from an index file, if it leads to a file below the dataset's folder and nowhere else."""
-    inside = "\\" not in path and not {"", ".", ".."} & set(path.split("/"))
-    if inside and is_plain(path) and len(path) <= LONGEST:
-        return path
-    raise damaged(where, f"expected a path below the dataset's folder, got {path!r}")
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Name an index file in the error that its content raises in the context."""
+    try:
+        yield
+    except DatasetError:
+        raise
+    except Exception as error:  # damaged bytes make parsers raise almost any error
+        why = f"{type(error).__name__}: {reason(error)}"
+        raise DatasetError(
+            f"{path}: cannot be read ({why}); restore the file from the dataset's archive"
+        ) from error
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,9 @@ class Listing:
         parts: (n,) "train", and "test" or "query" and "gallery".
         boxes: (n,) bounding boxes, if the dataset has them.
         super_classes: (n,) names of super-classes, if the dataset has them.
+
+    Raises:
+        DatasetError: if a path leads out of the folder, or a name cannot be shown.
     """
 
     name: str
@@ -65,6 +68,20 @@ class Listing:
     parts: Sequence[Part]
     boxes: Sequence[Box] | None = None
     super_classes: Sequence[str] | None = None
+
+    def __post_init__(self) -> None:
+        for path in self.paths:
+            if {"", ".", ".."} & set(path.split("/")):
+                raise DatasetError(
+                    f"{self.root}: expected a path below this folder, got {path[:LONGEST]!r}; restore the index "
+                    "files from the dataset's archive"
+                )
+        for name in {*self.paths, *self.classes, *(self.super_classes or ())}:
+            if not is_plain(name):
+                raise DatasetError(
+                    f"{self.root}: the name {name[:LONGEST]!r} has control characters or is not UTF-8; rename it, or "
+                    "restore the index files"
+                )
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -96,7 +113,7 @@ class Listing:
         missing = [path for path, size in zip(self.paths, sizes, strict=True) if size is None]
         if missing:
             raise DatasetError(
-                f"{self.root}: {len(missing):,} of {len(self):,} images are missing, the first is {missing[0]}; "
+                f"{self.root}: {len(missing):,} of {len(self):,} images are missing, the first is {missing[0][:LONGEST]}; "
                 "unpack the dataset's archive again"
             )
         digest = hashlib.sha256(self.name.encode())
@@ -126,7 +143,7 @@ def check_counts(listing: Listing, expected: Mapping[str, tuple[int, int]]) -> N
     ):
         if wrong:
             raise DatasetError(
-                f"{listing.root}: {len(wrong)} {what}, the first is {wrong[0]}; "
+                f"{listing.root}: {len(wrong)} {what}, the first is {wrong[0][:LONGEST]}; "
                 "restore the dataset's own index files"
             )
     found = listing.counts()
@@ -162,32 +179,16 @@ def folders_below(root: Path) -> list[Path]:
         raise DatasetError(f"{root}: cannot be read as a folder ({error.strerror})") from error
 
 
-def check_kind(path: Path) -> None:
-    """Raise an OSError for a file that may never end."""
-    if path.exists() and not (path.is_file() or path.is_dir()):
-        raise OSError(None, "it is a pipe or a device")
-
-
-def read_lines(path: Path, *, pipes: bool = False) -> list[str]:
+def read_lines(path: Path) -> list[str]:
     """Read the lines of a UTF-8 text file, with any line ends; blank lines at the end are left out.
 
-    Args:
-        pipes: Also read a pipe, which a shell may pass.
-
     Raises:
-        DatasetError: if the file cannot be read, or is not UTF-8; it names the line.
+        DatasetError: if the file cannot be read, or is not UTF-8.
     """
     try:
-        if not pipes:
-            check_kind(path)
-        content = path.read_bytes()
-    except OSError as error:
-        raise DatasetError(f"{path}: cannot be read ({error.strerror})") from error
-    try:
-        return content.decode("utf-8-sig").rstrip("\r\n").splitlines()
-    except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        raise damaged(path, f"line {line} is not UTF-8 text") from error
+        return path.read_text(encoding="utf-8-sig").rstrip("\n").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DatasetError(f"{path}: cannot be read ({reason(error)})") from error
 
 
 def read_rows(path: Path, columns: int, skip: int = 0) -> list[list[str]]:
@@ -199,7 +200,10 @@ def read_rows(path: Path, columns: int, skip: int = 0) -> list[list[str]]:
     rows = [line.split() for line in read_lines(path)[skip:]]
     for number, row in enumerate(rows, start=skip + 1):
         if len(row) != columns:
-            raise damaged(path, f"line {number}: expected {columns} words, got {len(row)}")
+            raise DatasetError(
+                f"{path}: line {number}: expected {columns} words, got {len(row)}; restore the file from the "
+                "dataset's archive"
+            )
     return rows
 
 
