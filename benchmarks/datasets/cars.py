@@ -121,9 +121,9 @@ def _load(file: Path, variable: str) -> Any:
     """
     from scipy.io import loadmat  # takes a while to import
 
-    with reading(file):
+    with reading(file), file.open("rb") as content:
         # `squeeze_me` turns a single row into a scalar.
-        return loadmat(file, variable_names=[variable], squeeze_me=True)[variable].reshape(-1)
+        return loadmat(content, variable_names=[variable], squeeze_me=True)[variable].reshape(-1)
 
 
 def _image(path: str, x1: Any, y1: Any, x2: Any, y2: Any, class_id: Any) -> _Image:

@@ -110,4 +110,4 @@ def _writing(target: Path) -> Iterator[Path]:
     except Timeout as error:
         raise FetchError(f"{target}: another process is at work on it; wait for it") from error
     except OSError as error:
-        raise FetchError(f"{error.filename or target}: {error.strerror or error}") from error
+        raise FetchError(f"{target}: {error.strerror or error}") from error

@@ -185,9 +185,8 @@ def test_a_mat_file_with_wrong_content_is_named(tmp_path, change, message):
         cars.read(folder)
 
 
-@pytest.mark.parametrize("layout", ["combined", "kaggle"])
-def test_a_class_without_a_name_is_an_error(tmp_path, layout):
-    fake.write(tmp_path, layout, [fake.Car("train", 1, 197, (1, 1, 9, 9))], pictures=False)
+def test_a_class_without_a_name_is_an_error(tmp_path):
+    fake.write(tmp_path, "combined", [fake.Car("train", 1, 197, (1, 1, 9, 9))], pictures=False)
     with pytest.raises(DatasetError, match="cannot be read .IndexError: .*; restore the file"):
         cars.read(tmp_path)
 

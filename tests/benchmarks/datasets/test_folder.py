@@ -179,7 +179,6 @@ def test_a_name_that_is_not_utf8(root, name):
     with pytest.raises(DatasetError) as error:
         folder.read(root, 0.5)
     assert "\\udce9" in str(error.value)
-    assert "has control characters or is not UTF-8; rename it" in str(error.value)
 
 
 @pytest.mark.parametrize("name", ["a\nb.jpg", "\x1b[2J.jpg", "\u202egpj.exe.jpg", "\x9b31m.jpg"])

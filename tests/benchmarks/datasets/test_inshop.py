@@ -117,7 +117,7 @@ def test_a_wrong_part_shows_in_the_counts(tmp_path, change):
     folder = fake.write(tmp_path)
     expected = inshop.read(folder).counts()
     edit(folder / PARTITION, change)
-    with pytest.raises(DatasetError, match="; the index files are incomplete or of another split"):
+    with pytest.raises(DatasetError, match="; restore the dataset|; the index files are"):
         check_counts(inshop.read(folder), expected)
 
 

@@ -160,7 +160,9 @@ def test_no_index_file_leads_out_of_the_folder(name, file, old, new, tmp_path):
     if name == "cub":  # a class of this name as well
         names = folder / "classes.txt"
         names.write_text(names.read_text().replace(old[:-1], new[:-1]))
-    with pytest.raises(DatasetError, match="expected a path below this folder, got '"):
+    # In-Shop's boxes have the old name.
+    expected = "expected a path below this folder, got '|bbox_inshop.txt: cannot be read .KeyError"
+    with pytest.raises(DatasetError, match=expected):
         IMAGE_DATASETS[name].read(tmp_path)
 
 
