@@ -111,7 +111,7 @@ def _fraction(fraction: float, classes: list[str]) -> set[str]:
     held_out = round(fraction * len(classes)) if 0 < fraction < 1 else 0
     if not 0 < held_out < len(classes):
         raise ValueError(
-            f"test_classes: expected a fraction between 0 and 1 that leaves some of {len(classes)} classes to train "
-            f"on and some to test on, got {fraction}"
+            f"test_classes: expected a fraction between 0 and 1 that leaves some of {len(classes)} classes "
+            f"to train on and some to test on, got {fraction}"
         )
     return {classes[i] for i in shuffled(classes)[:held_out]}

@@ -282,12 +282,11 @@ def _cached(root: Path, size: int) -> tuple[list[str], Pixels, str]:
 
 def _read(path: Path) -> tuple[list[str], Pixels, str] | None:
     """Names, images and fingerprint as `_cached` wrote them; None if there is no such file or another one."""
-    with suppress(Exception):
-        with path.open("rb") as file, np.load(file) as archive:
-            names, images = _names(archive["code_points"]), archive["images"]
-            fingerprint = _fingerprint(names, images)
-            if archive["seal"] == _seal(path, images, fingerprint):
-                return names, images, fingerprint
+    with suppress(Exception), path.open("rb") as file, np.load(file) as archive:
+        names, images = _names(archive["code_points"]), archive["images"]
+        fingerprint = _fingerprint(names, images)
+        if archive["seal"] == _seal(path, images, fingerprint):
+            return names, images, fingerprint
     return None
 
 

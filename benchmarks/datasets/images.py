@@ -47,7 +47,6 @@ class ImageSet(torch.utils.data.Dataset[tuple[torch.Tensor, int, int]]):
         num_classes: Number of classes in this split.
         in_chans: Channels of an image, 3.
         is_query: (len,) bool, True for queries, which are searched in the gallery; None if every image is both.
-        super_classes: (len,) names, or None.
         layout: Layout of the listing.
         view: How a test view is cut out of an image: "image_size", "resize", "keep_aspect", "crop_to_box".
         fingerprint: SHA-256 in hexadecimal of all listed names, classes, parts and file sizes of the dataset, the
@@ -100,9 +99,6 @@ class ImageSet(torch.utils.data.Dataset[tuple[torch.Tensor, int, int]]):
         self.num_classes = len(names)
         self.labels = torch.from_numpy(np.searchsorted(names, classes[rows]))
         self._rows: list[int] = rows.tolist()
-        self.super_classes: list[str] | None = None
-        if listing.super_classes is not None:
-            self.super_classes = [listing.super_classes[row] for row in self._rows]
         self.is_query: torch.Tensor | None = None
         if "query" in listing.parts and split == "test":
             self.is_query = torch.from_numpy(parts[rows] == "query")

@@ -78,8 +78,6 @@ def _read(folder: Path, partition: Path, layouts: Sequence[str]) -> Listing:
     layout, place = places[0]
     with reading(partition):
         names, items, statuses = zip(*read_rows(partition, len(COLUMNS), skip=2), strict=True)
-        # The gender and the category: "WOMEN/Dresses".
-        super_classes = ["/".join(name.split("/")[1:3]) for name in names]
     return Listing(
         name="inshop",
         root=place,
@@ -88,7 +86,6 @@ def _read(folder: Path, partition: Path, layouts: Sequence[str]) -> Listing:
         classes=items,
         parts=cast(Sequence[Part], statuses),
         boxes=_boxes(folder, names) if layout == "img" else None,
-        super_classes=super_classes,
     )
 
 

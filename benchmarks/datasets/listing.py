@@ -54,7 +54,6 @@ class Listing:
         classes: (n,) names of classes, unique within the dataset.
         parts: (n,) "train", and "test" or "query" and "gallery".
         boxes: (n,) bounding boxes, if the dataset has them.
-        super_classes: (n,) names of super-classes, if the dataset has them.
 
     Raises:
         DatasetError: if a path leads out of the folder, or a name cannot be shown.
@@ -67,7 +66,6 @@ class Listing:
     classes: Sequence[str]
     parts: Sequence[Part]
     boxes: Sequence[Box] | None = None
-    super_classes: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
         for path in self.paths:
@@ -76,11 +74,11 @@ class Listing:
                     f"{self.root}: expected a path below this folder, got {path[:LONGEST]!r}; restore the index "
                     "files from the dataset's archive"
                 )
-        for name in {*self.paths, *self.classes, *(self.super_classes or ())}:
+        for name in {*self.paths, *self.classes}:
             if not is_plain(name):
                 raise DatasetError(
-                    f"{self.root}: the name {name[:LONGEST]!r} has control characters or is not UTF-8; rename it, or "
-                    "restore the index files"
+                    f"{self.root}: the name {name[:LONGEST]!r} has control characters or is not UTF-8; rename it, "
+                    "or restore the index files"
                 )
 
     def __len__(self) -> int:
@@ -113,8 +111,8 @@ class Listing:
         missing = [path for path, size in zip(self.paths, sizes, strict=True) if size is None]
         if missing:
             raise DatasetError(
-                f"{self.root}: {len(missing):,} of {len(self):,} images are missing, the first is {missing[0][:LONGEST]}; "
-                "unpack the dataset's archive again"
+                f"{self.root}: {len(missing):,} of {len(self):,} images are missing, the first is "
+                f"{missing[0][:LONGEST]}; unpack the dataset's archive again"
             )
         digest = hashlib.sha256(self.name.encode())
         for row in zip(self.paths, self.classes, self.parts, sizes, strict=True):

@@ -22,8 +22,6 @@ COLUMNS = 4  # image_id, class_id, super_class_id, path
 def read(root: Path) -> Listing:
     """List the images in the order of their ids, whatever the order of the lines.
 
-    Super-classes are named after the folders: "bicycle" for `bicycle_final`.
-
     Args:
         root: The folder `Stanford_Online_Products`, or one that holds it.
 
@@ -46,7 +44,6 @@ def read(root: Path) -> Listing:
         paths=[path for _, _, path in ordered],
         classes=[f"{label:05}" for _, label, _ in ordered],  # also when sorted as text
         parts=[part for part, _, _ in ordered],
-        super_classes=[path.partition("_final/")[0] for _, _, path in ordered],
     )
 
 

@@ -138,7 +138,9 @@ def test_a_missing_index_file_is_named(tmp_path, layout, file):
     folder = fake.write(tmp_path, layout)
     (folder / INDEX[layout] / "cars_test_annos.mat").unlink()
     (folder / INDEX[layout] / file).unlink()
-    with pytest.raises(DatasetError, match=f"{INDEX[layout]}/{file}: cannot be read .*No such file"):
+    with pytest.raises(
+        DatasetError, match=rf"{INDEX[layout]}/{file}: cannot be read .*No such file"
+    ):
         cars.read(folder)
 
 
@@ -162,7 +164,9 @@ def test_any_missing_index_file_is_named(tmp_path, layout, file):
 def test_the_file_without_labels_under_the_name_of_the_other_is_refused(tmp_path):
     index = fake.write(tmp_path, "devkit") / "devkit"
     (index / "cars_test_annos.mat").rename(index / "cars_test_annos_withlabels.mat")
-    with pytest.raises(DatasetError, match=r"withlabels\.mat: cannot be read .*no field of name class"):
+    with pytest.raises(
+        DatasetError, match=r"withlabels\.mat: cannot be read .*no field of name class"
+    ):
         cars.read(tmp_path)
 
 
@@ -187,7 +191,7 @@ def test_a_mat_file_with_wrong_content_is_named(tmp_path, change, message):
 
 def test_a_class_without_a_name_is_an_error(tmp_path):
     fake.write(tmp_path, "combined", [fake.Car("train", 1, 197, (1, 1, 9, 9))], pictures=False)
-    with pytest.raises(DatasetError, match="cannot be read .IndexError: .*; restore the file"):
+    with pytest.raises(DatasetError, match=r"cannot be read .IndexError: .*; restore the file"):
         cars.read(tmp_path)
 
 

@@ -199,7 +199,11 @@ def huge(path: Path) -> None:
     ("breaks", "check", "message"),
     [
         (remove, "files", "cannot be read (No such file or directory)"),
-        (put_folder, "files", "cannot be read (it is a folder, a pipe or a device); restore the file"),
+        (
+            put_folder,
+            "files",
+            "cannot be read (it is a folder, a pipe or a device); restore the file",
+        ),
         (put_pipe, "files", "cannot be read (it is a folder, a pipe or a device); restore"),
         (put_device, "files", "cannot be read (it is a folder, a pipe or a device); restore"),
         (forbid, "files", "cannot be read (Permission denied)"),

@@ -30,7 +30,6 @@ def test_images_come_by_id_with_class_part_and_box(folder):
     assert listing.paths[:2] == [f"images/001.Species_1/Species_1_000{i}.jpg" for i in (0, 1)]
     assert listing.classes[:6] == ["001.Species_1"] * 5 + ["002.Species_2"]
     assert listing.boxes[:2] == [(1.0, 1.0, 31.0, 26.0), (2.0, 2.0, 32.0, 27.0)]
-    assert listing.super_classes is None
     assert listing.counts() == {"train": (33, 8), "test": (20, 5)}
     assert {
         c for c, part in zip(listing.classes, listing.parts, strict=True) if part == "test"

@@ -61,7 +61,7 @@ def test_a_file_is_fetched_once(server, path, checksum):
     ],
 )
 def test_another_file_than_the_expected_one_is_refused(server, path, checksum, size, message):
-    with pytest.raises(FetchError, match=f"{path}: {message}.* from http.*; try again, or fetch"):
+    with pytest.raises(FetchError, match=rf"{path}: {message}.* from http.*; try again, or fetch"):
         fetch_file(server.url("file"), path, checksum, size)
     assert left(path) == []
     # One that lies there already is left alone, and nothing is asked for.
@@ -95,7 +95,7 @@ def test_a_broken_connection_is_tried_again_and_leaves_nothing(server, path, mon
 # urllib3 leaves the socket of a refused connection to the garbage collector.
 @pytest.mark.filterwarnings("ignore:Exception ignored in. <socket")
 def test_what_cannot_be_fetched_is_one_line(server, path, url, message):
-    with pytest.raises(FetchError, match=f"{message}.*; try again later, or fetch") as caught:
+    with pytest.raises(FetchError, match=rf"{message}.*; try again later, or fetch") as caught:
         fetch_file(url or server.url("none"), path, SHA256)
     assert "\n" not in str(caught.value)
     assert left(path) == []
@@ -172,7 +172,7 @@ def test_an_archive_is_unpacked_to_a_new_folder(tmp_path, suffix):
     unpack(packed(tmp_path, suffix, FILES), folder)
     assert tree(folder) == FILES
     assert left(folder) == ["set"]
-    with pytest.raises(FetchError, match=f"{folder}.*: Directory not empty"):
+    with pytest.raises(FetchError, match=rf"{folder}.*: Directory not empty"):
         unpack(packed(tmp_path, suffix, {"other": b""}), folder)
     assert tree(folder) == FILES
 

@@ -125,7 +125,9 @@ def test_the_list_of_classes_may_be_a_pipe(root, names):
 
 
 def test_a_missing_list_of_classes(root):
-    with pytest.raises(ValueError, match=r"^test_classes: .*no.txt: cannot be read \(.*No such file"):
+    with pytest.raises(
+        ValueError, match=r"^test_classes: .*no.txt: cannot be read \(.*No such file"
+    ):
         folder.read(root, root / "no.txt")
 
 

@@ -133,7 +133,7 @@ def test_no_path_leads_out_of_the_folder(tmp_path, path):
 
 @pytest.mark.parametrize("row", [("a\0.jpg", "x", "train"), ("a.jpg", "x\x1b[2J", "test")])
 def test_every_name_can_be_shown(tmp_path, row):
-    with pytest.raises(DatasetError, match=f"{tmp_path}: the name .* has control characters") as e:
+    with pytest.raises(DatasetError, match=rf"{tmp_path}: the name .* has control characters") as e:
         listing_of(tmp_path, row)
     assert str(e.value).isprintable()
 
