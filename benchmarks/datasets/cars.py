@@ -155,7 +155,6 @@ INFO = DatasetInfo(
         "kaggle: names.csv, anno_{train,test}.csv, car_data/car_data/{train,test}/CLASS/00001.jpg",
         "horde: labels/cars_{meta,train_annos,test_annos_withlabels}.mat, {train,test}/00001.jpg",
     ),
-    archive=None,
     by_hand="""\
 The owners' links are dead (https://ai.stanford.edu/~jkrause/cars/car_dataset.html). Put one of these into
 data.root:

@@ -76,10 +76,6 @@ INFO = DatasetInfo(
         size=1_150_585_339,
         sha256="0c685df5597a8b24909f6a7c9db6d11e008733779a671760afef78feb49bf081",
     ),
-    by_hand=(
-        "Get CUB_200_2011.tgz from https://data.caltech.edu/records/65de6-vp158 and unpack it in data.root, so "
-        "that data.root/CUB_200_2011/images.txt is there."
-    ),
     licence="Not stated by its owners; the photographs were found on Flickr and belong to their authors.",
     citation=(
         "C. Wah, S. Branson, P. Welinder, P. Perona, S. Belongie: The Caltech-UCSD Birds-200-2011 Dataset. "

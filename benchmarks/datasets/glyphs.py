@@ -25,7 +25,6 @@ half.
 
 import hashlib
 import math
-import os
 import sys
 import unicodedata
 from collections.abc import Sequence
@@ -110,7 +109,6 @@ class Glyphs(torch.utils.data.Dataset[tuple[torch.Tensor, int, int]]):
         ValueError, IndexError: as `ImageSet` does, and for an image_size below 16.
     """
 
-    in_chans = 1
     is_query = None  # every image is a query and in the gallery
     layout = "rendered"
     view = None  # there is one kind
@@ -266,7 +264,7 @@ def _cached(root: Path, size: int) -> tuple[list[str], Pixels, str]:
     with alone(path, wait=True) as partial:
         if (found := _read(path)) is not None:  # another process has rendered them
             return found
-        if os.path.lexists(path):
+        if path.exists():
             line = "is damaged or of another version; rendering the glyphs again"
             print(f"{path}: {line}", file=sys.stderr)
         characters, images = _render(fonts, size)

@@ -45,7 +45,6 @@ class ImageSet(torch.utils.data.Dataset[tuple[torch.Tensor, int, int]]):
         labels: (len,) int64.
         class_names: One per label.
         num_classes: Number of classes in this split.
-        in_chans: Channels of an image, 3.
         is_query: (len,) bool, True for queries, which are searched in the gallery; None if every image is both.
         layout: Layout of the listing.
         view: How a test view is cut out of an image: "image_size", "resize", "keep_aspect", "crop_to_box".
@@ -58,8 +57,6 @@ class ImageSet(torch.utils.data.Dataset[tuple[torch.Tensor, int, int]]):
         ValueError: for an unknown split, an impossible fold, or crop_to_box without boxes.
         IndexError: for an index outside 0..len-1.
     """
-
-    in_chans = 3
 
     def __init__(
         self,

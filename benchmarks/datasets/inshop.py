@@ -109,7 +109,6 @@ INFO = DatasetInfo(
         "img: Eval/list_eval_partition.txt, Anno/list_bbox_inshop.txt, Img/img/WOMEN/..., or all side by side",
         "img_highres: the same with Img/img_highres/WOMEN/..., without boxes",
     ),
-    archive=None,
     by_hand="""\
 The owners hand it out by Google Drive, and the password of the larger images on request:
 https://mmlab.ie.cuhk.edu.hk/projects/DeepFashion/InShopRetrieval.html. Put into data.root:

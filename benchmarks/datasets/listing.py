@@ -225,10 +225,10 @@ class DatasetInfo:
         read: Finds the dataset in a folder, in any of the layouts, and reads its index files.
         counts: The published (images, classes) of each part.
         layouts: The layouts that `read` knows, each as a line that shows where the files lie.
-        archive: The file to fetch; None if there is no lawful and working direct link.
-        by_hand: Instructions for people: where to get the dataset, and which files to put where.
         licence: The use that its owners allow, in a sentence.
         citation: Authors, title, venue, year.
+        archive: The file to fetch; None if there is no lawful and working direct link.
+        by_hand: Instructions for people without an archive: where to get the dataset, and which files to put where.
     """
 
     name: str
@@ -236,10 +236,10 @@ class DatasetInfo:
     read: Callable[[Path], Listing]
     counts: Mapping[str, tuple[int, int]]
     layouts: Sequence[str]
-    archive: Archive | None
-    by_hand: str
     licence: str
     citation: str
+    archive: Archive | None = None
+    by_hand: str = ""
 
 
 def load(info: DatasetInfo, root: Path) -> Listing:

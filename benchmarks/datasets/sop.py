@@ -65,12 +65,6 @@ INFO = DatasetInfo(
         size=3_083_860_082,
         sha256="b04fa78210e69fab050ce73939550e1cd0f96890bdd98ec9fee732c3b756ef48",
     ),
-    by_hand=(
-        "Get Stanford_Online_Products.zip (3,083,860,082 bytes) from "
-        "https://drive.google.com/file/d/1TclrpQOF_ullUP99wk_gjGN8pKvtErG8 or "
-        "ftp://cs.stanford.edu/cs/cvgl/Stanford_Online_Products.zip and unpack it in data.root, so that "
-        "data.root/Stanford_Online_Products/Ebay_train.txt is there."
-    ),
     licence="Not stated by its owners; the photographs were shown at eBay and belong to their authors.",
     citation=(
         "H. Oh Song, Y. Xiang, S. Jegelka, S. Savarese: Deep Metric Learning via Lifted Structured Feature "

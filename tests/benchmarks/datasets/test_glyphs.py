@@ -56,7 +56,6 @@ def test_an_item_is_a_normalised_image_with_its_label_and_index(train):
     assert (label, index) == (2, 25)
     assert train.labels[25] == 2
     assert train.labels.dtype == torch.int64
-    assert train.in_chans == 1
 
 
 def test_every_class_has_one_image_per_face(splits):

@@ -87,7 +87,7 @@ def test_an_item_is_the_test_view_with_its_label_and_index(listing):
     assert (label, index) == (5, 3)
     assert np.array_equal(dataset.to_picture(image), pixels_of(3))
     assert dataset.name(3) == "owl/003.png"
-    assert (dataset.in_chans, dataset.layout) == (3, "flat")
+    assert dataset.layout == "flat"
 
 
 def test_labels_count_the_classes_by_name_and_images_keep_their_order(listing):

@@ -77,8 +77,6 @@ def test_load_reads_and_checks(listing, tmp_path):
         read=lambda root: dataclasses.replace(listing, root=root),
         counts=listing.counts(),
         layouts=[],
-        archive=None,
-        by_hand="",
         licence="",
         citation="",
     )
