@@ -6,7 +6,6 @@ with the published numbers. Images are not opened here.
 
 import hashlib
 import os
-import stat
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -122,15 +121,11 @@ class Listing:
 
 def file_sizes(root: Path, paths: Sequence[str]) -> list[int | None]:
     """Bytes of each file; None for a missing file."""
-    sizes: list[int | None] = []
-    for path in paths:
-        try:
-            status = os.stat(f"{root}/{path}")  # noqa: PTH116  half the time of Path.stat
-        except OSError:
-            sizes.append(None)
-        else:
-            sizes.append(status.st_size if stat.S_ISREG(status.st_mode) else None)
-    return sizes
+    # Path's methods take twice the time.
+    return [
+        os.path.getsize(path) if os.path.isfile(path) else None  # noqa: PTH113, PTH202
+        for path in (f"{root}/{name}" for name in paths)
+    ]
 
 
 def check_counts(listing: Listing, expected: Mapping[str, tuple[int, int]]) -> None:
