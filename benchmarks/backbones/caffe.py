@@ -1,4 +1,4 @@
-"""Reader of a `.caffemodel`'s weights, without Caffe.
+"""Reader of a `.caffemodel`'s weights with protobuf (tensorboard brings it), without Caffe.
 
 A `.caffemodel` is one `NetParameter` of Caffe's `src/caffe/proto/caffe.proto`. Few of its fields matter here; all
 are declared as repeated, which reads single ones as well.
