@@ -12,7 +12,6 @@ It differs from the published network where that one fails. If the map before a 
 same size. Nothing changes for sizes that the published network takes, such as 224 and 256.
 """
 
-import re
 from collections import OrderedDict
 from typing import Any, NamedTuple
 
@@ -151,11 +150,7 @@ class BNInception(Network):
         super().__init__({"features": _sequence(features)}, TAPS, drop_rate=drop_rate, **kwargs)
 
 
-PUBLISHED_NAME = re.compile(r"(?:inception_(\d\w)_)?(.+?)(_bn)?\.(\w+)")
-LAYERS = {
-    "conv1_7x7_s2": "conv1",
-    "conv2_3x3_reduce": "conv2_reduce",
-    "conv2_3x3": "conv2",
+BRANCHES = {
     "1x1": "1x1.1",
     "3x3_reduce": "3x3.reduce",
     "3x3": "3x3.1",
@@ -163,6 +158,16 @@ LAYERS = {
     "double_3x3_1": "double_3x3.1",
     "double_3x3_2": "double_3x3.2",
     "pool_proj": "pool.proj",
+}
+LAYERS = {
+    "conv1_7x7_s2": "conv1",
+    "conv2_3x3_reduce": "conv2_reduce",
+    "conv2_3x3": "conv2",
+    **{
+        f"inception_{block}_{published}": f"inception_{block}.{branch}"
+        for block in BLOCKS
+        for published, branch in BRANCHES.items()
+    },
 }
 
 
@@ -185,20 +190,12 @@ def checkpoint_filter_fn(state_dict: dict[str, Tensor], model: nn.Module) -> dic
 
 def _name(published: str) -> str:
     """inception_3a_double_3x3_1_bn.weight: features.inception_3a.double_3x3.1.bn.weight."""
-    match = PUBLISHED_NAME.fullmatch(published)
-    block, layer, bn, tensor = match.groups() if match else (None, None, None, None)
+    layer, _, tensor = published.rpartition(".")
     if layer in ("last_linear", "fc"):
         return f"head.fc.{tensor}"
-    if layer not in LAYERS:
-        return published
-    parts = [
-        "features",
-        block and f"inception_{block}",
-        LAYERS[layer],
-        "bn" if bn else "conv",
-        tensor,
-    ]
-    return ".".join(part for part in parts if part)
+    own = LAYERS.get(layer.removesuffix("_bn"))
+    kind = "bn" if layer.endswith("_bn") else "conv"
+    return f"features.{own}.{kind}.{tensor}" if own else published
 
 
 default_cfgs = generate_default_cfgs(

@@ -1,31 +1,32 @@
-"""Reader of a `.caffemodel`'s weights, without Caffe and without protobuf.
+"""Reader of a `.caffemodel`'s weights with protobuf (tensorboard brings it), without Caffe.
 
-A `.caffemodel` is one `NetParameter` of Caffe's `src/caffe/proto/caffe.proto` in protobuf's binary wire
-format (protobuf.dev, "Encoding"). Few of its fields matter here:
-
-    NetParameter    layer = 100 (LayerParameter), in files of before 2015 layers = 2 (V1LayerParameter)
-    layer           name = 1, blobs = 7; of a V1LayerParameter name = 4, blobs = 6
-    BlobProto       shape = 7, or num = 1, channels = 2, height = 3, width = 4; data = 5 or double_data = 8
-    BlobShape       dim = 1
+A `.caffemodel` is one `NetParameter` of Caffe's `src/caffe/proto/caffe.proto`. Few of its fields matter here; all
+are declared as repeated, which reads single ones as well.
 """
 
 import math
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
+from google.protobuf.descriptor_pool import DescriptorPool
+from google.protobuf.message import DecodeError
+from google.protobuf.message_factory import GetMessageClass
 from torch import Tensor
 
-VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5  # how protobuf encodes a value
-
-# Field of a layer in a NetParameter: the layer's fields (name, blobs).
-LAYERS = {100: (1, 7), 2: (4, 6)}
-DTYPES = {5: np.dtype("<f4"), 8: np.dtype("<f8")}  # of a BlobProto's data
-SHAPE, LEGACY_SHAPE = 7, (1, 2, 3, 4)
-DIM = 1
-
-Field = tuple[int, int | memoryview]
+SCHEMA = {
+    "Shape": {"dim": (1, "INT64")},
+    "Blob": {
+        **{"num": (1, "INT32"), "channels": (2, "INT32"), "height": (3, "INT32")},
+        **{"width": (4, "INT32"), "data": (5, "FLOAT"), "shape": (7, "Shape")},
+        "double_data": (8, "DOUBLE"),
+    },
+    "Layer": {"name": (1, "BYTES"), "blobs": (7, "Blob")},
+    "OldLayer": {"name": (4, "BYTES"), "blobs": (6, "Blob")},  # in files of before 2015
+    "Net": {"layer": (100, "Layer"), "old_layer": (2, "OldLayer")},
+}
 
 
 def read_caffemodel(path: Path) -> dict[str, list[Tensor]]:
@@ -38,15 +39,15 @@ def read_caffemodel(path: Path) -> dict[str, list[Tensor]]:
         ValueError: if the file is cut off, is no caffemodel or holds no weights, or if a blob's number of values
             does not match its shape.
     """
-    layers: dict[str, list[Tensor]] = {}
-    for number, layer in _fields(memoryview(path.read_bytes())):
-        if number in LAYERS and isinstance(layer, memoryview):
-            name_field, blobs_field = LAYERS[number]
-            fields = list(_fields(layer))
-            names = [str(value, "utf-8", "replace") for at, value in fields if at == name_field]
-            blobs = [_blob(value) for at, value in fields if at == blobs_field]
-            if blobs:
-                layers["".join(names)] = blobs
+    try:
+        net = _message("Net").FromString(path.read_bytes())
+    except DecodeError as error:
+        raise ValueError("it is cut off, or no .caffemodel") from error
+    layers = {
+        b"".join(layer.name).decode(errors="replace"): [_tensor(blob) for blob in layer.blobs]
+        for layer in (*net.layer, *net.old_layer)
+        if layer.blobs
+    }
     if not layers:
         raise ValueError(
             "no layer in it holds weights; expected a trained .caffemodel (a .prototxt describes a network, a "
@@ -55,59 +56,28 @@ def read_caffemodel(path: Path) -> dict[str, list[Tensor]]:
     return layers
 
 
-def _fields(message: memoryview) -> Iterator[Field]:
-    """Number and value of each field, in the file's order."""
-    at = 0
-    while at < len(message):
-        tag, at = _varint(message, at)
-        number, wire = tag >> 3, tag & 7
-        if wire == VARINT:
-            value, at = _varint(message, at)
-            yield number, value
-            continue
-        if wire == BYTES:
-            size, at = _varint(message, at)
-        elif wire in (FIXED32, FIXED64):
-            size = 4 if wire == FIXED32 else 8
-        else:
-            raise ValueError(f"field {number} of wire type {wire} is not in the format")
-        if at + size > len(message):
-            raise ValueError(f"field {number} is cut off")
-        yield number, message[at : at + size]
-        at += size
+def _message(name: str) -> Any:
+    """The class of a message of the schema."""
+    file = FileDescriptorProto(name="caffe.proto")
+    for message, fields in SCHEMA.items():
+        described = file.message_type.add(name=message)
+        for field, (number, kind) in fields.items():
+            added = described.field.add(name=field, number=number, label="LABEL_REPEATED")
+            if kind in SCHEMA:
+                added.type, added.type_name = FieldDescriptorProto.TYPE_MESSAGE, kind
+            else:
+                added.type = FieldDescriptorProto.Type.Value(f"TYPE_{kind}")
+    pool = DescriptorPool()
+    pool.Add(file)
+    return GetMessageClass(pool.FindMessageTypeByName(name))
 
 
-def _varint(message: memoryview, at: int) -> tuple[int, int]:
-    """The number that starts at a byte, stored in 7 bits a byte, and the position behind it."""
-    value = 0
-    for place, byte in enumerate(message[at : at + 10]):  # 64 bits
-        value |= (byte & 127) << 7 * place
-        if byte < 128:
-            return value, at + place + 1
-    raise ValueError("a number is cut off")
-
-
-def _blob(blob: memoryview) -> Tensor:
-    """One tensor. Its numbers may come packed, in several parts, or as one field each."""
-    fields = list(_fields(blob))
-    shape = [dim for number, value in fields if number == SHAPE for dim in _dims(value)]
-    if legacy := {number: value for number, value in fields if number in LEGACY_SHAPE}:
-        shape = [legacy.get(number, 0) for number in LEGACY_SHAPE]
-    number = 8 if any(number == 8 for number, _ in fields) else 5  # as Caffe chooses
-    dtype = DTYPES[number]
-    stored = bytearray().join(value for field, value in fields if field == number)
-    if len(stored) != math.prod(shape) * dtype.itemsize:
-        raise ValueError(f"a blob of shape {tuple(shape)} has {len(stored)} bytes of values")
-    native = np.frombuffer(stored, dtype).astype(dtype.newbyteorder("="), copy=False)
-    return torch.from_numpy(native).reshape(shape)
-
-
-def _dims(shape: memoryview) -> Iterator[int]:
-    for number, value in _fields(shape):
-        if number == DIM and isinstance(value, int):
-            yield value
-        elif number == DIM:
-            at = 0
-            while at < len(value):
-                dim, at = _varint(value, at)
-                yield dim
+def _tensor(blob: Any) -> Tensor:
+    shape = [dim for part in blob.shape for dim in part.dim]
+    old = blob.num, blob.channels, blob.height, blob.width
+    if any(old):
+        shape = [dims[-1] if dims else 0 for dims in old]
+    values = np.array(blob.double_data or blob.data, np.float64 if blob.double_data else np.float32)
+    if len(values) != math.prod(shape):
+        raise ValueError(f"a blob of shape {tuple(shape)} has {len(values)} values")
+    return torch.from_numpy(values).reshape(shape)

@@ -17,19 +17,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.console import is_plain
 from benchmarks.datasets.listing import (
     Box,
     DatasetError,
     DatasetInfo,
     Listing,
-    below,
-    damaged,
     folders_below,
     read_lines,
+    reading,
 )
 
-CLASSES = 196
 TRAINING_CLASSES = 98
 
 CORNERS = ("bbox_x1", "bbox_y1", "bbox_x2", "bbox_y2")
@@ -49,7 +46,7 @@ def read(root: Path) -> Listing:
     there.
 
     Raises:
-        DatasetError: if there are no images; or, naming the index file and row, for one that is missing or wrong.
+        DatasetError: if there are no images; or, naming the index file, for one that is missing or wrong.
     """
     for folder in folders_below(root):
         for marker, read_layout in LAYOUTS.items():
@@ -83,16 +80,17 @@ def _combined(folder: Path) -> Listing:
 def _kaggle(folder: Path) -> Listing:
     """Read rows of FILE,x1,y1,x2,y2,class without a header; images lie in a folder for each class."""
     file = folder / "names.csv"
-    names = _checked([name.strip() for name in read_lines(file)], file)
+    names = [name.strip() for name in read_lines(file)]
     images = []
     for part in OFFICIAL_PARTS:
         file = folder / f"anno_{part}.csv"
-        for number, line in enumerate(read_lines(file), start=1):
-            name, *values = line.split(",")
-            image = _image(f"{file}: line {number}", name, values)
-            class_folder = names[image.class_id - 1].replace("/", "-")
-            path = f"car_data/car_data/{part}/{class_folder}/{name}"
-            images.append(image._replace(path=below(f"{file}: line {number}", path)))
+        with reading(file):
+            for line in read_lines(file):
+                name, *row = line.split(",")
+                image = _image(name, *row)
+                class_folder = names[image.class_id - 1].replace("/", "-")
+                path = f"car_data/car_data/{part}/{class_folder}/{name}"
+                images.append(image._replace(path=path))
     return _listing(folder, "kaggle", images, names)
 
 
@@ -107,18 +105,13 @@ LAYOUTS: dict[str, Callable[[Path], Listing]] = {
 def _annotated(file: Path, name_field: str, prefix: str = "") -> list[_Image]:
     """The structs `annotations` of a .mat file."""
     annotations = _load(file, "annotations")
-    for field in (name_field, *CORNERS, "class"):
-        if field not in (annotations.dtype.names or ()):
-            raise damaged(file, f"its annotations have no field {field}")
-    rows = zip(*(annotations[field] for field in (name_field, *CORNERS, "class")), strict=True)
-    return [
-        _image(f"{file}: annotation {number}", f"{prefix}{name}", row)
-        for number, (name, *row) in enumerate(rows, start=1)
-    ]
+    with reading(file):
+        rows = zip(*(annotations[field] for field in (name_field, *CORNERS, "class")), strict=True)
+        return [_image(f"{prefix}{name}", *row) for name, *row in rows]
 
 
 def _names(file: Path) -> list[str]:
-    return _checked([str(name) for name in _load(file, "class_names")], file)
+    return [str(name) for name in _load(file, "class_names")]
 
 
 def _load(file: Path, variable: str) -> Any:
@@ -126,46 +119,26 @@ def _load(file: Path, variable: str) -> Any:
 
     Such a file holds only data: SciPy runs no code from it.
     """
-    if not file.is_file():
-        raise DatasetError(f"{file}: is missing; get it, and unpack the archives again")
     from scipy.io import loadmat  # takes a while to import
 
-    try:
+    with reading(file), file.open("rb") as content:
         # `squeeze_me` turns a single row into a scalar.
-        return loadmat(file, variable_names=[variable], squeeze_me=True)[variable].reshape(-1)
-    except KeyError as error:
-        raise damaged(file, f"holds no variable {variable}") from error
-    except Exception as error:  # damaged bytes make SciPy's parser raise almost any error
-        raise damaged(file, f"is not a readable MATLAB file ({error})") from error
+        return loadmat(content, variable_names=[variable], squeeze_me=True)[variable].reshape(-1)
 
 
-def _checked(names: list[str], file: Path) -> list[str]:
-    if len(names) != CLASSES:
-        raise damaged(file, f"expected the names of {CLASSES} classes, got {len(names)}")
-    if wrong := [name for name in names if not is_plain(name)]:
-        raise damaged(file, f"the name {wrong[0]!r} has control characters")
-    return names
-
-
-def _image(where: str, path: str, values: Sequence[Any]) -> _Image:
-    """An image from its row: x1, y1, x2, y2 and the class."""
-    try:
-        x1, y1, x2, y2, class_id = map(int, values)
-    except (TypeError, ValueError) as error:
-        expected = "five integers, x1, y1, x2, y2 and the class"
-        raise damaged(where, f"expected {expected}, got {values}") from error
-    if not 1 <= class_id <= CLASSES:
-        raise damaged(where, f"expected a class in 1..{CLASSES}, got {class_id}")
-    return _Image(below(where, path), class_id, (x1 - 1, y1 - 1, x2, y2))
+def _image(path: str, x1: Any, y1: Any, x2: Any, y2: Any, class_id: Any) -> _Image:
+    return _Image(path, int(class_id), (int(x1) - 1, int(y1) - 1, int(x2), int(y2)))
 
 
 def _listing(folder: Path, layout: str, images: list[_Image], names: Sequence[str]) -> Listing:
+    with reading(folder):
+        classes = [f"{image.class_id:03d} {names[image.class_id - 1]}" for image in images]
     return Listing(
         name="cars",
         root=folder,
         layout=layout,
         paths=[image.path for image in images],
-        classes=[f"{image.class_id:03d} {names[image.class_id - 1]}" for image in images],
+        classes=classes,
         parts=["train" if image.class_id <= TRAINING_CLASSES else "test" for image in images],
         boxes=[image.box for image in images],
     )
@@ -182,7 +155,6 @@ INFO = DatasetInfo(
         "kaggle: names.csv, anno_{train,test}.csv, car_data/car_data/{train,test}/CLASS/00001.jpg",
         "horde: labels/cars_{meta,train_annos,test_annos_withlabels}.mat, {train,test}/00001.jpg",
     ),
-    archive=None,
     by_hand="""\
 The owners' links are dead (https://ai.stanford.edu/~jkrause/cars/car_dataset.html). Put one of these into
 data.root:

@@ -25,7 +25,6 @@ half.
 
 import hashlib
 import math
-import os
 import sys
 import unicodedata
 from collections.abc import Sequence
@@ -41,7 +40,6 @@ from matplotlib.ft2font import FT2Font, LoadFlags, __freetype_version__
 from tqdm import tqdm
 
 from benchmarks.console import alone
-from benchmarks.datasets.listing import check_kind
 from benchmarks.datasets.splits import (
     MAX_SEED,
     Split,
@@ -111,7 +109,6 @@ class Glyphs(torch.utils.data.Dataset[tuple[torch.Tensor, int, int]]):
         ValueError, IndexError: as `ImageSet` does, and for an image_size below 16.
     """
 
-    in_chans = 1
     is_query = None  # every image is a query and in the gallery
     layout = "rendered"
     view = None  # there is one kind
@@ -262,15 +259,12 @@ def _cached(root: Path, size: int) -> tuple[list[str], Pixels, str]:
     for font in fonts:
         digest.update(font.read_bytes())
     path = root / f"glyphs-v{FORMAT}-{size}px-{digest.hexdigest()[:16]}.npz"
-    for left in root.glob(".glyphs-*.npz.*"):  # by processes of earlier versions that were killed
-        if left.suffix not in (".lock", ".partial"):
-            left.unlink(missing_ok=True)
     if (found := _read(path)) is not None:
         return found
     with alone(path, wait=True) as partial:
         if (found := _read(path)) is not None:  # another process has rendered them
             return found
-        if os.path.lexists(path):
+        if path.exists():
             line = "is damaged or of another version; rendering the glyphs again"
             print(f"{path}: {line}", file=sys.stderr)
         characters, images = _render(fonts, size)
@@ -286,13 +280,11 @@ def _cached(root: Path, size: int) -> tuple[list[str], Pixels, str]:
 
 def _read(path: Path) -> tuple[list[str], Pixels, str] | None:
     """Names, images and fingerprint as `_cached` wrote them; None if there is no such file or another one."""
-    with suppress(Exception):
-        check_kind(path)
-        with path.open("rb") as file, np.load(file) as archive:
-            names, images = _names(archive["code_points"]), archive["images"]
-            fingerprint = _fingerprint(names, images)
-            if archive["seal"] == _seal(path, images, fingerprint):
-                return names, images, fingerprint
+    with suppress(Exception), path.open("rb") as file, np.load(file) as archive:
+        names, images = _names(archive["code_points"]), archive["images"]
+        fingerprint = _fingerprint(names, images)
+        if archive["seal"] == _seal(path, images, fingerprint):
+            return names, images, fingerprint
     return None
 
 

@@ -45,9 +45,7 @@ class ImageSet(torch.utils.data.Dataset[tuple[torch.Tensor, int, int]]):
         labels: (len,) int64.
         class_names: One per label.
         num_classes: Number of classes in this split.
-        in_chans: Channels of an image, 3.
         is_query: (len,) bool, True for queries, which are searched in the gallery; None if every image is both.
-        super_classes: (len,) names, or None.
         layout: Layout of the listing.
         view: How a test view is cut out of an image: "image_size", "resize", "keep_aspect", "crop_to_box".
         fingerprint: SHA-256 in hexadecimal of all listed names, classes, parts and file sizes of the dataset, the
@@ -59,8 +57,6 @@ class ImageSet(torch.utils.data.Dataset[tuple[torch.Tensor, int, int]]):
         ValueError: for an unknown split, an impossible fold, or crop_to_box without boxes.
         IndexError: for an index outside 0..len-1.
     """
-
-    in_chans = 3
 
     def __init__(
         self,
@@ -100,9 +96,6 @@ class ImageSet(torch.utils.data.Dataset[tuple[torch.Tensor, int, int]]):
         self.num_classes = len(names)
         self.labels = torch.from_numpy(np.searchsorted(names, classes[rows]))
         self._rows: list[int] = rows.tolist()
-        self.super_classes: list[str] | None = None
-        if listing.super_classes is not None:
-            self.super_classes = [listing.super_classes[row] for row in self._rows]
         self.is_query: torch.Tensor | None = None
         if "query" in listing.parts and split == "test":
             self.is_query = torch.from_numpy(parts[rows] == "query")

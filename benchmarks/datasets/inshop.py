@@ -23,11 +23,10 @@ from benchmarks.datasets.listing import (
     DatasetInfo,
     Listing,
     Part,
-    below,
-    damaged,
     folders_below,
     read_lines,
     read_rows,
+    reading,
 )
 
 LAYOUTS = ("img", "img_highres")  # names of folders
@@ -43,8 +42,7 @@ def read(root: Path) -> Listing:
         root: The folder of the benchmark, or one above it; or its folder `img` or `img_highres`.
 
     Raises:
-        DatasetError: if there are no images; or, naming the index file and line, for one that is missing or
-            wrong.
+        DatasetError: if there are no images; or, naming the index file, for one that is missing or wrong.
     """
     layouts: Sequence[str] = LAYOUTS
     root = root.absolute()
@@ -78,82 +76,28 @@ def _read(folder: Path, partition: Path, layouts: Sequence[str]) -> Listing:
             f"{folder}: found no folder {' or '.join(layouts)}, here or in Img; unpack the images there"
         )
     layout, place = places[0]
-    names, items, statuses, super_classes = _images(partition)
+    with reading(partition):
+        names, items, statuses = zip(*read_rows(partition, len(COLUMNS), skip=2), strict=True)
     return Listing(
         name="inshop",
         root=place,
         layout=layout,
         paths=[f"{layout}{name.removeprefix('img')}" for name in names],
         classes=items,
-        parts=cast(list[Part], statuses),
+        parts=cast(Sequence[Part], statuses),
         boxes=_boxes(folder, names) if layout == "img" else None,
-        super_classes=super_classes,
     )
-
-
-def _images(partition: Path) -> list[list[str]]:
-    """Names, items, statuses and super-classes."""
-    rows = [
-        (*row, _super_class(f"{partition}: line {number}", *row))
-        for number, row in enumerate(_table(partition, len(COLUMNS)), start=3)
-    ]
-    names, items, statuses, super_classes = ([row[i] for row in rows] for i in range(4))
-    _check_searchable(partition, items, statuses)
-    return [names, items, statuses, super_classes]
-
-
-def _table(path: Path, columns: int) -> list[list[str]]:
-    """The rows of a file whose first line is their number and whose second line names the columns."""
-    rows = read_rows(path, columns, skip=2)
-    announced = "".join(read_lines(path)[:1]).strip()
-    if announced != str(len(rows)):
-        expected = f"expected the number of rows, {len(rows)}"
-        raise damaged(path, f"line 1: {expected}, got {announced!r}")
-    return rows
-
-
-def _super_class(where: str, name: str, item: str, status: str) -> str:
-    """The gender and the category of an image: "WOMEN/Dresses"."""
-    match below(where, name).split("/"):
-        case ["img", gender, category, folder, _] if folder == item:
-            pass
-        case _:
-            raise damaged(where, f"expected img/GENDER/CATEGORY/{item}/FILE, got {name}")
-    if status not in ("train", "query", "gallery"):
-        raise damaged(where, f"expected train, query or gallery, got {status}")
-    return f"{gender}/{category}"
-
-
-def _check_searchable(partition: Path, items: Sequence[str], statuses: Sequence[str]) -> None:
-    """Raise a DatasetError unless queries and gallery have the same items."""
-    of_part: dict[str, set[str]] = {"train": set(), "query": set(), "gallery": set()}
-    for item, status in zip(items, statuses, strict=True):
-        of_part[status].add(item)
-    for part, other in (("query", "gallery"), ("gallery", "query")):
-        if alone := sorted(of_part[part] - of_part[other]):
-            what = f"{len(alone)} items have {part} images but no {other} images"
-            raise damaged(partition, f"{what}, the first is {alone[0]}")
 
 
 def _boxes(folder: Path, names: Sequence[str]) -> list[Box] | None:
     """The box of each named image; None if there is no file of boxes."""
-    paths = [path for path in (folder / "Anno" / BOXES, folder / BOXES) if path.is_file()]
-    if not paths:
-        return None
-    (path, *_) = paths
-    boxes: dict[str, Box] = {}
-    for number, (name, _, _, *corners) in enumerate(_table(path, columns=7), start=3):
-        try:
-            left, top, right, bottom = map(int, corners)
-        except ValueError as error:
-            expected = "expected four integers, x_1, y_1, x_2 and y_2"
-            got = f"line {number}: {expected}, got {' '.join(corners)}"
-            raise damaged(path, got) from error
-        boxes[name] = (left, top, right, bottom)
-    if missing := [name for name in names if name not in boxes]:
-        what = f"{len(missing)} images have no box, the first is {missing[0]}"
-        raise DatasetError(f"{path}: {what}; restore the file, or remove it to do without boxes")
-    return [boxes[name] for name in names]
+    for path in (folder / "Anno" / BOXES, folder / BOXES):
+        if path.is_file():
+            with reading(path):
+                rows = read_rows(path, 7, skip=2)
+                boxes = {name: tuple(map(int, corners)) for name, _, _, *corners in rows}
+                return [cast(Box, boxes[name]) for name in names]
+    return None
 
 
 INFO = DatasetInfo(
@@ -165,7 +109,6 @@ INFO = DatasetInfo(
         "img: Eval/list_eval_partition.txt, Anno/list_bbox_inshop.txt, Img/img/WOMEN/..., or all side by side",
         "img_highres: the same with Img/img_highres/WOMEN/..., without boxes",
     ),
-    archive=None,
     by_hand="""\
 The owners hand it out by Google Drive, and the password of the larger images on request:
 https://mmlab.ie.cuhk.edu.hk/projects/DeepFashion/InShopRetrieval.html. Put into data.root:

@@ -3,7 +3,6 @@
 Products 1-11,318 train and the others test. A product has few photographs, five on average.
 """
 
-import re
 from pathlib import Path
 from typing import Literal
 
@@ -11,72 +10,40 @@ from benchmarks.datasets.listing import (
     Archive,
     DatasetInfo,
     Listing,
-    below,
-    damaged,
     find_folder,
     read_rows,
+    reading,
 )
 
 FOLDER = "Stanford_Online_Products"
-HEADER = ["image_id", "class_id", "super_class_id", "path"]
-CLASSES: dict[Literal["train", "test"], range] = {
-    "train": range(1, 11_319),
-    "test": range(11_319, 22_635),
-}
-
-_IMAGE = re.compile(r"([a-z_]+)_final/[^/.][^/]*\.JPG")
+COLUMNS = 4  # image_id, class_id, super_class_id, path
 
 
 def read(root: Path) -> Listing:
     """List the images in the order of their ids, whatever the order of the lines.
 
-    Super-classes are named after the folders: "bicycle" for `bicycle_final`.
-
     Args:
         root: The folder `Stanford_Online_Products`, or one that holds it.
 
     Raises:
-        DatasetError: if an index file is missing or damaged; it names the line.
+        DatasetError: if an index file is missing or damaged.
     """
     folder = find_folder(root, FOLDER, "Ebay_train.txt")
-    images: dict[int, tuple[Literal["train", "test"], int, str, str]] = {}
-    super_ids: dict[str, str] = {}
-    for part, classes in CLASSES.items():
+    images: dict[int, tuple[Literal["train", "test"], int, str]] = {}
+    parts: tuple[Literal["train", "test"], ...] = ("train", "test")
+    for part in parts:
         file = folder / f"Ebay_{part}.txt"
-        header, *rows = read_rows(file, len(HEADER)) or [[]]
-        if header != HEADER:
-            got = f"line 1: expected {' '.join(HEADER)!r}, got {' '.join(header)!r}"
-            raise damaged(file, got)
-        for line, (image_id, class_id, super_id, path) in enumerate(rows, start=2):
-            where = f"{file}: line {line}"
-            try:
-                image, label = int(image_id), int(class_id)
-            except ValueError as error:
-                got = f"expected numbers, got {image_id!r} and {class_id!r}"
-                raise damaged(where, got) from error
-            match = _IMAGE.fullmatch(below(where, path))
-            if match is None:
-                raise damaged(where, f"expected SUPERCLASS_final/NAME.JPG, got {path!r}")
-            if label not in classes:
-                expected = f"{classes.start}..{classes.stop - 1}"
-                raise damaged(where, f"expected a class in {expected}, got {label}")
-            if image in images:
-                raise damaged(where, f"image {image} is listed twice")
-            super_class = match[1]
-            known = super_ids.setdefault(super_class, super_id)
-            if known != super_id:
-                got = f"super-class {super_class} has id {super_id} here, but {known} in an earlier line"
-                raise damaged(where, got)
-            images[image] = part, label, path, super_class
+        with reading(file):
+            for image, label, _, path in read_rows(file, COLUMNS, skip=1):
+                images[int(image)] = part, int(label), path
     ordered = [images[image] for image in sorted(images)]
     return Listing(
         name="sop",
         root=folder,
         layout=FOLDER,
-        paths=[path for _, _, path, _ in ordered],
-        classes=[f"{label:05}" for _, label, _, _ in ordered],  # also when sorted as text
-        parts=[part for part, _, _, _ in ordered],
-        super_classes=[super_class for _, _, _, super_class in ordered],
+        paths=[path for _, _, path in ordered],
+        classes=[f"{label:05}" for _, label, _ in ordered],  # also when sorted as text
+        parts=[part for part, _, _ in ordered],
     )
 
 
@@ -97,12 +64,6 @@ INFO = DatasetInfo(
         name="Stanford_Online_Products.zip",
         size=3_083_860_082,
         sha256="b04fa78210e69fab050ce73939550e1cd0f96890bdd98ec9fee732c3b756ef48",
-    ),
-    by_hand=(
-        "Get Stanford_Online_Products.zip (3,083,860,082 bytes) from "
-        "https://drive.google.com/file/d/1TclrpQOF_ullUP99wk_gjGN8pKvtErG8 or "
-        "ftp://cs.stanford.edu/cs/cvgl/Stanford_Online_Products.zip and unpack it in data.root, so that "
-        "data.root/Stanford_Online_Products/Ebay_train.txt is there."
     ),
     licence="Not stated by its owners; the photographs were shown at eBay and belong to their authors.",
     citation=(

@@ -41,15 +41,6 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
             module.training = training
 
 
-def _bare(accelerator: Accelerator, model: nn.Module) -> nn.Module:
-    """Unwrap `model` from DDP and torch.compile.
-
-    DDP's forward synchronises buffers, which hangs if processes have unequal numbers of batches. And
-    `unwrap_model`, if it keeps the compilation, removes DDP from the caller's model for good.
-    """
-    return accelerator.unwrap_model(model, keep_torch_compile=False)
-
-
 def embed(
     accelerator: Accelerator,
     model: nn.Module,
@@ -80,7 +71,9 @@ def embed(
     """
     if len(dataset) == 0:
         raise ValueError("dataset: expected at least one image, got none")
-    model = _bare(accelerator, model)
+    # DDP's forward synchronises buffers, which hangs if processes have unequal numbers of batches; and
+    # `unwrap_model`, if it keeps the compilation, removes DDP from the caller's model for good.
+    model = accelerator.unwrap_model(model, keep_torch_compile=False)
     batches = torch.arange(len(dataset)).split(batch_size)
     mine = batches[accelerator.process_index :: accelerator.num_processes]
     # Without a generator of its own, a DataLoader draws its workers' seed from the global one.
@@ -111,24 +104,18 @@ def embed(
                 bad[source] += positions[~rows.isfinite().all(dim=1)].tolist()
             # A worker's labels lie in shared memory: a copy releases its file handle.
             done.append([vectors[0], labels.clone(), *vectors[1:]])
-    _check_shares(gather_object([(len(dataset), batch_size, bad)]))
+    _check_finite(gather_object([bad]), len(dataset))
     return _in_dataset_order(accelerator, batches, done)
 
 
-def _check_shares(shares: list[tuple[int, int, dict[str, list[int]]]]) -> None:
-    """Check the shares (images, batch size, positions of bad vectors by source) of all processes."""
-    sizes = sorted({(images, batch_size) for images, batch_size, _ in shares})
-    if len(sizes) > 1:
-        raise ValueError(
-            "dataset, batch_size: expected the same ones on every process, got (images, batch_size) "
-            + ", ".join(map(str, sizes))
-        )
-    for source in shares[0][2]:
-        bad = sorted(position for *_, found in shares for position in found[source])
+def _check_finite(shares: list[dict[str, list[int]]], images: int) -> None:
+    """Check that no process has found NaN or inf; each gives the positions of its bad vectors by source."""
+    for source in shares[0]:
+        bad = sorted(position for found in shares for position in found[source])
         if bad:
             more = ", ..." if len(bad) > 5 else ""
             raise NonFiniteEmbeddingsError(
-                f"{source}: NaN or inf for {len(bad)} of {shares[0][0]} images, at dataset positions "
+                f"{source}: NaN or inf for {len(bad)} of {images} images, at dataset positions "
                 f"{', '.join(map(str, bad[:5]))}{more}; has the training diverged?"
             )
 

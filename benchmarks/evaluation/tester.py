@@ -1,8 +1,8 @@
 """PML's tester on the embeddings of all processes, and PML's calculators on given vectors.
 
 Every image is a query, for which all other images are ranked by the distance of the L2-normalised embeddings. If
-a dataset has queries and a gallery (In-Shop), these are the splits "query" and "gallery" of PML's
-`splits_to_eval`: rows of one matrix, which is embedded in one pass and not copied.
+a dataset has queries and a gallery (In-Shop), both are rows of one matrix, which is embedded in one pass and not
+copied.
 """
 
 from collections.abc import Sequence
@@ -29,8 +29,6 @@ from benchmarks.evaluation.shared_tensors import allocate
 from benchmarks.settings import ClassSpec, ConfigError
 from pml_regularizers import RankAccuracyCalculator
 
-ALL = [("test", ["test"])]
-QUERIES = [("query", ["gallery"])]
 CPU = torch.device("cpu")
 
 
@@ -56,13 +54,13 @@ class Evaluation:
 class SharedTester(GlobalEmbeddingSpaceTester):
     """PML's tester for several processes, which share the images and, on each host, one copy of the embeddings.
 
-    Its `dataset_dict` holds one dataset, `{"test": dataset}`; `splits_to_eval` is `ALL` or `QUERIES`.
+    Its `dataset_dict` holds one dataset, `{"test": dataset}`.
 
     Args:
         accelerator: The processes.
         calculator: Any of PML's calculators; it works on the main process alone, unless it shares the queries
             itself.
-        is_query: (n,) bool, the rows of the split "query"; the others are the "gallery".
+        is_query: (n,) bool; the other rows are the gallery. None: each row is both.
         embedding: The keyword arguments of `embed`: `batch_size`, `num_workers`, `extract`, ...
     """
 
@@ -90,12 +88,6 @@ class SharedTester(GlobalEmbeddingSpaceTester):
         embeddings, labels, *more = embed(self.accelerator, trunk_model, dataset, **self.embedding)
         self.descriptors = more[0] if more else None
         return embeddings, labels[:, None]
-
-    def get_splits_to_compute_embeddings(
-        self, dataset_dict: Any, splits_to_eval: Any
-    ) -> tuple[Any, list[str]]:
-        """Embed the whole dataset, in one pass."""
-        return splits_to_eval, list(dataset_dict)
 
     def do_knn_and_accuracies(
         self, accuracies: dict[str, float], embeddings_and_labels: Any, *splits: Any
@@ -222,9 +214,8 @@ def evaluate(
                 f"{tuple(is_query.shape)}, {queries} true"
             )
     tester = SharedTester(accelerator, calculator, is_query, **embedding)
-    splits = ALL if is_query is None else QUERIES
     with evaluation_mode(model):
-        [found] = tester.test({"test": dataset}, 0, model, splits_to_eval=splits).values()
+        [found] = tester.test({"test": dataset}, 0, model).values()
     found.pop("epoch")
     return Evaluation(found, tester.embeddings, tester.labels, tester.descriptors)
 

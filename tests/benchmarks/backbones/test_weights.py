@@ -358,6 +358,7 @@ def test_the_known_files_are_those_of_the_papers_networks():
         algorithm, _, digest = entry.checksum.partition(":")
         assert algorithm in hashlib.algorithms_guaranteed
         assert int(digest, 16)
+        assert len(digest) >= 8
         assert Path(entry.file).suffix in weights.READERS
 
 

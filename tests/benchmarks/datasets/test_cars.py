@@ -1,7 +1,6 @@
 """Cars-196: one dataset in four layouts, and their possible faults."""
 
 import pickle
-import re
 from collections import Counter
 from pathlib import Path
 
@@ -139,7 +138,9 @@ def test_a_missing_index_file_is_named(tmp_path, layout, file):
     folder = fake.write(tmp_path, layout)
     (folder / INDEX[layout] / "cars_test_annos.mat").unlink()
     (folder / INDEX[layout] / file).unlink()
-    with pytest.raises(DatasetError, match=f"{INDEX[layout]}/{file}: is missing"):
+    with pytest.raises(
+        DatasetError, match=rf"{INDEX[layout]}/{file}: cannot be read .*No such file"
+    ):
         cars.read(folder)
 
 
@@ -156,43 +157,42 @@ def test_a_missing_index_file_is_named(tmp_path, layout, file):
 def test_any_missing_index_file_is_named(tmp_path, layout, file):
     folder = fake.write(tmp_path, layout)
     (folder / file).unlink()
-    with pytest.raises(DatasetError, match=rf"{file}: (is missing|cannot be read \(No such file)"):
+    with pytest.raises(DatasetError, match=rf"{file}: cannot be read .*No such file"):
         cars.read(folder)
 
 
 def test_the_file_without_labels_under_the_name_of_the_other_is_refused(tmp_path):
     index = fake.write(tmp_path, "devkit") / "devkit"
     (index / "cars_test_annos.mat").rename(index / "cars_test_annos_withlabels.mat")
-    with pytest.raises(DatasetError, match=r"withlabels\.mat: its annotations have no field class"):
+    with pytest.raises(
+        DatasetError, match=r"withlabels\.mat: cannot be read .*no field of name class"
+    ):
         cars.read(tmp_path)
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (change_annotation("class", 0), r"annotation 4: expected a class in 1\.\.196, got 0;"),
-        (change_annotation("class", 197), r"annotation 4: expected a class in 1\.\.196, got 197;"),
-        (change_annotation("bbox_x2", "wide"), r"annotation 4: expected five integers.*'wide'"),
-        (change_annotation("bbox_x2", []), r"annotation 4: expected five integers"),
-        (without_field("bbox_y1"), "annotations have no field bbox_y1"),
-        (without_field("relative_im_path"), "annotations have no field relative_im_path"),
-        (lambda variables: variables.pop("annotations"), "holds no variable annotations"),
-        (lambda variables: variables.pop("class_names"), "holds no variable class_names"),
-        (
-            lambda variables: variables.update(annotations=[[1.0, 2.0]]),
-            "annotations have no field relative_im_path",
-        ),
-        (
-            lambda variables: variables.update(class_names=variables["class_names"][:, :195]),
-            "expected the names of 196 classes, got 195",
-        ),
+        (change_annotation("bbox_x2", "wide"), "ValueError: .*'wide'"),
+        (change_annotation("bbox_x2", []), "cannot be read .TypeError"),
+        (without_field("bbox_y1"), "no field of name bbox_y1"),
+        (without_field("relative_im_path"), "no field of name relative_im_path"),
+        (lambda variables: variables.pop("annotations"), "KeyError: 'annotations'"),
+        (lambda variables: variables.pop("class_names"), "KeyError: 'class_names'"),
+        (lambda variables: variables.update(annotations=[[1.0, 2.0]]), "cannot be read .IndexErr"),
     ],
 )
 def test_a_mat_file_with_wrong_content_is_named(tmp_path, change, message):
     folder = fake.write(tmp_path, "combined")
     rewrite(folder / "cars_annos.mat", change)
-    with pytest.raises(DatasetError, match=rf"cars_annos\.mat: .*{message}"):
+    with pytest.raises(DatasetError, match=rf"cars_annos\.mat: .*{message}.*; restore the file"):
         cars.read(folder)
+
+
+def test_a_class_without_a_name_is_an_error(tmp_path):
+    fake.write(tmp_path, "combined", [fake.Car("train", 1, 197, (1, 1, 9, 9))], pictures=False)
+    with pytest.raises(DatasetError, match=r"cannot be read .IndexError: .*; restore the file"):
+        cars.read(tmp_path)
 
 
 @pytest.mark.parametrize("kept", [0, 50, 128, 0.5, 0.99])
@@ -200,7 +200,7 @@ def test_a_mat_file_cut_short_is_named(tmp_path, kept):
     path = fake.write(tmp_path, "combined") / "cars_annos.mat"
     whole = path.read_bytes()
     path.write_bytes(whole[: int(kept * len(whole)) if isinstance(kept, float) else kept])
-    with pytest.raises(DatasetError, match=r"cars_annos\.mat: (is not a readable MATLAB|holds no)"):
+    with pytest.raises(DatasetError, match=r"cars_annos\.mat: cannot be read .*; restore"):
         cars.read(tmp_path)
 
 
@@ -224,26 +224,24 @@ def test_what_is_no_mat_file_is_refused_and_nothing_in_it_runs(tmp_path, content
             "hdf": b"MATLAB 7.3 MAT-file".ljust(124) + b"\0\2IM" + bytes(400),
         }[content]
     )
-    with pytest.raises(DatasetError, match=r"cars_annos\.mat: is not a readable MATLAB file"):
+    with pytest.raises(DatasetError, match=r"cars_annos\.mat: cannot be read .*; restore"):
         cars.read(tmp_path)
     assert not (tmp_path / "ran").exists()
 
 
 @pytest.mark.parametrize(
-    ("file", "line", "message"),
+    ("line", "message"),
     [
-        ("anno_train.csv", "00003.jpg,1,2,20,15", "line 3: expected five integers"),
-        ("anno_train.csv", "00003.jpg,1,2,20,15,98,98", "line 3: expected five integers"),
-        ("anno_train.csv", "00003.jpg,1,2,x,15,98", "line 3: expected five integers.*'x'"),
-        ("anno_test.csv", "00003.jpg,1,2,20,15,0", r"line 3: expected a class in 1\.\.196, got 0"),
-        ("anno_test.csv", "", "line 3: expected five integers"),
-        ("names.csv", "Audi\nTTS", "expected the names of 196 classes, got 197"),
+        ("00003.jpg,1,2,20,15", "TypeError"),
+        ("00003.jpg,1,2,20,15,98,98", "TypeError"),
+        ("00003.jpg,1,2,x,15,98", "ValueError: .*'x'"),
+        ("", "TypeError"),
     ],
 )
-def test_a_wrong_line_is_named(tmp_path, file, line, message):
+def test_a_wrong_line_is_an_error_of_its_file(tmp_path, line, message):
     folder = fake.write(tmp_path, "kaggle")
-    change_line(folder / file, 3, line)
-    with pytest.raises(DatasetError, match=f"{re.escape(file)}: {message}"):
+    change_line(folder / "anno_train.csv", 3, line)
+    with pytest.raises(DatasetError, match=rf"anno_train\.csv: cannot be read .{message}"):
         cars.read(folder)
 
 

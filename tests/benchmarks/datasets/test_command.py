@@ -199,9 +199,13 @@ def huge(path: Path) -> None:
     ("breaks", "check", "message"),
     [
         (remove, "files", "cannot be read (No such file or directory)"),
-        (put_folder, "files", "cannot be read (Is a directory)"),
-        (put_pipe, "files", "cannot be read (it is a pipe or a device); restore the file"),
-        (put_device, "files", "cannot be read (it is a pipe or a device); restore the file"),
+        (
+            put_folder,
+            "files",
+            "cannot be read (it is a folder, a pipe or a device); restore the file",
+        ),
+        (put_pipe, "files", "cannot be read (it is a folder, a pipe or a device); restore"),
+        (put_device, "files", "cannot be read (it is a folder, a pipe or a device); restore"),
         (forbid, "files", "cannot be read (Permission denied)"),
         (truncate, "images", "cannot be decoded (image file is truncated"),
         (lambda path: rewrite(path, b""), "images", "cannot be opened (cannot identify image"),

@@ -87,7 +87,7 @@ def test_an_item_is_the_test_view_with_its_label_and_index(listing):
     assert (label, index) == (5, 3)
     assert np.array_equal(dataset.to_picture(image), pixels_of(3))
     assert dataset.name(3) == "owl/003.png"
-    assert (dataset.in_chans, dataset.layout) == (3, "flat")
+    assert dataset.layout == "flat"
 
 
 def test_labels_count_the_classes_by_name_and_images_keep_their_order(listing):
@@ -102,13 +102,6 @@ def test_labels_count_the_classes_by_name_and_images_keep_their_order(listing):
     assert [test[i][1] for i in range(3)] == [1, 0, 1]
     assert np.array_equal(test.to_picture(test[0][0]), pixels_of(5))
     assert test.is_query is None
-    assert test.super_classes is None
-
-
-def test_super_classes_go_with_their_images(tmp_path):
-    listing = write_listing(tmp_path, ROWS, super_classes=[f"of row {i}" for i in range(len(ROWS))])
-    dataset = ImageSet(listing, "test", views=VIEWS)
-    assert dataset.super_classes == ["of row 5", "of row 6", "of row 7"]
 
 
 @pytest.mark.parametrize("fold", range(3))

@@ -268,21 +268,9 @@ def test_too_few_images(accelerator, n):
         embed(accelerator, build_model(), Images(0), batch_size=4)
 
 
-def test_processes_must_agree_on_the_images(accelerator, monkeypatch):
-    """Uses the shares of a process with another dataset and of one with another batch size."""
-    monkeypatch.setattr(
-        embedding, "gather_object", lambda shares: [*shares, (9, 4, {}), (10, 3, {})]
-    )
-    with pytest.raises(
-        ValueError,
-        match=r"batch_size: .* got \(images, batch_size\) \(9, 4\), \(10, 3\), \(10, 4\)",
-    ):
-        embed(accelerator, build_model(), Images(10), batch_size=4, progress=False)
-
-
 def test_vectors_that_are_not_finite_anywhere_are_named_everywhere(accelerator, monkeypatch):
     """Also by a process whose own are fine."""
-    others = (10, 4, {"model": [5, 4], "extract": []})
+    others = {"model": [5, 4], "extract": []}
     monkeypatch.setattr(embedding, "gather_object", lambda shares: [*shares, others])
     with pytest.raises(
         NonFiniteEmbeddingsError, match=r"model: .* for 2 of 10 .* positions 4, 5; has"
