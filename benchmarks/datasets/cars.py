@@ -22,6 +22,7 @@ from benchmarks.datasets.listing import (
     DatasetError,
     DatasetInfo,
     Listing,
+    check_kind,
     folders_below,
     read_lines,
     reading,
@@ -121,9 +122,12 @@ def _load(file: Path, variable: str) -> Any:
     """
     from scipy.io import loadmat  # takes a while to import
 
-    with reading(file), file.open("rb") as content:
-        # `squeeze_me` turns a single row into a scalar.
-        return loadmat(content, variable_names=[variable], squeeze_me=True)[variable].reshape(-1)
+    with reading(file):
+        check_kind(file)
+        with file.open("rb") as content:  # `squeeze_me` turns a single row into a scalar
+            return loadmat(content, variable_names=[variable], squeeze_me=True)[variable].reshape(
+                -1
+            )
 
 
 def _image(path: str, x1: Any, y1: Any, x2: Any, y2: Any, class_id: Any) -> _Image:

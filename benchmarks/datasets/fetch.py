@@ -7,8 +7,12 @@ pooch fetches, and starts a broken download again. A file put there by other mea
 which resumes) is used once its checksum is right.
 """
 
+import errno
 import hashlib
+import os
 import shutil
+import tarfile
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -42,6 +46,8 @@ def fetch_file(url: str, path: Path, checksum: str, size: int | None = None) -> 
             raise FetchError(f"{path}: {problem}; move it away, or {by_hand}")
         return
     with _writing(path) as partial:
+        if size is not None and size > shutil.disk_usage(partial).free:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         come = _download(url, partial / path.name, size or 1, by_hand)
         if problem := what_differs(come, checksum, size):
             raise FetchError(f"{path}: {problem} from {url}; try again, or {by_hand}")
@@ -87,16 +93,29 @@ def unpack(archive: Path, folder: Path) -> None:
     Raises:
         FetchError: if the archive cannot be unpacked, or another process is at work on the folder.
     """
-    # Of a zip's members, shutil itself leaves out those that lead out of the folder.
-    options = {} if archive.suffix == ".zip" else {"filter": "data"}
     with _writing(folder) as partial:
         try:
-            shutil.unpack_archive(archive, partial, **options)
+            (_unzip if archive.suffix == ".zip" else _untar)(archive, partial)
         except Exception as error:  # damaged bytes make the standard library raise almost any error
             raise FetchError(
                 f"{archive}: cannot be unpacked ({reason(error)}); make room if the disk is full, or fetch it again"
             ) from error
         partial.rename(folder)
+
+
+def _unzip(archive: Path, folder: Path) -> None:
+    with zipfile.ZipFile(archive) as file:
+        for member in progress_bar(file.infolist(), desc=archive.name, unit="file"):
+            file.extract(member, folder)  # inside the folder, whatever its name
+
+
+def _untar(archive: Path, folder: Path) -> None:
+    def counted(member: tarfile.TarInfo, where: str) -> tarfile.TarInfo | None:
+        bar.update()
+        return tarfile.data_filter(member, where)
+
+    with tarfile.open(archive) as file, progress_bar(desc=archive.name, unit="file") as bar:
+        file.extractall(folder, filter=counted)
 
 
 @contextmanager

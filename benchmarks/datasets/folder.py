@@ -92,7 +92,7 @@ def _unreadable(error: OSError) -> None:
 
 def _named(file: Path, classes: dict[str, list[str]]) -> set[str]:
     try:
-        names = {line.strip() for line in read_lines(file)} - {""}
+        names = {line.strip() for line in read_lines(file, pipes=True)} - {""}
     except DatasetError as error:
         raise ValueError(f"test_classes: {error}") from error
     if unknown := sorted(names - classes.keys()):

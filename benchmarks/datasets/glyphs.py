@@ -40,6 +40,7 @@ from matplotlib.ft2font import FT2Font, LoadFlags, __freetype_version__
 from tqdm import tqdm
 
 from benchmarks.console import alone
+from benchmarks.datasets.listing import check_kind
 from benchmarks.datasets.splits import (
     MAX_SEED,
     Split,
@@ -280,11 +281,13 @@ def _cached(root: Path, size: int) -> tuple[list[str], Pixels, str]:
 
 def _read(path: Path) -> tuple[list[str], Pixels, str] | None:
     """Names, images and fingerprint as `_cached` wrote them; None if there is no such file or another one."""
-    with suppress(Exception), path.open("rb") as file, np.load(file) as archive:
-        names, images = _names(archive["code_points"]), archive["images"]
-        fingerprint = _fingerprint(names, images)
-        if archive["seal"] == _seal(path, images, fingerprint):
-            return names, images, fingerprint
+    with suppress(Exception):
+        check_kind(path)
+        with path.open("rb") as file, np.load(file) as archive:
+            names, images = _names(archive["code_points"]), archive["images"]
+            fingerprint = _fingerprint(names, images)
+            if archive["seal"] == _seal(path, images, fingerprint):
+                return names, images, fingerprint
     return None
 
 

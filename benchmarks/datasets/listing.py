@@ -172,13 +172,24 @@ def folders_below(root: Path) -> list[Path]:
         raise DatasetError(f"{root}: cannot be read as a folder ({error.strerror})") from error
 
 
-def read_lines(path: Path) -> list[str]:
+def check_kind(path: Path) -> None:
+    """Raise an OSError for a file that may never end."""
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise OSError("it is a pipe or a device")
+
+
+def read_lines(path: Path, *, pipes: bool = False) -> list[str]:
     """Read the lines of a UTF-8 text file, with any line ends; blank lines at the end are left out.
+
+    Args:
+        pipes: Also read a pipe, which a shell may pass.
 
     Raises:
         DatasetError: if the file cannot be read, or is not UTF-8.
     """
     try:
+        if not pipes:
+            check_kind(path)
         return path.read_text(encoding="utf-8-sig").rstrip("\n").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise DatasetError(f"{path}: cannot be read ({reason(error)})") from error

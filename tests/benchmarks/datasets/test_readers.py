@@ -1,5 +1,6 @@
 """Properties of every reader: the published numbers, harmless differences of index files, and damaged ones."""
 
+import os
 import random
 import time
 from collections.abc import Sequence
@@ -130,6 +131,18 @@ def test_a_missing_index_file_is_named(name, file, tmp_path):
         assert IMAGE_DATASETS[name].read(tmp_path).boxes is None
         return
     with pytest.raises(DatasetError, match=rf"{file}: cannot be read|found no {Path(file).name}"):
+        IMAGE_DATASETS[name].read(tmp_path)
+
+
+@EVERY_FILE
+def test_an_index_file_that_never_ends_is_not_waited_for(name, file, tmp_path):
+    path = READERS[name].write(tmp_path, pictures=False) / file
+    path.unlink()
+    os.mkfifo(path)
+    if "bbox" in file:
+        assert IMAGE_DATASETS[name].read(tmp_path).boxes is None
+        return
+    with pytest.raises(DatasetError, match=r"it is a pipe or a device|found no"):
         IMAGE_DATASETS[name].read(tmp_path)
 
 
