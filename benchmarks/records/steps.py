@@ -144,7 +144,9 @@ class _Database(DBManager):
             for table in sorted(path.parent.glob("*.csv")):
                 names, rows = _read_csv(table)
                 if rows:
-                    columns = zip(*([int(row[0]), *map(float, row[1:])] for row in rows), strict=True)
+                    columns = zip(
+                        *([int(row[0]), *map(float, row[1:])] for row in rows), strict=True
+                    )
                     super().write(table.stem, dict(zip(names, map(list, columns), strict=True)))
         except (OSError, sqlite3.Error) as error:
             raise OSError(errno.EIO, str(error), self.db_path) from error

@@ -27,6 +27,7 @@ __getattr__, __dir__, __all__ = lazy.attach(
             "Model",
             "Optimization",
         ],
+        "kinds": ["misfit"],
         "recipe_files": [
             "GROUPS",
             "Entry",

@@ -143,7 +143,9 @@ def test_columns_are_fixed_by_the_first_row_also_after_a_resume(tmp_path: Path) 
         run.log_rows("training", [(1, {"loss": 1.0, "learning_rate": 0.1})])
         # Another order is the same columns: record-keeper alone would write a second header.
         run.log_rows("training", [(2, {"learning_rate": 0.1, "loss": 2.0})])
-        with pytest.raises(ValueError, match=r"step 3: expected .*'learning_rate'\], got \['loss'\]"):
+        with pytest.raises(
+            ValueError, match=r"step 3: expected .*'learning_rate'\], got \['loss'\]"
+        ):
             run.log_rows("training", [(3, {"loss": 3.0})])
     with closing(RunRecords(tmp_path, resume_step=2)) as run:
         with pytest.raises(ValueError, match=r"expected .*, got .*'extra'\]"):

@@ -10,23 +10,22 @@ from benchmarks.settings.errors import ConfigError
 from benchmarks.settings.recipe_files import read_entry, read_table
 
 BROKEN = {
-    "trainings: {x: {same_as: a/b/x}}": "a/b/x: is itself same_as another entry",
     "trainings: &a {x: *a}": "an alias inside the value that it stands for",
-    "trainings: {x: hello}": "a/b/x: expected a mapping, got 'hello'",
-    "trainings: {x: {same_as: 3}}": "a/b/x.same_as: expected text, got 3",
-    "trainings: {x: {label: 3}}": "a/b/x.label: expected text, got 3",
-    "trainings: {x: {data: null}}": "a/b/x.data: expected a mapping, got None",
-    "trainings: {x: {cells: 3}}": "a/b/x.cells: expected a mapping, got 3",
-    "trainings: {x: {cells: {embedding: {NMI: .nan}}}}": "embedding.NMI: expected a number, got nan",
+    "trainings: {x: hello}": "its trainings.x is not as benchmarks/settings/recipe_files.py describes it",
+    "trainings: {x: {same_as: 3}}": "a/b/x: its same_as is not as ",
+    "trainings: {x: {same_as: a/b/y}}": "recipe: no 'y' in a/b; there are x",
+    "trainings: {x: {same_as: a/b/y, seed: 1}, y: {}}": "a/b/x: has the settings of a/b/y; leave",
+    "trainings: {x: {label: 3}}": "a/b/x: its label is not as ",
+    "trainings: {x: {data: null}}": "a/b/x: its data is not as ",
+    "trainings: {x: {cells: 3}}": "describes it; got 3",
+    "trainings: {x: {cells: {embedding: {NMI: abc}}}}": "x: its cells.embedding.NMI is not as ",
     "trainings: {x: {cells: {embedding: {zzz: 1}}}}": "x.cells.embedding: unknown metric 'zzz'; such",
-    "trainings: {x: {cells: {embedding: {NMI: true}}}}": "embedding.NMI: expected a number, got True",
-    "trainings: {1: {}}": "expected trainings by name",
-    "trainings: [x]": "expected trainings by name",
-    "training: {x: {}}": "expected trainings by name",
-    "quoted: 3\ntrainings: {x: {}}": "quoted: expected a list, got 3",
-    "shared: {data: null}\ntrainings: {x: {}}": "shared.data: expected a mapping, got None",
-    "trainings: {x: {}}\nquoted: [{NMI: 3}]": "a/b.quoted: expected {row: ..., dataset: ...}",
-    "trainings: {x: {}}\nquoted: [{row: y, dataset: cub, NMI: abc}]": "quoted.NMI: expected a number",
+    "trainings: {1: {}}": "its trainings.1 is not as ",
+    "trainings: [x]": "b.yaml: its trainings is not as ",
+    "training: {x: {}}": "b.yaml: expected title, shared, trainings, quoted, figure; got training",
+    "quoted: 3\ntrainings: {x: {}}": "its quoted is not as benchmarks/settings/recipe_files.py",
+    "shared: {data: null}\ntrainings: {x: {}}": "a/b/x: its data is not as ",
+    "trainings: {x: {}}\nquoted: [{NMI: 3}]": "its quoted.0.row is not as ",
 }
 
 
@@ -91,14 +90,12 @@ def test_remarks_are_of_the_entries_that_they_match(file: Path) -> None:
     {
         "differ: []": "expected differs, not_given, printed, published_code; got differ",
         "differ: []\n3: []": "expected differs, not_given, printed, published_code; got 3",
-        "differs: [{text: [t]}]": "got {'text': ['t']} (text and names of facts are text)",
-        "differs: [{text: t, facts: {3: f}}]": "got {'text': 't', 'facts': {3: 'f'}}",
-        "differs: 3": "differs: expected a list, got 3",
-        "differs: [hello]": "got 'hello'",
-        "differs: [{facts: {f: 1}}]": "got {'facts': {'f': 1}}",
-        "differs: [{facts: [f], text: t}]": "got {'facts': ['f'], 'text': 't'}",
-        "differs: [{text: t, fact: f}]": "got {'text': 't', 'fact': 'f'}",
-        "differs: [{text: t, of: '('}]": "got {'text': 't', 'of': '('}",
+        "differs: [{text: [t]}]": "its differs.0.text is not as ",
+        "differs: 3": "its differs is not as benchmarks/settings/recipe_files.py describes it; got 3",
+        "differs: [hello]": "its differs.0 is not as ",
+        "differs: [{facts: {f: 1}}]": "its differs.0.text is not as ",
+        "differs: [{text: t, fact: f}]": "unexpected keyword argument 'fact'",
+        "differs: [{text: t, of: '('}]": "expected lines {facts: {...}, of: REGEX, text: ...}: missing",
     }.items(),
 )
 def test_broken_remarks_are_one_line(content: str, said: str, file: Path) -> None:
