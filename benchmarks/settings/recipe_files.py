@@ -61,7 +61,7 @@ ENTRY = {
     **{"label": str, "cells": CELLS, "half_widths": CELLS, "same_as": str},
     **dict.fromkeys(GROUPS, dict),
 }
-PAPER = dict.fromkeys(("differs", "not_given", "printed", "published_code"), [{"text": str}])
+PAPER = {key: [{"text": str}] for key in ("differs", "not_given", "printed", "published_code")}
 """Keys of the files and of an entry, and the kinds of their values; see `misfit`."""
 
 MOST, DEEPEST = 5_000, 50

@@ -114,7 +114,7 @@ def test_tables_of_other_rows_are_refused_before_any_is_cut(unbroken: Path) -> N
         (unbroken / "training.csv").read_bytes().replace(b"\n9,", b"\n9,1", 1)
     )
     files, tables = csv_files(unbroken), sqlite_tables(unbroken)
-    with pytest.raises(ValueError, match="training.csv: its rows up to step 20"):
+    with pytest.raises(ValueError, match=r"training\.csv: its rows up to step 20"):
         RunRecords(unbroken, resume_step=20, digests=digests)
     assert csv_files(unbroken) == files
     assert sqlite_tables(unbroken) == tables
