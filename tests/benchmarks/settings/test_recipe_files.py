@@ -10,7 +10,7 @@ from benchmarks.settings.errors import ConfigError
 from benchmarks.settings.recipe_files import read_entry, read_table
 
 BROKEN = {
-    "trainings: &a {x: *a}": "an alias inside the value that it stands for",
+    "trainings: &a {x: *a}": "more than 5,000 values, aliases written out",
     "trainings: {x: hello}": "its trainings.x is not as benchmarks/settings/recipe_files.py describes it",
     "trainings: {x: {same_as: 3}}": "a/b/x: its same_as is not as ",
     "trainings: {x: {same_as: a/b/y}}": "recipe: no 'y' in a/b; there are x",
@@ -19,7 +19,6 @@ BROKEN = {
     "trainings: {x: {data: null}}": "a/b/x: its data is not as ",
     "trainings: {x: {cells: 3}}": "describes it; got 3",
     "trainings: {x: {cells: {embedding: {NMI: abc}}}}": "x: its cells.embedding.NMI is not as ",
-    "trainings: {x: {cells: {embedding: {zzz: 1}}}}": "x.cells.embedding: unknown metric 'zzz'; such",
     "trainings: {1: {}}": "its trainings.1 is not as ",
     "trainings: [x]": "b.yaml: its trainings is not as ",
     "training: {x: {}}": "b.yaml: expected title, shared, trainings, quoted, figure; got training",
