@@ -40,16 +40,14 @@ class RunFolder:
 
     Raises:
         RunFolderInUseError: if another process is writing there.
+        OSError: if it cannot be made.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.checkpoints = path / "checkpoints"
-        try:
-            self.checkpoints.mkdir(parents=True, exist_ok=True)
-            self._lock = (path / ".lock").open("a+")
-        except OSError as error:
-            raise RunFolderError(f"output: {path}: {error.strerror}") from error
+        self.checkpoints.mkdir(parents=True, exist_ok=True)
+        self._lock = (path / ".lock").open("a+")
         try:
             self._acquire()
         except OSError as error:

@@ -29,7 +29,7 @@ their test holds these lines against what is built.
 
 import argparse
 import re
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -294,15 +294,12 @@ class StrictLoader(yaml.SafeLoader):
             raise TooLargeError(f"more than {DEEPEST} levels") from error
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen = set()
-        for key in [self.construct_object(key, deep=True) for key, _ in node.value]:
-            if not isinstance(key, Hashable):
-                continue  # refused below
-            if key in seen:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        for key in keys:
+            if keys.count(key) > 1:
                 raise yaml.constructor.ConstructorError(
                     None, None, f"key {key!r} appears twice", node.start_mark
                 )
-            seen.add(key)
         return super().construct_mapping(node, deep=True)
 
 
