@@ -21,8 +21,7 @@ from benchmarks.console import reason
 from benchmarks.settings import (
     Command,
     ConfigError,
-    is_added,
-    is_within,
+    is_trusted,
     one_line,
     parse,
     trusted_module,
@@ -43,36 +42,32 @@ PROVIDED = {
 Check = Callable[[type], bool]
 
 
-def _below(*bases: str) -> Check:
-    return lambda cls: issubclass(cls, tuple(map(resolve_name, bases)))
-
-
-def _defined_in(*modules: str) -> Check:
-    """Check that a class lies in one of these modules, or in one that the command line trusts."""
-    return lambda cls: is_within(cls.__module__, modules) or is_added(cls.__module__)
+def _below(base: str) -> Check:
+    return lambda cls: issubclass(cls, resolve_name(base))
 
 
 def _is_schedule(cls: type) -> bool:
-    return _defined_in("pml_regularizers")(cls) and "__call__" in dir(cls) and not MODULE(cls)
+    ours = is_trusted(cls.__module__, ["pml_regularizers"])
+    return ours and "__call__" in dir(cls) and not MODULE(cls)
 
 
 def _is_argument(cls: type) -> bool:
-    searches = "pytorch_metric_learning.utils.inference"
-    return (
-        MODULE(cls)
-        or _below("torch.optim:Optimizer", "torch.optim.lr_scheduler:LRScheduler")(cls)
-        or _defined_in("pml_regularizers", searches)(cls)
+    modules = ("pml_regularizers", "pytorch_metric_learning.utils.inference")
+    return is_trusted(cls.__module__, modules) or any(
+        check(cls) for check in (MODULE, OPTIMIZER, SCHEDULER)
     )
 
 
 MODULE = _below("torch.nn:Module")
+OPTIMIZER = _below("torch.optim:Optimizer")
+SCHEDULER = _below("torch.optim.lr_scheduler:LRScheduler")
 KINDS = {
     "losses.loss": ("a loss", MODULE),
     "losses.weight": ("a schedule", _is_schedule),
     "miner": ("a miner", _below("pytorch_metric_learning.miners:BaseMiner")),
     "model.attention": ("a module", MODULE),
-    "optimization.optimizer": ("an optimizer", _below("torch.optim:Optimizer")),
-    "optimization.scheduler": ("a scheduler", _below("torch.optim.lr_scheduler:LRScheduler")),
+    "optimization.optimizer": ("an optimizer", OPTIMIZER),
+    "optimization.scheduler": ("a scheduler", SCHEDULER),
     "evaluation.accuracy_calculator": (
         "an AccuracyCalculator",
         _below("pytorch_metric_learning.utils.accuracy_calculator:AccuracyCalculator"),
@@ -159,10 +154,8 @@ def build(spec: Any, key: str, **provided: Any) -> Any:
 
 def _read(spec: Any, key: str) -> tuple[type, dict[str, Any]]:
     """The class that a description names, and the arguments that it gives."""
-    if not isinstance(spec, dict) or set(spec) - {"class_path", "init_args"}:
+    if not isinstance(spec, dict) or not {"class_path"} <= set(spec) <= {"class_path", "init_args"}:
         raise ConfigError(f"{key}: expected {{class_path: ..., init_args: ...}}, got {spec!r}")
-    if "class_path" not in spec:
-        raise ConfigError(f"{key}.class_path: missing; got {spec!r}")
     kind = KINDS.get(re.sub(r"\[\d+\]", "", key), ARGUMENT)
     cls = _import(spec["class_path"], f"{key}.class_path", *kind)
     given = spec.get("init_args")

@@ -105,8 +105,7 @@ def _listing(data: Data) -> Listing:
 
 def _views(data: Data, trunk: nn.Module, size: int) -> ImageViews:
     config = resolve_model_data_config(trunk)
-    given = {name: getattr(data, name) for name in VIEWS}
-    given = {name: value for name, value in given.items() if value is not None}
+    given = {name: value for name in VIEWS if (value := getattr(data, name)) is not None}
     return ImageViews(
         image_size=size,
         mean=config["mean"],

@@ -23,12 +23,14 @@ def build_loss(experiment: Experiment, model: EmbeddingModel, num_classes: int) 
         "embedding_size": model.head.embedding_size,
     }
     losses: dict[str, nn.Module] = {}
-    weights = {}
+    weights: dict[str, Any] = {}
     for index, term in enumerate(experiment.losses):
         part = build(term.loss.description, f"losses[{index}].loss", **sizes)
         name = type(part).__name__ + (f"_{index}" if type(part).__name__ in losses else "")
         losses[name] = part
-        weights[name] = _weight(term.weight, f"losses[{index}].weight")
+        weights[name] = term.weight
+        if isinstance(term.weight, ClassSpec):
+            weights[name] = build(term.weight.description, f"losses[{index}].weight")
     if list(weights.values()) == [1.0]:
         (loss,) = losses.values()
     else:
@@ -36,12 +38,6 @@ def build_loss(experiment: Experiment, model: EmbeddingModel, num_classes: int) 
     attach_all(loss, model.head)
     miner = build(experiment.miner.description, "miner", **sizes) if experiment.miner else None
     return DistributedLoss(loss, miner)
-
-
-def _weight(weight: float | ClassSpec, key: str) -> Any:
-    if isinstance(weight, (int, float)):
-        return float(weight)
-    return build(weight.description, key)
 
 
 def build_optimizer(

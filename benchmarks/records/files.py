@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from benchmarks.console import reason
 
@@ -23,18 +23,25 @@ def damage_named(path: Path) -> Iterator[None]:
         ) from error
 
 
-def replace_file(path: Path, content: bytes) -> None:
-    """Write a file so that the old or the new one is there, even if the process is killed."""
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """A file to write, so that the old or the new one is there, even if the process is killed."""
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         with temporary.open("wb") as file:
-            file.write(content)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
-    except OSError:
+    except Exception:
         temporary.unlink(missing_ok=True)  # makes room on a full disk
         raise
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Write a file so that the old or the new one is there, even if the process is killed."""
+    with replacing(path) as file:
+        file.write(content)
 
 
 def file_digest(path: Path) -> str:

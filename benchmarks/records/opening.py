@@ -160,8 +160,7 @@ class OpenRun:
             self.update(**session, **work)
         self._steps = RunRecords(
             self.path / "records",
-            # A run without a checkpoint keeps nothing, not even the row of step 0.
-            resume_step=(step or -1) if self._used else None,
+            resume_step=step or -1,  # a run without a checkpoint keeps nothing
             digests=saved["records"] if saved else {},
         )
         replace_file(self.path / "config.yaml", dump(self.identity["config"]).encode())

@@ -12,10 +12,12 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import joblib
+import psutil
 import torch
 from torch import nn
 
-from benchmarks import building, settings  # their dependencies are imported only when used
+from benchmarks import building  # its dependencies are imported only when used
 from benchmarks.records.files import file_digest
 
 if TYPE_CHECKING:
@@ -28,13 +30,14 @@ def describe_data(
 ) -> dict[str, dict[str, Any] | None]:
     """Images and pretrained weights of a run, for its run.json."""
     data, test = experiment.data, datasets.test
+    held_out = experiment.protocol == "fair" or data.split == "validation"
     return {
         "data": {
             "name": data.dataset,
             "fingerprint": test.fingerprint,
             "layout": test.layout,
             "split": data.split,
-            "fold": settings.fold_of(data, fair=experiment.protocol == "fair"),
+            "fold": f"{data.fold} of {data.folds}" if held_out else None,
             "image_size": building.image_size(data, trunk),
             "view": test.view,
             "train_classes": datasets.train.num_classes,
@@ -106,16 +109,12 @@ def describe_versions() -> dict[str, str]:
 
 
 def describe_hardware() -> dict[str, Any]:
-    """Processor, cores this process may use, torch's threads, memory in GiB and GPU names.
-
-    The processor's name and the memory are None if the system does not give them.
-    """
-    affinity = getattr(os, "sched_getaffinity", None)  # Linux: what a container may really use
+    """Processor (None if unknown), cores this process may use, torch's threads, memory in GiB and GPU names."""
     return {
         "processor": _processor(),
-        "cores": len(affinity(0)) if affinity else os.cpu_count(),
+        "cores": joblib.cpu_count(),
         "torch_threads": torch.get_num_threads(),
-        "memory_gib": _memory_gib(),
+        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
         "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
     }
 
@@ -135,13 +134,6 @@ def _processor() -> str | None:
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor() or None
-
-
-def _memory_gib() -> float | None:
-    try:
-        return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
-    except (AttributeError, OSError, ValueError):
-        return None
 
 
 def command_line(argv: Sequence[str]) -> str:

@@ -6,6 +6,7 @@ from typing import Any
 
 from benchmarks.console import printable_names
 from benchmarks.records.files import file_digest, read_json
+from benchmarks.settings import misfit
 
 NUMBER = (int, float)
 
@@ -17,7 +18,7 @@ REQUIRED = {
     },
     **{"wall_time_s": NUMBER, "hardware": dict, "world_size": int, "config": dict},
 }
-"""Entries of run.json and their values: types, one of some words, or mappings with these entries."""
+"""Entries of run.json and the kinds of their values; see `misfit`."""
 
 OTHERS = {
     **{"recipe": str, "protocol": str, "command": str, "commit": str, "dirty": bool},
@@ -99,22 +100,7 @@ def load_run(folder: Path) -> Run:
         for key, kind in OTHERS.items()
         if key in info and not (key in NULLABLE and info[key] is None)
     }
-    if damaged := _misfit(info, REQUIRED | there):
+    if damaged := misfit(info, REQUIRED | there):
         raise ValueError(f"{path}: its {damaged} is damaged; run that training again")
     config = {"config": info["config"]} if "config" in info else {}
     return Run(folder, printable_names(info) | config)  # settings are compared without this check
-
-
-def _misfit(value: Any, kind: Any) -> str | None:
-    """Place of a value that is not as described: "data.split", "" for the value itself; None if all is well."""
-    if not isinstance(kind, dict):
-        fits = value in tuple(kind) if isinstance(kind, set) else isinstance(value, kind)
-        fits &= not isinstance(value, int) or abs(value) < 2**63
-        return None if fits else ""
-    if not isinstance(value, dict):
-        return ""
-    for name in value if ... in kind else kind:
-        inner = _misfit(value.get(name), kind.get(name, kind.get(...)))
-        if inner is not None:
-            return f"{name}.{inner}".rstrip(".")
-    return None

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from benchmarks.console import PrintableError
-from benchmarks.records.files import file_digest
+from benchmarks.records.files import file_digest, replacing
 from benchmarks.settings import changes_of_results, config_changes
 
 EMBEDDINGS = "test_embeddings.npz"
@@ -40,16 +40,14 @@ class RunFolder:
 
     Raises:
         RunFolderInUseError: if another process is writing there.
+        OSError: if it cannot be made.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.checkpoints = path / "checkpoints"
-        try:
-            self.checkpoints.mkdir(parents=True, exist_ok=True)
-            self._lock = (path / ".lock").open("a+")
-        except OSError as error:
-            raise RunFolderError(f"output: {path}: {error.strerror}") from error
+        self.checkpoints.mkdir(parents=True, exist_ok=True)
+        self._lock = (path / ".lock").open("a+")
         try:
             self._acquire()
         except OSError as error:
@@ -115,12 +113,8 @@ def check_same(before: Mapping[str, Any], now: Mapping[str, Any], folder: Path) 
 
 def holds_other_files(run: Path) -> bool:
     """True if a folder without run.json is not just a run that was killed at its start."""
-    if not run.exists():
-        return False
-    ours = {run / ".lock", run / "checkpoints"}
-    checkpoints = (run / "checkpoints").glob("*")
     return any(
-        path not in ours and path.suffix != ".tmp" for path in [*run.iterdir(), *checkpoints]
+        path.is_file() and path.name != ".lock" and path.suffix != ".tmp" for path in run.rglob("*")
     )
 
 
@@ -193,40 +187,22 @@ def _check_identity(path: Path, state: Mapping[str, Any], identity: Mapping[str,
             f"{path}: expected a checkpoint with its SHA-256 in its name and its run inside, got another file or "
             "one of an earlier version; only that version can finish the run"
         )
-    saved, steps = state["run"], identity["config"]["optimization"]["steps"]
-    for name, of in {
-        "seed": "another seed",
-        "data": "other images",
-        "weights": "other weights",
-    }.items():
-        if saved[name] != identity[name]:
-            raise RunFolderError(
-                f"{path}: is of a run with {of} ({saved[name]}), expected {identity[name]}"
-            )
-    for change in changes_of_results(saved["config"], identity["config"]):
+    saved = state["run"]
+    others = config_changes({**saved, "config": {}}, {**identity, "config": {}})
+    for change in [*others, *changes_of_results(saved["config"], identity["config"])]:
         raise RunFolderError(
             f"{path}: is of a run with {change.key}: {change.before!r}, expected {change.now!r}"
-        )
-    if not 0 < state["step"] <= steps or not path.name.startswith(f"step_{state['step']:09d}-"):
-        raise RunFolderError(
-            f"{path}: is of step {state['step']}, expected that of its name, 1 to {steps}"
         )
 
 
 def _write(folder: Path, stem: str, state: dict[str, Any]) -> None:
     temporary = folder / f"{stem}.tmp"
-    try:
-        with temporary.open("wb") as file:
-            torch.save(state, file)
-            file.flush()
-            os.fsync(file.fileno())
-        digest = file_digest(temporary)
-        for old in folder.glob(f"{stem}*.pt"):
-            old.unlink()
-        temporary.replace(folder / f"{stem}-{digest}.pt")
-    except Exception:
-        temporary.unlink(missing_ok=True)  # makes room on a full disk
-        raise
+    with replacing(temporary) as file:
+        torch.save(state, file)
+    digest = file_digest(temporary)
+    for old in folder.glob(f"{stem}*.pt"):
+        old.unlink()
+    temporary.replace(folder / f"{stem}-{digest}.pt")
 
 
 def _read(path: Path) -> dict[str, Any]:

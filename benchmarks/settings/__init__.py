@@ -7,7 +7,7 @@ __getattr__, __dir__, __all__ = lazy.attach(
     submod_attrs={
         "changing": ["changed"],
         "command": ["Command", "parse"],
-        "data": ["Data", "VIEWS", "fold_of", "num_workers"],
+        "data": ["Data", "VIEWS", "num_workers"],
         "differences": [
             "Change",
             "VOLATILE",
@@ -27,6 +27,7 @@ __getattr__, __dir__, __all__ = lazy.attach(
             "Model",
             "Optimization",
         ],
+        "kinds": ["misfit"],
         "recipe_files": [
             "GROUPS",
             "Entry",
@@ -40,6 +41,6 @@ __getattr__, __dir__, __all__ = lazy.attach(
             "recipe_names",
             "table_names",
         ],
-        "trusted": ["TRUST", "is_added", "is_within", "trust", "trusted_module"],
+        "trusted": ["TRUST", "is_trusted", "trust", "trusted_module"],
     },
 )

@@ -125,8 +125,6 @@ def parse(argv: Sequence[str]) -> Command:
     _refuse_null(Experiment, config)
     try:
         built = parser.instantiate(parsed)
-    except ConfigError:
-        raise
     except (TypeError, ValueError) as error:  # such as a number for a group of settings
         raise ConfigError(one_line(error)) from error
     experiment = Experiment(**{name: built[name] for name in Experiment.__dataclass_fields__})

@@ -103,12 +103,6 @@ class Data:
         return 1 if self.dataset == "glyphs" else 3
 
 
-def fold_of(data: Data, *, fair: bool = False) -> str | None:
-    """The held-out part of the training classes; None if all are trained on."""
-    held_out = fair or data.split == "validation"
-    return f"{data.fold} of {data.folds}" if held_out else None
-
-
 def num_workers(data: Data, processes: int) -> int:
     """Data-loader processes of each of the training processes of this machine.
 

@@ -4,22 +4,19 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-NOTHING, RECORD = "nothing", "the record"
-
 ABSENT = "absent"
 """Placeholder for an argument that one of two descriptions of a class lacks, such as an old record's."""
 
-MOVES = {
-    **dict.fromkeys(("output", "report", "data.root", "data.num_workers"), NOTHING),
-    **dict.fromkeys(("label", "trackers", "checkpoint_every", "diagnose_every"), RECORD),
-    **{f"evaluation.{name}": RECORD for name in ("batch_size", "curve_classes", "save_embeddings")},
-    "seed": RECORD,  # identifies a sample of the result
-    "model.weights": RECORD,  # the file's place; the record identifies the file
-}
-"""The largest effect of a setting; settings that are not named can change the result."""
+VOLATILE = ("output", "report", "data.root", "data.num_workers")
+"""Settings without effect, which may differ between a run and its resumption."""
 
-VOLATILE = tuple(key for key, moved in MOVES.items() if moved == NOTHING)
-"""Settings that may differ between a run and its resumption."""
+MOVES = (
+    *(*VOLATILE, "label", "trackers", "checkpoint_every", "diagnose_every"),
+    *(f"evaluation.{name}" for name in ("batch_size", "curve_classes", "save_embeddings")),
+    "seed",  # identifies a sample of the result
+    "model.weights",  # the file's place; the record identifies the file
+)
+"""Settings that change no more than the record; those that are not named can change the result."""
 
 
 @dataclass(frozen=True)
@@ -65,12 +62,11 @@ def settings_of_results(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _without_effect(*configs: Mapping[str, Any]) -> set[str]:
-    return {*MOVES} | (set() if any(map(_measures_to_choose, configs)) else {"evaluation.every"})
-
-
-def _measures_to_choose(config: Mapping[str, Any]) -> bool:
-    """True if something is selected at the points of the curves."""
-    return config.get("protocol") == "fair" or bool(config.get("evaluation", {}).get("oracle"))
+    chosen = any(  # at the points of the curves
+        config.get("protocol") == "fair" or config.get("evaluation", {}).get("oracle")
+        for config in configs
+    )
+    return {*MOVES} | (set() if chosen else {"evaluation.every"})
 
 
 def changes_of_methods(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:

@@ -40,9 +40,8 @@ def one_line(error: BaseException) -> str:
     text = re.sub(r'in "<unicode string>", (?=line)', "", text)
     for told, kind in NUMBERS.items():
         text = re.sub(rf"(Not of type \w+: )?{told}: ", f"expected {kind}, got ", text)
-    text = RANGE.sub(lambda found: _range(found, value), text)
+    text = RANGE.sub(
+        lambda found: f"expected a number {found[2].replace('v', '')}, got {found[1] or value}",
+        text,
+    )
     return re.sub(r'Parser key "([^"]*)"', r"\1", re.sub(r"<class '([^']*)'>", r"\1", text))
-
-
-def _range(found: re.Match[str], value: str) -> str:
-    return f"expected a number {found[2].replace('v', '')}, got {found[1] or value}"

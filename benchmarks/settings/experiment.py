@@ -43,17 +43,8 @@ register_type(ClassSpec, serializer=lambda spec: spec.description, deserializer=
 
 BatchNorm = Literal["train", "frozen_statistics", "frozen"]
 Tracker = Literal[
-    *(
-        "aim",
-        "clearml",
-        "comet_ml",
-        "dvclive",
-        "mlflow",
-        "swanlab",
-        "tensorboard",
-        "trackio",
-        "wandb",
-    )
+    *("aim", "clearml", "comet_ml", "dvclive", "mlflow"),
+    *("swanlab", "tensorboard", "trackio", "wandb"),
 ]
 """Names of Accelerate's trackers, listed here to avoid its import."""
 

@@ -28,12 +28,12 @@ their test holds these lines against what is built.
 """
 
 import argparse
-import math
 import re
-from collections.abc import Hashable, Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from types import NoneType
 from typing import Any, Literal
 
 import jsonargparse
@@ -41,30 +41,33 @@ import yaml
 from jsonargparse.typing import PositiveInt
 
 from benchmarks.settings.errors import ConfigError, one_line
+from benchmarks.settings.kinds import misfit
 
 RECIPES = Path(__file__).parents[1] / "recipes"
 
-TABLE_KEYS = ("title", "shared", "trainings", "quoted", "figure")
-
-ABOUT_THE_PAPER = ("cells", "half_widths", "same_as")
-"""Keys of an entry, except the settings of its training."""
-
-REMARKS = ("differs", "not_given", "printed", "published_code")
-"""Keys of PAPER.yaml."""
-
 GROUPS = ("data", "model", "optimization", "evaluation")
 """Settings that hold mappings."""
+
+CELLS = {...: {...: (int, float)}}
+
+TABLE = {
+    "title": str,
+    "shared": dict,
+    "trainings": {...: (dict, NoneType)},
+    "quoted": [{"row": str, "dataset": str}],
+    "figure": dict,
+}
+ENTRY = {
+    **{"label": str, "cells": CELLS, "half_widths": CELLS, "same_as": str},
+    **dict.fromkeys(GROUPS, dict),
+}
+PAPER = {key: [{"text": str}] for key in ("differs", "not_given", "printed", "published_code")}
+"""Keys of the files and of an entry, and the kinds of their values; see `misfit`."""
 
 MOST, DEEPEST = 5_000, 50
 """Limits on the values and levels of a YAML file, far above the longest recipe's 1,359 and 9."""
 
 SIZE = 2**20  # characters of a YAML file
-
-METRIC = re.compile(
-    r"((un)?seen_)?recall_at_[1-9]\d*|precision_at_1|r_precision|mean_average_precision(_at_r)?"
-    r"|mean_reciprocal_rank|NMI|AMI|F1|ideal_joint_error|h_divergence"
-)
-"""Names of metrics that a test or a point of the curves measures."""
 
 Cells = dict[str, dict[str, float]]
 """{test-time output: {metric: percent}}"""
@@ -164,47 +167,24 @@ def read_table(name: str) -> RecipeTable:
         ConfigError: if there is no such file, or it is not as described above.
     """
     content = _content(name)
-    quoted = content.get("quoted") or []
-    for row in quoted:
-        if not isinstance(row, dict) or not {"row", "dataset"} <= row.keys():
-            raise ConfigError(f"{name}.quoted: expected {{row: ..., dataset: ...}}, got {row!r}")
-        about = ("row", "dataset", "backbone", "embedding_dim")
-        _check_numbers(f"{name}.quoted", {key: row[key] for key in row if key not in about})
-    entries = [_entry(f"{name}/{row}", content) for row in content["trainings"]]
+    entries = [read_entry(f"{name}/{row}") for row in content["trainings"]]
     figure = _figure(f"{name}.figure", content)
-    return RecipeTable(name, content.get("title") or name, entries, quoted, figure)
+    return RecipeTable(name, content.get("title", name), entries, content.get("quoted", []), figure)
 
 
 def _figure(key: str, content: Mapping[str, Any]) -> dict[str, Panel]:
-    shared = dict(content.get("figure") or {})
-    if not shared:
-        return {}
-    panels, keys = shared.pop("panels", {}), [known.name for known in fields(Panel)]
-    _check_kind(f"{key}.panels", panels, dict)
-    if not panels:
-        raise ConfigError(f"{key}.panels: expected {{TITLE: {{...}}}}, got none")
+    shared = dict(content.get("figure", {}))
+    panels = shared.pop("panels", {})
     parser = jsonargparse.ArgumentParser(exit_on_error=False)
     parser.add_class_arguments(Panel)
+    _check(key, {"panels": panels}, {"panels": {...: dict}})
     figure = {}
     for title, own in panels.items():
-        where = f"{key}.{title}"
-        _check_kind(f"{where}: title", title, str)
-        _check_kind(where, own, dict)
-        described = {name: value for name, value in (shared | own).items() if value is not None}
-        if unknown := described.keys() - set(keys):
-            raise ConfigError(
-                f"{where}: unknown {', '.join(map(str, unknown))}; there are {', '.join(keys)}"
-            )
+        where, described = f"{key}.{title}", shared | own
         try:
             panel = figure[title] = Panel(**parser.parse_object(described))
         except argparse.ArgumentError as error:
             raise ConfigError(f"{where}: {one_line(error)}; got {described}") from error
-        _check_metrics(f"{where}.metrics", panel.metrics)
-        for name, line in panel.lines.items():  # the parser does not look at keys
-            _check_kind(f"{where}.lines: name", name, str)
-            _check_numbers(
-                f"{where}.lines.{name}", {} if isinstance(line, str) else {x: x for x in line}
-            )
         missing = set(panel.rows()) - content["trainings"].keys()
         alone = bool(panel.lines) == bool(panel.picture and panel.row)
         if missing or alone or not panel.metrics:
@@ -215,11 +195,8 @@ def _figure(key: str, content: Mapping[str, Any]) -> dict[str, Panel]:
     return figure
 
 
-def read_entry(name: str, *, followed: bool = False) -> Entry:
+def read_entry(name: str) -> Entry:
     """Read the entry PAPER/TABLE/ROW.
-
-    Args:
-        followed: True if another entry refers to it with same_as: it must then have a training of its own.
 
     Raises:
         ConfigError: if there is no such entry; it lists the existing ones.
@@ -229,10 +206,45 @@ def read_entry(name: str, *, followed: bool = False) -> Entry:
     if row not in content["trainings"]:
         there = ", ".join(content["trainings"])
         raise ConfigError(f"recipe: no {row!r} in {table}; there are {there}")
-    training = content["trainings"][row]
-    if followed and isinstance(training, dict) and "same_as" in training:
-        raise ConfigError(f"{name}: is itself same_as another entry; name that one")
-    return _entry(name, content)
+    own = dict(content["trainings"][row] or {})
+    _check(name, own, ENTRY)
+    cells, half_widths = own.pop("cells", {}), own.pop("half_widths", {})
+    training = own.pop("same_as", name)
+    if training != name:
+        if own.keys() - {"label"}:
+            raise ConfigError(f"{name}: has the settings of {training}; leave out {', '.join(own)}")
+        origin = read_entry(training)
+        training, settings, label = origin.training, origin.settings, own.get("label", origin.label)
+    else:
+        settings = merge(content.get("shared", {}), own)
+        _check(name, settings, ENTRY)
+        if weights := settings.get("model", {}).get("weights"):
+            settings["model"] = settings["model"] | {
+                "weights": str(RECIPES.parents[1] / str(weights))
+            }
+        label = settings.get("label", name)
+    remarks = _remarks(table, f"{settings.get('data', {}).get('dataset', '')} {label}")
+    return Entry(name, training, settings, label, remarks, cells, half_widths)
+
+
+def _remarks(name: str, about: str) -> dict[str, list[Remark]]:
+    """The lines of PAPER.yaml on an entry; none if there is no such file."""
+    paper, _, table = name.partition("/")
+    path = RECIPES / f"{paper}.yaml"
+    if not path.exists():
+        return {}
+    content = _read(path, path.stat().st_mtime_ns)
+    _check(path, content, PAPER, complete=True)
+    try:
+        remarks = {key: [Remark(**line) for line in lines] for key, lines in content.items()}
+        return {
+            key: [remark for remark in found if re.search(remark.of, f"{table} {about}")]
+            for key, found in remarks.items()
+        }
+    except (TypeError, re.error) as error:
+        raise ConfigError(
+            f"{path}: expected lines {{facts: {{...}}, of: REGEX, text: ...}}: {error}"
+        ) from error
 
 
 def _content(table: str) -> dict[str, Any]:
@@ -241,122 +253,28 @@ def _content(table: str) -> dict[str, Any]:
             f"recipe: no table {table!r}; there are {', '.join(table_names())}, and --list shows their entries"
         )
     path = RECIPES / f"{table}.yaml"
-    return _read_table(path, path.stat().st_mtime_ns)
-
-
-@cache
-def _read_table(path: Path, changed: int) -> dict[str, Any]:
-    content = read_yaml(path)
-    unknown = content.keys() - set(TABLE_KEYS)
-    trainings = content.get("trainings")
-    if unknown or not isinstance(trainings, dict) or not all(isinstance(t, str) for t in trainings):
-        raise ConfigError(
-            f"{path}: expected trainings by name, and at most {', '.join(TABLE_KEYS)}; got "
-            f"{', '.join(map(str, content))}"
-        )
-    kinds = {"title": str, "shared": dict, "quoted": list, "figure": dict}
-    for key, kind in kinds.items():
-        _check_kind(f"{path}: {key}", content.get(key, kind()), kind)
-    for key in GROUPS:
-        _check_kind(f"{path}: shared.{key}", (content.get("shared") or {}).get(key, {}), dict)
+    content = {"trainings": {}} | _read(path, path.stat().st_mtime_ns)
+    _check(path, content, TABLE, complete=True)
     return content
 
 
-def _entry(name: str, content: Mapping[str, Any]) -> Entry:
-    own = content["trainings"][name.rpartition("/")[2]]
-    own = {} if own is None else own
-    _check_kind(name, own, dict)
-    own = dict(own)
-    for key in ("cells", "half_widths", "same_as", "label", *GROUPS):
-        kind = {"label": str, "same_as": str}.get(key, dict)
-        _check_kind(f"{name}.{key}", own.get(key, kind()), kind)
-    about = {key: own.pop(key) for key in ABOUT_THE_PAPER if key in own}
-    cells, half_widths = about.get("cells") or {}, about.get("half_widths") or {}
-    _check_cells(f"{name}.cells", cells)
-    _check_cells(f"{name}.half_widths", half_widths)
-    if "same_as" in about:
-        if own.keys() - {"label"}:
-            raise ConfigError(
-                f"{name}: has the settings of {about['same_as']}; leave out {', '.join(own)}"
-            )
-        origin = read_entry(about["same_as"], followed=True)
-        training, settings = origin.training, origin.settings
-        label = own.get("label", origin.label)
-    else:
-        settings = merge(content.get("shared") or {}, own)
-        if weights := settings.get("model", {}).get("weights"):
-            settings["model"] = settings["model"] | {
-                "weights": str(RECIPES.parents[1] / str(weights))
-            }
-        training, label = name, settings.get("label", name)
-    paper, _, table = name.rpartition("/")[0].partition("/")
-    about_it = f"{table} {settings.get('data', {}).get('dataset', '')} {label}"
-    remarks = {
-        key: [remark for remark in found if re.search(remark.of, about_it)]
-        for key, found in read_remarks(paper).items()
-    }
-    return Entry(name, training, settings, label, remarks, cells, half_widths)
-
-
-def read_remarks(paper: str) -> dict[str, list[Remark]]:
-    """Read the lines of PAPER.yaml; none if there is no such file.
-
-    Raises:
-        ConfigError: if a line is not as described above.
-    """
-    path = RECIPES / f"{paper}.yaml"
-    return _read_remarks(path, path.stat().st_mtime_ns) if path.exists() else {}
-
-
 @cache
-def _read_remarks(path: Path, changed: int) -> dict[str, list[Remark]]:
-    content = read_yaml(path)
-    if unknown := content.keys() - {*REMARKS}:
-        raise ConfigError(f"{path}: expected {', '.join(REMARKS)}; got {min(unknown, key=str)}")
-    for key in content:
-        _check_kind(f"{path}: {key}", content[key], list)
-    return {key: [_remark(path, line) for line in content[key]] for key in content}
+def _read(path: Path, changed: int) -> dict[str, Any]:
+    return read_yaml(path)
 
 
-def _remark(path: Path, line: Any) -> Remark:
-    try:
-        remark = Remark(**{**line, "facts": dict(line.get("facts", {}).items())})
-        re.compile(remark.of)
-        if not all(isinstance(word, str) for word in (remark.text, *remark.facts)):
-            raise TypeError("text and names of facts are text")
-        return remark
-    except (AttributeError, TypeError, re.error) as error:
+def _check(
+    place: object, content: Mapping[str, Any], kinds: Mapping[str, Any], *, complete: bool = False
+) -> None:
+    """Refuse values that are not of these kinds and, if there are no further ones, other keys."""
+    if complete and (unknown := content.keys() - kinds.keys()):
+        raise ConfigError(f"{place}: expected {', '.join(kinds)}; got {min(unknown, key=str)}")
+    wrong = misfit(content, {key: kind for key, kind in kinds.items() if key in content})
+    if wrong is not None:
         raise ConfigError(
-            f"{path}: expected lines {{facts: {{...}}, of: REGEX, text: ...}}, got {line!r} ({error})"
-        ) from error
-
-
-def _check_cells(key: str, cells: Mapping[str, Any]) -> None:
-    for output, row in cells.items():
-        _check_kind(f"{key}.{output}", row, dict)
-        _check_numbers(f"{key}.{output}", row)
-        _check_metrics(f"{key}.{output}", row)
-
-
-def _check_metrics(key: str, names: Iterable[str]) -> None:
-    for name in names:
-        if not METRIC.fullmatch(str(name)):
-            raise ConfigError(
-                f"{key}: unknown metric {name!r}; such are recall_at_1, NMI, r_precision"
-            )
-
-
-def _check_numbers(key: str, row: Mapping[str, Any]) -> None:
-    for metric, value in row.items():
-        number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if not number or not math.isfinite(value):
-            raise ConfigError(f"{key}.{metric}: expected a number, got {value!r}")
-
-
-def _check_kind(key: str, value: Any, kind: type) -> None:
-    words = {dict: "a mapping", list: "a list", str: "text"}
-    if not isinstance(value, kind):
-        raise ConfigError(f"{key}: expected {words[kind]}, got {value!r}")
+            f"{place}: its {wrong} is not as benchmarks/settings/recipe_files.py describes it; got "
+            f"{content[wrong.partition('.')[0]]!r}"
+        )
 
 
 class TooLargeError(yaml.composer.ComposerError):
@@ -366,46 +284,39 @@ class TooLargeError(yaml.composer.ComposerError):
 class StrictLoader(yaml.SafeLoader):
     """YAML loader that refuses duplicate keys and very large files, and reads 1e-5 as a number."""
 
-    def __init__(self, stream: str) -> None:
-        super().__init__(stream)
-        self._sizes: dict[yaml.Node, int] = {}
-        self._depth = 0
-
-    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        alias = self.check_event(yaml.AliasEvent)
-        self._depth += 1
-        self._refuse(self._depth > DEEPEST, f"more than {DEEPEST} levels")
-        node = super().compose_node(parent, index)
-        self._depth -= 1
-        if not alias:
-            values = [] if isinstance(node, yaml.ScalarNode) else node.value
-            inner = [
-                part
-                for value in values
-                for part in (value if isinstance(value, tuple) else [value])
-            ]
-            self._sizes[node] = 1 + sum(self._sizes.get(part, 0) for part in inner)
-        self._refuse(node not in self._sizes, "an alias inside the value that it stands for")
-        size = max(self._sizes[node], len(self._sizes))
-        self._refuse(size > MOST, f"more than {MOST:,} values, aliases written out")
-        return node
-
-    def _refuse(self, wrong: bool, found: str) -> None:
-        if wrong:
-            mark = self.peek_event().start_mark
-            raise TooLargeError(None, None, found, mark)
+    def get_single_node(self) -> yaml.Node | None:
+        try:
+            node = super().get_single_node()
+            if node is not None:
+                _check_size(node, {})
+            return node
+        except RecursionError as error:
+            raise TooLargeError(f"more than {DEEPEST} levels") from error
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen = set()
-        for key in [self.construct_object(key, deep=True) for key, _ in node.value]:
-            if not isinstance(key, Hashable):
-                continue  # refused below
-            if key in seen:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        for key in keys:
+            if keys.count(key) > 1:
                 raise yaml.constructor.ConstructorError(
                     None, None, f"key {key!r} appears twice", node.start_mark
                 )
-            seen.add(key)
         return super().construct_mapping(node, deep=True)
+
+
+def _check_size(node: yaml.Node, known: dict[yaml.Node, tuple[int, int]]) -> tuple[int, int]:
+    """How many values, aliases written out, and levels a node has; a TooLargeError if they are too many."""
+    if node not in known:
+        known[node] = MOST, 0  # an alias inside the value that it stands for is never complete
+        values = [] if isinstance(node, yaml.ScalarNode) else node.value
+        parts = [p for value in values for p in (value if isinstance(value, tuple) else [value])]
+        sizes = [(1, 1), *(_check_size(part, known) for part in parts)]
+        known[node] = sum(size for size, _ in sizes), 1 + max(depth for _, depth in sizes)
+    size, depth = known[node]
+    if size > MOST:
+        raise TooLargeError(f"more than {MOST:,} values, aliases written out")
+    if depth > DEEPEST:
+        raise TooLargeError(f"more than {DEEPEST} levels")
+    return size, depth
 
 
 class StrictDumper(yaml.SafeDumper):

@@ -31,14 +31,9 @@ def trust(modules: Iterable[str]) -> None:
     _added.update(modules)
 
 
-def is_added(module: str) -> bool:
-    """True if a command line trusts the module."""
-    return is_within(module, _added)
-
-
-def is_within(module: str, packages: Iterable[str]) -> bool:
-    """True if the module is one of these, or a submodule of one."""
-    return any(f"{module}.".startswith(f"{package}.") for package in packages)
+def is_trusted(module: str, packages: Iterable[str] = OURS) -> bool:
+    """True if the module is one of these, a submodule of one, or one that a command line trusts."""
+    return any(f"{module}.".startswith(f"{package}.") for package in (*packages, *_added))
 
 
 def trusted_module(path: object, key: str) -> tuple[str, str]:
@@ -50,7 +45,7 @@ def trusted_module(path: object, key: str) -> tuple[str, str]:
     if not isinstance(path, str) or not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)+", path):
         raise ConfigError(f"{key}: expected a path such as torch.optim.SGD, got {path!r}")
     module, _, name = path.rpartition(".")
-    if not is_within(module, OURS) and not is_added(module):
+    if not is_trusted(module):
         raise ConfigError(
             f"{key}: {path} is not imported, since importing a module runs it; if you trust it, add "
             f"--trust {module} to the command"

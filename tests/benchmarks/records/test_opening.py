@@ -1,7 +1,6 @@
 """Damaged run folders: one line each, before anything in them is changed."""
 
 import json
-import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.records import steps, write_json
+from benchmarks.records import write_json
 from benchmarks.records.opening import OpenRun
 from benchmarks.records.run_folder import RunFolderError
 from benchmarks.settings import parse
@@ -39,17 +38,7 @@ def change(**changes: Any) -> Callable[[Path], None]:
     return damage
 
 
-def lock(run: Path) -> None:
-    database = sqlite3.connect(run / "records" / "logs.db", isolation_level=None)
-    database.execute("BEGIN EXCLUSIVE")
-    LOCKS.append(database)
-
-
-LOCKS: list[sqlite3.Connection] = []
 DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
-    "garbage": (lambda run: (run / "records/logs.db").write_bytes(b"no" * 5000), "not a database"),
-    "a folder": (lambda run: swap(run / "records/logs.db"), "unable to open database"),
-    "a locked database": (lock, "logs.db: database is locked; close the program that has it open"),
     "a torn table": (
         lambda run: (run / "records/training.csv").write_text("~iteration~,loss\n1,x\n"),
         "training.csv: is not a table of numbers",
@@ -89,17 +78,12 @@ def begun(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_damage_is_one_line_and_changes_nothing(
-    begun: Path, damage: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(steps, "PATIENCE", 0.1)
+def test_damage_is_one_line_and_changes_nothing(begun: Path, damage: str) -> None:
     inflict, words = DAMAGE[damage]
     inflict(begun)
     before = contents(begun)
     with pytest.raises(RunFolderError) as refused:
         opened(begun, "--resume").begin(None)
-    while LOCKS:
-        LOCKS.pop().close()
     line = str(refused.value)
     assert words in line
     assert str(begun) in line

@@ -8,7 +8,6 @@ from benchmarks.settings.command import parse
 from benchmarks.settings.differences import (
     ABSENT,
     MOVES,
-    VOLATILE,
     Change,
     changes_of_methods,
     changes_of_results,
@@ -24,7 +23,6 @@ def config(**changes: Any) -> dict[str, Any]:
 def test_the_table_names_settings_that_there_are() -> None:
     known = flat(parse([]).config)
     assert set(MOVES) <= {*known, "report"}
-    assert set(VOLATILE) == {"output", "report", "data.root", "data.num_workers"}
 
 
 @pytest.mark.parametrize(
