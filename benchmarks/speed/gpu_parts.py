@@ -5,10 +5,10 @@ and Markdown for each measurement.
 """
 
 import copy
-import re
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import redirect_stdout
+from dataclasses import replace
 from functools import partial
 from io import StringIO
 from itertools import product
@@ -24,7 +24,7 @@ from torch.nn import functional as F
 import pml_regularizers as ours
 from benchmarks.records import load_run
 from benchmarks.reporting import Table, compare
-from benchmarks.speed.measuring import Comparison, measure, peak_bytes, tensor_bytes
+from benchmarks.speed.measuring import Comparison, Target, measure, peak_bytes
 from pml_regularizers import summed_convolutions as convolutions
 from pml_regularizers import summed_products as products
 
@@ -88,6 +88,21 @@ def _table(comparison: Comparison, tiny: bool) -> str:
     return f"### {comparison.name}\n\n{comparison.table(measure(comparison, tiny=tiny))}"
 
 
+def _blocks(
+    module: Any, name: str, run: Callable[[], object], title: str, size: str, tiny: bool
+) -> str:
+    """A table of a function at each power of two as a block size of a module; the first row has the value set."""
+
+    def at(block: int) -> object:
+        with mock.patch.object(module, name, block):
+            return run()
+
+    blocks = [getattr(module, name), *(2**k for k in ((8, 10) if tiny else range(18, 27)))]
+    rows = {f"{block:,}": partial(at, block) for block in blocks}
+    first = next(iter(rows))
+    return _table(Comparison(f"{title}, {name}", size, rows, memory_against=first), tiny)
+
+
 # ------------------------------------------------------------------------------------------ HORDE
 
 
@@ -143,9 +158,9 @@ def kernels(tiny: bool, device: Device) -> Iterator[Check | str]:
 def horde(tiny: bool, device: Device) -> Iterator[Check | str]:
     """HORDE's moments, stored and recomputed.
 
-    First, times and bytes against matrix products alone. Then the sums at the paper's size, for each power of two
-    as block size of `pml_regularizers/summed_products.py`: `GPU_BLOCK` when stored, `BLOCK` when recomputed. The
-    first row has the value that is set. Expected: the same sums by plain autograd in float32.
+    First, times and bytes against matrix products alone. Then the sums at the paper's size, and their times for
+    each power of two as block size of `pml_regularizers/summed_products.py`: `GPU_BLOCK` when stored, `BLOCK` when
+    recomputed. The first row has the value that is set. Expected: the same sums by plain autograd in float32.
     """
     from benchmarks.speed import cases
 
@@ -154,23 +169,12 @@ def horde(tiny: bool, device: Device) -> Iterator[Check | str]:
     tensors, gradient = _factors(N, P, C, d, K)
     inputs, gradient = _leaves(tensors, device, torch.float32), gradient.to(device, torch.float32)
 
-    def step(activations: str, name: str, block: int) -> list[Tensor]:
-        with mock.patch.object(products, name, block):
-            return _sums(inputs, gradient, activations=activations)
-
     size = f"{N} maps of {P} positions and {C} channels, {K} orders of {d}, float32"
-    expected = [tensor.cpu() for tensor in _sums(inputs, gradient, activations="autograd")]
+    expected = _sums(inputs, gradient, activations="autograd")
     for activations, name in (("store", "GPU_BLOCK"), ("recompute", "BLOCK")):
-        widths = [
-            getattr(products, name),
-            *(2**k for k in ((8, 10) if tiny else range(18, 27))),
-        ]
-        steps = {f"{block:,}": partial(step, activations, name, block) for block in widths}
-        for block, run in steps.items():
-            yield check(f"{activations}, {name} = {block}", run(), expected, FLOAT32)
-        first = next(iter(steps))
-        title = f"{activations}, {name}"
-        yield _table(Comparison(title, size, steps, memory_against=first), tiny)
+        step = partial(_sums, inputs, gradient, activations=activations)
+        yield check(activations, step(), expected, FLOAT32)
+        yield _blocks(products, name, step, activations, size, tiny)
 
 
 @part
@@ -195,10 +199,6 @@ def sketches(tiny: bool, device: Device) -> Iterator[Check | str]:
         sums = convolutions.summed_convolutions(given, here, activations=activations)  # type: ignore[arg-type]
         return [sums, *torch.autograd.grad(sums, given, gradient.to(sums))]
 
-    def with_block(activations: str, block: int) -> list[Tensor]:
-        with mock.patch.object(convolutions, "GPU_BLOCK", block):
-            return step(activations, device, torch.float32)
-
     expected = step("autograd", CPU, torch.float64)
     for activations in ("store", "recompute"):
         found = step(activations, device, torch.float32)
@@ -207,14 +207,10 @@ def sketches(tiny: bool, device: Device) -> Iterator[Check | str]:
         yield check(f"{activations}, a second call", again, found, 0)
     for case in (cases.horde_sketch_stored, cases.horde_sketch_recomputed):
         yield _table(case(tiny, device), tiny)
-    widths = [convolutions.GPU_BLOCK, *(2**k for k in ((8, 10) if tiny else range(19, 27)))]
     size = f"{N} maps of {P} positions and {C} channels, {K} orders of {d}, float32"
     for activations in ("store", "recompute"):
-        steps = {f"{block:,}": partial(with_block, activations, block) for block in widths}
-        first = next(iter(steps))
-        yield _table(
-            Comparison(f"{activations}, GPU_BLOCK", size, steps, memory_against=first), tiny
-        )
+        run = partial(step, activations, device, torch.float32)
+        yield _blocks(convolutions, "GPU_BLOCK", run, activations, size, tiny)
 
 
 # ---------------------------------------------------------------------------- losses and training
@@ -294,9 +290,10 @@ def training_step(tiny: bool, device: Device) -> Iterator[Check | str]:
     """Training steps of both trunks.
 
     HORDE behind ResNet-50 and GoogLeNet: the loss and all gradients in float32, and the loss under bfloat16
-    autocast. Then times of the whole step, including Adam, against the step without HORDE.
+    autocast. Then times of the whole step with each method, including Adam, against the step without. The memory
+    is the peak of torch's allocator (`torch.cuda.max_memory_allocated`), less the memory held before.
     """
-    from benchmarks.speed import cases
+    from benchmarks.speed.steps import ALONE, network_steps
 
     for trunk in TRUNKS:
         given = _network(trunk, tiny)
@@ -306,8 +303,12 @@ def training_step(tiny: bool, device: Device) -> Iterator[Check | str]:
         yield check(f"{trunk}, float32, loss", found[0], expected[0], FLOAT32)
         yield check(f"{trunk}, float32, gradients", found[1:], expected[1:], 1e-2)
         yield check(f"{trunk}, bfloat16, loss", half[0], expected[0], 0.05)
-    for case in (cases.horde_resnet50, cases.horde_googlenet):
-        yield _table(case(tiny, device), tiny)
+    for trunk in TRUNKS:
+        steps = network_steps(trunk, 40, tiny, device)
+        targets = {"HORDE, stored": Target(1.15)}
+        yield _table(
+            replace(steps, memory_against=ALONE, memory=peak_bytes, targets=targets), tiny
+        )
 
 
 @part
@@ -342,25 +343,6 @@ def float16(tiny: bool, device: Device) -> Iterator[Check | str]:
     if not values[-1] < values[0]:
         raise WrongNumberError(f"last loss: got {values[-1]}, expected below {values[0]}")
     yield f"Loss of the first step {values[0]:.4f}, of step {len(values)} {values[-1]:.4f}."
-
-
-@part
-def memory(tiny: bool, device: Device) -> Iterator[Check | str]:
-    """Peak memory.
-
-    The peak of torch's allocator on the device in a training step (`torch.cuda.max_memory_allocated`), less the
-    memory held before, beside the count of `tensor_bytes`, which leaves out workspaces and results.
-    """
-    from benchmarks.speed.steps import network_steps
-
-    for trunk in TRUNKS:
-        steps = network_steps(trunk, 40, tiny, device)
-        rows = [
-            [name, *(f"{count(run) / 1e6:,.1f}" for count in (peak_bytes, tensor_bytes))]
-            for name, run in steps.candidates.items()
-        ]
-        table = Table(["", "allocator (MB)", "counted (MB)"], rows).markdown()
-        yield f"### {steps.name}, bytes\n\n{steps.size}.\n\n{table}"
 
 
 # ------------------------------------------------------------------- evaluation, processes, runner
@@ -477,9 +459,7 @@ def runner(tiny: bool, device: Device) -> Iterator[Check | str]:
         words[0] = "--synthetic=160"
         words += ["--rounds=1", "--steps=1", "--data.image_size=32", "--data.num_workers=0"]
         words += ["--data.batch_size=8", "--data.samples_per_class=4", "--data.max_classes=4"]
-    said = _printed(main, *words, "--precision=bf16")
-    rows = [(re.split(r"\s{2,}", line) + ["", ""])[:3] for line in said.splitlines()]
-    yield Table(["", "", "note"], rows).markdown()
+    yield f"```text\n{_printed(main, *words, '--precision=bf16')}```"
 
 
 def _printed(main: Callable[[Sequence[str]], int], *words: str) -> str:
