@@ -106,10 +106,14 @@ GPU_PARTS := $(shell sed -n 's/^def \(test_[a-z0-9_]*\).*/\1/p' tests/gpu/test_p
 
 .PHONY: gpu
 gpu: $(if $(filter command,$(origin PYTHON)),,install)
-	for part in $(GPU_PARTS); do \
-		timeout --kill-after=10 480 $(GPU_PYTHON) -m pytest -q --page docs/gpu.md tests/gpu/test_parts.py::$$part \
-			|| { echo "$$part has failed, or takes more than eight minutes"; exit 1; }; \
-	done
+	@status=0; for part in $(GPU_PARTS); do \
+		timeout --foreground --kill-after=10 480 $(GPU_PYTHON) -m pytest -q --page docs/gpu.md tests/gpu/test_parts.py::$$part; \
+		case $$? in \
+			0) ;; \
+			1 | 2) exit 1 ;; \
+			*) echo "$$part has crashed, or takes more than eight minutes"; status=1 ;; \
+		esac; \
+	done; exit $$status
 
 lint: install
 	$(BIN)/ruff check .

@@ -120,13 +120,12 @@ def test_a_part_fails_goes_on_and_has_passed(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu(tmp_path: Path) -> None:
+def test_without_a_gpu() -> None:
     done = subprocess.run(
         ["make", "gpu", f"PYTHON={sys.executable}"], cwd=ROOT, text=True, capture_output=True
     )
     assert done.returncode == 2
-    assert f"torch {torch.__version__} finds no GPU here" in done.stdout
-    assert "test_kernels has failed" in done.stdout
+    assert done.stdout.count(f"torch {torch.__version__} finds no GPU here") == 1
 
 
 def test_the_committed_page_has_every_part(tmp_path: Path) -> None:
