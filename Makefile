@@ -99,12 +99,21 @@ PML ?= ../pytorch-metric-learning
 upstream-release: install
 	OMP_NUM_THREADS=1 $(BIN)/python tools/upstream_check.py $(PML)
 
-# The page docs/gpu.md, where there is a GPU; goes on where it was stopped. A PYTHON that is given is taken as it is.
+# The page docs/gpu.md, where there is a GPU: a process per part, each of eight minutes at most; goes on where it was
+# stopped. A PYTHON that is given is taken as it is.
 GPU_PYTHON := $(if $(filter command,$(origin PYTHON)),$(PYTHON),$(BIN)/python)
+GPU_PARTS := $(shell sed -n 's/^def \(test_[a-z0-9_]*\).*/\1/p' tests/gpu/test_parts.py)
 
 .PHONY: gpu
 gpu: $(if $(filter command,$(origin PYTHON)),,install)
-	$(GPU_PYTHON) -m benchmarks.speed.gpu --output docs/gpu.md
+	@status=0; for part in $(GPU_PARTS); do \
+		timeout --foreground --kill-after=10 480 $(GPU_PYTHON) -m pytest -q --page docs/gpu.md tests/gpu/test_parts.py::$$part; \
+		case $$? in \
+			0) ;; \
+			1 | 2) exit 1 ;; \
+			*) echo "$$part has crashed, or takes more than eight minutes"; status=1 ;; \
+		esac; \
+	done; exit $$status
 
 lint: install
 	$(BIN)/ruff check .

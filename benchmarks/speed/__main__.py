@@ -6,8 +6,11 @@ python -m benchmarks.speed [CASE ...] [--tiny] [--output docs/speed.md]
 import sys
 from collections.abc import Sequence
 
+import torch
+
 from benchmarks.records import replace_file
-from benchmarks.speed.arguments import page_parser
+from benchmarks.speed import cases
+from benchmarks.speed.measuring import current_device, origin, page_parser, section
 
 CASES = (
     *("horde_moments", "horde_sketch_stored", "horde_sketch_recomputed"),
@@ -36,22 +39,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     if unknown := set(options.cases) - set(CASES):
         parser.error(f"CASE: expected some of {', '.join(CASES)}, got {min(unknown)!r}")
 
-    import torch  # not for --help
-
-    from benchmarks.speed import cases
-    from benchmarks.speed.measuring import current_device, measure, origin
-
     device = current_device()
     command = "python -m benchmarks.speed CASE" + " --tiny" * options.tiny
     text = INTRODUCTION.format(origin=origin(command, device))
     print(text)
     for name in options.cases or CASES:
         torch.manual_seed(0)
-        comparison = getattr(cases, name)(options.tiny, device)
-        measured = measure(comparison, tiny=options.tiny)
-        section = f"## {comparison.name}\n\n{comparison.table(measured)}"
-        print(section, flush=True)
-        text += "\n" + section
+        measured = section(getattr(cases, name)(options.tiny, device), options.tiny, level=2)
+        print(measured, flush=True)
+        text += "\n" + measured
     if options.output is not None:
         replace_file(options.output, text.encode())
     return 0

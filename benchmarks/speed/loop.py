@@ -11,17 +11,34 @@ the other fetch some batches ahead. The first turns do not count; evaluations an
 
 import argparse
 import os
+import statistics
 import sys
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
-from benchmarks.console import HelpFormatter, at_least, columns
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from benchmarks import building
+from benchmarks.console import HelpFormatter, at_least, columns, ignore_signals, workers_dismissed
+from benchmarks.datasets import DatasetError
+from benchmarks.run import BenchmarkRun
+from benchmarks.settings import ConfigError, Experiment, parse
+from benchmarks.speed.measuring import synchronize
+from benchmarks.training import NonFiniteLossError, start
 
 RECIPE = "glyphs/compare/binomial_horde"
 
 SYNTHETIC_CLASSES = 40  # half of them train
+
+TARGET = 0.95  # of the bare loop's images per second
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -29,13 +46,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     options, settings = parser.parse_known_args(argv)
     if os.environ.get("WORLD_SIZE", "1") != "1":
         parser.error("the bare loop runs on one process; start this without a launcher")
-
-    from benchmarks.console import workers_dismissed  # not for --help
-    from benchmarks.datasets import DatasetError
-    from benchmarks.run import BenchmarkRun
-    from benchmarks.settings import ConfigError, parse
-    from benchmarks.speed.turns import check, measure
-    from benchmarks.training import NonFiniteLossError, start
 
     with workers_dismissed(), tempfile.TemporaryDirectory() as temporary:
         if options.synthetic is not None:
@@ -72,9 +82,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def write_synthetic(root: Path, images: int) -> None:
     """Write JPEG files with the contours and the grain of photographs, about 60 kB each, one folder per class."""
-    import numpy as np
-    from PIL import Image
-
     generator = np.random.default_rng(0)
     for number in range(-(-images // SYNTHETIC_CLASSES) * SYNTHETIC_CLASSES):
         shapes = Image.fromarray(generator.integers(0, 256, (24, 32, 3), dtype=np.uint8))
@@ -99,6 +106,126 @@ def _parser() -> argparse.ArgumentParser:
     text = "train on M generated JPEG files of 500 x 375 pixels"
     parser.add_argument("--synthetic", type=at_least(1), metavar="M", help=text)
     return parser
+
+
+def check(experiment: Experiment) -> None:
+    """Raise a ConfigError for a setting that the bare loop lacks."""
+    refused = {
+        "precision": experiment.precision == "fp16",
+        "model.compile": experiment.model.compile,
+        "optimization.chunk_size": experiment.optimization.chunk_size is not None,
+    }
+    if keys := [key for key, given in refused.items() if given]:
+        raise ConfigError(f"{keys[0]}: the bare loop does not support it; leave it out")
+
+
+def bare_steps(run: BenchmarkRun) -> Generator[Tensor]:
+    """Train in a bare loop from the run's initial weights, and yield the loss of each step."""
+    experiment, device = run.experiment, run.accelerator.device
+    optimization = experiment.optimization
+    model = building.build_model(experiment.model, experiment.data)
+    loss: nn.Module = building.build_loss(experiment, model, run.datasets.train.num_classes)
+    for own, other in ((model, run.state.model), (loss, run.state.loss)):
+        own.load_state_dict(run.accelerator.unwrap_model(other).state_dict())
+        own.to(device, run.state.dtype)
+    optimizer, scheduler = building.build_optimizer(optimization, model, loss)
+    parameters = [*model.parameters(), *loss.parameters()]
+    loader = DataLoader(
+        run.datasets.train,
+        batch_sampler=[run.sampler.batch(step) for step in range(run.sampler.steps)],
+        num_workers=run.num_workers,
+        pin_memory=device.type == "cuda",
+        worker_init_fn=ignore_signals,
+    )
+    half = experiment.precision == "bf16"
+
+    def steps() -> Generator[Tensor]:
+        for images, labels, _ in loader:
+            images, labels = (part.to(device, non_blocking=True) for part in (images, labels))
+            with torch.autocast(device.type, torch.bfloat16, enabled=half):
+                embeddings = model(images.to(run.state.dtype))
+            value = loss(embeddings, labels)
+            value.backward()
+            if optimization.max_gradient_norm is not None:
+                nn.utils.clip_grad_norm_(parameters, optimization.max_gradient_norm)
+            optimizer.step()
+            optimizer.zero_grad()
+            if scheduler is not None:
+                scheduler.step()
+            yield value.detach()
+
+    return steps()
+
+
+class Turns:
+    """Times of the runner and of the bare loop, which alternate after each `steps` steps.
+
+    Attributes:
+        waiting: Seconds that the runner waited for its data loader, by turn.
+        losses: Losses of the bare loop.
+    """
+
+    def __init__(self, bare: Iterator[Tensor], steps: int) -> None:
+        self.bare, self.steps = bare, steps
+        self.seconds: dict[str, list[float]] = {"runner": [], "bare": []}
+        self.waiting: list[float] = []
+        self.losses: list[Tensor] = []
+
+    def rows(self, batch_size: int) -> list[tuple[str, str, str]]:
+        """The rows to print; the first turns do not count."""
+        runner, bare = (self.seconds[name][1:] for name in ("runner", "bare"))
+        images = batch_size * self.steps
+        ratios = [b / r for r, b in zip(runner, bare, strict=True)]
+        ratio = statistics.median(ratios)
+        waited = sum(self.waiting[1:]) / sum(runner)
+        spread = f"{min(ratios):.3f} to {max(ratios):.3f}"
+        return [
+            ("bare loop", f"{images / statistics.median(bare):.1f} images/s", ""),
+            ("runner", f"{images / statistics.median(runner):.1f} images/s", ""),
+            ("waiting", f"{waited:.1%}", "of the runner's time, for its data loader"),
+            ("ratio", f"{ratio:.3f}", f"{spread}, {len(ratios)} rounds of {self.steps} steps"),
+            ("target", f"{TARGET}", "met" if ratio >= TARGET else "missed"),
+        ]
+
+    def begin(self) -> None:
+        self._waited = 0.0
+        synchronize()
+        self._begun = time.perf_counter()
+
+    def end(self, step: int) -> None:
+        """End the runner's turn, let the bare loop take its turn, and begin the runner's next one."""
+        if step > 0:
+            self._lap("runner")
+            self.waiting.append(self._waited)
+            self.losses += [next(self.bare) for _ in range(self.steps)]
+            self._lap("bare")
+        self.begin()
+
+    def watched(self, loader: Any) -> Iterator[Any]:
+        """The same batches; adds up the time until each arrives."""
+        batches = iter(loader)
+        while True:
+            asked = time.perf_counter()
+            batch = next(batches, None)
+            self._waited += time.perf_counter() - asked
+            if batch is None:
+                return
+            yield batch
+
+    def _lap(self, name: str) -> None:
+        synchronize()
+        now = time.perf_counter()
+        self.seconds[name].append(now - self._begun)
+        self._begun = now
+
+
+def measure(run: BenchmarkRun, steps: int) -> Turns:
+    """Train both by turns, to the run's last step."""
+    with closing(bare_steps(run)) as bare:
+        turns = Turns(bare, steps)
+        turns.begin()
+        run.train(evaluate=turns.end, watch=turns.watched)
+    return turns
 
 
 if __name__ == "__main__":

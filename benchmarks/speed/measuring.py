@@ -4,12 +4,14 @@ Each round calls every function once, so that a phase in which the machine is sl
 a function is the median over the rounds of its ratio to another function's time in the same round.
 """
 
+import argparse
 import gc
 import math
 import multiprocessing
 import os
 import re
 import statistics
+import textwrap
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -24,7 +26,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from benchmarks.console import progress_bar
+from benchmarks.console import HelpFormatter, progress_bar
 from benchmarks.records import describe_code, describe_hardware, describe_versions
 from benchmarks.reporting import Table
 
@@ -102,7 +104,7 @@ class Comparison:
         header, *rows = [[row[k] for k in shown] for row in (columns, *rows)]
         rounds = len(next(iter(measured.values())).ratios)
         size = f"{self.size}; {rounds} round{'s' * (rounds > 1)}."
-        return f"{size}\n\n{Table(header, rows).markdown()}\n"
+        return f"{textwrap.fill(size, 116)}\n\n{Table(header, rows).markdown()}\n"
 
 
 def _held_against(bound: float | None, found: float) -> str:
@@ -143,6 +145,12 @@ def measure(comparison: Comparison, *, tiny: bool = False) -> dict[str, Measured
         ratios = [a / b for a, b in zip(own, other, strict=True)]
         found[name] = Measured(statistics.median(own), ratios, memory[name])
     return found
+
+
+def section(comparison: Comparison, tiny: bool, level: int = 3) -> str:
+    """Measure the candidates; their table below a heading of that level, as Markdown."""
+    measured = measure(comparison, tiny=tiny)
+    return f"{'#' * level} {comparison.name}\n\n{comparison.table(measured)}"
 
 
 Sweep = Mapping[str, Sequence[Measured]]
@@ -310,3 +318,15 @@ def _machine(device: torch.device) -> str:
     wanted = ("torch", "pytorch-metric-learning", "faiss-cpu", "faiss-gpu", "timm")
     found = describe_versions().items()
     return ", ".join([name, *(f"{key} {number}" for key, number in found if key in wanted)])
+
+
+def page_parser(module: str, description: str | None) -> argparse.ArgumentParser:
+    """The arguments that the commands of all measured pages share."""
+    parser = argparse.ArgumentParser(
+        prog=f"python -m {module}", description=description, formatter_class=HelpFormatter
+    )
+    parser.add_argument(
+        "--tiny", action="store_true", help="use tiny sizes, only to show that it runs"
+    )
+    parser.add_argument("--output", type=Path, metavar="PAGE", help="default: print only")
+    return parser

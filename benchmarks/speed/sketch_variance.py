@@ -20,7 +20,7 @@ from benchmarks.backbones import register
 from benchmarks.datasets import Glyphs
 from benchmarks.records import replace_file
 from benchmarks.reporting import COLOURS, svg
-from benchmarks.speed.arguments import page_parser
+from benchmarks.speed.measuring import page_parser
 from pml_regularizers import HighOrderMoments
 
 ORDERS = (2, 5)

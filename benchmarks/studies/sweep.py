@@ -70,11 +70,7 @@ class Job(SubRun):
         """Differences between the recorded run and the requested one that can change the result."""
         if (record := self.record()) is None:
             return []
-        try:
-            changes = changes_of_results(record["config"], self.config)
-        except (AttributeError, TypeError) as error:
-            path = self.folder / "run.json"
-            raise ValueError(f"{path}: its config is damaged; run that training again") from error
+        changes = changes_of_results(record["config"], self.config)
         if record.get("weights") != self.weights:
             changes.append(Change("model.weights", record.get("weights"), self.weights))
         return changes

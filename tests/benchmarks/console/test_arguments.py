@@ -7,7 +7,7 @@ import pytest
 COMMANDS = (
     *("report", "run", "sweep", "tables", "claims", "fair", "fair search"),
     *("backbones.__main__", "export.__main__", "datasets.__main__", "datasets.__main__ verify"),
-    *("speed.__main__", "speed.gpu", "speed.loop", "speed.size_pages"),
+    *("speed.__main__", "speed.loop", "speed.size_pages"),
 )
 
 

@@ -17,8 +17,8 @@ from benchmarks.datasets import Glyphs
 from benchmarks.records.steps import read_table
 from benchmarks.run import BenchmarkRun
 from benchmarks.settings.command import parse
-from benchmarks.speed import loop, turns
-from benchmarks.speed.turns import Turns, measure
+from benchmarks.speed import loop
+from benchmarks.speed.loop import Turns, measure
 from benchmarks.training.loop import seed_generators
 from benchmarks.training.trial import start
 
@@ -96,7 +96,7 @@ def test_both_loops_take_the_same_steps(
 
 def test_time_is_counted_for_whom_it_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = SimpleNamespace(now=0.0, perf_counter=lambda: clock.now)
-    monkeypatch.setattr(turns, "time", clock)
+    monkeypatch.setattr(loop, "time", clock)
 
     def passing(seconds: float) -> None:
         clock.now += seconds
@@ -138,7 +138,7 @@ def test_the_command_prints_what_it_found(
     assert rows["recipe"].split() == ["glyphs/compare/binomial_horde", "8", "images", "a", "step"]
     assert rows["workers"].split()[0] == str(workers)
     assert float(rows["ratio"].split()[0]) > 0
-    assert 0 < float(rows["waiting"].split()[0].removesuffix("%")) < 100
+    assert 0 <= float(rows["waiting"].split()[0].removesuffix("%")) < 100
     assert rows["target"].split()[0] == "0.95"
 
 

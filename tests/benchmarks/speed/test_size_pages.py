@@ -8,10 +8,9 @@ from xml.etree import ElementTree
 import pytest
 import torch
 
-from benchmarks.speed import measuring, sizes
+from benchmarks.speed import measuring, size_pages
 from benchmarks.speed.measuring import Comparison, measure_over, slope
-from benchmarks.speed.size_pages import main
-from benchmarks.speed.sizes import METHODS, TIMED_WIDTHS, empty_horde, held_bytes
+from benchmarks.speed.size_pages import METHODS, TIMED_WIDTHS, empty_horde, held_bytes, main
 from pml_regularizers import HighOrderMoments
 
 CPU = torch.device("cpu")
@@ -28,7 +27,7 @@ def test_the_page_shows_every_figure_that_is_written(page: Path) -> None:
     shown = re.findall(r"!\[.+\]\((.+)\)", page.read_text())
     written = sorted(page.parent.rglob("*.svg"))
     assert sorted(page.parent / figure for figure in shown) == written
-    assert [file.stem for file in written] == sorted(METHODS)
+    assert [file.stem for file in written] == sorted(build.__name__ for build in METHODS)
     for file in written:
         assert ElementTree.parse(file).getroot().tag == "{http://www.w3.org/2000/svg}svg"
 
@@ -36,8 +35,8 @@ def test_the_page_shows_every_figure_that_is_written(page: Path) -> None:
 def test_the_page_has_all_methods_sizes_and_steps(page: Path) -> None:
     text = page.read_text()
     assert "python -m benchmarks.speed.size_pages --tiny --output docs/costs" in text
-    for name in METHODS:
-        method = getattr(sizes, name)(True, CPU)
+    for build in METHODS:
+        method = build(True, CPU)
         _, section = text.split(f"### {method.name}\n")
         header, _, *rows = re.findall(r"^\|.*\|$", section, re.MULTILINE)
         assert re.findall(r"over (\w+)", header) == list(method.grids)
@@ -59,18 +58,18 @@ def test_a_run_that_fails_leaves_the_old_page(
 
     old = tmp_path / "costs.md"
     old.write_text("old")
-    monkeypatch.setattr(sizes, "METHODS", ())
-    monkeypatch.setattr(sizes, "horde_steps", fail)
+    monkeypatch.setattr(size_pages, "METHODS", ())
+    monkeypatch.setattr(size_pages, "horde_steps", fail)
     with pytest.raises(RuntimeError, match="the last table"):
         main(["--tiny", "--output", str(tmp_path / "costs")])
     assert [file.name for file in tmp_path.iterdir()] == ["costs.md"]
     assert old.read_text() == "old"
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("build", METHODS)
 @pytest.mark.parametrize("tiny", [False, True])
-def test_the_base_point_is_on_every_grid(name: str, tiny: bool) -> None:
-    method = getattr(sizes, name)(tiny, CPU)
+def test_the_base_point_is_on_every_grid(build: Callable[..., Comparison], tiny: bool) -> None:
+    method = build(tiny, CPU)
     assert method.grids.keys() == method.base.keys()
     for size, values in method.grids.items():
         assert method.base[size] in values

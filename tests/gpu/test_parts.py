@@ -1,14 +1,14 @@
-"""Parts of `python -m benchmarks.speed.gpu`, with their checks and measurements.
+"""The parts of `make gpu`; without a GPU, the same checks and measurements at tiny sizes.
 
-A part is a function of a flag, for tiny sizes, and of a device. It yields a `Check` for each number that is right,
-and Markdown for each measurement.
+The first line of a part's docstring is its title on the page docs/gpu.md, the others are its text there.
 """
 
 import copy
-import re
+import os
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
+from dataclasses import replace
 from functools import partial
 from io import StringIO
 from itertools import product
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -24,17 +25,13 @@ from torch.nn import functional as F
 import pml_regularizers as ours
 from benchmarks.records import load_run
 from benchmarks.reporting import Table, compare
-from benchmarks.speed.measuring import Comparison, measure, peak_bytes, tensor_bytes
+from benchmarks.speed.measuring import Comparison, Target, peak_bytes
 from pml_regularizers import summed_convolutions as convolutions
 from pml_regularizers import summed_products as products
+from tests.gpu.part import Part
 
 Device = torch.device
 CPU = torch.device("cpu")
-
-Check = list[str]
-"""Name, error and bound of a number that is right, as text."""
-
-PARTS: dict[str, Callable[[bool, Device], Iterator[Check | str]]] = {}
 
 FLOAT32, TF32, BFLOAT16 = 1e-4, 2**-8, 2**-6
 """Bounds of errors. TF32 rounds to 10 bits, bfloat16 to 7; five orders multiply the error, a mean divides it."""
@@ -45,47 +42,19 @@ DEMO_RECALL = 0.2284
 """Recall@1 of `glyphs/demo/binomial_horde` on a CPU, one seed."""
 
 
-class WrongNumberError(Exception):
-    """A wrong number; the message has its name, its value and the expected one."""
+def measure_blocks(
+    part: Part, module: Any, name: str, run: Callable[[], object], title: str, size: str
+) -> None:
+    """Time a function at each power of two as a block size of a module; the first row has the value set."""
 
+    def at(block: int) -> object:
+        with mock.patch.object(module, name, block):
+            return run()
 
-def part(function: Any) -> Any:
-    PARTS[function.__name__] = function
-    return function
-
-
-def check(name: str, found: Any, expected: Any, bound: float) -> Check:
-    """Compare a number, a tensor or a list of them with the expected ones; return the largest error.
-
-    Raises:
-        WrongNumberError: if an error exceeds the bound times the largest expected entry, or if one of them is not
-            finite. In a list, this largest entry is at least a thousandth of the largest entry of all tensors.
-    """
-    largest = 0.0
-    found, expected = (
-        [
-            torch.as_tensor(x).detach().cpu().double().flatten()
-            for x in (y if type(y) is list else [y])
-        ]
-        for y in (found, expected)
-    )
-    least = max(b.abs().max().item() for b in expected) / 1000
-    for index, (a, b) in enumerate(zip(found, expected, strict=True), start=1):
-        scale = max(b.abs().max().item(), least)
-        errors = (a - b).abs().nan_to_num(torch.inf)
-        worst = int(errors.argmax())
-        error = errors[worst].item() / scale if 0 < scale < torch.inf else torch.inf
-        largest = max(largest, error)
-        if largest > bound:
-            raise WrongNumberError(
-                f"{name}: tensor {index} of {len(found)}, entry {worst}: got {a[worst]:.6g}, expected "
-                f"{b[worst]:.6g} to {bound:.1e} of {scale:.3g}"
-            )
-    return [name, f"{largest:.1e}", f"{bound:.1e}"]
-
-
-def _table(comparison: Comparison, tiny: bool) -> str:
-    return f"### {comparison.name}\n\n{comparison.table(measure(comparison, tiny=tiny))}"
+    blocks = [getattr(module, name), *(2**k for k in ((8, 10) if part.tiny else range(18, 27)))]
+    rows = {f"{block:,}": partial(at, block) for block in blocks}
+    first = next(iter(rows))
+    part.measure(Comparison(f"{title}, {name}", size, rows, memory_against=first))
 
 
 # ------------------------------------------------------------------------------------------ HORDE
@@ -108,13 +77,15 @@ def _sums(inputs: list[Tensor], gradient: Tensor, **options: Any) -> list[Tensor
     return [sums, *torch.autograd.grad(sums, inputs, gradient.to(sums))]
 
 
-@part
-def kernels(tiny: bool, device: Device) -> Iterator[Check | str]:
+def test_kernels(part: Part) -> None:
     """The Triton kernels.
 
     The kernels of `pml_regularizers/triton_products.py` compute sums of products, of all orders or of the last one,
     and their gradients. Expected: the equations in float64.
     """
+    tiny, device = part.tiny, part.device
+    if device.type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
+        pytest.skip("needs a GPU, or TRITON_INTERPRET=1")
     K = 4 if tiny else 5
     tensors, gradients = _factors(*((2, 19, 16, 70) if tiny else (16, 49, 1024, 1000)), K)
     kinds = {
@@ -136,45 +107,34 @@ def kernels(tiny: bool, device: Device) -> Iterator[Check | str]:
             torch.set_float32_matmul_precision(matmul)
             found = _sums(given, gradient, kernels="triton", **options)
             torch.set_float32_matmul_precision("highest")
-            yield check(f"orders {first} to {K}, {activations}, {name}", found, expected, bound)
+            part.check(f"orders {first} to {K}, {activations}, {name}", found, expected, bound)
 
 
-@part
-def horde(tiny: bool, device: Device) -> Iterator[Check | str]:
+def test_horde(part: Part) -> None:
     """HORDE's moments, stored and recomputed.
 
-    First, times and bytes against matrix products alone. Then the sums at the paper's size, for each power of two
-    as block size of `pml_regularizers/summed_products.py`: `GPU_BLOCK` when stored, `BLOCK` when recomputed. The
-    first row has the value that is set. Expected: the same sums by plain autograd in float32.
+    First, times and bytes against matrix products alone. Then the sums at the paper's size, and their times for
+    each power of two as block size of `pml_regularizers/summed_products.py`: `GPU_BLOCK` when stored, `BLOCK` when
+    recomputed. The first row has the value that is set. Expected: the same sums by plain autograd in float32.
     """
     from benchmarks.speed import cases
 
-    yield _table(cases.horde_moments(tiny, device), tiny)
+    tiny, device = part.tiny, part.device
+
+    part.measure(cases.horde_moments(tiny, device))
     N, P, C, d, K = (2, 19, 5, 300, 3) if tiny else (40, 64, 1024, 8192, 5)
     tensors, gradient = _factors(N, P, C, d, K)
     inputs, gradient = _leaves(tensors, device, torch.float32), gradient.to(device, torch.float32)
 
-    def step(activations: str, name: str, block: int) -> list[Tensor]:
-        with mock.patch.object(products, name, block):
-            return _sums(inputs, gradient, activations=activations)
-
     size = f"{N} maps of {P} positions and {C} channels, {K} orders of {d}, float32"
-    expected = [tensor.cpu() for tensor in _sums(inputs, gradient, activations="autograd")]
+    expected = _sums(inputs, gradient, activations="autograd")
     for activations, name in (("store", "GPU_BLOCK"), ("recompute", "BLOCK")):
-        widths = [
-            getattr(products, name),
-            *(2**k for k in ((8, 10) if tiny else range(18, 27))),
-        ]
-        steps = {f"{block:,}": partial(step, activations, name, block) for block in widths}
-        for block, run in steps.items():
-            yield check(f"{activations}, {name} = {block}", run(), expected, FLOAT32)
-        first = next(iter(steps))
-        title = f"{activations}, {name}"
-        yield _table(Comparison(title, size, steps, memory_against=first), tiny)
+        step = partial(_sums, inputs, gradient, activations=activations)
+        part.check(activations, step(), expected, FLOAT32)
+        measure_blocks(part, products, name, step, activations, size)
 
 
-@part
-def sketches(tiny: bool, device: Device) -> Iterator[Check | str]:
+def test_sketches(part: Part) -> None:
     """HORDE's moments by tensor sketches.
 
     Sums and their gradient in float32, stored and recomputed. Expected: the convolutions in float64 by plain
@@ -182,6 +142,8 @@ def sketches(tiny: bool, device: Device) -> Iterator[Check | str]:
     of two as `GPU_BLOCK` of `pml_regularizers/summed_convolutions.py`. The first row has the value that is set.
     """
     from benchmarks.speed import cases
+
+    tiny, device = part.tiny, part.device
 
     N, P, C, d, K = (2, 19, 5, 16, 3) if tiny else (40, 64, 1024, 2048, 5)
     x, gradient = torch.randn(N, P, C), torch.randn(K - 1, N, d)
@@ -195,26 +157,18 @@ def sketches(tiny: bool, device: Device) -> Iterator[Check | str]:
         sums = convolutions.summed_convolutions(given, here, activations=activations)  # type: ignore[arg-type]
         return [sums, *torch.autograd.grad(sums, given, gradient.to(sums))]
 
-    def with_block(activations: str, block: int) -> list[Tensor]:
-        with mock.patch.object(convolutions, "GPU_BLOCK", block):
-            return step(activations, device, torch.float32)
-
     expected = step("autograd", CPU, torch.float64)
     for activations in ("store", "recompute"):
         found = step(activations, device, torch.float32)
-        yield check(activations, found, expected, FLOAT32)
+        part.check(activations, found, expected, FLOAT32)
         again = step(activations, device, torch.float32)
-        yield check(f"{activations}, a second call", again, found, 0)
+        part.check(f"{activations}, a second call", again, found, 0)
     for case in (cases.horde_sketch_stored, cases.horde_sketch_recomputed):
-        yield _table(case(tiny, device), tiny)
-    widths = [convolutions.GPU_BLOCK, *(2**k for k in ((8, 10) if tiny else range(19, 27)))]
+        part.measure(case(tiny, device))
     size = f"{N} maps of {P} positions and {C} channels, {K} orders of {d}, float32"
     for activations in ("store", "recompute"):
-        steps = {f"{block:,}": partial(with_block, activations, block) for block in widths}
-        first = next(iter(steps))
-        yield _table(
-            Comparison(f"{activations}, GPU_BLOCK", size, steps, memory_against=first), tiny
-        )
+        run = partial(step, activations, device, torch.float32)
+        measure_blocks(part, convolutions, "GPU_BLOCK", run, activations, size)
 
 
 # ---------------------------------------------------------------------------- losses and training
@@ -258,8 +212,7 @@ def _found(
     return [value, *(gradient for gradient in gradients if gradient is not None)]
 
 
-@part
-def losses(tiny: bool, device: Device) -> Iterator[Check | str]:
+def test_losses(part: Part) -> None:
     """All losses, forward and backward.
 
     The losses of HORDE, joint similarity, energy confusion and VEM in float32 on given maps, with the gradients of
@@ -267,14 +220,16 @@ def losses(tiny: bool, device: Device) -> Iterator[Check | str]:
     """
     from benchmarks.speed import cases
 
+    tiny, device = part.tiny, part.device
+
     N, C, E, d = (16, 12, 8, 32) if tiny else (120, 1024, 512, 2048)
     maps = torch.randn(N, C, 4, 4)
     for name in TERMS:
         network = Objective(nn.Conv2d(C, C, 1), C, [name], E, d)
         expected = _found(network, maps, CPU, torch.float64)
-        yield check(name, _found(network, maps, device, torch.float32), expected, FLOAT32)
+        part.check(name, _found(network, maps, device, torch.float32), expected, FLOAT32)
     for case in (cases.joint_similarity, cases.energy_confusion, cases.vem):
-        yield _table(case(tiny, device), tiny)
+        part.measure(case(tiny, device))
 
 
 def _network(name: str, tiny: bool) -> tuple[nn.Module, Tensor]:
@@ -289,34 +244,38 @@ def _network(name: str, tiny: bool) -> tuple[nn.Module, Tensor]:
     return Objective(trunk, trunk.num_features, ["HORDE"], 64, d), torch.randn(16, 3, side, side)
 
 
-@part
-def training_step(tiny: bool, device: Device) -> Iterator[Check | str]:
+def test_training_step(part: Part) -> None:
     """Training steps of both trunks.
 
     HORDE behind ResNet-50 and GoogLeNet: the loss and all gradients in float32, and the loss under bfloat16
-    autocast. Then times of the whole step, including Adam, against the step without HORDE.
+    autocast. Then times of the whole step with each method, including Adam, against the step without. The memory
+    is the peak of torch's allocator (`torch.cuda.max_memory_allocated`), less the memory held before.
     """
-    from benchmarks.speed import cases
+    from benchmarks.speed.steps import ALONE, network_steps
+
+    tiny, device = part.tiny, part.device
 
     for trunk in TRUNKS:
         given = _network(trunk, tiny)
         expected = _found(*given, CPU, torch.float64)
         found = _found(*given, device, torch.float32)
         half = _found(*given, device, torch.float32, torch.bfloat16)
-        yield check(f"{trunk}, float32, loss", found[0], expected[0], FLOAT32)
-        yield check(f"{trunk}, float32, gradients", found[1:], expected[1:], 1e-2)
-        yield check(f"{trunk}, bfloat16, loss", half[0], expected[0], 0.05)
-    for case in (cases.horde_resnet50, cases.horde_googlenet):
-        yield _table(case(tiny, device), tiny)
+        part.check(f"{trunk}, float32, loss", found[0], expected[0], FLOAT32)
+        part.check(f"{trunk}, float32, gradients", found[1:], expected[1:], 1e-2)
+        part.check(f"{trunk}, bfloat16, loss", half[0], expected[0], 0.05)
+    for trunk in TRUNKS:
+        steps = network_steps(trunk, 40, tiny, device)
+        targets = {"HORDE, stored": Target(1.15)}
+        part.measure(replace(steps, memory_against=ALONE, memory=peak_bytes, targets=targets))
 
 
-@part
-def float16(tiny: bool, device: Device) -> Iterator[Check | str]:
+def test_float16(part: Part) -> None:
     """float16 with a scaler of gradients.
 
     The loss behind ResNet-50 in float16. A scale that makes gradients infinite must leave all weights as they are,
     and be halved. In later steps, at a scale of 1, the loss must fall.
     """
+    tiny, device = part.tiny, part.device
     network, images = _network(TRUNKS[0], tiny)
     expected, *_ = _found(network, images, CPU, torch.float64)
     network, images, labels = network.to(device), images.to(device), torch.arange(16) // 4
@@ -334,77 +293,58 @@ def float16(tiny: bool, device: Device) -> Iterator[Check | str]:
         return value.item()
 
     values = [step()]
-    yield check("loss", values[0], expected, 0.05)
-    yield check("weights after a skipped step", parameters, before, 0)
-    yield check("scale after a skipped step", scaler.get_scale(), 2.0**59, 0)
+    part.check("loss", values[0], expected, 0.05)
+    part.check("weights after a skipped step", parameters, before, 0)
+    part.check("scale after a skipped step", scaler.get_scale(), 2.0**59, 0)
     scaler.update(1.0)
     values += [step() for _ in range(2 if tiny else 20)]
-    if not values[-1] < values[0]:
-        raise WrongNumberError(f"last loss: got {values[-1]}, expected below {values[0]}")
-    yield f"Loss of the first step {values[0]:.4f}, of step {len(values)} {values[-1]:.4f}."
-
-
-@part
-def memory(tiny: bool, device: Device) -> Iterator[Check | str]:
-    """Peak memory.
-
-    The peak of torch's allocator on the device in a training step (`torch.cuda.max_memory_allocated`), less the
-    memory held before, beside the count of `tensor_bytes`, which leaves out workspaces and results.
-    """
-    from benchmarks.speed.steps import network_steps
-
-    for trunk in TRUNKS:
-        steps = network_steps(trunk, 40, tiny, device)
-        rows = [
-            [name, *(f"{count(run) / 1e6:,.1f}" for count in (peak_bytes, tensor_bytes))]
-            for name, run in steps.candidates.items()
-        ]
-        table = Table(["", "allocator (MB)", "counted (MB)"], rows).markdown()
-        yield f"### {steps.name}, bytes\n\n{steps.size}.\n\n{table}"
+    assert values[-1] < values[0]
+    part.tell(f"Loss of the first step {values[0]:.4f}, of step {len(values)} {values[-1]:.4f}.")
 
 
 # ------------------------------------------------------------------- evaluation, processes, runner
 
 
-@part
-def retrieval(tiny: bool, device: Device) -> Iterator[Check | str]:
+def test_retrieval(part: Part) -> None:
     """Evaluation at the size of Stanford Online Products.
 
     Recall@1, 10, 100, 1000, MAP@R and R-precision of 60,502 vectors of 512 by `RankAccuracyCalculator`. Expected:
     the same on the CPU, except for rare near ties, which may be decided differently.
     """
-    n, width, classes = (60, 8, 12) if tiny else (60_502, 512, 11_316)
+    n, width, classes = (60, 8, 12) if part.tiny else (60_502, 512, 11_316)
     labels = torch.arange(n) % classes
     vectors = F.normalize(torch.randn(classes, width)[labels] + 1.5 * torch.randn(n, width))
     recalls = (1, 10, 100, 1000)
     names = ("mean_average_precision_at_r", "r_precision", *(f"recall_at_{K}" for K in recalls))
-    results: dict[str, dict[str, float]] = {}
+    places = {"CPU": CPU, "device": part.device}
 
-    def accuracy(name: str, place: Device) -> None:
+    def accuracy(place: Device) -> dict[str, float]:
         calculator = ours.RankAccuracyCalculator(names, device=place, recall_at=recalls)
-        results[name] = calculator.get_accuracy(vectors.to(place), labels.to(place))
+        found: dict[str, float] = calculator.get_accuracy(vectors.to(place), labels.to(place))
+        return found
 
-    rows = {name: partial(accuracy, name, p) for name, p in (("CPU", CPU), ("device", device))}
-    table = _table(Comparison("Time", f"{n:,} vectors of {width}", rows, rounds=1), tiny)
+    expected, found = map(accuracy, places.values())
     for name in names:
-        yield check(name, results["device"][name], results["CPU"][name], 1e-4)
-    yield table
+        part.check(name, found[name], expected[name], 1e-4)
+    rows = {name: partial(accuracy, place) for name, place in places.items()}
+    part.measure(Comparison("Time", f"{n:,} vectors of {width}", rows, rounds=1))
 
 
-@part
-def processes(tiny: bool, device: Device) -> Iterator[Check | str]:
+@pytest.mark.slow
+def test_processes(part: Part) -> None:
     """Several processes against one.
 
     `DistributedLoss` of all four losses in float64 under DistributedDataParallel: the loss and all gradients, with
     NCCL and one process per GPU, and with gloo and two processes, which share a GPU if there is only one. On GPUs
     also behind SyncBatchNorm. Expected: the result of one process with the whole batch.
     """
+    device = part.device
     on_gpu = device.type == "cuda"
     groups = [("nccl", torch.cuda.device_count())] if on_gpu else []
     for (backend, count), norm in product([*groups, ("gloo", 2)], (False, True)[: 1 + on_gpu]):
         found, expected = (_spread(backend, n, device.type, norm) for n in (count, 1))
         name = f"{backend}, {count} process{'es' * (count > 1)}{', SyncBatchNorm' * norm}"
-        yield check(name, found, expected, 1e-9)
+        part.check(name, found, expected, 1e-9)
 
 
 def _spread(backend: str, count: int, device: str, norm: bool) -> list[Tensor]:
@@ -440,14 +380,15 @@ def _share(rank: int, backend: str, count: int, device: str, norm: bool, folder:
     dist.destroy_process_group()
 
 
-@part
-def glyphs(tiny: bool, device: Device) -> Iterator[Check | str]:
+@pytest.mark.slow
+def test_glyphs(part: Part) -> None:
     """A run on Glyphs, with its table.
 
     `benchmarks/run.py --recipe glyphs/demo/binomial_horde`. Expected: the Recall@1 of the same run on a CPU.
     """
     from benchmarks.run import main
 
+    tiny = part.tiny
     less = ("--data.max_classes=24", "--optimization.steps=2", "--evaluation.every=0")
     with tempfile.TemporaryDirectory() as folder:
         places = f"--data.root={folder}/data", f"--output={folder}/run", "--report=false"
@@ -456,15 +397,15 @@ def glyphs(tiny: bool, device: Device) -> Iterator[Check | str]:
         run = load_run(Path(folder, "run"))
     results = run.info
     if not tiny:
-        yield check("Recall@1", results["metrics"]["recall_at_1"], DEMO_RECALL, 0.15)
-    yield compare([run]).metrics.markdown()
+        part.check("Recall@1", results["metrics"]["recall_at_1"], DEMO_RECALL, 0.15)
+    part.tell(compare([run]).metrics.markdown())
     rows = [["images per second", f"{results['images_per_second']:.0f}"]]
     rows += [[f"peak memory, {k}", f"{v:.2f} GiB"] for k, v in results["peak_memory_gib"].items()]
-    yield Table(["the run", ""], rows).markdown()
+    part.tell(Table(["the run", ""], rows).markdown())
 
 
-@part
-def runner(tiny: bool, device: Device) -> Iterator[Check | str]:
+@pytest.mark.slow
+def test_runner(part: Part) -> None:
     """Images per second of the runner.
 
     `python -m benchmarks.speed.loop` on generated photographs with data-loader workers, in bfloat16, beside a
@@ -472,14 +413,13 @@ def runner(tiny: bool, device: Device) -> Iterator[Check | str]:
     """
     from benchmarks.speed.loop import main
 
+    tiny = part.tiny
     words = ["--synthetic=4000", "--recipe=images/resnet50/binomial", "--model.trunk_args={}"]
     if tiny:
         words[0] = "--synthetic=160"
         words += ["--rounds=1", "--steps=1", "--data.image_size=32", "--data.num_workers=0"]
         words += ["--data.batch_size=8", "--data.samples_per_class=4", "--data.max_classes=4"]
-    said = _printed(main, *words, "--precision=bf16")
-    rows = [(re.split(r"\s{2,}", line) + ["", ""])[:3] for line in said.splitlines()]
-    yield Table(["", "", "note"], rows).markdown()
+    part.tell(f"```text\n{_printed(main, *words, '--precision=bf16')}```")
 
 
 def _printed(main: Callable[[Sequence[str]], int], *words: str) -> str:
