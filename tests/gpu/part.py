@@ -74,7 +74,7 @@ class Part:
         self.tables.append(markdown.strip())
 
     def results(self, said: str) -> str:
-        """What became of the part, and everything that it found, as Markdown."""
+        """The outcome of the part and everything that it found, as Markdown."""
         header = ["value", "error", "at most"]
         checks = [Table(header, self.checks).markdown()] if self.checks else []
         return "\n\n".join([f"{said}.", *checks, *self.tables])

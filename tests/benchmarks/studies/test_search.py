@@ -193,7 +193,7 @@ def test_a_finished_study_runs_nothing_more(
 def test_a_search_goes_on_with_half_a_line_and_a_lock_of_before(
     make_search: Callable[..., Search], trainings: Callable[..., Trainings]
 ) -> None:
-    """What a kill may leave while Optuna writes."""
+    """A kill may leave such remains while Optuna writes."""
     trainings(lambda number, run: "finished" if number == 1 else "running")
     searched = make_search(trials=2, some_folds=[0])
     assert searched.execute(Launcher()) == 1
