@@ -73,8 +73,11 @@ class Study:
 
     def tuning(self, row: str) -> Any:
         """The scores of all values of the row's setting; None as long as one is missing."""
+        return self._measured(row, self.candidates(row))
+
+    def _measured(self, row: str, candidates: dict[float, list[Any]]) -> Any:
         measured = {}
-        for value, jobs in self.candidates(row).items():
+        for value, jobs in candidates.items():
             found = [self.results.of(job) for job in jobs]
             if None in found:
                 return None
@@ -119,18 +122,34 @@ class Study:
         return None if None in given else tuple(dict(chain(*given)).items())
 
     def candidates(self, row: str) -> dict[float, list[Any]]:
-        """The trainings with each value, one per draw; none until the settings that it takes are chosen."""
+        """The trainings with each value to try now, one per draw; none until the settings that it takes are chosen.
+
+        These values are the first ones, then one more beyond the best as long as that lies at the edge.
+        """
         taken = self._taken(row)
-        if taken is None:
+        if taken is None or row not in self.claims.tuned:
             return {}
-        [(setting, values)] = self.claims.tuned.get(row, {"": []}).items()
+        [(setting, values)] = self.claims.tuned[row].items()
         draws = range(self.claims.draws)
-        return {
-            value: [
-                job for draw in draws for job in self._plan(row, (*taken, (setting, value)), draw)
-            ]
-            for value in values
-        }
+        low = max(0, (len(values) - self.claims.first) // 2)
+        high = low + self.claims.first
+        while True:
+            found = {
+                value: [
+                    job
+                    for draw in draws
+                    for job in self._plan(row, (*taken, (setting, value)), draw)
+                ]
+                for value in values[low:high]
+            }
+            tuning = self._measured(row, found)
+            best = None if tuning is None or tuning.chosen is None else values.index(tuning.chosen)
+            if best == low > 0:
+                low -= 1
+            elif best == high - 1 and high < len(values):
+                high += 1
+            else:
+                return found
 
     def tests(self, row: str) -> list[Any]:
         """The trainings to test, one per seed; none until the settings are chosen."""

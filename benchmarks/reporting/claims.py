@@ -65,6 +65,7 @@ class Claims:
     margin: PositiveFloat
     settings: dict[str, list[str]]
     draws: PositiveInt
+    first: PositiveInt
     tuned: dict[str, dict[str, list[float]]]
     takes: dict[str, list[str]]
     claims: list[Claim]
@@ -396,13 +397,14 @@ def _tunings(claims: Claims, tunings: Sequence[Tuning]) -> str:
         [f"`{row}`", ", ".join(f"`{one}`" for one in claims.takes.get(row, [])), *about]
         for row, *about in rows
     ]
+    most = max(len(values) for tuned in claims.tuned.values() for values in tuned.values())
     header = ["row", "takes over", "setting", "chosen: MAP@R", "also tried"]
     return f"""## Settings
 
 One setting of each row was chosen: the value with the largest MAP@R (%) on *validation* classes, as a mean over
-{claims.draws} draws of the training classes. A value is not chosen if a training with it diverged. No test class
-was used. Before the choice, a row takes over the chosen settings of other rows. All other settings stand in the
-recipes.
+{claims.draws} draws of the training classes. {claims.first} values were tried first, then one more at a time as long as the best lay at the
+edge, up to {most} in all. A value is not chosen if a training with it diverged. No test class was used. Before the
+choice, a row takes over the chosen settings of other rows. All other settings stand in the recipes.
 
 {Table(header, table, names=5).markdown()}
 """

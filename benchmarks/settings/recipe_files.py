@@ -157,7 +157,7 @@ def table_names() -> list[str]:
 
 def recipe_names() -> list[str]:
     """PAPER/TABLE/ROW of all entries."""
-    return [entry.name for table in table_names() for entry in read_table(table).entries]
+    return [f"{table}/{row}" for table in table_names() for row in _content(table)["trainings"]]
 
 
 def read_table(name: str) -> RecipeTable:

@@ -83,10 +83,10 @@ def test_a_number_is_compared_with_zero():
             for seed, g in enumerate(GAIN)
         }
     }
-    [finding] = judge(Claims("", 1.0, {}, 1, {}, {}, [claim]), found, len(GAIN))
+    [finding] = judge(Claims("", 1.0, {}, 1, 4, {}, {}, [claim]), found, len(GAIN))
     assert finding.mean == pytest.approx(100 * np.mean(GAIN))
     assert finding.p == pytest.approx(stats.ttest_1samp(GAIN, 0).pvalue)
-    page = claims_page(Claims("", 1.0, {}, 1, {}, {}, [claim]), [finding], {}, [], "f.png")
+    page = claims_page(Claims("", 1.0, {}, 1, 4, {}, {}, [claim]), [finding], {}, [], "f.png")
     assert "| `a` - 0 | correlation | +93.00 ± " in page
 
 
@@ -116,7 +116,7 @@ def test_the_claims_are_of_rows_that_there_are():
     assert {*read.settings, *read.tuned, *read.takes, *chain(*read.takes.values())} <= rows
     assert all(len(values) == 1 for values in read.tuned.values())
     trials = {len(candidates) for values in read.tuned.values() for candidates in values.values()}
-    assert trials == {4}  # a budget for all
+    assert (read.first, trials) == (4, {8})  # a budget for all
     assert len(read.claims) >= 18
 
 
@@ -136,7 +136,7 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     sides = {"paper": "Table 1", "better": "new", "than": "base"}
     content = {
         **{"recipes": "toy/table", "margin": 1.0, "settings": {}},
-        **{"draws": 2, "tuned": {}, "takes": {}},
+        **{"draws": 2, "first": 2, "tuned": {}, "takes": {}},
         "claims": {
             "1": {"claim": "new is better", **sides},
             "4": {"claim": "the third is better", "paper": "none", "better": "third", "than": "base"},
@@ -333,6 +333,33 @@ def test_settings_are_chosen_on_validation_classes_and_taken_by_others(
     shutil.rmtree("runs")
     assert command("--page-only", "--seeds=2") == 0
     assert Path("claims.md").read_text() == page
+
+
+@pytest.mark.parametrize(
+    ("best", "tried"),
+    [
+        (3, [2, 3, 4]),
+        (4, [3, 4, 5]),
+        (6, [3, 4, 5, 6]),
+        (2, [1, 2, 3, 4]),
+        (1, [1, 2, 3, 4]),
+    ],
+)
+def test_values_are_tried_outwards_until_the_best_lies_inside(toy, trained_by, best, tried, capsys):
+    change_claims(tuned={"base": {RATE: [1, 2, 3, 4, 5, 6]}})
+    started = []
+
+    def train(jobs: list[Job]) -> None:
+        for job in jobs:
+            rate = job.config["optimization"]["learning_rate"]
+            if job.config["data"]["split"] == "validation":
+                started.append(rate)
+            finish(job, 1 / (1 + abs(rate - best)))
+
+    trained_by(train)
+    assert command("--seeds=2") == 0
+    assert sorted(started) == [rate for rate in tried for _ in range(2)]
+    assert f"| {RATE} | {best}: 50.00 |" in Path("claims.md").read_text()
 
 
 def test_a_value_that_diverges_is_not_chosen_and_stops_nothing(toy, trained_by, capsys):
