@@ -193,6 +193,15 @@ def _has_ended(job: Any) -> bool:
     )
 
 
+def _changes(config: dict[str, Any], results: Iterable[Any]) -> list[str] | None:
+    """The files of a row's trainings that changed since; None if that is unknown."""
+    classes = [str(value) for key, value in flat(config).items() if key.endswith("class_path")]
+    since = [
+        records.changed_since(commit, classes) for commit in {str(r["commit"]) for r in results}
+    ]
+    return None if None in since else sorted({*chain(*since)})
+
+
 def _run(options: argparse.Namespace, settings: Sequence[str]) -> int:
     if options.output.suffix != ".md":
         raise ConfigError(f"--output: expected a .md file, got {options.output}")
@@ -234,7 +243,10 @@ def _run(options: argparse.Namespace, settings: Sequence[str]) -> int:
     figure = options.output.with_suffix(".png")
     reporting.save_forest(claims, findings, figure)
     tunings = [tuning for row in every if (tuning := study.tuning(row))]
-    page = reporting.claims_page(claims, findings, found, tunings, figure.name)
+    changes = {
+        row: _changes(study.tests(row)[0].config, of.values()) for row, of in found.items() if of
+    }
+    page = reporting.claims_page(claims, findings, found, tunings, changes, figure.name)
     records.replace_file(options.output, page.encode())
     print(page, end="")
     return int(any(job.folder in tried for job in study.missing(rows)))

@@ -5,6 +5,7 @@ import lazy_loader as lazy
 __getattr__, __dir__, __all__ = lazy.attach(
     __name__,
     submod_attrs={
+        "code_changes": ["changed_since"],
         "files": ["damage_named", "read_json", "replace_file", "write_json"],
         "opening": ["OpenRun"],
         "provenance": [

@@ -80,18 +80,18 @@ def describe_code() -> dict[str, Any]:
     here = Path(__file__).resolve()
     try:
         # Not tracked: the repository around this file is another project's.
-        _git(here.parent, "ls-files", "--error-unmatch", here.name)
+        git(here.parent, "ls-files", "--error-unmatch", here.name)
         return {
-            "commit": _git(here.parent, "rev-parse", "HEAD"),
+            "commit": git(here.parent, "rev-parse", "HEAD"),
             "dirty": bool(
-                _git(here.parent, "status", "--porcelain", "--", ":/", ":(top,exclude)docs")
+                git(here.parent, "status", "--porcelain", "--", ":/", ":(top,exclude)docs")
             ),
         }
     except (OSError, subprocess.SubprocessError):
         return {"commit": None, "dirty": None}
 
 
-def _git(folder: Path, *arguments: str) -> str:
+def git(folder: Path, *arguments: str) -> str:
     command = ["git", "-C", str(folder), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
     return done.stdout.strip()

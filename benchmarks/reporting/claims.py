@@ -297,9 +297,16 @@ def claims_page(
     findings: Sequence[Finding],
     results: Mapping[str, Mapping[int, Result]],
     tunings: Sequence[Tuning],
+    changes: Mapping[str, Sequence[str] | None],
     figure: str,
 ) -> str:
-    """The page in Markdown; `figure` is the name of the file beside it."""
+    """The page in Markdown.
+
+    Args:
+        results: {row: {seed: result}}.
+        changes: {row: files that changed since its trainings, None if unknown}.
+        figure: The name of the file beside the page.
+    """
     told, runs = (
         words(findings, len(claims.claims)),
         [result for of in results.values() for result in of.values()],
@@ -354,7 +361,8 @@ classes, and higher for it:
 
 {_means(results).markdown()}
 
-{_tunings(claims, tunings)}"""
+{_tunings(claims, tunings)}
+{_changes(changes)}"""
 
 
 def _means(results: Mapping[str, Mapping[int, Result]]) -> Table:
@@ -402,11 +410,33 @@ def _tunings(claims: Claims, tunings: Sequence[Tuning]) -> str:
     return f"""## Settings
 
 One setting of each row was chosen: the value with the largest MAP@R (%) on *validation* classes, as a mean over
-{claims.draws} draws of the training classes. {claims.first} values were tried first, then one more at a time as long as the best lay at the
-edge, up to {most} in all. A value is not chosen if a training with it diverged. No test class was used. Before the
-choice, a row takes over the chosen settings of other rows. All other settings stand in the recipes.
+{claims.draws} draws of the training classes. {claims.first} values were tried first, then one more at a time
+while the best lay at the edge, up to {most} in all. A value is not chosen if a training with it diverged. No test
+class was used. Before the choice, a row takes over the chosen settings of other rows. All other settings stand in
+the recipes.
 
 {Table(header, table, names=5).markdown()}
+"""
+
+
+def _changes(changes: Mapping[str, Sequence[str] | None]) -> str:
+    rows_of: dict[str, list[str]] = {}
+    for row, files in changes.items():
+        for file in ["unknown"] if files is None else [f"`{file}`" for file in files]:
+            rows_of.setdefault(file, []).append(row)
+    files_of: dict[str, list[str]] = {}
+    for file, rows in rows_of.items():
+        told = "all" if len(rows) == len(changes) else ", ".join(f"`{row}`" for row in rows)
+        files_of.setdefault(told, []).append(file)
+    if not files_of:
+        return ""
+    table = [[", ".join(files), told] for told, files in files_of.items()]
+    return f"""## Code that changed since
+
+Files that the trainings above used and that changed after them, comments and error messages aside. Results are
+not measured anew for it: `make test-all` repeats two of them, to the last digit.
+
+{Table(["files", "rows"], table, names=2).markdown()}
 """
 
 
