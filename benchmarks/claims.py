@@ -173,9 +173,8 @@ class Study:
                 records.replace_file(file, text.encode())
             more = [f"--config={file}", *more]
         jobs = studies.plan([recipe], seeds, runs, ["--report=false", *more, *self.settings])
-        for job in (
-            jobs
-        ):  # settings behind -- must not choose by the test classes, or fix what is to be chosen
+        # Settings behind -- must not choose by the test classes, or fix what is to be chosen.
+        for job in jobs:
             now = flat(job.config)
             for setting, value in fixed.items():
                 if now.get(setting) != value:

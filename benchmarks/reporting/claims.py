@@ -307,27 +307,16 @@ def claims_page(
         changes: {row: files that changed since its trainings, None if unknown}.
         figure: The name of the file beside the page.
     """
-    told, runs = (
-        words(findings, len(claims.claims)),
-        [result for of in results.values() for result in of.values()],
-    )
-    rows = [
-        [
-            *(
-                f.claim.name,
-                f.claim.claim,
-                f.claim.paper,
-                f"`{f.claim.better}` - {_code(f.claim.than)}",
-            ),
-            *(
-                _name_of(f.claim.metric),
-                _difference(f),
-                str(f.seeds),
-            ),
-            *("< 0.001" if p < 0.001 else f"{p:.3f}", f"{f.visible:.2f}", word),
-        ]
-        for f, (p, word) in zip(findings, told, strict=True)
-    ]
+    told = words(findings, len(claims.claims))
+    runs = [result for of in results.values() for result in of.values()]
+    rows = []
+    for finding, (p, word) in zip(findings, told, strict=True):
+        claim = finding.claim
+        sides = f"`{claim.better}` - {_code(claim.than)}"
+        about = [claim.name, claim.claim, claim.paper, sides, _name_of(claim.metric)]
+        probability = "< 0.001" if p < 0.001 else f"{p:.3f}"
+        visible = f"{finding.visible:.2f}"
+        rows.append([*about, _difference(finding), str(finding.seeds), probability, visible, word])
     header = ["", "claim", "paper", "rows", "metric", "difference", "seeds", "p", "visible", "word"]
     counts = [f"{[one for _, one in told].count(word)} {word}" for word in WORDS]
     commits = sorted({f"`{str(run['commit'])[:7]}`" for run in runs})
