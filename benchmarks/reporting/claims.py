@@ -210,9 +210,12 @@ class Results:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        with damage_named(path):
-            kept = read_json(path)["results"] if path.exists() else {}
-            self._kept: dict[str, Result] = dict(kept.items())
+        self._kept = self._read()
+
+    def _read(self) -> dict[str, Result]:
+        with damage_named(self._path):
+            kept = read_json(self._path)["results"] if self._path.exists() else {}
+            return dict(kept.items())
 
     def of(self, training: Training) -> Result | None:
         """The result of a training with these weights and settings; None if there is none.
@@ -222,7 +225,8 @@ class Results:
         return self._kept.get(_name(training))
 
     def add(self, trainings: Iterable[Training]) -> None:
-        """Keep the results from the run folders of these trainings."""
+        """Keep the results from these run folders, and those that another command kept meanwhile."""
+        self._kept |= self._read()
         for training in trainings:
             run = load_run(training.folder)
             curve = {name: values[-1:] for name, values in run.table("evaluation").items()}

@@ -287,6 +287,24 @@ def quality(job: Job) -> float:
     return {2.0: 0.51 + 0.2 * config["data"]["fold"], 3.0: 0.8}.get(beta, 0.6)
 
 
+def test_two_commands_keep_the_results_of_both(make, trained_by):
+    """Each trains one claim's rows, and they write one file."""
+    [make(row, seed, 0.5) for row in ("base", "new") for seed in (0, 1)]
+
+    def train(jobs: list[Job]) -> None:
+        assert {job.training for job in jobs} == {"toy/table/third"}
+        kept = json.loads(Path("claims.json").read_text())["results"]
+        write_json(Path("claims.json"), {"results": kept | {"another": {}}})  # by the other command
+        for job in jobs:
+            finish(job, 0.5)
+
+    trained_by(train)
+    assert command("--seeds=2") == 0
+    kept = json.loads(Path("claims.json").read_text())["results"]
+    assert len(kept) == 7
+    assert "another" in kept
+
+
 def test_settings_are_chosen_on_validation_classes_and_taken_by_others(
     toy, trained_by, monkeypatch, capsys
 ):
