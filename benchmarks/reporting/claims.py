@@ -127,7 +127,7 @@ class Finding:
         half_width: Half-width of the 95 % Student-t interval of the mean.
         p: Twice the smaller of the one-sided p for the claim and against it, not adjusted.
         holds: True if the one-sided p for the claim is the smaller one.
-        visible: The true difference that this number of seeds shows with a chance of 80 %, before p is adjusted.
+        visible: The true difference that so many seeds show with a chance of 80 %, at Holm's strictest level.
     """
 
     claim: Claim
@@ -139,8 +139,8 @@ class Finding:
     visible: float
 
 
-def assess(claim: Claim, differences: Sequence[float], margin: float) -> Finding:
-    """Test a claim by its paired differences, at least two.
+def assess(claim: Claim, differences: Sequence[float], margin: float, claims: int) -> Finding:
+    """Test a claim, one of so many, by its paired differences, at least two.
 
     "Better" uses Student's paired t test. "As good" uses two one-sided tests; a difference beyond the margin
     contradicts it.
@@ -148,6 +148,7 @@ def assess(claim: Claim, differences: Sequence[float], margin: float) -> Finding
     n, mean = len(differences), float(np.mean(differences))
     error = max(float(stats.sem(differences)), 1e-9)  # not 0 if all differences are equal
     critical = float(stats.t.ppf(0.975, n - 1))
+    strictest = float(stats.t.ppf(1 - SIGNIFICANT / (2 * claims), n - 1))
 
     def larger(bound: float) -> float:
         return float(stats.t.cdf((bound - mean) / error, n - 1))
@@ -159,7 +160,7 @@ def assess(claim: Claim, differences: Sequence[float], margin: float) -> Finding
         supporting, opposing = larger(0), 1 - larger(0)
 
     def power(effect: float) -> float:
-        return float(stats.nct.sf(critical, n - 1, effect))
+        return float(stats.nct.sf(strictest, n - 1, effect))
 
     visible = error * optimize.brentq(lambda effect: power(effect) - POWER, 1e-6, 200)
     p = min(1.0, 2 * min(supporting, opposing))
@@ -283,7 +284,7 @@ def judge(claims: Claims, results: Mapping[str, Mapping[int, Result]], seeds: in
             for seed in sorted(left.keys() & right.keys())
         ]
         if len(differences) == seeds:
-            findings.append(assess(claim, differences, claims.margin))
+            findings.append(assess(claim, differences, claims.margin, len(claims.claims)))
     return findings
 
 
@@ -337,13 +338,14 @@ Of {len(findings)} comparisons: {", ".join(counts)}.{f" Not measured yet: {lacki
 Measured at {", ".join(commits)} by `make claims`: rows of `{claims.recipes}`,
 {len(runs)} trainings, {hours:.1f} hours of training and testing.{changed}
 
-A difference is that of two runs of the same seed, hence of the same classes and the same trunk, in percentage
-points: the mean over seeds, and the half-width of the 95 % Student-t interval. p is two-sided. Two one-sided tests
-decide whether two rows are as good as each other, within ±{claims.margin:g} points, fixed beforehand.
-All p are adjusted by Holm's method for all {len(claims.claims)} claims, including those not measured yet, so later
-measurements can only lower them. If the adjusted p is below {SIGNIFICANT}, the word is *shown* or *contradicted*.
-*Visible* is the true difference that this number of seeds shows with a chance of {100 * POWER:.0f} %, before the
-adjustment.
+A difference is that of two runs of the same seed, hence of the same training classes and the same trunk, in
+percentage points: the mean over seeds, and the half-width of the 95 % Student-t interval. All seeds have the same
+test classes. p is two-sided. Two one-sided tests decide whether two rows are as good as each other, within
+±{claims.margin:g} points, fixed beforehand; where a method changes less than that, rows with and without it are
+as good as each other, too. All p are adjusted by Holm's method for all {len(claims.claims)} claims, including
+those not measured yet, so later measurements can only lower them. If the adjusted p is below {SIGNIFICANT}, the
+word is *shown* or *contradicted*. *Visible* is the true difference that so many seeds show with a chance of
+{100 * POWER:.0f} %, at the strictest level of Holm's method: *undecided* is no word against a smaller one.
 
 {Table(header, rows, names=5).markdown()}
 
