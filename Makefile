@@ -76,8 +76,8 @@ docs: install
 notebooks: install
 	OMP_NUM_THREADS=1 $(BIN)/jupyter execute --inplace examples/*.ipynb
 
-# A process per core, each of one thread.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist loadgroup
+# A process per core, each of one thread; the slowest tests are named at the end.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist loadgroup --durations 20
 
 # What every change needs: five minutes on two idle cores.
 test: install
