@@ -335,6 +335,8 @@ Of {len(findings)} comparisons: {", ".join(counts)}.{f" Not measured yet: {lacki
 
 ![Paired differences with 95 % intervals]({figure})
 
+The figure leaves out what is compared with 0. The band is the margin of "as good as".
+
 Measured at {", ".join(commits)} by `make claims`: rows of `{claims.recipes}`,
 {len(runs)} trainings, {hours:.1f} hours of training and testing.{changed}
 
