@@ -1,4 +1,4 @@
-"""What changed in the code of a training since a commit; comments, docstrings and what errors say do not count."""
+"""The code of a training that changed since a commit; comments, docstrings and error messages do not count."""
 
 import ast
 import importlib
