@@ -129,11 +129,13 @@ def peak_memory() -> dict[str, float]:
 
 
 def _processor() -> str | None:
+    """Name and vector instructions: both decide how sums are rounded."""
+    name = platform.processor()
     with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or None
+                name = line.partition(":")[2].strip()
+    return f"{name}, {torch.backends.cpu.get_cpu_capability()}" if name else None
 
 
 def command_line(argv: Sequence[str]) -> str:

@@ -32,7 +32,7 @@ SELECTION = "mean_average_precision_at_r"
 """The metric that chooses settings on validation classes."""
 
 Result = dict[str, Any]
-"""Result of a training: "metrics", "outputs", "curve", "commit", "dirty" and "wall_time_s"."""
+"""Result of a training: "metrics", "outputs", "curve", "commit", "dirty", "wall_time_s" and "processor"."""
 
 SMALL: dict[str, Any] = {"fontsize": 8, "va": "center"}
 
@@ -234,6 +234,7 @@ class Results:
             told = ("commit", "dirty", "wall_time_s", "metrics", "outputs")
             self._kept[_name(training)] = {
                 **{key: run.info.get(key) for key in told},
+                "processor": run.info["hardware"].get("processor"),
                 "curve": {name: value for name, [value] in curve.items()},
             }
         if self._kept:
@@ -348,6 +349,7 @@ as good as each other, too. All p are adjusted by Holm's method for all {len(cla
 those not measured yet, so later measurements can only lower them. If the adjusted p is below {SIGNIFICANT}, the
 word is *shown* or *contradicted*. *Visible* is the true difference that so many seeds show with a chance of
 {100 * POWER:.0f} %, at the strictest level of Holm's method: *undecided* is no word against a smaller one.
+{_processors(findings, results)}
 
 {Table(header, rows, names=5).markdown()}
 
@@ -360,6 +362,19 @@ classes, and higher for it:
 
 {_tunings(claims, tunings)}
 {_changes(changes)}"""
+
+
+def _processors(findings: Sequence[Finding], results: Mapping[str, Mapping[int, Result]]) -> str:
+    """The comparisons whose rows one processor measured, and the others."""
+    one, several, unknown = "one", "several, whose rounding widens the interval,", "not recorded"
+    groups: dict[str, list[str]] = {one: [], several: [], unknown: []}
+    for finding in findings:
+        rows = [results[row].values() for row in finding.claim.rows()]
+        found = {result.get("processor") for result in chain(*rows)}
+        group = unknown if None in found else one if len(found) == 1 else several
+        groups[group].append(finding.claim.name)
+    told = [f"{group} for {', '.join(names)}" for group, names in groups.items() if names]
+    return f"Processors of a comparison's rows: {'; '.join(told)}."
 
 
 def _means(results: Mapping[str, Mapping[int, Result]]) -> Table:
@@ -431,7 +446,7 @@ def _changes(changes: Mapping[str, Sequence[str] | None]) -> str:
     return f"""## Code that changed since
 
 Files that the trainings above used and that changed after them, comments and error messages aside. Results are
-not measured anew for it: `make test-all` repeats two of them, to the last digit.
+not measured anew for it: `make test-all` repeats two of them, on their processor to the last digit.
 
 {Table(["files", "rows"], table, names=2).markdown()}
 """

@@ -77,16 +77,19 @@ def test_equal_differences_are_no_division_by_zero():
 
 def test_a_number_is_compared_with_zero():
     claim = Claim("1", "it follows", "eq. 3", "a", 0, metric="correlation")
+    origin = {"commit": "", "dirty": False, "wall_time_s": 0, "processor": "A"}
     found = {
         "a": {
-            seed: {"metrics": {"correlation": g}, "curve": {}, "outputs": {}}
+            seed: {"metrics": {"correlation": g}, "curve": {}, "outputs": {}, **origin}
             for seed, g in enumerate(GAIN)
         }
     }
     [finding] = judge(Claims("", 1.0, {}, 1, 4, {}, {}, [claim]), found, len(GAIN))
     assert finding.mean == pytest.approx(100 * np.mean(GAIN))
     assert finding.p == pytest.approx(stats.ttest_1samp(GAIN, 0).pvalue)
-    page = claims_page(Claims("", 1.0, {}, 1, 4, {}, {}, [claim]), [finding], {}, [], {}, "f.png")
+    page = claims_page(
+        Claims("", 1.0, {}, 1, 4, {}, {}, [claim]), [finding], found, [], {}, "f.png"
+    )
     assert "| `a` - 0 | correlation | +93.00 ± " in page
 
 
@@ -153,12 +156,12 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def make(toy: Path) -> Callable[[str, int, float], None]:
+def make(toy: Path) -> Callable[..., None]:
     """A finished run of the settings that the command asks for."""
 
-    def build(row: str, seed: int, recall: float) -> None:
+    def build(row: str, seed: int, recall: float, processor: str = "A") -> None:
         [job] = plan([f"toy/table/{row}"], [seed], Path("runs/claims"), ["--report=false"])
-        finish(job, recall)
+        finish(job, recall, processor)
 
     return build
 
@@ -170,7 +173,7 @@ def diverge(job: Job) -> None:
     write_json(job.folder / "run.json", info)
 
 
-def finish(job: Job, recall: float) -> None:
+def finish(job: Job, recall: float, processor: str = "A") -> None:
     row, seed = job.training.rpartition("/")[2], job.seed
     (job.folder / "records").mkdir(parents=True)
     (job.folder / "records" / "evaluation.csv").write_text(
@@ -184,7 +187,8 @@ def finish(job: Job, recall: float) -> None:
             **{"name": "glyphs", "split": "test", "fingerprint": ""},
             **{"test_classes": 2, "test_images": 4},
         },
-        **{"wall_time_s": 3600.0, "hardware": {}, "world_size": 1, "weights": None},
+        **{"wall_time_s": 3600.0, "hardware": {"processor": processor}, "world_size": 1},
+        "weights": None,
     }
     write_json(job.folder / "run.json", info)
 
@@ -247,6 +251,23 @@ def test_what_is_not_run_yet_is_named(make, capsys):
     assert "was not committed" not in Path("claims.md").read_text()
     assert "| unknown | all |" in Path("claims.md").read_text()  # the code of their commit
     assert "Not measured yet: 4." in Path("claims.md").read_text()
+
+
+def test_a_comparison_across_processors_is_named(make):
+    for row, processors in {"base": "AA", "new": "AA", "third": "AB"}.items():
+        for seed, processor in enumerate(processors):
+            make(row, seed, 0.5, processor)
+    assert command("--page-only", "--seeds=2") == 0
+    page = Path("claims.md").read_text()
+    assert "one for 1, 2, 3; several, whose rounding widens the interval, for 4." in page
+    kept = json.loads(Path("claims.json").read_text())["results"]  # as older code kept them
+    [result.pop("processor") for result in kept.values()]
+    write_json(Path("claims.json"), {"results": kept})
+    assert command("--page-only", "--seeds=2") == 0
+    assert (
+        "Processors of a comparison's rows: not recorded for 1, 2, 3, 4."
+        in Path("claims.md").read_text()
+    )
 
 
 def test_results_outlive_their_folders_and_no_change_of_settings(make, trained_by):
