@@ -208,7 +208,8 @@ def _run(options: argparse.Namespace, settings: Sequence[str]) -> int:
     names = [claim.name for claim in claims.claims]
     if unknown := set(options.only or []) - set(names):
         raise ConfigError(f"--only: no claim {min(unknown)}; there are {', '.join(names)}")
-    results = reporting.Results(options.output.with_suffix(".json"))
+    kept = options.output.with_suffix(".json")
+    results = reporting.Results(kept)
     study = Study(claims, results, options.runs, options.seeds, settings)
     every = study.needed(row for claim in claims.claims for row in claim.rows())
     chosen = [claim for claim in claims.claims if claim.name in (options.only or names)]
@@ -237,16 +238,18 @@ def _run(options: argparse.Namespace, settings: Sequence[str]) -> int:
     findings = reporting.judge(claims, found, options.seeds)
     if not findings:
         raise ConfigError(
-            f"--runs: {options.runs} has no claim with both rows finished at {options.seeds} seeds"
+            f"--runs: no claim has both rows finished at {options.seeds} seeds, neither in {options.runs} nor in "
+            f"{kept}; leave out --page-only to train them"
         )
     figure = options.output.with_suffix(".png")
-    reporting.save_forest(claims, findings, figure)
     tunings = [tuning for row in every if (tuning := study.tuning(row))]
     changes = {
         row: _changes(study.tests(row)[0].config, of.values()) for row, of in found.items() if of
     }
+    drawn = reporting.forest(claims, findings)
     page = reporting.claims_page(claims, findings, found, tunings, changes, figure.name)
-    records.replace_file(options.output, page.encode())
+    for file, content in {options.output: page.encode(), figure: drawn}.items():
+        records.replace_file(file, content)
     print(page, end="")
     return int(any(job.folder in tried for job in study.missing(rows)))
 

@@ -12,15 +12,15 @@ from benchmarks.console import reason
 
 
 @contextmanager
-def damage_named(path: Path) -> Iterator[None]:
+def damage_named(
+    path: Path, remedy: str = "run that training again, or delete the file"
+) -> Iterator[None]:
     """Turn any error from a file's content into a ValueError of one line that names the file."""
     try:
         yield
     except Exception as error:
         said = f"{type(error).__name__}: {reason(error)}"
-        raise ValueError(
-            f"{path}: is damaged ({said}); run that training again, or delete the file"
-        ) from error
+        raise ValueError(f"{path}: is damaged ({said}); {remedy}") from error
 
 
 @contextmanager

@@ -7,7 +7,7 @@ __getattr__, __dir__, __all__ = lazy.attach(
     submod_attrs={
         "claims": [
             *("SELECTION", "Results", "Tuning", "claims_page", "judge", "read_claims"),
-            "save_forest",
+            "forest",
         ],
         "comparison": ["compare"],
         "drawing": ["COLOURS", "MARKERS", "svg"],

@@ -18,7 +18,7 @@ from jsonargparse.typing import PositiveFloat, PositiveInt
 from matplotlib.figure import Figure
 from scipy import optimize, stats
 
-from benchmarks.records import damage_named, load_run, read_json, replace_file, write_json
+from benchmarks.records import damage_named, load_run, read_json, write_json
 from benchmarks.reporting.comparison import metric_name
 from benchmarks.reporting.drawing import COLOURS, plain
 from benchmarks.reporting.table import Table, estimate
@@ -214,7 +214,7 @@ class Results:
         self._kept = self._read()
 
     def _read(self) -> dict[str, Result]:
-        with damage_named(self._path):
+        with damage_named(self._path, "restore it, since it holds the results of all trainings"):
             kept = read_json(self._path)["results"] if self._path.exists() else {}
             return dict(kept.items())
 
@@ -321,7 +321,7 @@ def claims_page(
         sides = f"`{claim.better}` - {_code(claim.than)}"
         about = [claim.name, claim.claim, claim.paper, sides, _name_of(claim.metric)]
         probability = "< 0.001" if p < 0.001 else f"{p:.3f}"
-        visible = f"{finding.visible:.2f}"
+        visible = "" if claim.equivalent else f"{finding.visible:.2f}"
         rows.append([*about, _difference(finding), str(finding.seeds), probability, visible, word])
     header = ["", "claim", "paper", "rows", "metric", "difference", "seeds", "p", "visible", "word"]
     counts = [f"{[one for _, one in told].count(word)} {word}" for word in WORDS]
@@ -339,16 +339,17 @@ Of {len(findings)} comparisons: {", ".join(counts)}.{f" Not measured yet: {lacki
 The figure leaves out what is compared with 0. The band is the margin of "as good as".
 
 Measured at {", ".join(commits)} by `make claims`: rows of `{claims.recipes}`,
-{len(runs)} trainings, {hours:.1f} hours of training and testing.{changed}
+{len(runs)} trainings, {hours:.1f} hours of training and testing, beside those that chose settings.{changed}
 
 A difference is that of two runs of the same seed, hence of the same training classes and the same trunk, in
 percentage points: the mean over seeds, and the half-width of the 95 % Student-t interval. All seeds have the same
 test classes. p is two-sided. Two one-sided tests decide whether two rows are as good as each other, within
-±{claims.margin:g} points, fixed beforehand; where a method changes less than that, rows with and without it are
-as good as each other, too. All p are adjusted by Holm's method for all {len(claims.claims)} claims, including
-those not measured yet, so later measurements can only lower them. If the adjusted p is below {SIGNIFICANT}, the
-word is *shown* or *contradicted*. *Visible* is the true difference that so many seeds show with a chance of
-{100 * POWER:.0f} %, at the strictest level of Holm's method: *undecided* is no word against a smaller one.
+±{claims.margin:g} points, fixed beforehand, and p is twice the larger of theirs. All p are adjusted by Holm's
+method for all {len(claims.claims)} claims, including those not measured yet, so later measurements can only lower
+them. If the adjusted p is below {SIGNIFICANT}, the word is *shown* or *contradicted*. *Visible* is the true
+difference that so many seeds show with a chance of {100 * POWER:.0f} %, at the strictest level of Holm's method:
+*undecided* is no word against a smaller one. Nor does it clear a method that harms: the choice of settings then
+takes nearly none of it.
 {_processors(findings, results)}
 
 {Table(header, rows, names=5).markdown()}
@@ -366,13 +367,13 @@ classes, and higher for it:
 
 def _processors(findings: Sequence[Finding], results: Mapping[str, Mapping[int, Result]]) -> str:
     """The comparisons whose rows one processor measured, and the others."""
-    one, several, unknown = "one", "several, whose rounding widens the interval,", "not recorded"
+    one, several, unknown = "one", "several, which round differently,", "not recorded"
     groups: dict[str, list[str]] = {one: [], several: [], unknown: []}
     for finding in findings:
         rows = [results[row].values() for row in finding.claim.rows()]
         found = {result.get("processor") for result in chain(*rows)}
         group = unknown if None in found else one if len(found) == 1 else several
-        groups[group].append(finding.claim.name)
+        groups[group].append(f"`{finding.claim.name}`")
     told = [f"{group} for {', '.join(names)}" for group, names in groups.items() if names]
     return f"Processors of a comparison's rows: {'; '.join(told)}."
 
@@ -423,9 +424,9 @@ def _tunings(claims: Claims, tunings: Sequence[Tuning]) -> str:
 
 One setting of each row was chosen: the value with the largest MAP@R (%) on *validation* classes, as a mean over
 {claims.draws} draws of the training classes. {claims.first} values were tried first, then one more at a time
-while the best lay at the edge, up to {most} in all. A value is not chosen if a training with it diverged. No test
-class was used. Before the choice, a row takes over the chosen settings of other rows. All other settings stand in
-the recipes.
+while the best lay at the edge of what was tried, until the list of at most {most} ended. A value is not chosen if
+a training with it diverged. No test class was used. Before the choice, a row takes over the chosen settings of
+other rows. All other settings stand in the recipes.
 
 {Table(header, table, names=5).markdown()}
 """
@@ -456,8 +457,8 @@ def _code(side: str | int) -> str:
     return f"`{side}`" if isinstance(side, str) else str(side)
 
 
-def save_forest(claims: Claims, findings: Sequence[Finding], path: Path) -> None:
-    """Write a PNG that shows each comparison's mean difference and interval beside zero or the margin."""
+def forest(claims: Claims, findings: Sequence[Finding]) -> bytes:
+    """A PNG that shows each comparison's mean difference and interval beside zero or the margin."""
     told = zip(findings, words(findings, len(claims.claims)), strict=True)
     drawn = [(finding, word) for finding, (_, word) in told if finding.claim.than != 0]
     figure = Figure(figsize=(8, 1 + 0.28 * len(drawn)), layout="constrained")
@@ -490,7 +491,7 @@ def save_forest(claims: Claims, findings: Sequence[Finding], path: Path) -> None
     )
     file = io.BytesIO()
     figure.savefig(file, format="png", dpi=150, metadata={"Software": None})
-    replace_file(path, file.getvalue())
+    return file.getvalue()
 
 
 def _difference(finding: Finding) -> str:

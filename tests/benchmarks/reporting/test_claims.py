@@ -243,7 +243,7 @@ def test_what_is_not_run_yet_is_named(make, capsys):
     for seed in (0, 1):
         make("base", seed, 0.5)
     assert command("--page-only") == 2
-    assert "no claim with both rows finished at 10 seeds" in capsys.readouterr().err
+    assert "no claim has both rows finished at 10 seeds, neither in" in capsys.readouterr().err
     make("new", 0, 0.6)
     assert command("--page-only", "--seeds=2") == 2  # no word before all seeds are there
     make("new", 1, 0.6)
@@ -259,13 +259,13 @@ def test_a_comparison_across_processors_is_named(make):
             make(row, seed, 0.5, processor)
     assert command("--page-only", "--seeds=2") == 0
     page = Path("claims.md").read_text()
-    assert "one for 1, 2, 3; several, whose rounding widens the interval, for 4." in page
+    assert "one for `1`, `2`, `3`; several, which round differently, for `4`." in page
     kept = json.loads(Path("claims.json").read_text())["results"]  # as older code kept them
     [result.pop("processor") for result in kept.values()]
     write_json(Path("claims.json"), {"results": kept})
     assert command("--page-only", "--seeds=2") == 0
     assert (
-        "Processors of a comparison's rows: not recorded for 1, 2, 3, 4."
+        "Processors of a comparison's rows: not recorded for `1`, `2`, `3`, `4`."
         in Path("claims.md").read_text()
     )
 
@@ -496,7 +496,7 @@ def test_kept_results_of_another_form_are_named(toy, capsys):
 # ------------------------------------------------------------------------------------ what is kept
 
 PLATFORM = {"vendor_id": "GenuineIntel", "cpu family": "6", "model": "167", "stepping": "1"}
-"""The processor that docs/claims.json was measured on; others round sums differently."""
+"""The processor that measured the rows below; others round sums differently."""
 
 
 def processor() -> dict[str, str]:
