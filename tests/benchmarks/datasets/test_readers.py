@@ -63,11 +63,11 @@ def rows(listing):
 
 
 @EVERY
-def test_at_full_size_the_numbers_are_the_published_ones_and_reading_takes_a_second(name, tmp_path):
+def test_at_full_size_the_numbers_are_the_published_ones_and_reading_takes_seconds(name, tmp_path):
     READERS[name].full(tmp_path)
     begun = time.process_time()
     listing = load(IMAGE_DATASETS[name], tmp_path)
-    assert time.process_time() - begun < 1 * (1 + len(listing) // 60_000)
+    assert time.process_time() - begun < 3 * (1 + len(listing) // 60_000)
     assert listing.counts() == IMAGE_DATASETS[name].counts
     with pytest.raises(DatasetError, match=r"[\d,]+ of [\d,]+ images are missing, the first is"):
         _ = listing.fingerprint
