@@ -135,6 +135,7 @@ def _processor() -> str | None:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):
                 name = line.partition(":")[2].strip()
+                break
     return f"{name}, {torch.backends.cpu.get_cpu_capability()}" if name else None
 
 

@@ -63,11 +63,14 @@ def rows(listing):
 
 
 @EVERY
-def test_at_full_size_the_numbers_are_the_published_ones_and_reading_takes_seconds(name, tmp_path):
+def test_at_full_size_the_numbers_are_the_published_ones_and_reading_is_fast(name, tmp_path):
     READERS[name].full(tmp_path)
     begun = time.process_time()
+    words = [path.read_text().split() for path in tmp_path.rglob("*") if path.is_file()]
+    plainly, begun = time.process_time() - begun, time.process_time()
     listing = load(IMAGE_DATASETS[name], tmp_path)
-    assert time.process_time() - begun < 3 * (1 + len(listing) // 60_000)
+    assert words
+    assert time.process_time() - begun < 100 * plainly
     assert listing.counts() == IMAGE_DATASETS[name].counts
     with pytest.raises(DatasetError, match=r"[\d,]+ of [\d,]+ images are missing, the first is"):
         _ = listing.fingerprint
