@@ -5,7 +5,8 @@
 
 benchmarks/recipes/claims.yaml lists the claims, their rows, and how each is tested. The study first chooses
 settings on validation classes, then tests the chosen settings once. After a stop, the same command continues:
-docs/claims.json, beside the page, keeps the results of finished runs, whose folders are then no longer needed.
+docs/claims.json, beside the page, keeps the results of finished runs, whose folders are then no longer needed; a
+folder of settings that are not chosen any more is renamed NAME.stale-N.
 Each run has one thread unless OMP_NUM_THREADS says otherwise. Exit status: 1 if a run failed, 2 if the command
 cannot start, 128 + signal if it was stopped.
 """
@@ -221,7 +222,7 @@ def _run(options: argparse.Namespace, settings: Sequence[str]) -> int:
         if not queue:
             break
         launcher = studies.launcher(options, options.runs, jobs=2)
-        stopped_by = studies.Sweep(queue, launcher).run()
+        stopped_by = studies.Sweep(queue, launcher, redo_stale=True).run()
         print(studies.summary(queue))
         study.keep_finished(every)
         if stopped_by is not None:

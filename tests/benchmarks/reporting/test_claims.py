@@ -199,7 +199,8 @@ def trained_by(monkeypatch):
 
     def replace(train: Callable[[list[Job]], None]) -> None:
         class Trained:
-            def __init__(self, jobs, launcher):
+            def __init__(self, jobs, launcher, *, redo_stale):
+                assert redo_stale  # or a choice that came out otherwise could not be trained
                 self.jobs = jobs
 
             def run(self):
