@@ -18,13 +18,20 @@ import ray
 from ray.exceptions import GetTimeoutError, RayError, TaskCancelledError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from benchmarks.console import reason
+from benchmarks.console import leave, reason
 from benchmarks.settings import ConfigError
 from benchmarks.studies.launching import IN_USE, POLL, RUN, Launcher, SubRun, start
 
 RETRIES = 10  # of a run whose node is gone, or that was ended from outside
 
-CONNECTING = 10  # seconds to wait for the cluster's address
+IN_USE_RETRIES = (
+    2  # of a run whose folder another process writes: on a node that was lost, it ends soon
+)
+
+CONNECTING = 10  # seconds to wait for the cluster's address, and for its first word
+
+HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
+"""What a client of HTTP/2 says first, with no settings; the server's settings are the answer."""
 
 MOST = 1000  # runs that Ray has to place at once
 
@@ -33,14 +40,17 @@ PASSED_ON = ("OMP_NUM_THREADS", "ACCELERATE_")
 
 
 class EndedFromOutsideError(RuntimeError):
-    """A run was stopped or killed though nobody asked, or its folder is still written: Ray starts it again."""
+    """A run was stopped or killed though nobody asked: Ray starts it again."""
 
 
-def execute(command: Sequence[str], log: Path, folder: Path, record: Path) -> int:
+def execute(
+    command: Sequence[str], log: Path, folder: Path, record: Path, retries: int = IN_USE_RETRIES
+) -> int:
     """A run on this node; its exit status. It saves and ends when the task is cancelled, and with this process.
 
     Args:
         record: Its run.json, which tells that it was stopped where its launcher's exit status does not.
+        retries: How often it is started again while another process writes its folder.
     """
     # Where Ray was started with SIGINT ignored, as by a script in the background, it could cancel nothing.
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -61,8 +71,10 @@ def execute(command: Sequence[str], log: Path, folder: Path, record: Path) -> in
     now = record.read_bytes() if record.exists() else b""
     stopped = now != before and json.loads(now)["status"] == "stopped"
     saved = (128 + signal.SIGINT, 128 + signal.SIGTERM)
-    if not asked and (stopped or status < 0 or status in (IN_USE, *saved)):
+    if not asked and (stopped or status < 0 or status in saved):
         raise EndedFromOutsideError(status)
+    if not asked and status == IN_USE and retries:
+        return execute(command, log, folder, record, retries - 1)
     return status
 
 
@@ -85,6 +97,15 @@ def look_for(marker: Path, content: str, paths: Sequence[Path]) -> Callable[[], 
         return None if seen else f"{marker.parent} as the machine of this command does"
 
     return lacking
+
+
+def check_answers(host: str, port: int) -> None:
+    """Raise an OSError unless a server is there that speaks as Ray's: Ray itself waits for minutes."""
+    with socket.create_connection((host, port), timeout=CONNECTING) as connection:
+        connection.sendall(HELLO)
+        begin = connection.recv(1)
+    if begin != b"\0" and "RAY_USE_TLS" not in os.environ:  # it closes, or sends an alert
+        raise OSError("no cluster of Ray answers there")
 
 
 class Task:
@@ -134,8 +155,8 @@ class RayLauncher(Launcher):
         own = {"object_store_memory": 10**8} if self.address == "local" else {}
         host, _, port = self.address.rpartition(":")
         try:
-            if host:  # Ray itself waits for minutes
-                socket.create_connection((host, int(port)), timeout=CONNECTING).close()
+            if host:
+                check_answers(host, int(port))
             context = ray.init(
                 self.address,
                 log_to_driver=False,
@@ -152,6 +173,8 @@ class RayLauncher(Launcher):
             )(execute)
         except BaseException as error:
             ray.shutdown()
+            if isinstance(error, SystemExit):  # of Ray's handler of SIGTERM
+                leave(signal.SIGTERM, None)
             expected = (OSError, OverflowError, RayError, RuntimeError, ValueError)
             if isinstance(error, expected) and not isinstance(error, ConfigError):
                 raise ConfigError(f"--ray: {self.address}: {reason(error)}") from error

@@ -2,11 +2,15 @@
 
 import json
 import os
+import queue
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -50,6 +54,16 @@ def command(runs: Path, data: str, *options: str) -> list[str]:
     ]
 
 
+def start(arguments: list[str]) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "benchmarks.sweep", *arguments],
+        cwd=ROOT,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+
+
 def wait_until(condition: Callable[[], object], process: subprocess.Popen[str]) -> None:
     deadline = time.monotonic() + TIMEOUT
     while not condition():
@@ -74,18 +88,6 @@ def test_a_sweep_survives_its_nodes_and_its_driver(cluster: Any, data: str, tmp_
     whole, runs = tmp_path / "whole", tmp_path / "runs"
     assert sweep.main(command(whole, data, "--jobs=2")) == 0
 
-    def start() -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [
-                *(sys.executable, "-m", "benchmarks.sweep"),
-                *command(runs, data, "--ray", cluster.address),
-            ],
-            cwd=ROOT,
-            text=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        )
-
     folders = [runs / f"glyphs-demo-binomial-seed{seed}" for seed in range(SEEDS)]
 
     def writers() -> list[int]:
@@ -104,7 +106,7 @@ def test_a_sweep_survives_its_nodes_and_its_driver(cluster: Any, data: str, tmp_
 
     # A node dies, and another comes.
     counts: dict[str, list[int]] = {}
-    driver = start()
+    driver = start(command(runs, data, "--ray", cluster.address))
     wait_until(both_go_on, driver)
     before = writers()
     assert len(before) == 2
@@ -125,7 +127,7 @@ def test_a_sweep_survives_its_nodes_and_its_driver(cluster: Any, data: str, tmp_
 
     # The command is killed: its runs save and end.
     counts.clear()
-    driver = start()
+    driver = start(command(runs, data, "--ray", cluster.address))
     wait_until(both_go_on, driver)
     assert statuses() == ["running", "running"]
     driver.kill()
@@ -136,7 +138,7 @@ def test_a_sweep_survives_its_nodes_and_its_driver(cluster: Any, data: str, tmp_
         time.sleep(0.1)
     assert statuses() == ["stopped", "stopped"]
 
-    driver = start()
+    driver = start(command(runs, data, "--ray", cluster.address))
     said, _ = driver.communicate(timeout=TIMEOUT)
     assert driver.returncode == 0, said
     assert f" on {os.uname().nodename}" in said
@@ -162,14 +164,73 @@ def test_what_no_node_has_is_refused(
     assert not ray.is_initialized()
 
 
+@contextmanager
+def serving(answer: bytes) -> Iterator[tuple[str, "queue.Queue[socket.socket]"]]:
+    """A server that says so much to each client and no more: its address, and the clients that have come."""
+    clients: queue.Queue[socket.socket] = queue.Queue()
+
+    def serve() -> None:
+        with suppress(OSError):  # once the server is closed
+            while True:
+                client, _ = server.accept()
+                client.sendall(answer)
+                clients.put(client)
+
+    with socket.create_server(("", 0)) as server:  # Ray takes this machine's address for localhost
+        threading.Thread(target=serve, daemon=True).start()
+        try:
+            yield f"127.0.0.1:{server.getsockname()[1]}", clients
+        finally:
+            server.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.fixture
+def refused(
+    data: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> Callable[[str], str]:
+    """Why a sweep on the cluster at an address is refused before Ray connects, which would take it minutes."""
+    monkeypatch.setattr(ray, "init", pytest.fail)
+
+    def line(address: str) -> str:
+        assert sweep.main(command(tmp_path / "runs", data, "--ray", address)) == 2
+        return capsys.readouterr().err
+
+    return line
+
+
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "127.0.0.1:99999"])
-def test_an_address_without_a_cluster_is_told_at_once(
-    address: str, data: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_an_address_without_a_cluster_is_told(address: str, refused: Callable[[str], str]) -> None:
+    assert refused(address).startswith(f"error: --ray: {address}: ")
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [(b"", "timed out"), (b"HTTP/1.1 400 Bad Request\r\n\r\n", "no cluster of Ray answers")],
+    ids=["mute", "another server"],
+)
+def test_an_address_of_something_else_is_told(
+    answer: bytes, told: str, refused: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    begun = time.monotonic()
-    assert sweep.main(command(tmp_path / "runs", data, "--ray", address)) == 2
-    assert capsys.readouterr().err.startswith(f"error: --ray: {address}: ")
-    assert time.monotonic() - begun < 20, "Ray itself takes minutes"
+    monkeypatch.setattr("benchmarks.studies.cluster.CONNECTING", 1)
+    with serving(answer) as (address, _):
+        assert refused(address).startswith(f"error: --ray: {address}: {told}")
+
+
+def test_a_stop_while_ray_connects(data: str, tmp_path: Path) -> None:
+    with serving(b"\0\0\0\4\0\0\0\0\0") as (
+        address,
+        clients,
+    ):  # as a cluster begins, and then no more
+        driver = start(command(tmp_path / "runs", data, "--ray", address))
+        for _ in "ours", "Ray's":
+            clients.get(timeout=TIMEOUT)
+        driver.terminate()
+        said, _ = driver.communicate(timeout=TIMEOUT)
+    assert driver.returncode == 128 + signal.SIGTERM, said
+    assert said.splitlines()[-1] == "stopped"
 
 
 def test_runs_that_cannot_be_written_are_told(
@@ -230,6 +291,16 @@ def test_a_launcher_that_hides_how_a_run_ended(status: str, tmp_path: Path) -> N
         with pytest.raises(EndedFromOutsideError):
             execute(*arguments)
     assert execute(*arguments) == 1, "refused: it has written nothing"
+
+
+def test_a_run_in_use_is_started_twice_more(tmp_path: Path) -> None:
+    """Its slot is free for others then; Ray's own retries, which are many, are for what was lost."""
+    from benchmarks.studies.cluster import execute
+
+    log, program = tmp_path / "log", f"print('in use'); raise SystemExit({launching.IN_USE})"
+    arguments = [sys.executable, "-c", program], log, tmp_path, tmp_path / "run.json"
+    assert execute(*arguments) == launching.IN_USE
+    assert log.read_text().splitlines().count("in use") == 3
 
 
 def test_a_task_can_be_cancelled_where_signals_were_ignored(tmp_path: Path) -> None:
