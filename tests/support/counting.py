@@ -1,13 +1,33 @@
 """Costs that are counted: what a piece of code runs, and how large its tensors are."""
 
+import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+
+@contextmanager
+def calls() -> Iterator[Counter[str]]:
+    """How often each function is called inside the `with` block, by its qualified name, such as "open"."""
+    counted: Counter[str] = Counter()
+
+    def count(frame: Any, event: str, function: Any) -> None:
+        if event == "call":
+            counted[frame.f_code.co_qualname] += 1
+        elif event == "c_call":
+            counted[function.__qualname__] += 1
+
+    sys.setprofile(count)
+    try:
+        yield counted
+    finally:
+        sys.setprofile(None)
 
 
 class Count(TorchDispatchMode):

@@ -8,7 +8,6 @@ import json
 import os
 import random
 import shutil
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from tests.benchmarks.export.test_export import pictures, plain, trained  # noqa
 from tests.benchmarks.reporting.test_figures import save_features
 from tests.benchmarks.reporting.test_report import add_curves_and_images, write_run
 from tests.end_to_end.attacks.test_dataset_files import is_shown
-from tests.end_to_end.attacks.test_settings import LONGEST, Watch, drawn_settings
+from tests.end_to_end.attacks.test_settings import Watch, drawn_settings
 
 VALUES: tuple[Any, ...] = (
     None,
@@ -231,10 +230,8 @@ def test_exports_of_damaged_folders(
             record = load_run(whole).info
             write_json(damaged / "run.json", record | {"files": digests(damaged)})
         capsys.readouterr()
-        begun = time.process_time()
         with watch.on(tmp_path):
             status = export.main(command)
-        assert time.process_time() - begun < LONGEST, what
         check_said(status, capsys.readouterr(), what, damaged)
         assert output.exists() == (status == 0), what
         if status == 0:
