@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -13,15 +14,22 @@ from torch.utils._pytree import tree_leaves
 
 
 @contextmanager
-def calls() -> Iterator[Counter[str]]:
-    """How often each function is called inside the `with` block, by its qualified name, such as "open"."""
+def calls(most: int) -> Iterator[Counter[str]]:
+    """How often each function is called inside the `with` block, by its qualified name, such as "open".
+
+    More than `most` calls in all fail, at once: what they cost may never end.
+    """
     counted: Counter[str] = Counter()
+    left = most
 
     def count(frame: Any, event: str, function: Any) -> None:
-        if event == "call":
-            counted[frame.f_code.co_qualname] += 1
-        elif event == "c_call":
-            counted[function.__qualname__] += 1
+        nonlocal left
+        if event in ("call", "c_call"):
+            name = frame.f_code.co_qualname if event == "call" else function.__qualname__
+            counted[name] += 1
+            left -= 1
+            if left < 0:
+                pytest.fail(f"more than {most:,} calls, most often {counted.most_common(3)}")
 
     sys.setprofile(count)
     try:

@@ -65,11 +65,11 @@ def rows(listing):
 @EVERY
 def test_at_full_size_the_numbers_are_the_published_ones_and_a_row_costs_few_calls(name, tmp_path):
     READERS[name].full(tmp_path)
-    with calls() as counted:
+    rows = sum(images for images, _ in IMAGE_DATASETS[name].counts.values())
+    with calls(30 * rows) as counted:
         listing = load(IMAGE_DATASETS[name], tmp_path)
     assert len(READERS[name].files) <= counted["open"] < 5
     assert counted["stat"] < 20, "no image is looked for"
-    assert counted.total() < 30 * len(listing)
     assert listing.counts() == IMAGE_DATASETS[name].counts
     with pytest.raises(DatasetError, match=r"[\d,]+ of [\d,]+ images are missing, the first is"):
         _ = listing.fingerprint
