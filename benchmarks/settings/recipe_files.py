@@ -233,7 +233,7 @@ def _remarks(name: str, about: str) -> dict[str, list[Remark]]:
     path = RECIPES / f"{paper}.yaml"
     if not path.exists():
         return {}
-    content = _read(path, path.stat().st_mtime_ns)
+    content = _parsed_once(path, _text(path))
     _check(path, content, PAPER, complete=True)
     try:
         remarks = {key: [Remark(**line) for line in lines] for key, lines in content.items()}
@@ -253,14 +253,9 @@ def _content(table: str) -> dict[str, Any]:
             f"recipe: no table {table!r}; there are {', '.join(table_names())}, and --list shows their entries"
         )
     path = RECIPES / f"{table}.yaml"
-    content = {"trainings": {}} | _read(path, path.stat().st_mtime_ns)
+    content = {"trainings": {}} | _parsed_once(path, _text(path))
     _check(path, content, TABLE, complete=True)
     return content
-
-
-@cache
-def _read(path: Path, changed: int) -> dict[str, Any]:
-    return read_yaml(path)
 
 
 def _check(
@@ -354,16 +349,30 @@ def read_yaml(path: Path) -> dict[str, Any]:
     Raises:
         ConfigError: if the file is missing, unreadable, or holds something else.
     """
+    return _parsed(path, _text(path))
+
+
+def _text(path: Path) -> str:
     try:
         with path.open() as file:
-            content = load_yaml(file.read(SIZE + 1))
+            return file.read(SIZE + 1)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror})") from error
+    except ValueError as error:
+        raise ConfigError(f"{path}: not valid YAML: {error}") from error
+
+
+def _parsed(path: Path, text: str) -> dict[str, Any]:
+    try:
+        content = load_yaml(text)
     except ValueError as error:
         raise ConfigError(f"{path}: not valid YAML: {error}") from error
     if not isinstance(content, dict):
         raise ConfigError(f"{path}: expected a mapping of settings, got {type(content).__name__}")
     return content
+
+
+_parsed_once = cache(_parsed)  # of recipes, which every command reads several times
 
 
 def dump(config: Mapping[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import os
 import random
 import shutil
@@ -202,7 +203,7 @@ def kill_all(process: subprocess.Popen[str], folder: Path) -> None:
 @pytest.mark.slow
 def test_sigterm_to_the_launcher_saves(data: str, tmp_path: Path) -> None:
     folder, whole = tmp_path / "run", tmp_path / "whole"
-    arguments = [data, *TINY, *NO_BATCH_STATISTICS, horde(), "--optimization.steps=400"]
+    arguments = [data, *TINY, *NO_BATCH_STATISTICS, horde(), "--optimization.steps=100000"]
     process = start([*arguments, f"--output={folder}"], 2, start_new_session=True)
     wait_for_rows(process, folder, 20)
     process.send_signal(signal.SIGTERM)
@@ -211,12 +212,12 @@ def test_sigterm_to_the_launcher_saves(data: str, tmp_path: Path) -> None:
     assert "saved; the same command" in output, output
     state = load_checkpoint(folder)
     assert state is not None
-    assert 20 <= state["step"] < 250
+    assert state["step"] >= 20
     # Both processes go on from it, and the losses continue.
     shorter = state["step"] + 10
     shutil.copytree(folder, whole)
     config = yaml.safe_load((folder / "config.yaml").read_text())
-    assert config["optimization"]["steps"] == 400 > shorter
+    assert config["optimization"]["steps"] == 100_000 > shorter
     process = start([*arguments, f"--output={folder}", "--resume"], 2, start_new_session=True)
     wait_for_rows(process, folder, shorter)
     process.send_signal(signal.SIGTERM)
@@ -248,6 +249,7 @@ def test_sigterm_to_accelerate_saves(data: str, tmp_path: Path) -> None:
 
 def test_signals_that_come_together_are_one(monkeypatch: pytest.MonkeyPatch) -> None:
     later: list[int] = []
+    monkeypatch.setattr(stopping, "TOGETHER", math.inf)
     with (
         stopping.signals_handled(lambda number, frame: later.append(number)),
         stopping.StopRequest() as stop,

@@ -791,7 +791,7 @@ class Slow(FeatureLoss):
 
     def __init__(self) -> None:
         super().__init__()
-        self.together = threading.Barrier(2, timeout=20)
+        self.together = threading.Barrier(2, timeout=120)
 
     def compute_loss(self, *args: Any) -> dict[str, Any]:
         self.together.wait()

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pytorch_metric_learning.testers import GlobalEmbeddingSpaceTester, WithSameParentLabelTester
 from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
@@ -220,7 +220,9 @@ POINTS = st.lists(
 )
 
 
-@settings(max_examples=80, deadline=None, derandomize=True)
+@settings(
+    max_examples=80, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
 @given(points=POINTS, gallery=st.booleans(), order=st.randoms(use_true_random=False))
 def test_ties_count_against_the_model(points, gallery, order):
     """Points of a grid, many of them equal or equally far: as the oracle says, in whatever order they come."""

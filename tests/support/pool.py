@@ -49,7 +49,7 @@ class Pool:
         self._workers: list[tuple[Any, Connection]] = []
 
     def run(
-        self, function: Callable[..., Any], *args: Any, processes: int, limit: float = 120
+        self, function: Callable[..., Any], *args: Any, processes: int, limit: float = 600
     ) -> list[Any]:
         """Results of `function(Processes, *args)` on each process; everything must pickle.
 

@@ -9,7 +9,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 RUN = ROOT / "benchmarks" / "run.py"
-TIMEOUT = 180
+TIMEOUT = 600  # seconds until what hangs is ended, also where a machine is busy
 
 TINY = (
     "--data.max_classes=24",

@@ -1,5 +1,6 @@
 """A broken file of recipes gives one line that names the key; --list shows the others."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,14 @@ def test_a_broken_file_is_one_line(
     assert main(["--list"]) == 2
     [line] = capsys.readouterr().err.splitlines()
     assert BROKEN[content] in line
+
+
+def test_a_changed_file_is_read_again_whatever_its_time(file: Path) -> None:
+    """Two changes may come within one tick of a file system's clock."""
+    for label in "XY":
+        file.write_text(f"trainings: {{x: {{label: {label}}}}}")
+        os.utime(file, ns=(0, 0))
+        assert read_entry("a/b/x").label == label
 
 
 def test_a_row_of_another_training(file: Path) -> None:

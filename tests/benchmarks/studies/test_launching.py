@@ -83,7 +83,8 @@ def stop(number, frame):
     print("told", flush=True)
 signal.signal(signal.SIGTERM, stop)
 print("ready", flush=True)
-signal.pause()
+while signal.getsignal(signal.SIGTERM) is stop:
+    time.sleep(0.01)
 time.sleep(0.5)
 sys.exit(143)
 """

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pytorch_metric_learning.samplers import MPerClassSampler
 
@@ -24,7 +24,9 @@ def sampler(
     return StepSampler(labels, Data(**data), steps=steps, seed=seed), labels
 
 
-@settings(deadline=None, max_examples=30)
+@settings(
+    max_examples=30, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
 @given(
     sizes=st.lists(st.integers(1, 9), min_size=3, max_size=12),
     samples=st.integers(1, 4),
