@@ -243,6 +243,66 @@ def test_every_order_trains_a_copy_of_the_base_loss_of_its_own(name: str) -> Non
             assert one is not other and not torch.equal(one, other)
 
 
+@pytest.mark.parametrize("projections", ["random", "sketch"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        *PROXY_LOSSES.values(),
+        lambda width: losses.CosFaceLoss(3, width),
+        lambda width: losses.ProxyNCALoss(3, width),
+        lambda width: losses.SoftTripleLoss(3, width),
+    ],
+)
+def test_proxies_of_the_embeddings_width_with_fixed_projections(
+    make: Callable[[int], nn.Module], projections: str
+) -> None:
+    """They fit no order of width d: the orders are embedded, and copies and embeddings are trained."""
+    base = make(WIDTH).double()
+    loss = build(base=base, projections=projections).double()
+    embeddings, features = batch()
+    embeddings.requires_grad_(), features.requires_grad_()
+    orders = [torch.from_numpy(order) for order in expected_orders(loss, features.detach())]
+    assert {order.shape for order in orders} == {(len(LABELS), WIDTH)}
+    value = loss(embeddings, LABELS, features=features)
+    assert_close(value, sum(base(v, LABELS) for v in [embeddings, *orders]))
+    optimizer = torch.optim.SGD(loss.parameters(), lr=0.1)
+    before = copy.deepcopy(loss.state_dict())
+    value.backward()
+    optimizer.step()
+    assert features.grad is not None and features.grad.abs().max() > 0
+    changed = {name for name, saved in before.items() if not saved.equal(loss.state_dict()[name])}
+    copies = {
+        f"losses.order_{k}.{n}" for k in range(1, ORDER + 1) for n, _ in base.named_parameters()
+    }
+    assert changed == copies | {f"embeddings.order_{k}.weight" for k in range(2, ORDER + 1)}
+    again = build(base=make(WIDTH), projections=projections).double()
+    again.load_state_dict(loss.state_dict())
+    assert again(embeddings, LABELS, features=features) == loss(
+        embeddings, LABELS, features=features
+    )
+
+
+@pytest.mark.parametrize("projections", ["random", "sketch"])
+def test_with_fixed_projections_only_a_loss_that_needs_it_is_embedded(projections: str) -> None:
+    """Also on the meta device, where no call shows what fits."""
+    for device in ("cpu", "meta"):
+        with torch.device(device):
+            for base, embedded in (
+                (losses.ContrastiveLoss(), False),
+                (losses.MarginLoss(learn_beta=True), False),
+                (losses.ProxyAnchorLoss(3, WIDTH), True),
+                (losses.CrossBatchMemory(losses.ContrastiveLoss(), WIDTH), True),
+            ):
+                loss = build(base=base, projections=projections)
+                assert isinstance(loss.embeddings["order_2"], nn.Linear) == embedded, base
+            first = build(
+                base=losses.ProxyAnchorLoss(3, DIM),
+                projections=projections,
+                first_loss=losses.ProxyAnchorLoss(3, WIDTH),
+            )
+            assert isinstance(first.embeddings["order_2"], nn.Identity)
+
+
 @pytest.mark.parametrize(
     "base",
     [
@@ -413,7 +473,7 @@ def test_bad_arguments(kwargs: dict[str, Any], message: str) -> None:
         (
             lambda: PROXY_LOSSES["arcface"](WIDTH),
             {"embed_orders": False},
-            rf"embeddings of width {DIM} in two classes failed[\s\S]*embed_orders=True",
+            rf"embeddings of width {DIM} in two classes failed[\s\S]*pass {WIDTH}, and embed_orders=True",
         ),
         (lambda: PROXY_LOSSES["proxy_anchor"](DIM), {"embed_orders": False}, f"width {WIDTH}"),
         (

@@ -77,6 +77,9 @@ CASES: dict[str, Callable[[], nn.Module]] = {
     "horde random embedded": lambda: horde(
         losses.ContrastiveLoss(), projections="random", embed_orders=True
     ),
+    "horde random of proxies": lambda: horde(
+        losses.ProxyAnchorLoss(CLASSES, WIDTH), projections="random"
+    ),
     "horde of arcface": lambda: horde(losses.ArcFaceLoss(CLASSES, WIDTH)),
     "contrastive": losses.ContrastiveLoss,
     "triplet": losses.TripletMarginLoss,
