@@ -529,7 +529,10 @@ def test_bad_arguments(kwargs: dict[str, Any], message: str) -> None:
 @pytest.mark.parametrize(
     ("features", "message"),
     [
-        (torch.zeros(2, 5), r"expected a map .* got shape \(2, 5\)"),
+        (
+            torch.zeros(2, 5),
+            r'expected a map .* got shape \(2, 5\), pooled already; .* global_pool="" .* before the pooling$',
+        ),
         (torch.zeros(2, 4, 3, 3), r"expected a map \(N, 5, H, W\) .* pass in_channels="),
         (torch.zeros(2, 3, 3, 5), "expected a map"),
         (torch.zeros(2, 5, 4), r"tokens \(N, L, 5\), got shape \(2, 5, 4\)"),
