@@ -8,10 +8,11 @@ the loss's own parameters. The reported loss is that of the whole batch, too.
 """
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
+from zlib import crc32
 
 import torch
 import torch.distributed as dist
@@ -169,12 +170,12 @@ class DistributedLoss(nn.Module):
                 several processes, if there are no labels or `indices_tuple` is given; or if `features` are given to
                 a loss that takes none.
             RuntimeError: if the loss's parameters differ between processes, since nothing averages their
-                gradients.
+                gradients, or buffers of integers do, such as fixed projections that each process drew for itself.
         """
         with torch.autocast(embeddings.device.type, enabled=False):
             if world_size() == 1:
                 return self._loss(embeddings, labels, indices_tuple, features)
-            _check_alike(embeddings, labels, indices_tuple)
+            self._check_alike(embeddings, labels, indices_tuple)
             if not isinstance(labels, Tensor):
                 raise ValueError(
                     f"labels: expected a tensor of {len(embeddings)} integers, got {type(labels).__name__}"
@@ -196,6 +197,30 @@ class DistributedLoss(nn.Module):
             if alone and isinstance(loss, Tensor) and loss.requires_grad:
                 loss.register_hook(self._warn)  # type: ignore[no-untyped-call]
             return loss
+
+    def _check_alike(
+        self, embeddings: Tensor, labels: Any, indices_tuple: tuple[Tensor, ...] | None
+    ) -> None:
+        """Compare what the processes hold, in one exchange: to gather what differs would abort them."""
+        text = f"embeddings {_described(embeddings)}, labels {_described(labels)}"
+        text += "" if indices_tuple is None else ", tuples"
+        fixed = _digest(x for x in self.loss.buffers() if not x.is_floating_point())
+        own = torch.tensor([*fixed, *text.encode()[:_TEXT].ljust(_TEXT)], dtype=torch.uint8)
+        found = all_gather(own.unsqueeze(0).to(embeddings.device))
+        if not found.ne(found[0]).any():
+            return
+        texts = found[:, len(fixed) :]
+        if texts.ne(texts[0]).any():
+            held = [bytes(row).decode(errors="replace").rstrip() for row in texts.tolist()]
+            raise ValueError(
+                "embeddings: every process must hold the same number of rows and labels, in the same dtypes, got "
+                f"by rank: {'; '.join(held)}; drop or fill the last batch (drop_last=True, or Accelerate's "
+                "even_batches), and cast the same on all"
+            )
+        raise RuntimeError(
+            f"loss: the {world_size()} processes hold different buffers of {type(self.loss).__name__}, such as "
+            f"fixed projections or draws, expected the same; {_REMEDY}"
+        )
 
     def _warn(self, gradient: Tensor) -> None:
         if not self._warned:
@@ -238,23 +263,16 @@ class DistributedLoss(nn.Module):
         return loss
 
 
-def _check_alike(embeddings: Tensor, labels: Any, indices_tuple: tuple[Tensor, ...] | None) -> None:
-    """Compare what the processes hold, in one exchange: to gather what differs would abort them."""
-    text = f"embeddings {_described(embeddings)}, labels {_described(labels)}"
-    text += "" if indices_tuple is None else ", tuples"
-    own = torch.tensor([*text.encode()[:_TEXT].ljust(_TEXT)], dtype=torch.uint8)
-    texts = all_gather(own.unsqueeze(0).to(embeddings.device))
-    if texts.ne(texts[0]).any():
-        held = [bytes(row).decode(errors="replace").rstrip() for row in texts.tolist()]
-        raise ValueError(
-            "embeddings: every process must hold the same number of rows and labels, in the same dtypes, got by "
-            f"rank: {'; '.join(held)}; drop or fill the last batch (drop_last=True, or Accelerate's even_batches), "
-            "and cast the same on all"
-        )
-
-
 def _described(x: Any) -> str:
     return f"{tuple(x.shape)} {x.dtype}" if isinstance(x, Tensor) else type(x).__name__
+
+
+def _digest(tensors: Iterable[Tensor]) -> bytes:
+    """Four bytes that depend on some entries of each tensor."""
+    probes = [
+        tensor.detach().flatten()[:: max(tensor.numel() // 64, 1)].tolist() for tensor in tensors
+    ]
+    return crc32(str(probes).encode()).to_bytes(4, "big")
 
 
 def prepare_loss(accelerator: Any, loss: nn.Module | None = None) -> nn.Module:

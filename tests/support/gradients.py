@@ -248,6 +248,23 @@ def check_errors(processes: Processes) -> None:
             assert re.match(f".*{message}", str(error)), error
         else:
             raise AssertionError(f"no error: {message}")
+    for make in (
+        lambda: horde(losses.ContrastiveLoss(), projections="random"),
+        lambda: horde(losses.ContrastiveLoss(), projections="sketch"),
+        lambda: confusion(gradient="all", num_pairs=2, seed=torch.initial_seed()),
+    ):
+        torch.manual_seed(rank)  # nothing is trained, yet each process draws numbers of its own
+        drawn = make()
+        extra = {"features": torch.randn(3, CHANNELS, 2, 2)} if isinstance(drawn, HORDELoss) else {}
+        try:
+            DistributedLoss(drawn)(torch.randn(3, WIDTH), labels, **extra)
+        except RuntimeError as error:
+            assert re.match(
+                r"loss: .* different buffers of \w+, such as fixed .* prepare_loss", str(error)
+            )
+        else:
+            raise AssertionError("the processes drew different numbers")
+        assert prepare_loss(DistributedLoss(drawn))(torch.randn(3, WIDTH), labels, **extra) > 0
     try:  # twice as many embeddings as features, but not those of all processes
         world = processes.num_processes
         embeddings = torch.randn(3 * world, WIDTH) + rank
