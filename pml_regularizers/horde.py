@@ -277,14 +277,30 @@ class HORDELoss(WrapperLoss):
         return [f"order_{k}" for k in range(1, self.order + 1)]
 
     def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *args: Any) -> None:
-        _, strict, *_ = args
-        for name in ("pca_mean", "pca_components"):  # exists once fitted, in the size chosen then
-            saved = state_dict.get(prefix + name)
+        _, strict, *_, errors = args
+        names = ("pca_mean", "pca_components")  # exist once fitted, in the size chosen then
+        found = [state_dict.get(prefix + name) for name in names]
+        if not _is_pca(*found):
+            came = " and ".join(
+                "nothing" if x is None else f"{tuple(x.shape)} {x.dtype}" for x in found
+            )
+            errors.append(
+                f"{prefix}pca_mean, pca_components: expected the floating (D,) and (D, size) of one fit, got {came}"
+            )
+            return
+        for name, saved in zip(names, found, strict=True):
             if saved is None and not strict:
                 continue
             device = next(iter(self.moments.state_dict().values())).device
             setattr(self, name, None if saved is None else torch.empty_like(saved, device=device))
         super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+def _is_pca(mean: Tensor | None, components: Tensor | None) -> bool:
+    if mean is None or components is None:
+        return mean is components
+    floating = mean.is_floating_point() and components.is_floating_point()
+    return floating and components.ndim == 2 and mean.shape == components.shape[:1]
 
 
 def _embedding(in_features: int, out_features: int) -> nn.Linear:

@@ -719,6 +719,33 @@ def test_state_dict_carries_the_fitted_pca_and_its_absence(base: str) -> None:
         fresh.reduce(torch.randn(3, ORDER * WIDTH))
 
 
+@pytest.mark.parametrize(
+    ("damage", "came"),
+    [
+        (lambda state: state.update(pca_mean=state["pca_mean"][:1]), r"\(1,\) torch.float32"),
+        (lambda state: state.update(pca_mean=state["pca_mean"][0]), r"\(\) torch.float32"),
+        (
+            lambda state: state.update(pca_components=state["pca_components"][:, 0]),
+            r"\(16,\) torch.float32",
+        ),
+        (lambda state: state.update(pca_components=state["pca_components"].int()), "torch.int32"),
+        (lambda state: state.pop("pca_components"), "and nothing"),
+    ],
+)
+@pytest.mark.parametrize("strict", [True, False])
+def test_a_damaged_pca_is_refused(damage: Callable[[Any], Any], came: str, strict: bool) -> None:
+    """Most of these would be broadcast or rounded, and `reduce` would give other numbers."""
+    state, fresh = fitted().state_dict(), build()
+    damage(state)
+    with pytest.raises(
+        RuntimeError, match=rf"0\.pca_mean, pca_components: expected .* got .*{came}"
+    ):
+        nn.Sequential(fresh).load_state_dict(
+            {f"0.{name}": value for name, value in state.items()}, strict=strict
+        )
+    assert fresh.pca_mean is None and fresh.pca_components is None
+
+
 def test_state_dict_of_a_wrapped_loss() -> None:
     def wrap(loss: HORDELoss) -> nn.Module:
         return losses.MultipleLosses([loss, losses.TripletMarginLoss()])
