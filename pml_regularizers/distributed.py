@@ -8,10 +8,11 @@ the loss's own parameters. The reported loss is that of the whole batch, too.
 """
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
+from zlib import crc32
 
 import torch
 import torch.distributed as dist
@@ -23,6 +24,8 @@ from .precision import full_precision
 _REMEDY = (
     "wrap the loss before its optimizer is made: criterion = prepare_loss(DistributedLoss(loss))"
 )
+_TEXT = 200
+"""Bytes by which a process describes its batch to the others."""
 _gathering: ContextVar[bool] = ContextVar("gathering", default=False)
 
 
@@ -158,25 +161,30 @@ class DistributedLoss(nn.Module):
 
         Args:
             embeddings: (n, E), this process's rows; n is the same on all processes.
-            labels: (n,).
+            labels: (n,), of the same dtype on all processes, as the embeddings.
             indices_tuple: Mined tuples; with several processes pass `miner=` to the constructor instead.
             features: This process's features, for losses that read features.
 
         Raises:
-            ValueError: if the processes hold different numbers of rows, if `indices_tuple` is given with
-                several processes, or `features` to a loss that takes none.
+            ValueError: on every process, if they hold different numbers of rows or labels or different dtypes; with
+                several processes, if there are no labels or `indices_tuple` is given; or if `features` are given to
+                a loss that takes none.
             RuntimeError: if the loss's parameters differ between processes, since nothing averages their
-                gradients.
+                gradients, or buffers of integers do, such as fixed projections that each process drew for itself.
         """
         with torch.autocast(embeddings.device.type, enabled=False):
             if world_size() == 1:
                 return self._loss(embeddings, labels, indices_tuple, features)
+            self._check_alike(embeddings, labels, indices_tuple)
+            if not isinstance(labels, Tensor):
+                raise ValueError(
+                    f"labels: expected a tensor of {len(embeddings)} integers, got {type(labels).__name__}"
+                )
             if indices_tuple is not None:
                 raise ValueError(
                     f"indices_tuple: cannot index the batch of {world_size()} processes from one of them; "
                     "pass the miner to DistributedLoss(loss, miner=...)"
                 )
-            _check_equal_rows(embeddings)
             trained = [parameter for parameter in self.loss.parameters() if parameter.requires_grad]
             # The name is private to torch: without it there is no warning.
             ddp = getattr(nn.parallel.DistributedDataParallel, "_active_ddp_module", "gone")
@@ -189,6 +197,30 @@ class DistributedLoss(nn.Module):
             if alone and isinstance(loss, Tensor) and loss.requires_grad:
                 loss.register_hook(self._warn)  # type: ignore[no-untyped-call]
             return loss
+
+    def _check_alike(
+        self, embeddings: Tensor, labels: Any, indices_tuple: tuple[Tensor, ...] | None
+    ) -> None:
+        """Compare what the processes hold, in one exchange: to gather what differs would abort them."""
+        text = f"embeddings {_described(embeddings)}, labels {_described(labels)}"
+        text += "" if indices_tuple is None else ", tuples"
+        fixed = _digest(x for x in self.loss.buffers() if not x.is_floating_point())
+        own = torch.tensor([*fixed, *text.encode()[:_TEXT].ljust(_TEXT)], dtype=torch.uint8)
+        found = all_gather(own.unsqueeze(0).to(embeddings.device))
+        if not found.ne(found[0]).any():
+            return
+        texts = found[:, len(fixed) :]
+        if texts.ne(texts[0]).any():
+            held = [bytes(row).decode(errors="replace").rstrip() for row in texts.tolist()]
+            raise ValueError(
+                "embeddings: every process must hold the same number of rows and labels, in the same dtypes, got "
+                f"by rank: {'; '.join(held)}; drop or fill the last batch (drop_last=True, or Accelerate's "
+                "even_batches), and cast the same on all"
+            )
+        raise RuntimeError(
+            f"loss: the {world_size()} processes hold different buffers of {type(self.loss).__name__}, such as "
+            f"fixed projections or draws, expected the same; {_REMEDY}"
+        )
 
     def _warn(self, gradient: Tensor) -> None:
         if not self._warned:
@@ -231,13 +263,16 @@ class DistributedLoss(nn.Module):
         return loss
 
 
-def _check_equal_rows(embeddings: Tensor) -> None:
-    rows = all_gather(torch.tensor([len(embeddings)], device=embeddings.device)).tolist()
-    if len(set(rows)) > 1:
-        raise ValueError(
-            f"embeddings: every process must hold the same number of rows, got {rows} by rank; "
-            "drop or fill the last batch (drop_last=True, or Accelerate's even_batches)"
-        )
+def _described(x: Any) -> str:
+    return f"{tuple(x.shape)} {x.dtype}" if isinstance(x, Tensor) else type(x).__name__
+
+
+def _digest(tensors: Iterable[Tensor]) -> bytes:
+    """Four bytes that depend on some entries of each tensor."""
+    probes = [
+        tensor.detach().flatten()[:: max(tensor.numel() // 64, 1)].tolist() for tensor in tensors
+    ]
+    return crc32(str(probes).encode()).to_bytes(4, "big")
 
 
 def prepare_loss(accelerator: Any, loss: nn.Module | None = None) -> nn.Module:

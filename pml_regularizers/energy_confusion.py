@@ -32,6 +32,7 @@ from torch.nn import functional as F
 
 from .distributed import gather_rows
 from .feature_loss import LabelAwareRegularizer, already_reduced
+from .precision import CheckedIntegers
 
 Reduction = Literal["mean", "ordered_sum"]
 Gradient = Literal["fc", "all"]
@@ -88,7 +89,7 @@ def _class_sums(values: Tensor, classes: Tensor, num_classes: int) -> Tensor:
     return values.new_zeros(num_classes, *values.shape[1:]).index_add(0, classes, values)
 
 
-class EnergyConfusionRegularizer(LabelAwareRegularizer):
+class EnergyConfusionRegularizer(CheckedIntegers, LabelAwareRegularizer):
     """Regularizer that keeps a metric loss from being too sure of the training classes, by pulling them together.
 
     Add it to a metric loss and choose its weight there:

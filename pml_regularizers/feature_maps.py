@@ -30,9 +30,15 @@ def positions(features: Tensor | tuple[Tensor, ...], channels: int) -> tuple[Ten
             )
     x = features.flatten(2).transpose(1, 2) if features.ndim == 4 else features
     if x.ndim != 3 or x.shape[2] != channels:
+        way_out = "; pass in_channels=... to match the trunk"
+        if x.ndim == 2:
+            way_out = (
+                ', pooled already; make the trunk with global_pool="" (timm), or attach the loss to a layer '
+                "before the pooling"
+            )
         raise ValueError(
             f"features: expected a map (N, {channels}, H, W) or tokens (N, L, {channels}), got shape "
-            f"{tuple(features.shape)}; pass in_channels=... to match the trunk"
+            f"{tuple(features.shape)}{way_out}"
         )
     if x.shape[1] == 0:
         raise ValueError(

@@ -46,7 +46,8 @@ class HORDELoss(WrapperLoss):
         projections: "cascaded" (the paper's method), "independent" (its Table 4), "random" (its
             Table 3) or "sketch" (fast); see `HighOrderMoments`.
         embed_orders: Give each order 2..K a linear embedding (d -> E). Default: yes for trained projections, no
-            for fixed ones, as in the paper. Without embeddings, orders 2..K are d wide.
+            for fixed ones, as in the paper, unless the loss has proxies, class weights or a memory that fit
+            vectors of width E only. Without embeddings, orders 2..K are d wide.
         normalize: L2-normalise every order, as the authors' code does. Without it, features of size s give an
             order k of size s^k, whose squares must fit float32: s below about 1e3 at order 5.
         order_weights: w_2 .. w_K: K - 1 numbers, one number for all orders, "sum" (all 1, eq. 7) or "mean" (all
@@ -105,8 +106,6 @@ class HORDELoss(WrapperLoss):
         super().__init__(**kwargs)
         if embedding_size < 1:
             raise ValueError(f"embedding_size: expected at least 1, got {embedding_size}")
-        if embed_orders is None:
-            embed_orders = projections not in FIXED
         self.embedding_size = embedding_size
         self.moment_dim = moment_dim
         self.normalize = normalize
@@ -122,14 +121,17 @@ class HORDELoss(WrapperLoss):
             scale=not normalize,
         )
         self.order_weights = _weights(order_weights, order)
-        width = embedding_size if embed_orders else moment_dim
         self.check_wrapped("loss", loss)
-        _try("loss", loss, {embedding_size, width} if first_loss is None else {width})
+        if embed_orders is None:
+            embed_orders = projections not in FIXED or not _fits(loss, moment_dim, embedding_size)
+        width = embedding_size if embed_orders else moment_dim
+        widths = {embedding_size, width} if first_loss is None else {width}
+        _check_fits("loss", loss, widths, embedding_size)
         if first_loss is None:
             first_loss = loss
         else:
             self.check_wrapped("first_loss", first_loss)
-            _try("first_loss", first_loss, {embedding_size})
+            _check_fits("first_loss", first_loss, {embedding_size}, embedding_size)
         self.embeddings = nn.ModuleDict(
             {
                 f"order_{k}": _embedding(moment_dim, width) if embed_orders else nn.Identity()
@@ -275,14 +277,30 @@ class HORDELoss(WrapperLoss):
         return [f"order_{k}" for k in range(1, self.order + 1)]
 
     def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *args: Any) -> None:
-        _, strict, *_ = args
-        for name in ("pca_mean", "pca_components"):  # exists once fitted, in the size chosen then
-            saved = state_dict.get(prefix + name)
+        _, strict, *_, errors = args
+        names = ("pca_mean", "pca_components")  # exist once fitted, in the size chosen then
+        found = [state_dict.get(prefix + name) for name in names]
+        if not _is_pca(*found):
+            came = " and ".join(
+                "nothing" if x is None else f"{tuple(x.shape)} {x.dtype}" for x in found
+            )
+            errors.append(
+                f"{prefix}pca_mean, pca_components: expected the floating (D,) and (D, size) of one fit, got {came}"
+            )
+            return
+        for name, saved in zip(names, found, strict=True):
             if saved is None and not strict:
                 continue
             device = next(iter(self.moments.state_dict().values())).device
             setattr(self, name, None if saved is None else torch.empty_like(saved, device=device))
         super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+def _is_pca(mean: Tensor | None, components: Tensor | None) -> bool:
+    if mean is None or components is None:
+        return mean is components
+    floating = mean.is_floating_point() and components.is_floating_point()
+    return floating and components.ndim == 2 and mean.shape == components.shape[:1]
 
 
 def _embedding(in_features: int, out_features: int) -> nn.Linear:
@@ -314,21 +332,36 @@ def _weights(order_weights: float | Sequence[float] | str, order: int) -> list[f
     return [float(weight) for weight in order_weights]
 
 
-def _try(name: str, loss: nn.Module, widths: Iterable[int]) -> None:
-    """Try a copy of the loss: it must return one number at this width, which its own parameters must fit."""
+def _fits(loss: nn.Module, width: int, other: int) -> bool:
+    """True if the loss takes vectors of this width; on the meta device, if nothing in it has the other one."""
+    state = [*loss.parameters(), *loss.buffers()]
+    if state and state[0].is_meta:
+        return not any(other in tensor.shape for tensor in state)
+    return _trial(loss, width) is None
+
+
+def _check_fits(name: str, loss: nn.Module, widths: Iterable[int], embedding_size: int) -> None:
+    for width in widths:
+        if (error := _trial(loss, width)) is not None:
+            wider = "" if width == embedding_size else ", and embed_orders=True to HORDELoss"
+            raise ValueError(
+                f"{name}: a trial call of {type(loss).__name__} with 8 embeddings of width {width} in two "
+                f"classes failed ({type(error).__name__}: {error}); where it has an embedding_size, pass "
+                f"{embedding_size}{wider}"
+            ) from error
+
+
+def _trial(loss: nn.Module, width: int) -> Exception | None:
+    """The error of a call of a copy, which must return one number at this width; none on the meta device."""
     state = [*loss.parameters(), *loss.buffers()]
     device = state[0].device if state else torch.device("cpu")
     if device.type == "meta":
-        return
+        return None
     labels = torch.arange(8, device=device) % 2
-    for width in widths:
-        vectors = torch.eye(8, width, device=device)
-        with torch.device(device), torch.random.fork_rng(devices=[]), torch.no_grad():
-            try:
-                copy.deepcopy(loss)(vectors, labels, None).view(())
-            except Exception as error:
-                raise ValueError(
-                    f"{name}: a trial call of {type(loss).__name__} with 8 embeddings of width {width} in two "
-                    f"classes failed ({type(error).__name__}: {error}); where it has an embedding_size, that "
-                    "must be the width of every order (embed_orders=True)"
-                ) from error
+    vectors = torch.eye(8, width, device=device)
+    with torch.device(device), torch.random.fork_rng(devices=[]), torch.no_grad():
+        try:
+            copy.deepcopy(loss)(vectors, labels, None).view(())
+        except Exception as error:
+            return error
+    return None

@@ -30,7 +30,8 @@ from torch import Tensor, nn
 
 from . import triton_products
 from .feature_maps import masked_mean, positions
-from .summed_convolutions import draw_table, summed_convolutions
+from .precision import CheckedIntegers, integer_fault
+from .summed_convolutions import draw_table, summed_convolutions, table_fault
 from .summed_products import Activations, Kernels, kept_projections, summed_products
 
 Projections = Literal["cascaded", "independent", "random", "sketch"]
@@ -98,7 +99,8 @@ def sketched_moments(
         K - 1 tensors (N, d).
 
     Raises:
-        ValueError: for fewer than two tables, or tables that do not fit C or each other.
+        ValueError: for fewer than two tables, tables that do not fit C or each other, or that are none: every
+            one holds each channel once (in compiled code, only the dtype is checked).
     """
     shapes = [tuple(table.shape) for table in tables]
     alike = len(shapes) > 1 and len({*shapes}) == 1 and len(shapes[0]) == 2
@@ -107,12 +109,10 @@ def sketched_moments(
             f"tables: expected two or more of one shape (moment_dim, R) with room for the {x.shape[2]} "
             f"channels, got {shapes}; pass weights() of one module"
         )
-    # Backwards, a channel without a place would read arbitrary memory.
-    numbers = [] if torch.compiler.is_compiling() else [int(t.count_nonzero()) for t in tables]
-    if {*numbers} - {x.shape[2]}:
-        raise ValueError(
-            f"tables: expected those of {x.shape[2]} channels, as the features have, got {numbers}"
-        )
+    if not torch.compiler.is_compiling():
+        for table in tables:
+            if (fault := table_fault(table, x.shape[2])) is not None:
+                raise ValueError(f"tables: {fault}")
     return _sketched(x, tables, mask, size=size, activations=activations)
 
 
@@ -124,7 +124,10 @@ def _sketched(
     size: Tensor | None,
     activations: Activations,
 ) -> list[Tensor]:
-    """`sketched_moments` of tables that are known to fit: to count their channels, a GPU would wait."""
+    """`sketched_moments` of tables that were checked when loaded: to look at them again, a GPU would wait."""
+    for table in tables:
+        if (fault := integer_fault(table)) is not None:
+            raise ValueError(f"tables: {fault}")
     x, count = _counted(x, mask)
     sums = summed_convolutions(x, tables, size=size, activations=activations)
     return list((sums / count).unbind())  # eq. 8
@@ -156,7 +159,7 @@ def _counted(x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
     return x.masked_fill(~mask.unsqueeze(2), 0), count
 
 
-class HighOrderMoments(nn.Module):
+class HighOrderMoments(CheckedIntegers, nn.Module):
     """One vector per order 2..K that approximates a moment of an image's features.
 
     Args:
@@ -327,21 +330,17 @@ class HighOrderMoments(nn.Module):
         projection = width * (2 if self.products == "bfloat16" else number)
         return images * positions * (self.in_channels * number + kept * projection)
 
-    def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *args: Any) -> None:
-        *_, errors = args
-        for index in range(self._count if self.projections == "sketch" else 0):
-            name = f"{prefix}weight_{index}"
-            table = state_dict.get(name)
-            if table is None or table.ndim != 2 or table.is_meta:
-                continue
-            # A table of fewer or more channels may have the same shape.
-            if (channels := int(table.count_nonzero())) != self.in_channels:
-                errors.append(
-                    f"{name}: expected a table of {self.in_channels} channels, got one of {channels}; "
-                    f"pass in_channels={channels}"
-                )
-                return
-        super()._load_from_state_dict(state_dict, prefix, *args)
+    def buffer_fault(self, saved: Tensor) -> str | None:
+        if saved.is_meta:
+            return None
+        if self.projections == "sketch":
+            return table_fault(saved, self.in_channels)
+        if saved.float().abs().eq(1).all():
+            return None
+        return (
+            "expected only -1 and 1, got other numbers; trained matrices belong to "
+            'projections="cascaded" or "independent"'
+        )
 
     def extra_repr(self) -> str:
         return (

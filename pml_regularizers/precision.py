@@ -1,4 +1,9 @@
-"""Casts for losses, which divide, exponentiate and sum over all pairs: half precision becomes float32 first."""
+"""Casts for losses, which divide, exponentiate and sum over all pairs: half precision becomes float32 first.
+
+Integers are not to be cast: half precision rounds them.
+"""
+
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,3 +20,36 @@ def as_parameters(x: Tensor, module: nn.Module) -> Tensor:
     if own is None or own.dtype not in (torch.float32, torch.float64):
         return x
     return x.to(own.dtype)
+
+
+def integer_fault(x: Tensor) -> str | None:
+    """What is wrong, unless `x` holds integers of either sign."""
+    if x.dtype in (torch.int8, torch.int16, torch.int32, torch.int64):
+        return None
+    return f"expected signed integers, got {x.dtype}; cast only floating tensors, since others are rounded"
+
+
+class CheckedIntegers:
+    """Checks what is loaded into a module's own buffers of integers: torch would silently round floats.
+
+    Stands before the `nn.Module` among the bases.
+    """
+
+    _buffers: dict[str, Tensor | None]
+
+    def buffer_fault(self, saved: Tensor) -> str | None:
+        """What is wrong with a saved tensor that has the shape of its buffer."""
+        return integer_fault(saved)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        *_, errors = args
+        before = len(errors)
+        for name, buffer in self._buffers.items():
+            saved = state_dict.get(prefix + name)
+            if buffer is None or buffer.is_floating_point() or not isinstance(saved, Tensor):
+                continue
+            fault = self.buffer_fault(saved) if saved.shape == buffer.shape else None
+            if fault is not None:
+                errors.append(f"{prefix}{name}: {fault}")
+        if len(errors) == before:
+            super()._load_from_state_dict(state_dict, prefix, *args)  # type: ignore[misc]

@@ -18,6 +18,8 @@ from pytorch_metric_learning.losses import MultipleLosses
 from pytorch_metric_learning.utils import common_functions as c_f
 from torch import Tensor, nn
 
+from .precision import CheckedIntegers
+
 Weight = float | Callable[[int], float]
 """A number, or a function of the step; it must be picklable, so no lambda."""
 
@@ -69,7 +71,7 @@ class CosineRamp(_Ramp):
         return (1 - math.cos(math.pi * passed)) / 2
 
 
-class ScheduledLosses(MultipleLosses):
+class ScheduledLosses(CheckedIntegers, MultipleLosses):
     """PML's `MultipleLosses`, with weights that may change from step to step.
 
     A step is a call in training mode with gradients enabled. The buffer `step` counts them and is saved with the

@@ -28,6 +28,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .precision import integer_fault
 from .summed_products import Activations, is_transformed
 
 BLOCK = 2**17
@@ -42,6 +43,23 @@ def draw_table(table: Tensor, channels: int) -> None:
     numbers = torch.arange(1, channels + 1, device=table.device)
     places = torch.randperm(table.numel(), device=table.device)[:channels]
     table.zero_().view(-1)[places] = (signs * numbers).to(table.dtype)
+
+
+def table_fault(table: Tensor, channels: int) -> str | None:
+    """What is wrong, unless a table of at least C places holds each of 1 .. C once, with either sign."""
+    if (fault := integer_fault(table)) is not None:
+        return fault
+    if (found := int(table.count_nonzero())) != channels:
+        return (
+            f"expected a table of {channels} channels, got one of {found}; in_channels must match"
+        )
+    numbers = table.abs().flatten().sort().values[-channels:]
+    if torch.equal(numbers, torch.arange(1, channels + 1).to(numbers)):
+        return None
+    return (
+        f"expected each of the channels 1 to {channels} once, with either sign, got others: the table is "
+        "damaged; take it from another copy, or draw it anew (reset_parameters())"
+    )
 
 
 def summed_convolutions(
@@ -163,10 +181,12 @@ def _sources(table: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 def _targets(table: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
     """Bucket j of each channel, as -j modulo d, and its sign."""
     (channels, buckets), table = (x.shape[2], table.shape[0]), table.T.reshape(-1)
-    place = torch.empty(channels + 1, dtype=torch.long, device=x.device)
-    place[table.abs()] = torch.arange(len(table), device=x.device)
-    place = place[1:]
-    return -place % buckets, table[place].sign().to(x.dtype)
+    numbers = table.abs().long()
+    place = torch.zeros(channels + 1, dtype=torch.long, device=x.device)
+    place[numbers] = torch.arange(len(table), device=x.device)
+    signs = x.new_zeros(channels + 1)  # stays 0 for a channel without a place
+    signs[numbers] = table.sign().to(x.dtype)
+    return -place[1:] % buckets, signs[1:]
 
 
 def _gather(x: Tensor, index: Tensor, signs: Tensor) -> Tensor:

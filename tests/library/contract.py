@@ -214,6 +214,7 @@ LOSSES: dict[str, Case] = {
             "independent": horde(BinomialDevianceLoss, projections="independent", order=3),
             "random": horde(BinomialDevianceLoss, projections="random", order=3),
             "sketch": horde(BinomialDevianceLoss, projections="sketch", order=3),
+            "random proxies": horde(proxies, projections="random", order=3),
             "own order 1": horde(CosineContrastiveLoss, first_loss=proxies(), order=2),
         }.items()
     },

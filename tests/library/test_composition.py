@@ -411,6 +411,14 @@ class TestScheduledLosses:
             assert all(other(x, labels) == value for other in others)
             assert all(other.weights == loss.weights for other in others)
 
+    def test_a_step_in_half_precision_is_refused(self) -> None:
+        """2,049 would become 2,048, and 70,000 a negative number."""
+        state = {"step": torch.tensor(70_000).half()}
+        with pytest.raises(
+            RuntimeError, match=r"step: expected signed integers, got torch\.float16"
+        ):
+            scheduled().load_state_dict(state, strict=False)
+
     def test_weight_zero_is_the_bare_loss_and_still_a_call(self) -> None:
         network, bare = Attended(), losses.TripletMarginLoss()
         parts = {

@@ -321,6 +321,9 @@ def test_draws_go_on_from_a_state_dict() -> None:
     assert rest[0] != drawn(build(num_pairs=1, seed=1), x, 12)
     assert len(set(rest[0])) > 1
     assert not build().state_dict()
+    cast = {"draws": regularizer.draws.bfloat16()}
+    with pytest.raises(RuntimeError, match=r"draws: expected signed integers, got torch\.bfloat16"):
+        build(num_pairs=1).load_state_dict(cast)
 
 
 def test_no_generator_is_touched() -> None:

@@ -243,6 +243,66 @@ def test_every_order_trains_a_copy_of_the_base_loss_of_its_own(name: str) -> Non
             assert one is not other and not torch.equal(one, other)
 
 
+@pytest.mark.parametrize("projections", ["random", "sketch"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        *PROXY_LOSSES.values(),
+        lambda width: losses.CosFaceLoss(3, width),
+        lambda width: losses.ProxyNCALoss(3, width),
+        lambda width: losses.SoftTripleLoss(3, width),
+    ],
+)
+def test_proxies_of_the_embeddings_width_with_fixed_projections(
+    make: Callable[[int], nn.Module], projections: str
+) -> None:
+    """They fit no order of width d: the orders are embedded, and copies and embeddings are trained."""
+    base = make(WIDTH).double()
+    loss = build(base=base, projections=projections).double()
+    embeddings, features = batch()
+    embeddings.requires_grad_(), features.requires_grad_()
+    orders = [torch.from_numpy(order) for order in expected_orders(loss, features.detach())]
+    assert {order.shape for order in orders} == {(len(LABELS), WIDTH)}
+    value = loss(embeddings, LABELS, features=features)
+    assert_close(value, sum(base(v, LABELS) for v in [embeddings, *orders]))
+    optimizer = torch.optim.SGD(loss.parameters(), lr=0.1)
+    before = copy.deepcopy(loss.state_dict())
+    value.backward()
+    optimizer.step()
+    assert features.grad is not None and features.grad.abs().max() > 0
+    changed = {name for name, saved in before.items() if not saved.equal(loss.state_dict()[name])}
+    copies = {
+        f"losses.order_{k}.{n}" for k in range(1, ORDER + 1) for n, _ in base.named_parameters()
+    }
+    assert changed == copies | {f"embeddings.order_{k}.weight" for k in range(2, ORDER + 1)}
+    again = build(base=make(WIDTH), projections=projections).double()
+    again.load_state_dict(loss.state_dict())
+    assert again(embeddings, LABELS, features=features) == loss(
+        embeddings, LABELS, features=features
+    )
+
+
+@pytest.mark.parametrize("projections", ["random", "sketch"])
+def test_with_fixed_projections_only_a_loss_that_needs_it_is_embedded(projections: str) -> None:
+    """Also on the meta device, where no call shows what fits."""
+    for device in ("cpu", "meta"):
+        with torch.device(device):
+            for base, embedded in (
+                (losses.ContrastiveLoss(), False),
+                (losses.MarginLoss(learn_beta=True), False),
+                (losses.ProxyAnchorLoss(3, WIDTH), True),
+                (losses.CrossBatchMemory(losses.ContrastiveLoss(), WIDTH), True),
+            ):
+                loss = build(base=base, projections=projections)
+                assert isinstance(loss.embeddings["order_2"], nn.Linear) == embedded, base
+            first = build(
+                base=losses.ProxyAnchorLoss(3, DIM),
+                projections=projections,
+                first_loss=losses.ProxyAnchorLoss(3, WIDTH),
+            )
+            assert isinstance(first.embeddings["order_2"], nn.Identity)
+
+
 @pytest.mark.parametrize(
     "base",
     [
@@ -413,7 +473,7 @@ def test_bad_arguments(kwargs: dict[str, Any], message: str) -> None:
         (
             lambda: PROXY_LOSSES["arcface"](WIDTH),
             {"embed_orders": False},
-            rf"embeddings of width {DIM} in two classes failed[\s\S]*embed_orders=True",
+            rf"embeddings of width {DIM} in two classes failed[\s\S]*pass {WIDTH}, and embed_orders=True",
         ),
         (lambda: PROXY_LOSSES["proxy_anchor"](DIM), {"embed_orders": False}, f"width {WIDTH}"),
         (
@@ -657,6 +717,33 @@ def test_state_dict_carries_the_fitted_pca_and_its_absence(base: str) -> None:
     assert set(fresh.state_dict()) == set(unfitted)
     with pytest.raises(ValueError, match="no PCA is fitted"):
         fresh.reduce(torch.randn(3, ORDER * WIDTH))
+
+
+@pytest.mark.parametrize(
+    ("damage", "came"),
+    [
+        (lambda state: state.update(pca_mean=state["pca_mean"][:1]), r"\(1,\) torch.float32"),
+        (lambda state: state.update(pca_mean=state["pca_mean"][0]), r"\(\) torch.float32"),
+        (
+            lambda state: state.update(pca_components=state["pca_components"][:, 0]),
+            r"\(16,\) torch.float32",
+        ),
+        (lambda state: state.update(pca_components=state["pca_components"].int()), "torch.int32"),
+        (lambda state: state.pop("pca_components"), "and nothing"),
+    ],
+)
+@pytest.mark.parametrize("strict", [True, False])
+def test_a_damaged_pca_is_refused(damage: Callable[[Any], Any], came: str, strict: bool) -> None:
+    """Most of these would be broadcast or rounded, and `reduce` would give other numbers."""
+    state, fresh = fitted().state_dict(), build()
+    damage(state)
+    with pytest.raises(
+        RuntimeError, match=rf"0\.pca_mean, pca_components: expected .* got .*{came}"
+    ):
+        nn.Sequential(fresh).load_state_dict(
+            {f"0.{name}": value for name, value in state.items()}, strict=strict
+        )
+    assert fresh.pca_mean is None and fresh.pca_components is None
 
 
 def test_state_dict_of_a_wrapped_loss() -> None:

@@ -2,6 +2,7 @@
 
 import copy
 import math
+import pickle
 from itertools import islice
 from typing import Any
 
@@ -338,14 +339,92 @@ def test_sketches_have_one_sign_and_one_place_per_channel(dim: int, rows: int, o
 def test_tables_of_other_channels_are_refused(channels: int) -> None:
     """They have the same shape, but leave channels out or look for some that are not there."""
     given = build("sketch", moment_dim=8, in_channels=channels)
-    module = nn.Sequential(build("sketch", moment_dim=8))
+    expected = f"expected a table of 5 channels, got one of {channels}; in_channels must match"
+    check_refused(build("sketch", moment_dim=8), given.state_dict(), expected)
+
+
+def check_refused(module: HighOrderMoments, state: dict[str, Tensor], message: str) -> None:
+    """Nothing is loaded, whatever the options."""
     before = copy.deepcopy(list(module.buffers()))
-    expected = (
-        f"0.weight_0: expected a table of 5 channels, got one of {channels}; pass in_channels="
-    )
-    with pytest.raises(RuntimeError, match=expected):
-        module.load_state_dict(nn.Sequential(given).state_dict())
+    message = f"0.weight_0: {message}"
+    for options in ({}, {"assign": True}, {"strict": False}):
+        with pytest.raises(RuntimeError, match=message):
+            nn.Sequential(module).load_state_dict(
+                {f"0.{name}": value for name, value in state.items()}, **options
+            )
     assert all(map(torch.equal, module.buffers(), before))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.uint8])
+def test_tables_that_were_cast_are_refused(dtype: torch.dtype) -> None:
+    """Half precision rounds channels from 257 or 2,049 on: other moments, without a word."""
+    module = build("sketch", in_channels=300, moment_dim=300)
+    state = {name: value.to(dtype) for name, value in module.state_dict().items()}
+    message = f"expected signed integers, got {dtype}; cast only floating tensors"
+    check_refused(module, state, message)
+
+
+@pytest.mark.parametrize("damage", ["twice", "beyond", "lowest"])
+def test_damaged_tables_are_refused(damage: str) -> None:
+    module = build("sketch", moment_dim=8)
+    state = copy.deepcopy(module.state_dict())
+    table = state["weight_0"]
+    value = {"twice": 2, "beyond": 6, "lowest": -(2**31)}[damage]
+    table[table.abs() == 3] = value
+    message = "expected each of the channels 1 to 5 once"
+    check_refused(build("sketch", moment_dim=8), state, message)
+
+
+def test_random_matrices_of_other_numbers_are_refused() -> None:
+    state = build("random").state_dict()
+    state["weight_0"] = torch.zeros_like(state["weight_0"])
+    check_refused(build("random"), state, "expected only -1 and 1")
+    state = build("cascaded").state_dict()  # rounded to 0, if nobody looked
+    check_refused(build("random"), state, 'expected only -1 and 1, got other .* "independent"')
+
+
+@pytest.mark.parametrize(
+    ("variant", "dtype"),
+    [
+        *(("sketch", dtype) for dtype in (torch.int8, torch.int16, torch.int64)),
+        *(("random", dtype) for dtype in (torch.int64, torch.bfloat16, torch.float32)),
+    ],
+)
+@pytest.mark.parametrize("assign", [False, True])
+def test_exact_copies_in_other_dtypes_are_loaded(
+    variant: str, dtype: torch.dtype, assign: bool
+) -> None:
+    module, again = build(variant), build(variant)
+    state = {name: value.to(dtype) for name, value in module.state_dict().items()}
+    again.load_state_dict(state, assign=assign)
+    features = torch.randn(3, CHANNELS, 2, 3, requires_grad=True)
+    results = []
+    for one in (module, again):
+        moments = one(features)
+        results.append([*moments, *torch.autograd.grad(sum(z.sum() for z in moments), features)])
+    assert all(map(torch.equal, *results))
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        nn.Module.half,
+        nn.Module.bfloat16,
+        lambda module: module.to(torch.bfloat16),
+        copy.deepcopy,
+        lambda module: pickle.loads(pickle.dumps(module)),
+    ],
+)
+def test_casts_and_copies_keep_the_tables(way: Any) -> None:
+    module, features = build("sketch", in_channels=300, moment_dim=300), sample("map", 3, 300)
+    expected = module(features)
+    assert all(map(torch.equal, way(module)(features), expected))
+
+
+def test_tables_cast_in_place_are_refused_in_the_call() -> None:
+    module = build("sketch").type(torch.float16)  # unlike half(), this casts integers too
+    with pytest.raises(ValueError, match=r"tables: expected signed integers, got torch\.float16"):
+        module(sample("map"))
 
 
 def test_places_and_signs_of_sketches_are_drawn_evenly() -> None:
@@ -450,7 +529,10 @@ def test_bad_arguments(kwargs: dict[str, Any], message: str) -> None:
 @pytest.mark.parametrize(
     ("features", "message"),
     [
-        (torch.zeros(2, 5), r"expected a map .* got shape \(2, 5\)"),
+        (
+            torch.zeros(2, 5),
+            r'expected a map .* got shape \(2, 5\), pooled already; .* global_pool="" .* before the pooling$',
+        ),
         (torch.zeros(2, 4, 3, 3), r"expected a map \(N, 5, H, W\) .* pass in_channels="),
         (torch.zeros(2, 3, 3, 5), "expected a map"),
         (torch.zeros(2, 5, 4), r"tokens \(N, L, 5\), got shape \(2, 5, 4\)"),

@@ -214,8 +214,36 @@ def test_tables_that_do_not_fit(activations: str, widths: list[int]) -> None:
 def test_tables_of_other_channels(channels: int) -> None:
     """Tables of other channels have the same shape as those that fit."""
     tables = [draw(8, 1, channels=channels)[0] for _ in range(2)]
-    with pytest.raises(ValueError, match=rf"tables: expected those of 5 channels.*\[{channels}, "):
+    with pytest.raises(
+        ValueError, match=rf"tables: expected a table of 5 channels, got one of {channels}"
+    ):
         sketched_moments(features(), tables)
+
+
+@every_kind
+def test_tables_that_are_no_tables(activations: str) -> None:
+    first, second = draw(8, 2)
+    damaged = second.clone()
+    damaged[second.abs() == 3] = 2
+    for table, message in (
+        (second.half(), "expected signed integers, got torch.float16"),
+        (second.double(), "expected signed integers, got torch.float64"),
+        (second.byte(), "expected signed integers, got torch.uint8"),
+        (damaged, "expected each of the channels 1 to 5 once, with either sign"),
+    ):
+        with pytest.raises(ValueError, match=f"tables: {message}"):
+            sketched_moments(features(), [first, table], activations=activations)
+
+
+@blocked
+def test_a_channel_without_a_place_has_no_gradient(activations: str) -> None:
+    """Whatever the memory held before."""
+    x, tables = features(requires_grad=True), draw(5, 2)
+    for table in tables:
+        table[table.abs() == 3] = 0
+    summed_convolutions(x, tables, activations=activations).square().sum().backward()
+    assert x.grad is not None
+    assert x.grad[:, :, 2].eq(0).all() and x.grad[:, :, [0, 1, 3, 4]].ne(0).all()
 
 
 @every_kind

@@ -1,5 +1,6 @@
 """Losses and gradients of one batch, by one process or spread over several."""
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -76,6 +77,9 @@ CASES: dict[str, Callable[[], nn.Module]] = {
     # Buffers beside parameters: DistributedDataParallel has to make both equal.
     "horde random embedded": lambda: horde(
         losses.ContrastiveLoss(), projections="random", embed_orders=True
+    ),
+    "horde random of proxies": lambda: horde(
+        losses.ProxyAnchorLoss(CLASSES, WIDTH), projections="random"
     ),
     "horde of arcface": lambda: horde(losses.ArcFaceLoss(CLASSES, WIDTH)),
     "contrastive": losses.ContrastiveLoss,
@@ -222,16 +226,45 @@ def check_errors(processes: Processes) -> None:
     """Assert all refusals on every process; an exception elsewhere would hang the others."""
     loss = DistributedLoss(losses.ContrastiveLoss())
     rank = processes.process_index
-    for embeddings, tuples, message in (
-        (torch.randn(3 + rank, 2), None, "same number of rows"),
-        (torch.randn(3, 2), (torch.tensor([0]),) * 3, "indices_tuple: cannot index"),
+    x, labels, tuples = torch.randn(3, 2), torch.arange(3), (torch.tensor([0]),) * 3
+    odd = rank == 1
+    by_rank = "every process must hold the same number of rows"
+    for embeddings, given, mined, message in (
+        (x[rank:], labels[rank:], None, by_rank),
+        (torch.randn(3, 2 + rank), labels, None, by_rank),
+        (x.double() if odd else x, labels, None, f"{by_rank}.*float32.*float64"),
+        (x, labels[:2] if odd else labels, None, rf"{by_rank}.*labels \(3,\).*labels \(2,\)"),
+        (x, labels.int() if odd else labels, None, f"{by_rank}.*labels .*int64.*labels .*int32"),
+        (x, labels.view(3, 1) if odd else labels, None, by_rank),
+        (x, None if odd else labels, None, f"{by_rank}.*labels NoneType"),
+        (x, labels, tuples if odd else None, f"{by_rank}.*tuples"),
+        (x, None, None, "labels: expected a tensor of 3 integers, got NoneType"),
+        (x, labels.tolist(), None, "labels: expected a tensor of 3 integers, got list"),
+        (x, labels, tuples, "indices_tuple: cannot index"),
     ):
         try:
-            loss(embeddings, torch.zeros(len(embeddings), dtype=torch.long), tuples)
+            loss(embeddings, given, mined)
         except ValueError as error:
-            assert message in str(error), error
+            assert re.match(f".*{message}", str(error)), error
         else:
             raise AssertionError(f"no error: {message}")
+    for make in (
+        lambda: horde(losses.ContrastiveLoss(), projections="random"),
+        lambda: horde(losses.ContrastiveLoss(), projections="sketch"),
+        lambda: confusion(gradient="all", num_pairs=2, seed=torch.initial_seed()),
+    ):
+        torch.manual_seed(rank)  # nothing is trained, yet each process draws numbers of its own
+        drawn = make()
+        extra = {"features": torch.randn(3, CHANNELS, 2, 2)} if isinstance(drawn, HORDELoss) else {}
+        try:
+            DistributedLoss(drawn)(torch.randn(3, WIDTH), labels, **extra)
+        except RuntimeError as error:
+            assert re.match(
+                r"loss: .* different buffers of \w+, such as fixed .* prepare_loss", str(error)
+            )
+        else:
+            raise AssertionError("the processes drew different numbers")
+        assert prepare_loss(DistributedLoss(drawn))(torch.randn(3, WIDTH), labels, **extra) > 0
     try:  # twice as many embeddings as features, but not those of all processes
         world = processes.num_processes
         embeddings = torch.randn(3 * world, WIDTH) + rank
