@@ -2,13 +2,12 @@
 
 import hashlib
 import json
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
-from benchmarks.console import reason
+from benchmarks.console import reason, replace_file
 
 
 @contextmanager
@@ -21,27 +20,6 @@ def damage_named(
     except Exception as error:
         said = f"{type(error).__name__}: {reason(error)}"
         raise ValueError(f"{path}: is damaged ({said}); {remedy}") from error
-
-
-@contextmanager
-def replacing(path: Path) -> Iterator[BinaryIO]:
-    """A file to write, so that the old or the new one is there, even if the process is killed."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except Exception:
-        temporary.unlink(missing_ok=True)  # makes room on a full disk
-        raise
-
-
-def replace_file(path: Path, content: bytes) -> None:
-    """Write a file so that the old or the new one is there, even if the process is killed."""
-    with replacing(path) as file:
-        file.write(content)
 
 
 def file_digest(path: Path) -> str:

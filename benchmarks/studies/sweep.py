@@ -160,7 +160,7 @@ class Sweep:
         try:
             names = (job.folder.with_name(f"{job.folder.name}.stale-{n}") for n in count(1))
             aside = next(path for path in names if not path.exists())
-            job.folder.rename(aside)
+            folder.move(aside)
             self.bar.write(f"{job.name}: the stale run is now {aside}")
         finally:
             folder.close()

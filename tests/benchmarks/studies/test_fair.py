@@ -1,6 +1,7 @@
 """The fair protocol: searches that can be killed, numbers counted again by hand, and real runs of a few steps."""
 
 import json
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,10 +12,9 @@ import pytest
 from scipy.stats import t as student_t
 
 from benchmarks import fair
+from benchmarks.console import OwnedFolder
 from benchmarks.records import write_json
 from benchmarks.reporting import folds as reported
-from benchmarks.settings.errors import ConfigError
-from benchmarks.studies.folds import exclusively
 from benchmarks.studies.sweep import Job
 from tests.benchmarks.studies.fakes import RECIPE, TINY, Trainings, record_of
 
@@ -324,10 +324,16 @@ def test_wrong_commands_write_nothing(
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
-    refused = pytest.raises(ConfigError, match="in use by another process")
-    with exclusively(tmp_path), refused, exclusively(tmp_path):
-        pass
+def test_a_folder_in_use_is_refused(
+    tmp_path: Path, trainings: Callable[..., Trainings], capsys: pytest.CaptureFixture[str]
+) -> None:
+    done = trainings()
+    command = ["evaluate", RECIPE, "--seeds=1", f"--runs={tmp_path}", "--", *TINY]
+    with OwnedFolder(tmp_path):
+        assert fair.main(command) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: {tmp_path} is being written by another process ({os.getpid()})")
+    assert done.started == []
 
 
 def test_a_search_without_optuna(
