@@ -224,6 +224,18 @@ def test_a_seed_with_an_unfinished_fold_is_left_out(
     )
 
 
+def test_a_run_that_diverged_is_counted_and_named(evaluated: Callable[..., Path]) -> None:
+    folder = evaluated("a", NUMBERS)
+    for fold in range(4):
+        path = folder / f"seed3-fold{fold}" / "run.json"
+        lost = {"status": "failed", "diverged": True, "error": "the loss is nan", "metrics": {}}
+        write_json(path, json.loads(path.read_text()) | lost)
+        text = reported.fair_comparison([reported.read_method(folder)], 5)
+        assert [row["seeds"] for row in rows(text)] == ["4 (diverged: seed 3)"] * 3
+        names = ", ".join(f"seed3-fold{one}" for one in range(fold + 1))
+        assert f"{3 - fold} of its 4 folds are finished, diverged: {names}." in text
+
+
 CUB = record_of({"label": "", "seed": 0, "data": {"split": "test", "fold": 0, "folds": 4}}, 0)[
     "data"
 ]
