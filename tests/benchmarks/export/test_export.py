@@ -296,6 +296,10 @@ def test_glyphs_are_gray(trained: Path, tmp_path: Path) -> None:
     assert {path.name for path in output.iterdir()} == {
         *("README.md", "config.json", "model.safetensors"),
     }
+    (tmp_path / "new").touch()
+    mode = (tmp_path / "new").stat().st_mode
+    assert {path.stat().st_mode for path in output.iterdir()} == {mode}, "others may read them"
+    assert {path.name for path in tmp_path.iterdir()} == {"exported", "run", "new"}, "no lock stays"
     model = timm.create_model(f"local-dir:{output}", pretrained=True).eval()
     transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model))
     assert 'convert("L")' in snippets(output)[0]
