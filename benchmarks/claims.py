@@ -77,15 +77,16 @@ class Study:
         return self._measured(row, self.candidates(row))
 
     def _measured(self, row: str, candidates: dict[float, list[Any]]) -> Any:
-        measured = {}
+        measured, diverged = {}, {}
         for value, jobs in candidates.items():
             found = [self.results.of(job) for job in jobs]
             if None in found:
                 return None
             scores = [result["metrics"].get(reporting.SELECTION, -np.inf) for result in found]
             measured[value] = float(np.mean(scores))
+            diverged[value] = [draw for draw, result in enumerate(found) if not result["metrics"]]
         setting = next(iter(self.claims.tuned.get(row, {})), "")
-        return reporting.Tuning(row, setting, measured) if measured else None
+        return reporting.Tuning(row, setting, measured, diverged) if measured else None
 
     def chosen(self, row: str) -> Values | None:
         """The chosen settings of a row; None as long as one is not chosen."""
@@ -188,9 +189,7 @@ class Study:
 def _has_ended(job: Any) -> bool:
     """True if a run is finished or has diverged: the same settings would diverge again."""
     record = job.record() or {"status": "missing"}
-    return record["status"] == "finished" or (
-        record["status"] == "failed" and record.get("diverged")
-    )
+    return record["status"] == "finished" or records.has_diverged(record)
 
 
 def _changes(config: dict[str, Any], results: Iterable[Any]) -> list[str] | None:
@@ -230,9 +229,7 @@ def _run(options: argparse.Namespace, settings: Sequence[str]) -> int:
         tried |= {job.folder for job in queue}
     found = {
         row: {
-            job.seed: result
-            for job in study.tests(row)
-            if (result := results.of(job)) and result["metrics"]
+            job.seed: result for job in study.tests(row) if (result := results.of(job)) is not None
         }
         for row in every
     }

@@ -28,7 +28,14 @@ from pathlib import Path
 
 # Light: torch is imported by what a command calls.
 from benchmarks import records, reporting, studies
-from benchmarks.console import HelpFormatter, at_least, leave, signals_handled, split_settings
+from benchmarks.console import (
+    HelpFormatter,
+    OwnedFolder,
+    at_least,
+    leave,
+    signals_handled,
+    split_settings,
+)
 from benchmarks.settings import ConfigError
 
 SEEDS = 5  # of the protocol
@@ -147,7 +154,7 @@ def _search(options: argparse.Namespace, settings: Sequence[str]) -> int:
     options.jobs = options.jobs or 1
     launcher = studies.launcher(options, folder)
     search.check()
-    with studies.exclusively(folder):
+    with OwnedFolder(folder):
         return search.execute(launcher)
 
 
@@ -156,7 +163,7 @@ def _evaluate(options: argparse.Namespace, settings: Sequence[str]) -> int:
     seeds = range(options.seeds)
     runs = studies.evaluation_runs(options.recipe, _settings(options, settings), seeds, folder)
     launcher = studies.launcher(options, folder)
-    with studies.exclusively(folder):
+    with OwnedFolder(folder):
         stopped_by = studies.Sweep(runs, launcher).run()
         if stopped_by is not None:
             finished = sum(run.is_finished() for run in runs)

@@ -64,13 +64,10 @@ def pool() -> Iterator[Pool]:
 @pytest.fixture(scope="session")
 def glyphs_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder that holds the rendered Glyphs, for all of pytest-xdist's workers: rendering takes seconds."""
-    from filelock import FileLock
-
     from benchmarks.datasets import Glyphs
 
     base = tmp_path_factory.getbasetemp()
     root = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "glyphs"
     root.mkdir(exist_ok=True)
-    with FileLock(root / "lock"):
-        Glyphs(root)
+    Glyphs(root)  # one process renders, the others wait
     return root

@@ -8,7 +8,10 @@ __getattr__, __dir__, __all__ = lazy.attach(
         "arguments": ["HelpFormatter", "at_least", "columns", "say", "split_settings"],
         "printing": ["PrintableError", "is_plain", "printable", "printable_names", "reason"],
         "progress": ["progress_bar"],
-        "writing": ["alone"],
+        "writing": [
+            *("InUseError", "OwnedFolder", "alone"),
+            *("let_others_read", "replace_file", "replacing"),
+        ],
         "stopping": [
             *("StopRequest", "handle_signals", "ignore_signals", "leave"),
             *("signals_handled", "workers_dismissed"),

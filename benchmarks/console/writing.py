@@ -1,33 +1,156 @@
-"""Files and folders that are complete or absent."""
+"""Files that are written whole, and folders that one process owns: safe for any number of processes at once."""
 
+import fcntl
+import math
+import os
 import shutil
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from secrets import token_hex
+from typing import BinaryIO, Self
+
+from benchmarks.console.printing import PrintableError
+
+LOCK = ".lock"
+
+POLL = 0.1  # seconds between two tries to own a folder
+
+
+class InUseError(PrintableError, ValueError):
+    """Error: another process owns the folder."""
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """A file to write, so that the old or the new one is there, whole, even if the process is killed.
+
+    Each writer has a temporary file of its own, so that of several at once the last one wins.
+    """
+    temporary = path.with_name(f".{path.name}.{token_hex(4)}.tmp")
+    try:
+        with temporary.open("xb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)  # makes room on a full disk
+        raise
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Write a file so that the old or the new one is there, whole, even if the process is killed."""
+    with replacing(path) as file:
+        file.write(content)
+
+
+def let_others_read(path: Path) -> None:
+    """Give a file the mode of a new one: other programs keep their temporary files to their user."""
+    mask = os.umask(0)
+    os.umask(mask)
+    path.chmod(0o666 & ~mask)
+
+
+class OwnedFolder:
+    """A folder that this process alone uses, from construction to `close` or the end of the process.
+
+    It is made if need be. Its file `.lock` holds the owner's process id, and `close` deletes it.
+
+    Args:
+        patience: Seconds to wait for another owner.
+
+    Raises:
+        InUseError: if another process owns it.
+        OSError: if it cannot be made.
+    """
+
+    def __init__(self, path: Path, *, patience: float = 0) -> None:
+        self.path, self._lock = path, -1
+        deadline = time.monotonic() + patience
+        while not self._acquire(time.monotonic() > deadline):
+            pass
+        os.ftruncate(self._lock, 0)
+        os.pwrite(self._lock, f"{os.getpid()}".encode(), 0)
+
+    def _acquire(self, at_last: bool) -> bool:
+        self.path.mkdir(parents=True, exist_ok=True)
+        with suppress(FileNotFoundError):  # the owner has just deleted the folder
+            self._lock = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+            try:
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if self._is_ours():
+                    return True
+            except BlockingIOError as error:
+                if at_last:
+                    writer = os.pread(self._lock, 20, 0).decode(errors="replace") or "unknown"
+                    os.close(self._lock)
+                    raise InUseError(
+                        f"{self.path} is being written by another process ({writer}); wait for it, or choose "
+                        "another folder"
+                    ) from error
+                time.sleep(POLL)
+            os.close(self._lock)
+        return False
+
+    def _is_ours(self) -> bool:
+        """False if another owner has deleted the lock, or moved the folder, since this process opened it."""
+        with suppress(FileNotFoundError):
+            return os.path.samestat(os.fstat(self._lock), (self.path / LOCK).stat())
+        return False
+
+    def move(self, path: Path) -> None:
+        """Rename the folder, still owned."""
+        self.path = self.path.rename(path)
+
+    def close(self) -> None:
+        """Let others use the folder."""
+        if self._lock >= 0:
+            if self._is_ours():
+                (self.path / LOCK).unlink()
+            os.close(self._lock)
+            self._lock = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
 
 
 @contextmanager
 def alone(target: Path, *, wait: bool = False) -> Iterator[Path]:
-    """An empty folder `.NAME.partial` beside the target, for this process alone and removed afterwards.
+    """An empty folder beside the target, for what becomes the target; this process owns it, and it is deleted.
 
-    Remains of a killed process are removed. The file `.NAME.lock` stays.
+    The remains of a killed process are deleted first. What only one process may do to the target needs no more.
 
     Args:
         target: The result's path; the caller renames what it has written to it.
         wait: Wait for another process that is at work on the target.
 
     Raises:
-        filelock.Timeout: if another process is at work on it.
+        InUseError: if another process is at work on it.
         OSError: if the folder cannot be made.
     """
-    from filelock import FileLock
-
     partial = target.with_name(f".{target.name}.partial")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(target.with_name(f".{target.name}.lock"), timeout=-1 if wait else 0):
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir()
-        try:
-            yield partial
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
+    owned = OwnedFolder(partial, patience=math.inf if wait else 0)
+    try:
+        _empty(partial)
+        work = partial / "work"
+        work.mkdir()
+        yield work
+    finally:
+        _empty(partial)
+        owned.close()
+        with suppress(OSError):  # the next owner has it
+            partial.rmdir()
+
+
+def _empty(folder: Path) -> None:
+    """Delete everything in an owned folder, as far as possible."""
+    for path in folder.iterdir():
+        if path.name != LOCK:
+            shutil.rmtree(path, ignore_errors=True)
+            with suppress(OSError):  # a folder, which is gone
+                path.unlink()

@@ -1,7 +1,7 @@
 """Fetches a file or unpacks an archive: the result is complete and checked, or absent.
 
-Two things may lie beside NAME: `.NAME.lock`, which keeps a second process away, and the folder `.NAME.partial`,
-with the work so far. The next call removes the remains of a killed process.
+The folder `.NAME.partial` beside NAME holds the work so far, and keeps a second process away. The next call removes
+the remains of a killed process.
 
 pooch fetches, and starts a broken download again. A file put there by other means (a browser, or `curl -C -`,
 which resumes) is used once its checksum is right.
@@ -17,7 +17,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from benchmarks.console import PrintableError, alone, progress_bar, reason
+from benchmarks.console import (
+    InUseError,
+    PrintableError,
+    alone,
+    let_others_read,
+    progress_bar,
+    reason,
+)
 
 CHUNK = 2**20  # bytes
 RETRIES = 3
@@ -51,6 +58,7 @@ def fetch_file(url: str, path: Path, checksum: str, size: int | None = None) -> 
         come = _download(url, partial / path.name, size or 1, by_hand)
         if problem := what_differs(come, checksum, size):
             raise FetchError(f"{path}: {problem} from {url}; try again, or {by_hand}")
+        let_others_read(come)
         come.rename(path)
 
 
@@ -121,12 +129,10 @@ def _untar(archive: Path, folder: Path) -> None:
 @contextmanager
 def _writing(target: Path) -> Iterator[Path]:
     """Like `alone`, but raises FetchErrors."""
-    from filelock import Timeout
-
     try:
         with alone(target) as partial:
             yield partial
-    except Timeout as error:
+    except InUseError as error:
         raise FetchError(f"{target}: another process is at work on it; wait for it") from error
     except OSError as error:
         raise FetchError(f"{target}: {error.strerror or error}") from error

@@ -5,9 +5,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import torch
-from filelock import Timeout
 
-from benchmarks.console import alone, reason
+from benchmarks.console import InUseError, alone, let_others_read, reason
 from benchmarks.export.card import card
 from benchmarks.export.timm_files import write_timm
 from benchmarks.export.trained import SAME, Exported, Trained, load_trained
@@ -36,8 +35,10 @@ def export(run: Path, output: Path, formats: Sequence[str]) -> dict[str, Exporte
         with alone(output.absolute()) as folder:
             exported = {name: _write(name, trained, folder) for name in formats}
             (folder / "README.md").write_text(card(trained, exported), encoding="utf-8")
+            for file in folder.iterdir():
+                let_others_read(file)
             folder.rename(output.absolute())
-    except Timeout as error:
+    except InUseError as error:
         line = "another process exports to it; wait for it, or choose another"
         raise ConfigError(f"--output: {output}: {line}") from error
     except OSError as error:

@@ -2,13 +2,12 @@
 
 import hashlib
 import json
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
-from benchmarks.console import reason
+from benchmarks.console import reason, replace_file
 
 
 @contextmanager
@@ -23,25 +22,11 @@ def damage_named(
         raise ValueError(f"{path}: is damaged ({said}); {remedy}") from error
 
 
-@contextmanager
-def replacing(path: Path) -> Iterator[BinaryIO]:
-    """A file to write, so that the old or the new one is there, even if the process is killed."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except Exception:
-        temporary.unlink(missing_ok=True)  # makes room on a full disk
-        raise
-
-
-def replace_file(path: Path, content: bytes) -> None:
-    """Write a file so that the old or the new one is there, even if the process is killed."""
-    with replacing(path) as file:
-        file.write(content)
+def check_replaceable(*paths: Path) -> None:
+    """Raise a ValueError if a folder or a pipe stands where a file will be written."""
+    for path in paths:
+        if path.exists() and not path.is_file():
+            raise ValueError(f"{path}: is not a file; move it away, and --resume goes on")
 
 
 def file_digest(path: Path) -> str:

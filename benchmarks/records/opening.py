@@ -9,7 +9,7 @@ from typing import Any
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
 
-from benchmarks.records.files import replace_file, signed, write_json
+from benchmarks.records.files import check_replaceable, replace_file, signed, write_json
 from benchmarks.records.provenance import (
     command_line,
     describe_code,
@@ -158,6 +158,7 @@ class OpenRun:
         if not self._used:  # the sessions show whether other code or another machine resumed it
             # run.json first: if killed from here on, the folder is a run that --resume can continue.
             self.update(**session, **work)
+        check_replaceable(self.path / "config.yaml")
         self._steps = RunRecords(
             self.path / "records",
             resume_step=step or -1,  # a run without a checkpoint keeps nothing

@@ -1,5 +1,6 @@
 """The record of a run, for reports."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ OTHERS = {
     "selection": {"metric": str, "step": int, "value": NUMBER},
     "oracle": {...: NUMBER},
     "files": {...: str},
+    "diverged": bool,
 }
 """Optional entries."""
 
@@ -78,6 +80,11 @@ def digests(folder: Path) -> dict[str, str]:
     return {str(path.relative_to(folder)): file_digest(path) for path in paths}
 
 
+def has_diverged(info: Mapping[str, Any]) -> bool:
+    """True if a loss or an embedding was not finite; with the same settings, it would be so again."""
+    return info["status"] == "failed" and bool(info.get("diverged"))
+
+
 def load_run(folder: Path) -> Run:
     """Read a run folder.
 
@@ -100,7 +107,10 @@ def load_run(folder: Path) -> Run:
         for key, kind in OTHERS.items()
         if key in info and not (key in NULLABLE and info[key] is None)
     }
-    if damaged := misfit(info, REQUIRED | there):
+    damaged = misfit(info, REQUIRED | there)
+    if damaged is None and info["status"] == "finished" and not info["metrics"]:
+        damaged = "metrics"
+    if damaged:
         raise ValueError(f"{path}: its {damaged} is damaged; run that training again")
     config = {"config": info["config"]} if "config" in info else {}
     return Run(folder, printable_names(info) | config)  # settings are compared without this check

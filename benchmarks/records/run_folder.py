@@ -4,10 +4,7 @@ The name of a checkpoint ends with the SHA-256 of its bytes, and the checkpoint 
 both are right.
 """
 
-import fcntl
-import os
 import re
-import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -15,13 +12,15 @@ from typing import Any
 
 import torch
 
-from benchmarks.console import PrintableError
-from benchmarks.records.files import file_digest, replacing
+from benchmarks.console import InUseError, OwnedFolder, PrintableError, replacing
+from benchmarks.records.files import file_digest
 from benchmarks.settings import changes_of_results, config_changes
 
 EMBEDDINGS = "test_embeddings.npz"
 KEPT = 2  # checkpoints
-PATIENCE = 8  # seconds to wait for the lock
+PATIENCE = (
+    8  # seconds: data-loader workers of a killed run share its lock until they notice, 5 s later
+)
 DIGEST = re.compile(r"-([0-9a-f]{64})\.pt$")
 
 
@@ -33,7 +32,7 @@ class RunFolderInUseError(RunFolderError):
     """Error: another process is writing there."""
 
 
-class RunFolder:
+class RunFolder(OwnedFolder):
     """Exclusive use of a run folder, from construction to `close` or the end of the process.
 
     Incomplete files of killed processes are removed.
@@ -44,37 +43,15 @@ class RunFolder:
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = path
         self.checkpoints = path / "checkpoints"
         self.checkpoints.mkdir(parents=True, exist_ok=True)
-        self._lock = (path / ".lock").open("a+")
         try:
-            self._acquire()
-        except OSError as error:
-            self._lock.seek(0)
-            writer = self._lock.read().strip() or "unknown"
-            self._lock.close()
-            raise RunFolderInUseError(
-                f"output: {path} is being written by another run (process {writer}); "
-                "wait for it, or choose another --output"
-            ) from error
+            super().__init__(path, patience=PATIENCE)
+        except InUseError as error:
+            raise RunFolderInUseError(f"output: {error}") from error
         for place in (path, self.checkpoints, path / "records"):
             for left in place.glob("*.tmp"):  # by processes that were killed
                 left.unlink()
-        self._lock.truncate(0)
-        self._lock.write(str(os.getpid()))
-        self._lock.flush()
-
-    def _acquire(self) -> None:
-        # Data-loader workers share the lock of a run that was killed until they notice, 5 s later.
-        deadline = time.monotonic() + PATIENCE
-        while True:
-            try:
-                return fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(0.1)
 
     def save(self, step: int, state: dict[str, Any]) -> None:
         """Write a checkpoint: completely under its name, or not at all. The last two are kept."""
@@ -92,10 +69,6 @@ class RunFolder:
         for path in self.checkpoints.glob("best_*.pt"):
             if path not in kept:
                 path.unlink()
-
-    def close(self) -> None:
-        """Let others write."""
-        self._lock.close()
 
 
 def check_same(before: Mapping[str, Any], now: Mapping[str, Any], folder: Path) -> None:

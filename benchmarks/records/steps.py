@@ -21,9 +21,11 @@ from record_keeper import RecordKeeper, RecordWriter
 from record_keeper.db_utils import DBManager
 from torch.utils.tensorboard import SummaryWriter
 
-from benchmarks.records.files import file_digest, replace_file
+from benchmarks.records.files import check_replaceable, file_digest, replace_file
 
 STEP_COLUMN = "~iteration~"  # record-keeper's name of the first column
+
+DATABASE = "logs.db"  # record-keeper's name
 
 PATIENCE = 5.0  # seconds to wait for a program that reads the sqlite file
 
@@ -67,12 +69,13 @@ class RunRecords:
                     f"{path}: its rows up to step {resume_step} are not those that the checkpoint was "
                     f"written after; put them back, or {REMEDY}"
                 )
+        check_replaceable(folder / DATABASE, folder / f"{DATABASE}-journal")
         for path, content in kept.items():
             replace_file(path, content)
         self._columns = {path.stem: names[1:] for path in kept if (names := _read_csv(path)[0])}
         self._tensorboard = SummaryWriter(str(folder), purge_step=resume_step + 1)
         writer = RecordWriter(str(folder))
-        database = writer.local_db = _Database(str(folder / "logs.db"))
+        database = writer.local_db = _Database(str(folder / DATABASE))
         database.make_anew()
         self._keeper = RecordKeeper(self._tensorboard, writer)
 

@@ -5,9 +5,10 @@ import hashlib
 import io
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
 from itertools import chain
+from math import nan
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -18,11 +19,12 @@ from jsonargparse.typing import PositiveFloat, PositiveInt
 from matplotlib.figure import Figure
 from scipy import optimize, stats
 
+from benchmarks.console import alone
 from benchmarks.records import damage_named, load_run, read_json, write_json
 from benchmarks.reporting.comparison import metric_name
 from benchmarks.reporting.drawing import COLOURS, plain
-from benchmarks.reporting.table import Table, estimate
-from benchmarks.settings import ConfigError, one_line, read_yaml, settings_of_results
+from benchmarks.reporting.table import Table, count_of_seeds, estimate, named
+from benchmarks.settings import ConfigError, misfit, one_line, read_yaml, settings_of_results
 
 SIGNIFICANT = 0.05  # a claim is shown or contradicted if Holm's adjusted p is smaller
 
@@ -32,7 +34,15 @@ SELECTION = "mean_average_precision_at_r"
 """The metric that chooses settings on validation classes."""
 
 Result = dict[str, Any]
-"""Result of a training: "metrics", "outputs", "curve", "commit", "dirty", "wall_time_s" and "processor"."""
+"""Result of a training: the entries of `KEPT`, and its "processor". A training that diverged has no metrics."""
+
+NUMBER = (int, float)
+
+KEPT = {
+    **{"commit": (str, type(None)), "dirty": (bool, type(None)), "wall_time_s": NUMBER},
+    **{"metrics": {...: NUMBER}, "outputs": {...: {...: NUMBER}}, "curve": {...: NUMBER}},
+}
+"""Entries of a kept result, and the kinds of their values; see `misfit`."""
 
 SMALL: dict[str, Any] = {"fontsize": 8, "va": "center"}
 
@@ -75,12 +85,13 @@ class Claims:
 class Tuning:
     """A setting of a row, with the MAP@R of each value on validation classes, as a mean over draws.
 
-    The MAP@R is minus infinity if a training with this value diverged.
+    The MAP@R is minus infinity if a training with this value diverged; `diverged` has its draws.
     """
 
     row: str
     setting: str
     measured: dict[float, float]
+    diverged: dict[float, list[int]]
 
     @property
     def chosen(self) -> float | None:
@@ -128,6 +139,7 @@ class Finding:
         p: Twice the smaller of the one-sided p for the claim and against it, not adjusted.
         holds: True if the one-sided p for the claim is the smaller one.
         visible: The true difference that so many seeds show with a chance of 80 %, at Holm's strictest level.
+        diverged: The runs that diverged, {row: seeds}. If there is one, nothing is tested: the numbers are NaN.
     """
 
     claim: Claim
@@ -137,6 +149,7 @@ class Finding:
     p: float
     holds: bool
     visible: float
+    diverged: dict[str, list[int]] = field(default_factory=dict)
 
 
 def assess(claim: Claim, differences: Sequence[float], margin: float, claims: int) -> Finding:
@@ -188,7 +201,8 @@ def words(findings: Sequence[Finding], claims: int) -> list[tuple[float, str]]:
     adjusted, told = holm([*(finding.p for finding in findings), *unknown]), []
     for finding, p in zip(findings, adjusted, strict=False):
         verdict = "shown" if finding.holds else "contradicted"
-        told.append((p, verdict if p < SIGNIFICANT else "undecided"))
+        undecided = "diverged" if finding.diverged else "undecided"
+        told.append((p, verdict if p < SIGNIFICANT else undecided))
     return told
 
 
@@ -216,7 +230,13 @@ class Results:
     def _read(self) -> dict[str, Result]:
         with damage_named(self._path, "restore it, since it holds the results of all trainings"):
             kept = read_json(self._path)["results"] if self._path.exists() else {}
-            return dict(kept.items())
+            place = misfit(kept, {...: KEPT})
+            lacking = [
+                f"{name}.{key}" for name, of in kept.items() for key in KEPT if key not in of
+            ]
+            if place is not None or lacking:
+                raise ValueError(f"results.{place or lacking[0]} is missing or of another kind")
+            return dict(kept)
 
     def of(self, training: Training) -> Result | None:
         """The result of a training with these weights and settings; None if there is none.
@@ -226,18 +246,19 @@ class Results:
         return self._kept.get(_name(training))
 
     def add(self, trainings: Iterable[Training]) -> None:
-        """Keep the results from these run folders, and those that another command kept meanwhile."""
-        self._kept |= self._read()
+        """Keep the results from these run folders, beside those that other commands keep meanwhile."""
+        found = {}
         for training in trainings:
             run = load_run(training.folder)
-            curve = {name: values[-1:] for name, values in run.table("evaluation").items()}
+            curve = {name: of[-1] for name, of in run.table("evaluation").items() if of}
             told = ("commit", "dirty", "wall_time_s", "metrics", "outputs")
-            self._kept[_name(training)] = {
+            found[_name(training)] = {
                 **{key: run.info.get(key) for key in told},
                 "processor": run.info["hardware"].get("processor"),
-                "curve": {name: value for name, [value] in curve.items()},
+                "curve": curve,
             }
-        if self._kept:
+        with alone(self._path, wait=True):  # nobody writes between reading and writing
+            self._kept |= self._read() | found
             write_json(self._path, {"results": self._kept})
 
 
@@ -277,15 +298,24 @@ def judge(claims: Claims, results: Mapping[str, Mapping[int, Result]], seeds: in
     """
     findings = []
     for claim in claims.claims:
-        left, *others = (results.get(row, {}) for row in claim.rows())
-        right = others[0] if others else {seed: {} for seed in left}
+        of_rows = [results.get(row, {}) for row in claim.rows()]
+        pairs = sorted(set.intersection(*map(set, of_rows)))
+        diverged = {
+            row: lost
+            for row, of in zip(claim.rows(), of_rows, strict=True)
+            if (lost := [seed for seed in pairs if not of[seed]["metrics"]])
+        }
+        if len(pairs) < seeds:
+            continue
+        if diverged:
+            findings.append(Finding(claim, seeds, nan, nan, 1.0, False, nan, diverged))
+            continue
         differences = [
-            _percent(left[seed], claim.better, claim.metric)
-            - _percent(right[seed], claim.than, claim.metric)
-            for seed in sorted(left.keys() & right.keys())
+            _percent(of_rows[0][seed], claim.better, claim.metric)
+            - _percent(of_rows[-1][seed], claim.than, claim.metric)
+            for seed in pairs
         ]
-        if len(differences) == seeds:
-            findings.append(assess(claim, differences, claims.margin, len(claims.claims)))
+        findings.append(assess(claim, differences, claims.margin, len(claims.claims)))
     return findings
 
 
@@ -320,16 +350,24 @@ def claims_page(
         claim = finding.claim
         sides = f"`{claim.better}` - {_code(claim.than)}"
         about = [claim.name, claim.claim, claim.paper, sides, _name_of(claim.metric)]
-        probability = "< 0.001" if p < 0.001 else f"{p:.3f}"
-        visible = "" if claim.equivalent else f"{finding.visible:.2f}"
+        probability = "" if finding.diverged else "< 0.001" if p < 0.001 else f"{p:.3f}"
+        visible = "" if claim.equivalent or finding.diverged else f"{finding.visible:.2f}"
         rows.append([*about, _difference(finding), str(finding.seeds), probability, visible, word])
     header = ["", "claim", "paper", "rows", "metric", "difference", "seeds", "p", "visible", "word"]
-    counts = [f"{[one for _, one in told].count(word)} {word}" for word in WORDS]
+    given = [word for _, word in told]
+    counts = [f"{given.count(word)} {word}" for word in WORDS]
+    counts += [f"{given.count('diverged')} diverged"] * ("diverged" in given)
     commits = sorted({f"`{str(run['commit'])[:7]}`" for run in runs})
     hours = sum(run["wall_time_s"] for run in runs) / 3600
     changed = " The code of some was not committed." if any(r["dirty"] for r in runs) else ""
     measured = {finding.claim.name for finding in findings}
-    lacking = "; ".join(claim.name for claim in claims.claims if claim.name not in measured)
+    hopeless = {tuning.row for tuning in tunings if tuning.chosen is None}
+    lacking = "; ".join(
+        claim.name
+        + "".join(f" (all settings of `{r}` diverged)" for r in claim.rows() if r in hopeless)
+        for claim in claims.claims
+        if claim.name not in measured
+    )
     return f"""# The papers' claims on Glyphs
 
 Of {len(findings)} comparisons: {", ".join(counts)}.{f" Not measured yet: {lacking}." if lacking else ""}
@@ -382,11 +420,15 @@ def _means(results: Mapping[str, Mapping[int, Result]]) -> Table:
     shown = ("recall_at_1", SELECTION, "seen_recall_at_1", "unseen_recall_at_1")
     rows = []
     for row, runs in results.items():
-        outputs = [_outputs(run) for run in runs.values()]
+        diverged = [seed for seed, run in runs.items() if not run["metrics"]]
+        outputs = [_outputs(run) for run in runs.values() if run["metrics"]]
+        seeds = count_of_seeds(len(outputs), diverged)
+        if diverged and not outputs:
+            rows.append([f"`{row}`", *("" for _ in shown), seeds])
         for output in outputs[0] if outputs else ():
             found = [[of[output].get(metric) for of in outputs] for metric in shown]
             cells = ["" if None in values else estimate(values).percent() for values in found]
-            rows.append([f"`{row}{output and ':'}{output}`", *cells, f"{len(runs)}"])
+            rows.append([f"`{row}{output and ':'}{output}`", *cells, seeds])
     return Table(["row", *map(_name_of, shown), "seeds"], rows)
 
 
@@ -405,7 +447,9 @@ def _tunings(claims: Claims, tunings: Sequence[Tuning]) -> str:
     rows = []
     for tuning in tunings:
         told = {
-            value: f"{value:g}: {100 * score:.2f}" if score > -np.inf else f"{value:g}: diverged"
+            value: f"{value:g}: {100 * score:.2f}"
+            if score > -np.inf
+            else f"{value:g}: diverged ({named('draw', tuning.diverged[value])})"
             for value, score in tuning.measured.items()
         }
         best = "" if tuning.chosen is None else told.pop(tuning.chosen)
@@ -464,9 +508,10 @@ def forest(claims: Claims, findings: Sequence[Finding]) -> bytes:
     figure = Figure(figsize=(8, 1 + 0.28 * len(drawn)), layout="constrained")
     axes, seen = figure.add_subplot(), {}
     for y, (finding, word) in enumerate(drawn):
-        seen[word] = axes.errorbar(
-            finding.mean, y, xerr=finding.half_width, fmt="o", color=WORDS[word], capsize=3
-        )
+        if not finding.diverged:
+            seen[word] = axes.errorbar(
+                finding.mean, y, xerr=finding.half_width, fmt="o", color=WORDS[word], capsize=3
+            )
         if finding.claim.equivalent:
             axes.barh(y, 2 * claims.margin, left=-claims.margin, color=COLOURS[5], alpha=0.3)
         axes.text(1.02, y, _difference(finding), transform=axes.get_yaxis_transform(), **SMALL)
@@ -495,4 +540,7 @@ def forest(claims: Claims, findings: Sequence[Finding]) -> bytes:
 
 
 def _difference(finding: Finding) -> str:
+    if finding.diverged:
+        lost = (f"{row}, {named('seed', seeds)}" for row, seeds in finding.diverged.items())
+        return f"diverged: {'; '.join(lost)}"
     return f"{finding.mean:+.2f} ± {finding.half_width:.2f}"

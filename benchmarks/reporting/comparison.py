@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from math import inf
 from statistics import fmean
 
-from benchmarks.records import Run
+from benchmarks.records import Run, has_diverged
 from benchmarks.reporting.formats import Page
-from benchmarks.reporting.table import Table, estimate
+from benchmarks.reporting.table import Table, count_of_seeds, estimate
 
 NAMES = {
     "mean_average_precision_at_r": "MAP@R",
@@ -47,18 +47,26 @@ class Comparison(Page):
 def compare(runs: Sequence[Run], baseline: str | None = None) -> Comparison:
     """Compare finished runs, one row per label; differences are to the baseline's row.
 
+    A run that diverged is counted and named in its row.
+
     Raises:
-        ValueError: if a run is not finished, the runs' data or metrics differ, one label has a seed
-            twice or unequal numbers of steps, or no run has the baseline's label.
+        ValueError: if a run is neither finished nor diverged, if none is finished, the runs' data or metrics
+            differ, one label has a seed twice or unequal numbers of steps, or no run has the baseline's label.
     """
-    methods = _group(runs)
-    baseline = runs[0].label if baseline is None else baseline
+    given, methods = _group(runs)
+    first = next(iter(methods.values()))[0]
+    baseline = first.label if baseline is None else baseline
     if baseline not in methods:
-        raise ValueError(f"baseline: no run has the label {baseline!r}; there are {list(methods)}")
+        raise ValueError(
+            f"baseline: no finished run has the label {baseline!r}; there are {list(methods)}"
+        )
 
     rows: Rows = {}
-    for label, members in methods.items():
+    lost: dict[str, list[int]] = {}
+    for label, everyone in given.items():
+        members = methods.get(label, [])
         rows[label] = {run.seed: run.info["metrics"] for run in members}
+        lost[label] = [run.seed for run in everyone if run not in members]
         for run in members:
             for output, found in run.info.get("outputs", {}).items():
                 if output != "parts":  # galleries of a part of the images: not comparable
@@ -69,8 +77,10 @@ def compare(runs: Sequence[Run], baseline: str | None = None) -> Comparison:
                             "of the methods another label"
                         )
                     rows.setdefault(name, {})[run.seed] = found
+                    lost[name] = lost[label]
 
-    notes = []
+    diverged = [run for of in given.values() for run in of if has_diverged(run.info)]
+    notes = [f"{run.label}, seed {run.seed}, diverged: {run.info.get('error')}" for run in diverged]
     if any(len(seeds) > 1 for seeds in rows.values()):
         notes.append("± is the half-width of the 95 % Student-t interval over seeds.")
     if any(len(seeds) == 1 for seeds in rows.values()):
@@ -78,11 +88,12 @@ def compare(runs: Sequence[Run], baseline: str | None = None) -> Comparison:
     if any(name.endswith("†") for name in rows):
         notes.append(DESCRIPTOR)
 
-    keys, reference = list(runs[0].info["metrics"]), rows[baseline]
+    keys, reference = list(first.info["metrics"]), rows[baseline]
     metrics = Table(
         ["method", *(f"{metric_name(key)} (%)" for key in keys), "seeds"],
         [
-            [name, *(_percent(_values(seeds, key)) for key in keys), str(len(seeds))]
+            [name, *(_percent(_values(seeds, key)) for key in keys)]
+            + [count_of_seeds(len(seeds), lost[name])]
             for name, seeds in rows.items()
         ],
         best=_best(rows, keys),
@@ -140,18 +151,19 @@ def _percent(values: Sequence[float], sign: str = "", empty: str = "–") -> str
     return estimate(values).percent(sign) if values else empty
 
 
-def _group(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """Label -> runs, in the given order; raises a ValueError if the runs cannot be in one table."""
-    methods: dict[str, list[Run]] = {}
-    first = runs[0]
+def _group(runs: Sequence[Run]) -> tuple[dict[str, list[Run]], dict[str, list[Run]]]:
+    """Label -> runs, all and the finished ones, in the given order; a ValueError if they cannot be in one table."""
+    given: dict[str, list[Run]] = {}
+    first = next((run for run in runs if run.info["status"] == "finished"), runs[0])
     for run in runs:
-        if run.info["status"] != "finished" or not run.info["metrics"]:
+        diverged = has_diverged(run.info)
+        if run.info["status"] != "finished" and (run is first or not diverged):
+            told = f"diverged ({run.info.get('error')})" if diverged else repr(run.info["status"])
             raise ValueError(
-                f"{run.folder}: the run is {run.info['status']!r}, not finished; continue it with "
-                "--resume, or leave it out"
+                f"{run.folder}: the run is {told}, not finished; continue it with --resume, or leave it out"
             )
         check_alike(first, run)
-        same = methods.setdefault(run.label, [])
+        same = given.setdefault(run.label, [])
         for other in same:
             if other.seed == run.seed:
                 raise ValueError(
@@ -164,7 +176,10 @@ def _group(runs: Sequence[Run]) -> dict[str, list[Run]]:
                     f"{other.folder} of the same label {run.label!r}; give them different labels"
                 )
         same.append(run)
-    return methods
+    finished = {
+        label: [run for run in of if not has_diverged(run.info)] for label, of in given.items()
+    }
+    return given, {label: of for label, of in finished.items() if of}
 
 
 def check_alike(first: Run, run: Run, keys: Sequence[str] = TESTED_ON) -> None:
@@ -176,6 +191,8 @@ def check_alike(first: Run, run: Run, keys: Sequence[str] = TESTED_ON) -> None:
                 f"{run.folder}: data {key} is {got!r}, but {expected!r} in {first.folder}; "
                 "only runs tested on the same data can be compared"
             )
+    if has_diverged(run.info):
+        return
     if run.info["metrics"].keys() != first.info["metrics"].keys():
         raise ValueError(
             f"{run.folder}: measured {sorted(run.info['metrics'])}, but {first.folder} "

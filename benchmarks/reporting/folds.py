@@ -11,10 +11,18 @@ import torch
 from torch.nn.functional import normalize
 
 from benchmarks.evaluation import cluster_metrics, measure
-from benchmarks.records import EMBEDDINGS, Run, damage_named, load_run, read_json, write_json
+from benchmarks.records import (
+    EMBEDDINGS,
+    Run,
+    damage_named,
+    has_diverged,
+    load_run,
+    read_json,
+    write_json,
+)
 from benchmarks.reporting.comparison import TESTED_ON, check_alike, metric_name, paired_differences
 from benchmarks.reporting.formats import Page
-from benchmarks.reporting.table import Table, estimate
+from benchmarks.reporting.table import Table, count_of_seeds, estimate
 from benchmarks.settings import VOLATILE, config_changes
 
 KINDS = {
@@ -40,6 +48,7 @@ class Method:
     numbers: dict[str, dict[int, Metrics]]  # by kind and seed, if all folds are finished
     dimensions: dict[str, int]  # of the embeddings, by kind
     left_out: list[str]  # why other seeds are left out
+    diverged: list[int]  # those of them of which a run diverged
 
 
 def read_method(folder: Path) -> Method:
@@ -56,13 +65,18 @@ def read_method(folder: Path) -> Method:
     first = next((run for run in runs if run.info["status"] == "finished"), runs[0])
     folds = first.info["config"]["data"]["folds"]
     numbers: dict[str, dict[int, Metrics]] = {kind: {} for kind in KINDS}
-    left_out, dimensions = [], {}
+    left_out: list[str] = []
+    diverged: list[int] = []
+    dimensions: dict[str, int] = {}
     for seed in sorted({run.seed for run in runs}):
         models = [run for run in runs if run.seed == seed]
         finished = sum(run.info["status"] == "finished" for run in models)
         if finished < folds:
+            lost = [run.folder.name for run in models if has_diverged(run.info)]
+            diverged += [seed] * bool(lost)
             left_out.append(
-                f"{folder}: seed {seed} is left out, {finished} of its {folds} folds are finished."
+                f"{folder}: seed {seed} is left out, {finished} of its {folds} folds are finished"
+                f"{', diverged: ' if lost else ''}{', '.join(lost)}."
             )
             continue
         for run in models:
@@ -84,8 +98,10 @@ def read_method(folder: Path) -> Method:
         one = together["dimension"] // folds
         dimensions = {"validation": one, "single": one, "ensemble": together["dimension"]}
     if not dimensions:
-        raise ValueError(f"{folder}: no seed has all its {folds} folds finished; evaluate it again")
-    return Method(folder, first, folds, numbers, dimensions, left_out)
+        raise ValueError(
+            f"{folder}: no seed has all its {folds} folds finished; evaluate it again ({' '.join(left_out)})"
+        )
+    return Method(folder, first, folds, numbers, dimensions, left_out, diverged)
 
 
 def _differing(runs: Sequence[Run]) -> list[str]:
@@ -173,7 +189,8 @@ def _table(kind: str, rows: dict[str, dict[int, Metrics]], methods: Sequence[Met
         + ["models", "dimensions", "seeds"],
         [
             [name, *(estimate([m[key] for m in seeds.values()]).percent() for key in keys)]
-            + [models.format(method.folds), str(method.dimensions[kind]), str(len(seeds))]
+            + [models.format(method.folds), str(method.dimensions[kind])]
+            + [count_of_seeds(len(seeds), method.diverged)]
             for (name, seeds), method in zip(rows.items(), methods, strict=True)
         ],
     )

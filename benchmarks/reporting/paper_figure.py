@@ -16,7 +16,7 @@ from benchmarks.reporting.comparison import metric_name
 from benchmarks.reporting.drawing import COLOURS, MARKERS, plain, show_names
 from benchmarks.reporting.figures import over_steps
 from benchmarks.reporting.paper_runs import Group, collect
-from benchmarks.reporting.table import Estimate, estimate
+from benchmarks.reporting.table import Estimate, estimate, named
 from benchmarks.settings import ConfigError, Panel, RecipeTable
 
 SIZES = {None: (4.2, 3.3), "map": (9.2, 6.2), "retrieval": (6.4, 6.0)}  # inches
@@ -50,10 +50,8 @@ def draw_figure(table: RecipeTable, folders: Sequence[Path]) -> Figure:
     if not table.figure:
         raise ConfigError(f"--figure: {table.name} describes no figure; leave it out")
     found = collect(table, folders)
-    groups = {
-        entry.name.rpartition("/")[2]: next(iter(found.fresh(entry)), None)
-        for entry in table.entries
-    }
+    rows = {entry.name.rpartition("/")[2]: found.fresh(entry) for entry in table.entries}
+    groups = {row: next((group for group in of if group.runs), None) for row, of in rows.items()}
     columns = min(3, len(table.figure))
     lines = -(-len(table.figure) // columns)
     width, height = SIZES.get(next(iter(table.figure.values())).picture, FEATURES)
@@ -74,6 +72,11 @@ def draw_figure(table: RecipeTable, folders: Sequence[Path]) -> Figure:
     shown = {row for panel in table.figure.values() for row in panel.rows()}
     missing = [row for row, group in groups.items() if group is None and row in shown]
     notes += [f"No run of: {', '.join(missing)}."] if missing else []
+    lost = {
+        row: sorted({run.seed for group in rows[row] for run in group.diverged}) for row in shown
+    }
+    told = [f"{row} ({named('seed', seeds)})" for row, seeds in sorted(lost.items()) if seeds]
+    notes += [f"Diverged: {', '.join(told)}."] if told else []
     figure.supxlabel(plain(fill(" ".join(notes), int(14 * width * columns))), fontsize=8)
     return figure
 

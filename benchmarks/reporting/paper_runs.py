@@ -10,7 +10,7 @@ from typing import Any
 
 from benchmarks.building import parse_resolved
 from benchmarks.console import printable
-from benchmarks.records import Run, damage_named, load_run
+from benchmarks.records import Run, damage_named, has_diverged, load_run
 from benchmarks.reporting.comparison import TESTED_ON
 from benchmarks.reporting.table import Estimate, estimate
 from benchmarks.settings import GROUPS, Change, Entry, RecipeTable, changes_of_methods, merge
@@ -18,14 +18,15 @@ from benchmarks.settings import GROUPS, Change, Entry, RecipeTable, changes_of_m
 
 @dataclass(frozen=True)
 class Group:
-    """Finished runs of one training that differ only in their seeds."""
+    """Finished runs of one training that differ only in their seeds, and those that diverged."""
 
     runs: list[Run]  # by seed
     changes: list[Change]  # before in these runs, now in the recipe
+    diverged: list[Run]
 
     @property
     def first(self) -> dict[str, Any]:
-        return self.runs[0].info
+        return (self.runs or self.diverged)[0].info
 
     @property
     def protocol(self) -> str:
@@ -37,7 +38,7 @@ class Group:
         measured = [{"embedding": run.info["metrics"], **run.info["outputs"]} for run in self.runs]
         return {
             name: [outputs[name] for outputs in measured]
-            for name in measured[0]
+            for name in (measured[0] if measured else ())
             if all(name in outputs for outputs in measured)
         }
 
@@ -50,7 +51,7 @@ class Group:
         names = self.outputs if output is None else [output]
         for name in names:
             values = [run[metric] for run in self.outputs.get(name, []) if metric in run]
-            if len(values) == len(self.runs):
+            if values and len(values) == len(self.runs):
                 half_width = self.first.get("half_widths", {}).get(name, {}).get(metric)
                 over_parts = len(values) == 1 and half_width is not None
                 return Estimate(values[0], half_width) if over_parts else estimate(values)
@@ -106,7 +107,7 @@ def _run_folders(folders: Iterable[Path]) -> Iterator[Path]:
 
 
 def _why_not(info: dict[str, Any]) -> str | None:
-    if info["status"] != "finished":
+    if info["status"] != "finished" and not has_diverged(info):
         return f"is {info['status']}, not finished"
     if not all(isinstance(info["config"].get(group), dict) for group in GROUPS):
         return "has a damaged config; run that training again"
@@ -128,7 +129,8 @@ def _groups(training: str, runs: Sequence[Run], notes: list[str]) -> list[Group]
     groups: dict[str, dict[int, Run]] = {}
     changes: dict[str, list[Change]] = {}
     recipe = parse_resolved(["--recipe", training]).config if runs else {}
-    for run in sorted(runs, key=lambda run: str(run.info.get("finished"))):
+    # Those that diverged come first: one that finished takes the place of the same seed.
+    for run in sorted(runs, key=lambda run: str(run.info.get("finished") or "")):
         config, protocol = run.info["config"], run.info["protocol"]
         # The key separates protocols and folds; an oracle adds a number and changes none.
         oracle = bool(config["evaluation"].get("oracle"))
@@ -149,7 +151,11 @@ def _groups(training: str, runs: Sequence[Run], notes: list[str]) -> list[Group]
             older = seeds[run.seed].folder
             notes.append(f"left out: {older}, seed {run.seed} was run again in {run.folder}")
         seeds[run.seed] = run
-    return [
-        Group([seeds[seed] for seed in sorted(seeds)], changes[key])
-        for key, seeds in groups.items()
-    ]
+    found = []
+    for key, seeds in groups.items():
+        ordered = [seeds[seed] for seed in sorted(seeds)]
+        diverged = [run for run in ordered if has_diverged(run.info)]
+        told = (f"{run.folder}, seed {run.seed}: {run.info.get('error')}" for run in diverged)
+        notes += [f"diverged: {one}" for one in told]
+        found.append(Group([run for run in ordered if run not in diverged], changes[key], diverged))
+    return found

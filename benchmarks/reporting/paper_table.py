@@ -11,7 +11,7 @@ from benchmarks.backbones import KNOWN_WEIGHTS
 from benchmarks.reporting.comparison import DESCRIPTOR, metric_name
 from benchmarks.reporting.formats import Page
 from benchmarks.reporting.paper_runs import Found, Group, collect
-from benchmarks.reporting.table import Table, estimate
+from benchmarks.reporting.table import Table, count_of_seeds, estimate
 from benchmarks.settings import Data, Entry, RecipeTable
 
 RUNS = Path("runs")
@@ -124,7 +124,7 @@ class _Layout:
                 yield {**method, "numbers": "ours", "runs": "0"}
             for group in groups:
                 yield {**method, **self._ours(entry, group, output, metrics)}
-                if paper and not group.changes and protocol == "paper":
+                if paper and group.runs and not group.changes and protocol == "paper":
                     yield {"numbers": "difference", **_difference(group, output, paper)}
                 method = {}
 
@@ -145,7 +145,8 @@ class _Layout:
         return {
             "numbers": f"ours{over_parts}{self._mark(entry, group)}",
             **{metric_name(metric): text for metric, text in cells.items()},
-            "runs": str(len(group.runs)) + (f" ({dirty} dirty)" if dirty else ""),
+            "runs": count_of_seeds(len(group.runs), [run.seed for run in group.diverged])
+            + (f" ({dirty} dirty)" if dirty else ""),
             "protocol": group.protocol + (f", without fold {fold}" if fold is not None else ""),
             "trunk": config["model"]["trunk"]
             + (f", ensemble of {ensemble['num_heads']}" if ensemble else ""),
@@ -249,7 +250,7 @@ def _oracle(group: Group) -> dict[str, str]:
     metric = f"recall_at_{group.first['config']['evaluation']['recall_at'][0]}"
     values = [run.info["oracle"][metric] for run in group.runs if run.info.get("oracle")]
     column = f"oracle (test-selected) {metric_name(metric)}"
-    return {column: estimate(values).percent()} if len(values) == len(group.runs) else {}
+    return {column: estimate(values).percent()} if 0 < len(values) == len(group.runs) else {}
 
 
 def _tested_with(group: Group) -> str:

@@ -1,6 +1,6 @@
 """A mean with its interval, and a table of text."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from shutil import get_terminal_size
 
@@ -36,6 +36,21 @@ def estimate(values: Sequence[float]) -> Estimate:
     from pml_regularizers import mean_interval  # imports torch, which --help does without
 
     return Estimate(*mean_interval(values, student=True))
+
+
+def count_of_seeds(finished: int, diverged: Iterable[int]) -> str:
+    """The number of seeds, with those that diverged.
+
+    >>> count_of_seeds(4, [3])
+    '4 (diverged: seed 3)'
+    """
+    lost = sorted(diverged)
+    return f"{finished} (diverged: {named('seed', lost)})" if lost else f"{finished}"
+
+
+def named(kind: str, numbers: Sequence[int]) -> str:
+    """E.g. "seed 3" or "seeds 0, 3"."""
+    return f"{kind}{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}"
 
 
 @dataclass(frozen=True)

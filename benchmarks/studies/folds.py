@@ -1,13 +1,10 @@
 """The runs of a fair evaluation: every seed on every fold."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
-from filelock import FileLock, Timeout
-
 from benchmarks.building import build_datasets
-from benchmarks.settings import ConfigError, Experiment
+from benchmarks.settings import Experiment
 from benchmarks.studies.sweep import Job
 from benchmarks.training import try_one_step
 
@@ -23,20 +20,6 @@ def check(experiment: Experiment, folds: Sequence[Experiment] = ()) -> None:
     model = try_one_step(experiment)
     for fold in folds:
         build_datasets(fold.data, model.trunk, seed=fold.seed, fair=True)
-
-
-@contextmanager
-def exclusively(folder: Path) -> Iterator[None]:
-    """Nobody else works in the folder meanwhile."""
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        lock = FileLock(folder / ".lock", timeout=0).acquire()
-    except Timeout as error:
-        raise ConfigError(
-            f"--runs: {folder} is in use by another process; wait for it, or choose another"
-        ) from error
-    with lock:
-        yield
 
 
 def evaluation_runs(

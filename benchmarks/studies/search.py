@@ -9,11 +9,14 @@ No trial can see a test class: all are runs of `data.split: validation`, which d
 
 import csv
 import io
+import json
+import re
 import sys
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -24,13 +27,21 @@ from optuna.pruners import MedianPruner, NopPruner
 from optuna.samplers import TPESampler
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
-from optuna.trial import FrozenTrial, Trial, TrialState
+from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 
 from benchmarks.building import resolved
-from benchmarks.console import progress_bar
+from benchmarks.console import progress_bar, reason
 from benchmarks.evaluation import SELECTED_BY
-from benchmarks.records import check_same, read_table, replace_file
-from benchmarks.settings import Command, ConfigError, changed, dump, parse
+from benchmarks.records import (
+    Run,
+    RunFolderError,
+    check_same,
+    has_diverged,
+    load_run,
+    read_table,
+    replace_file,
+)
+from benchmarks.settings import Command, ConfigError, changed, dump, flat, parse
 from benchmarks.studies.folds import check, fold_run
 from benchmarks.studies.launching import Launcher
 from benchmarks.studies.search_space import Space, corners
@@ -158,13 +169,49 @@ class Search:
     def study(self) -> optuna.Study:
         """The study in the folder, begun if there is none. No other process may have it meanwhile.
 
+        Its journal is only a cache: if it cannot be read, or the runs' sealed records say otherwise, it is moved
+        aside, and told again from them.
+
         Raises:
             ConfigError, RunFolderError: if it was begun otherwise.
+            ValueError: if a run's record is damaged.
         """
         optuna.logging.set_verbosity(optuna.logging.ERROR)
+        sealed, journal = self._sealed(), self._journal()
+        try:
+            for line in journal.read_bytes().splitlines() if journal.exists() else ():
+                json.loads(line)  # Optuna takes a last line for one that is still being written
+            study = self._begin(journal)
+            problem = self._misremembered(study, sealed)
+        except (ConfigError, RunFolderError, OSError):
+            raise
+        except Exception as error:  # whatever Optuna makes of such lines
+            problem = f"cannot be read ({type(error).__name__}: {reason(error)})"
+        if problem is None:
+            return study
+        names = (journal.with_name(f"{journal.name}.stale-{n}") for n in count(1))
+        aside = journal.rename(next(path for path in names if not path.exists()))
+        print(
+            f"{journal}: {problem}; it is told again from the records of the runs, and is now {aside}",
+            file=sys.stderr,
+        )
+        study = self._begin(journal)
+        for number, runs in sorted(sealed.items()):
+            settings = flat(next(iter(runs.values())).info["config"])
+            begun = create_trial(
+                state=TrialState.RUNNING,  # its runs tell the rest
+                params={key: settings[key] for key in self.space},
+                distributions=self.space,
+                user_attrs={"number": number},
+            )
+            study.add_trial(begun)
+        return study
+
+    def _begin(self, journal: Path) -> optuna.Study:
+        """The journal's study, which is the one that is asked for."""
         study = optuna.create_study(
             study_name="search",
-            storage=JournalStorage(JournalFileBackend(str(self._journal()))),
+            storage=JournalStorage(JournalFileBackend(str(journal))),
             pruner=MedianPruner() if self.prune else NopPruner(),
             direction="maximize",
             load_if_exists=True,
@@ -190,6 +237,47 @@ class Search:
                 )
         check_same(begun["settings"], settings, self.folder)
         return study
+
+    def _sealed(self) -> dict[int, dict[int, Run]]:
+        """The runs that have begun, {trial: {fold: run}}."""
+        found: dict[int, dict[int, Run]] = {}
+        for path in sorted(self.folder.glob("trials/*/run.json")):
+            if name := re.fullmatch(r"(\d{4,})-fold(\d+)", path.parent.name):
+                run = load_run(path.parent)
+                if run.info["status"] == "finished" and not run.info.get("selection"):
+                    raise ValueError(f"{path}: its selection is damaged; run that training again")
+                found.setdefault(int(name[1]), {})[int(name[2])] = run
+        return found
+
+    def _misremembered(
+        self, study: optuna.Study, sealed: Mapping[int, Mapping[int, Run]]
+    ) -> str | None:
+        """What the study says otherwise than the records of its runs; None if nothing."""
+        known: dict[int, FrozenTrial] = {}
+        for trial in study.get_trials(deepcopy=False):
+            number = trial.user_attrs.get("number")
+            if number is None and trial.state in (TrialState.RUNNING, TrialState.FAIL):
+                continue  # it was being drawn
+            whole = isinstance(number, int) and trial.params.keys() == self.space.keys()
+            if not whole or trial.state is TrialState.FAIL or number in known:
+                return f"its trial {trial.number} is damaged"
+            known[number] = trial
+        for number, trial in known.items():
+            runs = sealed.get(number, {})
+            for run in runs.values():
+                settings = flat(run.info["config"])
+                if trial.params != {key: settings.get(key) for key in self.space}:
+                    return f"its trial {number} has other settings than {run.folder}"
+            finished = [run for run in runs.values() if run.info["status"] == "finished"]
+            values = [float(run.info["selection"]["value"]) for run in finished]
+            told = trial.value if trial.state is TrialState.COMPLETE else None
+            if trial.state is not TrialState.RUNNING and not (told is None and self.prune):
+                value = float(np.mean(values)) if len(values) == len(self.folds) else None
+                if told != value:
+                    return f"its trial {number} has the value {told}, and its runs {value}"
+        if lost := sealed.keys() - known.keys():
+            return f"its trial {min(lost)} is missing"
+        return None
 
     def _journal(self) -> Path:
         """Optuna's file, without what a killed process may have left: its lock, and half a line."""
@@ -278,6 +366,8 @@ class Search:
 
     def _train(self, curve: Curve, number: int, launcher: Launcher) -> dict[str, Any]:
         run, problem = curve.run, "stopped"
+        if (told := run.record()) and has_diverged(told):
+            raise NoValueError(told["error"])  # before it was told
         if launcher.stop.signal is None:
             with self._lock:
                 check(run.command.experiment)

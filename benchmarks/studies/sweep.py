@@ -14,7 +14,13 @@ from typing import Any
 
 from benchmarks.building import parse_resolved
 from benchmarks.console import columns, printable, progress_bar
-from benchmarks.records import RunFolder, RunFolderInUseError, check_same, describe_weights
+from benchmarks.records import (
+    RunFolder,
+    RunFolderInUseError,
+    check_same,
+    describe_weights,
+    has_diverged,
+)
 from benchmarks.settings import (
     Change,
     Command,
@@ -160,7 +166,7 @@ class Sweep:
         try:
             names = (job.folder.with_name(f"{job.folder.name}.stale-{n}") for n in count(1))
             aside = next(path for path in names if not path.exists())
-            job.folder.rename(aside)
+            folder.move(aside)
             self.bar.write(f"{job.name}: the stale run is now {aside}")
         finally:
             folder.close()
@@ -181,7 +187,9 @@ class Sweep:
             elif self.launcher.stop.signal is not None and code != IN_USE:
                 self._end(job, "stopped", "stopped; the same command goes on with it")
             else:
-                status, why = "in use" if code == IN_USE else "failed", job.problem()
+                record, why = job.record(), job.problem()
+                status = "diverged" if record and has_diverged(record) else "failed"
+                status = "in use" if code == IN_USE else status
                 how = f"exit status {code}"
                 if code is not None and code < 0:
                     how = f"ended by {signal.Signals(-code).name}"
@@ -215,7 +223,7 @@ def last_step(job: Job) -> int:
 
 def some_are_missing(jobs: Sequence[Job]) -> bool:
     """True if a run has no result although it was not stopped."""
-    return any(job.status in ("failed", "stale", "in use") for job in jobs)
+    return any(job.status in ("failed", "diverged", "stale", "in use") for job in jobs)
 
 
 def summary(jobs: Sequence[Job]) -> str:

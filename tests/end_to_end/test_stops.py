@@ -276,7 +276,7 @@ def test_a_second_writer_is_refused(
     wait_for_rows(first, folder, 1)
     for extra in ([], ["--resume"]):
         assert main([*long, *extra]) == 3
-        line = f"being written by another run (process {first.pid})"
+        line = f"being written by another process ({first.pid})"
         assert line in capsys.readouterr().err
     assert first.poll() is None
     os.killpg(first.pid, signal.SIGKILL)

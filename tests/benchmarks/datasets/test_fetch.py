@@ -8,8 +8,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from filelock import FileLock
 
+from benchmarks.console import alone
 from benchmarks.datasets import fetch
 from benchmarks.datasets.fetch import FetchError, fetch_file, unpack
 from tests.support.server import serving
@@ -35,8 +35,8 @@ def path(tmp_path):
 
 
 def left(path: Path) -> list[str]:
-    """Files that are left, except the lock."""
-    return sorted(each.name for each in path.parent.iterdir() if each.name != f".{path.name}.lock")
+    """Files that are left."""
+    return sorted(each.name for each in path.parent.iterdir())
 
 
 # ------------------------------------------------------------------------------------------ a file
@@ -120,12 +120,12 @@ def test_what_a_killed_process_left_is_removed(server, path, tmp_path):
     fetch_file(server.url("file"), path, SHA256)
     unpack(archive, path.with_name("folder"))
     assert tree(path.with_name("folder")) == {"a": b"1"}
-    assert [name for name in left(path) if "lock" not in name] == ["file", "folder"]
+    assert left(path) == ["file", "folder"]
 
 
 def test_a_second_process_is_sent_away(server, path, tmp_path):
     path.parent.mkdir(parents=True)
-    with FileLock(path.with_name(".file.lock")):
+    with alone(path):
         with pytest.raises(FetchError, match=f"{path}: another process is at work on it; wait"):
             fetch_file(server.url("file"), path, SHA256)
         with pytest.raises(FetchError, match=f"{path}: another process is at work on it; wait"):

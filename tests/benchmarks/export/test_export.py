@@ -296,6 +296,10 @@ def test_glyphs_are_gray(trained: Path, tmp_path: Path) -> None:
     assert {path.name for path in output.iterdir()} == {
         *("README.md", "config.json", "model.safetensors"),
     }
+    (tmp_path / "new").touch()
+    mode = (tmp_path / "new").stat().st_mode
+    assert {path.stat().st_mode for path in output.iterdir()} == {mode}, "others may read them"
+    assert {path.name for path in tmp_path.iterdir()} == {"exported", "run", "new"}, "no lock stays"
     model = timm.create_model(f"local-dir:{output}", pretrained=True).eval()
     transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model))
     assert 'convert("L")' in snippets(output)[0]
@@ -495,7 +499,6 @@ def refused(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Re
         assert line.startswith("error: ")
         assert line.count("config.yaml") <= 1
         assert expected in line
-        (tmp_path / ".out.lock").unlink(missing_ok=True)
         assert sorted(tmp_path.iterdir()) == before
 
     return check

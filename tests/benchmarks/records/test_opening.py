@@ -47,7 +47,12 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda run: (run / "records/evaluation.csv").write_text("~iteration~,loss\n\n"),
         "evaluation.csv: is not a table of numbers",
     ),
-    "config.yaml": (lambda run: swap(run / "config.yaml"), "config.yaml"),
+    "config.yaml": (lambda run: swap(run / "config.yaml"), "config.yaml: is not a file; move it"),
+    "logs.db": (lambda run: swap(run / "records/logs.db"), "logs.db: is not a file; move it away"),
+    "no metrics": (
+        change(status="finished", metrics={}),
+        "its metrics is damaged; run that training again",
+    ),
     "data null": (change(data=None), "run.json: its data is damaged; run that training again"),
     "no fingerprint": (change(data={"name": "glyphs", "split": "test"}), "its data.fingerprint is"),
     "sessions": (change(sessions=5), "run.json: its sessions is damaged"),
@@ -88,8 +93,7 @@ def test_damage_is_one_line_and_changes_nothing(begun: Path, damage: str) -> Non
     assert words in line
     assert str(begun) in line
     assert "\n" not in line
-    if damage != "config.yaml":  # written behind what is cut
-        assert contents(begun) == before
+    assert contents(begun) == before
     assert not list(begun.rglob("*.tmp"))
 
 

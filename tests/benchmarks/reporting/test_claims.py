@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
@@ -31,8 +32,8 @@ from benchmarks.reporting.claims import (
 )
 from benchmarks.settings import read_table, recipe_files
 from benchmarks.studies.sweep import Job, plan
+from tests.support.processes import ROOT, TIMEOUT, environment
 from tests.support.processes import command as command_line
-from tests.support.processes import environment
 
 CLAIMS = 5
 GAIN = [0.9, 1.4, 0.3, 1.1, 0.8, 1.2, 0.6, 1.0, 0.7, 1.3]
@@ -316,7 +317,8 @@ def test_two_commands_keep_the_results_of_both(make, trained_by):
     def train(jobs: list[Job]) -> None:
         assert {job.training for job in jobs} == {"toy/table/third"}
         kept = json.loads(Path("claims.json").read_text())["results"]
-        write_json(Path("claims.json"), {"results": kept | {"another": {}}})  # by the other command
+        another = {"another": next(iter(kept.values()))}
+        write_json(Path("claims.json"), {"results": kept | another})  # by the other command
         for job in jobs:
             finish(job, 0.5)
 
@@ -325,6 +327,75 @@ def test_two_commands_keep_the_results_of_both(make, trained_by):
     kept = json.loads(Path("claims.json").read_text())["results"]
     assert len(kept) == 7
     assert "another" in kept
+
+
+ADDING = """
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from benchmarks.records import load_run
+from benchmarks.reporting import Results
+
+results, runs = Results(Path("claims.json")), []
+for folder in map(Path, sys.argv[1:]):
+    info = load_run(folder).info
+    runs.append(SimpleNamespace(
+        folder=folder, training=info["label"], seed=info["seed"], config=info["config"], weights=None
+    ))
+print(1, flush=True)
+input()  # until all are ready
+for run in runs:
+    results.add([run])
+"""
+
+
+def test_commands_that_add_at_once_lose_nothing(make):
+    """Real processes, each with runs of its own."""
+    rows, pipes = ("base", "new", "third"), {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    [make(row, seed, 0.5) for row in rows for seed in range(12)]
+    environ = environment() | {"PYTHONPATH": str(ROOT)}
+    started = []
+    for row in rows:
+        folders = [str(path) for path in Path("runs/claims").glob(f"toy-table-{row}-*")]
+        command_of = [sys.executable, "-c", ADDING, *folders]
+        started.append(subprocess.Popen(command_of, env=environ, **pipes))
+    for process in started:
+        assert process.stdout.readline() == b"1\n"
+    for process in started:
+        process.stdin.write(b"\n")
+        process.stdin.flush()
+    assert [process.wait(TIMEOUT) for process in started] == [0] * 3
+    kept = json.loads(Path("claims.json").read_text())["results"]
+    assert len(kept) == 3 * 12
+    assert not list(Path().glob(".claims*"))
+
+
+def test_a_run_that_diverged_is_counted_and_named(make):
+    [make(row, seed, 0.5) for row in ("base", "third") for seed in (0, 1)]
+    make("new", 0, 0.6)
+    diverge(plan(["toy/table/new"], [1], Path("runs/claims"), ["--report=false"])[0])
+    for _ in range(2):  # also of kept results
+        assert command("--page-only", "--seeds=2") == 0
+        page = Path("claims.md").read_text()
+        assert "Of 4 comparisons: 0 shown, 0 contradicted, 1 undecided, 3 diverged.\n" in page
+        findings, rows_on_test = page.split("## The rows on test classes")
+        rows = [line.split(" | ") for line in findings.splitlines() if line.startswith("| ")][1:]
+        told = ["diverged: new, seed 1", "2", "", "", "diverged |"]
+        assert [row[5:] for row in rows[1:]].count(told) == 3
+        assert "| `new` | 60.00 | 30.00 |  |  | 1 (diverged: seed 1) |" in rows_on_test
+        assert "\n6 trainings, " in page
+        shutil.rmtree("runs", ignore_errors=True)
+
+
+def test_a_row_of_which_all_runs_diverged_is_counted(make):
+    make("base", 0, 0.5)
+    make("base", 1, 0.5)
+    [diverge(j) for j in plan(["toy/table/new"], [0, 1], Path("runs/claims"), ["--report=false"])]
+    assert command("--page-only", "--seeds=2") == 0
+    page = Path("claims.md").read_text()
+    assert "Of 3 comparisons: 0 shown, 0 contradicted, 0 undecided, 3 diverged. Not" in page
+    assert "| diverged: new, seeds 0, 1 | 2 |" in page
+    assert "| `new` |  |  |  |  | 0 (diverged: seeds 0, 1) |" in page
 
 
 def test_settings_are_chosen_on_validation_classes_and_taken_by_others(
@@ -419,9 +490,11 @@ def test_a_value_that_diverges_is_not_chosen_and_stops_nothing(toy, trained_by, 
     trained_by(train)
     assert command("--seeds=2") == 0
     page = Path("claims.md").read_text()
-    assert f"| `base` |  | {RATE} | 0.01: 0.50 | 0.02: diverged |" in page
-    assert f"| `third` |  | {RATE} |  | 3: diverged, 4: diverged |" in page
-    assert "Not measured yet: 4." in page  # no value of the third row can be tested
+    assert f"| `base` |  | {RATE} | 0.01: 0.50 | 0.02: diverged (draw 1) |" in page
+    assert (
+        f"| `third` |  | {RATE} |  | 3: diverged (draws 0, 1), 4: diverged (draws 0, 1) |" in page
+    )
+    assert "Not measured yet: 4 (all settings of `third` diverged)." in page
     assert command("--seeds=2") == 0
     assert len(started) == 2 * 2 + 2 * 2 + 2 + 2  # nothing twice
 
@@ -492,6 +565,32 @@ def test_kept_results_of_another_form_are_named(toy, capsys):
     write_json(Path("claims.json"), {"results": []})
     assert command("--page-only") == 2
     assert "claims.json: is damaged" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda result: result.pop("metrics"),
+        lambda result: result.pop("commit"),
+        lambda result: result.pop("wall_time_s"),
+        lambda result: result.update(curve={"seen_recall_at_1": "high"}),
+        lambda result: result.update(outputs=None),
+    ],
+)
+def test_a_kept_result_that_lacks_something_is_one_line(make, capsys, damage):
+    [make(row, seed, 0.5) for row in ("base", "new") for seed in (0, 1)]
+    assert command("--page-only", "--seeds=2") == 0
+    kept = json.loads(Path("claims.json").read_text())["results"]
+    damage(kept[max(kept)])
+    write_json(Path("claims.json"), {"results": kept})
+    before, page = Path("claims.json").read_bytes(), Path("claims.md").read_bytes()
+    capsys.readouterr()
+    assert command("--page-only", "--seeds=2") == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith(
+        "error: claims.json: is damaged (ValueError: results.toy/table/new, seed 1"
+    )
+    assert (Path("claims.json").read_bytes(), Path("claims.md").read_bytes()) == (before, page)
 
 
 # ------------------------------------------------------------------------------------ what is kept

@@ -258,6 +258,46 @@ def test_descriptor_has_a_row_and_a_footnote(make: Make) -> None:
     assert "†" not in compare([load_run(base)]).markdown()
 
 
+DIVERGED = {"status": "failed", "diverged": True, "error": "the loss is nan", "metrics": {}}
+
+
+def test_a_run_that_diverged_is_counted_and_named(
+    make: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folders = [make("wild", 0, 0, **DIVERGED), make("base", 0, 0.4), make("base", 1, 0.4)]
+    folders += [make("horde", 0, 0.5), make("horde", 1, 0, **DIVERGED)]
+    for folder in folders:
+        add_curves_and_images(folder)
+    assert main([*map(str, folders), "--markdown"]) == 0
+    text = capsys.readouterr().out
+    assert [(row["method"], row["seeds"], row["Recall@1 (%)"]) for row in table(text)] == [
+        ("wild", "0 (diverged: seed 0)", "–"),
+        ("base", "2", "40.00 ± 0.00"),
+        ("horde", "1 (diverged: seed 1)", "**50.00**"),
+    ]
+    assert "horde, seed 1, diverged: the loss is nan" in text
+    assert "wild, seed 0, diverged: the loss is nan" in text
+    page = (folders[0] / "comparison.html").read_text()
+    assert "0 (diverged: seed 0)" in page
+    assert "horde, seed 1, diverged: the loss is nan" in page
+
+
+def test_runs_that_all_diverged_are_no_comparison(
+    make: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(make("wild", seed, 0, **DIVERGED)) for seed in (0, 1)]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert "wild-0: the run is diverged (the loss is nan), not finished" in line
+
+
+def test_a_finished_record_without_metrics_is_damaged(
+    make: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(make("base", 0, 0.4)), str(make("base", 1, 0.4, metrics={}))]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.endswith("base-1/run.json: its metrics is damaged; run that training again")
+
+
 @pytest.mark.parametrize("label", ["horde †", "horde: order_2"])
 def test_a_label_that_is_the_row_of_an_output(make: Make, label: str) -> None:
     outputs = {"descriptor": {"recall_at_1": 0.6}, "order_2": {"recall_at_1": 0.7}}

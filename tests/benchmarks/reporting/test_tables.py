@@ -396,6 +396,24 @@ def test_what_is_no_test_is_left_out(
     assert f"* left out: {said}" in text
 
 
+DIVERGED = {"status": "failed", "diverged": True, "error": "the loss is nan", "metrics": {}}
+
+
+def test_a_run_that_diverged_is_counted_and_named(make: Make, show: Show) -> None:
+    make("base", 0, 0.48)
+    folder = make("base", 3, 0.1, finished=None, **DIVERGED)
+    make("horde", 1, 0.1, finished=None, **DIVERGED)
+    text = show()
+    assert lines(text)[2] == ("", "ours", "48.00")
+    ours = [row["runs"] for row in table(text) if row["numbers"].startswith("ours")]
+    assert ours == ["1 (diverged: seed 3)", *["0 (diverged: seed 1)"] * 3]
+    assert f"* diverged: {folder}, seed 3: the loss is nan" in text
+    make("base", 3, 0.48, folder="again")
+    text = show()
+    assert table(text)[2]["runs"] == "2"
+    assert f"* left out: {folder}, seed 3 was run again in runs/again" in text
+
+
 def test_unreadable_and_old_records_are_left_out(make: Make, show: Show) -> None:
     (make("base", 0, 0.1) / "run.json").write_text("{")
     old = make("base", 1, 0.1) / "run.json"

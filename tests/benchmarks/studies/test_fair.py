@@ -1,6 +1,7 @@
 """The fair protocol: searches that can be killed, numbers counted again by hand, and real runs of a few steps."""
 
 import json
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,10 +12,9 @@ import pytest
 from scipy.stats import t as student_t
 
 from benchmarks import fair
+from benchmarks.console import OwnedFolder
 from benchmarks.records import write_json
 from benchmarks.reporting import folds as reported
-from benchmarks.settings.errors import ConfigError
-from benchmarks.studies.folds import exclusively
 from benchmarks.studies.sweep import Job
 from tests.benchmarks.studies.fakes import RECIPE, TINY, Trainings, record_of
 
@@ -224,6 +224,18 @@ def test_a_seed_with_an_unfinished_fold_is_left_out(
     )
 
 
+def test_a_run_that_diverged_is_counted_and_named(evaluated: Callable[..., Path]) -> None:
+    folder = evaluated("a", NUMBERS)
+    for fold in range(4):
+        path = folder / f"seed3-fold{fold}" / "run.json"
+        lost = {"status": "failed", "diverged": True, "error": "the loss is nan", "metrics": {}}
+        write_json(path, json.loads(path.read_text()) | lost)
+        text = reported.fair_comparison([reported.read_method(folder)], 5)
+        assert [row["seeds"] for row in rows(text)] == ["4 (diverged: seed 3)"] * 3
+        names = ", ".join(f"seed3-fold{one}" for one in range(fold + 1))
+        assert f"{3 - fold} of its 4 folds are finished, diverged: {names}." in text
+
+
 CUB = record_of({"label": "", "seed": 0, "data": {"split": "test", "fold": 0, "folds": 4}}, 0)[
     "data"
 ]
@@ -324,10 +336,16 @@ def test_wrong_commands_write_nothing(
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
-    refused = pytest.raises(ConfigError, match="in use by another process")
-    with exclusively(tmp_path), refused, exclusively(tmp_path):
-        pass
+def test_a_folder_in_use_is_refused(
+    tmp_path: Path, trainings: Callable[..., Trainings], capsys: pytest.CaptureFixture[str]
+) -> None:
+    done = trainings()
+    command = ["evaluate", RECIPE, "--seeds=1", f"--runs={tmp_path}", "--", *TINY]
+    with OwnedFolder(tmp_path):
+        assert fair.main(command) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: {tmp_path} is being written by another process ({os.getpid()})")
+    assert done.started == []
 
 
 def test_a_search_without_optuna(

@@ -22,6 +22,7 @@ from optuna.samplers import RandomSampler
 from benchmarks import fair
 from benchmarks.building import images
 from benchmarks.datasets import Glyphs
+from benchmarks.records import write_json
 from benchmarks.records.run_folder import RunFolderError, saved_checkpoints
 from benchmarks.settings.command import parse
 from benchmarks.settings.errors import ConfigError
@@ -205,6 +206,87 @@ def test_a_search_goes_on_with_half_a_line_and_a_lock_of_before(
     assert searched.execute(Launcher()) == 0
     assert journal.read_bytes().startswith(whole)
     assert [int(row["trial"]) for row in table(searched.folder)] == [0, 1]
+
+
+def without(word: str) -> Callable[[list[str]], list[str]]:
+    """The lines except the first that has the word."""
+
+    def damage(lines: list[str]) -> list[str]:
+        at = next(i for i, line in enumerate(lines) if word in line)
+        return lines[:at] + lines[at + 1 :]
+
+    return damage
+
+
+def instead(pattern: str, other: str) -> Callable[[list[str]], list[str]]:
+    """The lines with the first match of the pattern replaced."""
+
+    def damage(lines: list[str]) -> list[str]:
+        text, changes = re.subn(pattern, other, "\n".join(lines), count=1)
+        assert changes == 1
+        return text.split("\n")
+
+    return damage
+
+
+DAMAGE = {
+    "value": instead(r'"values": ?\[0\.', '"values":[90.'),
+    "setting": instead(r'"param_value_internal": ?[\d.e-]+', '"param_value_internal":0.00777'),
+    "failed": instead(r'"state": ?1, ?"values": ?\[[^]]*\]', '"state":2,"values":null'),
+    "number": instead(r'"number": ?1\b', '"number":7'),
+    **{f"no {word}": without(f'"{word}"') for word in ("values", "number", "--trials", "settings")},
+    "no trial": without('"op_code":4'),
+    "no study": without('"op_code":0'),
+    "garbage": lambda lines: [*lines[:9], "\x00garbage", *lines[9:]],
+    "garbage at the end": lambda lines: [*lines, "garbage"],
+    "empty": lambda lines: [],
+}
+
+
+def test_a_damaged_journal_is_told_again_from_the_sealed_records(
+    make_search: Callable[..., Search],
+    trainings: Callable[..., Trainings],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    trainings()
+    asked: dict[str, Any] = {"trials": 2, "some_folds": [0]}
+    searched = make_search(**asked)
+    assert searched.execute(Launcher()) == 0
+    journal, tables = searched.folder / "study.journal", ("trials.csv", "best.yaml")
+    whole, before = journal.read_text(), [(searched.folder / name).read_bytes() for name in tables]
+    again, mended = trainings(), []
+    for name, damage in DAMAGE.items():
+        damaged = "".join(f"{line}\n" for line in damage(whole.splitlines()))
+        assert damaged != whole, name
+        journal.write_text(damaged)
+        capsys.readouterr()
+        assert make_search(**asked).execute(Launcher()) == 0, name
+        assert again.started == [], "all runs are finished"
+        assert [(searched.folder / file).read_bytes() for file in tables] == before, name
+        said = [line for line in capsys.readouterr().err.splitlines() if "told again" in line]
+        if said:
+            mended.append(name)
+            [aside] = searched.folder.glob("study.journal.stale-*")
+            assert said[0].startswith(f"{journal}: ")
+            assert aside.read_text().startswith(damaged)
+            aside.unlink()
+    # The others lack what is asked again: a trial's value, and the settings.
+    assert mended == [name for name in DAMAGE if name not in ("no values", "no settings")]
+
+
+@pytest.mark.parametrize("damage", [{"selection": None}, {"metrics": {}}])
+def test_a_damaged_record_of_a_search_is_one_line(
+    damage: dict[str, Any],
+    make_search: Callable[..., Search],
+    trainings: Callable[..., Trainings],
+) -> None:
+    trainings()
+    searched = make_search(trials=1)
+    searched.execute(Launcher())
+    path = searched.folder / "trials" / "0000-fold0" / "run.json"
+    write_json(path, json.loads(path.read_text()) | damage)
+    with pytest.raises(ValueError, match=f"{path}: its {next(iter(damage))} is damaged; run"):
+        make_search(trials=1).execute(Launcher())
 
 
 @pytest.mark.parametrize(

@@ -27,10 +27,11 @@ from tests.benchmarks.defaults import changed_default
 from tests.support.processes import ROOT, environment
 
 LOSSES = [{"loss": {"class_path": "pml_regularizers.BinomialDevianceLoss"}}]
-ROWS = ("quick", "other", "pair", "bad", "taken", "patient", "silent", "garbled")
+ROWS = ("quick", "other", "pair", "bad", "taken", "patient", "silent", "garbled", "wild")
 RECORD: dict[str, Any] = signed(
     {
-        **{"label": "", "seed": 0, "status": "finished", "steps": 30, "metrics": {}, "config": {}},
+        **{"label": "", "seed": 0, "status": "finished", "steps": 30, "config": {}},
+        "metrics": {"recall_at_1": 0.5},
         "data": {
             "name": "",
             "split": "test",
@@ -41,10 +42,14 @@ RECORD: dict[str, Any] = signed(
         **{"wall_time_s": 1.0, "hardware": {}, "world_size": 1},
     }
 )
+DIVERGED = signed(
+    RECORD | {"status": "failed", "diverged": True, "error": "the loss is nan", "metrics": {}}
+)
 # Stands in for benchmarks/run.py: what it does is the recipe's row.
 FAKE = (
     f"""
 RECORD = {RECORD!r}
+DIVERGED = {DIVERGED!r}
 """
     + """
 import argparse, json, os, signal, sys, time
@@ -88,6 +93,10 @@ if row == "pair":
         if len(events.read_text().splitlines()) > 1:
             break
         time.sleep(0.01)
+if row == "wild":
+    folder.mkdir()
+    (folder / "run.json").write_text(json.dumps(DIVERGED))
+    sys.exit(1)
 (folder / "records").mkdir(parents=True)
 (folder / "records" / "training.csv").write_text("~iteration~,loss\\n1,0.5\\n30,0.1\\n")
 (folder / "run.json").write_text(json.dumps(RECORD))
@@ -243,6 +252,13 @@ def test_goes_on_when_runs_fail(recipes: Path, capsys: pytest.CaptureFixture[str
     assert log.startswith("$ ")
     assert log.endswith("--resume\nerror: it broke\n")
     assert " --data.root=x --checkpoint_every 7 --output=runs/toy-table1-bad-seed1 " in log
+
+
+def test_a_run_that_diverged_is_named(recipes: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["toy/table1/wild", "toy/table1/quick"]) == 1
+    captured = capsys.readouterr()
+    assert statuses(captured.out) == {("wild", "0"): "diverged", ("quick", "0"): "finished"}
+    assert "toy/table1/wild, seed 0: diverged (exit status 1): the loss is nan" in captured.out
 
 
 def test_a_launcher_starts_the_run(recipes: Path) -> None:

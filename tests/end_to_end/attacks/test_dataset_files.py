@@ -313,7 +313,6 @@ def test_archives(tmp_path: Path, attacks: int) -> None:
         assert {path.name for path in tmp_path.rglob("*")} == {
             "archives",
             "out",
-            ".set.lock",
             archive.name,
         }
 

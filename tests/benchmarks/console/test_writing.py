@@ -1,0 +1,127 @@
+"""Files and folders that several processes write at once."""
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from benchmarks.console import InUseError, OwnedFolder, alone, replace_file, replacing
+from tests.support.processes import ROOT, TIMEOUT
+
+WRITER = """
+import sys
+from pathlib import Path
+from benchmarks.console import replace_file
+input()  # until all are ready
+for _ in range(60):
+    replace_file(Path(sys.argv[1]), sys.argv[2].encode() * 9000)
+"""
+
+COUNTER = """
+import math, sys
+from pathlib import Path
+from benchmarks.console import OwnedFolder, alone
+folder = Path(sys.argv[1])
+count = folder.with_name("count")
+input()
+for i in range(20):
+    with OwnedFolder(folder, patience=math.inf), alone(count, wait=True):
+        count.write_text(str(int(count.read_text()) + 1))
+"""
+
+OWNER = """
+import sys
+from pathlib import Path
+from benchmarks.console import OwnedFolder
+folder = OwnedFolder(Path(sys.argv[1]))
+print(1, flush=True)
+input()
+"""
+
+
+def at_once(code: str, *arguments: Sequence[object]) -> None:
+    """Processes of the same code begin at the same time, and all end well."""
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", code, *map(str, words)], stdin=subprocess.PIPE, cwd=ROOT
+        )
+        for words in arguments
+    ]
+    for process in started:
+        assert process.stdin is not None
+        process.stdin.write(b"\n")
+        process.stdin.flush()
+    assert [process.wait(TIMEOUT) for process in started] == [0] * len(started)
+
+
+def test_a_file_that_several_write_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    at_once(WRITER, *((path, letter) for letter in "abcd"))
+    assert path.read_text() in [letter * 9000 for letter in "abcd"]
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_others_may_read_what_is_written(tmp_path: Path) -> None:
+    mask = os.umask(0o027)
+    try:
+        replace_file(tmp_path / "file", b"1")
+    finally:
+        os.umask(mask)
+    assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == 0o640
+
+
+def test_an_interrupted_file_leaves_the_old_one(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text("old")
+    with pytest.raises(KeyboardInterrupt), replacing(path) as file:
+        file.write(b"half of")
+        raise KeyboardInterrupt
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_one_process_at_a_time_owns_a_folder(tmp_path: Path) -> None:
+    """Also while its owners delete it."""
+    (tmp_path / "count").write_text("0")
+    at_once(COUNTER, *[(tmp_path / "folder",)] * 4)
+    assert (tmp_path / "count").read_text() == "80"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["count", "folder"]
+    assert list((tmp_path / "folder").iterdir()) == []
+
+
+def test_a_killed_owner_owns_nothing(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", OWNER, str(tmp_path)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, cwd=ROOT, **pipes) as owner:
+        assert owner.stdout is not None
+        owner.stdout.readline()
+        with pytest.raises(InUseError, match=rf"written by another process \({owner.pid}\); wait"):
+            OwnedFolder(tmp_path)
+        owner.send_signal(signal.SIGKILL)
+    with OwnedFolder(tmp_path):
+        assert (tmp_path / ".lock").read_text() == str(os.getpid())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_moved_folder_stays_owned(tmp_path: Path) -> None:
+    with OwnedFolder(tmp_path / "a") as folder:
+        folder.move(tmp_path / "b")
+        with pytest.raises(InUseError):
+            OwnedFolder(tmp_path / "b")
+        OwnedFolder(tmp_path / "a").close()
+    assert [path.name for path in (tmp_path / "b").iterdir()] == []
+
+
+def test_what_a_killed_process_left_of_a_target_is_deleted(tmp_path: Path) -> None:
+    left = tmp_path / ".target.partial" / "work" / "half"
+    left.mkdir(parents=True)
+    with alone(tmp_path / "target") as folder:
+        assert list(folder.iterdir()) == []
+        (folder / "whole").touch()
+        folder.rename(tmp_path / "target")
+    assert [path.name for path in tmp_path.rglob("*")] == ["target", "whole"]
