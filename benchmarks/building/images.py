@@ -1,5 +1,7 @@
 """The images of an experiment: the dataset, the part to use, and the views of an image."""
 
+import os
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -66,6 +68,11 @@ def build_datasets(data: Data, trunk: nn.Module, *, seed: int = 0, fair: bool = 
         train = make(
             split="development" if held_out else "train", max_classes=min(limits, default=None)
         )
+        if data.train_classes is not None and train.num_classes < min(limits):
+            raise ValueError(
+                f"train_classes: expected at most {train.num_classes}, the classes there are to train on, got "
+                f"{data.train_classes}"
+            )
         test = make(split=data.split, max_classes=data.max_classes)
         validation = None
         if fair:
@@ -74,6 +81,7 @@ def build_datasets(data: Data, trunk: nn.Module, *, seed: int = 0, fair: bool = 
                 validation = make(split="validation", max_classes=data.max_classes)
         for tested in (test, *([] if validation is None else [validation])):
             _check_retrieval(data.root, tested)
+        _say_copies(data, train)
         return Datasets(train, test, validation)
     except DatasetError as error:
         raise ConfigError(f"data.root: {error}") from error
@@ -97,9 +105,21 @@ def _check_retrieval(root: Path, test: Glyphs | ImageSet) -> None:
         )
 
 
+def _say_copies(data: Data, train: Glyphs | ImageSet) -> None:
+    """Say how many classes have one image, whose only positives are its copies."""
+    alone = int((torch.bincount(train.labels) == 1).sum())
+    if alone and (data.samples_per_class or 1) > 1 and os.environ.get("LOCAL_RANK", "0") == "0":
+        print(
+            f"note: {alone:,} of {train.num_classes:,} training classes have one image, which a batch shows "
+            f"{data.samples_per_class} times (data.samples_per_class); add images to them, or leave them out",
+            file=sys.stderr,
+        )
+
+
 def _listing(data: Data) -> Listing:
     if data.dataset == "folder":
-        return folder.read(data.root, 0.5 if data.test_classes is None else data.test_classes)
+        testing = 0.5 if data.test_classes is None else data.test_classes
+        return folder.read(data.root, testing, data.class_level)
     return load(IMAGE_DATASETS[data.dataset], data.root)
 
 

@@ -31,6 +31,8 @@ class Data:
             on the rest. Default: by folds.
         test_classes: Only for "folder": a file that names the test classes, one per line, or their fraction of
             all classes. Default: half of them.
+        class_level: Only for "folder": the first so many folders of an image's path below the root are its class.
+            Default: all of them, so that each folder that holds images is a class.
         image_size: Pixels per side of the image that the network sees; default: 32 for Glyphs, else the trunk's
             own size.
         resize: Pixels per side of the whole image before it is cropped; default: see
@@ -57,6 +59,7 @@ class Data:
     folds: AtLeast2 = 4
     stage: Stage | None = None
     test_classes: float | Path | None = None
+    class_level: PositiveInt | None = None
     image_size: Pixels | None = None
     resize: PositiveInt | None = None
     keep_aspect: bool | None = None
@@ -79,13 +82,19 @@ class Data:
             raise ConfigError(
                 f"data.fold: expected 0 to {self.folds - 1}, one of data.folds ({self.folds}), got {self.fold}"
             )
-        if self.test_classes is not None and self.dataset != "folder":
-            raise ConfigError(
-                f"data.test_classes: {self.dataset} has its published split; leave it out, or set data.dataset: "
-                "folder"
-            )
+        for name in ("test_classes", "class_level"):
+            if getattr(self, name) is not None and self.dataset != "folder":
+                raise ConfigError(
+                    f"data.{name}: {self.dataset} has its published classes and split; leave it out, or set "
+                    "data.dataset: folder"
+                )
         if self.stage is not None and self.dataset != "glyphs":
             raise ConfigError(f"data.stage: {self.dataset} has no stages; leave it out")
+        if self.stage is not None and self.folds != type(self).folds:
+            raise ConfigError(
+                f"data.folds: data.stage {self.stage} has its own classes to train and to validate on, got "
+                f"{self.folds}; leave it out"
+            )
         if self.every_class and self.samples_per_class is None:
             raise ConfigError(
                 "data.every_class: shuffled batches (data.samples_per_class: null) have no passes over classes; "
