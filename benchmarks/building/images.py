@@ -1,8 +1,9 @@
 """The images of an experiment: the dataset, the part to use, and the views of an image."""
 
+import math
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -68,11 +69,6 @@ def build_datasets(data: Data, trunk: nn.Module, *, seed: int = 0, fair: bool = 
         train = make(
             split="development" if held_out else "train", max_classes=min(limits, default=None)
         )
-        if data.train_classes is not None and train.num_classes < min(limits):
-            raise ValueError(
-                f"train_classes: expected at most {train.num_classes}, the classes there are to train on, got "
-                f"{data.train_classes}"
-            )
         test = make(split=data.split, max_classes=data.max_classes)
         validation = None
         if fair:
@@ -81,7 +77,9 @@ def build_datasets(data: Data, trunk: nn.Module, *, seed: int = 0, fair: bool = 
                 validation = make(split="validation", max_classes=data.max_classes)
         for tested in (test, *([] if validation is None else [validation])):
             _check_retrieval(data.root, tested)
-        _say_copies(data, train)
+        if os.environ.get("LOCAL_RANK", "0") == "0":
+            for note in _notes(data, train):
+                print(f"note: {note}", file=sys.stderr)
         return Datasets(train, test, validation)
     except DatasetError as error:
         raise ConfigError(f"data.root: {error}") from error
@@ -105,14 +103,16 @@ def _check_retrieval(root: Path, test: Glyphs | ImageSet) -> None:
         )
 
 
-def _say_copies(data: Data, train: Glyphs | ImageSet) -> None:
-    """Say how many classes have one image, whose only positives are its copies."""
+def _notes(data: Data, train: Glyphs | ImageSet) -> Iterator[str]:
+    """What the training classes do not give: as many as were asked for, or two images of each."""
+    classes, most = train.num_classes, data.max_classes
+    if classes < min(data.train_classes or 0, most or math.inf):
+        yield f"data.train_classes: {data.train_classes}, but there are {classes:,} to train on: takes all"
     alone = int((torch.bincount(train.labels) == 1).sum())
-    if alone and (data.samples_per_class or 1) > 1 and os.environ.get("LOCAL_RANK", "0") == "0":
-        print(
-            f"note: {alone:,} of {train.num_classes:,} training classes have one image, which a batch shows "
-            f"{data.samples_per_class} times (data.samples_per_class); add images to them, or leave them out",
-            file=sys.stderr,
+    if alone and (data.samples_per_class or 1) > 1:
+        yield (
+            f"data.samples_per_class: {alone:,} of {classes:,} training classes have one image, which a batch "
+            f"shows {data.samples_per_class} times; add images to these classes, or leave them out"
         )
 
 

@@ -20,12 +20,12 @@ class Data:
     """Images and batches.
 
     Args:
-        dataset: Name of the dataset; "folder" is one of your own, ROOT/CLASS/IMAGE.
+        dataset: Name of the dataset; "folder" is one of your own, ROOT/CLASS/IMAGE at any depth.
         root: Folder of the dataset, or of its cache.
         split: Classes to test on: the "test" classes, after training on all training classes, or a
             "validation" part of the training classes, after training on the others.
         fold: Which part of the training classes is "validation".
-        folds: Number of parts.
+        folds: Number of parts; a stage has its own.
         stage: Only for Glyphs: "pretraining" trains on 750 of the training classes, unperturbed, and validates on
             the others; "fine_tuning" trains on 100 of those others, drawn for each seed and fold, and validates
             on the rest. Default: by folds.
@@ -45,7 +45,7 @@ class Data:
         samples_per_class: Images per class in a batch; null: plain shuffled batches of any classes.
         every_class: Show every class once before any is shown again, as papers that count epochs do. Default: as
             PML, which draws the classes of each batch independently.
-        train_classes: Train on this many classes, the first ones; default: all. CUB and Cars have few classes
+        train_classes: Train on at most this many classes, the first ones; default: all. CUB and Cars have few
             (100 and 98), which a network overfits.
         max_classes: Train and test on only the first classes, for a quick trial; default: all.
         num_workers: Data-loader processes for each training process; 0 loads in the process itself. Default: 0 for

@@ -164,12 +164,14 @@ def test_the_level_of_the_classes_reaches_the_images(tmp_path: Path) -> None:
         assert sorted(train.class_names + test.class_names) == classes
 
 
-def test_more_training_classes_than_there_are_are_refused(full_cub: Path) -> None:
-    message = r"^data\.train_classes: expected at most 100, the classes .*, got 500$"
-    with pytest.raises(ConfigError, match=message):
-        build_datasets(small(full_cub, dataset="cub", train_classes=500), Trunk())
-    trial = small(full_cub, dataset="cub", train_classes=500, max_classes=9)
-    assert build_datasets(trial, Trunk()).train.num_classes == 9
+@pytest.mark.parametrize(("most", "told"), [(None, True), (600, True), (9, False)])
+def test_more_training_classes_than_there_are_are_told(
+    full_cub: Path, capsys: pytest.CaptureFixture[str], most: int | None, told: bool
+) -> None:
+    data = small(full_cub, dataset="cub", train_classes=500, max_classes=most)
+    assert build_datasets(data, Trunk()).train.num_classes == min(100, most or 100)
+    line = "note: data.train_classes: 500, but there are 100 to train on: takes all\n"
+    assert capsys.readouterr().err == (line if told else "")
 
 
 @pytest.mark.parametrize("copies", [None, 1, 2])
@@ -186,7 +188,7 @@ def test_classes_of_one_image_are_told(
     told = capsys.readouterr().err
     if copies == 2:
         assert told.startswith(
-            "note: 1 of 4 training classes have one image, which a batch shows 2 t"
+            "note: data.samples_per_class: 1 of 4 training classes have one image, "
         )
         assert told.count("\n") == 1
     else:
