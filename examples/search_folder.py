@@ -14,7 +14,7 @@ from pathlib import Path
 
 import timm
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 from pytorch_metric_learning.utils.inference import InferenceModel
 from safetensors.torch import load_file
 from torch import Tensor, nn
@@ -27,7 +27,7 @@ FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP")  # of those endings; not
 
 
 class Images(Dataset[tuple[Tensor, int]]):
-    """Image files as the network sees them, with a label, which PML expects and ignores."""
+    """Image files as the network sees them, upright by their EXIF, with a label, which PML expects and ignores."""
 
     def __init__(self, paths: Sequence[Path], view: Callable[[Image.Image], Tensor], mode: str):
         self.paths, self.view, self.mode = paths, view, mode
@@ -37,7 +37,7 @@ class Images(Dataset[tuple[Tensor, int]]):
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         with Image.open(self.paths[index], formats=FORMATS) as image:
-            return self.view(image.convert(self.mode)), 0
+            return self.view(ImageOps.exif_transpose(image).convert(self.mode)), 0
 
 
 def load(folder: Path) -> tuple[nn.Module, EmbeddingHead | None]:

@@ -1,6 +1,9 @@
 """The images of an experiment: the dataset, the part to use, and the views of an image."""
 
-from collections.abc import Callable
+import math
+import os
+import sys
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -74,6 +77,9 @@ def build_datasets(data: Data, trunk: nn.Module, *, seed: int = 0, fair: bool = 
                 validation = make(split="validation", max_classes=data.max_classes)
         for tested in (test, *([] if validation is None else [validation])):
             _check_retrieval(data.root, tested)
+        if os.environ.get("LOCAL_RANK", "0") == "0":
+            for note in _notes(data, train):
+                print(f"note: {note}", file=sys.stderr)
         return Datasets(train, test, validation)
     except DatasetError as error:
         raise ConfigError(f"data.root: {error}") from error
@@ -97,9 +103,23 @@ def _check_retrieval(root: Path, test: Glyphs | ImageSet) -> None:
         )
 
 
+def _notes(data: Data, train: Glyphs | ImageSet) -> Iterator[str]:
+    """What the training classes do not give: as many as were asked for, or two images of each."""
+    classes, most = train.num_classes, data.max_classes
+    if classes < min(data.train_classes or 0, most or math.inf):
+        yield f"data.train_classes: {data.train_classes}, but there are {classes:,} to train on: takes all"
+    alone = int((torch.bincount(train.labels) == 1).sum())
+    if alone and (data.samples_per_class or 1) > 1:
+        yield (
+            f"data.samples_per_class: {alone:,} of {classes:,} training classes have one image, which a batch "
+            f"shows {data.samples_per_class} times; add images to these classes, or leave them out"
+        )
+
+
 def _listing(data: Data) -> Listing:
     if data.dataset == "folder":
-        return folder.read(data.root, 0.5 if data.test_classes is None else data.test_classes)
+        testing = 0.5 if data.test_classes is None else data.test_classes
+        return folder.read(data.root, testing, data.class_level)
     return load(IMAGE_DATASETS[data.dataset], data.root)
 
 

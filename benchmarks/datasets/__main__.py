@@ -78,6 +78,13 @@ def _parser() -> argparse.ArgumentParser:
         help="for folder: a file that names the test classes, or their fraction; default: half",
     )
     checking.add_argument(
+        "--data.class_level",
+        dest="class_level",
+        type=at_least(1),
+        metavar="N",
+        help="for folder: the first N folders of a path are the class; default: all, the folder with the images",
+    )
+    checking.add_argument(
         "--num_workers",
         type=at_least(1, MOST_THREADS),
         metavar="N",
@@ -90,7 +97,7 @@ def _parser() -> argparse.ArgumentParser:
         "--report",
         type=Path,
         metavar="FILE",
-        help=f"file for the list of all broken files; {SHOWN} are printed",
+        help=f"new file for the list of all broken files; {SHOWN} are printed",
     )
     for command in (fetching, checking):
         command.add_argument("--data.root", dest="root", type=Path, metavar="DIR", required=True)
@@ -156,11 +163,15 @@ def _summary(info: DatasetInfo, root: Path) -> str:
 def check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     if options.test_classes is not None and options.name != "folder":
         parser.error(f"--data.test_classes: {options.name} has its published split; leave it out")
+    if options.class_level is not None and options.name != "folder":
+        parser.error(f"--data.class_level: {options.name} has its published classes; leave it out")
     if not options.root.is_dir():
         parser.error(f"--data.root: {options.root} is not a folder")
     report: Path | None = options.report
     if report is not None and (report.is_dir() or not report.parent.is_dir()):
         parser.error(f"--report: {report} cannot be a file; name one in an existing folder")
+    if report is not None and (report.exists() or report.is_symlink()):
+        parser.error(f"--report: {report} is there already; name a new file, or remove it")
     from benchmarks.datasets import folder
     from benchmarks.datasets.verify import verify
 
@@ -170,7 +181,7 @@ def check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     else:
         try:
             testing = 0.5 if options.test_classes is None else options.test_classes
-            listing = folder.read(options.root, testing)
+            listing = folder.read(options.root, testing, options.class_level)
         except DatasetError:
             raise
         except ValueError as error:
@@ -181,7 +192,8 @@ def check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     if broken:
         print("\nThese files cannot be used:", *broken[:SHOWN], sep="\n")
     if report is not None:
-        report.write_text("".join(f"{line}\n" for line in broken), encoding="utf-8")
+        with report.open("x", encoding="utf-8") as file:
+            file.writelines(f"{line}\n" for line in broken)
         print(f"\n{len(broken):,} broken files are listed in {report}")
     elif len(broken) > SHOWN:
         print(f"... and {len(broken) - SHOWN:,} more; --report FILE lists all")

@@ -30,6 +30,7 @@ import unicodedata
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import get_args
 
 import matplotlib
 import numpy as np
@@ -107,7 +108,7 @@ class Glyphs(torch.utils.data.Dataset[tuple[torch.Tensor, int, int]]):
         Those of `ImageSet`; fingerprint: SHA-256 in hexadecimal of all rendered images and their
             class names, the same for every split.
     Raises:
-        ValueError, IndexError: as `ImageSet` does, and for an image_size below 16.
+        ValueError, IndexError: as `ImageSet` does, and for an unknown stage or an image_size below 16.
     """
 
     is_query = None  # every image is a query and in the gallery
@@ -127,6 +128,8 @@ class Glyphs(torch.utils.data.Dataset[tuple[torch.Tensor, int, int]]):
         seed: int = 0,
     ) -> None:
         check_split(split)
+        if stage not in (None, *get_args(Stage)):
+            raise ValueError(f"stage: expected one of {get_args(Stage)} or None, got {stage!r}")
         if image_size < SMALLEST_IMAGE:
             raise ValueError(f"image_size: expected at least {SMALLEST_IMAGE}, got {image_size}")
         names, images, self.fingerprint = _cached(Path(root), image_size)

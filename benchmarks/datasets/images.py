@@ -1,10 +1,12 @@
 """A dataset of image files for the runner."""
 
+import warnings
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import ExifTags, Image
 
 from benchmarks.console import reason
 from benchmarks.datasets.listing import Box, DatasetError, Listing
@@ -19,6 +21,20 @@ from benchmarks.datasets.transforms import ImageViews
 
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "PPM", "TIFF", "WEBP", "JPEG2000", "AVIF")
 """Formats to open files as, whatever their names; otherwise Pillow would hand PostScript to Ghostscript."""
+
+TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+"""How to turn an image upright, by its EXIF orientation; `ImageOps.exif_transpose` fails on damaged EXIF."""
+
+# From twice as many pixels on it raises an error, which `unusable` explains.
+warnings.simplefilter("ignore", Image.DecompressionBombWarning)
 
 
 class ImageSet(torch.utils.data.Dataset[tuple[torch.Tensor, int, int]]):
@@ -123,7 +139,7 @@ class ImageSet(torch.utils.data.Dataset[tuple[torch.Tensor, int, int]]):
     def __getitem__(self, key: int | tuple[int, int]) -> tuple[torch.Tensor, int, int]:
         index, seed = index_and_seed(key, len(self))
         path = self.listing.root / self.name(index)
-        image = read_image(path)
+        image = read_image(path, upright=self.listing.upright)
         if self._boxes is not None:
             image = _cropped(image, self._boxes[self._rows[index]], path)
         if seed is None:
@@ -145,30 +161,53 @@ class ImageSet(torch.utils.data.Dataset[tuple[torch.Tensor, int, int]]):
         return self.views.to_picture(image)
 
 
-def read_image(path: Path) -> Image.Image:
-    """Read an image file as RGB, with its pixels as stored.
+def read_image(path: Path, *, upright: bool = False) -> Image.Image:
+    """Read an image file as RGB.
 
-    The EXIF orientation and transparency are ignored, the former as in PML's and torchvision's datasets. Of
-    several frames the first is read; 16 bits are cut to the upper 8.
+    Transparency is ignored. Of several frames the first is read; 16 bits are cut to the upper 8.
+
+    Args:
+        upright: Turn the image as its EXIF orientation says; by default its pixels stay as stored, as in PML's and
+            torchvision's datasets. Pillow itself turns TIFF files.
 
     Raises:
-        DatasetError: if there is no such file, its format is not in `FORMATS`, or it cannot be decoded to its
-            end.
+        DatasetError: if there is no such file, its format is not in `FORMATS`, it has too many pixels, or it
+            cannot be decoded to its end.
     """
     try:
+        image: Image.Image
         with Image.open(path, formats=FORMATS) as file:
             if file.mode.startswith("I;16"):  # Pillow would clip it to white
-                return Image.fromarray((np.asarray(file) >> 8).astype(np.uint8)).convert("RGB")
-            if file.mode in ("I", "F"):
+                image = Image.fromarray((np.asarray(file) >> 8).astype(np.uint8))
+                image.info = file.info
+            elif file.mode in ("I", "F"):
                 raise ValueError(f"the mode {file.mode} does not define which value is white")
-            file.load()
+            else:
+                image = file
+            image.load()
             # Invisible pixels have a colour, too; Pillow would warn of it.
-            file.info.pop("transparency", None)
-            return file.convert("RGB")
+            image.info.pop("transparency", None)
+            image = image.convert("RGB")
+            turn = turn_of(image) if upright else None
+            return image if turn is None else image.transpose(turn)
     except Exception as error:  # damaged bytes make decoders raise almost any error
-        raise DatasetError(
-            f"{path}: cannot be decoded ({reason(error)}); restore the file"
-        ) from error
+        raise unusable(path, "decoded", error) from error
+
+
+def turn_of(image: Image.Image) -> Image.Transpose | None:
+    """How to turn the stored pixels upright, by EXIF; None if they are, or if EXIF is absent or damaged."""
+    with suppress(Exception):
+        # The PNG reader's own method would decode the whole image.
+        return TURNS.get(Image.Image.getexif(image).get(ExifTags.Base.Orientation))
+    return None
+
+
+def unusable(path: Path, how: str, error: Exception) -> DatasetError:
+    """Error that says why an image cannot be "opened" or "decoded", and what to do."""
+    remedy = "restore the file"
+    if isinstance(error, Image.DecompressionBombError):
+        remedy = "the file is not known to be damaged: shrink the image"
+    return DatasetError(f"{path}: cannot be {how} ({reason(error)}); {remedy}")
 
 
 def inside(box: Box, width: int, height: int) -> tuple[int, int, int, int] | None:

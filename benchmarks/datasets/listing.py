@@ -53,6 +53,7 @@ class Listing:
         classes: (n,) names of classes, unique within the dataset.
         parts: (n,) "train", and "test" or "query" and "gallery".
         boxes: (n,) bounding boxes, if the dataset has them.
+        upright: Turn images by their EXIF orientation; by default their pixels stay as stored.
 
     Raises:
         DatasetError: if a path leads out of the folder, or a name cannot be shown.
@@ -65,6 +66,7 @@ class Listing:
     classes: Sequence[str]
     parts: Sequence[Part]
     boxes: Sequence[Box] | None = None
+    upright: bool = False
 
     def __post_init__(self) -> None:
         for path in self.paths:
@@ -74,11 +76,7 @@ class Listing:
                     "files from the dataset's archive"
                 )
         for name in {*self.paths, *self.classes}:
-            if not is_plain(name):
-                raise DatasetError(
-                    f"{self.root}: the name {name[:LONGEST]!r} has control characters or is not UTF-8; rename it, "
-                    "or restore the index files"
-                )
+            check_name(self.root, name)
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -117,6 +115,15 @@ class Listing:
         for row in zip(self.paths, self.classes, self.parts, sizes, strict=True):
             digest.update("\0".join(map(str, row)).encode() + b"\n")
         return digest.hexdigest()
+
+
+def check_name(root: Path, name: str) -> None:
+    """Raise a DatasetError for a name below a folder that cannot be shown."""
+    if not is_plain(name):
+        raise DatasetError(
+            f"{root}: the name {name[:LONGEST]!r} has control characters or is not UTF-8; rename it, or restore "
+            "the index files"
+        )
 
 
 def file_sizes(root: Path, paths: Sequence[str]) -> list[int | None]:
@@ -170,6 +177,21 @@ def folders_below(root: Path) -> list[Path]:
         return [root, *sorted(path for path in root.iterdir() if path.is_dir())]
     except OSError as error:
         raise DatasetError(f"{root}: cannot be read as a folder ({error.strerror})") from error
+
+
+def walk(
+    root: Path, onerror: Callable[[OSError], object] | None = None
+) -> Iterator[tuple[str, list[str], list[str]]]:
+    """`os.walk`, without its limit of a thousand levels before Python 3.12; links to folders are in its folders.
+
+    The caller may change the list of folders, which are walked in its order.
+    """
+    waiting = [str(root)]
+    while waiting:
+        for folder, folders, files in os.walk(waiting.pop(), onerror=onerror):
+            yield folder, folders, files
+            waiting += [f"{folder}/{name}" for name in reversed(folders)]
+            break
 
 
 def check_kind(path: Path) -> None:

@@ -2,7 +2,7 @@
 
 import hashlib
 import math
-import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
 from multiprocessing.pool import ThreadPool
@@ -12,9 +12,9 @@ from typing import NamedTuple
 import joblib
 from PIL import Image
 
-from benchmarks.console import progress_bar, reason
-from benchmarks.datasets.images import FORMATS, inside, read_image
-from benchmarks.datasets.listing import DatasetError, Listing, counts_text
+from benchmarks.console import progress_bar
+from benchmarks.datasets.images import FORMATS, inside, read_image, turn_of, unusable
+from benchmarks.datasets.listing import DatasetError, Listing, counts_text, walk
 
 FILES_PER_TASK = 16
 
@@ -32,6 +32,7 @@ class Picture(NamedTuple):
 
     size: tuple[int, int] | None = None
     mode: str = ""
+    turned: bool = False
     digest: bytes | None = None
     problem: str = ""
     found: bool = True
@@ -70,8 +71,11 @@ def verify(
     broken = sum(picture.problem != "" for picture in pictures.values()) - missing
     how = "opened" if fast else "decoded to RGB"
     gray = sum(picture.mode in ("1", "L", "LA") for picture in pictures.values())
+    turned = sum(picture.turned for picture in pictures.values())
+    shown = "shown upright" if listing.upright else "read as stored"
     checks = [
         Check("listed", None, f"{len(listing):,} images, layout {listing.layout}"),
+        *([_depths(listing)] if listing.name == "folder" else []),
         Check("counts", None if counts is None else not published, counts_text(found) + published),
         _none_of("listed once", listing.repeated(), "images are listed more than once"),
         _none_of("disjoint", listing.shared_classes(), "classes both train and test"),
@@ -85,6 +89,7 @@ def verify(
         path, (width, height) = extreme(sizes.items(), key=lambda item: math.prod(item[1]))
         checks.append(Check(name, None, f"{width} x {height}, {path}"))
     checks.append(Check("grayscale", None, f"{gray:,} images"))
+    checks.append(Check("rotated", None, f"{turned:,} images by their EXIF orientation, {shown}"))
     if not fast:
         checks.append(_duplicates(listing, pictures))
     checks.append(Check("not listed", None, f"{_unlisted(listing):,} files beside the images"))
@@ -104,14 +109,23 @@ def _examine(path: Path, *, fast: bool) -> Picture:
         return Picture(problem=problem, found=False)
     try:
         with Image.open(path, formats=FORMATS) as image:
-            size, mode = image.size, image.mode
-        if not fast:
-            read_image(path)
+            size, mode, turned = image.size, image.mode, turn_of(image) is not None
+        if not fast:  # EXIF may stand behind the pixels
+            turned = turn_of(read_image(path)) is not None or turned
     except DatasetError as error:
         return Picture(problem=str(error))
     except Exception as error:  # damaged bytes make decoders raise almost any error
-        return Picture(problem=f"{path}: cannot be opened ({reason(error)}); restore the file")
-    return Picture(size, mode, digest)
+        return Picture(problem=str(unusable(path, "opened", error)))
+    return Picture(size, mode, turned, digest)
+
+
+def _depths(listing: Listing) -> Check:
+    """Count the classes of a folder of one's own at each depth."""
+    classes = set(listing.classes)
+    first = len({name.partition("/")[0] for name in classes})
+    depths = Counter(name.count("/") + 1 for name in classes)
+    parts = [f"{count:,} at depth {depth}" for depth, count in sorted(depths.items())]
+    return Check("classes", None, f"{first:,} first-level folders; classes: {', '.join(parts)}")
 
 
 def _none_of(name: str, wrong: Sequence[str], text: str) -> Check:
@@ -144,10 +158,11 @@ def _duplicates(listing: Listing, pictures: Mapping[str, Picture]) -> Check:
 def _unlisted(listing: Listing) -> int:
     """Number of files in the images' folders that no list names."""
     listed = set(listing.paths)
-    tops = {path.partition("/")[0] for path in listed}
-    return sum(
-        f"{Path(folder).relative_to(listing.root).as_posix()}/{name}" not in listed
-        for top in tops
-        for folder, _, names in os.walk(listing.root / top)
-        for name in names
-    )
+    found = 0
+    for top in {path.partition("/")[0] for path in listed}:
+        start = listing.root / top
+        for folder, folders, names in walk(start):
+            inside = top + folder[len(str(start)) :]
+            found += sum(f"{inside}/{name}" not in listed for name in names)
+            folders[:] = [name for name in folders if not Path(folder, name).is_symlink()]
+    return found

@@ -20,17 +20,19 @@ class Data:
     """Images and batches.
 
     Args:
-        dataset: Name of the dataset; "folder" is one of your own, ROOT/CLASS/IMAGE.
+        dataset: Name of the dataset; "folder" is one of your own, ROOT/CLASS/IMAGE at any depth.
         root: Folder of the dataset, or of its cache.
         split: Classes to test on: the "test" classes, after training on all training classes, or a
             "validation" part of the training classes, after training on the others.
         fold: Which part of the training classes is "validation".
-        folds: Number of parts.
+        folds: Number of parts; a stage has its own.
         stage: Only for Glyphs: "pretraining" trains on 750 of the training classes, unperturbed, and validates on
             the others; "fine_tuning" trains on 100 of those others, drawn for each seed and fold, and validates
             on the rest. Default: by folds.
         test_classes: Only for "folder": a file that names the test classes, one per line, or their fraction of
             all classes. Default: half of them.
+        class_level: Only for "folder": the first so many folders of an image's path below the root are its class.
+            Default: all of them, so that each folder that holds images is a class.
         image_size: Pixels per side of the image that the network sees; default: 32 for Glyphs, else the trunk's
             own size.
         resize: Pixels per side of the whole image before it is cropped; default: see
@@ -43,7 +45,7 @@ class Data:
         samples_per_class: Images per class in a batch; null: plain shuffled batches of any classes.
         every_class: Show every class once before any is shown again, as papers that count epochs do. Default: as
             PML, which draws the classes of each batch independently.
-        train_classes: Train on this many classes, the first ones; default: all. CUB and Cars have few classes
+        train_classes: Train on at most this many classes, the first ones; default: all. CUB and Cars have few
             (100 and 98), which a network overfits.
         max_classes: Train and test on only the first classes, for a quick trial; default: all.
         num_workers: Data-loader processes for each training process; 0 loads in the process itself. Default: 0 for
@@ -57,6 +59,7 @@ class Data:
     folds: AtLeast2 = 4
     stage: Stage | None = None
     test_classes: float | Path | None = None
+    class_level: PositiveInt | None = None
     image_size: Pixels | None = None
     resize: PositiveInt | None = None
     keep_aspect: bool | None = None
@@ -79,13 +82,19 @@ class Data:
             raise ConfigError(
                 f"data.fold: expected 0 to {self.folds - 1}, one of data.folds ({self.folds}), got {self.fold}"
             )
-        if self.test_classes is not None and self.dataset != "folder":
-            raise ConfigError(
-                f"data.test_classes: {self.dataset} has its published split; leave it out, or set data.dataset: "
-                "folder"
-            )
+        for name in ("test_classes", "class_level"):
+            if getattr(self, name) is not None and self.dataset != "folder":
+                raise ConfigError(
+                    f"data.{name}: {self.dataset} has its published classes and split; leave it out, or set "
+                    "data.dataset: folder"
+                )
         if self.stage is not None and self.dataset != "glyphs":
             raise ConfigError(f"data.stage: {self.dataset} has no stages; leave it out")
+        if self.stage is not None and self.folds != type(self).folds:
+            raise ConfigError(
+                f"data.folds: data.stage {self.stage} has its own classes to train and to validate on, got "
+                f"{self.folds}; leave it out"
+            )
         if self.every_class and self.samples_per_class is None:
             raise ConfigError(
                 "data.every_class: shuffled batches (data.samples_per_class: null) have no passes over classes; "

@@ -29,7 +29,7 @@ Space = dict[str, BaseDistribution]
 FIXED = (
     *("output", "seed", "protocol", "label", "trackers", "evaluation"),
     *("data.dataset", "data.root", "data.split", "data.fold", "data.folds"),
-    *("data.test_classes", "data.max_classes", "data.stage"),
+    *("data.test_classes", "data.class_level", "data.max_classes", "data.stage"),
 )
 """Settings, or groups of them, that say what a trial is measured on and how: a search may not choose them."""
 

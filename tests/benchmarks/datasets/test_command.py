@@ -111,6 +111,7 @@ def test_the_table_says_what_there_is(command, small_cub):
         "smallest": f"48 x 40, {listing.paths[0]}",
         "largest": f"48 x 40, {listing.paths[0]}",
         "grayscale": "4 images",  # one of 16 pictures, in turns
+        "rotated": "0 images by their EXIF orientation, read as stored",
         # The 16 pictures train; they come again from the 17th image on, and the last 20 test.
         "same content": f"33 images both train and test, the first is {listing.paths[0]} = {listing.paths[48]}",
         "not listed": "1 files beside the images",  # macOS's
@@ -314,6 +315,25 @@ def test_the_report_has_all_broken_files(command, small_cub, tmp_path):
     assert output.endswith(f"25 broken files are listed in {report}\n")
 
 
+@pytest.mark.parametrize("kind", ["image", "index file", "linked image", "pipe"])
+def test_the_report_overwrites_nothing(command, small_cub, tmp_path, kind):
+    listing = IMAGE_DATASETS["cub"].read(small_cub)
+    remove(small_cub / listing.paths[1])
+    path = small_cub / ("images.txt" if kind == "index file" else listing.paths[0])
+    if kind == "linked image":
+        path = tmp_path / "report"
+        path.symlink_to(small_cub / listing.paths[0])
+    if kind == "pipe":
+        path = tmp_path / "report"
+        os.mkfifo(path)
+    before = None if kind == "pipe" else path.read_bytes()
+    arguments = ("verify", "cub", "--data.root", small_cub, "--report", path)
+    status, output, errors = command(*arguments)
+    assert (status, output) == (2, "")
+    assert errors.endswith(f"--report: {path} is there already; name a new file, or remove it\n")
+    assert before is None or path.read_bytes() == before
+
+
 def test_a_reader_error_is_one_sentence(command, small_cub):
     (small_cub / "images.txt").write_text("1 a b\n")
     status, output, errors = command("verify", "cub", "--data.root", small_cub)
@@ -346,6 +366,11 @@ def test_a_reader_error_is_one_sentence(command, small_cub):
             ["verify", "cub", "--data.root", ".", "--data.test_classes", "0.5"],
             "--data.test_classes: cub has its published split",
         ),
+        (
+            ["verify", "cub", "--data.root", ".", "--data.class_level", "1"],
+            "--data.class_level: cub has its published classes",
+        ),
+        (["verify", "folder", "--data.root", ".", "--data.class_level", "0"], "at least 1, got 0"),
     ],
 )
 def test_a_usage_error_is_told(command, tmp_path, monkeypatch, arguments, message):
@@ -399,6 +424,20 @@ def test_a_folder_of_ones_own_is_checked(command, small_cub, tmp_path, named):
     assert status == 0
     assert f"/ {1 if named else 3}" in table(output)["counts"].partition("test")[2]
     assert not table(output)["counts"].startswith("ok")  # nothing is published to compare with
+
+
+def test_the_first_folders_of_a_tree_can_be_the_classes(command, tmp_path):
+    for name in ("Fruit/Apple/Gala", "Fruit/Kiwi", "Milk/Oat"):
+        (tmp_path / name).mkdir(parents=True)
+        Image.new("RGB", (4, 3)).save(tmp_path / name / "1.png")
+    arguments = ("verify", "folder", "--data.root", tmp_path, "--fast")
+    status, output, _ = command(*arguments)
+    assert status == 0
+    said = "2 first-level folders; classes: 2 at depth 2, 1 at depth 3"
+    assert table(output)["classes"] == said
+    status, output, _ = command(*arguments, "--data.class_level", 1)
+    assert status == 0
+    assert table(output)["classes"] == "2 first-level folders; classes: 2 at depth 1"
 
 
 @pytest.mark.parametrize("wrong", ["0", "1.5", "names.txt"])

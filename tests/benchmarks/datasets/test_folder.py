@@ -1,6 +1,9 @@
 """Your own folder of images."""
 
+import inspect
 import os
+import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -8,6 +11,8 @@ from PIL import Image
 
 from benchmarks.datasets import folder
 from benchmarks.datasets.listing import DatasetError
+from benchmarks.datasets.splits import validation_fold
+from benchmarks.datasets.verify import verify
 
 CLASSES = {"ant": 3, "bee": 2, "cat": 2, "Dog": 1, "eel": 2, "fox": 4}
 
@@ -48,9 +53,15 @@ def test_images_are_sorted_by_class_and_path(root, names):
     assert held_out_by(listing) == {"ant", "fox"}
 
 
-def test_images_lie_at_any_depth_and_other_files_are_left_out(root, names):
+def put(root, *paths):
+    for path in paths:
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).touch()
+
+
+def test_other_files_are_left_out(root, names):
     for path in (
-        "ant/2019/summer/big.PNG",
+        "ant/BIG.PNG",
         "ant/.cache/thumb.jpg",
         "ant/._0.jpg",
         "ant/notes.txt",
@@ -66,10 +77,101 @@ def test_images_lie_at_any_depth_and_other_files_are_left_out(root, names):
         (root / path).touch()
     listing = folder.read(root, names("fox"))
     assert [path for path in listing.paths if path.startswith(("ant", "bee", "."))] == [
-        *["ant/0.jpg", "ant/1.jpg", "ant/2.jpg", "ant/2019/summer/big.PNG"],
+        *["ant/0.jpg", "ant/1.jpg", "ant/2.jpg", "ant/BIG.PNG"],
         *["bee/0.jpg", "bee/1.jpg", "bee/new.webp"],
     ]
     assert set(listing.classes) == set(CLASSES)
+
+
+def test_a_class_is_the_folder_that_holds_the_images(tmp_path, names):
+    put(
+        tmp_path,
+        "Fruit/Apple/Gala/1.jpg",
+        "Fruit/Apple/Fuji/1.jpg",
+        "Fruit/Kiwi/2.jpg",
+        "Milk/3.jpg",
+    )
+    listing = folder.read(tmp_path, names("Fruit/Apple/Gala\nMilk\n"))
+    assert listing.classes == ["Fruit/Apple/Fuji", "Fruit/Apple/Gala", "Fruit/Kiwi", "Milk"]
+    assert listing.paths == [
+        f"{name}/{number}.jpg" for name, number in zip(listing.classes, [1, 1, 2, 3], strict=True)
+    ]
+    assert held_out_by(listing) == {"Fruit/Apple/Gala", "Milk"}
+    depths = {check.name: check.detail for check in verify(listing, fast=True)[0]}["classes"]
+    assert depths == "2 first-level folders; classes: 1 at depth 1, 1 at depth 2, 2 at depth 3"
+
+
+@pytest.mark.parametrize(
+    ("level", "classes"),
+    [
+        (1, {"Fruit": 4, "Milk": 1}),
+        (2, {"Fruit/Apple": 3, "Fruit/Kiwi": 1, "Milk": 1}),
+        (9, {"Fruit/Apple/Fuji": 1, "Fruit/Apple/Gala": 2, "Fruit/Kiwi": 1, "Milk": 1}),
+    ],
+)
+def test_the_first_folders_can_be_the_class(tmp_path, level, classes):
+    put(tmp_path, "Fruit/Apple/Gala/1.jpg", "Fruit/Apple/Gala/2.jpg", "Fruit/Apple/Fuji/1.jpg")
+    put(tmp_path, "Fruit/Kiwi/2.jpg", "Milk/3.jpg")
+    assert Counter(folder.read(tmp_path, 0.5, level).classes) == classes
+
+
+def test_a_class_in_a_class_is_refused_unless_the_level_joins_them(tmp_path):
+    put(tmp_path, "Fruit/Apple/1.jpg", "Fruit/Apple/2019/2.jpg", "Milk/3.jpg")
+    message = (
+        r"'Fruit/Apple' holds images, and so does 'Fruit/Apple/2019' .* data\.class_level to 2 to"
+    )
+    with pytest.raises(DatasetError, match=message):
+        folder.read(tmp_path, 0.5)
+    assert folder.read(tmp_path, 0.5, 2).classes == ["Fruit/Apple", "Fruit/Apple", "Milk"]
+
+
+def test_single_folders_keep_their_names_order_and_parts(root):
+    """Their splits and folds are hashes of these names."""
+    listing = folder.read(root, 0.5)
+    assert dict.fromkeys(listing.classes) == dict.fromkeys(sorted(CLASSES))
+    training = sorted({*CLASSES} - held_out_by(listing))
+    assert training == ["cat", "eel", "fox"]
+    assert [validation_fold(training, fold, 3)[1] for fold in range(3)] == [[1], [2], [0]]
+
+
+@pytest.fixture
+def few_calls():
+    """Python may call 250 functions in each other."""
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(len(inspect.stack(0)) + 250)
+    yield
+    sys.setrecursionlimit(before)
+
+
+def test_folders_may_be_deeper_than_python_recurses(tmp_path, request):
+    deep = "/".join(["a", *"d" * 300])
+    put(tmp_path, f"{deep}/1.jpg", "b/1.jpg")
+    request.getfixturevalue("few_calls")
+    listing = folder.read(tmp_path, 0.5)
+    assert listing.paths == [f"{deep}/1.jpg", "b/1.jpg"]
+    checks = {check.name: check.detail for check in verify(listing, fast=True)[0]}
+    assert checks["not listed"] == "0 files beside the images"
+
+
+COMPOSED, DECOMPOSED = "caf\u00e9", "cafe\u0301"
+
+
+@pytest.mark.parametrize("name", [COMPOSED, DECOMPOSED])
+@pytest.mark.parametrize("listed", [COMPOSED, DECOMPOSED])
+def test_a_name_is_the_same_composed_and_decomposed(root, names, name, listed):
+    put(root, f"{name}/1.jpg")
+    listing = folder.read(root, names(listed))
+    assert held_out_by(listing) == {COMPOSED}
+    assert f"{name}/1.jpg" in listing.paths  # as the file system has it
+
+
+def test_two_folders_of_one_composed_name_are_refused(root):
+    put(root, f"{COMPOSED}/1.jpg")
+    put(root, f"{DECOMPOSED}/2.jpg")
+    if len({path.name for path in root.iterdir()} & {COMPOSED, DECOMPOSED}) == 1:
+        pytest.skip("this file system composes names")
+    with pytest.raises(DatasetError, match=rf"two folders are named '{COMPOSED}', one composed"):
+        folder.read(root, 0.5)
 
 
 def test_classes_may_be_links(root, tmp_path_factory, names):
@@ -103,7 +205,7 @@ def test_impossible_fractions(root, test_classes):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("ant\ndog", r"test.txt: no class 'dog'; name one folder"),
+        ("ant\ndog", r"test.txt: no class 'dog'; name one class per line, .* such as 'Dog'"),
         ("\n", r"test.txt: names 0 of 6 classes; name at least one"),
         ("\n".join(CLASSES), r"test.txt: names 6 of 6 classes; name at least one, and leave"),
         (b"ant\nb\xe9e\n", r"test.txt: cannot be read .'utf-8' codec can't"),
@@ -142,9 +244,13 @@ def test_an_image_beside_the_classes_is_refused(root):
 def test_a_class_without_images_is_refused(root):
     (root / "gnu").mkdir()
     (root / "gnu" / "index.html").touch()
-    with pytest.raises(
-        DatasetError, match=rf"{root / 'gnu'}: holds no image; .*\.jpeg, \.jpf, \.jpg"
-    ):
+    message = rf"{root / 'gnu'}: holds no image; .*\.jpeg, \.jpf, \.jpg"
+    with pytest.raises(DatasetError, match=message):
+        folder.read(root, 0.5)
+    put(root, "gnu/calf/1.jpg", "ant/notes/more.txt")
+    assert "gnu/calf" in folder.read(root, 0.5).classes
+    put(root, "gnu/bull/index.html")
+    with pytest.raises(DatasetError, match=rf"{root / 'gnu/bull'}: holds no image; "):
         folder.read(root, 0.5)
 
 
@@ -168,11 +274,16 @@ def test_a_root_that_is_no_folder(tmp_path, kind):
         folder.read(root, 0.5)
 
 
-@pytest.mark.parametrize("name", [b"b\xe9e", b"ant/caf\xe9.jpg"], ids=["class", "image"])
+@pytest.mark.parametrize(
+    "name",
+    [b"b\xe9e", b"b\xe9e/1.jpg", b"ant/caf\xe9.jpg"],
+    ids=["empty class", "class", "image"],
+)
 def test_a_name_that_is_not_utf8(root, name):
     path = Path(os.fsdecode(os.fsencode(root) + b"/" + name))
     try:
         if path.suffix:
+            path.parent.mkdir(exist_ok=True)
             path.touch()
         else:
             path.mkdir()

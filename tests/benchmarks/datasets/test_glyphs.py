@@ -359,6 +359,7 @@ def test_another_size_or_another_font_file_has_a_cache_of_its_own(tmp_path, monk
         ({"image_size": 15}, "image_size: expected at least 16, got 15"),
         ({"split": "validation", "fold": 4}, "fold: expected 0 to 3, got 4"),
         ({"split": "development", "folds": 1}, "folds: expected 2 to .*, got 1"),
+        ({"stage": "finetune"}, "stage: expected one of .*fine_tuning.*, got 'finetune'"),
     ],
 )
 def test_bad_arguments_are_named(root, arguments, message):

@@ -370,13 +370,6 @@ def test_images_are_rgb_with_their_pixels_as_stored(tmp_path, name, image, argum
         assert np.array_equal(np.array(read_image(path)), expected)
 
 
-def test_a_rotated_jpeg_is_not_turned(tmp_path):
-    Image.fromarray(pixels_of(3)).save(tmp_path / "1.jpg", exif=EXIF)
-    with Image.open(tmp_path / "1.jpg") as file:
-        assert file.getexif()[0x0112] == 6
-    assert read_image(tmp_path / "1.jpg").size == (WIDTH, HEIGHT)
-
-
 @pytest.mark.parametrize("transparency", [2, bytes(range(0, 200, 25))], ids=["colour", "table"])
 def test_transparency_of_a_palette_is_ignored(tmp_path, transparency):
     colours = np.random.default_rng(0).integers(256, size=(8, 3), dtype=np.uint8)

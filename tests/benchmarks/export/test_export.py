@@ -418,6 +418,12 @@ def test_an_empty_folder_of_weights_is_not_asked(run: Path, tmp_path: Path) -> N
     assert trained.step == trained.run.info["steps"]
 
 
+@pytest.mark.parametrize(("dataset", "seen"), [("folder", "upright, as"), ("cub", "as stored;")])
+def test_the_card_says_whether_images_are_turned(run: Path, dataset: str, seen: str) -> None:
+    change(run, "data", dataset=dataset)
+    assert f"- pixels: red, green, blue {seen}" in told(run, {})
+
+
 @pytest.mark.parametrize(("trunk", "ours"), [("test_resnet", False), ("googlenet", True)])
 def test_the_card_imports_the_trunks_that_timm_lacks(trunk: str, ours: bool, plain: Path) -> None:
     text = told(plain, {}, trunk=trunk)
@@ -629,6 +635,25 @@ def searchable(plain: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     output = tmp_path_factory.mktemp("searchable") / "out"
     assert main([str(plain), f"--output={output}", "--formats=timm"]) == 0
     return output
+
+
+def test_the_example_shows_photographs_upright(
+    searchable: Path,
+    pictures: Path,
+    tmp_path: Path,
+    search: Callable[[Sequence[str]], int],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    with Image.open(pictures / "class2" / "1.png") as image:
+        image.transpose(Image.Transpose.ROTATE_90).save(tmp_path / "turned.png", exif=exif)
+    query = str(tmp_path / "turned.png")
+    assert search([str(searchable), str(pictures), query, "--neighbours=1"]) == 0
+    _, nearest = capsys.readouterr().out.splitlines()
+    distance, path = nearest.split()
+    assert path == str(pictures / "class2" / "1.png")
+    assert float(distance) == pytest.approx(0, abs=PRINTED)
 
 
 @pytest.mark.parametrize("missing", ["exported", "images", "query", "decodable query"])

@@ -250,6 +250,11 @@ MISTAKES = {
     "folds": (["--data.folds=1"], "data.folds: expected a number >=2 and"),
     "resize of glyphs": (["--data.resize=40"], "data.resize: Glyphs has its own"),
     "test classes of glyphs": (["--data.test_classes=0.5"], "data.test_classes: glyphs has"),
+    "levels of glyphs": (["--data.class_level=1"], "data.class_level: glyphs has its published"),
+    "folds of a stage": (
+        ["--data.stage=fine_tuning", "--data.folds=2"],
+        "data.folds: data.stage fine_tuning has its own classes",
+    ),
     "no dataset": (["--data.dataset=cub", "--data.root=."], "data.root: "),
     "train_classes": (["--data.train_classes=1"], "data.train_classes: expected a number >=2"),
     "weight": (
