@@ -31,7 +31,7 @@ from pml_regularizers import (
     stratified_parts,
 )
 from tests.benchmarks.runs import finished, traced
-from tests.support.processes import TINY, horde
+from tests.support.processes import FROZEN_STATISTICS, TINY, horde
 
 MAP = "mean_average_precision_at_r"
 SHORT = (*TINY, "--optimization.steps=12")
@@ -264,7 +264,7 @@ def test_an_ensemble_with_horde(train: Any, tmp_path: Path) -> None:
     record = train(
         losses,
         "--model.ensemble={stage: layer1, num_heads: 4, map_channels: 12}",
-        "--model.batch_norm=frozen_statistics",
+        *FROZEN_STATISTICS,
     )
     assert record["metrics"]["recall_at_1"] > 0
     run = parse([f"--config={tmp_path / 'run' / 'config.yaml'}"]).experiment
@@ -317,7 +317,7 @@ def test_both_passes_of_a_chunk_draw_the_same(monkeypatch: pytest.MonkeyPatch) -
 
 def test_mixed_precision_is_close_to_float32(glyphs_root: Path, tmp_path: Path) -> None:
     settings = [f"--data.root={glyphs_root}", *SHORT, horde(), "--optimization.steps=2"]
-    settings += ["--model.batch_norm=frozen_statistics", "--evaluation.descriptor=false"]
+    settings += [*FROZEN_STATISTICS, "--evaluation.descriptor=false"]
     losses = {}
     for name, more in {
         "float32": [],

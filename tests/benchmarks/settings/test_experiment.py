@@ -241,7 +241,7 @@ MISTAKES = {
     ),
     "pretrained weights of ours": (
         ["--model.trunk=bn_inception", "--model.trunk_args={pretrained: true}"],
-        "model.weights loads a file",
+        "random init; --model.weights FILE loads them from a file",
     ),
     "batch_norm": (["--model.batch_norm=off"], "frozen_statistics"),
     "missing weights": (["--model.weights=nowhere.pth"], "model.weights: nowhere.pth"),
@@ -323,7 +323,7 @@ MISTAKES = {
     ),
     "more images of a class than of a batch": (
         ["--data.samples_per_class=100"],
-        "data.batch_size: expected a multiple of data.samples_per_class (100), got 80",
+        "data.batch_size: expected a multiple of data.samples_per_class (100), got 80; 100 fits",
     ),
     "chosen by the test set": (
         ["--protocol=fair", "--evaluation.oracle=true"],
