@@ -26,12 +26,12 @@ OTHERS = {
     **{key: {...: {...: NUMBER}} for key in ("outputs", "half_widths")},
     "sessions": list,
     "selection": {"metric": str, "step": int, "value": NUMBER},
-    "oracle": {...: NUMBER},
+    **{key: {...: NUMBER} for key in ("oracle", "before_training")},
     "files": {...: str},
 }
 """Optional entries."""
 
-NULLABLE = ("recipe", "commit", "dirty", "weights", "selection", "oracle")
+NULLABLE = ("recipe", "commit", "dirty", "weights", "selection", "oracle", "before_training")
 
 
 @dataclass(frozen=True)
