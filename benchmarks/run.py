@@ -157,12 +157,7 @@ class BenchmarkRun:
         parts = training.build_parts(experiment, accelerator)
         self.datasets = parts.datasets
         self.horde = training.find_horde(parts.loss)
-        self.sampler = training.StepSampler(
-            parts.datasets.train.labels,
-            experiment.data,
-            steps=experiment.optimization.steps,
-            seed=experiment.seed,
-        )
+        self.sampler = parts.sampler
         about = records.describe_data(experiment, parts.datasets, parts.model.trunk)
         self.state = training.TrainingState.prepare(
             accelerator, experiment, parts.model, parts.loss
@@ -206,6 +201,8 @@ class BenchmarkRun:
                 print(f"{path} is finished (delete it to run it again); its results:\n")
                 self._report(again=False)
             return 0
+        if progress.step == 0:
+            self.test_start()
         if progress.step < self.sampler.steps:
             self.train()
         if progress.stopped_by is not None:
@@ -253,6 +250,17 @@ class BenchmarkRun:
         if self.experiment.evaluation.oracle and step:
             rows["oracle"] = [(step, self.curves.oracle())]
         self.record.log(rows)
+
+    def test_start(self) -> None:
+        """Test the network before training; protocol "fair" reads the test classes only once, at the end."""
+        test = self.datasets.test
+        if self.experiment.protocol == "fair" or self.experiment.data.split != "test":
+            return
+        options = {"is_query": test.is_query, **self.embedding}
+        found = evaluation.evaluate(
+            self.accelerator, self.state.model, test, self.calculator, **options
+        )
+        self.record.update(before_training=found.metrics)
 
     def test(self) -> None:
         """Test the trained network, or the one that validation classes chose."""

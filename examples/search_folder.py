@@ -1,15 +1,20 @@
 """Searches a folder of images with a network that `python -m benchmarks.export` wrote.
 
-    python examples/search_folder.py EXPORTED IMAGES QUERY [QUERY ...] [--neighbours 5]
+    python examples/search_folder.py EXPORTED IMAGES QUERY [QUERY ...] [--neighbours 5] [--html FILE]
 
-Prints for each query the nearest images and their distances, 0 to 2, between embeddings of length one. Trunks that
-timm lacks, GoogLeNet and BN-Inception, need `benchmarks.backbones.register()` here.
+Prints for each query the nearest images and their distances, 0 to 2, between embeddings of length one; --html also
+shows them on a page that needs no other file. Photographs are turned upright, as EXIF says. Trunks that timm lacks,
+GoogLeNet and BN-Inception, need `benchmarks.backbones.register()` here.
 """
 
 import argparse
+import base64
+import io
 import json
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from html import escape
 from pathlib import Path
 
 import timm
@@ -25,6 +30,20 @@ from pml_regularizers import EmbeddingHead
 
 FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP")  # of those endings; nothing else is opened
 
+THUMBNAIL = 160  # pixels of its longer side
+
+PAGE = """<!doctype html>
+<html lang="en"><meta charset="utf-8"><title>Nearest images</title>
+<style>
+body { font: 14px/1.4 system-ui, sans-serif; margin: 1.5rem; color: #1c1e21; background: #fff; }
+section { display: flex; flex-wrap: wrap; gap: .75rem; padding: 1rem 0; border-top: 1px solid #d9dde3; }
+figure { margin: 0; width: 160px; overflow-wrap: anywhere; }
+figure:first-child { margin-right: 1rem; font-weight: 600; }
+</style>
+<h1>Nearest images</h1>
+<p>Left the query, then the nearest images and their distances, the nearest first.</p>
+"""
+
 
 class Images(Dataset[tuple[Tensor, int]]):
     """Image files as the network sees them, upright by their EXIF, with a label, which PML expects and ignores."""
@@ -36,8 +55,25 @@ class Images(Dataset[tuple[Tensor, int]]):
         return len(self.paths)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        with Image.open(self.paths[index], formats=FORMATS) as image:
-            return self.view(ImageOps.exif_transpose(image).convert(self.mode)), 0
+        return self.view(read(self.paths[index], self.mode)), 0
+
+
+def read(path: Path, mode: str) -> Image.Image:
+    """An image file, turned upright."""
+    with Image.open(path, formats=FORMATS) as image:
+        upright = image
+        with suppress(Exception):  # damaged EXIF
+            upright = ImageOps.exif_transpose(image)
+        return upright.convert(mode)
+
+
+def figure(path: Path, text: str) -> str:
+    """HTML of a thumbnail with its path and a text below."""
+    picture, file = read(path, "RGB"), io.BytesIO()
+    picture.thumbnail((THUMBNAIL, THUMBNAIL))
+    picture.save(file, "JPEG")
+    source = f"data:image/jpeg;base64,{base64.b64encode(file.getvalue()).decode()}"
+    return f'<figure><img src="{source}" alt=""><br>{escape(str(path))}<br>{text}</figure>\n'
 
 
 def load(folder: Path) -> tuple[nn.Module, EmbeddingHead | None]:
@@ -72,6 +108,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "queries", type=Path, nargs="+", metavar="query", help="an image to look for"
     )
     parser.add_argument("--neighbours", type=int, default=5, help="default: 5")
+    parser.add_argument(
+        "--html",
+        type=Path,
+        metavar="FILE",
+        help="write a page of the images, such as neighbours.html",
+    )
     options = parser.parse_args(arguments)
     paths = sorted(p for p in options.images.rglob("*") if p.suffix.lower() in IMG_EXTENSIONS)
     if not paths:
@@ -81,10 +123,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         squared, found = search(options.exported, paths, options.queries, options.neighbours)
     except OSError as error:  # no such folder or file, or no image
         parser.error(str(error))
+    page = PAGE
     for query, row, rank in zip(options.queries, squared.clamp(min=0).sqrt(), found, strict=True):
         print(query)
+        page += f"<section>\n{figure(query, '')}"
         for distance, index in zip(row.tolist(), rank.tolist(), strict=True):
             print(f"  {distance:.4f}  {paths[index]}")
+            page += figure(paths[index], f"{distance:.4f}")
+        page += "</section>\n"
+    if options.html is not None:
+        try:
+            options.html.write_text(page, encoding="utf-8", errors="backslashreplace")
+        except OSError as error:
+            parser.error(f"--html: {error}")
     return 0
 
 

@@ -11,7 +11,7 @@ __getattr__, __dir__, __all__ = lazy.attach(
     __name__,
     submod_attrs={
         "published": ["KNOWN_WEIGHTS", "KnownWeights"],
-        "weights": ["WeightsError", "load_weights"],
+        "weights": ["WeightsError", "can_be_fetched", "load_weights"],
     },
 )
 __all__ += ["register"]

@@ -6,8 +6,11 @@ __getattr__, __dir__, __all__ = lazy.attach(
     __name__,
     submod_attrs={
         "class_paths": ["build", "parse_resolved", "resolved"],
-        "images": ["Datasets", "build_datasets", "image_size"],
-        "network": ["EmbeddingModel", "batch_norms", "build_model"],
+        "images": ["Datasets", "build_datasets", "image_size", "show_to"],
+        "network": [
+            *("STARTING_WEIGHTS", "EmbeddingModel"),
+            *("batch_norms", "build_model", "check_fetching"),
+        ],
         "objective": ["build_loss", "build_optimizer"],
     },
 )

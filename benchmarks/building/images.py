@@ -24,13 +24,18 @@ from benchmarks.datasets import (
 )
 from benchmarks.settings import VIEWS, ConfigError, Data
 
+GLYPHS_SIZE = 32
+
+UNSEEN = ImageViews(image_size=1, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
+"""Views of photographs until the network is known."""
+
 
 def image_size(data: Data, trunk: nn.Module) -> int:
     """Pixels per side of the image that the network sees."""
     if data.image_size is not None:
         return data.image_size
     if data.dataset == "glyphs":
-        return 32
+        return GLYPHS_SIZE
     size: int = resolve_model_data_config(trunk)["input_size"][-1]
     return size
 
@@ -43,11 +48,14 @@ class Datasets(NamedTuple):
     validation: Glyphs | ImageSet | None = None
 
 
-def build_datasets(data: Data, trunk: nn.Module, *, seed: int = 0, fair: bool = False) -> Datasets:
+def build_datasets(
+    data: Data, trunk: nn.Module | None = None, *, seed: int = 0, fair: bool = False
+) -> Datasets:
     """Load the images of an experiment.
 
     Args:
-        trunk: The network that gives the normalisation, and the images' size unless `data` does.
+        trunk: The network that gives the normalisation, and the images' size unless `data` does. Without it,
+            photographs can be counted, but have no views before `show_to`.
         seed: The run's seed, if it decides which classes are trained on.
         fair: Keep a part of the training classes to choose weights by.
 
@@ -55,14 +63,14 @@ def build_datasets(data: Data, trunk: nn.Module, *, seed: int = 0, fair: bool = 
         ConfigError: if the dataset is missing or damaged, or a setting does not suit it.
     """
     limits = [limit for limit in (data.train_classes, data.max_classes) if limit is not None]
-    size = image_size(data, trunk)
     try:
         make: Callable[..., Glyphs | ImageSet]
         if data.dataset == "glyphs":
             data.root.mkdir(parents=True, exist_ok=True)
+            size = data.image_size or GLYPHS_SIZE
             make = partial(Glyphs, data.root, image_size=size, stage=data.stage, seed=seed)
         else:
-            views = _views(data, trunk, size)
+            views = UNSEEN if trunk is None else _views(data, trunk)
             make = partial(ImageSet, _listing(data), views=views, crop_to_box=data.crop_to_box)
         make = partial(make, fold=data.fold, folds=data.folds)
         held_out = fair or data.split == "validation"
@@ -85,6 +93,20 @@ def build_datasets(data: Data, trunk: nn.Module, *, seed: int = 0, fair: bool = 
         raise ConfigError(f"data.root: {error}") from error
     except OSError as error:
         raise ConfigError(f"data.root: {data.root}: {error.strerror or error}") from error
+    except ValueError as error:
+        raise ConfigError(f"data.{error}") from error
+
+
+def show_to(trunk: nn.Module, datasets: Datasets, data: Data) -> None:
+    """Give photographs the size and the normalisation of a network.
+
+    Raises:
+        ConfigError: if a setting does not suit them.
+    """
+    try:
+        for dataset in datasets:
+            if isinstance(dataset, ImageSet):
+                dataset.views = _views(data, trunk)
     except ValueError as error:
         raise ConfigError(f"data.{error}") from error
 
@@ -123,11 +145,11 @@ def _listing(data: Data) -> Listing:
     return load(IMAGE_DATASETS[data.dataset], data.root)
 
 
-def _views(data: Data, trunk: nn.Module, size: int) -> ImageViews:
+def _views(data: Data, trunk: nn.Module) -> ImageViews:
     config = resolve_model_data_config(trunk)
     given = {name: value for name in VIEWS if (value := getattr(data, name)) is not None}
     return ImageViews(
-        image_size=size,
+        image_size=image_size(data, trunk),
         mean=config["mean"],
         std=config["std"],
         **{

@@ -11,12 +11,20 @@ import timm
 import torch
 from torch import nn
 
-from benchmarks.backbones import WeightsError, load_weights, register
+from benchmarks.backbones import WeightsError, can_be_fetched, load_weights, register
 from benchmarks.building.class_paths import build
 from benchmarks.building.images import image_size
 from benchmarks.console import reason
 from benchmarks.settings import BatchNorm, ConfigError, Data, Model
 from pml_regularizers import AttentionEnsemble, EmbeddingHead
+
+STARTING_WEIGHTS = ("pretrained", "checkpoint_path")
+"""Arguments of `timm.create_model` that load weights."""
+
+WITHOUT_FETCHING = (
+    "--model.weights FILE loads them from a file, --model.trunk_args '{}' with --model.batch_norm train begins "
+    "with random ones"
+)
 
 
 class EmbeddingModel(nn.Sequential):
@@ -57,6 +65,17 @@ def batch_norms(module: nn.Module) -> list[nn.Module]:
     return [inner for inner in module.modules() if isinstance(inner, kind)]
 
 
+def check_fetching(model: Model) -> None:
+    """Raise a ConfigError if the weights have to be fetched, but cannot be."""
+    register()
+    fetched = model.weights is None and model.trunk_args.get("pretrained")
+    if fetched and timm.is_model(model.trunk) and not can_be_fetched(model.trunk):
+        raise ConfigError(
+            f"model.trunk_args: pretrained: the Hub, which has the weights of {model.trunk}, cannot be reached; "
+            f"{WITHOUT_FETCHING}"
+        )
+
+
 def build_model(model: Model, data: Data) -> EmbeddingModel:
     """Build the network of an experiment; weights from no file are drawn from torch's global generator.
 
@@ -67,7 +86,7 @@ def build_model(model: Model, data: Data) -> EmbeddingModel:
     for name in ("num_classes", "global_pool", "in_chans"):
         if name in model.trunk_args:
             raise ConfigError(f"model.trunk_args.{name}: follows from the data; leave it out")
-    register()
+    check_fetching(model)
     if not timm.is_model(model.trunk):
         near = timm.list_models(f"*{model.trunk.split('.')[0][:8]}*")[:5]
         raise ConfigError(
@@ -94,8 +113,8 @@ def build_model(model: Model, data: Data) -> EmbeddingModel:
     except WeightsError as error:
         raise ConfigError(f"model.weights: {error}") from error
     except Exception as error:
-        hint = "; model.weights loads a file" if trunk_args.get("pretrained") else ""
-        raise ConfigError(f"model: {model.trunk}: {reason(error)}{hint}") from error
+        hint = f"; {WITHOUT_FETCHING}" if trunk_args.get("pretrained") else ""
+        raise ConfigError(f"model: {model.trunk}: {reason(error).rstrip('.')}{hint}") from error
     return network.train()
 
 

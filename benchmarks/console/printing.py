@@ -38,7 +38,7 @@ def printable_names(content: Any) -> Any:
 
 
 class PrintableError(Exception):
-    """An error whose message is one line, whatever names are in it."""
+    """An error whose message is one line for each of its arguments, whatever names are in it."""
 
     def __str__(self) -> str:
-        return printable(super().__str__())
+        return "\n  ".join(printable(str(line)) for line in self.args)

@@ -91,10 +91,6 @@ class ImageSet(torch.utils.data.Dataset[tuple[torch.Tensor, int, int]]):
         self.listing = listing
         self.views = views
         self.layout = listing.layout
-        self.view = {
-            **{name: getattr(views, name) for name in ("image_size", "resize", "keep_aspect")},
-            "crop_to_box": crop_to_box,
-        }
         self.fingerprint = listing.fingerprint
         self._boxes = listing.boxes if crop_to_box else None
 
@@ -117,6 +113,11 @@ class ImageSet(torch.utils.data.Dataset[tuple[torch.Tensor, int, int]]):
             self.is_query = torch.from_numpy(parts[rows] == "query")
         elif "query" in listing.parts and split == "validation":
             self.is_query = self._held_out_queries()
+
+    @property
+    def view(self) -> dict[str, object]:
+        kept = {name: getattr(self.views, name) for name in ("image_size", "resize", "keep_aspect")}
+        return {**kept, "crop_to_box": self._boxes is not None}
 
     def _held_out_queries(self) -> torch.Tensor:
         """Make queries of about half of an item's images, as in the test part; a single image is in the gallery.

@@ -51,6 +51,7 @@ def card(trained: Trained, exported: Mapping[str, Exported]) -> str:
         # timm knows such a trunk only once `benchmarks.backbones` has registered it.
         ours=entrypoint.__module__.startswith("benchmarks."),
         pooled=pooling(head, trunk(trained.images).ndim),
+        upright=experiment.data.dataset == "folder",
         shown=floor(size / view["crop_pct"]),
         losses=[printable(path).rpartition(".")[2] for path in losses],
         config=dump(info["config"]),

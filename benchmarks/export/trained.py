@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from benchmarks.building import EmbeddingModel, build_model, image_size
+from benchmarks.building import STARTING_WEIGHTS, EmbeddingModel, build_model, image_size
 from benchmarks.console import reason
 from benchmarks.records import Run, RunFolderError, load_best, load_checkpoint, load_run
 from benchmarks.settings import ConfigError, Experiment, Model, parse
@@ -16,9 +16,6 @@ from pml_regularizers import EmbeddingHead
 SAME = 1e-4
 """Largest allowed difference of a coordinate of a unit embedding. Other kernels differ by rounding, 1e-7 to 1e-5
 in a deep network; a normalisation on the other side of the pooling differs by 1e-2."""
-
-STARTING_WEIGHTS = ("pretrained", "checkpoint_path")
-"""Arguments of `timm.create_model` that fetch weights; a checkpoint has its own."""
 
 
 @dataclass(frozen=True)
@@ -103,6 +100,7 @@ def load_trained(folder: Path) -> Trained:
 
 
 def without_weights(model: Model) -> Model:
+    """The settings of a network whose weights the checkpoint has."""
     kept = {name: arg for name, arg in model.trunk_args.items() if name not in STARTING_WEIGHTS}
     return replace(model, weights=None, trunk_args=kept)
 

@@ -37,6 +37,7 @@ RESULTS = {
     "half_widths": {},
     "selection": None,
     "oracle": None,
+    "before_training": None,
     "peak_memory_gib": {},
     "error": None,
     "files": {},

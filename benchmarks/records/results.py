@@ -27,13 +27,13 @@ OTHERS = {
     **{key: {...: {...: NUMBER}} for key in ("outputs", "half_widths")},
     "sessions": list,
     "selection": {"metric": str, "step": int, "value": NUMBER},
-    "oracle": {...: NUMBER},
+    **{key: {...: NUMBER} for key in ("oracle", "before_training")},
     "files": {...: str},
     "diverged": bool,
 }
 """Optional entries."""
 
-NULLABLE = ("recipe", "commit", "dirty", "weights", "selection", "oracle")
+NULLABLE = ("recipe", "commit", "dirty", "weights", "selection", "oracle", "before_training")
 
 
 @dataclass(frozen=True)

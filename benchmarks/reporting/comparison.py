@@ -23,6 +23,8 @@ DESCRIPTOR = (
     "reduced by PCA."
 )
 
+BEFORE = "before training: the network at its start, tested likewise."
+
 TESTED_ON = ("name", "split", "fold", "fingerprint", "test_classes", "test_images", "view")
 """Facts about the data that must be equal in one table."""
 
@@ -88,25 +90,45 @@ def compare(runs: Sequence[Run], baseline: str | None = None) -> Comparison:
     if any(name.endswith("†") for name in rows):
         notes.append(DESCRIPTOR)
 
+    start = _before_training(methods)
+    shown = [*rows.items(), *start.items()]
+    if start:
+        notes.append(BEFORE)
+
     keys, reference = list(first.info["metrics"]), rows[baseline]
     metrics = Table(
         ["method", *(f"{metric_name(key)} (%)" for key in keys), "seeds"],
         [
             [name, *(_percent(_values(seeds, key)) for key in keys)]
-            + [count_of_seeds(len(seeds), lost[name])]
-            for name, seeds in rows.items()
+            + [count_of_seeds(len(seeds), lost.get(name, ()))]
+            for name, seeds in shown
         ],
         best=_best(rows, keys),
     )
     below = [
         ["", *(_percent(_differences(seeds, reference, key), "+", "") for key in keys), ""]
-        for seeds in rows.values()
+        for _, seeds in shown
     ]
     title = f"Difference to {baseline}, same seeds, in percentage points"
     paired, result = paired_differences(rows, baseline), _result(rows, baseline, keys[0])
     differences = [f"### {title}", paired] if paired else []
     blocks = [result, metrics, *differences, *notes]
     return Comparison(_heading(methods), blocks, methods, result, metrics, below, title, notes)
+
+
+def _before_training(methods: Mapping[str, Sequence[Run]]) -> Rows:
+    """The tests of the untrained networks: a row for all methods if these start with the same one."""
+    starts: Rows = {}
+    for label, members in methods.items():
+        found = {run.seed: run.info.get("before_training") or {} for run in members}
+        if found := {seed: metrics for seed, metrics in found.items() if metrics}:
+            starts[label] = found
+    merged: dict[int, Metrics] = {}
+    for found in starts.values():
+        for seed, metrics in found.items():
+            if merged.setdefault(seed, metrics) != metrics:
+                return {f"{label}: before training": rows for label, rows in starts.items()}
+    return {"before training": merged} if merged else {}
 
 
 def _values(seeds: Mapping[int, Metrics], key: str) -> list[float]:

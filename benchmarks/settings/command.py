@@ -12,8 +12,10 @@ from typing import Any, get_args
 import jsonargparse
 import yaml
 
+from benchmarks.settings.data import Data
+from benchmarks.settings.differences import flat
 from benchmarks.settings.errors import ConfigError, one_line
-from benchmarks.settings.experiment import Experiment
+from benchmarks.settings.experiment import Experiment, Model
 from benchmarks.settings.recipe_files import (
     GROUPS,
     MOST,
@@ -131,8 +133,23 @@ def parse(argv: Sequence[str]) -> Command:
     _plain(experiment)
     if experiment.output is None:
         stem = recipe.replace("/", "-") if recipe else files.config[-1].stem
-        experiment.output = Path("runs") / f"{stem}-seed{experiment.seed}"
+        name = _name(experiment, stem, layers[:1] if recipe else layers)
+        experiment.output = Path("runs") / f"{name}-seed{experiment.seed}"
     return Command(experiment, config, recipe, files.resume, tuple(files.trust))
+
+
+def _name(experiment: Experiment, stem: str, described: Sequence[Mapping[str, Any]]) -> str:
+    """The recipe's or file's name if dataset, trunk and label are those described there; else these."""
+    before = {"data.dataset": Data.dataset, "model.trunk": Model.trunk}
+    for layer in described:
+        before |= flat(layer)
+    data, trunk, label = experiment.data, experiment.model.trunk, experiment.label
+    if (data.dataset, trunk, label) == tuple(
+        map(before.get, ("data.dataset", "model.trunk", "label"))
+    ):
+        return stem
+    images = data.root.resolve().name if data.dataset == "folder" else data.dataset
+    return re.sub(r"[^\w.]+", "-", f"{images}-{trunk}-{label}").strip("-.")[:LONGEST]
 
 
 UNKNOWN = re.compile(

@@ -100,10 +100,13 @@ class Data:
                 "data.every_class: shuffled batches (data.samples_per_class: null) have no passes over classes; "
                 "leave it out"
             )
-        if self.samples_per_class is not None and self.batch_size % self.samples_per_class:
+        per_class = self.samples_per_class
+        if per_class is not None and self.batch_size % per_class:
+            below = self.batch_size // per_class * per_class
+            near = f"{below} or {below + per_class} fit" if below else f"{per_class} fits"
             raise ConfigError(
-                f"data.batch_size: expected a multiple of data.samples_per_class ({self.samples_per_class}), got "
-                f"{self.batch_size}"
+                f"data.batch_size: expected a multiple of data.samples_per_class ({per_class}), got "
+                f"{self.batch_size}; {near}"
             )
 
     @property

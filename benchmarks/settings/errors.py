@@ -18,7 +18,7 @@ DENIED = re.compile(r"Importing ('.*?') is not allowed, denied by .*? to allow i
 
 
 class ConfigError(PrintableError, ValueError):
-    """Error: the description of the run is wrong; one line with the key, the value and the remedy."""
+    """Error: the description of the run is wrong; one line with the key, the value and the remedy of each fault."""
 
 
 def one_line(error: BaseException) -> str:

@@ -245,7 +245,8 @@ class Experiment:
     Args:
         losses: Terms of the objective, added up.
         label: Name of the method in tables.
-        output: Run folder; default: runs/RECIPE-seedN.
+        output: Run folder; default: runs/RECIPE-seedN, or runs/DATASET-TRUNK-LABEL-seedN if one of these three is
+            not the recipe's.
         seed: Of the initial weights, the batches and the augmentation.
         protocol: "paper" trains for the given steps and tests the result. "fair" trains on a part of the training
             classes, keeps the weights that are best on the others (MAP@R, at every `evaluation.every` steps), and

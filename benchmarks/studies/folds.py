@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.building import build_datasets
+from benchmarks.building import build_datasets, show_to
 from benchmarks.settings import Experiment
 from benchmarks.studies.sweep import Job
 from benchmarks.training import try_one_step
@@ -17,9 +17,10 @@ def fold_run(settings: Sequence[str], fold: int, folder: Path) -> Job:
 
 def check(experiment: Experiment, folds: Sequence[Experiment] = ()) -> None:
     """Refuse, with a ConfigError, what cannot be built or moved a step, and folds whose data are not there."""
+    found = [build_datasets(fold.data, seed=fold.seed, fair=True) for fold in folds]
     model = try_one_step(experiment)
-    for fold in folds:
-        build_datasets(fold.data, model.trunk, seed=fold.seed, fair=True)
+    for fold, datasets in zip(folds, found, strict=True):
+        show_to(model.trunk, datasets, fold.data)
 
 
 def evaluation_runs(

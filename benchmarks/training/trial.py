@@ -1,6 +1,10 @@
 """The parts of a run, and a trial step with them: a run that cannot work fails before anything is written."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from copy import deepcopy
+from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import psutil
@@ -11,6 +15,7 @@ from accelerate.utils import LoggerType, parse_flag_from_env
 from torch import Tensor, nn
 
 from benchmarks.building import (
+    STARTING_WEIGHTS,
     Datasets,
     EmbeddingModel,
     batch_norms,
@@ -18,21 +23,25 @@ from benchmarks.building import (
     build_loss,
     build_model,
     build_optimizer,
+    check_fetching,
     image_size,
+    show_to,
 )
 from benchmarks.console import reason
 from benchmarks.settings import ConfigError, Experiment
+from benchmarks.training.batches import StepSampler
 from benchmarks.training.loop import gradient_ratios
 from pml_regularizers import DistributedLoss, HORDELoss, record_terms
 from pml_regularizers.feature_maps import positions
 
 
 class Parts(NamedTuple):
-    """Network, images and objective of an experiment, after a trial step."""
+    """Network, images, objective and batches of an experiment, after a trial step."""
 
     model: EmbeddingModel
     datasets: Datasets
     loss: DistributedLoss
+    sampler: StepSampler
 
 
 def start(experiment: Experiment) -> Accelerator:
@@ -67,22 +76,57 @@ def start(experiment: Experiment) -> Accelerator:
 
 
 def build_parts(experiment: Experiment, accelerator: Accelerator) -> Parts:
-    """Build everything from the experiment's seed and try one step.
+    """Read the data, then build everything else from the experiment's seed and try one step.
 
     Raises:
-        ConfigError: naming the setting that does not fit, or the part that failed.
+        ConfigError: with a line for each setting that does not fit. A run that cannot start fetches no weights
+            and takes no step.
     """
+    faults: list[str] = []
+    read = partial(_read, experiment, accelerator, faults)
+    rendered = experiment.data.dataset == "glyphs"  # into a file, for a run that can start
+    datasets, sampler = (None, None) if rendered else read()
+    with noted(faults):
+        check_fetching(experiment.model)
+    if faults and datasets is None:
+        raise ConfigError(*faults)
     torch.manual_seed(experiment.seed)
-    model = try_one_step(experiment, accelerator)
-    # The first process renders, the others read.
-    with torch.random.fork_rng(devices=[]), accelerator.local_main_process_first():
-        fair = experiment.protocol == "fair"
-        datasets = build_datasets(experiment.data, model.trunk, seed=experiment.seed, fair=fair)
-    loss = build_loss(experiment, model, datasets.train.num_classes)
+    model = loss = None
+    with noted(faults):
+        build = partial(_built, fetch=False) if faults else try_one_step
+        model = build(experiment, accelerator)
+        if rendered:
+            datasets, sampler = read()
+        if datasets is not None:
+            show_to(model.trunk, datasets, experiment.data)
+            loss = build_loss(experiment, model, datasets.train.num_classes)
+            faults += _unfit_outputs(experiment, datasets, find_horde(loss))
+    if faults or model is None or datasets is None or loss is None or sampler is None:
+        raise ConfigError(*faults)
     if experiment.precision == "float64":
         model, loss = model.double(), loss.double()
-    _check_outputs(experiment, datasets, find_horde(loss))
-    return Parts(model, datasets, loss)
+    return Parts(model, datasets, loss, sampler)
+
+
+def _read(
+    experiment: Experiment, accelerator: Accelerator, faults: list[str]
+) -> tuple[Datasets | None, StepSampler | None]:
+    data, seed, steps = experiment.data, experiment.seed, experiment.optimization.steps
+    datasets = sampler = None
+    # The first process renders, the others read.
+    with torch.random.fork_rng(devices=[]), accelerator.local_main_process_first(), noted(faults):
+        datasets = build_datasets(data, seed=seed, fair=experiment.protocol == "fair")
+        sampler = StepSampler(datasets.train.labels, data, steps=steps, seed=seed)
+    return datasets, sampler
+
+
+@contextmanager
+def noted(faults: list[str]) -> Iterator[None]:
+    """Note what does not fit, and go on."""
+    try:
+        yield
+    except ConfigError as error:
+        faults.append(str(error))
 
 
 def _check_batch_norm(
@@ -99,11 +143,19 @@ def _check_batch_norm(
                 "diagnose_every: needs the trunk's graph of the whole batch, which optimization.chunk_size does "
                 "not keep; set it to 0"
             )
+    settings, norms = experiment.model, batch_norms(model.trunk)
+    started = settings.weights is not None or any(map(settings.trunk_args.get, STARTING_WEIGHTS))
+    if settings.batch_norm != "train" and norms and not started:
+        raise ConfigError(
+            f"model.batch_norm: {settings.batch_norm} keeps the statistics of a trunk with random weights, which "
+            "has seen no image; load weights (--model.weights FILE, or --model.trunk_args '{pretrained: true}'), "
+            "or pass --model.batch_norm train"
+        )
     if accelerator.num_processes == 1 or accelerator.device.type != "cpu":
         return
     for name, part in {"trunk": model.trunk, "head": model.head}.items():
         if any(norm.training for norm in batch_norms(part)):
-            freeze = "freeze it (model.batch_norm: frozen), " if name == "trunk" else ""
+            freeze = "freeze it (model.batch_norm: frozen), " if name == "trunk" and started else ""
             raise ConfigError(
                 f"model.{name}: has batch norm, whose statistics would differ on {accelerator.num_processes} "
                 f"processes, and synchronised batch norm needs GPUs; {freeze}take a {name} without it or one "
@@ -117,27 +169,31 @@ def find_horde(loss: nn.Module) -> HORDELoss | None:
     return found[0] if len(found) == 1 else None
 
 
-def _check_outputs(experiment: Experiment, datasets: Datasets, horde: HORDELoss | None) -> None:
-    """Refuse tests that would fail at the end."""
+def _unfit_outputs(
+    experiment: Experiment, datasets: Datasets, horde: HORDELoss | None
+) -> Iterator[str]:
+    """Lines on tests that would fail at the end."""
     settings, size = experiment.evaluation, experiment.model.embedding_size
     if settings.descriptor and horde is not None and len(datasets.train) <= size:
-        raise ConfigError(
+        yield (
             f"evaluation.descriptor: its PCA to {size} dimensions needs more training images than the "
-            f"{len(datasets.train)} there are; set it to false"
+            f"{len(datasets.train)} there are; set it to false, or model.embedding_size to at most "
+            f"{len(datasets.train) - 1}"
         )
     if settings.orders and horde is None:
-        raise ConfigError("evaluation.orders: needs one HORDELoss among the losses; leave it out")
+        yield "evaluation.orders: needs one HORDELoss among the losses; leave it out"
     if settings.parts is None:
         return
     if datasets.test.is_query is not None:
-        raise ConfigError(
+        yield (
             "evaluation.parts: images of a part are ranked among themselves, but this dataset has a gallery; "
             "leave it out"
         )
+        return
     for dataset in (datasets.test, *([datasets.train] if settings.divergence else [])):
         smallest = int(torch.bincount(dataset.labels).min())
         if smallest // settings.parts < 2:
-            raise ConfigError(
+            yield (
                 f"evaluation.parts: each of {settings.parts} parts needs two images of every class, but a class "
                 f"has {smallest}; expected at most {smallest // 2}, or leave it out"
             )
@@ -181,6 +237,18 @@ def _images(experiment: Experiment, model: EmbeddingModel, count: int) -> Tensor
     return torch.randn(count, experiment.data.in_chans, side, side, dtype=dtype)
 
 
+def _built(
+    experiment: Experiment, accelerator: Accelerator, *, fetch: bool = True
+) -> EmbeddingModel:
+    """The network; without fetching, published weights are left out."""
+    settings = experiment.model
+    if not fetch and settings.trunk_args.get("pretrained"):
+        settings = replace(settings, trunk_args=settings.trunk_args | {"pretrained": False})
+    model = build_model(settings, experiment.data)
+    _check_batch_norm(experiment, model, accelerator)
+    return model
+
+
 def try_one_step(experiment: Experiment, accelerator: Accelerator | None = None) -> EmbeddingModel:
     """Build the network, take one training step on the CPU with a loss for two classes, and undo it.
 
@@ -191,8 +259,7 @@ def try_one_step(experiment: Experiment, accelerator: Accelerator | None = None)
         ConfigError: naming the setting that does not fit, or the part that failed.
     """
     accelerator = accelerator or Accelerator()
-    model = build_model(experiment.model, experiment.data)
-    _check_batch_norm(experiment, model, accelerator)
+    model = _built(experiment, accelerator)
     with torch.random.fork_rng(devices=[]):
         _step_and_back(experiment, model, accelerator)
     return model

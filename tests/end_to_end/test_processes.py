@@ -20,7 +20,7 @@ from tests.benchmarks.runs import (
 )
 from tests.support.fake_trees import inshop, write_pictures
 from tests.support.pool import Pool, Processes
-from tests.support.processes import NO_BATCH_STATISTICS, TINY, horde
+from tests.support.processes import FROZEN_STATISTICS, NO_BATCH_STATISTICS, TINY, horde
 
 PML = "pytorch_metric_learning.losses."
 ALL_LOSSES = ", ".join(
@@ -62,7 +62,8 @@ def test_several_processes_train_as_one(data: str, tmp_path: Path, pool: Pool) -
 def test_frozen_batch_norm_trains_as_one(
     batch_norm: str, data: str, tmp_path: Path, pool: Pool
 ) -> None:
-    settings = [data, *TINY, "--optimization.steps=3", f"--model.batch_norm={batch_norm}"]
+    settings = [data, *TINY, *FROZEN_STATISTICS, f"--model.batch_norm={batch_norm}"]
+    settings += ["--optimization.steps=3"]
     one, _ = same_on_all(pool, [*settings, "--precision=float64"], tmp_path, (1, 2))
     trained = "model.trunk.bn1.weight" in one[0]["gradients"]
     assert trained == (batch_norm == "frozen_statistics")
@@ -73,7 +74,7 @@ def test_chunks_have_the_gradient_of_the_whole_batch(
     processes: int, data: str, tmp_path: Path, pool: Pool
 ) -> None:
     settings = [data, *TINY, "--optimization.steps=3", "--precision=float64", ATTENTION]
-    settings += ["--model.batch_norm=frozen_statistics", "--evaluation.descriptor=false"]
+    settings += [*FROZEN_STATISTICS, "--evaluation.descriptor=false"]
     settings += [horde()[:-1] + ", {loss: {class_path: pml_regularizers.VarianceRegularizer}}]"]
     traces = []
     for name, chunk in (("whole", []), ("chunks", ["--optimization.chunk_size=7"])):

@@ -20,6 +20,7 @@ from benchmarks.evaluation.curves import Curves
 from benchmarks.evaluation.tester import evaluate, measure, rank_calculator
 from benchmarks.records.run_folder import load_best, load_checkpoint
 from benchmarks.records.steps import read_table
+from benchmarks.run import BenchmarkRun
 from benchmarks.settings.command import parse
 from benchmarks.settings.experiment import Tracker
 from benchmarks.training import trial
@@ -30,8 +31,8 @@ from pml_regularizers import (
     mean_interval,
     stratified_parts,
 )
-from tests.benchmarks.runs import finished, traced
-from tests.support.processes import TINY, horde
+from tests.benchmarks.runs import assert_same_trace, finished, mark_unfinished, traced
+from tests.support.processes import FROZEN_STATISTICS, TINY, horde
 
 MAP = "mean_average_precision_at_r"
 SHORT = (*TINY, "--optimization.steps=12")
@@ -86,6 +87,46 @@ def test_fair_tests_the_weights_that_validation_classes_choose(train: Any, tmp_p
     assert record["data"]["fold"] == "0 of 4"
     [kept] = (tmp_path / "run" / "checkpoints").glob("best_*.pt")
     assert kept.name.startswith(f"best_{int(curve['step'][best]):09d}-")
+
+
+def test_the_network_is_tested_before_training(
+    train: Any, glyphs_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """This moves no number, reads no test class under protocol fair, and is kept when the run goes on."""
+    settings = ["--seed=3", "--optimization.steps=4", "--checkpoint_every=2"]
+    with traced() as steps:
+        record = train(*settings)
+    run = parse([f"--config={tmp_path / 'run' / 'config.yaml'}"]).experiment
+    torch.manual_seed(3)
+    model = build_model(run.model, run.data)
+    images = build_datasets(run.data, model.trunk)
+    calculator = rank_calculator(Accelerator(), [1, 2, 4, 8])
+    options = {"batch_size": 256, "progress": False}
+    found = evaluate(Accelerator(), model, images.test, calculator, **options)
+    assert record["before_training"] == found.metrics
+    assert found.metrics.keys() == record["metrics"].keys()
+    assert found.metrics != record["metrics"]
+
+    mark_unfinished(tmp_path / "run")
+    next((tmp_path / "run" / "checkpoints").glob("step_000000004*")).unlink()
+    resumed = train(*settings, "--resume")
+    assert resumed["sessions"][-1]["from_step"] == 2
+    assert resumed["before_training"] == found.metrics
+    assert resumed["metrics"] == record["metrics"]
+
+    (tmp_path / "run").rename(tmp_path / "before")
+    monkeypatch.setattr(BenchmarkRun, "test_start", lambda run: None)
+    with traced() as untested:
+        plain = train(*settings)
+    assert (plain["before_training"], plain["metrics"]) == (None, record["metrics"])
+    assert len(steps) == 4
+    assert_same_trace(steps, untested, 0)
+
+
+def test_fair_tests_no_start(train: Any, tmp_path: Path) -> None:
+    record = train("--protocol=fair", "--evaluation.every=6")
+    assert record["before_training"] is None
+    assert read_table(tmp_path / "run" / "records", "evaluation")["step"][0] == 0
 
 
 def test_fair_can_leave_the_test_classes_alone(train: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -264,7 +305,7 @@ def test_an_ensemble_with_horde(train: Any, tmp_path: Path) -> None:
     record = train(
         losses,
         "--model.ensemble={stage: layer1, num_heads: 4, map_channels: 12}",
-        "--model.batch_norm=frozen_statistics",
+        *FROZEN_STATISTICS,
     )
     assert record["metrics"]["recall_at_1"] > 0
     run = parse([f"--config={tmp_path / 'run' / 'config.yaml'}"]).experiment
@@ -317,7 +358,7 @@ def test_both_passes_of_a_chunk_draw_the_same(monkeypatch: pytest.MonkeyPatch) -
 
 def test_mixed_precision_is_close_to_float32(glyphs_root: Path, tmp_path: Path) -> None:
     settings = [f"--data.root={glyphs_root}", *SHORT, horde(), "--optimization.steps=2"]
-    settings += ["--model.batch_norm=frozen_statistics", "--evaluation.descriptor=false"]
+    settings += [*FROZEN_STATISTICS, "--evaluation.descriptor=false"]
     losses = {}
     for name, more in {
         "float32": [],

@@ -25,6 +25,7 @@ from benchmarks.records.steps import read_table
 from benchmarks.run import main
 from tests.benchmarks.runs import ATTENTION, REGULARIZERS
 from tests.support.processes import (
+    FROZEN_STATISTICS,
     NO_BATCH_STATISTICS,
     ROOT,
     RUN,
@@ -150,7 +151,7 @@ def test_a_stopped_run_goes_on_as_if_never_stopped(
 @pytest.fixture(scope="module")
 def uninterrupted_pair(settings: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("whole") / "run"
-    run([*settings, "--model.batch_norm=frozen_statistics", f"--output={folder}"], 2)
+    run([*settings, *FROZEN_STATISTICS, f"--output={folder}"], 2)
     return folder
 
 
@@ -162,7 +163,7 @@ def test_kills_at_any_moment_lose_only_steps_since_the_checkpoint(
     folder, kills = tmp_path / "run", request.config.getoption("--kills")
     expected = request.getfixturevalue("uninterrupted_pair" if processes == 2 else "uninterrupted")
     if processes == 2:
-        settings = [*settings, "--model.batch_norm=frozen_statistics"]
+        settings = [*settings, *FROZEN_STATISTICS]
     generator = random.Random(0)
     resume: list[str] = []
     for at in sorted(generator.randrange(0, 50) for _ in range(kills)):

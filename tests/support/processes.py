@@ -21,6 +21,12 @@ TINY = (
 # Layer normalisation instead of batch statistics, which no two numbers of processes share.
 NO_BATCH_STATISTICS = ("--model.trunk=test_convnext", "--model.trunk_args={}")
 
+# Of a trunk with weights, as those of a random one say nothing.
+FROZEN_STATISTICS = (
+    "--model.batch_norm=frozen_statistics",
+    f"--model.weights={ROOT / 'benchmarks' / 'backbones' / 'glyphs' / 'seed0.safetensors'}",
+)
+
 
 def horde(base: str = "pml_regularizers.BinomialDevianceLoss", **settings: object) -> str:
     """The `losses` setting of a small HORDE."""

@@ -1,5 +1,7 @@
 """The exported network equals the checkpoint's, read back by timm, torch and onnxruntime alone."""
 
+import base64
+import io
 import json
 import re
 import runpy
@@ -675,3 +677,38 @@ def test_the_example_says_what_is_missing(
         search(list(map(str, arguments)))
     assert stopped.value.code == 2
     assert str(arguments[wrong]) in capsys.readouterr().err
+
+
+def test_the_example_shows_the_images_upright(
+    searchable: Path,
+    tmp_path: Path,
+    search: Callable[[Sequence[str]], int],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """On a page that loads nothing; a photograph on its side is found as the upright one."""
+    folder, exif = tmp_path / "a <b>", Image.Exif()
+    folder.mkdir()
+    upright = Image.new("L", (30, 60))
+    upright.paste(255, (0, 0, 30, 20))  # its sky
+    upright.save(folder / "0.png")
+    exif[0x0112] = 6  # turn it clockwise
+    upright.transpose(Image.Transpose.ROTATE_90).save(folder / "1.png", exif=exif)
+    upright.transpose(Image.Transpose.ROTATE_180).save(folder / "2.png")
+    page = tmp_path / "neighbours.html"
+    query = str(folder / "0.png")
+    assert search([str(searchable), str(folder), query, f"--html={page}"]) == 0
+    distances = [line.split(maxsplit=1)[0] for line in capsys.readouterr().out.splitlines()[1:]]
+    assert distances[:2] == ["0.0000"] * 2 and float(distances[2]) > 0
+    text = page.read_text()
+    pictures = re.findall(r'src="data:image/jpeg;base64,([^"]+)"', text)
+    assert len(pictures) == text.count("<img") == 4 and "http" not in text
+    assert text.count("a &lt;b&gt;") == 4 and "a <b>" not in text
+    for picture in pictures[:3]:
+        with Image.open(io.BytesIO(base64.b64decode(picture))) as shown:
+            assert shown.size == (30, 60)
+            assert np.asarray(shown)[5].mean() > 200 > 50 > np.asarray(shown)[50].mean()
+
+    with pytest.raises(SystemExit) as stopped:
+        search([str(searchable), str(folder), query, f"--html={tmp_path / 'none' / 'page.html'}"])
+    assert stopped.value.code == 2
+    assert "--html: " in capsys.readouterr().err

@@ -107,6 +107,28 @@ def table(markdown: str, number: int = 0) -> list[dict[str, str]]:
     return [dict(zip(header, row, strict=True)) for row in rows]
 
 
+def test_the_start_of_a_training_is_a_row(make: Make) -> None:
+    """One for methods that start with the same network; never marked as best, nor compared as a method."""
+    start = {seed: {"before_training": metrics(recall)} for seed, recall in ((0, 0.6), (1, 0.7))}
+    runs = [
+        load_run(make(label, seed, recall, **start[seed]))
+        for label, recall in (("A", 0.4), ("B", 0.5))
+        for seed in (0, 1)
+    ]
+    found = compare(runs)
+    rows = table(found.markdown())
+    assert [row["method"] for row in rows] == ["A", "B", "before training"]
+    assert rows[-1]["Recall@1 (%)"].startswith("65.00 ± ") and rows[-1]["seeds"] == "2"
+    assert rows[1]["Recall@1 (%)"].startswith("**50.00")
+    assert "before training" not in found.result + found.differences
+    assert len(found.below) == 3 and found.below[2][1].startswith("+25.00")
+    other = load_run(make("C", 0, 0.4, before_training=metrics(0.1)))
+    rows = table(compare([*runs, other]).markdown())
+    assert [row["method"] for row in rows][3:] == [f"{x}: before training" for x in "ABC"]
+    unknown = [load_run(make("D", 0, 0.4)), load_run(make("E", 0, 0.4, before_training=None))]
+    assert [row["method"] for row in table(compare(unknown).markdown())] == ["D", "E"]
+
+
 @pytest.mark.parametrize("command", ["report", "tables", "export"])
 def test_help_imports_nothing_heavy(command: str) -> None:
     code = (

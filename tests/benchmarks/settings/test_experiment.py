@@ -241,7 +241,7 @@ MISTAKES = {
     ),
     "pretrained weights of ours": (
         ["--model.trunk=bn_inception", "--model.trunk_args={pretrained: true}"],
-        "model.weights loads a file",
+        "random init; --model.weights FILE loads them from a file",
     ),
     "batch_norm": (["--model.batch_norm=off"], "frozen_statistics"),
     "missing weights": (["--model.weights=nowhere.pth"], "model.weights: nowhere.pth"),
@@ -328,7 +328,7 @@ MISTAKES = {
     ),
     "more images of a class than of a batch": (
         ["--data.samples_per_class=100"],
-        "data.batch_size: expected a multiple of data.samples_per_class (100), got 80",
+        "data.batch_size: expected a multiple of data.samples_per_class (100), got 80; 100 fits",
     ),
     "chosen by the test set": (
         ["--protocol=fair", "--evaluation.oracle=true"],
@@ -415,6 +415,31 @@ def test_layers_override_each_other(empty: Path) -> None:
     assert run.data.samples_per_class == 4
     assert run.output == Path("runs/glyphs-demo-binomial_horde-seed4")
     assert command.recipe == "glyphs/demo/binomial_horde"
+
+
+@pytest.mark.parametrize(
+    ("argv", "name"),
+    [
+        (["--recipe=images/resnet50/binomial"], "images-resnet50-binomial"),
+        (["--recipe=images/resnet50/binomial", "--data.root=p/shop"], "images-resnet50-binomial"),
+        (
+            ["--recipe=images/resnet50/binomial", "--data.root=p/shop", "--model.trunk=vit_tiny"],
+            "shop-vit_tiny-binomial-deviance",
+        ),
+        (
+            ["--recipe=images/resnet50/binomial", "--data.dataset=cub"],
+            "cub-resnet50-binomial-deviance",
+        ),
+        (["--data.dataset=folder"], "data-test_resnet-binomial-deviance"),
+        (["--label=mine + ../HORDE"], "glyphs-test_resnet-mine-..-HORDE"),
+        (["--config=own.yaml"], "own"),
+        (["--config=own.yaml", "--model.trunk=vit_tiny"], "glyphs-vit_tiny-mine"),
+        (["--recipe=glyphs/demo/binomial", "--config=own.yaml"], "glyphs-resnet18-mine"),
+    ],
+)
+def test_the_folder_is_named_after_what_is_run(argv: list[str], name: str, empty: Path) -> None:
+    (empty / "own.yaml").write_text("{label: mine, model: {trunk: resnet18}}")
+    assert parse([*argv, "--seed=2"]).experiment.output == Path(f"runs/{name}-seed2")
 
 
 TERMS = [{"loss": {"class_path": "a.A"}}, {"loss": {"class_path": "b.B"}, "weight": 3.0}]

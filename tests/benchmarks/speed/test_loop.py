@@ -21,6 +21,7 @@ from benchmarks.speed import loop
 from benchmarks.speed.loop import Turns, measure
 from benchmarks.training.loop import seed_generators
 from benchmarks.training.trial import start
+from tests.support.processes import FROZEN_STATISTICS
 
 STEPS, TURNS = 2, 3
 TINY = ("--data.max_classes=24", "--data.batch_size=8", "--data.samples_per_class=4")
@@ -45,7 +46,7 @@ def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     [
         ("--precision=float64", "--optimization.max_gradient_norm=0.1"),
         pytest.param(
-            ("--data.samples_per_class=null", "--model.batch_norm=frozen_statistics"),
+            ("--data.samples_per_class=null", *FROZEN_STATISTICS),
             marks=pytest.mark.slow,
         ),
         pytest.param(("--precision=bf16",), marks=pytest.mark.slow),

@@ -58,9 +58,9 @@ def built_once(monkeypatch: pytest.MonkeyPatch) -> None:
     def parts(*arguments: Any) -> Any:
         if not made:
             made.append(build(*arguments))
-        model, datasets, loss = made[0]
-        model, loss = deepcopy((model, loss))
-        return training.trial.Parts(model, datasets, loss)
+        model, datasets, loss, sampler = made[0]
+        model, loss, sampler = deepcopy((model, loss, sampler))
+        return training.trial.Parts(model, datasets, loss, sampler)
 
     monkeypatch.setattr(training, "build_parts", parts)
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
