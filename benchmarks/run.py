@@ -231,9 +231,13 @@ class BenchmarkRun:
         """
         self.sampler.load_state_dict({"step": self.state.progress.step})
         self.record.start_trackers()
-        loader = training.training_loader(
-            self.accelerator, self.datasets.train, self.sampler, self.num_workers
-        )
+        images, num_workers = self.datasets.train, self.num_workers
+        if self.experiment.data.cached_views is not None:
+            images = training.cache_views(
+                self.accelerator, self.state.model, images, self.experiment
+            )
+            num_workers = 0  # nothing is left to do for an image
+        loader = training.training_loader(self.accelerator, images, self.sampler, num_workers)
         trainer = training.Trainer(self.state, self.sampler, self.experiment)
         for pause in trainer.run(watch(loader)):
             match pause.due:
