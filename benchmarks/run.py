@@ -167,6 +167,11 @@ class BenchmarkRun:
         self.state = training.TrainingState.prepare(
             accelerator, experiment, parts.model, parts.loss
         )
+        self.cache = None
+        if experiment.data.cached_views is not None:
+            self.cache = training.ViewCache(
+                accelerator, self.state.model, parts.datasets.train, experiment
+            )
         self.num_workers = settings.num_workers(experiment.data, accelerator.num_processes)
         self.embedding = {
             "batch_size": experiment.evaluation.batch_size,
@@ -232,11 +237,8 @@ class BenchmarkRun:
         self.sampler.load_state_dict({"step": self.state.progress.step})
         self.record.start_trackers()
         images, num_workers = self.datasets.train, self.num_workers
-        if self.experiment.data.cached_views is not None:
-            images = training.cache_views(
-                self.accelerator, self.state.model, images, self.experiment
-            )
-            num_workers = 0  # nothing is left to do for an image
+        if self.cache is not None:
+            images, num_workers = self.cache.open(), 0  # nothing is left to do for an image
         loader = training.training_loader(self.accelerator, images, self.sampler, num_workers)
         trainer = training.Trainer(self.state, self.sampler, self.experiment)
         for pause in trainer.run(watch(loader)):

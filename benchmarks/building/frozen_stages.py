@@ -25,10 +25,14 @@ class FrozenStages:
 
     def __init__(self, trunk: nn.Module, stages: int, image: Tensor) -> None:
         names = stage_names(trunk)
+        if not names:
+            raise ValueError(
+                f"expected a trunk whose stages timm lists, got {type(trunk).__name__}; freeze none"
+            )
         if not 0 < stages < len(names):
             raise ValueError(
-                f"expected 1 to {len(names) - 1} of the {len(names)} stages of {type(trunk).__name__}"
-                f"{' (' + ', '.join(names) + ')' if names else ''}, got {stages}; the last one must train"
+                f"expected 1 to {len(names) - 1} of the {len(names)} stages of {type(trunk).__name__} "
+                f"({', '.join(names)}), got {stages}; the last one must train"
             )
         self.trunk = trunk
         self._behind = names[stages - 1]

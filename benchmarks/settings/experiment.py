@@ -300,6 +300,11 @@ class Experiment:
             raise ConfigError(
                 "data.cached_views: keeps the outputs of frozen stages; set model.frozen_stages, or leave it out"
             )
+        if self.data.cached_views is not None and self.optimization.chunk_size is not None:
+            raise ConfigError(
+                "optimization.chunk_size: needs images, and data.cached_views gives outputs of frozen stages; "
+                "leave one of them out"
+            )
         test, curves = self.data.split == "test", self.evaluation.every > 0
         if self.evaluation.divergence and (self.evaluation.parts is None or not test):
             raise ConfigError(
