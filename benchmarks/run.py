@@ -222,6 +222,12 @@ class BenchmarkRun:
         self.test()
         return 0
 
+    def training_images(self) -> tuple[Any, int]:
+        """What a step reads, by (index, seed), and with how many data-loader processes."""
+        if self.cache is None:
+            return self.datasets.train, self.num_workers
+        return self.cache.open(), 0  # nothing is left to do for an image
+
     def train(
         self,
         *,
@@ -236,9 +242,7 @@ class BenchmarkRun:
         """
         self.sampler.load_state_dict({"step": self.state.progress.step})
         self.record.start_trackers()
-        images, num_workers = self.datasets.train, self.num_workers
-        if self.cache is not None:
-            images, num_workers = self.cache.open(), 0  # nothing is left to do for an image
+        images, num_workers = self.training_images()
         loader = training.training_loader(self.accelerator, images, self.sampler, num_workers)
         trainer = training.Trainer(self.state, self.sampler, self.experiment)
         for pause in trainer.run(watch(loader)):
