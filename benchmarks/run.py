@@ -162,6 +162,11 @@ class BenchmarkRun:
         self.state = training.TrainingState.prepare(
             accelerator, experiment, parts.model, parts.loss
         )
+        self.cache = None
+        if experiment.data.cached_views is not None:
+            self.cache = training.ViewCache(
+                accelerator, self.state.model, parts.datasets.train, experiment
+            )
         self.num_workers = settings.num_workers(experiment.data, accelerator.num_processes)
         self.embedding = {
             "batch_size": experiment.evaluation.batch_size,
@@ -214,6 +219,12 @@ class BenchmarkRun:
         self.test()
         return 0
 
+    def training_images(self) -> tuple[Any, int]:
+        """What a step reads, by (index, seed), and with how many data-loader processes."""
+        if self.cache is None:
+            return self.datasets.train, self.num_workers
+        return self.cache.open(), 0  # nothing is left to do for an image
+
     def train(
         self,
         *,
@@ -228,9 +239,8 @@ class BenchmarkRun:
         """
         self.sampler.load_state_dict({"step": self.state.progress.step})
         self.record.start_trackers()
-        loader = training.training_loader(
-            self.accelerator, self.datasets.train, self.sampler, self.num_workers
-        )
+        images, num_workers = self.training_images()
+        loader = training.training_loader(self.accelerator, images, self.sampler, num_workers)
         trainer = training.Trainer(self.state, self.sampler, self.experiment)
         for pause in trainer.run(watch(loader)):
             match pause.due:

@@ -1,5 +1,6 @@
 """Cut a network in two behind one of its modules."""
 
+import inspect
 from typing import Any
 
 from torch import fx, nn
@@ -76,8 +77,11 @@ def _trace(trunk: nn.Module, stage: str) -> list[fx.Node]:
     tracer = _Opener(stage)
     if hasattr(trunk, "forward_features"):
         tracer.traced_func_name = "forward_features"
+    parameters = inspect.signature(getattr(trunk, tracer.traced_func_name)).parameters.values()
+    # Optional arguments, such as the attention mask of timm's ViT, keep their defaults.
+    optional = {p.name: p.default for p in parameters if p.default is not p.empty}
     try:
-        return list(tracer.trace(trunk).nodes)
+        return list(tracer.trace(trunk, concrete_args=optional).nodes)
     except fx.proxy.TraceError as error:
         raise ValueError(
             f"trunk: torch.fx cannot trace {type(trunk).__name__} ({error}); write its two parts as modules "

@@ -9,10 +9,11 @@ from typing import Self
 
 import timm
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from benchmarks.backbones import WeightsError, can_be_fetched, load_weights, register
 from benchmarks.building.class_paths import build
+from benchmarks.building.frozen_stages import FrozenStages
 from benchmarks.building.images import image_size
 from benchmarks.console import reason
 from benchmarks.settings import BatchNorm, ConfigError, Data, Model
@@ -28,17 +29,23 @@ WITHOUT_FETCHING = (
 
 
 class EmbeddingModel(nn.Sequential):
-    """Image -> timm trunk -> `EmbeddingHead` -> embedding; for an ensemble, its stem and then the rest."""
+    """Image -> timm trunk -> `EmbeddingHead` -> embedding; for an ensemble, its stem and then the rest.
+
+    Args:
+        frozen_stages: The lower stages of the trunk, if they are frozen.
+    """
 
     def __init__(
         self,
         trunk: nn.Module,
         head: EmbeddingHead | AttentionEnsemble,
         batch_norm: BatchNorm = "train",
+        frozen_stages: FrozenStages | None = None,
     ) -> None:
         super().__init__()
         self.trunk = trunk
         self.head = head
+        self.frozen_stages = frozen_stages
         self.batch_norm = batch_norm
         if batch_norm == "frozen":
             for module in self._frozen():
@@ -50,7 +57,20 @@ class EmbeddingModel(nn.Sequential):
         if self.batch_norm != "train":
             for module in self._frozen():
                 module.eval()
+        if self.frozen_stages is not None:
+            self.frozen_stages.freeze_modes()
         return self
+
+    def forward(self, images: Tensor, *, cached: bool = False) -> Tensor:
+        """Embed images, or with `cached` the outputs that the frozen stages gave for them."""
+        if self.frozen_stages is None:
+            features = self.trunk(images)
+        else:
+            features = self.frozen_stages.upper(
+                images if cached else self.frozen_stages.lower(images)
+            )
+        embeddings: Tensor = self.head(features)
+        return embeddings
 
     def _frozen(self) -> list[nn.Module]:
         pretrained = [self.trunk]
@@ -103,7 +123,15 @@ def build_model(model: Model, data: Data) -> EmbeddingModel:
         if model.weights is not None:
             load_weights(trunk, model.weights)
         trunk, head = _cut(model, trunk) if model.ensemble else (trunk, _head(model, trunk))
-        network = EmbeddingModel(trunk, head, model.batch_norm).eval()
+        frozen = None
+        if model.frozen_stages:
+            side = image_size(data, trunk)
+            image = torch.rand(1, data.in_chans, side, side, generator=torch.Generator())
+            try:
+                frozen = FrozenStages(trunk, model.frozen_stages, image)
+            except ValueError as error:
+                raise ConfigError(f"model.frozen_stages: {error}") from error
+        network = EmbeddingModel(trunk, head, model.batch_norm, frozen).eval()
         if model.channels_last:
             network = network.to(memory_format=torch.channels_last)
         with torch.no_grad():

@@ -77,5 +77,6 @@ def build_optimizer(
         "optimization.scheduler",
         optimizer=optimizer,
         total_steps=optimization.steps,
+        T_max=optimization.steps,
         max_lr=[group["lr"] for group in groups],
     )

@@ -29,8 +29,9 @@ HEADER = ["PAPER/TABLE: dataset, backbone", "Recall@1", "images", "PFLOP"]
 NOTE = """
 Recall@1 is the paper's, in percent. The cost is that of one training: the
 images it sees, and the arithmetic of the network's forward and backward passes
-(three times a forward pass). "= NAME": the row shares the training of that
-entry, which is one of the same paper unless NAME says otherwise."""
+(three times a forward pass; less where stages are frozen). "= NAME": the row
+shares the training of that entry, which is one of the same paper unless NAME
+says otherwise."""
 
 
 def recipe_table() -> str:

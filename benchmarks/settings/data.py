@@ -6,7 +6,7 @@ from typing import Literal
 
 from benchmarks.datasets import Augmentation, DatasetName, Interpolation, Stage
 from benchmarks.settings.errors import ConfigError
-from benchmarks.settings.ranges import AtLeast2, NonNegativeInt, Pixels, PositiveInt
+from benchmarks.settings.ranges import AtLeast2, NonNegativeInt, Pixels, PositiveInt, Rate
 
 MOST_WORKERS = 8  # by default
 PER_PROCESSOR = 4  # at most: more take memory and processes, but read no faster
@@ -48,6 +48,11 @@ class Data:
         train_classes: Train on at most this many classes, the first ones; default: all. CUB and Cars have few
             (100 and 98), which a network overfits.
         max_classes: Train and test on only the first classes, for a quick trial; default: all.
+        cached_views: Train on this many fixed views of each image, drawn from the run's seed: the outputs of the
+            frozen stages (`Model.frozen_stages`) for them are computed once and kept in `cache`. Default: a new
+            view each time.
+        cache: Folder of these outputs; runs of one seed share them, and you may delete it after the training.
+        cache_gib: Most GiB that they may take on the disk for one run.
         num_workers: Data-loader processes for each training process; 0 loads in the process itself. Default: 0 for
             Glyphs, else one for each processor, up to 8; at most four for each.
     """
@@ -71,6 +76,9 @@ class Data:
     every_class: bool = False
     train_classes: AtLeast2 | None = None
     max_classes: AtLeast2 | None = None
+    cached_views: PositiveInt | None = None
+    cache: Path = Path("cache")
+    cache_gib: Rate = 8
     num_workers: NonNegativeInt | None = None
 
     def __post_init__(self) -> None:

@@ -79,6 +79,8 @@ class Model:
             that seeds and folds use in turn; default: as `trunk_args` say, else drawn from the seed.
         batch_norm: "train" the trunk's batch norm, keep its statistics and train only scale and shift
             ("frozen_statistics"), or keep all of it ("frozen").
+        frozen_stages: Freeze the stem and this many of the trunk's stages, from below, with their batch norm and
+            dropout as in a test; timm says what a stage is.
         embedding_size: Width of the embeddings.
         pool: How the head pools the feature map.
         bias: Give the head's linear layer a bias.
@@ -95,6 +97,7 @@ class Model:
     trunk_args: dict[str, Any] = field(default_factory=dict)
     weights: Path | None = None
     batch_norm: BatchNorm = "train"
+    frozen_stages: NonNegativeInt = 0
     embedding_size: PositiveInt = 64
     pool: Literal["avg", "max", "token"] = "avg"
     bias: bool = False
@@ -106,10 +109,12 @@ class Model:
     compile: bool = False
 
     def __post_init__(self) -> None:
-        own = ("pool", "bias", "normalize", "attention")
+        own = ("pool", "bias", "normalize", "attention", "frozen_stages")
         for name in own if self.ensemble is not None else ():
             if getattr(self, name) != getattr(Model, name):
-                raise ConfigError(f"model.{name}: an ensemble has its own head; leave it out")
+                raise ConfigError(
+                    f"model.{name}: an ensemble has its own head and cut; leave it out"
+                )
 
 
 @dataclass
@@ -292,6 +297,15 @@ class Experiment:
                 raise ConfigError(f"model.weights: {weights} holds no .safetensors file")
             turn = (self.seed + self.data.fold) % len(files)
             self.model = replace(self.model, weights=files[turn])
+        if self.data.cached_views is not None and not self.model.frozen_stages:
+            raise ConfigError(
+                "data.cached_views: keeps the outputs of frozen stages; set model.frozen_stages, or leave it out"
+            )
+        if self.data.cached_views is not None and self.optimization.chunk_size is not None:
+            raise ConfigError(
+                "optimization.chunk_size: needs images, and data.cached_views gives outputs of frozen stages; "
+                "leave one of them out"
+            )
         test, curves = self.data.split == "test", self.evaluation.every > 0
         if self.evaluation.divergence and (self.evaluation.parts is None or not test):
             raise ConfigError(

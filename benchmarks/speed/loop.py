@@ -75,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if run.state.progress.stopped_by is not None:
             return 128 + run.state.progress.stopped_by
         recipe = "recipe", options.recipe, f"{run.sampler.batch_size} images a step"
-        workers = "workers", str(run.num_workers), ""
+        workers = "workers", str(0 if run.cache else run.num_workers), ""
         print(columns([recipe, workers, *turns.rows(run.sampler.batch_size)]))
     return 0
 
@@ -130,10 +130,12 @@ def bare_steps(run: BenchmarkRun) -> Generator[Tensor]:
         own.to(device, run.state.dtype)
     optimizer, scheduler = building.build_optimizer(optimization, model, loss)
     parameters = [*model.parameters(), *loss.parameters()]
+    images, num_workers = run.training_images()
+    cached = {} if run.cache is None else {"cached": True}
     loader = DataLoader(
-        run.datasets.train,
+        images,
         batch_sampler=[run.sampler.batch(step) for step in range(run.sampler.steps)],
-        num_workers=run.num_workers,
+        num_workers=num_workers,
         pin_memory=device.type == "cuda",
         worker_init_fn=ignore_signals,
     )
@@ -143,7 +145,7 @@ def bare_steps(run: BenchmarkRun) -> Generator[Tensor]:
         for images, labels, _ in loader:
             images, labels = (part.to(device, non_blocking=True) for part in (images, labels))
             with torch.autocast(device.type, torch.bfloat16, enabled=half):
-                embeddings = model(images.to(run.state.dtype))
+                embeddings = model(images.to(run.state.dtype), **cached)
             value = loss(embeddings, labels)
             value.backward()
             if optimization.max_gradient_norm is not None:

@@ -6,6 +6,7 @@ __getattr__, __dir__, __all__ = lazy.attach(
     __name__,
     submod_attrs={
         "batches": ["StepSampler", "training_loader"],
+        "cached_views": ["ViewCache"],
         "loop": ["NonFiniteLossError", "Trainer"],
         "state": ["TrainingState"],
         "trial": ["build_parts", "find_horde", "start", "try_one_step"],

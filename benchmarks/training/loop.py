@@ -146,7 +146,8 @@ class Trainer:
             chunks = TrunkChunks(accelerator, model, images, optimization.chunk_size)
             embeddings = chunks.embed()
         else:
-            embeddings = model(images)
+            cached = {} if self.experiment.data.cached_views is None else {"cached": True}
+            embeddings = model(images, **cached)
         diagnose_every = self.experiment.diagnose_every
         diagnose = diagnose_every > 0 and (step + 1) % diagnose_every == 0
         note_terms = self._is_sum and (step + 1) % self._log_every == 0

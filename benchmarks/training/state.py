@@ -52,6 +52,8 @@ class TrainingState:
         if accelerator.num_processes > 1 and any(norm.training for norm in batch_norms(model)):
             # Unlike torch's function, timm's keeps the activation inside its layers.
             model = convert_sync_batchnorm(model)
+            if model.frozen_stages is not None:
+                model.frozen_stages.cut()
         if experiment.model.compile:
             model.trunk.compile()
             if experiment.model.ensemble is not None:

@@ -1,0 +1,93 @@
+"""A trunk whose lower stages are frozen: their outputs can be kept, and only the rest is run and trained."""
+
+import re
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.console import reason
+from pml_regularizers.split_trunk import split_trunk
+
+
+class FrozenStages:
+    """The lower stages of a timm trunk, frozen, and the rest: trunk(x) = upper(lower(x)).
+
+    The stem is frozen with the first stage. Frozen means: no gradients, batch norm and dropout as in evaluation.
+
+    Args:
+        trunk: A timm model without classifier and pooling.
+        stages: Number of stages to freeze, as timm groups the model's layers.
+        image: (N, C, S, S), one or more images of the size that the trunk will see.
+
+    Raises:
+        ValueError: if the trunk has too few stages, or cannot be cut behind one.
+    """
+
+    def __init__(self, trunk: nn.Module, stages: int, image: Tensor) -> None:
+        names = stage_names(trunk)
+        if not names:
+            raise ValueError(
+                f"expected a trunk whose stages timm lists, got {type(trunk).__name__}; freeze none"
+            )
+        if not 0 < stages < len(names):
+            raise ValueError(
+                f"expected 1 to {len(names) - 1} of the {len(names)} stages of {type(trunk).__name__} "
+                f"({', '.join(names)}), got {stages}; the last one must train"
+            )
+        self.trunk = trunk
+        self._behind = names[stages - 1]
+        self.cut()
+        self._lower.requires_grad_(False)
+        modes = [(module, module.training) for module in trunk.modules()]
+        trunk.eval()
+        with torch.no_grad():
+            whole, joined = trunk(image), self.upper(self.lower(image))
+        for module, training in modes:
+            module.training = training
+        if whole.shape != joined.shape or not torch.allclose(whole, joined, rtol=1e-4, atol=1e-5):
+            raise ValueError(
+                f"{type(trunk).__name__} cut behind {self._behind} computes something else; freeze no stages"
+            )
+
+    def cut(self) -> None:
+        """Cut again, after layers of the trunk were replaced."""
+        try:
+            self._lower, self._upper = split_trunk(self.trunk, self._behind)
+        except ValueError as error:
+            raise ValueError(
+                f"{type(self.trunk).__name__} cannot be cut behind {self._behind}: {reason(error)}"
+            ) from error
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Weights and buffers of the frozen stages, by the trunk's names."""
+        return self._lower.state_dict()
+
+    def freeze_modes(self) -> None:
+        """Put the frozen layers into evaluation mode."""
+        self._lower.eval()
+
+    def lower(self, images: Tensor) -> Tensor:
+        """The output of the frozen stages, without a graph."""
+        with torch.no_grad():
+            output: Tensor = self._lower(images)
+        return output
+
+    def upper(self, maps: Tensor) -> Tensor:
+        """The trunk's output for an output of the frozen stages."""
+        features: Tensor = self._upper(maps)
+        if hasattr(self.trunk, "forward_head"):  # split_trunk cuts timm's forward_features
+            features = self.trunk.forward_head(features)
+        return features
+
+
+def stage_names(trunk: nn.Module) -> list[str]:
+    """The modules behind which the stages of a timm model end, from below."""
+    groups = trunk.group_matcher(coarse=True) if hasattr(trunk, "group_matcher") else None
+    blocks = groups["blocks"] if isinstance(groups, dict) else []
+    patterns = [blocks] if isinstance(blocks, str) else [pattern for pattern, _ in blocks]
+    numbered = [re.compile(pattern) for pattern in patterns if "(" in pattern]
+    return [
+        name
+        for name, _ in trunk.named_modules()
+        if any(pattern.fullmatch(name) for pattern in numbered)
+    ]

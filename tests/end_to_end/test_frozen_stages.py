@@ -1,0 +1,203 @@
+"""Runs whose trunk has frozen stages, with and without kept outputs."""
+
+import os
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import timm
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+
+from benchmarks.building import build_datasets, build_model
+from benchmarks.building.frozen_stages import FrozenStages, stage_names
+from benchmarks.records.run_folder import saved_checkpoints
+from benchmarks.run import main
+from benchmarks.settings import ConfigError, parse
+from benchmarks.training import loop
+from benchmarks.training.cached_views import CachedViews, ViewCache
+from tests.benchmarks.runs import finished, forget, same_on_all
+from tests.support.pool import Pool
+from tests.support.processes import NO_BATCH_STATISTICS, TINY, horde
+
+FROZEN = ("--model.frozen_stages=2", "--optimization.steps=10", "--checkpoint_every=5")
+TRAINED_WEIGHTS = "trunk.layer4.0.conv1.weight"
+
+
+@pytest.fixture(autouse=True)
+def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+
+
+@pytest.fixture
+def cached(data: str, tmp_path: Path) -> list[str]:
+    return [data, *TINY, *FROZEN, "--data.cached_views=3", f"--data.cache={tmp_path / 'cache'}"]
+
+
+def weights(folder: Path) -> dict[str, Tensor]:
+    """The network's weights in the last checkpoint."""
+    found: dict[str, Tensor] = torch.load(saved_checkpoints(folder)[-1])["model"]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "stages", "behind"),
+    [
+        ("test_resnet", 2, "layer2"),
+        ("test_convnext", 1, "stages.0"),
+        ("test_efficientnet", 3, "blocks.2"),
+        ("test_vit", 3, "blocks.2"),
+        ("mobilenetv3_small_050", 3, "blocks.2"),  # its last layers stand behind its features
+    ],
+)
+def test_a_cut_trunk_computes_the_same(name: str, stages: int, behind: str) -> None:
+    fixed = {"dynamic_img_size": False} if name == "test_vit" else {}
+    trunk = timm.create_model(name, num_classes=0, global_pool="", **fixed).eval()
+    x = torch.randn(2, 3, *trunk.default_cfg["input_size"][1:])
+    frozen = FrozenStages(trunk, stages, x)
+    assert stage_names(trunk)[stages - 1] == behind
+    torch.testing.assert_close(frozen.upper(frozen.lower(x)), trunk(x))
+    frozen.upper(frozen.lower(x)).sum().backward()
+    trained = {name for name, p in trunk.named_parameters() if p.requires_grad}
+    assert trained and trained == {n for n, p in trunk.named_parameters() if p.grad is not None}
+    assert not any(n == behind or n.startswith(f"{behind}.") for n in trained)
+    assert not trained & set(frozen.state_dict())
+
+
+class Twice(nn.Module):
+    """A trunk whose features need two maps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third = (nn.Conv2d(3, 3, 1) for _ in range(3))
+
+    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
+        return {"stem": "^$", "blocks": [("^(first|second|third)$", None)]}
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.third(self.second(self.first(x)) + x)
+
+
+def test_what_cannot_be_frozen(data: str) -> None:
+    for arguments, said in (
+        (["--model.frozen_stages=4"], r"1 to 3 of the 4 stages of ResNet \(layer1, .*got 4"),
+        (
+            ["--model.trunk=inception_v3", "--model.trunk_args={}", "--model.frozen_stages=1"],
+            "expected a trunk whose stages timm lists",
+        ),
+        (["--data.cached_views=2"], "data.cached_views: keeps .* set model.frozen_stages"),
+        (
+            [*FROZEN, "--data.cached_views=2", "--optimization.chunk_size=10"],
+            "optimization.chunk_size: ",
+        ),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            experiment = parse([data, *TINY, *arguments]).experiment
+            build_model(experiment.model, experiment.data)
+    with pytest.raises(ValueError, match=r"Twice cannot be cut behind second: .* from before"):
+        FrozenStages(Twice(), 2, torch.randn(1, 3, 4, 4))
+
+
+def test_frozen_stages_stay_as_they_are(data: str, tmp_path: Path) -> None:
+    settings = [data, *TINY, *FROZEN]
+    experiment = parse(settings).experiment
+    torch.manual_seed(experiment.seed)
+    start = {
+        n: t.clone() for n, t in build_model(experiment.model, experiment.data).state_dict().items()
+    }
+    finished(settings, tmp_path / "run")
+    end = weights(tmp_path / "run")
+    assert start.keys() == end.keys()
+    moved = {name for name, tensor in end.items() if not torch.equal(tensor, start[name])}
+    frozen = ("trunk.conv1.", "trunk.bn1.", "trunk.layer1.", "trunk.layer2.")
+    assert moved and not [name for name in moved if name.startswith(frozen)]
+    assert {"trunk.layer3.0.bn1.running_mean", TRAINED_WEIGHTS} <= moved
+
+
+def test_a_kept_output_is_that_of_a_view(cached: list[str], tmp_path: Path) -> None:
+    finished(cached, tmp_path / "run")
+    experiment = parse(cached).experiment
+    torch.manual_seed(experiment.seed)
+    model = build_model(experiment.model, experiment.data).eval()
+    images = build_datasets(experiment.data, model.trunk, seed=0).train
+    [folder] = [path for path in (tmp_path / "cache").iterdir() if path.is_dir()]
+    kept = CachedViews(folder, images.labels)
+    seeds = ViewCache(Accelerator(cpu=True), model, images, experiment).view_seeds()
+    assert len(kept) == len(images) and len(set(seeds)) == 3
+    for index, draw in ((0, 0), (0, 4), (17, 2), (len(images) - 1, 3)):
+        view, label, _ = images[index, seeds[draw % 3]]
+        output, *rest = kept[index, draw]
+        assert rest == [label, index]
+        torch.testing.assert_close(output, model.frozen_stages.lower(view[None])[0])
+    assert not torch.equal(kept[0, 0][0], kept[0, 1][0])
+
+
+def test_outputs_are_computed_once(cached: list[str], tmp_path: Path) -> None:
+    with mock.patch.object(
+        ViewCache, "_compute", autospec=True, side_effect=ViewCache._compute
+    ) as computed:
+        for name, more, calls in (
+            ("first", [], 1),
+            ("another_loss", [horde()], 1),
+            ("another_seed", ["--seed=1"], 2),
+            ("other_stages", ["--model.frozen_stages=1"], 3),
+            ("other_precision", ["--precision=bf16"], 4),
+        ):
+            record = finished([*cached, *more, "--evaluation.descriptor=false"], tmp_path / name)
+            assert computed.call_count == calls, name
+            assert record["metrics"]["recall_at_1"] > 0
+    stored = {path.stat().st_size for path in (tmp_path / "cache").glob("*/outputs.npy")}
+    assert len(stored) == 3  # bfloat16 needs half
+
+
+def test_kept_outputs_that_do_not_fit_or_are_damaged(
+    cached: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = [*cached, "--report=false", f"--output={tmp_path / 'run'}"]
+    assert main([*run, "--data.cache_gib=1e-3"]) == 2
+    assert "data.cached_views: 0.0" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+    forget()
+    assert main(run) == 0
+    [file] = (tmp_path / "cache").glob("*/outputs.npy")
+    damaged = bytearray(file.read_bytes())
+    damaged[-1] ^= 1
+    file.write_bytes(damaged)
+    forget()
+    assert main([*run[:-1], f"--output={tmp_path / 'again'}"]) == 2
+    assert f"data.cache: {file.parent} is damaged; delete it" in capsys.readouterr().err
+    assert damaged == file.read_bytes()
+
+
+def test_a_stopped_run_ends_as_if_it_had_not_been(cached: list[str], tmp_path: Path) -> None:
+    finished(cached, tmp_path / "whole")
+    add, steps = loop.Pending.add, []
+
+    def stop(*arguments: Any) -> None:
+        steps.append(arguments)
+        if len(steps) == 7:
+            os.kill(os.getpid(), signal.SIGINT)
+        add(*arguments)
+
+    arguments = [*cached, "--report=false", f"--output={tmp_path / 'stopped'}"]
+    forget()
+    with mock.patch.object(loop.Pending, "add", stop):
+        assert main(arguments) == 128 + signal.SIGINT
+    assert saved_checkpoints(tmp_path / "stopped")
+    shutil.rmtree(tmp_path / "cache")  # may be deleted at any time
+    finished([*cached, "--resume"], tmp_path / "stopped")
+    whole, resumed = weights(tmp_path / "whole"), weights(tmp_path / "stopped")
+    for name, tensor in whole.items():
+        assert torch.equal(resumed[name], tensor), name
+
+
+def test_several_processes_train_as_one(cached: list[str], tmp_path: Path, pool: Pool) -> None:
+    settings = [*cached, *NO_BATCH_STATISTICS, horde(), "--precision=float64"]
+    one, *_ = same_on_all(pool, [*settings, "--evaluation.descriptor=false"], tmp_path)
+    names = [name for name in one[0]["gradients"] if name.startswith("model.trunk")]
+    assert names and not [name for name in names if "stages.1." in name or "stem" in name]
+    assert len(list((tmp_path / "cache").glob("*/outputs.npy"))) == 1
