@@ -77,6 +77,5 @@ def build_optimizer(
         "optimization.scheduler",
         optimizer=optimizer,
         total_steps=optimization.steps,
-        T_max=optimization.steps,
         max_lr=[group["lr"] for group in groups],
     )

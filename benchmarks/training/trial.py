@@ -145,11 +145,16 @@ def _check_batch_norm(
             )
     settings, norms = experiment.model, batch_norms(model.trunk)
     started = settings.weights is not None or any(map(settings.trunk_args.get, STARTING_WEIGHTS))
+    load = "load weights (--model.weights FILE, or --model.trunk_args '{pretrained: true}')"
     if settings.batch_norm != "train" and norms and not started:
         raise ConfigError(
             f"model.batch_norm: {settings.batch_norm} keeps the statistics of a trunk with random weights, which "
-            "has seen no image; load weights (--model.weights FILE, or --model.trunk_args '{pretrained: true}'), "
-            "or pass --model.batch_norm train"
+            f"has seen no image; {load}, or pass --model.batch_norm train"
+        )
+    if settings.frozen_stages and not started:
+        raise ConfigError(
+            f"model.frozen_stages: the {settings.frozen_stages} stages would keep random weights; {load}, or pass "
+            "--model.frozen_stages 0"
         )
     if accelerator.num_processes == 1 or accelerator.device.type != "cpu":
         return

@@ -11,6 +11,7 @@ import pytest
 import timm
 import torch
 from accelerate import Accelerator
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from benchmarks.building import build_datasets, build_model
@@ -22,15 +23,29 @@ from benchmarks.training import loop
 from benchmarks.training.cached_views import CachedViews, ViewCache
 from tests.benchmarks.runs import finished, forget, same_on_all
 from tests.support.pool import Pool
-from tests.support.processes import NO_BATCH_STATISTICS, TINY, horde
+from tests.support.processes import NO_BATCH_STATISTICS, ROOT, TINY, horde
 
-FROZEN = ("--model.frozen_stages=2", "--optimization.steps=10", "--checkpoint_every=5")
+GLYPHS = ROOT / "benchmarks" / "backbones" / "glyphs"
+WEIGHTS = (
+    "--model.trunk_args={output_stride: 8}",
+    f"--model.weights={GLYPHS / 'seed0.safetensors'}",
+)
+FROZEN = ("--model.frozen_stages=2", "--optimization.steps=10", "--checkpoint_every=5", *WEIGHTS)
 TRAINED_WEIGHTS = "trunk.layer4.0.conv1.weight"
 
 
 @pytest.fixture(autouse=True)
 def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+
+
+def test_random_stages_are_not_frozen(
+    data: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [data, *TINY, *FROZEN[:3], f"--output={tmp_path / 'run'}"]
+    assert main(arguments) == 2
+    assert "model.frozen_stages: the 2 stages would keep random weights" in capsys.readouterr().err
+    assert main([*arguments, *WEIGHTS, "--report=false"]) == 0
 
 
 @pytest.fixture
@@ -196,7 +211,10 @@ def test_a_stopped_run_ends_as_if_it_had_not_been(cached: list[str], tmp_path: P
 
 
 def test_several_processes_train_as_one(cached: list[str], tmp_path: Path, pool: Pool) -> None:
+    trunk = timm.create_model("test_convnext", in_chans=1, num_classes=0, global_pool="")
+    save_file(trunk.state_dict(), tmp_path / "weights.safetensors")
     settings = [*cached, *NO_BATCH_STATISTICS, horde(), "--precision=float64"]
+    settings += [f"--model.weights={tmp_path / 'weights.safetensors'}"]
     one, *_ = same_on_all(pool, [*settings, "--evaluation.descriptor=false"], tmp_path)
     names = [name for name in one[0]["gradients"] if name.startswith("model.trunk")]
     assert names and not [name for name in names if "stages.1." in name or "stem" in name]
