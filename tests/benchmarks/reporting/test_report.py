@@ -188,7 +188,7 @@ def test_baseline_can_be_chosen(make: Make) -> None:
     runs = [load_run(folder) for folder in folders]
     assert table(compare(runs, "horde").markdown(), 1)[0]["method"] == "base"
     with pytest.raises(
-        ValueError, match=r"no run has the label 'x'; there are \['base', 'horde'\]"
+        ValueError, match=r"no finished run has the label 'x'; there are \['base', 'horde'\]"
     ):
         compare(runs, "x")
 
