@@ -114,6 +114,11 @@ def test_a_missing_or_stale_run_leaves_a_gap_and_is_named() -> None:
     np.testing.assert_equal(y, [50, np.nan, np.nan, 50])
     assert figure.axes[0].get_xscale() == "symlog", "the values span decades"
     assert "No run of: c, d." in figure.get_supxlabel().replace("\n", " ")
+    lost = {"status": "failed", "diverged": True, "error": "the loss is nan", "metrics": {}}
+    make("b", 7, **lost)
+    make("c", 4, **lost)
+    figure = draw("  panels: {P: {lines: {one: {1: a, 2: c, 3: d, 40: b}}}}")
+    assert "Diverged: b (seed 7), c (seed 4)." in figure.get_supxlabel().replace("\n", " ")
 
 
 def test_over_steps_with_the_interval_over_seeds_as_band() -> None:

@@ -94,7 +94,8 @@ def write_table_run(path: Path, recipe: str, seed: int, /, *options: str, **chan
         **{"protocol": command.experiment.protocol, "status": "finished", "steps": 30},
         **{"data": DATA, "weights": None, "commit": "0123abc", "dirty": False},
         **{"finished": f"2026-01-01T00:00:0{seed}", "oracle": None, "half_widths": {}},
-        **{"metrics": {}, "outputs": {}, "wall_time_s": 1.0, "hardware": {}, "world_size": 1},
+        **{"outputs": {}, "wall_time_s": 1.0, "hardware": {}, "world_size": 1},
+        "metrics": {"loss": 0.5},
     }
     write_json(path / "run.json", info | changes)
     return path
