@@ -23,6 +23,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from benchmarks import run as runner
+from benchmarks.backbones import register
 from benchmarks.building.images import build_datasets
 from benchmarks.building.network import EmbeddingModel, build_model
 from benchmarks.console import alone
@@ -279,6 +280,7 @@ VIEWS: dict[str, tuple[str, dict[str, Any]]] = {
 @pytest.mark.parametrize("name", VIEWS)
 def test_timm_prepares_images_as_the_runner_does(name: str, pictures: Path) -> None:
     trunk_name, given = VIEWS[name]
+    register()
     trunk = timm.create_model(trunk_name, num_classes=0, global_pool="")
     data = Data(dataset="folder", root=pictures, image_size=SIZE, **given)
     _, test, _ = build_datasets(data, trunk)
