@@ -115,6 +115,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="write a page of the images, such as neighbours.html",
     )
     options = parser.parse_args(arguments)
+    if options.html is not None and (options.html.exists() or options.html.is_symlink()):
+        parser.error(f"--html: {options.html} is there already; name a new file, or remove it")
     paths = sorted(p for p in options.images.rglob("*") if p.suffix.lower() in IMG_EXTENSIONS)
     if not paths:
         parser.error(f"{options.images}: holds no images")
@@ -133,7 +135,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         page += "</section>\n"
     if options.html is not None:
         try:
-            options.html.write_text(page, encoding="utf-8", errors="backslashreplace")
+            with options.html.open("x", encoding="utf-8", errors="backslashreplace") as file:
+                file.write(page)
         except OSError as error:
             parser.error(f"--html: {error}")
     return 0

@@ -8,7 +8,7 @@ the loss's own parameters. The reported loss is that of the whole batch, too.
 """
 
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -24,7 +24,7 @@ from .precision import full_precision
 _REMEDY = (
     "wrap the loss before its optimizer is made: criterion = prepare_loss(DistributedLoss(loss))"
 )
-_TEXT = 200
+_TEXT = 400
 """Bytes by which a process describes its batch to the others."""
 _gathering: ContextVar[bool] = ContextVar("gathering", default=False)
 
@@ -175,7 +175,7 @@ class DistributedLoss(nn.Module):
         with torch.autocast(embeddings.device.type, enabled=False):
             if world_size() == 1:
                 return self._loss(embeddings, labels, indices_tuple, features)
-            self._check_alike(embeddings, labels, indices_tuple)
+            self._check_alike(embeddings, labels, indices_tuple, features)
             if not isinstance(labels, Tensor):
                 raise ValueError(
                     f"labels: expected a tensor of {len(embeddings)} integers, got {type(labels).__name__}"
@@ -199,11 +199,16 @@ class DistributedLoss(nn.Module):
             return loss
 
     def _check_alike(
-        self, embeddings: Tensor, labels: Any, indices_tuple: tuple[Tensor, ...] | None
+        self,
+        embeddings: Tensor,
+        labels: Any,
+        indices_tuple: tuple[Tensor, ...] | None,
+        features: Any,
     ) -> None:
         """Compare what the processes hold, in one exchange: to gather what differs would abort them."""
         text = f"embeddings {_described(embeddings)}, labels {_described(labels)}"
         text += "" if indices_tuple is None else ", tuples"
+        text += "" if features is None else f", features {_described(features)}"
         fixed = _digest(x for x in self.loss.buffers() if not x.is_floating_point())
         own = torch.tensor([*fixed, *text.encode()[:_TEXT].ljust(_TEXT)], dtype=torch.uint8)
         found = all_gather(own.unsqueeze(0).to(embeddings.device))
@@ -213,9 +218,9 @@ class DistributedLoss(nn.Module):
         if texts.ne(texts[0]).any():
             held = [bytes(row).decode(errors="replace").rstrip() for row in texts.tolist()]
             raise ValueError(
-                "embeddings: every process must hold the same number of rows and labels, in the same dtypes, got "
-                f"by rank: {'; '.join(held)}; drop or fill the last batch (drop_last=True, or Accelerate's "
-                "even_batches), and cast the same on all"
+                "embeddings: every process must hold the same number of rows, labels and features, in the same "
+                f"dtypes, got by rank: {'; '.join(held)}; drop or fill the last batch (drop_last=True, or "
+                "Accelerate's even_batches), and cast the same on all"
             )
         raise RuntimeError(
             f"loss: the {world_size()} processes hold different buffers of {type(self.loss).__name__}, such as "
@@ -264,7 +269,12 @@ class DistributedLoss(nn.Module):
 
 
 def _described(x: Any) -> str:
-    return f"{tuple(x.shape)} {x.dtype}" if isinstance(x, Tensor) else type(x).__name__
+    if isinstance(x, Tensor):
+        return f"{tuple(x.shape)} {x.dtype}"
+    if isinstance(x, (tuple, Mapping)):
+        parts = [*x.keys(), *x.values()] if isinstance(x, Mapping) else x
+        return f"({', '.join(map(_described, parts))})"
+    return x if isinstance(x, str) else type(x).__name__
 
 
 def _digest(tensors: Iterable[Tensor]) -> bytes:

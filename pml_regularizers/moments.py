@@ -335,7 +335,7 @@ class HighOrderMoments(CheckedIntegers, nn.Module):
             return None
         if self.projections == "sketch":
             return table_fault(saved, self.in_channels)
-        if saved.float().abs().eq(1).all():
+        if saved.dtype.is_signed and saved.float().abs().eq(1).all():
             return None
         return (
             "expected only -1 and 1, got other numbers; trained matrices belong to "

@@ -85,6 +85,10 @@ def build_datasets(
                 validation = make(split="validation", max_classes=data.max_classes)
         for tested in (test, *([] if validation is None else [validation])):
             _check_retrieval(data.root, tested)
+        if train.num_classes < 2:
+            raise DatasetError(
+                f"{data.root}: all images to train on are of one class; take two classes or more"
+            )
         if os.environ.get("LOCAL_RANK", "0") == "0":
             for note in _notes(data, train):
                 print(f"note: {note}", file=sys.stderr)
@@ -112,7 +116,11 @@ def show_to(trunk: nn.Module, datasets: Datasets, data: Data) -> None:
 
 
 def _check_retrieval(root: Path, test: Glyphs | ImageSet) -> None:
-    """Raise a ConfigError unless some image has another one to retrieve."""
+    """Raise a DatasetError unless some image has another one to retrieve, and one of another class beside it."""
+    if test.num_classes < 2:
+        raise DatasetError(
+            f"{root}: all images to test on are of one class, so that any answer is right; take two classes or more"
+        )
     counts = torch.bincount(test.labels)
     found = counts > 1
     if test.is_query is not None:

@@ -172,6 +172,8 @@ def check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
         parser.error(f"--report: {report} cannot be a file; name one in an existing folder")
     if report is not None and (report.exists() or report.is_symlink()):
         parser.error(f"--report: {report} is there already; name a new file, or remove it")
+    if report is not None and report.resolve().is_relative_to(options.root.resolve()):
+        parser.error(f"--report: {report} would lie among the images; name a file elsewhere")
     from benchmarks.datasets import folder
     from benchmarks.datasets.verify import verify
 

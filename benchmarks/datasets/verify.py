@@ -125,7 +125,14 @@ def _depths(listing: Listing) -> Check:
     first = len({name.partition("/")[0] for name in classes})
     depths = Counter(name.count("/") + 1 for name in classes)
     parts = [f"{count:,} at depth {depth}" for depth, count in sorted(depths.items())]
-    return Check("classes", None, f"{first:,} first-level folders; classes: {', '.join(parts)}")
+    said = f"{first:,} first-level folders; classes: {', '.join(parts)}"
+    leaves = Counter(name.rpartition("/")[2] for name in classes)
+    if several := sorted(leaf for leaf, count in leaves.items() if count > 1):
+        said += (
+            f"; names that several classes share: {len(several):,}, such as {several[0]!r}; merge folders that "
+            "hold the same thing"
+        )
+    return Check("classes", None, said)
 
 
 def _none_of(name: str, wrong: Sequence[str], text: str) -> Check:

@@ -7,7 +7,10 @@ from typing import Any
 ABSENT = "absent"
 """Placeholder for an argument that one of two descriptions of a class lacks, such as an old record's."""
 
-VOLATILE = ("output", "report", "data.root", "data.num_workers")
+VOLATILE = (
+    *("output", "report", "data.root", "data.num_workers"),
+    *("data.cache", "data.cache_gib"),
+)
 """Settings without effect, which may differ between a run and its resumption."""
 
 MOVES = (

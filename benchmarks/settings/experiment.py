@@ -80,7 +80,7 @@ class Model:
         batch_norm: "train" the trunk's batch norm, keep its statistics and train only scale and shift
             ("frozen_statistics"), or keep all of it ("frozen").
         frozen_stages: Freeze the stem and this many of the trunk's stages, from below, with their batch norm and
-            dropout as in a test; timm says what a stage is.
+            dropout as in a test; timm says what a stage is. Default: none.
         embedding_size: Width of the embeddings.
         pool: How the head pools the feature map.
         bias: Give the head's linear layer a bias.
@@ -97,7 +97,7 @@ class Model:
     trunk_args: dict[str, Any] = field(default_factory=dict)
     weights: Path | None = None
     batch_norm: BatchNorm = "train"
-    frozen_stages: NonNegativeInt = 0
+    frozen_stages: PositiveInt | None = None
     embedding_size: PositiveInt = 64
     pool: Literal["avg", "max", "token"] = "avg"
     bias: bool = False

@@ -60,7 +60,8 @@ class ViewCache:
         dataset: The training images.
 
     Raises:
-        ConfigError: if they are not there yet, and need more than `data.cache_gib` or the disk has.
+        ConfigError: if they are damaged, or if they are not there yet and need more than `data.cache_gib` or the
+            disk has.
         DatasetError: if an image cannot be read.
     """
 
@@ -76,21 +77,21 @@ class ViewCache:
         self.dataset = dataset
         self.experiment = experiment
         self.path = experiment.data.cache / self._key()
-        if not self.path.exists():
+        if self.path.exists():
+            _check(self.path)
+        else:
             self._check_room()
 
     def open(self) -> CachedViews:
         """The outputs, computed unless they are there; other processes that need them wait.
 
         Raises:
-            ConfigError: if the kept file is damaged.
             DatasetError: if an image cannot be read.
         """
         with alone(self.path, wait=True) as partial:
             if not self.path.exists():
                 self._compute(partial)
                 partial.rename(self.path)
-        _check(self.path)
         return CachedViews(self.path, self.dataset.labels)
 
     def view_seeds(self) -> list[int]:
@@ -109,6 +110,10 @@ class ViewCache:
             *(experiment.model.trunk, experiment.model.frozen_stages, torch.__version__),
             *(dataset.fingerprint, *(dataset.name(i) for i in range(len(dataset)))),
         ]
+        if isinstance(dataset, ImageSet):  # the fingerprint has sizes only
+            root = dataset.listing.root
+            paths = (root / dataset.name(i) for i in range(len(dataset)))
+            described += [path.stat().st_mtime_ns for path in paths]
         digest = hashlib.sha256(json.dumps(described, default=str).encode())
         for name, tensor in self.model.frozen_stages.state_dict().items():
             digest.update(name.encode())

@@ -154,7 +154,7 @@ def _check_batch_norm(
     if settings.frozen_stages and not started:
         raise ConfigError(
             f"model.frozen_stages: the {settings.frozen_stages} stages would keep random weights; {load}, or pass "
-            "--model.frozen_stages 0"
+            "--model.frozen_stages null"
         )
     if accelerator.num_processes == 1 or accelerator.device.type != "cpu":
         return

@@ -11,6 +11,7 @@ import pytest
 import timm
 import torch
 from accelerate import Accelerator
+from PIL import Image
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -186,6 +187,41 @@ def test_kept_outputs_that_do_not_fit_or_are_damaged(
     assert main([*run[:-1], f"--output={tmp_path / 'again'}"]) == 2
     assert f"data.cache: {file.parent} is damaged; delete it" in capsys.readouterr().err
     assert damaged == file.read_bytes()
+    assert not (tmp_path / "again").exists()
+
+
+def test_outputs_of_changed_photographs_are_computed_again(tmp_path: Path) -> None:
+    """Also if names and sizes stay as they are."""
+    for name in "abcd":
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for number in range(4):
+            Image.new("RGB", (32, 32), (9 * number, 0, 0)).save(
+                tmp_path / "photos" / name / f"{number}.bmp"
+            )
+    weights, trunk = (
+        tmp_path / "weights.safetensors",
+        timm.create_model("test_resnet", num_classes=0),
+    )
+    save_file(trunk.state_dict(), weights)
+    settings = [
+        "--data.dataset=folder",
+        f"--data.root={tmp_path / 'photos'}",
+        "--data.image_size=32",
+    ]
+    settings += ["--data.batch_size=4", "--data.samples_per_class=2", "--evaluation.every=0"]
+    settings += [
+        "--data.train_classes=null",
+        "--data.num_workers=0",
+        f"--data.cache={tmp_path / 'cache'}",
+    ]
+    settings += [*FROZEN[:3], "--optimization.steps=2", "--model.trunk_args={}"]
+    settings += [f"--model.weights={weights}", "--data.cached_views=1"]
+    finished(settings, tmp_path / "one")
+    for number in range(4):
+        for path in (tmp_path / "photos").glob(f"*/{number}.bmp"):
+            Image.new("RGB", (32, 32), (0, 0, 9 * number)).save(path)
+    finished(settings, tmp_path / "two")
+    assert len(list((tmp_path / "cache").glob("*/outputs.npy"))) == 2
 
 
 def test_a_stopped_run_ends_as_if_it_had_not_been(cached: list[str], tmp_path: Path) -> None:

@@ -379,6 +379,8 @@ def test_random_matrices_of_other_numbers_are_refused() -> None:
     state = build("random").state_dict()
     state["weight_0"] = torch.zeros_like(state["weight_0"])
     check_refused(build("random"), state, "expected only -1 and 1")
+    state["weight_0"] = torch.ones_like(state["weight_0"]).bool()  # of -1 and 1 alike
+    check_refused(build("random"), state, "expected only -1 and 1")
     state = build("cascaded").state_dict()  # rounded to 0, if nobody looked
     check_refused(build("random"), state, 'expected only -1 and 1, got other .* "independent"')
 

@@ -248,6 +248,15 @@ def check_errors(processes: Processes) -> None:
             assert re.match(f".*{message}", str(error)), error
         else:
             raise AssertionError(f"no error: {message}")
+    maps = torch.randn(3, CHANNELS, 2, 2)
+    for odd_maps in (maps.double(), None):
+        try:
+            reading = DistributedLoss(horde(losses.ContrastiveLoss()))
+            reading(torch.randn(3, WIDTH), labels, features=odd_maps if odd else maps)
+        except ValueError as error:
+            assert re.match(f".*{by_rank}.*features", str(error)), error
+        else:
+            raise AssertionError("no error: features of other dtypes")
     for make in (
         lambda: horde(losses.ContrastiveLoss(), projections="random"),
         lambda: horde(losses.ContrastiveLoss(), projections="sketch"),

@@ -116,10 +116,10 @@ def test_folds_of_a_dataset_are_disjoint(full_cub: Path) -> None:
 
 
 def test_a_folder_of_ones_own(tmp_path: Path) -> None:
-    photographs(tmp_path, "abcd")
+    photographs(tmp_path, "abcdefgh")
     listed = tmp_path.parent / "listed.txt"
-    listed.write_text("b\n")
-    for chosen, classes in ((None, 2), (0.25, 1), (listed, 1)):
+    listed.write_text("b\nd\n")
+    for chosen, classes in ((None, 4), (0.25, 2), (listed, 2)):
         train, test, _ = build_datasets(
             small(tmp_path, dataset="folder", test_classes=chosen), Trunk()
         )
@@ -129,8 +129,20 @@ def test_a_folder_of_ones_own(tmp_path: Path) -> None:
             "keep_aspect": True,
             "crop_to_box": False,
         }
-        assert (train.num_classes, test.num_classes) == (4 - classes, classes)
-    assert test.class_names == ["b"]
+        assert (train.num_classes, test.num_classes) == (8 - classes, classes)
+    assert test.class_names == ["b", "d"]
+
+
+@pytest.mark.parametrize(("chosen", "which"), [("b", "test"), ("bcd", "train")])
+def test_a_single_class_is_neither_trained_nor_tested(
+    tmp_path: Path, chosen: str, which: str
+) -> None:
+    photographs(tmp_path / "photos", "abcd")
+    listed = tmp_path / "listed.txt"
+    listed.write_text("\n".join(chosen))
+    data = small(tmp_path / "photos", dataset="folder", test_classes=listed)
+    with pytest.raises(ConfigError, match=f"data.root: .* images to {which} on are of one class"):
+        build_datasets(data, Trunk())
 
 
 @pytest.mark.parametrize(
@@ -156,9 +168,10 @@ def test_what_is_missing_is_one_sentence(
 
 
 def test_the_level_of_the_classes_reaches_the_images(tmp_path: Path) -> None:
-    for name in "ab":
-        photographs(tmp_path / name, "cd")
-    for level, classes in ((None, ["a/c", "a/d", "b/c", "b/d"]), (1, ["a", "b"])):
+    for name in "abcd":
+        photographs(tmp_path / name, "xy")
+    leaves = [f"{name}/{leaf}" for name in "abcd" for leaf in "xy"]
+    for level, classes in ((None, leaves), (1, [*"abcd"])):
         data = small(tmp_path, dataset="folder", class_level=level)
         train, test, _ = build_datasets(data, Trunk())
         assert sorted(train.class_names + test.class_names) == classes

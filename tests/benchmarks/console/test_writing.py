@@ -56,7 +56,9 @@ def at_once(code: str, *arguments: Sequence[object]) -> None:
         assert process.stdin is not None
         process.stdin.write(b"\n")
         process.stdin.flush()
-    assert [process.wait(TIMEOUT) for process in started] == [0] * len(started)
+    for process in started:
+        process.communicate(timeout=TIMEOUT)  # closes the pipe
+        assert process.returncode == 0
 
 
 def test_a_file_that_several_write_is_whole(tmp_path: Path) -> None:

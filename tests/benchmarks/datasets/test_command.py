@@ -331,6 +331,10 @@ def test_the_report_overwrites_nothing(command, small_cub, tmp_path, kind):
     status, output, errors = command(*arguments)
     assert (status, output) == (2, "")
     assert errors.endswith(f"--report: {path} is there already; name a new file, or remove it\n")
+    inside = small_cub / "report.jpg"
+    status, _, errors = command(*arguments[:-1], inside)
+    assert (status, inside.exists()) == (2, False)
+    assert "would lie among the images; name a file elsewhere" in errors
     assert before is None or path.read_bytes() == before
 
 
@@ -435,6 +439,10 @@ def test_the_first_folders_of_a_tree_can_be_the_classes(command, tmp_path):
     assert status == 0
     said = "2 first-level folders; classes: 2 at depth 2, 1 at depth 3"
     assert table(output)["classes"] == said
+    (tmp_path / "Fruit" / "Oat").mkdir()
+    Image.new("RGB", (4, 3)).save(tmp_path / "Fruit" / "Oat" / "2.png")
+    _, output, _ = command(*arguments)
+    assert "names that several classes share: 1, such as 'Oat'; merge" in table(output)["classes"]
     status, output, _ = command(*arguments, "--data.class_level", 1)
     assert status == 0
     assert table(output)["classes"] == "2 first-level folders; classes: 2 at depth 1"

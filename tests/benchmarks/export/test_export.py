@@ -714,3 +714,8 @@ def test_the_example_shows_the_images_upright(
         search([str(searchable), str(folder), query, f"--html={tmp_path / 'none' / 'page.html'}"])
     assert stopped.value.code == 2
     assert "--html: " in capsys.readouterr().err
+    before = (folder / "0.png").read_bytes()
+    with pytest.raises(SystemExit) as stopped:
+        search([str(searchable), str(folder), query, f"--html={query}"])
+    assert (stopped.value.code, (folder / "0.png").read_bytes()) == (2, before)
+    assert f"--html: {query} is there already" in capsys.readouterr().err

@@ -364,7 +364,9 @@ def test_commands_that_add_at_once_lose_nothing(make):
     for process in started:
         process.stdin.write(b"\n")
         process.stdin.flush()
-    assert [process.wait(TIMEOUT) for process in started] == [0] * 3
+    for process in started:
+        process.communicate(timeout=TIMEOUT)  # closes the pipes
+        assert process.returncode == 0
     kept = json.loads(Path("claims.json").read_text())["results"]
     assert len(kept) == 3 * 12
     assert not list(Path().glob(".claims*"))
