@@ -108,7 +108,7 @@ class ViewCache:
             *(experiment.seed, experiment.precision, self.accelerator.device.type),
             *(data.cached_views, data.stage, dataset.view, getattr(dataset, "views", None)),
             *(experiment.model.trunk, experiment.model.frozen_stages, torch.__version__),
-            experiment.model.channels_last,
+            *(experiment.model.channels_last, experiment.model.trunk_args),
             *(dataset.fingerprint, *(dataset.name(i) for i in range(len(dataset)))),
         ]
         if isinstance(dataset, ImageSet):  # the fingerprint has sizes only

@@ -162,6 +162,7 @@ def test_outputs_are_computed_once(cached: list[str], tmp_path: Path) -> None:
             ("another_seed", ["--seed=1"], 2),
             ("other_stages", ["--model.frozen_stages=1"], 3),
             ("other_precision", ["--precision=bf16"], 4),
+            ("other_strides", ["--model.trunk_args={output_stride: 16}"], 5),
         ):
             record = finished([*cached, *more, "--evaluation.descriptor=false"], tmp_path / name)
             assert computed.call_count == calls, name
