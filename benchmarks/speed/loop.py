@@ -1,7 +1,8 @@
 """Measures the runner's images per second beside those of a bare loop in plain torch over the same batches.
 
     python -m benchmarks.speed.loop [--recipe PAPER/TABLE/ROW] [--rounds R] [--steps N] [--any.setting value]
-    python -m benchmarks.speed.loop --synthetic M --recipe images/resnet50/binomial --model.trunk_args {}
+    python -m benchmarks.speed.loop --synthetic M --recipe images/resnet50/binomial --model.trunk_args {} \\
+        --model.batch_norm train
 
 The runner trains and records as usual, and pauses at every N-th step, where it would draw a point of its curves.
 Then the bare loop takes N steps with the same network, loss, optimizer and scheduler. It reads the same images with

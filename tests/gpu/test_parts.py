@@ -415,6 +415,7 @@ def test_runner(part: Part) -> None:
 
     tiny = part.tiny
     words = ["--synthetic=4000", "--recipe=images/resnet50/binomial", "--model.trunk_args={}"]
+    words += ["--model.batch_norm=train"]  # random weights have no statistics to keep
     if tiny:
         words[0] = "--synthetic=160"
         words += ["--rounds=1", "--steps=1", "--data.image_size=32", "--data.num_workers=0"]
