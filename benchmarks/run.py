@@ -220,7 +220,7 @@ class BenchmarkRun:
         return 0
 
     def training_images(self) -> tuple[Any, int]:
-        """What a step reads, by (index, seed), and with how many data-loader processes."""
+        """The dataset that steps read by (index, seed), and its number of data-loader processes."""
         if self.cache is None:
             return self.datasets.train, self.num_workers
         return self.cache.open(), 0  # nothing is left to do for an image

@@ -23,7 +23,7 @@ def as_parameters(x: Tensor, module: nn.Module) -> Tensor:
 
 
 def integer_fault(x: Tensor) -> str | None:
-    """What is wrong, unless `x` holds integers of either sign."""
+    """The fault of a tensor that should hold signed integers; None if it does."""
     if x.dtype in (torch.int8, torch.int16, torch.int32, torch.int64):
         return None
     return f"expected signed integers, got {x.dtype}; cast only floating tensors, since others are rounded"
@@ -38,7 +38,7 @@ class CheckedIntegers:
     _buffers: dict[str, Tensor | None]
 
     def buffer_fault(self, saved: Tensor) -> str | None:
-        """What is wrong with a saved tensor that has the shape of its buffer."""
+        """The fault of a saved tensor that has the shape of its buffer; None if it has none."""
         return integer_fault(saved)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:

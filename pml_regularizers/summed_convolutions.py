@@ -46,7 +46,7 @@ def draw_table(table: Tensor, channels: int) -> None:
 
 
 def table_fault(table: Tensor, channels: int) -> str | None:
-    """What is wrong, unless a table of at least C places holds each of 1 .. C once, with either sign."""
+    """The fault of a table that should hold each of 1 .. C once, with either sign; None if it does."""
     if (fault := integer_fault(table)) is not None:
         return fault
     if (found := int(table.count_nonzero())) != channels:

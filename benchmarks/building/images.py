@@ -134,7 +134,7 @@ def _check_retrieval(root: Path, test: Glyphs | ImageSet) -> None:
 
 
 def _notes(data: Data, train: Glyphs | ImageSet) -> Iterator[str]:
-    """What the training classes do not give: as many as were asked for, or two images of each."""
+    """Notes on training classes: fewer than were asked for, or with one image each."""
     classes, most = train.num_classes, data.max_classes
     if classes < min(data.train_classes or 0, most or math.inf):
         yield f"data.train_classes: {data.train_classes}, but there are {classes:,} to train on: takes all"

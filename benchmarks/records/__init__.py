@@ -6,7 +6,7 @@ __getattr__, __dir__, __all__ = lazy.attach(
     __name__,
     submod_attrs={
         "code_changes": ["changed_since"],
-        "files": ["damage_named", "read_json", "replace_file", "write_json"],
+        "files": ["file_digest", "damage_named", "read_json", "replace_file", "write_json"],
         "opening": ["OpenRun"],
         "provenance": [
             "describe_code",

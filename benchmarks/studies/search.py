@@ -252,7 +252,7 @@ class Search:
     def _misremembered(
         self, study: optuna.Study, sealed: Mapping[int, Mapping[int, Run]]
     ) -> str | None:
-        """What the study says otherwise than the records of its runs; None if nothing."""
+        """The first difference between the study and the records of its runs; None if there is none."""
         known: dict[int, FrozenTrial] = {}
         for trial in study.get_trials(deepcopy=False):
             number = trial.user_attrs.get("number")

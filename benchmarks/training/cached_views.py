@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, Dataset
 from benchmarks.building import EmbeddingModel
 from benchmarks.console import alone, ignore_signals, progress_bar
 from benchmarks.datasets import Glyphs, ImageSet
+from benchmarks.records import file_digest
 from benchmarks.settings import ConfigError, Experiment, num_workers
 
 BATCH = 64  # images at a time: fixed, so that no output depends on the number of processes
@@ -122,7 +123,7 @@ class ViewCache:
         return digest.hexdigest()[:16]
 
     def _outputs(self, images: Tensor) -> Tensor:
-        """What is stored of a batch."""
+        """The frozen stages' outputs of a batch, on the CPU."""
         with self.accelerator.autocast():
             dtype = next(self.model.parameters()).dtype
             outputs = self.model.frozen_stages.lower(images.to(self.accelerator.device, dtype))
@@ -162,7 +163,7 @@ class ViewCache:
             rows[done : done + len(stored)] = stored
             done += len(stored)
         file.flush()
-        about = {"dtype": str(outputs.dtype).removeprefix("torch."), "sha256": _digest(path)}
+        about = {"dtype": str(outputs.dtype).removeprefix("torch."), "sha256": file_digest(path)}
         (folder / "about.json").write_text(json.dumps(about))
 
 
@@ -171,14 +172,9 @@ def _existing(path: Path) -> Path:
     return next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.exists())
 
 
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def _check(path: Path) -> None:
     try:
-        same = json.loads((path / "about.json").read_text())["sha256"] == _digest(
+        same = json.loads((path / "about.json").read_text())["sha256"] == file_digest(
             path / "outputs.npy"
         )
     except (OSError, ValueError, KeyError, TypeError):
