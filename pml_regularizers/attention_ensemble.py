@@ -18,7 +18,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from .feature_maps import Staged
+from ._feature_maps import Staged
 from .heads import EmbeddingHead
 from .split_trunk import split_trunk
 

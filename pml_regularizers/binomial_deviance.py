@@ -18,7 +18,7 @@ from pytorch_metric_learning.utils import common_functions as c_f
 from torch import Tensor
 from torch.nn import functional as F
 
-from .pair_loss import PairLoss
+from ._pair_loss import PairLoss
 
 
 class BinomialDevianceLoss(PairLoss):

@@ -30,9 +30,9 @@ from pytorch_metric_learning.distances import BaseDistance, LpDistance
 from torch import Tensor
 from torch.nn import functional as F
 
+from ._precision import CheckedIntegers
 from .distributed import gather_rows
 from .feature_loss import LabelAwareRegularizer, already_reduced
-from .precision import CheckedIntegers
 
 Reduction = Literal["mean", "ordered_sum"]
 Gradient = Literal["fc", "all"]

@@ -20,9 +20,9 @@ from pytorch_metric_learning.distances import CosineSimilarity
 from pytorch_metric_learning.reducers import AvgNonZeroReducer
 from torch import Tensor, nn
 
+from ._loss_copies import WrapperLoss
 from .attention_ensemble import between_heads, split_heads
 from .feature_loss import FeatureLoss, already_reduced
-from .loss_copies import WrapperLoss
 
 Images = Literal["all", "same"]
 Reduction = Literal["mean", "sum"]

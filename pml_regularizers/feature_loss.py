@@ -19,10 +19,10 @@ from pytorch_metric_learning.losses import BaseMetricLossFunction
 from pytorch_metric_learning.regularizers import BaseRegularizer
 from torch import Tensor, nn
 
+from ._feature_maps import Staged
+from ._precision import full_precision
 from .distributed import are_own_rows, world_size
-from .feature_maps import Staged
 from .feature_tap import Features, FeatureTap, MissingFeaturesError, first_tensor
-from .precision import full_precision
 
 Loss = TypeVar("Loss", bound=nn.Module)
 

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .precision import full_precision
+from ._precision import full_precision
 from .stratified_parts import check_labels, check_tensor, shuffled_by_class
 
 BLOCK = 2**24

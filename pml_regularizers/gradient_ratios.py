@@ -20,9 +20,9 @@ from pytorch_metric_learning.losses import MultipleLosses
 from pytorch_metric_learning.reducers import MultipleReducers
 from torch import Tensor, nn
 
+from ._unwrapping import joined, wrapped
 from .distributed import world_size
 from .feature_loss import FeatureLoss
-from .unwrapping import joined, wrapped
 
 _Weights = tuple[tuple[Any, Any], ...]  # (MultipleLosses, key) from the outermost inwards
 

@@ -6,8 +6,8 @@ from typing import Any, Literal, Self, get_args
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .feature_maps import Staged, masked_mean, positions
-from .precision import full_precision
+from ._feature_maps import Staged, masked_mean, positions
+from ._precision import full_precision
 
 Pool = Literal["avg", "max", "token"]
 DataFormat = Literal["auto", "NCHW", "NHWC"]

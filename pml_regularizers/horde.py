@@ -19,13 +19,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ._loss_copies import WrapperLoss
+from ._precision import full_precision
+from ._summed_products import Activations
 from .distributed import gather_parts
 from .feature_loss import already_reduced, check_width
 from .feature_tap import Features
-from .loss_copies import WrapperLoss
 from .moments import FIXED, HighOrderMoments, Init, Products, Projections
-from .precision import full_precision
-from .summed_products import Activations
 
 
 class HORDELoss(WrapperLoss):

@@ -14,6 +14,7 @@ from pytorch_metric_learning.utils import common_functions as c_f
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ._precision import full_precision
 from .feature_loss import FeatureLoss, already_reduced, check_width
 from .joint_similarity import (
     between_class_similarity,
@@ -23,7 +24,6 @@ from .joint_similarity import (
     kernel_modules,
     whole_batch,
 )
-from .precision import full_precision
 from .reproducing_kernels import GaussianMixtureKernel, ReproducingKernel
 
 _REGULARIZERS = {"jrs": between_class_similarity, "jmmd": joint_mmd, "jintra": joint_intra}

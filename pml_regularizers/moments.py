@@ -10,7 +10,7 @@ r"""High-order moments of a feature map (HORDE: Jacob, Picard, Histace, Klein, I
 
 Tensor sketches (Pham and Pagh, KDD 2013; Gao et al., CVPR 2016) estimate the same power, with sparse matrices C_i
 that have one entry, -1 or +1, per channel, and circular convolution (*) in place of `*`; see
-`summed_convolutions.py`:
+`_summed_convolutions.py`:
 
     phi_k(x) = C_1^T x (*) ... (*) C_k^T x
 
@@ -28,11 +28,11 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from . import triton_products
-from .feature_maps import masked_mean, positions
-from .precision import CheckedIntegers, integer_fault
-from .summed_convolutions import draw_table, summed_convolutions, table_fault
-from .summed_products import Activations, Kernels, kept_projections, summed_products
+from . import _triton_products
+from ._feature_maps import masked_mean, positions
+from ._precision import CheckedIntegers, integer_fault
+from ._summed_convolutions import draw_table, summed_convolutions, table_fault
+from ._summed_products import Activations, Kernels, kept_projections, summed_products
 
 Projections = Literal["cascaded", "independent", "random", "sketch"]
 FIXED = {"random", "sketch"}
@@ -227,7 +227,7 @@ class HighOrderMoments(CheckedIntegers, nn.Module):
                 'projections: "sketch" has no matrix products and no kernel; expected products="full" and '
                 f'kernels="auto" or "torch", got {products!r} and {kernels!r}'
             )
-        if kernels == "triton" and not triton_products.available:
+        if kernels == "triton" and not _triton_products.available:
             raise ValueError(
                 'kernels: Triton is not installed; pip install triton, or pass "torch"'
             )

@@ -20,7 +20,7 @@ from typing import Any
 from pytorch_metric_learning.losses import MarginLoss
 from torch import Tensor, nn
 
-from .unwrapping import joined, wrapped
+from ._unwrapping import joined, wrapped
 
 Settings = Mapping[str, Any]
 

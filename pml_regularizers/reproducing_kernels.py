@@ -26,7 +26,7 @@ from pytorch_metric_learning.utils.module_with_records import ModuleWithRecords
 from torch import Tensor
 from torch.nn import functional as F
 
-from .precision import full_precision
+from ._precision import full_precision
 
 
 class _SquaredDistances(torch.autograd.Function):

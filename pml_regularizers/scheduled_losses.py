@@ -18,7 +18,7 @@ from pytorch_metric_learning.losses import MultipleLosses
 from pytorch_metric_learning.utils import common_functions as c_f
 from torch import Tensor, nn
 
-from .precision import CheckedIntegers
+from ._precision import CheckedIntegers
 
 Weight = float | Callable[[int], float]
 """A number, or a function of the step; it must be picklable, so no lambda."""

@@ -27,9 +27,9 @@ import torch
 from pytorch_metric_learning.regularizers import BaseRegularizer
 from torch import Tensor, nn
 
+from ._precision import full_precision
 from .distributed import gather_rows
 from .feature_loss import FeatureLoss, already_reduced
-from .precision import full_precision
 
 Init = Literal["normal", "zeros"]
 

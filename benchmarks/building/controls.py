@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from pml_regularizers._loss_copies import WrapperLoss
 from pml_regularizers.distributed import gather_parts
 from pml_regularizers.feature_loss import already_reduced
-from pml_regularizers.loss_copies import WrapperLoss
 
 
 class PooledFeaturesLoss(WrapperLoss):

@@ -25,8 +25,8 @@ from pml_regularizers import (
     RankAccuracyCalculator,
     VEMAttention,
 )
+from pml_regularizers._summed_products import Activations
 from pml_regularizers.moments import Projections
-from pml_regularizers.summed_products import Activations
 
 
 def horde_moments(tiny: bool, device: Device) -> Comparison:

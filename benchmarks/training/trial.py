@@ -32,7 +32,7 @@ from benchmarks.settings import ConfigError, Experiment
 from benchmarks.training.batches import StepSampler
 from benchmarks.training.loop import gradient_ratios
 from pml_regularizers import DistributedLoss, HORDELoss, record_terms
-from pml_regularizers.feature_maps import positions
+from pml_regularizers._feature_maps import positions
 
 
 class Parts(NamedTuple):

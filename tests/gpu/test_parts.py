@@ -26,8 +26,8 @@ import pml_regularizers as ours
 from benchmarks.records import load_run
 from benchmarks.reporting import Table, compare
 from benchmarks.speed.measuring import Comparison, Target, peak_bytes
-from pml_regularizers import summed_convolutions as convolutions
-from pml_regularizers import summed_products as products
+from pml_regularizers import _summed_convolutions as convolutions
+from pml_regularizers import _summed_products as products
 from tests.gpu.part import Part
 
 Device = torch.device
@@ -80,8 +80,8 @@ def _sums(inputs: list[Tensor], gradient: Tensor, **options: Any) -> list[Tensor
 def test_kernels(part: Part) -> None:
     """The Triton kernels.
 
-    The kernels of `pml_regularizers/triton_products.py` compute sums of products, of all orders or of the last one,
-    and their gradients. Expected: the equations in float64.
+    The kernels of `pml_regularizers/_triton_products.py` compute sums of products, of all orders or of the last
+    one, and their gradients. Expected: the equations in float64.
     """
     tiny, device = part.tiny, part.device
     if device.type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
@@ -114,7 +114,7 @@ def test_horde(part: Part) -> None:
     """HORDE's moments, stored and recomputed.
 
     First, times and bytes against matrix products alone. Then the sums at the paper's size, and their times for
-    each power of two as block size of `pml_regularizers/summed_products.py`: `GPU_BLOCK` when stored, `BLOCK` when
+    each power of two as block size of `pml_regularizers/_summed_products.py`: `GPU_BLOCK` when stored, `BLOCK` when
     recomputed. The first row has the value that is set. Expected: the same sums by plain autograd in float32.
     """
     from benchmarks.speed import cases
@@ -139,7 +139,7 @@ def test_sketches(part: Part) -> None:
 
     Sums and their gradient in float32, stored and recomputed. Expected: the convolutions in float64 by plain
     autograd, and the same bits in a second call. Then times and bytes against random matrices, and for each power
-    of two as `GPU_BLOCK` of `pml_regularizers/summed_convolutions.py`. The first row has the value that is set.
+    of two as `GPU_BLOCK` of `pml_regularizers/_summed_convolutions.py`. The first row has the value that is set.
     """
     from benchmarks.speed import cases
 

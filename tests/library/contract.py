@@ -42,7 +42,7 @@ from pml_regularizers import (
     VEMAttention,
     attach_all,
 )
-from pml_regularizers.feature_maps import Staged
+from pml_regularizers._feature_maps import Staged
 
 WIDTH, CHANNELS, CLASSES, HEADS = 6, 5, 4, 3
 LABELS = torch.tensor([0, 2, 1, 0, 3, 1, 1, 2, 0, 2])  # classes of 3, 3, 3 and 1

@@ -30,8 +30,8 @@ from pml_regularizers import (
     ScheduledLosses,
     VarianceRegularizer,
 )
+from pml_regularizers._pair_loss import PairLoss
 from pml_regularizers.feature_loss import LabelAwareRegularizer
-from pml_regularizers.pair_loss import PairLoss
 from tests.library.contract import CLASSES, LABELS, LOSSES, MODULES, WIDTH, Batch, Case, call, feed
 from tests.support.tolerances import BOUNDS
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from pml_regularizers import HighOrderMoments, triton_products
-from pml_regularizers.summed_products import kept_projections, summed_products
+from pml_regularizers import HighOrderMoments, _triton_products
+from pml_regularizers._summed_products import kept_projections, summed_products
 from tests.oracles import horde as oracle
 from tests.support.counting import Peak
 from tests.support.processes import ROOT
@@ -26,15 +26,15 @@ IMAGES, POSITIONS, CHANNELS, COLUMNS, ORDER = (
     300,
     4,
 )  # 300 columns: blocks of 128, 128 and 44
-needs_triton = pytest.mark.skipif(not triton_products.available, reason="Triton is not installed")
+needs_triton = pytest.mark.skipif(not _triton_products.available, reason="Triton is not installed")
 every_kind = pytest.mark.parametrize("activations", ["store", "recompute", "autograd"])
 blocked = pytest.mark.parametrize("activations", ["store", "recompute"])
 
 
 @pytest.fixture(autouse=True)
 def narrow_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pml_regularizers.summed_products.BLOCK", 1)
-    monkeypatch.setattr("pml_regularizers.summed_products.CHUNK", 1)
+    monkeypatch.setattr("pml_regularizers._summed_products.BLOCK", 1)
+    monkeypatch.setattr("pml_regularizers._summed_products.CHUNK", 1)
 
 
 def draw(columns: int = COLUMNS, order: int = ORDER, **options: Any) -> tuple[Tensor, list[Tensor]]:
@@ -319,8 +319,8 @@ def test_triton_compiles_for_a_gpu_that_need_not_be_there(
     compiler = pytest.importorskip("triton.compiler")
     from triton.backends.compiler import GPUTarget
 
-    function = getattr(triton_products, kernel)
-    constants = {"ORDER": 5, "FIRST": first, **triton_products.TILE}
+    function = getattr(_triton_products, kernel)
+    constants = {"ORDER": 5, "FIRST": first, **_triton_products.TILE}
     types = {"factors": f"*{dtype}", "out": f"*{dtype}", "sums": "*fp32", "gradient": "*fp32"}
     signature = {
         name: "constexpr" if name in constants else types.get(name, "i32")
@@ -345,7 +345,7 @@ def test_unknown_words(words: dict[str, Any], message: str) -> None:
 
 
 def test_triton_must_be_there_where_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(triton_products, "available", False)
+    monkeypatch.setattr(_triton_products, "available", False)
     assert HighOrderMoments(3, moment_dim=2)(torch.randn(1, 3, 2, 2))
     with pytest.raises(ValueError, match="kernels: Triton is not installed"):
         HighOrderMoments(3, kernels="triton")

@@ -8,7 +8,7 @@ from itertools import product
 
 import torch
 
-from pml_regularizers.summed_products import summed_products
+from pml_regularizers._summed_products import summed_products
 from tests.support.tolerances import assert_close
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16)

@@ -21,7 +21,7 @@ from torch.utils.data import Dataset, Subset
 
 from benchmarks.evaluation import shared_tensors
 from benchmarks.evaluation.tester import evaluate, rank_calculator
-from pml_regularizers import ranks
+from pml_regularizers import _ranks as ranks
 from tests.benchmarks.runs import as_accelerator
 from tests.support.pool import Processes
 

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from .precision import full_precision
+from ._precision import full_precision
 
 
 class Staged(nn.Module):

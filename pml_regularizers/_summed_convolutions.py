@@ -28,8 +28,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .precision import integer_fault
-from .summed_products import Activations, is_transformed
+from ._precision import integer_fault
+from ._summed_products import Activations, is_transformed
 
 BLOCK = 2**17
 """Numbers of a sketch per block of positions: half a mebibyte, so that a CPU caches those of all orders."""

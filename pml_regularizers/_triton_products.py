@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""Two Triton kernels, forward and backward, for the work of `summed_products.py` between its matrix products.
+"""Two Triton kernels, forward and backward, for the work of `_summed_products.py` between its matrix products.
 
 Both read every projection once and hold an image's tile of all orders in registers. They run on CUDA devices, and
 under Triton's interpreter (`TRITON_INTERPRET=1`) anywhere.

@@ -8,9 +8,9 @@ from pytorch_metric_learning.losses import CrossBatchMemory, SelfSupervisedLoss
 from pytorch_metric_learning.reducers import DoNothingReducer
 from torch import Tensor, nn
 
+from ._precision import as_parameters
 from .distributed import DistributedLoss
 from .feature_loss import FeatureLoss
-from .precision import as_parameters
 
 
 class WrapperLoss(FeatureLoss):

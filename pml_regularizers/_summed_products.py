@@ -19,7 +19,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from . import triton_products
+from . import _triton_products
 
 Activations = Literal["store", "recompute", "autograd"]
 Kernels = Literal["auto", "torch", "triton"]
@@ -69,7 +69,7 @@ def summed_products(
     if activations == "autograd" or torch.compiler.is_compiling() or is_transformed():
         return _differentiable(x, projections, first, dtype)
     fused = kernels == "triton" or (
-        kernels == "auto" and x.device.type == "cuda" and triton_products.available
+        kernels == "auto" and x.device.type == "cuda" and _triton_products.available
     )
     trained = any(tensor.requires_grad for tensor in (x, *projections))
     store = activations == "store" and trained and torch.is_grad_enabled()
@@ -103,7 +103,7 @@ class _SummedProducts(torch.autograd.Function):
         ctx: Any, options: tuple[int, torch.dtype, bool, bool], x: Tensor, *projections: Tensor
     ) -> Tensor:
         first, dtype, store, fused = options
-        add_up = triton_products.add_up if fused else _add_up
+        add_up = _triton_products.add_up if fused else _add_up
         rows = x.to(dtype).flatten(0, 1)
         order, width = len(projections), projections[0].shape[1]
         sums = x.new_empty(order - first + 1, len(x), width)
@@ -127,7 +127,7 @@ class _SummedProducts(torch.autograd.Function):
             return None, *_differentiable_gradients(
                 [x, *projections], needed, gradient, first, dtype
             )
-        share_out = triton_products.share_out if fused else _share_out
+        share_out = _triton_products.share_out if fused else _share_out
         gradient = gradient.contiguous()
         rows = x.to(dtype).flatten(0, 1)
         dx = x.new_zeros(len(rows), x.shape[2]) if needed[0] else None
