@@ -5,10 +5,10 @@ import lazy_loader as lazy
 __getattr__, __dir__, __all__ = lazy.attach(
     __name__,
     submod_attrs={
-        "code_changes": ["changed_since"],
         "files": ["file_digest", "damage_named", "read_json", "replace_file", "write_json"],
         "opening": ["OpenRun"],
         "provenance": [
+            "changed_since",
             "describe_code",
             "describe_data",
             "describe_hardware",

@@ -1,6 +1,5 @@
 """Opened run folder: locked, checked against the settings it was started with, written by the main process."""
 
-import json
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -9,7 +8,7 @@ from typing import Any
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
 
-from benchmarks.records.files import check_replaceable, replace_file, signed, write_json
+from benchmarks.records.files import replace_file, write_json
 from benchmarks.records.provenance import (
     command_line,
     describe_code,
@@ -159,7 +158,6 @@ class OpenRun:
         if not self._used:  # the sessions show whether other code or another machine resumed it
             # run.json first: if killed from here on, the folder is a run that --resume can continue.
             self.update(**session, **work)
-        check_replaceable(self.path / "config.yaml")
         self._steps = RunRecords(
             self.path / "records",
             resume_step=step or -1,  # a run without a checkpoint keeps nothing
@@ -200,16 +198,7 @@ class OpenRun:
         """Change entries of run.json."""
         if self._accelerator.is_main_process:
             self.info.update(changes)
-            path = self.path / "run.json"
-            try:
-                write_json(path, self.info)
-            except OSError:
-                # A full disk has no room for another file; without its spaces this one fits into its old place.
-                content = json.dumps(signed(self.info)).encode()
-                if not path.exists() or len(content) > (size := path.stat().st_size):
-                    raise
-                with path.open("r+b", buffering=0) as file:
-                    file.write(content.ljust(size))
+            write_json(self.path / "run.json", self.info)
 
     def close(self) -> None:
         """Flush the records and let others write the folder."""

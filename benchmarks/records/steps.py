@@ -2,7 +2,8 @@
 
 `RunRecords` logs through record-keeper to csv, sqlite and TensorBoard. record-keeper only appends, so this file
 handles resuming after a kill: before the first new row is written, the rows behind the checkpoint and a
-half-written last line are removed from the csv files, and the sqlite file is made anew from them.
+half-written last line are removed from the csv files. The sqlite file, `logs.db`, is record-keeper's alone and
+keeps them: rows that were logged again have the larger `id`.
 
 NaN is kept as `nan` in the csv files, which `read_table` reads, and in TensorBoard; sqlite has no
 NaN and stores NULL.
@@ -13,21 +14,15 @@ import errno
 import hashlib
 import sqlite3
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 
 from record_keeper import RecordKeeper, RecordWriter
-from record_keeper.db_utils import DBManager
 from torch.utils.tensorboard import SummaryWriter
 
-from benchmarks.records.files import check_replaceable, file_digest, replace_file
+from benchmarks.records.files import file_digest, replace_file
 
 STEP_COLUMN = "~iteration~"  # record-keeper's name of the first column
-
-DATABASE = "logs.db"  # record-keeper's name
-
-PATIENCE = 5.0  # seconds to wait for a program that reads the sqlite file
 
 REMEDY = "delete it to continue without its rows"
 
@@ -38,9 +33,9 @@ Row = tuple[int, Mapping[str, float]]
 class RunRecords:
     """Tables of numbers by step, as csv files, one sqlite file and TensorBoard events.
 
-    After a SIGKILL, reopen with `resume_step=S` and log the steps after S again: the csv and sqlite rows then
-    equal those of a run that was never killed, if the rows up to S were logged before the checkpoint of step S
-    was written. One process may write at a time.
+    After a SIGKILL, reopen with `resume_step=S` and log the steps after S again: the csv rows then equal those of
+    a run that was never killed, if the rows up to S were logged before the checkpoint of step S was written. One
+    process may write at a time.
 
     Args:
         folder: Folder of the files; created if it does not exist.
@@ -69,15 +64,11 @@ class RunRecords:
                     f"{path}: its rows up to step {resume_step} are not those that the checkpoint was "
                     f"written after; put them back, or {REMEDY}"
                 )
-        check_replaceable(folder / DATABASE, folder / f"{DATABASE}-journal")
         for path, content in kept.items():
             replace_file(path, content)
         self._columns = {path.stem: names[1:] for path in kept if (names := _read_csv(path)[0])}
         self._tensorboard = SummaryWriter(str(folder), purge_step=resume_step + 1)
-        writer = RecordWriter(str(folder))
-        database = writer.local_db = _Database(str(folder / DATABASE))
-        database.make_anew()
-        self._keeper = RecordKeeper(self._tensorboard, writer)
+        self._keeper = RecordKeeper(self._tensorboard, RecordWriter(str(folder)))
 
     def log_rows(self, table: str, rows: Sequence[Row]) -> None:
         """Write rows of (step, values) and flush them.
@@ -88,6 +79,7 @@ class RunRecords:
 
         Raises:
             ValueError: if the columns are not those of the table's first row; then no row is written.
+            OSError: if a file cannot be written.
         """
         for step, values in rows:
             columns = self._columns.setdefault(table, list(values))
@@ -101,7 +93,10 @@ class RunRecords:
             self._keeper.update_records(
                 {table: {name: float(values[name]) for name in columns}}, int(step)
             )
-        self._keeper.save_records()
+        try:
+            self._keeper.save_records()
+        except sqlite3.Error as error:
+            raise OSError(errno.EIO, str(error), str(self.folder / "logs.db")) from error
         self._tensorboard.flush()
 
     def digests(self) -> dict[str, str]:
@@ -111,48 +106,6 @@ class RunRecords:
     def close(self) -> None:
         """Close the TensorBoard file; all else is on disk."""
         self._tensorboard.close()
-
-
-class _Database(DBManager):
-    """record-keeper's sqlite file, which is made anew from the csv files if it does not accept rows.
-
-    Another program that has it open in a transaction keeps the old file.
-    """
-
-    def open(self) -> None:
-        super().open()
-        self.conn.execute(f"PRAGMA busy_timeout = {1000 * PATIENCE:.0f}")
-
-    def write(
-        self, table_name: str, dict_of_lists: dict[str, list[float]], experiment_name: None = None
-    ) -> None:
-        try:
-            super().write(table_name, dict_of_lists)
-        except sqlite3.Error:
-            self.make_anew()  # record-keeper writes the csv file first
-
-    def make_anew(self) -> None:
-        """Write the rows of the csv files beside it to a new file.
-
-        Raises:
-            OSError: if it cannot be written.
-        """
-        with suppress(AttributeError, sqlite3.ProgrammingError):  # never open, or closed already
-            self.cursor.close()
-            self.conn.close()
-        path = Path(self.db_path)
-        try:
-            for old in (path.with_name(f"{path.name}-journal"), path):
-                old.unlink(missing_ok=True)
-            for table in sorted(path.parent.glob("*.csv")):
-                names, rows = _read_csv(table)
-                if rows:
-                    columns = zip(
-                        *([int(row[0]), *map(float, row[1:])] for row in rows), strict=True
-                    )
-                    super().write(table.stem, dict(zip(names, map(list, columns), strict=True)))
-        except (OSError, sqlite3.Error) as error:
-            raise OSError(errno.EIO, str(error), self.db_path) from error
 
 
 def read_table(folder: Path, table: str) -> dict[str, list[float]]:

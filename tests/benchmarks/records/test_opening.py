@@ -43,27 +43,13 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda run: (run / "records/training.csv").write_text("~iteration~,loss\n1,x\n"),
         "training.csv: is not a table of numbers",
     ),
-    "a short row": (
-        lambda run: (run / "records/evaluation.csv").write_text("~iteration~,loss\n\n"),
-        "evaluation.csv: is not a table of numbers",
-    ),
-    "config.yaml": (lambda run: swap(run / "config.yaml"), "config.yaml: is not a file; move it"),
-    "logs.db": (lambda run: swap(run / "records/logs.db"), "logs.db: is not a file; move it away"),
     "no metrics": (
         change(status="finished", metrics={}),
         "its metrics is damaged; run that training again",
     ),
-    "data null": (change(data=None), "run.json: its data is damaged; run that training again"),
     "no fingerprint": (change(data={"name": "glyphs", "split": "test"}), "its data.fingerprint is"),
     "sessions": (change(sessions=5), "run.json: its sessions is damaged"),
-    "config": (change(config=[]), "run.json: its config is damaged"),
-    "metrics": (change(outputs={"descriptor": {"x": "y"}}), "its outputs.descriptor.x is damaged"),
 }
-
-
-def swap(path: Path) -> None:
-    path.unlink()
-    path.mkdir()
 
 
 def contents(run: Path) -> dict[Path, bytes]:
