@@ -114,7 +114,6 @@ def check(experiment: Experiment) -> None:
     refused = {
         "precision": experiment.precision == "fp16",
         "model.compile": experiment.model.compile,
-        "optimization.chunk_size": experiment.optimization.chunk_size is not None,
     }
     if keys := [key for key, given in refused.items() if given]:
         raise ConfigError(f"{keys[0]}: the bare loop does not support it; leave it out")

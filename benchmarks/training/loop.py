@@ -19,7 +19,6 @@ from benchmarks.console import StopRequest, progress_bar
 from benchmarks.records import Row
 from benchmarks.settings import Experiment
 from benchmarks.training.batches import StepSampler
-from benchmarks.training.chunks import TrunkChunks
 from benchmarks.training.state import Progress, TrainingState
 from pml_regularizers import gradient_norm_ratios, record_terms, term_names
 
@@ -141,13 +140,8 @@ class Trainer:
         accelerator, model, loss = self.state.accelerator, self.state.model, self.state.loss
         optimization, found = self.experiment.optimization, {}
         seed_generators((self.experiment.seed * 1_000_003 + step) % 2**32, images.device)
-        images = images.to(self.state.dtype)
-        if optimization.chunk_size is not None:
-            chunks = TrunkChunks(accelerator, model, images, optimization.chunk_size)
-            embeddings = chunks.embed()
-        else:
-            cached = {} if self.experiment.data.cached_views is None else {"cached": True}
-            embeddings = model(images, **cached)
+        cached = {} if self.experiment.data.cached_views is None else {"cached": True}
+        embeddings = model(images.to(self.state.dtype), **cached)
         diagnose_every = self.experiment.diagnose_every
         diagnose = diagnose_every > 0 and (step + 1) % diagnose_every == 0
         note_terms = self._is_sum and (step + 1) % self._log_every == 0
@@ -162,8 +156,6 @@ class Trainer:
         else:
             value = loss(embeddings, labels)
         accelerator.backward(value)
-        if optimization.chunk_size is not None:
-            chunks.backward()
         if optimization.max_gradient_norm is not None:
             parameters = [*model.parameters(), *loss.parameters()]
             accelerator.clip_grad_norm_(parameters, optimization.max_gradient_norm)

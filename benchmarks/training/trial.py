@@ -132,17 +132,6 @@ def noted(faults: list[str]) -> Iterator[None]:
 def _check_batch_norm(
     experiment: Experiment, model: EmbeddingModel, accelerator: Accelerator
 ) -> None:
-    if experiment.optimization.chunk_size is not None:
-        if any(norm.training for norm in batch_norms(model.trunk)):
-            raise ConfigError(
-                "optimization.chunk_size: the trunk's batch norm would use the statistics of a chunk, not of the "
-                "batch; freeze it (model.batch_norm: frozen_statistics), or leave chunk_size out"
-            )
-        if experiment.diagnose_every:
-            raise ConfigError(
-                "diagnose_every: needs the trunk's graph of the whole batch, which optimization.chunk_size does "
-                "not keep; set it to 0"
-            )
     settings, norms = experiment.model, batch_norms(model.trunk)
     started = settings.weights is not None or any(map(settings.trunk_args.get, STARTING_WEIGHTS))
     load = "load weights (--model.weights FILE, or --model.trunk_args '{pretrained: true}')"

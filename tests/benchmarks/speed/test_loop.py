@@ -155,10 +155,6 @@ def test_generated_files_are_a_dataset(capsys: pytest.CaptureFixture[str]) -> No
     [
         ("--precision=fp16", "precision: the bare loop does not support it"),
         ("--model.compile=true", "model.compile: the bare loop does not support it"),
-        (
-            "--optimization.chunk_size=4",
-            "optimization.chunk_size: the bare loop does not support it",
-        ),
         ("--optimisation.steps=4", "optimisation"),
     ],
 )
