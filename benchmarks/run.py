@@ -237,7 +237,7 @@ class BenchmarkRun:
             evaluate: Called every `evaluation.every` steps; default: a point of the curves.
             watch: Wraps the loader of batches, and hands its batches on.
         """
-        self.sampler.load_state_dict({"step": self.state.progress.step})
+        self.sampler.step = self.state.progress.step
         self.record.start_trackers()
         images, num_workers = self.training_images()
         loader = training.training_loader(self.accelerator, images, self.sampler, num_workers)
