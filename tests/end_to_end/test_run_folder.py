@@ -171,28 +171,11 @@ def of_another(path: Path, **changes: Any) -> None:
     rename(path, state | {"run": state["run"] | changes})
 
 
-def unnamed(path: Path) -> None:
-    path.rename(path.with_name(f"{path.name[:14]}.pt"))
-
-
 BAD: dict[str, tuple[Callable[[Path], Any], str]] = {
-    "cut off": (lambda path: path.write_bytes(path.read_bytes()[:1000]), "damaged"),
     "one bit": (flip, "damaged (its SHA-256 is not the one in its name)"),
-    "empty": (lambda path: rename(path, {}), "not a readable checkpoint"),
-    "a list": (lambda path: rename(path, [1]), "not a readable checkpoint"),
-    "a step alone": (lambda path: rename(path, {"step": 6}), "of an earlier version"),
-    "no step": (lambda path: change(path, step="6"), "not a readable checkpoint"),
     "another seed": (lambda path: of_another(path, seed=1), "is of a run with seed: 1, expected 0"),
-    "other images": (
-        lambda path: of_another(path, data="x"),
-        "is of a run with data: 'x', expected '",
-    ),
-    "other weights": (lambda path: of_another(path, weights="x"), "weights: 'x', expected None"),
     "another setting": (move, "is of a run with optimization.learning_rate: 7.0, expected 0.003"),
-    "an earlier version": (unnamed, "of an earlier version"),
-    "lacks the run": (lambda path: change(path, run=5), "not a run's checkpoint"),
     "other shapes": (lambda path: change(path, model={}), "does not fit the network"),
-    "lacks the optimizer": (lambda path: change(path, optimizer=None), "does not fit the network"),
 }
 
 
@@ -208,21 +191,14 @@ def test_a_bad_checkpoint_is_one_line_and_nothing_is_lost(
     line = said(*settings, f"--output={folder}", "--resume", status=2)
     assert f"{folder / 'checkpoints'}" in line
     assert expected in line
-    assert (
-        "does not fit" in line
-        or "delete it to continue from the one before it, of step 3, " in line
-    )
+    assert "does not fit" in line or "delete it to continue from step_000000003-" in line
     assert contents(folder) == before
 
 
-def test_the_checkpoint_before_is_offered_only_if_it_is_whole(
-    settings: list[str], done: Path, said: Callable[..., str], tmp_path: Path
+def test_a_run_whose_checkpoints_were_deleted_starts_again(
+    settings: list[str], done: Path, tmp_path: Path
 ) -> None:
     folder = unfinished(done, tmp_path / "run")
-    for path in saved_checkpoints(folder):
-        flip(path)
-    line = said(*settings, f"--output={folder}", "--resume", status=2)
-    assert line.endswith(f"; delete {folder / 'checkpoints'} to start again from the first step")
     shutil.rmtree(folder / "checkpoints")
     assert main([*settings, f"--output={folder}", "--resume", "--report=false"]) == 0
     found, wanted = (json.loads((run / "run.json").read_text()) for run in (folder, done))
