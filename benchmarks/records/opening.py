@@ -27,21 +27,8 @@ from benchmarks.records.run_folder import (
 from benchmarks.records.steps import Row, RunRecords
 from benchmarks.settings import Command, dump, flat
 
-RESULTS = {
-    "finished": None,
-    "wall_time_s": 0.0,
-    "images_per_second": None,
-    "metrics": {},
-    "outputs": {},
-    "half_widths": {},
-    "selection": None,
-    "oracle": None,
-    "before_training": None,
-    "peak_memory_gib": {},
-    "error": None,
-    "files": {},
-}
-"""Entries of run.json that the end of a run fills in."""
+NO_RESULTS = {"wall_time_s": 0.0, "metrics": {}, "before_training": None}
+"""Entries of run.json until the run has results."""
 
 
 class OpenRun:
@@ -125,7 +112,7 @@ class OpenRun:
                 )
         else:
             self.info = {"name": self.path.name, "recipe": command.recipe, "config": command.config}
-            self.info |= RESULTS
+            self.info |= NO_RESULTS
         experiment = command.experiment
         self.info |= {
             "label": experiment.label,
@@ -160,8 +147,8 @@ class OpenRun:
             self.update(**session, **work)
         self._steps = RunRecords(
             self.path / "records",
-            resume_step=step or -1,  # a run without a checkpoint keeps nothing
-            digests=saved["records"] if saved else {},
+            step=step or -1,  # a run without a checkpoint keeps nothing
+            ends=saved["records"] if saved else {},
         )
         replace_file(self.path / "config.yaml", dump(self.identity["config"]).encode())
         self.update(**work)
@@ -169,7 +156,7 @@ class OpenRun:
     def save(self, step: int, state: dict[str, Any]) -> None:
         """Write a checkpoint, from the main process."""
         if self.folder is not None and self._steps is not None:
-            about = {"run": self.identity, "records": self._steps.digests()}
+            about = {"run": self.identity, "records": self._steps.ends()}
             self.folder.save(step, state | about)
             self.folder.keep_best(state["best"] and state["best"]["step"])
 

@@ -1,9 +1,9 @@
 """Records of a run: its numbers, step by step.
 
 `RunRecords` logs through record-keeper to csv, sqlite and TensorBoard. record-keeper only appends, so this file
-handles resuming after a kill: before the first new row is written, the rows behind the checkpoint and a
-half-written last line are removed from the csv files. The sqlite file, `logs.db`, is record-keeper's alone and
-keeps them: rows that were logged again have the larger `id`.
+handles resuming after a kill: before the first new row is written, the csv files are cut back to their ends at the
+checkpoint. The sqlite file, `logs.db`, is record-keeper's alone and is not cut: of rows that were logged again, the
+later one has the larger `id`.
 
 NaN is kept as `nan` in the csv files, which `read_table` reads, and in TensorBoard; sqlite has no
 NaN and stores NULL.
@@ -20,7 +20,7 @@ from types import MappingProxyType
 from record_keeper import RecordKeeper, RecordWriter
 from torch.utils.tensorboard import SummaryWriter
 
-from benchmarks.records.files import file_digest, replace_file
+from benchmarks.records.files import replace_file
 
 STEP_COLUMN = "~iteration~"  # record-keeper's name of the first column
 
@@ -29,45 +29,42 @@ REMEDY = "delete it to continue without its rows"
 Row = tuple[int, Mapping[str, float]]
 """A step and its values by name."""
 
+Ends = Mapping[str, tuple[int, str]]
+"""Size and SHA-256 of the csv files, by table."""
+
 
 class RunRecords:
     """Tables of numbers by step, as csv files, one sqlite file and TensorBoard events.
 
-    After a SIGKILL, reopen with `resume_step=S` and log the steps after S again: the csv rows then equal those of
-    a run that was never killed, if the rows up to S were logged before the checkpoint of step S was written. One
-    process may write at a time.
+    After a SIGKILL, reopen with the `ends` of a checkpoint and log the steps after it again: the csv files then
+    equal those of a run that was never killed. One process may write at a time.
 
     Args:
         folder: Folder of the files; created if it does not exist.
-        resume_step: The step of the checkpoint that the run continues from. Rows of later steps are removed, or
-            hidden in TensorBoard. -1: no row is kept, not even that of step 0.
-        digests: The result of `digests` at that step.
+        step: The step of the checkpoint that the run continues from; TensorBoard hides later ones. -1: no row is
+            kept, not even that of step 0.
+        ends: The result of `ends` at that step.
 
     Raises:
-        ValueError: if records are damaged, or if a table's digest differs; then nothing is removed.
+        ValueError: if a table is not that of the checkpoint; then nothing is removed.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        *,
-        resume_step: int = -1,
-        digests: Mapping[str, str] = MappingProxyType({}),
-    ) -> None:
+    def __init__(self, folder: Path, *, step: int = -1, ends: Ends = MappingProxyType({})) -> None:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
-        kept = {path: _cut_csv(path, resume_step) for path in sorted(folder.glob("*.csv"))}
-        for path, content in kept.items():
-            digest = hashlib.sha256(content).hexdigest()
-            if digests.get(path.stem, digest) != digest:
+        kept = {}
+        for path in sorted(folder.glob("*.csv")):
+            size, digest = ends.get(path.stem, (0, hashlib.sha256().hexdigest()))
+            kept[path] = path.read_bytes()[:size]
+            if hashlib.sha256(kept[path]).hexdigest() != digest:
                 raise ValueError(
-                    f"{path}: its rows up to step {resume_step} are not those that the checkpoint was "
-                    f"written after; put them back, or {REMEDY}"
+                    f"{path}: its rows up to step {step} are not those that the checkpoint was written after; put "
+                    f"them back, or {REMEDY}"
                 )
         for path, content in kept.items():
             replace_file(path, content)
         self._columns = {path.stem: names[1:] for path in kept if (names := _read_csv(path)[0])}
-        self._tensorboard = SummaryWriter(str(folder), purge_step=resume_step + 1)
+        self._tensorboard = SummaryWriter(str(folder), purge_step=step + 1)
         self._keeper = RecordKeeper(self._tensorboard, RecordWriter(str(folder)))
 
     def log_rows(self, table: str, rows: Sequence[Row]) -> None:
@@ -99,9 +96,12 @@ class RunRecords:
             raise OSError(errno.EIO, str(error), str(self.folder / "logs.db")) from error
         self._tensorboard.flush()
 
-    def digests(self) -> dict[str, str]:
-        """SHA-256 of each table, to recognise its rows later."""
-        return {path.stem: file_digest(path) for path in self.folder.glob("*.csv")}
+    def ends(self) -> dict[str, tuple[int, str]]:
+        """The ends of the tables so far, to cut them back later."""
+        tables = {path.stem: path.read_bytes() for path in self.folder.glob("*.csv")}
+        return {
+            name: (len(rows), hashlib.sha256(rows).hexdigest()) for name, rows in tables.items()
+        }
 
     def close(self) -> None:
         """Close the TensorBoard file; all else is on disk."""
@@ -123,13 +123,11 @@ def read_table(folder: Path, table: str) -> dict[str, list[float]]:
     }
 
 
-def _whole_lines(path: Path) -> list[bytes]:
-    return [line for line in path.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
-
-
 def _read_csv(path: Path) -> tuple[list[str], list[list[str]]]:
     try:
-        header, *rows = list(csv.reader(line.decode() for line in _whole_lines(path))) or [[]]
+        lines = path.read_bytes().splitlines(keepends=True)
+        whole = [line.decode() for line in lines if line.endswith(b"\n")]
+        header, *rows = list(csv.reader(whole)) or [[]]
         if header[:1] not in ([], [STEP_COLUMN]):
             raise ValueError(f"its first column is {header[0][:40]!r}, not {STEP_COLUMN!r}")
         for row in rows:
@@ -138,9 +136,3 @@ def _read_csv(path: Path) -> tuple[list[str], list[list[str]]]:
     except (OSError, ValueError, IndexError, csv.Error) as error:
         raise ValueError(f"{path}: is not a table of numbers ({error}); {REMEDY}") from error
     return header, rows
-
-
-def _cut_csv(path: Path, last_step: int) -> bytes:
-    (_, rows), lines = _read_csv(path), _whole_lines(path)
-    kept = [of for of, row in zip(lines[1:], rows, strict=True) if int(row[0]) <= last_step]
-    return b"".join(lines[:1] + kept)

@@ -39,10 +39,6 @@ def change(**changes: Any) -> Callable[[Path], None]:
 
 
 DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
-    "a torn table": (
-        lambda run: (run / "records/training.csv").write_text("~iteration~,loss\n1,x\n"),
-        "training.csv: is not a table of numbers",
-    ),
     "no metrics": (
         change(status="finished", metrics={}),
         "its metrics is damaged; run that training again",

@@ -14,7 +14,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from benchmarks.records import provenance
 from benchmarks.records.files import write_json
-from benchmarks.records.steps import RunRecords, read_table
+from benchmarks.records.steps import Ends, RunRecords, read_table
 
 Rows = list[tuple[int, dict[str, float]]]
 
@@ -30,11 +30,16 @@ def evaluation_rows(*steps: int) -> Rows:
     return [(step, {"seen_recall_at_1": step / 97, "unseen_recall_at_1": 0.1}) for step in steps]
 
 
-def write(folder: Path, training: Rows, evaluation: Rows, resume_step: int = -1) -> None:
-    with closing(RunRecords(folder, resume_step=resume_step)) as run:
+def write(
+    folder: Path, training: Rows, evaluation: Rows, step: int = -1, ends: Ends | None = None
+) -> Ends:
+    """Log rows behind those of a step; the ends of the tables."""
+    with closing(RunRecords(folder, step=step, ends=ends or {})) as run:
         for start in range(0, len(training), 4):
             run.log_rows("training", training[start : start + 4])
-        run.log_rows("evaluation", evaluation)
+        if evaluation:
+            run.log_rows("evaluation", evaluation)
+        return run.ends()
 
 
 def csv_files(folder: Path) -> dict[str, bytes]:
@@ -62,19 +67,23 @@ def test_reads_what_was_logged(unbroken: Path) -> None:
 # 17 rows survive a kill in the flush of the 17th to 20th; the number of bytes to cut runs from
 # "only the newline is torn" to "the line holds its step alone".
 @pytest.mark.parametrize("torn_bytes", [0, 1, 9, 25])
-@pytest.mark.parametrize("resume_step", [0, 8, 16])
+@pytest.mark.parametrize("step", [0, 8, 16])
 def test_resume_equals_an_unbroken_log(
-    tmp_path: Path, unbroken: Path, torn_bytes: int, resume_step: int
+    tmp_path: Path, unbroken: Path, torn_bytes: int, step: int
 ) -> None:
     folder = tmp_path / "killed"
-    write(folder, training_rows(1, 17), evaluation_rows(5, 10, 15))
+    every = (5, 10, 15, 20)
+    ends = write(
+        folder, training_rows(1, step), evaluation_rows(*(at for at in every if at <= step))
+    )
+    left = evaluation_rows(*(at for at in every if step < at < 17))
+    write(folder, training_rows(step + 1, 17), left, step, ends)
     path = folder / "training.csv"
     path.write_bytes(path.read_bytes()[: -torn_bytes or None])
     assert len(read_table(folder, "training")["step"]) == (16 if torn_bytes else 17)
 
-    again = [step for step in (5, 10, 15, 20) if step > resume_step]
-    write(folder, training_rows(resume_step + 1, 20), evaluation_rows(*again), resume_step)
-
+    left = evaluation_rows(*(at for at in every if at > step))
+    write(folder, training_rows(step + 1, 20), left, step, ends)
     assert csv_files(folder) == csv_files(unbroken)
     assert not list(folder.glob(".*")), "a temporary file was left"
 
@@ -85,35 +94,33 @@ def test_resume_after_a_torn_header_and_before_the_first_row(
     folder = tmp_path / "killed"
     folder.mkdir()
     (folder / "training.csv").write_bytes(b"~iteration~,lo")
-    write(folder, training_rows(1, 20), evaluation_rows(5, 10, 15, 20), resume_step=0)
+    write(folder, training_rows(1, 20), evaluation_rows(5, 10, 15, 20), step=0)
     assert csv_files(folder) == csv_files(unbroken)
 
 
 def test_tables_of_other_rows_are_refused_before_any_is_cut(unbroken: Path) -> None:
-    with closing(RunRecords(unbroken, resume_step=20)) as run:
-        digests = run.digests()
+    ends = write(unbroken, training_rows(1, 20), evaluation_rows(20))
     (unbroken / "training.csv").write_bytes(
         (unbroken / "training.csv").read_bytes().replace(b"\n9,", b"\n9,1", 1)
     )
     files = csv_files(unbroken)
     with pytest.raises(ValueError, match=r"training\.csv: its rows up to step 20"):
-        RunRecords(unbroken, resume_step=20, digests=digests)
+        RunRecords(unbroken, step=20, ends=ends)
     assert csv_files(unbroken) == files
 
 
-def test_a_table_that_was_deleted_is_gone_on_with(unbroken: Path) -> None:
-    with closing(RunRecords(unbroken, resume_step=10)) as run:
-        digests = run.digests()
-    (unbroken / "training.csv").unlink()
-    RunRecords(unbroken, resume_step=10, digests=digests).close()
-    write(unbroken, training_rows(11, 20), evaluation_rows(15, 20), resume_step=10)
-    with closing(RunRecords(unbroken, resume_step=15)) as run:
-        assert read_table(run.folder, "training")["step"][-5:] == [11, 12, 13, 14, 15]
+def test_a_table_that_was_deleted_is_gone_on_with(tmp_path: Path) -> None:
+    ends = write(tmp_path, training_rows(1, 10), evaluation_rows(5, 10))
+    (tmp_path / "training.csv").unlink()
+    write(tmp_path, training_rows(11, 15), evaluation_rows(15), 10, ends)
+    assert read_table(tmp_path, "training")["step"] == [11, 12, 13, 14, 15]
+    assert read_table(tmp_path, "evaluation")["step"] == [5, 10, 15]
 
 
 def test_tensorboard_shows_each_step_once_after_a_resume(tmp_path: Path) -> None:
-    write(tmp_path, training_rows(1, 9), [])
-    write(tmp_path, training_rows(6, 12), [], resume_step=5)
+    ends = write(tmp_path, training_rows(1, 5), [])
+    write(tmp_path, training_rows(6, 9), [], 5, ends)
+    write(tmp_path, training_rows(6, 12), [], 5, ends)
     events = EventAccumulator(str(tmp_path)).Reload().Scalars("training/loss")
     assert [event.step for event in events] == list(range(1, 13))
 
@@ -127,7 +134,8 @@ def test_columns_are_fixed_by_the_first_row_also_after_a_resume(tmp_path: Path) 
             ValueError, match=r"step 3: expected .*'learning_rate'\], got \['loss'\]"
         ):
             run.log_rows("training", [(3, {"loss": 3.0})])
-    with closing(RunRecords(tmp_path, resume_step=2)) as run:
+        ends = run.ends()
+    with closing(RunRecords(tmp_path, step=2, ends=ends)) as run:
         with pytest.raises(ValueError, match=r"expected .*, got .*'extra'\]"):
             run.log_rows("training", [(3, {"loss": 3.0, "learning_rate": 0.1, "extra": 0.0})])
         assert read_table(run.folder, "training")["loss"] == [1.0, 2.0]
