@@ -75,7 +75,7 @@ def _run(command: settings.Command, argv: Sequence[str]) -> int:
         print("\nstopped; the same command with --resume goes on from the last checkpoint")
         return 128 + stop.signal
     except BaseException as error:
-        line, diverged = _told(error, command), isinstance(error, _diverging())
+        line, diverged = _told(error, command), isinstance(error, records.NonFiniteError)
         if run is not None:
             told = line or f"{type(error).__name__}: {console.reason(error)}"
             with suppress(OSError):
@@ -103,7 +103,7 @@ def _told(error: BaseException, command: settings.Command) -> str | None:
     if (full := _of_the_disk(error)) is not None:
         place = full.filename or command.experiment.output
         return f"{place}: {full.strerror}; repair that, and the same command with --resume goes on"
-    if not isinstance(error, (*_diverging(), datasets.DatasetError)):
+    if not isinstance(error, (records.NonFiniteError, datasets.DatasetError)):
         return None
     # A data-loader worker's error carries the worker's traceback before its own line.
     name = f"{type(error).__module__}.{type(error).__qualname__}"
@@ -111,10 +111,6 @@ def _told(error: BaseException, command: settings.Command) -> str | None:
     if isinstance(error, datasets.DatasetError):
         line += "; python -m benchmarks.datasets verify finds all files of this kind"
     return line
-
-
-def _diverging() -> tuple[type[Exception], ...]:
-    return training.NonFiniteLossError, evaluation.NonFiniteEmbeddingsError
 
 
 def _of_the_disk(error: BaseException | None) -> OSError | None:

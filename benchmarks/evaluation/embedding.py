@@ -21,10 +21,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from benchmarks.console import ignore_signals, progress_bar
-
-
-class NonFiniteEmbeddingsError(ValueError):
-    """Error: the model gives NaN or inf for some images, which the message names."""
+from benchmarks.records import NonFiniteError
 
 
 @contextmanager
@@ -64,11 +61,8 @@ def embed(
     Returns:
         (embeddings (n, E), labels (n,)), and with `extract` the descriptors (n, D) as a third.
     Raises:
-        ValueError: if the dataset is empty, if the model or `extract` does not give one vector
-            per image, or if it gives NaN or inf.
+        NonFiniteError: if the model or `extract` gives NaN or inf.
     """
-    if len(dataset) == 0:
-        raise ValueError("dataset: expected at least one image, got none")
     # DDP's forward synchronises buffers, which hangs if processes have unequal numbers of batches; and
     # `unwrap_model`, if it keeps the compilation, removes DDP from the caller's model for good.
     model = accelerator.unwrap_model(model, keep_torch_compile=False)
@@ -91,12 +85,6 @@ def embed(
         for positions, (images, labels, *_) in zip(mine, bar, strict=True):
             embeddings = model(images.to(accelerator.device, dtype))
             vectors = [embeddings] if extract is None else [embeddings, extract(embeddings)]
-            for source, rows in zip(sources, vectors, strict=False):
-                if rows.ndim != 2 or len(rows) != len(positions):
-                    raise ValueError(
-                        f"{source}: expected one vector for each of {len(positions)} images, "
-                        f"got shape {tuple(rows.shape)}"
-                    )
             vectors = [rows.cpu() for rows in vectors]
             for source, rows in zip(sources, vectors, strict=False):
                 bad[source] += positions[~rows.isfinite().all(dim=1)].tolist()
@@ -112,7 +100,7 @@ def _check_finite(shares: list[dict[str, list[int]]], images: int) -> None:
         bad = sorted(position for found in shares for position in found[source])
         if bad:
             more = ", ..." if len(bad) > 5 else ""
-            raise NonFiniteEmbeddingsError(
+            raise NonFiniteError(
                 f"{source}: NaN or inf for {len(bad)} of {images} images, at dataset positions "
                 f"{', '.join(map(str, bad[:5]))}{more}; has the training diverged?"
             )

@@ -195,18 +195,11 @@ def evaluate(
         embedding: The keyword arguments of `embed`.
 
     Raises:
-        ValueError: if the dataset has fewer than two images, no query or no gallery; as `embed`.
+        ValueError: if the dataset has fewer than two images; as `embed`.
     """
     n = len(dataset)  # type: ignore[arg-type]
     if n < 2:
         raise ValueError(f"dataset: retrieval needs at least two images, got {n}")
-    if is_query is not None:
-        queries = int(is_query.sum())
-        if is_query.shape != (n,) or is_query.dtype != torch.bool or not 0 < queries < n:
-            raise ValueError(
-                f"is_query: expected {n} booleans, some true and some false, got {is_query.dtype} of shape "
-                f"{tuple(is_query.shape)}, {queries} true"
-            )
     tester = SharedTester(accelerator, calculator, is_query, **embedding)
     with evaluation_mode(model):
         [found] = tester.test({"test": dataset}, 0, model).values()

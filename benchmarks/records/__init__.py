@@ -17,7 +17,7 @@ __getattr__, __dir__, __all__ = lazy.attach(
             "now",
             "peak_memory",
         ],
-        "results": ["Run", "digests", "has_diverged", "load_run"],
+        "results": ["NonFiniteError", "Run", "digests", "has_diverged", "load_run"],
         "run_folder": [
             "EMBEDDINGS",
             "RunFolder",

@@ -73,6 +73,10 @@ class Run:
         return read_table(self.file(f"records/{name}.csv").parent, name)
 
 
+class NonFiniteError(ValueError):
+    """Error: a loss, weights or embeddings are NaN or infinite; with the same settings, they would be so again."""
+
+
 def digests(folder: Path) -> dict[str, str]:
     """SHA-256, by path in the folder, of the files that reports and exports read beside run.json."""
     patterns = ("config.yaml", "*.npz", "records/*.csv")

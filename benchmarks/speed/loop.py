@@ -30,10 +30,11 @@ from torch.utils.data import DataLoader
 from benchmarks import building
 from benchmarks.console import HelpFormatter, at_least, columns, ignore_signals, workers_dismissed
 from benchmarks.datasets import DatasetError
+from benchmarks.records import NonFiniteError
 from benchmarks.run import BenchmarkRun
 from benchmarks.settings import ConfigError, Experiment, parse
 from benchmarks.speed.measuring import synchronize
-from benchmarks.training import NonFiniteLossError, start
+from benchmarks.training import start
 
 RECIPE = "glyphs/compare/binomial_horde"
 
@@ -70,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             run = BenchmarkRun(command, settings, start(command.experiment))
             with closing(run.record):
                 turns = measure(run, options.steps)
-        except (ConfigError, NonFiniteLossError, DatasetError) as error:
+        except (ConfigError, NonFiniteError, DatasetError) as error:
             print(f"error: {error}", file=sys.stderr)
             return 2 if isinstance(error, ConfigError) else 1
         if run.state.progress.stopped_by is not None:

@@ -17,16 +17,11 @@ import torch
 from torch import Tensor
 
 from benchmarks.console import StopRequest, progress_bar
-from benchmarks.records import Row
+from benchmarks.records import NonFiniteError, Row
 from benchmarks.settings import Experiment
 from benchmarks.training.batches import StepSampler
 from benchmarks.training.state import Progress, TrainingState
 from pml_regularizers import gradient_norm_ratios, record_terms, term_names
-
-
-class NonFiniteLossError(RuntimeError):
-    """Error: the loss or the weights are nan or infinite; it names the step, and for a loss its images."""
-
 
 Due = Literal["log", "evaluate", "checkpoint"]
 
@@ -102,7 +97,7 @@ class Trainer:
         """Train to the sampler's last step, or until asked to stop; pause when something is due.
 
         Raises:
-            NonFiniteLossError: for a NaN or infinity, before any checkpoint that would contain its effects.
+            NonFiniteError: for a NaN or infinity, before any checkpoint that would contain its effects.
         """
         accelerator, progress = self.state.accelerator, self.state.progress
         self.state.model.train()
@@ -155,7 +150,7 @@ class Trainer:
         for owner in (self.state.model, self.state.loss):
             for name, tensor in owner.state_dict().items():
                 if tensor.is_floating_point() and not tensor.isfinite().all():
-                    raise NonFiniteLossError(
+                    raise NonFiniteError(
                         f"{name} is not finite after step {step}; lower the learning rate, or clip the "
                         "gradient (optimization.max_gradient_norm)"
                     )
@@ -252,7 +247,7 @@ class Pending:
         rows = []
         for value, (step, _, rate, indices) in zip(losses, self._rows, strict=True):
             if not np.isfinite(value):
-                raise NonFiniteLossError(
+                raise NonFiniteError(
                     f"the loss is {value} at step {step}, images {indices.tolist()}; lower the learning "
                     "rate, clip the gradient (optimization.max_gradient_norm), or look at these images"
                 )
