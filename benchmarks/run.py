@@ -62,7 +62,7 @@ def _run(command: settings.Command, argv: Sequence[str]) -> int:
     run, accelerator = None, None
     try:
         accelerator = training.start(command.experiment)
-        run = BenchmarkRun(command, argv, accelerator)
+        run = OngoingRun(command, argv, accelerator)
         console.handle_signals(_stop)  # during the training: StopRequest's
         return run.execute()
     except settings.ConfigError as error:
@@ -133,8 +133,8 @@ def _stop(number: int, frame: object) -> None:
     raise Stopped(number)
 
 
-class BenchmarkRun:
-    """An experiment: data, network, loss and the folder of its results.
+class OngoingRun:
+    """A run being made: data, network, loss and the folder of its results.
 
     Raises:
         ConfigError: if the data cannot be read, or something does not suit the experiment.
@@ -172,7 +172,7 @@ class BenchmarkRun:
         self.curves = evaluation.Curves(
             accelerator, self.state.model, self.datasets, experiment.evaluation, self.embedding
         )
-        self.record = records.OpenRun(command, argv, accelerator, about)
+        self.record = records.RunWriter(command, argv, accelerator, about)
         if not self.record.finished:
             try:
                 self._restore(command.resume)

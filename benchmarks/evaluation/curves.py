@@ -10,8 +10,7 @@ from torch.utils.data import Dataset, Subset
 
 from benchmarks.building import Datasets
 from benchmarks.datasets import Glyphs, ImageSet
-from benchmarks.evaluation.tester import Evaluation as Tested
-from benchmarks.evaluation.tester import cluster_metrics, evaluate, rank_calculator
+from benchmarks.evaluation.tester import Tested, cluster_metrics, evaluate, rank_calculator
 from benchmarks.settings import Evaluation
 
 SELECTED_BY = "mean_average_precision_at_r"

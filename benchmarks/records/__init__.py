@@ -6,7 +6,7 @@ __getattr__, __dir__, __all__ = lazy.attach(
     __name__,
     submod_attrs={
         "files": ["file_digest", "damage_named", "read_json", "replace_file", "write_json"],
-        "opening": ["OpenRun"],
+        "run_writer": ["RunWriter"],
         "provenance": [
             "changed_since",
             "describe_code",

@@ -1,4 +1,4 @@
-"""The record of a run, for reports."""
+"""The record of a run, for those who read it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ NULLABLE = ("recipe", "commit", "dirty", "weights", "selection", "oracle", "befo
 
 @dataclass(frozen=True)
 class Run:
-    """A run folder and the contents of its run.json."""
+    """A run that was made, as its folder tells: the contents of its run.json."""
 
     folder: Path
     info: dict[str, Any]

@@ -103,7 +103,7 @@ def load_checkpoint(run: Path, identity: Mapping[str, Any] | None = None) -> dic
     """The last checkpoint of a run, on the CPU; None if there is none.
 
     Args:
-        identity: The required entry "run" of the checkpoint, for a run that continues from it: see `OpenRun`.
+        identity: The required entry "run" of the checkpoint, for a run that continues from it: see `RunWriter`.
 
     Raises:
         RunFolderError: if it, or the best weights that it names, are damaged, or if it is of another run.

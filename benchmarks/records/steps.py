@@ -1,6 +1,6 @@
 """Records of a run: its numbers, step by step.
 
-`RunRecords` logs through record-keeper to csv, sqlite and TensorBoard. record-keeper only appends, so this file
+`StepTables` logs through record-keeper to csv, sqlite and TensorBoard. record-keeper only appends, so this file
 handles resuming after a kill: before the first new row is written, the csv files are cut back to their ends at the
 checkpoint. The sqlite file, `logs.db`, is record-keeper's alone and is not cut: of rows that were logged again, the
 later one has the larger `id`.
@@ -33,7 +33,7 @@ Ends = Mapping[str, tuple[int, str]]
 """Size and SHA-256 of the csv files, by table."""
 
 
-class RunRecords:
+class StepTables:
     """Tables of numbers by step, as csv files, one sqlite file and TensorBoard events.
 
     After a SIGKILL, reopen with the `ends` of a checkpoint and log the steps after it again: the csv files then

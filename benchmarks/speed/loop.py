@@ -31,7 +31,7 @@ from benchmarks import building
 from benchmarks.console import HelpFormatter, at_least, columns, ignore_signals, workers_dismissed
 from benchmarks.datasets import DatasetError
 from benchmarks.records import NonFiniteError
-from benchmarks.run import BenchmarkRun
+from benchmarks.run import OngoingRun
 from benchmarks.settings import ConfigError, Experiment, parse
 from benchmarks.speed.measuring import synchronize
 from benchmarks.training import start
@@ -68,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             command = parse(settings)
             check(command.experiment)
-            run = BenchmarkRun(command, settings, start(command.experiment))
+            run = OngoingRun(command, settings, start(command.experiment))
             with closing(run.record):
                 turns = measure(run, options.steps)
         except (ConfigError, NonFiniteError, DatasetError) as error:
@@ -120,7 +120,7 @@ def check(experiment: Experiment) -> None:
         raise ConfigError(f"{keys[0]}: the bare loop does not support it; leave it out")
 
 
-def bare_steps(run: BenchmarkRun) -> Generator[Tensor]:
+def bare_steps(run: OngoingRun) -> Generator[Tensor]:
     """Train in a bare loop from the run's initial weights, and yield the loss of each step."""
     experiment, device = run.experiment, run.accelerator.device
     optimization = experiment.optimization
@@ -222,7 +222,7 @@ class Turns:
         self._begun = now
 
 
-def measure(run: BenchmarkRun, steps: int) -> Turns:
+def measure(run: OngoingRun, steps: int) -> Turns:
     """Train both by turns, to the run's last step."""
     with closing(bare_steps(run)) as bare:
         turns = Turns(bare, steps)

@@ -20,7 +20,7 @@ from benchmarks.evaluation.curves import Curves
 from benchmarks.evaluation.tester import evaluate, measure, rank_calculator
 from benchmarks.records.run_folder import load_best, load_checkpoint
 from benchmarks.records.steps import read_table
-from benchmarks.run import BenchmarkRun
+from benchmarks.run import OngoingRun
 from benchmarks.settings.command import parse
 from benchmarks.settings.experiment import Tracker
 from benchmarks.training import trial
@@ -114,7 +114,7 @@ def test_the_network_is_tested_before_training(
     assert resumed["metrics"] == record["metrics"]
 
     (tmp_path / "run").rename(tmp_path / "before")
-    monkeypatch.setattr(BenchmarkRun, "test_start", lambda run: None)
+    monkeypatch.setattr(OngoingRun, "test_start", lambda run: None)
     with traced() as untested:
         plain = train(*settings)
     assert (plain["before_training"], plain["metrics"]) == (None, record["metrics"])

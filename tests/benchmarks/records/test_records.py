@@ -14,7 +14,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from benchmarks.records import provenance
 from benchmarks.records.files import write_json
-from benchmarks.records.steps import Ends, RunRecords, read_table
+from benchmarks.records.steps import Ends, StepTables, read_table
 
 Rows = list[tuple[int, dict[str, float]]]
 
@@ -34,7 +34,7 @@ def write(
     folder: Path, training: Rows, evaluation: Rows, step: int = -1, ends: Ends | None = None
 ) -> Ends:
     """Log rows behind those of a step; the ends of the tables."""
-    with closing(RunRecords(folder, step=step, ends=ends or {})) as run:
+    with closing(StepTables(folder, step=step, ends=ends or {})) as run:
         for start in range(0, len(training), 4):
             run.log_rows("training", training[start : start + 4])
         if evaluation:
@@ -105,7 +105,7 @@ def test_tables_of_other_rows_are_refused_before_any_is_cut(unbroken: Path) -> N
     )
     files = csv_files(unbroken)
     with pytest.raises(ValueError, match=r"training\.csv: its rows up to step 20"):
-        RunRecords(unbroken, step=20, ends=ends)
+        StepTables(unbroken, step=20, ends=ends)
     assert csv_files(unbroken) == files
 
 
@@ -126,7 +126,7 @@ def test_tensorboard_shows_each_step_once_after_a_resume(tmp_path: Path) -> None
 
 
 def test_columns_are_fixed_by_the_first_row_also_after_a_resume(tmp_path: Path) -> None:
-    with closing(RunRecords(tmp_path)) as run:
+    with closing(StepTables(tmp_path)) as run:
         run.log_rows("training", [(1, {"loss": 1.0, "learning_rate": 0.1})])
         # Another order is the same columns: record-keeper alone would write a second header.
         run.log_rows("training", [(2, {"learning_rate": 0.1, "loss": 2.0})])
@@ -135,7 +135,7 @@ def test_columns_are_fixed_by_the_first_row_also_after_a_resume(tmp_path: Path) 
         ):
             run.log_rows("training", [(3, {"loss": 3.0})])
         ends = run.ends()
-    with closing(RunRecords(tmp_path, step=2, ends=ends)) as run:
+    with closing(StepTables(tmp_path, step=2, ends=ends)) as run:
         with pytest.raises(ValueError, match=r"expected .*, got .*'extra'\]"):
             run.log_rows("training", [(3, {"loss": 3.0, "learning_rate": 0.1, "extra": 0.0})])
         assert read_table(run.folder, "training")["loss"] == [1.0, 2.0]
@@ -143,7 +143,7 @@ def test_columns_are_fixed_by_the_first_row_also_after_a_resume(tmp_path: Path) 
 
 def test_numpy_scalars_infinity_and_nan_are_kept(tmp_path: Path) -> None:
     values = [np.float32(0.5), float("inf"), float("nan")]
-    with closing(RunRecords(tmp_path)) as run:
+    with closing(StepTables(tmp_path)) as run:
         run.log_rows("training", [(i + 1, {"loss": value}) for i, value in enumerate(values)])
     loss = read_table(tmp_path, "training")["loss"]
     assert loss[:2] == [0.5, math.inf]
@@ -234,7 +234,7 @@ def test_describe_versions_and_hardware(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_a_database_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "logs.db").mkdir()
-    with closing(RunRecords(tmp_path)) as run:
+    with closing(StepTables(tmp_path)) as run:
         with pytest.raises(OSError, match="unable to open") as refused:
             run.log_rows("training", training_rows(1, 5))
         assert refused.value.filename == str(tmp_path / "logs.db")

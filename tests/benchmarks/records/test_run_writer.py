@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from benchmarks.records import write_json
-from benchmarks.records.opening import OpenRun
 from benchmarks.records.run_folder import RunFolderError
+from benchmarks.records.run_writer import RunWriter
 from benchmarks.settings import parse
 
 MAIN: Any = SimpleNamespace(is_main_process=True, num_processes=1)
@@ -23,9 +23,9 @@ ABOUT = {
 }
 
 
-def opened(folder: Path, *options: str) -> OpenRun:
+def opened(folder: Path, *options: str) -> RunWriter:
     command = parse(["--recipe=glyphs/demo/binomial", f"--output={folder}", *options])
-    return OpenRun(command, [], MAIN, ABOUT)
+    return RunWriter(command, [], MAIN, ABOUT)
 
 
 def change(**changes: Any) -> Callable[[Path], None]:

@@ -1,4 +1,4 @@
-"""Opened run folder: locked, checked against the settings it was started with, written by the main process."""
+"""What a run writes into its folder, which is locked and compared with the settings that it was started with."""
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -24,15 +24,15 @@ from benchmarks.records.run_folder import (
     check_same,
     holds_other_files,
 )
-from benchmarks.records.steps import Row, RunRecords
+from benchmarks.records.steps import Row, StepTables
 from benchmarks.settings import Command, dump, flat
 
 NO_RESULTS = {"wall_time_s": 0.0, "metrics": {}, "before_training": None}
 """Entries of run.json until the run has results."""
 
 
-class OpenRun:
-    """Exclusive use of a run folder; all processes create this object, and only the main process writes.
+class RunWriter:
+    """Writer of a run's folder; all processes create this object, and only the main process writes.
 
     Args:
         about: Entries of run.json that describe data and weights.
@@ -59,7 +59,7 @@ class OpenRun:
         self.path = command.experiment.output
         self.info: dict[str, Any] = {}
         self.folder: RunFolder | None = None
-        self._steps: RunRecords | None = None
+        self._steps: StepTables | None = None
         self._accelerator = accelerator
         self._trackers = command.experiment.trackers
         self._argv, self._used = argv, False
@@ -145,7 +145,7 @@ class OpenRun:
         if not self._used:  # the sessions show whether other code or another machine resumed it
             # run.json first: if killed from here on, the folder is a run that --resume can continue.
             self.update(**session, **work)
-        self._steps = RunRecords(
+        self._steps = StepTables(
             self.path / "records",
             step=step or -1,  # a run without a checkpoint keeps nothing
             ends=saved["records"] if saved else {},
