@@ -200,7 +200,7 @@ class OngoingRun:
         if self.record.finished:
             if self.accelerator.is_main_process:
                 print(f"{path} is finished (delete it to run it again); its results:\n")
-                self._report(again=False)
+                self._report()
             return 0
         if progress.step == 0:
             self.test_start()
@@ -306,15 +306,14 @@ class OngoingRun:
             wall_time_s=progress.seconds + time.perf_counter() - begun,
             images_per_second=progress.step * self.sampler.batch_size / progress.busy_seconds,
         )
-        self._report(again=True)
+        self._report()
 
-    def _report(self, *, again: bool) -> None:
-        page = self.record.path / "report.html"
+    def _report(self) -> None:
         runs = [records.load_run(self.record.path)]
-        if self.experiment.report and (again or not page.exists()):  # killed before it was written
-            reporting.write_html(runs, page)
         console.say(reporting.compare(runs).terminal())
-        if self.experiment.report and again:
+        if self.experiment.report:
+            page = self.record.path / "report.html"
+            reporting.write_html(runs, page)
             console.say(f"\nreport: {page}")
 
 

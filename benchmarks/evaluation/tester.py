@@ -32,7 +32,7 @@ CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
-class Tested:
+class Measured:
     """Results on a tested dataset: the same on every process, all tensors on the CPU in dataset order.
 
     Attributes:
@@ -186,7 +186,7 @@ def evaluate(
     *,
     is_query: Tensor | None = None,
     **embedding: Any,
-) -> Tested:
+) -> Measured:
     """Test a model with PML's tester; call it on all processes.
 
     Args:
@@ -204,7 +204,7 @@ def evaluate(
     with evaluation_mode(model):
         [found] = tester.test({"test": dataset}, 0, model).values()
     found.pop("epoch")
-    return Tested(found, tester.embeddings, tester.labels, tester.descriptors)
+    return Measured(found, tester.embeddings, tester.labels, tester.descriptors)
 
 
 def cluster_metrics(

@@ -57,18 +57,8 @@ def describe_weights(model: "Model") -> dict[str, str] | None:
 
 
 PACKAGES = (
-    "pml-regularizers",
-    "pytorch-metric-learning",
-    "torch",
-    "torchvision",
-    "timm",
-    "accelerate",
-    "faiss-cpu",
-    "faiss-gpu",
-    "numpy",
-    "scikit-learn",
-    "record-keeper",
-    "jsonargparse",
+    *("pml-regularizers", "pytorch-metric-learning", "torch", "torchvision", "timm", "accelerate"),
+    *("faiss-cpu", "faiss-gpu", "numpy", "scikit-learn", "record-keeper", "jsonargparse"),
 )
 
 

@@ -92,7 +92,9 @@ def test_what_a_finished_run_leaves(
     line = said(*settings, f"--output={done}", status=2)
     assert "already holds a run" in line
     before = (done / "run.json").read_text()
+    (done / "report.html").unlink()
     assert main([*settings, f"--output={done}", "--resume"]) == 0
+    assert (done / "report.html").read_text() == page
     output = capsys.readouterr().out
     assert "is finished" in output
     assert "Recall@1" in output
@@ -120,12 +122,6 @@ def test_terms_of_the_loss_are_recorded(settings: list[str], tmp_path: Path) -> 
         first, second = (terms[name][row] for name in names)
         assert second == pytest.approx(first / 2)
         assert first + second == pytest.approx(whole["loss"][step - 1])
-
-
-def test_a_lost_report_is_written_again(settings: list[str], done: Path) -> None:
-    (done / "report.html").unlink()
-    assert main([*settings, f"--output={done}", "--resume"]) == 0
-    assert (done / "report.html").exists()
 
 
 def unfinished(done: Path, folder: Path) -> Path:

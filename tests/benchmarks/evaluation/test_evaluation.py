@@ -18,7 +18,7 @@ from torch.utils.data import Dataset, Subset
 from benchmarks.evaluation import embedding, tester
 from benchmarks.evaluation.embedding import embed
 from benchmarks.evaluation.outputs import variance_correlation
-from benchmarks.evaluation.tester import Tested, cluster_metrics, pairwise_f1, rank_calculator
+from benchmarks.evaluation.tester import Measured, cluster_metrics, pairwise_f1, rank_calculator
 from benchmarks.records import NonFiniteError
 from benchmarks.settings import ClassSpec, ConfigError
 from pml_regularizers import VEMAttention
@@ -28,7 +28,7 @@ from tests.support.pool import Pool, Processes
 RECALL_AT = (1, 2, 4, 8)
 
 
-def evaluate(accelerator, model, dataset, *, recall_at=RECALL_AT, **options) -> Tested:
+def evaluate(accelerator, model, dataset, *, recall_at=RECALL_AT, **options) -> Measured:
     return tester.evaluate(
         accelerator, model, dataset, rank_calculator(accelerator, recall_at), **options
     )
