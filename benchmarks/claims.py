@@ -192,12 +192,9 @@ def _has_ended(job: Any) -> bool:
     return record["status"] == "finished" or records.has_diverged(record)
 
 
-def _changes(config: dict[str, Any], results: Iterable[Any]) -> list[str] | None:
-    """The files of a row's trainings that changed since; None if that is unknown."""
-    classes = [str(value) for key, value in flat(config).items() if key.endswith("class_path")]
-    since = [
-        records.changed_since(commit, classes) for commit in {str(r["commit"]) for r in results}
-    ]
+def _changes(results: Iterable[Any]) -> list[str] | None:
+    """The files that changed since a row's trainings; None if that is unknown."""
+    since = [records.changed_since(commit) for commit in {str(r["commit"]) for r in results}]
     return None if None in since else sorted({*chain(*since)})
 
 
@@ -241,9 +238,7 @@ def _run(options: argparse.Namespace, settings: Sequence[str]) -> int:
         )
     figure = options.output.with_suffix(".png")
     tunings = [tuning for row in every if (tuning := study.tuning(row))]
-    changes = {
-        row: _changes(study.tests(row)[0].config, of.values()) for row, of in found.items() if of
-    }
+    changes = {row: _changes(of.values()) for row, of in found.items() if of}
     drawn = reporting.forest(claims, findings)
     page = reporting.claims_page(claims, findings, found, tunings, changes, figure.name)
     for file, content in {options.output: page.encode(), figure: drawn}.items():

@@ -62,7 +62,7 @@ def _run(command: settings.Command, argv: Sequence[str]) -> int:
     run, accelerator = None, None
     try:
         accelerator = training.start(command.experiment)
-        run = BenchmarkRun(command, argv, accelerator)
+        run = OngoingRun(command, argv, accelerator)
         console.handle_signals(_stop)  # during the training: StopRequest's
         return run.execute()
     except settings.ConfigError as error:
@@ -75,7 +75,7 @@ def _run(command: settings.Command, argv: Sequence[str]) -> int:
         print("\nstopped; the same command with --resume goes on from the last checkpoint")
         return 128 + stop.signal
     except BaseException as error:
-        line, diverged = _told(error, command), isinstance(error, _diverging())
+        line, diverged = _told(error, command), isinstance(error, records.NonFiniteError)
         if run is not None:
             told = line or f"{type(error).__name__}: {console.reason(error)}"
             with suppress(OSError):
@@ -103,7 +103,7 @@ def _told(error: BaseException, command: settings.Command) -> str | None:
     if (full := _of_the_disk(error)) is not None:
         place = full.filename or command.experiment.output
         return f"{place}: {full.strerror}; repair that, and the same command with --resume goes on"
-    if not isinstance(error, (*_diverging(), datasets.DatasetError)):
+    if not isinstance(error, (records.NonFiniteError, datasets.DatasetError)):
         return None
     # A data-loader worker's error carries the worker's traceback before its own line.
     name = f"{type(error).__module__}.{type(error).__qualname__}"
@@ -111,10 +111,6 @@ def _told(error: BaseException, command: settings.Command) -> str | None:
     if isinstance(error, datasets.DatasetError):
         line += "; python -m benchmarks.datasets verify finds all files of this kind"
     return line
-
-
-def _diverging() -> tuple[type[Exception], ...]:
-    return training.NonFiniteLossError, evaluation.NonFiniteEmbeddingsError
 
 
 def _of_the_disk(error: BaseException | None) -> OSError | None:
@@ -137,8 +133,8 @@ def _stop(number: int, frame: object) -> None:
     raise Stopped(number)
 
 
-class BenchmarkRun:
-    """An experiment: data, network, loss and the folder of its results.
+class OngoingRun:
+    """A run being made: data, network, loss and the folder of its results.
 
     Raises:
         ConfigError: if the data cannot be read, or something does not suit the experiment.
@@ -176,7 +172,7 @@ class BenchmarkRun:
         self.curves = evaluation.Curves(
             accelerator, self.state.model, self.datasets, experiment.evaluation, self.embedding
         )
-        self.record = records.OpenRun(command, argv, accelerator, about)
+        self.record = records.RunWriter(command, argv, accelerator, about)
         if not self.record.finished:
             try:
                 self._restore(command.resume)
@@ -204,7 +200,7 @@ class BenchmarkRun:
         if self.record.finished:
             if self.accelerator.is_main_process:
                 print(f"{path} is finished (delete it to run it again); its results:\n")
-                self._report(again=False)
+                self._report()
             return 0
         if progress.step == 0:
             self.test_start()
@@ -237,7 +233,7 @@ class BenchmarkRun:
             evaluate: Called every `evaluation.every` steps; default: a point of the curves.
             watch: Wraps the loader of batches, and hands its batches on.
         """
-        self.sampler.load_state_dict({"step": self.state.progress.step})
+        self.sampler.step = self.state.progress.step
         self.record.start_trackers()
         images, num_workers = self.training_images()
         loader = training.training_loader(self.accelerator, images, self.sampler, num_workers)
@@ -310,15 +306,14 @@ class BenchmarkRun:
             wall_time_s=progress.seconds + time.perf_counter() - begun,
             images_per_second=progress.step * self.sampler.batch_size / progress.busy_seconds,
         )
-        self._report(again=True)
+        self._report()
 
-    def _report(self, *, again: bool) -> None:
-        page = self.record.path / "report.html"
+    def _report(self) -> None:
         runs = [records.load_run(self.record.path)]
-        if self.experiment.report and (again or not page.exists()):  # killed before it was written
-            reporting.write_html(runs, page)
         console.say(reporting.compare(runs).terminal())
-        if self.experiment.report and again:
+        if self.experiment.report:
+            page = self.record.path / "report.html"
+            reporting.write_html(runs, page)
             console.say(f"\nreport: {page}")
 
 

@@ -65,7 +65,6 @@ class Sharing:
 
     device: torch.device
     accelerator: Any = None
-    allocate: Callable[[Sequence[int], torch.dtype], tuple[Tensor, bool]] | None = None
     progress: Callable[[Sequence[Tensor]], Iterable[Tensor]] = iter
 
     def sum(self, values: Tensor) -> Tensor:
@@ -223,24 +222,11 @@ def taken_rows(parts: Sequence[Tensor], index: Tensor) -> list[Tensor]:
 
 
 def _prepared(parts: Sequence[Tensor], order: Tensor, normalize: bool, sharing: Sharing) -> Tensor:
-    """The vectors to compare, in the plan's order: on a GPU, or in memory that processes may share."""
+    """The vectors to compare, in the plan's order."""
     dtype = torch.float32
     for part in parts:
         dtype = torch.promote_types(dtype, part.dtype)
-    shape = len(order), parts[0].shape[1]
-    if sharing.allocate is None or sharing.device.type != "cpu":
-        rows = torch.empty(shape, dtype=dtype, device=sharing.device)
-        _prepare(parts, order, normalize, rows)
-        return rows
-    rows, is_mine = sharing.allocate(shape, dtype)
-    if is_mine:
-        _prepare(parts, order, normalize, rows)
-    if sharing.accelerator is not None:
-        sharing.accelerator.wait_for_everyone()
-    return rows
-
-
-def _prepare(parts: Sequence[Tensor], order: Tensor, normalize: bool, out: Tensor) -> None:
+    out = torch.empty(len(order), parts[0].shape[1], dtype=dtype, device=sharing.device)
     # A power of two, so that nothing is rounded; squares neither overflow nor vanish.
     limit = frexp(torch.finfo(out.dtype).max)[1] - 2
     scale = 2.0 ** -min(max(frexp(largest_entry(*parts))[1], -limit), limit)
@@ -257,6 +243,7 @@ def _prepare(parts: Sequence[Tensor], order: Tensor, normalize: bool, out: Tenso
     origin = compared(sample).median(dim=0).values  # which a few vectors far away do not move
     for index, part in zip(torch.split(order, PART), torch.split(out, PART), strict=True):
         part.copy_(compared(index) - origin)
+    return out
 
 
 def largest_entry(*parts: Tensor) -> float:

@@ -34,9 +34,6 @@ class RankAccuracyCalculator(AccuracyCalculator):
             the papers on CUB-200-2011 and Cars-196.
         accelerator: An `accelerate.Accelerator`, whose processes share the queries; all must have the same
             vectors and make the same calls. Default: this process works alone.
-        allocate: Function that allocates memory shared by the processes of a host. Called on all processes with a
-            shape and a dtype, it returns an uninitialised tensor on the CPU and whether this process must fill
-            it. Not used on a GPU.
         progress: Function that wraps the blocks of queries that this process ranks, such as `tqdm.tqdm`.
 
     Raises:
@@ -65,7 +62,6 @@ class RankAccuracyCalculator(AccuracyCalculator):
         *,
         recall_at: Sequence[int] = (1, 2, 4, 8),
         accelerator: Any = None,
-        allocate: Callable[[Sequence[int], torch.dtype], tuple[Tensor, bool]] | None = None,
         progress: Callable[[Sequence[Tensor]], Iterable[Tensor]] = iter,
     ) -> None:
         refused = {"k": k, "label_comparison_fn": label_comparison_fn, "knn_func": knn_func}
@@ -94,7 +90,7 @@ class RankAccuracyCalculator(AccuracyCalculator):
         self.original_function_dict = self.get_function_dict(include, exclude)
         self.curr_function_dict = self.get_function_dict()
         self.furthest = max(recall_at)
-        self.sharing = Sharing(self.device, accelerator, allocate, progress)
+        self.sharing = Sharing(self.device, accelerator, progress)
 
     @torch.no_grad()
     def get_accuracy(

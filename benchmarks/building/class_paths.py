@@ -35,7 +35,7 @@ PROVIDED = {
     "model.attention": ("num_features",),
     "optimization.optimizer": ("params", "lr"),
     "optimization.scheduler": ("optimizer", "max_lr", "total_steps"),
-    "evaluation.accuracy_calculator": ("accelerator", "allocate"),
+    "evaluation.accuracy_calculator": ("accelerator",),
 }
 """Settings that describe classes, and the arguments that the runner fills in there from other settings."""
 

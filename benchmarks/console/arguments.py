@@ -8,9 +8,6 @@ import sys
 from collections.abc import Callable, Sequence
 from textwrap import fill
 
-MARKED = re.compile(r"[-+.\d]+( ± [.\d]+)?(?=\*)")
-"""The best number of a column."""
-
 
 class HelpFormatter(argparse.HelpFormatter):
     """Descriptions in paragraphs that fit the terminal; indented lines, such as examples, stay lines."""
@@ -39,14 +36,9 @@ def columns(rows: Sequence[Sequence[str]]) -> str:
 
 
 def say(text: str, end: str = "\n") -> None:
-    """Print and flush; ignore a reader that has closed the pipe (`| head`).
-
-    On a terminal, numbers marked by an asterisk are green, unless NO_COLOR is set.
-    """
+    """Print and flush; ignore a reader that has closed the pipe (`| head`)."""
     if sys.stdout is None:  # closed, as by >&-
         return
-    if sys.stdout.isatty() and not os.environ.get("NO_COLOR"):
-        text = MARKED.sub("\033[1;32m\\g<0>\033[0m", text)
     try:
         print(text, end=end, flush=True)
     except BrokenPipeError:

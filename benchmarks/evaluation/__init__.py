@@ -6,7 +6,6 @@ __getattr__, __dir__, __all__ = lazy.attach(
     __name__,
     submod_attrs={
         "curves": ["Curves", "SELECTED_BY"],
-        "embedding": ["NonFiniteEmbeddingsError"],
         "outputs": ["best_by_the_test", "save_embeddings", "test_outputs"],
         "showcase": ["save_showcase"],
         "tester": ["build_calculator", "cluster_metrics", "evaluate", "measure"],

@@ -10,8 +10,7 @@ from torch.utils.data import Dataset, Subset
 
 from benchmarks.building import Datasets
 from benchmarks.datasets import Glyphs, ImageSet
-from benchmarks.evaluation.tester import Evaluation as Tested
-from benchmarks.evaluation.tester import cluster_metrics, evaluate, rank_calculator
+from benchmarks.evaluation.tester import Measured, cluster_metrics, evaluate, rank_calculator
 from benchmarks.settings import Evaluation
 
 SELECTED_BY = "mean_average_precision_at_r"
@@ -68,7 +67,7 @@ class Curves:
 
     def _tested(
         self, dataset: Glyphs | ImageSet, recall_at: list[int], rows: torch.Tensor | None = None
-    ) -> Tested:
+    ) -> Measured:
         is_query = dataset.is_query
         images: Dataset[Any] = dataset
         if rows is not None:

@@ -7,8 +7,7 @@ a gallery (In-Shop), each query is ranked against the gallery alone; R is then t
 class.
 
 Process i modulo the number of processes embeds batch i, so batches are composed as on one process and the
-embeddings are equal to the bit. Blocks of queries are shared in the same way. A host keeps one copy of the
-embeddings in memory, and every process writes its rows to their places.
+embeddings are equal to the bit; then every process gets all of them. Blocks of queries are shared in the same way.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -17,16 +16,12 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import gather_object
+from accelerate.utils import broadcast, gather_object
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from benchmarks.console import ignore_signals, progress_bar
-from benchmarks.evaluation.shared_tensors import exchange, shared_tensor
-
-
-class NonFiniteEmbeddingsError(ValueError):
-    """Error: the model gives NaN or inf for some images, which the message names."""
+from benchmarks.records import NonFiniteError
 
 
 @contextmanager
@@ -52,7 +47,7 @@ def embed(
     progress: bool = True,
     dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, ...]:
-    """Return the embeddings and labels of all images, in dataset order, on the CPU, one copy for each host.
+    """Return the embeddings and labels of all images, in dataset order, on the CPU.
 
     The model runs in evaluation mode, without gradients and without its DDP or torch.compile wrapper. Its modes
     are restored at the end; the global random state does not change.
@@ -66,11 +61,8 @@ def embed(
     Returns:
         (embeddings (n, E), labels (n,)), and with `extract` the descriptors (n, D) as a third.
     Raises:
-        ValueError: if the dataset is empty, if the model or `extract` does not give one vector
-            per image, or if it gives NaN or inf.
+        NonFiniteError: if the model or `extract` gives NaN or inf.
     """
-    if len(dataset) == 0:
-        raise ValueError("dataset: expected at least one image, got none")
     # DDP's forward synchronises buffers, which hangs if processes have unequal numbers of batches; and
     # `unwrap_model`, if it keeps the compilation, removes DDP from the caller's model for good.
     model = accelerator.unwrap_model(model, keep_torch_compile=False)
@@ -93,12 +85,6 @@ def embed(
         for positions, (images, labels, *_) in zip(mine, bar, strict=True):
             embeddings = model(images.to(accelerator.device, dtype))
             vectors = [embeddings] if extract is None else [embeddings, extract(embeddings)]
-            for source, rows in zip(sources, vectors, strict=False):
-                if rows.ndim != 2 or len(rows) != len(positions):
-                    raise ValueError(
-                        f"{source}: expected one vector for each of {len(positions)} images, "
-                        f"got shape {tuple(rows.shape)}"
-                    )
             vectors = [rows.cpu() for rows in vectors]
             for source, rows in zip(sources, vectors, strict=False):
                 bad[source] += positions[~rows.isfinite().all(dim=1)].tolist()
@@ -114,7 +100,7 @@ def _check_finite(shares: list[dict[str, list[int]]], images: int) -> None:
         bad = sorted(position for found in shares for position in found[source])
         if bad:
             more = ", ..." if len(bad) > 5 else ""
-            raise NonFiniteEmbeddingsError(
+            raise NonFiniteError(
                 f"{source}: NaN or inf for {len(bad)} of {images} images, at dataset positions "
                 f"{', '.join(map(str, bad[:5]))}{more}; has the training diverged?"
             )
@@ -123,15 +109,18 @@ def _check_finite(shares: list[dict[str, list[int]]], images: int) -> None:
 def _in_dataset_order(
     accelerator: Accelerator, batches: Sequence[Tensor], done: list[list[Tensor]]
 ) -> tuple[Tensor, ...]:
-    """Make whole columns of the batches that this process has done, which are dropped on the way."""
-    n = sum(map(len, batches))
+    """Make whole columns of the batches that the processes have done, which are dropped on the way."""
+    n, processes = sum(map(len, batches)), accelerator.num_processes
     # The first process has a batch; others may have none.
     layouts = gather_object([[(rows.shape[1:], rows.dtype) for rows in done[0]] if done else []])
-    columns = [shared_tensor(accelerator, (n, *shape), dtype) for shape, dtype in layouts[0]]
-    mine = batches[accelerator.process_index :: accelerator.num_processes]
-    for positions in reversed(mine):
-        for column, rows in zip(columns, done.pop(), strict=True):
-            column[positions] = rows
-    for column in columns:
-        exchange(accelerator, column, batches)
+    columns = [torch.empty(n, *shape, dtype=dtype) for shape, dtype in layouts[0]]
+    done.reverse()
+    for i, positions in enumerate(batches):
+        source = i % processes
+        if source == accelerator.process_index:
+            for column, rows in zip(columns, done.pop(), strict=True):
+                column[positions] = rows
+        for column in columns if processes > 1 else ():
+            rows = column[positions].to(accelerator.device)
+            column[positions] = broadcast(rows, from_process=source).cpu()
     return tuple(columns)

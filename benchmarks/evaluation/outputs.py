@@ -18,12 +18,12 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate import Accelerator
+from accelerate.utils import broadcast
 from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
 from torch import Tensor, nn
 
 from benchmarks.datasets import Glyphs, ImageSet
 from benchmarks.evaluation.embedding import embed
-from benchmarks.evaluation.shared_tensors import exchange, shared_tensor
 from benchmarks.evaluation.tester import accuracy, cluster_metrics, evaluate, measure
 from benchmarks.records import EMBEDDINGS, read_table
 from benchmarks.settings import Evaluation
@@ -133,13 +133,12 @@ def _reduced(
     accelerator: Accelerator, horde: HORDELoss, trained: Tensor, descriptors: Tensor
 ) -> Tensor:
     """Principal components, computed by the main process for all."""
-    n, size = len(descriptors), horde.embedding_size
-    reduced = shared_tensor(accelerator, (n, size), descriptors.dtype)
+    reduced = descriptors.new_empty(len(descriptors), horde.embedding_size)
     if accelerator.is_main_process:
         horde.fit_pca(trained)
-        reduced.copy_(horde.reduce(descriptors))
-    exchange(accelerator, reduced, [torch.arange(n)])
-    return reduced
+        reduced = horde.reduce(descriptors)
+    found: Tensor = broadcast(reduced.to(accelerator.device))
+    return found.cpu()
 
 
 def over_parts(

@@ -5,7 +5,6 @@ images. `features.npz` holds deep features of a few training classes, and their 
 a sixth of them, as in HORDE's Figure 1.
 """
 
-import io
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ from torch.nn.functional import normalize
 
 from benchmarks.datasets import Glyphs, ImageSet
 from benchmarks.evaluation.embedding import evaluation_mode
-from benchmarks.records import replace_file
 
 SPREAD, EXTREMES, NEIGHBOURS = 8, 4, 8  # queries of each kind, and neighbours of each query
 
@@ -71,16 +69,10 @@ def save_showcase(
         dtype: Type that the images are cast to.
     """
     precision = average_precision(embeddings, dataset.labels, dataset.is_query)
-    _replace_npz(folder / "retrieval.npz", retrieval(dataset, embeddings, precision))
-    _replace_npz(folder / "map.npz", embedding_map(dataset, embeddings))
+    np.savez_compressed(folder / "retrieval.npz", **retrieval(dataset, embeddings, precision))
+    np.savez_compressed(folder / "map.npz", **embedding_map(dataset, embeddings))
     if features := deep_features(model, train_set, batch_size=batch_size, dtype=dtype):
-        _replace_npz(folder / "features.npz", features)
-
-
-def _replace_npz(path: Path, arrays: dict[str, NDArray[Any]]) -> None:
-    file = io.BytesIO()
-    np.savez_compressed(file, **arrays)
-    replace_file(path, file.getvalue())
+        np.savez_compressed(folder / "features.npz", **features)
 
 
 def _queries_and_gallery(n: int, is_query: Tensor | None) -> tuple[Tensor, Tensor | None]:

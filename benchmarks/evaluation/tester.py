@@ -25,7 +25,6 @@ from torch.utils.data import Dataset
 from benchmarks.building import build
 from benchmarks.console import progress_bar
 from benchmarks.evaluation.embedding import embed, evaluation_mode
-from benchmarks.evaluation.shared_tensors import allocate
 from benchmarks.settings import ClassSpec, ConfigError
 from pml_regularizers import RankAccuracyCalculator
 
@@ -33,10 +32,8 @@ CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class Measured:
     """Results on a tested dataset: the same on every process, all tensors on the CPU in dataset order.
-
-    All processes of a host share the memory of the tensors: do not write to them.
 
     Attributes:
         metrics: Such as `{"recall_at_1": 0.47, ...}`, in the calculator's order.
@@ -52,7 +49,7 @@ class Evaluation:
 
 
 class SharedTester(GlobalEmbeddingSpaceTester):
-    """PML's tester for several processes, which share the images and, on each host, one copy of the embeddings.
+    """PML's tester for several processes, which share the images.
 
     Its `dataset_dict` holds one dataset, `{"test": dataset}`.
 
@@ -136,14 +133,13 @@ def _ranked(
 def rank_calculator(
     accelerator: Accelerator, recall_at: Sequence[int], *, progress: bool = False
 ) -> RankAccuracyCalculator:
-    """Calculator of Recall@K, MAP@R and R-precision for all processes, with one copy of the vectors per host."""
+    """Calculator of Recall@K, MAP@R and R-precision, for all processes."""
     shown = progress and accelerator.is_main_process
     bar = partial(progress_bar, shown=shown, desc="ranking", unit="block", leave=False)
     return RankAccuracyCalculator(
         include=_included(recall_at),
         recall_at=recall_at,
         accelerator=accelerator,
-        allocate=partial(allocate, accelerator),
         progress=bar,
     )
 
@@ -174,9 +170,7 @@ def build_calculator(
     if spec is None:
         return rank_calculator(accelerator, recall_at, progress=True)
     key = "evaluation.accuracy_calculator"
-    calculator: AccuracyCalculator = build(
-        spec.description, key, accelerator=accelerator, allocate=partial(allocate, accelerator)
-    )
+    calculator: AccuracyCalculator = build(spec.description, key, accelerator=accelerator)
     if calculator.return_per_class:
         raise ConfigError(
             f"{key}.init_args.return_per_class: a run records one number per metric; leave it out"
@@ -192,7 +186,7 @@ def evaluate(
     *,
     is_query: Tensor | None = None,
     **embedding: Any,
-) -> Evaluation:
+) -> Measured:
     """Test a model with PML's tester; call it on all processes.
 
     Args:
@@ -201,23 +195,16 @@ def evaluate(
         embedding: The keyword arguments of `embed`.
 
     Raises:
-        ValueError: if the dataset has fewer than two images, no query or no gallery; as `embed`.
+        ValueError: if the dataset has fewer than two images; as `embed`.
     """
     n = len(dataset)  # type: ignore[arg-type]
     if n < 2:
         raise ValueError(f"dataset: retrieval needs at least two images, got {n}")
-    if is_query is not None:
-        queries = int(is_query.sum())
-        if is_query.shape != (n,) or is_query.dtype != torch.bool or not 0 < queries < n:
-            raise ValueError(
-                f"is_query: expected {n} booleans, some true and some false, got {is_query.dtype} of shape "
-                f"{tuple(is_query.shape)}, {queries} true"
-            )
     tester = SharedTester(accelerator, calculator, is_query, **embedding)
     with evaluation_mode(model):
         [found] = tester.test({"test": dataset}, 0, model).values()
     found.pop("epoch")
-    return Evaluation(found, tester.embeddings, tester.labels, tester.descriptors)
+    return Measured(found, tester.embeddings, tester.labels, tester.descriptors)
 
 
 def cluster_metrics(

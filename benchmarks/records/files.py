@@ -22,13 +22,6 @@ def damage_named(
         raise ValueError(f"{path}: is damaged ({said}); {remedy}") from error
 
 
-def check_replaceable(*paths: Path) -> None:
-    """Raise a ValueError if a folder or a pipe stands where a file will be written."""
-    for path in paths:
-        if path.exists() and not path.is_file():
-            raise ValueError(f"{path}: is not a file; move it away, and --resume goes on")
-
-
 def file_digest(path: Path) -> str:
     """The SHA-256 of a file."""
     with path.open("rb") as file:

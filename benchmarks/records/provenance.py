@@ -57,19 +57,16 @@ def describe_weights(model: "Model") -> dict[str, str] | None:
 
 
 PACKAGES = (
-    "pml-regularizers",
-    "pytorch-metric-learning",
-    "torch",
-    "torchvision",
-    "timm",
-    "accelerate",
-    "faiss-cpu",
-    "faiss-gpu",
-    "numpy",
-    "scikit-learn",
-    "record-keeper",
-    "jsonargparse",
+    *("pml-regularizers", "pytorch-metric-learning", "torch", "torchvision", "timm", "accelerate"),
+    *("faiss-cpu", "faiss-gpu", "numpy", "scikit-learn", "record-keeper", "jsonargparse"),
 )
+
+
+DECIDE_NUMBERS = (
+    *("pml_regularizers", "benchmarks/backbones", "benchmarks/building", "benchmarks/datasets"),
+    *("benchmarks/evaluation", "benchmarks/training"),
+)
+"""Folders whose code decides the numbers of a training."""
 
 
 def describe_code() -> dict[str, Any]:
@@ -95,6 +92,16 @@ def git(folder: Path, *arguments: str) -> str:
     command = ["git", "-C", str(folder), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
     return done.stdout.strip()
+
+
+def changed_since(commit: str) -> list[str] | None:
+    """The files of the library and of trainings that differ from those of a commit; None if it is unknown here."""
+    here = Path(__file__).resolve().parents[2]
+    files = (f":(glob){folder}/**/*.py" for folder in DECIDE_NUMBERS)
+    try:
+        return git(here, "diff", "--name-only", commit, "--", *files).splitlines()
+    except (OSError, subprocess.SubprocessError):
+        return None
 
 
 def describe_versions() -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""The record of a run, for reports."""
+"""The record of a run, for those who read it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ NULLABLE = ("recipe", "commit", "dirty", "weights", "selection", "oracle", "befo
 
 @dataclass(frozen=True)
 class Run:
-    """A run folder and the contents of its run.json."""
+    """A run that was made, as its folder tells: the contents of its run.json."""
 
     folder: Path
     info: dict[str, Any]
@@ -71,6 +71,10 @@ class Run:
         from benchmarks.records.steps import read_table  # imports torch
 
         return read_table(self.file(f"records/{name}.csv").parent, name)
+
+
+class NonFiniteError(ValueError):
+    """Error: a loss, weights or embeddings are NaN or infinite; with the same settings, they would be so again."""
 
 
 def digests(folder: Path) -> dict[str, str]:

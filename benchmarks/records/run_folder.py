@@ -6,7 +6,6 @@ both are right.
 
 import re
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +17,8 @@ from benchmarks.settings import changes_of_results, config_changes
 
 EMBEDDINGS = "test_embeddings.npz"
 KEPT = 2  # checkpoints
-PATIENCE = (
-    8  # seconds: data-loader workers of a killed run share its lock until they notice, 5 s later
-)
-DIGEST = re.compile(r"-([0-9a-f]{64})\.pt$")
+PATIENCE = 8
+"""Seconds: data-loader workers of a killed run share its lock until they notice, 5 s later."""
 
 
 class RunFolderError(PrintableError, RuntimeError):
@@ -98,7 +95,7 @@ def saved_checkpoints(run: Path) -> list[Path]:
 
 def _saved(run: Path, kind: str, step: int | None = None) -> list[Path]:
     number = r"\d{9}" if step is None else f"{step:09d}"
-    name = re.compile(rf"{kind}_{number}(-[0-9a-f]{{64}})?\.pt")
+    name = re.compile(rf"{kind}_{number}-[0-9a-f]{{64}}\.pt")
     return sorted(path for path in (run / "checkpoints").glob("*.pt") if name.fullmatch(path.name))
 
 
@@ -106,25 +103,26 @@ def load_checkpoint(run: Path, identity: Mapping[str, Any] | None = None) -> dic
     """The last checkpoint of a run, on the CPU; None if there is none.
 
     Args:
-        identity: The required entry "run" of the checkpoint, for a run that continues from it: see `OpenRun`.
+        identity: The required entry "run" of the checkpoint, for a run that continues from it: see `RunWriter`.
 
     Raises:
-        RunFolderError: if it is damaged or of another run; the message offers the one before it, if that is good.
+        RunFolderError: if it, or the best weights that it names, are damaged, or if it is of another run.
     """
     paths = saved_checkpoints(run)
     if not paths:
         return None
-    *before, last = paths
     try:
-        return _load(run, last, identity)
+        state = _read(paths[-1])
+        if identity is not None:
+            _check_identity(paths[-1], state["run"], identity)
+            for best in _saved(run, "best", state["best"]["step"]) if state["best"] else []:
+                _read(best)
     except RunFolderError as error:
-        remedy = f"delete {run / 'checkpoints'} to start again from the first step"
-        for path in reversed(before):
-            with suppress(RunFolderError):
-                step = _load(run, path, identity)["step"]
-                remedy = f"delete it to continue from the one before it, of step {step}, which is undamaged"
-                break
-        raise RunFolderError(f"{error}; {remedy}") from error
+        before = f"delete it to continue from {paths[-2].name}, or " if paths[:-1] else ""
+        raise RunFolderError(
+            f"{error}; {before}delete {run / 'checkpoints'} to start again from the first step"
+        ) from error
+    return state
 
 
 def load_best(run: Path, step: int) -> dict[str, Any]:
@@ -133,34 +131,14 @@ def load_best(run: Path, step: int) -> dict[str, Any]:
     Raises:
         RunFolderError: if they are damaged or missing.
     """
+    default = run / "checkpoints" / f"best_{step:09d}.pt"
     try:
-        default = run / "checkpoints" / f"best_{step:09d}.pt"
         return _read(next(iter(_saved(run, "best", step)), default))
     except RunFolderError as error:
         raise RunFolderError(f"{error}; run that training again") from error
 
 
-def _load(run: Path, path: Path, identity: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Load and check a checkpoint, and check the best weights that it names, if they exist."""
-    state = _read(path)
-    if identity is None:
-        return state
-    try:
-        _check_identity(path, state, identity)
-        for best in _saved(run, "best", state["best"]["step"]) if state["best"] else []:
-            _read(best)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise RunFolderError(f"{path}: is not a run's checkpoint ({error!r})") from error
-    return state
-
-
-def _check_identity(path: Path, state: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
-    if not DIGEST.search(path.name) or "run" not in state:
-        raise RunFolderError(
-            f"{path}: expected a checkpoint with its SHA-256 in its name and its run inside, got another file or "
-            "one of an earlier version; only that version can finish the run"
-        )
-    saved = state["run"]
+def _check_identity(path: Path, saved: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
     others = config_changes({**saved, "config": {}}, {**identity, "config": {}})
     for change in [*others, *changes_of_results(saved["config"], identity["config"])]:
         raise RunFolderError(
@@ -179,19 +157,9 @@ def _write(folder: Path, stem: str, state: dict[str, Any]) -> None:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Load a checkpoint, which must have the SHA-256 of its name if that has one."""
-    if path.exists() and not path.is_file():  # a pipe would never end
-        raise RunFolderError(f"{path}: is not a file")
-    try:
-        if (said := DIGEST.search(path.name)) and said[1] != file_digest(path):
-            raise RunFolderError(f"{path}: damaged (its SHA-256 is not the one in its name)")
-        state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-        if not isinstance(state["step"], int):
-            raise TypeError("step")
-    except RunFolderError:
-        raise
-    except Exception as error:
-        raise RunFolderError(
-            f"{path}: not a readable checkpoint ({type(error).__name__})"
-        ) from error
+    """Load a checkpoint, which must have the SHA-256 of its name."""
+    # Anything but a file, such as a pipe, might never end.
+    if not path.is_file() or path.stem.rpartition("-")[2] != file_digest(path):
+        raise RunFolderError(f"{path}: missing or damaged (its SHA-256 is not the one in its name)")
+    state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     return state

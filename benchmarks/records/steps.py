@@ -1,8 +1,9 @@
 """Records of a run: its numbers, step by step.
 
-`RunRecords` logs through record-keeper to csv, sqlite and TensorBoard. record-keeper only appends, so this file
-handles resuming after a kill: before the first new row is written, the rows behind the checkpoint and a
-half-written last line are removed from the csv files, and the sqlite file is made anew from them.
+`StepTables` logs through record-keeper to csv, sqlite and TensorBoard. record-keeper only appends, so this file
+handles resuming after a kill: before the first new row is written, the csv files are cut back to their ends at the
+checkpoint. The sqlite file, `logs.db`, is record-keeper's alone and is not cut: of rows that were logged again, the
+later one has the larger `id`.
 
 NaN is kept as `nan` in the csv files, which `read_table` reads, and in TensorBoard; sqlite has no
 NaN and stores NULL.
@@ -13,71 +14,58 @@ import errno
 import hashlib
 import sqlite3
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 
 from record_keeper import RecordKeeper, RecordWriter
-from record_keeper.db_utils import DBManager
 from torch.utils.tensorboard import SummaryWriter
 
-from benchmarks.records.files import check_replaceable, file_digest, replace_file
+from benchmarks.records.files import replace_file
 
 STEP_COLUMN = "~iteration~"  # record-keeper's name of the first column
-
-DATABASE = "logs.db"  # record-keeper's name
-
-PATIENCE = 5.0  # seconds to wait for a program that reads the sqlite file
 
 REMEDY = "delete it to continue without its rows"
 
 Row = tuple[int, Mapping[str, float]]
 """A step and its values by name."""
 
+Ends = Mapping[str, tuple[int, str]]
+"""Size and SHA-256 of the csv files, by table."""
 
-class RunRecords:
+
+class StepTables:
     """Tables of numbers by step, as csv files, one sqlite file and TensorBoard events.
 
-    After a SIGKILL, reopen with `resume_step=S` and log the steps after S again: the csv and sqlite rows then
-    equal those of a run that was never killed, if the rows up to S were logged before the checkpoint of step S
-    was written. One process may write at a time.
+    After a SIGKILL, reopen with the `ends` of a checkpoint and log the steps after it again: the csv files then
+    equal those of a run that was never killed. One process may write at a time.
 
     Args:
         folder: Folder of the files; created if it does not exist.
-        resume_step: The step of the checkpoint that the run continues from. Rows of later steps are removed, or
-            hidden in TensorBoard. -1: no row is kept, not even that of step 0.
-        digests: The result of `digests` at that step.
+        step: The step of the checkpoint that the run continues from; TensorBoard hides later ones. -1: no row is
+            kept, not even that of step 0.
+        ends: The result of `ends` at that step.
 
     Raises:
-        ValueError: if records are damaged, or if a table's digest differs; then nothing is removed.
+        ValueError: if a table is not that of the checkpoint; then nothing is removed.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        *,
-        resume_step: int = -1,
-        digests: Mapping[str, str] = MappingProxyType({}),
-    ) -> None:
+    def __init__(self, folder: Path, *, step: int = -1, ends: Ends = MappingProxyType({})) -> None:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
-        kept = {path: _cut_csv(path, resume_step) for path in sorted(folder.glob("*.csv"))}
-        for path, content in kept.items():
-            digest = hashlib.sha256(content).hexdigest()
-            if digests.get(path.stem, digest) != digest:
+        kept = {}
+        for path in sorted(folder.glob("*.csv")):
+            size, digest = ends.get(path.stem, (0, hashlib.sha256().hexdigest()))
+            kept[path] = path.read_bytes()[:size]
+            if hashlib.sha256(kept[path]).hexdigest() != digest:
                 raise ValueError(
-                    f"{path}: its rows up to step {resume_step} are not those that the checkpoint was "
-                    f"written after; put them back, or {REMEDY}"
+                    f"{path}: its rows up to step {step} are not those that the checkpoint was written after; put "
+                    f"them back, or {REMEDY}"
                 )
-        check_replaceable(folder / DATABASE, folder / f"{DATABASE}-journal")
         for path, content in kept.items():
             replace_file(path, content)
         self._columns = {path.stem: names[1:] for path in kept if (names := _read_csv(path)[0])}
-        self._tensorboard = SummaryWriter(str(folder), purge_step=resume_step + 1)
-        writer = RecordWriter(str(folder))
-        database = writer.local_db = _Database(str(folder / DATABASE))
-        database.make_anew()
-        self._keeper = RecordKeeper(self._tensorboard, writer)
+        self._tensorboard = SummaryWriter(str(folder), purge_step=step + 1)
+        self._keeper = RecordKeeper(self._tensorboard, RecordWriter(str(folder)))
 
     def log_rows(self, table: str, rows: Sequence[Row]) -> None:
         """Write rows of (step, values) and flush them.
@@ -88,6 +76,7 @@ class RunRecords:
 
         Raises:
             ValueError: if the columns are not those of the table's first row; then no row is written.
+            OSError: if a file cannot be written.
         """
         for step, values in rows:
             columns = self._columns.setdefault(table, list(values))
@@ -101,58 +90,22 @@ class RunRecords:
             self._keeper.update_records(
                 {table: {name: float(values[name]) for name in columns}}, int(step)
             )
-        self._keeper.save_records()
+        try:
+            self._keeper.save_records()
+        except sqlite3.Error as error:
+            raise OSError(errno.EIO, str(error), str(self.folder / "logs.db")) from error
         self._tensorboard.flush()
 
-    def digests(self) -> dict[str, str]:
-        """SHA-256 of each table, to recognise its rows later."""
-        return {path.stem: file_digest(path) for path in self.folder.glob("*.csv")}
+    def ends(self) -> dict[str, tuple[int, str]]:
+        """The ends of the tables so far, to cut them back later."""
+        tables = {path.stem: path.read_bytes() for path in self.folder.glob("*.csv")}
+        return {
+            name: (len(rows), hashlib.sha256(rows).hexdigest()) for name, rows in tables.items()
+        }
 
     def close(self) -> None:
         """Close the TensorBoard file; all else is on disk."""
         self._tensorboard.close()
-
-
-class _Database(DBManager):
-    """record-keeper's sqlite file, which is made anew from the csv files if it does not accept rows.
-
-    Another program that has it open in a transaction keeps the old file.
-    """
-
-    def open(self) -> None:
-        super().open()
-        self.conn.execute(f"PRAGMA busy_timeout = {1000 * PATIENCE:.0f}")
-
-    def write(
-        self, table_name: str, dict_of_lists: dict[str, list[float]], experiment_name: None = None
-    ) -> None:
-        try:
-            super().write(table_name, dict_of_lists)
-        except sqlite3.Error:
-            self.make_anew()  # record-keeper writes the csv file first
-
-    def make_anew(self) -> None:
-        """Write the rows of the csv files beside it to a new file.
-
-        Raises:
-            OSError: if it cannot be written.
-        """
-        with suppress(AttributeError, sqlite3.ProgrammingError):  # never open, or closed already
-            self.cursor.close()
-            self.conn.close()
-        path = Path(self.db_path)
-        try:
-            for old in (path.with_name(f"{path.name}-journal"), path):
-                old.unlink(missing_ok=True)
-            for table in sorted(path.parent.glob("*.csv")):
-                names, rows = _read_csv(table)
-                if rows:
-                    columns = zip(
-                        *([int(row[0]), *map(float, row[1:])] for row in rows), strict=True
-                    )
-                    super().write(table.stem, dict(zip(names, map(list, columns), strict=True)))
-        except (OSError, sqlite3.Error) as error:
-            raise OSError(errno.EIO, str(error), self.db_path) from error
 
 
 def read_table(folder: Path, table: str) -> dict[str, list[float]]:
@@ -170,13 +123,11 @@ def read_table(folder: Path, table: str) -> dict[str, list[float]]:
     }
 
 
-def _whole_lines(path: Path) -> list[bytes]:
-    return [line for line in path.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
-
-
 def _read_csv(path: Path) -> tuple[list[str], list[list[str]]]:
     try:
-        header, *rows = list(csv.reader(line.decode() for line in _whole_lines(path))) or [[]]
+        lines = path.read_bytes().splitlines(keepends=True)
+        whole = [line.decode() for line in lines if line.endswith(b"\n")]
+        header, *rows = list(csv.reader(whole)) or [[]]
         if header[:1] not in ([], [STEP_COLUMN]):
             raise ValueError(f"its first column is {header[0][:40]!r}, not {STEP_COLUMN!r}")
         for row in rows:
@@ -185,9 +136,3 @@ def _read_csv(path: Path) -> tuple[list[str], list[list[str]]]:
     except (OSError, ValueError, IndexError, csv.Error) as error:
         raise ValueError(f"{path}: is not a table of numbers ({error}); {REMEDY}") from error
     return header, rows
-
-
-def _cut_csv(path: Path, last_step: int) -> bytes:
-    (_, rows), lines = _read_csv(path), _whole_lines(path)
-    kept = [of for of, row in zip(lines[1:], rows, strict=True) if int(row[0]) <= last_step]
-    return b"".join(lines[:1] + kept)

@@ -490,8 +490,8 @@ def _changes(changes: Mapping[str, Sequence[str] | None]) -> str:
     table = [[", ".join(files), told] for told, files in files_of.items()]
     return f"""## Code that changed since
 
-Files that the trainings above used and that changed after them, comments and error messages aside. Results are
-not measured anew for it: `make test-all` repeats two of them, on their processor to the last digit.
+Files of the library, and of the runner's trainings, that changed after those above. Results are not measured anew
+for it: `make test-all` repeats two of them, on their processor to the last digit.
 
 {Table(["files", "rows"], table, names=2).markdown()}
 """

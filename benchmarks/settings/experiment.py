@@ -167,9 +167,6 @@ class Optimization:
             see `pml_regularizers.parameter_groups`.
         scheduler: Class of a learning-rate scheduler that steps with every batch; default: constant.
         max_gradient_norm: Clip the gradient of network and loss to this norm; default: no clipping.
-        chunk_size: Run the trunk on this many images at a time in each process, and the head and the losses on
-            the whole batch. This gives the exact gradient with less memory, at the cost of a second forward pass
-            of the trunk (gradient caching). Default: the trunk also sees the whole batch at once.
     """
 
     steps: PositiveInt = 1500
@@ -181,7 +178,6 @@ class Optimization:
     overrides: dict[str, dict[str, Any]] = field(default_factory=dict)
     scheduler: ClassSpec | None = None
     max_gradient_norm: Rate | None = None
-    chunk_size: PositiveInt | None = None
 
     def __post_init__(self) -> None:
         for path, settings in self.overrides.items():
@@ -300,11 +296,6 @@ class Experiment:
         if self.data.cached_views is not None and not self.model.frozen_stages:
             raise ConfigError(
                 "data.cached_views: keeps the outputs of frozen stages; set model.frozen_stages, or leave it out"
-            )
-        if self.data.cached_views is not None and self.optimization.chunk_size is not None:
-            raise ConfigError(
-                "optimization.chunk_size: needs images, and data.cached_views gives outputs of frozen stages; "
-                "leave one of them out"
             )
         test, curves = self.data.split == "test", self.evaluation.every > 0
         if self.evaluation.divergence and (self.evaluation.parts is None or not test):

@@ -30,10 +30,11 @@ from torch.utils.data import DataLoader
 from benchmarks import building
 from benchmarks.console import HelpFormatter, at_least, columns, ignore_signals, workers_dismissed
 from benchmarks.datasets import DatasetError
-from benchmarks.run import BenchmarkRun
+from benchmarks.records import NonFiniteError
+from benchmarks.run import OngoingRun
 from benchmarks.settings import ConfigError, Experiment, parse
 from benchmarks.speed.measuring import synchronize
-from benchmarks.training import NonFiniteLossError, start
+from benchmarks.training import start
 
 RECIPE = "glyphs/compare/binomial_horde"
 
@@ -67,10 +68,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             command = parse(settings)
             check(command.experiment)
-            run = BenchmarkRun(command, settings, start(command.experiment))
+            run = OngoingRun(command, settings, start(command.experiment))
             with closing(run.record):
                 turns = measure(run, options.steps)
-        except (ConfigError, NonFiniteLossError, DatasetError) as error:
+        except (ConfigError, NonFiniteError, DatasetError) as error:
             print(f"error: {error}", file=sys.stderr)
             return 2 if isinstance(error, ConfigError) else 1
         if run.state.progress.stopped_by is not None:
@@ -114,13 +115,12 @@ def check(experiment: Experiment) -> None:
     refused = {
         "precision": experiment.precision == "fp16",
         "model.compile": experiment.model.compile,
-        "optimization.chunk_size": experiment.optimization.chunk_size is not None,
     }
     if keys := [key for key, given in refused.items() if given]:
         raise ConfigError(f"{keys[0]}: the bare loop does not support it; leave it out")
 
 
-def bare_steps(run: BenchmarkRun) -> Generator[Tensor]:
+def bare_steps(run: OngoingRun) -> Generator[Tensor]:
     """Train in a bare loop from the run's initial weights, and yield the loss of each step."""
     experiment, device = run.experiment, run.accelerator.device
     optimization = experiment.optimization
@@ -222,7 +222,7 @@ class Turns:
         self._begun = now
 
 
-def measure(run: BenchmarkRun, steps: int) -> Turns:
+def measure(run: OngoingRun, steps: int) -> Turns:
     """Train both by turns, to the run's last step."""
     with closing(bare_steps(run)) as bare:
         turns = Turns(bare, steps)

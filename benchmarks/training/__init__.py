@@ -7,7 +7,7 @@ __getattr__, __dir__, __all__ = lazy.attach(
     submod_attrs={
         "batches": ["StepSampler", "training_loader"],
         "cached_views": ["ViewCache"],
-        "loop": ["NonFiniteLossError", "Trainer"],
+        "loop": ["Trainer"],
         "state": ["TrainingState"],
         "trial": ["build_parts", "find_horde", "start", "try_one_step"],
     },

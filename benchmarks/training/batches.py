@@ -94,6 +94,9 @@ class StepSampler(Sampler[list[Key]]):
         steps: Batches in the whole training.
         seed: Seed of all draws here.
 
+    Attributes:
+        step: Where an iteration starts.
+
     Raises:
         ConfigError: if there are too few classes or images for a batch.
     """
@@ -131,14 +134,6 @@ class StepSampler(Sampler[list[Key]]):
 
     def __len__(self) -> int:
         return self.steps - self.step
-
-    def state_dict(self) -> dict[str, int]:
-        """The next step."""
-        return {"step": self.step}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        """Start the next iteration at that step."""
-        self.step = state["step"]
 
 
 def training_loader(

@@ -9,6 +9,7 @@ import random
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -16,16 +17,40 @@ import torch
 from torch import Tensor
 
 from benchmarks.console import StopRequest, progress_bar
-from benchmarks.records import Row
+from benchmarks.records import NonFiniteError, Row
 from benchmarks.settings import Experiment
 from benchmarks.training.batches import StepSampler
-from benchmarks.training.chunks import TrunkChunks
 from benchmarks.training.state import Progress, TrainingState
 from pml_regularizers import gradient_norm_ratios, record_terms, term_names
 
+Due = Literal["log", "evaluate", "checkpoint"]
 
-class NonFiniteLossError(RuntimeError):
-    """Error: the loss or the weights are nan or infinite; it names the step, and for a loss its images."""
+
+def due(
+    step: int,
+    steps: int,
+    *,
+    log_every: int,
+    evaluate_every: int,
+    checkpoint_every: int,
+    stopping: bool = False,
+) -> list[Due]:
+    """What is due after a step, in the order to do it: a checkpoint vouches for all that was recorded before it.
+
+    After the last step everything is due. Before the first one, at step 0, only an evaluation is.
+
+    Args:
+        evaluate_every: 0: never.
+        stopping: This is the last step for now: it is saved.
+    """
+    last = step == steps
+    evaluate = evaluate_every > 0 and (step % evaluate_every == 0 or last)
+    if step == 0:
+        return ["evaluate"] if evaluate else []
+    save = step % checkpoint_every == 0 or last or stopping
+    log = step % log_every == 0 or evaluate or save
+    found: dict[Due, bool] = {"log": log, "evaluate": evaluate, "checkpoint": save}
+    return [what for what, is_due in found.items() if is_due]
 
 
 @dataclass(frozen=True)
@@ -33,12 +58,11 @@ class Pause:
     """Pause of the loop at a step, the same on all processes, for the caller to do what is due.
 
     Attributes:
-        due: "log" comes before the "checkpoint" of the same step, and "evaluate" between them.
         rows: Rows to log, by table.
     """
 
     step: int
-    due: Literal["log", "evaluate", "checkpoint"]
+    due: Due
     rows: dict[str, list[Row]] = field(default_factory=dict)
 
 
@@ -60,32 +84,36 @@ class Trainer:
     def __post_init__(self) -> None:
         # record-keeper reads its whole csv file again for every group of rows.
         self._log_every = max(10, self.sampler.steps // 200)
+        self._due = partial(
+            due,
+            steps=self.sampler.steps,
+            log_every=self._log_every,
+            evaluate_every=self.experiment.evaluation.every,
+            checkpoint_every=self.experiment.checkpoint_every,
+        )
         self._is_sum = bool(term_names(self.state.loss))
 
     def run(self, loader: Any) -> Iterator[Pause]:
         """Train to the sampler's last step, or until asked to stop; pause when something is due.
 
         Raises:
-            NonFiniteLossError: for a NaN or infinity, before any checkpoint that would contain its effects.
+            NonFiniteError: for a NaN or infinity, before any checkpoint that would contain its effects.
         """
         accelerator, progress = self.state.accelerator, self.state.progress
-        experiment, steps = self.experiment, self.sampler.steps
-        evaluate_every = experiment.evaluation.every
-        log_every = self._log_every
         self.state.model.train()
         start, begun = progress.seconds, time.perf_counter()
         pending = Pending(self.sampler.batch_size)
         with (
             StopRequest() as stop,
             progress_bar(
-                total=steps,
+                total=self.sampler.steps,
                 initial=progress.step,
                 desc="training",
                 unit="step",
                 shown=accelerator.is_main_process,
             ) as bar,
         ):
-            if evaluate_every and progress.step == 0:
+            if progress.step == 0 and self._due(0):
                 yield Pause(0, "evaluate")
                 pending.resume()
             noted: dict[str, list[Row]] = {}  # since the last check
@@ -93,43 +121,36 @@ class Trainer:
                 rate = self.state.optimizer.param_groups[0]["lr"]
                 value, found = self._step(progress.step, images, labels)
                 progress.step += 1
-                progress.seconds = start + time.perf_counter() - begun
                 pending.add(progress.step, value, rate, indices)
                 bar.update()
                 for table, row in found.items():
                     noted.setdefault(table, []).append((progress.step, row))
 
-                last = progress.step == steps
-                save = progress.step % experiment.checkpoint_every == 0 or last
-                evaluate = evaluate_every > 0 and (progress.step % evaluate_every == 0 or last)
-                look = progress.step % log_every == 0 or save or evaluate
+                todo = self._due(progress.step)
                 # More frequent checks would make a GPU wait.
-                if look or accelerator.device.type == "cpu":
-                    look |= stop.agreed(accelerator)
+                if todo or accelerator.device.type == "cpu":
+                    todo = self._due(progress.step, stopping=stop.agreed(accelerator))
                     progress.stopped_by = stop.signal
-                    save |= progress.stopped_by is not None
-                if look:
-                    rows, shown = pending.flush(progress)
-                    bar.set_postfix(shown, refresh=False)
-                    yield Pause(progress.step, "log", {"training": rows, **noted})
-                    noted = {}
-                if evaluate or save:
-                    self._check_weights(progress.step)
-                if evaluate:
-                    yield Pause(progress.step, "evaluate")
-                if save:
+                for what in todo:
+                    rows = {}
+                    if what == "log":
+                        losses, shown = pending.flush(progress)
+                        bar.set_postfix(shown, refresh=False)
+                        rows, noted = {"training": losses, **noted}, {}
+                    else:
+                        self._check_weights(progress.step)
                     progress.seconds = start + time.perf_counter() - begun
-                    yield Pause(progress.step, "checkpoint")
+                    yield Pause(progress.step, what, rows)
                 if progress.stopped_by is not None:
                     return
-                if evaluate or save:
+                if todo[1:]:
                     pending.resume()
 
     def _check_weights(self, step: int) -> None:
         for owner in (self.state.model, self.state.loss):
             for name, tensor in owner.state_dict().items():
                 if tensor.is_floating_point() and not tensor.isfinite().all():
-                    raise NonFiniteLossError(
+                    raise NonFiniteError(
                         f"{name} is not finite after step {step}; lower the learning rate, or clip the "
                         "gradient (optimization.max_gradient_norm)"
                     )
@@ -141,13 +162,8 @@ class Trainer:
         accelerator, model, loss = self.state.accelerator, self.state.model, self.state.loss
         optimization, found = self.experiment.optimization, {}
         seed_generators((self.experiment.seed * 1_000_003 + step) % 2**32, images.device)
-        images = images.to(self.state.dtype)
-        if optimization.chunk_size is not None:
-            chunks = TrunkChunks(accelerator, model, images, optimization.chunk_size)
-            embeddings = chunks.embed()
-        else:
-            cached = {} if self.experiment.data.cached_views is None else {"cached": True}
-            embeddings = model(images, **cached)
+        cached = {} if self.experiment.data.cached_views is None else {"cached": True}
+        embeddings = model(images.to(self.state.dtype), **cached)
         diagnose_every = self.experiment.diagnose_every
         diagnose = diagnose_every > 0 and (step + 1) % diagnose_every == 0
         note_terms = self._is_sum and (step + 1) % self._log_every == 0
@@ -162,8 +178,6 @@ class Trainer:
         else:
             value = loss(embeddings, labels)
         accelerator.backward(value)
-        if optimization.chunk_size is not None:
-            chunks.backward()
         if optimization.max_gradient_norm is not None:
             parameters = [*model.parameters(), *loss.parameters()]
             accelerator.clip_grad_norm_(parameters, optimization.max_gradient_norm)
@@ -233,7 +247,7 @@ class Pending:
         rows = []
         for value, (step, _, rate, indices) in zip(losses, self._rows, strict=True):
             if not np.isfinite(value):
-                raise NonFiniteLossError(
+                raise NonFiniteError(
                     f"the loss is {value} at step {step}, images {indices.tolist()}; lower the learning "
                     "rate, clip the gradient (optimization.max_gradient_norm), or look at these images"
                 )

@@ -5,9 +5,8 @@ from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import psutil
 import torch
 from accelerate import Accelerator, DataLoaderConfiguration
 from accelerate.tracking import get_available_trackers
@@ -32,7 +31,6 @@ from benchmarks.settings import ConfigError, Experiment
 from benchmarks.training.batches import StepSampler
 from benchmarks.training.loop import gradient_ratios
 from pml_regularizers import DistributedLoss, HORDELoss, record_terms
-from pml_regularizers._feature_maps import positions
 
 
 class Parts(NamedTuple):
@@ -132,17 +130,6 @@ def noted(faults: list[str]) -> Iterator[None]:
 def _check_batch_norm(
     experiment: Experiment, model: EmbeddingModel, accelerator: Accelerator
 ) -> None:
-    if experiment.optimization.chunk_size is not None:
-        if any(norm.training for norm in batch_norms(model.trunk)):
-            raise ConfigError(
-                "optimization.chunk_size: the trunk's batch norm would use the statistics of a chunk, not of the "
-                "batch; freeze it (model.batch_norm: frozen_statistics), or leave chunk_size out"
-            )
-        if experiment.diagnose_every:
-            raise ConfigError(
-                "diagnose_every: needs the trunk's graph of the whole batch, which optimization.chunk_size does "
-                "not keep; set it to 0"
-            )
     settings, norms = experiment.model, batch_norms(model.trunk)
     started = settings.weights is not None or any(map(settings.trunk_args.get, STARTING_WEIGHTS))
     load = "load weights (--model.weights FILE, or --model.trunk_args '{pretrained: true}')"
@@ -204,38 +191,6 @@ def _unfit_outputs(
             )
 
 
-def _check_memory(
-    experiment: Experiment, model: EmbeddingModel, loss: nn.Module, accelerator: Accelerator
-) -> None:
-    """Refuse gradients, Adam's state and HORDE's activations that do not fit; a trunk's are not counted."""
-    images = experiment.data.batch_size // accelerator.num_processes
-    trained = [p for part in (model, loss) for p in part.parameters() if p.requires_grad]
-    needed = 3 * sum(p.numel() * p.element_size() for p in trained)
-    for module in loss.modules():
-        if isinstance(module, HORDELoss):
-            needed += module.activation_bytes(images, _positions(experiment, model, module))
-    on_gpu = accelerator.device.type == "cuda"
-    free = torch.cuda.mem_get_info()[0] if on_gpu else psutil.virtual_memory().available
-    if needed > free:
-        raise ConfigError(
-            f"losses: gradients, the optimizer's state, and HORDE's activations for {images} images, need "
-            f"{needed / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB are free; make them smaller (of HORDE: order or "
-            "moment_dim, activations: recompute; or data.batch_size)"
-        )
-
-
-def _positions(experiment: Experiment, model: EmbeddingModel, loss: HORDELoss) -> int:
-    """Number of features per image that a loss reads."""
-    seen: list[int] = []
-
-    def look(module: nn.Module, args: object, features: Any) -> None:
-        seen.append(positions(features, loss.moments.in_channels)[0].shape[1])
-
-    with getattr(model.head, loss.reads).register_forward_hook(look), torch.no_grad():
-        model(_images(experiment, model, 2))  # batch statistics need at least two
-    return sum(seen)
-
-
 def _images(experiment: Experiment, model: EmbeddingModel, count: int) -> Tensor:
     side = image_size(experiment.data, model.trunk)
     dtype = next(model.parameters()).dtype
@@ -266,15 +221,14 @@ def try_one_step(experiment: Experiment, accelerator: Accelerator | None = None)
     accelerator = accelerator or Accelerator()
     model = _built(experiment, accelerator)
     with torch.random.fork_rng(devices=[]):
-        _step_and_back(experiment, model, accelerator)
+        _step_and_back(experiment, model)
     return model
 
 
-def _step_and_back(experiment: Experiment, model: EmbeddingModel, accelerator: Accelerator) -> None:
+def _step_and_back(experiment: Experiment, model: EmbeddingModel) -> None:
     before = deepcopy(model.state_dict())
     loss = build_loss(experiment, model, num_classes=2)
     optimizer, scheduler = build_optimizer(experiment.optimization, model, loss)
-    _check_memory(experiment, model, loss, accelerator)
     part = "losses"
     try:
         embeddings = model(_images(experiment, model, 4))

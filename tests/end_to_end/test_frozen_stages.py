@@ -106,10 +106,6 @@ def test_what_cannot_be_frozen(data: str) -> None:
             "expected a trunk whose stages timm lists",
         ),
         (["--data.cached_views=2"], "data.cached_views: keeps .* set model.frozen_stages"),
-        (
-            [*FROZEN, "--data.cached_views=2", "--optimization.chunk_size=10"],
-            "optimization.chunk_size: ",
-        ),
     ):
         with pytest.raises(ConfigError, match=said):
             experiment = parse([data, *TINY, *arguments]).experiment

@@ -12,7 +12,6 @@ from benchmarks.records.steps import read_table
 from tests.benchmarks.runs import (
     ATTENTION,
     REGULARIZERS,
-    assert_same_trace,
     finished,
     mark_unfinished,
     run_traced,
@@ -67,22 +66,6 @@ def test_frozen_batch_norm_trains_as_one(
     one, _ = same_on_all(pool, [*settings, "--precision=float64"], tmp_path, (1, 2))
     trained = "model.trunk.bn1.weight" in one[0]["gradients"]
     assert trained == (batch_norm == "frozen_statistics")
-
-
-@pytest.mark.parametrize("processes", [1, 2])
-def test_chunks_have_the_gradient_of_the_whole_batch(
-    processes: int, data: str, tmp_path: Path, pool: Pool
-) -> None:
-    settings = [data, *TINY, "--optimization.steps=3", "--precision=float64", ATTENTION]
-    settings += [*FROZEN_STATISTICS, "--evaluation.descriptor=false"]
-    settings += [horde()[:-1] + ", {loss: {class_path: pml_regularizers.VarianceRegularizer}}]"]
-    traces = []
-    for name, chunk in (("whole", []), ("chunks", ["--optimization.chunk_size=7"])):
-        arguments = [*settings, *chunk, f"--output={tmp_path / name}"]
-        traces.append(pool.run(run_traced, arguments, processes=processes)[0][1])
-    assert any(name.startswith("model.trunk") for name in traces[0][0]["gradients"])
-    whole, chunked = traces
-    assert_same_trace(chunked, whole)
 
 
 def test_one_checkpoint_has_one_result(

@@ -20,11 +20,10 @@ from benchmarks.evaluation.curves import Curves
 from benchmarks.evaluation.tester import evaluate, measure, rank_calculator
 from benchmarks.records.run_folder import load_best, load_checkpoint
 from benchmarks.records.steps import read_table
-from benchmarks.run import BenchmarkRun
+from benchmarks.run import OngoingRun
 from benchmarks.settings.command import parse
 from benchmarks.settings.experiment import Tracker
 from benchmarks.training import trial
-from benchmarks.training.chunks import TrunkChunks
 from pml_regularizers import (
     h_divergence,
     ideal_joint_error,
@@ -115,7 +114,7 @@ def test_the_network_is_tested_before_training(
     assert resumed["metrics"] == record["metrics"]
 
     (tmp_path / "run").rename(tmp_path / "before")
-    monkeypatch.setattr(BenchmarkRun, "test_start", lambda run: None)
+    monkeypatch.setattr(OngoingRun, "test_start", lambda run: None)
     with traced() as untested:
         plain = train(*settings)
     assert (plain["before_training"], plain["metrics"]) == (None, record["metrics"])
@@ -334,28 +333,6 @@ def test_a_compiled_trunk_trains_as_the_plain_one(train: Any, tmp_path: Path) ->
         )
 
 
-# ------------------------------------------------------------------------------- gradient caching
-
-
-def test_both_passes_of_a_chunk_draw_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
-    model = nn.Sequential()
-    model.trunk = nn.Sequential(nn.Linear(5, 8), nn.Dropout(0.5)).double()
-    model.head = nn.Linear(8, 3).double()
-    images = torch.randn(7, 5, dtype=torch.float64)
-    chunks = TrunkChunks(Accelerator(), model, images, 3)
-    state = torch.get_rng_state()
-    chunks.embed().square().sum().backward()
-    chunks.backward()
-    found = model.trunk[0].weight.grad.clone()
-    assert torch.equal(torch.get_rng_state(), state)
-    model.zero_grad()
-    whole = torch.cat([chunks._trunk(i) for i in range(3)])
-    assert (whole == 0).any()
-    model.head(whole).square().sum().backward()
-    torch.testing.assert_close(found, model.trunk[0].weight.grad, rtol=1e-12, atol=1e-12)
-
-
 def test_mixed_precision_is_close_to_float32(glyphs_root: Path, tmp_path: Path) -> None:
     settings = [f"--data.root={glyphs_root}", *SHORT, horde(), "--optimization.steps=2"]
     settings += [*FROZEN_STATISTICS, "--evaluation.descriptor=false"]
@@ -363,13 +340,11 @@ def test_mixed_precision_is_close_to_float32(glyphs_root: Path, tmp_path: Path) 
     for name, more in {
         "float32": [],
         "bf16": ["--precision=bf16"],
-        "chunks": ["--precision=bf16", "--optimization.chunk_size=16"],
     }.items():
         finished([*settings, *more], tmp_path / name)
         losses[name] = read_table(tmp_path / name / "records", "training")["loss"]
     assert losses["bf16"] == pytest.approx(losses["float32"], rel=0.05)
     assert losses["bf16"][0] != losses["float32"][0]
-    assert losses["chunks"] == pytest.approx(losses["bf16"], rel=0.02)
 
 
 def test_fp16_without_a_gpu_is_refused(

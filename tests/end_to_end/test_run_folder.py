@@ -4,7 +4,6 @@ import errno
 import hashlib
 import json
 import shutil
-import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import torch
 import yaml
 
 from benchmarks.evaluation import Curves
-from benchmarks.records import files, load_run
+from benchmarks.records import load_run
 from benchmarks.records.run_folder import saved_checkpoints
 from benchmarks.records.steps import read_table
 from benchmarks.run import main
@@ -93,7 +92,9 @@ def test_what_a_finished_run_leaves(
     line = said(*settings, f"--output={done}", status=2)
     assert "already holds a run" in line
     before = (done / "run.json").read_text()
+    (done / "report.html").unlink()
     assert main([*settings, f"--output={done}", "--resume"]) == 0
+    assert (done / "report.html").read_text() == page
     output = capsys.readouterr().out
     assert "is finished" in output
     assert "Recall@1" in output
@@ -121,12 +122,6 @@ def test_terms_of_the_loss_are_recorded(settings: list[str], tmp_path: Path) -> 
         first, second = (terms[name][row] for name in names)
         assert second == pytest.approx(first / 2)
         assert first + second == pytest.approx(whole["loss"][step - 1])
-
-
-def test_a_lost_report_is_written_again(settings: list[str], done: Path) -> None:
-    (done / "report.html").unlink()
-    assert main([*settings, f"--output={done}", "--resume"]) == 0
-    assert (done / "report.html").exists()
 
 
 def unfinished(done: Path, folder: Path) -> Path:
@@ -172,28 +167,11 @@ def of_another(path: Path, **changes: Any) -> None:
     rename(path, state | {"run": state["run"] | changes})
 
 
-def unnamed(path: Path) -> None:
-    path.rename(path.with_name(f"{path.name[:14]}.pt"))
-
-
 BAD: dict[str, tuple[Callable[[Path], Any], str]] = {
-    "cut off": (lambda path: path.write_bytes(path.read_bytes()[:1000]), "damaged"),
     "one bit": (flip, "damaged (its SHA-256 is not the one in its name)"),
-    "empty": (lambda path: rename(path, {}), "not a readable checkpoint"),
-    "a list": (lambda path: rename(path, [1]), "not a readable checkpoint"),
-    "a step alone": (lambda path: rename(path, {"step": 6}), "of an earlier version"),
-    "no step": (lambda path: change(path, step="6"), "not a readable checkpoint"),
     "another seed": (lambda path: of_another(path, seed=1), "is of a run with seed: 1, expected 0"),
-    "other images": (
-        lambda path: of_another(path, data="x"),
-        "is of a run with data: 'x', expected '",
-    ),
-    "other weights": (lambda path: of_another(path, weights="x"), "weights: 'x', expected None"),
     "another setting": (move, "is of a run with optimization.learning_rate: 7.0, expected 0.003"),
-    "an earlier version": (unnamed, "of an earlier version"),
-    "lacks the run": (lambda path: change(path, run=5), "not a run's checkpoint"),
     "other shapes": (lambda path: change(path, model={}), "does not fit the network"),
-    "lacks the optimizer": (lambda path: change(path, optimizer=None), "does not fit the network"),
 }
 
 
@@ -209,21 +187,14 @@ def test_a_bad_checkpoint_is_one_line_and_nothing_is_lost(
     line = said(*settings, f"--output={folder}", "--resume", status=2)
     assert f"{folder / 'checkpoints'}" in line
     assert expected in line
-    assert (
-        "does not fit" in line
-        or "delete it to continue from the one before it, of step 3, " in line
-    )
+    assert "does not fit" in line or "delete it to continue from step_000000003-" in line
     assert contents(folder) == before
 
 
-def test_the_checkpoint_before_is_offered_only_if_it_is_whole(
-    settings: list[str], done: Path, said: Callable[..., str], tmp_path: Path
+def test_a_run_whose_checkpoints_were_deleted_starts_again(
+    settings: list[str], done: Path, tmp_path: Path
 ) -> None:
     folder = unfinished(done, tmp_path / "run")
-    for path in saved_checkpoints(folder):
-        flip(path)
-    line = said(*settings, f"--output={folder}", "--resume", status=2)
-    assert line.endswith(f"; delete {folder / 'checkpoints'} to start again from the first step")
     shutil.rmtree(folder / "checkpoints")
     assert main([*settings, f"--output={folder}", "--resume", "--report=false"]) == 0
     found, wanted = (json.loads((run / "run.json").read_text()) for run in (folder, done))
@@ -242,13 +213,6 @@ def test_records_are_those_of_the_checkpoint(
     line = said(*settings, f"--output={folder}", "--resume", status=2)
     assert f"{csv}: its rows up to step 6 are not those" in line
     assert contents(folder) == before
-    csv.write_bytes(rows)
-    with sqlite3.connect(csv.with_name("logs.db")) as database:
-        database.execute("UPDATE training SET loss = 9 WHERE id = 2")
-    assert main([*settings, f"--output={folder}", "--resume", "--report=false"]) == 0
-    with sqlite3.connect(csv.with_name("logs.db")) as database:
-        found = [loss for (loss,) in database.execute("SELECT loss FROM training")]
-    assert found == read_table(csv.parent, "training")["loss"]
 
 
 def test_a_harmless_change_does_not_block_a_resumption(
@@ -294,28 +258,21 @@ def test_numbers_that_are_not_finite_fail_in_one_line(
     assert not saved_checkpoints(folder) or "NaN or inf for" in line
 
 
-@pytest.mark.parametrize("full", ["checkpoints", "everything"])
 def test_a_full_disk_is_one_line(
-    full: str,
     settings: list[str],
     said: Callable[..., str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """torch.save puts errors of its own on top of it."""
-    folder, replace = tmp_path / "run", files.replace_file
+    folder = tmp_path / "run"
 
     def fails(state: object, file: Any) -> None:
         file.write(b"some")
-        if full == "everything":
-            monkeypatch.setattr(files, "replace_file", refuse)
         try:
-            refuse()
+            raise OSError(errno.ENOSPC, "No space left on device")
         finally:
             raise RuntimeError("unexpected pos 64 vs 0")
-
-    def refuse(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
         patch.setattr(torch, "save", fails)
@@ -327,7 +284,6 @@ def test_a_full_disk_is_one_line(
     assert record["status"] == "failed"
     assert not list(folder.rglob("*.tmp"))
     assert read_table(folder / "records", "training")["step"] == [1, 2, 3]
-    monkeypatch.setattr(files, "replace_file", replace)
     assert finished([*settings, "--resume"], folder)["error"] is None
 
 

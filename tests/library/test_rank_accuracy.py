@@ -2,10 +2,8 @@
 
 import math
 import pickle
-import time
 from collections.abc import Callable
 from copy import deepcopy
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -703,32 +701,23 @@ def test_pickles_and_copies():
 
 
 SHARED_CASES = {
-    "all": (23, torch.float32, False, False),
-    "two": (2, torch.float64, False, False),
-    "gallery": (60, torch.float64, True, False),
-    "shared memory": (60, torch.float32, True, True),
+    "all": (23, torch.float32, False),
+    "two": (2, torch.float64, False),
+    "gallery": (60, torch.float64, True),
 }
 
 
-def ranked_together(processes: Processes | None, name: str, folder: Path) -> dict[str, Any]:
+def ranked_together(processes: Processes | None, name: str) -> dict[str, Any]:
     """The accuracies of a case, and how many queries were ranked here; by all processes or alone."""
     ranks.BLOCK_ROWS = 7
-    n, dtype, gallery, shared = SHARED_CASES[name]
+    n, dtype, gallery = SHARED_CASES[name]
     vectors, labels = clusters(0, (2,) * (n // 2) + (1,) * (n % 2))
     shown = []
-
-    def allocate(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, bool]:
-        path = folder / ("alone" if processes is None else "together")
-        rows = torch.from_file(str(path), True, math.prod(shape), dtype=dtype)
-        is_mine = processes is None or processes.is_main_process
-        time.sleep(0.3 * is_mine)  # the others must wait for what is written
-        return rows.view(shape), is_mine
 
     calculator = RankAccuracyCalculator(
         recall_at=(1, 3),
         device=CPU,
         accelerator=processes,
-        allocate=allocate if shared else None,
         kmeans_func=lambda query, count: torch.arange(len(query)) % count,
         progress=lambda blocks: shown.extend(map(len, blocks)) or blocks,
     )
@@ -744,10 +733,10 @@ def ranked_together(processes: Processes | None, name: str, folder: Path) -> dic
 
 @pytest.mark.parametrize("count", [2, 3])
 @pytest.mark.parametrize("name", SHARED_CASES)
-def test_many_processes_find_what_one_finds(pool, name, count, tmp_path, monkeypatch):
+def test_many_processes_find_what_one_finds(pool, name, count, monkeypatch):
     monkeypatch.setattr(ranks, "BLOCK_ROWS", 7)
-    alone = ranked_together(None, name, tmp_path)
-    together = pool.run(ranked_together, name, tmp_path, processes=count)
+    alone = ranked_together(None, name)
+    together = pool.run(ranked_together, name, processes=count)
     assert not any(map(math.isnan, alone["found"].values()))
     assert [of_one["found"] for of_one in together] == [alone["found"]] * count
     assert sum(of_one["ranked"] for of_one in together) == alone["ranked"]

@@ -13,15 +13,6 @@ import pytest
 from benchmarks.console import InUseError, OwnedFolder, alone, replace_file, replacing
 from tests.support.processes import ROOT, TIMEOUT
 
-WRITER = """
-import sys
-from pathlib import Path
-from benchmarks.console import replace_file
-input()  # until all are ready
-for _ in range(60):
-    replace_file(Path(sys.argv[1]), sys.argv[2].encode() * 9000)
-"""
-
 COUNTER = """
 import math, sys
 from pathlib import Path
@@ -59,13 +50,6 @@ def at_once(code: str, *arguments: Sequence[object]) -> None:
     for process in started:
         process.communicate(timeout=TIMEOUT)  # closes the pipe
         assert process.returncode == 0
-
-
-def test_a_file_that_several_write_is_whole(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    at_once(WRITER, *((path, letter) for letter in "abcd"))
-    assert path.read_text() in [letter * 9000 for letter in "abcd"]
-    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_others_may_read_what_is_written(tmp_path: Path) -> None:

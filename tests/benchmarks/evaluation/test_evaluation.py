@@ -1,35 +1,34 @@
 """Retrieval metrics: their values, and the same ones from one process and from several."""
 
-import json
-import logging
 import math
 import os
 import signal
-from pathlib import Path
+from dataclasses import asdict
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from accelerate import Accelerator
 from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.functional import normalize
-from torch.utils.data import Subset
+from torch.utils.data import Dataset, Subset
 
 from benchmarks.evaluation import embedding, tester
-from benchmarks.evaluation.embedding import NonFiniteEmbeddingsError, embed
+from benchmarks.evaluation.embedding import embed
 from benchmarks.evaluation.outputs import variance_correlation
-from benchmarks.evaluation.showcase import neighbours
-from benchmarks.evaluation.tester import Evaluation, cluster_metrics, pairwise_f1, rank_calculator
+from benchmarks.evaluation.tester import Measured, cluster_metrics, pairwise_f1, rank_calculator
+from benchmarks.records import NonFiniteError
 from benchmarks.settings import ClassSpec, ConfigError
 from pml_regularizers import VEMAttention
-from tests.benchmarks.evaluation.sharded import CASES, HOSTS, Images, build_model, save
-from tests.support.pool import Pool
+from tests.benchmarks.runs import as_accelerator
+from tests.support.pool import Pool, Processes
 
 RECALL_AT = (1, 2, 4, 8)
 
 
-def evaluate(accelerator, model, dataset, *, recall_at=RECALL_AT, **options) -> Evaluation:
+def evaluate(accelerator, model, dataset, *, recall_at=RECALL_AT, **options) -> Measured:
     return tester.evaluate(
         accelerator, model, dataset, rank_calculator(accelerator, recall_at), **options
     )
@@ -39,13 +38,44 @@ def measure(vectors, labels, recall_at=RECALL_AT, is_query=None) -> dict[str, fl
     return tester.measure(vectors, labels, recall_at, is_query)
 
 
-def clusters(seed: int, sizes: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Overlapping clouds in shuffled order, one class for each size."""
-    rng = np.random.default_rng(seed)
-    labels = rng.permutation(np.repeat(np.arange(len(sizes)), sizes))
-    centres = rng.normal(size=(len(sizes), 5))
-    points = centres[labels] + rng.normal(size=(len(labels), 5))
-    return torch.from_numpy(points).float(), torch.from_numpy(labels)
+class Images(Dataset):
+    """`n` images of noise around a pattern of their class; image i has class i // 2."""
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, i: int) -> tuple[Tensor, int, int]:
+        if not isinstance(i, int):
+            raise TypeError(f"key: expected an int, got {i!r}")
+        noise, pattern = (
+            torch.randn(3, 8, 8, generator=torch.Generator().manual_seed(seed))
+            for seed in (i, 1000 + i // 2)
+        )
+        return noise + 0.5 * pattern, i // 2, i
+
+
+def build_model() -> nn.Module:
+    """A small network with buffers, the same at every call."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = nn.Sequential(
+            nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Dropout(), nn.Flatten(), nn.Linear(288, 6)
+        )
+        model[1].running_mean.normal_()
+    return model
+
+
+# Name: dataset, batch size, type, queries. Uneven shares, a last partial batch, processes without a batch.
+CASES = {
+    "seven": (Images(7), 4, torch.float32, None),
+    "two": (Images(2), 4, torch.float32, None),
+    "subset": (Subset(Images(90), list(range(70, 20, -1))), 4, torch.float32, None),
+    "float64": (Images(23), 2, torch.float64, None),
+    "gallery": (Images(60), 7, torch.float32, torch.arange(60) % 2 == 0),
+}
 
 
 @pytest.fixture
@@ -56,7 +86,7 @@ def accelerator() -> Accelerator:
 # --------------------------------------------------------------------------------------- k-means
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_pairwise_f1_equals_a_count_of_all_pairs(seed):
     rng = np.random.default_rng(seed)
     labels, clusters = rng.integers(0, 4, 30), rng.integers(0, 6, 30)
@@ -134,28 +164,6 @@ def test_evaluate_measures_unit_vectors(accelerator):
     assert 0 < found.metrics["recall_at_1"] < 1
 
 
-def test_a_subset_is_read_in_its_own_order(accelerator):
-    rows = [30, 2, 17, 3, 31]
-    options = {"batch_size": 5, "progress": False}
-    embeddings, labels = embed(
-        accelerator, build_model(), Images(32), **options | {"batch_size": 32}
-    )
-    of_subset, labels_of_subset = embed(
-        accelerator, build_model(), Subset(Images(32), rows), **options
-    )
-    torch.testing.assert_close(of_subset, embeddings[rows])
-    assert labels_of_subset.tolist() == labels[rows].tolist() == [15, 1, 8, 1, 15]
-
-
-def test_workers_change_nothing(accelerator):
-    found = [
-        embed(accelerator, build_model(), Images(10), batch_size=4, num_workers=n, progress=False)
-        for n in (0, 1)
-    ]
-    for here, there in zip(*found, strict=True):
-        assert torch.equal(here, there)
-
-
 class Interrupted(Images):
     """The reader of an image gets the signals of a Ctrl-C and of a scheduler first."""
 
@@ -203,29 +211,17 @@ def test_modes_come_back_also_after_an_error(accelerator):
     def fail(embeddings):
         raise RuntimeError("stop")
 
-    for function in (embed, evaluate):
-        with pytest.raises(RuntimeError, match="stop"):
-            function(accelerator, model, Images(4), batch_size=2, extract=fail, progress=False)
-        assert [module.training for module in model.modules()] == modes
+    with pytest.raises(RuntimeError, match="stop"):
+        evaluate(accelerator, model, Images(4), batch_size=2, extract=fail, progress=False)
+    assert [module.training for module in model.modules()] == modes
 
 
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_the_global_random_state_is_left_alone(accelerator, num_workers):
+def test_the_global_random_state_is_left_alone(accelerator):
     model = build_model()
     states = torch.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
-    options = {"batch_size": 4, "num_workers": num_workers, "progress": False}
-    evaluate(accelerator, model, Images(10), **options)
+    evaluate(accelerator, model, Images(10), batch_size=4, num_workers=1, progress=False)
     assert torch.equal(states[0], torch.get_rng_state())
     assert np.array_equal(states[1], np.random.get_state()[1])  # noqa: NPY002
-
-
-@pytest.mark.parametrize("progress", [True, False])
-def test_nothing_is_written_but_the_bar(accelerator, capfd, caplog, progress):
-    caplog.set_level(logging.WARNING)
-    evaluate(accelerator, build_model(), Images(10), batch_size=4, progress=progress)
-    out, err = capfd.readouterr()
-    assert (out, caplog.text) == ("", "")
-    assert ("embedding" in err) if progress else (err == "")
 
 
 class Broken(nn.Module):
@@ -247,41 +243,17 @@ def test_embeddings_that_are_not_finite_are_named(accelerator):
         embed(accelerator, build_model(), Images(4), extract=lambda _: nan, **options)
 
 
-@pytest.mark.parametrize("shape", [(3,), (2, 3), (4, 3, 1)])
-def test_one_vector_per_image(accelerator, shape):
-    with pytest.raises(ValueError, match="extract: expected one vector for each of 4 images, got"):
-        embed(
-            accelerator,
-            build_model(),
-            Images(4),
-            batch_size=4,
-            extract=lambda _: torch.zeros(shape),
-            progress=False,
-        )
-
-
-@pytest.mark.parametrize("n", [0, 1])
-def test_too_few_images(accelerator, n):
-    with pytest.raises(ValueError, match=f"dataset: retrieval needs at least two images, got {n}"):
-        evaluate(accelerator, build_model(), Images(n), batch_size=4)
-    with pytest.raises(ValueError, match="dataset: expected at least one image"):
-        embed(accelerator, build_model(), Images(0), batch_size=4)
+def test_too_few_images(accelerator):
+    with pytest.raises(ValueError, match="dataset: retrieval needs at least two images, got 1"):
+        evaluate(accelerator, build_model(), Images(1), batch_size=4)
 
 
 def test_vectors_that_are_not_finite_anywhere_are_named_everywhere(accelerator, monkeypatch):
     """Also by a process whose own are fine."""
     others = {"model": [5, 4], "extract": []}
     monkeypatch.setattr(embedding, "gather_object", lambda shares: [*shares, others])
-    with pytest.raises(
-        NonFiniteEmbeddingsError, match=r"model: .* for 2 of 10 .* positions 4, 5; has"
-    ):
+    with pytest.raises(NonFiniteError, match=r"model: .* for 2 of 10 .* positions 4, 5; has"):
         embed(accelerator, build_model(), Images(10), batch_size=4, progress=False)
-
-
-@pytest.mark.parametrize("recall_at", [(), (0,)])
-def test_recall_at_is_checked_before_anything_is_embedded(accelerator, recall_at):
-    with pytest.raises(ValueError, match="recall_at: expected integers >= 1, got"):
-        evaluate(accelerator, Broken(), Images(4), recall_at=recall_at, batch_size=4)
 
 
 def test_rows_of_queries_and_gallery_come_in_dataset_order(accelerator):
@@ -297,126 +269,43 @@ def test_rows_of_queries_and_gallery_come_in_dataset_order(accelerator):
     assert found.metrics == measure(normalize(found.embeddings), labels, is_query=queries)
 
 
-@pytest.mark.parametrize(
-    "queries",
-    [
-        torch.ones(8, dtype=torch.bool),
-        torch.zeros(8, dtype=torch.bool),
-        torch.arange(8),
-        torch.arange(7) < 3,
-    ],
-)
-def test_queries_and_gallery_must_both_be_there(accelerator, queries):
-    with pytest.raises(ValueError, match="is_query: expected 8 booleans, some true and some false"):
-        evaluate(accelerator, build_model(), Images(8), is_query=queries, batch_size=4)
-
-
-# ------------------------------------------------------------------------------------- neighbours
-
-
-def test_neighbours_in_a_gallery():
-    embeddings = clusters(0, (12, 12))[0]
-    rows, gallery = torch.tensor([20, 3]), torch.tensor([1, 7, 19, 4, 0])
-    cosines = normalize(embeddings)[rows] @ normalize(embeddings)[gallery].T
-    expected = gallery[cosines.argsort(dim=1, descending=True)]
-    assert torch.equal(neighbours(embeddings, 5, rows, gallery), expected)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_neighbours_are_ranked_by_angle_without_the_query(dtype):
-    embeddings = clusters(0, (12, 12))[0].to(dtype)
-    cosines = normalize(embeddings) @ normalize(embeddings).T
-    cosines.fill_diagonal_(-2)
-    expected = cosines.argsort(dim=1, descending=True)
-    assert torch.equal(neighbours(embeddings, 23, torch.arange(24), None), expected[:, :23])
-    rows = torch.tensor([20, 3, 3])
-    assert torch.equal(neighbours(embeddings, 4, rows, None), expected[rows, :4])
-
-
-@pytest.mark.parametrize("k", [1, 3, 6])
-def test_neighbours_among_duplicates(k):
-    """More duplicates than k: the query may be missing from its own ranking."""
-    embeddings = torch.tensor([[1.0, 0.0]]).repeat(7, 1)
-    found = neighbours(embeddings, k, torch.arange(7), None)
-    assert found.shape == (7, k)
-    for query, row in enumerate(found.tolist()):
-        assert query not in row and len(set(row)) == k
-
-
 # ------------------------------------------------------------------------------- many processes
 
 
-PROCESSES = {"1": 1, "2": 2, "3": 3, **{f"3/{place}": 3 for place in HOSTS}}
-
-
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory, pool: Pool) -> Path:
-    """The folder with what each process saved, in a folder for each number of processes."""
-    folder = tmp_path_factory.mktemp("runs")
-    for processes in (1, 2, 3):
-        pool.run(save, folder / str(processes), processes=processes)
-    return folder
-
-
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("place", list(PROCESSES)[1:])
-def test_every_process_finds_what_one_finds(runs, case, place):
-    one = torch.load(runs / "1" / f"{case}.0.pt")
-    dataset, _, dtype, _ = CASES[case]
-    assert len(one["embeddings"]) == len(dataset)
-    assert one["embeddings"].dtype == one["descriptors"].dtype == dtype
-    assert one["labels"].tolist() == [dataset[i][1] for i in range(len(dataset))]
-    assert all(math.isfinite(value) for value in one["metrics"].values())
-    saved = sorted((runs / place).glob(f"{case}.*.pt"))
-    assert len(saved) == PROCESSES[place]
-    for file in saved:
-        found = torch.load(file)
-        assert found["metrics"] == one["metrics"]
-        for name in ("embeddings", "labels", "descriptors"):
-            assert torch.equal(found[name], one[name]), name
-
-
-def test_the_cases_are_worth_comparing(runs):
-    recalls = {
-        name: torch.load(runs / "1" / f"{name}.0.pt")["metrics"]["recall_at_1"] for name in CASES
+def evaluated(processes: Processes) -> dict[str, dict[str, Any]]:
+    """The results of every case, on a process of a pool."""
+    accelerator = as_accelerator(processes)
+    return {
+        name: asdict(
+            evaluate(
+                accelerator,
+                accelerator.prepare(build_model().to(dtype)),
+                dataset,
+                batch_size=batch_size,
+                is_query=is_query,
+                extract=lambda embeddings: embeddings.pow(2)[:, :4],
+                progress=False,
+                dtype=dtype,
+            )
+        )
+        for name, (dataset, batch_size, dtype, is_query) in CASES.items()
     }
-    assert all(0 < recalls[name] < 1 for name in ("subset", "float64", "gallery"))
 
 
-def notes(folder: Path) -> list[dict]:
-    """Notes of each process on its share and its memory."""
-    return [json.loads(path.read_text()) for path in sorted(folder.glob("notes.*.json"))]
-
-
-@pytest.mark.parametrize("place", PROCESSES)
-def test_every_process_ranks_its_share(runs, place):
-    """48 queries, two of the 50 images being alone in their class, in 7 blocks of up to 7."""
-    ranked = [process["ranked"] for process in notes(runs / place)]
-    assert sum(ranked) == 48
-    assert max(ranked) <= 7 * math.ceil(7 / PROCESSES[place])
-
-
-@pytest.mark.parametrize(
-    ("place", "sharing"), [("2", (2, 2)), ("3", (3, 3, 3)), ("3/two hosts", (2, 2, 1))]
-)
-@pytest.mark.parametrize("what", ["embeddings", "prepared"])
-def test_a_host_has_one_copy_whatever_the_number_of_processes(runs, place, sharing, what):
-    """Uses the kernel's count, in which a page in the memory of P processes counts 1/P for each of them."""
-    for process, sharers in zip(notes(runs / place), sharing, strict=True):
-        memory = process[what]
-        assert memory["file"] == "/memfd:shared_tensor (deleted)"
-        assert memory["Rss"] == memory["bytes"] == 2**21
-        assert memory["Pss"] == pytest.approx(2**21 / sharers, rel=0.01)
-
-
-@pytest.mark.parametrize("place", ["1", "3/nowhere"])
-def test_plain_tensors_where_nothing_can_be_shared(runs, place):
-    assert not any("memfd" in process["embeddings"]["file"] for process in notes(runs / place))
-
-
-@pytest.mark.parametrize("place", PROCESSES)
-def test_no_file_is_left_open(runs, place):
-    assert all(process["opened"] == [] for process in notes(runs / place))
+def test_every_process_finds_what_one_finds(pool: Pool):
+    [alone] = pool.run(evaluated, processes=1)
+    for name, one in alone.items():
+        dataset, _, dtype, _ = CASES[name]
+        assert one["embeddings"].dtype == one["descriptors"].dtype == dtype
+        assert one["labels"].tolist() == [dataset[i][1] for i in range(len(dataset))]
+        assert all(math.isfinite(value) for value in one["metrics"].values())
+    recalls = [alone[name]["metrics"]["recall_at_1"] for name in ("subset", "float64", "gallery")]
+    assert all(0 < recall < 1 for recall in recalls), "worth comparing"
+    for together in (*pool.run(evaluated, processes=2), *pool.run(evaluated, processes=3)):
+        for name, one in alone.items():
+            assert together[name]["metrics"] == one["metrics"], name
+            for part in ("embeddings", "labels", "descriptors"):
+                assert torch.equal(together[name][part], one[part]), (name, part)
 
 
 # ------------------------------------------------------------------------------------- calculators

@@ -14,6 +14,7 @@ from benchmarks.evaluation import showcase
 from benchmarks.evaluation.showcase import (
     average_precision,
     deep_features,
+    neighbours,
     retrieval,
     save_showcase,
 )
@@ -81,10 +82,7 @@ def precision_of(data: Images, query: int, others: list[int]) -> float:
 
 
 SETS = {
-    "every image is a query": Images(4, 4, 4),
     "unequal classes, two of one image": Images(9, 1, 5, 1, 2),
-    "two classes": Images(2, 3),
-    "a gallery": Images(6, 4, 3, queries=2),
     "a gallery that lacks a class": Images(7, 2, 6, 5, queries=2),
 }
 
@@ -97,7 +95,7 @@ def data(request: pytest.FixtureRequest) -> Images:
 # ---------------------------------------------------------------------------------------- neighbours
 
 
-@pytest.mark.parametrize("ranked", [1, 40, 2**22])
+@pytest.mark.parametrize("ranked", [1, 2**22])
 def test_every_query_is_ranked_as_by_brute_force(
     data: Images, ranked: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -114,13 +112,18 @@ def test_every_query_is_ranked_as_by_brute_force(
             )
         else:
             assert precision[image].isnan()
-
-
-def test_the_means_over_queries_are_the_metrics(data: Images) -> None:
-    embeddings = normalize(data.embeddings())
     metrics = measure(embeddings, data.labels, [1], is_query=data.is_query)
-    precision = average_precision(embeddings, data.labels, data.is_query)
     assert precision.nanmean().item() == pytest.approx(metrics["mean_average_precision_at_r"])
+
+
+@pytest.mark.parametrize("k", [1, 6])
+def test_neighbours_among_duplicates(k: int) -> None:
+    """More duplicates than k: the query may be missing from its own ranking."""
+    embeddings = torch.tensor([[1.0, 0.0]]).repeat(7, 1)
+    found = neighbours(embeddings, k, torch.arange(7), None)
+    assert found.shape == (7, k)
+    for query, row in enumerate(found.tolist()):
+        assert query not in row and len(set(row)) == k
 
 
 def test_the_best_and_the_worst_are_of_different_classes(data: Images) -> None:
@@ -139,17 +142,6 @@ def test_the_best_and_the_worst_are_of_different_classes(data: Images) -> None:
         assert queries[groups == group].tolist() == list(expected.values())[: showcase.EXTREMES]
     np.testing.assert_equal(shown["query_precision"], precision[queries].numpy())
     assert len(set(queries[groups == "evenly spread"])) == (groups == "evenly spread").sum()
-
-
-def test_of_equal_queries_the_first_is_shown() -> None:
-    data = Images(3, 3, 3, 3, 3, 3)
-    precision = average_precision(data.embeddings(noise=0), data.labels, None)
-    assert (precision == 1).all()
-    shown = retrieval(data, data.embeddings(noise=0), precision)
-    firsts = [int((data.labels == label).nonzero()[0]) for label in range(6)]
-    expected = [f"image {i}" for i in sorted(firsts)[: showcase.EXTREMES]]
-    for group in ("best", "worst"):
-        assert shown["query_names"][shown["query_groups"] == group].tolist() == expected
 
 
 def test_neighbours_of_the_shown_queries(data: Images) -> None:
@@ -193,8 +185,6 @@ def with_prefix(images: Tensor) -> Tensor:
 
 LAYOUTS = {
     "map": (lambda images: images, {}),
-    "channels last": (lambda images: images.permute(0, 2, 3, 1), {"data_format": "NHWC"}),
-    "tokens": (tokens, {}),
     "class token and tokens": (with_prefix, {"num_prefix_tokens": 1}),
 }
 
@@ -247,14 +237,6 @@ def _distances(saved: np.ndarray, expected: Tensor) -> Tensor:
     return (torch.from_numpy(saved.astype(np.float64)) - expected).norm(dim=-1)
 
 
-def test_huge_features_are_saved() -> None:
-    data = Images(*[5] * 6)
-    data.images *= 1e9
-    saved = deep_features(Model(EmbeddingHead(CHANNELS, 4), lambda x: 1e9 * x), data, batch_size=9)
-    assert saved is not None
-    assert np.abs(saved["features"]).max() == 1
-
-
 def test_few_positions_of_many_images_are_kept() -> None:
     data = Images(*[30] * 9)
     data.images = torch.arange(270 * CHANNELS * 100.0).view(270, CHANNELS, 10, 10)
@@ -271,8 +253,7 @@ def test_few_positions_of_many_images_are_kept() -> None:
 @pytest.mark.parametrize(
     ("sizes", "expected"),
     [
-        ((3, 20, 1, 30, 15, 12, 13, 40), ["class 1", "class 3", "class 4", "class 5", "class 6", "class 7"]),
-        ((1, 9, 2, 8, 3, 7, 4), [f"class {c}" for c in range(1, 7)]),
+        ((3, 20, 1, 30, 15, 12, 13, 40), [f"class {c}" for c in (1, 3, 4, 5, 6, 7)]),
         ((2, 1), ["class 0", "class 1"]),
     ],
 )  # fmt: skip
@@ -284,26 +265,9 @@ def test_classes_of_enough_images_are_shown(sizes: tuple[int, ...], expected: li
     assert np.bincount(saved["labels"]).tolist() == shown
 
 
-class TwoMaps(nn.Module):
-    """Network like an ensemble's head, which reads several maps of one image."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.feature_map = nn.Identity()
-        self.weight = nn.Parameter(torch.ones(1))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.weight * self.feature_map(torch.cat([x, x])).mean(dim=(2, 3)).view(len(x), -1)
-
-
-@pytest.mark.parametrize("head", [nn.Flatten(), TwoMaps()])
-def test_a_network_without_the_stage_has_no_picture(head: nn.Module, tmp_path: Path) -> None:
+def test_a_network_without_the_stage_has_no_picture() -> None:
     data = Images(4, 4)
-    model = Model(head, lambda images: images)
-    assert deep_features(model, data, batch_size=9) is None
-    save_showcase(tmp_path, model, data, data, data.embeddings(), batch_size=9)  # type: ignore[arg-type]
-    files = sorted(path.name for path in tmp_path.iterdir())
-    assert files == ["map.npz", "retrieval.npz"]
+    assert deep_features(Model(nn.Flatten(), lambda images: images), data, batch_size=9) is None
 
 
 def test_all_files(data: Images, tmp_path: Path) -> None:

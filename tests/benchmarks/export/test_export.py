@@ -33,7 +33,7 @@ from benchmarks.export.card import card, pooling
 from benchmarks.export.timm_files import crop_fraction, preprocessing
 from benchmarks.export.trained import Exported, load_trained
 from benchmarks.records.files import write_json
-from benchmarks.records.run_folder import RunFolder, load_checkpoint
+from benchmarks.records.run_folder import RunFolder, load_checkpoint, saved_checkpoints
 from benchmarks.settings.command import parse
 from benchmarks.settings.data import Data
 from benchmarks.settings.recipe_files import read_yaml
@@ -444,22 +444,13 @@ def diverge(run: Path) -> None:
     save(run, 9, network)
 
 
-CHECKPOINT = Path("checkpoints", "step_000000009.pt")
 MISTAKES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "no run": (lambda run: (run / "run.json").unlink(), "run.json: No such file or directory"),
     "broken run.json": (lambda run: (run / "run.json").write_text("{"), "run.json: is damaged"),
     "no checkpoint": (lambda run: shutil.rmtree(run / "checkpoints"), "has no checkpoint yet"),
     "broken checkpoint": (
-        lambda run: (run / "checkpoints" / "step_000000009.pt").write_text("x"),
-        "step_000000009.pt: not a readable checkpoint",
-    ),
-    "checkpoint of something else": (
-        lambda run: torch.save({"step": 9, "model": [1], "loss": 5}, run / CHECKPOINT),
-        "config.yaml: describes another network than the checkpoint holds",
-    ),
-    "no weights of a loss": (
-        lambda run: torch.save({**load_checkpoint(run), "loss": 5}, run / CHECKPOINT),  # type: ignore[dict-item]
-        "describes another network than the checkpoint holds",
+        lambda run: saved_checkpoints(run)[0].write_bytes(b"x"),
+        ".pt: missing or damaged (its SHA-256 is not",
     ),
     "settings that are no YAML": (
         lambda run: (run / "config.yaml").write_text("a: [1"),

@@ -5,16 +5,15 @@ import math
 import sqlite3
 import subprocess
 from contextlib import closing
-from importlib import metadata
 from pathlib import Path
 
 import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from benchmarks.records import provenance, steps
+from benchmarks.records import provenance
 from benchmarks.records.files import write_json
-from benchmarks.records.steps import RunRecords, read_table
+from benchmarks.records.steps import Ends, StepTables, read_table
 
 Rows = list[tuple[int, dict[str, float]]]
 
@@ -30,19 +29,16 @@ def evaluation_rows(*steps: int) -> Rows:
     return [(step, {"seen_recall_at_1": step / 97, "unseen_recall_at_1": 0.1}) for step in steps]
 
 
-def write(folder: Path, training: Rows, evaluation: Rows, resume_step: int = -1) -> None:
-    with closing(RunRecords(folder, resume_step=resume_step)) as run:
+def write(
+    folder: Path, training: Rows, evaluation: Rows, step: int = -1, ends: Ends | None = None
+) -> Ends:
+    """Log rows behind those of a step; the ends of the tables."""
+    with closing(StepTables(folder, step=step, ends=ends or {})) as run:
         for start in range(0, len(training), 4):
             run.log_rows("training", training[start : start + 4])
-        run.log_rows("evaluation", evaluation)
-
-
-def sqlite_tables(folder: Path) -> dict[str, list[tuple[float, ...]]]:
-    with closing(sqlite3.connect(folder / "logs.db")) as database:
-        return {
-            table: database.execute(f"SELECT * FROM {table}").fetchall()
-            for table in ("training", "evaluation")
-        }
+        if evaluation:
+            run.log_rows("evaluation", evaluation)
+        return run.ends()
 
 
 def csv_files(folder: Path) -> dict[str, bytes]:
@@ -61,28 +57,33 @@ def test_reads_what_was_logged(unbroken: Path) -> None:
     assert list(table) == ["step", "loss", "learning_rate", "images_per_second"]
     assert table["step"] == list(range(1, 21))
     assert table["loss"] == [1 / step for step in range(1, 21)]
-    assert sqlite_tables(unbroken)["training"][2][:3] == (3, 3, 1 / 3)
+    with closing(sqlite3.connect(unbroken / "logs.db")) as database:
+        third = database.execute("SELECT * FROM training").fetchall()[2]
+    assert third[:3] == (3, 3, 1 / 3)
     assert read_table(unbroken, "never_written") == {}
 
 
 # 17 rows survive a kill in the flush of the 17th to 20th; the number of bytes to cut runs from
 # "only the newline is torn" to "the line holds its step alone".
 @pytest.mark.parametrize("torn_bytes", [0, 1, 9, 25])
-@pytest.mark.parametrize("resume_step", [0, 8, 16])
+@pytest.mark.parametrize("step", [0, 8, 16])
 def test_resume_equals_an_unbroken_log(
-    tmp_path: Path, unbroken: Path, torn_bytes: int, resume_step: int
+    tmp_path: Path, unbroken: Path, torn_bytes: int, step: int
 ) -> None:
     folder = tmp_path / "killed"
-    write(folder, training_rows(1, 17), evaluation_rows(5, 10, 15))
+    every = (5, 10, 15, 20)
+    ends = write(
+        folder, training_rows(1, step), evaluation_rows(*(at for at in every if at <= step))
+    )
+    left = evaluation_rows(*(at for at in every if step < at < 17))
+    write(folder, training_rows(step + 1, 17), left, step, ends)
     path = folder / "training.csv"
     path.write_bytes(path.read_bytes()[: -torn_bytes or None])
     assert len(read_table(folder, "training")["step"]) == (16 if torn_bytes else 17)
 
-    again = [step for step in (5, 10, 15, 20) if step > resume_step]
-    write(folder, training_rows(resume_step + 1, 20), evaluation_rows(*again), resume_step)
-
+    left = evaluation_rows(*(at for at in every if at > step))
+    write(folder, training_rows(step + 1, 20), left, step, ends)
     assert csv_files(folder) == csv_files(unbroken)
-    assert sqlite_tables(folder) == sqlite_tables(unbroken)
     assert not list(folder.glob(".*")), "a temporary file was left"
 
 
@@ -92,54 +93,39 @@ def test_resume_after_a_torn_header_and_before_the_first_row(
     folder = tmp_path / "killed"
     folder.mkdir()
     (folder / "training.csv").write_bytes(b"~iteration~,lo")
-    write(folder, training_rows(1, 20), evaluation_rows(5, 10, 15, 20), resume_step=0)
+    write(folder, training_rows(1, 20), evaluation_rows(5, 10, 15, 20), step=0)
     assert csv_files(folder) == csv_files(unbroken)
-    assert sqlite_tables(folder) == sqlite_tables(unbroken)
-
-
-def test_resume_when_the_kill_fell_between_csv_and_sqlite(tmp_path: Path, unbroken: Path) -> None:
-    folder = tmp_path / "killed"
-    write(folder, training_rows(1, 16), evaluation_rows(5, 10, 15))
-    with (folder / "training.csv").open("ab") as file:
-        file.write((unbroken / "training.csv").read_bytes().splitlines(keepends=True)[17])
-    write(folder, training_rows(17, 20), evaluation_rows(20), resume_step=16)
-    assert csv_files(folder) == csv_files(unbroken)
-    assert sqlite_tables(folder) == sqlite_tables(unbroken)
 
 
 def test_tables_of_other_rows_are_refused_before_any_is_cut(unbroken: Path) -> None:
-    with closing(RunRecords(unbroken, resume_step=20)) as run:
-        digests = run.digests()
+    ends = write(unbroken, training_rows(1, 20), evaluation_rows(20))
     (unbroken / "training.csv").write_bytes(
         (unbroken / "training.csv").read_bytes().replace(b"\n9,", b"\n9,1", 1)
     )
-    files, tables = csv_files(unbroken), sqlite_tables(unbroken)
+    files = csv_files(unbroken)
     with pytest.raises(ValueError, match=r"training\.csv: its rows up to step 20"):
-        RunRecords(unbroken, resume_step=20, digests=digests)
+        StepTables(unbroken, step=20, ends=ends)
     assert csv_files(unbroken) == files
-    assert sqlite_tables(unbroken) == tables
 
 
-@pytest.mark.parametrize("deleted", ["training.csv", "logs.db"])
-def test_a_table_that_was_deleted_is_gone_on_with(deleted: str, unbroken: Path) -> None:
-    with closing(RunRecords(unbroken, resume_step=10)) as run:
-        digests = run.digests()
-    (unbroken / deleted).unlink()
-    RunRecords(unbroken, resume_step=10, digests=digests).close()
-    write(unbroken, training_rows(11, 20), evaluation_rows(15, 20), resume_step=10)
-    with closing(RunRecords(unbroken, resume_step=15)) as run:
-        assert read_table(run.folder, "training")["step"][-5:] == [11, 12, 13, 14, 15]
+def test_a_table_that_was_deleted_is_gone_on_with(tmp_path: Path) -> None:
+    ends = write(tmp_path, training_rows(1, 10), evaluation_rows(5, 10))
+    (tmp_path / "training.csv").unlink()
+    write(tmp_path, training_rows(11, 15), evaluation_rows(15), 10, ends)
+    assert read_table(tmp_path, "training")["step"] == [11, 12, 13, 14, 15]
+    assert read_table(tmp_path, "evaluation")["step"] == [5, 10, 15]
 
 
 def test_tensorboard_shows_each_step_once_after_a_resume(tmp_path: Path) -> None:
-    write(tmp_path, training_rows(1, 9), [])
-    write(tmp_path, training_rows(6, 12), [], resume_step=5)
+    ends = write(tmp_path, training_rows(1, 5), [])
+    write(tmp_path, training_rows(6, 9), [], 5, ends)
+    write(tmp_path, training_rows(6, 12), [], 5, ends)
     events = EventAccumulator(str(tmp_path)).Reload().Scalars("training/loss")
     assert [event.step for event in events] == list(range(1, 13))
 
 
 def test_columns_are_fixed_by_the_first_row_also_after_a_resume(tmp_path: Path) -> None:
-    with closing(RunRecords(tmp_path)) as run:
+    with closing(StepTables(tmp_path)) as run:
         run.log_rows("training", [(1, {"loss": 1.0, "learning_rate": 0.1})])
         # Another order is the same columns: record-keeper alone would write a second header.
         run.log_rows("training", [(2, {"learning_rate": 0.1, "loss": 2.0})])
@@ -147,7 +133,8 @@ def test_columns_are_fixed_by_the_first_row_also_after_a_resume(tmp_path: Path) 
             ValueError, match=r"step 3: expected .*'learning_rate'\], got \['loss'\]"
         ):
             run.log_rows("training", [(3, {"loss": 3.0})])
-    with closing(RunRecords(tmp_path, resume_step=2)) as run:
+        ends = run.ends()
+    with closing(StepTables(tmp_path, step=2, ends=ends)) as run:
         with pytest.raises(ValueError, match=r"expected .*, got .*'extra'\]"):
             run.log_rows("training", [(3, {"loss": 3.0, "learning_rate": 0.1, "extra": 0.0})])
         assert read_table(run.folder, "training")["loss"] == [1.0, 2.0]
@@ -155,7 +142,7 @@ def test_columns_are_fixed_by_the_first_row_also_after_a_resume(tmp_path: Path) 
 
 def test_numpy_scalars_infinity_and_nan_are_kept(tmp_path: Path) -> None:
     values = [np.float32(0.5), float("inf"), float("nan")]
-    with closing(RunRecords(tmp_path)) as run:
+    with closing(StepTables(tmp_path)) as run:
         run.log_rows("training", [(i + 1, {"loss": value}) for i, value in enumerate(values)])
     loss = read_table(tmp_path, "training")["loss"]
     assert loss[:2] == [0.5, math.inf]
@@ -209,38 +196,33 @@ def test_describe_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert provenance.describe_code() == unknown, "no git"
 
 
-def test_describe_versions_and_hardware(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(provenance, "PACKAGES", ("torch", "no-such-package"))
-    versions = provenance.describe_versions()
-    assert set(versions) == {"python", "torch"}
-    assert versions["torch"] == metadata.version("torch")
-    hardware = provenance.describe_hardware()
-    assert hardware["cores"] >= 1
-    assert hardware["torch_threads"] >= 1
-    assert json.loads(json.dumps(hardware)) == hardware
-
-
-def test_a_reader_of_the_database_delays_no_row(
-    tmp_path: Path, unbroken: Path, monkeypatch: pytest.MonkeyPatch
+def test_only_code_that_decides_numbers_counts_as_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(steps, "PATIENCE", 0.05)
-    with closing(RunRecords(tmp_path)) as run:
-        run.log_rows("training", training_rows(1, 5))
-        with closing(sqlite3.connect(tmp_path / "logs.db", isolation_level=None)) as reader:
-            reader.execute("BEGIN")
-            assert reader.execute("SELECT COUNT(*) FROM training").fetchone() == (5,)
-            run.log_rows("training", training_rows(6, 10))
-            run.log_rows("evaluation", evaluation_rows(5, 10, 15, 20))
-            run.log_rows("training", training_rows(11, 20))
-            assert reader.execute("SELECT COUNT(*) FROM training").fetchone() == (5,)
-            assert sqlite_tables(tmp_path) == sqlite_tables(unbroken)
-    assert csv_files(tmp_path) == csv_files(unbroken)
+    files = [
+        *("pml_regularizers/horde.py", "benchmarks/training/loop.py"),
+        *("benchmarks/studies/sweep.py", "benchmarks/building/notes.md"),
+    ]
+    for file in files:
+        (tmp_path / file).parent.mkdir(parents=True)
+        (tmp_path / file).touch()
+    monkeypatch.setattr(provenance, "__file__", str(tmp_path / "benchmarks/records/provenance.py"))
+    assert provenance.changed_since("HEAD") is None, "no repository"
+    git(tmp_path, "init")
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "-m", "first")
+    commit = git(tmp_path, "rev-parse", "HEAD")
+    assert provenance.changed_since(commit) == []
+    for file in files:
+        (tmp_path / file).write_text("changed = True\n")
+    git(tmp_path, "commit", "-am", "second")
+    assert provenance.changed_since(commit) == [files[1], files[0]]
+    assert provenance.changed_since("0" * 40) is None
 
 
 def test_a_database_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    with closing(RunRecords(tmp_path)) as run:
-        (tmp_path / "logs.db").mkdir()
-        with pytest.raises(OSError, match="Is a directory") as refused:
+    (tmp_path / "logs.db").mkdir()
+    with closing(StepTables(tmp_path)) as run:
+        with pytest.raises(OSError, match="unable to open") as refused:
             run.log_rows("training", training_rows(1, 5))
         assert refused.value.filename == str(tmp_path / "logs.db")
-        (tmp_path / "logs.db").rmdir()

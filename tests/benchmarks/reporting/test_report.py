@@ -18,7 +18,7 @@ import pytest
 from benchmarks.console import progress_bar
 from benchmarks.records.files import signed, write_json
 from benchmarks.records.results import digests, load_run
-from benchmarks.records.steps import RunRecords
+from benchmarks.records.steps import StepTables
 from benchmarks.report import main
 from benchmarks.reporting.comparison import compare
 from benchmarks.reporting.figures import write_html
@@ -76,7 +76,7 @@ def make(tmp_path: Path) -> Make:
 
 
 def add_curves_and_images(folder: Path) -> None:
-    with closing(RunRecords(folder / "records")) as records:
+    with closing(StepTables(folder / "records")) as records:
         records.log_rows("training", [(step, {"loss": 1 / step}) for step in range(1, 151)])
         records.log_rows(
             "evaluation",

@@ -345,11 +345,6 @@ MISTAKES = {
     ),
     "bound without parts": (["--evaluation.divergence=true"], "evaluation.divergence: compares"),
     "one part": (["--evaluation.parts=1"], "evaluation.parts: expected a number >=2"),
-    "chunk": (["--optimization.chunk_size=0"], "optimization.chunk_size: expected a number >=1"),
-    "chunks and batch norm": (
-        ["--optimization.chunk_size=8"],
-        "optimization.chunk_size: the trunk's batch norm",
-    ),
     "tracker": (["--trackers=[wandbb]"], "wandb"),
     "tracker that is not there": (["--trackers=[aim]"], "trackers: aim is not installed"),
     "stage of an ensemble": (

@@ -15,7 +15,7 @@ from accelerate.utils import set_seed
 
 from benchmarks.datasets import Glyphs
 from benchmarks.records.steps import read_table
-from benchmarks.run import BenchmarkRun
+from benchmarks.run import OngoingRun
 from benchmarks.settings.command import parse
 from benchmarks.speed import loop
 from benchmarks.speed.loop import Turns, measure
@@ -75,7 +75,7 @@ def test_both_loops_take_the_same_steps(
         *changes,
     ]
     command = parse(settings)
-    run = BenchmarkRun(command, settings, start(command.experiment))
+    run = OngoingRun(command, settings, start(command.experiment))
     first = {name: tensor.clone() for name, tensor in run.state.model.state_dict().items()}
     found = measure(run, STEPS)
     run.record.close()
@@ -155,10 +155,6 @@ def test_generated_files_are_a_dataset(capsys: pytest.CaptureFixture[str]) -> No
     [
         ("--precision=fp16", "precision: the bare loop does not support it"),
         ("--model.compile=true", "model.compile: the bare loop does not support it"),
-        (
-            "--optimization.chunk_size=4",
-            "optimization.chunk_size: the bare loop does not support it",
-        ),
         ("--optimisation.steps=4", "optimisation"),
     ],
 )

@@ -80,15 +80,6 @@ def test_the_values_that_fit_do(refused: Any, photographs: Path) -> None:
     assert "--model.weights FILE" in frozen and frozen.endswith("--model.batch_norm train")
 
 
-@pytest.mark.parametrize("batch_norm", ["frozen_statistics", "frozen"])
-def test_random_weights_with_frozen_statistics_are_refused(
-    batch_norm: str, refused: Any, photographs: Path
-) -> None:
-    settings = [f"--data.root={photographs}", *SMALL, "--evaluation.descriptor=false"]
-    [line] = refused(*settings, f"--model.batch_norm={batch_norm}")
-    assert line.startswith(f"model.batch_norm: {batch_norm} keeps")
-
-
 def answers(error: Exception | None) -> Any:
     def asked(url: str) -> None:
         assert url.startswith("https://") and "timm/test_resnet" in url

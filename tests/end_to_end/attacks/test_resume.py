@@ -3,8 +3,6 @@
 import json
 import random
 import shutil
-import sqlite3
-from contextlib import closing
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -26,26 +24,22 @@ SPEED = "images_per_second"
 
 
 def results(folder: Path) -> dict[str, Any]:
-    """All that a report reads, and the numbers of logs.db; no times."""
+    """All that a report reads; no times."""
     record = json.loads((folder / "run.json").read_text())
     kept = ("label", "seed", "steps", "status", "metrics", "outputs", "selection", "data")
     found = {name: record[name] for name in kept}
     for table in ("training", "evaluation"):
         columns = read_table(folder / "records", table)
         found[table] = {name: values for name, values in columns.items() if name != SPEED}
-        names = ", ".join(f'"{name}"' for name in found[table]).replace("step", "~iteration~", 1)
-        with closing(sqlite3.connect(folder / "records" / "logs.db")) as database:
-            found[f"{table} in logs.db"] = database.execute(
-                f"SELECT {names} FROM {table}"
-            ).fetchall()
     return found
 
 
 def contents(folder: Path) -> dict[str, bytes]:
+    """The files that the runner reads."""
     return {
         str(path.relative_to(folder)): path.read_bytes()
         for path in sorted(folder.rglob("*"))
-        if path.is_file() and path.name != ".lock" and "tfevents" not in path.name
+        if path.is_file() and path.name not in (".lock", "logs.db") and "tfevents" not in path.name
     }
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from benchmarks.records import write_json
-from benchmarks.records.opening import OpenRun
 from benchmarks.records.run_folder import RunFolderError
+from benchmarks.records.run_writer import RunWriter
 from benchmarks.settings import parse
 
 MAIN: Any = SimpleNamespace(is_main_process=True, num_processes=1)
@@ -23,9 +23,9 @@ ABOUT = {
 }
 
 
-def opened(folder: Path, *options: str) -> OpenRun:
+def opened(folder: Path, *options: str) -> RunWriter:
     command = parse(["--recipe=glyphs/demo/binomial", f"--output={folder}", *options])
-    return OpenRun(command, [], MAIN, ABOUT)
+    return RunWriter(command, [], MAIN, ABOUT)
 
 
 def change(**changes: Any) -> Callable[[Path], None]:
@@ -39,31 +39,13 @@ def change(**changes: Any) -> Callable[[Path], None]:
 
 
 DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
-    "a torn table": (
-        lambda run: (run / "records/training.csv").write_text("~iteration~,loss\n1,x\n"),
-        "training.csv: is not a table of numbers",
-    ),
-    "a short row": (
-        lambda run: (run / "records/evaluation.csv").write_text("~iteration~,loss\n\n"),
-        "evaluation.csv: is not a table of numbers",
-    ),
-    "config.yaml": (lambda run: swap(run / "config.yaml"), "config.yaml: is not a file; move it"),
-    "logs.db": (lambda run: swap(run / "records/logs.db"), "logs.db: is not a file; move it away"),
     "no metrics": (
         change(status="finished", metrics={}),
         "its metrics is damaged; run that training again",
     ),
-    "data null": (change(data=None), "run.json: its data is damaged; run that training again"),
     "no fingerprint": (change(data={"name": "glyphs", "split": "test"}), "its data.fingerprint is"),
     "sessions": (change(sessions=5), "run.json: its sessions is damaged"),
-    "config": (change(config=[]), "run.json: its config is damaged"),
-    "metrics": (change(outputs={"descriptor": {"x": "y"}}), "its outputs.descriptor.x is damaged"),
 }
-
-
-def swap(path: Path) -> None:
-    path.unlink()
-    path.mkdir()
 
 
 def contents(run: Path) -> dict[Path, bytes]:

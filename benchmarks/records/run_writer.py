@@ -1,6 +1,5 @@
-"""Opened run folder: locked, checked against the settings it was started with, written by the main process."""
+"""What a run writes into its folder, which is locked and compared with the settings that it was started with."""
 
-import json
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -9,7 +8,7 @@ from typing import Any
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
 
-from benchmarks.records.files import check_replaceable, replace_file, signed, write_json
+from benchmarks.records.files import replace_file, write_json
 from benchmarks.records.provenance import (
     command_line,
     describe_code,
@@ -25,28 +24,15 @@ from benchmarks.records.run_folder import (
     check_same,
     holds_other_files,
 )
-from benchmarks.records.steps import Row, RunRecords
+from benchmarks.records.steps import Row, StepTables
 from benchmarks.settings import Command, dump, flat
 
-RESULTS = {
-    "finished": None,
-    "wall_time_s": 0.0,
-    "images_per_second": None,
-    "metrics": {},
-    "outputs": {},
-    "half_widths": {},
-    "selection": None,
-    "oracle": None,
-    "before_training": None,
-    "peak_memory_gib": {},
-    "error": None,
-    "files": {},
-}
-"""Entries of run.json that the end of a run fills in."""
+NO_RESULTS = {"wall_time_s": 0.0, "metrics": {}, "before_training": None}
+"""Entries of run.json until the run has results."""
 
 
-class OpenRun:
-    """Exclusive use of a run folder; all processes create this object, and only the main process writes.
+class RunWriter:
+    """Writer of a run's folder; all processes create this object, and only the main process writes.
 
     Args:
         about: Entries of run.json that describe data and weights.
@@ -73,7 +59,7 @@ class OpenRun:
         self.path = command.experiment.output
         self.info: dict[str, Any] = {}
         self.folder: RunFolder | None = None
-        self._steps: RunRecords | None = None
+        self._steps: StepTables | None = None
         self._accelerator = accelerator
         self._trackers = command.experiment.trackers
         self._argv, self._used = argv, False
@@ -126,7 +112,7 @@ class OpenRun:
                 )
         else:
             self.info = {"name": self.path.name, "recipe": command.recipe, "config": command.config}
-            self.info |= RESULTS
+            self.info |= NO_RESULTS
         experiment = command.experiment
         self.info |= {
             "label": experiment.label,
@@ -159,11 +145,10 @@ class OpenRun:
         if not self._used:  # the sessions show whether other code or another machine resumed it
             # run.json first: if killed from here on, the folder is a run that --resume can continue.
             self.update(**session, **work)
-        check_replaceable(self.path / "config.yaml")
-        self._steps = RunRecords(
+        self._steps = StepTables(
             self.path / "records",
-            resume_step=step or -1,  # a run without a checkpoint keeps nothing
-            digests=saved["records"] if saved else {},
+            step=step or -1,  # a run without a checkpoint keeps nothing
+            ends=saved["records"] if saved else {},
         )
         replace_file(self.path / "config.yaml", dump(self.identity["config"]).encode())
         self.update(**work)
@@ -171,7 +156,7 @@ class OpenRun:
     def save(self, step: int, state: dict[str, Any]) -> None:
         """Write a checkpoint, from the main process."""
         if self.folder is not None and self._steps is not None:
-            about = {"run": self.identity, "records": self._steps.digests()}
+            about = {"run": self.identity, "records": self._steps.ends()}
             self.folder.save(step, state | about)
             self.folder.keep_best(state["best"] and state["best"]["step"])
 
@@ -200,16 +185,7 @@ class OpenRun:
         """Change entries of run.json."""
         if self._accelerator.is_main_process:
             self.info.update(changes)
-            path = self.path / "run.json"
-            try:
-                write_json(path, self.info)
-            except OSError:
-                # A full disk has no room for another file; without its spaces this one fits into its old place.
-                content = json.dumps(signed(self.info)).encode()
-                if not path.exists() or len(content) > (size := path.stat().st_size):
-                    raise
-                with path.open("r+b", buffering=0) as file:
-                    file.write(content.ljust(size))
+            write_json(self.path / "run.json", self.info)
 
     def close(self) -> None:
         """Flush the records and let others write the folder."""
