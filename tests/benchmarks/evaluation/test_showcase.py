@@ -303,17 +303,13 @@ def test_a_network_without_the_stage_has_no_picture(head: nn.Module, tmp_path: P
     assert deep_features(model, data, batch_size=9) is None
     save_showcase(tmp_path, model, data, data, data.embeddings(), batch_size=9)  # type: ignore[arg-type]
     files = sorted(path.name for path in tmp_path.iterdir())
-    assert files == ["map.npz", "retrieval.npz"]
+    assert files == ["retrieval.npz"]
 
 
 def test_all_files(data: Images, tmp_path: Path) -> None:
     embeddings = data.embeddings(size=1)
     trained = Images(3, 2)
     save_showcase(tmp_path, model_of("map"), trained, data, embeddings, batch_size=4)  # type: ignore[arg-type]
-    with np.load(tmp_path / "map.npz") as saved:
-        assert (saved["labels"] == data.labels.numpy()).all(), "few images are all on the map"
-        np.testing.assert_allclose(saved["embeddings"], normalize(embeddings), atol=HALF)
-        assert saved["images"].shape == (len(data), 2, SIZE, 3)
     with np.load(tmp_path / "features.npz") as saved:
         assert saved["features"].dtype == saved["thinned"].dtype == np.float16
         assert len(saved["labels"]) == 5, "of training images"
