@@ -221,7 +221,7 @@ def _run(options: argparse.Namespace, settings: Sequence[str]) -> int:
         if not queue:
             break
         launcher = studies.launcher(options, options.runs, jobs=2)
-        stopped_by = studies.Sweep(queue, launcher, redo_stale=True).run()
+        stopped_by = studies.Queue(queue, launcher, redo_stale=True).run()
         print(studies.summary(queue))
         study.keep_finished(every)
         if stopped_by is not None:

@@ -1,6 +1,6 @@
 """The fair protocol beyond one run: search on validation classes, then test several seeds of every fold.
 
-    python -m benchmarks.fair search RECIPE --space SPACE.yaml [--trials 50] [--prune] [-- --any.setting value]
+    python -m benchmarks.fair search RECIPE --space SPACE.yaml [--trials 50] [-- --any.setting value]
     python -m benchmarks.fair evaluate RECIPE [--config best.yaml] [--seeds 5] [-- --any.setting value]
     python -m benchmarks.fair compare FOLDER FOLDER [FOLDER ...]
 
@@ -97,11 +97,6 @@ def _parser() -> argparse.ArgumentParser:
         default=0,
         help="of the sampler and the trainings; default %(default)s",
     )
-    search.add_argument(
-        "--prune",
-        action="store_true",
-        help="stop a trial whose validation curve is below the median of those before at the same step",
-    )
     search.add_argument("--runs", type=Path, help="default: runs/search/RECIPE")
     studies.add_arguments(
         search, "so many trials at once; default: 1, which draws with all results known"
@@ -148,7 +143,6 @@ def _search(options: argparse.Namespace, settings: Sequence[str]) -> int:
         some_folds=options.fold,
         trials=options.trials,
         seed=options.seed,
-        prune=options.prune,
         folder=folder,
     )
     options.jobs = options.jobs or 1
@@ -161,10 +155,10 @@ def _search(options: argparse.Namespace, settings: Sequence[str]) -> int:
 def _evaluate(options: argparse.Namespace, settings: Sequence[str]) -> int:
     folder = _folder(options, "fair")
     seeds = range(options.seeds)
-    runs = studies.evaluation_runs(options.recipe, _settings(options, settings), seeds, folder)
+    runs = studies.plan_folds(options.recipe, _settings(options, settings), seeds, folder)
     launcher = studies.launcher(options, folder)
     with OwnedFolder(folder):
-        stopped_by = studies.Sweep(runs, launcher).run()
+        stopped_by = studies.Queue(runs, launcher).run()
         if stopped_by is not None:
             finished = sum(run.is_finished() for run in runs)
             print(f"\nstopped after {finished} of {len(runs)} runs; the same command goes on")

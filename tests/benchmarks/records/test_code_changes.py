@@ -60,7 +60,7 @@ def test_only_the_rows_whose_code_changed_are_marked(commit):
     assert changed_since(commit, [JRD]) == []
     change("benchmarks/training/loop.py", "import ", "unused = 1\nimport ")
     assert changed_since(commit, [JRD]) == ["benchmarks/training/loop.py"]
-    change("benchmarks/studies/sweep.py", "import ", "unused = 1\nimport ")
+    change("benchmarks/studies/jobs.py", "import ", "unused = 1\nimport ")
     assert changed_since(commit, [JRD]) == ["benchmarks/training/loop.py"]
 
 

@@ -31,7 +31,8 @@ from benchmarks.reporting.claims import (
     words,
 )
 from benchmarks.settings import read_table, recipe_files
-from benchmarks.studies.sweep import Job, plan
+from benchmarks.studies.jobs import Job
+from benchmarks.studies.planning import plan
 from tests.support.processes import ROOT, TIMEOUT, environment
 from tests.support.processes import command as command_line
 
@@ -207,7 +208,7 @@ def trained_by(monkeypatch):
             def run(self):
                 train(self.jobs)
 
-        monkeypatch.setattr("benchmarks.studies.Sweep", Trained)
+        monkeypatch.setattr("benchmarks.studies.Queue", Trained)
 
     return replace
 

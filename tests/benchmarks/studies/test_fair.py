@@ -15,7 +15,7 @@ from benchmarks import fair
 from benchmarks.console import OwnedFolder
 from benchmarks.records import write_json
 from benchmarks.reporting import folds as reported
-from benchmarks.studies.sweep import Job
+from benchmarks.studies.jobs import Job
 from tests.benchmarks.studies.fakes import RECIPE, TINY, Trainings, record_of
 
 
