@@ -245,7 +245,7 @@ def _run(options: argparse.Namespace, settings: Sequence[str]) -> int:
         row: _changes(study.tests(row)[0].config, of.values()) for row, of in found.items() if of
     }
     drawn = reporting.forest(claims, findings)
-    page = reporting.claims_page(claims, findings, found, tunings, changes, figure.name)
+    page = reporting.page_of_claims(claims, findings, found, tunings, changes, figure.name)
     for file, content in {options.output: page.encode(), figure: drawn}.items():
         records.replace_file(file, content)
     print(page, end="")

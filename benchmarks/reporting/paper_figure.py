@@ -15,8 +15,9 @@ from benchmarks.reporting import pictures
 from benchmarks.reporting.comparison import metric_name
 from benchmarks.reporting.drawing import COLOURS, MARKERS, plain, show_names
 from benchmarks.reporting.figures import over_steps
+from benchmarks.reporting.paired import Estimate, estimate
 from benchmarks.reporting.paper_runs import Group, collect
-from benchmarks.reporting.table import Estimate, estimate, named
+from benchmarks.reporting.table import named
 from benchmarks.settings import ConfigError, Panel, RecipeTable
 
 SIZES = {None: (4.2, 3.3), "retrieval": (6.4, 6.0)}  # inches

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -19,11 +18,9 @@ import yaml
 from benchmarks.records.files import signed, write_json
 from benchmarks.records.run_folder import RunFolder
 from benchmarks.settings import recipe_files
-from benchmarks.studies import launching, queue
+from benchmarks.studies import launching
 from benchmarks.studies.planning import plan, trainings
 from benchmarks.sweep import main
-from pml_regularizers import BinomialDevianceLoss
-from tests.benchmarks.defaults import changed_default
 from tests.support.processes import ROOT, environment
 
 LOSSES = [{"loss": {"class_path": "pml_regularizers.BinomialDevianceLoss"}}]
@@ -305,21 +302,6 @@ def test_each_seed_has_its_turn_of_a_folder_of_weights(recipes: Path) -> None:
     assert [job.weights["file"][0] for job in jobs if job.weights] == ["a", "b", "a"]
 
 
-def test_a_changed_default_makes_a_run_stale(
-    recipes: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    record("quick")
-    record("other", losses=LOSSES)  # as older code recorded it, without defaults
-    with changed_default(BinomialDevianceLoss, "alpha", 3.0):
-        assert main(["toy/table1/quick"]) == 1
-    key = "losses[0].loss.init_args.alpha"
-    assert f"was run with {key} 2.0, not 3.0; run it again" in capsys.readouterr().out
-    assert main(["toy/table1/other"]) == 1
-    output = capsys.readouterr().out
-    assert f"was run with {key} 'absent', not 2.0; losses[0].loss.init_args.balanced" in output
-    assert " [...]; run it again" in output
-
-
 def test_a_stale_run_that_is_being_written_is_left_alone(
     recipes: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -343,17 +325,6 @@ def test_a_run_in_use_is_told_and_keeps_no_other_from_running(
     assert "taken, seed 0: in use (exit status 3): error: somebody is at it" in output
 
 
-def test_an_old_line_of_the_log_tells_nothing(
-    recipes: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    log = Path("runs/logs/toy-table1-silent-seed0.log")
-    log.parent.mkdir(parents=True)
-    log.write_text("error: output: x is being written by another run (process 7)\n")
-    assert main(["toy/table1/silent"]) == 1
-    assert "it said nothing" in capsys.readouterr().out
-    assert log.read_text().startswith("error: output: x"), "logs are never cut"
-
-
 def test_a_damaged_record_is_one_failure(recipes: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Damaged before the sweep, or by its run."""
     (record("other") / "run.json").write_text("[]")
@@ -364,16 +335,6 @@ def test_a_damaged_record_is_one_failure(recipes: Path, capsys: pytest.CaptureFi
     assert statuses(output) == {(row, "0"): status for row, status in found.items()}
     for row in ("garbled", "other"):
         assert f"{row}, seed 0: runs/toy-table1-{row}-seed0/run.json: is damaged or of" in output
-
-
-def test_a_sweep_goes_on_beside_a_table_that_cannot_be_read(
-    recipes: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The silent run ends at once with an exit status that says nothing; the table was there before."""
-    Path("runs/toy-table1-silent-seed0/records/training.csv").mkdir(parents=True)
-    assert main(["toy/table1/silent", "toy/table1/quick", "--jobs", "2"]) == 1
-    output = capsys.readouterr().out
-    assert statuses(output) == {("silent", "0"): "failed", ("quick", "0"): "finished"}
 
 
 def test_runs_that_cannot_be_written_fail(
@@ -391,18 +352,6 @@ def test_so_many_runs_at_once(recipes: Path, row: str, jobs: int) -> None:
     steps = [{"begin": 1, "end": -1}[event[0]] for event in events()]
     assert len(steps) == 8
     assert max(accumulate(steps)) == jobs
-
-
-def test_the_bar_counts_all_steps(
-    recipes: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    bars = []
-    build: Callable[..., Any] = queue.progress_bar
-    monkeypatch.setattr(queue, "progress_bar", lambda **kw: bars.append(build(**kw)) or bars[-1])
-    record("quick", 0)
-    main(["toy/table1/quick", "toy/table1/bad", "--seeds", "2"])
-    # Two of 30 steps done; the failed runs' steps will not be.
-    assert (bars[0].n, bars[0].total) == (60, 60)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "SIGTERM"])
