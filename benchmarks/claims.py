@@ -218,7 +218,7 @@ def _run(options: argparse.Namespace, settings: Sequence[str]) -> int:
         if not queue:
             break
         launcher = studies.launcher(options, options.runs, jobs=2)
-        stopped_by = studies.Sweep(queue, launcher, redo_stale=True).run()
+        stopped_by = studies.Queue(queue, launcher, redo_stale=True).run()
         print(studies.summary(queue))
         study.keep_finished(every)
         if stopped_by is not None:
@@ -240,7 +240,7 @@ def _run(options: argparse.Namespace, settings: Sequence[str]) -> int:
     tunings = [tuning for row in every if (tuning := study.tuning(row))]
     changes = {row: _changes(of.values()) for row, of in found.items() if of}
     drawn = reporting.forest(claims, findings)
-    page = reporting.claims_page(claims, findings, found, tunings, changes, figure.name)
+    page = reporting.page_of_claims(claims, findings, found, tunings, changes, figure.name)
     for file, content in {options.output: page.encode(), figure: drawn}.items():
         records.replace_file(file, content)
     print(page, end="")

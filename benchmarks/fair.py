@@ -1,6 +1,6 @@
 """The fair protocol beyond one run: search on validation classes, then test several seeds of every fold.
 
-    python -m benchmarks.fair search RECIPE --space SPACE.yaml [--trials 50] [--prune] [-- --any.setting value]
+    python -m benchmarks.fair search RECIPE --space SPACE.yaml [--trials 50] [-- --any.setting value]
     python -m benchmarks.fair evaluate RECIPE [--config best.yaml] [--seeds 5] [-- --any.setting value]
     python -m benchmarks.fair compare FOLDER FOLDER [FOLDER ...]
 
@@ -22,7 +22,7 @@ goes on.
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -61,68 +61,41 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    shared = argparse.ArgumentParser(add_help=False)
-    shared.add_argument("recipe", metavar="RECIPE", help="PAPER/TABLE/ROW")
-    shared.add_argument(
-        "--config",
-        type=Path,
-        action="append",
-        default=[],
-        help="a YAML file of settings; repeatable",
-    )
 
-    search = commands.add_parser(
-        "search", parents=[shared], allow_abbrev=False, help="find settings on validation classes"
+    def command(name: str, run: Callable[..., int], about: str) -> argparse.ArgumentParser:
+        made = commands.add_parser(name, allow_abbrev=False, help=about)
+        made.set_defaults(run=run)
+        return made
+
+    search = command("search", _search, "find settings on validation classes")
+    evaluate = command("evaluate", _evaluate, "train and test all seeds and folds")
+    for one, kind in ((search, "search"), (evaluate, "fair")):
+        one.add_argument("recipe", metavar="RECIPE", help="PAPER/TABLE/ROW")
+        files = "a YAML file of settings; repeatable"
+        one.add_argument("--config", type=Path, action="append", default=[], help=files)
+        one.add_argument("--runs", type=Path, help=f"default: runs/{kind}/RECIPE")
+
+    ranges = "YAML: {setting: {low, high, log, int} or {choices}}"
+    search.add_argument("--space", type=Path, required=True, help=ranges)
+    budget = "fixed once begun; default %(default)s"
+    search.add_argument("--trials", type=at_least(1), default=50, help=budget)
+    some = (
+        "validate on these folds only; default: all, a training each, as the paper does, so that the "
+        "settings fit no fold better than another"
     )
-    search.add_argument(
-        "--space",
-        type=Path,
-        required=True,
-        help="YAML: {setting: {low, high, log, int} or {choices}}",
-    )
-    search.add_argument(
-        "--trials", type=at_least(1), default=50, help="fixed once begun; default %(default)s"
-    )
-    search.add_argument(
-        "--fold",
-        type=int,
-        nargs="+",
-        metavar="N",
-        help="validate on these folds only; default: all, a training each, as the paper does, so that the "
-        "settings fit no fold better than another",
-    )
-    search.add_argument(
-        "--seed",
-        type=at_least(0),
-        default=0,
-        help="of the sampler and the trainings; default %(default)s",
-    )
-    search.add_argument(
-        "--prune",
-        action="store_true",
-        help="stop a trial whose validation curve is below the median of those before at the same step",
-    )
-    search.add_argument("--runs", type=Path, help="default: runs/search/RECIPE")
+    search.add_argument("--fold", type=int, nargs="+", metavar="N", help=some)
+    seed = "of the sampler and the trainings; default %(default)s"
+    search.add_argument("--seed", type=at_least(0), default=0, help=seed)
     studies.add_arguments(
         search, "so many trials at once; default: 1, which draws with all results known"
     )
-    search.set_defaults(run=_search)
 
-    evaluate = commands.add_parser(
-        "evaluate", parents=[shared], allow_abbrev=False, help="train and test all seeds and folds"
-    )
-    evaluate.add_argument(
-        "--seeds", type=at_least(1), default=SEEDS, help="0 to N - 1; default %(default)s"
-    )
-    evaluate.add_argument("--runs", type=Path, help="default: runs/fair/RECIPE")
+    seeds = "0 to N - 1; default %(default)s"
+    evaluate.add_argument("--seeds", type=at_least(1), default=SEEDS, help=seeds)
     studies.add_arguments(evaluate, "so many runs at once; default: 1, with --ray as many as fit")
-    evaluate.set_defaults(run=_evaluate)
 
-    compare = commands.add_parser(
-        "compare", allow_abbrev=False, help="evaluated methods side by side, and paired by seed"
-    )
+    compare = command("compare", _compare, "evaluated methods side by side, and paired by seed")
     compare.add_argument("folders", nargs="+", type=Path, metavar="FOLDER")
-    compare.set_defaults(run=_compare)
     return parser
 
 
@@ -148,7 +121,6 @@ def _search(options: argparse.Namespace, settings: Sequence[str]) -> int:
         some_folds=options.fold,
         trials=options.trials,
         seed=options.seed,
-        prune=options.prune,
         folder=folder,
     )
     options.jobs = options.jobs or 1
@@ -161,10 +133,10 @@ def _search(options: argparse.Namespace, settings: Sequence[str]) -> int:
 def _evaluate(options: argparse.Namespace, settings: Sequence[str]) -> int:
     folder = _folder(options, "fair")
     seeds = range(options.seeds)
-    runs = studies.evaluation_runs(options.recipe, _settings(options, settings), seeds, folder)
+    runs = studies.plan_folds(options.recipe, _settings(options, settings), seeds, folder)
     launcher = studies.launcher(options, folder)
     with OwnedFolder(folder):
-        stopped_by = studies.Sweep(runs, launcher).run()
+        stopped_by = studies.Queue(runs, launcher).run()
         if stopped_by is not None:
             finished = sum(run.is_finished() for run in runs)
             print(f"\nstopped after {finished} of {len(runs)} runs; the same command goes on")

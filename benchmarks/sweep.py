@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         jobs = studies.plan(options.recipes, seeds, options.runs, settings)
         launcher = studies.launcher(options, options.runs)
-        stopped_by = studies.Sweep(jobs, launcher, redo_stale=options.redo_stale).run()
+        stopped_by = studies.Queue(jobs, launcher, redo_stale=options.redo_stale).run()
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -1,8 +1,7 @@
 """Files that a run saves for the pictures of reports and figures: for inspection, never for a choice.
 
-`retrieval.npz` holds queries and their nearest neighbours, `map.npz` embeddings and small pictures of their
-images. `features.npz` holds deep features of a few training classes, and their means over all positions and over
-a sixth of them, as in HORDE's Figure 1.
+`retrieval.npz` holds queries and their nearest neighbours. `features.npz` holds deep features of a few training
+classes, and their means over all positions and over a sixth of them, as in HORDE's Figure 1.
 """
 
 from pathlib import Path
@@ -11,7 +10,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image
 from pytorch_metric_learning.utils.inference import FaissKNN
 from torch import Tensor, nn
 from torch.nn.functional import normalize
@@ -24,9 +22,6 @@ SPREAD, EXTREMES, NEIGHBOURS = 8, 4, 8  # queries of each kind, and neighbours o
 CLASSES, IMAGES = 6, 12  # classes whose deep features are shown, and images of each
 
 POINTS = 720  # deep features in total: t-SNE takes some seconds for them
-
-MAPPED, MAPPED_CLASSES = 600, 60  # images on the map of embeddings, and their classes
-SIDE = 48  # longer side of such an image, in pixels
 
 RANKED = 2**22  # neighbours held at a time
 
@@ -70,7 +65,6 @@ def save_showcase(
     """
     precision = average_precision(embeddings, dataset.labels, dataset.is_query)
     np.savez_compressed(folder / "retrieval.npz", **retrieval(dataset, embeddings, precision))
-    np.savez_compressed(folder / "map.npz", **embedding_map(dataset, embeddings))
     if features := deep_features(model, train_set, batch_size=batch_size, dtype=dtype):
         np.savez_compressed(folder / "features.npz", **features)
 
@@ -208,18 +202,3 @@ def _some_images(labels: Tensor) -> Tensor:
 def _by_position(features: Tensor) -> Tensor:
     """(N, C, H, W) or (N, L, C) -> (N, positions, C)."""
     return features.flatten(2).transpose(1, 2) if features.ndim == 4 else features
-
-
-def embedding_map(dataset: Glyphs | ImageSet, embeddings: Tensor) -> dict[str, NDArray[Any]]:
-    """Images of some classes: "images" of at most `SIDE` pixels, their "labels" and unit "embeddings"."""
-    chosen = torch.linspace(0, int(dataset.labels.max()), MAPPED_CLASSES).long()
-    rows = torch.isin(dataset.labels, chosen).nonzero()[:, 0]
-    rows = rows[torch.linspace(0, len(rows) - 1, MAPPED).long().unique()]
-    pictures = [Image.fromarray(dataset.to_picture(dataset[row][0])) for row in rows.tolist()]
-    for picture in pictures:
-        picture.thumbnail((SIDE, SIDE))
-    return {
-        "images": np.array([np.asarray(picture) for picture in pictures]),
-        "labels": dataset.labels[rows].numpy(),
-        "embeddings": normalize(embeddings[rows]).half().numpy(),
-    }

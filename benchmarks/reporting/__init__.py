@@ -5,14 +5,13 @@ import lazy_loader as lazy
 __getattr__, __dir__, __all__ = lazy.attach(
     __name__,
     submod_attrs={
-        "claims": [
-            *("SELECTION", "Results", "Tuning", "claims_page", "judge", "read_claims"),
-            "forest",
-        ],
+        "claims": ["SELECTION", "Tuning", "judge", "read_claims"],
+        "claims_page": ["forest", "page_of_claims"],
         "comparison": ["compare"],
         "drawing": ["COLOURS", "MARKERS", "svg"],
         "figures": ["write_html"],
         "folds": ["fair_comparison", "read_method"],
+        "kept": ["Results"],
         "paper_figure": ["save_figure"],
         "paper_table": ["RUNS", "paper_page"],
         "recipe_list": ["recipe_table"],

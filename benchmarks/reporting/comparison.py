@@ -6,8 +6,8 @@ from math import inf
 from statistics import fmean
 
 from benchmarks.records import Run, has_diverged
-from benchmarks.reporting.formats import Page
-from benchmarks.reporting.table import Table, count_of_seeds, estimate
+from benchmarks.reporting.paired import Metrics, Rows, differences, estimate, percent, values_of
+from benchmarks.reporting.table import Page, Table, count_of_seeds
 
 NAMES = {
     "mean_average_precision_at_r": "MAP@R",
@@ -28,15 +28,10 @@ BEFORE = "before training: the network at its start, tested likewise."
 TESTED_ON = ("name", "split", "fold", "fingerprint", "test_classes", "test_images", "view")
 """Facts about the data that must be equal in one table."""
 
-Metrics = dict[str, float]
-
-Rows = dict[str, dict[int, Metrics]]
-"""Metrics by row name and seed; a method's descriptor is a separate row."""
-
 
 @dataclass(frozen=True)
-class Comparison(Page):
-    """A comparison as a page, and its parts for HTML."""
+class Report(Page):
+    """A comparison of methods as a page, and its parts for HTML."""
 
     methods: dict[str, list[Run]]
     result: str
@@ -46,7 +41,7 @@ class Comparison(Page):
     notes: list[str]
 
 
-def compare(runs: Sequence[Run], baseline: str | None = None) -> Comparison:
+def compare(runs: Sequence[Run], baseline: str | None = None) -> Report:
     """Compare finished runs, one row per label; differences are to the baseline's row.
 
     A run that diverged is counted and named in its row.
@@ -55,7 +50,9 @@ def compare(runs: Sequence[Run], baseline: str | None = None) -> Comparison:
         ValueError: if a run is neither finished nor diverged, if none is finished, the runs' data or metrics
             differ, one label has a seed twice or unequal numbers of steps, or no run has the baseline's label.
     """
-    given, methods = _group(runs)
+    given = _group(runs)
+    finished = {label: [r for r in of if not has_diverged(r.info)] for label, of in given.items()}
+    methods = {label: of for label, of in finished.items() if of}
     first = next(iter(methods.values()))[0]
     baseline = first.label if baseline is None else baseline
     if baseline not in methods:
@@ -65,55 +62,51 @@ def compare(runs: Sequence[Run], baseline: str | None = None) -> Comparison:
 
     rows: Rows = {}
     lost: dict[str, list[int]] = {}
-    for label, everyone in given.items():
-        members = methods.get(label, [])
-        rows[label] = {run.seed: run.info["metrics"] for run in members}
-        lost[label] = [run.seed for run in everyone if run not in members]
-        for run in members:
+    for label, of in given.items():
+        diverged = [run.seed for run in of if has_diverged(run.info)]
+        rows[label], lost[label] = {}, diverged
+        for run in finished[label]:
+            rows[label][run.seed] = run.info["metrics"]
             for output, found in run.info.get("outputs", {}).items():
                 if output != "parts":  # galleries of a part of the images: not comparable
                     name = f"{label} †" if output == "descriptor" else f"{label}: {output}"
-                    if name in methods:
-                        raise ValueError(
-                            f"{run.folder}: the row of its {output} would be that of label {name!r}; give one "
-                            "of the methods another label"
-                        )
                     rows.setdefault(name, {})[run.seed] = found
-                    lost[name] = lost[label]
-
-    diverged = [run for of in given.values() for run in of if has_diverged(run.info)]
-    notes = [f"{run.label}, seed {run.seed}, diverged: {run.info.get('error')}" for run in diverged]
-    if any(len(seeds) > 1 for seeds in rows.values()):
-        notes.append("± is the half-width of the 95 % Student-t interval over seeds.")
-    if any(len(seeds) == 1 for seeds in rows.values()):
-        notes.append("A row of one seed has no interval: it cannot separate a method from chance.")
-    if any(name.endswith("†") for name in rows):
-        notes.append(DESCRIPTOR)
+                    lost[name] = diverged
 
     start = _before_training(methods)
     shown = [*rows.items(), *start.items()]
-    if start:
-        notes.append(BEFORE)
+    counts = {len(seeds) for seeds in rows.values()}
+    told = {
+        "± is the half-width of the 95 % Student-t interval over seeds.": max(counts) > 1,
+        "A row of one seed has no interval: it cannot separate a method from chance.": 1 in counts,
+        DESCRIPTOR: any(name.endswith("†") for name in rows),
+        BEFORE: start,
+    }
+    notes = [
+        f"{run.label}, seed {run.seed}, diverged: {run.info.get('error')}"
+        for run in runs
+        if has_diverged(run.info)
+    ]
+    notes += [note for note, holds in told.items() if holds]
 
     keys, reference = list(first.info["metrics"]), rows[baseline]
     metrics = Table(
         ["method", *(f"{metric_name(key)} (%)" for key in keys), "seeds"],
         [
-            [name, *(_percent(_values(seeds, key)) for key in keys)]
+            [name, *(percent(values_of(seeds, key)) for key in keys)]
             + [count_of_seeds(len(seeds), lost.get(name, ()))]
             for name, seeds in shown
         ],
         best=_best(rows, keys),
     )
     below = [
-        ["", *(_percent(_differences(seeds, reference, key), "+", "") for key in keys), ""]
+        ["", *(percent(differences(seeds, reference, key), "+", "") for key in keys), ""]
         for _, seeds in shown
     ]
     title = f"Difference to {baseline}, same seeds, in percentage points"
-    paired, result = paired_differences(rows, baseline), _result(rows, baseline, keys[0])
-    differences = [f"### {title}", paired] if paired else []
-    blocks = [result, metrics, *differences, *notes]
-    return Comparison(_heading(methods), blocks, methods, result, metrics, below, title, notes)
+    paired, result = difference_table(rows, baseline), _result(rows, baseline, keys[0])
+    blocks = [result, metrics, *([f"### {title}", paired] if paired else []), *notes]
+    return Report(_heading(methods), blocks, methods, result, metrics, below, title, notes)
 
 
 def _before_training(methods: Mapping[str, Sequence[Run]]) -> Rows:
@@ -131,25 +124,11 @@ def _before_training(methods: Mapping[str, Sequence[Run]]) -> Rows:
     return {"before training": merged} if merged else {}
 
 
-def _values(seeds: Mapping[int, Metrics], key: str) -> list[float]:
-    return [metrics[key] for metrics in seeds.values() if key in metrics]
-
-
-def _differences(
-    seeds: Mapping[int, Metrics], reference: Mapping[int, Metrics], key: str
-) -> list[float]:
-    """Differences over the seeds that both have, in their order; none between a row and itself."""
-    if seeds is reference:
-        return []
-    common = sorted(seeds.keys() & reference.keys())
-    return [seeds[seed][key] - reference[seed][key] for seed in common if key in seeds[seed]]
-
-
 def _best(rows: Rows, keys: Sequence[str]) -> frozenset[tuple[int, int]]:
     """(row, column) of the highest mean of each column, and of means that print the same."""
     found = set()
     for column, key in enumerate(keys, start=1) if len(rows) > 1 else ():
-        means = [round(fmean(_values(seeds, key) or [-inf]), 4) for seeds in rows.values()]
+        means = [round(fmean(values_of(seeds, key) or [-inf]), 4) for seeds in rows.values()]
         found |= {(row, column) for row, mean in enumerate(means) if mean == max(means)}
     return frozenset(found)
 
@@ -158,7 +137,7 @@ def _result(rows: Rows, baseline: str, key: str) -> str:
     """The result in one sentence, by the first metric."""
     name, said = metric_name(key), []
     for label, seeds in rows.items():
-        if values := _differences(seeds, rows[baseline], key):
+        if values := differences(seeds, rows[baseline], key):
             found = estimate(values)
             clear = found.half_width is not None and abs(found.mean) > found.half_width
             verdict = ("higher" if found.mean > 0 else "lower") if clear else "undecided"
@@ -166,15 +145,11 @@ def _result(rows: Rows, baseline: str, key: str) -> str:
             said.append(f"{label} {found.percent('+')} points ({pairs}: {verdict})")
     if said:
         return f"{name} compared with {baseline}: {'; '.join(said)}."
-    return f"{name} of {baseline}: {_percent(_values(rows[baseline], key))} %."
+    return f"{name} of {baseline}: {percent(values_of(rows[baseline], key))} %."
 
 
-def _percent(values: Sequence[float], sign: str = "", empty: str = "–") -> str:
-    return estimate(values).percent(sign) if values else empty
-
-
-def _group(runs: Sequence[Run]) -> tuple[dict[str, list[Run]], dict[str, list[Run]]]:
-    """Label -> runs, all and the finished ones, in the given order; a ValueError if they cannot be in one table."""
+def _group(runs: Sequence[Run]) -> dict[str, list[Run]]:
+    """Label -> runs, in the given order; a ValueError if they cannot be in one table."""
     given: dict[str, list[Run]] = {}
     first = next((run for run in runs if run.info["status"] == "finished"), runs[0])
     for run in runs:
@@ -185,8 +160,7 @@ def _group(runs: Sequence[Run]) -> tuple[dict[str, list[Run]], dict[str, list[Ru
                 f"{run.folder}: the run is {told}, not finished; continue it with --resume, or leave it out"
             )
         check_alike(first, run)
-        same = given.setdefault(run.label, [])
-        for other in same:
+        for other in given.setdefault(run.label, []):
             if other.seed == run.seed:
                 raise ValueError(
                     f"{run.folder}: label {run.label!r} already has seed {run.seed} in {other.folder}; "
@@ -197,11 +171,8 @@ def _group(runs: Sequence[Run]) -> tuple[dict[str, list[Run]], dict[str, list[Ru
                     f"{run.folder}: {run.info['steps']} steps, but {other.info['steps']} in "
                     f"{other.folder} of the same label {run.label!r}; give them different labels"
                 )
-        same.append(run)
-    finished = {
-        label: [run for run in of if not has_diverged(run.info)] for label, of in given.items()
-    }
-    return given, {label: of for label, of in finished.items() if of}
+        given[run.label].append(run)
+    return given
 
 
 def check_alike(first: Run, run: Run, keys: Sequence[str] = TESTED_ON) -> None:
@@ -239,7 +210,7 @@ def _heading(methods: dict[str, list[Run]]) -> str:
     )
 
 
-def paired_differences(rows: Rows, baseline: str) -> Table | None:
+def difference_table(rows: Rows, baseline: str) -> Table | None:
     """Each row minus the baseline, paired by seed; None if they share fewer than two seeds."""
     reference = rows[baseline]
     keys = list(next(iter(reference.values())))
@@ -247,6 +218,6 @@ def paired_differences(rows: Rows, baseline: str) -> Table | None:
     for name, seeds in rows.items():
         pairs = len(seeds.keys() & reference.keys())
         if name != baseline and pairs > 1:
-            cells = [_percent(_differences(seeds, reference, key), "+") for key in keys]
+            cells = [percent(differences(seeds, reference, key), "+") for key in keys]
             lines.append([name, *cells, str(pairs)])
     return Table(["method", *map(metric_name, keys), "pairs"], lines) if lines else None

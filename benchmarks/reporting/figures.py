@@ -97,9 +97,9 @@ def _term_figures(methods: Methods) -> list[Markup]:
 
 
 USE = {
-    "test": " These are test classes: for inspection only, never used for selection.",
-    "validation": " These are validation classes: settings may be chosen on them.",
-    "fair": " These are validation classes, which chose the weights that were tested.",
+    "test": "These are test classes: for inspection only, never used for selection.",
+    "validation": "These are validation classes: settings may be chosen on them.",
+    "fair": "These are validation classes, which chose the weights that were tested.",
 }
 
 
@@ -132,21 +132,12 @@ def _measured_on(methods: Methods) -> tuple[str, str]:
     for run in chain(*methods.values()):
         with damage_named(run.folder / "run.json"):
             counts.add(int(run.info["config"]["evaluation"]["curve_classes"]))
+    some = f"Up to {' or '.join(f'{count:,}' for count in sorted(counts))}"
     info = next(iter(methods.values()))[0].info
-    split, tested = info["data"]["split"], info["data"]["test_classes"]
-    fair = info.get("protocol") == "fair"
-    if fair and split == "test":
-        unseen = "Other classes than the table's."
-    elif fair or min(counts) >= tested:
-        unseen = "The table's classes."
-    else:
-        some = " or ".join(f"{min(count, tested):,}" for count in sorted(counts))
-        unseen = f"{some} of the table's {tested:,} classes: fewer classes give higher values."
-    some = " or ".join(f"{count:,}" for count in sorted(counts))
-    seen = f"Up to {some} of the classes that are trained on"
+    use = USE["fair" if info.get("protocol") == "fair" else info["data"]["split"]]
     return (
-        f"{seen}; as in ECAML's Figure 2, on one scale with the unseen ones.",
-        unseen + USE["fair" if fair else split],
+        f"{some} of the classes that are trained on; as in ECAML's Figure 2, on one scale with the unseen ones.",
+        f"{some} classes: fewer than the table's give higher values. {use}",
     )
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +20,9 @@ from benchmarks.records import (
     read_json,
     write_json,
 )
-from benchmarks.reporting.comparison import TESTED_ON, check_alike, metric_name, paired_differences
-from benchmarks.reporting.formats import Page
-from benchmarks.reporting.table import Table, count_of_seeds, estimate
+from benchmarks.reporting.comparison import TESTED_ON, check_alike, difference_table, metric_name
+from benchmarks.reporting.paired import Metrics, estimate
+from benchmarks.reporting.table import Page, Table, count_of_seeds
 from benchmarks.settings import VOLATILE, config_changes
 
 KINDS = {
@@ -35,20 +35,20 @@ SAME_DATA = tuple(key for key in TESTED_ON if key != "fold")
 
 ABOUT_THE_RUN = (*VOLATILE, "seed", "label", "data.fold")
 
-Metrics = dict[str, float]
 
-
-@dataclass(frozen=True)
+@dataclass
 class Method:
     """Results of `evaluate` in a folder."""
 
     folder: Path
     run: Run  # one of the runs, for their common facts
     folds: int
-    numbers: dict[str, dict[int, Metrics]]  # by kind and seed, if all folds are finished
-    dimensions: dict[str, int]  # of the embeddings, by kind
-    left_out: list[str]  # why other seeds are left out
-    diverged: list[int]  # those of them of which a run diverged
+    dimension: int = 0  # of a single model's embeddings
+    left_out: list[str] = field(default_factory=list)  # why other seeds are left out
+    diverged: list[int] = field(default_factory=list)  # those of them of which a run diverged
+    numbers: dict[str, dict[int, Metrics]] = field(
+        default_factory=lambda: {kind: {} for kind in KINDS}
+    )  # by kind and seed, if all folds are finished
 
 
 def read_method(folder: Path) -> Method:
@@ -64,17 +64,14 @@ def read_method(folder: Path) -> Method:
         )
     first = next((run for run in runs if run.info["status"] == "finished"), runs[0])
     folds = first.info["config"]["data"]["folds"]
-    numbers: dict[str, dict[int, Metrics]] = {kind: {} for kind in KINDS}
-    left_out: list[str] = []
-    diverged: list[int] = []
-    dimensions: dict[str, int] = {}
+    method = Method(folder, first, folds)
     for seed in sorted({run.seed for run in runs}):
         models = [run for run in runs if run.seed == seed]
         finished = sum(run.info["status"] == "finished" for run in models)
         if finished < folds:
             lost = [run.folder.name for run in models if has_diverged(run.info)]
-            diverged += [seed] * bool(lost)
-            left_out.append(
+            method.diverged += [seed] * bool(lost)
+            method.left_out.append(
                 f"{folder}: seed {seed} is left out, {finished} of its {folds} folds are finished"
                 f"{', diverged: ' if lost else ''}{', '.join(lost)}."
             )
@@ -87,21 +84,19 @@ def read_method(folder: Path) -> Method:
                     "differ in seed and fold alone"
                 )
         together = _ensemble(folder / f"seed{seed}-ensemble.json", models)
-        keys, selected = models[0].info["metrics"], [run.info["selection"] for run in models]
-        numbers["validation"][seed] = {
-            selected[0]["metric"]: float(np.mean([best["value"] for best in selected]))
-        }
-        numbers["single"][seed] = {
-            key: float(np.mean([run.info["metrics"][key] for run in models])) for key in keys
-        }
-        numbers["ensemble"][seed] = {key: together["metrics"][key] for key in keys}
-        one = together["dimension"] // folds
-        dimensions = {"validation": one, "single": one, "ensemble": together["dimension"]}
-    if not dimensions:
+        method.dimension = together["dimension"] // folds
+        selected = [run.info["selection"] for run in models]
+        best = {selected[0]["metric"]: float(np.mean([one["value"] for one in selected]))}
+        metrics = [run.info["metrics"] for run in models]
+        single = {key: float(np.mean([of[key] for of in metrics])) for key in metrics[0]}
+        ensemble = {key: together["metrics"][key] for key in single}
+        for kind, numbers in zip(KINDS, (best, single, ensemble), strict=True):
+            method.numbers[kind][seed] = numbers
+    if not method.dimension:
         raise ValueError(
-            f"{folder}: no seed has all its {folds} folds finished; evaluate it again ({' '.join(left_out)})"
+            f"{folder}: no seed has all its {folds} folds finished; evaluate it again ({' '.join(method.left_out)})"
         )
-    return Method(folder, first, folds, numbers, dimensions, left_out, diverged)
+    return method
 
 
 def _differing(runs: Sequence[Run]) -> list[str]:
@@ -166,7 +161,7 @@ def fair_comparison(methods: Sequence[Method], expected_seeds: int) -> str:
     for kind, heading in KINDS.items():
         rows = {name: method.numbers[kind] for name, method in zip(names, methods, strict=True)}
         parts += [f"### {heading}", _table(kind, rows, methods)]
-        if differences := paired_differences(rows, names[0]):
+        if differences := difference_table(rows, names[0]):
             parts.append(f"Difference to {names[0]}, same seeds, in percentage points:")
             parts.append(differences)
     notes = ["± is the half-width of the 95 % Student-t interval over seeds."]
@@ -183,13 +178,17 @@ def fair_comparison(methods: Sequence[Method], expected_seeds: int) -> str:
 def _table(kind: str, rows: dict[str, dict[int, Metrics]], methods: Sequence[Method]) -> Table:
     [keys, *_] = [list(metrics) for seeds in rows.values() for metrics in seeds.values()]
     where = "validation" if kind == "validation" else "test"
-    models = "{} together" if kind == "ensemble" else "1 (mean of {})"
+    together = kind == "ensemble"
+    models = "{} together" if together else "1 (mean of {})"
     return Table(
         ["method", *(f"{where} {metric_name(key)} (%)" for key in keys)]
         + ["models", "dimensions", "seeds"],
         [
             [name, *(estimate([m[key] for m in seeds.values()]).percent() for key in keys)]
-            + [models.format(method.folds), str(method.dimensions[kind])]
+            + [
+                models.format(method.folds),
+                str(method.dimension * (method.folds if together else 1)),
+            ]
             + [count_of_seeds(len(seeds), method.diverged)]
             for (name, seeds), method in zip(rows.items(), methods, strict=True)
         ],

@@ -15,11 +15,12 @@ from benchmarks.reporting import pictures
 from benchmarks.reporting.comparison import metric_name
 from benchmarks.reporting.drawing import COLOURS, MARKERS, plain, show_names
 from benchmarks.reporting.figures import over_steps
+from benchmarks.reporting.paired import Estimate, estimate
 from benchmarks.reporting.paper_runs import Group, collect
-from benchmarks.reporting.table import Estimate, estimate, named
+from benchmarks.reporting.table import named
 from benchmarks.settings import ConfigError, Panel, RecipeTable
 
-SIZES = {None: (4.2, 3.3), "map": (9.2, 6.2), "retrieval": (6.4, 6.0)}  # inches
+SIZES = {None: (4.2, 3.3), "retrieval": (6.4, 6.0)}  # inches
 FEATURES = (4.2, 4.4)
 
 BANDS = "Bands: 95 % intervals over seeds; of a single run, over parts of the test set."
@@ -147,13 +148,11 @@ def _draw_picture(axes: Axes, panel: Panel, group: Group | None) -> bool:
     """Draw the picture of the first seed; return False if its run saved none."""
     if group is None:
         return False
-    kept = {"map": "map.npz", "retrieval": "retrieval.npz"}.get(str(panel.picture), "features.npz")
-    with damage_named(path := group.runs[0].file(kept)):
+    kept = "retrieval" if panel.picture == "retrieval" else "features"
+    with damage_named(path := group.runs[0].file(f"{kept}.npz")):
         found = pictures.saved(path)
         if not found:
             return False
-        if panel.picture == "map":
-            return pictures.draw_map(axes, found)
         if panel.picture == "retrieval":
             axes.imshow(pictures.retrieval_rows(found, *panel.grid))
             axes.axis("off")

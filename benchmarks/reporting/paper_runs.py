@@ -12,7 +12,7 @@ from benchmarks.building import parse_resolved
 from benchmarks.console import printable
 from benchmarks.records import Run, damage_named, has_diverged, load_run
 from benchmarks.reporting.comparison import TESTED_ON
-from benchmarks.reporting.table import Estimate, estimate
+from benchmarks.reporting.paired import Estimate, estimate
 from benchmarks.settings import GROUPS, Change, Entry, RecipeTable, changes_of_methods, merge
 
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from benchmarks.backbones import KNOWN_WEIGHTS
 from benchmarks.reporting.comparison import DESCRIPTOR, metric_name
-from benchmarks.reporting.formats import Page
+from benchmarks.reporting.paired import estimate
 from benchmarks.reporting.paper_runs import Found, Group, collect
-from benchmarks.reporting.table import Table, count_of_seeds, estimate
+from benchmarks.reporting.table import Page, Table, count_of_seeds
 from benchmarks.settings import Data, Entry, RecipeTable
 
 RUNS = Path("runs")

@@ -1,13 +1,10 @@
-"""Pictures from a run's saved files, drawn into axes: deep features, a map of embeddings, retrieved images."""
+"""Pictures from a run's saved files: deep features by t-SNE, and retrieved images."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib import colormaps
 from matplotlib.axes import Axes
-from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
 from PIL import Image
 from sklearn.manifold import TSNE
@@ -18,9 +15,6 @@ from benchmarks.reporting.drawing import COLOURS, short
 PERPLEXITY, T_SNE_STEPS = 30, 350  # scikit-learn's default; more steps do not keep more neighbours
 
 THUMBNAIL = 96  # largest side of a retrieved image, in pixels
-
-ON_THE_MAP, IN_A_ZOOM = 0.045, 0.16  # side of an image, as a fraction of its axes' side
-ZOOMS, ZOOMED = 2, 0.14  # number of magnified squares, and their side as a fraction of the map's
 
 RIGHT, WRONG = (0, 158, 115), (213, 94, 0)  # of COLOURS
 
@@ -68,69 +62,6 @@ def draw_features(axes: Axes, found: Saved, places: dict[str, Floats], stars: st
         of = places[stars][found["labels"] == label]
         axes.plot(*of.T, "*", color=colour, label=short(name), **look)
     axes.set(xlabel="t-SNE 1 (no unit)", ylabel="t-SNE 2")
-
-
-def draw_map(axes: Axes, found: Saved) -> bool:
-    """Draw embeddings by t-SNE, as points with a colour for each class, and as images where there is room.
-
-    Beside the map, it magnifies the squares with the most images of one class.
-
-    Returns:
-        True if there was anything to draw.
-    """
-    places = t_sne(found["embeddings"])
-    if places is None:
-        return False
-    low, high = places.min(axis=0), places.max(axis=0)
-    places = (places - low) / (high - low)
-    colours = colormaps["hsv"](found["labels"] / (found["labels"].max() + 1))
-    axes.axis("off")
-    whole = axes.inset_axes((0, 0, 0.66, 1))
-    where = [(whole, (-0.04, -0.04), 1.08, ON_THE_MAP)]
-    for number, corner in enumerate(_crowded(places, found["labels"])):
-        zoom = axes.inset_axes((0.67, 0.505 * number, 0.33, 0.495))
-        whole.indicate_inset((*corner, ZOOMED, ZOOMED), zoom, edgecolor="black", alpha=0.7)
-        where.append((zoom, corner, ZOOMED, IN_A_ZOOM))
-    for one, corner, extent, size in where:
-        one.scatter(*places.T, s=6, c=colours, linewidth=0)
-        _thumbnails(one, places, found["images"], colours, corner, extent, size * extent)
-        one.set(xticks=[], yticks=[], aspect="auto")
-    return True
-
-
-def _crowded(places: Floats, labels: NDArray[Any]) -> list[Floats]:
-    """Corners of separate squares around the images with most neighbours of their own class."""
-    distances = np.abs(places[:, None] - places[None]).max(axis=2)
-    same = (distances < ZOOMED / 2) & (labels[:, None] == labels[None])
-    centres: list[int] = []
-    for i in np.argsort(-same.sum(axis=1), kind="stable"):
-        if len(centres) < ZOOMS and all(distances[i, j] > ZOOMED for j in centres):
-            centres.append(i)
-    centres.sort(key=lambda i: places[i, 1])  # so that lines to the squares do not cross
-    return [places[i] - ZOOMED / 2 for i in centres]
-
-
-def _thumbnails(
-    axes: Axes,
-    places: Floats,
-    images: NDArray[np.uint8],
-    colours: Floats,
-    corner: Sequence[float] | Floats,
-    extent: float,
-    side: float,
-) -> None:
-    """Draw framed images at their places in a square, except those that would cover an earlier one."""
-    (x, y), taken = corner, []
-    for place, image, colour in zip(places, images, colours, strict=True):
-        inside = ((place - corner > side / 2) & (place - corner < extent - side / 2)).all()
-        if inside and all(np.abs(place - other).max() >= side for other in taken):
-            taken.append(place)
-            bounds = [f(place[i], side / 2) for i in (0, 1) for f in (np.subtract, np.add)]
-            axes.imshow(image, "gray", extent=bounds, vmin=0, vmax=255, zorder=2)
-            axes.add_patch(
-                Rectangle(place - side / 2, side, side, fill=False, color=colour, zorder=2)
-            )
-    axes.set(xlim=(x, x + extent), ylim=(y, y + extent))
 
 
 def retrieval_rows(found: Saved, queries: int, neighbours: int) -> NDArray[np.uint8]:

@@ -1,56 +1,16 @@
-"""A mean with its interval, and a table of text."""
+"""Tables, and pages of them: on the terminal, in Markdown and in LaTeX."""
 
+import re
+import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from shutil import get_terminal_size
+from textwrap import fill
 
-from benchmarks.console import columns
+from tabulate import LATEX_ESCAPE_RULES, tabulate
 
 WIDTH = get_terminal_size().columns
 """Columns of the terminal; 80 if there is none."""
-
-UNIT = " (%)"
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A mean over seeds and the half-width of its 95 % interval (None for one seed)."""
-
-    mean: float
-    half_width: float | None
-
-    def percent(self, sign: str = "") -> str:
-        """E.g. "52.04 ± 0.91" for 0.5204 ± 0.0091; `sign="+"` always shows the sign."""
-        mean = f"{100 * self.mean:{sign}.2f}"
-        return mean if self.half_width is None else f"{mean} ± {100 * self.half_width:.2f}"
-
-
-def estimate(values: Sequence[float]) -> Estimate:
-    """The mean and its 95 % Student-t interval; at least one value.
-
-    >>> estimate([0.50, 0.52, 0.54]).percent()  # 4.3027 * 0.02 / sqrt(3)
-    '52.00 ± 4.97'
-    """
-    if len(values) == 1:
-        return Estimate(values[0], None)
-    from pml_regularizers import mean_interval  # imports torch, which --help does without
-
-    return Estimate(*mean_interval(values, student=True))
-
-
-def count_of_seeds(finished: int, diverged: Iterable[int]) -> str:
-    """The number of seeds, with those that diverged.
-
-    >>> count_of_seeds(4, [3])
-    '4 (diverged: seed 3)'
-    """
-    lost = sorted(diverged)
-    return f"{finished} (diverged: {named('seed', lost)})" if lost else f"{finished}"
-
-
-def named(kind: str, numbers: Sequence[int]) -> str:
-    """E.g. "seed 3" or "seeds 0, 3"."""
-    return f"{kind}{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}"
 
 
 @dataclass(frozen=True)
@@ -72,40 +32,36 @@ class Table:
     best: frozenset[tuple[int, int]] = frozenset()
 
     def markdown(self) -> str:
-        rule = [":--" if side == "l" else "--:" for side in self.alignment()]
-        table = [self.header, *self._marked("**{}**", "{}")]
+        """Compact, as our pages have it: `tabulate` fills the cells up."""
+        numbers = len(self.header) - self.names
+        rule = f"| {' | '.join([':--'] * self.names + ['--:'] * numbers)} |"
+        table = [self.header, *self._rows("**{}**", "{}")]
         cells = ([cell.replace("|", "\\|") for cell in row] for row in table)
         header, *rows = [f"| {' | '.join(row)} |" for row in cells]
-        return "\n".join([header, f"| {' | '.join(rule)} |", *rows])
+        return "\n".join([header, rule, *rows])
 
     def terminal(self, width: int = WIDTH) -> str:
         """Aligned columns; those that do not fit the width follow below, with the names repeated."""
-        mark = "*" if self.best else ""
-        header = [cell.removesuffix(UNIT) + " " * len(mark) for cell in self.header]
-        units = [UNIT.strip() + " " * len(mark) if UNIT in cell else "" for cell in self.header]
-        rows = self._marked("{}" + mark, "{}" + " " * len(mark))
-        table = [header, *([units] if any(units) else []), *rows]
-        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-        names, used = list(range(self.names)), width
+        blank = " " * bool(self.best)
+        header = [cell.replace(" (%)", f"{blank}\n(%)") + blank for cell in self.header]
+        rows = self._rows("{}*", "{}" + blank)
+        widths = [
+            max(len(line) for cell in column for line in cell.split("\n")) + 2
+            for column in zip(header, *rows, strict=True)
+        ]
         blocks: list[list[int]] = []
         for column in range(self.names, len(widths)):
-            if used + 2 + widths[column] > width:
-                blocks.append(names[:])
-                used = sum(widths[: self.names]) + 2 * (self.names - 1)
+            if not blocks or sum(widths[c] for c in (*blocks[-1], column)) - 2 > width:
+                blocks.append([*range(self.names)])
             blocks[-1].append(column)
-            used += 2 + widths[column]
-        return "\n\n".join(
-            columns(
-                [
-                    [row[c] if c < self.names else row[c].rjust(widths[c]) for c in block]
-                    for row in table
-                    if any(row[c] for c in block)
-                ]
-            )
-            for block in blocks or [names]
-        )
+        shown = ([[row[c] for c in block] for row in (header, *rows)] for block in blocks)
+        return "\n\n".join(self._printed(rows, "plain") for rows in shown)
 
-    def _marked(self, best: str, other: str) -> list[list[str]]:
+    def latex(self) -> str:
+        rows = [[re.sub(r"^-(?=\d)", "\N{MINUS SIGN}", cell) for cell in row] for row in self.rows]
+        return self._printed(rows, "latex_booktabs", self.header)
+
+    def _rows(self, best: str, other: str) -> list[list[str]]:
         return [
             [
                 cell if j < self.names else (best if (i, j) in self.best else other).format(cell)
@@ -114,6 +70,85 @@ class Table:
             for i, row in enumerate(self.rows)
         ]
 
-    def alignment(self) -> str:
-        """A letter for each column, "l" or "r", as LaTeX writes it."""
-        return "l" * self.names + "r" * (len(self.header) - self.names)
+    def _printed(self, rows: list[list[str]], form: str, header: Sequence[str] = ()) -> str:
+        width = len(rows[0] if rows else header)
+        return tabulate(
+            rows,
+            header,
+            tablefmt=form,
+            colalign=["left"] * self.names + ["right"] * (width - self.names),
+            disable_numparse=True,
+            preserve_whitespace=True,
+        )
+
+
+@dataclass(frozen=True)
+class Page:
+    """Content in any format.
+
+    Args:
+        blocks: Tables, and other blocks of Markdown: headings, paragraphs, lists and commands.
+    """
+
+    title: str
+    blocks: list[str | Table]
+
+    def terminal(self) -> str:
+        parts = [
+            block.terminal() if isinstance(block, Table) else _folded(block)
+            for block in (self.title, *self.blocks)
+        ]
+        return "\n\n".join(parts) + "\n"
+
+    def markdown(self) -> str:
+        parts = [block.markdown() if isinstance(block, Table) else block for block in self.blocks]
+        return "\n\n".join([f"## {self.title}", *parts]) + "\n"
+
+    def latex(self) -> str:
+        """The tables in LaTeX, with all else as comments; the heading of a table goes into its caption."""
+        parts, above = ["% \\usepackage{booktabs}"], ""
+        for block in self.blocks:
+            if isinstance(block, str):
+                above = block.lstrip("# ")
+                lines = [line for line in block.splitlines() if "```" not in line]
+                parts.append("\n".join(f"% {line.lstrip('#* ')}" for line in lines))
+                continue
+            caption = f"{self.title} ({above})".translate(str.maketrans(LATEX_ESCAPE_RULES))
+            start = f"\\begin{{table}}\n\\centering\\footnotesize\n\\caption{{{caption}}}"
+            parts.append(f"{start}\n{block.latex()}\n\\end{{table}}")
+        return "\n\n".join(parts) + "\n"
+
+
+def _folded(block: str) -> str:
+    """A block without its marks, in lines that fit the terminal."""
+    if block.startswith("```"):
+        return "\n".join(map(_folded_command, block.splitlines()[1:-1]))
+    return "\n".join(
+        fill(line, WIDTH, subsequent_indent="  " * line.startswith("* "), break_on_hyphens=False)
+        for line in block.lstrip("# ").splitlines()
+    )
+
+
+def _folded_command(command: str) -> str:
+    """The same command for a shell, in lines that fit the terminal where its words do."""
+    lines = [""]
+    for word in map(shlex.quote, shlex.split(command)):
+        if len(lines[-1]) + len(word) + 2 >= WIDTH:
+            lines.append("   ")
+        lines[-1] += f" {word}"
+    return " \\\n".join(lines).strip()
+
+
+def count_of_seeds(finished: int, diverged: Iterable[int]) -> str:
+    """The number of seeds, with those that diverged.
+
+    >>> count_of_seeds(4, [3])
+    '4 (diverged: seed 3)'
+    """
+    lost = sorted(diverged)
+    return f"{finished} (diverged: {named('seed', lost)})" if lost else f"{finished}"
+
+
+def named(kind: str, numbers: Sequence[int]) -> str:
+    """E.g. "seed 3" or "seeds 0, 3"."""
+    return f"{kind}{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}"

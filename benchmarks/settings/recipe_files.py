@@ -115,7 +115,7 @@ class Panel:
         output: The test-time output of the metrics; default: the first that has them.
         x: Label of the x axis.
         steps: Training steps in one unit of x, if x counts training steps.
-        picture: In place of lines: "features" or "thinned" (HORDE's Figure 1), "map" or "retrieval".
+        picture: In place of lines: "features" or "thinned" (HORDE's Figure 1), or "retrieval".
         row: The row of the picture.
         grid: Numbers of queries of a retrieval, and of neighbours of each.
     """
@@ -125,7 +125,7 @@ class Panel:
     output: str | None = None
     x: str = "training step"
     steps: PositiveInt = 1
-    picture: Literal["features", "thinned", "map", "retrieval"] | None = None
+    picture: Literal["features", "thinned", "retrieval"] | None = None
     row: str | None = None
     grid: tuple[PositiveInt, PositiveInt] = (8, 8)
 

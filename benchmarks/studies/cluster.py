@@ -10,17 +10,17 @@ from argparse import Namespace
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from subprocess import TimeoutExpired
 from typing import Any, Self
 from uuid import uuid4
 
 import ray
-from ray.exceptions import GetTimeoutError, RayError, TaskCancelledError
+from ray.exceptions import RayError, TaskCancelledError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from benchmarks.console import leave, reason
 from benchmarks.settings import ConfigError
-from benchmarks.studies.launching import IN_USE, POLL, RUN, Launcher, SubRun, start
+from benchmarks.studies.jobs import IN_USE, Job
+from benchmarks.studies.launching import POLL, RUN, Launcher, start
 
 RETRIES = 10  # of a run whose node is gone, or that was ended from outside
 
@@ -28,10 +28,7 @@ IN_USE_RETRIES = (
     2  # of a run whose folder another process writes: on a node that was lost, it ends soon
 )
 
-CONNECTING = 10  # seconds to wait for the cluster's address, and for its first word
-
-HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
-"""What a client of HTTP/2 says first, with no settings; the server's settings are the answer."""
+CONNECTING = 10  # seconds to wait at the cluster's address
 
 MOST = 1000  # runs that Ray has to place at once
 
@@ -99,26 +96,15 @@ def look_for(marker: Path, content: str, paths: Sequence[Path]) -> Callable[[], 
     return lacking
 
 
-def check_answers(host: str, port: int) -> None:
-    """Raise an OSError unless a server is there that speaks as Ray's: Ray itself waits for minutes."""
-    with socket.create_connection((host, port), timeout=CONNECTING) as connection:
-        connection.sendall(HELLO)
-        begin = connection.recv(1)
-    if begin != b"\0" and "RAY_USE_TLS" not in os.environ:  # it closes, or sends an alert
-        raise OSError("no cluster of Ray answers there")
-
-
 class Task:
     """A run that Ray places."""
 
     def __init__(self, reference: Any, log: Path) -> None:
         self.reference, self.log = reference, log
 
-    def wait(self, timeout: float | None = None) -> int:
+    def wait(self) -> int:
         try:
-            return int(ray.get(self.reference, timeout=timeout))
-        except GetTimeoutError as error:
-            raise TimeoutExpired("ray", timeout or 0) from error
+            return int(ray.get(self.reference))
         except TaskCancelledError:  # before it had begun
             return -signal.SIGTERM
         except RayError as error:
@@ -156,7 +142,8 @@ class RayLauncher(Launcher):
         host, _, port = self.address.rpartition(":")
         try:
             if host:
-                check_answers(host, int(port))
+                # Ray itself would wait for minutes where nothing listens.
+                socket.create_connection((host, int(port)), timeout=CONNECTING).close()
             context = ray.init(
                 self.address,
                 log_to_driver=False,
@@ -188,13 +175,13 @@ class RayLauncher(Launcher):
         super().__exit__(*exception)
         ray.shutdown()
 
-    def at_work(self) -> list[SubRun]:
-        return [run for run in super().at_work() if place_of(run.log).exists()]
+    def at_work(self) -> list[Job]:
+        return [job for job in super().at_work() if place_of(job.log).exists()]
 
-    def told(self, run: SubRun) -> str:
+    def told(self, job: Job) -> str:
         with suppress(OSError):  # it has just ended
-            return f"{run.name} on {place_of(run.log).read_text()}"
-        return run.name
+            return f"{job.name} on {place_of(job.log).read_text()}"
+        return job.name
 
     def _check_nodes(self) -> None:
         """Raise a ConfigError unless all nodes see the runs and one is large enough."""
@@ -225,7 +212,7 @@ class RayLauncher(Launcher):
             marker.unlink(missing_ok=True)
         print(f"Ray: {len(nodes)} nodes, all of which see {self.runs}")
 
-    def _start(self, command: Sequence[str], run: SubRun) -> Task:
-        place_of(run.log).unlink(missing_ok=True)
-        log, record = run.log.resolve(), (run.folder / "run.json").resolve()
-        return Task(self.task.remote(command, log, Path.cwd(), record), run.log)
+    def _start(self, command: Sequence[str], job: Job) -> Task:
+        place_of(job.log).unlink(missing_ok=True)
+        log, record = job.log.resolve(), (job.folder / "run.json").resolve()
+        return Task(self.task.remote(command, log, Path.cwd(), record), job.log)

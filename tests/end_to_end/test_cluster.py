@@ -20,7 +20,7 @@ import pytest
 
 from benchmarks import sweep
 from benchmarks.records.steps import read_table
-from benchmarks.studies import launching
+from benchmarks.studies import jobs, launching
 from tests.support.processes import ROOT, TIMEOUT, TINY, environment, rows
 
 ray = pytest.importorskip("ray", reason="needs Ray: pip install '.[cluster]'")
@@ -165,16 +165,14 @@ def test_what_no_node_has_is_refused(
 
 
 @contextmanager
-def serving(answer: bytes) -> Iterator[tuple[str, "queue.Queue[socket.socket]"]]:
-    """A server that says so much to each client and no more: its address, and the clients that have come."""
+def silent_server() -> Iterator[tuple[str, "queue.Queue[socket.socket]"]]:
+    """A server that never answers: its address, and the clients that have come."""
     clients: queue.Queue[socket.socket] = queue.Queue()
 
     def serve() -> None:
         with suppress(OSError):  # once the server is closed
             while True:
-                client, _ = server.accept()
-                client.sendall(answer)
-                clients.put(client)
+                clients.put(server.accept()[0])
 
     with socket.create_server(("", 0)) as server:  # Ray takes this machine's address for localhost
         threading.Thread(target=serve, daemon=True).start()
@@ -184,46 +182,22 @@ def serving(answer: bytes) -> Iterator[tuple[str, "queue.Queue[socket.socket]"]]
             server.shutdown(socket.SHUT_RDWR)
 
 
-@pytest.fixture
-def refused(
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "127.0.0.1:99999"])
+def test_an_address_without_a_cluster_is_told(
+    address: str,
     data: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> Callable[[str], str]:
-    """Why a sweep on the cluster at an address is refused before Ray connects, which would take it minutes."""
-    monkeypatch.setattr(ray, "init", pytest.fail)
-
-    def line(address: str) -> str:
-        assert sweep.main(command(tmp_path / "runs", data, "--ray", address)) == 2
-        return capsys.readouterr().err
-
-    return line
-
-
-@pytest.mark.parametrize("address", ["127.0.0.1:1", "127.0.0.1:99999"])
-def test_an_address_without_a_cluster_is_told(address: str, refused: Callable[[str], str]) -> None:
-    assert refused(address).startswith(f"error: --ray: {address}: ")
-
-
-@pytest.mark.parametrize(
-    ("answer", "told"),
-    [(b"", "timed out"), (b"HTTP/1.1 400 Bad Request\r\n\r\n", "no cluster of Ray answers")],
-    ids=["mute", "another server"],
-)
-def test_an_address_of_something_else_is_told(
-    answer: bytes, told: str, refused: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("benchmarks.studies.cluster.CONNECTING", 1)
-    with serving(answer) as (address, _):
-        assert refused(address).startswith(f"error: --ray: {address}: {told}")
+    """Before Ray connects, which would take it minutes."""
+    monkeypatch.setattr(ray, "init", pytest.fail)
+    assert sweep.main(command(tmp_path / "runs", data, "--ray", address)) == 2
+    assert capsys.readouterr().err.startswith(f"error: --ray: {address}: ")
 
 
 def test_a_stop_while_ray_connects(data: str, tmp_path: Path) -> None:
-    with serving(b"\0\0\0\4\0\0\0\0\0") as (
-        address,
-        clients,
-    ):  # as a cluster begins, and then no more
+    with silent_server() as (address, clients):
         driver = start(command(tmp_path / "runs", data, "--ray", address))
         for _ in "ours", "Ray's":
             clients.get(timeout=TIMEOUT)
@@ -297,9 +271,9 @@ def test_a_run_in_use_is_started_twice_more(tmp_path: Path) -> None:
     """Its slot is free for others then; Ray's own retries, which are many, are for what was lost."""
     from benchmarks.studies.cluster import execute
 
-    log, program = tmp_path / "log", f"print('in use'); raise SystemExit({launching.IN_USE})"
+    log, program = tmp_path / "log", f"print('in use'); raise SystemExit({jobs.IN_USE})"
     arguments = [sys.executable, "-c", program], log, tmp_path, tmp_path / "run.json"
-    assert execute(*arguments) == launching.IN_USE
+    assert execute(*arguments) == jobs.IN_USE
     assert log.read_text().splitlines().count("in use") == 3
 
 

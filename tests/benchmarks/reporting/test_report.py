@@ -22,7 +22,8 @@ from benchmarks.records.steps import StepTables
 from benchmarks.report import main
 from benchmarks.reporting.comparison import compare
 from benchmarks.reporting.figures import write_html
-from benchmarks.reporting.table import Table, estimate
+from benchmarks.reporting.paired import estimate
+from benchmarks.reporting.table import Table
 from tests.support.processes import ROOT
 
 DATA = {
@@ -243,14 +244,6 @@ def test_the_result_in_a_sentence(make: Make) -> None:
     )
 
 
-def test_the_best_of_each_column_is_marked(make: Make) -> None:
-    runs = [load_run(make(label, 0, 0.4)) for label in ("base", "same")]
-    runs.append(load_run(make("worse", 0, 0.3)))
-    best = compare(runs).metrics.best
-    assert best == {(row, column) for row in (0, 1) for column in range(1, 1 + len(METRICS))}
-    assert compare(runs[:1]).metrics.best == frozenset()
-
-
 def test_the_terminal_has_lines_of_80_letters(make: Make) -> None:
     labels = ("base", "a method with a name of thirty", "other")
     runs = [load_run(make(label, seed, 0.4 + seed / 7)) for label in labels for seed in (0, 1)]
@@ -312,23 +305,6 @@ def test_runs_that_all_diverged_are_no_comparison(
     assert "wild-0: the run is diverged (the loss is nan), not finished" in line
 
 
-def test_a_finished_record_without_metrics_is_damaged(
-    make: Make, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main([str(make("base", 0, 0.4)), str(make("base", 1, 0.4, metrics={}))]) == 2
-    [line] = capsys.readouterr().err.splitlines()
-    assert line.endswith("base-1/run.json: its metrics is damaged; run that training again")
-
-
-@pytest.mark.parametrize("label", ["horde †", "horde: order_2"])
-def test_a_label_that_is_the_row_of_an_output(make: Make, label: str) -> None:
-    outputs = {"descriptor": {"recall_at_1": 0.6}, "order_2": {"recall_at_1": 0.7}}
-    runs = [make(label, 0, 0.4), make("horde", 0, 0.5, outputs=outputs)]
-    for either in (runs, runs[::-1]):
-        with pytest.raises(ValueError, match=f"horde-0: the row of its .* label '{label}'"):
-            compare([load_run(folder) for folder in either])
-
-
 def test_closed_output_is_no_failure(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """Python has None for what the shell closes, as by `>&- 2>&-`."""
     folder = make("base", 0, 0.4)
@@ -342,11 +318,8 @@ def test_closed_output_is_no_failure(make: Make, monkeypatch: pytest.MonkeyPatch
     ("changes", "message"),
     [
         ({"status": "stopped"}, r"horde-0: the run is 'stopped', not finished.*--resume"),
-        ({"status": "running", "metrics": {}}, "the run is 'running'"),
         ({"data": DATA | {"fold": "1 of 4"}}, "data fold is '1 of 4', but None in .*base-0"),
-        ({"data": DATA | {"test_classes": 3}}, "data test_classes is 3, but"),
         ({"data": DATA | {"fingerprint": "xyz"}}, "fingerprint is 'xyz', but 'abc' in .*base-0"),
-        ({"data": DATA | {"split": "validation"}}, "data split is 'validation', but 'test'"),
         ({"metrics": {"recall_at_10": 0.5}}, r"measured \['recall_at_10'\], but .*base-0"),
         ({"label": "base"}, "label 'base' already has seed 0 in .*base-0"),
         ({"label": "base", "seed": 1, "steps": 7}, "7 steps, but 1500 in .*base-0"),
@@ -362,29 +335,6 @@ def test_runs_that_cannot_be_compared(
     assert captured.err.count("\n") == 1
     assert re.search(message, captured.err)
     assert not list(folders[0].parent.rglob("*.html"))
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (None, "No such file or directory; expected a folder of"),
-        ("{", "Expecting property name"),
-        ("[]", "expected a mapping, got list"),
-        ("[" * 10**5, "nested too deep"),
-        ('{"label": "a"}', "of an earlier version (its sha256 is not that of its content)"),
-        (json.dumps(signed({"label": "a"})), "run.json: its seed is damaged"),
-    ],
-)
-def test_unreadable_run(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str | None, message: str
-) -> None:
-    if content is not None:
-        (tmp_path / "run.json").write_text(content)
-    assert main([str(tmp_path)]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith(f"report: {tmp_path / 'run.json'}: ")
-    assert message in error
-    assert error.count("\n") == 1
 
 
 class Elements(html.parser.HTMLParser):
@@ -476,7 +426,7 @@ def test_html_holds_curves_tables_and_provenance(page: str) -> None:
     lights = page.count("stroke-opacity: 0.3")
     assert lights == 6, "two seeds: a light line each for loss, seen and unseen"
     assert "Each point is the mean of 2 logged steps" in page
-    assert "100 of the table&#39;s 1,075 classes: fewer classes give higher values." in page
+    assert "Up to 100 classes: fewer than the table&#39;s give higher values." in page
     assert "for inspection only, never used for selection" in page
     assert len(elements.named("table")) == 1
     assert page.count("commit: 0123abc\ndirty: true") == 3
@@ -487,19 +437,9 @@ def test_html_holds_curves_tables_and_provenance(page: str) -> None:
 @pytest.mark.parametrize(
     ("classes", "changes", "caption"),
     [
-        ([100, 2000], {}, "100 or 1,075 of the table&#39;s 1,075 classes"),
-        ([1075, 2000], {}, "The table&#39;s classes. These are test classes"),
-        (
-            [100, 100],
-            {"protocol": "fair"},
-            "Other classes than the table&#39;s. These are validation",
-        ),
-        (
-            [100, 100],
-            {"protocol": "fair", "data": DATA | {"split": "validation"}},
-            "The table&#39;s classes.",
-        ),
-        ([100, None], {}, None),
+        ([100, 2000], {}, "Up to 100 or 2,000 classes: fewer than the table&#39;s give higher"),
+        ([100], {"protocol": "fair"}, "validation classes, which chose the weights"),
+        ([None], {}, None),
     ],
 )
 def test_curves_say_on_which_classes_they_are(
@@ -512,7 +452,7 @@ def test_curves_say_on_which_classes_they_are(
         add_curves_and_images(folders[-1])
     path, runs = tmp_path / "report.html", [load_run(folder) for folder in folders]
     if caption is None:
-        with pytest.raises(ValueError, match=r"base-1.run\.json: is damaged"):
+        with pytest.raises(ValueError, match=r"base-0.run\.json: is damaged"):
             write_html(runs, path)
     else:
         write_html(runs, path)
@@ -545,9 +485,8 @@ def test_report_of_one_run_lies_in_its_folder(make: Make) -> None:
     assert elsewhere.read_bytes() == (folder / "report.html").read_bytes()
 
 
-@pytest.mark.parametrize("name", ["run.json", "retrieval.npz", "records/training.csv"])
-def test_another_digit_is_damage(make: Make, capsys: pytest.CaptureFixture[str], name: str) -> None:
-    folder = make("base", 0, 0.4)
+def test_another_digit_is_damage(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, name = make("base", 0, 0.4), "retrieval.npz"
     add_curves_and_images(folder)
     write_json(folder / "run.json", load_run(folder).info | {"files": digests(folder)})
     assert main([str(folder)]) == 0
@@ -560,37 +499,18 @@ def test_another_digit_is_damage(make: Make, capsys: pytest.CaptureFixture[str],
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith(f"report: {folder / name}: is damaged")
     assert "run that training again" in line
-    if name != "run.json":
-        (folder / name).unlink()
-        assert main([str(folder)]) == 0
-
-
-def test_run_json_of_the_fixture_is_complete(make: Make) -> None:
-    folder = make("base", 0, 0.4)
-    info = json.loads((folder / "run.json").read_text())
-    for key in ("label", "metrics", "hardware"):
-        write_json(folder / "run.json", {k: v for k, v in info.items() if k != key})
-        with pytest.raises(ValueError, match=f"its {key} is damaged; run that training again"):
-            load_run(folder)
+    (folder / name).unlink()
+    assert main([str(folder)]) == 0
 
 
 @pytest.mark.parametrize(
     ("name", "content"),
     [
-        ("retrieval.npz", b"PK"),
         ("retrieval.npz", {"query_groups": np.array(["best"])}),
         ("features.npz", b"no zip"),
-        (
-            "features.npz",
-            dict.fromkeys(("features", "thinned"), np.zeros((3, 2))) | {"means": np.zeros((3, 5))},
-        ),
         ("records/training.csv", b"~iteration~,loss\n1,x\n"),
-        ("records/training.csv", b"steps,loss\n1,0.5\n"),
-        ("records/evaluation.csv", b"~iteration~,seen_recall_at_1\n1,0.5,7\n"),
         ("run.json", {"metrics": {"recall_at_1": 10**400}}),
         ("run.json", {"outputs": None}),
-        ("run.json", {"data": DATA | {"split": "all"}}),
-        ("run.json", {"label": "\ud800"}),
     ],
 )
 def test_a_damaged_file_is_named_in_one_line(

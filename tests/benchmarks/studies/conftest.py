@@ -7,23 +7,21 @@ from typing import Any
 import pytest
 
 from benchmarks.run import main as run_in_process
-from benchmarks.studies import folds, launching, search
+from benchmarks.studies import launching, planning, search
+from benchmarks.studies.jobs import Job
 from benchmarks.studies.launching import Launcher
-from benchmarks.studies.sweep import Job
 from tests.benchmarks.studies.fakes import Trainings
 
 
 @pytest.fixture
 def trainings(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Trainings]:
     """Nothing is built or trained."""
-    for module in (folds, search):
+    for module in (planning, search):
         monkeypatch.setattr(module, "check", lambda *arguments: None)
 
     def install(*arguments: Any) -> Trainings:
         fake = Trainings(*arguments)
-        monkeypatch.setattr(
-            Launcher, "run", lambda launcher, run, watch=None: fake(launcher, run, watch)
-        )
+        monkeypatch.setattr(Launcher, "run", lambda launcher, job: fake(job))
         return fake
 
     return install
@@ -43,10 +41,10 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
     """Real runs, without the seconds that a new process takes to import torch."""
     done = []
 
-    def run(launcher: Launcher, subrun: Job, watch: Any = None) -> bool:
-        done.append(subrun)
-        arguments = [*subrun.settings, f"--output={subrun.folder}", "--resume"]
-        subrun.exit_status = run_in_process(arguments)
+    def run(launcher: Launcher, job: Job) -> bool:
+        done.append(job)
+        arguments = [*job.settings, f"--output={job.folder}", "--resume"]
+        job.exit_status = run_in_process(arguments)
         return True
 
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")

@@ -7,8 +7,7 @@ import numpy as np
 
 from benchmarks.records import write_json
 from benchmarks.settings.experiment import Experiment
-from benchmarks.studies.launching import Launcher
-from benchmarks.studies.sweep import Job
+from benchmarks.studies.jobs import Job
 
 RECIPE = "glyphs/demo/binomial"
 TINY = [
@@ -22,8 +21,6 @@ if "report" in Experiment.__dataclass_fields__:
 class Trainings:
     """In place of `Launcher.run`: `run.json` as a run leaves it, its value a function of settings and fold.
 
-    The curve of validation classes has half of it after the first of two steps.
-
     Args:
         end: Called with the number of a run before it ends; returns its status, and may raise, as a kill would.
     """
@@ -32,19 +29,14 @@ class Trainings:
         self.started: list[Job] = []
         self.end = end
 
-    def __call__(self, launcher: Launcher, run: Job, watch: Any) -> bool:
+    def __call__(self, run: Job) -> bool:
         self.started.append(run)
         config = run.command.config
         run.folder.mkdir(parents=True, exist_ok=True)
         record = record_of(config, value_of(config))
         write_json(run.folder / "run.json", record | {"status": "running"})
         run.log.write_text("training\n")
-        (run.folder / "records").mkdir(exist_ok=True)
-        curve = f"~iteration~,mean_average_precision_at_r\n0,0.9\n1,{record['selection']['value'] / 2}\n"
-        (run.folder / "records" / "evaluation.csv").write_text(curve)
         record["status"] = self.end(len(self.started), run)
-        if watch is not None and watch():
-            record["status"] = "stopped"
         if record["status"] == "failed":
             record["error"] = "the loss is nan at step 7"
         write_json(run.folder / "run.json", record)

@@ -13,7 +13,8 @@ import pytest
 from benchmarks.console import progress_bar
 from benchmarks.records import write_json
 from benchmarks.studies import launching
-from benchmarks.studies.launching import Launcher, SubRun
+from benchmarks.studies.jobs import Job
+from benchmarks.studies.launching import Launcher
 from tests.benchmarks.studies.test_sweep import RECORD
 from tests.support.processes import ROOT, TIMEOUT
 
@@ -30,25 +31,25 @@ print("ready", flush=True)
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SubRun:
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
     monkeypatch.setattr(launching, "RUN", tmp_path / "run.py")
-    return SubRun([], tmp_path / "run", tmp_path / "logs" / "run.log", "run")
+    return Job([], tmp_path / "run", tmp_path / "logs" / "run.log", "run")
 
 
-def finish(launcher: Launcher, run: SubRun) -> None:
+def finish(launcher: Launcher, run: Job) -> None:
     with progress_bar(shown=False) as bar:
         [(_, was_started)] = launcher.each(launcher.run, [run], bar)
     assert was_started.result()
 
 
-def wait_for(run: SubRun, word: str) -> None:
+def wait_for(run: Job, word: str) -> None:
     deadline = time.monotonic() + TIMEOUT
     while not run.log.exists() or word not in run.log.read_text().split():
         assert time.monotonic() < deadline
         time.sleep(0.02)
 
 
-def test_a_signal_reaches_the_run(run: SubRun) -> None:
+def test_a_signal_reaches_the_run(run: Job) -> None:
     launching.RUN.write_text(PATIENT + "os.kill(os.getppid(), signal.SIGINT)\ntime.sleep(60)\n")
     before = signal.getsignal(signal.SIGINT)
     with Launcher() as launcher:
@@ -65,7 +66,7 @@ def test_a_signal_reaches_the_run(run: SubRun) -> None:
     assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_an_error_leaves_no_run_behind(run: SubRun) -> None:
+def test_an_error_leaves_no_run_behind(run: Job) -> None:
     launching.RUN.write_text(PATIENT + "time.sleep(60)\n")
     with pytest.raises(ZeroDivisionError), Launcher() as launcher:
         launcher._threads.submit(launcher.run, run)
@@ -90,7 +91,7 @@ sys.exit(143)
 """
 
 
-def test_an_error_after_a_signal_lets_the_runs_save(run: SubRun) -> None:
+def test_an_error_after_a_signal_lets_the_runs_save(run: Job) -> None:
     """As when one of two trials has ended by the signal before the other."""
     launching.RUN.write_text(SAVING)
     with pytest.raises(ZeroDivisionError), Launcher() as launcher:
@@ -104,7 +105,7 @@ def test_an_error_after_a_signal_lets_the_runs_save(run: SubRun) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the parent's death is a signal on Linux alone")
-def test_a_killed_launcher_leaves_no_run_behind(run: SubRun) -> None:
+def test_a_killed_launcher_leaves_no_run_behind(run: Job) -> None:
     launching.RUN.write_text(PATIENT + "time.sleep(60)\n")
     run.log.parent.mkdir()
     program = (
@@ -127,7 +128,7 @@ def test_a_killed_launcher_leaves_no_run_behind(run: SubRun) -> None:
     ],
     ids=["failed", "killed", "refused"],
 )
-def test_why_a_run_did_not_finish(run: SubRun, code: int, record: str, problem: str) -> None:
+def test_why_a_run_did_not_finish(run: Job, code: int, record: str, problem: str) -> None:
     launching.RUN.write_text(
         f"import sys; print('error: of the log'); print('more'); sys.exit({code})"
     )
@@ -138,7 +139,7 @@ def test_why_a_run_did_not_finish(run: SubRun, code: int, record: str, problem: 
     assert run.problem() == problem
 
 
-def test_a_folder_that_another_process_writes(run: SubRun, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_another_process_writes(run: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("benchmarks.records.run_folder.PATIENCE", 0.1)
     assert not run.in_use()
     run.folder.mkdir()

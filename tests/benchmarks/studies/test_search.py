@@ -3,7 +3,6 @@
 import csv
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -23,15 +22,13 @@ from benchmarks import fair
 from benchmarks.building import images
 from benchmarks.datasets import Glyphs
 from benchmarks.records import write_json
-from benchmarks.records.run_folder import RunFolderError, saved_checkpoints
+from benchmarks.records.run_folder import saved_checkpoints
 from benchmarks.settings.command import parse
 from benchmarks.settings.errors import ConfigError
+from benchmarks.studies.jobs import Job
 from benchmarks.studies.launching import Launcher
 from benchmarks.studies.search import Search
 from benchmarks.studies.search_space import corners, read_space
-from benchmarks.studies.sweep import Job
-from pml_regularizers import BinomialDevianceLoss
-from tests.benchmarks.defaults import changed_default
 from tests.benchmarks.studies.fakes import RECIPE, TINY, Trainings, value_of
 from tests.support.processes import ROOT, TIMEOUT, environment
 
@@ -60,7 +57,6 @@ def make_search(tmp_path: Path, space: Path) -> Callable[..., Search]:
             "some_folds": None,
             "trials": 4,
             "seed": 0,
-            "prune": False,
             "folder": tmp_path / "search",
         }
         return Search(**asked | changes)
@@ -87,7 +83,7 @@ def test_a_search_maximises_the_mean_over_the_folds(
     for row in rows:
         configs = [
             json.loads((run.folder / "run.json").read_text())["config"]
-            for run in searched.runs(searched.folder / "trials" / f"{int(row['trial']):04}.yaml")
+            for run in searched.jobs(searched.folder / "trials" / f"{int(row['trial']):04}.yaml")
         ]
         assert [config["data"]["fold"] for config in configs] == [0, 1]
         assert {config["data"]["split"] for config in configs} == {"validation"}
@@ -180,150 +176,44 @@ def test_an_interrupted_trial_keeps_its_values(
     assert after.started[0].command.config == before.started[0].command.config
 
 
-def test_a_finished_study_runs_nothing_more(
+def test_a_damaged_file_of_a_search_is_one_line(
     make_search: Callable[..., Search], trainings: Callable[..., Trainings]
 ) -> None:
     trainings()
-    searched = make_search(trials=2)
-    searched.execute(Launcher())
-    again = trainings()
-    assert make_search(trials=2).execute(Launcher()) == 0
-    assert again.started == []
-
-
-def test_a_search_goes_on_with_half_a_line_and_a_lock_of_before(
-    make_search: Callable[..., Search], trainings: Callable[..., Trainings]
-) -> None:
-    """A kill may leave such remains while Optuna writes."""
-    trainings(lambda number, run: "finished" if number == 1 else "running")
-    searched = make_search(trials=2, some_folds=[0])
-    assert searched.execute(Launcher()) == 1
-    journal = searched.folder / "study.journal"
-    whole = journal.read_bytes()
-    journal.write_bytes(whole + whole.splitlines()[-1][:20])
-    journal.with_name("study.journal.lock").symlink_to(journal)
-    trainings()
-    assert searched.execute(Launcher()) == 0
-    assert journal.read_bytes().startswith(whole)
-    assert [int(row["trial"]) for row in table(searched.folder)] == [0, 1]
-
-
-def without(word: str) -> Callable[[list[str]], list[str]]:
-    """The lines except the first that has the word."""
-
-    def damage(lines: list[str]) -> list[str]:
-        at = next(i for i, line in enumerate(lines) if word in line)
-        return lines[:at] + lines[at + 1 :]
-
-    return damage
-
-
-def instead(pattern: str, other: str) -> Callable[[list[str]], list[str]]:
-    """The lines with the first match of the pattern replaced."""
-
-    def damage(lines: list[str]) -> list[str]:
-        text, changes = re.subn(pattern, other, "\n".join(lines), count=1)
-        assert changes == 1
-        return text.split("\n")
-
-    return damage
-
-
-DAMAGE = {
-    "value": instead(r'"values": ?\[0\.', '"values":[90.'),
-    "setting": instead(r'"param_value_internal": ?[\d.e-]+', '"param_value_internal":0.00777'),
-    "failed": instead(r'"state": ?1, ?"values": ?\[[^]]*\]', '"state":2,"values":null'),
-    "number": instead(r'"number": ?1\b', '"number":7'),
-    **{f"no {word}": without(f'"{word}"') for word in ("values", "number", "--trials", "settings")},
-    "no trial": without('"op_code":4'),
-    "no study": without('"op_code":0'),
-    "garbage": lambda lines: [*lines[:9], "\x00garbage", *lines[9:]],
-    "garbage at the end": lambda lines: [*lines, "garbage"],
-    "empty": lambda lines: [],
-}
-
-
-def test_a_damaged_journal_is_told_again_from_the_sealed_records(
-    make_search: Callable[..., Search],
-    trainings: Callable[..., Trainings],
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    trainings()
-    asked: dict[str, Any] = {"trials": 2, "some_folds": [0]}
-    searched = make_search(**asked)
-    assert searched.execute(Launcher()) == 0
-    journal, tables = searched.folder / "study.journal", ("trials.csv", "best.yaml")
-    whole, before = journal.read_text(), [(searched.folder / name).read_bytes() for name in tables]
-    again, mended = trainings(), []
-    for name, damage in DAMAGE.items():
-        damaged = "".join(f"{line}\n" for line in damage(whole.splitlines()))
-        assert damaged != whole, name
-        journal.write_text(damaged)
-        capsys.readouterr()
-        assert make_search(**asked).execute(Launcher()) == 0, name
-        assert again.started == [], "all runs are finished"
-        assert [(searched.folder / file).read_bytes() for file in tables] == before, name
-        said = [line for line in capsys.readouterr().err.splitlines() if "told again" in line]
-        if said:
-            mended.append(name)
-            [aside] = searched.folder.glob("study.journal.stale-*")
-            assert said[0].startswith(f"{journal}: ")
-            assert aside.read_text().startswith(damaged)
-            aside.unlink()
-    # The others lack what is asked again: a trial's value, and the settings.
-    assert mended == [name for name in DAMAGE if name not in ("no values", "no settings")]
-
-
-@pytest.mark.parametrize("damage", [{"selection": None}, {"metrics": {}}])
-def test_a_damaged_record_of_a_search_is_one_line(
-    damage: dict[str, Any],
-    make_search: Callable[..., Search],
-    trainings: Callable[..., Trainings],
-) -> None:
-    trainings()
-    searched = make_search(trials=1)
-    searched.execute(Launcher())
-    path = searched.folder / "trials" / "0000-fold0" / "run.json"
-    write_json(path, json.loads(path.read_text()) | damage)
-    with pytest.raises(ValueError, match=f"{path}: its {next(iter(damage))} is damaged; run"):
-        make_search(trials=1).execute(Launcher())
+    folder = make_search(trials=1).folder
+    make_search(trials=1).execute(Launcher())
+    run = folder / "trials" / "0000-fold0" / "run.json"
+    write_json(run, json.loads(run.read_text()) | {"selection": None})
+    for path in (run, folder / "trials" / "0000.yaml", folder / "search.json"):
+        if path != run:
+            path.write_text("{}")
+        with pytest.raises(ValueError, match=rf"^{path}: [^\n]*is damaged"):
+            make_search(trials=1).execute(Launcher())
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"trials": 3}, "--trials: the search in .* was begun with 2, not 3"),
-        ({"seed": 1}, "--seed: .* begun with 0, not 1"),
-        ({"prune": True}, "--prune: .* begun with False, not True"),
         ({"some_folds": [0]}, r"--fold: .* begun with \[0, 1\], not \[0\]"),
         ({"space": None}, "--space: .* is fixed since"),
         ({"more": "--optimization.steps=3"}, "optimization.steps: .* was started with 2, not 3"),
-        ({"recipe": "glyphs/compare/binomial"}, "RECIPE: .* begun with glyphs/demo/binomial"),
     ],
 )
 def test_what_a_search_is_cannot_change(
     changes: dict[str, Any], message: str, make_search: Callable[..., Search], space: Path
 ) -> None:
     first = make_search(trials=2)
-    first.study()
-    first.study()
+    first.folder.mkdir()
+    first.begin()
+    first.begin()
     if "space" in changes:
         space.write_text(SPACE.replace("4.0", "5.0"))
         changes = {"space": read_space(space)}
     if "more" in changes:
         changes = {"settings": [*first.settings, changes["more"]]}
     with pytest.raises((ConfigError, RuntimeError), match=message):
-        make_search(**{"trials": 2} | changes).study()
-
-
-def test_a_default_that_changed_is_another_search(make_search: Callable[..., Search]) -> None:
-    make_search().study()
-    key = re.escape("losses[0].loss.init_args.beta")
-    with (
-        changed_default(BinomialDevianceLoss, "beta", 0.25),
-        pytest.raises(RunFolderError, match=f"{key}: .* was started with 0.5, not 0.25"),
-    ):
-        make_search().study()
+        make_search(**{"trials": 2} | changes).begin()
 
 
 def test_a_trial_has_the_defaults_of_its_classes(
@@ -349,11 +239,15 @@ def test_a_trial_that_fails_is_one_of_the_budget(
     done = trainings(lambda number, run: "failed" if number == 2 else "finished")
     searched = make_search(trials=2)
     assert searched.execute(Launcher()) == 0
-    rows = table(searched.folder)
+    rows, best = table(searched.folder), (searched.folder / "best.yaml").read_bytes()
     assert [row["failed"] for row in rows] == ["the loss is nan at step 7", ""]
     assert rows[0]["validation MAP@R"] == ""
     assert rows[0]["validation MAP@R, fold 0"] != ""
     assert len(done.started) == 2 + 1 * 2
+    again = trainings()
+    assert make_search(trials=2).execute(Launcher()) == 0
+    assert again.started == [], "neither what is finished nor what failed"
+    assert (table(searched.folder), (searched.folder / "best.yaml").read_bytes()) == (rows, best)
 
 
 def test_values_that_do_not_go_together_fail_without_a_run(
@@ -423,9 +317,6 @@ def test_a_signal_stops_a_search_between_two_runs(
     assert [int(row["trial"]) for row in table(searched.folder)] == [0, 1]
 
 
-# ------------------------------------------------------------------------------ at once, and pruned
-
-
 def test_trials_at_once(
     make_search: Callable[..., Search], trainings: Callable[..., Trainings]
 ) -> None:
@@ -454,51 +345,6 @@ def test_trials_at_once(
     assert [int(row["trial"]) for row in table(searched.folder)] == list(range(6))
 
 
-def test_a_trial_below_the_median_is_pruned(
-    make_search: Callable[..., Search], trainings: Callable[..., Trainings]
-) -> None:
-    done = trainings()
-    searched = make_search(trials=8, prune=True)
-    assert searched.execute(Launcher()) == 0
-    rows, complete = table(searched.folder), []
-    for row in rows:
-        path = searched.folder / "trials" / f"{int(row['trial']):04}.yaml"
-        values = [value_of(run.command.config) for run in searched.runs(path)]
-        curve = [values[0] / 2, values[0] + values[1] / 2]  # at the first step of each fold
-        low = [
-            len(complete) >= 5 and reached < np.median([other[fold] for other in complete])
-            for fold, reached in enumerate(curve)
-        ]
-        started = [run for run in done.started if run.folder.name.startswith(path.stem)]
-        assert len(started) == (1 if low[0] else 2)
-        if any(low):
-            fold = low.index(True)
-            assert row["pruned"].startswith(f"{path.stem}-fold{fold}, step 1: validation MAP@R ")
-            assert row["validation MAP@R"] == ""
-        else:
-            assert row["pruned"] == ""
-            assert float(row["validation MAP@R"]) == pytest.approx(np.mean(values))
-            complete.append(curve)
-    assert 5 < len(complete) < len(rows)
-
-    # Killed when Optuna knows the curve and not yet the end.
-    again = make_search(trials=8, prune=True, folder=searched.folder.with_name("again"))
-    pruned = next(int(row["trial"]) for row in rows if row["pruned"])
-    asked = iter(range(10**6))
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(KilledError):
-        tell = optuna.Study.tell
-
-        def deadly(study: optuna.Study, *arguments: Any, **keywords: Any) -> Any:
-            if next(asked) == pruned:
-                raise KilledError
-            return tell(study, *arguments, **keywords)
-
-        patch.setattr(optuna.Study, "tell", deadly)
-        again.execute(Launcher())
-    assert again.execute(Launcher()) == 0
-    assert table(again.folder) == rows
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -506,12 +352,8 @@ def test_a_trial_below_the_median_is_pruned(
             "losses[0].loss.init_args.alhpa: {low: 1, high: 2}",
             "init_args.alhpa: .* no such argument",
         ),
-        ("losses[0].loss.alpha: {low: 1, high: 2}", "alpha"),
         ("losses[1].weight: {low: 1, high: 2}", r"losses\[1\].weight: leads nowhere"),
-        ("modle.pool: {choices: [avg, max]}", "modle.pool: leads nowhere"),
-        ("model.poool: {choices: [avg, max]}", "poool"),
         ("model.pool: {choices: [avg, mean]}", "model.pool: .*mean"),
-        ("model.embedding_size: {low: 8, high: 16}", "model.embedding_size: .* not an integer"),
         ("optimization.learning_rate: {low: 0, high: 1}", "learning_rate: expected a number >0"),
     ],
 )

@@ -20,36 +20,21 @@ from benchmarks.studies.search_space import corners, read_space
         *(
             (f"a: {given}", "a: expected {low: NUMBER, high: LARGER NUMBER}.* got")
             for given in (
-                "avg",
                 "{low: 1, hihg: 2}",
-                "{low: 1, high: 2, choices: [1, 2]}",
                 "{choices: [avg]}",
                 "{choices: [avg, avg]}",
-                "{choices: avg}",
                 "{choices: [{a: 1}, 2]}",
                 "{low: 2, high: 1}",
-                "{low: 1, high: 1}",
                 "{low: 0, high: 1, log: true}",
-                "{low: 0, high: 1, log: true, int: true}",
                 "{low: 1, high: 1.5, int: true}",
-                "{low: 1, high: big}",
                 "{low: 1, high: .inf}",
-                "{low: -.inf, high: 1}",
-                "{low: 1, high: true}",
                 "{low: 1, high: 2, log: 1}",
             )
         ),
         ("a: {low: 1, high: 2}\na: {low: 1, high: 2}", "appears twice"),
         *(
             (f"{key}: {{low: 1, high: 2}}", f"{key}: says what a trial is measured on")
-            for key in (
-                "seed",
-                "data.split",
-                "data.fold",
-                "data.max_classes",
-                "data.stage",
-                "evaluation.every",
-            )
+            for key in ("seed", "data.split", "evaluation.every")
         ),
     ],
 )

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -19,11 +18,9 @@ import yaml
 from benchmarks.records.files import signed, write_json
 from benchmarks.records.run_folder import RunFolder
 from benchmarks.settings import recipe_files
-from benchmarks.studies import launching, sweep
-from benchmarks.studies.sweep import plan, trainings
+from benchmarks.studies import launching
+from benchmarks.studies.planning import plan, trainings
 from benchmarks.sweep import main
-from pml_regularizers import BinomialDevianceLoss
-from tests.benchmarks.defaults import changed_default
 from tests.support.processes import ROOT, environment
 
 LOSSES = [{"loss": {"class_path": "pml_regularizers.BinomialDevianceLoss"}}]
@@ -170,17 +167,9 @@ def test_seeds(recipes: Path, given: list[str], seeds: list[int]) -> None:
 
 MISTAKES = {
     "recipe": (["toy/table1/quik"], "no 'quik' in toy/table1; there are quick, other"),
-    "table": (["toy/table9"], "recipe: no table 'toy'"),
     "pattern": (["tyo/*"], "recipe: no table 'tyo'"),
-    "second recipe": (["toy/table1/quick", "nobody/table1/row"], "no table 'nobody/table1'"),
     "setting": (["toy/table1/quick", "--", "--data.batchsize=3"], "data.batchsize"),
-    "value": (["toy/table1/quick", "--", "--optimization.steps", "0"], "optimization.steps"),
-    "seed": (
-        ["toy/table1/quick", "--seeds", "0", str(2**32)],
-        "seed: expected a number >=0 and <4294967296",
-    ),
     "seed behind": (["toy/table1/quick", "--", "--seed=3"], "--seed=3: is set by this command"),
-    "output": (["toy/table1/quick", "--", "--output", "x"], "--output: is set by this command"),
     "weights": (["toy/table1/quick", "--", "--model.weights=w.pth"], "w.pth: No such file"),
 }
 
@@ -313,21 +302,6 @@ def test_each_seed_has_its_turn_of_a_folder_of_weights(recipes: Path) -> None:
     assert [job.weights["file"][0] for job in jobs if job.weights] == ["a", "b", "a"]
 
 
-def test_a_changed_default_makes_a_run_stale(
-    recipes: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    record("quick")
-    record("other", losses=LOSSES)  # as older code recorded it, without defaults
-    with changed_default(BinomialDevianceLoss, "alpha", 3.0):
-        assert main(["toy/table1/quick"]) == 1
-    key = "losses[0].loss.init_args.alpha"
-    assert f"was run with {key} 2.0, not 3.0; run it again" in capsys.readouterr().out
-    assert main(["toy/table1/other"]) == 1
-    output = capsys.readouterr().out
-    assert f"was run with {key} 'absent', not 2.0; losses[0].loss.init_args.balanced" in output
-    assert " [...]; run it again" in output
-
-
 def test_a_stale_run_that_is_being_written_is_left_alone(
     recipes: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -351,62 +325,16 @@ def test_a_run_in_use_is_told_and_keeps_no_other_from_running(
     assert "taken, seed 0: in use (exit status 3): error: somebody is at it" in output
 
 
-def test_an_old_line_of_the_log_tells_nothing(
-    recipes: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    log = Path("runs/logs/toy-table1-silent-seed0.log")
-    log.parent.mkdir(parents=True)
-    log.write_text("error: output: x is being written by another run (process 7)\n")
-    assert main(["toy/table1/silent"]) == 1
-    assert "it said nothing" in capsys.readouterr().out
-    assert log.read_text().startswith("error: output: x"), "logs are never cut"
-
-
-DAMAGED = {
-    "cut": "{",
-    "null": "null",
-    "list": "[]",
-    "no status": '{"config": {}}',
-    "no config": json.dumps(signed({key: RECORD[key] for key in RECORD if key != "config"})),
-    "nested": "[" * 100_000,
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGED)
-def test_a_damaged_record_is_one_failure(
-    recipes: Path, capsys: pytest.CaptureFixture[str], damage: str
-) -> None:
-    (record("quick") / "run.json").write_text(DAMAGED[damage])
-    assert main(["toy/table1/quick", "toy/table1/other"]) == 1
-    output = capsys.readouterr().out
-    assert statuses(output) == {("quick", "0"): "failed", ("other", "0"): "finished"}
-    assert "quick, seed 0: runs/toy-table1-quick-seed0/run.json: " in output
-
-
-def test_a_record_damaged_by_its_run_is_one_failure(
-    recipes: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    names = ["toy/table1/garbled", "toy/table1/quick"]
+def test_a_damaged_record_is_one_failure(recipes: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Damaged before the sweep, or by its run."""
+    (record("other") / "run.json").write_text("[]")
+    names = ["toy/table1/garbled", "toy/table1/other", "toy/table1/quick"]
     assert main([*names, "--jobs", "2"]) == 1
     output = capsys.readouterr().out
-    assert statuses(output) == {("garbled", "0"): "failed", ("quick", "0"): "finished"}
-    assert "garbled, seed 0: runs/toy-table1-garbled-seed0/run.json: is damaged or of" in output
-
-
-@pytest.mark.parametrize("damage", ["a folder", "9" * 5000 + ",0.5\n", "-\n"])
-def test_a_sweep_goes_on_beside_a_table_that_cannot_be_read(
-    recipes: Path, capsys: pytest.CaptureFixture[str], damage: str
-) -> None:
-    """The silent run ends at once with an exit status that says nothing; the table was there before."""
-    table = Path("runs/toy-table1-silent-seed0/records/training.csv")
-    if damage == "a folder":
-        table.mkdir(parents=True)
-    else:
-        table.parent.mkdir(parents=True)
-        table.write_text(damage)
-    assert main(["toy/table1/silent", "toy/table1/quick", "--jobs", "2"]) == 1
-    output = capsys.readouterr().out
-    assert statuses(output) == {("silent", "0"): "failed", ("quick", "0"): "finished"}
+    found = {"garbled": "failed", "other": "failed", "quick": "finished"}
+    assert statuses(output) == {(row, "0"): status for row, status in found.items()}
+    for row in ("garbled", "other"):
+        assert f"{row}, seed 0: runs/toy-table1-{row}-seed0/run.json: is damaged or of" in output
 
 
 def test_runs_that_cannot_be_written_fail(
@@ -424,18 +352,6 @@ def test_so_many_runs_at_once(recipes: Path, row: str, jobs: int) -> None:
     steps = [{"begin": 1, "end": -1}[event[0]] for event in events()]
     assert len(steps) == 8
     assert max(accumulate(steps)) == jobs
-
-
-def test_the_bar_counts_all_steps(
-    recipes: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    bars = []
-    build: Callable[..., Any] = sweep.progress_bar
-    monkeypatch.setattr(sweep, "progress_bar", lambda **kw: bars.append(build(**kw)) or bars[-1])
-    record("quick", 0)
-    main(["toy/table1/quick", "toy/table1/bad", "--seeds", "2"])
-    # Two of 30 steps done; the failed runs' steps will not be.
-    assert (bars[0].n, bars[0].total) == (60, 60)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "SIGTERM"])
@@ -466,7 +382,7 @@ def test_signals_wait_for_the_runs_to_save(
     ("command", "planning"),
     [
         (["sweep", "x"], "studies.plan"),
-        (["fair", "evaluate", "x"], "studies.evaluation_runs"),
+        (["fair", "evaluate", "x"], "studies.plan_folds"),
         (["claims"], "reporting.read_claims"),
     ],
 )

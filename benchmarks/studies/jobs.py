@@ -1,0 +1,134 @@
+"""A training as a job: its command line and run folder, and what became of it."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+# Light, also for Ray's workers: torch is imported when settings are parsed or a record is read.
+from benchmarks import building, records
+from benchmarks.settings import Change, Command, changes_of_results
+
+IN_USE = 3  # exit status of benchmarks/run.py if another process writes the run folder
+
+TAIL = 4096  # bytes of a file that are read for its last line
+
+
+@dataclass
+class Job:
+    """A training with one seed.
+
+    Args:
+        settings: Its command line, without --output and --resume.
+        log: The file that it prints to.
+        exit_status: Once it has ended, negative if a signal ended it.
+        log_begin: Where its log begins in the file.
+        status: What a queue says of it, and why it is not finished.
+    """
+
+    settings: Sequence[str]
+    folder: Path
+    log: Path
+    name: str
+    exit_status: int | None = None
+    seconds: float | None = None
+    log_begin: int = 0
+    status: str = "not started"
+    why: str | None = None
+    steps_done: int = 0
+
+    @cached_property
+    def command(self) -> Command:
+        return building.parse_resolved([*self.settings, f"--output={self.folder}"])
+
+    @property
+    def config(self) -> dict[str, Any]:
+        return self.command.config
+
+    @property
+    def training(self) -> str:
+        return str(self.command.recipe)
+
+    @property
+    def seed(self) -> int:
+        return self.command.experiment.seed
+
+    @property
+    def steps(self) -> int:
+        return self.command.experiment.optimization.steps
+
+    @cached_property
+    def weights(self) -> dict[str, str] | None:
+        """Name and hash of the file of pretrained weights."""
+        return records.describe_weights(self.command.experiment.model)
+
+    @property
+    def duration(self) -> str:
+        return "" if self.seconds is None else str(timedelta(seconds=round(self.seconds)))
+
+    def record(self) -> dict[str, Any] | None:
+        """Its run.json; None if there is none, a ValueError if it is damaged."""
+        there = (self.folder / "run.json").exists()
+        return records.load_run(self.folder).info if there else None
+
+    def is_finished(self) -> bool:
+        record = self.record()
+        return record is not None and record["status"] == "finished"
+
+    def result(self) -> dict[str, Any] | None:
+        """Its run.json, once it is finished; a RunFolderError if it is that of other settings."""
+        if not self.is_finished() or (record := self.record()) is None:
+            return None
+        records.check_same(record["config"], self.config, self.folder)
+        return record
+
+    def changes(self) -> list[Change]:
+        """Differences between the recorded run and the requested one that can change the result."""
+        if (record := self.record()) is None:
+            return []
+        changes = changes_of_results(record["config"], self.config)
+        if record.get("weights") != self.weights:
+            changes.append(Change("model.weights", record.get("weights"), self.weights))
+        return changes
+
+    def in_use(self) -> bool:
+        """True if another process writes its folder."""
+        if not (self.folder / ".lock").exists():
+            return False
+        try:
+            records.RunFolder(self.folder).close()
+        except records.RunFolderInUseError:
+            return True
+        return False
+
+    def problem(self) -> str:
+        """Why it did not finish, in one line: as run.json tells, or else its log."""
+        refused = self.exit_status in (2, IN_USE)  # before it wrote a record
+        record = None if refused else self.record()
+        if record is not None and record["status"] == "failed" and record.get("error"):
+            return f"{record['error']}"
+        lines = [line.decode(errors="replace").strip() for line in _tail(self.log, self.log_begin)]
+        said = [line for line in lines if not line.startswith("$ ")]
+        errors = [line for line in said if line.startswith("error: ")]  # a launcher may say more
+        return next((line for line in reversed(errors or said) if line), "it said nothing")
+
+    def last_step(self) -> int:
+        """The last step that it has recorded, as far as its table can be read."""
+        last = _tail(self.folder / "records" / "training.csv")[-1:]
+        step = last[0].split(b",", 1)[0][:20] if last else b""
+        return (
+            min(int(step), self.steps) if step.isdigit() else 0
+        )  # the header's first word is none
+
+
+def _tail(path: Path, begin: int = 0) -> list[bytes]:
+    """The last whole lines of a file, behind a position; [] if it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(begin, file.seek(0, os.SEEK_END) - TAIL))
+            return [line for line in file.read().splitlines(keepends=True) if line.endswith(b"\n")]
+    except OSError:
+        return []
