@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 from tests.support.pool import Pool
 
@@ -21,6 +22,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     parser.addoption("--page", type=Path, help="of tests/gpu at full size: docs/gpu.md")
     parser.addoption("--commit", help="of these files, for --page, if git does not know it")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """A test that Hypothesis gives what it is attacked with takes `--attacks` of each kind, always the same."""
+    settings.register_profile(
+        "attacks",
+        max_examples=config.getoption("--attacks"),
+        derandomize=True,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    settings.load_profile("attacks")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

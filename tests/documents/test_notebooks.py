@@ -11,10 +11,7 @@ nbformat = pytest.importorskip("nbformat")
 nbclient = pytest.importorskip("nbclient")
 
 NOTEBOOKS = sorted((ROOT / "examples").glob("*.ipynb"))
-
-
-def test_six_notebooks() -> None:
-    assert len(NOTEBOOKS) == 6
+assert NOTEBOOKS
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

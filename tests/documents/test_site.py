@@ -1,7 +1,6 @@
 """The site of `make docs`: every page is in its navigation, it builds strictly and needs no network."""
 
 import re
-import shutil
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -56,17 +55,6 @@ def test_nothing_is_fetched_when_a_page_is_read(site: Path) -> None:
     for path, text in texts.items():
         assert not re.search(fetched, text), path
     assert not re.search(r"url\(\W?(\w+:)?//|@import", (site / "assets" / "site.css").read_text())
-
-
-@NEEDS_MKDOCS
-@pytest.mark.slow
-@pytest.mark.skipif(shutil.which("chromium") is None, reason="chromium is not installed")
-def test_search_works_from_a_folder(site: Path) -> None:
-    options = ["--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=8000"]
-    page = f"{(site / 'horde.html').as_uri()}?q=DistributedLoss"
-    command = ["chromium", *options, "--dump-dom", page]
-    found = subprocess.run(command, capture_output=True, text=True, timeout=60).stdout
-    assert found.count('class="md-search-result__item"') >= 3
 
 
 @NEEDS_MKDOCS

@@ -42,16 +42,10 @@ class Net(nn.Module):
 
 
 def criterion() -> ScheduledLosses:
+    sizes = {"order": 3, "moment_dim": 7, "order_weights": (0.5, 2)}
     return ScheduledLosses(
         {
-            "horde": HORDELoss(
-                losses.ContrastiveLoss(),
-                CHANNELS,
-                WIDTH,
-                order=3,
-                moment_dim=7,
-                order_weights=(0.5, 2),
-            ),
+            "horde": HORDELoss(losses.ContrastiveLoss(), CHANNELS, WIDTH, **sizes),
             "jrd": JRDLoss(CLASSES, WIDTH),
             "variance": VarianceRegularizer(),
             "fc confusion": EnergyConfusionRegularizer(),
@@ -109,14 +103,8 @@ def measure(processes: Processes | None) -> dict[str, Any]:
             for owner, module in (("net", net), ("loss", loss))
             for name, parameter in module.named_parameters()
         }
-        found["steps"].append(
-            {
-                "loss": total.detach(),
-                "ratios": ratios,
-                "gradients": gradients,
-                "step": int(loss.step),
-            }
-        )
+        step = {"loss": total.detach(), "ratios": ratios, "step": int(loss.step)}
+        found["steps"].append({**step, "gradients": gradients})
     return found
 
 

@@ -26,10 +26,6 @@ class Whole(nn.Module):
         return value
 
 
-def frozen(loss: nn.Module) -> nn.Module:
-    return loss.requires_grad_(False)
-
-
 def other_start(processes: Processes, loss: nn.Module) -> nn.Module:
     with torch.no_grad():
         next(loss.parameters()).add_(processes.process_index)
@@ -40,10 +36,8 @@ WRAPPERS: dict[str, Callable[[Processes, nn.Module], nn.Module]] = {
     "nothing": lambda _, loss: loss,
     "nothing from the start": other_start,
     "by hand": lambda _, loss: loss,
-    "frozen": lambda _, loss: frozen(loss),
-    "prepare_loss": lambda _, loss: prepare_loss(loss),
+    "frozen": lambda _, loss: loss.requires_grad_(False),
     "prepare_loss with an accelerator": prepare_loss,
-    "DistributedDataParallel": lambda _, loss: DistributedDataParallel(loss),
     "DistributedDataParallel of all": lambda _, loss: DistributedDataParallel(Whole(loss)),
 }
 
@@ -52,9 +46,7 @@ def train(processes: Processes, how: str, steps: int = 3) -> dict[str, Any]:
     """Steps by Adam: the warnings of each, the error that ended it, the parameters, and the first gradient."""
     torch.manual_seed(0)
     loss = HORDELoss(losses.ContrastiveLoss(), 3, 6, order=2, moment_dim=5)
-    weight = (
-        loss.moments.weight_0
-    )  # acts on a process's own images: elsewhere it has another gradient
+    weight = loss.moments.weight_0  # on a process's own images: elsewhere its gradient is another
     criterion = WRAPPERS[how](processes, DistributedLoss(loss))
     optimizer = torch.optim.Adam(loss.parameters(), lr=1e-3)
     torch.manual_seed(processes.process_index)

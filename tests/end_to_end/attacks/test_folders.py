@@ -8,11 +8,13 @@ import json
 import os
 import random
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from benchmarks import report, tables
 from benchmarks.building import parse_resolved
@@ -24,26 +26,11 @@ from tests.benchmarks.export.test_export import pictures, plain, trained  # noqa
 from tests.benchmarks.reporting.test_figures import save_features
 from tests.benchmarks.reporting.test_report import add_curves_and_images, write_run
 from tests.end_to_end.attacks.test_dataset_files import is_shown
-from tests.end_to_end.attacks.test_settings import Watch, drawn_settings
+from tests.end_to_end.attacks.test_settings import Watch, drawn_settings, watch  # noqa: F401
 
 VALUES: tuple[Any, ...] = (
-    None,
-    0,
-    -1,
-    10**400,
-    1e308,
-    float("nan"),
-    "",
-    "x" * 999,
-    "\ud800",
-    [],
-    [[]],
-    {},
-    {"": 1},
-    True,
-    "a\x1b[2J\nb\u202e",
-    "<script>",
-    "../../x",
+    *(None, 0, -1, 10**400, 1e308, float("nan"), True, [], [[]], {}, {"": 1}),
+    *("", "x" * 999, "\ud800", "a\x1b[2J\nb\u202e", "<script>", "../../x"),
 )
 
 
@@ -91,24 +78,21 @@ IN_ITS_PLACE: dict[str, Callable[[Path], object]] = {
 }
 
 
-def damages(seed: int, whole: Path, damaged: Path, count: int) -> Iterator[str]:
-    """Damage a copy of a folder in one file, again and again; what was done."""
-    draw = random.Random(seed)
+def damage(draw: random.Random, whole: Path, damaged: Path) -> str:
+    """Make a copy of a folder with one file damaged; what was done."""
     files = sorted(path.relative_to(whole) for path in whole.rglob("*") if path.is_file())
     files = [file for file in files if file.name != ".lock"]
-    for _ in range(count):
-        shutil.rmtree(damaged, ignore_errors=True)
-        shutil.copytree(whole, damaged)
-        file, kind = draw.choice([*files, Path("run.json")]), draw.random()
-        if kind < 0.2:
-            what = draw.choice(list(IN_ITS_PLACE))
-            (damaged / file).unlink()
-            IN_ITS_PLACE[what](damaged / file)
-            yield f"{what} for {file}"
-        else:
-            damage = hostile if file.name == "run.json" and kind < 0.5 else draw.choice(DAMAGE)
-            (damaged / file).write_bytes(damage(draw, (whole / file).read_bytes()))
-            yield f"{damage.__name__} {file}"
+    shutil.rmtree(damaged, ignore_errors=True)
+    shutil.copytree(whole, damaged)
+    file, kind = draw.choice([*files, Path("run.json")]), draw.random()
+    if kind < 0.2:
+        what = draw.choice(list(IN_ITS_PLACE))
+        (damaged / file).unlink()
+        IN_ITS_PLACE[what](damaged / file)
+        return f"{what} for {file}"
+    change = hostile if file.name == "run.json" and kind < 0.5 else draw.choice(DAMAGE)
+    (damaged / file).write_bytes(change(draw, (whole / file).read_bytes()))
+    return f"{change.__name__} {file}"
 
 
 def check_said(status: int, captured: Any, what: str, place: Path | str) -> None:
@@ -121,37 +105,47 @@ def check_said(status: int, captured: Any, what: str, place: Path | str) -> None
     assert all(map(is_shown, errors)), (what, errors)
 
 
+def sealed(folder: Path) -> Path:
+    """A run whose record has the digests of its files, without those that nobody reads here."""
+    for events in folder.glob("records/*events*"):
+        events.unlink()
+    write_json(folder / "run.json", load_run(folder).info | {"files": digests(folder)})
+    return folder
+
+
+DRAW = st.randoms(use_true_random=False)
+
+
 @pytest.fixture
 def whole(tmp_path: Path) -> Path:
     folder = write_run(tmp_path, "base", 0, 0.4)
     add_curves_and_images(folder)
     save_features(folder)
-    for events in folder.glob("records/*events*"):
-        events.unlink()  # nobody reads them here
-    write_json(folder / "run.json", load_run(folder).info | {"files": digests(folder)})
-    return folder
+    return sealed(folder)
+
+
+@pytest.fixture
+def printed(whole: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    """The report of a run that is whole."""
+    assert report.main([str(whole)]) == 0
+    (whole / "report.html").unlink()
+    return capsys.readouterr().out.partition("Report: ")[0]
 
 
 @pytest.mark.filterwarnings("ignore")
+@given(draw=DRAW)
 def test_reports_of_damaged_folders(
-    whole: Path,
-    tmp_path: Path,
-    request: pytest.FixtureRequest,
-    capsys: pytest.CaptureFixture[str],
+    whole: Path, printed: str, capsys: pytest.CaptureFixture[str], draw: random.Random
 ) -> None:
     """A page, or one line that names the file."""
-    damaged, attacks = tmp_path / "damaged", request.config.getoption("--attacks")
-    assert report.main([str(whole)]) == 0
-    expected = capsys.readouterr().out.partition("Report: ")[0]
-    (whole / "report.html").unlink()
-    for what in damages(0, whole, damaged, attacks):
-        status = report.main([str(damaged)])
-        captured = capsys.readouterr()
-        check_said(status, captured, what, damaged)
-        if status == 0 and not what.startswith("hostile"):
-            assert captured.out.startswith(expected), what
-        page = damaged / "report.html"
-        assert "<script>" not in (page.read_text() if status == 0 else ""), what
+    damaged = whole.with_name("damaged")
+    what = damage(draw, whole, damaged)
+    status = report.main([str(damaged)])
+    captured = capsys.readouterr()
+    check_said(status, captured, what, damaged)
+    if status == 0 and not what.startswith("hostile"):
+        assert captured.out.startswith(printed), what
+    assert status or "<script>" not in (damaged / "report.html").read_text(), what
 
 
 TABLE = {
@@ -166,74 +160,76 @@ TABLE = {
 }
 
 
-@pytest.mark.filterwarnings("ignore")
-def test_tables_of_damaged_folders(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    request: pytest.FixtureRequest,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """The row as it is, or a note or line that names the file."""
-    recipe, runs = tmp_path / "recipes" / "toy" / "table.yaml", tmp_path / "runs"
+@pytest.fixture
+def row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The run of a table's one row."""
+    recipe = tmp_path / "recipes" / "toy" / "table.yaml"
     recipe.parent.mkdir(parents=True)
     recipe.write_text(dump(TABLE))
     monkeypatch.setattr(recipe_files, "RECIPES", recipe.parents[1])
     config = parse_resolved(["--recipe=toy/table/base"]).config
     about = {"recipe": "toy/table/base", "protocol": "paper", "config": config}
-    whole = write_run(tmp_path, "base", 0, 0.4321, **about)
-    add_curves_and_images(whole)
-    for events in whole.glob("records/*events*"):
-        events.unlink()
-    write_json(whole / "run.json", load_run(whole).info | {"files": digests(whole)})
-    figure = tmp_path / "figure.svg"
-    command = ["toy/table", f"--runs={runs}", f"--figure={figure}"]
-    attacks = request.config.getoption("--attacks")
-    for what in damages(1, whole, runs / "damaged", attacks):
-        figure.unlink(missing_ok=True)
-        status = tables.main(command)
-        captured = capsys.readouterr()
-        check_said(status, captured, what, runs / "damaged")
-        assert figure.exists() == (status == 0), what
-        left_out = f"left out: {runs / 'damaged'}" in captured.out
-        gone = what in ("nothing for run.json", "a folder for run.json")  # it is no run
-        if status == 0 and not what.startswith("hostile") and not gone:
-            assert left_out != ("43.21" in captured.out), (what, captured.out)
+    folder = write_run(tmp_path, "base", 0, 0.4321, **about)
+    add_curves_and_images(folder)
+    return sealed(folder)
 
 
 @pytest.mark.filterwarnings("ignore")
+@given(draw=DRAW)
+def test_tables_of_damaged_folders(
+    row: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], draw: random.Random
+) -> None:
+    """The row as it is, or a note or line that names the file."""
+    figure, damaged = tmp_path / "figure.svg", tmp_path / "runs" / "damaged"
+    what = damage(draw, row, damaged)
+    figure.unlink(missing_ok=True)
+    status = tables.main(["toy/table", f"--runs={damaged.parent}", f"--figure={figure}"])
+    captured = capsys.readouterr()
+    check_said(status, captured, what, damaged)
+    assert figure.exists() == (status == 0), what
+    left_out = f"left out: {damaged}" in captured.out
+    gone = what in ("nothing for run.json", "a folder for run.json")  # it is no run
+    if status == 0 and not what.startswith("hostile") and not gone:
+        assert left_out != ("43.21" in captured.out), (what, captured.out)
+
+
+@pytest.fixture
+def exported(plain: Path, tmp_path: Path) -> tuple[Path, bytes]:  # noqa: F811
+    """A run, and the weights that its export has."""
+    whole, output = tmp_path / "whole", tmp_path / "out"
+    shutil.copytree(plain, whole, ignore=shutil.ignore_patterns("records", "report.html"))
+    sealed(whole)
+    assert export.main([str(whole), f"--output={output}", "--formats=timm"]) == 0
+    weights = (output / "model.safetensors").read_bytes()
+    shutil.rmtree(output)
+    return whole, weights
+
+
+@pytest.mark.filterwarnings("ignore")
+@given(draw=DRAW)
 def test_exports_of_damaged_folders(
-    plain: Path,  # noqa: F811
+    exported: tuple[Path, bytes],
+    watch: Watch,  # noqa: F811
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    request: pytest.FixtureRequest,
     capsys: pytest.CaptureFixture[str],
+    draw: random.Random,
 ) -> None:
     """The network as it is, or one line and nothing; what settings name is not run."""
-    whole, damaged, output = tmp_path / "whole", tmp_path / "damaged", tmp_path / "out"
-    shutil.copytree(plain, whole)
-    for name in "records", "report.html":
-        shutil.rmtree(whole / name, ignore_errors=True)
-    base = read_yaml(whole / "config.yaml")
-    write_json(whole / "run.json", load_run(whole).info | {"files": digests(whole)})
-    command = [str(damaged), f"--output={output}", "--formats=timm"]
-    assert export.main([str(whole), *command[1:]]) == 0
-    expected, watch = (output / "model.safetensors").read_bytes(), Watch()
-    shutil.rmtree(output)
-    attacks = request.config.getoption("--attacks")
-    for seed, what in enumerate(damages(2, whole, damaged, attacks)):
-        if (draw := random.Random(seed)).random() < 0.4:  # hostile settings in a whole folder
-            what = f"settings of seed {seed}"
-            shutil.rmtree(damaged)
-            shutil.copytree(whole, damaged)
-            settings = merge(base, drawn_settings(draw, base))
-            (damaged / "config.yaml").write_text(json.dumps(settings))
-            record = load_run(whole).info
-            write_json(damaged / "run.json", record | {"files": digests(damaged)})
-        capsys.readouterr()
-        with watch.on(tmp_path):
-            status = export.main(command)
-        check_said(status, capsys.readouterr(), what, damaged)
-        assert output.exists() == (status == 0), what
-        if status == 0:
-            assert (output / "model.safetensors").read_bytes() == expected, what
-            shutil.rmtree(output)
+    (whole, expected), damaged, output = exported, tmp_path / "damaged", tmp_path / "out"
+    if draw.random() < 0.6:
+        what = damage(draw, whole, damaged)
+    else:
+        what = "hostile settings in a whole folder"
+        shutil.rmtree(damaged, ignore_errors=True)
+        shutil.copytree(whole, damaged)
+        base = read_yaml(whole / "config.yaml")
+        (damaged / "config.yaml").write_text(json.dumps(merge(base, drawn_settings(draw, base))))
+        sealed(damaged)
+    capsys.readouterr()
+    with watch.on(tmp_path):
+        status = export.main([str(damaged), f"--output={output}", "--formats=timm"])
+    check_said(status, capsys.readouterr(), what, damaged)
+    assert output.exists() == (status == 0), what
+    if status == 0:
+        assert (output / "model.safetensors").read_bytes() == expected, what
+        shutil.rmtree(output)

@@ -1,9 +1,10 @@
 """Lists of losses in recipes, files and options: the last one overrides the others, as a whole."""
 
-import random
 from pathlib import Path
+from typing import Any
 
-import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from benchmarks.settings.command import parse
 from benchmarks.settings.errors import ConfigError
@@ -11,36 +12,34 @@ from benchmarks.settings.recipe_files import dump
 
 RECIPES = [f"glyphs/compare/{row}" for row in ("binomial", "binomial_energy_confusion", "jrd")]
 
+SCHEDULES = st.fixed_dictionaries(
+    {"class_path": st.just("package.Ramp"), "init_args": st.just({"steps": 3})}
+)
+TERMS = st.fixed_dictionaries(
+    {"loss": st.builds(lambda n: {"class_path": f"package.Loss{n}"}, st.integers(0, 2))},
+    optional={"weight": st.floats(-2, 2) | SCHEDULES},
+)
+NO_TERMS = st.sampled_from([{}, {"weight": 2.0}, {"loss": "x"}, {"loss": {}, "wieght": 1.0}])
+LISTS = st.lists(TERMS | TERMS | NO_TERMS, min_size=1, max_size=3)
 
-def random_term(draw: random.Random) -> dict[str, object]:
-    """A term, which has a weight or not; seldom one that is none."""
-    if draw.random() < 0.1:
-        return draw.choice([{}, {"weight": 2.0}, {"loss": "x"}, {"loss": {}, "wieght": 1.0}])
-    term: dict[str, object] = {"loss": {"class_path": f"package.Loss{draw.randrange(3)}"}}
-    if draw.random() < 0.5:
-        schedule = {"class_path": "package.Ramp", "init_args": {"steps": draw.randrange(9)}}
-        term["weight"] = draw.choice([draw.uniform(-2, 2), schedule])
-    return term
 
-
-def test_the_last_list_holds_as_a_whole(tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    """`pytest tests/end_to_end/attacks -k last_list --attacks 1000` tries a thousand."""
-    draw = random.Random(0)
-    for attack in range(request.config.getoption("--attacks")):
-        files, options, last = [], [], []
-        for layer in range(draw.randint(1, 3)):
-            last = [random_term(draw) for _ in range(draw.randint(1, 3))]
-            if options or draw.random() < 0.5:
-                options.append(f"--losses={last}")
-                continue
-            path = tmp_path / f"{attack}-{layer}.yaml"
-            path.write_text(dump({"losses": last}))
-            files.append(f"--config={path}")
-        argv = [f"--recipe={draw.choice(RECIPES)}", *files, *options]
-        try:
-            found = parse(argv).config["losses"]
-        except ConfigError as error:
-            assert str(error).startswith("losses: "), (argv, error)
-            assert "\n" not in str(error)
-            continue
-        assert found == [{"weight": 1.0} | term for term in last], argv
+@given(
+    recipe=st.sampled_from(RECIPES),
+    files=st.lists(LISTS, max_size=2),
+    options=st.lists(LISTS, min_size=1, max_size=2),
+)
+def test_the_last_list_holds_as_a_whole(
+    tmp_path: Path, recipe: str, files: list[Any], options: list[Any]
+) -> None:
+    argv = [f"--recipe={recipe}"]
+    for number, terms in enumerate(files):
+        path = tmp_path / f"{number}.yaml"
+        path.write_text(dump({"losses": terms}))
+        argv.append(f"--config={path}")
+    try:
+        found = parse([*argv, *(f"--losses={terms}" for terms in options)]).config["losses"]
+    except ConfigError as error:
+        assert str(error).startswith("losses: ")
+        assert "\n" not in str(error)
+    else:
+        assert found == [{"weight": 1.0} | term for term in options[-1]]

@@ -1,13 +1,14 @@
 """Bits flipped in the files that `--resume` reads: the run ends as it would have, or one line says why not."""
 
 import json
-import random
 import shutil
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from benchmarks import training
 from benchmarks.records.run_folder import saved_checkpoints
@@ -60,35 +61,35 @@ def built_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
 
 
-@pytest.mark.usefixtures("built_once")
+@pytest.fixture
+def whole(built_once: None, data: str, tmp_path: Path) -> Path:
+    assert main([data, *SETTINGS, f"--output={tmp_path / 'whole'}"]) == 0
+    return tmp_path / "whole"
+
+
+@given(drawn=st.data(), last=st.booleans())
 def test_a_flipped_bit_moves_no_result(
-    data: str, capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest, tmp_path: Path
+    whole: Path, data: str, capsys: pytest.CaptureFixture[str], drawn: st.DataObject, last: bool
 ) -> None:
-    """`pytest tests/end_to_end/attacks -k flipped_bit --attacks 1000` flips a thousand."""
-    whole, killed, folder = tmp_path / "whole", tmp_path / "killed", tmp_path / "run"
-    assert main([data, *SETTINGS, f"--output={whole}"]) == 0
-    wanted = results(whole)
-    shutil.copytree(whole, killed)
-    mark_unfinished(killed)
-    draw = random.Random(0)
-    for attack in range(request.config.getoption("--attacks")):
-        shutil.rmtree(folder, ignore_errors=True)
-        shutil.copytree(killed, folder)
-        if draw.random() < 0.5:
-            saved_checkpoints(folder)[-1].unlink()
-        name = draw.choice(list(contents(folder)))
-        content = bytearray((folder / name).read_bytes())
-        bit = draw.randrange(8 * len(content))
-        content[bit // 8] ^= 1 << bit % 8
-        (folder / name).write_bytes(content)
-        about, before = f"attack {attack}: bit {bit} of {name}", contents(folder)
-        forget()
-        capsys.readouterr()
-        status = main([data, *SETTINGS, f"--output={folder}", "--resume"])
-        lines = [line for line in capsys.readouterr().err.splitlines() if "error: " in line]
-        if status == 0:
-            assert results(folder) == wanted, about
-        else:
-            assert (status, len(lines)) == (2, 1), (about, lines)
-            assert str(folder) in lines[0], about
-            assert contents(folder) == before, about
+    folder = whole.with_name("run")
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(whole, folder)
+    mark_unfinished(folder)
+    if not last:
+        saved_checkpoints(folder)[-1].unlink()
+    name = drawn.draw(st.sampled_from(sorted(contents(folder))))
+    content = bytearray((folder / name).read_bytes())
+    bit = drawn.draw(st.integers(0, 8 * len(content) - 1))
+    content[bit // 8] ^= 1 << bit % 8
+    (folder / name).write_bytes(content)
+    before = contents(folder)
+    forget()
+    capsys.readouterr()
+    status = main([data, *SETTINGS, f"--output={folder}", "--resume"])
+    lines = [line for line in capsys.readouterr().err.splitlines() if "error: " in line]
+    if status == 0:
+        assert results(folder) == results(whole)
+    else:
+        assert (status, len(lines)) == (2, 1), lines
+        assert str(folder) in lines[0]
+        assert contents(folder) == before
