@@ -2,26 +2,13 @@
 
 import os
 import unicodedata
-from itertools import accumulate
 from pathlib import Path
 
 from PIL import Image
 
 from benchmarks.datasets.images import FORMATS
-from benchmarks.datasets.listing import (
-    LONGEST,
-    DatasetError,
-    Listing,
-    check_name,
-    read_lines,
-    walk,
-)
+from benchmarks.datasets.listing import DatasetError, Listing, read_lines
 from benchmarks.datasets.splits import shuffled
-
-
-def image_suffixes() -> set[str]:
-    """Suffixes of `FORMATS`, in lower case."""
-    return {suffix for suffix, kind in Image.registered_extensions().items() if kind in FORMATS}
 
 
 def read(root: Path, test_classes: Path | float, class_level: int | None = None) -> Listing:
@@ -39,8 +26,7 @@ def read(root: Path, test_classes: Path | float, class_level: int | None = None)
 
     Raises:
         DatasetError: if there are fewer than two classes, a folder has no images, images lie beside the classes,
-            a class lies in another one, two names are equal in composed form, or a name is not UTF-8 or has
-            control characters.
+            a class lies in another one, or a name is not UTF-8 or has control characters.
         ValueError: if test_classes names an unknown class, or leaves no class to test or to train on.
     """
     images = _images(root, class_level)
@@ -48,7 +34,7 @@ def read(root: Path, test_classes: Path | float, class_level: int | None = None)
         testing = _named(test_classes, images)
     else:
         testing = _fraction(test_classes, list(images))
-    rows = [(name, path) for name, paths in images.items() for path in paths]
+    rows = [(name, path) for name, paths in images.items() for path in sorted(paths)]
     return Listing(
         name="folder",
         root=root,
@@ -61,86 +47,62 @@ def read(root: Path, test_classes: Path | float, class_level: int | None = None)
 
 
 def _images(root: Path, level: int | None) -> dict[str, list[str]]:
-    """The paths of each class, both sorted."""
-    suffixes = image_suffixes()
+    """The paths of each class, the classes sorted."""
+    suffixes = tuple(end for end, kind in Image.registered_extensions().items() if kind in FORMATS)
     found: dict[str, list[str]] = {}
     empty: list[str] = []
     seen: set[str] = set()
-    for folder, folders, files in walk(root, _unreadable):
-        real = os.path.realpath(folder)
-        if real in seen:
+    for folder, folders, files in os.walk(root, onerror=_unreadable, followlinks=True):
+        if (real := os.path.realpath(folder)) in seen:
             raise DatasetError(f"{folder}: a link leads to {real} again; remove the link")
         seen.add(real)
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         inside = folder[len(str(root)) + 1 :]
+        name = unicodedata.normalize("NFC", "/".join(inside.split("/")[:level]))
         names = [
-            name
-            for name in files
-            if not name.startswith(".") and Path(name).suffix.lower() in suffixes
+            file for file in files if file.lower().endswith(suffixes) and not file.startswith(".")
         ]
         if names and not inside:
             raise DatasetError(
                 f"{root}: {min(names)!r} lies beside the folders of the classes; move it into one of them"
             )
         if names:
-            paths = found.setdefault("/".join(inside.split("/")[:level]), [])
-            paths += [f"{inside}/{name}" for name in names]
+            found.setdefault(name, []).extend(f"{inside}/{file}" for file in names)
         elif inside and not folders:
-            empty.append(inside)
-    for inside in empty:
-        if not found.keys() & set(_and_above(inside)):
+            empty.append(name)
+    for folder in empty:
+        if not any(f"{folder}/".startswith(f"{name}/") for name in found):
             raise DatasetError(
-                f"{root / inside}: holds no image; remove the folder, or put images into it "
+                f"{root / folder}: holds no image; remove the folder, or put images into it "
                 f"({', '.join(sorted(suffixes))})"
             )
-    return _checked(root, found)
-
-
-def _and_above(folder: str) -> list[str]:
-    """The path of a folder below the root, after those of the folders that it lies in."""
-    return list(accumulate(folder.split("/"), "{}/{}".format))
-
-
-def _checked(root: Path, found: dict[str, list[str]]) -> dict[str, list[str]]:
-    """The classes, all distinct and none in another, by their composed names."""
-    images: dict[str, list[str]] = {}
-    for folder, paths in found.items():
-        check_name(root, folder)
-        name = unicodedata.normalize("NFC", folder)
-        if name in images:
-            raise DatasetError(
-                f"{root}: two folders are named {name[:LONGEST]!r}, one composed and one decomposed (Unicode's NFC "
-                "and NFD); merge or rename them"
-            )
-        images[name] = sorted(paths)
-    for name in images:
-        for level, above in enumerate(_and_above(name)[:-1], start=1):
-            if above in images:
+    for name in found:
+        for above in map(str, Path(name).parents):
+            if above in found:
                 raise DatasetError(
-                    f"{root}: {above[:LONGEST]!r} holds images, and so does {name[:LONGEST]!r} in it, so that the "
-                    f"classes are unclear; move the former into a folder of their own, or set data.class_level to "
-                    f"{level} to make them one class"
+                    f"{root}: {above!r} holds images, and so does {name!r} in it, so that the classes are unclear; "
+                    "move the former into a folder of their own, or set data.class_level to "
+                    f"{above.count('/') + 1} to make them one class"
                 )
-    if len(images) < 2:
+    if len(found) < 2:
         raise DatasetError(
-            f"{root}: holds {len(images)} folders of classes, expected two or more, to train and test on; lay the "
+            f"{root}: holds {len(found)} folders of classes, expected two or more, to train and test on; lay the "
             f"images out as {root}/CLASS/IMAGE"
         )
-    return dict(sorted(images.items()))
+    return dict(sorted(found.items()))
 
 
 def _unreadable(error: OSError) -> None:
     raise DatasetError(
-        f"{str(error.filename)[:LONGEST]}: cannot be read as a folder ({error.strerror})"
+        f"{error.filename}: cannot be read as a folder ({error.strerror})"
     ) from error
 
 
 def _named(file: Path, classes: dict[str, list[str]]) -> set[str]:
-    try:
-        lines = read_lines(file, pipes=True)
+    try:  # spaces are part of a name
+        names = {unicodedata.normalize("NFC", line) for line in read_lines(file)} - {""}
     except DatasetError as error:
         raise ValueError(f"test_classes: {error}") from error
-    names = {unicodedata.normalize("NFC", line.strip()) for line in lines} - {""}
     if unknown := sorted(names - classes.keys()):
         raise ValueError(
             f"test_classes: {file}: no class {unknown[0]!r}; name one class per line, by its path, such as "

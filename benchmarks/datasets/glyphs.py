@@ -7,11 +7,9 @@ occluding rectangle and Gaussian noise.
 
 Construction:
 
-1. Characters: letters, numbers, punctuation and symbols that are in the character map of each face
-   and have an outline there. Spaces, controls, private use and combining marks are left out.
-2. Classes: two characters whose outlines are the same, up to a shift, in at least half of the faces
-   are one class, named after the lower code point (Latin A, Greek Alpha and Cyrillic A).
-   The comparison uses outlines, not pixels, so that the classes depend only on the font files.
+1. Characters: letters, numbers, punctuation and symbols that have an outline in each face.
+2. Classes: two characters whose outlines are the same, up to a shift, in at least half of the faces are one class,
+   named after the lower code point (Latin A, Greek Alpha and Cyrillic A). Outlines depend only on the font files.
 3. Images: drawn once at one em size, without hinting, centred; glyphs that would be too large are drawn smaller.
    They are cached in `root` under a name that hashes the font files.
 4. Splits: classes are ordered by the SHA-256 of their name. The first half trains; it is cut into the validation
@@ -30,7 +28,6 @@ import unicodedata
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import get_args
 
 import matplotlib
 import numpy as np
@@ -91,14 +88,10 @@ class Glyphs(torch.utils.data.Dataset[tuple[torch.Tensor, int, int]]):
 
     Args:
         root: Folder of the cache, created when missing. The images are rendered on first use (in some seconds),
-            by one of the processes that start at the same time; the others wait. A file that is damaged or holds
-            other images is replaced, with a message.
-        split: "train" or "test" (half of the classes each), or the two parts of the training
-            classes, "development" and "validation", to choose settings without the test classes.
+            by one of the processes that start at the same time; the others wait. A damaged file is replaced, with
+            a message.
+        split, fold, folds, max_classes: As for `ImageSet`.
         image_size: Height and width S in pixels.
-        fold: Which part of the training classes is "validation".
-        folds: Number of parts.
-        max_classes: Keep only the first classes of the split, for quick trials; default: all.
         stage: Split the training half by stages instead, see above. Default: by folds.
         seed: With the fold, decides which classes the stage "fine_tuning" draws.
     Shape:
@@ -108,7 +101,7 @@ class Glyphs(torch.utils.data.Dataset[tuple[torch.Tensor, int, int]]):
         Those of `ImageSet`; fingerprint: SHA-256 in hexadecimal of all rendered images and their
             class names, the same for every split.
     Raises:
-        ValueError, IndexError: as `ImageSet` does, and for an unknown stage or an image_size below 16.
+        ValueError, IndexError: as `ImageSet` does, and for an image_size below 16.
     """
 
     is_query = None  # every image is a query and in the gallery
@@ -128,11 +121,10 @@ class Glyphs(torch.utils.data.Dataset[tuple[torch.Tensor, int, int]]):
         seed: int = 0,
     ) -> None:
         check_split(split)
-        if stage not in (None, *get_args(Stage)):
-            raise ValueError(f"stage: expected one of {get_args(Stage)} or None, got {stage!r}")
         if image_size < SMALLEST_IMAGE:
             raise ValueError(f"image_size: expected at least {SMALLEST_IMAGE}, got {image_size}")
-        names, images, self.fingerprint = _cached(Path(root), image_size)
+        names, images = _cached(Path(root), image_size)
+        self.fingerprint = hashlib.sha256("\n".join(names).encode() + images.tobytes()).hexdigest()
         chosen = _split(names, split, fold, folds, stage, seed)[:max_classes]
 
         self.class_names = [names[i] for i in chosen]
@@ -256,55 +248,34 @@ def _split(
     return [training[i] for i in parts[split == "validation"]]
 
 
-def _cached(root: Path, size: int) -> tuple[list[str], Pixels, str]:
-    """The classes' names, their images (classes, faces, S, S) and the fingerprint, rendered if need be."""
+def _cached(root: Path, size: int) -> tuple[list[str], Pixels]:
+    """The classes' names and their images (classes, faces, S, S), rendered if need be."""
     fonts = [Path(matplotlib.get_data_path(), "fonts", "ttf", file) for file in FACES.values()]
     digest = hashlib.sha256(f"{FORMAT} {__freetype_version__}".encode())
     for font in fonts:
         digest.update(font.read_bytes())
     path = root / f"glyphs-v{FORMAT}-{size}px-{digest.hexdigest()[:16]}.npz"
-    if (found := _read(path)) is not None:
-        return found
-    with alone(path, wait=True) as partial:
-        if (found := _read(path)) is not None:  # another process has rendered them
-            return found
-        if path.exists():
-            line = "is damaged or of another version; rendering the glyphs again"
-            print(f"{path}: {line}", file=sys.stderr)
-        characters, images = _render(fonts, size)
-        code_points = np.array(list(map(ord, characters)))
-        names = _names(code_points)
-        fingerprint = _fingerprint(names, images)
-        seal = _seal(path, images, fingerprint)
-        whole = partial / path.name
-        np.savez_compressed(whole, code_points=code_points, images=images, seal=seal)
-        whole.replace(path)
-    return names, images, fingerprint
+    if (found := _read(path)) is None:
+        with alone(path, wait=True) as partial:
+            if (found := _read(path)) is None:  # no other process has rendered them
+                if path.exists():
+                    print(f"{path}: is damaged; rendering the glyphs again", file=sys.stderr)
+                characters, images = found = _render(fonts, size)
+                whole = partial / path.name
+                code_points = np.array(list(map(ord, characters)))
+                np.savez_compressed(whole, code_points=code_points, images=images)
+                whole.replace(path)
+    characters, images = found
+    return [f"U+{ord(character):04X} {character}" for character in characters], images
 
 
-def _read(path: Path) -> tuple[list[str], Pixels, str] | None:
-    """Names, images and fingerprint as `_cached` wrote them; None if there is no such file or another one."""
+def _read(path: Path) -> tuple[list[str], Pixels] | None:
+    """The characters and images in a file, which has checksums; None if it is missing or damaged."""
     with suppress(Exception):
         check_kind(path)
         with path.open("rb") as file, np.load(file) as archive:
-            names, images = _names(archive["code_points"]), archive["images"]
-            fingerprint = _fingerprint(names, images)
-            if archive["seal"] == _seal(path, images, fingerprint):
-                return names, images, fingerprint
+            return [chr(point) for point in archive["code_points"]], archive["images"]
     return None
-
-
-def _names(code_points: npt.NDArray[np.integer]) -> list[str]:
-    return [f"U+{point:04X} {chr(point)}" for point in code_points]
-
-
-def _fingerprint(names: Sequence[str], images: Pixels) -> str:
-    return hashlib.sha256("\n".join(names).encode() + images.tobytes()).hexdigest()
-
-
-def _seal(path: Path, images: Pixels, fingerprint: str) -> str:
-    """The seal of a file of this name."""
-    return f"{path.name} {images.dtype} {images.shape} {fingerprint}"
 
 
 def _render(paths: Sequence[Path], size: int) -> tuple[list[str], Pixels]:

@@ -1,29 +1,26 @@
 """Your own folder of images."""
 
-import inspect
-import os
-import sys
 from collections import Counter
-from pathlib import Path
 
 import pytest
-from PIL import Image
 
 from benchmarks.datasets import folder
 from benchmarks.datasets.listing import DatasetError
 from benchmarks.datasets.splits import validation_fold
-from benchmarks.datasets.verify import verify
 
 CLASSES = {"ant": 3, "bee": 2, "cat": 2, "Dog": 1, "eel": 2, "fox": 4}
+
+
+def put(root, *paths):
+    for path in paths:
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).touch()
 
 
 @pytest.fixture
 def root(tmp_path):
     """Empty files: nothing is opened."""
-    for name, count in CLASSES.items():
-        (tmp_path / name).mkdir()
-        for number in range(count):
-            (tmp_path / name / f"{number}.jpg").touch()
+    put(tmp_path, *(f"{name}/{i}.jpg" for name, count in CLASSES.items() for i in range(count)))
     return tmp_path
 
 
@@ -53,28 +50,9 @@ def test_images_are_sorted_by_class_and_path(root, names):
     assert held_out_by(listing) == {"ant", "fox"}
 
 
-def put(root, *paths):
-    for path in paths:
-        (root / path).parent.mkdir(parents=True, exist_ok=True)
-        (root / path).touch()
-
-
 def test_other_files_are_left_out(root, names):
-    for path in (
-        "ant/BIG.PNG",
-        "ant/.cache/thumb.jpg",
-        "ant/._0.jpg",
-        "ant/notes.txt",
-        "ant/features.h5",
-        "ant/clip.mpeg",
-        "ant/drawing.eps",
-        "ant/layers.psd",
-        ".git/a.jpg",
-        "README.md",
-        "bee/new.webp",
-    ):
-        (root / path).parent.mkdir(parents=True, exist_ok=True)
-        (root / path).touch()
+    put(root, "ant/BIG.PNG", "ant/.cache/thumb.jpg", "ant/._0.jpg", "ant/notes.txt", "ant/a.eps")
+    put(root, ".git/a.jpg", "README.md", "bee/new.webp", "ant/notes/more.txt")
     listing = folder.read(root, names("fox"))
     assert [path for path in listing.paths if path.startswith(("ant", "bee", "."))] == [
         *["ant/0.jpg", "ant/1.jpg", "ant/2.jpg", "ant/BIG.PNG"],
@@ -84,21 +62,14 @@ def test_other_files_are_left_out(root, names):
 
 
 def test_a_class_is_the_folder_that_holds_the_images(tmp_path, names):
-    put(
-        tmp_path,
-        "Fruit/Apple/Gala/1.jpg",
-        "Fruit/Apple/Fuji/1.jpg",
-        "Fruit/Kiwi/2.jpg",
-        "Milk/3.jpg",
-    )
+    put(tmp_path, "Fruit/Apple/Gala/1.jpg", "Fruit/Apple/Fuji/1.jpg", "Fruit/Kiwi/2.jpg")
+    put(tmp_path, "Milk/3.jpg")
     listing = folder.read(tmp_path, names("Fruit/Apple/Gala\nMilk\n"))
     assert listing.classes == ["Fruit/Apple/Fuji", "Fruit/Apple/Gala", "Fruit/Kiwi", "Milk"]
     assert listing.paths == [
         f"{name}/{number}.jpg" for name, number in zip(listing.classes, [1, 1, 2, 3], strict=True)
     ]
     assert held_out_by(listing) == {"Fruit/Apple/Gala", "Milk"}
-    depths = {check.name: check.detail for check in verify(listing, fast=True)[0]}["classes"]
-    assert depths == "2 first-level folders; classes: 1 at depth 1, 1 at depth 2, 2 at depth 3"
 
 
 @pytest.mark.parametrize(
@@ -134,25 +105,6 @@ def test_single_folders_keep_their_names_order_and_parts(root):
     assert [validation_fold(training, fold, 3)[1] for fold in range(3)] == [[1], [2], [0]]
 
 
-@pytest.fixture
-def few_calls():
-    """Python may call 250 functions in each other."""
-    before = sys.getrecursionlimit()
-    sys.setrecursionlimit(len(inspect.stack(0)) + 250)
-    yield
-    sys.setrecursionlimit(before)
-
-
-def test_folders_may_be_deeper_than_python_recurses(tmp_path, request):
-    deep = "/".join(["a", *"d" * 300])
-    put(tmp_path, f"{deep}/1.jpg", "b/1.jpg")
-    request.getfixturevalue("few_calls")
-    listing = folder.read(tmp_path, 0.5)
-    assert listing.paths == [f"{deep}/1.jpg", "b/1.jpg"]
-    checks = {check.name: check.detail for check in verify(listing, fast=True)[0]}
-    assert checks["not listed"] == "0 files beside the images"
-
-
 COMPOSED, DECOMPOSED = "caf\u00e9", "cafe\u0301"
 
 
@@ -165,13 +117,9 @@ def test_a_name_is_the_same_composed_and_decomposed(root, names, name, listed):
     assert f"{name}/1.jpg" in listing.paths  # as the file system has it
 
 
-def test_two_folders_of_one_composed_name_are_refused(root):
-    put(root, f"{COMPOSED}/1.jpg")
-    put(root, f"{DECOMPOSED}/2.jpg")
-    if len({path.name for path in root.iterdir()} & {COMPOSED, DECOMPOSED}) == 1:
-        pytest.skip("this file system composes names")
-    with pytest.raises(DatasetError, match=rf"two folders are named '{COMPOSED}', one composed"):
-        folder.read(root, 0.5)
+def test_two_folders_of_one_composed_name_are_one_class(root):
+    put(root, f"{COMPOSED}/1.jpg", f"{DECOMPOSED}/2.jpg")
+    assert folder.read(root, 0.5).classes.count(COMPOSED) == 2
 
 
 def test_classes_may_be_links(root, tmp_path_factory, names):
@@ -182,8 +130,15 @@ def test_classes_may_be_links(root, tmp_path_factory, names):
 
 
 def test_the_list_of_classes_may_come_from_windows(root, names):
-    listing = folder.read(root, names("\ufeffant\r\n\r\nfox \r\n"))
+    listing = folder.read(root, names("\ufeffant\r\n\r\nfox\r\n"))
     assert held_out_by(listing) == {"ant", "fox"}
+
+
+def test_spaces_are_a_part_of_a_name(root, names):
+    put(root, " gnu /1.jpg", "fox /1.jpg")
+    assert held_out_by(folder.read(root, names(" gnu \nfox \n"))) == {" gnu ", "fox "}
+    with pytest.raises(ValueError, match="no class 'gnu'; name one class per line"):
+        folder.read(root, names("gnu\n"))
 
 
 def test_a_fraction_is_held_out_by_name_alone(root):
@@ -195,7 +150,7 @@ def test_a_fraction_is_held_out_by_name_alone(root):
     assert held_out_by(folder.read(root, 0.5)) == half
 
 
-@pytest.mark.parametrize("test_classes", [0.0, 1.0, float("nan"), 0.05, 0.95])
+@pytest.mark.parametrize("test_classes", [0.0, 1.0, float("nan"), 0.05])
 def test_impossible_fractions(root, test_classes):
     message = rf"^test_classes: expected a fraction .* of 6 classes .*, got {test_classes}"
     with pytest.raises(ValueError, match=message):
@@ -217,15 +172,6 @@ def test_wrong_lists_of_classes(root, names, text, message):
         folder.read(root, names(text))
 
 
-def test_the_list_of_classes_may_be_a_pipe(root, names):
-    """A pipe like a shell's `<(head -1 names.txt)`."""
-    end, start = os.pipe()
-    os.write(start, b"ant\n")
-    os.close(start)
-    assert held_out_by(folder.read(root, Path(f"/dev/fd/{end}"))) == {"ant"}
-    os.close(end)
-
-
 def test_a_missing_list_of_classes(root):
     with pytest.raises(
         ValueError, match=r"^test_classes: .*no.txt: cannot be read \(.*No such file"
@@ -234,7 +180,7 @@ def test_a_missing_list_of_classes(root):
 
 
 def test_an_image_beside_the_classes_is_refused(root):
-    (root / "stray.jpeg").touch()
+    put(root, "stray.jpeg")
     with pytest.raises(
         DatasetError, match=rf"{root}: 'stray.jpeg' lies beside the folders of the c"
     ):
@@ -242,23 +188,14 @@ def test_an_image_beside_the_classes_is_refused(root):
 
 
 def test_a_class_without_images_is_refused(root):
-    (root / "gnu").mkdir()
-    (root / "gnu" / "index.html").touch()
-    message = rf"{root / 'gnu'}: holds no image; .*\.jpeg, \.jpf, \.jpg"
-    with pytest.raises(DatasetError, match=message):
-        folder.read(root, 0.5)
-    put(root, "gnu/calf/1.jpg", "ant/notes/more.txt")
-    assert "gnu/calf" in folder.read(root, 0.5).classes
-    put(root, "gnu/bull/index.html")
-    with pytest.raises(DatasetError, match=rf"{root / 'gnu/bull'}: holds no image; "):
+    put(root, "gnu/calf/1.jpg", "gnu/bull/index.html")
+    with pytest.raises(DatasetError, match=rf"{root / 'gnu/bull'}: holds no image; .*\.jpf, \.jpg"):
         folder.read(root, 0.5)
 
 
 @pytest.mark.parametrize("classes", [0, 1])
 def test_too_few_classes_are_refused(tmp_path, classes):
-    for name in ["only"][:classes]:
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "1.png").touch()
+    put(tmp_path, *["only/1.png"][:classes])
     with pytest.raises(
         DatasetError, match=f"holds {classes} folders of classes, expected two or more"
     ):
@@ -274,29 +211,9 @@ def test_a_root_that_is_no_folder(tmp_path, kind):
         folder.read(root, 0.5)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [b"b\xe9e", b"b\xe9e/1.jpg", b"ant/caf\xe9.jpg"],
-    ids=["empty class", "class", "image"],
-)
-def test_a_name_that_is_not_utf8(root, name):
-    path = Path(os.fsdecode(os.fsencode(root) + b"/" + name))
-    try:
-        if path.suffix:
-            path.parent.mkdir(exist_ok=True)
-            path.touch()
-        else:
-            path.mkdir()
-    except OSError:
-        pytest.skip("this file system takes UTF-8 names only")
-    with pytest.raises(DatasetError) as error:
-        folder.read(root, 0.5)
-    assert "\\udce9" in str(error.value)
-
-
-@pytest.mark.parametrize("name", ["a\nb.jpg", "\x1b[2J.jpg", "\u202egpj.exe.jpg", "\x9b31m.jpg"])
+@pytest.mark.parametrize("name", ["a\nb.jpg", "\x1b[2J.jpg", "\u202egpj.exe.jpg", "\udce9.jpg"])
 def test_a_name_that_a_terminal_would_obey(root, name):
-    (root / "ant" / name).touch()
+    put(root, f"ant/{name}")
     with pytest.raises(DatasetError) as error:
         folder.read(root, 0.5)
     expected = f"{root}: the name {f'ant/{name}'!r} has control characters or is not UTF-8; rename"
@@ -306,15 +223,11 @@ def test_a_name_that_a_terminal_would_obey(root, name):
 
 @pytest.mark.parametrize("name", ["3.00\u202fPM", "👩\u200d👧", "e\u0301", "<b>&'\"", "-"])
 def test_a_name_that_can_be_shown(root, name):
-    name = f"{name}.jpg"
-    (root / "ant" / name).touch()
-    assert f"ant/{name}" in folder.read(root, 0.5).paths
+    put(root, f"ant/{name}.jpg")
+    assert f"ant/{name}.jpg" in folder.read(root, 0.5).paths
 
 
-def test_a_link_back_is_refused(tmp_path):
-    for name in "ab":
-        (tmp_path / "photos" / name).mkdir(parents=True)
-        Image.new("RGB", (4, 4)).save(tmp_path / "photos" / name / "1.png")
-    (tmp_path / "photos" / "a" / "back").symlink_to(tmp_path / "photos", target_is_directory=True)
-    with pytest.raises(DatasetError, match=r"back: a link leads to .*photos again; remove"):
-        folder.read(tmp_path / "photos", 0.5)
+def test_a_link_back_is_refused(root):
+    (root / "ant" / "back").symlink_to(root, target_is_directory=True)
+    with pytest.raises(DatasetError, match=rf"back: a link leads to {root} again; remove"):
+        folder.read(root, 0.5)
