@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import normalize
 
 from benchmarks.evaluation import showcase
 from benchmarks.evaluation.showcase import (
