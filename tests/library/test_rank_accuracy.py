@@ -17,7 +17,8 @@ from torch import Tensor
 from torch.nn.functional import normalize
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pml_regularizers import RankAccuracyCalculator, ranks
+from pml_regularizers import RankAccuracyCalculator
+from pml_regularizers import _ranks as ranks
 from tests.support.pool import Processes
 
 CPU = torch.device("cpu")
