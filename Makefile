@@ -10,7 +10,7 @@ RUN := $(BIN)/python benchmarks/run.py --data.root $(DATA)
 REPORT := $(BIN)/python -m benchmarks.report
 SEEDS := 0 1 2 3 4
 
-.PHONY: install demo pretraining compare claims speed costs gpu docs notebooks test test-all test-release lint format clean
+.PHONY: install demo pretraining compare claims speed gpu docs notebooks test test-all test-release lint format clean
 
 install: $(VENV)/installed
 
@@ -62,11 +62,6 @@ claims: install
 # The tables in docs/speed.md.
 speed: install
 	$(BIN)/python -m benchmarks.speed --output docs/speed.md
-
-# The page docs/costs.md and its figures. Freed memory is kept: to clear fresh pages is not the methods' work.
-costs: install
-	OMP_NUM_THREADS=1 MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=17179869184 \
-		$(BIN)/python -m benchmarks.speed.size_pages --output docs/costs
 
 # The site of README, docs/ and the docstrings, in site/: open site/index.html, with or without a network.
 docs: install

@@ -3,21 +3,17 @@
 python -m benchmarks.speed [CASE ...] [--tiny] [--output docs/speed.md]
 """
 
+import argparse
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 
+from benchmarks.console import HelpFormatter
 from benchmarks.records import replace_file
-from benchmarks.speed import cases
-from benchmarks.speed.measuring import current_device, origin, page_parser, section
-
-CASES = (
-    *("horde_moments", "horde_sketch_stored", "horde_sketch_recomputed"),
-    *("horde_resnet50", "horde_googlenet", "joint_similarity"),
-    *("energy_confusion", "vem", "retrieval", "query_gallery"),
-    *("parts_resnet50", "parts_googlenet"),
-)
+from benchmarks.speed.cases import CASES
+from benchmarks.speed.measuring import current_device, origin, section
 
 INTRODUCTION = """# Speed and memory
 
@@ -31,13 +27,17 @@ the first row. Memory is the peak of a call, without its inputs and its results.
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = page_parser("benchmarks.speed", __doc__)
-    parser.add_argument(
-        "cases", nargs="*", metavar="CASE", help=f"one of {', '.join(CASES)}; default: all"
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.speed", description=__doc__, formatter_class=HelpFormatter
     )
+    names = ", ".join(CASES)
+    parser.add_argument("cases", nargs="*", metavar="CASE", help=f"one of {names}; default: all")
+    text = "use tiny sizes, only to show that it runs"
+    parser.add_argument("--tiny", action="store_true", help=text)
+    parser.add_argument("--output", type=Path, metavar="PAGE", help="default: print only")
     options = parser.parse_args(argv)
-    if unknown := set(options.cases) - set(CASES):
-        parser.error(f"CASE: expected some of {', '.join(CASES)}, got {min(unknown)!r}")
+    if unknown := set(options.cases) - CASES.keys():
+        parser.error(f"CASE: expected some of {names}, got {min(unknown)!r}")
 
     device = current_device()
     command = "python -m benchmarks.speed CASE" + " --tiny" * options.tiny
@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(text)
     for name in options.cases or CASES:
         torch.manual_seed(0)
-        measured = section(getattr(cases, name)(options.tiny, device), options.tiny, level=2)
+        measured = section(CASES[name](options.tiny, device), options.tiny, level=2)
         print(measured, flush=True)
         text += "\n" + measured
     if options.output is not None:

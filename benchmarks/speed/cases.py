@@ -1,32 +1,42 @@
 """Cases of `python -m benchmarks.speed`, at the papers' sizes or at tiny ones."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import timm
 import torch
+from pytorch_metric_learning.losses import MultipleLosses
 from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
-from benchmarks.speed import steps
+from benchmarks.backbones import register
 from benchmarks.speed.measuring import Comparison, Target, process_bytes
-from benchmarks.speed.steps import ALONE, NARROW, Device, network_steps
 from pml_regularizers import (
+    BinomialDevianceLoss,
     EmbeddingHead,
     EnergyConfusionRegularizer,
     GaussianKernel,
     GaussianMixtureKernel,
     HighOrderMoments,
+    HORDELoss,
     JRSRegularizer,
     RankAccuracyCalculator,
+    VarianceRegularizer,
     VEMAttention,
+    attach_all,
 )
 from pml_regularizers._summed_products import Activations
 from pml_regularizers.moments import Projections
+
+Device = torch.device
+
+EMBEDDING = 512  # E of training steps
+
+ALONE, NARROW = "binomial deviance alone", "HORDE, sketch of d / 4"
 
 
 def horde_moments(tiny: bool, device: Device) -> Comparison:
@@ -72,26 +82,17 @@ def horde_moments(tiny: bool, device: Device) -> Comparison:
     )
 
 
-def _horde_sketches(activations: Activations, tiny: bool, device: Device) -> Comparison:
+def horde_sketches(activations: Activations, tiny: bool, device: Device) -> Comparison:
     """HORDE's moments by tensor sketches against fixed matrices, with the same kind of backward pass."""
     N, P, C, d, K = (3, 4, 16, 64, 3) if tiny else (40, 64, 1024, 8192, 5)
     side = int(P**0.5)
     feature_map = torch.randn(N, C, side, side, device=device, requires_grad=True)
 
-    def moments(module: HighOrderMoments, gradients: list[Tensor]) -> tuple[Tensor, ...]:
-        return torch.autograd.grad(module(feature_map), feature_map, gradients)
-
     def candidate(projections: Projections, width: int) -> Callable[[], object]:
-        module = HighOrderMoments(
-            C,
-            order=K,
-            moment_dim=width,
-            projections=projections,
-            activations=activations,
-            scale=False,
-        )
+        options: dict[str, Any] = {"projections": projections, "activations": activations}
+        module = HighOrderMoments(C, order=K, moment_dim=width, scale=False, **options).to(device)
         gradients = [torch.randn(N, width, device=device) for _ in range(K - 1)]
-        return partial(moments, module.to(device), gradients)
+        return lambda: torch.autograd.grad(module(feature_map), feature_map, gradients)
 
     first, narrow, wide = f"random, d = {d:,}", f"sketch, d = {d // 4:,}", f"sketch, d = {d:,}"
     return Comparison(
@@ -107,11 +108,71 @@ def _horde_sketches(activations: Activations, tiny: bool, device: Device) -> Com
     )
 
 
-horde_sketch_stored = partial(_horde_sketches, "store")
-horde_sketch_recomputed = partial(_horde_sketches, "recompute")
+def network_steps(
+    trunk_name: str, images: int, tiny: bool, device: Device, methods: Sequence[str] = ()
+) -> Comparison:
+    """Steps of a network with the metric loss alone and with each method, or with those named.
+
+    A step is a forward pass, a backward pass and Adam, with 4 images per class. On a GPU the network runs in
+    bfloat16 and the loss in TF32.
+    """
+    if tiny:
+        trunk_name, images = "test_resnet", 2
+    side, d = (64, 64) if tiny else (256, 8192)
+    register()
+    trunk = timm.create_model(trunk_name, num_classes=0, global_pool="").to(device)
+    pixels = torch.randn(images, 3, side, side, device=device)
+    labels = torch.arange(images, device=device) // 4
+    on_gpu = device.type == "cuda"
+
+    def horde(d: int = d, **options: Any) -> Callable[[nn.Module], nn.Module]:
+        C = trunk.num_features
+        return lambda loss: HORDELoss(loss, C, EMBEDDING, moment_dim=d, **options)
+
+    def beside(regularizer: type[nn.Module]) -> Callable[[nn.Module], nn.Module]:
+        return lambda loss: MultipleLosses([loss, regularizer()])
+
+    losses = {
+        ALONE: lambda loss: loss,
+        "HORDE, stored": horde(),
+        "HORDE, recomputed": horde(activations="recompute"),
+        "HORDE, fixed projections": horde(projections="random"),
+        "HORDE, sketch": horde(projections="sketch"),
+        NARROW: horde(d // 4, projections="sketch"),
+        "energy confusion": beside(EnergyConfusionRegularizer),
+        "VEM": beside(VarianceRegularizer),
+        "JRS of pooled features and embeddings": beside(JRSRegularizer),
+    }
+
+    def step(name: str) -> Callable[[], object]:
+        attention = VEMAttention if name == "VEM" else None
+        head = EmbeddingHead.for_trunk(trunk, EMBEDDING, attention=attention).to(device)
+        loss = losses[name](BinomialDevianceLoss()).to(device)
+        attach_all(loss, head)
+        parameters = [*trunk.parameters(), *head.parameters(), *loss.parameters()]
+        optimizer = torch.optim.Adam(parameters, lr=1e-6)
+
+        def run() -> None:
+            torch.set_float32_matmul_precision("high" if on_gpu else "highest")
+            with torch.autocast(device.type, torch.bfloat16, enabled=on_gpu):
+                embeddings = head(trunk(pixels))
+            loss(embeddings, labels).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            torch.set_float32_matmul_precision("highest")
+
+        run()  # makes Adam's state before memory is counted
+        return run
+
+    precision = "trunk in bfloat16, moments in TF32" if on_gpu else "float32"
+    return Comparison(
+        f"A training step of {trunk_name}",
+        f"{images} images of {side} px, HORDE with K = 5 and d = {d:,}, {precision}",
+        {name: step(name) for name in (methods or losses)},
+    )
 
 
-def _horde_step(trunk: str, tiny: bool, device: Device) -> Comparison:
+def horde_step(trunk: str, tiny: bool, device: Device) -> Comparison:
     """A step of the optimizer with HORDE against the same step without."""
     methods = (ALONE, "HORDE, stored", "HORDE, sketch", NARROW)
     on_gpu = device.type == "cuda"
@@ -123,10 +184,10 @@ def _horde_step(trunk: str, tiny: bool, device: Device) -> Comparison:
     )
 
 
-horde_resnet50 = partial(_horde_step, "resnet50")
-horde_googlenet = partial(_horde_step, "googlenet")
-parts_resnet50 = partial(steps.step_parts, "resnet50")
-parts_googlenet = partial(steps.step_parts, "googlenet")
+def all_methods(trunk: str, tiny: bool, device: Device) -> Comparison:
+    """A step of the optimizer with each method against the same step without."""
+    steps = network_steps(trunk, 8, tiny, device)
+    return replace(steps, name=f"{steps.name} with each method", rounds=3)
 
 
 def joint_similarity(tiny: bool, device: Device) -> Comparison:
@@ -224,7 +285,7 @@ def vem(tiny: bool, device: Device) -> Comparison:
     )
 
 
-def _retrieval(
+def retrieval(
     dataset: str, n: int, queries: int, classes: int, tiny: bool, device: Device
 ) -> Comparison:
     """Accuracies on a test set: of each image among all others, or of some queries among the rest."""
@@ -260,5 +321,18 @@ def _retrieval(
     )
 
 
-retrieval = partial(_retrieval, "Stanford Online Products", 60_502, 60_502, 11_316)
-query_gallery = partial(_retrieval, "In-Shop", 26_830, 14_218, 3_985)
+CASES: Mapping[str, Callable[[bool, Device], Comparison]] = {
+    "horde_moments": horde_moments,
+    "horde_sketch_stored": partial(horde_sketches, "store"),
+    "horde_sketch_recomputed": partial(horde_sketches, "recompute"),
+    "horde_resnet50": partial(horde_step, "resnet50"),
+    "horde_googlenet": partial(horde_step, "googlenet"),
+    "methods_resnet50": partial(all_methods, "resnet50"),
+    "methods_googlenet": partial(all_methods, "googlenet"),
+    "joint_similarity": joint_similarity,
+    "energy_confusion": energy_confusion,
+    "vem": vem,
+    "retrieval": partial(retrieval, "Stanford Online Products", 60_502, 60_502, 11_316),
+    "query_gallery": partial(retrieval, "In-Shop", 26_830, 14_218, 3_985),
+}
+"""By their names on the command line."""

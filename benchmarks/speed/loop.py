@@ -12,7 +12,6 @@ the other fetch some batches ahead. The first turns do not count; evaluations an
 
 import argparse
 import os
-import statistics
 import sys
 import tempfile
 import time
@@ -28,23 +27,34 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from benchmarks import building
-from benchmarks.console import HelpFormatter, at_least, columns, ignore_signals, workers_dismissed
+from benchmarks.console import HelpFormatter, at_least, ignore_signals, workers_dismissed
 from benchmarks.datasets import DatasetError
 from benchmarks.records import NonFiniteError
 from benchmarks.run import OngoingRun
-from benchmarks.settings import ConfigError, Experiment, parse
-from benchmarks.speed.measuring import synchronize
+from benchmarks.settings import ConfigError, parse
+from benchmarks.speed.measuring import Comparison, Target, compared, synchronize
 from benchmarks.training import start
 
 RECIPE = "glyphs/compare/binomial_horde"
 
 SYNTHETIC_CLASSES = 40  # half of them train
 
-TARGET = 0.95  # of the bare loop's images per second
+TARGET = Target(time=1 / 0.95)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = _parser()
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.speed.loop",
+        description=__doc__,
+        formatter_class=HelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--recipe", default=RECIPE, help="default: %(default)s")
+    parser.add_argument("--rounds", type=at_least(1), default=7, metavar="R", help="default: 7")
+    text = "steps of a turn; default: 40"
+    parser.add_argument("--steps", type=at_least(1), default=40, metavar="N", help=text)
+    text = "train on M generated JPEG files of 500 x 375 pixels"
+    parser.add_argument("--synthetic", type=at_least(1), metavar="M", help=text)
     options, settings = parser.parse_known_args(argv)
     if os.environ.get("WORLD_SIZE", "1") != "1":
         parser.error("the bare loop runs on one process; start this without a launcher")
@@ -67,7 +77,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         ]
         try:
             command = parse(settings)
-            check(command.experiment)
+            if command.experiment.precision == "fp16":
+                raise ConfigError("precision: the bare loop scales no gradients; give bf16")
             run = OngoingRun(command, settings, start(command.experiment))
             with closing(run.record):
                 turns = measure(run, options.steps)
@@ -76,9 +87,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 2 if isinstance(error, ConfigError) else 1
         if run.state.progress.stopped_by is not None:
             return 128 + run.state.progress.stopped_by
-        recipe = "recipe", options.recipe, f"{run.sampler.batch_size} images a step"
-        workers = "workers", str(0 if run.cache else run.num_workers), ""
-        print(columns([recipe, workers, *turns.rows(run.sampler.batch_size)]))
+        workers = 0 if run.cache else run.num_workers
+        print(f"{options.recipe}, {workers} workers; {turns.table(run.sampler.batch_size)}")
     return 0
 
 
@@ -94,32 +104,6 @@ def write_synthetic(root: Path, images: int) -> None:
         Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(path, quality=90)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.speed.loop",
-        description=__doc__,
-        formatter_class=HelpFormatter,
-        allow_abbrev=False,
-    )
-    parser.add_argument("--recipe", default=RECIPE, help="default: %(default)s")
-    parser.add_argument("--rounds", type=at_least(1), default=7, metavar="R", help="default: 7")
-    text = "steps of a turn; default: 40"
-    parser.add_argument("--steps", type=at_least(1), default=40, metavar="N", help=text)
-    text = "train on M generated JPEG files of 500 x 375 pixels"
-    parser.add_argument("--synthetic", type=at_least(1), metavar="M", help=text)
-    return parser
-
-
-def check(experiment: Experiment) -> None:
-    """Raise a ConfigError for a setting that the bare loop lacks."""
-    refused = {
-        "precision": experiment.precision == "fp16",
-        "model.compile": experiment.model.compile,
-    }
-    if keys := [key for key, given in refused.items() if given]:
-        raise ConfigError(f"{keys[0]}: the bare loop does not support it; leave it out")
-
-
 def bare_steps(run: OngoingRun) -> Generator[Tensor]:
     """Train in a bare loop from the run's initial weights, and yield the loss of each step."""
     experiment, device = run.experiment, run.accelerator.device
@@ -130,7 +114,6 @@ def bare_steps(run: OngoingRun) -> Generator[Tensor]:
         own.load_state_dict(run.accelerator.unwrap_model(other).state_dict())
         own.to(device, run.state.dtype)
     optimizer, scheduler = building.build_optimizer(optimization, model, loss)
-    parameters = [*model.parameters(), *loss.parameters()]
     images, num_workers = run.training_images()
     cached = {} if run.cache is None else {"cached": True}
     loader = DataLoader(
@@ -149,8 +132,6 @@ def bare_steps(run: OngoingRun) -> Generator[Tensor]:
                 embeddings = model(images.to(run.state.dtype), **cached)
             value = loss(embeddings, labels)
             value.backward()
-            if optimization.max_gradient_norm is not None:
-                nn.utils.clip_grad_norm_(parameters, optimization.max_gradient_norm)
             optimizer.step()
             optimizer.zero_grad()
             if scheduler is not None:
@@ -161,48 +142,40 @@ def bare_steps(run: OngoingRun) -> Generator[Tensor]:
 
 
 class Turns:
-    """Times of the runner and of the bare loop, which alternate after each `steps` steps.
+    """Times of the bare loop and of the runner, which alternate after each `steps` steps.
 
     Attributes:
+        seconds: Of each turn.
         waiting: Seconds that the runner waited for its data loader, by turn.
         losses: Losses of the bare loop.
     """
 
     def __init__(self, bare: Iterator[Tensor], steps: int) -> None:
         self.bare, self.steps = bare, steps
-        self.seconds: dict[str, list[float]] = {"runner": [], "bare": []}
-        self.waiting: list[float] = []
+        self.seconds: dict[str, list[float]] = {"bare loop": [], "runner": []}
+        self.waiting = [0.0]
         self.losses: list[Tensor] = []
-
-    def rows(self, batch_size: int) -> list[tuple[str, str, str]]:
-        """The rows to print; the first turns do not count."""
-        runner, bare = (self.seconds[name][1:] for name in ("runner", "bare"))
-        images = batch_size * self.steps
-        ratios = [b / r for r, b in zip(runner, bare, strict=True)]
-        ratio = statistics.median(ratios)
-        waited = sum(self.waiting[1:]) / sum(runner)
-        spread = f"{min(ratios):.3f} to {max(ratios):.3f}"
-        return [
-            ("bare loop", f"{images / statistics.median(bare):.1f} images/s", ""),
-            ("runner", f"{images / statistics.median(runner):.1f} images/s", ""),
-            ("waiting", f"{waited:.1%}", "of the runner's time, for its data loader"),
-            ("ratio", f"{ratio:.3f}", f"{spread}, {len(ratios)} rounds of {self.steps} steps"),
-            ("target", f"{TARGET}", "met" if ratio >= TARGET else "missed"),
-        ]
-
-    def begin(self) -> None:
-        self._waited = 0.0
-        synchronize()
         self._begun = time.perf_counter()
+
+    def table(self, batch_size: int) -> str:
+        """What was measured, in words and as a Markdown table; the first turns do not count."""
+        found = compared({name: times[1:] for name, times in self.seconds.items()}, {})
+        speed = batch_size * self.steps / found["runner"].seconds
+        waited = sum(self.waiting[1:-1]) / sum(self.seconds["runner"][1:])
+        size = (
+            f"{self.steps} steps of {batch_size} images; the runner: {speed:.1f} images/s, {waited:.1%} of its "
+            "time waiting for its data loader"
+        )
+        return Comparison("", size, {}, targets={"runner": TARGET}).table(found)
 
     def end(self, step: int) -> None:
         """End the runner's turn, let the bare loop take its turn, and begin the runner's next one."""
         if step > 0:
             self._lap("runner")
-            self.waiting.append(self._waited)
             self.losses += [next(self.bare) for _ in range(self.steps)]
-            self._lap("bare")
-        self.begin()
+            self._lap("bare loop")
+            self.waiting.append(0.0)
+        self._begun = time.perf_counter()
 
     def watched(self, loader: Any) -> Iterator[Any]:
         """The same batches; adds up the time until each arrives."""
@@ -210,7 +183,7 @@ class Turns:
         while True:
             asked = time.perf_counter()
             batch = next(batches, None)
-            self._waited += time.perf_counter() - asked
+            self.waiting[-1] += time.perf_counter() - asked
             if batch is None:
                 return
             yield batch
@@ -226,7 +199,6 @@ def measure(run: OngoingRun, steps: int) -> Turns:
     """Train both by turns, to the run's last step."""
     with closing(bare_steps(run)) as bare:
         turns = Turns(bare, steps)
-        turns.begin()
         run.train(evaluate=turns.end, watch=turns.watched)
     return turns
 

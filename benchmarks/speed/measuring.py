@@ -1,22 +1,19 @@
 """Comparison of functions by time and memory, within one run.
 
 Each round calls every function once, so that a phase in which the machine is slow affects all of them. The time of
-a function is the median over the rounds of its ratio to another function's time in the same round.
+a function is the median over the rounds of its ratio to the first function's time in the same round.
 """
 
-import argparse
 import gc
-import math
 import multiprocessing
 import os
 import re
 import statistics
 import textwrap
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field, replace
-from itertools import product
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +23,9 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from benchmarks.console import HelpFormatter, progress_bar
+from benchmarks.console import progress_bar
 from benchmarks.records import describe_code, describe_hardware, describe_versions
 from benchmarks.reporting import Table
-
-Sizes = Mapping[str, int]
 
 
 @dataclass(frozen=True)
@@ -54,10 +49,6 @@ class Comparison:
         targets: Bounds, by candidate.
         rounds: Number of times that each candidate is timed.
         memory: Function that measures memory: `tensor_bytes`, or `process_bytes` if torch does not allocate it.
-        against: {candidate: the candidate whose time is 1 for it}; default: the first.
-        grids: {size: further values at which the candidates are measured}.
-        base: All sizes of `candidates`, the base point.
-        at: Function from sizes to the same candidates at these sizes.
     """
 
     name: str
@@ -67,41 +58,23 @@ class Comparison:
     targets: Mapping[str, Target] = field(default_factory=dict)
     rounds: int = 7
     memory: Callable[[Callable[[], object]], int] | None = None
-    against: Mapping[str, str] = field(default_factory=dict)
-    grids: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    base: Sizes = field(default_factory=dict)
-    at: Callable[[Sizes], Mapping[str, Callable[[], object]]] | None = None
 
-    def table(
-        self, measured: Mapping[str, "Measured"], sweeps: Mapping[str, "Sweep"] | None = None
-    ) -> str:
-        """The size in words and a Markdown table, without columns that would be empty.
-
-        Args:
-            measured: The candidates.
-            sweeps: Measurements over each size; each gets a column with the slopes of time and of memory.
-        """
-        columns = ["", "time", "least to most", "target", "memory", "MB", "target"]
-        columns += [f"over {size}" for size in sweeps or ()]
-        rows = []
+    def table(self, measured: Mapping[str, "Measured"]) -> str:
+        """The size in words and a Markdown table, without columns that would be empty."""
+        header = ["", "time", "least to most", "target", "memory", "MB", "target"]
+        rows: list[list[str]] = []
         for name, found in measured.items():
             target = self.targets.get(name, Target())
             spread = f"{min(found.ratios):.2f} to {max(found.ratios):.2f}"
-            if not rows or self.against.get(name) == name:
-                spread = f"{found.seconds:.3g} s"
-            row = [name, f"{found.ratio:.2f}", spread, _held_against(target.time, found.ratio)]
+            row = [name, f"{found.ratio:.2f}", spread if rows else f"{found.seconds:.3g} s"]
+            row += [_held_against(target.time, found.ratio), "", "", ""]
             if self.memory_against is not None:
                 share = found.bytes / measured[self.memory_against].bytes
                 megabytes = f"{found.bytes / 1e6:,.1f}"
-                row += [f"{share:.3f}", megabytes, _held_against(target.memory, share)]
-            row += [""] * (7 - len(row))
-            for size, sweep in (sweeps or {}).items():
-                times, bytes_ = zip(*((p.ratio, p.bytes) for p in sweep[name]), strict=True)
-                steep = (slope(self.grids[size], values) for values in (times, bytes_))
-                row.append(", ".join(f"{value:.2f}" for value in steep))
+                row[4:] = [f"{share:.3f}", megabytes, _held_against(target.memory, share)]
             rows.append(row)
-        shown = [k for k in range(len(rows[0])) if k == 0 or any(row[k] for row in rows)]
-        header, *rows = [[row[k] for k in shown] for row in (columns, *rows)]
+        shown = [k for k in range(len(header)) if k == 0 or any(row[k] for row in rows)]
+        header, *rows = [[row[k] for k in shown] for row in (header, *rows)]
         rounds = len(next(iter(measured.values())).ratios)
         size = f"{self.size}; {rounds} round{'s' * (rounds > 1)}."
         return f"{textwrap.fill(size, 116)}\n\n{Table(header, rows).markdown()}\n"
@@ -116,7 +89,7 @@ def _held_against(bound: float | None, found: float) -> str:
 
 @dataclass(frozen=True)
 class Measured:
-    """Measurements of one candidate: seconds, ratios to another's seconds in each round, and bytes."""
+    """Measurements of one candidate: seconds, ratios to the first's seconds in each round, and bytes."""
 
     seconds: float
     ratios: Sequence[float]
@@ -138,53 +111,27 @@ def measure(comparison: Comparison, *, tiny: bool = False) -> dict[str, Measured
         for name, run in candidates.items():
             seconds[name].append(_seconds(run))
     gc.unfreeze()
-    first = next(iter(seconds))
-    found = {}
-    for name, own in seconds.items():
-        other = seconds[comparison.against.get(name, first)]
-        ratios = [a / b for a, b in zip(own, other, strict=True)]
-        found[name] = Measured(statistics.median(own), ratios, memory[name])
-    return found
+    return compared(seconds, memory)
+
+
+def compared(
+    seconds: Mapping[str, Sequence[float]], memory: Mapping[str, int]
+) -> dict[str, Measured]:
+    """The measurements of candidates that were timed in rounds; the first one's times are 1."""
+    first = next(iter(seconds.values()))
+    ratios = {
+        name: [a / b for a, b in zip(own, first, strict=True)] for name, own in seconds.items()
+    }
+    return {
+        name: Measured(statistics.median(own), ratios[name], memory.get(name, 0))
+        for name, own in seconds.items()
+    }
 
 
 def section(comparison: Comparison, tiny: bool, level: int = 3) -> str:
     """Measure the candidates; their table below a heading of that level, as Markdown."""
     measured = measure(comparison, tiny=tiny)
     return f"{'#' * level} {comparison.name}\n\n{comparison.table(measured)}"
-
-
-Sweep = Mapping[str, Sequence[Measured]]
-"""Measurements of each candidate, at all values of one size."""
-
-
-def measure_over(
-    comparison: Comparison, *, tiny: bool = False
-) -> tuple[dict[str, Measured], dict[str, Sweep]]:
-    """Measure the candidates at all values of each size; 1 is the time of the first at the base point.
-
-    Returns:
-        The measurements at the base point, from the sweep over the first size, and all measurements by size.
-    """
-    assert comparison.at is not None
-    points: dict[str, Measured] = {}
-    sweeps: dict[str, Sweep] = {}
-    names = list(comparison.candidates)
-    for size, values in comparison.grids.items():
-        base = comparison.base[size]
-        at = {value: comparison.at({**comparison.base, size: value}) for value in values}
-        order = dict.fromkeys([(names[0], base), *product(names, values)])  # the first once
-        turns = {f"{name}, {value}": at[value][name] for name, value in order}
-        title = f"{comparison.name} over {size}"
-        found = measure(replace(comparison, name=title, candidates=turns), tiny=tiny)
-        points = points or {name: found[f"{name}, {base}"] for name in names}
-        sweeps[size] = {name: [found[f"{name}, {value}"] for value in values] for name in names}
-    return points, sweeps
-
-
-def slope(x: Iterable[float], y: Iterable[float]) -> float:
-    """The slope of a line fitted to the logarithms of the upper half of the points, including the middle one."""
-    logarithms = ([math.log(value) for value in values] for values in (x, y))
-    return statistics.linear_regression(*(all_[len(all_) // 2 :] for all_ in logarithms)).slope
 
 
 def _seconds(run: Callable[[], object]) -> float:
@@ -219,49 +166,34 @@ def tensor_bytes(run: Callable[[], object]) -> int:
     return storages.most(without=_tensors(result))
 
 
-def peak_bytes(run: Callable[[], object]) -> int:
-    """The growth of the peak of torch's allocator on a GPU during a call; elsewhere `tensor_bytes`."""
-    if not torch.cuda.is_available():
-        return tensor_bytes(run)
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    run()
-    return torch.cuda.max_memory_allocated() - before
-
-
 class _Storages(TorchDispatchMode):
-    """A history, one entry per operation, of the storages that operations have made and that are not freed."""
+    """The storages that operations have made and that are not freed, after each operation."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._live: dict[int, _Storage] = {}  # by an address, which a later storage may have again
-        self._history: list[list[_Storage]] = []
+        # By address. The history keeps the weak references, so that no later storage has the same address.
+        self._live: dict[int, tuple[StorageWeakRef, int]] = {}
+        self._history = [self._live]
 
     def __torch_dispatch__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         known = {tensor.untyped_storage()._cdata for tensor in _tensors((args, kwargs))}
         result = function(*args, **(kwargs or {}))
-        self._live = {key: held for key, held in self._live.items() if not held.weak.expired()}
+        self._live = {key: held for key, held in self._live.items() if not held[0].expired()}
         for tensor in _tensors(result):
             storage = tensor.untyped_storage()
             if storage._cdata not in known | self._live.keys():
-                self._live[storage._cdata] = _Storage(StorageWeakRef(storage), storage.nbytes())
-        self._history.append(list(self._live.values()))
+                self._live[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
+        self._history.append(self._live)
         return result
 
     def most(self, without: Sequence[Tensor]) -> int:
-        results = [self._live.get(tensor.untyped_storage()._cdata) for tensor in without]
+        results = {tensor.untyped_storage()._cdata for tensor in without}
         return max(
-            (sum(held.bytes for held in then if held not in results) for then in self._history),
-            default=0,
+            sum(size for key, (_, size) in then.items() if key not in results)
+            for then in self._history
         )
-
-
-@dataclass(frozen=True, eq=False)
-class _Storage:
-    weak: StorageWeakRef
-    bytes: int
 
 
 def _tensors(tree: object) -> list[Tensor]:
@@ -318,15 +250,3 @@ def _machine(device: torch.device) -> str:
     wanted = ("torch", "pytorch-metric-learning", "faiss-cpu", "faiss-gpu", "timm")
     found = describe_versions().items()
     return ", ".join([name, *(f"{key} {number}" for key, number in found if key in wanted)])
-
-
-def page_parser(module: str, description: str | None) -> argparse.ArgumentParser:
-    """The arguments that the commands of all measured pages share."""
-    parser = argparse.ArgumentParser(
-        prog=f"python -m {module}", description=description, formatter_class=HelpFormatter
-    )
-    parser.add_argument(
-        "--tiny", action="store_true", help="use tiny sizes, only to show that it runs"
-    )
-    parser.add_argument("--output", type=Path, metavar="PAGE", help="default: print only")
-    return parser

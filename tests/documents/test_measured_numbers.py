@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.settings import read_table, table_names
-from benchmarks.speed.__main__ import CASES
+from benchmarks.speed.cases import CASES
 from tests.support.processes import ROOT
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -25,7 +25,7 @@ from torch.nn import functional as F
 import pml_regularizers as ours
 from benchmarks.records import load_run
 from benchmarks.reporting import Table, compare
-from benchmarks.speed.measuring import Comparison, Target, peak_bytes
+from benchmarks.speed.measuring import Comparison, Target, tensor_bytes
 from pml_regularizers import _summed_convolutions as convolutions
 from pml_regularizers import _summed_products as products
 from tests.gpu.part import Part
@@ -117,11 +117,11 @@ def test_horde(part: Part) -> None:
     each power of two as block size of `pml_regularizers/_summed_products.py`: `GPU_BLOCK` when stored, `BLOCK` when
     recomputed. The first row has the value that is set. Expected: the same sums by plain autograd in float32.
     """
-    from benchmarks.speed import cases
+    from benchmarks.speed.cases import horde_moments
 
     tiny, device = part.tiny, part.device
 
-    part.measure(cases.horde_moments(tiny, device))
+    part.measure(horde_moments(tiny, device))
     N, P, C, d, K = (2, 19, 5, 300, 3) if tiny else (40, 64, 1024, 8192, 5)
     tensors, gradient = _factors(N, P, C, d, K)
     inputs, gradient = _leaves(tensors, device, torch.float32), gradient.to(device, torch.float32)
@@ -141,7 +141,7 @@ def test_sketches(part: Part) -> None:
     autograd, and the same bits in a second call. Then times and bytes against random matrices, and for each power
     of two as `GPU_BLOCK` of `pml_regularizers/_summed_convolutions.py`. The first row has the value that is set.
     """
-    from benchmarks.speed import cases
+    from benchmarks.speed.cases import CASES
 
     tiny, device = part.tiny, part.device
 
@@ -163,8 +163,8 @@ def test_sketches(part: Part) -> None:
         part.check(activations, found, expected, FLOAT32)
         again = step(activations, device, torch.float32)
         part.check(f"{activations}, a second call", again, found, 0)
-    for case in (cases.horde_sketch_stored, cases.horde_sketch_recomputed):
-        part.measure(case(tiny, device))
+    for case in ("horde_sketch_stored", "horde_sketch_recomputed"):
+        part.measure(CASES[case](tiny, device))
     size = f"{N} maps of {P} positions and {C} channels, {K} orders of {d}, float32"
     for activations in ("store", "recompute"):
         run = partial(step, activations, device, torch.float32)
@@ -218,7 +218,7 @@ def test_losses(part: Part) -> None:
     The losses of HORDE, joint similarity, energy confusion and VEM in float32 on given maps, with the gradients of
     head and loss. Then times of the last three.
     """
-    from benchmarks.speed import cases
+    from benchmarks.speed.cases import CASES
 
     tiny, device = part.tiny, part.device
 
@@ -228,8 +228,8 @@ def test_losses(part: Part) -> None:
         network = Objective(nn.Conv2d(C, C, 1), C, [name], E, d)
         expected = _found(network, maps, CPU, torch.float64)
         part.check(name, _found(network, maps, device, torch.float32), expected, FLOAT32)
-    for case in (cases.joint_similarity, cases.energy_confusion, cases.vem):
-        part.measure(case(tiny, device))
+    for case in ("joint_similarity", "energy_confusion", "vem"):
+        part.measure(CASES[case](tiny, device))
 
 
 def _network(name: str, tiny: bool) -> tuple[nn.Module, Tensor]:
@@ -244,6 +244,16 @@ def _network(name: str, tiny: bool) -> tuple[nn.Module, Tensor]:
     return Objective(trunk, trunk.num_features, ["HORDE"], 64, d), torch.randn(16, 3, side, side)
 
 
+def peak_bytes(run: Callable[[], object]) -> int:
+    """The growth of the peak of torch's allocator on a GPU during a call; elsewhere `tensor_bytes`."""
+    if not torch.cuda.is_available():
+        return tensor_bytes(run)
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    run()
+    return torch.cuda.max_memory_allocated() - before
+
+
 def test_training_step(part: Part) -> None:
     """Training steps of both trunks.
 
@@ -251,7 +261,7 @@ def test_training_step(part: Part) -> None:
     autocast. Then times of the whole step with each method, including Adam, against the step without. The memory
     is the peak of torch's allocator (`torch.cuda.max_memory_allocated`), less the memory held before.
     """
-    from benchmarks.speed.steps import ALONE, network_steps
+    from benchmarks.speed.cases import ALONE, network_steps
 
     tiny, device = part.tiny, part.device
 
@@ -420,7 +430,7 @@ def test_runner(part: Part) -> None:
         words[0] = "--synthetic=160"
         words += ["--rounds=1", "--steps=1", "--data.image_size=32", "--data.num_workers=0"]
         words += ["--data.batch_size=8", "--data.samples_per_class=4", "--data.max_classes=4"]
-    part.tell(f"```text\n{_printed(main, *words, '--precision=bf16')}```")
+    part.tell(_printed(main, *words, "--precision=bf16"))
 
 
 def _printed(main: Callable[[Sequence[str]], int], *words: str) -> str:
