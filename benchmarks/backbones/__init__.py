@@ -1,8 +1,7 @@
-"""The papers' networks that timm lacks; `register` makes them timm models.
+"""The papers' networks that timm lacks, as trained with Caffe; `register` makes them timm models.
 
-bn_inception    BN-Inception, as trained with Caffe
-googlenet       GoogLeNet, as trained with Caffe
-googlenet_tv torchvision's network of that name, a different one
+bn_inception    BN-Inception
+googlenet       GoogLeNet
 """
 
 import lazy_loader as lazy

@@ -7,18 +7,17 @@ mean this one. Layer widths, biases before the batch norms and poolings in ceil 
 BGR in 0..255 minus (104, 117, 128). Here the model takes RGB: `resolve_model_data_config` scales the input, and
 `checkpoint_filter_fn` reverses the first convolution's channels.
 
-It differs from the published network where that one fails. If the map before a block of stride 2 has an odd size
-(images of 80 pixels, say), the pooling branch repeats its lower and right edge, so that all branches have the
-same size. Nothing changes for sizes that the published network takes, such as 224 and 256.
+Sizes of images are multiples of 32, or others whose maps have even sizes before each block of stride 2, such as
+227: otherwise the branches of such a block do not fit together.
 """
 
+import re
 from collections import OrderedDict
 from typing import Any, NamedTuple
 
 import torch
 from timm.models import generate_default_cfgs, register_model
 from torch import Tensor, nn
-from torch.nn.functional import pad
 
 from benchmarks.backbones.network import Network, create
 
@@ -68,61 +67,44 @@ class ConvBnRelu(nn.Sequential):
         )
 
 
-class HalvingMaxPool(nn.MaxPool2d):
-    """Caffe's 3x3 max pooling of stride 2, which gives ceil(size / 2) as a convolution does."""
-
-    def __init__(self) -> None:
-        super().__init__(3, stride=2, ceil_mode=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        odd_rows, odd_columns = x.shape[-2] % 2, x.shape[-1] % 2
-        if odd_rows or odd_columns:
-            x = pad(x, (0, odd_columns, 0, odd_rows), mode="replicate")
-        return super().forward(x)
-
-
 class InceptionBlock(nn.ModuleDict):
     """Branches side by side, their channels concatenated.
 
     Shape:
-        (N, in_chans, H, W) -> (N, out_chans, H, W), or ceil(H / 2), ceil(W / 2) at stride 2.
+        (N, in_chans, H, W) -> (N, out_chans, H, W), or (N, out_chans, H / 2, W / 2) at stride 2.
     """
 
     def __init__(self, in_chans: int, widths: Widths, pool: nn.Module) -> None:
         stride = 1 if widths.pool else 2
-        super().__init__()
-        if widths.one:
-            self["1x1"] = _sequence({"1": ConvBnRelu(in_chans, widths.one, 1)})
-        self["3x3"] = _sequence(
-            {
-                "reduce": ConvBnRelu(in_chans, widths.three_reduce, 1),
-                "1": ConvBnRelu(widths.three_reduce, widths.three, 3, stride),
-            }
-        )
-        self["double_3x3"] = _sequence(
-            {
-                "reduce": ConvBnRelu(in_chans, widths.double_reduce, 1),
-                "1": ConvBnRelu(widths.double_reduce, widths.double, 3),
-                "2": ConvBnRelu(widths.double, widths.double, 3, stride),
-            }
-        )
-        self["pool"] = _sequence({"pool": pool})
-        if widths.pool:
-            self["pool"].add_module("proj", ConvBnRelu(in_chans, widths.pool, 1))
+        layers = {
+            "1x1": (in_chans, widths.one, 1),
+            "3x3_reduce": (in_chans, widths.three_reduce, 1),
+            "3x3": (widths.three_reduce, widths.three, 3, stride),
+            "double_3x3_reduce": (in_chans, widths.double_reduce, 1),
+            "double_3x3_1": (widths.double_reduce, widths.double, 3),
+            "double_3x3_2": (widths.double, widths.double, 3, stride),
+            "pool_proj": (in_chans, widths.pool, 1),
+        }
+        super().__init__({name: ConvBnRelu(*one) for name, one in layers.items() if one[1]})
+        self["pool"] = pool
         self.out_chans = widths.one + widths.three + widths.double + (widths.pool or in_chans)
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.cat([branch(x) for branch in self.values()], dim=1)
-
-
-def _sequence(layers: dict[str, nn.Module]) -> nn.Sequential:
-    return nn.Sequential(OrderedDict(layers))
+        pooled = self["pool"](x)
+        branches = [
+            self["3x3"](self["3x3_reduce"](x)),
+            self["double_3x3_2"](self["double_3x3_1"](self["double_3x3_reduce"](x))),
+            self["pool_proj"](pooled) if "pool_proj" in self else pooled,
+        ]
+        if "1x1" in self:
+            branches.insert(0, self["1x1"](x))
+        return torch.cat(branches, dim=1)
 
 
 def _pool(name: str) -> nn.Module:
     """The pooling of a block: means, except in the last block of stride 1, which takes maxima."""
     if not BLOCKS[name].pool:
-        return HalvingMaxPool()
+        return nn.MaxPool2d(3, stride=2, ceil_mode=True)
     layer = nn.MaxPool2d if name == "5b" else nn.AvgPool2d
     return layer(3, stride=1, padding=1)
 
@@ -131,12 +113,11 @@ class BNInception(Network):
     """BN-Inception with timm's interface.
 
     Shape:
-        images (N, in_chans, H, W), H and W at least 7; features (N, 1024, H / 32, W / 32), where a part of 32
-        pixels may count as a whole: 7 x 7 for 224 and for 227, 3 x 3 for 80.
+        images (N, in_chans, H, W) -> features (N, 1024, H / 32, W / 32).
     """
 
     def __init__(self, in_chans: int = 3, drop_rate: float = 0.0, **kwargs: Any) -> None:
-        features = {
+        features: dict[str, nn.Module] = {
             "conv1": ConvBnRelu(in_chans, 64, 7, stride=2),
             "pool1": nn.MaxPool2d(3, stride=2, ceil_mode=True),
             "conv2_reduce": ConvBnRelu(64, 64, 1),
@@ -147,28 +128,11 @@ class BNInception(Network):
         for name, widths in BLOCKS.items():
             features[f"inception_{name}"] = block = InceptionBlock(chans, widths, _pool(name))
             chans = block.out_chans
-        super().__init__({"features": _sequence(features)}, TAPS, drop_rate=drop_rate, **kwargs)
+        parts = {"features": nn.Sequential(OrderedDict(features))}
+        super().__init__(parts, TAPS, drop_rate=drop_rate, **kwargs)
 
 
-BRANCHES = {
-    "1x1": "1x1.1",
-    "3x3_reduce": "3x3.reduce",
-    "3x3": "3x3.1",
-    "double_3x3_reduce": "double_3x3.reduce",
-    "double_3x3_1": "double_3x3.1",
-    "double_3x3_2": "double_3x3.2",
-    "pool_proj": "pool.proj",
-}
-LAYERS = {
-    "conv1_7x7_s2": "conv1",
-    "conv2_3x3_reduce": "conv2_reduce",
-    "conv2_3x3": "conv2",
-    **{
-        f"inception_{block}_{published}": f"inception_{block}.{branch}"
-        for block in BLOCKS
-        for published, branch in BRANCHES.items()
-    },
-}
+STEM = {"conv1_7x7_s2": "conv1", "conv2_3x3_reduce": "conv2_reduce", "conv2_3x3": "conv2"}
 
 
 def checkpoint_filter_fn(state_dict: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
@@ -189,19 +153,21 @@ def checkpoint_filter_fn(state_dict: dict[str, Tensor], model: nn.Module) -> dic
 
 
 def _name(published: str) -> str:
-    """inception_3a_double_3x3_1_bn.weight: features.inception_3a.double_3x3.1.bn.weight."""
+    """inception_3a_double_3x3_1_bn.weight: features.inception_3a.double_3x3_1.bn.weight."""
     layer, _, tensor = published.rpartition(".")
     if layer in ("last_linear", "fc"):
         return f"head.fc.{tensor}"
-    own = LAYERS.get(layer.removesuffix("_bn"))
-    kind = "bn" if layer.endswith("_bn") else "conv"
+    convolution = layer.removesuffix("_bn")
+    block = re.fullmatch(r"(inception_\d[a-e])_(\w+)", convolution)
+    own = f"{block[1]}.{block[2]}" if block else STEM.get(convolution)
+    kind = "conv" if convolution == layer else "bn"
     return f"features.{own}.{kind}.{tensor}" if own else published
 
 
 default_cfgs = generate_default_cfgs(
     {
         "bn_inception.caffe_in1k": {
-            "url": "",  # the published link is plain HTTP: see benchmarks.backbones.weights
+            "url": "",  # the published link is plain HTTP: see benchmarks.backbones.published
             "num_classes": 1000,
             "input_size": (3, 224, 224),
             "pool_size": (7, 7),

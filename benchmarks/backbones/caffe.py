@@ -21,7 +21,6 @@ SCHEMA = {
     "Blob": {
         **{"num": (1, "INT32"), "channels": (2, "INT32"), "height": (3, "INT32")},
         **{"width": (4, "INT32"), "data": (5, "FLOAT"), "shape": (7, "Shape")},
-        "double_data": (8, "DOUBLE"),
     },
     "Layer": {"name": (1, "BYTES"), "blobs": (7, "Blob")},
     "OldLayer": {"name": (4, "BYTES"), "blobs": (6, "Blob")},  # in files of before 2015
@@ -29,8 +28,8 @@ SCHEMA = {
 }
 
 
-def read_caffemodel(path: Path) -> dict[str, list[Tensor]]:
-    """The blobs of every layer that has any (usually weight, bias), in float32, or in float64 if Caffe ran in it.
+def read_caffemodel(path: Path) -> dict[str, Tensor]:
+    """The weights of all layers, named LAYER.weight, LAYER.bias, LAYER.2 and so on.
 
     Shapes are as stored: old files hold a vector of C biases as (1, 1, 1, C), and the (O, I) weights of an
     inner product as (1, 1, O, I).
@@ -43,17 +42,20 @@ def read_caffemodel(path: Path) -> dict[str, list[Tensor]]:
         net = _message("Net").FromString(path.read_bytes())
     except DecodeError as error:
         raise ValueError("it is cut off, or no .caffemodel") from error
-    layers = {
-        b"".join(layer.name).decode(errors="replace"): [_tensor(blob) for blob in layer.blobs]
+    names = {0: "weight", 1: "bias"}
+    weights = {
+        f"{b''.join(layer.name).decode(errors='replace')}.{names.get(number, number)}": _tensor(
+            blob
+        )
         for layer in (*net.layer, *net.old_layer)
-        if layer.blobs
+        for number, blob in enumerate(layer.blobs)
     }
-    if not layers:
+    if not weights:
         raise ValueError(
             "no layer in it holds weights; expected a trained .caffemodel (a .prototxt describes a network, a "
             ".solverstate the solver)"
         )
-    return layers
+    return weights
 
 
 def _message(name: str) -> Any:
@@ -77,7 +79,7 @@ def _tensor(blob: Any) -> Tensor:
     old = blob.num, blob.channels, blob.height, blob.width
     if any(old):
         shape = [dims[-1] if dims else 0 for dims in old]
-    values = np.array(blob.double_data or blob.data, np.float64 if blob.double_data else np.float32)
+    values = np.array(blob.data, np.float32)
     if len(values) != math.prod(shape):
         raise ValueError(f"a blob of shape {tuple(shape)} has {len(values)} values")
     return torch.from_numpy(values).reshape(shape)

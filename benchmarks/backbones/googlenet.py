@@ -1,4 +1,4 @@
-r"""GoogLeNet as the metric-learning papers train it, and torchvision's network of that name, as timm models.
+r"""GoogLeNet as the metric-learning papers train it, as a timm model.
 
 Szegedy et al., "Going Deeper with Convolutions", CVPR 2015; the papers use its Caffe training `bvlc_googlenet`
 (github.com/BVLC/caffe, models/bvlc_googlenet/train_val.prototxt):
@@ -15,14 +15,11 @@ when training from scratch and are left out; files that hold them load as well.
 means 104, 117, 123. Here the `pretrained_cfg` has these means, its std of 1/255 keeps the range, and loading
 Caffe's weights reverses the input channels of the first convolution.
 
-`googlenet_tv.tv_in1k` is torchvision's, a port of TensorFlow-Slim's `inception_v1`, and not the papers' network:
-it has batch norm, no response normalisation, and 3x3 convolutions where the paper has 5x5
-(github.com/pytorch/vision/issues/906). Numbers measured with it say nothing about the papers' numbers.
+torchvision's `googlenet` is another network: it has batch norm, no response normalisation, and 3x3 convolutions
+where the paper has 5x5 (github.com/pytorch/vision/issues/906).
 """
 
-import re
 from collections import OrderedDict
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -30,8 +27,6 @@ import torch
 import torch.nn.functional as F
 from timm.models import generate_default_cfgs, register_model
 from torch import Tensor, nn
-from torchvision.models.googlenet import BasicConv2d
-from torchvision.models.googlenet import GoogLeNet as TorchvisionGoogLeNet
 
 from benchmarks.backbones.network import Network, create
 
@@ -49,6 +44,13 @@ INCEPTIONS = {
     "5b": (384, 192, 384, 48, 128, 128),
 }
 POOLS = {"3b": "pool3", "4e": "pool4"}  # after these blocks
+TAPS = [
+    (64, 2, "stem.conv1"),
+    (192, 4, "stem.norm2"),
+    (480, 8, "blocks.inception_3b"),
+    (832, 16, "blocks.inception_4e"),
+    (1024, 32, "blocks.inception_5b"),
+]
 
 CAFFE_LAYERS = {
     "conv1/7x7_s2": "stem.conv1",
@@ -61,8 +63,7 @@ CAFFE_LAYERS = {
     },
     "loss3/classifier": "head.fc",
 }
-TORCHVISION_PARTS = {"conv": "stem", "inception": "blocks", "fc": "head"}
-AUXILIARY = ("loss1/", "loss2/", "aux1.", "aux2.")
+AUXILIARY = ("loss1/", "loss2/")
 
 default_cfgs = generate_default_cfgs(
     {
@@ -79,37 +80,8 @@ default_cfgs = generate_default_cfgs(
             "origin_url": "https://github.com/BVLC/caffe/tree/master/models/bvlc_googlenet",
             "paper_ids": "arXiv:1409.4842",
         },
-        "googlenet_tv.tv_in1k": {
-            "url": "https://download.pytorch.org/models/googlenet-1378be20.pth",
-            "input_size": (3, 224, 224),
-            "pool_size": (7, 7),
-            "crop_pct": 224 / 256,
-            "interpolation": "bilinear",
-            # ImageNet's mean and std, and then torchvision's `transform_input`, come to this.
-            "mean": (0.5, 0.5, 0.5),
-            "std": (0.5, 0.5, 0.5),
-            "first_conv": "stem.conv1.conv",
-            "classifier": "head.fc",
-            "origin_url": "https://github.com/pytorch/vision",
-        },
     }
 )
-
-
-class GoogLeNet(Network):
-    """Base of both networks, with timm's interface.
-
-    Shape:
-        Images (N, in_chans, H, W) to features (N, 1024, about H/32, about W/32). The papers' network needs 31
-        pixels at least, torchvision's 15.
-    """
-
-    def __init__(
-        self, stem: nn.Sequential, blocks: nn.Sequential, taps: Sequence[str], **kwargs: Any
-    ) -> None:
-        widths, strides = (64, 192, 480, 832, 1024), (2, 4, 8, 16, 32)
-        taps = list(zip(widths, strides, taps, strict=True))
-        super().__init__({"stem": stem, "blocks": blocks}, taps, **kwargs)
 
 
 class Conv(nn.Conv2d):
@@ -156,66 +128,49 @@ _pool = partial(nn.MaxPool2d, 3, stride=2, ceil_mode=True)
 _norm = partial(ResponseNorm, 5, alpha=1e-4, beta=0.75, k=1.0)
 
 
-def _bvlc(in_chans: int = 3, drop_rate: float = 0.4, **kwargs: Any) -> GoogLeNet:
-    stem = OrderedDict(
-        conv1=Conv(in_chans, 64, 7, stride=2),
-        pool1=_pool(),
-        norm1=_norm(),
-        conv2_reduce=Conv(64, 64, 1),
-        conv2=Conv(64, 192, 3),
-        norm2=_norm(),
-        pool2=_pool(),
-    )
-    blocks = OrderedDict[str, nn.Module]()
-    channels = 192
-    for name, widths in INCEPTIONS.items():
-        blocks[f"inception_{name}"] = block = Inception(channels, widths)
-        channels = block.out_chans
-        if name in POOLS:
-            blocks[POOLS[name]] = _pool()
-    taps = ["stem.conv1", "stem.norm2"] + [
-        f"blocks.inception_{name}" for name in ("3b", "4e", "5b")
-    ]
-    model = GoogLeNet(
-        nn.Sequential(stem), nn.Sequential(blocks), taps, drop_rate=drop_rate, **kwargs
-    )
-    if model.num_classes:
-        nn.init.kaiming_uniform_(model.get_classifier().weight, nonlinearity="linear")
-        nn.init.zeros_(model.get_classifier().bias)
-    return model
+class GoogLeNet(Network):
+    """GoogLeNet with timm's interface.
 
+    Shape:
+        Images (N, in_chans, H, W), H and W at least 31, to features (N, 1024, about H/32, about W/32).
+    """
 
-def _torchvision(in_chans: int = 3, drop_rate: float = 0.2, **kwargs: Any) -> GoogLeNet:
-    source = TorchvisionGoogLeNet(aux_logits=False, init_weights=True)
-    source.conv1 = BasicConv2d(in_chans, 64, kernel_size=7, stride=2, padding=3)
-    nn.init.trunc_normal_(source.conv1.conv.weight, std=0.01)  # as in the other convolutions
-    layers = list(source.named_children())
-    end_of_stem = 1 + [name for name, _ in layers].index("maxpool2")
-    end_of_blocks = 1 + [name for name, _ in layers].index("inception5b")
-    stem = nn.Sequential(OrderedDict(layers[:end_of_stem]))
-    blocks = nn.Sequential(OrderedDict(layers[end_of_stem:end_of_blocks]))
-    taps = ["stem.conv1", "stem.conv3"] + [f"blocks.inception{name}" for name in ("3b", "4e", "5b")]
-    return GoogLeNet(stem, blocks, taps, drop_rate=drop_rate, **kwargs)
+    def __init__(self, in_chans: int = 3, drop_rate: float = 0.4, **kwargs: Any) -> None:
+        stem = OrderedDict(
+            conv1=Conv(in_chans, 64, 7, stride=2),
+            pool1=_pool(),
+            norm1=_norm(),
+            conv2_reduce=Conv(64, 64, 1),
+            conv2=Conv(64, 192, 3),
+            norm2=_norm(),
+            pool2=_pool(),
+        )
+        blocks = OrderedDict[str, nn.Module]()
+        channels = 192
+        for name, widths in INCEPTIONS.items():
+            blocks[f"inception_{name}"] = block = Inception(channels, widths)
+            channels = block.out_chans
+            if name in POOLS:
+                blocks[POOLS[name]] = _pool()
+        parts = {"stem": nn.Sequential(stem), "blocks": nn.Sequential(blocks)}
+        super().__init__(parts, TAPS, drop_rate=drop_rate, **kwargs)
+        if self.num_classes:
+            nn.init.kaiming_uniform_(self.get_classifier().weight, nonlinearity="linear")
+            nn.init.zeros_(self.get_classifier().bias)
 
 
 def checkpoint_filter_fn(state_dict: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-    """Rename a file's tensors to this module's names, for timm's loader or `load_state_dict`.
+    """Rename Caffe's tensors (`conv1/7x7_s2.weight`), taken to be for BGR, to this module's names.
 
-    It knows Caffe's layers (`conv1/7x7_s2.weight`), taken to be for BGR, torchvision's file, and files that this
-    module saved. It drops the auxiliary classifiers and hands on unknown tensors, so that the loader can name
-    them.
+    It drops the auxiliary classifiers, and hands on all other tensors, so that the loader can name them.
     """
     converted = {}
     for key, tensor in state_dict.items():
         layer, _, blob = key.rpartition(".")
-        if key.startswith(AUXILIARY):
-            continue
         if layer in CAFFE_LAYERS:
             own = f"{CAFFE_LAYERS[layer]}.{blob}"
             converted[own] = _from_caffe(own, tensor)
-        elif part := re.match(r"(conv|inception|fc)(\d[a-e]?)?\.", key):
-            converted[f"{TORCHVISION_PARTS[part[1]]}.{key}"] = tensor
-        else:
+        elif not key.startswith(AUXILIARY):
             converted[key] = tensor
     return converted
 
@@ -231,10 +186,4 @@ def _from_caffe(key: str, tensor: Tensor) -> Tensor:
 @register_model
 def googlenet(pretrained: bool = False, **kwargs: Any) -> nn.Module:
     """The papers' GoogLeNet: 6,998,552 parameters with its classifier."""
-    return create(_bvlc, "googlenet", checkpoint_filter_fn, pretrained, **kwargs)
-
-
-@register_model
-def googlenet_tv(pretrained: bool = False, **kwargs: Any) -> nn.Module:
-    """torchvision's network, which is not the papers'; see above."""
-    return create(_torchvision, "googlenet_tv", checkpoint_filter_fn, pretrained, **kwargs)
+    return create(GoogLeNet, "googlenet", checkpoint_filter_fn, pretrained, **kwargs)

@@ -8,13 +8,10 @@ import pickle
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
-from inspect import signature
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import timm
-import torch
 from huggingface_hub import get_hf_file_metadata, hf_hub_url
 from huggingface_hub.constants import HF_HUB_CACHE
 from huggingface_hub.errors import HfHubHTTPError
@@ -42,9 +39,8 @@ def load_weights(model: nn.Module, path: str | Path) -> None:
 
     Args:
         model: Made by `timm.create_model`.
-        path: .pth or .pt (read without running any code in it), .safetensors, .npz or .caffemodel. From a
-            training checkpoint, the first of the entries `state_dict_ema`, `model_ema`, `state_dict` and `model`
-            is taken.
+        path: .pth or .pt (read without running any code in it), .safetensors or .caffemodel. From a training
+            checkpoint, the first of the entries `state_dict_ema`, `model_ema`, `state_dict` and `model` is taken.
 
     Raises:
         WeightsError: if the file cannot be read, if it has a published file's name but not its checksum, if its
@@ -122,37 +118,19 @@ def _read(path: Path) -> dict[str, Tensor]:
     return state_dict
 
 
-def _read_npz(path: Path) -> dict[str, Tensor]:
-    # If the archive is damaged, np.load would leave its own handle open.
-    with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-        return {name: torch.from_numpy(array) for name, array in arrays.items()}
-
-
-def _read_caffemodel(path: Path) -> dict[str, Tensor]:
-    names = {0: "weight", 1: "bias"}
-    return {
-        f"{layer}.{names.get(number, number)}": blob
-        for layer, blobs in read_caffemodel(path).items()
-        for number, blob in enumerate(blobs)
-    }
-
-
 # Explicit: not every version of timm refuses to unpickle code by default.
 _read_checkpoint = partial(load_state_dict, weights_only=True)
 READERS: dict[str, Callable[[Path], dict[str, Tensor]]] = {
     **dict.fromkeys((".pth", ".pt", ".safetensors"), _read_checkpoint),
-    ".npz": _read_npz,
-    ".caffemodel": _read_caffemodel,
+    ".caffemodel": read_caffemodel,
 }
 
 
 def _convert(state_dict: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
     """Convert a file's tensors as `timm.create_model(pretrained=True)` does before it loads them."""
     module = sys.modules[type(model).__module__]
-    convert = getattr(module, "checkpoint_filter_fn", None) or getattr(module, "_filter_fn", None)
-    if convert is not None:
-        alone = len(signature(convert).parameters) == 1
-        state_dict = convert(state_dict) if alone else convert(state_dict, model)
+    if hasattr(module, "checkpoint_filter_fn"):
+        state_dict = module.checkpoint_filter_fn(state_dict, model)
     published: dict[str, Any] = getattr(model, "pretrained_cfg", {})
     if not getattr(model, "num_classes", None):
         heads = tuple(f"{name}." for name in _names(published.get("classifier")))

@@ -1,18 +1,15 @@
 """Files of weights: every format and wrapping fills a model, and errors name what does not fit."""
 
-import copy
 import hashlib
 from collections import OrderedDict
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import pytest
 import timm
 import torch
 from safetensors.torch import save_file
-from timm.models import resnet
 from torch import Tensor, nn
 
 from benchmarks.backbones import (
@@ -25,7 +22,6 @@ from benchmarks.backbones import (
 )
 from benchmarks.backbones.__main__ import main
 from tests.benchmarks.backbones.test_caffe import caffemodel
-from tests.references import bn_inception as published
 from tests.support.server import Server, serving
 from tests.support.tolerances import assert_close
 
@@ -45,10 +41,6 @@ def values(model: nn.Module) -> dict[str, Tensor]:
     }
 
 
-def save_npz(state_dict: dict[str, Tensor], path: Path) -> None:
-    np.savez(path, **{name: value.numpy() for name, value in state_dict.items()})
-
-
 def save_caffemodel(state_dict: dict[str, Tensor], path: Path) -> None:
     layers = {name.rpartition(".")[0]: [] for name in state_dict}
     for name, value in state_dict.items():
@@ -61,7 +53,6 @@ SAVE = {
     "pt": torch.save,
     "legacy.pth": partial(torch.save, _use_new_zipfile_serialization=False),
     "safetensors": save_file,
-    "npz": save_npz,
     "caffemodel": save_caffemodel,
 }
 
@@ -85,14 +76,11 @@ def test_every_format_fills_the_model(tmp_path, suffix):
     assert_holds(model, expected)
 
 
-@pytest.mark.parametrize(
-    "wrapping", ["state_dict", "model", "module.", "_orig_mod.", "ema", "both"]
-)
+@pytest.mark.parametrize("wrapping", ["model", "_orig_mod.", "ema", "both"])
 def test_usual_wrappings_are_taken_off(tmp_path, wrapping):
     model = Network()
     expected = values(model)
     content = {
-        "state_dict": {"epoch": 3, "state_dict": expected},
         "model": {"model": expected, "optimizer": {"step": 1}},
         "ema": {"state_dict": values(model), "state_dict_ema": expected},
         "both": {"state_dict": {f"module.{name}": value for name, value in expected.items()}},
@@ -100,22 +88,6 @@ def test_usual_wrappings_are_taken_off(tmp_path, wrapping):
     torch.save(content, tmp_path / "file.pth")
     load_weights(model, tmp_path / "file.pth")
     assert_holds(model, expected)
-
-
-def test_the_published_bn_inception_gives_its_features(tmp_path):
-    theirs = published.random_weights(torch.float32)
-    torch.save(theirs, tmp_path / "file.pth")
-    register()
-    trunk = timm.create_model("bn_inception", num_classes=0, global_pool="").eval()
-    load_weights(trunk, tmp_path / "file.pth")
-    bgr = torch.randn(1, 3, 64, 64) * 60
-    with torch.no_grad():
-        assert_close(trunk(bgr.flip(1)), published.features(theirs, bgr))
-
-    expected = copy.deepcopy(trunk.state_dict())
-    save_file(expected, tmp_path / "ours.safetensors")
-    load_weights(trunk, tmp_path / "ours.safetensors")
-    assert_holds(trunk, expected)  # the channels are not turned round again
 
 
 def test_a_trunk_without_classifier_drops_the_files(tmp_path):
@@ -127,16 +99,6 @@ def test_a_trunk_without_classifier_drops_the_files(tmp_path):
     trunk = timm.create_model("test_resnet", num_classes=0, global_pool="")
     load_weights(trunk, tmp_path / "file.pth")
     assert_holds(trunk, {name: value for name, value in expected.items() if name[:3] != "fc."})
-
-
-def test_counters_of_batch_norms_may_be_missing(tmp_path):
-    model = timm.create_model("test_resnet")
-    expected = values(model)
-    counters = {name for name in expected if name.endswith("num_batches_tracked")}
-    assert counters
-    torch.save({n: v for n, v in expected.items() if n not in counters}, tmp_path / "file.pth")
-    load_weights(model, tmp_path / "file.pth")
-    assert_holds(model, expected | {name: torch.tensor(0) for name in counters})
 
 
 @pytest.mark.parametrize("in_chans", [1, 4])
@@ -152,12 +114,6 @@ def test_the_first_convolution_is_adapted_to_the_channels(tmp_path, in_chans):
     torch.save(model.state_dict(), tmp_path / "file.pth")
     load_weights(again, tmp_path / "file.pth")
     assert_holds(again, model.state_dict())
-
-
-def test_other_channels_than_the_published_are_not_adapted(tmp_path):
-    torch.save(timm.create_model("test_resnet", in_chans=2).state_dict(), tmp_path / "file.pth")
-    with pytest.raises(WeightsError, match=r"mismatch for conv1.0.weight"):
-        load_weights(timm.create_model("test_resnet", in_chans=1), tmp_path / "file.pth")
 
 
 def test_timms_own_conversion_is_used(tmp_path):
@@ -178,21 +134,6 @@ def test_timms_own_conversion_is_used(tmp_path):
     assert_holds(small, expected.state_dict())
 
 
-@pytest.mark.parametrize("takes_model", [True, False])
-def test_conversions_may_take_the_model_or_not(tmp_path, monkeypatch, takes_model):
-    def rename(state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
-        return {name.removeprefix("old."): value for name, value in state_dict.items()}
-
-    with_model = lambda state_dict, model: rename(state_dict)  # noqa: E731
-    name = "checkpoint_filter_fn" if takes_model else "_filter_fn"
-    monkeypatch.setattr(resnet, name, with_model if takes_model else rename, raising=False)
-    model = timm.create_model("test_resnet")
-    expected = values(model)
-    torch.save({f"old.{name}": value for name, value in expected.items()}, tmp_path / "file.pth")
-    load_weights(model, tmp_path / "file.pth")
-    assert_holds(model, expected)
-
-
 # ------------------------------------------------------------------------------------ what does not
 
 
@@ -204,16 +145,10 @@ WRONG = {
     "missing": (lambda right: without(right, "fc.bias"), r"does not fit Network: .*fc.bias"),
     "extra": (lambda right: right | {"x": torch.ones(1)}, 'Unexpected .* "x"'),
     "misshapen": (lambda right: right | {"fc.weight": torch.ones(5, 2)}, r"mismatch for fc.weight"),
-    "another model": (
-        lambda right: {f"blocks.{i}": torch.ones(1) for i in range(500)},
-        r"does not fit Network: .* \.\.\.$",
-    ),
-    "empty": (lambda right: {}, "does not fit Network"),
     "no tensors": (
         lambda right: {"epoch": 3, "net": right},
         "something other than tensors by name",
     ),
-    "no dictionary": (lambda right: [1, 2], "not a complete .pth file of weights"),
     "a tensor": (lambda right: torch.ones(3), "not a complete .pth file of weights"),
     "a module": (
         lambda right: Network(),
@@ -236,22 +171,13 @@ def test_what_does_not_fit_is_named_in_one_line(tmp_path, case):
 
 
 @pytest.mark.parametrize("suffix", SAVE)
-@pytest.mark.parametrize("kept", [0, 0.6], ids=["empty", "cut off"])
-def test_a_damaged_file_is_named(tmp_path, suffix, kept):
+@pytest.mark.parametrize("content", ["", "cut off", "<html>404: not found</html>\n" * 20])
+def test_a_damaged_file_is_named(tmp_path, suffix, content):
     path = tmp_path / f"file.{suffix}"
     SAVE[suffix](values(Network()), path)
-    content = path.read_bytes()
-    path.write_bytes(content[: int(kept * len(content))])
-    with pytest.raises(
-        WeightsError, match=rf"file.{suffix}: not a complete .* file of weights \(.+\)"
-    ):
-        load_weights(Network(), path)
-
-
-@pytest.mark.parametrize("suffix", SAVE)
-def test_a_file_of_something_else_is_named(tmp_path, suffix):
-    path = tmp_path / f"file.{suffix}"
-    path.write_text("<html>404: not found</html>\n" * 20)
+    whole = path.read_bytes()
+    cut = whole[: int(0.6 * len(whole))]
+    path.write_bytes(cut if content == "cut off" else content.encode())
     with pytest.raises(
         WeightsError, match=rf"file.{suffix}: not a complete .* file of weights \(.+\)"
     ):
@@ -264,10 +190,10 @@ def test_a_missing_file_a_folder_and_an_unknown_suffix_are_named(tmp_path):
     (tmp_path / "folder.pth").mkdir()
     with pytest.raises(WeightsError, match=r"folder.pth: cannot be read \(Is a directory\)"):
         load_weights(Network(), tmp_path / "folder.pth")
-    with pytest.raises(WeightsError, match=r"folder: cannot be read \(No such file"):
-        load_weights(Network(), tmp_path / "folder")
     (tmp_path / "w.h5").touch()
-    with pytest.raises(WeightsError, match=r"w.h5: expected .* \.npz or \.caffemodel, got '\.h5'"):
+    with pytest.raises(
+        WeightsError, match=r"w.h5: expected .* \.safetensors or \.caffemodel, got '\.h5'"
+    ):
         load_weights(Network(), tmp_path / "w.h5")
 
 
@@ -285,38 +211,15 @@ def test_code_in_a_checkpoint_does_not_run(tmp_path):
     assert not Payload.ran
 
 
-def test_an_array_of_objects_is_not_unpickled(tmp_path):
-    np.savez(tmp_path / "file.npz", **{"conv.weight": np.array([Payload()], dtype=object)})
-    with pytest.raises(WeightsError, match=r"not a complete .npz file of weights"):
-        load_weights(Network(), tmp_path / "file.npz")
-    assert not Payload.ran
-
-
-def test_a_conversion_that_fails_is_another_models(tmp_path, monkeypatch):
-    def fails(state_dict: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-        return {"x": state_dict["layers.0"]}
-
-    monkeypatch.setattr(resnet, "checkpoint_filter_fn", fails, raising=False)
-    torch.save(values(Network()), tmp_path / "file.pth")
-    with pytest.raises(WeightsError, match=r"does not fit test_resnet: 'layers.0'"):
-        load_weights(timm.create_model("test_resnet"), tmp_path / "file.pth")
-
-
 # ------------------------------------------------------------------------------------- known files
 
 
 def known(path: Path, algorithm: str = "sha256", digits: int = 64, url: str = "") -> KnownWeights:
-    digest = hashlib.new(algorithm, path.read_bytes()).hexdigest()
-    return KnownWeights(
-        model="net",
-        url=url or f"https://example.org/{path.name}",
-        checksum=f"{algorithm}:{digest[:digits]}",
-        licence="none",
-        note="A note.",
-    )
+    digest = hashlib.new(algorithm, path.read_bytes()).hexdigest()[:digits]
+    return KnownWeights("net", url or f"https://example.org/{path.name}", f"{algorithm}:{digest}")
 
 
-@pytest.mark.parametrize(("algorithm", "digits"), [("sha256", 9), ("sha256", 64), ("sha1", 40)])
+@pytest.mark.parametrize(("algorithm", "digits"), [("sha256", 9), ("sha1", 40)])
 def test_a_published_name_promises_the_published_content(tmp_path, monkeypatch, algorithm, digits):
     path = tmp_path / "net-1234.pth"
     expected = values(Network())
@@ -346,27 +249,14 @@ def test_a_file_of_sums_beside_the_weights_is_heeded(tmp_path):
 
 
 def test_the_known_files_are_those_of_the_papers_networks():
-    files = {entry.model: entry.file for entry in KNOWN_WEIGHTS}
-    assert files == {
-        "bn_inception": "bn_inception-52deb4733.pth",
-        "googlenet": "bvlc_googlenet.caffemodel",
-        "googlenet_tv": "googlenet-1378be20.pth",
-    }
     register()
-    assert all(timm.is_model(model) for model in files)
     for entry in KNOWN_WEIGHTS:
+        assert timm.is_model(entry.model)
         algorithm, _, digest = entry.checksum.partition(":")
         assert algorithm in hashlib.algorithms_guaranteed
         assert int(digest, 16)
         assert len(digest) >= 8
         assert Path(entry.file).suffix in weights.READERS
-
-
-def test_a_foreign_file_of_a_known_name_is_refused(tmp_path):
-    path = tmp_path / "bn_inception-52deb4733.pth"
-    torch.save(values(Network()), path)
-    with pytest.raises(WeightsError, match="published file, but expected sha256:52deb4733, got"):
-        load_weights(Network(), path)
 
 
 # ----------------------------------------------------------------------------------- command line
@@ -386,13 +276,6 @@ def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
         yield server
 
 
-def test_list_prints_where_the_files_come_from(capsys):
-    assert main(["list"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    for entry in KNOWN_WEIGHTS:
-        assert {entry.model, f"    {entry.url}", f"    {entry.note}"} <= set(lines)
-
-
 def test_download_fetches_a_file_once(served, tmp_path, capsys):
     output = tmp_path / "new" / "folder"
     for _ in range(2):
@@ -402,26 +285,15 @@ def test_download_fetches_a_file_once(served, tmp_path, capsys):
         assert served.requests == ["/net-1234.pth"]
 
 
-@pytest.mark.parametrize("case", ["another", "none", "one's own"])
-def test_a_file_that_is_not_the_published_one_is_named(served, tmp_path, capsys, case):
-    (tmp_path / "server" / "net-1234.pth").unlink()
-    if case != "none":
-        where = tmp_path / ("server" if case == "another" else ".") / "net-1234.pth"
-        where.write_bytes(b"another")
+def test_a_file_that_is_not_the_published_one_is_named(served, tmp_path, capsys):
+    (tmp_path / "server" / "net-1234.pth").write_bytes(b"another")
     assert main(["download", "net", "--output", str(tmp_path)]) == 2
     [line] = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
-    assert ("404" if case == "none" else "net-1234.pth: expected sha256:") in line
-    assert (tmp_path / "net-1234.pth").exists() == (case == "one's own")
+    assert "net-1234.pth: expected sha256:" in line
+    assert not (tmp_path / "net-1234.pth").exists()
 
 
 def test_an_unknown_name_is_refused(capsys):
     with pytest.raises(SystemExit, match="2"):
         main(["download", "vgg", "--output", "."])
     assert "bn_inception" in capsys.readouterr().err
-
-
-def test_names_in_a_file_do_not_reach_the_terminal_as_they_are(tmp_path):
-    torch.save({"\x1b[2J\x00": torch.zeros(1)}, tmp_path / "w.pth")
-    with pytest.raises(WeightsError, match=r"\\x1b\[2J\\x00") as error:
-        load_weights(Network(), tmp_path / "w.pth")
-    assert str(error.value).isprintable()
