@@ -11,13 +11,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks import console, reporting, settings
+from benchmarks import console, settings
 
 FORMATS = ("timm", "onnx")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the files with their sizes and errors, and return the exit status: 2 if nothing was written."""
+    """Print the files with their errors, and return the exit status: 2 if nothing was written."""
     parser = argparse.ArgumentParser(
         "python -m benchmarks.export", description=__doc__, formatter_class=console.HelpFormatter
     )
@@ -38,15 +38,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except settings.ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    differences = {
-        file: f"{result.difference:.1e}" for result in exported.values() for file in result.files
-    }
-    rows = [
-        [path.name, f"{path.stat().st_size / 1e6:.2f}", differences.get(path.name, "")]
-        for path in sorted(options.output.iterdir())
-    ]
-    table = reporting.Table(["file", "MB", "largest difference"], rows)
-    print(f"{options.output}\n\n{table.terminal()}")
+    for written in exported.values():
+        files = ", ".join(written.files)
+        print(f"{files}: the checkpoint's embeddings except for at most {written.difference:.1e}")
     return 0
 
 

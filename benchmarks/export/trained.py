@@ -26,8 +26,6 @@ class Trained:
     experiment: Experiment
     step: int  # of the checkpoint
     network: EmbeddingModel  # in evaluation mode, in float32 on the CPU, its attention folded
-    folded: str | None  # the class of that attention
-    left_out: int  # numbers in the checkpoint that are the loss's own
     images: Tensor  # (N, C, S, S), noise
     embeddings: Tensor  # (N, E), the checkpoint's of these images
 
@@ -42,7 +40,6 @@ class Exported:
 
     files: list[str]
     difference: float  # the largest between its embeddings and the checkpoint's
-    parts: str | None = None  # why timm has the trunk alone, where it has
 
 
 def load_trained(folder: Path) -> Trained:
@@ -70,7 +67,6 @@ def load_trained(folder: Path) -> Trained:
         raise ConfigError(f"{settings}: {told}") from error
     try:
         network.load_state_dict(state["model"])
-        left_out = sum(tensor.numel() for tensor in state["loss"].values())
         step = int(state["step"])
     except (RuntimeError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise ConfigError(
@@ -92,11 +88,9 @@ def load_trained(folder: Path) -> Trained:
         raise ConfigError(
             f"{folder}: the network of step {step} gives NaN or inf: it has diverged, train it again"
         )
-    folded = None
     if hasattr(network.head.attention, "fold"):
-        folded = type(network.head.attention).__name__
         network.head.fold()
-    return Trained(run, experiment, step, network, folded, left_out, images, embeddings)
+    return Trained(run, experiment, step, network, images, embeddings)
 
 
 def without_weights(model: Model) -> Model:

@@ -1,16 +1,20 @@
 """Writes a run as files for use without this package: all of them, or none."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib.util import find_spec
+from math import floor
 from pathlib import Path
 
 import torch
+from timm.models import model_entrypoint, split_model_name_tag
 
 from benchmarks.console import InUseError, alone, let_others_read, reason
-from benchmarks.export.card import card
-from benchmarks.export.timm_files import write_timm
+from benchmarks.export.timm_files import HEAD_FILE, preprocessing, write_timm
 from benchmarks.export.trained import SAME, Exported, Trained, load_trained
-from benchmarks.settings import ConfigError
+from benchmarks.reporting import compare, fill
+from benchmarks.settings import ConfigError, dump
+from pml_regularizers import EmbeddingHead
 
 NEEDED_BY_ONNX = ("onnx", "onnxscript", "onnxruntime")
 
@@ -38,11 +42,8 @@ def export(run: Path, output: Path, formats: Sequence[str]) -> dict[str, Exporte
             for file in folder.iterdir():
                 let_others_read(file)
             folder.rename(output.absolute())
-    except InUseError as error:
-        line = "another process exports to it; wait for it, or choose another"
-        raise ConfigError(f"--output: {output}: {line}") from error
-    except OSError as error:
-        raise ConfigError(f"--output: {output}: {error.strerror or error}") from error
+    except (InUseError, OSError) as error:
+        raise ConfigError(f"--output: {output}: {reason(error)}") from error
     return exported
 
 
@@ -88,3 +89,37 @@ def write_onnx(trained: Trained, folder: Path) -> Exported:
         for batch in (trained.images, trained.images[:1])
     ]
     return Exported([path.name], max(differences))
+
+
+def card(trained: Trained, exported: Mapping[str, Exported]) -> str:
+    """The model card, README.md: how to use the files, results, and the training's settings."""
+    info, trunk = trained.run.info, trained.experiment.model.trunk
+    view = preprocessing(trained.experiment.data, trained.network.trunk)
+    tested = (info.get("selection") or {"step": info["steps"]})["step"]
+    results = None
+    if info["status"] == "finished" and tested == trained.step:
+        # The descriptor is HORDE's, which is not exported.
+        results = compare([replace(trained.run, info={**info, "outputs": {}})]).markdown()
+    entrypoint = model_entrypoint(split_model_name_tag(trunk)[0])
+    files = [file for written in exported.values() for file in written.files]
+    return fill(
+        Path(__file__).with_name("card.md"),
+        **{"exported": exported, "info": info, "trunk": trunk, "head": trained.network.head},
+        **{"view": view, "results": results, "step": trained.step, "config": dump(info["config"])},
+        # timm knows such a trunk only once `benchmarks.backbones` has registered it.
+        ours=entrypoint.__module__.startswith("benchmarks."),
+        parts=HEAD_FILE if HEAD_FILE in files else None,
+        pooled=pooling(trained.network.head, trained.network.trunk(trained.images).ndim),
+        shown=floor(view["input_size"][1] / view["crop_pct"]),
+        difference=max(written.difference for written in exported.values()),
+    )
+
+
+def pooling(head: EmbeddingHead, ndim: int) -> str:
+    """Code of the head's pooling, before its linear layer, in torch."""
+    if head.pool == "token":
+        return "features[:, 0]"
+    reduce = {"avg": "mean", "max": "amax"}[head.pool]
+    if ndim == 3:
+        return f"features[:, {head.num_prefix_tokens}:].{reduce}(dim=1)"
+    return f"features.{reduce}(dim={(1, 2) if head.data_format == 'NHWC' else (2, 3)})"

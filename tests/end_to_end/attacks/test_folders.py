@@ -22,7 +22,7 @@ from benchmarks.export import __main__ as export
 from benchmarks.records import digests, load_run, write_json
 from benchmarks.records.files import signed
 from benchmarks.settings import dump, merge, read_yaml, recipe_files
-from tests.benchmarks.export.test_export import pictures, plain, trained  # noqa: F401
+from tests.benchmarks.export.conftest import pictures, plain, trained  # noqa: F401
 from tests.benchmarks.reporting.test_figures import save_features
 from tests.benchmarks.reporting.test_report import add_curves_and_images, write_run
 from tests.end_to_end.attacks.test_dataset_files import is_shown

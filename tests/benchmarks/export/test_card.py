@@ -1,0 +1,90 @@
+"""The model card: what was measured, and code for the trunk at hand."""
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from benchmarks.export.__main__ import main
+from benchmarks.export.trained import Exported, load_trained
+from benchmarks.export.writing import card
+from benchmarks.records.files import write_json
+from benchmarks.settings.recipe_files import read_yaml
+from tests.benchmarks.export.conftest import change, needs_onnx, snippets
+
+
+@needs_onnx
+def test_the_card_tells_what_was_measured(
+    trained: Path, exported: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = (exported / "README.md").read_text()
+    info = json.loads((trained / "run.json").read_text())
+    front = yaml.safe_load(text.split("---\n", 2)[1])
+    assert (front["library_name"], front["license"]) == ("timm", "unknown")
+    assert {"timm", "onnx"} < set(front["tags"])
+    assert info["outputs"]["descriptor"]
+    assert "†" not in text, "HORDE's descriptor is not exported"
+    [row] = re.findall(r"^\| binomial deviance \|(.*)\|$", text, re.MULTILINE)
+    percents = [float(cell) for cell in row.split("|")[:-1]]
+    assert percents == [round(100 * value, 2) for value in info["metrics"].values()]
+    assert f"Trained by `{info['command']}` at commit {info['commit']}." in text
+    monkeypatch.chdir(exported)
+    _, onnx = snippets(exported)
+    found: dict[str, Any] = {}
+    exec(onnx, found)
+    assert found["embeddings"].shape == (2, 8)
+
+
+def told(plain: Path, info: dict[str, Any], **model: Any) -> str:
+    """The card of a run whose run.json and model say something else."""
+    trained = load_trained(plain)
+    run = replace(trained.run, info=trained.run.info | info)
+    experiment = replace(trained.experiment, model=replace(trained.experiment.model, **model))
+    files = Exported(["model.safetensors", "config.json"], 0.0)
+    return card(replace(trained, run=run, experiment=experiment), {"timm": files})
+
+
+def test_the_card_of_an_unfinished_run_has_no_results(plain: Path) -> None:
+    text = told(plain, {"status": "stopped", "steps": 7000})
+    assert "this is the checkpoint of step 3 of a run that is stopped" in text
+    assert "Recall" not in text
+    assert "Recall" in told(plain, {})
+    assert "Recall" not in told(plain, {"steps": 4}), "measured at another checkpoint"
+
+
+def test_a_name_writes_no_lines_into_the_card(run: Path) -> None:
+    lines = "x\n\n# Mine\n\n```\n\n````\n# Mine"
+    info = json.loads((run / "run.json").read_text())
+    config = info["config"] | {"label": lines}
+    info |= {"label": lines, "recipe": lines, "config": config}
+    write_json(run / "run.json", info)
+    text = told(run, {})
+    card, settings = text.split("<summary>")
+    assert not re.search(r"^# Mine", card, re.MULTILINE)
+    block = settings.partition("</summary>\n")[2].partition("</details>")[0]
+    assert all(line.startswith("    ") for line in block.splitlines() if line)
+    assert yaml.safe_load(block)["label"] == lines
+
+
+def test_an_export_does_not_need_the_loss(run: Path, tmp_path: Path) -> None:
+    config = read_yaml(run / "config.yaml")
+    config["losses"] = [{"loss": {}}]
+    (run / "config.yaml").write_text(yaml.safe_dump(config))
+    assert main([str(run), f"--output={tmp_path / 'exported'}", "--formats=timm"]) == 0
+
+
+def test_an_empty_folder_of_weights_is_not_asked(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "weights").mkdir()
+    change(run, "model", weights=str(tmp_path / "weights"))
+    trained = load_trained(run)
+    assert trained.step == trained.run.info["steps"]
+
+
+@pytest.mark.parametrize(("trunk", "ours"), [("test_resnet", False), ("googlenet", True)])
+def test_the_card_imports_the_trunks_that_timm_lacks(trunk: str, ours: bool, plain: Path) -> None:
+    text = told(plain, {}, trunk=trunk)
+    assert ("\nregister()" in text) == ours

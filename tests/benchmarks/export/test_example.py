@@ -1,0 +1,120 @@
+"""The example that searches a folder with an exported network."""
+
+import base64
+import io
+import re
+import runpy
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from benchmarks.export.__main__ import main
+from tests.benchmarks.export.conftest import CLASSES, IMAGES, embed, make_run, views
+from tests.support.processes import ROOT
+
+PRINTED = 1e-4  # distances have four decimals
+
+
+@pytest.fixture(scope="module")
+def search() -> Callable[[Sequence[str]], int]:
+    return runpy.run_path(str(ROOT / "examples" / "search_folder.py"))["main"]
+
+
+@pytest.mark.parametrize("trunk", ["test_resnet", "test_convnext"])
+def test_the_example_finds_the_nearest_images(
+    trunk: str,
+    trained: Path,
+    pictures: Path,
+    tmp_path: Path,
+    search: Callable[[Sequence[str]], int],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run, output = tmp_path / "run", tmp_path / "exported"
+    network = make_run(trained, run, trunk=trunk)
+    assert main([str(run), f"--output={output}", "--formats=timm"]) == 0
+    capsys.readouterr()
+    queries = ["class5/2.png", "class1/0.png"]
+    paths = [str(pictures / name) for name in queries]
+    assert search([str(output), str(pictures), *paths, "--neighbours=6"]) == 0
+
+    seen = views(pictures, network)
+    names = list(seen)
+    assert len(names) == CLASSES * IMAGES
+    embeddings = embed(network, torch.stack(list(seen.values()))).double()
+    lines = iter(capsys.readouterr().out.splitlines())
+    for query in queries:
+        assert next(lines) == str(pictures / query)
+        distances = (embeddings - embeddings[names.index(query)]).norm(dim=1)
+        nearest = distances.sort()
+        for expected, index in zip(nearest.values[:6], nearest.indices[:6], strict=True):
+            distance, path = next(lines).split()
+            assert path == str(pictures / names[index])
+            assert float(distance) == pytest.approx(expected.item(), abs=PRINTED)
+    assert next(lines, None) is None
+
+
+@pytest.fixture(scope="module")
+def searchable(plain: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    output = tmp_path_factory.mktemp("searchable") / "out"
+    assert main([str(plain), f"--output={output}", "--formats=timm"]) == 0
+    return output
+
+
+@pytest.mark.parametrize("missing", ["exported", "images", "decodable query"])
+def test_the_example_says_what_is_missing(
+    missing: str,
+    searchable: Path,
+    pictures: Path,
+    search: Callable[[Sequence[str]], int],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    query = pictures / "class0" / "0.png"
+    arguments, wrong = {
+        "exported": ([searchable / "nowhere", pictures, query], 0),
+        "images": ([searchable, searchable, query], 1),
+        "decodable query": ([searchable, pictures, searchable / "config.json"], 2),
+    }[missing]
+    with pytest.raises(SystemExit) as stopped:
+        search(list(map(str, arguments)))
+    assert stopped.value.code == 2
+    assert str(arguments[wrong]) in capsys.readouterr().err
+
+
+def test_the_example_shows_the_images_upright(
+    searchable: Path,
+    tmp_path: Path,
+    search: Callable[[Sequence[str]], int],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """On a page that loads nothing; a photograph on its side is found as the upright one."""
+    folder, exif = tmp_path / "a <b>", Image.Exif()
+    folder.mkdir()
+    upright = Image.new("L", (30, 60))
+    upright.paste(255, (0, 0, 30, 20))  # its sky
+    upright.save(folder / "0.png")
+    exif[0x0112] = 6  # turn it clockwise
+    upright.transpose(Image.Transpose.ROTATE_90).save(folder / "1.png", exif=exif)
+    upright.transpose(Image.Transpose.ROTATE_180).save(folder / "2.png")
+    page = tmp_path / "neighbours.html"
+    query = str(folder / "0.png")
+    assert search([str(searchable), str(folder), query, f"--html={page}"]) == 0
+    distances = [line.split(maxsplit=1)[0] for line in capsys.readouterr().out.splitlines()[1:]]
+    assert distances[:2] == ["0.0000"] * 2 and float(distances[2]) > 0
+    text = page.read_text()
+    pictures = re.findall(r'src="data:image/jpeg;base64,([^"]+)"', text)
+    assert len(pictures) == text.count("<img") == 4 and "http" not in text
+    assert text.count("a &lt;b&gt;") == 4 and "a <b>" not in text
+    for picture in pictures[:3]:
+        with Image.open(io.BytesIO(base64.b64decode(picture))) as shown:
+            assert shown.size == (30, 60)
+            assert np.asarray(shown)[5].mean() > 200 > 50 > np.asarray(shown)[50].mean()
+
+    before = (folder / "0.png").read_bytes()
+    with pytest.raises(SystemExit) as stopped:
+        search([str(searchable), str(folder), query, f"--html={query}"])
+    assert (stopped.value.code, (folder / "0.png").read_bytes()) == (2, before)
+    assert f"--html: {query} is there already" in capsys.readouterr().err
