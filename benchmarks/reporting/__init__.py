@@ -8,7 +8,6 @@ __getattr__, __dir__, __all__ = lazy.attach(
         "claims": ["SELECTION", "Tuning", "judge", "read_claims"],
         "claims_page": ["forest", "page_of_claims"],
         "comparison": ["compare"],
-        "drawing": ["COLOURS", "MARKERS", "svg"],
         "figures": ["write_html"],
         "folds": ["fair_comparison", "read_method"],
         "kept": ["Results"],

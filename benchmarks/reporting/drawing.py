@@ -25,22 +25,6 @@ LETTERS_PER_INCH = 15  # of a key
 ROWS, ROW = 2, 1 / 6  # of a key that a figure has room for; it grows by inches for each further one
 
 
-def svg(figure: Figure, xlabel: str, title: str) -> bytes:
-    """The figure with logarithmic axes, on white also in dark pages, its key above it."""
-    for axes in figure.axes:
-        axes.loglog(base=2)
-        for axis in (axes.xaxis, axes.yaxis):
-            axis.set_major_formatter("{x:g}")
-        axes.grid(alpha=0.25)
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.tick_params(labelsize=8)
-    figure.supxlabel(xlabel, fontsize=9)
-    handles, names = figure.axes[-1].get_legend_handles_labels()
-    key = {"ncols": len(names), "fontsize": 8, "frameon": False}
-    figure.legend(handles, names, loc="outside upper center", **key)
-    return _saved(figure, title)
-
-
 def _saved(figure: Figure, title: str, **how: bool) -> bytes:
     """SVG settings: the salt keeps element ids equal between reports; no metadata, no date and no links."""
     file = io.BytesIO()

@@ -15,7 +15,7 @@ from benchmarks.console import printable
 from benchmarks.datasets import DatasetError
 from benchmarks.records import RunFolderError
 from benchmarks.report import main
-from benchmarks.reporting.drawing import svg
+from benchmarks.reporting import drawing
 from benchmarks.run import main as run
 from benchmarks.settings import ConfigError
 from tests.benchmarks.reporting.test_report import add_curves_and_images, write_run
@@ -73,7 +73,9 @@ def test_every_text_of_a_picture_is_shown() -> None:
     axes = figure.add_subplot(title=name, ylabel=name)
     axes.plot([1, 2], [1, 2], label=name)
     axes.text(1, 1, "two\nlines\x1b")
-    picture = svg(figure, name, "salt")
+    figure.supxlabel(name)
+    figure.legend()
+    picture = drawing._saved(figure, "salt")
     texts = [text for _, node in ElementTree.iterparse(io.BytesIO(picture)) if (text := node.text)]
     assert sum(printable(name) in text for text in texts) == 4
     assert r"lines\x1b" in texts
