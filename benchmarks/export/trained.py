@@ -67,8 +67,7 @@ def load_trained(folder: Path) -> Trained:
         raise ConfigError(f"{settings}: {told}") from error
     try:
         network.load_state_dict(state["model"])
-        step = int(state["step"])
-    except (RuntimeError, KeyError, TypeError, ValueError, AttributeError) as error:
+    except RuntimeError as error:
         raise ConfigError(
             f"{settings}: describes another network than the checkpoint holds ({reason(error)}); put back the "
             "file that the run wrote"
@@ -86,11 +85,11 @@ def load_trained(folder: Path) -> Trained:
     embeddings = embed(network, images)
     if not embeddings.isfinite().all():
         raise ConfigError(
-            f"{folder}: the network of step {step} gives NaN or inf: it has diverged, train it again"
+            f"{folder}: the network of step {state['step']} gives NaN or inf: it has diverged, train it again"
         )
     if hasattr(network.head.attention, "fold"):
         network.head.fold()
-    return Trained(run, experiment, step, network, images, embeddings)
+    return Trained(run, experiment, state["step"], network, images, embeddings)
 
 
 def without_weights(model: Model) -> Model:

@@ -105,6 +105,7 @@ LIGHT = {
     "sweep --help": ["-m", "benchmarks.sweep", "--help"],
     "fair --help": ["-m", "benchmarks.fair", "--help"],
     "datasets list": ["-m", "benchmarks.datasets", "list"],
+    "backbones --help": ["-m", "benchmarks.backbones", "--help"],
 }
 HEAVY = ("torch", "numpy", "matplotlib", "scipy", "optuna", "timm")
 
