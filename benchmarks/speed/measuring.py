@@ -234,9 +234,8 @@ def origin(command: str, device: torch.device, commit: str | None = None) -> str
     code = {"commit": commit, "dirty": False} if commit else describe_code()
     commit = f"`{code['commit'][:7]}`" if code["commit"] else "an unknown commit"
     dirty = " (with uncommitted changes)" if code["dirty"] else ""
-    wanted = ("OMP_", "MALLOC_")
-    settings = [f"{key}={value} " for key, value in os.environ.items() if key.startswith(wanted)]
-    command = "".join(sorted(settings)) + command
+    threads = os.environ.get("OMP_NUM_THREADS")
+    command = f"OMP_NUM_THREADS={threads} " * (threads is not None) + command
     return f"Measured at {commit}{dirty} by\n`{command}`:\n{_machine(device)}."
 
 
