@@ -2,8 +2,6 @@
 
 import hashlib
 import os
-import subprocess
-import sys
 import tarfile
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +13,6 @@ from benchmarks.datasets import IMAGE_DATASETS, __main__, fetch
 from benchmarks.datasets.listing import Archive, Listing, load
 from benchmarks.datasets.verify import Check, verify
 from tests.support.fake_trees import cars, cub
-from tests.support.processes import ROOT, TIMEOUT, environment
 from tests.support.server import serving
 
 SMALL_CUB = {"train": (33, 8), "test": (20, 5)}
@@ -210,26 +207,6 @@ def test_ctrl_c_ends_with_its_own_status(command, tmp_path, monkeypatch):
     status, _, errors = command("verify", "cub", "--data.root", tmp_path)
     assert status == 130
     assert "stopped" in errors
-
-
-def test_it_runs_as_a_module(tmp_path):
-    write_folder(tmp_path, *(f"{name}/{i}.png" for name in "ab" for i in (1, 2)))
-    truncate(tmp_path / "a" / "1.png")
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "benchmarks.datasets", "verify", "folder"),
-            "--data.root",
-            tmp_path,
-        ],
-        cwd=ROOT,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT,
-        check=False,
-    )
-    assert done.returncode == 1, done.stderr
-    assert failed(done.stdout) == ["images"]
 
 
 # --------------------------------------------------------------------------------------- download

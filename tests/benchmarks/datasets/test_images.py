@@ -203,14 +203,6 @@ def test_keys_outside_their_range_are_refused(listing):
                 dataset[key]
 
 
-def test_a_missing_image_is_noticed_before_any_is_read(listing):
-    (listing.root / listing.paths[6]).unlink()
-    with pytest.raises(
-        DatasetError, match=r"1 of 11 images are missing, the first is rhea/006.png"
-    ):
-        ImageSet(listing, views=VIEWS)
-
-
 def damage(path, how):
     content = path.read_bytes()
     if how == "missing":
