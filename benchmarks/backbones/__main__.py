@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.backbones.published import KNOWN_WEIGHTS
-from benchmarks.console import HelpFormatter
-from benchmarks.datasets import FetchError, fetch_file
+from benchmarks.console import HelpFormatter, PrintableError
+from benchmarks.datasets import fetch_file
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -27,7 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     path = options.output / chosen.file
     try:
         fetch_file(chosen.url, path, chosen.checksum)
-    except (FetchError, OSError) as error:
+    except (PrintableError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     print(f"{path} (use it with --model.trunk {chosen.model} --model.weights {path})")

@@ -71,7 +71,7 @@ def build_datasets(
             make = partial(Glyphs, data.root, image_size=size, stage=data.stage, seed=seed)
         else:
             views = UNSEEN if trunk is None else _views(data, trunk)
-            make = partial(ImageSet, _listing(data), views=views, crop_to_box=data.crop_to_box)
+            make = partial(ImageSet, _listing(data), views=views)
         make = partial(make, fold=data.fold, folds=data.folds)
         held_out = fair or data.split == "validation"
         train = make(

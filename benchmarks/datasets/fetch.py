@@ -7,24 +7,12 @@ pooch fetches, and starts a broken download again. A file put there by other mea
 which resumes) is used once its checksum is right.
 """
 
-import errno
 import hashlib
-import os
 import shutil
-import tarfile
-import zipfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-from benchmarks.console import (
-    InUseError,
-    PrintableError,
-    alone,
-    let_others_read,
-    progress_bar,
-    reason,
-)
+from benchmarks.console import PrintableError, alone, let_others_read, progress_bar, reason
 
 CHUNK = 2**20  # bytes
 RETRIES = 3
@@ -45,42 +33,38 @@ def fetch_file(url: str, path: Path, checksum: str, size: int | None = None) -> 
 
     Raises:
         FetchError: if the file cannot be fetched, or its checksum is wrong (a wrong file that was already there
-            stays); if the disk is full, or another process is at work on it.
+            stays).
+        InUseError: if another process is at work on it.
+        OSError: if it cannot be written.
     """
     by_hand = f"fetch {url} with a browser or `curl -L -C -` to {path}"
     if path.exists():
         if problem := what_differs(path, checksum, size):
             raise FetchError(f"{path}: {problem}; move it away, or {by_hand}")
         return
-    with _writing(path) as partial:
-        if size is not None and size > shutil.disk_usage(partial).free:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        come = _download(url, partial / path.name, size or 1, by_hand)
-        if problem := what_differs(come, checksum, size):
-            raise FetchError(f"{path}: {problem} from {url}; try again, or {by_hand}")
-        let_others_read(come)
-        come.rename(path)
-
-
-def _download(url: str, path: Path, size: int, by_hand: str) -> Path:
     import pooch  # these take a while to import
     from requests import RequestException
 
     pooch.get_logger().setLevel("WARNING")
-    folder = pooch.create(
-        path=path.parent,
-        base_url="",
-        registry={path.name: None},  # pooch cannot check a part of a checksum
-        urls={path.name: url},
-        retry_if_failed=RETRIES,
-    )
-    with progress_bar(total=size, desc=path.name, unit="B", unit_scale=True) as bar:
+    bar = progress_bar(total=size or 1, desc=path.name, unit="B", unit_scale=True)
+    with alone(path) as partial, bar:
+        folder = pooch.create(
+            path=partial,
+            base_url="",
+            registry={path.name: None},  # pooch cannot check a part of a checksum
+            urls={path.name: url},
+            retry_if_failed=RETRIES,
+        )
         as_it_is = {"Accept-Encoding": "identity"}
         client = pooch.HTTPDownloader(bar, CHUNK, timeout=30, headers=as_it_is)
         try:
-            return Path(folder.fetch(path.name, downloader=client))
+            come = Path(folder.fetch(path.name, downloader=client))
         except RequestException as error:
             raise FetchError(f"{url}: {error}; try again later, or {by_hand}") from error
+        if problem := what_differs(come, checksum, size):
+            raise FetchError(f"{path}: {problem} from {url}; try again, or {by_hand}")
+        let_others_read(come)
+        come.rename(path)
 
 
 def what_differs(path: Path, checksum: str, size: int | None = None) -> str:
@@ -99,40 +83,17 @@ def unpack(archive: Path, folder: Path) -> None:
     """Unpack a .zip or a tar, which `fetch_file` has checked, to a new folder.
 
     Raises:
-        FetchError: if the archive cannot be unpacked, or another process is at work on the folder.
+        FetchError: if the archive cannot be unpacked.
+        InUseError: if another process is at work on the folder.
+        OSError: if the folder is there already.
     """
-    with _writing(folder) as partial:
+    # A .zip is unpacked safely anyway.
+    options: Any = {} if archive.suffix == ".zip" else {"filter": "data"}
+    with alone(folder) as partial:
         try:
-            (_unzip if archive.suffix == ".zip" else _untar)(archive, partial)
+            shutil.unpack_archive(archive, partial, **options)
         except Exception as error:  # damaged bytes make the standard library raise almost any error
             raise FetchError(
                 f"{archive}: cannot be unpacked ({reason(error)}); make room if the disk is full, or fetch it again"
             ) from error
         partial.rename(folder)
-
-
-def _unzip(archive: Path, folder: Path) -> None:
-    with zipfile.ZipFile(archive) as file:
-        for member in progress_bar(file.infolist(), desc=archive.name, unit="file"):
-            file.extract(member, folder)  # inside the folder, whatever its name
-
-
-def _untar(archive: Path, folder: Path) -> None:
-    def counted(member: tarfile.TarInfo, where: str) -> tarfile.TarInfo | None:
-        bar.update()
-        return tarfile.data_filter(member, where)
-
-    with tarfile.open(archive) as file, progress_bar(desc=archive.name, unit="file") as bar:
-        file.extractall(folder, filter=counted)
-
-
-@contextmanager
-def _writing(target: Path) -> Iterator[Path]:
-    """Like `alone`, but raises FetchErrors."""
-    try:
-        with alone(target) as partial:
-            yield partial
-    except InUseError as error:
-        raise FetchError(f"{target}: another process is at work on it; wait for it") from error
-    except OSError as error:
-        raise FetchError(f"{target}: {error.strerror or error}") from error

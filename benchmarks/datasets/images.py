@@ -9,7 +9,7 @@ import torch
 from PIL import ExifTags, Image
 
 from benchmarks.console import reason
-from benchmarks.datasets.listing import Box, DatasetError, Listing
+from benchmarks.datasets.listing import DatasetError, Listing
 from benchmarks.datasets.splits import (
     Split,
     check_split,
@@ -31,9 +31,9 @@ TURNS = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-"""How to turn an image upright, by its EXIF orientation; `ImageOps.exif_transpose` fails on damaged EXIF."""
+"""Of EXIF orientations; `ImageOps.exif_transpose` fails if other parts of the EXIF are damaged."""
 
-# From twice as many pixels on it raises an error, which `unusable` explains.
+# From twice as many pixels on it raises an error, which `read_image` explains.
 warnings.simplefilter("ignore", Image.DecompressionBombWarning)
 
 
@@ -51,7 +51,6 @@ class ImageSet(torch.utils.data.Dataset[tuple[torch.Tensor, int, int]]):
         fold: Which part of the training classes is "validation".
         folds: Number of parts.
         max_classes: Keep only the first classes of the split, by name; default: all.
-        crop_to_box: Cut every image to its bounding box first.
 
     Shape:
         An item is (image, label, index): image (3, S, S), float32; label in 0..num_classes-1, in the order of the
@@ -63,14 +62,14 @@ class ImageSet(torch.utils.data.Dataset[tuple[torch.Tensor, int, int]]):
         num_classes: Number of classes in this split.
         is_query: (len,) bool, True for queries, which are searched in the gallery; None if every image is both.
         layout: Layout of the listing.
-        view: How a test view is cut out of an image: "image_size", "resize", "keep_aspect", "crop_to_box".
+        view: How a test view is cut out of an image: "image_size", "resize", "keep_aspect".
         fingerprint: SHA-256 in hexadecimal of all listed names, classes, parts and file sizes of the dataset, the
             same for every split.
 
     Raises:
         DatasetError: if a listed file is missing; when an item is read, if it cannot be decoded, also in a
             data-loader worker.
-        ValueError: for an unknown split, an impossible fold, or crop_to_box without boxes.
+        ValueError: for an unknown split or an impossible fold.
         IndexError: for an index outside 0..len-1.
     """
 
@@ -83,16 +82,12 @@ class ImageSet(torch.utils.data.Dataset[tuple[torch.Tensor, int, int]]):
         fold: int = 0,
         folds: int = 4,
         max_classes: int | None = None,
-        crop_to_box: bool = False,
     ) -> None:
         check_split(split)
-        if crop_to_box and listing.boxes is None:
-            raise ValueError(f"crop_to_box: {listing.name} has no bounding boxes; leave it out")
         self.listing = listing
         self.views = views
         self.layout = listing.layout
         self.fingerprint = listing.fingerprint
-        self._boxes = listing.boxes if crop_to_box else None
 
         parts = np.array(listing.parts)
         classes = np.array(listing.classes)
@@ -117,7 +112,7 @@ class ImageSet(torch.utils.data.Dataset[tuple[torch.Tensor, int, int]]):
     @property
     def view(self) -> dict[str, object]:
         kept = {name: getattr(self.views, name) for name in ("image_size", "resize", "keep_aspect")}
-        return {**kept, "crop_to_box": self._boxes is not None}
+        return {**kept, "crop_to_box": False}  # as older records have it, which stay comparable
 
     def _held_out_queries(self) -> torch.Tensor:
         """Make queries of about half of an item's images, as in the test part; a single image is in the gallery.
@@ -139,10 +134,7 @@ class ImageSet(torch.utils.data.Dataset[tuple[torch.Tensor, int, int]]):
 
     def __getitem__(self, key: int | tuple[int, int]) -> tuple[torch.Tensor, int, int]:
         index, seed = index_and_seed(key, len(self))
-        path = self.listing.root / self.name(index)
-        image = read_image(path, upright=self.listing.upright)
-        if self._boxes is not None:
-            image = _cropped(image, self._boxes[self._rows[index]], path)
+        image = read_image(self.listing.root / self.name(index), upright=self.listing.upright)
         if seed is None:
             view = self.views.test(image)
         else:
@@ -189,39 +181,12 @@ def read_image(path: Path, *, upright: bool = False) -> Image.Image:
             # Invisible pixels have a colour, too; Pillow would warn of it.
             image.info.pop("transparency", None)
             image = image.convert("RGB")
-            turn = turn_of(image) if upright else None
-            return image if turn is None else image.transpose(turn)
+            with suppress(Exception):  # absent or damaged EXIF turns nothing
+                if upright:
+                    image = image.transpose(TURNS[image.getexif()[ExifTags.Base.Orientation]])
+            return image
     except Exception as error:  # damaged bytes make decoders raise almost any error
-        raise unusable(path, "decoded", error) from error
-
-
-def turn_of(image: Image.Image) -> Image.Transpose | None:
-    """How to turn the stored pixels upright, by EXIF; None if they are, or if EXIF is absent or damaged."""
-    with suppress(Exception):
-        # The PNG reader's own method would decode the whole image.
-        return TURNS.get(Image.Image.getexif(image).get(ExifTags.Base.Orientation))
-    return None
-
-
-def unusable(path: Path, how: str, error: Exception) -> DatasetError:
-    """Error that says why an image cannot be "opened" or "decoded", and what to do."""
-    remedy = "restore the file"
-    if isinstance(error, Image.DecompressionBombError):
-        remedy = "the file is not known to be damaged: shrink the image"
-    return DatasetError(f"{path}: cannot be {how} ({reason(error)}); {remedy}")
-
-
-def inside(box: Box, width: int, height: int) -> tuple[int, int, int, int] | None:
-    """The part of a box that lies in an image, to the nearest pixel; None if there is none."""
-    left, top, right, bottom = map(round, box)
-    left, top, right, bottom = max(left, 0), max(top, 0), min(right, width), min(bottom, height)
-    return (left, top, right, bottom) if left < right and top < bottom else None
-
-
-def _cropped(image: Image.Image, box: Box, path: Path) -> Image.Image:
-    if part := inside(box, *image.size):
-        return image.crop(part)
-    raise DatasetError(
-        f"{path}: its bounding box {box} holds no pixel of the {image.width} x {image.height} image; restore "
-        "the index files and the image from the dataset's archive"
-    )
+        remedy = "restore the file"
+        if isinstance(error, Image.DecompressionBombError):
+            remedy = "the file is not known to be damaged: shrink the image"
+        raise DatasetError(f"{path}: cannot be decoded ({reason(error)}); {remedy}") from error

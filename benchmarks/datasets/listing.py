@@ -1,13 +1,13 @@
 """Contents of a dataset's own index files: its images, their classes and their parts.
 
-A reader (`cub.read`, `cars.read`, ...) turns the files in a folder into a `Listing`; `check_counts` compares it
-with the published numbers. Images are not opened here.
+A reader (`cub.read`, `cars.read`, ...) turns the files in a folder into a `Listing`; `load` compares it with the
+published numbers. Images are not opened here.
 """
 
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,11 +16,7 @@ from typing import Literal
 
 from benchmarks.console import PrintableError, is_plain, reason
 
-LONGEST = 300  # characters of a name in a message
-
 Part = Literal["train", "test", "query", "gallery"]
-Box = tuple[float, float, float, float]
-"""(left, top, right, bottom) in pixels; right and bottom are outside."""
 
 
 class DatasetError(PrintableError, ValueError):
@@ -52,7 +48,6 @@ class Listing:
         paths: (n,) with forward slashes.
         classes: (n,) names of classes, unique within the dataset.
         parts: (n,) "train", and "test" or "query" and "gallery".
-        boxes: (n,) bounding boxes, if the dataset has them.
         upright: Turn images by their EXIF orientation; by default their pixels stay as stored.
 
     Raises:
@@ -65,18 +60,21 @@ class Listing:
     paths: Sequence[str]
     classes: Sequence[str]
     parts: Sequence[Part]
-    boxes: Sequence[Box] | None = None
     upright: bool = False
 
     def __post_init__(self) -> None:
         for path in self.paths:
             if {"", ".", ".."} & set(path.split("/")):
                 raise DatasetError(
-                    f"{self.root}: expected a path below this folder, got {path[:LONGEST]!r}; restore the index "
-                    "files from the dataset's archive"
+                    f"{self.root}: expected a path below this folder, got {path!r}; restore the index files from "
+                    "the dataset's archive"
                 )
         for name in {*self.paths, *self.classes}:
-            check_name(self.root, name)
+            if not is_plain(name):
+                raise DatasetError(
+                    f"{self.root}: the name {name!r} has control characters or is not UTF-8; rename it, or restore "
+                    "the index files"
+                )
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -86,16 +84,6 @@ class Listing:
         images = Counter(self.parts)
         classes = Counter(part for part, _ in set(zip(self.parts, self.classes, strict=True)))
         return {part: (images[part], classes[part]) for part in images}
-
-    def repeated(self) -> list[str]:
-        """Paths that are listed more than once."""
-        return [path for path, times in Counter(self.paths).items() if times > 1]
-
-    def shared_classes(self) -> list[str]:
-        """Names of classes that both train and test."""
-        rows = set(zip(self.classes, self.parts, strict=True))
-        training = {name for name, part in rows if part == "train"}
-        return sorted(training & {name for name, part in rows if part != "train"})
 
     @cached_property
     def fingerprint(self) -> str:
@@ -108,22 +96,13 @@ class Listing:
         missing = [path for path, size in zip(self.paths, sizes, strict=True) if size is None]
         if missing:
             raise DatasetError(
-                f"{self.root}: {len(missing):,} of {len(self):,} images are missing, the first is "
-                f"{missing[0][:LONGEST]}; unpack the dataset's archive again"
+                f"{self.root}: {len(missing):,} of {len(self):,} images are missing, the first is {missing[0]}; "
+                "unpack the dataset's archive again"
             )
         digest = hashlib.sha256(self.name.encode())
         for row in zip(self.paths, self.classes, self.parts, sizes, strict=True):
             digest.update("\0".join(map(str, row)).encode() + b"\n")
         return digest.hexdigest()
-
-
-def check_name(root: Path, name: str) -> None:
-    """Raise a DatasetError for a name below a folder that cannot be shown."""
-    if not is_plain(name):
-        raise DatasetError(
-            f"{root}: the name {name[:LONGEST]!r} has control characters or is not UTF-8; rename it, or restore "
-            "the index files"
-        )
 
 
 def file_sizes(root: Path, paths: Sequence[str]) -> list[int | None]:
@@ -135,63 +114,35 @@ def file_sizes(root: Path, paths: Sequence[str]) -> list[int | None]:
     ]
 
 
-def check_counts(listing: Listing, expected: Mapping[str, tuple[int, int]]) -> None:
-    """Raise a DatasetError for numbers that differ, an image listed twice, or a class that trains and tests."""
-    for wrong, what in (
-        (listing.repeated(), "images are listed more than once"),
-        (listing.shared_classes(), "classes are in the training and in the test part"),
-    ):
-        if wrong:
-            raise DatasetError(
-                f"{listing.root}: {len(wrong)} {what}, the first is {wrong[0][:LONGEST]}; "
-                "restore the dataset's own index files"
-            )
-    found = listing.counts()
-    if found != dict(expected):
-        raise DatasetError(
-            f"{listing.root}: lists {counts_text(found) or 'no images'}, but {listing.name} has "
-            f"{counts_text(expected)} (images / classes); the index files are incomplete or of another split"
-        )
-
-
 def counts_text(counts: Mapping[str, tuple[int, int]]) -> str:
     """Images and classes of each part, as text."""
     texts = [f"{part} {images:,} / {classes:,}" for part, (images, classes) in counts.items()]
     return ", ".join(texts)
 
 
-def find_folder(root: Path, name: str, file: str) -> Path:
-    """The folder that holds a file: root, the folder `name` in it, or `name/name`, which some unpackers make."""
-    for folder in (root, root / name, root / name / name):
-        if (folder / file).is_file():
-            return folder
-    raise DatasetError(
-        f"{root}: found no {file}, here or in {name}; name the folder that the dataset's archive was "
-        "unpacked in"
-    )
+def find(
+    root: Path, markers: Iterable[str], suits: Callable[[Path], bool] = Path.exists
+) -> tuple[Path, str]:
+    """The folder that holds one of these files or folders, and which: root, one in it, or one in such a folder.
 
+    The uppermost folder is taken, there the first marker, and of equal folders the first by name.
 
-def folders_below(root: Path) -> list[Path]:
-    """A folder and the folders directly in it, by name: a dataset may lie in any of them."""
-    try:
-        return [root, *sorted(path for path in root.iterdir() if path.is_dir())]
-    except OSError as error:
-        raise DatasetError(f"{root}: cannot be read as a folder ({error.strerror})") from error
+    Args:
+        suits: True for a marker that is the dataset's.
 
-
-def walk(
-    root: Path, onerror: Callable[[OSError], object] | None = None
-) -> Iterator[tuple[str, list[str], list[str]]]:
-    """`os.walk`, without its limit of a thousand levels before Python 3.12; links to folders are in its folders.
-
-    The caller may change the list of folders, which are walked in its order.
+    Raises:
+        DatasetError: if there is none.
     """
-    waiting = [str(root)]
-    while waiting:
-        for folder, folders, files in os.walk(waiting.pop(), onerror=onerror):
-            yield folder, folders, files
-            waiting += [f"{folder}/{name}" for name in reversed(folders)]
-            break
+    markers = list(markers)
+    for above in ("", "*/", "*/*/"):  # some unpackers make two
+        for marker in markers:
+            for path in sorted(root.glob(above + marker)):
+                if suits(path):
+                    return path.parents[marker.count("/")], marker
+    raise DatasetError(
+        f"{root}: found no {' or '.join(markers)}, here or in the folders here; name the folder that the dataset "
+        "was unpacked in"
+    )
 
 
 def check_kind(path: Path) -> None:
@@ -200,18 +151,14 @@ def check_kind(path: Path) -> None:
         raise OSError("it is a pipe or a device")
 
 
-def read_lines(path: Path, *, pipes: bool = False) -> list[str]:
+def read_lines(path: Path) -> list[str]:
     """Read the lines of a UTF-8 text file, with any line ends; blank lines at the end are left out.
-
-    Args:
-        pipes: Also read a pipe, which a shell may pass.
 
     Raises:
         DatasetError: if the file cannot be read, or is not UTF-8.
     """
     try:
-        if not pipes:
-            check_kind(path)
+        check_kind(path)
         return path.read_text(encoding="utf-8-sig").rstrip("\n").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise DatasetError(f"{path}: cannot be read ({reason(error)})") from error
@@ -249,23 +196,15 @@ class DatasetInfo:
 
     Args:
         name: Name in `data.dataset`.
-        title: The dataset's own name.
         read: Finds the dataset in a folder, in any of the layouts, and reads its index files.
         counts: The published (images, classes) of each part.
-        layouts: The layouts that `read` knows, each as a line that shows where the files lie.
-        licence: The use that its owners allow, in a sentence.
-        citation: Authors, title, venue, year.
         archive: The file to fetch; None if there is no lawful and working direct link.
         by_hand: Instructions for people without an archive: where to get the dataset, and which files to put where.
     """
 
     name: str
-    title: str
     read: Callable[[Path], Listing]
     counts: Mapping[str, tuple[int, int]]
-    layouts: Sequence[str]
-    licence: str
-    citation: str
     archive: Archive | None = None
     by_hand: str = ""
 
@@ -273,5 +212,9 @@ class DatasetInfo:
 def load(info: DatasetInfo, root: Path) -> Listing:
     """List a dataset; raise a DatasetError if it is not there or differs from the published one."""
     listing = info.read(root)
-    check_counts(listing, info.counts)
+    if (found := listing.counts()) != info.counts:
+        raise DatasetError(
+            f"{listing.root}: lists {counts_text(found) or 'no images'}, but {info.name} has "
+            f"{counts_text(info.counts)} (images / classes); the index files are incomplete or of another split"
+        )
     return listing

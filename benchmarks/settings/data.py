@@ -40,7 +40,6 @@ class Data:
         keep_aspect: Resize by the shorter side and keep the aspect; default: as the trunk was trained.
         augmentation: How training views are cropped.
         interpolation: Filter for resizing; default: the trunk's.
-        crop_to_box: Cut images to their bounding boxes first.
         batch_size: Images per step, over all processes.
         samples_per_class: Images per class in a batch; null: plain shuffled batches of any classes.
         every_class: Show every class once before any is shown again, as papers that count epochs do. Default: as
@@ -70,7 +69,6 @@ class Data:
     keep_aspect: bool | None = None
     augmentation: Augmentation | None = None
     interpolation: Interpolation | None = None
-    crop_to_box: bool = False
     batch_size: AtLeast2 = 80
     samples_per_class: PositiveInt | None = 4
     every_class: bool = False
@@ -83,8 +81,8 @@ class Data:
 
     def __post_init__(self) -> None:
         if self.dataset == "glyphs":
-            for name in (*VIEWS, "crop_to_box"):
-                if getattr(self, name) not in (None, False):
+            for name in VIEWS:
+                if getattr(self, name) is not None:
                     raise ConfigError(f"data.{name}: Glyphs has its own perturbation; leave it out")
         if self.fold >= self.folds:
             raise ConfigError(

@@ -22,6 +22,10 @@ MOVES = (
 """Settings that change no more than the record; those that are not named can change the result."""
 
 
+FORMER: dict[str, Any] = {"data.crop_to_box": False}
+"""Settings that older runs recorded, with the value that has the same effect as their absence."""
+
+
 @dataclass(frozen=True)
 class Change:
     """A setting that differs."""
@@ -39,7 +43,7 @@ def config_changes(
     A missing setting counts as null, a missing argument of a class as `ABSENT`: null would mean something else.
     If the class differs, its arguments are not listed.
     """
-    old, new = flat(before), flat(now)
+    old, new = FORMER | flat(before), FORMER | flat(now)
     keys = sorted({*old, *new} - set(ignored))
     missing = {key: ABSENT if ".init_args." in key else None for key in keys}
     old, new = missing | old, missing | new
@@ -61,7 +65,8 @@ def changes_of_results(before: Mapping[str, Any], now: Mapping[str, Any]) -> lis
 def settings_of_results(config: Mapping[str, Any]) -> dict[str, Any]:
     """The settings, by their keys, that can change a number of the test, given the seed and the file of weights."""
     ignored = _without_effect(config)
-    return {key: value for key, value in flat(config).items() if key not in ignored}
+    settings = FORMER | flat(config)
+    return {key: value for key, value in settings.items() if key not in ignored}
 
 
 def _without_effect(*configs: Mapping[str, Any]) -> set[str]:

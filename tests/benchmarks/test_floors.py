@@ -104,7 +104,7 @@ LIGHT = {
     "tables --help": ["-m", "benchmarks.tables", "--help"],
     "sweep --help": ["-m", "benchmarks.sweep", "--help"],
     "fair --help": ["-m", "benchmarks.fair", "--help"],
-    "datasets list": ["-m", "benchmarks.datasets", "list"],
+    "datasets --help": ["-m", "benchmarks.datasets", "--help"],
     "backbones --help": ["-m", "benchmarks.backbones", "--help"],
 }
 HEAVY = ("torch", "numpy", "matplotlib", "scipy", "optuna", "timm")

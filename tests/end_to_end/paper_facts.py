@@ -414,7 +414,7 @@ class Training:
             "train_mirror": bool(mirrored),
             "test_resize": tested.resize(),
             "test_crop": tested.crop(),
-            "box_crop": train._boxes is not None,
+            "box_crop": False,  # the runner has no such view
         }
         assert mirrored == 0 or 15 < mirrored < 45
         if max(widths) - min(widths) < 3:

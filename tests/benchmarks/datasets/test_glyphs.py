@@ -81,14 +81,6 @@ def test_splits_are_disjoint_and_the_folds_make_up_the_training_classes(splits):
     assert len(classes["validation"]) == round(0.25 * len(classes["train"]))
 
 
-def test_the_folds_are_disjoint_and_make_up_the_training_classes(root, splits):
-    folds = [set(Glyphs(root, "validation", fold=fold, folds=3).class_names) for fold in range(3)]
-    assert set.union(*folds) == set(splits["train"].class_names)
-    assert sum(map(len, folds)) == splits["train"].num_classes
-    rest = Glyphs(root, "development", fold=1, folds=3)
-    assert set(rest.class_names) == folds[0] | folds[2]
-
-
 def test_the_stages_have_disjoint_classes_of_the_training_half(root, splits):
     def names(split, **of):
         return set(Glyphs(root, split, **of).class_names)

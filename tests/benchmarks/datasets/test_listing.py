@@ -10,8 +10,6 @@ from benchmarks.datasets.listing import (
     DatasetError,
     DatasetInfo,
     Listing,
-    check_counts,
-    file_sizes,
     load,
     read_lines,
     read_rows,
@@ -41,75 +39,19 @@ def test_counts_are_images_and_classes_of_each_part(listing):
     assert listing_of(Path()).counts() == {}
 
 
-def test_right_counts_pass(listing):
-    check_counts(listing, {"test": (1, 1), "train": (2, 1)})
-
-
-@pytest.mark.parametrize(
-    ("rows", "message"),
-    [
-        (
-            [("a", "x", "train"), ("a", "x", "train"), ("b", "y", "test")],
-            "1 images are listed more than once, the first is a; restore",
-        ),
-        (
-            [("a", "x", "train"), ("b", "y", "train"), ("c", "y", "query"), ("d", "y", "gallery")],
-            "1 classes are in the training and in the test part, the first is y; restore",
-        ),
-        (
-            [("a", "x", "train"), ("b", "y", "test")],
-            "lists train 1 / 1, test 1 / 1, but toy has train 1,234 / 1, "
-            r"test 1 / 1 \(images / classes\); the index files are incomplete",
-        ),
-        ([], "lists no images, but toy has train 1,234 / 1"),
-    ],
-    ids=["listed twice", "class overlap", "numbers", "empty"],
-)
-def test_wrong_listings_have_their_own_errors(tmp_path, rows, message):
-    with pytest.raises(DatasetError, match=f"{tmp_path}: {message}"):
-        check_counts(listing_of(tmp_path, *rows), {"train": (1234, 1), "test": (1, 1)})
-
-
 def test_load_reads_and_checks(listing, tmp_path):
     info = DatasetInfo(
-        name="toy",
-        title="Toy",
-        read=lambda root: dataclasses.replace(listing, root=root),
-        counts=listing.counts(),
-        layouts=[],
-        licence="",
-        citation="",
+        "toy", lambda root: dataclasses.replace(listing, root=root), listing.counts()
     )
     assert load(info, tmp_path) == listing
-    with pytest.raises(DatasetError, match="but toy has train 3 / 1"):
+    message = rf"{tmp_path}: lists train 2 / 1, .*, but toy has train 3 / 1, .*; the index files"
+    with pytest.raises(DatasetError, match=message):
         load(dataclasses.replace(info, counts={"train": (3, 1), "test": (1, 1)}), tmp_path)
-
-
-def test_file_sizes_are_none_for_what_is_no_file(listing, tmp_path):
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "dangling").symlink_to("nowhere")
-    (tmp_path / "link").symlink_to("b.jpg")
-    paths = ["c.jpg", "folder", "dangling", "link", "nowhere", "a.jpg"]
-    assert file_sizes(tmp_path, paths) == [7, None, None, 5, None, 3]
 
 
 def test_the_fingerprint_is_a_function_of_what_is_listed_and_of_the_sizes(listing):
     text = "toya.jpg\0x\0train\x003\nb.jpg\0x\0train\x005\nc.jpg\0y\0test\x007\n"
     assert listing.fingerprint == hashlib.sha256(text.encode()).hexdigest()
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"classes": ["x", "z", "y"]},
-        {"parts": ["train", "test", "test"]},
-        {"paths": ["b.jpg", "a.jpg", "c.jpg"]},
-        {"name": "other"},
-    ],
-    ids=lambda change: next(iter(change)),
-)
-def test_the_fingerprint_changes_with_the_listing(listing, change):
-    assert dataclasses.replace(listing, **change).fingerprint != listing.fingerprint
 
 
 def test_the_fingerprint_changes_with_a_size_and_not_with_the_place(listing, tmp_path):
@@ -137,30 +79,12 @@ def test_every_name_can_be_shown(tmp_path, row):
 
 
 def test_missing_files_are_counted(listing, tmp_path):
-    (tmp_path / "b.jpg").unlink()
-    (tmp_path / "c.jpg").unlink()
+    for path in ("b.jpg", "c.jpg"):
+        (tmp_path / path).unlink()
+    (tmp_path / "c.jpg").mkdir()
     message = rf"{tmp_path}: 2 of 3 images are missing, the first is b.jpg; unpack"
     with pytest.raises(DatasetError, match=message):
         _ = listing.fingerprint
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"a b\nc d\n",
-        b"a b\r\nc d\r\n",
-        b"\xef\xbb\xbfa b\nc d",
-        b"a b\nc d\n\n\n",
-        b" a  b\nc\td \n",
-        b"a b\rc d",
-    ],
-    ids=["plain", "Windows", "BOM", "blank lines", "white space", "old Mac"],
-)
-def test_rows_are_words_whatever_the_ends_of_lines(tmp_path, content):
-    path = tmp_path / "list.txt"
-    path.write_bytes(content)
-    assert read_rows(path, 2) == [["a", "b"], ["c", "d"]]
-    assert read_rows(path, 2, skip=1) == [["c", "d"]]
 
 
 def test_lines_keep_their_spaces_and_the_letters_of_all_languages(tmp_path):
@@ -169,38 +93,13 @@ def test_lines_keep_their_spaces_and_the_letters_of_all_languages(tmp_path):
     assert read_lines(path) == [" Dachshund", "Teckel, Größe ", "", "лайка"]
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"a b\nc d\ne", "line 3: expected 2 words, got 1"),
-        (b"a b\n\nc d\n", "line 2: expected 2 words, got 0"),
-        (b"a b\nc d e\n", "line 2: expected 2 words, got 3"),
-        (b"a b\nc \xff\n", "cannot be read .'utf-8' codec can't"),
-        ("a b\n".encode("utf-16"), "cannot be read .'utf-8' codec can't"),
-    ],
-    ids=["cut off", "blank", "too long", "Latin-1", "UTF-16"],
-)
-def test_the_damaged_line_is_named(tmp_path, content, message):
-    path = tmp_path / "list.txt"
-    path.write_bytes(content)
-    with pytest.raises(DatasetError, match=f"{path}: {message}"):
-        read_rows(path, 2)
-
-
 def test_skipped_lines_are_counted(tmp_path):
     path = tmp_path / "list.txt"
+    path.write_text("header\na b\n\n")
+    assert read_rows(path, 2, skip=1) == [["a", "b"]]
     path.write_text("header\na b\nc\n")
-    with pytest.raises(DatasetError, match="line 3: expected 2 words, got 1"):
+    with pytest.raises(DatasetError, match=f"{path}: line 3: expected 2 words, got 1; restore"):
         read_rows(path, 2, skip=1)
-
-
-@pytest.mark.parametrize("kind", ["missing", "folder"])
-def test_a_file_that_cannot_be_read(tmp_path, kind):
-    path = tmp_path / "list.txt"
-    if kind == "folder":
-        path.mkdir()
-    with pytest.raises(DatasetError, match=rf"{path}: cannot be read \(.*(No such|Is a)"):
-        read_lines(path)
 
 
 def test_shuffled_is_the_order_of_the_hashes():
@@ -211,9 +110,7 @@ def test_shuffled_is_the_order_of_the_hashes():
     assert hashes == sorted(hashes)
 
 
-@pytest.mark.parametrize(
-    ("count", "folds"), [(2, 2), (5, 2), (5, 5), (6, 4), (10, 4), (14, 4), (23, 4), (23, 7)]
-)
+@pytest.mark.parametrize(("count", "folds"), [(2, 2), (5, 5), (14, 4), (23, 7)])
 def test_folds_cut_the_classes_into_equal_parts(count, folds):
     names = NAMES[:count]
     cuts = [validation_fold(names, fold, folds) for fold in range(folds)]

@@ -1,103 +1,203 @@
-"""Properties of every reader: the published numbers, harmless differences of index files, and damaged ones."""
+"""The readers of the four datasets: published numbers, every layout in circulation, and damaged index files."""
 
 import os
-import random
-from collections.abc import Sequence
+import pickle
+import shutil
+from collections import Counter
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
+from scipy.io import loadmat
 
 from benchmarks.datasets import IMAGE_DATASETS, load
-from benchmarks.datasets.listing import DatasetError
+from benchmarks.datasets.listing import DatasetError, Listing
 from tests.support.counting import calls
 from tests.support.fake_trees import cars, cub, inshop, sop
 
-
-class Reader(NamedTuple):
-    write: Any
-    """Writes a small tree into a folder, and returns the folder that holds the index files."""
-    full: Any
-    """One of the published size, without images."""
-    header: int
-    """Lines before the first row of an index file."""
-    files: Sequence[str]
-
-
-READERS = {
-    "cub": Reader(
-        cub.write,
-        lambda root: cub.write(root, cub.FULL, pictures=False),
-        0,
-        ["images.txt", "image_class_labels.txt", "bounding_boxes.txt", "classes.txt"],
-    ),
-    "sop": Reader(
-        sop.write,
-        lambda root: sop.write(root, sop.FULL, pictures=False),
-        1,
-        ["Ebay_train.txt", "Ebay_test.txt"],
-    ),
-    "cars": Reader(
-        partial(cars.write, layout="kaggle"),
-        lambda root: cars.write(root, "kaggle", cars.all_cars(), pictures=False),
-        0,
-        ["anno_train.csv", "anno_test.csv", "names.csv"],
-    ),
-    "inshop": Reader(
-        inshop.write,
-        lambda root: inshop.write(root, inshop.all_photos(), pictures=False),
-        2,
-        ["Eval/list_eval_partition.txt", "Anno/list_bbox_inshop.txt"],
-    ),
+FULL: dict[str, Callable[[Path], Path]] = {
+    "cub": partial(cub.write, sizes=cub.FULL, pictures=False),
+    "sop": partial(sop.write, sizes=sop.FULL, pictures=False),
+    "cars": partial(cars.write, layout="kaggle", cars=cars.all_cars(), pictures=False),
+    "inshop": partial(inshop.write, photos=inshop.all_photos(), pictures=False),
 }
-EVERY = pytest.mark.parametrize("name", READERS)
-EVERY_FILE = pytest.mark.parametrize(
-    ("name", "file"), [(name, file) for name, reader in READERS.items() for file in reader.files]
+SMALL: dict[str, tuple[str, Callable[..., Path]]] = {
+    "CUB_200_2011": ("cub", cub.write),
+    "Stanford_Online_Products": ("sop", sop.write),
+    **{layout: ("cars", partial(cars.write, layout=layout)) for layout in cars.LAYOUTS},
+    "img": ("inshop", inshop.write),
+    "img_highres": ("inshop", partial(inshop.write, images=["img_highres"])),
+}
+FILES = {
+    "CUB_200_2011": ["images.txt"],
+    "Stanford_Online_Products": ["Ebay_train.txt", "Ebay_test.txt"],
+    "devkit": [
+        f"devkit/cars_{file}.mat" for file in ("meta", "train_annos", "test_annos_withlabels")
+    ],
+    "combined": ["cars_annos.mat"],
+    "kaggle": ["anno_train.csv", "anno_test.csv", "names.csv"],
+    "img": ["Eval/list_eval_partition.txt"],
+}
+LAYOUTS = pytest.mark.parametrize("layout", SMALL)
+INDEX_FILES = pytest.mark.parametrize(
+    ("layout", "file"), [(layout, file) for layout in FILES for file in FILES[layout]]
 )
 
 
-def rows(listing):
-    columns = (listing.paths, listing.classes, listing.parts, listing.boxes)
-    return sorted(zip(*(column for column in columns if column is not None), strict=True))
+def read(layout: str, root: Path) -> Listing:
+    return IMAGE_DATASETS[SMALL[layout][0]].read(root)
 
 
-@EVERY
+def rows(listing: Listing) -> list[tuple[str, str, str]]:
+    return list(zip(listing.paths, listing.classes, listing.parts, strict=True))
+
+
+def edit(path: Path, line: int, old: str, new: str) -> None:
+    """Replace a text in a line, counted from 1."""
+    lines = path.read_text().splitlines()
+    assert old in lines[line - 1]
+    lines[line - 1] = lines[line - 1].replace(old, new)
+    path.write_text("\n".join(lines))
+
+
+# ----------------------------------------------------------------------------------- what is there
+
+
+@pytest.mark.parametrize("name", FULL)
 def test_at_full_size_the_numbers_are_the_published_ones_and_a_row_costs_few_calls(name, tmp_path):
-    READERS[name].full(tmp_path)
-    rows = sum(images for images, _ in IMAGE_DATASETS[name].counts.values())
-    with calls(30 * rows) as counted:
+    FULL[name](tmp_path)
+    count = sum(images for images, _ in IMAGE_DATASETS[name].counts.values())
+    with calls(30 * count) as counted:
         listing = load(IMAGE_DATASETS[name], tmp_path)
-    assert len(READERS[name].files) <= counted["open"] < 5
-    assert counted["stat"] < 20, "no image is looked for"
+    assert 0 < counted["open"] < 5
+    assert counted["stat"] < 30, "no image is looked for"
     assert listing.counts() == IMAGE_DATASETS[name].counts
-    with pytest.raises(DatasetError, match=r"[\d,]+ of [\d,]+ images are missing, the first is"):
-        _ = listing.fingerprint
+    if name == "cars":
+        names = sorted(set(listing.classes))
+        assert [int(name[:3]) for name in names] == list(range(1, 197))
+        assert [name[4:] for name in names] == cars.CLASS_NAMES != sorted(cars.CLASS_NAMES)
+        folders = Counter(path.split("/")[2] for path in listing.paths)
+        assert folders == {"train": 8_144, "test": 8_041}  # the owners' numbers
 
 
-@EVERY
-def test_a_small_tree_is_not_the_published_dataset(name, tmp_path):
-    READERS[name].write(tmp_path, pictures=False)
+@LAYOUTS
+def test_a_small_tree_has_all_files_but_is_not_the_published_dataset(layout, tmp_path):
+    name, write = SMALL[layout]
+    write(tmp_path)
+    listing = read(layout, tmp_path)
+    assert (listing.name, listing.layout) == (name, layout)
+    assert listing.fingerprint
     with pytest.raises(DatasetError, match=rf"lists .*, but {name} has train"):
         load(IMAGE_DATASETS[name], tmp_path)
 
 
-@EVERY_FILE
-def test_the_order_of_rows_does_not_matter(name, file, tmp_path):
-    path = READERS[name].write(tmp_path, pictures=False) / file
-    before = IMAGE_DATASETS[name].read(tmp_path)
-    if file == "names.csv":  # its lines are the classes in their order
-        return
-    lines = path.read_text().splitlines()
-    head, tail = lines[: READERS[name].header], lines[READERS[name].header :]
-    random.shuffle(tail)
-    path.write_text("\n".join([*head, *tail]))
-    after = IMAGE_DATASETS[name].read(tmp_path)
-    assert rows(after) == rows(before)
-    assert after == before or name in ("cars", "inshop")  # the others have ids to go by
+@LAYOUTS
+@pytest.mark.parametrize("above", ["", "a"])
+def test_the_root_may_be_a_folder_above(layout, above, tmp_path):
+    (tmp_path / "1 another dataset").mkdir()
+    folder = SMALL[layout][1](tmp_path / above, pictures=False)
+    assert rows(read(layout, tmp_path)) == rows(read(layout, folder))
 
 
-@EVERY
+def test_rows_of_cub(tmp_path):
+    listing = read("CUB_200_2011", cub.write(tmp_path, pictures=False))
+    assert listing.paths[:2] == [f"images/001.Species_1/Species_1_000{i}.jpg" for i in (0, 1)]
+    assert listing.classes[:6] == ["001.Species_1"] * 5 + ["002.Species_2"]
+    assert listing.counts() == {"train": (33, 8), "test": (20, 5)}
+    edge = cub.write(tmp_path / "edge", {100: 1, 101: 1}, pictures=False)
+    assert read("CUB_200_2011", edge).parts == ["train", "test"]
+
+
+def test_rows_of_sop(tmp_path):
+    found = rows(read("Stanford_Online_Products", sop.write(tmp_path, pictures=False)))
+    assert found[0] == ("cabinet_final/111085000001_0.JPG", "00001", "train")
+    assert found[-1] == ("stapler_final/111085011325_2.JPG", "11325", "test")
+    assert [part for _, _, part in found] == ["train"] * 34 + ["test"] * 21
+
+
+@pytest.mark.parametrize("layout", cars.LAYOUTS)
+def test_rows_of_cars(layout, tmp_path):
+    few = [cars.Car("train", 1, 174), cars.Car("test", 1, 98)]
+    folder = {"devkit": "cars_{}/00001.jpg", "combined": "car_ims/{}.jpg"}.get(layout)
+    paths = [
+        "car_data/car_data/train/Ram C-V Cargo Van Minivan 2012/00001.jpg",
+        "car_data/car_data/test/Maker 099 Sedan 2012/00001.jpg",
+    ]
+    if folder:
+        numbers = ("train", "test") if layout == "devkit" else ("000002", "000001")
+        paths = [folder.format(number) for number in numbers]
+    expected = [
+        (paths[0], "174 Ram C/V Cargo Van Minivan 2012", "test"),
+        (paths[1], "098 Maker 099 Sedan 2012", "train"),
+    ]
+    found = rows(read(layout, cars.write(tmp_path, layout, few, pictures=False)))
+    assert sorted(found) == sorted(expected)
+
+
+@pytest.mark.parametrize("flat", [False, True])
+@pytest.mark.parametrize("size", inshop.SIZES)
+def test_rows_of_inshop(flat, size, tmp_path):
+    photos = inshop.few_photos()
+    listing = read(size, inshop.write(tmp_path, photos, flat=flat, images=[size]))
+    assert rows(listing) == [(f"{size}/{p.path}", p.item_id, p.status) for p in photos]
+    assert listing.root == tmp_path / ("" if flat else "Img")
+    assert listing.fingerprint
+
+
+@pytest.mark.parametrize("flat", [False, True])
+def test_of_both_sizes_the_root_chooses_and_the_smaller_comes_first(flat, tmp_path):
+    folder = inshop.write(tmp_path / "data", flat=flat, images=inshop.SIZES, pictures=False)
+    place = folder if flat else folder / "Img"
+    for root, layout in (
+        (folder, "img"),
+        (tmp_path, "img"),
+        (place / "img", "img"),
+        (place / "img_highres", "img_highres"),
+    ):
+        listing = read("img", root)
+        assert (listing.layout, listing.root) == (layout, place)
+
+
+def test_lists_of_deepfashions_other_benchmarks_are_passed_over(tmp_path):
+    other = tmp_path / "Category Prediction" / "Eval" / "list_eval_partition.txt"
+    other.parent.mkdir(parents=True)
+    other.write_text("1\nimage_name evaluation_status\nimg/a.jpg train\n")
+    folder = inshop.write(tmp_path / "In-shop", pictures=False)
+    assert read("img", tmp_path).root == folder / "Img"
+
+
+def test_of_several_layouts_of_cars_the_owners_comes_first(tmp_path):
+    for layout in reversed(cars.LAYOUTS):
+        cars.write(tmp_path, layout, pictures=False)
+    assert read("devkit", tmp_path).layout == "devkit"
+    # The devkit beside the combined images has no images of its own.
+    (tmp_path / "cars_train").rename(tmp_path / "elsewhere")
+    assert read("devkit", tmp_path).layout == "combined"
+
+
+def test_the_file_with_labels_may_lie_beside_the_devkit(tmp_path):
+    folder = cars.write(tmp_path, "devkit", pictures=False)
+    before = read("devkit", folder)
+    labelled = "cars_test_annos_withlabels.mat"
+    (folder / "devkit" / labelled).rename(folder / labelled)
+    assert read("devkit", folder) == before
+
+
+def test_the_fake_files_of_cars_are_nested_as_the_real_ones(tmp_path):
+    """Public readers of the devkit unwrap every number twice: annotations[0][i]["class"][0][0]."""
+    folder = cars.write(tmp_path, "devkit", pictures=False)
+    annotations = loadmat(folder / "devkit/cars_train_annos.mat")["annotations"]
+    assert annotations.shape == (1, 12)
+    assert annotations[0][1]["class"][0][0] == 14
+    assert annotations[0][1]["fname"][0] == "00002.jpg"
+
+
+# ---------------------------------------------------------------------------------- what is wrong
+
+
+@pytest.mark.parametrize("layout", ["CUB_200_2011", "Stanford_Online_Products", "kaggle", "img"])
 @pytest.mark.parametrize(
     "change",
     [
@@ -108,98 +208,120 @@ def test_the_order_of_rows_does_not_matter(name, file, tmp_path):
     ],
     ids=["Windows line ends", "BOM", "no last line end", "blank lines"],
 )
-def test_harmless_differences_of_the_text(name, change, tmp_path):
-    folder = READERS[name].write(tmp_path, pictures=False)
-    before = IMAGE_DATASETS[name].read(tmp_path)
-    for file in READERS[name].files:
+def test_harmless_differences_of_the_text(layout, change, tmp_path):
+    folder = SMALL[layout][1](tmp_path, pictures=False)
+    before = read(layout, tmp_path)
+    for file in FILES[layout]:
         (folder / file).write_bytes(change((folder / file).read_text()).encode())
-    assert IMAGE_DATASETS[name].read(tmp_path) == before
+    assert read(layout, tmp_path) == before
 
 
-@EVERY_FILE
-def test_a_name_that_is_not_utf_8_is_named_by_its_line(name, file, tmp_path):
-    path = READERS[name].write(tmp_path, pictures=False) / file
-    lines = path.read_bytes().splitlines()
-    lines[3] = b"\xe9" + lines[3]
-    path.write_bytes(b"\n".join(lines))
-    with pytest.raises(DatasetError, match=rf"{file}: cannot be read .'utf-8' codec can't"):
-        IMAGE_DATASETS[name].read(tmp_path)
-
-
-@EVERY_FILE
-def test_a_missing_index_file_is_named(name, file, tmp_path):
-    (READERS[name].write(tmp_path, pictures=False) / file).unlink()
-    if "bbox" in file:  # boxes are optional
-        assert IMAGE_DATASETS[name].read(tmp_path).boxes is None
-        return
-    with pytest.raises(DatasetError, match=rf"{file}: cannot be read|found no {Path(file).name}"):
-        IMAGE_DATASETS[name].read(tmp_path)
-
-
-@EVERY_FILE
-def test_an_index_file_that_never_ends_is_not_waited_for(name, file, tmp_path):
-    path = READERS[name].write(tmp_path, pictures=False) / file
+@INDEX_FILES
+@pytest.mark.parametrize("damage", ["missing", "a pipe", "not a list"])
+def test_an_index_file_that_cannot_be_read_is_named(layout, file, damage, tmp_path):
+    path = SMALL[layout][1](tmp_path, pictures=False) / file
     path.unlink()
-    os.mkfifo(path)
-    if "bbox" in file:
-        assert IMAGE_DATASETS[name].read(tmp_path).boxes is None
-        return
-    with pytest.raises(DatasetError, match=r"it is a pipe or a device|found no"):
-        IMAGE_DATASETS[name].read(tmp_path)
-
-
-OUTSIDE = {
-    "cub": [
-        ("images.txt", "001.Species_1/", "../../secret/"),
-    ],
-    "sop": [("Ebay_train.txt", "bicycle_final/", "../")],
-    "cars": [("anno_train.csv", "00001.jpg", path) for path in ("../../../x.jpg", "/etc/x.jpg")],
-    "inshop": [
-        ("Eval/list_eval_partition.txt", "img/WOMEN/", path)
-        for path in ("img/../", "/img/", "img//")
-    ],
-}
+    if damage == "a pipe":  # which never ends
+        os.mkfifo(path)
+    if damage == "not a list":
+        path.write_bytes(b"<html><title>404 \xe9 Not Found</title></html>" * 10)
+    with pytest.raises(DatasetError, match=rf"{file}: cannot be read|found no .*{file}"):
+        read(layout, tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("name", "file", "old", "new"), [(name, *case) for name in OUTSIDE for case in OUTSIDE[name]]
+    ("layout", "file", "change", "message"),
+    [
+        ("CUB_200_2011", 0, (2, "2 ", ""), "line 2: expected 2 words, got 1; restore"),
+        ("CUB_200_2011", 0, (2, "001.", "x."), "cannot be read .ValueError: .*'x'.*; restore"),
+        ("Stanford_Online_Products", 0, (3, "_final", " final"), "line 3: .*4 words, got 5"),
+        ("Stanford_Online_Products", 1, (3, " 11319 ", " x "), "cannot be read .ValueError: .*'x'"),
+        ("kaggle", 0, (3, ",98", ",x"), "cannot be read .ValueError: .*'x'"),
+        ("kaggle", 1, (3, ",98", ",198"), "cannot be read .IndexError"),
+        ("img", 0, (5, "train", ""), "line 5: expected 3 words, got 2; restore"),
+    ],
 )
-def test_no_index_file_leads_out_of_the_folder(name, file, old, new, tmp_path):
-    folder = READERS[name].write(tmp_path, pictures=False)
-    text = (folder / file).read_text()
+def test_a_damaged_line_is_an_error_of_its_file(layout, file, change, message, tmp_path):
+    name = FILES[layout][file]
+    edit(SMALL[layout][1](tmp_path, pictures=False) / name, *change)
+    with pytest.raises(DatasetError, match=rf"{name}: {message}"):
+        read(layout, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("layout", "file", "old", "new"),
+    [
+        ("CUB_200_2011", 0, "/Species", "/../../Species"),
+        ("Stanford_Online_Products", 0, "cabinet_final/", "../"),
+        ("kaggle", 0, "00002.jpg", "/etc/x.jpg"),
+        ("kaggle", 2, "Maker 183 Sedan 2012", ".."),
+        ("img", 0, "img/", "img/../"),
+    ],
+)
+def test_no_index_file_leads_out_of_the_folder(layout, file, old, new, tmp_path):
+    path = SMALL[layout][1](tmp_path, pictures=False) / FILES[layout][file]
+    text = path.read_text()
     assert old in text
-    (folder / file).write_text(text.replace(old, new))
-    if name == "cub":  # a class of this name as well
-        names = folder / "classes.txt"
-        names.write_text(names.read_text().replace(old[:-1], new[:-1]))
-    # In-Shop's boxes have the old name.
-    expected = "expected a path below this folder, got '|bbox_inshop.txt: cannot be read .KeyError"
-    with pytest.raises(DatasetError, match=expected):
-        IMAGE_DATASETS[name].read(tmp_path)
-
-
-@pytest.mark.parametrize("class_name", ["..", ""])
-def test_no_class_of_cars_leads_out_of_the_folder(class_name, tmp_path):
-    names = READERS["cars"].write(tmp_path, pictures=False) / "names.csv"
-    names.write_text("\n".join([class_name, *names.read_text().splitlines()[1:]]))
+    path.write_text(text.replace(old, new))
     with pytest.raises(DatasetError, match="expected a path below this folder, got '"):
-        IMAGE_DATASETS["cars"].read(tmp_path)
+        read(layout, tmp_path)
 
 
-@EVERY
-def test_missing_images_are_counted(name, tmp_path):
-    READERS[name].write(tmp_path)
-    listing = IMAGE_DATASETS[name].read(tmp_path)
-    for path in (listing.paths[4], listing.paths[7]):
-        (listing.root / path).unlink()
-    message = rf"2 of {len(listing)} images are missing, the first is {listing.paths[4]}; unpack"
-    with pytest.raises(DatasetError, match=message):
-        _ = listing.fingerprint
+def resave(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Save a .mat file again after a change to its variables."""
+    variables = {name: value for name, value in loadmat(path).items() if not name.startswith("__")}
+    change(variables)
+    cars.save(path, **variables)
 
 
-@EVERY
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda variables: variables.pop("annotations"), "KeyError: 'annotations'"),
+        (lambda variables: variables.pop("class_names"), "KeyError: 'class_names'"),
+        (lambda variables: variables.update(annotations=[[1.0, 2.0]]), "IndexError"),
+        (lambda variables: variables["annotations"]["class"].fill("wide"), "ValueError: .*'wide'"),
+    ],
+)
+def test_a_mat_file_with_wrong_content_is_named(tmp_path, change, message):
+    resave(cars.write(tmp_path, "combined", pictures=False) / "cars_annos.mat", change)
+    with pytest.raises(DatasetError, match=rf"cars_annos\.mat: cannot be read .{message}"):
+        read("combined", tmp_path)
+
+
+def test_the_file_without_labels_under_the_name_of_the_other_is_refused(tmp_path):
+    index = cars.write(tmp_path, "devkit", pictures=False) / "devkit"
+    shutil.move(index / "cars_test_annos.mat", index / "cars_test_annos_withlabels.mat")
+    with pytest.raises(DatasetError, match=r"withlabels\.mat: .*no field of name class"):
+        read("devkit", tmp_path)
+
+
+class Bomb:
+    """Writes a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (self.path,)
+
+
+def test_a_pickle_for_a_mat_file_is_refused_and_not_run(tmp_path):
+    path = cars.write(tmp_path, "combined", pictures=False) / "cars_annos.mat"
+    path.write_bytes(pickle.dumps([Bomb(tmp_path / "ran")] * 20))
+    with pytest.raises(DatasetError, match=r"cars_annos\.mat: cannot be read .*; restore"):
+        read("combined", tmp_path)
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("name", IMAGE_DATASETS)
 def test_a_folder_without_the_dataset_is_named(name, tmp_path):
-    (tmp_path / "Another").mkdir()
     for root in (tmp_path, tmp_path / "nowhere"):
-        with pytest.raises(DatasetError, match=f"{root}: (found no|cannot be read as a folder)"):
+        with pytest.raises(DatasetError, match=f"{root}: found no .*; name the folder"):
             IMAGE_DATASETS[name].read(root)
+
+
+def test_a_tree_without_images_is_named(tmp_path):
+    inshop.write(tmp_path, images=["elsewhere"])
+    with pytest.raises(DatasetError, match=r"found no Img/img or img or Img/img_highres"):
+        read("img", tmp_path)

@@ -13,6 +13,7 @@ from benchmarks.settings.differences import (
     changes_of_results,
     config_changes,
     flat,
+    settings_of_results,
 )
 
 
@@ -54,6 +55,15 @@ def test_what_differs_where(
 
 def test_a_missing_setting_counts_as_null() -> None:
     assert config_changes({"a": None}, {"b": [1]}) == [Change("b", None, [1])]
+
+
+def test_a_former_setting_that_had_no_effect_is_no_difference() -> None:
+    """Older records have it, and their results are found by the settings of today."""
+    before, now = {"data": {"crop_to_box": False}}, {"data": {}}
+    assert config_changes(before, now) == []
+    assert settings_of_results(before | config()) == settings_of_results(now | config())
+    cut = {"data": {"crop_to_box": True}}
+    assert config_changes(cut, now) == [Change("data.crop_to_box", True, False)]
 
 
 def test_nan_and_a_number_of_another_type_are_no_change() -> None:

@@ -1,6 +1,6 @@
 """Damaged and hostile images, names, index files, archives and caches are read right, or one line says why not.
 
-`pytest tests/end_to_end/attacks --attacks 1000` makes a thousand of each kind.
+`pytest tests/end_to_end/attacks --attacks 1000` makes a thousand of each kind; Hypothesis shrinks what fails.
 """
 
 import io
@@ -9,15 +9,16 @@ import random
 import shutil
 import stat
 import tarfile
-import warnings
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from unicodedata import category
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from PIL import Image
 
 from benchmarks.backbones import WeightsError, load_weights
@@ -66,46 +67,36 @@ def damaged(draw: random.Random, whole: bytes) -> bytes:
     return bytes(content)
 
 
-@pytest.fixture
-def attacks(request: pytest.FixtureRequest) -> int:
-    return int(request.config.getoption("--attacks"))
+DRAW = st.randoms(use_true_random=False)
 
 
 # ------------------------------------------------------------------------------------------ images
 
 
-def images(seed: int, count: int) -> Iterator[tuple[str, bytes]]:
-    """Files' suffixes and contents: damaged ones of every format, also of those that are not to be opened."""
-    draw = random.Random(seed)
-    pixels = np.random.default_rng(seed).integers(256, size=(40, 48, 3), dtype=np.uint8)
-    kinds = [*FORMATS, *FORMATS, "EPS", "ICO", "PCX", "TGA", "PDF", "SGI", "DDS", "MPO"]
-    for _ in range(count):
-        kind, file = draw.choice(kinds), io.BytesIO()
-        mode = draw.choice(["L", "RGB"])
-        options = {"save_all": True, "append_images": [Image.new("L", (48, 40))]}
-        more = options if kind in ("GIF", "TIFF", "WEBP") and draw.random() < 0.3 else {}
-        Image.fromarray(pixels).convert(mode).save(file, kind, **more)
-        whole = file.getvalue()
-        content = damaged(draw, whole) if draw.random() < 0.9 else whole
-        yield draw.choice(["jpg", "png", "tif", kind.lower()]), content
+KINDS = (*FORMATS, *FORMATS, "EPS", "ICO", "PCX", "TGA", "PDF", "SGI", "DDS", "MPO")
+PIXELS = np.random.default_rng(0).integers(256, size=(40, 48, 3), dtype=np.uint8)
 
 
-def test_images(tmp_path: Path, attacks: int) -> None:
-    for number, (suffix, content) in enumerate(images(0, attacks)):
-        path = tmp_path / f"{number}.{suffix}"
-        path.write_bytes(content)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            problems = verify(Listing("one", tmp_path, "flat", [path.name], ["a"], ["train"]))[1]
-            try:
-                assert read_image(path).mode == "RGB"
-                assert problems == []
-            except DatasetError as error:
-                assert is_one_line(error), number
-                assert len(problems) == 1
-                assert problems[0].startswith(f"{path}: cannot be")
-                assert is_one_line(ValueError(problems[0])), number
-        path.unlink()
+@pytest.mark.filterwarnings("ignore")
+@given(draw=DRAW)
+def test_images(tmp_path: Path, draw: random.Random) -> None:
+    """Images of every format, also of those that are not to be opened."""
+    kind, file = draw.choice(KINDS), io.BytesIO()
+    frames = {"save_all": True, "append_images": [Image.new("L", (48, 40))]}
+    several = kind in ("GIF", "TIFF", "WEBP") and draw.random() < 0.3
+    mode = draw.choice(["L", "RGB"])
+    Image.fromarray(PIXELS).convert(mode).save(file, kind, **(frames if several else {}))
+    whole = file.getvalue()
+    path = tmp_path / f"1.{draw.choice(['jpg', 'png', 'tif', kind.lower()])}"
+    path.write_bytes(damaged(draw, whole) if draw.random() < 0.9 else whole)
+    problems = verify(Listing("one", tmp_path, "flat", [path.name], ["a"], ["train"]))[1]
+    try:
+        assert read_image(path).mode == "RGB"
+        assert problems == []
+    except DatasetError as error:
+        assert is_one_line(error)
+        assert problems == [str(error)]
+    path.unlink()
 
 
 # ------------------------------------------------------------------------------------------- names
@@ -118,39 +109,31 @@ PIECES = (
 )
 
 
-def names(seed: int, count: int) -> Iterator[tuple[str, str]]:
-    """Names of a class and of an image in it that this file system may or may not take."""
-    draw = random.Random(seed)
-    for _ in range(count):
-        yield tuple("".join(draw.choices(PIECES, k=draw.randint(1, 3))) for _ in range(2))  # type: ignore[misc]
-
-
-def test_names(tmp_path: Path, attacks: int) -> None:
+@given(draw=DRAW)
+def test_names(tmp_path: Path, draw: random.Random) -> None:
     """A name that cannot be shown is refused; each other one is found, and its image is read."""
-    views = ImageViews(image_size=16, mean=(0, 0, 0), std=(1, 1, 1))
-    for number, (label, name) in enumerate(names(1, attacks)):
-        root = tmp_path / str(number)
+    label, name = ("".join(draw.choices(PIECES, k=draw.randint(1, 3))) for _ in range(2))
+    root = tmp_path / "root"
+    shutil.rmtree(root, ignore_errors=True)
+    try:
         for place in (root / "b" / "1.png", Path(f"{root}/{label}/{name}.png")):
-            try:
-                place.parent.mkdir(parents=True, exist_ok=True)
-                Image.new("RGB", (9, 9)).save(place, "PNG")
-            except OSError:
-                break
-        else:
-            hidden = label.startswith(".") or name.startswith(".")
-            try:
-                listing = folder.read(root, 0.5)
-            except DatasetError as error:
-                assert is_one_line(error), (label, name)
-                continue
-            assert hidden or f"{label}/{name}.png" in listing.paths
-            assert listing.fingerprint
-            for split in ("train", "test"):
-                for image, _, _ in map(ImageSet(listing, split, views=views).__getitem__, [0]):  # type: ignore[arg-type]
-                    assert image.shape == (3, 16, 16)
-            report = verify(listing, num_workers=1)
-            assert not report[1]
-            assert all(is_shown(line.detail) for line in report[0])
+            place.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (9, 9)).save(place, "PNG")
+    except OSError:
+        return  # a name that this file system does not take
+    try:
+        listing = folder.read(root, 0.5)
+    except DatasetError as error:
+        assert is_one_line(error)
+        return
+    assert label.startswith(".") or name.startswith(".") or f"{label}/{name}.png" in listing.paths
+    assert listing.fingerprint
+    views = ImageViews(image_size=16, mean=(0, 0, 0), std=(1, 1, 1))
+    for image, _, _ in (ImageSet(listing, part, views=views)[0] for part in ("train", "test")):  # type: ignore[arg-type]
+        assert image.shape == (3, 16, 16)
+    checks, broken = verify(listing)
+    assert not broken
+    assert all(is_shown(check.detail) for check in checks)
 
 
 # ------------------------------------------------------------------------------------- index files
@@ -196,47 +179,38 @@ def hostile(draw: random.Random, text: str) -> str:
     return "\n".join(lines)
 
 
-def index_files(seed: int, count: int, roots: dict[str, Path]) -> Iterator[tuple[str, Path]]:
-    """Trees, one of whose index files is changed until the next one is asked for."""
-    draw = random.Random(seed)
-    files = {
-        name: [path for path in sorted(root.rglob("*")) if path.suffix in (".txt", ".csv", ".mat")]
-        for name, root in roots.items()
-    }
-    for _ in range(count):
-        name = draw.choice(list(roots))
-        path = draw.choice(files[name])
-        whole = path.read_bytes()
-        if path.suffix == ".mat" or draw.random() < 0.3:
-            path.write_bytes(damaged(draw, whole))
-        else:
-            path.write_bytes(hostile(draw, whole.decode()).encode("utf-8", "surrogateescape"))
-        yield name, path
-        path.write_bytes(whole)
-
-
-def test_index_files(tmp_path: Path, attacks: int) -> None:
-    """No listed image lies outside of the folder; what is wrong is a line."""
-    roots = {}
+@pytest.fixture(scope="module")
+def trees(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("trees")
     for name, (_, write) in TREES.items():
-        write(roots.setdefault(name, tmp_path / name))
-    for name, path in index_files(2, attacks, roots):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            try:
-                listing = IMAGE_DATASETS[TREES[name][0]].read(roots[name])
-            except DatasetError as error:
-                assert is_one_line(error), path
-                continue
+        write(place / name)
+    return place
+
+
+@pytest.mark.filterwarnings("ignore")
+@given(draw=DRAW)
+def test_index_files(trees: Path, draw: random.Random) -> None:
+    """No listed image lies outside of the folder; what is wrong is a line."""
+    name = draw.choice(list(TREES))
+    files = sorted((trees / name).rglob("*"))
+    path = draw.choice([file for file in files if file.suffix in (".txt", ".csv", ".mat")])
+    whole = path.read_bytes()
+    if path.suffix == ".mat" or draw.random() < 0.3:
+        path.write_bytes(damaged(draw, whole))
+    else:
+        path.write_bytes(hostile(draw, whole.decode()).encode("utf-8", "surrogateescape"))
+    try:
+        listing = IMAGE_DATASETS[TREES[name][0]].read(trees / name)
         root = listing.root.resolve()
         for listed in listing.paths:
             assert (root / listed).resolve().is_relative_to(root), (path, listed)
             assert ".." not in listed.split("/")
         assert all(map(is_shown, {*listing.classes, *listing.paths}))
-        try:
-            assert len(listing.fingerprint) == 64
-        except DatasetError as error:
-            assert is_one_line(error), path
+        assert len(listing.fingerprint) == 64
+    except DatasetError as error:
+        assert is_one_line(error), path
+    finally:
+        path.write_bytes(whole)
 
 
 # ---------------------------------------------------------------------------------------- archives
@@ -248,24 +222,6 @@ MEMBERS = (
     *("con", " ", "b/ ", "link", "link/x", "link/../x"),
 )
 LINKS = ("..", "../x", "/etc", "/etc/passwd", "b", "b/../..", ".", "link", "a", "")
-
-
-def archives(seed: int, count: int, place: Path) -> Iterator[Path]:
-    """Archives with hostile members, damaged or whole; a name, a link or a kind that no dataset has."""
-    draw = random.Random(seed)
-    for number in range(count):
-        path = place / f"{number}{draw.choice(['.zip', '.tar', '.tgz'])}"
-        members = [
-            (draw.choice(MEMBERS[:6] if draw.random() < 0.7 else MEMBERS), draw.randbytes(99))
-            for _ in range(draw.randint(0, 6))
-        ]
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # two members of one name
-            (_zip if path.suffix == ".zip" else _tar)(draw, path, members)
-        if draw.random() < 0.5:
-            path.write_bytes(damaged(draw, path.read_bytes()))
-        yield path
-        path.unlink()
 
 
 def _zip(draw: random.Random, path: Path, members: list[tuple[str, bytes]]) -> None:
@@ -293,83 +249,77 @@ def _tar(draw: random.Random, path: Path, members: list[tuple[str, bytes]]) -> N
                 file.addfile(member, io.BytesIO(content))
 
 
-def test_archives(tmp_path: Path, attacks: int) -> None:
-    """Files, links and folders of one folder, or a line and nothing at all."""
-    place, target = tmp_path / "archives", tmp_path / "out" / "set"
+@pytest.mark.filterwarnings("ignore")
+@given(draw=DRAW)
+def test_archives(tmp_path: Path, draw: random.Random) -> None:
+    """Files, links and folders of one folder, or a line and nothing at all; a member that no dataset has."""
+    place = tmp_path / "place"
+    shutil.rmtree(place, ignore_errors=True)
     place.mkdir()
-    for archive in archives(3, attacks, place):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            try:
-                unpack(archive, target)
-            except FetchError as error:
-                assert is_one_line(error), archive
-                assert str(error).startswith(f"{archive}: ")
-                assert not target.exists()
-        for path in target.rglob("*"):
-            assert Path(os.path.realpath(path)).is_relative_to(target), archive  # of a loop, too
-            assert path.is_file() or path.is_dir() or path.is_symlink(), archive
-        shutil.rmtree(target, ignore_errors=True)
-        assert {path.name for path in tmp_path.rglob("*")} == {
-            "archives",
-            "out",
-            archive.name,
-        }
+    target = place / "out" / "set"
+    archive = place / f"1{draw.choice(['.zip', '.tar', '.tgz'])}"
+    members = [
+        (draw.choice(MEMBERS[:6] if draw.random() < 0.7 else MEMBERS), draw.randbytes(99))
+        for _ in range(draw.randint(0, 6))
+    ]
+    (_zip if archive.suffix == ".zip" else _tar)(draw, archive, members)
+    if draw.random() < 0.5:
+        archive.write_bytes(damaged(draw, archive.read_bytes()))
+    try:
+        unpack(archive, target)
+    except FetchError as error:
+        assert is_one_line(error)
+        assert str(error).startswith(f"{archive}: ")
+        assert not target.exists()
+    for path in target.rglob("*"):
+        assert Path(os.path.realpath(path)).is_relative_to(target)  # of a loop, too
+        assert path.is_file() or path.is_dir() or path.is_symlink()
+    shutil.rmtree(target, ignore_errors=True)
+    assert {path.name for path in place.rglob("*")} == {"out", archive.name}
 
 
 # ----------------------------------------------------------------------------------- cached glyphs
 
 
-def test_cached_glyphs(
-    tmp_path: Path,
-    attacks: int,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """The images are those that were rendered, and no second line follows the first."""
+@pytest.fixture
+def cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Glyphs:
+    """A dataset of few glyphs, whose cache is in `tmp_path`."""
     monkeypatch.setattr(glyphs, "FACES", dict(list(glyphs.FACES.items())[:2]))
     monkeypatch.setattr(glyphs, "DRAWABLE", "N")
-    draw = random.Random(4)
-    expected = Glyphs(tmp_path, image_size=16)
+    return Glyphs(tmp_path, image_size=16)
+
+
+@given(draw=DRAW)
+def test_cached_glyphs(
+    cached: Glyphs, tmp_path: Path, capsys: pytest.CaptureFixture[str], draw: random.Random
+) -> None:
+    """The images are those that were rendered, and no second line follows the first."""
     (path,) = tmp_path.glob("*.npz")
-    for _ in range(attacks):
-        whole = path.read_bytes()
-        if draw.random() < 0.2:  # whole, with other images
-            with np.load(path) as archive:
-                other = {**archive, "images": np.roll(archive["images"], 1, draw.randrange(4))}
-            np.savez_compressed(path, **other)
-        else:
-            path.write_bytes(damaged(draw, whole))
-        capsys.readouterr()
-        found = Glyphs(tmp_path, image_size=16)
-        assert found.fingerprint == expected.fingerprint
-        assert np.array_equal(found._images, expected._images)
-        assert found.class_names == expected.class_names
-        said = capsys.readouterr().err.splitlines()
-        assert said in (
-            [],
-            [f"{path}: is damaged or of another version; rendering the glyphs again"],
-        )
-        assert said == [] or path.read_bytes() == whole
-        path.write_bytes(whole)
+    whole = path.read_bytes()
+    path.write_bytes(damaged(draw, whole))
+    capsys.readouterr()
+    found = Glyphs(tmp_path, image_size=16)
+    assert found.fingerprint == cached.fingerprint
+    assert np.array_equal(found._images, cached._images)
+    assert found.class_names == cached.class_names
+    said = capsys.readouterr().err
+    assert said in ("", f"{path}: is damaged; rendering the glyphs again\n")
+    assert not said or path.read_bytes() == whole
+    path.write_bytes(whole)
 
 
 # ------------------------------------------------------------------------------- files of weights
 
 
-def test_weights(tmp_path: Path, attacks: int) -> None:
+@pytest.mark.filterwarnings("ignore")
+@given(draw=DRAW)
+def test_weights(tmp_path: Path, draw: random.Random) -> None:
     """A file fills every tensor, or a line says why not; no code in it runs."""
-    draw = random.Random(5)
-    files = {tmp_path / f"weights.{suffix}": save for suffix, save in SAVE.items()}
-    for path, save in files.items():
-        save(values(Network()), path)
-    wholes = {path: path.read_bytes() for path in files}
-    for _ in range(attacks):
-        path = draw.choice(list(files))
-        path.write_bytes(damaged(draw, wholes[path]))
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            try:
-                load_weights(Network(), path)
-            except WeightsError as error:
-                assert is_one_line(error), path
+    suffix = draw.choice(list(SAVE))
+    path = tmp_path / f"weights.{suffix}"
+    SAVE[suffix](values(Network()), path)
+    path.write_bytes(damaged(draw, path.read_bytes()))
+    try:
+        load_weights(Network(), path)
+    except WeightsError as error:
+        assert is_one_line(error)

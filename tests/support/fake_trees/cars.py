@@ -10,9 +10,8 @@ from scipy.io import savemat
 
 from tests.support.fake_trees import spread, write_pictures
 
-LAYOUTS = ("devkit", "combined", "kaggle", "horde")
+LAYOUTS = ("devkit", "combined", "kaggle")
 CLASSES = 196
-CORNERS = ("bbox_x1", "bbox_y1", "bbox_x2", "bbox_y2")
 
 # Neither in the alphabet's order, as the owners' are not, nor all fit to name a folder.
 CLASS_NAMES = [f"Maker {CLASSES - i:03d} Sedan 2012" for i in range(CLASSES)]
@@ -27,13 +26,11 @@ class Car:
         part: Of the owners' two folders, "train" or "test".
         number: Within that folder, from 1.
         class_id: From 1.
-        corners: x1, y1, x2, y2, counted from 1; different for every image.
     """
 
     part: str
     number: int
     class_id: int
-    corners: tuple[int, int, int, int]
 
     @property
     def file(self) -> str:
@@ -44,7 +41,7 @@ def few_cars(class_ids: Sequence[int] = (1, 14, 98, 99, 174, 196), of_each: int 
     """Equally many images of each class in each of the owners' two folders, in which classes alternate."""
     ids = [*class_ids] * of_each
     return [
-        Car(part, number, class_id, _corners(number if part == "train" else len(ids) + number))
+        Car(part, number, class_id)
         for part in ("train", "test")
         for number, class_id in enumerate(ids, start=1)
     ]
@@ -57,14 +54,10 @@ def all_cars() -> list[Car]:
     ids = ids[::2] + ids[1::2]  # both folders have images of all classes
     parts = {"train": ids[:8_144], "test": ids[8_144:]}
     return [
-        Car(part, number, class_id, _corners(number if part == "train" else 8_144 + number))
+        Car(part, number, class_id)
         for part, of_part in parts.items()
         for number, class_id in enumerate(of_part, start=1)
     ]
-
-
-def _corners(index: int) -> tuple[int, int, int, int]:
-    return 1 + index % 10, 1 + index // 10 % 10, 20 + index // 100 % 25, 15 + index // 2_500 % 20
 
 
 def write(
@@ -81,27 +74,20 @@ def write(
 
 
 def _write_devkit(root: Path, cars: Sequence[Car]) -> list[str]:
-    return _write_official(root, cars, "devkit", "cars_{}")
-
-
-def _write_horde(root: Path, cars: Sequence[Car]) -> list[str]:
-    return _write_official(root, cars, "labels", "{}")
-
-
-def _write_official(root: Path, cars: Sequence[Car], index: str, folder: str) -> list[str]:
-    (root / index).mkdir(parents=True)
-    save(root / index / "cars_meta.mat", class_names=cells(CLASS_NAMES))
+    index = root / "devkit"
+    index.mkdir(parents=True)
+    save(index / "cars_meta.mat", class_names=cells(CLASS_NAMES))
     for part, labels in (("train", ""), ("test", "_withlabels")):
         rows = [
-            {**_box(car), "class": car.class_id, "fname": car.file}
+            {"bbox_x1": 30, "class": car.class_id, "fname": car.file}
             for car in cars
             if car.part == part
         ]
-        save(root / index / f"cars_{part}_annos{labels}.mat", annotations=structs(rows))
+        save(index / f"cars_{part}_annos{labels}.mat", annotations=structs(rows))
     for row in rows:
         del row["class"]
-    save(root / index / "cars_test_annos.mat", annotations=structs(rows))
-    return [f"{folder.format(car.part)}/{car.file}" for car in cars]
+    save(index / "cars_test_annos.mat", annotations=structs(rows))
+    return [f"cars_{car.part}/{car.file}" for car in cars]
 
 
 def _write_combined(root: Path, cars: Sequence[Car]) -> list[str]:
@@ -111,7 +97,6 @@ def _write_combined(root: Path, cars: Sequence[Car]) -> list[str]:
     rows = [
         {
             "relative_im_path": f"car_ims/{number:06d}.jpg",
-            **_box(car),
             "class": car.class_id,
             "test": int(car.part == "test"),
         }
@@ -126,7 +111,7 @@ def _write_kaggle(root: Path, cars: Sequence[Car]) -> list[str]:
     (root / "names.csv").write_text("".join(f"{name}\n" for name in CLASS_NAMES))
     for part in ("train", "test"):
         lines = [
-            f"{','.join(map(str, [car.file, *car.corners, car.class_id]))}\n"
+            f"{','.join(map(str, [car.file, 39, 116, 569, 375, car.class_id]))}\n"
             for car in cars
             if car.part == part
         ]
@@ -141,12 +126,7 @@ _WRITERS: dict[str, Callable[[Path, Sequence[Car]], list[str]]] = {
     "devkit": _write_devkit,
     "combined": _write_combined,
     "kaggle": _write_kaggle,
-    "horde": _write_horde,
 }
-
-
-def _box(car: Car) -> dict[str, Any]:
-    return dict(zip(CORNERS, car.corners, strict=True))
 
 
 def structs(rows: Sequence[dict[str, Any]]) -> np.ndarray:

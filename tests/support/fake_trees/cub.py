@@ -28,12 +28,7 @@ def write(root: Path, sizes: Mapping[int, int] = SMALL, *, pictures: bool = True
         for number in range(count)
     ]
     lists = {
-        "classes.txt": [f"{label} {name}" for label, name in names.items()],
         "images.txt": [f"{i} {path}" for i, (_, path) in enumerate(images, start=1)],
-        "image_class_labels.txt": [f"{i} {label}" for i, (label, _) in enumerate(images, start=1)],
-        "bounding_boxes.txt": [
-            f"{i} {i % 7}.0 {i % 5}.0 30.0 25.0" for i in range(1, len(images) + 1)
-        ],
         "train_test_split.txt": [f"{i} {i % 2}" for i in range(1, len(images) + 1)],
     }
     for name, lines in lists.items():

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tests.support.fake_trees import spread, write_pictures
 
-BENCHMARK = "In-shop Clothes Retrieval Benchmark"  # the folder's name on the owners' drive
+SIZES = ("img", "img_highres")
 CATEGORIES = ("WOMEN/Dresses", "MEN/Denim", "WOMEN/Blouses_Shirts")
 
 
@@ -36,10 +36,6 @@ class Photo:
     def path(self) -> str:
         """Below `img` or `img_highres`."""
         return f"{self.category}/{self.item_id}/{self.number:02d}_1_front.jpg"
-
-    @property
-    def corners(self) -> tuple[int, int, int, int]:
-        return (1 + self.item % 20, 1 + self.number, 30 + self.item % 30, 20 + self.number)
 
 
 def few_photos(train_items: int = 4, test_items: int = 3) -> list[Photo]:
@@ -71,38 +67,23 @@ def write(
     *,
     images: Sequence[str] = ("img",),
     flat: bool = False,
-    boxes: bool = True,
     pictures: bool = True,
 ) -> Path:
     """Write a tree, by default of `few_photos`; returns its folder, root.
 
     Args:
         images: "img", "img_highres" or both.
-        flat: The index files lie beside the folder of images, not all in Anno, Eval and Img.
-        boxes: Write `list_bbox_inshop.txt`.
+        flat: The list lies beside the folder of images, not in Eval and Img.
     """
     photos = few_photos() if photos is None else photos
     partition = [f"img/{p.path:<70} {p.item_id} {p.status:<10}" for p in photos]
-    write_table(root / ("" if flat else "Eval") / "list_eval_partition.txt", partition)
-    if boxes:
-        # In an order of its own.
-        rows = [
-            f"img/{p.path:<70} 3 1 {' '.join(f'{corner:03d}' for corner in p.corners)}"
-            for p in reversed(photos)
-        ]
-        header = "image_name clothes_type pose_type x_1 y_1 x_2 y_2"
-        write_table(root / ("" if flat else "Anno") / "list_bbox_inshop.txt", rows, header)
+    path = root / ("" if flat else "Eval") / "list_eval_partition.txt"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = [len(partition), "image_name item_id evaluation_status", *partition]
+    path.write_text("".join(f"{line}\n" for line in lines))
     for folder in images:
         place = root / ("" if flat else "Img") / folder
         place.mkdir(parents=True)
         if pictures:
             write_pictures(place, [photo.path for photo in photos])
     return root
-
-
-def write_table(
-    path: Path, rows: Sequence[str], header: str = "image_name item_id evaluation_status"
-) -> None:
-    """The number of rows, the header, the rows."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(f"{line}\n" for line in [len(rows), header, *rows]))
