@@ -26,7 +26,7 @@ import numpy as np
 # Rooms import late: `--help` needs no torch.
 from benchmarks import building, records, reporting, studies
 from benchmarks.console import HelpFormatter, at_least, leave, signals_handled, split_settings
-from benchmarks.settings import ConfigError, changed, dump, flat
+from benchmarks.settings import ConfigError, changed, dump, flat, parse
 
 CLAIMS = Path(__file__).parent / "recipes" / "claims.yaml"
 
@@ -70,7 +70,7 @@ class Study:
         self.claims, self.results, self.runs = claims, results, runs
         self.seeds, self.settings = seeds, settings
         self._plan = cache(self._plan_anew)
-        self._recipe = cache(lambda name: building.parse_resolved(["--recipe", name]).config)
+        self._recipe = cache(lambda name: building.resolved(parse(["--recipe", name]).config))
 
     def tuning(self, row: str) -> Any:
         """The scores of all values of the row's setting; None as long as one is missing."""

@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,7 +46,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             if "--list" in argv:
                 console.say(reporting.recipe_table())
                 return 0
-            command = building.parse_resolved(argv)
+            command = settings.parse(argv)
+            command = replace(command, config=building.resolved(command.config))
         except settings.ConfigError as error:
             return _refuse(error, 2)
         if "--print_config" in argv:
@@ -147,8 +149,8 @@ class OngoingRun:
     ) -> None:
         self.experiment = experiment = command.experiment
         self.accelerator = accelerator
-        self.calculator = evaluation.build_calculator(
-            accelerator, experiment.evaluation.accuracy_calculator, experiment.evaluation.recall_at
+        self.calculator = evaluation.rank_calculator(
+            accelerator, experiment.evaluation.recall_at, progress=True
         )
         parts = training.build_parts(experiment, accelerator)
         self.datasets = parts.datasets
@@ -234,7 +236,6 @@ class OngoingRun:
             watch: Wraps the loader of batches, and hands its batches on.
         """
         self.sampler.step = self.state.progress.step
-        self.record.start_trackers()
         images, num_workers = self.training_images()
         loader = training.training_loader(self.accelerator, images, self.sampler, num_workers)
         trainer = training.Trainer(self.state, self.sampler, self.experiment)
@@ -283,7 +284,7 @@ class OngoingRun:
         if self.experiment.report:
             evaluation.save_showcase(
                 path,
-                self.accelerator.unwrap_model(self.state.model, keep_torch_compile=False),
+                self.accelerator.unwrap_model(self.state.model),
                 self.datasets.train,
                 self.datasets.test,
                 found.embeddings,

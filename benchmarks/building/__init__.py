@@ -5,7 +5,7 @@ import lazy_loader as lazy
 __getattr__, __dir__, __all__ = lazy.attach(
     __name__,
     submod_attrs={
-        "class_paths": ["build", "parse_resolved", "resolved"],
+        "class_paths": ["build", "resolved"],
         "images": ["Datasets", "build_datasets", "image_size", "show_to"],
         "network": [
             *("STARTING_WEIGHTS", "EmbeddingModel"),

@@ -8,9 +8,8 @@ import importlib
 import inspect
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import replace
 from functools import cache
 from pkgutil import resolve_name
 from typing import Any
@@ -18,14 +17,7 @@ from typing import Any
 import jsonargparse
 
 from benchmarks.console import reason
-from benchmarks.settings import (
-    Command,
-    ConfigError,
-    is_trusted,
-    one_line,
-    parse,
-    trusted_module,
-)
+from benchmarks.settings import ConfigError, is_trusted, one_line, trusted_module
 
 SIZES = ("num_classes", "in_channels", "embedding_size")
 
@@ -35,55 +27,26 @@ PROVIDED = {
     "model.attention": ("num_features",),
     "optimization.optimizer": ("params", "lr"),
     "optimization.scheduler": ("optimizer", "max_lr", "total_steps"),
-    "evaluation.accuracy_calculator": ("accelerator",),
 }
 """Settings that describe classes, and the arguments that the runner fills in there from other settings."""
 
-Check = Callable[[type], bool]
-
-
-def _below(base: str) -> Check:
-    return lambda cls: issubclass(cls, resolve_name(base))
-
-
-def _is_schedule(cls: type) -> bool:
-    ours = is_trusted(cls.__module__, ["pml_regularizers"])
-    return ours and "__call__" in dir(cls) and not MODULE(cls)
-
-
-def _is_argument(cls: type) -> bool:
-    modules = ("pml_regularizers", "pytorch_metric_learning.utils.inference")
-    return is_trusted(cls.__module__, modules) or any(
-        check(cls) for check in (MODULE, OPTIMIZER, SCHEDULER)
-    )
-
-
-MODULE = _below("torch.nn:Module")
-OPTIMIZER = _below("torch.optim:Optimizer")
-SCHEDULER = _below("torch.optim.lr_scheduler:LRScheduler")
 KINDS = {
-    "losses.loss": ("a loss", MODULE),
-    "losses.weight": ("a schedule", _is_schedule),
-    "miner": ("a miner", _below("pytorch_metric_learning.miners:BaseMiner")),
-    "model.attention": ("a module", MODULE),
-    "optimization.optimizer": ("an optimizer", OPTIMIZER),
-    "optimization.scheduler": ("a scheduler", SCHEDULER),
-    "evaluation.accuracy_calculator": (
-        "an AccuracyCalculator",
-        _below("pytorch_metric_learning.utils.accuracy_calculator:AccuracyCalculator"),
-    ),
+    "losses.loss": ("a loss", "torch.nn:Module"),
+    "miner": ("a miner", "pytorch_metric_learning.miners:BaseMiner"),
+    "model.attention": ("a module", "torch.nn:Module"),
+    "optimization.optimizer": ("an optimizer", "torch.optim:Optimizer"),
+    "optimization.scheduler": ("a scheduler", "torch.optim.lr_scheduler:LRScheduler"),
 }
-ARGUMENT = ("a module, an optimizer or a scheduler", _is_argument)
-"""The kinds of class inside the description of another class."""
+"""The kinds of class that these settings expect, each with its base."""
+
+ARGUMENT = (
+    "a module, an optimizer or a scheduler",
+    *("torch.nn:Module", "torch.optim:Optimizer", "torch.optim.lr_scheduler:LRScheduler"),
+)
+"""The kinds of class inside the description of another class; this library's, such as kernels, suit, too."""
 
 UNSAID = object()
 """Placeholder for a default that YAML cannot hold, such as a function, or that does not exist."""
-
-
-def parse_resolved(argv: Sequence[str]) -> Command:
-    """Parse the command line as `parse` does, with every default in `config`; raises its errors and `build`'s."""
-    command = parse(argv)
-    return replace(command, config=resolved(command.config))
 
 
 def resolved(value: Any, key: str = "") -> Any:
@@ -156,8 +119,7 @@ def _read(spec: Any, key: str) -> tuple[type, dict[str, Any]]:
     """The class that a description names, and the arguments that it gives."""
     if not isinstance(spec, dict) or not {"class_path"} <= set(spec) <= {"class_path", "init_args"}:
         raise ConfigError(f"{key}: expected {{class_path: ..., init_args: ...}}, got {spec!r}")
-    kind = KINDS.get(re.sub(r"\[\d+\]", "", key), ARGUMENT)
-    cls = _import(spec["class_path"], f"{key}.class_path", *kind)
+    cls = _import(spec["class_path"], f"{key}.class_path", re.sub(r"\[\d+\]", "", key))
     given = spec.get("init_args")
     given = {} if given is None else given
     if not isinstance(given, dict):
@@ -260,13 +222,18 @@ def _kind(value: Any) -> type:
     return float if type(value) is int else type(value)
 
 
-def _import(path: Any, key: str, kind: str, suits: Check) -> type:
+def _import(path: Any, key: str, place: str) -> type:
     module, name = trusted_module(path, key)
     try:
         cls = getattr(importlib.import_module(module), name)
     except (Exception, SystemExit) as error:  # importing runs the module
         raise ConfigError(f"{key}: cannot import {path!r} ({reason(error)})") from error
-    if not isinstance(cls, type) or not suits(cls):
+    kind, *bases = KINDS.get(place, ARGUMENT)
+    suits = isinstance(cls, type) and (
+        issubclass(cls, tuple(map(resolve_name, bases)))
+        or (place not in KINDS and is_trusted(cls.__module__, ["pml_regularizers"]))
+    )
+    if not suits:
         raise ConfigError(f"{key}: expected {kind}, got {path!r}")
     try:
         _arguments(cls)

@@ -1,13 +1,11 @@
 """The loss, its miner and the optimizer."""
 
-from typing import Any
-
 import torch
 from torch import nn
 
 from benchmarks.building.class_paths import build
 from benchmarks.building.network import EmbeddingModel
-from benchmarks.settings import ClassSpec, ConfigError, Experiment, Optimization
+from benchmarks.settings import ConfigError, Experiment, Optimization
 from pml_regularizers import DistributedLoss, ScheduledLosses, attach_all, parameter_groups
 
 
@@ -23,14 +21,12 @@ def build_loss(experiment: Experiment, model: EmbeddingModel, num_classes: int) 
         "embedding_size": model.head.embedding_size,
     }
     losses: dict[str, nn.Module] = {}
-    weights: dict[str, Any] = {}
+    weights: dict[str, float] = {}
     for index, term in enumerate(experiment.losses):
         part = build(term.loss.description, f"losses[{index}].loss", **sizes)
         name = type(part).__name__ + (f"_{index}" if type(part).__name__ in losses else "")
         losses[name] = part
         weights[name] = term.weight
-        if isinstance(term.weight, ClassSpec):
-            weights[name] = build(term.weight.description, f"losses[{index}].weight")
     if list(weights.values()) == [1.0]:
         (loss,) = losses.values()
     else:

@@ -19,7 +19,6 @@ import numpy as np
 import torch
 from accelerate import Accelerator
 from accelerate.utils import broadcast
-from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
 from torch import Tensor, nn
 
 from benchmarks.datasets import Glyphs, ImageSet
@@ -29,6 +28,7 @@ from benchmarks.records import EMBEDDINGS, read_table
 from benchmarks.settings import Evaluation
 from pml_regularizers import (
     HORDELoss,
+    RankAccuracyCalculator,
     VEMAttention,
     h_divergence,
     ideal_joint_error,
@@ -60,7 +60,7 @@ def test_outputs(
     horde: HORDELoss | None,
     train_set: Glyphs | ImageSet,
     test_set: Glyphs | ImageSet,
-    calculator: AccuracyCalculator,
+    calculator: RankAccuracyCalculator,
     settings: Evaluation,
     embedding: dict[str, Any],
 ) -> Outputs:
@@ -96,7 +96,7 @@ def test_outputs(
         if settings.descriptor:
             vectors["descriptor"] = _reduced(accelerator, horde, trained[2], found.descriptors)
     for name, rows in vectors.items():
-        outputs.metrics[name] = accuracy(accelerator, calculator, rows, found.labels, is_query)
+        outputs.metrics[name] = accuracy(calculator, rows, found.labels, is_query)
     if not accelerator.is_main_process:
         return outputs
     outputs.metrics["embedding"] |= predicted

@@ -1,4 +1,4 @@
-"""PML's tester on the embeddings of all processes, and PML's calculators on given vectors.
+"""PML's tester on the embeddings of all processes, and its metrics on given vectors.
 
 Every image is a query, for which all other images are ranked by the distance of the L2-normalised embeddings. If
 a dataset has queries and a gallery (In-Shop), both are rows of one matrix, which is embedded in one pass and not
@@ -12,9 +12,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import broadcast_object_list
 from pytorch_metric_learning.testers import GlobalEmbeddingSpaceTester
-from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
 from pytorch_metric_learning.utils.inference import FaissKMeans
 from sklearn.metrics import adjusted_mutual_info_score, normalized_mutual_info_score
 from sklearn.metrics.cluster import pair_confusion_matrix
@@ -22,10 +20,8 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 from torch.utils.data import Dataset
 
-from benchmarks.building import build
 from benchmarks.console import progress_bar
 from benchmarks.evaluation.embedding import embed, evaluation_mode
-from benchmarks.settings import ClassSpec, ConfigError
 from pml_regularizers import RankAccuracyCalculator
 
 CPU = torch.device("cpu")
@@ -55,8 +51,7 @@ class SharedTester(GlobalEmbeddingSpaceTester):
 
     Args:
         accelerator: The processes.
-        calculator: Any of PML's calculators; it works on the main process alone, unless it shares the queries
-            itself.
+        calculator: Computes the metrics; it shares the queries among the processes.
         is_query: (n,) bool; the other rows are the gallery. None: each row is both.
         embedding: The keyword arguments of `embed`: `batch_size`, `num_workers`, `extract`, ...
     """
@@ -64,7 +59,7 @@ class SharedTester(GlobalEmbeddingSpaceTester):
     def __init__(
         self,
         accelerator: Accelerator,
-        calculator: AccuracyCalculator,
+        calculator: RankAccuracyCalculator,
         is_query: Tensor | None,
         **embedding: Any,
     ) -> None:
@@ -92,37 +87,16 @@ class SharedTester(GlobalEmbeddingSpaceTester):
         """The metrics under the calculator's own names."""
         [(embeddings, labels)] = embeddings_and_labels.values()
         self.embeddings, self.labels = embeddings, labels[:, 0]
-        accuracies |= accuracy(
-            self.accelerator, self.accuracy_calculator, embeddings, labels[:, 0], self.is_query
-        )
+        accuracies |= accuracy(self.accuracy_calculator, embeddings, labels[:, 0], self.is_query)
 
 
 def accuracy(
-    accelerator: Accelerator,
-    calculator: AccuracyCalculator,
+    calculator: RankAccuracyCalculator,
     vectors: Tensor,
     labels: Tensor,
     is_query: Tensor | None = None,
 ) -> dict[str, float]:
     """The metrics of vectors (n, D), L2-normalised before comparison; call it on all processes."""
-    if isinstance(calculator, RankAccuracyCalculator):
-        return _ranked(calculator, vectors, labels, is_query)
-    found = {}
-    if accelerator.is_main_process:
-        unit = normalize(vectors)
-        if is_query is None:
-            found = calculator.get_accuracy(unit, labels)
-        else:
-            found = calculator.get_accuracy(
-                *(unit[is_query], labels[is_query], unit[~is_query], labels[~is_query], False)
-            )
-    broadcast: list[dict[str, float]] = broadcast_object_list([found])
-    return broadcast[0]
-
-
-def _ranked(
-    calculator: RankAccuracyCalculator, vectors: Tensor, labels: Tensor, is_query: Tensor | None
-) -> dict[str, float]:
     references = None if is_query is None else ~is_query
     found: dict[str, float] = calculator.get_accuracy_within(
         vectors, labels, queries=is_query, references=references, normalize=True
@@ -151,7 +125,7 @@ def measure(
     calculator = RankAccuracyCalculator(
         include=_included(recall_at), recall_at=recall_at, device=CPU
     )
-    return _ranked(calculator, vectors, labels, is_query)
+    return accuracy(calculator, vectors, labels, is_query)
 
 
 def _included(recall_at: Sequence[int]) -> list[str]:
@@ -159,30 +133,11 @@ def _included(recall_at: Sequence[int]) -> list[str]:
     return [*recalls, "mean_average_precision_at_r", "r_precision"]
 
 
-def build_calculator(
-    accelerator: Accelerator, spec: ClassSpec | None, recall_at: Sequence[int]
-) -> AccuracyCalculator:
-    """Build the calculator of a test.
-
-    Raises:
-        ConfigError: if the class is not one of PML's calculators.
-    """
-    if spec is None:
-        return rank_calculator(accelerator, recall_at, progress=True)
-    key = "evaluation.accuracy_calculator"
-    calculator: AccuracyCalculator = build(spec.description, key, accelerator=accelerator)
-    if calculator.return_per_class:
-        raise ConfigError(
-            f"{key}.init_args.return_per_class: a run records one number per metric; leave it out"
-        )
-    return calculator
-
-
 def evaluate(
     accelerator: Accelerator,
     model: nn.Module,
     dataset: Dataset[Any],
-    calculator: AccuracyCalculator,
+    calculator: RankAccuracyCalculator,
     *,
     is_query: Tensor | None = None,
     **embedding: Any,

@@ -1,6 +1,5 @@
 """What a run writes into its folder, which is locked and compared with the settings that it was started with."""
 
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -25,7 +24,7 @@ from benchmarks.records.run_folder import (
     holds_other_files,
 )
 from benchmarks.records.steps import Row, StepTables
-from benchmarks.settings import Command, dump, flat
+from benchmarks.settings import Command, dump
 
 NO_RESULTS = {"wall_time_s": 0.0, "metrics": {}, "before_training": None}
 """Entries of run.json until the run has results."""
@@ -61,7 +60,6 @@ class RunWriter:
         self.folder: RunFolder | None = None
         self._steps: StepTables | None = None
         self._accelerator = accelerator
-        self._trackers = command.experiment.trackers
         self._argv, self._used = argv, False
         weights = about["weights"]
         self.identity = {
@@ -160,26 +158,12 @@ class RunWriter:
             self.folder.save(step, state | about)
             self.folder.keep_best(state["best"] and state["best"]["step"])
 
-    def start_trackers(self) -> None:
-        """Pass the settings to Accelerate's trackers; call it on all processes."""
-        if self._trackers:
-            settings = {
-                name.replace("[", ".").replace("]", ""): str(value)  # MLflow takes no brackets
-                for name, value in flat(self.info.get("config", {})).items()
-            }
-            self._accelerator.init_trackers("pml-regularizers", settings)
-
     def log(self, rows: dict[str, list[Row]]) -> None:
         """Write rows of (step, values) by table."""
         if self._steps is None:
             return
-        by_step: dict[int, dict[str, float]] = defaultdict(dict)
         for table, of_table in rows.items():
             self._steps.log_rows(table, of_table)
-            for step, values in of_table:
-                by_step[step] |= {f"{table}/{name}": value for name, value in values.items()}
-        for step in sorted(by_step) if self._trackers else ():  # wandb refuses earlier steps
-            self._accelerator.log(by_step[step], step=step)
 
     def update(self, **changes: Any) -> None:
         """Change entries of run.json."""

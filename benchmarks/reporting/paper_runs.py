@@ -8,12 +8,20 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from benchmarks.building import parse_resolved
+from benchmarks.building import resolved
 from benchmarks.console import printable
 from benchmarks.records import Run, damage_named, has_diverged, load_run
 from benchmarks.reporting.comparison import TESTED_ON
 from benchmarks.reporting.paired import Estimate, estimate
-from benchmarks.settings import GROUPS, Change, Entry, RecipeTable, changes_of_methods, merge
+from benchmarks.settings import (
+    GROUPS,
+    Change,
+    Entry,
+    RecipeTable,
+    changes_of_methods,
+    merge,
+    parse,
+)
 
 
 @dataclass(frozen=True)
@@ -128,7 +136,7 @@ def _weights(info: dict[str, Any]) -> Any:
 def _groups(training: str, runs: Sequence[Run], notes: list[str]) -> list[Group]:
     groups: dict[str, dict[int, Run]] = {}
     changes: dict[str, list[Change]] = {}
-    recipe = parse_resolved(["--recipe", training]).config if runs else {}
+    recipe = resolved(parse(["--recipe", training]).config) if runs else {}
     # Those that diverged come first: one that finished takes the place of the same seed.
     for run in sorted(runs, key=lambda run: str(run.info.get("finished") or "")):
         config, protocol = run.info["config"], run.info["protocol"]

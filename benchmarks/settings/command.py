@@ -13,27 +13,20 @@ import jsonargparse
 import yaml
 
 from benchmarks.settings.data import Data
-from benchmarks.settings.differences import flat
+from benchmarks.settings.differences import flat, without_former
 from benchmarks.settings.errors import ConfigError, one_line
 from benchmarks.settings.experiment import Experiment, Model
-from benchmarks.settings.recipe_files import (
-    GROUPS,
-    MOST,
-    StrictLoader,
-    TooLargeError,
-    dump,
-    load_yaml,
-    read_entry,
-    read_yaml,
-)
+from benchmarks.settings.recipe_files import GROUPS, read_entry
 from benchmarks.settings.trusted import TRUST, trust
+from benchmarks.settings.yaml_files import TooLargeError, dump, read_yaml, refuse_large
 
 DEFAULT_RECIPE = "glyphs/demo/binomial"
 
 ON_THE_COMMAND_LINE = ("recipe", "resume", "trust", "config", "print_config")
 """Options that may not stand in a file."""
 
-LONGEST = 100  # list that is a setting, such as the K of recall
+REFUSALS = (argparse.ArgumentError, RecursionError, ValueError)
+"""The parser's errors."""
 
 
 @dataclass(frozen=True)
@@ -53,9 +46,6 @@ class Command:
     trusted: tuple[str, ...] = ()
 
 
-# ---------------------------------------------------------------------------------------------- parse
-
-
 def parse(argv: Sequence[str]) -> Command:
     """Read the recipe, then `--config` files in their order, then options; later sources override earlier ones.
 
@@ -65,9 +55,6 @@ def parse(argv: Sequence[str]) -> Command:
     Raises:
         ConfigError: unless the settings describe a complete, known and consistent experiment.
     """
-    for argument in argv:  # a record cannot hold it
-        if any("\ud800" <= letter <= "\udfff" for letter in argument):
-            raise ConfigError(f"{argument!a}: is not UTF-8; write it in UTF-8")
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     first.add_argument("--recipe")
     first.add_argument("--config", type=Path, action="append", default=[])
@@ -82,20 +69,42 @@ def parse(argv: Sequence[str]) -> Command:
     entry = read_entry(recipe or DEFAULT_RECIPE)
     if recipe is not None:
         recipe = entry.training
-    layers = [entry.settings]
-    layers += [read_yaml(path) for path in files.config]
+    layers = [entry.settings, *(without_former(read_yaml(path)) for path in files.config)]
     for layer in layers:
-        for name in ON_THE_COMMAND_LINE:
-            if name in layer:
+        for name, value in layer.items():
+            if name in ON_THE_COMMAND_LINE:
                 raise ConfigError(
                     f"{name}: belongs on the command line, not into a file of settings"
                 )
-        _check_size(layer)
-    options = list(_with_groups(options))
-    for before, option in pairwise(["", *options]):
-        name, _, text = option.partition("=")
-        _check_size(text or name, name if text else before)
+            if name in GROUPS and not isinstance(value, Mapping):
+                raise ConfigError(f"{name}: expected a mapping of settings, got {value!r}")
+    for option in options:
+        try:
+            refuse_large(option.partition("=")[2] or option)
+        except TooLargeError as error:
+            raise ConfigError(f"{option[:40]}: {error}") from error
+    parser = _parser()
+    parsed = _parsed(parser, layers, options)
+    for name in ON_THE_COMMAND_LINE:
+        parsed.pop(name, None)
+    config = yaml.safe_load(parser.dump(parsed, skip_unset=False))
+    _refuse_null(Experiment, config)
+    try:
+        built = parser.instantiate(parsed)
+    except ConfigError:
+        raise
+    except (TypeError, ValueError) as error:
+        raise ConfigError(one_line(error)) from error
+    experiment = Experiment(**{name: built[name] for name in Experiment.__dataclass_fields__})
+    _plain(experiment)
+    if experiment.output is None:
+        stem = recipe.replace("/", "-") if recipe else files.config[-1].stem
+        name = _name(experiment, stem, layers[:1] if recipe else layers)
+        experiment.output = Path("runs") / f"{name}-seed{experiment.seed}"
+    return Command(experiment, config, recipe, files.resume, tuple(files.trust))
 
+
+def _parser() -> jsonargparse.ArgumentParser:
     parser = jsonargparse.ArgumentParser(
         prog="benchmarks/run.py",
         usage="%(prog)s [--recipe PAPER/TABLE/ROW] [--config FILE.yaml]\n"
@@ -116,26 +125,37 @@ def parse(argv: Sequence[str]) -> Command:
     parser.add_argument("--print_config", action="store_true", help="print every default, and exit")
     parser.add_argument("--config", action="config", help="a YAML file of settings; repeatable")
     parser.add_class_arguments(Experiment)
+    return parser
+
+
+def _parsed(
+    parser: jsonargparse.ArgumentParser, layers: Sequence[dict[str, Any]], options: Sequence[str]
+) -> jsonargparse.Namespace:
+    """Parse all settings together; a ConfigError has a line for each wrong one."""
+    given = [f"--config={dump(layer)}" for layer in layers]
     try:
-        parsed = parser.parse_args([f"--config={dump(layer)}" for layer in layers] + options)
-    except (argparse.ArgumentError, RecursionError, ValueError) as error:
-        line = one_line(error)
-        raise ConfigError(f"{line}{_did_you_mean(line, parser)}") from error
-    for name in ON_THE_COMMAND_LINE:
-        parsed.pop(name, None)
-    config = yaml.safe_load(parser.dump(parsed, skip_unset=False))
-    _refuse_null(Experiment, config)
-    try:
-        built = parser.instantiate(parsed)
-    except (TypeError, ValueError) as error:  # such as a number for a group of settings
-        raise ConfigError(one_line(error)) from error
-    experiment = Experiment(**{name: built[name] for name in Experiment.__dataclass_fields__})
-    _plain(experiment)
-    if experiment.output is None:
-        stem = recipe.replace("/", "-") if recipe else files.config[-1].stem
-        name = _name(experiment, stem, layers[:1] if recipe else layers)
-        experiment.output = Path("runs") / f"{name}-seed{experiment.seed}"
-    return Command(experiment, config, recipe, files.resume, tuple(files.trust))
+        return parser.parse_args([*given, *options])
+    except REFUSALS as error:  # the first
+        first = error
+    faults = []
+    for arguments in _one_by_one(layers[1:], options):
+        try:
+            parser.parse_args([given[0], *arguments])
+        except REFUSALS as error:
+            faults.append(_line(error, parser))
+    raise ConfigError(*dict.fromkeys(faults or [_line(first, parser)])) from first
+
+
+def _one_by_one(
+    layers: Sequence[dict[str, Any]], options: Sequence[str]
+) -> Iterator[Sequence[str]]:
+    for layer in layers:
+        for name, value in layer.items():
+            parts = [{inner: value[inner]} for inner in value] if name in GROUPS else [value]
+            yield from ([f"--config={dump({name: part})}"] for part in parts)
+    starts = [i for i, word in enumerate(options) if word.startswith("--") or i == 0]
+    for start, end in pairwise([*starts, len(options)]):
+        yield options[start:end]
 
 
 def _name(experiment: Experiment, stem: str, described: Sequence[Mapping[str, Any]]) -> str:
@@ -149,7 +169,7 @@ def _name(experiment: Experiment, stem: str, described: Sequence[Mapping[str, An
     ):
         return stem
     images = data.root.resolve().name if data.dataset == "folder" else data.dataset
-    return re.sub(r"[^\w.]+", "-", f"{images}-{trunk}-{label}").strip("-.")[:LONGEST]
+    return re.sub(r"[^\w.]+", "-", f"{images}-{trunk}-{label}").strip("-.")[:100]
 
 
 UNKNOWN = re.compile(
@@ -159,62 +179,15 @@ UNKNOWN = re.compile(
 """jsonargparse's messages on an unknown setting."""
 
 
-def _did_you_mean(message: str, parser: argparse.ArgumentParser) -> str:
-    if not (found := UNKNOWN.search(message)):
-        return ""
-    known = [
-        name.removeprefix("--") for name in parser._option_string_actions
-    ]  # there is no public way
+def _line(error: Exception, parser: argparse.ArgumentParser) -> str:
+    """The parser's message; of an unknown setting with the one that may be meant."""
+    line = one_line(error)
+    if not (found := UNKNOWN.search(line)):
+        return line
+    names = parser._option_string_actions  # there is no public way
+    known = [name.removeprefix("--") for name in names]
     close = get_close_matches(".".join(filter(None, found.groups())), known, n=1)
-    return f"; did you mean {close[0]}?" if close else "; --help lists the settings"
-
-
-def _with_groups(options: Sequence[str]) -> Iterator[str]:
-    """Options, with `--data FILE` and `--data {...}` as `--config`: the parser takes FILE for a class name."""
-    words = iter(options)
-    for word in words:
-        name, given, text = word.removeprefix("--").partition("=")
-        if not word.startswith("--") or name not in GROUPS:  # the value may be named data, too
-            yield word
-            continue
-        text = text if given else next(words, "")
-        try:
-            content = load_yaml(text)
-        except ValueError as error:
-            raise ConfigError(f"--{name}: {one_line(error)}") from error
-        if isinstance(content, str):
-            content = read_yaml(Path(text))
-        _check_size({name: content})
-        yield f"--config={dump({name: content})}"
-
-
-def _check_size(value: Any, key: str = "", longest: int = LONGEST) -> None:
-    """Refuse values that would keep the parser busy: its time grows with the square of a list's length.
-
-    The parser reads any text as YAML, and where settings belong, as the name of a file.
-    """
-    if isinstance(value, Mapping):
-        longest = MOST if "class_path" in value else longest  # the parser leaves it as it is
-        for name, inner in value.items():
-            if name in GROUPS and not key and not isinstance(inner, Mapping):
-                raise ConfigError(f"{name}: expected a mapping of settings, got {inner!r}")
-            _check_size(inner, f"{key}.{name}".removeprefix("."), longest)
-    elif isinstance(value, list):
-        if len(value) > longest:
-            raise ConfigError(
-                f"{key}: expected a list of at most {longest}, got one of {len(value)}"
-            )
-        for inner in value:
-            _check_size(inner, key, longest)
-    elif isinstance(value, (int, str)) and re.fullmatch(r"[-+]?\d{309,}", str(value)):
-        raise ConfigError(f"{key}: expected a number, got one of more than 308 digits")
-    elif isinstance(value, str):
-        try:
-            yaml.compose(value, StrictLoader)
-        except TooLargeError as error:
-            raise ConfigError(f"{key}: {one_line(error)}") from error
-        except yaml.YAMLError:
-            pass  # plain text
+    return f"{line}; " + (f"did you mean {close[0]}?" if close else "--help lists the settings")
 
 
 def _refuse_null(described: Any, config: Mapping[str, Any], prefix: str = "") -> None:

@@ -1,15 +1,15 @@
 """Settings of the images and batches."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from benchmarks.datasets import Augmentation, DatasetName, Interpolation, Stage
-from benchmarks.settings.errors import ConfigError
+from benchmarks.settings.errors import refuse
 from benchmarks.settings.ranges import AtLeast2, NonNegativeInt, Pixels, PositiveInt, Rate
 
 MOST_WORKERS = 8  # by default
-PER_PROCESSOR = 4  # at most: more take memory and processes, but read no faster
 
 VIEWS = ("resize", "keep_aspect", "augmentation", "interpolation")
 """Settings of `ImageViews` whose default is there or comes from the trunk."""
@@ -53,7 +53,7 @@ class Data:
         cache: Folder of these outputs; runs of one seed share them, and you may delete it after the training.
         cache_gib: Most GiB that they may take on the disk for one run.
         num_workers: Data-loader processes for each training process; 0 loads in the process itself. Default: 0 for
-            Glyphs, else one for each processor, up to 8; at most four for each.
+            Glyphs, else one for each processor, up to 8.
     """
 
     dataset: DatasetName = "glyphs"
@@ -80,29 +80,30 @@ class Data:
     num_workers: NonNegativeInt | None = None
 
     def __post_init__(self) -> None:
+        refuse(self._faults())
+
+    def _faults(self) -> Iterator[str]:
         if self.dataset == "glyphs":
             for name in VIEWS:
                 if getattr(self, name) is not None:
-                    raise ConfigError(f"data.{name}: Glyphs has its own perturbation; leave it out")
+                    yield f"data.{name}: Glyphs has its own perturbation; leave it out"
         if self.fold >= self.folds:
-            raise ConfigError(
-                f"data.fold: expected 0 to {self.folds - 1}, one of data.folds ({self.folds}), got {self.fold}"
-            )
+            yield f"data.fold: expected 0 to {self.folds - 1}, one of data.folds ({self.folds}), got {self.fold}"
         for name in ("test_classes", "class_level"):
             if getattr(self, name) is not None and self.dataset != "folder":
-                raise ConfigError(
+                yield (
                     f"data.{name}: {self.dataset} has its published classes and split; leave it out, or set "
                     "data.dataset: folder"
                 )
         if self.stage is not None and self.dataset != "glyphs":
-            raise ConfigError(f"data.stage: {self.dataset} has no stages; leave it out")
+            yield f"data.stage: {self.dataset} has no stages; leave it out"
         if self.stage is not None and self.folds != type(self).folds:
-            raise ConfigError(
+            yield (
                 f"data.folds: data.stage {self.stage} has its own classes to train and to validate on, got "
                 f"{self.folds}; leave it out"
             )
         if self.every_class and self.samples_per_class is None:
-            raise ConfigError(
+            yield (
                 "data.every_class: shuffled batches (data.samples_per_class: null) have no passes over classes; "
                 "leave it out"
             )
@@ -110,7 +111,7 @@ class Data:
         if per_class is not None and self.batch_size % per_class:
             below = self.batch_size // per_class * per_class
             near = f"{below} or {below + per_class} fit" if below else f"{per_class} fits"
-            raise ConfigError(
+            yield (
                 f"data.batch_size: expected a multiple of data.samples_per_class ({per_class}), got "
                 f"{self.batch_size}; {near}"
             )
@@ -122,22 +123,11 @@ class Data:
 
 
 def num_workers(data: Data, processes: int) -> int:
-    """Data-loader processes of each of the training processes of this machine.
-
-    Raises:
-        ConfigError: for more than the machine can run.
-    """
-    if data.num_workers is None and data.dataset == "glyphs":
+    """Data-loader processes of each of the training processes of this machine."""
+    if data.num_workers is not None:
+        return data.num_workers
+    if data.dataset == "glyphs":
         return 0
     import joblib  # imported late, for a quick start
 
-    processors = joblib.cpu_count()
-    if data.num_workers is None:
-        return min(MOST_WORKERS, processors // processes)
-    most = max(MOST_WORKERS, PER_PROCESSOR * processors)
-    if data.num_workers > most:
-        raise ConfigError(
-            f"data.num_workers: expected at most {most} for the {processors} processors here, got "
-            f"{data.num_workers}; leave it out for one each"
-        )
-    return data.num_workers
+    return min(MOST_WORKERS, joblib.cpu_count() // processes)

@@ -22,7 +22,11 @@ MOVES = (
 """Settings that change no more than the record; those that are not named can change the result."""
 
 
-FORMER: dict[str, Any] = {"data.crop_to_box": False}
+FORMER: dict[str, Any] = {
+    **{"data.crop_to_box": False, "model.compile": False, "trackers": []},
+    **dict.fromkeys(("evaluation.accuracy_calculator", "optimization.max_gradient_norm")),
+    "optimization.chunk_size": None,
+}
 """Settings that older runs recorded, with the value that has the same effect as their absence."""
 
 
@@ -91,3 +95,12 @@ def flat(config: Any, prefix: str = "") -> dict[str, Any]:
     else:
         return {prefix: config}
     return {name: leaf for key, value in items for name, leaf in flat(value, key).items()}
+
+
+def without_former(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Settings without those of older code that had no effect, as their files can be read today."""
+    return {
+        name: without_former(value, f"{prefix}{name}.") if isinstance(value, Mapping) else value
+        for name, value in settings.items()
+        if FORMER.get(f"{prefix}{name}", ABSENT) != value
+    }

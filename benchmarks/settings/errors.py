@@ -1,6 +1,7 @@
 """Errors that end a run before it starts."""
 
 import re
+from collections.abc import Iterable
 
 from benchmarks.console import PrintableError
 
@@ -19,6 +20,12 @@ DENIED = re.compile(r"Importing ('.*?') is not allowed, denied by .*? to allow i
 
 class ConfigError(PrintableError, ValueError):
     """Error: the description of the run is wrong; one line with the key, the value and the remedy of each fault."""
+
+
+def refuse(faults: Iterable[str]) -> None:
+    """Raise a ConfigError with these lines, if there are any."""
+    if lines := list(faults):
+        raise ConfigError(*lines)
 
 
 def one_line(error: BaseException) -> str:

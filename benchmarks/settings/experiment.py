@@ -4,19 +4,19 @@ Any mistake raises a `ConfigError` of one line that names the key, before anythi
 `benchmarks.building` makes objects of the settings.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from math import inf
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
 from jsonargparse.typing import register_type
 
 from benchmarks.console import printable
 from benchmarks.settings.data import Data
-from benchmarks.settings.errors import ConfigError
+from benchmarks.settings.errors import ConfigError, refuse
 from benchmarks.settings.ranges import AtLeast2, Finite, NonNegativeInt, PositiveInt, Rate, Seed
-from benchmarks.settings.recipe_files import StrictLoader
+from benchmarks.settings.yaml_files import load_yaml
 
 
 class ClassSpec:
@@ -27,7 +27,7 @@ class ClassSpec:
 
     def __init__(self, description: Any) -> None:
         if isinstance(description, str):
-            description = yaml.load(description, StrictLoader)
+            description = load_yaml(description)
         if not isinstance(description, dict):
             raise ValueError(f"expected {{class_path: ..., init_args: ...}}, got {description!r}")
         self.description: dict[str, Any] = description
@@ -42,11 +42,6 @@ class ClassSpec:
 register_type(ClassSpec, serializer=lambda spec: spec.description, deserializer=ClassSpec)
 
 BatchNorm = Literal["train", "frozen_statistics", "frozen"]
-Tracker = Literal[
-    *("aim", "clearml", "comet_ml", "dvclive", "mlflow"),
-    *("swanlab", "tensorboard", "trackio", "wandb"),
-]
-"""Names of Accelerate's trackers, listed here to avoid its import."""
 
 
 @dataclass
@@ -90,7 +85,6 @@ class Model:
             `pml_regularizers.VEMAttention`.
         ensemble: Cut the trunk into an attention-based ensemble.
         channels_last: Lay out convolutions channels-last, which is faster on most processors.
-        compile: Compile the trunk with torch.compile.
     """
 
     trunk: str = "test_resnet"
@@ -106,7 +100,6 @@ class Model:
     attention: ClassSpec | None = None
     ensemble: Ensemble | None = None
     channels_last: bool = False
-    compile: bool = False
 
     def __post_init__(self) -> None:
         own = ("pool", "bias", "normalize", "attention", "frozen_stages")
@@ -123,11 +116,11 @@ class WeightedLoss:
 
     Args:
         loss: The class of a loss.
-        weight: Factor of the loss: a number, or the class of a schedule such as `pml_regularizers.LinearRamp`.
+        weight: Factor of the loss.
     """
 
     loss: ClassSpec
-    weight: Finite | ClassSpec = 1.0
+    weight: Finite = 1.0
 
 
 def _read_term(described: Any) -> WeightedLoss:
@@ -136,19 +129,13 @@ def _read_term(described: Any) -> WeightedLoss:
         raise ValueError(f"expected {{loss: ..., weight: ...}}, got {described!r}")
     loss, weight = ClassSpec(described["loss"]), described.get("weight", 1.0)
     try:
-        return WeightedLoss(loss, ClassSpec(weight) if isinstance(weight, dict) else Finite(weight))
+        return WeightedLoss(loss, float(Finite(weight)))
     except (TypeError, ValueError, OverflowError) as error:
-        raise ValueError(
-            f"weight: expected a finite number or {{class_path: ...}}, got {weight!r}"
-        ) from error
+        raise ValueError(f"weight: expected a finite number, got {weight!r}") from error
 
 
 def _described_term(term: WeightedLoss) -> dict[str, Any]:
-    weight = term.weight
-    return {
-        "loss": term.loss.description,
-        "weight": weight.description if isinstance(weight, ClassSpec) else float(weight),
-    }
+    return {"loss": term.loss.description, "weight": term.weight}
 
 
 register_type(WeightedLoss, serializer=_described_term, deserializer=_read_term)
@@ -166,7 +153,6 @@ class Optimization:
         overrides: Settings of parts, by their path from "model" or "loss", such as `{model.head.fc: {lr: 1e-4}}`;
             see `pml_regularizers.parameter_groups`.
         scheduler: Class of a learning-rate scheduler that steps with every batch; default: constant.
-        max_gradient_norm: Clip the gradient of network and loss to this norm; default: no clipping.
     """
 
     steps: PositiveInt = 1500
@@ -177,7 +163,6 @@ class Optimization:
     loss_learning_rate: Rate | None = None
     overrides: dict[str, dict[str, Any]] = field(default_factory=dict)
     scheduler: ClassSpec | None = None
-    max_gradient_norm: Rate | None = None
 
     def __post_init__(self) -> None:
         for path, settings in self.overrides.items():
@@ -211,9 +196,6 @@ class Evaluation:
         divergence: Also measure the bound of JRD's Table 3 on the parts and on equally many training images: the
             error of the ideal joint classifier, as the mean of its errors on seen and on unseen classes, and the
             H-divergence between them.
-        accuracy_calculator: Class of the calculator of the test's metrics, such as PML's
-            `pytorch_metric_learning.utils.accuracy_calculator.AccuracyCalculator`; default: Recall@K, MAP@R and
-            R-precision by `pml_regularizers.RankAccuracyCalculator`, shared among the processes.
         save_embeddings: Save the embeddings of the tested images, with their labels, in test_embeddings.npz.
     """
 
@@ -227,7 +209,6 @@ class Evaluation:
     parts: AtLeast2 | None = None
     clustering: bool = False
     divergence: bool = False
-    accuracy_calculator: ClassSpec | None = None
     save_embeddings: bool = False
 
     def __post_init__(self) -> None:
@@ -262,7 +243,6 @@ class Experiment:
         checkpoint_every: Steps between two checkpoints.
         diagnose_every: Steps between two records of the gradient norms of all losses except the first, relative
             to the first's, at the embeddings, the head and the trunk (table "gradient_ratios"); 0: no records.
-        trackers: Also log to these trackers of Accelerate, such as `wandb` or `mlflow`, with their own settings.
         report: Draw report.html at the end.
     """
 
@@ -279,41 +259,40 @@ class Experiment:
     evaluation: Evaluation = field(default_factory=Evaluation)
     checkpoint_every: PositiveInt = 250
     diagnose_every: NonNegativeInt = 0
-    trackers: list[Tracker] = field(default_factory=list)
     report: bool = True
 
     def __post_init__(self) -> None:
-        if (shown := printable(self.label)) != self.label:
-            raise ConfigError(f"label: expected one line of printable text, got '{shown}'")
-        if not self.losses:
-            raise ConfigError("losses: expected at least one loss, got an empty list")
-        if (weights := self.model.weights) is not None and weights.is_dir():
-            files = sorted(weights.glob("*.safetensors"))
-            if not files:
-                raise ConfigError(f"model.weights: {weights} holds no .safetensors file")
+        folder = self.model.weights
+        files = sorted(folder.glob("*.safetensors")) if folder is not None else []
+        refuse(self._faults(files))
+        if files:
             turn = (self.seed + self.data.fold) % len(files)
             self.model = replace(self.model, weights=files[turn])
+
+    def _faults(self, files: list[Path]) -> Iterator[str]:
+        if (shown := printable(self.label)) != self.label:
+            yield f"label: expected one line of printable text, got '{shown}'"
+        if not self.losses:
+            yield "losses: expected at least one loss, got an empty list"
+        if (weights := self.model.weights) is not None and weights.is_dir() and not files:
+            yield f"model.weights: {weights} holds no .safetensors file"
         if self.data.cached_views is not None and not self.model.frozen_stages:
-            raise ConfigError(
-                "data.cached_views: keeps the outputs of frozen stages; set model.frozen_stages, or leave it out"
-            )
+            yield "data.cached_views: keeps the outputs of frozen stages; set model.frozen_stages, or leave it out"
         test, curves = self.data.split == "test", self.evaluation.every > 0
         if self.evaluation.divergence and (self.evaluation.parts is None or not test):
-            raise ConfigError(
+            yield (
                 "evaluation.divergence: compares seen classes with parts of the test classes; set "
                 "evaluation.parts, and leave data.split at test"
             )
         if self.protocol == "fair" and not curves:
-            raise ConfigError(
-                "evaluation.every: protocol fair chooses the weights at these steps; expected at least 1, got 0"
-            )
+            yield "evaluation.every: protocol fair chooses the weights at these steps; expected at least 1, got 0"
         if self.protocol == "fair" and self.evaluation.oracle:
-            raise ConfigError(
+            yield (
                 "evaluation.oracle: protocol fair reads the test classes once, at the end; leave it out, or set "
                 "protocol: paper"
             )
         if self.evaluation.oracle and not (curves and test):
-            raise ConfigError(
+            yield (
                 "evaluation.oracle: tests at every evaluation.every steps, which must not be 0; data.split must be "
                 "test"
             )

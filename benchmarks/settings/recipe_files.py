@@ -31,17 +31,16 @@ import argparse
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from types import NoneType
 from typing import Any, Literal
 
 import jsonargparse
-import yaml
 from jsonargparse.typing import PositiveInt
 
 from benchmarks.settings.errors import ConfigError, one_line
 from benchmarks.settings.kinds import misfit
+from benchmarks.settings.yaml_files import read_yaml
 
 RECIPES = Path(__file__).parents[1] / "recipes"
 
@@ -63,11 +62,6 @@ ENTRY = {
 }
 PAPER = {key: [{"text": str}] for key in ("differs", "not_given", "printed", "published_code")}
 """Keys of the files and of an entry, and the kinds of their values; see `misfit`."""
-
-MOST, DEEPEST = 5_000, 50
-"""Limits on the values and levels of a YAML file, far above the longest recipe's 1,359 and 9."""
-
-SIZE = 2**20  # characters of a YAML file
 
 Cells = dict[str, dict[str, float]]
 """{test-time output: {metric: percent}}"""
@@ -233,7 +227,7 @@ def _remarks(name: str, about: str) -> dict[str, list[Remark]]:
     path = RECIPES / f"{paper}.yaml"
     if not path.exists():
         return {}
-    content = _parsed_once(path, _text(path))
+    content = read_yaml(path)
     _check(path, content, PAPER, complete=True)
     try:
         remarks = {key: [Remark(**line) for line in lines] for key, lines in content.items()}
@@ -253,7 +247,7 @@ def _content(table: str) -> dict[str, Any]:
             f"recipe: no table {table!r}; there are {', '.join(table_names())}, and --list shows their entries"
         )
     path = RECIPES / f"{table}.yaml"
-    content = {"trainings": {}} | _parsed_once(path, _text(path))
+    content = {"trainings": {}} | read_yaml(path)
     _check(path, content, TABLE, complete=True)
     return content
 
@@ -270,114 +264,6 @@ def _check(
             f"{place}: its {wrong} is not as benchmarks/settings/recipe_files.py describes it; got "
             f"{content[wrong.partition('.')[0]]!r}"
         )
-
-
-class TooLargeError(yaml.composer.ComposerError):
-    """Error: more values or levels than settings have."""
-
-
-class StrictLoader(yaml.SafeLoader):
-    """YAML loader that refuses duplicate keys and very large files, and reads 1e-5 as a number."""
-
-    def get_single_node(self) -> yaml.Node | None:
-        try:
-            node = super().get_single_node()
-            if node is not None:
-                _check_size(node, {})
-            return node
-        except RecursionError as error:
-            raise TooLargeError(f"more than {DEEPEST} levels") from error
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        for key in keys:
-            if keys.count(key) > 1:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"key {key!r} appears twice", node.start_mark
-                )
-        return super().construct_mapping(node, deep=True)
-
-
-def _check_size(node: yaml.Node, known: dict[yaml.Node, tuple[int, int]]) -> tuple[int, int]:
-    """How many values, aliases written out, and levels a node has; a TooLargeError if they are too many."""
-    if node not in known:
-        known[node] = MOST, 0  # an alias inside the value that it stands for is never complete
-        values = [] if isinstance(node, yaml.ScalarNode) else node.value
-        parts = [p for value in values for p in (value if isinstance(value, tuple) else [value])]
-        sizes = [(1, 1), *(_check_size(part, known) for part in parts)]
-        known[node] = sum(size for size, _ in sizes), 1 + max(depth for _, depth in sizes)
-    size, depth = known[node]
-    if size > MOST:
-        raise TooLargeError(f"more than {MOST:,} values, aliases written out")
-    if depth > DEEPEST:
-        raise TooLargeError(f"more than {DEEPEST} levels")
-    return size, depth
-
-
-class StrictDumper(yaml.SafeDumper):
-    """YAML dumper for `StrictLoader`: it quotes texts that would be read as numbers, such as "1e5"."""
-
-
-for either in (StrictLoader, StrictDumper):
-    either.add_implicit_resolver(
-        "tag:yaml.org,2002:float",
-        re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"),
-        list("-+.0123456789"),
-    )
-
-
-def load_yaml(text: str) -> Any:
-    """Read YAML text with `StrictLoader`.
-
-    Raises:
-        ValueError: if the text is not valid YAML, or too long.
-    """
-    if len(text) > SIZE:
-        raise ValueError(f"expected settings, got more than {SIZE:,} characters")
-    try:
-        return yaml.load(text, StrictLoader)
-    except Exception as error:  # a tag may declare any text a number, a date or binary
-        raise ValueError(one_line(error)) from error
-
-
-jsonargparse.set_loader("strict", load_yaml, exceptions=(ValueError,))
-
-
-def read_yaml(path: Path) -> dict[str, Any]:
-    """Read a YAML file that holds a mapping.
-
-    Raises:
-        ConfigError: if the file is missing, unreadable, or holds something else.
-    """
-    return _parsed(path, _text(path))
-
-
-def _text(path: Path) -> str:
-    try:
-        with path.open() as file:
-            return file.read(SIZE + 1)
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read ({error.strerror})") from error
-    except ValueError as error:
-        raise ConfigError(f"{path}: not valid YAML: {error}") from error
-
-
-def _parsed(path: Path, text: str) -> dict[str, Any]:
-    try:
-        content = load_yaml(text)
-    except ValueError as error:
-        raise ConfigError(f"{path}: not valid YAML: {error}") from error
-    if not isinstance(content, dict):
-        raise ConfigError(f"{path}: expected a mapping of settings, got {type(content).__name__}")
-    return content
-
-
-_parsed_once = cache(_parsed)  # of recipes, which every command reads several times
-
-
-def dump(config: Mapping[str, Any]) -> str:
-    """Settings as YAML for `--config`."""
-    return yaml.dump(dict(config), Dumper=StrictDumper, sort_keys=False)
 
 
 def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -72,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"--optimization.steps={steps}",
             f"--evaluation.every={options.steps}",
             f"--checkpoint_every={steps}",
-            *("--protocol=paper", "--diagnose_every=0", "--trackers=[]", "--report=false"),
+            *("--protocol=paper", "--diagnose_every=0", "--report=false"),
             *("--evaluation.descriptor=false", "--evaluation.parts=null"),  # nothing is tested
         ]
         try:

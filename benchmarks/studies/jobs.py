@@ -10,7 +10,7 @@ from typing import Any
 
 # Light, also for Ray's workers: torch is imported when settings are parsed or a record is read.
 from benchmarks import building, records
-from benchmarks.settings import Change, Command, changes_of_results
+from benchmarks.settings import Change, Command, changes_of_results, parse
 
 IN_USE = 3  # exit status of benchmarks/run.py if another process writes the run folder
 
@@ -42,11 +42,12 @@ class Job:
 
     @cached_property
     def command(self) -> Command:
-        return building.parse_resolved([*self.settings, f"--output={self.folder}"])
+        return parse([*self.settings, f"--output={self.folder}"])
 
-    @property
+    @cached_property
     def config(self) -> dict[str, Any]:
-        return self.command.config
+        config: dict[str, Any] = building.resolved(self.command.config)
+        return config
 
     @property
     def training(self) -> str:

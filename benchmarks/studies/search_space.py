@@ -27,7 +27,7 @@ from benchmarks.settings import ConfigError, read_yaml
 Space = dict[str, BaseDistribution]
 
 FIXED = (
-    *("output", "seed", "protocol", "label", "trackers", "evaluation"),
+    *("output", "seed", "protocol", "label", "evaluation"),
     *("data.dataset", "data.root", "data.split", "data.fold", "data.folds"),
     *("data.test_classes", "data.class_level", "data.max_classes", "data.stage"),
 )

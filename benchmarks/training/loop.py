@@ -151,8 +151,7 @@ class Trainer:
             for name, tensor in owner.state_dict().items():
                 if tensor.is_floating_point() and not tensor.isfinite().all():
                     raise NonFiniteError(
-                        f"{name} is not finite after step {step}; lower the learning rate, or clip the "
-                        "gradient (optimization.max_gradient_norm)"
+                        f"{name} is not finite after step {step}; lower the learning rate"
                     )
 
     def _step(
@@ -160,7 +159,7 @@ class Trainer:
     ) -> tuple[Tensor, dict[str, dict[str, float]]]:
         """The loss, its terms and, when due, the ratios of their gradients, by table."""
         accelerator, model, loss = self.state.accelerator, self.state.model, self.state.loss
-        optimization, found = self.experiment.optimization, {}
+        found: dict[str, dict[str, float]] = {}
         seed_generators((self.experiment.seed * 1_000_003 + step) % 2**32, images.device)
         cached = {} if self.experiment.data.cached_views is None else {"cached": True}
         embeddings = model(images.to(self.state.dtype), **cached)
@@ -178,9 +177,6 @@ class Trainer:
         else:
             value = loss(embeddings, labels)
         accelerator.backward(value)
-        if optimization.max_gradient_norm is not None:
-            parameters = [*model.parameters(), *loss.parameters()]
-            accelerator.clip_grad_norm_(parameters, optimization.max_gradient_norm)
         self.state.optimizer.step()
         if self.state.scheduler is not None and not accelerator.optimizer_step_was_skipped:
             self.state.scheduler.step()
@@ -249,7 +245,7 @@ class Pending:
             if not np.isfinite(value):
                 raise NonFiniteError(
                     f"the loss is {value} at step {step}, images {indices.tolist()}; lower the learning "
-                    "rate, clip the gradient (optimization.max_gradient_norm), or look at these images"
+                    "rate, or look at these images"
                 )
             rows.append((step, {"loss": value, "learning_rate": rate, "images_per_second": speed}))
         self._rows, self._since = [], now

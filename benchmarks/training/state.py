@@ -54,10 +54,6 @@ class TrainingState:
             model = convert_sync_batchnorm(model)
             if model.frozen_stages is not None:
                 model.frozen_stages.cut()
-        if experiment.model.compile:
-            model.trunk.compile()
-            if experiment.model.ensemble is not None:
-                model.head.body.compile()
         prepared_loss = prepare_loss(accelerator, loss)
         optimizer, scheduler = build_optimizer(experiment.optimization, model, prepared_loss)
         prepared, optimizer = accelerator.prepare(model, optimizer)

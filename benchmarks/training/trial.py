@@ -9,8 +9,7 @@ from typing import NamedTuple
 
 import torch
 from accelerate import Accelerator, DataLoaderConfiguration
-from accelerate.tracking import get_available_trackers
-from accelerate.utils import LoggerType, parse_flag_from_env
+from accelerate.utils import parse_flag_from_env
 from torch import Tensor, nn
 
 from benchmarks.building import (
@@ -48,11 +47,6 @@ def start(experiment: Experiment) -> Accelerator:
     Raises:
         ConfigError: if the machine or the number of processes does not suit the experiment.
     """
-    missing = [t for t in experiment.trackers if LoggerType(t) not in get_available_trackers()]
-    if missing:
-        raise ConfigError(
-            f"trackers: {missing[0]} is not installed; pip install it, or leave it out"
-        )
     on_gpu = torch.cuda.is_available() and not parse_flag_from_env("ACCELERATE_USE_CPU")
     # Accelerate would silently train in float32.
     if experiment.precision == "fp16" and not on_gpu:
@@ -62,8 +56,6 @@ def start(experiment: Experiment) -> Accelerator:
         mixed_precision=mixed,
         step_scheduler_with_optimizer=False,
         dataloader_config=DataLoaderConfiguration(split_batches=True, non_blocking=True),
-        log_with=experiment.trackers or None,
-        project_dir=experiment.output,
     )
     if experiment.data.batch_size % accelerator.num_processes:
         raise ConfigError(

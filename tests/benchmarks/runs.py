@@ -25,8 +25,7 @@ Trace = list[dict[str, Any]]
 
 ATTENTION = "--model.attention={class_path: pml_regularizers.VEMAttention}"
 REGULARIZERS = (
-    "{loss: {class_path: pml_regularizers.EnergyConfusionRegularizer, init_args: {num_pairs: 5}}, "
-    "weight: {class_path: pml_regularizers.LinearRamp, init_args: {start: 0.0, end: 1.0, steps: 60}}}, "
+    "{weight: 0.3, loss: {class_path: pml_regularizers.EnergyConfusionRegularizer, init_args: {num_pairs: 5}}}, "
     "{loss: {class_path: pml_regularizers.VarianceRegularizer}}, "
     "{weight: 0.5, loss: {class_path: pml_regularizers.JRDLoss}}"
 )

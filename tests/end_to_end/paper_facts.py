@@ -470,8 +470,6 @@ class Training:
             for name, value in group.items()
             if name in usual and name not in apart and value != usual[name]
         }
-        if (norm := self.experiment.optimization.max_gradient_norm) is not None:
-            given.add(f"max_gradient_norm={norm}")
         return " ".join([cls.__name__, *sorted(given)])
 
     def _schedule(self, steps: int, steps_per_epoch: float) -> str:
@@ -505,8 +503,6 @@ class Training:
         )
         evaluation = self.experiment.evaluation
         metrics = [f"recall_at_{k}" for k in evaluation.recall_at]
-        if evaluation.accuracy_calculator is not None:
-            metrics = []  # its own, under its own names
         metrics += ["NMI", "F1"] if evaluation.clustering else []
         metrics += ["ideal_joint_error", "h_divergence"] if evaluation.divergence else []
         found = {

@@ -3,12 +3,11 @@
 import json
 import signal
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import torch
 from accelerate import Accelerator
-from accelerate.utils import LoggerType
 from torch import nn
 
 from benchmarks import evaluation
@@ -22,7 +21,6 @@ from benchmarks.records.run_folder import load_best, load_checkpoint
 from benchmarks.records.steps import read_table
 from benchmarks.run import OngoingRun
 from benchmarks.settings.command import parse
-from benchmarks.settings.experiment import Tracker
 from benchmarks.training import trial
 from pml_regularizers import (
     h_divergence,
@@ -314,25 +312,6 @@ def test_an_ensemble_with_horde(train: Any, tmp_path: Path) -> None:
     assert model(torch.randn(2, 1, 32, 32)).shape == (2, run.model.embedding_size)
 
 
-@pytest.mark.slow
-def test_a_compiled_trunk_trains_as_the_plain_one(train: Any, tmp_path: Path) -> None:
-    settings = ["--optimization.steps=3", "--model.trunk=test_convnext"]
-    settings += ["--model.trunk_args={}", "--data.batch_size=20", "--data.max_classes=8"]
-    with traced() as found:
-        train(*settings, "--model.compile=true")
-    (tmp_path / "run").rename(tmp_path / "compiled")
-    with traced() as expected:
-        train(*settings)
-    for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(one["loss"], other["loss"], rtol=1e-3, atol=0)
-    first, plain = found[0]["gradients"], expected[0]["gradients"]
-    assert first.keys() == plain.keys()
-    for name, gradient in plain.items():
-        torch.testing.assert_close(
-            first[name], gradient, rtol=0, atol=1e-3 * gradient.abs().max().item()
-        )
-
-
 def test_mixed_precision_is_close_to_float32(glyphs_root: Path, tmp_path: Path) -> None:
     settings = [f"--data.root={glyphs_root}", *SHORT, horde(), "--optimization.steps=2"]
     settings += [*FROZEN_STATISTICS, "--evaluation.descriptor=false"]
@@ -388,38 +367,3 @@ def test_warm_up_then_cosine() -> None:
     assert rates[:5] == pytest.approx([0.25, 0.4375, 0.625, 0.8125, 1.0])
     assert rates[8] == pytest.approx(0.5)
     assert rates[11] < 0.1
-
-
-# ----------------------------------------------------------------------------------------- records
-
-
-def test_trackers_of_accelerate(
-    train: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    steps, log = [], Accelerator.log
-
-    def noted(accelerator: Accelerator, values: dict[str, float], step: int) -> None:
-        steps.append(step)
-        log(accelerator, values, step=step)
-
-    monkeypatch.setattr(Accelerator, "log", noted)
-    train("--trackers=[tensorboard]", horde(), "--diagnose_every=4")
-    events = list((tmp_path / "run").rglob("pml-regularizers/events.*"))
-    assert events
-    for name in (b"training/loss", b"terms/order_1", b"gradient_ratios/"):
-        assert name in events[0].read_bytes()
-    assert steps == sorted(steps)  # wandb drops what comes behind a later step
-    assert sorted(set(steps)) == list(range(1, 13))
-
-
-def test_any_of_pmls_calculators_can_be_named(train: Any) -> None:
-    path = "pytorch_metric_learning.utils.accuracy_calculator.AccuracyCalculator"
-    calculator = f"{{class_path: {path}, init_args: {{include: [precision_at_1, r_precision]}}}}"
-    found = train(f"--evaluation.accuracy_calculator={calculator}", horde())
-    assert found["metrics"].keys() == {"precision_at_1", "r_precision"}
-    assert found["outputs"]["descriptor"].keys() == found["metrics"].keys()
-
-
-def test_every_kind_of_tracker_is_known() -> None:
-    known = {str(kind.value) for kind in LoggerType if kind != LoggerType.ALL}
-    assert set(get_args(Tracker)) == known

@@ -63,7 +63,6 @@ def settings(data: str) -> list[str]:
         "--evaluation.curve_classes=10",
         "--model.trunk_args={drop_path_rate: 0.2}",
         "--optimization.scheduler={class_path: torch.optim.lr_scheduler.OneCycleLR}",
-        "--optimization.max_gradient_norm=100",
         "--report=false",
     ]
 

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 from accelerate import Accelerator
-from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 from torch.utils.data import Dataset, Subset
@@ -20,7 +19,6 @@ from benchmarks.evaluation.embedding import embed
 from benchmarks.evaluation.outputs import variance_correlation
 from benchmarks.evaluation.tester import Measured, cluster_metrics, pairwise_f1, rank_calculator
 from benchmarks.records import NonFiniteError
-from benchmarks.settings import ClassSpec, ConfigError
 from pml_regularizers import VEMAttention
 from tests.benchmarks.runs import as_accelerator
 from tests.support.pool import Pool, Processes
@@ -309,25 +307,3 @@ def test_every_process_finds_what_one_finds(pool: Pool):
 
 
 # ------------------------------------------------------------------------------------- calculators
-
-
-@pytest.mark.parametrize("queries", [None, torch.arange(40) % 3 == 0])
-def test_pmls_own_calculator_finds_the_same(accelerator, queries):
-    pmls = AccuracyCalculator(
-        include=("precision_at_1", "r_precision", "mean_average_precision_at_r"),
-        device=torch.device("cpu"),
-    )
-    options = {"is_query": queries, "batch_size": 8, "progress": False}
-    found = tester.evaluate(accelerator, build_model(), Images(40), pmls, **options).metrics
-    ours = evaluate(accelerator, build_model(), Images(40), **options).metrics
-    assert found["precision_at_1"] == pytest.approx(ours["recall_at_1"])
-    for name in ("r_precision", "mean_average_precision_at_r"):
-        assert found[name] == pytest.approx(ours[name])
-
-
-def test_what_is_no_calculator_is_refused(accelerator):
-    spec = ClassSpec({"class_path": "torch.nn.Identity"})
-    with pytest.raises(
-        ConfigError, match=r"accuracy_calculator\.class_path: expected an AccuracyCalculator, got"
-    ):
-        tester.build_calculator(accelerator, spec, RECALL_AT)

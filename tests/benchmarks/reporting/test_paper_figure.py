@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from benchmarks.building import parse_resolved
+from benchmarks.building import resolved
 from benchmarks.reporting import pictures
 from benchmarks.reporting.paper_figure import draw_figure
-from benchmarks.settings import recipe_files
+from benchmarks.settings import parse, recipe_files
 from benchmarks.settings.recipe_files import read_table, table_names
 from benchmarks.tables import main
 from tests.benchmarks.reporting.test_tables import write_table_run
@@ -105,7 +105,7 @@ def test_a_missing_or_stale_run_leaves_a_gap_and_is_named() -> None:
     for row in ("a", "b", "d"):
         make(row, metrics={"recall_at_1": 0.5})
     info = make("d", metrics={"recall_at_1": 0.9})
-    config = parse_resolved(["--recipe", "toy/figure/d", "--optimization.steps", "7"]).config
+    config = resolved(parse(["--recipe", "toy/figure/d", "--optimization.steps", "7"]).config)
     make("d", metrics={"recall_at_1": 0.9}, config=config)
     assert info.exists()
     figure = draw("  panels: {P: {lines: {one: {1: a, 2: c, 3: d, 40: b}}}}")

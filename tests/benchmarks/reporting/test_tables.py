@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import yaml
 
-from benchmarks.building import parse_resolved
+from benchmarks.building import resolved
 from benchmarks.records.files import write_json
 from benchmarks.reporting.table import WIDTH, Page
-from benchmarks.settings import recipe_files
+from benchmarks.settings import parse, recipe_files
 from benchmarks.tables import main
 from tests.benchmarks.reporting.test_report import table
 
@@ -84,10 +84,10 @@ def recipes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def write_table_run(path: Path, recipe: str, seed: int, /, *options: str, **changes: Any) -> Path:
     """A finished run; `options` are as on the command line, `changes` of its run.json."""
-    command = parse_resolved(["--recipe", recipe, "--seed", str(seed), *options])
+    command = parse(["--recipe", recipe, "--seed", str(seed), *options])
     path.mkdir(parents=True, exist_ok=True)
     info = {
-        **{"recipe": recipe, "label": path.name, "seed": seed, "config": command.config},
+        **{"recipe": recipe, "label": path.name, "seed": seed, "config": resolved(command.config)},
         **{"protocol": command.experiment.protocol, "status": "finished", "steps": 30},
         **{"data": DATA, "weights": None, "commit": "0123abc", "dirty": False},
         **{"finished": f"2026-01-01T00:00:0{seed}", "oracle": None, "half_widths": {}},

@@ -7,6 +7,7 @@ import pytest
 from benchmarks.settings.command import parse
 from benchmarks.settings.differences import (
     ABSENT,
+    FORMER,
     MOVES,
     Change,
     changes_of_methods,
@@ -14,6 +15,7 @@ from benchmarks.settings.differences import (
     config_changes,
     flat,
     settings_of_results,
+    without_former,
 )
 
 
@@ -21,9 +23,27 @@ def config(**changes: Any) -> dict[str, Any]:
     return {"seed": 0, "data": {"fold": 0, "root": "data"}, "evaluation": {"every": 5}} | changes
 
 
-def test_the_table_names_settings_that_there_are() -> None:
+OLD = {
+    **{"data": {"crop_to_box": False, "fold": 1}, "model": {"compile": False}, "trackers": []},
+    "optimization": {"max_gradient_norm": None},
+}
+
+
+def test_the_tables_name_settings_that_there_are_or_were() -> None:
     known = flat(parse([]).config)
-    assert set(MOVES) <= {*known, "report"}
+    assert set(MOVES) <= {*known, *FORMER}
+
+
+def test_former_settings_without_effect_are_no_difference() -> None:
+    """Older runs are compared, named in files of results and read as if they had been made today."""
+    now = {"data": {"fold": 1}, "model": {}, "optimization": {}}
+    assert without_former(OLD) == now
+    assert config_changes(OLD, now) == config_changes(now, OLD) == []
+    assert settings_of_results(OLD) == settings_of_results(now)
+    assert settings_of_results(now)["model.compile"] is False
+    compiled = OLD | {"model": {"compile": True}}
+    assert without_former(compiled) == now | {"model": {"compile": True}}
+    assert config_changes(compiled, now) == [Change("model.compile", True, False)]
 
 
 @pytest.mark.parametrize(
@@ -57,15 +77,6 @@ def test_a_missing_setting_counts_as_null() -> None:
     assert config_changes({"a": None}, {"b": [1]}) == [Change("b", None, [1])]
 
 
-def test_a_former_setting_that_had_no_effect_is_no_difference() -> None:
-    """Older records have it, and their results are found by the settings of today."""
-    before, now = {"data": {"crop_to_box": False}}, {"data": {}}
-    assert config_changes(before, now) == []
-    assert settings_of_results(before | config()) == settings_of_results(now | config())
-    cut = {"data": {"crop_to_box": True}}
-    assert config_changes(cut, now) == [Change("data.crop_to_box", True, False)]
-
-
 def test_nan_and_a_number_of_another_type_are_no_change() -> None:
     before, now = ({"a": [float("nan")], "b": float("nan"), "c": c} for c in (1, 1.0))
     assert config_changes(before, now) == []
@@ -76,13 +87,13 @@ def with_loss(path: str = "some.Loss", weight: float = 1.0, **arguments: Any) ->
 
 
 def test_lists_of_plain_values_stay_whole() -> None:
-    found = flat(with_loss(betas=[0.9, 0.99], kernels=[{"degree": 2}]) | {"trackers": []})
+    found = flat(with_loss(betas=[0.9, 0.99], kernels=[{"degree": 2}]) | {"a": []})
     assert found == {
         "losses[0].loss.class_path": "some.Loss",
         "losses[0].loss.init_args.betas": [0.9, 0.99],
         "losses[0].loss.init_args.kernels[0].degree": 2,
         "losses[0].weight": 1.0,
-        "trackers": [],
+        "a": [],
     }
 
 

@@ -13,17 +13,11 @@ from benchmarks.settings.recipe_files import read_entry, read_table
 BROKEN = {
     "trainings: &a {x: *a}": "more than 5,000 values, aliases written out",
     "trainings: {x: hello}": "its trainings.x is not as benchmarks/settings/recipe_files.py describes it",
-    "trainings: {x: {same_as: 3}}": "a/b/x: its same_as is not as ",
     "trainings: {x: {same_as: a/b/y}}": "recipe: no 'y' in a/b; there are x",
     "trainings: {x: {same_as: a/b/y, seed: 1}, y: {}}": "a/b/x: has the settings of a/b/y; leave",
     "trainings: {x: {label: 3}}": "a/b/x: its label is not as ",
-    "trainings: {x: {data: null}}": "a/b/x: its data is not as ",
-    "trainings: {x: {cells: 3}}": "describes it; got 3",
     "trainings: {x: {cells: {embedding: {NMI: abc}}}}": "x: its cells.embedding.NMI is not as ",
-    "trainings: {1: {}}": "its trainings.1 is not as ",
-    "trainings: [x]": "b.yaml: its trainings is not as ",
     "training: {x: {}}": "b.yaml: expected title, shared, trainings, quoted, figure; got training",
-    "quoted: 3\ntrainings: {x: {}}": "its quoted is not as benchmarks/settings/recipe_files.py",
     "shared: {data: null}\ntrainings: {x: {}}": "a/b/x: its data is not as ",
     "trainings: {x: {}}\nquoted: [{NMI: 3}]": "its quoted.0.row is not as ",
 }
@@ -95,16 +89,12 @@ def test_remarks_are_of_the_entries_that_they_match(file: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "said"),
-    {
-        "differ: []": "expected differs, not_given, printed, published_code; got differ",
-        "differ: []\n3: []": "expected differs, not_given, printed, published_code; got 3",
-        "differs: [{text: [t]}]": "its differs.0.text is not as ",
-        "differs: 3": "its differs is not as benchmarks/settings/recipe_files.py describes it; got 3",
-        "differs: [hello]": "its differs.0 is not as ",
-        "differs: [{facts: {f: 1}}]": "its differs.0.text is not as ",
-        "differs: [{text: t, fact: f}]": "unexpected keyword argument 'fact'",
-        "differs: [{text: t, of: '('}]": "expected lines {facts: {...}, of: REGEX, text: ...}: missing",
-    }.items(),
+    [
+        ("differ: []", "expected differs, not_given, printed, published_code; got differ"),
+        ("differs: [{text: [t]}]", "its differs.0.text is not as "),
+        ("differs: [{text: t, fact: f}]", "unexpected keyword argument 'fact'"),
+        ("differs: [{text: t, of: '('}]", "expected lines {facts: {...}, of: REGEX, text: ...}: "),
+    ],
 )
 def test_broken_remarks_are_one_line(content: str, said: str, file: Path) -> None:
     file.write_text("trainings: {x: {}}")
@@ -115,7 +105,7 @@ def test_broken_remarks_are_one_line(content: str, said: str, file: Path) -> Non
     assert "\n" not in str(caught.value)
 
 
-def test_the_list_tells_dataset_backbone_number_and_cost(
+def test_the_list_tells_dataset_backbone_number_and_images(
     file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = "data: {batch_size: 50, image_size: 64}, optimization: {steps: 20}"
@@ -124,7 +114,7 @@ def test_the_list_tells_dataset_backbone_number_and_cost(
     )
     assert main(["--list"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].split()[-3:] == ["Recall@1", "images", "PFLOP"]
+    assert lines[0].split()[-2:] == ["Recall@1", "images"]
     assert lines[2] == "a/b: glyphs, test_resnet"
     assert lines[3].split()[:3] == ["x", "58.3", "1,000"]
     assert lines[4].split() == ["y", "=", "b/x"]

@@ -17,11 +17,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks import report, tables
-from benchmarks.building import parse_resolved
+from benchmarks.building import resolved
 from benchmarks.export import __main__ as export
 from benchmarks.records import digests, load_run, write_json
 from benchmarks.records.files import signed
-from benchmarks.settings import dump, merge, read_yaml, recipe_files
+from benchmarks.settings import dump, merge, parse, read_yaml, recipe_files
 from tests.benchmarks.export.conftest import pictures, plain, trained  # noqa: F401
 from tests.benchmarks.reporting.test_figures import save_features
 from tests.benchmarks.reporting.test_report import add_curves_and_images, write_run
@@ -167,7 +167,7 @@ def row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     recipe.parent.mkdir(parents=True)
     recipe.write_text(dump(TABLE))
     monkeypatch.setattr(recipe_files, "RECIPES", recipe.parents[1])
-    config = parse_resolved(["--recipe=toy/table/base"]).config
+    config = resolved(parse(["--recipe=toy/table/base"]).config)
     about = {"recipe": "toy/table/base", "protocol": "paper", "config": config}
     folder = write_run(tmp_path, "base", 0, 0.4321, **about)
     add_curves_and_images(folder)
