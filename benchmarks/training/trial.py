@@ -78,19 +78,20 @@ def build_parts(experiment: Experiment, accelerator: Accelerator) -> Parts:
     datasets, sampler = (None, None) if rendered else read()
     with noted(faults):
         check_fetching(experiment.model)
-    if faults and datasets is None:
-        raise ConfigError(*faults)
     torch.manual_seed(experiment.seed)
     model = loss = None
     with noted(faults):
         build = partial(_built, fetch=False) if faults else try_one_step
         model = build(experiment, accelerator)
-        if rendered:
+        if rendered and not faults:
             datasets, sampler = read()
         if datasets is not None:
             show_to(model.trunk, datasets, experiment.data)
-            loss = build_loss(experiment, model, datasets.train.num_classes)
+        loss = build_loss(experiment, model, datasets.train.num_classes if datasets else 2)
+        if datasets is not None:
             faults += _unfit_outputs(experiment, datasets, find_horde(loss))
+        if faults:  # no step was tried
+            build_optimizer(experiment.optimization, model, loss)
     if faults or model is None or datasets is None or loss is None or sampler is None:
         raise ConfigError(*faults)
     if experiment.precision == "float64":

@@ -48,14 +48,20 @@ def refused(
     return refused
 
 
-def test_missing_images_are_said_before_a_network_is_built(
-    refused: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delattr(trial, "build_model")
-    monkeypatch.delattr(network.timm, "create_model")
-    images, *others = refused(f"--data.root={tmp_path / 'nowhere'}")
+def test_missing_images_hide_no_other_fault(refused: Any, tmp_path: Path) -> None:
+    missing = f"--data.root={tmp_path / 'nowhere'}"
+    images, *others = refused(missing)
     assert images.startswith(f"data.root: {tmp_path / 'nowhere'}: cannot be read as a folder")
     assert others == [FETCHED]
+    losses = "--losses=[{loss: {class_path: pml_regularizers.HORDELoss, init_args: {ordr: 3}}}]"
+    assert [line.partition(": ")[0] for line in refused(missing, losses)] == [
+        *("data.root", "model.trunk_args", "losses[0].loss.init_args.ordr"),
+    ]
+    trained = (*SMALL, "--model.batch_norm=train")
+    overrides = "--optimization.overrides={model.head.fcc: {lr: 1}}"
+    assert [line.partition(": ")[0] for line in refused(missing, *trained, overrides)] == [
+        *("data.root", "optimization.overrides"),
+    ]
 
 
 def test_all_that_does_not_fit_is_said_at_once(
