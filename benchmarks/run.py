@@ -23,7 +23,7 @@ if __package__ in (None, ""):  # started as a file
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python's own handler prints a traceback
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-# Rooms import late: `--help` and a misspelt setting need no torch.
+# Packages import late: `--help` and a misspelt setting need no torch.
 from benchmarks import (
     building,
     console,

@@ -8,6 +8,8 @@ import sys
 from collections.abc import Callable, Sequence
 from textwrap import fill
 
+from tabulate import tabulate
+
 
 class HelpFormatter(argparse.HelpFormatter):
     """Descriptions in paragraphs that fit the terminal; indented lines, such as examples, stay lines."""
@@ -26,13 +28,8 @@ class HelpFormatter(argparse.HelpFormatter):
 
 
 def columns(rows: Sequence[Sequence[str]]) -> str:
-    """Rows with equal numbers of cells as lines of text, every column as wide as its widest cell."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    ]
-    return "\n".join(lines)
+    """Rows of cells as lines of text, every column as wide as its widest cell."""
+    return tabulate(rows, tablefmt="plain", disable_numparse=True)
 
 
 def say(text: str, end: str = "\n") -> None:
