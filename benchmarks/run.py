@@ -149,9 +149,6 @@ class OngoingRun:
     ) -> None:
         self.experiment = experiment = command.experiment
         self.accelerator = accelerator
-        self.calculator = evaluation.rank_calculator(
-            accelerator, experiment.evaluation.recall_at, progress=True
-        )
         parts = training.build_parts(experiment, accelerator)
         self.datasets = parts.datasets
         self.horde = training.find_horde(parts.loss)
@@ -260,13 +257,11 @@ class OngoingRun:
 
     def test_start(self) -> None:
         """Test the network before training; protocol "fair" reads the test classes only once, at the end."""
-        test = self.datasets.test
+        test, recall_at = self.datasets.test, self.experiment.evaluation.recall_at
         if self.experiment.protocol == "fair" or self.experiment.data.split != "test":
             return
         options = {"is_query": test.is_query, **self.embedding}
-        found = evaluation.evaluate(
-            self.accelerator, self.state.model, test, self.calculator, **options
-        )
+        found = evaluation.evaluate(self.accelerator, self.state.model, test, recall_at, **options)
         self.record.update(before_training=found.metrics)
 
     def test(self) -> None:
@@ -277,7 +272,7 @@ class OngoingRun:
         found = evaluation.test_outputs(
             *(self.accelerator, self.state.model, self.horde),
             *(self.datasets.train, self.datasets.test),
-            *(self.calculator, self.experiment.evaluation, self.embedding),
+            *(self.experiment.evaluation, self.embedding),
         )
         if not self.accelerator.is_main_process:
             return

@@ -8,6 +8,6 @@ __getattr__, __dir__, __all__ = lazy.attach(
         "curves": ["Curves", "SELECTED_BY"],
         "outputs": ["best_by_the_test", "save_embeddings", "test_outputs"],
         "showcase": ["save_showcase"],
-        "tester": ["cluster_metrics", "evaluate", "measure", "rank_calculator"],
+        "tester": ["cluster_metrics", "evaluate", "measure"],
     },
 )

@@ -10,7 +10,7 @@ from torch.utils.data import Dataset, Subset
 
 from benchmarks.building import Datasets
 from benchmarks.datasets import Glyphs, ImageSet
-from benchmarks.evaluation.tester import Measured, cluster_metrics, evaluate, rank_calculator
+from benchmarks.evaluation.tester import Measured, cluster_metrics, evaluate
 from benchmarks.settings import Evaluation
 
 SELECTED_BY = "mean_average_precision_at_r"
@@ -73,6 +73,5 @@ class Curves:
         if rows is not None:
             images = Subset(dataset, rows.tolist())
             is_query = None if is_query is None else is_query[rows]
-        calculator = rank_calculator(self.accelerator, recall_at)
         options = {"is_query": is_query, "progress": False, **self.embedding}
-        return evaluate(self.accelerator, self.model, images, calculator, **options)
+        return evaluate(self.accelerator, self.model, images, recall_at, **options)

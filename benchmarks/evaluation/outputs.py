@@ -23,12 +23,17 @@ from torch import Tensor, nn
 
 from benchmarks.datasets import Glyphs, ImageSet
 from benchmarks.evaluation.embedding import embed
-from benchmarks.evaluation.tester import accuracy, cluster_metrics, evaluate, measure
+from benchmarks.evaluation.tester import (
+    accuracy,
+    cluster_metrics,
+    evaluate,
+    measure,
+    rank_calculator,
+)
 from benchmarks.records import EMBEDDINGS, read_table
 from benchmarks.settings import Evaluation
 from pml_regularizers import (
     HORDELoss,
-    RankAccuracyCalculator,
     VEMAttention,
     h_divergence,
     ideal_joint_error,
@@ -60,7 +65,6 @@ def test_outputs(
     horde: HORDELoss | None,
     train_set: Glyphs | ImageSet,
     test_set: Glyphs | ImageSet,
-    calculator: RankAccuracyCalculator,
     settings: Evaluation,
     embedding: dict[str, Any],
 ) -> Outputs:
@@ -68,7 +72,6 @@ def test_outputs(
 
     Args:
         horde: The loss whose orders and descriptor are tested.
-        calculator: Computes the metrics of every output.
         embedding: The keyword arguments of `embed`.
 
     Raises:
@@ -77,7 +80,8 @@ def test_outputs(
     extract = horde.descriptor if horde and (settings.orders or settings.descriptor) else None
     options = {"extract": extract, **embedding}
     is_query = test_set.is_query
-    found = evaluate(accelerator, model, test_set, calculator, is_query=is_query, **options)
+    K = settings.recall_at
+    found = evaluate(accelerator, model, test_set, K, is_query=is_query, **options)
     trained: tuple[Tensor, ...] = ()
     predicted: Metrics = {}
     attention = next((m for m in model.modules() if isinstance(m, VEMAttention)), None)
@@ -96,6 +100,7 @@ def test_outputs(
         if settings.descriptor:
             vectors["descriptor"] = _reduced(accelerator, horde, trained[2], found.descriptors)
     for name, rows in vectors.items():
+        calculator = rank_calculator(K, accelerator)
         outputs.metrics[name] = accuracy(calculator, rows, found.labels, is_query)
     if not accelerator.is_main_process:
         return outputs

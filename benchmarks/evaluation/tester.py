@@ -105,16 +105,17 @@ def accuracy(
 
 
 def rank_calculator(
-    accelerator: Accelerator, recall_at: Sequence[int], *, progress: bool = False
+    recall_at: Sequence[int], accelerator: Accelerator | None = None, *, progress: bool = False
 ) -> RankAccuracyCalculator:
-    """Calculator of Recall@K, MAP@R and R-precision, for all processes."""
-    shown = progress and accelerator.is_main_process
-    bar = partial(progress_bar, shown=shown, desc="ranking", unit="block", leave=False)
+    """Calculator of Recall@K, MAP@R and R-precision, for all processes or for this one alone."""
+    shown = progress and (accelerator is None or accelerator.is_main_process)
+    recalls = [f"recall_at_{K}" for K in dict.fromkeys(recall_at)]
     return RankAccuracyCalculator(
-        include=_included(recall_at),
+        include=[*recalls, "mean_average_precision_at_r", "r_precision"],
         recall_at=recall_at,
+        device=CPU if accelerator is None else None,
         accelerator=accelerator,
-        progress=bar,
+        progress=partial(progress_bar, shown=shown, desc="ranking", unit="block", leave=False),
     )
 
 
@@ -122,30 +123,23 @@ def measure(
     vectors: Tensor, labels: Tensor, recall_at: Sequence[int], is_query: Tensor | None = None
 ) -> dict[str, float]:
     """Recall@K, MAP@R and R-precision of vectors (n, D), by this process alone."""
-    calculator = RankAccuracyCalculator(
-        include=_included(recall_at), recall_at=recall_at, device=CPU
-    )
-    return accuracy(calculator, vectors, labels, is_query)
-
-
-def _included(recall_at: Sequence[int]) -> list[str]:
-    recalls = [f"recall_at_{K}" for K in dict.fromkeys(recall_at)]
-    return [*recalls, "mean_average_precision_at_r", "r_precision"]
+    return accuracy(rank_calculator(recall_at), vectors, labels, is_query)
 
 
 def evaluate(
     accelerator: Accelerator,
     model: nn.Module,
     dataset: Dataset[Any],
-    calculator: RankAccuracyCalculator,
+    recall_at: Sequence[int],
     *,
     is_query: Tensor | None = None,
+    progress: bool = True,
     **embedding: Any,
 ) -> Measured:
     """Test a model with PML's tester; call it on all processes.
 
     Args:
-        calculator: Computes the metrics.
+        recall_at: The K of each Recall@K.
         is_query: (n,) bool; the other images are the gallery. Default: each is both.
         embedding: The keyword arguments of `embed`.
 
@@ -155,7 +149,8 @@ def evaluate(
     n = len(dataset)  # type: ignore[arg-type]
     if n < 2:
         raise ValueError(f"dataset: retrieval needs at least two images, got {n}")
-    tester = SharedTester(accelerator, calculator, is_query, **embedding)
+    calculator = rank_calculator(recall_at, accelerator, progress=progress)
+    tester = SharedTester(accelerator, calculator, is_query, progress=progress, **embedding)
     with evaluation_mode(model):
         [found] = tester.test({"test": dataset}, 0, model).values()
     found.pop("epoch")

@@ -16,7 +16,7 @@ from benchmarks.building.images import build_datasets
 from benchmarks.building.network import batch_norms, build_model
 from benchmarks.building.objective import build_optimizer
 from benchmarks.evaluation.curves import Curves
-from benchmarks.evaluation.tester import evaluate, measure, rank_calculator
+from benchmarks.evaluation.tester import evaluate, measure
 from benchmarks.records.run_folder import load_best, load_checkpoint
 from benchmarks.records.steps import read_table
 from benchmarks.run import OngoingRun
@@ -74,12 +74,11 @@ def test_fair_tests_the_weights_that_validation_classes_choose(train: Any, tmp_p
     for i, dataset in enumerate((images.validation, images.test), start=1):
         names[i] = set(map(dataset.name, range(len(dataset))))
     assert not names[0] & names[1] and not (names[0] | names[1]) & names[2]
-    calculator = rank_calculator(Accelerator(), [1, 2, 4, 8])
     for dataset, expected in (
         (images.validation, record["selection"]["value"]),
         (images.test, record["metrics"][MAP]),
     ):
-        found = evaluate(Accelerator(), model, dataset, calculator, batch_size=256, progress=False)
+        found = evaluate(Accelerator(), model, dataset, [1], batch_size=256, progress=False)
         assert found.metrics[MAP] == expected
     assert record["data"]["fold"] == "0 of 4"
     [kept] = (tmp_path / "run" / "checkpoints").glob("best_*.pt")
@@ -97,9 +96,8 @@ def test_the_network_is_tested_before_training(
     torch.manual_seed(3)
     model = build_model(run.model, run.data)
     images = build_datasets(run.data, model.trunk)
-    calculator = rank_calculator(Accelerator(), [1, 2, 4, 8])
     options = {"batch_size": 256, "progress": False}
-    found = evaluate(Accelerator(), model, images.test, calculator, **options)
+    found = evaluate(Accelerator(), model, images.test, [1, 2, 4, 8], **options)
     assert record["before_training"] == found.metrics
     assert found.metrics.keys() == record["metrics"].keys()
     assert found.metrics != record["metrics"]

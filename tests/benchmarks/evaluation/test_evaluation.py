@@ -17,7 +17,7 @@ from torch.utils.data import Dataset, Subset
 from benchmarks.evaluation import embedding, tester
 from benchmarks.evaluation.embedding import embed
 from benchmarks.evaluation.outputs import variance_correlation
-from benchmarks.evaluation.tester import Measured, cluster_metrics, pairwise_f1, rank_calculator
+from benchmarks.evaluation.tester import Measured, cluster_metrics, pairwise_f1
 from benchmarks.records import NonFiniteError
 from pml_regularizers import VEMAttention
 from tests.benchmarks.runs import as_accelerator
@@ -27,9 +27,7 @@ RECALL_AT = (1, 2, 4, 8)
 
 
 def evaluate(accelerator, model, dataset, *, recall_at=RECALL_AT, **options) -> Measured:
-    return tester.evaluate(
-        accelerator, model, dataset, rank_calculator(accelerator, recall_at), **options
-    )
+    return tester.evaluate(accelerator, model, dataset, recall_at, **options)
 
 
 def measure(vectors, labels, recall_at=RECALL_AT, is_query=None) -> dict[str, float]:
