@@ -97,7 +97,8 @@ def git(folder: Path, *arguments: str) -> str:
 def changed_since(commit: str) -> list[str] | None:
     """The files of the library and of trainings that differ from those of a commit; None if it is unknown here."""
     here = Path(__file__).resolve().parents[2]
-    files = (f":(glob){folder}/**/*.py" for folder in DECIDE_NUMBERS)
+    files = [f":(glob){folder}/**/*.py" for folder in DECIDE_NUMBERS]
+    files += [":(exclude,glob)**/__*__.py"]  # imports and commands
     try:
         return git(here, "diff", "--name-only", commit, "--", *files).splitlines()
     except (OSError, subprocess.SubprocessError):

@@ -193,7 +193,7 @@ def test_only_code_that_decides_numbers_counts_as_changed(
 ) -> None:
     files = [
         *("pml_regularizers/horde.py", "benchmarks/training/loop.py"),
-        *("benchmarks/studies/sweep.py", "benchmarks/building/notes.md"),
+        *("benchmarks/studies/sweep.py", "benchmarks/building/__init__.py"),
     ]
     for file in files:
         (tmp_path / file).parent.mkdir(parents=True)
