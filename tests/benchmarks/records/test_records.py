@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.summary.writer import event_file_writer
 
 from benchmarks.records import provenance
 from benchmarks.records.files import write_json
@@ -116,7 +117,11 @@ def test_a_table_that_was_deleted_is_gone_on_with(tmp_path: Path) -> None:
     assert read_table(tmp_path, "evaluation")["step"] == [5, 10, 15]
 
 
-def test_tensorboard_shows_each_step_once_after_a_resume(tmp_path: Path) -> None:
+def test_tensorboard_shows_each_step_once_after_a_resume(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Names of its files end in a process's count of them, and 10 would be read before 9.
+    monkeypatch.setattr(event_file_writer, "_global_uid", event_file_writer.AtomicCounter(0))
     ends = write(tmp_path, training_rows(1, 5), [])
     write(tmp_path, training_rows(6, 9), [], 5, ends)
     write(tmp_path, training_rows(6, 12), [], 5, ends)
