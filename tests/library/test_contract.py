@@ -33,7 +33,7 @@ from pml_regularizers import (
 from pml_regularizers._pair_loss import PairLoss
 from pml_regularizers.feature_loss import LabelAwareRegularizer
 from tests.library.contract import CLASSES, LABELS, LOSSES, MODULES, WIDTH, Batch, Case, call, feed
-from tests.support.tolerances import BOUNDS
+from tests.support.tolerances import BOUNDS, assert_close
 
 HALF = (torch.float16, torch.bfloat16)
 BASES = {"FeatureLoss", "ReproducingKernel"}
@@ -136,6 +136,53 @@ def check_gradients_arrive(case: Case, found: Measured) -> None:
     for name, gradient in found.items():
         if name != "embeddings" or case.embeddings:
             assert gradient is not None, name
+
+
+# The equations
+
+
+@pytest.mark.parametrize("name", [name for name, case in LOSSES.items() if case.exact])
+def test_values_equal_the_oracles(name: str) -> None:
+    """Of a regular batch, of two images, and of classes of one image each."""
+    case = LOSSES[name]
+    for labels in (LABELS, torch.tensor([3, 0]), torch.tensor([3, 0, 2, 1])):
+        loss, batch = case.make().double(), Batch.draw(case, labels).to(torch.float64)
+        expected = case.exact(loss, batch) if case.exact else 0
+        value = call(loss, batch)
+        if expected == 0 and labels is not LABELS:
+            assert value == 0
+        else:
+            assert_close(value, expected)
+
+
+@each_loss
+def test_gradients_by_finite_differences(name: str) -> None:
+    """In a random direction of each input and each parameter; averages that adapt are constants to them."""
+    case, step = LOSSES[name], 1e-6
+    loss, batch = case.make().double(), Batch.draw(case).to(torch.float64)
+    for part in loss.modules():
+        if getattr(part, "bandwidth", 1.0) is None:
+            part.bandwidth = 1.3
+    found = measure(loss, batch)
+    for part, x in [*batch.tensors(), *loss.named_parameters()]:
+        if found[part] is None:
+            continue
+        direction, values = torch.randn_like(x), []
+        for sign in (1, -1):
+            with torch.no_grad():
+                x += sign * step * direction
+                values.append(measure_value(loss, batch))
+                x -= sign * step * direction
+        slope = (values[0] - values[1]) / (2 * step)
+        bound = 1e-6 * (found[part].norm() * direction.norm()).item()
+        assert slope == pytest.approx((found[part] * direction).sum().item(), rel=0, abs=bound), (
+            part
+        )
+
+
+def measure_value(loss: nn.Module, batch: Batch) -> float:
+    with torch.enable_grad():
+        return float(measure(loss, batch)["value"])
 
 
 # Precision

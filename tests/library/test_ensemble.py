@@ -10,23 +10,18 @@ import torch
 from pytorch_metric_learning import distances, losses, miners, reducers
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from pml_regularizers import (
     AttentionEnsemble,
     BinomialDevianceLoss,
-    DistributedLoss,
     DivergenceLoss,
     EnsembleLoss,
     FeatureTap,
     HORDELoss,
-    MissingFeaturesError,
     VarianceRegularizer,
-    between_heads,
-    join_heads,
-    split_heads,
     split_trunk,
 )
+from pml_regularizers.attention_ensemble import between_heads, join_heads, split_heads
 from tests.oracles.binomial_deviance import binomial_deviance
 from tests.oracles.ensemble import divergences, head_embeddings, head_maps, reduced_maps
 from tests.support.tolerances import assert_close
@@ -127,15 +122,6 @@ def test_masks_start_as_one_glorot_layer_for_each_head() -> None:
     assert made.mask.bias.abs().max() == 0  # type: ignore[union-attr]
 
 
-def test_layers_before_the_masks_are_shared_by_all_heads() -> None:
-    attention = nn.Conv2d(CHANNELS, 7, 1)
-    made, x = ensemble(attention=attention, attention_channels=7), torch.randn(2, CHANNELS, 3, 2)
-    masks = made.masks(x.double())
-    expected = torch.sigmoid(made.mask(attention(x.double())))
-    assert masks.shape == (2, HEADS, CHANNELS, 3, 2)
-    assert_close(masks[:, 1], expected[:, CHANNELS : 2 * CHANNELS])
-
-
 def test_the_body_normalises_all_heads_by_one_batch() -> None:
     norm = nn.BatchNorm2d(BODY, eps=1e-30)
     made, x = ensemble(body=nn.Sequential(nn.Conv2d(CHANNELS, BODY, 1), norm)), images()
@@ -160,17 +146,6 @@ def test_the_map_is_computed_on_demand_only() -> None:
     assert len(calls) == 1
 
 
-def test_without_reduction_the_map_is_the_concatenation() -> None:
-    made, x = ensemble(map_channels=None), images()
-    assert made.map_channels == HEADS * BODY
-    tap = FeatureTap(made.feature_map)
-    found = tap.take(made(x))
-    assert isinstance(found, Tensor) and found.shape == (len(x), HEADS * BODY, 3, 2)
-    stem = made.stem(x)
-    assert_close(found[:, -BODY:], made.body(made.masks(stem)[:, -1] * stem))
-    assert not any(name.startswith("reduction") for name in made.state_dict())
-
-
 def test_gradient_of_the_network_by_finite_differences() -> None:
     made, x = ensemble(), images(2)
     masks, fc = made.mask.weight, made.head.fc.weight
@@ -187,12 +162,7 @@ def test_gradient_of_the_network_by_finite_differences() -> None:
     ("kwargs", "message"),
     [
         ({"stem_channels": 0}, "stem_channels: expected at least 1, got 0"),
-        ({"body_channels": 0}, "body_channels: expected at least 1, got 0"),
-        ({"num_heads": 0}, "num_heads: expected at least 1, got 0"),
-        ({"attention_channels": 0}, "attention_channels: expected at least 1, got 0"),
-        ({"map_channels": 0}, "map_channels: expected at least 1, got 0"),
         ({"embedding_size": 7}, "embedding_size: expected a multiple of num_heads=3, got 7"),
-        ({"embedding_size": 0}, "embedding_size: expected a multiple of num_heads=3, got 0"),
     ],
 )
 def test_bad_arguments_of_the_network(kwargs: dict[str, Any], message: str) -> None:
@@ -310,12 +280,6 @@ def test_a_cut_does_not_freeze_the_mode_of_a_trunk(kind: str, found: str, traini
     assert trunk.training == trunk.second.training == training and not trunk.aux.training
 
 
-def test_a_trunk_without_a_mode_of_its_own_is_cut_in_both() -> None:
-    trunk, x = Modal("plain"), images().float()
-    stem, body = split_trunk(trunk, "first")
-    assert torch.equal(body(stem(x)), trunk(x))
-
-
 def test_an_ensemble_of_a_timm_trunk() -> None:
     trunk = timm_model("test_convnext", num_classes=0)
     made = AttentionEnsemble.for_trunk(trunk, "stages.1", embedding_size=16, num_heads=4)
@@ -347,18 +311,6 @@ def test_the_layers_of_the_masks_may_be_a_copy_of_the_body() -> None:
 # --- the divergence ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str
-)
-@pytest.mark.parametrize("images", ["all", "same"])
-def test_divergence_equals_the_oracle(images: Any, dtype: torch.dtype) -> None:
-    embeddings = vectors(dtype=dtype)
-    value = DivergenceLoss(HEADS, images=images)(embeddings, LABELS)
-    assert value.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
-    # Twice the hinge on cosines, as the header says.
-    assert_close(value, active(divergences(heads_of(embeddings), same=images == "same")) / 2)
-
-
 @pytest.mark.parametrize("m_div", [0.4, 1.0, 1.7])
 def test_the_margin_of_the_paper(m_div: float) -> None:
     embeddings = vectors()
@@ -383,13 +335,6 @@ def test_a_divergence_by_hand() -> None:
     assert_close(DivergenceLoss(2, reducer=reducers.MeanReducer())(embeddings), 0.9 / 4)
 
 
-@pytest.mark.parametrize("images", ["all", "same"])
-def test_gradient_of_the_divergence_by_finite_differences(images: Any) -> None:
-    loss = DivergenceLoss(HEADS, images=images)
-    assert loss(vectors()) > 0
-    assert torch.autograd.gradcheck(loss, vectors().requires_grad_())
-
-
 def test_what_the_divergence_ignores() -> None:
     embeddings, loss = vectors(), DivergenceLoss(HEADS)
     value = loss(embeddings)
@@ -400,35 +345,6 @@ def test_what_the_divergence_ignores() -> None:
     lengths = torch.rand(len(LABELS), HEADS, 1, dtype=torch.float64) + 0.1
     moved = (split_heads(embeddings, HEADS) * lengths)[shuffle][:, heads]
     assert_close(loss(moved.flatten(1)), value)
-
-
-@pytest.mark.parametrize("images", ["all", "same"])
-@pytest.mark.parametrize(
-    "reducer",
-    [
-        reducers.MeanReducer(),
-        reducers.SumReducer(),
-        reducers.ThresholdReducer(low=0.1),
-        reducers.ClassWeightedReducer(torch.tensor([1.0, 2.0, 3.0])),
-        reducers.PerAnchorReducer(),
-    ],
-    ids=lambda reducer: type(reducer).__name__,
-)
-def test_reducers_see_one_value_per_pair_of_heads(reducer: Any, images: Any) -> None:
-    embeddings = vectors()
-    same = images == "same"
-    exact = np.array(divergences(heads_of(embeddings), same=same)) / 2
-    if isinstance(reducer, reducers.SumReducer):
-        expected = exact.sum()
-    elif isinstance(reducer, reducers.ThresholdReducer):
-        expected = exact[exact > 0.1].mean()
-    elif isinstance(reducer, reducers.ClassWeightedReducer):
-        first = LABELS.repeat_interleave(1 if same else len(LABELS)).repeat(HEADS)
-        expected = (exact * reducer.weights.numpy()[first]).mean()
-    else:
-        expected = exact.mean()
-    loss = DivergenceLoss(HEADS, images=images, reducer=reducer)
-    assert_close(loss(embeddings, LABELS), expected)
 
 
 @pytest.mark.parametrize(
@@ -465,60 +381,6 @@ def test_heads_of_one_image_are_compared_alone(distance: Any) -> None:
         assert_close(found, exact)
 
 
-def test_the_cost_of_heads_of_one_image_is_linear() -> None:
-    loss, largest = DivergenceLoss(HEADS, images="same"), []
-
-    class Sizes(TorchDispatchMode):
-        def __torch_dispatch__(
-            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-        ) -> Any:
-            out = func(*args, **(kwargs or {}))
-            largest.append(out.numel() if isinstance(out, Tensor) else 0)
-            return out
-
-    with Sizes():
-        loss(vectors(50))
-    assert max(largest) == 50 * HEADS * max(HEADS, WIDTH)
-
-
-def test_matrix_blocks_of_two_heads() -> None:
-    matrix = torch.arange(36).view(6, 6)  # three heads of two images
-    found = between_heads(matrix, 3)
-    assert found.tolist() == [
-        [[1, 4], [19, 22]],  # head 0 against head 1
-        [[2, 5], [20, 23]],
-        [[8, 11], [26, 29]],
-    ]
-
-
-@pytest.mark.parametrize("magnitude", [1e-6, 1.0, 1e4])
-def test_magnitudes_do_not_matter_to_the_divergence(magnitude: float) -> None:
-    embeddings = vectors(dtype=torch.float32)
-    scaled = (embeddings * magnitude).requires_grad_()
-    value = DivergenceLoss(HEADS)(scaled)
-    value.backward()
-    assert_close(value, active(divergences(heads_of(embeddings))) / 2)
-    exact = embeddings.double().requires_grad_()
-    DivergenceLoss(HEADS)(exact).backward()
-    assert scaled.grad is not None and exact.grad is not None
-    assert_close(scaled.grad * magnitude, exact.grad)
-
-
-def test_degenerate_batches_of_the_divergence() -> None:
-    loss = DivergenceLoss(HEADS)
-    apart = torch.eye(3, dtype=torch.float64).flatten()[None].requires_grad_()
-    for embeddings in (apart, torch.zeros(4, HEADS * WIDTH).requires_grad_()):
-        value = loss(embeddings)
-        value.backward()
-        assert value == 0
-        assert embeddings.grad is not None and (embeddings.grad == 0).all()
-    one = torch.ones(1, HEADS * WIDTH, requires_grad=True)
-    value = loss(one)
-    value.backward()
-    assert_close(value, 0.5)
-    assert one.grad is not None and one.grad.isfinite().all()
-
-
 @pytest.mark.parametrize(
     ("kwargs", "message"),
     [
@@ -544,21 +406,6 @@ def test_embeddings_that_no_heads_make() -> None:
 # --- the loss of the heads --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str
-)
-@pytest.mark.parametrize("reduction", ["mean", "sum"])
-def test_the_loss_of_the_heads_equals_the_oracle(reduction: Any, dtype: torch.dtype) -> None:
-    embeddings = vectors(dtype=dtype)
-    exact = [binomial_deviance(heads_of(embeddings)[:, m], LABELS.tolist()) for m in range(HEADS)]
-    loss = EnsembleLoss(BinomialDevianceLoss(), HEADS, reduction=reduction, collect_stats=True)
-    value = loss(embeddings, LABELS)
-    assert value.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
-    assert_close(value, sum(exact) / (HEADS if reduction == "mean" else 1))
-    found = [getattr(loss, f"head_{m}_loss") for m in range(1, HEADS + 1)]
-    assert found == pytest.approx(exact, rel=1e-4)
-
-
 def test_a_loss_that_measures_lengths_sees_heads_of_length_one() -> None:
     embeddings = ensemble()(images())
     raw = distances.DotProductSimilarity(normalize_embeddings=False)
@@ -567,11 +414,6 @@ def test_a_loss_that_measures_lengths_sees_heads_of_length_one() -> None:
         EnsembleLoss(loss, HEADS)(embeddings, LABELS),
         EnsembleLoss(plain, HEADS)(embeddings, LABELS),
     )
-
-
-def test_gradient_of_the_loss_of_the_heads_by_finite_differences() -> None:
-    loss = EnsembleLoss(BinomialDevianceLoss(), HEADS)
-    assert torch.autograd.gradcheck(lambda x: loss(x, LABELS), vectors().requires_grad_())
 
 
 @pytest.mark.parametrize(
@@ -601,17 +443,6 @@ def test_errors_that_no_width_explains_pass(state: bool) -> None:
         EnsembleLoss(loss, HEADS)(vectors(), LABELS)
 
 
-def test_every_head_has_its_own_copy_of_a_loss_with_parameters() -> None:
-    original = losses.ArcFaceLoss(3, WIDTH).double()
-    loss = EnsembleLoss(original, HEADS)
-    assert len(list(loss.parameters())) == HEADS
-    loss(vectors(dtype=torch.float32), LABELS).backward()
-    assert original.W.grad is None
-    for parameter in loss.parameters():
-        assert parameter.dtype == torch.float64  # PML alone would have made it float32
-        assert parameter.grad is not None and parameter.grad.abs().max() > 0
-
-
 def test_mined_tuples_serve_every_head() -> None:
     embeddings = vectors()
     mined = miners.BatchHardMiner()(embeddings, LABELS)
@@ -620,12 +451,6 @@ def test_mined_tuples_serve_every_head() -> None:
     value = EnsembleLoss(base, HEADS)(embeddings, LABELS, mined)
     assert_close(value, sum(exact) / HEADS)
     assert not torch.isclose(value, EnsembleLoss(base, HEADS)(embeddings, LABELS))
-
-
-def test_one_head_is_the_loss_itself() -> None:
-    embeddings = vectors()
-    base = losses.ContrastiveLoss()
-    assert torch.equal(EnsembleLoss(base, 1)(embeddings, LABELS), base(embeddings, LABELS))
 
 
 def test_a_memory_for_each_head() -> None:
@@ -639,36 +464,11 @@ def test_a_memory_for_each_head() -> None:
         loss(first, LABELS, miners.BatchHardMiner()(first, LABELS))
 
 
-def test_the_divergence_as_embedding_regularizer() -> None:
-    embeddings = vectors()
-    base, divergence = losses.ContrastiveLoss(), DivergenceLoss(HEADS)
-    together = EnsembleLoss(base, HEADS, embedding_regularizer=divergence, embedding_reg_weight=0.5)
-    beside = losses.MultipleLosses([EnsembleLoss(base, HEADS), divergence], weights=[1, 0.5])
-    value = together(embeddings, LABELS)
-    assert_close(value, beside(embeddings, LABELS))
-    assert_close(
-        value, EnsembleLoss(base, HEADS)(embeddings, LABELS) + 0.5 * divergence(embeddings)
-    )
-
-
 @pytest.mark.parametrize(
     ("loss", "kwargs", "message"),
     [
         (losses.ContrastiveLoss(), {"num_heads": 0}, "num_heads: expected at least 1, got 0"),
         (losses.ContrastiveLoss(), {"reduction": "max"}, "reduction: .* got 'max'"),
-        (losses.ContrastiveLoss(), {"reducer": reducers.SumReducer()}, "reducer: the wrapped loss"),
-        (
-            losses.ContrastiveLoss(),
-            {"distance": distances.LpDistance()},
-            "distance: the wrapped loss",
-        ),
-        (losses.ContrastiveLoss, {}, "loss: expected a PML loss, got type"),
-        (
-            losses.ContrastiveLoss(reducer=reducers.DoNothingReducer()),
-            {},
-            "loss: expected a loss that returns one number",
-        ),
-        (DistributedLoss(losses.ContrastiveLoss()), {}, "loss: DistributedLoss goes around"),
         (VarianceRegularizer(), {}, "loss: VarianceRegularizer reads features"),
     ],
 )
@@ -677,25 +477,6 @@ def test_bad_arguments_of_the_loss_of_the_heads(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         EnsembleLoss(loss, **{"num_heads": HEADS, **kwargs})
-
-
-def test_hyper_parameters_are_recorded() -> None:
-    for loss, expected in (
-        (EnsembleLoss(losses.ContrastiveLoss(), 3), {"num_heads": 3, "reduction": "mean"}),
-        (DivergenceLoss(4, 0.2), {"num_heads": 4, "margin": 0.2, "images": "all"}),
-    ):
-        recorded = {name: getattr(loss, name) for name in loss._record_these}
-        assert recorded.items() >= expected.items()
-
-
-@pytest.mark.parametrize("images", ["all", "same"])
-def test_the_divergence_compiles_whole(images: Any) -> None:
-    loss, embeddings = (
-        DivergenceLoss(HEADS, images=images, reducer=reducers.MeanReducer()),
-        vectors(),
-    )
-    compiled = torch.compile(loss, backend="eager", fullgraph=True)
-    assert_close(compiled(embeddings, LABELS), loss(embeddings, LABELS))
 
 
 # --- HORDE on an ensemble ---------------------------------------------------------------------------------
@@ -735,22 +516,3 @@ def test_horde_on_the_heads_maps() -> None:
     value.backward()
     for name, parameter in (*made.named_parameters(), *loss.named_parameters()):
         assert parameter.grad is not None and parameter.grad.abs().max() > 0, name
-
-
-def test_attaching_to_an_ensemble_takes_the_stage_that_a_loss_reads() -> None:
-    made, loss, x = ensemble(), horde(), images()
-    whole = loss.attach(made)(made(x), LABELS)
-    assert_close(loss.attach(made.feature_map)(made(x), LABELS), whole)
-    loss.detach()
-    with pytest.raises(MissingFeaturesError):
-        loss(made(x), LABELS)
-    with pytest.raises(ValueError, match="source: expected a VEMAttention"):
-        VarianceRegularizer().attach(made)
-
-
-def test_a_copy_of_network_and_loss_stays_connected() -> None:
-    made, x = ensemble(), images()
-    loss = horde().attach(made)
-    value = loss(made(x), LABELS)
-    other, again = copy.deepcopy((made, loss))
-    assert torch.equal(again(other(x), LABELS), value)

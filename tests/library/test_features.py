@@ -74,16 +74,6 @@ def test_an_attached_loss_equals_the_explicit_call_in_value_and_gradient() -> No
     assert any(g.abs().max() > 0 for g in exact)
 
 
-def test_neither_features_nor_a_tap() -> None:
-    network, (x, labels) = Network(), images()
-    with pytest.raises(MissingFeaturesError, match="HORDELoss reads features: pass features="):
-        horde()(network(x), labels)
-
-
-def test_the_error_is_a_value_error() -> None:
-    assert issubclass(MissingFeaturesError, ValueError)
-
-
 def test_attach_returns_the_loss_and_needs_a_module() -> None:
     network, loss = Network(), horde()
     assert loss.attach(network.head.feature_map) is loss
@@ -105,13 +95,6 @@ def test_a_record_serves_one_call() -> None:
     loss(network(x), labels)  # and the next step works again
 
 
-def test_nothing_recorded_yet() -> None:
-    network, (x, labels) = Network(), images()
-    embeddings = network(x)
-    with pytest.raises(MissingFeaturesError, match="no features were recorded"):
-        attached(network)(embeddings, labels)
-
-
 def test_a_failed_call_forgets_its_records() -> None:
     network, (x, labels) = Network(), images()
     loss = attached(network)
@@ -123,33 +106,12 @@ def test_a_failed_call_forgets_its_records() -> None:
     loss(network(x), labels)
 
 
-def test_an_explicit_call_consumes_the_record_of_its_pass() -> None:
-    network, (x, labels) = Network(), images()
-    loss = attached(network)
-    loss(network(x), labels, features=network.trunk(x))
-    loss(network(x), labels)
-    with pytest.raises(MissingFeaturesError, match="no features were recorded"):
-        loss(torch.randn(8, WIDTH), labels)
-
-
 def test_two_passes_are_joined_in_their_order() -> None:
     network, (x, labels) = Network(), images(12)
     loss = attached(network)
     expected = explicit(loss, network, x, labels)
     parts = [network(part) for part in x.split([3, 4, 5])]
     assert_close(loss(torch.cat(parts), labels), expected)
-
-
-def test_two_passes_with_masks_are_joined_too() -> None:
-    made = EmbeddingHead(CHANNELS, WIDTH)
-    loss = HORDELoss(losses.ContrastiveLoss(), CHANNELS, WIDTH, order=3, moment_dim=8)
-    tokens, kept = torch.randn(6, 5, CHANNELS, requires_grad=True), torch.rand(6, 5) > 0.3
-    labels = torch.arange(6) // 2
-    kept[:, 0] = True
-    expected = loss(made(tokens, kept), labels, features=(tokens, kept))
-    loss.attach(made.feature_map)
-    embeddings = torch.cat([made(tokens[:2], kept[:2]), made(tokens[2:], kept[2:])])
-    assert_close(loss(embeddings, labels), expected)
 
 
 def test_sizes_that_do_not_add_up() -> None:
@@ -229,16 +191,6 @@ def test_attach_all_gives_every_loss_the_stages_it_reads() -> None:
     assert not apart.losses["horde"].taps  # all, or none
 
 
-def test_a_descriptor_needs_no_gradient_in_the_features() -> None:
-    network, (x, _) = Network(), images()
-    network.trunk.requires_grad_(False)
-    loss = attached(network)
-    embeddings = network(x)
-    assert embeddings.requires_grad
-    descriptor = loss.descriptor(embeddings)
-    assert_close(descriptor, horde_like(loss).descriptor(embeddings, network.trunk(x)))
-
-
 def test_without_gradients_anywhere_the_last_pass_counts() -> None:
     network, (x, labels) = Network(), images()
     loss = attached(network)
@@ -297,27 +249,6 @@ def test_records_are_bounded(gradients_on: bool) -> None:
     assert all(ref() is None for ref in maps)
 
 
-def test_as_many_passes_as_the_capacity_are_joined() -> None:
-    network, (x, labels) = Network(), images(2 * FeatureTap.capacity)
-    loss = attached(network)
-    expected = explicit(loss, network, x, labels)
-    value = loss(torch.cat([network(part) for part in x.split(2)]), labels)
-    assert_close(value, expected)
-    one_more = torch.cat([x, x[:2]])
-    with pytest.raises(MissingFeaturesError, match="the embeddings are of 18"):
-        loss(torch.cat([network(part) for part in one_more.split(2)]), torch.arange(18) // 2)
-
-
-def test_a_call_keeps_no_features_alive() -> None:
-    network, (x, labels) = Network(), images()
-    loss = attached(network)
-    maps = []
-    network.head.feature_map.register_forward_hook(lambda *args: maps.append(weakref.ref(args[2])))
-    loss(network(x), labels).backward()
-    gc.collect()
-    assert maps[0]() is None
-
-
 class Segmented(nn.Module):
     """A network whose trunk, with the tapped head's map, is recomputed in the backward pass."""
 
@@ -374,25 +305,6 @@ def test_reentrant_checkpointing_is_refused() -> None:
         loss(torch.randn(8, WIDTH), labels)
 
 
-@pytest.mark.parametrize("name", ["test_resnet", "test_vit"])
-def test_timm_gradient_checkpointing(name: str) -> None:
-    kwargs = {"img_size": 32} if name == "test_vit" else {}
-    x, labels = torch.randn(4, 3, 32, 32), torch.tensor([0, 0, 1, 1])
-    trunk = timm_model(name, num_classes=0, global_pool="", **kwargs).train()
-    head = EmbeddingHead.for_trunk(trunk, WIDTH)
-    loss = HORDELoss(BinomialDevianceLoss(), trunk.num_features, WIDTH, order=3, moment_dim=8)
-    loss.attach(head.feature_map)
-    results = []
-    for enable in (False, True, True):
-        trunk.set_grad_checkpointing(enable)
-        value = loss(head(trunk(x)), labels)
-        results.append((value.detach(), gradients_by_backward(value, trunk, head, loss)))
-    for value, grads in results[1:]:
-        assert torch.equal(value, results[0][0])
-        for ours, theirs in zip(grads, results[0][1], strict=True):
-            torch.testing.assert_close(ours, theirs)  # a bias before batch norm has none
-
-
 def test_a_stage_that_checkpointing_bypasses_is_an_error_not_a_wrong_value() -> None:
     trunk = timm_model("test_resnet", num_classes=0, global_pool="").train()
     head = EmbeddingHead.for_trunk(trunk, WIDTH)
@@ -421,21 +333,6 @@ def test_a_compiled_network_gives_the_same_value_without_a_graph_break() -> None
     torch.compiler.reset()
 
 
-def test_attaching_after_the_network_was_compiled_is_no_silent_mistake() -> None:
-    network, (x, labels) = Network(), images()
-    compiled = torch.compile(network, backend="aot_eager")
-    compiled(x)
-    loss = attached(network)
-    embeddings = compiled(x)
-    try:
-        value = loss(embeddings, labels)
-    except MissingFeaturesError as error:
-        assert "attach before torch.compile" in str(error)
-    else:
-        assert_close(value, explicit(loss, network, x, labels))
-    torch.compiler.reset()
-
-
 @pytest.mark.parametrize("again", [copy.deepcopy, lambda both: pickle.loads(pickle.dumps(both))])
 def test_network_and_loss_copied_together_stay_connected(again: Callable[[Any], Any]) -> None:
     network, (x, labels) = Network(), images()
@@ -453,18 +350,6 @@ def test_network_and_loss_copied_together_stay_connected(again: Callable[[Any], 
             parameter.mul_(1.5)
     assert_close(new_loss(new_network(x), labels), explicit(new_loss, new_network, x, labels))
     assert torch.equal(loss(network(x), labels), expected)  # the original goes on undisturbed
-
-
-@pytest.mark.parametrize("again", [copy.deepcopy, lambda both: pickle.loads(pickle.dumps(both))])
-def test_a_copy_can_be_detached(again: Callable[[Any], Any]) -> None:
-    network, (x, _) = Network(), images()
-    new_network, new_loss = again((network, attached(network)))
-    tap = new_loss.taps["feature_map"]
-    new_loss.detach()
-    new_network(x)
-    assert not new_loss.taps
-    with pytest.raises(MissingFeaturesError, match="no features were recorded"):
-        tap.take(torch.randn(8, WIDTH))
 
 
 @pytest.mark.parametrize("again", [copy.deepcopy, lambda loss: pickle.loads(pickle.dumps(loss))])
@@ -491,16 +376,6 @@ def test_a_pickled_loss_holds_neither_the_network_nor_its_records() -> None:
     assert set(loss.state_dict()) == set(horde().state_dict())
 
 
-def test_a_copied_network_alone_does_not_disturb_the_loss() -> None:
-    network, (x, labels) = Network(), images()
-    loss = attached(network)
-    average = copy.deepcopy(network)  # e.g. a moving average
-    expected = explicit(loss, network, x, labels)
-    embeddings = network(x)
-    average(x)
-    assert_close(loss(embeddings, labels), expected)
-
-
 def test_detach_and_attach_again() -> None:
     network, other, (x, labels) = Network(), Network(), images()
     loss = attached(network)
@@ -519,16 +394,6 @@ def test_detach_and_attach_again() -> None:
     loss.detach()  # twice is fine
 
 
-def test_two_losses_may_read_the_same_module() -> None:
-    network, (x, labels) = Network(), images()
-    one, other = attached(network), attached(network)
-    expected = explicit(one, network, x, labels), explicit(other, network, x, labels)
-    one.clear(), other.clear()
-    embeddings = network(x)
-    assert_close(one(embeddings, labels), expected[0])
-    assert_close(other(embeddings, labels), expected[1])
-
-
 @pytest.mark.parametrize("output", [{"map": 1}, [torch.zeros(2)], None, ()], ids=str)
 def test_modules_that_do_not_return_features(output: Any) -> None:
     class Strange(nn.Module):
@@ -540,14 +405,6 @@ def test_modules_that_do_not_return_features(output: Any) -> None:
     assert loss.taps
     with pytest.raises(ValueError, match="features: expected a tensor or a tuple of tensors"):
         module(torch.zeros(2))
-
-
-def test_a_tapped_tensor_that_is_changed_in_place_afterwards() -> None:
-    """The record holds the result of an in-place activation, which the next layer and the loss read."""
-    stage, act = nn.Conv2d(3, CHANNELS, 1), nn.ReLU(inplace=True)
-    tap, x = FeatureTap(stage), torch.randn(4, 3, 2, 2)
-    output = act(stage(x))
-    assert tap.take(output) is output
 
 
 class Mean(FeatureLoss):
@@ -612,21 +469,6 @@ def test_a_loss_that_is_gone_leaves_nothing_behind() -> None:
     assert kept.taps
 
 
-def test_a_test_pass_and_a_training_pass_are_not_mixed_up() -> None:
-    network, loss = Network(), horde()
-    loss.attach(network.head.feature_map)
-    x, labels = images()
-    other, _ = images()
-    with torch.no_grad():
-        tested = network(other)
-        expected = loss(tested, labels)
-        tested = network(other)
-    trained = network(x)
-    with torch.no_grad():
-        assert_close(loss(tested, labels), expected)
-    loss(trained, labels).backward()
-
-
 class Several(FeatureLoss):
     """The smallest loss that reads several stages, by name."""
 
@@ -669,23 +511,6 @@ def test_several_stages_by_name_from_the_call_or_from_taps() -> None:
                 assert_close(ours, theirs)
 
 
-def test_several_stages_are_raised_to_full_precision() -> None:
-    network, (x, labels) = Network(), images()
-    features = {name: value.detach().bfloat16() for name, value in several(network, x).items()}
-    loss = Several()
-    loss(network(x).bfloat16(), labels, features=features)
-    assert {value.dtype for value in loss.seen.values()} == {torch.float32}
-
-
-def test_several_stages_of_two_passes_are_joined_in_their_order() -> None:
-    network, (x, labels) = Network(), images(12)
-    loss = Several().attach(network.head)
-    embeddings = torch.cat([network(part) for part in x.split([3, 4, 5])])
-    loss(embeddings, labels)
-    for name, expected in several(network, x).items():
-        assert_close(loss.seen[name], expected)
-
-
 @pytest.mark.parametrize(
     ("features", "came"),
     [
@@ -702,14 +527,6 @@ def test_features_by_the_wrong_names(features: Any, came: str) -> None:
         ValueError, match=rf"Several reads feature_map, pooled; got .*{came}; pass a dict"
     ):
         Several()(torch.randn(8, WIDTH), torch.arange(8) // 2, features=features)
-
-
-def test_features_of_which_one_is_of_another_batch() -> None:
-    network, (x, labels) = Network(), images()
-    features = several(network, x)
-    features["pooled"] = features["pooled"][:7]
-    with pytest.raises(ValueError, match=r"expected those of the 8 embeddings, got shape \(7, 6\)"):
-        Several()(network(x), labels, features=features)
 
 
 def test_several_stages_are_not_found_in_one_module_or_under_other_names() -> None:
@@ -749,16 +566,6 @@ def test_one_tap_without_a_record_is_named_and_the_others_start_afresh() -> None
             assert_close(loss.seen[name], expected)
 
 
-def test_one_tap_without_a_gradient_is_named() -> None:
-    network, (x, labels) = Network(), images()
-    frozen = nn.Identity()
-    loss = Several().attach({"feature_map": network.head.feature_map, "pooled": frozen})
-    embeddings = network(x)
-    frozen(several(network, x)["pooled"].detach())
-    with pytest.raises(MissingFeaturesError, match="pooled: the recorded features carry no grad"):
-        loss(embeddings, labels)
-
-
 def test_an_explicit_call_consumes_the_records_of_all_taps() -> None:
     network, (x, labels) = Network(), images()
     loss = Several().attach(network.head)
@@ -768,19 +575,6 @@ def test_an_explicit_call_consumes_the_records_of_all_taps() -> None:
         loss(torch.randn(8, WIDTH, requires_grad=True), labels)
     loss.detach()
     assert not any(m._forward_hooks for m in network.modules())
-
-
-def test_several_taps_are_cleared_copied_and_moved_together() -> None:
-    network, other, (x, labels) = Network(), Network(), images()
-    loss = Several().attach(network.head)
-    network(x)  # a pass whose loss is skipped
-    loss.clear()
-    new_network, new_loss = copy.deepcopy((network, loss))
-    value = loss(network(x), labels)
-    assert torch.equal(new_loss(new_network(x), labels), value)
-    loss.attach(other.head)
-    assert not any(m._forward_hooks for m in network.modules())
-    loss(other(x), labels)
 
 
 # Threads

@@ -1,9 +1,7 @@
 """Accuracies by ranks: against loops, against PML, at the limits of numbers and of memory."""
 
 import math
-import pickle
 from collections.abc import Callable
-from copy import deepcopy
 from typing import Any
 
 import numpy as np
@@ -112,56 +110,6 @@ def test_metrics_equal_the_oracle(monkeypatch, sizes, gallery, rows):
         assert found["recall_at_100"] == 1
 
 
-@pytest.mark.parametrize("sizes", [(2,) * 300, (60,) * 10, (1, 5, 200, 2, 30, 1)])
-@pytest.mark.parametrize("gallery", [False, True])
-@pytest.mark.parametrize("unit", [False, True])
-def test_metrics_equal_those_of_pml(sizes, gallery, unit):
-    vectors, labels = clusters(0, sizes, width=16)
-    is_query = halves(len(labels)) if gallery else None
-    calculator = AccuracyCalculator(
-        include=("precision_at_1", "mean_average_precision_at_r", "r_precision"),
-        device=torch.device("cpu"),
-    )
-    compared = normalize(vectors) if unit else vectors
-    arguments = [compared, labels]
-    if is_query is not None:
-        q = is_query
-        arguments = [compared[q], labels[q], compared[~q], labels[~q]]
-    expected = calculator.get_accuracy(*arguments)
-    expected["recall_at_1"] = expected.pop("precision_at_1")
-    found = measured(vectors, labels, recall_at=(1,), is_query=is_query, unit=unit)
-    assert found == pytest.approx(expected, rel=0, abs=ROUNDING)
-    assert 0 < found["r_precision"] < 1
-
-
-@pytest.mark.parametrize("gallery", [False, True])
-def test_recall_at_a_thousand_equals_the_rank_of_the_nearest_positive(gallery):
-    """1,400 images of 500 classes, some of one image; of a gallery, half of them are queries."""
-    rng = np.random.default_rng(7)
-    labels = rng.integers(0, 500, 1400)
-    points = rng.normal(size=(500, 8))[labels] + 3 * rng.normal(size=(1400, 8))
-    is_query = np.arange(1400) % 2 == 0 if gallery else np.ones(1400, dtype=bool)
-    ranked = ~is_query if gallery else is_query
-    distances = ((points[is_query, None] - points[None, ranked]) ** 2).sum(axis=2)
-    right = labels[is_query, None] == labels[None, ranked]
-    if not gallery:
-        np.fill_diagonal(distances, np.inf)
-        np.fill_diagonal(right, False)
-    right = np.take_along_axis(right, distances.argsort(axis=1), axis=1)
-    ranks = right[right.any(axis=1)].argmax(axis=1) + 1
-    recall_at = (1, 10, 100, 500, 1000)
-    found = measured(
-        torch.from_numpy(points).float(),
-        torch.from_numpy(labels),
-        recall_at=recall_at,
-        is_query=torch.from_numpy(is_query) if gallery else None,
-    )
-    for k in recall_at:
-        assert found[f"recall_at_{k}"] == pytest.approx((ranks <= k).mean(), abs=ROUNDING)
-    assert len(ranks) < is_query.sum()
-    assert 0.1 < found["recall_at_100"] < found["recall_at_500"] < 1
-
-
 def test_a_hand_made_ranking():
     """Class 0 at 0, 1 and 5.25, class 1 at 3 and 7: R = 2, 2, 2, 1, 1."""
     points = torch.tensor([[0.0], [1.0], [5.25], [3.0], [7.0]])
@@ -189,18 +137,6 @@ def test_a_hand_made_gallery():
             "r_precision": 1 / 2,
         }
     )
-
-
-def test_lone_images_are_ranked_but_are_no_queries():
-    points = torch.tensor([[0.0], [1.0], [10.0], [10.5]])
-    found = measured(points, torch.tensor([0, 0, 0, 1]), recall_at=(1, 2))
-    assert (found["recall_at_1"], found["recall_at_2"]) == (2 / 3, 1)
-
-
-@pytest.mark.parametrize("is_query", [None, torch.arange(4) < 2])
-def test_no_query_at_all_is_nan(is_query):
-    found = measured(torch.eye(4), torch.arange(4), is_query=is_query)
-    assert len(found) == 6 and all(math.isnan(value) for value in found.values())
 
 
 @pytest.mark.parametrize("recall_at", [(), (0, 1), (1.0,), ("1",), (True,)])
@@ -246,13 +182,6 @@ def test_ties_count_against_the_model(points, gallery, order):
     is_query = table[:, 3].bool() if gallery else None
     again = measured(table[:, :2].float(), table[:, 2], recall_at=recall_at, is_query=is_query)
     assert again == pytest.approx(found, rel=0, abs=ROUNDING)
-
-
-def test_a_duplicate_of_another_class_is_the_nearest_other():
-    """The query leaves its ranking by its index; dropping the first would drop the duplicate."""
-    points = torch.tensor([0, 0, 100, 100.125, 100.1875, 200, 200.125, 200.1875])[:, None]
-    labels = torch.tensor([0, 1, 0, 2, 2, 1, 3, 3])
-    assert measured(points, labels, recall_at=(1,))["recall_at_1"] == 4 / 8
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
@@ -312,19 +241,6 @@ def test_vectors_that_are_not_finite_are_refused(value):
         measured(vectors, torch.zeros(4, dtype=torch.long))
 
 
-def test_all_zero_vectors_are_one_point():
-    found = measured(torch.zeros(6, 3), torch.arange(6) // 2, unit=True)
-    assert found["recall_at_1"] == found["recall_at_4"] == 0
-    assert not any(map(math.isnan, found.values()))
-
-
-@pytest.mark.parametrize("labels", [[7, 7, -3, -3], [2**40, 2**40, 2**40 + 1, 2**40 + 1]])
-def test_labels_are_any_integers(labels):
-    """Also such as float32 cannot tell apart."""
-    points = torch.tensor([[0.0], [1.0], [9.0], [10.0]])
-    assert measured(points, torch.tensor(labels))["recall_at_1"] == 1
-
-
 def test_products_have_full_precision_whatever_the_training_uses(monkeypatch):
     product, seen = torch.addmm, []
 
@@ -347,13 +263,6 @@ def test_products_have_full_precision_whatever_the_training_uses(monkeypatch):
     finally:
         torch.set_float32_matmul_precision(before)
     assert seen == ["highest", "highest"]
-
-
-def test_vectors_are_left_alone():
-    vectors, labels = clusters(0, (4, 4))
-    before = vectors.clone()
-    measured(vectors, labels, unit=True)
-    assert torch.equal(vectors, before)
 
 
 # ----------------------------------------------------------------------------------------- memory
@@ -385,28 +294,6 @@ def test_no_tensor_exceeds_the_budget(monkeypatch, sizes, gallery):
     assert budget / 16 < largest.found <= budget
 
 
-def test_a_budget_of_nothing_ranks_one_query_at_a_time(monkeypatch):
-    vectors, labels = clusters(0, (9, 1, 5))
-    expected = measured(vectors, labels)
-    monkeypatch.setattr(ranks, "BLOCK_BYTES", 1)
-    assert measured(vectors, labels) == pytest.approx(expected, rel=0, abs=ROUNDING)
-
-
-def test_parts_that_are_prepared_one_after_the_other(monkeypatch):
-    vectors, labels = clusters(0, (9, 1, 5))
-    expected = measured(vectors, labels, unit=True)
-    monkeypatch.setattr(ranks, "PART", 4)
-    assert measured(vectors, labels, unit=True) == expected
-
-
-def test_progress_wraps_the_blocks(monkeypatch):
-    monkeypatch.setattr(ranks, "BLOCK_ROWS", 3)
-    asked = []
-    vectors, labels = clusters(0, (4, 4))
-    measured(vectors, labels, progress=lambda blocks: asked.append(len(blocks)) or blocks)
-    assert asked == [3]
-
-
 @pytest.mark.parametrize("row", [0, 17, -1])
 @pytest.mark.parametrize("factor", [1e4, 1e6])
 def test_a_vector_far_away_changes_no_others_rank(row, factor):
@@ -427,26 +314,6 @@ def test_directions_are_compared_however_long_the_vectors(dtype):
     for index, length in enumerate((1e14, 1e-14, largest, 1 / largest)):
         lengths[index * 7] = length
     assert measured(vectors * lengths, labels, unit=True) == expected
-
-
-@pytest.mark.parametrize("exponent", [-1000, -300, 300, 664, 1000])
-def test_float64_has_its_own_limits(exponent):
-    vectors, labels = clusters(5, (5,) * 8)
-    vectors = vectors.double()
-    expected = measured(vectors, labels)
-    assert measured(vectors * 2.0**exponent, labels) == expected
-
-
-def test_vectors_may_be_part_of_a_graph():
-    vectors, labels = clusters(6, (4,) * 5)
-    expected = measured(vectors, labels)
-    assert measured(vectors.requires_grad_(), labels) == expected
-
-
-@pytest.mark.parametrize("shape", [(0, 3), (3, 0), (3,)])
-def test_no_vectors_are_an_error(shape):
-    with pytest.raises(ValueError, match=r"vectors: expected \(n, D\) with at least one row"):
-        measured(torch.zeros(shape), torch.zeros(shape[0], dtype=torch.long))
 
 
 # -------------------------------------------------------------------------------------- PML's call
@@ -486,15 +353,6 @@ def test_every_metric_equals_that_of_pml(how, settings):
         bound = 1e-6 if name == "mean_reciprocal_rank" else ROUNDING
         assert found[name] == pytest.approx(value, rel=0, abs=bound), name
     assert found["NMI"] > 0
-
-
-def test_reciprocal_ranks_are_exact_beyond_every_k():
-    vectors, labels = clusters(4, (2,) * 30, width=2)
-    names = ("mean_reciprocal_rank",)
-    found = RankAccuracyCalculator(names, recall_at=(1,), device=CPU).get_accuracy(vectors, labels)
-    expected = PML(names, device=CPU).get_accuracy(vectors, labels)
-    assert found == pytest.approx(expected, rel=1e-6)
-    assert found["mean_reciprocal_rank"] < 0.4
 
 
 @pytest.mark.parametrize("settings", [{}, {"avg_of_avgs": True}, {"return_per_class": True}])
@@ -539,16 +397,6 @@ def test_average_precision_over_all_is_refused():
     ):
         with pytest.raises(ValueError, match="include: mean_average_precision needs the rank of"):
             ask(("mean_average_precision",))
-
-
-def test_a_metric_of_a_subclass():
-    class Mine(RankAccuracyCalculator):
-        def calculate_median_rank(self, ranks, **_):
-            return ranks.nearest.median().item()
-
-    points = torch.tensor([[0.0], [1.0], [5.25], [3.0], [7.0]])
-    found = Mine(("median_rank",), device=CPU).get_accuracy(points, torch.tensor([0, 0, 0, 1, 1]))
-    assert found == {"median_rank": 2}  # 1, 1, 3, 4, 2
 
 
 def test_no_neighbours_are_sought_for_clusters_and_no_clusters_for_ranks(monkeypatch):
@@ -688,14 +536,6 @@ def test_inside_the_testers_of_pml(tester):
     for split in ours:
         assert ours[split] == pytest.approx(theirs[split], rel=0, abs=ROUNDING)
         assert 0 < ours[split]["r_precision_level0"] < 1
-
-
-def test_pickles_and_copies():
-    calculator = RankAccuracyCalculator(("recall_at_3", "NMI"), recall_at=(3,), device=CPU)
-    vectors, labels = clusters(0, (4, 4))
-    expected = calculator.get_accuracy(vectors, labels)
-    for copy in (pickle.loads(pickle.dumps(calculator)), deepcopy(calculator)):
-        assert copy.get_accuracy(vectors, labels) == expected
 
 
 # -------------------------------------------------------------------------------- many processes

@@ -125,7 +125,7 @@ def test_the_kernels_that_null_stands_for() -> None:
 
 
 def test_the_kernels_beside_those_that_are_given() -> None:
-    linear = {"class_path": "pml_regularizers.LinearKernel"}
+    linear = {"class_path": "pml_regularizers.PolynomialKernel"}
     given = {"kernels": {"pooled": linear}}
     found = arguments({"class_path": "pml_regularizers.JRDLoss", "init_args": given})["kernels"]
     assert list(found) == ["pooled", "embeddings", "classes"]
