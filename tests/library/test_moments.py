@@ -255,6 +255,8 @@ def test_random_matrices_of_other_numbers_are_refused() -> None:
     check_refused(build("random"), state, "expected only -1 and 1")
     state["weight_0"] = torch.ones_like(state["weight_0"]).bool()  # of -1 and 1 alike
     check_refused(build("random"), state, "expected only -1 and 1")
+    state = {name: value.to_sparse() for name, value in build("random").state_dict().items()}
+    check_refused(build("random"), state, "expected a dense tensor, got torch.sparse_coo; load its")
     state = build("cascaded").state_dict()  # rounded to 0, if nobody looked
     check_refused(build("random"), state, 'expected only -1 and 1, got other .* "independent"')
 
