@@ -546,6 +546,8 @@ def test_a_damaged_pca_is_refused(damage: Callable[[Any], Any], came: str, stric
     [
         lambda _: losses.TripletMarginLoss(),
         *PROXY_LOSSES.values(),
+        lambda width: losses.ProxyNCALoss(3, width),  # made on the CPU all the same
+        lambda _: losses.DynamicSoftMarginLoss(),
     ],
 )
 def test_built_at_full_size_on_the_meta_device(make: Callable[[int], nn.Module]) -> None:
