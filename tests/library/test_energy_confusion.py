@@ -195,14 +195,6 @@ def test_lemma_2_and_lemma_3() -> None:
         assert_close(energies[0, 2], halves[0, 2])
 
 
-def test_energy_is_the_distance_of_the_means_plus_the_variances() -> None:
-    x = vectors()
-    means = torch.stack([x[rows].mean(dim=0) for rows in ROWS])
-    traces = torch.stack([x[rows].var(dim=0, correction=0).sum() for rows in ROWS])
-    exact = (means.unsqueeze(1) - means).square().sum(dim=2) + traces.unsqueeze(1) + traces
-    assert_close(energy_confusion(x, CLASSES, C), exact)
-
-
 def test_moves_and_rotations_of_all_embeddings_change_nothing() -> None:
     x = vectors()
     rotation = torch.linalg.qr(vectors(5)).Q

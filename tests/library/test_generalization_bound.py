@@ -95,18 +95,6 @@ def test_domains_of_one_distribution_are_told_apart_by_chance() -> None:
     assert ideal_joint_error(*data) > 1.9
 
 
-def test_length_matters_only_where_asked() -> None:
-    (seen, seen_labels), (unseen, unseen_labels) = domain(4, 8), domain(3, 6, first=4)
-    longer = seen * (0.1 + 9 * torch.rand(len(seen), 1, dtype=torch.float64))
-    rest = (unseen, unseen_labels)
-    assert ideal_joint_error(seen, seen_labels, *rest) == ideal_joint_error(
-        longer, seen_labels, *rest
-    )
-    assert ideal_joint_error(seen, seen_labels, *rest, normalize=False) != ideal_joint_error(
-        longer, seen_labels, *rest, normalize=False
-    )
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_dtypes_and_autocast(dtype: torch.dtype) -> None:
     seen, unseen = domain(4, 8, spread=0.3), domain(3, 6, first=4, spread=0.3)

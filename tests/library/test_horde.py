@@ -9,13 +9,11 @@ import numpy as np
 import pytest
 import torch
 from pytorch_metric_learning import distances, losses, miners, reducers
-from sklearn.decomposition import PCA
 from torch import Tensor, nn
 
-from pml_regularizers import DistributedLoss, HORDELoss, MissingFeaturesError
+from pml_regularizers import DistributedLoss, HORDELoss
 from tests.library.expected import orders as expected_orders
 from tests.library.test_moments import sample
-from tests.oracles import horde as oracle
 from tests.support.tolerances import assert_close
 
 CHANNELS, WIDTH, DIM, ORDER = 5, 4, 6, 4
@@ -332,6 +330,16 @@ def test_base_losses_that_cannot_serve(
         build(base=base(), **kwargs)
 
 
+def test_a_base_that_cannot_be_called_is_refused_at_once() -> None:
+    for base in (losses.VICRegLoss(), nn.CrossEntropyLoss(), nn.Identity()):
+        with pytest.raises(ValueError, match=f"a trial call of {type(base).__name__}"):
+            build(base=base)
+    with pytest.raises(
+        ValueError, match=r"DistributedLoss goes around, as in DistributedLoss.HORDELoss"
+    ):
+        build(base=DistributedLoss(losses.ContrastiveLoss()))
+
+
 def test_order_1_may_have_a_loss_of_its_own() -> None:
     first = losses.ArcFaceLoss(3, WIDTH).double()
     loss = build(first_loss=first, embed_orders=False).double()  # which fits no order but the first
@@ -358,25 +366,6 @@ def test_first_losses_that_cannot_serve(first: Any, message: str) -> None:
         build(first_loss=first)
 
 
-def test_calls_that_do_not_fit() -> None:
-    loss = build()
-    embeddings, features = batch()
-    with pytest.raises(MissingFeaturesError, match=r"pass features=.* or call loss.attach"):
-        loss(embeddings, LABELS)
-    with pytest.raises(
-        ValueError, match=r"features: expected those of the 6 embeddings, got shape \(5, "
-    ):
-        loss(embeddings, LABELS, features=features[:5])
-    with pytest.raises(ValueError, match="ref_emb: HORDELoss compares the samples of one batch"):
-        loss(embeddings, LABELS, ref_emb=embeddings, ref_labels=LABELS, features=features)
-    with pytest.raises(ValueError, match="features: expected a tensor or a tuple"):
-        loss(embeddings, LABELS, features=[features])
-    with pytest.raises(ValueError, match=r"pass in_channels=\.\.\. to match the trunk"):
-        loss(embeddings, LABELS, features=features[:, :3])
-    with pytest.raises(MissingFeaturesError, match="only while the loss is being called"):
-        _ = loss.features
-
-
 # Degenerate batches
 
 
@@ -392,168 +381,3 @@ def test_dead_and_faint_maps_are_harmless(faint: float) -> None:
     assert value.isfinite()
     for tensor in (embeddings, features, *loss.parameters()):
         assert tensor.grad is not None and tensor.grad.isfinite().all()
-
-
-# The descriptor of the dagger rows
-
-
-@every_variant
-def test_descriptor_is_all_orders_at_length_one(variant: str) -> None:
-    loss = build(variant)
-    embeddings, features = batch()
-    descriptor = loss.descriptor(embeddings.requires_grad_(), features)
-    assert not descriptor.requires_grad
-    vectors = [embeddings.detach().numpy(), *expected_orders(loss, features)]
-    expected = [
-        np.concatenate([oracle.unit(v) for v in image]) for image in zip(*vectors, strict=True)
-    ]
-    assert descriptor.shape[1] == sum(order.shape[1] for order in vectors)
-    assert_close(descriptor, torch.from_numpy(np.stack(expected)))
-
-
-@pytest.mark.parametrize(("count", "size"), [(200, None), (200, 7), (9, 3), (12, 11)])
-def test_pca_equals_sklearn(count: int, size: int | None) -> None:
-    loss = build()
-    images = torch.randn(count, 16, dtype=torch.float64) @ torch.randn(16, 16).double() + 3
-    test_images = torch.randn(5, 16, dtype=torch.float64)
-    loss.fit_pca(images, size)
-    exact = PCA(size or WIDTH, svd_solver="full").fit(images.numpy())
-    reduced, expected = (
-        loss.reduce(test_images),
-        torch.from_numpy(exact.transform(test_images.numpy())),
-    )
-    signs = (reduced * expected).sum(dim=0).sign()
-    assert_close(reduced * signs, expected)
-    assert loss.pca_components.shape == (16, size or WIDTH)
-
-
-def test_embeddings_of_another_width() -> None:
-    embeddings, features = batch()
-    wide = torch.cat([embeddings, embeddings], dim=1)
-    for call in (
-        lambda: build()(wide, LABELS, features=features),
-        lambda: build().descriptor(wide),
-    ):
-        with pytest.raises(ValueError, match=rf"embeddings: expected \(N, {WIDTH}\), got"):
-            call()
-
-
-def test_a_base_that_cannot_be_called_is_refused_at_once() -> None:
-    for base in (losses.VICRegLoss(), nn.CrossEntropyLoss(), nn.Identity()):
-        with pytest.raises(ValueError, match=f"a trial call of {type(base).__name__}"):
-            build(base=base)
-    with pytest.raises(
-        ValueError, match=r"DistributedLoss goes around, as in DistributedLoss.HORDELoss"
-    ):
-        build(base=DistributedLoss(losses.ContrastiveLoss()))
-
-
-def test_a_memory_takes_no_tuples_of_the_batch() -> None:
-    memory = losses.CrossBatchMemory(losses.ContrastiveLoss(), WIDTH, memory_size=20)
-    loss = build(base=memory)
-    embeddings, features = batch(torch.float32)
-    tuples = miners.BatchHardMiner()(embeddings, LABELS)
-    with pytest.raises(ValueError, match="give it the miner"):
-        loss(embeddings, LABELS, tuples, features=features)
-    assert loss(embeddings, LABELS, features=features).isfinite()
-
-
-def test_pca_is_the_same_for_the_same_images_in_another_order() -> None:
-    loss, images = build(), torch.randn(50, 16, dtype=torch.float64)
-    loss.fit_pca(images)
-    components = loss.pca_components
-    loss.fit_pca(images.flip(0))
-    assert_close(loss.pca_components, components)
-    # An eigenvector has no sign of its own: its largest entry is made positive.
-    assert (components.amax(dim=0) == components.abs().amax(dim=0)).all()
-
-
-def test_pca_arguments() -> None:
-    loss = build()
-    with pytest.raises(ValueError, match="reduce: no PCA is fitted; call fit_pca"):
-        loss.reduce(torch.randn(3, 16))
-    for shape, size in (((3, 16), 4), ((16, 3), 4), ((16,), 4), ((16, 16), 0)):
-        with pytest.raises(ValueError, match=rf"descriptors: expected a matrix .*size={size}"):
-            loss.fit_pca(torch.randn(*shape), size)
-
-
-# Life outside the call
-
-
-def fitted(**kwargs: Any) -> HORDELoss:
-    loss = build(**kwargs)
-    loss.fit_pca(torch.randn(30, ORDER * WIDTH))
-    return loss
-
-
-def same_behaviour(one: HORDELoss, other: HORDELoss) -> bool:
-    embeddings, features = batch(torch.float32)
-    same = torch.equal(
-        one(embeddings, LABELS, features=features), other(embeddings, LABELS, features=features)
-    )
-    if one.pca_mean is None or other.pca_mean is None:
-        return same and one.pca_mean is other.pca_mean
-    descriptor = one.descriptor(embeddings, features)
-    return same and torch.equal(one.reduce(descriptor), other.reduce(descriptor))
-
-
-@pytest.mark.parametrize("base", PROXY_LOSSES)
-def test_state_dict_carries_the_fitted_pca_and_its_absence(base: str) -> None:
-    loss, fresh = fitted(base=PROXY_LOSSES[base](WIDTH)), build(base=PROXY_LOSSES[base](WIDTH))
-    unfitted = copy.deepcopy(fresh.state_dict())
-    assert not same_behaviour(loss, fresh)
-    fresh.load_state_dict(loss.state_dict())
-    assert same_behaviour(loss, fresh)
-    loss.fit_pca(torch.randn(30, ORDER * WIDTH), size=2)  # another size than the loaded one's
-    fresh.load_state_dict(loss.state_dict())
-    assert same_behaviour(loss, fresh) and fresh.pca_components.shape == (ORDER * WIDTH, 2)
-    fresh.load_state_dict(unfitted)
-    assert fresh.pca_mean is None and fresh.pca_components is None
-    assert set(fresh.state_dict()) == set(unfitted)
-    with pytest.raises(ValueError, match="no PCA is fitted"):
-        fresh.reduce(torch.randn(3, ORDER * WIDTH))
-
-
-@pytest.mark.parametrize(
-    ("damage", "came"),
-    [
-        (lambda state: state.update(pca_mean=state["pca_mean"][:1]), r"\(1,\) torch.float32"),
-        (lambda state: state.update(pca_mean=state["pca_mean"][0]), r"\(\) torch.float32"),
-        (
-            lambda state: state.update(pca_components=state["pca_components"][:, 0]),
-            r"\(16,\) torch.float32",
-        ),
-        (lambda state: state.update(pca_components=state["pca_components"].int()), "torch.int32"),
-        (lambda state: state.pop("pca_components"), "and nothing"),
-    ],
-)
-@pytest.mark.parametrize("strict", [True, False])
-def test_a_damaged_pca_is_refused(damage: Callable[[Any], Any], came: str, strict: bool) -> None:
-    """Most of these would be broadcast or rounded, and `reduce` would give other numbers."""
-    state, fresh = fitted().state_dict(), build()
-    damage(state)
-    with pytest.raises(
-        RuntimeError, match=rf"0\.pca_mean, pca_components: expected .* got .*{came}"
-    ):
-        nn.Sequential(fresh).load_state_dict(
-            {f"0.{name}": value for name, value in state.items()}, strict=strict
-        )
-    assert fresh.pca_mean is None and fresh.pca_components is None
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda _: losses.TripletMarginLoss(),
-        *PROXY_LOSSES.values(),
-        lambda width: losses.ProxyNCALoss(3, width),  # made on the CPU all the same
-        lambda _: losses.DynamicSoftMarginLoss(),
-    ],
-)
-def test_built_at_full_size_on_the_meta_device(make: Callable[[int], nn.Module]) -> None:
-    with torch.device("meta"):
-        loss = HORDELoss(make(512), 2048, 512)
-    own = [*loss.moments.parameters(), *loss.embeddings.parameters()]
-    assert {parameter.device.type for parameter in own} == {"meta"}
-    # Five matrices (2048, 8192) and four embeddings (8192, 512).
-    assert sum(p.numel() for p in own) == 5 * 2048 * 8192 + 4 * 8192 * 512

@@ -20,7 +20,6 @@ from pml_regularizers import (
     JRDLoss,
     JRSRegularizer,
     PolynomialKernel,
-    joint_kernel,
 )
 from pml_regularizers.joint_similarity import (
     between_class_similarity,
@@ -183,19 +182,6 @@ def test_shapes_that_would_be_broadcast(
 ) -> None:
     with pytest.raises(ValueError, match=r"labels: expected a kernel matrix \(N, N\) and a vector"):
         measure(matrix, labels)
-
-
-@pytest.mark.parametrize("container", [dict, nn.ModuleDict])
-def test_each_representation_has_its_kernel(container: Callable[..., Any]) -> None:
-    x, kernel = batch()[0], LINEAR
-    for names, kernels, came in (
-        ("a", "ab", "a, b"),
-        ("ab", "a", "a"),
-        ("", "a", "a"),
-        ("", "", "none"),
-    ):
-        with pytest.raises(ValueError, match=f"kernels: expected one for each .*, got {came}$"):
-            joint_kernel(dict.fromkeys(names, x), container(dict.fromkeys(kernels, kernel)))
 
 
 # JRD ----------------------------------------------------------------------------------------------------------

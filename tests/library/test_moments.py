@@ -327,18 +327,6 @@ def test_trained_matrices_start_glorot_uniform_or_as_signs() -> None:
         assert set(weight.unique().tolist()) == {-1, 1}
 
 
-@every_variant
-def test_reset_parameters_follows_the_seed(variant: str) -> None:
-    torch.manual_seed(5)
-    module = build(variant)
-    before = [weight.clone() for weight in module.weights()]
-    module.reset_parameters()
-    assert not any(torch.equal(a, b) for a, b in zip(before, module.weights(), strict=True))
-    torch.manual_seed(5)
-    module.reset_parameters()
-    assert all(torch.equal(a, b) for a, b in zip(before, module.weights(), strict=True))
-
-
 @pytest.mark.parametrize("bound", [{"full": 3e-6}, {"bfloat16": 2**-6}], ids=str)
 @pytest.mark.parametrize("activations", ["store", "recompute"])
 def test_errors_under_autocast_at_the_channels_of_googlenet(

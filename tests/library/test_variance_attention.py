@@ -78,14 +78,6 @@ def test_a_loss_made_by_hand() -> None:
     assert_close(variance_loss(x, predicted, unbiased=True), (7**2 + 2**2) / 2)
 
 
-def test_rows_of_predictions_share_the_gradient() -> None:
-    x, predicted = features(), prediction().requires_grad_()
-    (exact,) = torch.autograd.grad(value_of(x, predicted), predicted)
-    rows = predicted.detach().expand(len(x), -1).clone().requires_grad_()
-    (shares,) = torch.autograd.grad(value_of(x, rows), rows)
-    assert_close(shares, (exact / len(x)).expand(len(x), -1))
-
-
 def test_training_the_prediction_alone_converges_to_the_variance() -> None:
     attention, x = VEMAttention(CHANNELS).double(), features()
     regularizer = VarianceRegularizer().attach(attention)
