@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from pytorch_metric_learning import losses, miners, reducers
+from pytorch_metric_learning import miners, reducers
 from pytorch_metric_learning.utils import loss_and_miner_utils as lmu
 from torch import Tensor
 
@@ -91,34 +91,3 @@ def test_a_reference_set_takes_the_place_of_the_batch(dtype: torch.dtype) -> Non
 def test_bad_arguments(name: str, value: float) -> None:
     with pytest.raises(ValueError, match=f"{name}: expected a positive number, got {value}"):
         BinomialDevianceLoss(**{name: value})
-
-
-class Memory(losses.CrossBatchMemory):
-    """PML's memory, for a loss that it does not know by name."""
-
-    @staticmethod
-    def supported_losses() -> list[str]:
-        return ["BinomialDevianceLoss"]
-
-
-class SelfSupervised(losses.SelfSupervisedLoss):
-    supported_losses = Memory.supported_losses
-
-
-def test_wrappers_that_know_losses_by_name_take_it_when_told() -> None:
-    loss = BinomialDevianceLoss()
-    with pytest.raises(Exception, match="CrossBatchMemory not supported for BinomialDevianceLoss"):
-        losses.CrossBatchMemory(loss, 4)
-    with pytest.raises(
-        Exception, match="SelfSupervisedLoss not supported for BinomialDevianceLoss"
-    ):
-        losses.SelfSupervisedLoss(loss)
-    memory, old, new = Memory(loss, 4, memory_size=20), *(vectors().float() for _ in range(2))
-    memory(old, LABELS)
-    within = lmu.remove_self_comparisons
-    labels, both = LABELS.repeat(2), torch.cat([old, new])
-    pairs = within(lmu.get_all_pairs_indices(LABELS, labels), torch.arange(7) + 7, 14)
-    exact = loss(new, LABELS, pairs, ref_emb=both, ref_labels=labels)
-    assert_close(memory(new, LABELS), exact)
-    twice = loss(both, torch.arange(len(old)).repeat(2))
-    assert_close(SelfSupervised(loss)(old, new), twice)

@@ -59,18 +59,6 @@ def test_a_divergence_by_hand() -> None:
     assert_close(DivergenceLoss(2, reducer=reducers.MeanReducer())(embeddings), 0.9 / 4)
 
 
-def test_what_the_divergence_ignores() -> None:
-    embeddings, loss = vectors(), DivergenceLoss(HEADS)
-    value = loss(embeddings)
-    assert torch.equal(loss(embeddings, LABELS), value)
-    mined = miners.MultiSimilarityMiner(epsilon=1)(embeddings, LABELS)
-    assert torch.equal(loss(embeddings, LABELS, mined), value)
-    shuffle, heads = torch.randperm(len(LABELS)), torch.randperm(HEADS)
-    lengths = torch.rand(len(LABELS), HEADS, 1, dtype=torch.float64) + 0.1
-    moved = (split_heads(embeddings, HEADS) * lengths)[shuffle][:, heads]
-    assert_close(loss(moved.flatten(1)), value)
-
-
 @pytest.mark.parametrize(
     "distance",
     [

@@ -281,10 +281,8 @@ def test_bad_arguments(kwargs: dict[str, Any], message: str) -> None:
             None,
             r"x: expected one axis of 5 channels.* got shape \(2, 4, 3, 3\)",
         ),
-        (torch.zeros(2, 5), None, "expected a map"),
         (torch.zeros(2, 4, 6), None, r"tokens \(N, L, 5\)"),
         (torch.zeros(2, 4, 5), torch.ones(2, 3, dtype=torch.bool), "boolean mask"),
-        (torch.zeros(2, 5, 2, 2), torch.ones(2, 4, dtype=torch.bool), "boolean mask"),
     ],
 )
 def test_input_that_does_not_fit(x: Tensor, mask: Tensor | None, message: str) -> None:

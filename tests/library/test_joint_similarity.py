@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from pytorch_metric_learning import losses, miners, reducers
+from pytorch_metric_learning import losses, miners
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from pml_regularizers import (
     GaussianKernel,
@@ -82,19 +81,6 @@ def test_a_value_made_by_hand() -> None:
     assert_close(JMMDRegularizer(single)(embeddings, labels), -math.sqrt(square))
     assert_close(JIntraRegularizer(single)(embeddings, labels), -1 - math.sqrt((1 + a) / 2))
     assert_close(IntraClassRegularizer(single)(embeddings, labels), -a)
-
-
-def test_energy_confusion_is_two_minus_twice_the_linear_similarity() -> None:
-    """The mean squared distance of two classes on the unit sphere is 2 - 2 S: opposite directions."""
-    embeddings = F.normalize(batch()[0])
-    labels = LABELS.tolist()
-    x = numbers(embeddings)
-    distances, pairs = oracle.over_class_pairs(
-        labels,
-        lambda a, b: np.mean([oracle.squared_distance(x[i], x[j]) for i in a for j in b]),
-    )
-    similarity = JRSRegularizer({"embeddings": LINEAR})(embeddings, LABELS)
-    assert_close(2 - 2 * similarity, distances / pairs)
 
 
 def test_no_tensor_is_larger_than_the_rows() -> None:
@@ -229,33 +215,6 @@ def test_am_softmax_is_cosface() -> None:
         cosface(embeddings, LABELS, mined),
     )
     assert_close(loss.get_logits(embeddings), cosface.get_logits(embeddings))
-
-
-def test_reducers_reach_am_softmax_only() -> None:
-    embeddings, pooled = batch()
-    loss = JRDLoss(CLASSES, WIDTH, reducer=reducers.SumReducer(), similarity_weight=3.0)
-    metric, similarity = jrd_terms(loss, embeddings, pooled, VARIANTS["JRD"])
-    value = loss(embeddings, LABELS, features={"pooled": pooled})
-    assert_close(value, metric.sum() + 3 * similarity)
-    loss.set_reducer(reducers.DoNothingReducer())
-    found = loss(embeddings, LABELS, features={"pooled": pooled})
-    assert found.keys() == {"metric", "similarity"}
-    assert_close(found["metric"]["losses"], metric)
-    assert_close(found["similarity"]["losses"], 3 * similarity)
-
-
-def test_class_weights_are_read_once() -> None:
-    """Three products with W, as many as AM-softmax takes alone, and two for each kernel."""
-    count, width, classes = 12, 64, 500
-    loss, embeddings = JRDLoss(classes, width), torch.randn(count, width, requires_grad=True)
-    pooled, labels = torch.randn(count, 9, requires_grad=True), torch.arange(count) // 2
-    with Count() as forward:
-        value = loss(embeddings, labels, features={"pooled": pooled})
-    assert width * classes not in forward.storages  # no normalised copy
-    with Count() as backward:
-        value.backward()
-    products = forward.operations["aten.mm"] + backward.operations["aten.mm"]
-    assert products == 3 + 2 * len(loss.kernels)
 
 
 def test_class_weights_of_any_length() -> None:

@@ -144,14 +144,6 @@ def test_a_mask_drops_tokens_whatever_they_hold(variant: str, garbage: float) ->
     assert torch.equal(padded.grad[~kept], torch.zeros_like(padded.grad[~kept]))
 
 
-def test_an_image_without_any_kept_token_is_zero() -> None:
-    tokens, kept = sample("masked_tokens")
-    kept[0] = False
-    for z in build("cascaded")((tokens, kept)):
-        assert torch.equal(z[0], torch.zeros_like(z[0]))
-        assert z[1:].abs().min() > 0
-
-
 class TestUnbiasedness:
     """Eqs. 2 and 5: with W in {-1, +1}, <phi_k(x), phi_k(y)> is <x, y>^k on average over W.
 

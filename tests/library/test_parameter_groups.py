@@ -133,11 +133,6 @@ class TestParameterGroups:
         with pytest.raises(ValueError, match=f"overrides: no trained parameter is at {path};"):
             parameter_groups(model, losses.ContrastiveLoss(), lr=1, overrides={path: {"lr": 2}})
 
-    def test_an_override_without_settings(self) -> None:
-        message = r"overrides: expected settings such as .* for model\.trunk, got 0\.001"
-        with pytest.raises(ValueError, match=message):
-            parameter_groups(Network(), lr=1, overrides={"model.trunk": 1e-3})  # type: ignore[dict-item]
-
     def test_what_is_no_module(self) -> None:
         network, loss = Network(), losses.ArcFaceLoss(3, WIDTH)
         for model, came in (
@@ -176,18 +171,3 @@ class TestWarnUntrained:
             assert [name for name in names if name.endswith("W")] == [
                 f"losses.horde.losses.order_{k}.W" for k in (1, 2, 3)
             ]
-
-    def test_names_only_what_is_missing(self) -> None:
-        loss = losses.MultipleLosses([losses.ArcFaceLoss(3, 4), losses.ProxyAnchorLoss(3, 4)])
-        optimizer = torch.optim.Adam(loss.losses[0].parameters())
-        with pytest.warns(
-            UserWarning, match=r"MultipleLosses's parameters.*: losses\.1\.proxies\."
-        ):
-            assert warn_untrained(loss, optimizer) == ["losses.1.proxies"]
-        loss.losses[1].requires_grad_(False)
-        assert warn_untrained(loss, optimizer) == []
-
-    def test_a_dict_of_optimizers(self) -> None:
-        loss = losses.ArcFaceLoss(3, 4)
-        with pytest.raises(ValueError, match=r"expected torch optimizers, got dict; unpack"):
-            warn_untrained(loss, {"metric_loss_optimizer": torch.optim.Adam(loss.parameters())})

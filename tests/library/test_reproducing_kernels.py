@@ -153,12 +153,6 @@ def test_distances_are_never_negative() -> None:
     assert kernel(x).max() <= 1
 
 
-def test_equal_rows_have_no_distance() -> None:
-    x = 100 + rows(15, 333, torch.float32).repeat_interleave(2, dim=0)
-    pairs = torch.arange(30) // 2
-    assert torch.equal(squared_distances(x) == 0, pairs[:, None] == pairs)
-
-
 @pytest.mark.parametrize("sets", [1, 2])
 def test_derivatives_of_squared_distances(sets: int) -> None:
     """First and second, by finite differences, one by one and in batches, and by torch.func."""

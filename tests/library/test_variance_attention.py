@@ -55,10 +55,6 @@ def value_of(x: Tensor, predicted: Tensor, **kwargs: Any) -> Tensor:
     return value
 
 
-def exact_variance(x: Tensor) -> Tensor:
-    return torch.tensor(oracle.batch_variance(x.detach().double().numpy()), dtype=torch.float64)
-
-
 def gradient(value: Tensor, *modules: nn.Module) -> Tensor:
     """Gradient of all parameters in one vector; 0 for parameters that the value does not depend on."""
     parameters = [p for module in modules for p in module.parameters()]
@@ -76,17 +72,6 @@ def test_a_loss_made_by_hand() -> None:
     predicted = torch.tensor([1.0, 2.0])
     assert_close(variance_loss(x, predicted), (3**2 + 2**2) / 2)
     assert_close(variance_loss(x, predicted, unbiased=True), (7**2 + 2**2) / 2)
-
-
-def test_training_the_prediction_alone_converges_to_the_variance() -> None:
-    attention, x = VEMAttention(CHANNELS).double(), features()
-    regularizer = VarianceRegularizer().attach(attention)
-    optimizer = torch.optim.SGD(attention.parameters(), lr=CHANNELS / 4)  # halves the error
-    for _ in range(45):
-        optimizer.zero_grad()
-        regularizer(attention(x)).backward()
-        optimizer.step()
-    assert_close(attention.variance, exact_variance(x))
 
 
 def test_one_sample_has_no_variance() -> None:
