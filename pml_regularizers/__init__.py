@@ -2,17 +2,17 @@
 
 from typing import TYPE_CHECKING, Any
 
-from .attention_ensemble import AttentionEnsemble, between_heads, join_heads, split_heads
+from .attention_ensemble import AttentionEnsemble
 from .binomial_deviance import BinomialDevianceLoss
 from .cosine_contrastive import CosineContrastiveLoss
 from .dense_n_pairs import DenseNPairsLoss
-from .distributed import DistributedLoss, gather_rows, prepare_loss
+from .distributed import DistributedLoss, prepare_loss
 from .energy_confusion import EnergyConfusionRegularizer, energy_confusion
 from .ensemble_loss import DivergenceLoss, EnsembleLoss
 from .feature_loss import FeatureLoss, attach_all
-from .feature_tap import Features, FeatureTap, MissingFeaturesError
+from .feature_tap import FeatureTap, MissingFeaturesError
 from .generalization_bound import h_divergence, ideal_joint_error
-from .gradient_ratios import TermLogger, gradient_norm_ratios, record_terms, term_names
+from .gradient_ratios import gradient_norm_ratios, record_terms
 from .heads import EmbeddingHead
 from .horde import HORDELoss
 from .joint_similarity import (
@@ -20,28 +20,23 @@ from .joint_similarity import (
     JIntraRegularizer,
     JMMDRegularizer,
     JRSRegularizer,
-    between_class_similarity,
-    intra_class_similarity,
-    joint_intra,
     joint_kernel,
-    joint_mmd,
 )
-from .jrd import JRDLoss, class_cosines
-from .moments import HighOrderMoments, cascaded_moments, independent_moments, sketched_moments
+from .jrd import JRDLoss
+from .moments import HighOrderMoments, cascaded_moments, sketched_moments
 from .optimizer_groups import parameter_groups, warn_untrained
 from .reproducing_kernels import (
     ExponentialKernel,
     GaussianKernel,
     GaussianMixtureKernel,
     LaplaceKernel,
-    LinearKernel,
     PolynomialKernel,
     ReproducingKernel,
 )
-from .scheduled_losses import CosineRamp, LinearRamp, ScheduledLosses
+from .scheduled_losses import LinearRamp, ScheduledLosses
 from .split_trunk import split_trunk
-from .stratified_parts import Interval, mean_interval, over_parts, stratified_parts
-from .variance_attention import VarianceRegularizer, VEMAttention, variance_gate, variance_loss
+from .stratified_parts import mean_interval, stratified_parts
+from .variance_attention import VarianceRegularizer, VEMAttention
 
 if TYPE_CHECKING:
     from .rank_accuracy import RankAccuracyCalculator
@@ -52,7 +47,6 @@ __all__ = [
     "AttentionEnsemble",
     "BinomialDevianceLoss",
     "CosineContrastiveLoss",
-    "CosineRamp",
     "DenseNPairsLoss",
     "DistributedLoss",
     "DivergenceLoss",
@@ -62,56 +56,38 @@ __all__ = [
     "ExponentialKernel",
     "FeatureLoss",
     "FeatureTap",
-    "Features",
     "GaussianKernel",
     "GaussianMixtureKernel",
     "HORDELoss",
     "HighOrderMoments",
-    "Interval",
     "IntraClassRegularizer",
     "JIntraRegularizer",
     "JMMDRegularizer",
     "JRDLoss",
     "JRSRegularizer",
     "LaplaceKernel",
-    "LinearKernel",
     "LinearRamp",
     "MissingFeaturesError",
     "PolynomialKernel",
     "RankAccuracyCalculator",
     "ReproducingKernel",
     "ScheduledLosses",
-    "TermLogger",
     "VEMAttention",
     "VarianceRegularizer",
     "attach_all",
-    "between_class_similarity",
-    "between_heads",
     "cascaded_moments",
-    "class_cosines",
     "energy_confusion",
-    "gather_rows",
     "gradient_norm_ratios",
     "h_divergence",
     "ideal_joint_error",
-    "independent_moments",
-    "intra_class_similarity",
-    "join_heads",
-    "joint_intra",
     "joint_kernel",
-    "joint_mmd",
     "mean_interval",
-    "over_parts",
     "parameter_groups",
     "prepare_loss",
     "record_terms",
     "sketched_moments",
-    "split_heads",
     "split_trunk",
     "stratified_parts",
-    "term_names",
-    "variance_gate",
-    "variance_loss",
     "warn_untrained",
 ]
 

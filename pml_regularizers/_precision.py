@@ -48,7 +48,11 @@ class CheckedIntegers:
             saved = state_dict.get(prefix + name)
             if buffer is None or buffer.is_floating_point() or not isinstance(saved, Tensor):
                 continue
-            fault = self.buffer_fault(saved) if saved.shape == buffer.shape else None
+            fault = None
+            if saved.layout is not torch.strided:
+                fault = f"expected a dense tensor, got {saved.layout}; load its to_dense()"
+            elif saved.shape == buffer.shape:
+                fault = self.buffer_fault(saved)
             if fault is not None:
                 errors.append(f"{prefix}{name}: {fault}")
         if len(errors) == before:

@@ -143,6 +143,7 @@ class DistributedLoss(nn.Module):
     """
 
     _warned = False
+    _compared = False
 
     def __init__(self, loss: nn.Module, miner: nn.Module | None = None) -> None:
         super().__init__()
@@ -170,7 +171,8 @@ class DistributedLoss(nn.Module):
                 several processes, if there are no labels or `indices_tuple` is given; or if `features` are given to
                 a loss that takes none.
             RuntimeError: if the loss's parameters differ between processes, since nothing averages their
-                gradients, or buffers of integers do, such as fixed projections that each process drew for itself.
+                gradients, or buffers do, such as fixed projections that each process drew for itself. All
+                buffers are compared in the first call, some entries of those of integers in every call.
         """
         with torch.autocast(embeddings.device.type, enabled=False):
             if world_size() == 1:
@@ -209,10 +211,11 @@ class DistributedLoss(nn.Module):
         text = f"embeddings {_described(embeddings)}, labels {_described(labels)}"
         text += "" if indices_tuple is None else ", tuples"
         text += "" if features is None else f", features {_described(features)}"
-        fixed = _digest(x for x in self.loss.buffers() if not x.is_floating_point())
+        fixed = _digest(self.loss.buffers(), whole=not self._compared)
         own = torch.tensor([*fixed, *text.encode()[:_TEXT].ljust(_TEXT)], dtype=torch.uint8)
         found = all_gather(own.unsqueeze(0).to(embeddings.device))
         if not found.ne(found[0]).any():
+            self._compared = True
             return
         texts = found[:, len(fixed) :]
         if texts.ne(texts[0]).any():
@@ -277,12 +280,20 @@ def _described(x: Any) -> str:
     return x if isinstance(x, str) else type(x).__name__
 
 
-def _digest(tensors: Iterable[Tensor]) -> bytes:
-    """Four bytes that depend on some entries of each tensor."""
-    probes = [
-        tensor.detach().flatten()[:: max(tensor.numel() // 64, 1)].tolist() for tensor in tensors
-    ]
-    return crc32(str(probes).encode()).to_bytes(4, "big")
+def _digest(buffers: Iterable[Tensor], *, whole: bool) -> bytes:
+    """Four bytes that depend on every byte of the buffers, or, at little cost, on some entries of integers.
+
+    Floating ones may follow the batches, and differ by rounding between machines.
+    """
+    found: list[Any] = []
+    for x in buffers:
+        if whole:
+            found.append(
+                crc32(x.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+            )
+        elif not (x.is_floating_point() or x.is_complex()):
+            found.append(x.detach().flatten()[:: max(x.numel() // 64, 1)].tolist())
+    return crc32(str(found).encode()).to_bytes(4, "big")
 
 
 def prepare_loss(accelerator: Any, loss: nn.Module | None = None) -> nn.Module:

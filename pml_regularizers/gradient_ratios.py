@@ -87,36 +87,6 @@ def term_names(loss: nn.Module) -> list[str]:
     return [name for _, name, _ in _parts(loss) if name]
 
 
-class TermLogger:
-    """PML's `end_of_iteration_hook`, which also logs the terms of a loss.
-
-    The table `loss_histories` gets a column for each weighted term, named as by `record_terms` but without dots:
-    `term_horde_order_1`. As long as the logger exists, the loss has hooks and cannot be pickled.
-
-    Args:
-        loss: As in `record_terms`.
-        hooks: The result of PML's `logging_presets.get_hook_container(record_keeper)`, which logs the rest.
-
-    Example:
-        `MetricLossOnly(..., end_of_iteration_hook=TermLogger(loss, hooks))`
-    """
-
-    def __init__(self, loss: nn.Module, hooks: Any) -> None:
-        self._recording = record_terms(loss)  # removes the hooks when the logger is deleted
-        self._terms = self._recording.__enter__()
-        self._hooks = hooks
-
-    def __call__(self, trainer: Any) -> None:
-        if trainer.iteration % self._hooks.log_freq == 0:
-            self._hooks.record_keeper.update_records(
-                {f"term_{k}".replace(".", "_"): term.item() for k, term in self._terms.items()},
-                trainer.get_global_iteration(),
-                parent_name="loss_histories",
-            )
-        self._terms.clear()
-        self._hooks.end_of_iteration_hook(trainer)
-
-
 def _parts(
     module: nn.Module, path: str = "", weights: _Weights = ()
 ) -> Iterator[tuple[nn.Module, str, _Weights]]:

@@ -332,11 +332,16 @@ def _weights(order_weights: float | Sequence[float] | str, order: int) -> list[f
     return [float(weight) for weight in order_weights]
 
 
+def _is_meta(loss: nn.Module) -> bool:
+    """True if nothing can be computed: some of PML's losses keep numbers on the device of the moment."""
+    state = [*loss.parameters(), *loss.buffers()]
+    return torch.get_default_device().type == "meta" or any(tensor.is_meta for tensor in state)
+
+
 def _fits(loss: nn.Module, width: int, other: int) -> bool:
     """True if the loss takes vectors of this width; on the meta device, if nothing in it has the other one."""
-    state = [*loss.parameters(), *loss.buffers()]
-    if state and state[0].is_meta:
-        return not any(other in tensor.shape for tensor in state)
+    if _is_meta(loss):
+        return not any(other in tensor.shape for tensor in [*loss.parameters(), *loss.buffers()])
     return _trial(loss, width) is None
 
 
@@ -353,10 +358,10 @@ def _check_fits(name: str, loss: nn.Module, widths: Iterable[int], embedding_siz
 
 def _trial(loss: nn.Module, width: int) -> Exception | None:
     """The error of a call of a copy, which must return one number at this width; none on the meta device."""
+    if _is_meta(loss):
+        return None
     state = [*loss.parameters(), *loss.buffers()]
     device = state[0].device if state else torch.device("cpu")
-    if device.type == "meta":
-        return None
     labels = torch.arange(8, device=device) % 2
     vectors = torch.eye(8, width, device=device)
     with torch.device(device), torch.random.fork_rng(devices=[]), torch.no_grad():

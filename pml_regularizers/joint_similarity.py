@@ -16,7 +16,7 @@ C_I is the class's mean of products of kernel functions (eq. 7), and n_I the num
 (the text says "in the training set"). Pairs are ordered, I != J as printed; this does not change the mean.
 
 Differs from the paper: the comma in eq. 15 is read as a minus; the norms of eqs. 15 and 16 are not squared, while
-eq. 14's is (`squared=True`). If two classes coincide, |C_I - C_J| has gradient 0 instead of infinity. The paper
+eq. 14's is. If two classes coincide, |C_I - C_J| has gradient 0 instead of infinity. The paper
 calls energy confusion "a particular case of JRS". With the linear kernel on the unit sphere a pair of classes has
 L_ec = 2 - 2 S_IJ. The signs are opposite: energy confusion draws classes together, and JRS pushes them apart.
 """
@@ -59,26 +59,17 @@ def between_class_similarity(
     return _over_pairs(K, labels, reduction)
 
 
-def joint_mmd(
-    K: Tensor, labels: Tensor, reduction: PairReduction = "mean", *, squared: bool = False
-) -> Tensor:
-    """Eq. 15: minus the distance, or its square, of the classes of a pair."""
+def joint_mmd(K: Tensor, labels: Tensor, reduction: PairReduction = "mean") -> Tensor:
+    """Eq. 15: minus the distance of the classes of a pair."""
     S = _class_means(K, labels)
-    norms = S.diagonal()
-    distances = norms[:, None] + norms - 2 * S  # eq. 14
-    if not squared:
-        scale = _class_scales(K, labels)
-        distances = _sqrt(distances, scale[:, None] + scale)
-    return -_over_pairs(distances, labels, reduction)  # eq. 15
+    norms, scale = S.diagonal(), _class_scales(K, labels)
+    squares = norms[:, None] + norms - 2 * S  # eq. 14
+    return -_over_pairs(_sqrt(squares, scale[:, None] + scale), labels, reduction)  # eq. 15
 
 
-def joint_intra(
-    K: Tensor, labels: Tensor, reduction: PairReduction = "mean", *, squared: bool = False
-) -> Tensor:
-    """Eq. 16: minus the norms, or their squares, of both classes of a pair."""
-    norms = _class_means(K, labels).diagonal()
-    if not squared:
-        norms = _sqrt(norms, _class_scales(K, labels))
+def joint_intra(K: Tensor, labels: Tensor, reduction: PairReduction = "mean") -> Tensor:
+    """Eq. 16: minus the norms of both classes of a pair."""
+    norms = _sqrt(_class_means(K, labels).diagonal(), _class_scales(K, labels))
     return -_over_pairs(norms[:, None] + norms, labels, reduction)  # eq. 16
 
 
@@ -219,32 +210,15 @@ class JRSRegularizer(_JointRegularizer):
         return between_class_similarity(K, labels, self.reduction)
 
 
-class _NormRegularizer(JRSRegularizer):
-    """Base of the regularizers with a norm or its square, called like `JRSRegularizer`."""
-
-    def __init__(
-        self,
-        kernels: Mapping[str, ReproducingKernel] | None = None,
-        *,
-        squared: bool = False,
-        reduction: PairReduction = "mean",
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(kernels, reduction=reduction, **kwargs)
-        self.squared = squared
-        self.add_to_recordable_attributes(name="squared", is_stat=False)
-
-
-class JMMDRegularizer(_NormRegularizer):
+class JMMDRegularizer(JRSRegularizer):
     """Minus the joint maximum mean discrepancy of different classes (eq. 15), for the paper's comparison.
 
     It keeps classes apart, but also draws each class together, which the paper finds harmful (section 5.3, Figure
-    5). Each pair of classes has the weight n_I n_J / N_pairs, as in `JRSRegularizer`.
+    5). Each pair of classes has the weight n_I n_J / N_pairs, as in `JRSRegularizer`. Its gradient grows without
+    bound as two classes approach each other, and is 0 if they coincide.
 
     Args:
         kernels: As in `JRSRegularizer`.
-        squared: Take the square of eq. 14 instead of eq. 15's norm. The norm's gradient grows without bound as
-            two classes approach each other, and is 0 if they coincide.
         reduction: As in `JRSRegularizer`.
         **kwargs: As in `JRSRegularizer`, whose shapes, reducer and errors it shares.
 
@@ -256,15 +230,14 @@ class JMMDRegularizer(_NormRegularizer):
     """
 
     def compute(self, K: Tensor, labels: Tensor) -> Tensor:
-        return joint_mmd(K, labels, self.reduction, squared=self.squared)
+        return joint_mmd(K, labels, self.reduction)
 
 
-class JIntraRegularizer(_NormRegularizer):
+class JIntraRegularizer(JRSRegularizer):
     """Minus the norms of the classes' kernel means (eq. 16): the paper's comparison that only compacts classes.
 
     Args:
         kernels: As in `JRSRegularizer`.
-        squared: Take the squares of eq. 14 instead of eq. 16's norms.
         reduction: As in `JRSRegularizer`.
         **kwargs: As in `JRSRegularizer`, whose shapes, reducer and errors it shares.
 
@@ -276,7 +249,7 @@ class JIntraRegularizer(_NormRegularizer):
     """
 
     def compute(self, K: Tensor, labels: Tensor) -> Tensor:
-        return joint_intra(K, labels, self.reduction, squared=self.squared)
+        return joint_intra(K, labels, self.reduction)
 
 
 class IntraClassRegularizer(_JointRegularizer):

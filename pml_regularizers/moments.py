@@ -57,26 +57,6 @@ def cascaded_moments(
     return _means(x, [projections], mask, first=2, **options)
 
 
-def independent_moments(
-    x: Tensor,
-    projections: Sequence[Sequence[Tensor]],
-    mask: Tensor | None = None,
-    **options: Any,
-) -> list[Tensor]:
-    """Moments of orders 2..K, each from its own set of matrices (eq. 4).
-
-    Args:
-        x: (N, P, C).
-        projections: For each order k the matrices W_{k,1} .. W_{k,k}, each (C, d).
-        mask: (N, P) booleans, True where a feature counts; default: all.
-        **options: As in `cascaded_moments`.
-
-    Returns:
-        K - 1 tensors (N, d).
-    """
-    return _means(x, projections, mask, first=None, **options)
-
-
 def sketched_moments(
     x: Tensor,
     tables: Sequence[Tensor],
@@ -140,7 +120,7 @@ def _means(
     first: int | None,
     **options: Any,
 ) -> list[Tensor]:
-    """Moments of the last orders of each set of matrices, from `first` on; default: only the last one."""
+    """Moments of the last orders of each set of matrices, from `first` on; without it, only the last (eq. 4)."""
     x, count = _counted(x, mask)
     moments: list[Tensor] = []
     for matrices in sets:
@@ -306,7 +286,7 @@ class HighOrderMoments(CheckedIntegers, nn.Module):
         if self.projections == "independent":
             parts = iter(weights)
             sets = [list(islice(parts, k)) for k in range(2, self.order + 1)]
-            return independent_moments(x, sets, mask, **options)
+            return _means(x, sets, mask, first=None, **options)
         return cascaded_moments(x, weights, mask, **options)
 
     def activation_bytes(self, images: int, positions: int) -> int:

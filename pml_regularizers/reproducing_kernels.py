@@ -4,10 +4,9 @@ r"""Reproducing kernels: similarities of vectors, used to compare distributions.
     Laplace            exp(-|x - x'|_1 / sigma)
     polynomial         (<x, x'> + c)^p
     exponential        exp(<x, x'>)
-    linear             <x, x'>
 
 These are the kernels of joint representation diversification (Chu et al., ICML 2020): section 5.1 has the
-mixture, Table 4 the others; the linear one is the "degree-1 homogeneous polynomial kernel" of section 6.
+mixture, Table 4 the others; `PolynomialKernel(1, constant=0)` is the linear kernel of section 6.
 
 What the paper leaves open, and the choices made here:
 
@@ -311,20 +310,6 @@ class ExponentialKernel(ReproducingKernel):
 
     def compute(self, x: Tensor, y: Tensor | None) -> Tensor:
         return _inner_products(x, y).exp()
-
-    def extra_repr(self) -> str:
-        return f"normalize={self.normalize}"
-
-
-class LinearKernel(ReproducingKernel):
-    """<x, x'>: joint similarity with this kernel compares only class means.
-
-    Args:
-        normalize: L2-normalise the rows first.
-    """
-
-    def compute(self, x: Tensor, y: Tensor | None) -> Tensor:
-        return _inner_products(x, y)
 
     def extra_repr(self) -> str:
         return f"normalize={self.normalize}"

@@ -7,7 +7,6 @@ work. Everything else is PML's `MultipleLosses`.
 """
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
@@ -25,7 +24,15 @@ Weight = float | Callable[[int], float]
 
 
 @dataclass(frozen=True)
-class _Ramp(ABC):
+class LinearRamp:
+    """Schedule from `start` to `end` along a line; `end` from step `steps` on.
+
+    Example:
+        >>> warm_up = LinearRamp(0.0, 0.5, steps=1000)
+        >>> warm_up(0), warm_up(500), warm_up(2000)
+        (0.0, 0.25, 0.5)
+    """
+
     start: float
     end: float
     steps: int
@@ -38,37 +45,8 @@ class _Ramp(ABC):
                 raise ValueError(f"{name}: expected a finite number, got {value}")
 
     def __call__(self, step: int) -> float:
-        share = self._share(min(step / self.steps, 1.0))
+        share = min(step / self.steps, 1.0)
         return (1 - share) * self.start + share * self.end  # exact at both ends
-
-    @abstractmethod
-    def _share(self, passed: float) -> float: ...
-
-
-class LinearRamp(_Ramp):
-    """Schedule from `start` to `end` along a line; `end` from step `steps` on.
-
-    Example:
-        >>> warm_up = LinearRamp(0.0, 0.5, steps=1000)
-        >>> warm_up(0), warm_up(500), warm_up(2000)
-        (0.0, 0.25, 0.5)
-    """
-
-    def _share(self, passed: float) -> float:
-        return passed
-
-
-class CosineRamp(_Ramp):
-    """Schedule from `start` to `end` along half a cosine, flat at both ends; `end` from step `steps` on.
-
-    Example:
-        >>> decay = CosineRamp(1.0, 0.0, steps=1000)
-        >>> decay(0), round(decay(250), 3), decay(1000)
-        (1.0, 0.854, 0.0)
-    """
-
-    def _share(self, passed: float) -> float:
-        return (1 - math.cos(math.pi * passed)) / 2
 
 
 class ScheduledLosses(CheckedIntegers, MultipleLosses):
@@ -86,8 +64,8 @@ class ScheduledLosses(CheckedIntegers, MultipleLosses):
     Args:
         losses: Losses by name, or a list of them.
         miners: As in `MultipleLosses`: miners for all or some of the losses.
-        weights: For each loss a number, `LinearRamp`, `CosineRamp`, or any picklable function of the
-            step. Default: 1 each.
+        weights: For each loss a number, `LinearRamp`, or any picklable function of the step. Default:
+            1 each.
 
     Raises:
         ValueError: if the names or the number of weights or miners do not match the losses, or a weight is

@@ -7,7 +7,7 @@ Table 2; judging by its Recall@1, Table 3 too). The paper does not say how the i
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -81,46 +81,6 @@ def mean_interval(values: Sequence[float], *, student: bool = False) -> Interval
 
         quantile = float(stdtrit(n - 1, 0.975))
     return Interval(mean, quantile * deviation / math.sqrt(n))
-
-
-def over_parts(
-    measure: Callable[[Tensor, Tensor], float],
-    embeddings: Tensor,
-    labels: Tensor,
-    *,
-    count: int = 10,
-    seed: int = 0,
-    student: bool = False,
-) -> Interval:
-    """Ten-part protocol: measure each part by itself, and return mean and interval.
-
-    A part is its own gallery, a tenth of the whole set: its Recall@1 is far below that of the whole set.
-
-    Args:
-        measure: Function of a part's (embeddings, labels) that returns a number.
-        embeddings: (N, E).
-        labels: (N,).
-        count: Number of parts.
-        seed: Of the partition.
-        student: See `mean_interval`.
-
-    Raises:
-        ValueError: see `stratified_parts` and `mean_interval`.
-
-    Example:
-        >>> labels = torch.arange(40) % 4
-        >>> over_parts(lambda x, y: x.mean().item(), torch.ones(40, 2), labels)
-        Interval(mean=1.0, half_width=0.0)
-    """
-    check_labels(labels)
-    check_tensor(embeddings, "embeddings")
-    if len(embeddings) != len(labels):
-        raise ValueError(
-            f"embeddings: expected {len(labels)} rows, one per label, got shape {tuple(embeddings.shape)}"
-        )
-    parts = stratified_parts(labels, count, seed=seed)
-    values = [float(measure(embeddings[part], labels[part])) for part in parts]
-    return mean_interval(values, student=student)
 
 
 def shuffled_by_class(labels: Tensor, seed: int) -> Tensor:

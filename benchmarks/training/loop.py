@@ -21,7 +21,8 @@ from benchmarks.records import NonFiniteError, Row
 from benchmarks.settings import Experiment
 from benchmarks.training.batches import StepSampler
 from benchmarks.training.state import Progress, TrainingState
-from pml_regularizers import gradient_norm_ratios, record_terms, term_names
+from pml_regularizers import gradient_norm_ratios, record_terms
+from pml_regularizers.gradient_ratios import term_names
 
 Due = Literal["log", "evaluate", "checkpoint"]
 

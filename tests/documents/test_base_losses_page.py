@@ -1,8 +1,10 @@
 """The settings of docs/base_losses.md, built as the runner builds them, against the papers' equations."""
 
 import re
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -10,7 +12,7 @@ from torch import Tensor
 
 from benchmarks.building import build
 from pml_regularizers import BinomialDevianceLoss, DistributedLoss
-from tests.library.test_base_losses import LABELS, PAIRS, check, triplets, vectors
+from tests.library.test_base_losses import LABELS, PAIRS, vectors
 from tests.oracles import base_losses as oracle
 from tests.support.processes import ROOT
 from tests.support.tolerances import assert_close
@@ -21,6 +23,33 @@ RECIPES = {
         r"```yaml\n# (\w+)\n(.*?)```", (ROOT / "docs" / "base_losses.md").read_text(), re.DOTALL
     )
 }
+
+
+def check(
+    loss: Callable[[Tensor], Tensor], exact: Callable[[np.ndarray], float], *x: Tensor
+) -> None:
+    """The value is the oracle's, and the gradient the oracle's finite differences."""
+
+    class Exact(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *x: Tensor) -> Tensor:
+            ctx.save_for_backward(*x)
+            return torch.tensor(exact(*(one.numpy() for one in x)), dtype=torch.float64)
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, ...]:
+            leaves = [one.detach().requires_grad_() for one in ctx.saved_tensors]
+            with torch.enable_grad():
+                ours = torch.autograd.grad(loss(*leaves), leaves)
+            return tuple(grads[0] * one for one in ours)
+
+    assert_close(loss(*x), exact(*(one.numpy() for one in x)))
+    assert torch.autograd.gradcheck(Exact.apply, [one.clone().requires_grad_() for one in x])
+
+
+def triplets(mined: tuple[Tensor, ...]) -> list[tuple[int, ...]]:
+    a, p, *rest = (indices.tolist() for indices in mined)
+    return list(zip(a, p, rest[-1], strict=True))
 
 
 def documented(name: str) -> tuple[Any, Any]:

@@ -34,7 +34,6 @@ from pml_regularizers import (
     JRDLoss,
     JRSRegularizer,
     LaplaceKernel,
-    LinearKernel,
     LinearRamp,
     PolynomialKernel,
     ScheduledLosses,
@@ -43,6 +42,9 @@ from pml_regularizers import (
     attach_all,
 )
 from pml_regularizers._feature_maps import Staged
+from tests.library import expected
+from tests.oracles import base_losses
+from tests.oracles.binomial_deviance import binomial_deviance
 
 WIDTH, CHANNELS, CLASSES, HEADS = 6, 5, 4, 3
 LABELS = torch.tensor([0, 2, 1, 0, 3, 1, 1, 2, 0, 2])  # classes of 3, 3, 3 and 1
@@ -96,10 +98,12 @@ class Case:
 
     `embeddings`: does the value depend on them, or on the features alone? `labels`: does it depend on them?
     `tuples`: does the equation have any, so that `indices_tuple` counts? `reducer`: is the argument taken?
+    `exact`: the value by the oracles, which makes a draw of pairs its own test.
     """
 
     make: Callable[..., nn.Module]
     features: tuple[str, ...] = ()
+    exact: expected.Exact | None = None
     embeddings: bool = True
     labels: bool = True
     tuples: bool = False
@@ -161,24 +165,29 @@ def proxies() -> nn.Module:
 
 
 def joint(
-    loss: Callable[..., nn.Module], kernel: Callable[[], Any] | None = None, **settings: Any
+    value: str,
+    loss: Callable[..., nn.Module],
+    kernel: Callable[[], Any] | None = None,
+    **settings: Any,
 ) -> Case:
     def make(**kwargs: Any) -> nn.Module:
         if kernel is not None:
             kwargs["kernels"] = {name: kernel() for name in ("pooled", "embeddings")}
         return loss(**settings, **kwargs)
 
-    return Case(make, ("pooled",))
+    return Case(make, ("pooled",), expected.joint(value))
 
 
 def jrd(*representations: str, **settings: Any) -> Case:
     make = partial(JRDLoss, CLASSES, WIDTH, representations=representations, **settings)
-    return Case(make, ("pooled",) if "pooled" in representations else (), tuples=True)
+    features = ("pooled",) if "pooled" in representations else ()
+    return Case(make, features, expected.jrd, tuples=True)
 
 
 def ensemble(base: Callable[[], nn.Module], **settings: Any) -> Case:
     return Case(
         lambda **kwargs: EnsembleLoss(base(), HEADS, **settings, **kwargs),
+        exact=expected.ensemble,
         tuples=True,
         reducer=False,
     )
@@ -200,12 +209,21 @@ confusion = partial(EnergyConfusionRegularizer, gradient="all")
 raw = partial(distances.LpDistance, normalize_embeddings=False)
 
 LOSSES: dict[str, Case] = {
-    "binomial": Case(BinomialDevianceLoss, tuples=True),
-    "binomial, summed": Case(partial(BinomialDevianceLoss, balanced=False), tuples=True),
-    "contrastive": Case(CosineContrastiveLoss, tuples=True),
-    "n-pairs": Case(DenseNPairsLoss, tuples=True),
     **{
-        f"HORDE, {name}": Case(make, ("feature_map",), tuples=True, reducer=False)
+        name: Case(make, exact=expected.of_embeddings(oracle), tuples=True)
+        for name, make, oracle in (
+            ("binomial", BinomialDevianceLoss, binomial_deviance),
+            (
+                "binomial, summed",
+                partial(BinomialDevianceLoss, balanced=False),
+                base_losses.ecaml_binomial,
+            ),
+            ("contrastive", CosineContrastiveLoss, base_losses.horde_contrastive),
+            ("n-pairs", DenseNPairsLoss, base_losses.ecaml_n_pair),
+        )
+    },
+    **{
+        f"HORDE, {name}": Case(make, ("feature_map",), expected.horde, tuples=True, reducer=False)
         for name, make in {
             "binomial": horde(BinomialDevianceLoss),
             "contrastive": horde(CosineContrastiveLoss, init="rademacher", order=3),
@@ -218,28 +236,35 @@ LOSSES: dict[str, Case] = {
             "own order 1": horde(CosineContrastiveLoss, first_loss=proxies(), order=2),
         }.items()
     },
-    "EC": Case(EnergyConfusionRegularizer, ("stopgrad_embeddings",), embeddings=False),
-    "EC, eq. 7": Case(partial(confusion, log=False, reduction="ordered_sum")),
-    "EC, raw": Case(partial(confusion, distance=raw(power=2))),
-    "EC, other distance": Case(partial(confusion, distance=raw(p=1))),
-    "EC, drawn": Case(partial(confusion, num_pairs=3, seed=1)),
-    "variance": Case(VarianceRegularizer, ("attention",), embeddings=False, labels=False),
-    "variance, unbiased": Case(
-        partial(VarianceRegularizer, unbiased=True), ("attention",), embeddings=False, labels=False
+    "EC": Case(
+        EnergyConfusionRegularizer, ("stopgrad_embeddings",), expected.confusion, embeddings=False
     ),
-    "JRS": joint(JRSRegularizer),
-    "JRS, Gaussian": joint(JRSRegularizer, GaussianKernel),
-    "JRS, Laplace": joint(JRSRegularizer, LaplaceKernel, reduction="ordered_sum"),
-    "JRS, polynomial": joint(JRSRegularizer, partial(PolynomialKernel, normalize=True)),
-    "JRS, exponential": joint(JRSRegularizer, partial(ExponentialKernel, normalize=True)),
-    "JRS, linear": joint(JRSRegularizer, LinearKernel),
-    "JMMD": joint(JMMDRegularizer),
-    "JMMD, squared": joint(JMMDRegularizer, squared=True),
-    "JIntra": joint(JIntraRegularizer),
-    "JIntra, squared": joint(JIntraRegularizer, squared=True),
-    "intra-class": Case(IntraClassRegularizer),
-    "intra-class, joint": joint(IntraClassRegularizer, GaussianMixtureKernel),
+    "EC, eq. 7": Case(
+        partial(confusion, log=False, reduction="ordered_sum"), exact=expected.confusion
+    ),
+    "EC, raw": Case(partial(confusion, distance=raw(power=2)), exact=expected.confusion),
+    "EC, other distance": Case(partial(confusion, distance=raw(p=1)), exact=expected.confusion),
+    "EC, drawn": Case(partial(confusion, num_pairs=3, seed=1)),
+    **{
+        name: Case(make, ("attention",), expected.variance, embeddings=False, labels=False)
+        for name, make in {
+            "variance": VarianceRegularizer,
+            "variance, unbiased": partial(VarianceRegularizer, unbiased=True),
+        }.items()
+    },
+    "JRS": joint("jrs", JRSRegularizer),
+    "JRS, Gaussian": joint("jrs", JRSRegularizer, GaussianKernel),
+    "JRS, Laplace": joint("jrs", JRSRegularizer, LaplaceKernel, reduction="ordered_sum"),
+    "JRS, polynomial": joint("jrs", JRSRegularizer, partial(PolynomialKernel, normalize=True)),
+    "JRS, exponential": joint("jrs", JRSRegularizer, partial(ExponentialKernel, normalize=True)),
+    "JRS, linear": joint("jrs", JRSRegularizer, partial(PolynomialKernel, 1, 0.0)),
+    "JMMD": joint("jmmd", JMMDRegularizer),
+    "JIntra": joint("jintra", JIntraRegularizer),
+    "intra-class": Case(IntraClassRegularizer, exact=expected.joint("intra_class")),
+    "intra-class, joint": joint("intra_class", IntraClassRegularizer, GaussianMixtureKernel),
     "JRD": jrd("pooled", "embeddings", "classes"),
+    "JRD, JMMD": jrd("pooled", "embeddings", "classes", regularizer="jmmd"),
+    "JRD, JIntra": jrd("pooled", "embeddings", "classes", regularizer="jintra"),
     "JRD-C": jrd("pooled", "embeddings"),
     "JRD-Pooling": jrd("embeddings", "classes"),
     "MRD": jrd("embeddings"),
@@ -251,18 +276,27 @@ LOSSES: dict[str, Case] = {
         embedding_regularizer=DivergenceLoss(HEADS, 0.1),
         embedding_reg_weight=0.5,
     ),
-    "divergence": Case(partial(DivergenceLoss, HEADS, 0.1), labels=False),
-    "divergence, same": Case(partial(DivergenceLoss, HEADS, 0.1, images="same"), labels=False),
+    "divergence": Case(
+        partial(DivergenceLoss, HEADS, 0.1), exact=expected.divergence, labels=False
+    ),
+    "divergence, same": Case(
+        partial(DivergenceLoss, HEADS, 0.1, images="same"), exact=expected.divergence, labels=False
+    ),
     "several": Case(
         lambda: together(), ("feature_map", "attention", "stopgrad_embeddings", "pooled"),
+        expected.several({
+            "horde": expected.horde, "variance": expected.variance, "confusion": expected.confusion,
+            "joint": expected.joint("jrs"),
+        }),
         tuples=True, reducer=False,
     ),
     "distributed": Case(
-        lambda: DistributedLoss(BinomialDevianceLoss()), tuples=True, reducer=False
+        lambda: DistributedLoss(BinomialDevianceLoss()),
+        exact=expected.inside(expected.of_embeddings(binomial_deviance)), tuples=True, reducer=False
     ),
     "distributed, HORDE": Case(
-        lambda: DistributedLoss(horde(BinomialDevianceLoss, order=2)()), ("feature_map",), tuples=True,
-        reducer=False,
+        lambda: DistributedLoss(horde(BinomialDevianceLoss, order=2)()), ("feature_map",),
+        expected.inside(expected.horde), tuples=True, reducer=False,
     ),
 }  # fmt: skip
 
@@ -316,7 +350,6 @@ MODULES: dict[str, Module] = {
             "Laplace": LaplaceKernel,
             "polynomial": PolynomialKernel,
             "exponential": partial(ExponentialKernel, normalize=True),
-            "linear": LinearKernel,
         }.items()
     },
 }

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from pytorch_metric_learning import distances, losses, miners, reducers
+from pytorch_metric_learning import miners, reducers
 from pytorch_metric_learning.utils import loss_and_miner_utils as lmu
 from torch import Tensor
 
@@ -24,16 +24,6 @@ def vectors(count: int = len(LABELS), dtype: torch.dtype = torch.float64) -> Ten
 def expected(embeddings: Tensor, labels: Tensor = LABELS, **kwargs: Any) -> np.ndarray:
     """One value per anchor, by the oracle."""
     return np.array(anchor_losses(embeddings.double().numpy(), labels.tolist(), **kwargs))
-
-
-@pytest.mark.parametrize(
-    "dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str
-)
-def test_equals_the_oracle(dtype: torch.dtype) -> None:
-    embeddings = vectors(dtype=dtype)
-    value = BinomialDevianceLoss()(embeddings, LABELS)
-    assert value.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
-    assert_close(value, expected(embeddings).sum())
 
 
 @pytest.mark.parametrize(
@@ -67,42 +57,6 @@ def test_steep_parts_are_exact() -> None:
     assert_close(value, 2 * math.log(1 + math.exp(50 * (s - 0.5))))
 
 
-def test_gradient_by_finite_differences() -> None:
-    loss = BinomialDevianceLoss()
-    assert torch.autograd.gradcheck(lambda x: loss(x, LABELS), vectors().requires_grad_())
-
-
-def test_length_of_the_embeddings_does_not_matter() -> None:
-    embeddings, loss = vectors(), BinomialDevianceLoss()
-    lengths = torch.rand(len(LABELS), 1, dtype=torch.float64) + 0.1
-    assert_close(loss(embeddings * lengths, LABELS), loss(embeddings, LABELS))
-
-
-@pytest.mark.parametrize(
-    ("reducer", "reduce"),
-    [
-        (None, np.sum),
-        (reducers.SumReducer(), np.sum),
-        (reducers.MeanReducer(), np.mean),
-        (reducers.AvgNonZeroReducer(), np.mean),
-        (reducers.ThresholdReducer(low=2), lambda x: x[x > 2].mean()),
-        (reducers.ClassWeightedReducer(torch.tensor([1.0, 2.0, 3.0, 0.5])), None),
-        (reducers.PerAnchorReducer(), np.mean),
-    ],
-    ids=lambda value: type(value).__name__ if isinstance(value, torch.nn.Module) else None,
-)
-def test_reducers_see_one_value_per_anchor(reducer: Any, reduce: Any) -> None:
-    embeddings = vectors()
-    anchors = expected(embeddings)
-    if reduce is None:
-        weights = reducer.weights.double()[LABELS].numpy()
-        exact = (anchors * weights).mean()
-    else:
-        exact = reduce(anchors)
-    loss = BinomialDevianceLoss(**({} if reducer is None else {"reducer": reducer}))
-    assert_close(loss(embeddings, LABELS), exact)
-
-
 def test_every_anchor_is_returned_by_the_reducer_that_does_nothing() -> None:
     embeddings = vectors()
     loss = BinomialDevianceLoss(reducer=reducers.DoNothingReducer())
@@ -123,16 +77,6 @@ def test_mined_pairs_are_the_only_ones_that_count() -> None:
     assert_close(value, expected(embeddings, pairs=pairs).sum())
 
 
-def test_mined_triplets_stand_for_their_pairs() -> None:
-    embeddings = vectors()
-    mined = miners.TripletMarginMiner(margin=0.1)(embeddings, LABELS)
-    a, p, n = (indices.tolist() for indices in mined)
-    pairs = {*zip(a, p, strict=True), *zip(a, n, strict=True)}
-    assert 2 < len(pairs) < 30
-    value = BinomialDevianceLoss()(embeddings, LABELS, mined)
-    assert_close(value, expected(embeddings, pairs=pairs).sum())
-
-
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
 def test_a_reference_set_takes_the_place_of_the_batch(dtype: torch.dtype) -> None:
     embeddings, references = vectors(dtype=dtype), vectors(5, dtype=dtype)
@@ -142,92 +86,8 @@ def test_a_reference_set_takes_the_place_of_the_batch(dtype: torch.dtype) -> Non
     assert_close(value, exact.sum())
 
 
-def test_a_distance_that_is_no_similarity() -> None:
-    """beta - s becomes d - beta: positives should lie nearer than beta."""
-    embeddings = vectors()
-    loss = BinomialDevianceLoss(
-        alpha=1.0, beta=1.1, negative_weight=2.0, distance=distances.LpDistance()
-    )
-    unit = embeddings / embeddings.norm(dim=1, keepdim=True)
-    exact = 0.0
-    for i in range(len(LABELS)):
-        others = [j for j in range(len(LABELS)) if j != i]
-        d = {j: float((unit[i] - unit[j]).norm()) for j in others}
-        positives = [math.log(1 + math.exp(d[j] - 1.1)) for j in others if LABELS[i] == LABELS[j]]
-        negatives = [
-            math.log(1 + math.exp(2 * (1.1 - d[j]))) for j in others if LABELS[i] != LABELS[j]
-        ]
-        exact += sum(sum(part) / len(part) for part in (positives, negatives) if part)
-    assert_close(loss(embeddings, LABELS), exact)
-
-
-@pytest.mark.parametrize(
-    "labels", [[0, 0, 0, 0], [0, 1, 2, 3], [0, 1, 2, 1], [0, 0], [0, 1]], ids=str
-)
-def test_degenerate_batches(labels: list[int]) -> None:
-    embeddings = vectors(len(labels)).requires_grad_()
-    value = BinomialDevianceLoss()(embeddings, torch.tensor(labels))
-    assert_close(value, expected(embeddings.detach(), torch.tensor(labels)).sum())
-    value.backward()
-    assert embeddings.grad is not None and embeddings.grad.abs().max() > 0
-
-
-def test_one_image_is_zero_with_a_working_backward() -> None:
-    embeddings = vectors(1).requires_grad_()
-    value = BinomialDevianceLoss()(embeddings, torch.tensor([0]))
-    value.backward()
-    assert value == 0
-    assert embeddings.grad is not None and embeddings.grad.abs().max() == 0
-
-
-def test_identical_and_zero_vectors_have_finite_gradients() -> None:
-    for embeddings in (torch.ones(6, 4), torch.zeros(6, 4)):
-        embeddings = embeddings.requires_grad_()
-        value = BinomialDevianceLoss()(embeddings, LABELS[:6])
-        value.backward()
-        assert value.isfinite()
-        assert embeddings.grad is not None and embeddings.grad.isfinite().all()
-
-
-def test_hyper_parameters_are_recorded() -> None:
-    loss = BinomialDevianceLoss(alpha=3.0, beta=0.25, negative_weight=7.0)
-    recorded = {name: getattr(loss, name) for name in loss._record_these}
-    assert recorded.items() >= {"alpha": 3.0, "beta": 0.25, "negative_weight": 7.0}.items()
-
-
 @pytest.mark.parametrize("name", ["alpha", "negative_weight"])
 @pytest.mark.parametrize("value", [0, -1.5, math.nan])
 def test_bad_arguments(name: str, value: float) -> None:
     with pytest.raises(ValueError, match=f"{name}: expected a positive number, got {value}"):
         BinomialDevianceLoss(**{name: value})
-
-
-class Memory(losses.CrossBatchMemory):
-    """PML's memory, for a loss that it does not know by name."""
-
-    @staticmethod
-    def supported_losses() -> list[str]:
-        return ["BinomialDevianceLoss"]
-
-
-class SelfSupervised(losses.SelfSupervisedLoss):
-    supported_losses = Memory.supported_losses
-
-
-def test_wrappers_that_know_losses_by_name_take_it_when_told() -> None:
-    loss = BinomialDevianceLoss()
-    with pytest.raises(Exception, match="CrossBatchMemory not supported for BinomialDevianceLoss"):
-        losses.CrossBatchMemory(loss, 4)
-    with pytest.raises(
-        Exception, match="SelfSupervisedLoss not supported for BinomialDevianceLoss"
-    ):
-        losses.SelfSupervisedLoss(loss)
-    memory, old, new = Memory(loss, 4, memory_size=20), *(vectors().float() for _ in range(2))
-    memory(old, LABELS)
-    within = lmu.remove_self_comparisons
-    labels, both = LABELS.repeat(2), torch.cat([old, new])
-    pairs = within(lmu.get_all_pairs_indices(LABELS, labels), torch.arange(7) + 7, 14)
-    exact = loss(new, LABELS, pairs, ref_emb=both, ref_labels=labels)
-    assert_close(memory(new, LABELS), exact)
-    twice = loss(both, torch.arange(len(old)).repeat(2))
-    assert_close(SelfSupervised(loss)(old, new), twice)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from pytorch_metric_learning import losses, miners
 
-from pml_regularizers import DistributedLoss, HORDELoss, prepare_loss
+from pml_regularizers import DistributedLoss, prepare_loss
 from tests.support.gradients import CASES, PML_CASES, check_errors, measure, measure_all
 from tests.support.pool import Pool
 from tests.support.unreduced import WRAPPERS, train_all
@@ -117,15 +117,6 @@ def test_one_process_calls_the_loss() -> None:
     assert DistributedLoss(base)(embeddings, labels) == base(embeddings, labels) != mined
 
 
-def test_passes_features_on() -> None:
-    horde = HORDELoss(losses.ContrastiveLoss(), 3, 4, order=2, moment_dim=5)
-    embeddings, labels = torch.randn(6, 4), torch.tensor([0, 0, 1, 1, 2, 2])
-    features = torch.randn(6, 3, 2, 2)
-    assert DistributedLoss(horde)(embeddings, labels, features=features) == horde(
-        embeddings, labels, features=features
-    )
-
-
 def test_features_for_a_loss_that_takes_none() -> None:
     several = losses.MultipleLosses([losses.ContrastiveLoss()])
     for loss in (several, losses.ContrastiveLoss()):
@@ -133,12 +124,3 @@ def test_features_for_a_loss_that_takes_none() -> None:
             ValueError, match=r"features: .* takes no features; attach the losses inside"
         ):
             DistributedLoss(loss)(torch.randn(4, 2), torch.arange(4) % 2, features=torch.ones(4))
-
-
-def test_half_precision_embeddings_are_raised() -> None:
-    embeddings, labels = torch.randn(6, 4), torch.tensor([0, 0, 1, 1, 2, 2])
-    arcface = losses.ArcFaceLoss(3, 4)
-    with torch.autocast("cpu", torch.bfloat16):
-        value = DistributedLoss(arcface)(embeddings.bfloat16(), labels)
-    assert value.dtype == arcface.W.dtype == torch.float32
-    assert value == arcface(embeddings.bfloat16().float(), labels)

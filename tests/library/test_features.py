@@ -3,21 +3,16 @@
 import copy
 import gc
 import pickle
-import threading
 import weakref
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
 from pytorch_metric_learning import losses
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from pml_regularizers import (
-    BinomialDevianceLoss,
-    EmbeddingHead,
     FeatureLoss,
     FeatureTap,
     HORDELoss,
@@ -25,9 +20,8 @@ from pml_regularizers import (
     MissingFeaturesError,
     attach_all,
 )
-from pml_regularizers.feature_loss import already_reduced
 from tests.support.tolerances import assert_close
-from tests.support.toys import CHANNELS, WIDTH, Network, images, timm_model
+from tests.support.toys import CHANNELS, WIDTH, Network, images
 
 
 def attached(network: Network) -> HORDELoss:
@@ -74,16 +68,6 @@ def test_an_attached_loss_equals_the_explicit_call_in_value_and_gradient() -> No
     assert any(g.abs().max() > 0 for g in exact)
 
 
-def test_neither_features_nor_a_tap() -> None:
-    network, (x, labels) = Network(), images()
-    with pytest.raises(MissingFeaturesError, match="HORDELoss reads features: pass features="):
-        horde()(network(x), labels)
-
-
-def test_the_error_is_a_value_error() -> None:
-    assert issubclass(MissingFeaturesError, ValueError)
-
-
 def test_attach_returns_the_loss_and_needs_a_module() -> None:
     network, loss = Network(), horde()
     assert loss.attach(network.head.feature_map) is loss
@@ -105,51 +89,12 @@ def test_a_record_serves_one_call() -> None:
     loss(network(x), labels)  # and the next step works again
 
 
-def test_nothing_recorded_yet() -> None:
-    network, (x, labels) = Network(), images()
-    embeddings = network(x)
-    with pytest.raises(MissingFeaturesError, match="no features were recorded"):
-        attached(network)(embeddings, labels)
-
-
-def test_a_failed_call_forgets_its_records() -> None:
-    network, (x, labels) = Network(), images()
-    loss = attached(network)
-    embeddings = network(x)
-    with pytest.raises(
-        MissingFeaturesError, match=r"features of 8 samples .* the embeddings are of 7"
-    ):
-        loss(embeddings[:7], labels[:7])
-    loss(network(x), labels)
-
-
-def test_an_explicit_call_consumes_the_record_of_its_pass() -> None:
-    network, (x, labels) = Network(), images()
-    loss = attached(network)
-    loss(network(x), labels, features=network.trunk(x))
-    loss(network(x), labels)
-    with pytest.raises(MissingFeaturesError, match="no features were recorded"):
-        loss(torch.randn(8, WIDTH), labels)
-
-
 def test_two_passes_are_joined_in_their_order() -> None:
     network, (x, labels) = Network(), images(12)
     loss = attached(network)
     expected = explicit(loss, network, x, labels)
     parts = [network(part) for part in x.split([3, 4, 5])]
     assert_close(loss(torch.cat(parts), labels), expected)
-
-
-def test_two_passes_with_masks_are_joined_too() -> None:
-    made = EmbeddingHead(CHANNELS, WIDTH)
-    loss = HORDELoss(losses.ContrastiveLoss(), CHANNELS, WIDTH, order=3, moment_dim=8)
-    tokens, kept = torch.randn(6, 5, CHANNELS, requires_grad=True), torch.rand(6, 5) > 0.3
-    labels = torch.arange(6) // 2
-    kept[:, 0] = True
-    expected = loss(made(tokens, kept), labels, features=(tokens, kept))
-    loss.attach(made.feature_map)
-    embeddings = torch.cat([made(tokens[:2], kept[:2]), made(tokens[2:], kept[2:])])
-    assert_close(loss(embeddings, labels), expected)
 
 
 def test_sizes_that_do_not_add_up() -> None:
@@ -209,11 +154,8 @@ def test_a_head_is_found_in_what_is_around_it(around: Callable[[Network], nn.Mod
     assert_close(loss(network(x), labels), value)
     attach_all(loss, around(network))
     assert_close(loss(network(x), labels), value)
-
-
-def test_two_heads_are_not_chosen_from() -> None:
     with pytest.raises(ValueError, match="source: Sequential contains 2 heads; attach to one"):
-        horde().attach(nn.Sequential(Network(), Network()))
+        loss.attach(nn.Sequential(network, Network()))
 
 
 def test_attach_all_gives_every_loss_the_stages_it_reads() -> None:
@@ -227,16 +169,6 @@ def test_attach_all_gives_every_loss_the_stages_it_reads() -> None:
     with pytest.raises(ValueError, match="JRSRegularizer reads pooled, got none"):
         attach_all(apart, {"feature_map": network.head.feature_map})
     assert not apart.losses["horde"].taps  # all, or none
-
-
-def test_a_descriptor_needs_no_gradient_in_the_features() -> None:
-    network, (x, _) = Network(), images()
-    network.trunk.requires_grad_(False)
-    loss = attached(network)
-    embeddings = network(x)
-    assert embeddings.requires_grad
-    descriptor = loss.descriptor(embeddings)
-    assert_close(descriptor, horde_like(loss).descriptor(embeddings, network.trunk(x)))
 
 
 def test_without_gradients_anywhere_the_last_pass_counts() -> None:
@@ -297,238 +229,6 @@ def test_records_are_bounded(gradients_on: bool) -> None:
     assert all(ref() is None for ref in maps)
 
 
-def test_as_many_passes_as_the_capacity_are_joined() -> None:
-    network, (x, labels) = Network(), images(2 * FeatureTap.capacity)
-    loss = attached(network)
-    expected = explicit(loss, network, x, labels)
-    value = loss(torch.cat([network(part) for part in x.split(2)]), labels)
-    assert_close(value, expected)
-    one_more = torch.cat([x, x[:2]])
-    with pytest.raises(MissingFeaturesError, match="the embeddings are of 18"):
-        loss(torch.cat([network(part) for part in one_more.split(2)]), torch.arange(18) // 2)
-
-
-def test_a_call_keeps_no_features_alive() -> None:
-    network, (x, labels) = Network(), images()
-    loss = attached(network)
-    maps = []
-    network.head.feature_map.register_forward_hook(lambda *args: maps.append(weakref.ref(args[2])))
-    loss(network(x), labels).backward()
-    gc.collect()
-    assert maps[0]() is None
-
-
-class Segmented(nn.Module):
-    """A network whose trunk, with the tapped head's map, is recomputed in the backward pass."""
-
-    def __init__(self, use_reentrant: bool | None) -> None:
-        super().__init__()
-        self.network = Network()
-        self.use_reentrant = use_reentrant
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.use_reentrant is None:
-            maps = self.stage(x)
-        else:
-            maps = checkpoint(self.stage, x, use_reentrant=self.use_reentrant)
-        embeddings: Tensor = self.network.head._embed(maps.mean(dim=(2, 3)))
-        return embeddings
-
-    def stage(self, x: Tensor) -> Tensor:
-        maps: Tensor = self.network.head.feature_map(self.network.trunk(x))
-        return maps
-
-
-def test_checkpointing_gives_the_exact_gradients() -> None:
-    plain, (x, labels) = Segmented(None), images()
-    recomputed = Segmented(False)
-    recomputed.load_state_dict(plain.state_dict())
-    one = attached(plain.network)
-    other = attached(recomputed.network)
-    other.load_state_dict(one.state_dict())
-    for _ in range(3):  # what the recomputation leaves behind would show in the next step
-        expected, value = one(plain(x), labels), other(recomputed(x), labels)
-        assert torch.equal(value, expected)
-        exact = gradients_by_backward(expected, plain, one)
-        for ours, theirs in zip(
-            gradients_by_backward(value, recomputed, other), exact, strict=True
-        ):
-            assert torch.equal(ours, theirs)
-
-
-def gradients_by_backward(value: Tensor, *modules: nn.Module) -> list[Tensor]:
-    for module in modules:
-        module.zero_grad()
-    value.backward()
-    return [p.grad.clone() for module in modules for p in module.parameters() if p.grad is not None]
-
-
-def test_reentrant_checkpointing_is_refused() -> None:
-    network, (x, labels) = Segmented(True), images()
-    loss = attached(network.network)
-    embeddings = network(x.requires_grad_())
-    with pytest.raises(MissingFeaturesError, match="re-entrant activation checkpointing"):
-        loss(embeddings, labels)
-    embeddings.sum().backward()  # whose recomputation leaves no record
-    with pytest.raises(MissingFeaturesError, match="no features were recorded"):
-        loss(torch.randn(8, WIDTH), labels)
-
-
-@pytest.mark.parametrize("name", ["test_resnet", "test_vit"])
-def test_timm_gradient_checkpointing(name: str) -> None:
-    kwargs = {"img_size": 32} if name == "test_vit" else {}
-    x, labels = torch.randn(4, 3, 32, 32), torch.tensor([0, 0, 1, 1])
-    trunk = timm_model(name, num_classes=0, global_pool="", **kwargs).train()
-    head = EmbeddingHead.for_trunk(trunk, WIDTH)
-    loss = HORDELoss(BinomialDevianceLoss(), trunk.num_features, WIDTH, order=3, moment_dim=8)
-    loss.attach(head.feature_map)
-    results = []
-    for enable in (False, True, True):
-        trunk.set_grad_checkpointing(enable)
-        value = loss(head(trunk(x)), labels)
-        results.append((value.detach(), gradients_by_backward(value, trunk, head, loss)))
-    for value, grads in results[1:]:
-        assert torch.equal(value, results[0][0])
-        for ours, theirs in zip(grads, results[0][1], strict=True):
-            torch.testing.assert_close(ours, theirs)  # a bias before batch norm has none
-
-
-def test_a_stage_that_checkpointing_bypasses_is_an_error_not_a_wrong_value() -> None:
-    trunk = timm_model("test_resnet", num_classes=0, global_pool="").train()
-    head = EmbeddingHead.for_trunk(trunk, WIDTH)
-    loss = HORDELoss(BinomialDevianceLoss(), trunk.num_features, WIDTH, order=3, moment_dim=8)
-    loss.attach(trunk.layer4)
-    x, labels = torch.randn(4, 3, 32, 32), torch.tensor([0, 0, 1, 1])
-    loss(head(trunk(x)), labels)
-    trunk.set_grad_checkpointing()
-    with pytest.raises(MissingFeaturesError, match="no features were recorded"):
-        loss(head(trunk(x)), labels)
-
-
-def test_a_compiled_network_gives_the_same_value_without_a_graph_break() -> None:
-    network, (x, labels) = Network(), images()
-    loss = attached(network)
-    expected = loss(network(x), labels)
-    exact = gradients(expected, network, loss)
-    compiled = torch.compile(network, backend="aot_eager", fullgraph=True)
-    for _ in range(2):
-        value = loss(compiled(x), labels)
-        assert_close(value, expected)
-        for ours, theirs in zip(gradients(value, network, loss), exact, strict=True):
-            assert_close(ours, theirs)
-    with torch.no_grad():
-        assert_close(loss(compiled(x), labels), expected)
-    torch.compiler.reset()
-
-
-def test_attaching_after_the_network_was_compiled_is_no_silent_mistake() -> None:
-    network, (x, labels) = Network(), images()
-    compiled = torch.compile(network, backend="aot_eager")
-    compiled(x)
-    loss = attached(network)
-    embeddings = compiled(x)
-    try:
-        value = loss(embeddings, labels)
-    except MissingFeaturesError as error:
-        assert "attach before torch.compile" in str(error)
-    else:
-        assert_close(value, explicit(loss, network, x, labels))
-    torch.compiler.reset()
-
-
-@pytest.mark.parametrize("again", [copy.deepcopy, lambda both: pickle.loads(pickle.dumps(both))])
-def test_network_and_loss_copied_together_stay_connected(again: Callable[[Any], Any]) -> None:
-    network, (x, labels) = Network(), images()
-    loss = attached(network)
-    network(x)  # a pending record is not copied
-    new_network, new_loss = again((network, loss))
-    loss.clear()
-    with pytest.raises(MissingFeaturesError, match="no features were recorded"):
-        new_loss(torch.randn(8, WIDTH), labels)
-    for _ in range(2):
-        expected = loss(network(x), labels)
-        assert torch.equal(new_loss(new_network(x), labels), expected)
-    with torch.no_grad():
-        for parameter in new_network.parameters():
-            parameter.mul_(1.5)
-    assert_close(new_loss(new_network(x), labels), explicit(new_loss, new_network, x, labels))
-    assert torch.equal(loss(network(x), labels), expected)  # the original goes on undisturbed
-
-
-@pytest.mark.parametrize("again", [copy.deepcopy, lambda both: pickle.loads(pickle.dumps(both))])
-def test_a_copy_can_be_detached(again: Callable[[Any], Any]) -> None:
-    network, (x, _) = Network(), images()
-    new_network, new_loss = again((network, attached(network)))
-    tap = new_loss.taps["feature_map"]
-    new_loss.detach()
-    new_network(x)
-    assert not new_loss.taps
-    with pytest.raises(MissingFeaturesError, match="no features were recorded"):
-        tap.take(torch.randn(8, WIDTH))
-
-
-@pytest.mark.parametrize("again", [copy.deepcopy, lambda loss: pickle.loads(pickle.dumps(loss))])
-def test_a_loss_copied_alone_must_be_attached_again(again: Callable[[Any], Any]) -> None:
-    network, (x, labels) = Network(), images()
-    loss = attached(network)
-    new_loss = again(loss)
-    embeddings = network(x)
-    with pytest.raises(MissingFeaturesError, match="attach again after copying or loading"):
-        new_loss(embeddings, labels)
-    expected = loss(embeddings, labels)
-    new_loss.attach(network.head.feature_map)
-    assert torch.equal(new_loss(network(x), labels), expected)
-
-
-def test_a_pickled_loss_holds_neither_the_network_nor_its_records() -> None:
-    network, (x, _) = Network(), images(64)
-    loss = attached(network)
-    size = len(pickle.dumps(horde()))
-    network(x)
-    assert len(pickle.dumps(loss)) < size + 500
-    trunk = {id(p) for p in network.parameters()}
-    assert not any(id(p) in trunk for p in loss.parameters())
-    assert set(loss.state_dict()) == set(horde().state_dict())
-
-
-def test_a_copied_network_alone_does_not_disturb_the_loss() -> None:
-    network, (x, labels) = Network(), images()
-    loss = attached(network)
-    average = copy.deepcopy(network)  # e.g. a moving average
-    expected = explicit(loss, network, x, labels)
-    embeddings = network(x)
-    average(x)
-    assert_close(loss(embeddings, labels), expected)
-
-
-def test_detach_and_attach_again() -> None:
-    network, other, (x, labels) = Network(), Network(), images()
-    loss = attached(network)
-    hooks = network.head.feature_map._forward_hooks
-    assert len(hooks) == 1
-    loss.attach(network.head.feature_map)
-    assert len(hooks) == 1
-    loss.attach(other.head.feature_map)
-    assert len(hooks) == 0
-    network(x)
-    assert_close(loss(other(x), labels), explicit(loss, other, x, labels))
-    assert loss.detach() is loss and not loss.taps
-    assert len(other.head.feature_map._forward_hooks) == 0
-    with pytest.raises(MissingFeaturesError, match="pass features="):
-        loss(other(x), labels)
-    loss.detach()  # twice is fine
-
-
-def test_two_losses_may_read_the_same_module() -> None:
-    network, (x, labels) = Network(), images()
-    one, other = attached(network), attached(network)
-    expected = explicit(one, network, x, labels), explicit(other, network, x, labels)
-    one.clear(), other.clear()
-    embeddings = network(x)
-    assert_close(one(embeddings, labels), expected[0])
-    assert_close(other(embeddings, labels), expected[1])
-
-
 @pytest.mark.parametrize("output", [{"map": 1}, [torch.zeros(2)], None, ()], ids=str)
 def test_modules_that_do_not_return_features(output: Any) -> None:
     class Strange(nn.Module):
@@ -540,14 +240,6 @@ def test_modules_that_do_not_return_features(output: Any) -> None:
     assert loss.taps
     with pytest.raises(ValueError, match="features: expected a tensor or a tuple of tensors"):
         module(torch.zeros(2))
-
-
-def test_a_tapped_tensor_that_is_changed_in_place_afterwards() -> None:
-    """The record holds the result of an in-place activation, which the next layer and the loss read."""
-    stage, act = nn.Conv2d(3, CHANNELS, 1), nn.ReLU(inplace=True)
-    tap, x = FeatureTap(stage), torch.randn(4, 3, 2, 2)
-    output = act(stage(x))
-    assert tap.take(output) is output
 
 
 class Mean(FeatureLoss):
@@ -565,17 +257,6 @@ class Mean(FeatureLoss):
                 "reduction_type": "already_reduced",
             }
         }
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-def test_a_new_loss_gets_full_precision_whatever_comes(dtype: torch.dtype) -> None:
-    loss, mask = Mean(), torch.ones(4, 5, dtype=torch.bool)
-    embeddings, tokens = torch.randn(4, 3, dtype=dtype), torch.randn(4, 5, 2, dtype=dtype)
-    full = torch.float64 if dtype == torch.float64 else torch.float32
-    with torch.autocast("cpu", torch.bfloat16):
-        value = loss(embeddings, torch.zeros(4), features=(tokens, mask))
-    assert value.dtype == full
-    assert loss.seen[0].dtype == full and loss.seen[1] is mask
 
 
 def test_features_are_forgotten_even_when_the_loss_fails() -> None:
@@ -610,21 +291,6 @@ def test_a_loss_that_is_gone_leaves_nothing_behind() -> None:
     assert record() is None
     pickle.loads(pickle.dumps(stage))(x)
     assert kept.taps
-
-
-def test_a_test_pass_and_a_training_pass_are_not_mixed_up() -> None:
-    network, loss = Network(), horde()
-    loss.attach(network.head.feature_map)
-    x, labels = images()
-    other, _ = images()
-    with torch.no_grad():
-        tested = network(other)
-        expected = loss(tested, labels)
-        tested = network(other)
-    trained = network(x)
-    with torch.no_grad():
-        assert_close(loss(tested, labels), expected)
-    loss(trained, labels).backward()
 
 
 class Several(FeatureLoss):
@@ -669,30 +335,11 @@ def test_several_stages_by_name_from_the_call_or_from_taps() -> None:
                 assert_close(ours, theirs)
 
 
-def test_several_stages_are_raised_to_full_precision() -> None:
-    network, (x, labels) = Network(), images()
-    features = {name: value.detach().bfloat16() for name, value in several(network, x).items()}
-    loss = Several()
-    loss(network(x).bfloat16(), labels, features=features)
-    assert {value.dtype for value in loss.seen.values()} == {torch.float32}
-
-
-def test_several_stages_of_two_passes_are_joined_in_their_order() -> None:
-    network, (x, labels) = Network(), images(12)
-    loss = Several().attach(network.head)
-    embeddings = torch.cat([network(part) for part in x.split([3, 4, 5])])
-    loss(embeddings, labels)
-    for name, expected in several(network, x).items():
-        assert_close(loss.seen[name], expected)
-
-
 @pytest.mark.parametrize(
     ("features", "came"),
     [
         (torch.zeros(8, 6), "Tensor"),
-        ({}, "none"),
         ({"pooled": torch.zeros(8, 6)}, "pooled"),
-        ({"pooled": torch.zeros(8, 6), "map": torch.zeros(8, 6)}, "pooled, map"),
         ({name: torch.zeros(8, 6) for name in ("feature_map", "pooled", "more")}, "more"),
     ],
     ids=str,
@@ -702,14 +349,6 @@ def test_features_by_the_wrong_names(features: Any, came: str) -> None:
         ValueError, match=rf"Several reads feature_map, pooled; got .*{came}; pass a dict"
     ):
         Several()(torch.randn(8, WIDTH), torch.arange(8) // 2, features=features)
-
-
-def test_features_of_which_one_is_of_another_batch() -> None:
-    network, (x, labels) = Network(), images()
-    features = several(network, x)
-    features["pooled"] = features["pooled"][:7]
-    with pytest.raises(ValueError, match=r"expected those of the 8 embeddings, got shape \(7, 6\)"):
-        Several()(network(x), labels, features=features)
 
 
 def test_several_stages_are_not_found_in_one_module_or_under_other_names() -> None:
@@ -749,16 +388,6 @@ def test_one_tap_without_a_record_is_named_and_the_others_start_afresh() -> None
             assert_close(loss.seen[name], expected)
 
 
-def test_one_tap_without_a_gradient_is_named() -> None:
-    network, (x, labels) = Network(), images()
-    frozen = nn.Identity()
-    loss = Several().attach({"feature_map": network.head.feature_map, "pooled": frozen})
-    embeddings = network(x)
-    frozen(several(network, x)["pooled"].detach())
-    with pytest.raises(MissingFeaturesError, match="pooled: the recorded features carry no grad"):
-        loss(embeddings, labels)
-
-
 def test_an_explicit_call_consumes_the_records_of_all_taps() -> None:
     network, (x, labels) = Network(), images()
     loss = Several().attach(network.head)
@@ -768,59 +397,3 @@ def test_an_explicit_call_consumes_the_records_of_all_taps() -> None:
         loss(torch.randn(8, WIDTH, requires_grad=True), labels)
     loss.detach()
     assert not any(m._forward_hooks for m in network.modules())
-
-
-def test_several_taps_are_cleared_copied_and_moved_together() -> None:
-    network, other, (x, labels) = Network(), Network(), images()
-    loss = Several().attach(network.head)
-    network(x)  # a pass whose loss is skipped
-    loss.clear()
-    new_network, new_loss = copy.deepcopy((network, loss))
-    value = loss(network(x), labels)
-    assert torch.equal(new_loss(new_network(x), labels), value)
-    loss.attach(other.head)
-    assert not any(m._forward_hooks for m in network.modules())
-    loss(other(x), labels)
-
-
-# Threads
-
-
-class Slow(FeatureLoss):
-    """Reads its features when another call has come as far."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.together = threading.Barrier(2, timeout=120)
-
-    def compute_loss(self, *args: Any) -> dict[str, Any]:
-        self.together.wait()
-        return {"loss": already_reduced(self.features.mean())}
-
-
-@pytest.mark.parametrize("tapped", [False, True])
-def test_a_loss_is_called_from_two_threads_at_once(tapped: bool) -> None:
-    loss, stage = Slow(), nn.Identity()
-    if tapped:
-        loss.attach(stage)
-
-    def step(number: int) -> float:
-        features = torch.full((3, 2), float(number))
-        with torch.no_grad():
-            given = {} if tapped else {"features": features}
-            stage(features)
-            loss.together.wait()
-            value = loss(torch.zeros(3, 2), torch.arange(3), **given)
-        return float(value)
-
-    with ThreadPoolExecutor(2) as threads:
-        assert list(threads.map(step, [1, 2])) == [1, 2]
-
-
-def test_features_of_another_thread_are_not_taken() -> None:
-    stage = nn.Identity()
-    loss = Slow().attach(stage)
-    with ThreadPoolExecutor(1) as threads:
-        threads.submit(stage, torch.ones(3, 2)).result()
-    with pytest.raises(MissingFeaturesError, match="in the same thread"):
-        loss(torch.zeros(3, 2), torch.arange(3))

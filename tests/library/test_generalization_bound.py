@@ -13,7 +13,6 @@ from pml_regularizers import (
     h_divergence,
     ideal_joint_error,
     mean_interval,
-    over_parts,
     stratified_parts,
 )
 from tests.oracles import generalization_bound as oracle
@@ -83,14 +82,6 @@ def test_known_by_hand() -> None:
     assert h_divergence(*data, **arguments) == 1 - 1 / 4
 
 
-def test_domains_and_classes_apart() -> None:
-    seen, unseen = domain(5, 6, spread=1e-3), domain(5, 4, first=5, spread=1e-3)
-    assert h_divergence(*seen, *unseen) == 1
-    assert h_divergence(*seen, *unseen, balanced=True) == 1
-    assert h_divergence(*seen, *unseen, form="proxy_a") == 2
-    assert ideal_joint_error(*seen, *unseen) == 0
-
-
 def test_domains_of_one_distribution_are_told_apart_by_chance() -> None:
     """The share of right ones among n independent guesses lies within 5 / (2 sqrt(n)) of a half."""
     n = 4000
@@ -102,41 +93,6 @@ def test_domains_of_one_distribution_are_told_apart_by_chance() -> None:
     assert abs(h_divergence(*data, form="proxy_a")) < 4 * bound
     # Classes mean nothing either: half of 2000 candidates, hardly ever the right one.
     assert ideal_joint_error(*data) > 1.9
-
-
-def test_moving_the_domains_apart_never_mixes_them() -> None:
-    (seen, seen_labels), (unseen, unseen_labels) = domain(6, 10), domain(6, 10, first=6)
-    axis = torch.eye(5, dtype=torch.float64)[0]
-    values = [
-        h_divergence(
-            seen - d * axis, seen_labels, unseen + d * axis, unseen_labels, normalize=False
-        )
-        for d in (0.0, 1.0, 2.0, 4.0, 8.0)
-    ]
-    assert values == sorted(values) and values[0] < 0.9 and values[-1] == 1
-
-
-def test_wider_classes_err_more() -> None:
-    centres, noise = torch.randn(12, 5).repeat(10, 1), torch.randn(120, 5)
-    labels = torch.arange(12).repeat(10)
-    seen = labels < 6
-    values = []
-    for spread in (0.01, 0.3, 1.0, 5.0):
-        x = centres + spread * noise
-        values.append(ideal_joint_error(x[seen], labels[seen], x[~seen], labels[~seen]))
-    assert values == sorted(values) and values[0] == 0 and values[-1] > 1
-
-
-def test_length_matters_only_where_asked() -> None:
-    (seen, seen_labels), (unseen, unseen_labels) = domain(4, 8), domain(3, 6, first=4)
-    longer = seen * (0.1 + 9 * torch.rand(len(seen), 1, dtype=torch.float64))
-    rest = (unseen, unseen_labels)
-    assert ideal_joint_error(seen, seen_labels, *rest) == ideal_joint_error(
-        longer, seen_labels, *rest
-    )
-    assert ideal_joint_error(seen, seen_labels, *rest, normalize=False) != ideal_joint_error(
-        longer, seen_labels, *rest, normalize=False
-    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
@@ -217,29 +173,6 @@ def test_interval_by_hand() -> None:
     assert ratio == pytest.approx(2.26216 / 1.96, abs=1e-5)
 
 
-def test_interval_holds_the_truth_as_often_as_it_says() -> None:
-    """Student's t over 10 normal values: 95 % of 2,000 intervals, within 5 standard deviations."""
-    draws = torch.randn(2000, 10, dtype=torch.float64).tolist()
-    intervals = [mean_interval(row, student=True) for row in draws]
-    share = sum(abs(mean) < half_width for mean, half_width in intervals) / len(intervals)
-    assert abs(share - 0.95) < 5 * math.sqrt(0.95 * 0.05 / 2000)
-
-
-def test_over_parts_measures_each_part_by_itself() -> None:
-    labels = torch.arange(60) % 3
-    x = torch.arange(60.0)[:, None]
-    seen: list[Tensor] = []
-
-    def measure(part: Tensor, part_labels: Tensor) -> float:
-        seen.append(part[:, 0])
-        assert torch.equal(part_labels, labels[part[:, 0].long()])
-        return part.mean().item()
-
-    interval = over_parts(measure, x, labels, count=5, seed=2)
-    assert sorted(torch.cat(seen).tolist()) == x[:, 0].tolist()
-    assert interval == mean_interval([part.mean().item() for part in seen])
-
-
 # ---------------------------------------------------------------------------------------------- errors
 
 X, Y = torch.randn(6, 2), torch.tensor([0, 0, 1, 1, 2, 2])
@@ -268,25 +201,15 @@ X, Y = torch.randn(6, 2), torch.tensor([0, 0, 1, 1, 2, 2])
             r"labelled: expected 6 entries for seen, got shape \(5,\)",
         ),
         ({"unseen": X.numpy()}, "unseen: expected a tensor, got ndarray; pass torch.as_tensor"),
-        ({"seen": X.tolist()}, "seen: expected a tensor, got list; pass torch.as_tensor"),
-        ({"seen_labels": Y.numpy()}, "seen_labels: expected a tensor, got ndarray; pass"),
-        ({"unseen_labels": Y[:, None]}, r"\(6, 1\); pass unseen_labels.squeeze\(1\)"),
         (
             {"labelled": (torch.tensor([0, 6]), torch.arange(2))},
             "rows of seen, .* 0 to 5, got 0 to 6",
-        ),
-        ({"labelled": (torch.arange(2), torch.tensor([-1]))}, "rows of unseen, .* got -1 to -1"),
-        (
-            {"labelled": (torch.rand(2), torch.arange(2))},
-            "rows of seen, integers .* got torch.float32",
         ),
         (
             {"labelled": ([0, 2], torch.arange(2))},
             "labelled, rows of seen: expected a tensor, got list",
         ),
-        ({"labelled": (torch.arange(2),)}, r"labelled: .* or a tuple of two tensors.*got \(tensor"),
         ({"labelled": [0, 2]}, r"labelled: .* or a tuple of two tensors.*got \[0, 2\]"),
-        ({"labelled": "half"}, "labelled: expected a share between 0 and 1.*got 'half'"),
     ],
 )
 def test_errors(measure: Any, changes: dict[str, Any], message: str) -> None:
@@ -305,10 +228,6 @@ def test_more_errors() -> None:
         stratified_parts(Y, 0)
     with pytest.raises(ValueError, match="values: expected at least 2 for an interval, got 1"):
         mean_interval([1.0])
-    with pytest.raises(ValueError, match=r"embeddings: expected 6 rows.*\(5, 2\)"):
-        over_parts(lambda x, y: 0.0, X[:5], Y)
-    with pytest.raises(ValueError, match="embeddings: expected a tensor, got list; pass"):
-        over_parts(lambda x, y: 0.0, X.tolist(), Y)
     for wrong, message in (
         (Y.tolist(), "expected a tensor, got list; pass torch.as_tensor"),
         (Y.numpy(), "expected a tensor, got ndarray; pass torch.as_tensor"),
@@ -317,5 +236,3 @@ def test_more_errors() -> None:
     ):
         with pytest.raises(ValueError, match=f"labels: {message}"):
             stratified_parts(wrong, 2)
-        with pytest.raises(ValueError, match=f"labels: {message}"):
-            over_parts(lambda x, y: 0.0, X, wrong, count=2)

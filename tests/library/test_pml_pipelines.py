@@ -25,7 +25,7 @@ from pml_regularizers import (
     EnergyConfusionRegularizer,
     HORDELoss,
     JRSRegularizer,
-    TermLogger,
+    ScheduledLosses,
     VarianceRegularizer,
     VEMAttention,
     attach_all,
@@ -178,22 +178,6 @@ def test_metric_loss_only(mining: str) -> None:
     check_last_step(pipeline, spy.before, spy.batch[0], spy.losses["metric_loss"])
 
 
-def test_train_with_classifier() -> None:
-    pipeline = Pipeline()
-    classifier = nn.Linear(WIDTH, CLASSES)
-    trainer = pipeline.trainer(
-        trainers.TrainWithClassifier,
-        models={"classifier": classifier},
-        optimizers={"classifier_optimizer": torch.optim.SGD(classifier.parameters(), lr=0.05)},
-        loss_funcs={"classifier_loss": nn.CrossEntropyLoss()},
-        loss_weights={"metric_loss": 1.0, "classifier_loss": 0.5},
-    )
-    spy = Spy(pipeline, trainer)
-    trainer.train(num_epochs=2)
-    pipeline.check_training(2 * ITERATIONS)
-    check_last_step(pipeline, spy.before, spy.batch[0], spy.losses["metric_loss"])
-
-
 class Pairs(Dataset[tuple[Tensor, Tensor, int]]):
     """Two images of a class and its label, as the two-stream trainer needs them."""
 
@@ -205,55 +189,6 @@ class Pairs(Dataset[tuple[Tensor, Tensor, int]]):
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor, int]:
         return self.images[2 * index], self.images[2 * index + 1], int(self.labels[2 * index])
-
-
-@pytest.mark.parametrize("mining", ["no miner", "tuple miner"])
-def test_two_stream_metric_loss(mining: str) -> None:
-    pipeline = Pipeline()
-    trainer = pipeline.trainer(
-        trainers.TwoStreamMetricLoss,
-        dataset=Pairs(pipeline.data),
-        sampler=None,
-        batch_size=6,
-        iterations_per_epoch=2,
-        mining_funcs={k: make() for k, make in MINERS[mining].items()},
-    )
-    spy = Spy(pipeline, trainer)
-    trainer.train(num_epochs=2)
-    pipeline.check_training(4)
-    assert len(pipeline.loss.losses["order_2"].calls[-1][0]) == 12
-    (anchors, others), _ = spy.batch
-    check_last_step(pipeline, spy.before, torch.cat([anchors, others]), spy.losses["metric_loss"])
-
-
-def test_multiple_losses() -> None:
-    pipeline = Pipeline()
-    other = BinomialDevianceLoss()
-    both = losses.MultipleLosses([pipeline.loss, other], weights=[1.0, 0.25])
-    trainer = pipeline.trainer(
-        loss_funcs={"metric_loss": both},
-        mining_funcs={"tuple_miner": miners.TripletMarginMiner(margin=0.5)},
-    )
-    spy = Spy(pipeline, trainer)
-    trainer.train(num_epochs=1)
-    pipeline.check_training(ITERATIONS)
-    embeddings, labels, mined, _ = pipeline.loss.losses["order_1"].calls[-1]
-    others_share = 0.25 * other(embeddings, labels, mined)
-    check_last_step(pipeline, spy.before, spy.batch[0], spy.losses["metric_loss"] - others_share)
-
-
-def test_two_horde_losses_side_by_side() -> None:
-    pipeline = Pipeline()
-    second = HORDELoss(BinomialDevianceLoss(), CHANNELS, WIDTH, order=2, moment_dim=4)
-    second.attach(pipeline.network.head.feature_map)
-    start = copy.deepcopy(second.state_dict())
-    both = losses.MultipleLosses([pipeline.loss, second])
-    pipeline.trainer(
-        loss_funcs={"metric_loss": both},
-        optimizers={"metric_loss_optimizer": torch.optim.SGD(both.parameters(), lr=0.05)},
-    ).train(num_epochs=1)
-    pipeline.check_training(ITERATIONS)
-    assert all(not torch.equal(value, start[key]) for key, value in second.state_dict().items())
 
 
 def test_testing_between_epochs_changes_nothing() -> None:
@@ -290,49 +225,6 @@ def test_testing_between_epochs_changes_nothing() -> None:
         assert torch.equal(value, results[1][name])
 
 
-def test_record_keeper_logs_every_order(tmp_path: Path) -> None:
-    pipeline = Pipeline()
-    keeper, _, _ = logging_presets.get_record_keeper(
-        str(tmp_path / "logs"), str(tmp_path / "board")
-    )
-    hooks = logging_presets.get_hook_container(keeper, save_models=False, log_freq=1)
-    pipeline.trainer(end_of_iteration_hook=hooks.end_of_iteration_hook).train(num_epochs=1)
-    pipeline.check_training(ITERATIONS)
-    keeper.save_records()
-    rows = keeper.query("SELECT * FROM metric_loss_HORDELoss")
-    assert len(rows) == ITERATIONS
-    for k, witness in enumerate(pipeline.loss.losses.values(), start=1):
-        for row, (*_, value) in zip(rows, witness.calls, strict=True):
-            assert row[f"order_{k}_loss"] == pytest.approx(value.item())
-    assert rows[0]["order"] == 3 and rows[0]["moment_dim"] == 8
-
-
-@pytest.mark.parametrize("projections", ["cascaded", "independent", "random", "sketch"])
-def test_record_keeper_takes_losses_whose_parts_have_records(
-    projections: Any, tmp_path: Path
-) -> None:
-    """Its tables are named after the parts, and no table may start with a digit."""
-    pipeline = Pipeline()
-    base = (
-        losses.ProxyAnchorLoss(CLASSES, WIDTH)
-        if projections in ("cascaded", "independent")
-        else BinomialDevianceLoss()
-    )
-    loss = HORDELoss(
-        base, CHANNELS, WIDTH, order=3, moment_dim=8, projections=projections, collect_stats=True
-    ).attach(pipeline.network.head.feature_map)
-    keeper, _, _ = logging_presets.get_record_keeper(
-        str(tmp_path / "logs"), str(tmp_path / "board")
-    )
-    hooks = logging_presets.get_hook_container(keeper, save_models=False, log_freq=1)
-    trainer = pipeline.trainer(
-        loss_funcs={"metric_loss": loss}, end_of_iteration_hook=hooks.end_of_iteration_hook
-    )
-    trainer.train(num_epochs=1)
-    keeper.save_records()
-    assert len(keeper.query("SELECT order_3_loss FROM metric_loss_HORDELoss")) == ITERATIONS
-
-
 # All four systems on one network
 
 
@@ -348,7 +240,7 @@ class Together(Pipeline):
             "confusion": EnergyConfusionRegularizer(),
             "joint": JRSRegularizer(),
         }
-        total = losses.MultipleLosses(parts, weights=self.weights)
+        total = ScheduledLosses(parts, weights=self.weights)
         self.loss = attach_all(total, self.network.head)
         self.start = copy.deepcopy(dict(self.named_parameters()))
 
@@ -376,20 +268,6 @@ class Together(Pipeline):
         assert_close(spy.losses["metric_loss"], expected)
 
 
-def test_all_systems_with_a_classifier() -> None:
-    pipeline = Together(BinomialDevianceLoss())
-    classifier = nn.Linear(WIDTH, CLASSES)
-    trainer = pipeline.trainer(
-        trainers.TrainWithClassifier,
-        models={"classifier": classifier},
-        optimizers={"classifier_optimizer": torch.optim.SGD(classifier.parameters(), lr=0.05)},
-        loss_funcs={"classifier_loss": nn.CrossEntropyLoss()},
-    )
-    spy = Spy(pipeline, trainer)
-    trainer.train(num_epochs=2)
-    pipeline.check(spy, *spy.batch)
-
-
 def test_all_systems_with_two_streams() -> None:
     """Each tap heard two passes, and the trainer always passes tuples."""
     pipeline = Together(BinomialDevianceLoss())
@@ -412,46 +290,6 @@ def test_all_systems_with_two_streams() -> None:
     )
 
 
-def test_all_systems_with_a_memory_in_horde() -> None:
-    """Each order remembers its own vectors; the regularizers see the batch."""
-    pipeline = Together(losses.CrossBatchMemory(losses.ContrastiveLoss(), WIDTH, memory_size=20))
-    trainer = pipeline.trainer()
-    spy = Spy(pipeline, trainer)
-    trainer.train(num_epochs=2)
-    memories = [part.embedding_memory for part in pipeline.loss.losses["horde"].losses.values()]
-    for memory in memories:
-        assert memory.abs().sum(dim=1).min() > 0  # full: more than 20 images have passed
-    assert not torch.equal(memories[0], memories[1])
-    pipeline.check(spy, *spy.batch)
-
-
-@pytest.mark.parametrize("systems", ["horde", "all"])
-def test_hooks_log_every_term(systems: str, tmp_path: Path) -> None:
-    """Beside the total, whose parts they are; no statistics need to be collected."""
-    pipeline = Pipeline() if systems == "horde" else Together(BinomialDevianceLoss())
-    keeper, _, _ = logging_presets.get_record_keeper(
-        str(tmp_path / "logs"), str(tmp_path / "board")
-    )
-    hooks = logging_presets.get_hook_container(keeper, save_models=False, log_freq=2)
-    pipeline.trainer(end_of_iteration_hook=TermLogger(pipeline.loss, hooks)).train(num_epochs=1)
-    keeper.save_records()
-    rows = hooks.get_loss_history()
-    orders = [f"order_{k}" for k in (1, 2, 3)]
-    names = (
-        orders
-        if systems == "horde"
-        else [*(f"horde_{order}" for order in orders), "variance", "confusion", "joint"]
-    )
-    assert rows.keys() - {"~iteration~"} == {
-        "metric_loss",
-        "total_loss",
-        *(f"term_{name}" for name in names),
-    }
-    assert len(rows["total_loss"]) == len(range(0, ITERATIONS, 2)) > 1
-    for step, total in enumerate(rows["total_loss"]):
-        assert sum(rows[f"term_{name}"][step] for name in names) == pytest.approx(total)
-
-
 def test_record_keeper_logs_all_systems(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(c_f, "COLLECT_STATS", True)
     pipeline = Together(BinomialDevianceLoss())
@@ -465,6 +303,7 @@ def test_record_keeper_logs_all_systems(tmp_path: Path, monkeypatch: pytest.Monk
     keeper.save_records()
     pipeline.check(spy, *spy.batch)
     for table, statistic in (
+        ("metric_loss_ScheduledLosses", "weight_variance"),
         ("losses__modules_horde_HORDELoss", "order_3_loss"),
         ("losses__modules_variance_VarianceRegularizer", "batch_variance"),
         ("losses__modules_confusion_EnergyConfusionRegularizer", "between_class_energy"),

@@ -1,9 +1,7 @@
 """Accuracies by ranks: against loops, against PML, at the limits of numbers and of memory."""
 
 import math
-import pickle
 from collections.abc import Callable
-from copy import deepcopy
 from typing import Any
 
 import numpy as np
@@ -11,15 +9,12 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from pytorch_metric_learning.testers import GlobalEmbeddingSpaceTester, WithSameParentLabelTester
-from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
 from torch import Tensor
 from torch.nn.functional import normalize
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pml_regularizers import RankAccuracyCalculator
 from pml_regularizers import _ranks as ranks
-from tests.support.pool import Processes
 
 CPU = torch.device("cpu")
 ROUNDING = 1e-12  # float64 means of at most some thousands of queries
@@ -112,56 +107,6 @@ def test_metrics_equal_the_oracle(monkeypatch, sizes, gallery, rows):
         assert found["recall_at_100"] == 1
 
 
-@pytest.mark.parametrize("sizes", [(2,) * 300, (60,) * 10, (1, 5, 200, 2, 30, 1)])
-@pytest.mark.parametrize("gallery", [False, True])
-@pytest.mark.parametrize("unit", [False, True])
-def test_metrics_equal_those_of_pml(sizes, gallery, unit):
-    vectors, labels = clusters(0, sizes, width=16)
-    is_query = halves(len(labels)) if gallery else None
-    calculator = AccuracyCalculator(
-        include=("precision_at_1", "mean_average_precision_at_r", "r_precision"),
-        device=torch.device("cpu"),
-    )
-    compared = normalize(vectors) if unit else vectors
-    arguments = [compared, labels]
-    if is_query is not None:
-        q = is_query
-        arguments = [compared[q], labels[q], compared[~q], labels[~q]]
-    expected = calculator.get_accuracy(*arguments)
-    expected["recall_at_1"] = expected.pop("precision_at_1")
-    found = measured(vectors, labels, recall_at=(1,), is_query=is_query, unit=unit)
-    assert found == pytest.approx(expected, rel=0, abs=ROUNDING)
-    assert 0 < found["r_precision"] < 1
-
-
-@pytest.mark.parametrize("gallery", [False, True])
-def test_recall_at_a_thousand_equals_the_rank_of_the_nearest_positive(gallery):
-    """1,400 images of 500 classes, some of one image; of a gallery, half of them are queries."""
-    rng = np.random.default_rng(7)
-    labels = rng.integers(0, 500, 1400)
-    points = rng.normal(size=(500, 8))[labels] + 3 * rng.normal(size=(1400, 8))
-    is_query = np.arange(1400) % 2 == 0 if gallery else np.ones(1400, dtype=bool)
-    ranked = ~is_query if gallery else is_query
-    distances = ((points[is_query, None] - points[None, ranked]) ** 2).sum(axis=2)
-    right = labels[is_query, None] == labels[None, ranked]
-    if not gallery:
-        np.fill_diagonal(distances, np.inf)
-        np.fill_diagonal(right, False)
-    right = np.take_along_axis(right, distances.argsort(axis=1), axis=1)
-    ranks = right[right.any(axis=1)].argmax(axis=1) + 1
-    recall_at = (1, 10, 100, 500, 1000)
-    found = measured(
-        torch.from_numpy(points).float(),
-        torch.from_numpy(labels),
-        recall_at=recall_at,
-        is_query=torch.from_numpy(is_query) if gallery else None,
-    )
-    for k in recall_at:
-        assert found[f"recall_at_{k}"] == pytest.approx((ranks <= k).mean(), abs=ROUNDING)
-    assert len(ranks) < is_query.sum()
-    assert 0.1 < found["recall_at_100"] < found["recall_at_500"] < 1
-
-
 def test_a_hand_made_ranking():
     """Class 0 at 0, 1 and 5.25, class 1 at 3 and 7: R = 2, 2, 2, 1, 1."""
     points = torch.tensor([[0.0], [1.0], [5.25], [3.0], [7.0]])
@@ -189,18 +134,6 @@ def test_a_hand_made_gallery():
             "r_precision": 1 / 2,
         }
     )
-
-
-def test_lone_images_are_ranked_but_are_no_queries():
-    points = torch.tensor([[0.0], [1.0], [10.0], [10.5]])
-    found = measured(points, torch.tensor([0, 0, 0, 1]), recall_at=(1, 2))
-    assert (found["recall_at_1"], found["recall_at_2"]) == (2 / 3, 1)
-
-
-@pytest.mark.parametrize("is_query", [None, torch.arange(4) < 2])
-def test_no_query_at_all_is_nan(is_query):
-    found = measured(torch.eye(4), torch.arange(4), is_query=is_query)
-    assert len(found) == 6 and all(math.isnan(value) for value in found.values())
 
 
 @pytest.mark.parametrize("recall_at", [(), (0, 1), (1.0,), ("1",), (True,)])
@@ -246,13 +179,6 @@ def test_ties_count_against_the_model(points, gallery, order):
     is_query = table[:, 3].bool() if gallery else None
     again = measured(table[:, :2].float(), table[:, 2], recall_at=recall_at, is_query=is_query)
     assert again == pytest.approx(found, rel=0, abs=ROUNDING)
-
-
-def test_a_duplicate_of_another_class_is_the_nearest_other():
-    """The query leaves its ranking by its index; dropping the first would drop the duplicate."""
-    points = torch.tensor([0, 0, 100, 100.125, 100.1875, 200, 200.125, 200.1875])[:, None]
-    labels = torch.tensor([0, 1, 0, 2, 2, 1, 3, 3])
-    assert measured(points, labels, recall_at=(1,))["recall_at_1"] == 4 / 8
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
@@ -312,19 +238,6 @@ def test_vectors_that_are_not_finite_are_refused(value):
         measured(vectors, torch.zeros(4, dtype=torch.long))
 
 
-def test_all_zero_vectors_are_one_point():
-    found = measured(torch.zeros(6, 3), torch.arange(6) // 2, unit=True)
-    assert found["recall_at_1"] == found["recall_at_4"] == 0
-    assert not any(map(math.isnan, found.values()))
-
-
-@pytest.mark.parametrize("labels", [[7, 7, -3, -3], [2**40, 2**40, 2**40 + 1, 2**40 + 1]])
-def test_labels_are_any_integers(labels):
-    """Also such as float32 cannot tell apart."""
-    points = torch.tensor([[0.0], [1.0], [9.0], [10.0]])
-    assert measured(points, torch.tensor(labels))["recall_at_1"] == 1
-
-
 def test_products_have_full_precision_whatever_the_training_uses(monkeypatch):
     product, seen = torch.addmm, []
 
@@ -347,13 +260,6 @@ def test_products_have_full_precision_whatever_the_training_uses(monkeypatch):
     finally:
         torch.set_float32_matmul_precision(before)
     assert seen == ["highest", "highest"]
-
-
-def test_vectors_are_left_alone():
-    vectors, labels = clusters(0, (4, 4))
-    before = vectors.clone()
-    measured(vectors, labels, unit=True)
-    assert torch.equal(vectors, before)
 
 
 # ----------------------------------------------------------------------------------------- memory
@@ -385,28 +291,6 @@ def test_no_tensor_exceeds_the_budget(monkeypatch, sizes, gallery):
     assert budget / 16 < largest.found <= budget
 
 
-def test_a_budget_of_nothing_ranks_one_query_at_a_time(monkeypatch):
-    vectors, labels = clusters(0, (9, 1, 5))
-    expected = measured(vectors, labels)
-    monkeypatch.setattr(ranks, "BLOCK_BYTES", 1)
-    assert measured(vectors, labels) == pytest.approx(expected, rel=0, abs=ROUNDING)
-
-
-def test_parts_that_are_prepared_one_after_the_other(monkeypatch):
-    vectors, labels = clusters(0, (9, 1, 5))
-    expected = measured(vectors, labels, unit=True)
-    monkeypatch.setattr(ranks, "PART", 4)
-    assert measured(vectors, labels, unit=True) == expected
-
-
-def test_progress_wraps_the_blocks(monkeypatch):
-    monkeypatch.setattr(ranks, "BLOCK_ROWS", 3)
-    asked = []
-    vectors, labels = clusters(0, (4, 4))
-    measured(vectors, labels, progress=lambda blocks: asked.append(len(blocks)) or blocks)
-    assert asked == [3]
-
-
 @pytest.mark.parametrize("row", [0, 17, -1])
 @pytest.mark.parametrize("factor", [1e4, 1e6])
 def test_a_vector_far_away_changes_no_others_rank(row, factor):
@@ -427,319 +311,3 @@ def test_directions_are_compared_however_long_the_vectors(dtype):
     for index, length in enumerate((1e14, 1e-14, largest, 1 / largest)):
         lengths[index * 7] = length
     assert measured(vectors * lengths, labels, unit=True) == expected
-
-
-@pytest.mark.parametrize("exponent", [-1000, -300, 300, 664, 1000])
-def test_float64_has_its_own_limits(exponent):
-    vectors, labels = clusters(5, (5,) * 8)
-    vectors = vectors.double()
-    expected = measured(vectors, labels)
-    assert measured(vectors * 2.0**exponent, labels) == expected
-
-
-def test_vectors_may_be_part_of_a_graph():
-    vectors, labels = clusters(6, (4,) * 5)
-    expected = measured(vectors, labels)
-    assert measured(vectors.requires_grad_(), labels) == expected
-
-
-@pytest.mark.parametrize("shape", [(0, 3), (3, 0), (3,)])
-def test_no_vectors_are_an_error(shape):
-    with pytest.raises(ValueError, match=r"vectors: expected \(n, D\) with at least one row"):
-        measured(torch.zeros(shape), torch.zeros(shape[0], dtype=torch.long))
-
-
-# -------------------------------------------------------------------------------------- PML's call
-
-
-NOT_MAP = tuple(sorted({*METRICS, "precision_at_1", "mean_reciprocal_rank"}))
-
-
-class PML(AccuracyCalculator):
-    """PML's, which runs its search for neighbours for MRR only beside another metric."""
-
-    def requires_knn(self):
-        return [*super().requires_knn(), "mean_reciprocal_rank"]
-
-
-@pytest.mark.parametrize("how", ["alone", "apart", "same", "overlapping"])
-@pytest.mark.parametrize(
-    "settings", [{}, {"avg_of_avgs": True}, {"return_per_class": True}], ids=["mean", "avg", "per"]
-)
-def test_every_metric_equals_that_of_pml(how, settings):
-    """Lone queries, lone references and classes of many sizes; NMI and AMI use the same clusters."""
-    vectors, labels = clusters(1, (1, 5, 60, 2, 30, 1, 9), width=6)
-    labels = labels * 3 - 5
-    some = 40
-    call = {
-        "alone": (vectors, labels),
-        "apart": (vectors[:some], labels[:some], vectors[some:], labels[some:]),
-        "same": (vectors, labels, vectors, labels, True),
-        "overlapping": (vectors[:some], labels[:some], vectors, labels, True),
-    }[how]
-    names = (*NOT_MAP, "NMI", "AMI")
-    expected = PML(names, device=CPU, **settings).get_accuracy(*call)
-    found = RankAccuracyCalculator(names, device=CPU, **settings).get_accuracy(*call)
-    assert found.keys() == expected.keys()
-    for name, value in expected.items():
-        # PML averages reciprocal ranks in float32.
-        bound = 1e-6 if name == "mean_reciprocal_rank" else ROUNDING
-        assert found[name] == pytest.approx(value, rel=0, abs=bound), name
-    assert found["NMI"] > 0
-
-
-def test_reciprocal_ranks_are_exact_beyond_every_k():
-    vectors, labels = clusters(4, (2,) * 30, width=2)
-    names = ("mean_reciprocal_rank",)
-    found = RankAccuracyCalculator(names, recall_at=(1,), device=CPU).get_accuracy(vectors, labels)
-    expected = PML(names, device=CPU).get_accuracy(vectors, labels)
-    assert found == pytest.approx(expected, rel=1e-6)
-    assert found["mean_reciprocal_rank"] < 0.4
-
-
-@pytest.mark.parametrize("settings", [{}, {"avg_of_avgs": True}, {"return_per_class": True}])
-def test_lone_queries_alone_are_nan_as_for_pml(settings):
-    call = (torch.eye(4), torch.tensor([3, 3, 1, 0]), torch.eye(4), torch.tensor([7, 8, 9, 9]))
-    names = ("precision_at_1", *METRICS)
-    expected = AccuracyCalculator(names, device=CPU, **settings).get_accuracy(*call)
-    found = RankAccuracyCalculator(names, device=CPU, **settings).get_accuracy(*call)
-    assert repr(found) == repr(expected)
-    assert "nan" in repr(found)
-
-
-def test_metrics_are_chosen_as_pml_chooses_them():
-    calculator = RankAccuracyCalculator(exclude=("AMI", "NMI"), recall_at=(1, 10, 2), device=CPU)
-    names = ["recall_at_1", "recall_at_10", "recall_at_2", *NOT_MAP]
-    assert calculator.get_curr_metrics() == names
-    vectors, labels = clusters(0, (4, 4))
-    assert list(calculator.get_accuracy(vectors, labels)) == names
-    chosen = calculator.get_accuracy(vectors, labels, include=("recall_at_2", "NMI"))
-    assert list(chosen) == ["recall_at_2"]
-    left = calculator.get_accuracy(vectors, labels, exclude=("r_precision", "recall_at_1"))
-    assert list(left) == [name for name in names if name not in ("r_precision", "recall_at_1")]
-    with pytest.raises(ValueError, match="Primary metrics must be one or more of"):
-        RankAccuracyCalculator(include=("recall_at_3",))
-
-
-@pytest.mark.parametrize(
-    "refused",
-    [{"k": 5}, {"k": "max_bin_count"}, {"label_comparison_fn": torch.eq}, {"knn_func": max}],
-)
-def test_what_ranks_cannot_do_is_refused(refused):
-    [name] = refused
-    with pytest.raises(ValueError, match=f"{name}: expected None, got .* PML's AccuracyCalculator"):
-        RankAccuracyCalculator(**refused)
-
-
-def test_average_precision_over_all_is_refused():
-    calculator = RankAccuracyCalculator(device=CPU)
-    for ask in (
-        lambda include: RankAccuracyCalculator(include),
-        lambda include: calculator.get_accuracy(*clusters(0, (4, 4)), include=include),
-    ):
-        with pytest.raises(ValueError, match="include: mean_average_precision needs the rank of"):
-            ask(("mean_average_precision",))
-
-
-def test_a_metric_of_a_subclass():
-    class Mine(RankAccuracyCalculator):
-        def calculate_median_rank(self, ranks, **_):
-            return ranks.nearest.median().item()
-
-    points = torch.tensor([[0.0], [1.0], [5.25], [3.0], [7.0]])
-    found = Mine(("median_rank",), device=CPU).get_accuracy(points, torch.tensor([0, 0, 0, 1, 1]))
-    assert found == {"median_rank": 2}  # 1, 1, 3, 4, 2
-
-
-def test_no_neighbours_are_sought_for_clusters_and_no_clusters_for_ranks(monkeypatch):
-    clustered = []
-
-    def k_means(query, count):
-        clustered.append((len(query), count))
-        return torch.arange(len(query)) % count
-
-    vectors, labels = clusters(0, (4, 5))
-    calculator = RankAccuracyCalculator(device=CPU, kmeans_func=k_means)
-    calculator.get_accuracy(vectors, labels, include=("r_precision",))
-    assert clustered == []
-    monkeypatch.setattr("pml_regularizers.rank_accuracy.count_ranks", None)
-    calculator.get_accuracy(vectors, labels, include=("NMI",))
-    assert clustered == [(9, 2)]
-
-
-def test_arrays_and_floating_labels():
-    """PML's two-stream tester gives labels in float32."""
-    vectors, labels = clusters(2, (6,) * 8)
-    expected = measured(vectors, labels)
-    calculator = RankAccuracyCalculator((*expected,), device=CPU)
-    assert calculator.get_accuracy(vectors.numpy(), labels.numpy()) == expected
-    assert calculator.get_accuracy(vectors, labels.float()) == expected
-    apart = calculator.get_accuracy(vectors[:9], labels[:9], vectors[9:], labels[9:])
-    large = labels + 2**40  # float32 cannot tell these apart
-    mixed = (vectors[:9], large[:9], vectors[9:].numpy(), large[9:].double())
-    assert calculator.get_accuracy(*mixed) == apart != expected
-
-
-@pytest.mark.parametrize("which", [0, 1])
-def test_the_first_references_must_be_the_queries(which):
-    vectors, labels = clusters(0, (4, 4))
-    changed = [vectors[:3].clone(), labels[:3].clone()]
-    calculator = RankAccuracyCalculator(("r_precision",), device=CPU)
-    assert calculator.get_accuracy(*changed, vectors, labels, True)
-    changed[which][-1] += 1
-    with pytest.raises(ValueError, match="ref_includes_query: expected the first references"):
-        calculator.get_accuracy(*changed, vectors, labels, True)
-    with pytest.raises(ValueError, match="ref_includes_query: expected the first references"):
-        calculator.get_accuracy(vectors, labels, vectors[:3], labels[:3], True)
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        ((torch.eye(3), torch.arange(2)), r"query: expected 3 labels, one for each row, got shape \(2,\)"),
-        ((torch.eye(3), torch.zeros(3, 1)), r"query: expected 3 labels, .* got shape \(3, 1\)"),
-        (
-            (torch.eye(3), torch.arange(3), torch.eye(4), torch.arange(4)),
-            "reference: expected 3 columns, as many as query, got 4",
-        ),
-        (
-            (torch.eye(3), torch.arange(3), torch.eye(3) / 0, torch.arange(3)),
-            "reference: expected finite numbers",
-        ),
-        ((torch.eye(3), torch.arange(3), torch.eye(3)[:0], torch.arange(0)), "reference: expected"),
-    ],
-)  # fmt: skip
-def test_wrong_calls(call, message):
-    with pytest.raises(ValueError, match=message):
-        RankAccuracyCalculator(device=CPU).get_accuracy(*call)
-
-
-@pytest.mark.parametrize("name", ["queries", "references"])
-@pytest.mark.parametrize("mask", [torch.ones(3, dtype=torch.bool), torch.arange(4)])
-def test_wrong_masks(name, mask):
-    with pytest.raises(ValueError, match=f"{name}: expected 4 booleans, got torch"):
-        RankAccuracyCalculator(device=CPU).get_accuracy_within(
-            torch.eye(4), torch.arange(4), **{name: mask}
-        )
-
-
-def test_rows_that_are_neither_query_nor_reference_are_not_looked_at():
-    vectors, labels = clusters(3, (5,) * 8)
-    queries, references = halves(40, 1), halves(40, 2)
-    assert (queries & references).any() and (~queries & ~references).any()
-    calculator = RankAccuracyCalculator(("r_precision",), device=CPU, return_per_class=True)
-    found = calculator.get_accuracy_within(vectors, labels, queries=queries, references=references)
-    kept = queries | references
-    few = calculator.get_accuracy_within(
-        vectors[kept], labels[kept], queries=queries[kept], references=references[kept]
-    )
-    assert found == few
-    # A query that is a reference leaves its own ranking, another has nothing to leave.
-    both, alone = queries & references, queries & ~references
-    parts = [
-        calculator.get_accuracy_within(vectors, labels, queries=part, references=references)
-        for part in (both, alone)
-    ]
-    assert found["r_precision"] != parts[0]["r_precision"]
-    total = RankAccuracyCalculator(("r_precision",), device=CPU)
-    values, counts = [], []
-    for part in (both, alone, queries):
-        got = total.get_accuracy_within(vectors, labels, queries=part, references=references)
-        values.append(got["r_precision"])
-        others = (labels[part, None] == labels[None, references]).sum(dim=1)
-        own = references[part].long()
-        counts.append(int((others - own > 0).sum()))
-    assert counts[2] == counts[0] + counts[1]
-    assert values[2] == pytest.approx((values[0] * counts[0] + values[1] * counts[1]) / counts[2])
-
-
-class Points(torch.utils.data.Dataset):
-    """Vectors and labels of two levels."""
-
-    def __init__(self, vectors, labels):
-        self.vectors, self.labels = vectors, torch.stack([labels, labels // 3], dim=1)
-
-    def __len__(self):
-        return len(self.vectors)
-
-    def __getitem__(self, i):
-        return self.vectors[i], self.labels[i]
-
-
-@pytest.mark.parametrize("tester", [GlobalEmbeddingSpaceTester, WithSameParentLabelTester])
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_inside_the_testers_of_pml(tester):
-    vectors, labels = clusters(0, (6,) * 9)
-    first, second = Points(vectors[:20], labels[:20]), Points(vectors[20:], labels[20:])
-    names = ("precision_at_1", *METRICS)
-    found = []
-    for calculator in (RankAccuracyCalculator, AccuracyCalculator):
-        made = tester(
-            accuracy_calculator=calculator(names, device=CPU),
-            dataloader_num_workers=0,
-            data_device=CPU,
-            label_hierarchy_level=[0] if tester is WithSameParentLabelTester else "all",
-        )
-        splits = [("first", ["second"]), ("second", ["first", "second"])]
-        datasets = {"first": first, "second": second}
-        found.append(made.test(datasets, 1, torch.nn.Identity(), splits_to_eval=splits))
-    ours, theirs = found
-    assert ours.keys() == theirs.keys() == {"first", "second"}
-    for split in ours:
-        assert ours[split] == pytest.approx(theirs[split], rel=0, abs=ROUNDING)
-        assert 0 < ours[split]["r_precision_level0"] < 1
-
-
-def test_pickles_and_copies():
-    calculator = RankAccuracyCalculator(("recall_at_3", "NMI"), recall_at=(3,), device=CPU)
-    vectors, labels = clusters(0, (4, 4))
-    expected = calculator.get_accuracy(vectors, labels)
-    for copy in (pickle.loads(pickle.dumps(calculator)), deepcopy(calculator)):
-        assert copy.get_accuracy(vectors, labels) == expected
-
-
-# -------------------------------------------------------------------------------- many processes
-
-
-SHARED_CASES = {
-    "all": (23, torch.float32, False),
-    "two": (2, torch.float64, False),
-    "gallery": (60, torch.float64, True),
-}
-
-
-def ranked_together(processes: Processes | None, name: str) -> dict[str, Any]:
-    """The accuracies of a case, and how many queries were ranked here; by all processes or alone."""
-    ranks.BLOCK_ROWS = 7
-    n, dtype, gallery = SHARED_CASES[name]
-    vectors, labels = clusters(0, (2,) * (n // 2) + (1,) * (n % 2))
-    shown = []
-
-    calculator = RankAccuracyCalculator(
-        recall_at=(1, 3),
-        device=CPU,
-        accelerator=processes,
-        kmeans_func=lambda query, count: torch.arange(len(query)) % count,
-        progress=lambda blocks: shown.extend(map(len, blocks)) or blocks,
-    )
-    is_query = halves(n) if gallery else None
-    found = calculator.get_accuracy_within(
-        vectors.to(dtype),
-        labels,
-        queries=is_query,
-        references=None if is_query is None else ~is_query,
-    )
-    return {"found": found, "ranked": sum(shown)}
-
-
-@pytest.mark.parametrize("count", [2, 3])
-@pytest.mark.parametrize("name", SHARED_CASES)
-def test_many_processes_find_what_one_finds(pool, name, count, monkeypatch):
-    monkeypatch.setattr(ranks, "BLOCK_ROWS", 7)
-    alone = ranked_together(None, name)
-    together = pool.run(ranked_together, name, processes=count)
-    assert not any(map(math.isnan, alone["found"].values()))
-    assert [of_one["found"] for of_one in together] == [alone["found"]] * count
-    assert sum(of_one["ranked"] for of_one in together) == alone["ranked"]
-    if name != "two":
-        assert max(of_one["ranked"] for of_one in together) < alone["ranked"]

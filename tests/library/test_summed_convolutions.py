@@ -82,22 +82,6 @@ def test_gradients_by_finite_differences(activations: str, d: int) -> None:
     assert torch.autograd.gradgradcheck(sums, x)
 
 
-@in_blocks
-@blocked
-@every_width
-def test_gradients_are_those_of_dense_matrices(activations: str, d: int) -> None:
-    x, tables = features(requires_grad=True), draw(d)
-    waves = torch.fft.fft(torch.eye(d, dtype=torch.complex128))
-    phi, exact = torch.ones((), dtype=torch.complex128), []
-    for table in tables:
-        phi = phi * (x.to(torch.complex128) @ (matrix(table, CHANNELS, d) + 0j) @ waves)
-        exact.append((phi.sum(dim=1) @ waves.conj()).real / d)
-    weights = torch.randn(ORDER - 1, IMAGES, d, dtype=torch.float64)
-    sums = summed_convolutions(x, tables, activations=activations)
-    [expected] = torch.autograd.grad(torch.stack(exact[1:]), x, weights)
-    assert_close(torch.autograd.grad(sums, x, weights)[0], expected)
-
-
 @blocked
 def test_the_same_numbers_every_time(activations: str) -> None:
     x, tables = features(dtype=torch.float32, requires_grad=True), draw(8)
@@ -119,31 +103,6 @@ def test_only_gathers_are_run(activations: str) -> None:
     scattering = {name for name in count.operations if "scatter" in name or "index_add" in name}
     # Autograd's own, of a gather that takes no channel twice, except the first with a sign of zero.
     assert scattering == ({"aten.index_add"} if activations == "autograd" else set())
-
-
-@blocked
-def test_a_second_backward_pass_finds_all_as_it_was(activations: str) -> None:
-    x, tables = features(requires_grad=True), draw(8)
-    value = summed_convolutions(x, tables, activations=activations).square().sum()
-    [first] = torch.autograd.grad(value, x, retain_graph=True)
-    assert torch.equal(first, torch.autograd.grad(value, x)[0])
-
-
-@blocked
-def test_tables_changed_before_the_backward_pass_are_an_error(activations: str) -> None:
-    x, tables = features(requires_grad=True), draw(8)
-    value = summed_convolutions(x, tables, activations=activations).sum()
-    draw_table(tables[0], CHANNELS)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        value.backward()
-
-
-@every_kind
-def test_no_images(activations: str) -> None:
-    none = features()[:0].requires_grad_()
-    sums = summed_convolutions(none, draw(8), activations=activations)
-    assert sums.shape == (ORDER - 1, 0, 8)
-    assert torch.autograd.grad(sums.sum(), none)[0].shape == none.shape
 
 
 @every_kind
@@ -210,16 +169,6 @@ def test_tables_that_do_not_fit(activations: str, widths: list[int]) -> None:
         sketched_moments(features(), tables, activations=activations)
 
 
-@pytest.mark.parametrize("channels", [3, 7])
-def test_tables_of_other_channels(channels: int) -> None:
-    """Tables of other channels have the same shape as those that fit."""
-    tables = [draw(8, 1, channels=channels)[0] for _ in range(2)]
-    with pytest.raises(
-        ValueError, match=rf"tables: expected a table of 5 channels, got one of {channels}"
-    ):
-        sketched_moments(features(), tables)
-
-
 @every_kind
 def test_tables_that_are_no_tables(activations: str) -> None:
     first, second = draw(8, 2)
@@ -244,13 +193,6 @@ def test_a_channel_without_a_place_has_no_gradient(activations: str) -> None:
     summed_convolutions(x, tables, activations=activations).square().sum().backward()
     assert x.grad is not None
     assert x.grad[:, :, 2].eq(0).all() and x.grad[:, :, [0, 1, 3, 4]].ne(0).all()
-
-
-@every_kind
-def test_tables_without_rows(activations: str) -> None:
-    tables = [table.flatten() for table in draw(8)]
-    with pytest.raises(ValueError, match=r"tables: expected .* \(moment_dim, R\)"):
-        sketched_moments(features(), tables, activations=activations)
 
 
 # Bias and variance

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from pml_regularizers import HighOrderMoments, _triton_products
-from pml_regularizers._summed_products import kept_projections, summed_products
+from pml_regularizers._summed_products import summed_products
 from tests.oracles import horde as oracle
 from tests.support.counting import Peak
 from tests.support.processes import ROOT
@@ -53,23 +53,6 @@ def test_equals_the_oracle(activations: str, order: int, dtype: torch.dtype) -> 
     arrays = [matrix.double().numpy() for matrix in matrices]
     exact = np.array([oracle.cascaded(image, arrays) for image in x.double().numpy()])
     assert_close(sums, exact.swapaxes(0, 1) * POSITIONS * math.sqrt(COLUMNS))
-
-
-@every_kind
-@pytest.mark.parametrize("first", [2, 3, 4])
-def test_lowest_order(activations: str, first: int) -> None:
-    x, matrices = draw(columns=5, requires_grad=True)
-    whole = summed_products(x, matrices)[first - 2 :]
-    part = summed_products(x, matrices, first=first, activations=activations)
-    assert_close(part, whole)
-    weights = torch.randn_like(whole)
-    inputs = [x, *matrices]
-    for found, expected in zip(
-        torch.autograd.grad(part, inputs, weights),
-        torch.autograd.grad(whole, inputs, weights),
-        strict=True,
-    ):
-        assert_close(found, expected)
 
 
 @blocked
@@ -129,15 +112,6 @@ def test_matrices_of_bytes(activations: str) -> None:
 
 
 @blocked
-def test_a_second_backward_pass_finds_all_as_it_was(activations: str) -> None:
-    x, matrices = draw(requires_grad=True)
-    value = summed_products(x, matrices, activations=activations).square().sum()
-    first = torch.autograd.grad(value, [x, *matrices], retain_graph=True)
-    for gradient, again in zip(first, torch.autograd.grad(value, [x, *matrices]), strict=True):
-        assert torch.equal(gradient, again)
-
-
-@blocked
 def test_matrices_changed_before_the_backward_pass_are_an_error(activations: str) -> None:
     x, matrices = draw(requires_grad=True)
     value = summed_products(x, matrices, activations=activations).sum()
@@ -162,27 +136,6 @@ def test_products_in_bfloat16_and_sums_in_float32(activations: str) -> None:
         assert result.dtype == torch.float32
         error = (result - truth).abs().max() / truth.abs().max()
         assert 2**-12 < error < 2**-5  # 3 or 4 channels and positions: little averages out
-
-
-def test_without_a_gradient_nothing_is_kept() -> None:
-    x, matrices = draw(requires_grad=True)
-    with torch.no_grad():
-        sums = summed_products(x, matrices)
-    assert sums.grad_fn is None
-    assert torch.equal(sums, summed_products(x, matrices))
-    with torch.no_grad():
-        assert peak("store") < 2 * peak("recompute")
-
-
-@every_kind
-def test_no_images(activations: str) -> None:
-    x, matrices = draw(requires_grad=True)
-    none = x.detach()[:0].requires_grad_()
-    sums = summed_products(none, matrices, activations=activations)
-    assert sums.shape == (ORDER - 1, 0, COLUMNS)
-    gradients = torch.autograd.grad(sums.sum(), [none, *matrices])
-    assert [g.shape for g in gradients] == [none.shape, *(m.shape for m in matrices)]
-    assert not any(gradient.any() for gradient in gradients)
 
 
 @every_kind
@@ -283,13 +236,6 @@ def test_the_module_tells_what_it_keeps(activations: str, projections: str, prod
     assert told == pytest.approx(sum(kept.values()), rel=0.02)
 
 
-@pytest.mark.parametrize(
-    ("activations", "count"), [("store", 5), ("recompute", 0), ("autograd", 8)]
-)
-def test_kept_projections(activations: str, count: int) -> None:
-    assert kept_projections(5, activations) == count
-
-
 # Triton
 
 
@@ -329,19 +275,6 @@ def test_triton_compiles_for_a_gpu_that_need_not_be_there(
     source = compiler.ASTSource(function, signature=signature, constexprs=constants)
     compiled = compiler.compile(source, target=GPUTarget("cuda", 90, 32))
     assert "st.global" in compiled.asm["ptx"]
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ({"activations": "keep"}, "activations: expected one of store, recompute, .* got 'keep'"),
-        ({"kernels": "cuda"}, "kernels: expected one of auto, torch, triton; got 'cuda'"),
-        ({"products": "half"}, "products: expected one of full, bfloat16; got 'half'"),
-    ],
-)
-def test_unknown_words(words: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        HighOrderMoments(3, **words)
 
 
 def test_triton_must_be_there_where_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

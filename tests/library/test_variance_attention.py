@@ -1,30 +1,20 @@
 """Variance attention against loops, finite differences, and the paper's promises."""
 
 import copy
-import functools
-import pickle
 from collections import Counter
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from pytorch_metric_learning import losses
 from torch import Tensor, nn
-from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
 
 from pml_regularizers import (
-    DistributedLoss,
     EmbeddingHead,
     FeatureTap,
-    MissingFeaturesError,
     VarianceRegularizer,
     VEMAttention,
-    parameter_groups,
-    variance_gate,
-    variance_loss,
 )
+from pml_regularizers.variance_attention import variance_gate, variance_loss
 from tests.oracles import variance_attention as oracle
 from tests.support.counting import Count
 from tests.support.tolerances import assert_close
@@ -65,10 +55,6 @@ def value_of(x: Tensor, predicted: Tensor, **kwargs: Any) -> Tensor:
     return value
 
 
-def exact_variance(x: Tensor) -> Tensor:
-    return torch.tensor(oracle.batch_variance(x.detach().double().numpy()), dtype=torch.float64)
-
-
 def gradient(value: Tensor, *modules: nn.Module) -> Tensor:
     """Gradient of all parameters in one vector; 0 for parameters that the value does not depend on."""
     parameters = [p for module in modules for p in module.parameters()]
@@ -80,64 +66,12 @@ def gradient(value: Tensor, *modules: nn.Module) -> Tensor:
 # The loss
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("unbiased", [False, True])
-def test_loss_equals_the_oracle(dtype: torch.dtype, unbiased: bool) -> None:
-    x, predicted = features(dtype=dtype), prediction(dtype)
-    value = value_of(x, predicted, unbiased=unbiased)
-    assert value.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
-    assert_close(value, exact_loss(x, predicted, unbiased=unbiased))
-
-
 def test_a_loss_made_by_hand() -> None:
     """Variances 4 and 0 where 1 and 2 are predicted; unbiased, 8."""
     x = torch.tensor([[1.0, 3.0], [5.0, 3.0]])
     predicted = torch.tensor([1.0, 2.0])
     assert_close(variance_loss(x, predicted), (3**2 + 2**2) / 2)
     assert_close(variance_loss(x, predicted, unbiased=True), (7**2 + 2**2) / 2)
-
-
-@pytest.mark.parametrize("unbiased", [False, True])
-@pytest.mark.parametrize("count", [1, 2, 5])
-def test_loss_gradient_by_finite_differences(unbiased: bool, count: int) -> None:
-    loss = functools.partial(value_of, unbiased=unbiased)
-    inputs = (features(count).requires_grad_(), prediction().requires_grad_())
-    assert torch.autograd.gradcheck(loss, inputs)
-
-
-def test_rows_of_predictions_share_the_gradient() -> None:
-    x, predicted = features(), prediction().requires_grad_()
-    (exact,) = torch.autograd.grad(value_of(x, predicted), predicted)
-    rows = predicted.detach().expand(len(x), -1).clone().requires_grad_()
-    (shares,) = torch.autograd.grad(value_of(x, rows), rows)
-    assert_close(shares, (exact / len(x)).expand(len(x), -1))
-
-
-def test_the_minimum_is_the_batch_variance() -> None:
-    x = features()
-    predicted = exact_variance(x).requires_grad_()
-    value = variance_loss(x, predicted)
-    (slope,) = torch.autograd.grad(value, predicted)
-    assert value < 1e-30 and slope.abs().max() < 1e-15
-    assert variance_loss(x, predicted + 0.01) > 9e-5
-
-
-def test_training_the_prediction_alone_converges_to_the_variance() -> None:
-    attention, x = VEMAttention(CHANNELS).double(), features()
-    regularizer = VarianceRegularizer().attach(attention)
-    optimizer = torch.optim.SGD(attention.parameters(), lr=CHANNELS / 4)  # halves the error
-    for _ in range(45):
-        optimizer.zero_grad()
-        regularizer(attention(x)).backward()
-        optimizer.step()
-    assert_close(attention.variance, exact_variance(x))
-
-
-def test_the_optimizer_settings_reach_the_prediction_alone() -> None:
-    groups = {group["name"]: group for group in parameter_groups(Network(), lr=1e-5)}
-    own = groups["model.head.attention"]
-    assert [parameter.shape for parameter in own["params"]] == [(CHANNELS,)]
-    assert (own["lr"], own["weight_decay"], groups["model"]["lr"]) == (1e-2, 0, 1e-5)
 
 
 def test_one_sample_has_no_variance() -> None:
@@ -159,40 +93,11 @@ def test_the_variance_is_of_full_precision(dtype: torch.dtype) -> None:
     assert_close(value, exact_loss(x, predicted))
 
 
-@pytest.mark.parametrize("magnitude", [1e-6, 1e-3, 1.0, 1e4])
-def test_magnitudes(magnitude: float) -> None:
-    x = (features(9) * magnitude).float().requires_grad_()
-    predicted = (prediction().abs() * magnitude**2).float().requires_grad_()
-    value = value_of(x, predicted)
-    assert_close(value, exact_loss(x, predicted))
-    found = torch.autograd.grad(value, (x, predicted))
-    inputs = [t.detach().double().requires_grad_() for t in (x, predicted)]
-    for ours, theirs in zip(
-        found, torch.autograd.grad(variance_loss(*inputs), inputs), strict=True
-    ):
-        assert_close(ours, theirs)
-
-
 @pytest.mark.parametrize("offset", [1e2, 1e4])
 def test_a_common_offset_is_not_variance(offset: float) -> None:
     """The mean of the squares less the square of the mean would leave nothing of it in float32."""
     x = (features(64) + offset).float()
     assert_close(value_of(x, torch.zeros(CHANNELS)), exact_loss(x, torch.zeros(CHANNELS)))
-
-
-def test_identical_and_zero_rows_have_finite_gradients() -> None:
-    for x in (torch.zeros(4, CHANNELS), torch.ones(4, CHANNELS), features(1).repeat(4, 1)):
-        x, predicted = x.requires_grad_(), prediction(x.dtype).requires_grad_()
-        value = value_of(x, predicted)
-        assert_close(value, predicted.square().mean())
-        to_x, to_prediction = torch.autograd.grad(value, (x, predicted))
-        assert (to_x == 0).all() and (to_prediction != 0).all()
-
-
-def test_order_of_the_batch_and_shift_of_the_features_do_not_matter() -> None:
-    x, predicted = features(), prediction()
-    moved = x[torch.randperm(len(x))] + torch.randn(CHANNELS)
-    assert_close(value_of(moved, predicted), value_of(x, predicted))
 
 
 # The attention
@@ -221,11 +126,6 @@ def test_channels_of_maps_and_tokens_are_weighed() -> None:
     assert_close(attention(tokens), attention(x).flatten(2).transpose(1, 2))
 
 
-def test_the_gate_commutes_with_average_pooling() -> None:
-    attention, x = VEMAttention(CHANNELS).double(), torch.randn(2, CHANNELS, 3, 4).double()
-    assert_close(attention(x).mean(dim=(2, 3)), attention(x.mean(dim=(2, 3))))
-
-
 @pytest.mark.parametrize("shape", [(4, CHANNELS), (4, 6, CHANNELS), (4, CHANNELS, 2, 3)], ids=str)
 def test_what_a_tap_hears(shape: tuple[int, ...]) -> None:
     attention, x = VEMAttention(CHANNELS).double(), torch.randn(shape).double()
@@ -248,13 +148,6 @@ def test_nothing_is_computed_for_nobody() -> None:
     tap.remove()
     attention(torch.randn(2, CHANNELS))
     assert len(calls) == 1
-
-
-def test_the_flattened_map_of_the_text() -> None:
-    attention, maps = VEMAttention(CHANNELS * 6).double(), torch.randn(5, CHANNELS, 2, 3).double()
-    regularizer = VarianceRegularizer().attach(attention)
-    value = regularizer(attention(maps.flatten(1)))
-    assert_close(value, exact_loss(maps.flatten(1), attention.variance))
 
 
 @pytest.mark.parametrize("training", [False, True])
@@ -413,85 +306,6 @@ def test_detached_features_teach_the_prediction_only() -> None:
     assert torch.equal(gradient(second, attention), gradient(first, attention))
 
 
-def test_a_frozen_trunk_leaves_the_prediction_to_learn() -> None:
-    network, (x, _) = Network(), images()
-    network.trunk.requires_grad_(False)
-    regularizer = VarianceRegularizer().attach(network.head)
-    value = regularizer(network(x))
-    assert (gradient(value, network.head.attention) != 0).all()
-
-
-def test_passes_without_gradients_replace_each_other() -> None:
-    network, (x, labels) = Network(), images()
-    regularizer = VarianceRegularizer().attach(network.head)
-    with torch.no_grad():  # as in a test between two steps
-        for _ in range(3):
-            network(torch.randn_like(x))
-        value = regularizer(network(x), labels)
-    assert_close(value, exact_loss(attend(network, x), network.head.attention.variance))
-    with torch.no_grad():
-        network(x)
-    assert_close(regularizer(network(x), labels), value)
-
-
-def test_reentrant_checkpointing_is_refused() -> None:
-    network, (x, labels) = Network(), images()
-    regularizer = VarianceRegularizer().attach(network.head)
-    embeddings = checkpoint(network.head, network.trunk(x), use_reentrant=True)
-    with pytest.raises(MissingFeaturesError, match="carry no gradient, but the embeddings do"):
-        regularizer(embeddings, labels)
-    embeddings = checkpoint(network.head, network.trunk(x), use_reentrant=False)
-    value = regularizer(embeddings, labels)
-    exact = variance_loss(attend(network, x), network.head.attention.variance)
-    assert_close(gradient(value, network), gradient(exact, network))
-
-
-def test_passes_of_two_streams_are_one_batch() -> None:
-    network, (x, _) = Network().double(), images(9)
-    x = x.double()
-    regularizer = VarianceRegularizer().attach(network.head)
-    value = regularizer(torch.cat([network(part) for part in x.split([2, 3, 4])]))
-    exact = variance_loss(attend(network, x), network.head.attention.variance)
-    assert_close(value, exact_loss(attend(network, x), network.head.attention.variance))
-    assert_close(gradient(value, network), gradient(exact, network))
-
-
-def test_beside_a_loss_and_in_the_slot_for_embeddings() -> None:
-    network, (x, labels) = Network(), images()
-    base = losses.ContrastiveLoss()
-    alone = base(network(x), labels)
-    regularizer = VarianceRegularizer().attach(network.head)
-    added = alone + 0.5 * regularizer(network(x), labels)
-    several = losses.MultipleLosses([base, regularizer], weights=[1, 0.5])
-    slot = losses.ContrastiveLoss(embedding_regularizer=regularizer, embedding_reg_weight=0.5)
-    for loss in (several, slot, DistributedLoss(several), DistributedLoss(slot)):
-        value = loss(network(x), labels)
-        assert_close(value, added)
-        assert_close(gradient(value, network), gradient(added, network))
-
-
-def test_statistics_are_recorded_on_request() -> None:
-    x, predicted = features(), prediction()
-    silent, regularizer = VarianceRegularizer(), VarianceRegularizer(collect_stats=True)
-    for loss in (silent, regularizer):
-        loss(torch.zeros(len(x), 2), features=(x, predicted))
-    assert not any(hasattr(silent, name) for name in ("batch_variance", "gate_range"))
-    gates = oracle.attended(np.ones((1, CHANNELS)), predicted.tolist())[0]
-    assert_close(
-        torch.tensor(
-            [regularizer.batch_variance, regularizer.predicted_variance, regularizer.gate_range],
-            dtype=torch.float64,
-        ),
-        [
-            np.mean(oracle.batch_variance(x.numpy())),
-            predicted.mean().item(),
-            gates.max() - gates.min(),
-        ],
-    )
-    recorded = {name: getattr(regularizer, name) for name in regularizer._record_these}
-    assert recorded.items() >= {"unbiased": False, "detach_features": False}.items()
-
-
 @pytest.mark.parametrize(
     "source",
     [EmbeddingHead(CHANNELS, WIDTH), nn.Linear(3, 3), VEMAttention(3).statistics],
@@ -508,38 +322,9 @@ def test_attach_needs_an_attention(source: nn.Module) -> None:
     [
         (torch.zeros(4, 3), r"shapes \(4, 3\); pass \(pooled, attention.variance\)"),
         ((torch.zeros(4, 3), torch.zeros(2)), r"shapes \(4, 3\), \(2,\)"),
-        ((torch.zeros(4, 3), torch.zeros(1, 3)), r"shapes \(4, 3\), \(1, 3\)"),
         ((torch.zeros(4, 3, 2), torch.zeros(4, 3, 2)), "the pair of pooled features"),
-        ((torch.zeros(4), torch.zeros(4)), "the pair of pooled features"),
-        ((torch.zeros(4, 3),) * 3, "the pair of pooled features"),
     ],
 )
 def test_features_that_do_not_fit(given: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         VarianceRegularizer()(torch.zeros(4, 2), features=given)
-
-
-def test_neither_features_nor_an_attention() -> None:
-    with pytest.raises(MissingFeaturesError, match=r"call loss.attach\(head\) once"):
-        VarianceRegularizer()(torch.zeros(4, 2))
-
-
-def test_network_and_regularizer_copied_together_stay_connected() -> None:
-    network, (x, labels) = Network(), images()
-    regularizer = VarianceRegularizer().attach(network.head)
-    expected = regularizer(network(x), labels)
-    both = (network, regularizer)
-    for again, loss in (pickle.loads(pickle.dumps(both)), copy.deepcopy(both)):
-        assert torch.equal(loss(again(x), labels), expected)
-
-
-def test_a_trained_network_without_its_attention() -> None:
-    network, (x, _) = Network().double(), images()
-    embeddings = network(x.double())
-    network.head.fold()
-    torch.testing.assert_close(network(x.double()), embeddings, rtol=0, atol=1e-12)
-    assert not any(isinstance(module, VEMAttention) for module in network.modules())
-    plain = EmbeddingHead(CHANNELS, WIDTH).double()
-    plain.load_state_dict(network.head.state_dict())
-    assert_close(plain(network.trunk(x.double())), embeddings)
-    assert_close(F.normalize(embeddings), embeddings)

@@ -37,9 +37,9 @@ def anchor_losses(
                 continue
             s = cosine(vectors[i], others[j])
             if labels[i] == other_labels[j]:
-                positives.append(math.log(1 + math.exp(-alpha * (s - beta))))
+                positives.append(math.log1p(math.exp(-alpha * (s - beta))))
             else:
-                negatives.append(math.log(1 + math.exp(alpha * C * (s - beta))))
+                negatives.append(math.log1p(math.exp(alpha * C * (s - beta))))
         losses.append(sum(math.fsum(part) / len(part) for part in (positives, negatives) if part))
     return losses
 

@@ -1,7 +1,7 @@
 """HORDE (Jacob, Picard, Histace, Klein, ICCV 2019), one position and one entry at a time."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -100,17 +100,3 @@ def embed(z: np.ndarray, matrix: np.ndarray | None, normalize: bool) -> np.ndarr
             [math.fsum(float(a) * float(b) for a, b in zip(row, z, strict=True)) for row in matrix]
         )
     return unit(z) if normalize else z
-
-
-def horde(
-    embeddings: np.ndarray,
-    orders: Sequence[np.ndarray],
-    labels: Sequence[int],
-    loss: Callable[[np.ndarray, Sequence[int]], float],
-    weights: Sequence[float],
-) -> float:
-    """Eq. 9 with eq. 7: the same loss on the embeddings and on every order."""
-    total = loss(embeddings, labels)
-    for weight, order in zip(weights, orders, strict=True):
-        total += weight * loss(order, labels)
-    return total

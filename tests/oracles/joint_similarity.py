@@ -109,22 +109,21 @@ def jrs(K: list[list[float]], labels: Sequence[int]) -> tuple[float, int]:
     return over_class_pairs(labels, lambda a, b: similarity(K, a, b))
 
 
-def jmmd(K: list[list[float]], labels: Sequence[int], squared: bool = False) -> tuple[float, int]:
+def jmmd(K: list[list[float]], labels: Sequence[int]) -> tuple[float, int]:
     """Eq. 15 by eq. 14."""
 
     def value(a: list[int], b: list[int]) -> float:
         square = similarity(K, a, a) + similarity(K, b, b) - 2 * similarity(K, a, b)
-        return -(square if squared else math.sqrt(square))
+        return -math.sqrt(square)
 
     return over_class_pairs(labels, value)
 
 
-def jintra(K: list[list[float]], labels: Sequence[int], squared: bool = False) -> tuple[float, int]:
+def jintra(K: list[list[float]], labels: Sequence[int]) -> tuple[float, int]:
     """Eq. 16."""
 
     def norm(a: list[int]) -> float:
-        square = similarity(K, a, a)
-        return square if squared else math.sqrt(square)
+        return math.sqrt(similarity(K, a, a))
 
     return over_class_pairs(labels, lambda a, b: -norm(a) - norm(b))
 

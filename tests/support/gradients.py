@@ -52,6 +52,12 @@ def confusion(**settings: object) -> nn.Module:
     return with_base(EnergyConfusionRegularizer(**settings))  # type: ignore[arg-type]
 
 
+def with_buffer(buffer: torch.Tensor) -> nn.Module:
+    loss = losses.ContrastiveLoss()
+    loss.register_buffer("drawn", buffer)
+    return loss
+
+
 def ensemble(base: nn.Module, **settings: object) -> EnsembleLoss:
     divergence = DivergenceLoss(HEADS, 0.1, **settings)  # type: ignore[arg-type]
     return EnsembleLoss(base, HEADS, embedding_regularizer=divergence, embedding_reg_weight=0.5)
@@ -248,6 +254,8 @@ def check_errors(processes: Processes) -> None:
     for make in (
         lambda: horde(losses.ContrastiveLoss(), projections="sketch"),
         lambda: confusion(gradient="all", num_pairs=2, seed=torch.initial_seed()),
+        lambda: with_buffer(torch.randn(2)),
+        lambda: with_buffer((torch.arange(1000) == 501 + rank).long()),
     ):
         torch.manual_seed(rank)  # nothing is trained, yet each process draws numbers of its own
         drawn = make()

@@ -1,0 +1,330 @@
+"""Contract of every public loss, in any batch, with any tuples, labels and features, and in any state."""
+
+import copy
+import pickle
+import random
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from pytorch_metric_learning import losses, regularizers
+from pytorch_metric_learning.utils import loss_and_miner_utils as lmu
+from torch import Tensor
+
+from pml_regularizers import (
+    EnergyConfusionRegularizer,
+    FeatureLoss,
+    IntraClassRegularizer,
+    JRDLoss,
+    JRSRegularizer,
+    LinearRamp,
+    MissingFeaturesError,
+    ScheduledLosses,
+    VarianceRegularizer,
+)
+from pml_regularizers.feature_loss import LabelAwareRegularizer
+from tests.library.contract import LABELS, LOSSES, WIDTH, Batch, call, feed
+from tests.library.test_contract import (
+    assert_agree,
+    assert_same,
+    check_gradients_arrive,
+    each_loss,
+    each_pml_loss,
+    exact,
+    measure,
+    one_per_class,
+    reads_features,
+    takes_int64_only,
+    those,
+)
+
+# Tuples, labels, reference sets, features
+
+
+def all_triplets() -> tuple[Tensor, ...]:
+    return tuple(lmu.get_all_triplets_indices(LABELS))
+
+
+def all_pairs() -> tuple[Tensor, ...]:
+    return tuple(lmu.get_all_pairs_indices(LABELS))
+
+
+@each_loss
+@pytest.mark.parametrize("mined", [all_pairs, all_triplets])
+def test_mined_tuples(name: str, mined: Callable[[], tuple[Tensor, ...]]) -> None:
+    """Some of them make another value where the equation has tuples, and the same where it has none."""
+    case = LOSSES[name]
+    loss, batch = case.make(), Batch.draw(case)
+    some = tuple(index[:5] for index in mined())
+    found, expected = measure(loss, batch, some), measure(loss, batch)
+    if not case.tuples:
+        assert_same(found, expected)
+        return
+    assert all(x is None or x.isfinite().all() for x in found.values())
+    assert not torch.isclose(found["value"], expected["value"])
+    check_gradients_arrive(case, found)
+
+
+@those(lambda loss: not takes_int64_only(loss))
+def test_labels_of_any_integer_type(name: str) -> None:
+    case = LOSSES[name]
+    loss, batch = case.make(), Batch.draw(case)
+    other = Batch(batch.embeddings, batch.labels.to(torch.int32), batch.features)
+    assert_same(measure(loss, other), measure(loss, batch))
+
+
+@each_pml_loss
+def test_without_labels(name: str) -> None:
+    case = LOSSES[name]
+    loss, batch = case.make(), Batch.draw(case)
+    other = Batch(batch.embeddings, None, batch.features)
+    if case.labels:
+        with pytest.raises(ValueError, match="labels"):
+            call(loss, other)
+    else:
+        assert torch.equal(call(loss, other), call(loss, batch))
+
+
+@each_pml_loss
+def test_reference_sets(name: str) -> None:
+    """Refused by the losses that read features, of one batch; the pair losses compare with it."""
+    case = LOSSES[name]
+    loss, batch = case.make(), Batch.draw(case)
+    reference = {"ref_emb": torch.randn(len(LABELS), WIDTH), "ref_labels": LABELS}
+    if isinstance(loss, FeatureLoss):
+        with pytest.raises(ValueError, match="ref_emb: "):
+            loss(batch.embeddings, batch.labels, **reference)
+    else:
+        value = loss(batch.embeddings, batch.labels, **reference)
+        assert value.isfinite() and not torch.equal(value, call(loss, batch))
+
+
+@reads_features
+def test_missing_features(name: str) -> None:
+    case = LOSSES[name]
+    loss, batch = case.make(), Batch.draw(case)
+    with pytest.raises(MissingFeaturesError):
+        loss(batch.embeddings, batch.labels)
+    fewer = batch.map(lambda x: x[:-1]).features
+    with pytest.raises(ValueError, match=r"features"):
+        call(loss, Batch(batch.embeddings, batch.labels, fewer))
+
+
+@those(lambda loss: isinstance(loss, FeatureLoss) and loss.reads)
+def test_features_from_a_tap_are_those_that_are_passed(name: str) -> None:
+    case = LOSSES[name]
+    loss, batch = case.make(), Batch.draw(case)
+    feed(loss, batch)
+    assert torch.equal(loss(batch.embeddings, batch.labels), call(loss, batch))
+
+
+@those(lambda loss: isinstance(loss, regularizers.BaseRegularizer))
+def test_the_slot_of_embedding_regularizers(name: str) -> None:
+    """Passes no labels: what needs them says where it goes instead."""
+    case = LOSSES[name]
+    loss, batch = case.make(), Batch.draw(case)
+    outer = losses.ContrastiveLoss(embedding_regularizer=loss, embedding_reg_weight=0.5)
+    feed(loss, batch)
+    if isinstance(loss, LabelAwareRegularizer):
+        with pytest.raises(ValueError, match=r"labels: .* MultipleLosses"):
+            outer(batch.embeddings, batch.labels)
+    else:
+        bare = losses.ContrastiveLoss()(batch.embeddings, batch.labels)
+        expected = bare + 0.5 * call(loss, batch)
+        feed(loss, batch)
+        torch.testing.assert_close(outer(batch.embeddings, batch.labels), expected)
+
+
+@each_loss
+@pytest.mark.parametrize("total", [losses.MultipleLosses, ScheduledLosses])
+def test_weight_zero_is_the_base_loss_to_the_bit(name: str, total: Any) -> None:
+    case = LOSSES[name]
+    loss, batch = case.make(), Batch.draw(case)
+    base = losses.ContrastiveLoss()
+    weight: Any = 0.0 if total is losses.MultipleLosses else LinearRamp(0, 1, 10)
+    both = total([base, loss], weights=[1.0, weight])
+    found, expected = measure(both, batch), measure(base, batch)
+    for part in ("value", "embeddings"):
+        assert torch.equal(found[part], expected[part])
+    for part, result in found.items():
+        if part not in ("value", "embeddings"):
+            assert result is not None and not result.any(), part
+
+
+# Batches
+
+
+def duplicated(x: Tensor) -> Tensor:
+    return x[torch.arange(len(x)) // 2]
+
+
+def first_is_zero(x: Tensor) -> Tensor:
+    return torch.cat([torch.zeros_like(x[:1]), x[1:]])
+
+
+ROWS: dict[str, Callable[[Tensor], Tensor]] = {
+    "random": lambda x: x,
+    "identical": lambda x: x[:1].expand_as(x),
+    "duplicated": duplicated,
+    "zero": torch.zeros_like,
+    "first is zero": first_is_zero,
+}
+BATCHES = {
+    "regular": (LABELS, list(ROWS)),
+    "two classes": (torch.tensor([3, 0]), list(ROWS)),
+    "two of a class": (torch.tensor([1, 1]), ["random", "identical", "first is zero"]),
+    "one class": (torch.tensor([2, 2, 2, 2]), ["random", "zero"]),
+    "singletons": (torch.tensor([3, 0, 2, 1]), ["random", "identical"]),
+    "one image": (torch.tensor([1]), ["random", "zero"]),
+}
+
+
+@each_loss
+def test_degenerate_batches(name: str) -> None:
+    """Finite, with gradients everywhere, and right: as in float64."""
+    case = LOSSES[name]
+    loss = case.make()
+    scales = measure(loss, Batch.draw(case))
+    for kind, (labels, rows) in BATCHES.items():
+        batch = Batch.draw(case, labels)
+        for change in rows:
+            changed = batch.map(ROWS[change])
+            found = measure(loss, changed)
+            try:
+                check_gradients_arrive(case, found)
+                assert_agree(found, exact(loss, changed), scales)
+            except AssertionError as error:
+                raise AssertionError(f"{kind}, {change} rows: {error}") from None
+
+
+@each_loss
+def test_an_empty_batch(name: str) -> None:
+    """Nothing is lost: 0, with a gradient of 0 for every parameter, as in a process that got no image."""
+    case = LOSSES[name]
+    found = measure(case.make(), Batch.draw(case, LABELS[:0]))
+    assert found["value"] == 0
+    check_gradients_arrive(case, found)
+    assert not any(x.any() for x in found.values() if x is not None)
+
+
+@each_loss
+@pytest.mark.parametrize("magnitude", [1e-6, 1e-3, 1e4])
+def test_magnitudes(name: str, magnitude: float) -> None:
+    case = LOSSES[name]
+    loss = case.make()
+    batch = Batch.draw(case).map(lambda x: magnitude * x)
+    found = measure(loss, batch)
+    check_gradients_arrive(case, found)
+    assert_agree(found, exact(loss, batch))
+
+
+@each_loss
+def test_the_order_of_the_batch_does_not_matter(name: str) -> None:
+    case = LOSSES[name]
+    loss = case.make().double()
+    batch = Batch.draw(case).to(torch.float64)
+    order = torch.randperm(len(LABELS))
+    expected = measure(loss, batch)
+    for part, _ in batch.tensors():
+        gradient = expected[part]
+        expected[part] = None if gradient is None else gradient[order]
+    assert_agree(measure(loss, batch.take(order)), expected)
+
+
+@those(lambda loss: not takes_int64_only(loss) and not isinstance(loss, JRDLoss))
+def test_names_of_classes_do_not_matter(name: str) -> None:
+    """Unless a loss has weights of its own for each class."""
+    case = LOSSES[name]
+    loss, batch = case.make(), Batch.draw(case)
+    renamed = torch.tensor([3, 7, 50, 100])[batch.labels]
+    other = Batch(batch.embeddings, renamed, batch.features)
+    assert_same(measure(loss, other), measure(loss, batch))
+
+
+@each_loss
+def test_nan_shows(name: str) -> None:
+    """One number that is none, anywhere in what the value depends on, spoils it."""
+    case = LOSSES[name]
+    loss, batch = case.make(), Batch.draw(case)
+    for part, x in batch.tensors():
+        if part == "embeddings" and not case.embeddings:
+            continue
+        kept = x.flatten()[4].clone()
+        x.view(-1)[4] = float("nan")
+        assert call(loss, batch).isnan(), part
+        x.view(-1)[4] = kept
+    assert call(loss, batch).isfinite()
+
+
+# State
+
+
+@contextmanager
+def generators_untouched() -> Iterator[None]:
+    def state() -> tuple[Any, ...]:
+        name, keys, *rest = np.random.get_state()  # noqa: NPY002  the global generator, on purpose
+        return torch.get_rng_state().tolist(), name, keys.tolist(), rest, random.getstate()
+
+    before = state()
+    yield
+    assert state() == before
+
+
+@each_loss
+def test_a_call_draws_no_random_numbers(name: str) -> None:
+    case = LOSSES[name]
+    loss, batch = case.make(), Batch.draw(case)
+    with generators_untouched():
+        measure(loss, batch)
+
+
+@each_loss
+def test_copies_and_states(name: str) -> None:
+    case = LOSSES[name]
+    loss, batch = case.make(), Batch.draw(case)
+    loss = copy.deepcopy(loss)
+    call(loss, batch)  # what calls leave behind, copies have too
+    other = case.make()
+    other.load_state_dict(loss.state_dict())
+    expected = measure(loss, batch)
+    for again in (pickle.loads(pickle.dumps(loss)), other):
+        assert_same(measure(again, batch), expected)
+
+
+ONE_GRAPH = (
+    EnergyConfusionRegularizer,
+    IntraClassRegularizer,
+    JRDLoss,
+    JRSRegularizer,  # and the joint regularizers that derive from it
+    VarianceRegularizer,
+)
+
+
+def one_is_quick(names: Iterable[str], quick: str) -> pytest.MarkDecorator:
+    """Compiling takes seconds: with `make test` it is done to one of them."""
+    slow = pytest.mark.slow
+    return pytest.mark.parametrize(
+        "name", [name if name == quick else pytest.param(name, marks=slow) for name in names]
+    )
+
+
+@one_is_quick([name for name in one_per_class() if name != "several"], "EC")
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+def test_compiled(name: str) -> None:
+    """Energy confusion, the joint regularizers and the variance in one graph, all with equal results.
+
+    (A sum with a schedule has its own test.)
+    """
+    case = LOSSES[name]
+    loss, batch = case.make(), Batch.draw(case)
+    whole = isinstance(loss, ONE_GRAPH)
+    expected = measure(loss, batch)
+    leaves = batch.map(lambda x: x.requires_grad_())
+    value = call(torch.compile(loss, backend="eager", fullgraph=whole), leaves)
+    inputs = dict(leaves.tensors()) | dict(loss.named_parameters())
+    gradients = torch.autograd.grad(value, list(inputs.values()), allow_unused=True)
+    assert_agree({"value": value.detach(), **dict(zip(inputs, gradients, strict=True))}, expected)
+    torch.compiler.reset()

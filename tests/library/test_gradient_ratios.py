@@ -1,0 +1,236 @@
+"""Terms of a loss, and the ratios of their gradients, on one process and on several."""
+
+import copy
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from pytorch_metric_learning import losses, miners
+from torch import nn
+
+from pml_regularizers import (
+    DistributedLoss,
+    HORDELoss,
+    ScheduledLosses,
+    VarianceRegularizer,
+    attach_all,
+    gradient_norm_ratios,
+    parameter_groups,
+    record_terms,
+)
+from tests.library.test_parameter_groups import Attended, horde
+from tests.library.test_scheduled_losses import batch, scheduled
+from tests.support.composition import STEPS, measure, measure_all
+from tests.support.pool import Pool
+from tests.support.tolerances import assert_close
+from tests.support.toys import CHANNELS, WIDTH, Network, images
+
+
+class TestGradientNormRatios:
+    def test_by_hand(self) -> None:
+        """L = sum of x, R = w |x|^2 of x = A u: gradients 1 and 2 w x at x, 1 u^T and 2 w x u^T at A."""
+        u = torch.tensor([1.0, 2.0, 2.0], dtype=torch.float64)
+        A = torch.tensor([[1.0, 0, 1], [0, 2, 0]], dtype=torch.float64).requires_grad_()
+        c = torch.tensor([0.5, 0.0], dtype=torch.float64).requires_grad_()
+        x = A @ u + c  # (3.5, 4)
+        terms = {"base": x.sum(), "square": 0.3 * x.square().sum(), "fc": c.sum()}
+        ratios = gradient_norm_ratios(
+            terms, base="base", at={"x": x, "A": A, "c": [c], "both": iter([x, A])}
+        )
+        length = (3.5**2 + 4**2) ** 0.5
+        square = 0.6 * length / 2**0.5  # |u| cancels
+        assert ratios == {
+            "square": pytest.approx(dict.fromkeys(("x", "A", "c", "both"), square), rel=1e-14),
+            "fc": pytest.approx({"x": 0.0, "A": 0.0, "c": 1.0, "both": 0.0}, rel=1e-14),
+        }
+
+    def test_one_pass_serves_diagnosis_and_training(self) -> None:
+        x, labels = images()
+        gradients = []
+        start = copy.deepcopy((Attended(), horde()))
+        for diagnosed in (False, True):
+            network, first = copy.deepcopy(start)
+            loss = attach_all(
+                ScheduledLosses({"horde": first, "variance": VarianceRegularizer()}), network.head
+            )
+            embeddings = network(x)
+            with record_terms(loss) as terms:
+                total = loss(embeddings, labels)
+            trained = [*network.parameters(), *loss.parameters()]
+            if diagnosed:
+                at = {"embeddings": embeddings, "all": trained}
+                before = torch.get_rng_state()
+                ratios = gradient_norm_ratios(terms, base="horde.order_1", at=at)
+                assert torch.equal(torch.get_rng_state(), before)
+                assert ratios.keys() == {"horde.order_2", "horde.order_3", "variance"}
+                assert all(parameter.grad is None for parameter in trained)
+            assert loss.step == 1
+            total.backward()
+            gradients.append([parameter.grad for parameter in trained])
+        for plain, diagnosed_gradient in zip(*gradients, strict=True):
+            assert torch.equal(plain, diagnosed_gradient)
+
+    def test_nothing_to_compare_with(self) -> None:
+        x, y = torch.ones(3, requires_grad=True), torch.ones(2, requires_grad=True)
+        terms = {"base": y.sum(), "strong": x.sum(), "constant": torch.tensor(4.0)}
+        ratios = gradient_norm_ratios(terms, base="base", at={"x": x, "y": y})
+        assert ratios["strong"] == {"x": float("inf"), "y": 0.0}
+        assert ratios["constant"] == {"x": pytest.approx(float("nan"), nan_ok=True), "y": 0.0}
+
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+    def test_norms_do_not_overflow_in_half_precision(self, dtype: torch.dtype) -> None:
+        """|30000 * (1, ..., 1)| of 10,000 numbers is 3e6, far beyond float16."""
+        x = torch.ones(10_000, dtype=dtype, requires_grad=True)
+        big = 29_952.0  # a bfloat16 number
+        terms = {"base": x.float().sum(), "big": big * x.float().sum()}
+        ratios = gradient_norm_ratios(terms, base="base", at={"x": x})
+        assert ratios == {"big": {"x": pytest.approx(big, rel=1e-14)}}
+
+    def test_parts_that_are_frozen_do_not_count(self) -> None:
+        network = Network()
+        network.trunk[0].requires_grad_(False)
+        embeddings = network(images()[0])
+        terms = {"base": embeddings.sum(), "other": 2 * embeddings.sum()}
+        ratios = gradient_norm_ratios(terms, base="base", at={"trunk": network.trunk.parameters()})
+        assert ratios == {"other": {"trunk": pytest.approx(2.0)}}
+        assert ratios == gradient_norm_ratios(terms, base="base", at={"trunk": network.trunk})
+        with pytest.raises(ValueError, match="at: none of the 2 tensors of stem requires a grad"):
+            gradient_norm_ratios(terms, base="base", at={"stem": network.trunk[0].parameters()})
+
+    def test_errors(self) -> None:
+        x = torch.ones(3, requires_grad=True)
+        with pytest.raises(ValueError, match="base: expected one of a, b, got 'metric'"):
+            gradient_norm_ratios({"a": x.sum(), "b": x.sum()}, base="metric", at={"x": x})
+        for wrong, came in ((2 * x, r"\(3,\)"), (1.5, "float")):
+            with pytest.raises(ValueError, match=f"losses: expected b to be a scalar .*{came}"):
+                gradient_norm_ratios({"a": x.sum(), "b": wrong}, base="a", at={"x": x})
+
+    @pytest.mark.parametrize(
+        ("at", "message"),
+        [
+            ({}, "expected a dict of places by name, .* got none"),
+            (torch.ones(3, requires_grad=True), "expected a dict of places by name, .* got Tensor"),
+            ({"fc": nn.Linear(3, 2).named_parameters()}, "expected tensors at fc, got tuple; pass"),
+            ({"x": 1.0}, "expected tensors at x, got float; pass"),
+            ({"relu": nn.ReLU()}, "none of the 0 tensors of relu requires a gradient"),
+        ],
+    )
+    def test_places_that_are_none(self, at: Any, message: str) -> None:
+        term = torch.ones(3, requires_grad=True).sum()
+        with pytest.raises(ValueError, match=f"at: {message}"):
+            gradient_norm_ratios({"a": term, "b": term}, base="a", at=at)
+
+
+def test_the_boundary_of_margin_loss_has_a_rate_of_its_own() -> None:
+    """5e-4 unless one is given, also within other losses."""
+    model, margin = nn.Linear(4, 4), losses.MarginLoss(learn_beta=True)
+    loss = HORDELoss(margin, CHANNELS, WIDTH, order=2, moment_dim=8)
+
+    def settings(**given: Any) -> dict[str, Any]:
+        groups = parameter_groups(model, loss, lr=1e-5, weight_decay=1e-4, **given)
+        return {group["name"]: (group["lr"], group["weight_decay"]) for group in groups}
+
+    beta = "loss.losses.order_2.beta"
+    assert settings()[beta] == (5e-4, 0)
+    assert settings()["loss"] == (1e-5, 1e-4)
+    assert settings(overrides={beta: {"lr": 1e-3}})[beta] == (1e-3, 0)
+    assert settings(loss_lr=1e-3) == {"model": (1e-5, 1e-4), "loss": (1e-3, 1e-4)}
+
+
+class TestRecordTerms:
+    def test_terms_add_up_to_the_total(self) -> None:
+        network = Attended()
+        inner = ScheduledLosses([losses.ContrastiveLoss(), horde()], weights=[0.5, 2.0])
+        loss = losses.MultipleLosses(
+            {"plain": losses.TripletMarginLoss(), "inner": inner},
+            weights={"plain": 3, "inner": 0.1},
+        )
+        attach_all(loss, network.head)
+        x, labels = images()
+        embeddings = network(x)
+        with record_terms(DistributedLoss(loss)) as terms:
+            total = loss(embeddings, labels)
+        assert list(terms) == [
+            "plain",
+            "inner.0",
+            "inner.1.order_1",
+            "inner.1.order_2",
+            "inner.1.order_3",
+        ]
+        assert_close(total, sum(terms.values()).detach())
+        assert_close(terms["plain"], 3 * losses.TripletMarginLoss()(embeddings, labels).detach())
+        pairs = losses.ContrastiveLoss()(embeddings, labels).detach()
+        assert_close(terms["inner.0"], 0.05 * pairs)
+        assert_close(terms["inner.1.order_1"], 0.2 * pairs)
+
+    def test_calls_of_other_threads_do_not_count(self) -> None:
+        loss, (x, labels) = scheduled(pairs=0.5), batch()
+        with record_terms(loss) as terms, ThreadPoolExecutor(1) as threads:
+            threads.submit(loss, 2 * x, labels).result()
+            total = loss(x, labels)
+        assert_close(sum(terms.values()), total)
+
+    def test_one_loss_in_two_places(self) -> None:
+        part, (x, labels) = losses.TripletMarginLoss(margin=0.5), batch()
+        loss = losses.MultipleLosses(
+            {"easy": part, "hard": part},
+            miners={"hard": miners.BatchHardMiner()},
+            weights={"easy": 1.0, "hard": 2.0},
+        )
+        with record_terms(loss) as terms:
+            total = loss(x, labels)
+        assert_close(terms["easy"], part(x, labels))
+        assert_close(terms["hard"], 2 * part(x, labels, miners.BatchHardMiner()(x, labels)))
+        assert_close(total, sum(terms.values()))
+
+    def test_leaves_no_hooks(self) -> None:
+        loss, (x, labels) = scheduled(), batch()
+        with record_terms(loss):
+            loss(x, labels)
+        with pytest.raises(KeyError), record_terms(loss):
+            raise KeyError
+        assert not any(module._forward_hooks for module in loss.modules())
+
+    @pytest.mark.parametrize("alone", [losses.ContrastiveLoss, VarianceRegularizer])
+    def test_a_loss_that_is_no_sum(self, alone: Any) -> None:
+        message = f"loss: expected a sum of losses, .* got {alone.__name__};"
+        with pytest.raises(ValueError, match=message), record_terms(alone()):
+            pass
+
+    def test_a_block_without_a_call(self) -> None:
+        message = "loss: no call of metric, pairs was recorded;"
+        with pytest.raises(ValueError, match=message), record_terms(scheduled()):
+            pass
+
+
+@pytest.fixture(scope="module", params=[2, 3])
+def spread(request: pytest.FixtureRequest, pool: Pool) -> Any:
+    found, *_ = pool.run(measure_all, processes=request.param)
+    assert found["world_size"] == request.param
+    return found
+
+
+def test_many_processes_equal_one(spread: Any) -> None:
+    """Ratios, weights, and the gradients of the step that was diagnosed."""
+    alone = measure(None)
+    assert len(spread["steps"]) == len(alone["steps"]) == STEPS
+    for found, expected in zip(spread["steps"], alone["steps"], strict=True):
+        assert found["step"] == expected["step"]
+        torch.testing.assert_close(found["loss"], expected["loss"], rtol=1e-12, atol=0)
+        for name, places in expected["ratios"].items():
+            assert found["ratios"][name] == pytest.approx(places, rel=1e-12)
+        for name, gradient in expected["gradients"].items():
+            assert gradient is not None, name
+            bound = 1e-12 * max(gradient.abs().max().item(), 1.0)
+            torch.testing.assert_close(found["gradients"][name], gradient, rtol=0, atol=bound)
+    first, last = (step["ratios"]["jrd.metric"]["trunk"] for step in alone["steps"])
+    assert first == 0 < last
+
+
+def test_a_static_graph_is_measured_from_the_second_step_on(spread: Any) -> None:
+    """DDP's first backward pass must be the step's own, or its gradients are never averaged."""
+    found = spread["static_graph"]
+    assert found["errors"] == pytest.approx([0.0] * STEPS, abs=1e-12)
+    assert "measure from the second step on" in found["said"][0]
+    assert found["said"][1:] == [""] * (STEPS - 1)

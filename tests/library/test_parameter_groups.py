@@ -1,0 +1,173 @@
+"""Optimizer groups of a network and its loss, and the check that nothing is left out."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from pytorch_metric_learning import losses
+from pytorch_metric_learning.utils.distributed import DistributedLossWrapper
+from torch import nn
+
+from pml_regularizers import (
+    DistributedLoss,
+    EmbeddingHead,
+    HORDELoss,
+    VEMAttention,
+    parameter_groups,
+    warn_untrained,
+)
+from tests.support.toys import CHANNELS, WIDTH, Network
+
+
+def horde(base: nn.Module | None = None, **kwargs: Any) -> HORDELoss:
+    base = losses.ContrastiveLoss() if base is None else base
+    return HORDELoss(base, CHANNELS, WIDTH, order=3, moment_dim=8, **kwargs)
+
+
+def paths(groups: list[dict[str, Any]]) -> dict[str, int]:
+    return {group["name"]: len(group["params"]) for group in groups}
+
+
+def assert_partition(groups: list[dict[str, Any]], *modules: nn.Module) -> None:
+    """Every trained parameter of the modules is in exactly one group."""
+    found = [id(parameter) for group in groups for parameter in group["params"]]
+    trained = {id(p) for module in modules for p in module.parameters() if p.requires_grad}
+    assert len(found) == len(set(found))
+    assert set(found) == trained
+
+
+class Attended(Network):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = EmbeddingHead(CHANNELS, WIDTH, attention=VEMAttention)
+
+
+class TestParameterGroups:
+    def test_network_loss_and_what_brings_its_own_settings(self) -> None:
+        model, loss = Attended(), horde()
+        groups = parameter_groups(model, loss, lr=1e-5, loss_lr=1e-3, weight_decay=1e-4)
+        assert paths(groups) == {"model": 5, "model.head.attention": 1, "loss": 5}
+        assert_partition(groups, model, loss)
+        settings = {g["name"]: (g["lr"], g["weight_decay"]) for g in groups}
+        assert settings == {
+            "model": (1e-5, 1e-4),
+            "model.head.attention": (1e-2, 0.0),
+            "loss": (1e-3, 1e-4),
+        }
+        assert groups[1]["params"][0] is model.head.attention.variance
+
+    def test_each_group_moves_at_its_own_rate(self) -> None:
+        model, loss = Attended(), losses.ArcFaceLoss(3, WIDTH)
+        start = copy.deepcopy([*model.state_dict().items(), *loss.state_dict().items()])
+        optimizer = torch.optim.SGD(
+            parameter_groups(
+                model, loss, lr=0.5, loss_lr=0.25, overrides={"model.head.fc": {"lr": 0.125}}
+            )
+        )
+        for parameter in (*model.parameters(), *loss.parameters()):
+            parameter.grad = torch.ones_like(parameter)
+        optimizer.step()
+        now = {**model.state_dict(), **loss.state_dict()}
+        rates = {"head.attention.variance": 1e-2, "head.fc.weight": 0.125, "W": 0.25}
+        for name, before in start:
+            expected = torch.full_like(before, rates.get(name, 0.5))
+            torch.testing.assert_close(before - now[name], expected, rtol=1e-4, atol=0)
+
+    def test_longer_paths_win_and_keep_what_they_do_not_set(self) -> None:
+        groups = parameter_groups(
+            Attended(),
+            lr=1e-5,
+            weight_decay=0.5,
+            overrides={
+                "model.head": {"lr": 1e-4, "betas": (0.5, 0.9)},
+                "model.head.attention": {"lr": 3e-2},
+                "model.trunk.0.bias": {"weight_decay": 0.0},
+            },
+        )
+        assert {g.pop("name"): {k: v for k, v in g.items() if k != "params"} for g in groups} == {
+            "model": {"lr": 1e-5, "weight_decay": 0.5},
+            "model.trunk.0.bias": {"lr": 1e-5, "weight_decay": 0.0},
+            "model.head": {"lr": 1e-4, "weight_decay": 0.5, "betas": (0.5, 0.9)},
+            "model.head.attention": {"lr": 3e-2, "weight_decay": 0.0, "betas": (0.5, 0.9)},
+        }
+
+    def test_shared_parameters_are_in_one_group(self) -> None:
+        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), VEMAttention(4))
+        model[1].weight = model[0].weight
+        loss = nn.Sequential(model[2], nn.Linear(4, 4))
+        loss[1].bias = model[1].bias
+        groups = parameter_groups(model, loss, lr=1)
+        assert paths(groups) == {"model": 3, "model.2": 1, "loss": 1}
+        assert_partition(groups, model, loss)
+
+    def test_frozen_parameters_are_left_out(self) -> None:
+        model, loss = Attended(), horde(projections="random")
+        model.trunk.requires_grad_(False)
+        groups = parameter_groups(model, loss, lr=1)
+        assert paths(groups) == {"model": 1, "model.head.attention": 1}
+        assert_partition(groups, model, loss)
+
+    @pytest.mark.parametrize(
+        "wrap",
+        [
+            DistributedLoss,
+            DistributedLossWrapper,
+            nn.DataParallel,
+            lambda module: torch.compile(module, backend="eager"),
+        ],
+    )
+    def test_wrappers_do_not_change_the_paths(self, wrap: Callable[[nn.Module], nn.Module]) -> None:
+        loss = horde(losses.ArcFaceLoss(3, WIDTH))
+        overrides = {"loss.losses.order_1": {"lr": 7.0}}
+        plain = parameter_groups(Network(), loss, lr=1, overrides=overrides)
+        assert paths(plain) == {"model": 5, "loss": 7, "loss.losses.order_1": 1}
+        wrapped = parameter_groups(Network(), wrap(loss), lr=1, overrides=overrides)
+        assert paths(wrapped) == paths(plain)
+
+    @pytest.mark.parametrize("path", ["model.haed", "head", "loss", "model.head.f", "model.relu"])
+    def test_an_override_of_nothing(self, path: str) -> None:
+        model = Network()
+        model.relu = nn.ReLU()
+        with pytest.raises(ValueError, match=f"overrides: no trained parameter is at {path};"):
+            parameter_groups(model, losses.ContrastiveLoss(), lr=1, overrides={path: {"lr": 2}})
+
+    def test_what_is_no_module(self) -> None:
+        network, loss = Network(), losses.ArcFaceLoss(3, WIDTH)
+        for model, came in (
+            ({"trunk": network.trunk}, "dict"),
+            (network.parameters(), "generator"),
+        ):
+            with pytest.raises(ValueError, match=f"model: expected a module, got {came}; pass"):
+                parameter_groups(model, lr=1)
+        with pytest.raises(ValueError, match="loss: expected a module, got generator; pass"):
+            parameter_groups(network, loss.parameters(), lr=1)
+        with pytest.raises(ValueError, match="loss: expected a module, got dict; pass"):
+            warn_untrained({"metric_loss": loss})
+        several = nn.ModuleDict({"trunk": network.trunk, "embedder": network.head})
+        assert_partition(parameter_groups(several, lr=1), network)
+
+
+class TestWarnUntrained:
+    def test_silent_when_all_are_trained(self) -> None:
+        model, loss = Network(), horde()
+        optimizer = torch.optim.Adam(parameter_groups(model, loss, lr=1))
+        assert warn_untrained(loss, optimizer) == []
+        apart = [torch.optim.SGD([parameter], lr=1) for parameter in loss.parameters()]
+        assert warn_untrained(loss, *apart) == []
+        assert warn_untrained(losses.ContrastiveLoss()) == []
+
+    def test_the_original_base_loss_is_not_what_horde_trains(self) -> None:
+        base = losses.ArcFaceLoss(3, WIDTH)
+        loss = losses.MultipleLosses({"horde": horde(base), "other": losses.ContrastiveLoss()})
+        optimizer = torch.optim.Adam(base.parameters())
+        for wrap in (DistributedLoss, nn.DataParallel, nn.Identity()):
+            wrapped = loss if isinstance(wrap, nn.Identity) else wrap(loss)
+            with pytest.warns(
+                UserWarning, match=r"no optimizer got 8 of .*horde\.moments\.weight_0"
+            ):
+                names = warn_untrained(wrapped, optimizer)
+            assert [name for name in names if name.endswith("W")] == [
+                f"losses.horde.losses.order_{k}.W" for k in (1, 2, 3)
+            ]

@@ -1,0 +1,138 @@
+"""Cutting a trunk in two."""
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from pml_regularizers import (
+    AttentionEnsemble,
+    split_trunk,
+)
+from tests.support.tolerances import assert_close
+from tests.support.toys import timm_model
+
+
+class Skips(nn.Module):
+    """Two layers and a connection beside the second; the first may be called twice."""
+
+    def __init__(self, twice: bool = False) -> None:
+        super().__init__()
+        self.first, self.second, self.twice = nn.Conv2d(3, 3, 1), nn.Conv2d(3, 3, 1), twice
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        if self.twice:
+            x = self.first(x)
+        y: Tensor = self.second(x) + x
+        return y
+
+
+class Branches(nn.Conv2d):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) if x.sum() > 0 else x
+
+
+@pytest.mark.parametrize(
+    ("name", "stage"),
+    [
+        ("test_resnet", "layer2"),
+        ("test_resnet", "layer3.0"),
+        ("test_convnext", "stages.1"),
+        ("test_efficientnet", "blocks.2"),
+    ],
+)
+def test_timm_trunks_are_cut_anywhere(name: str, stage: str) -> None:
+    trunk = timm_model(name, num_classes=0).eval()
+    stem, body = split_trunk(trunk, stage)
+    x = torch.randn(1, 3, 64, 64)
+    assert torch.equal(body(stem(x)), trunk.forward_features(x))
+    names = [{name for name, _ in part.named_parameters()} for part in (stem, body)]
+    assert not names[0] & names[1] and all(names)
+    assert names[0] | names[1] <= {name for name, _ in trunk.named_parameters()}
+    for part in (stem, body):
+        assert not part.training
+        assert all(trunk.get_parameter(name) is own for name, own in part.named_parameters())
+
+
+def test_cuts_that_cannot_be() -> None:
+    with pytest.raises(
+        ValueError, match=r"stage: expected .* got 'layer9', called 0 times; it calls conv1"
+    ):
+        split_trunk(timm_model("test_resnet", num_classes=0), "layer9")
+    with pytest.raises(ValueError, match=r"got 'first', called 2 times"):
+        split_trunk(Skips(twice=True), "first")
+    with pytest.raises(ValueError, match=r"stage: add also needs first from before 'second'"):
+        split_trunk(Skips(), "second")
+    assert len(split_trunk(Skips(), "first")) == 2
+    with pytest.raises(ValueError, match=r"trunk: torch\.fx cannot trace Branches"):
+        split_trunk(Branches(3, 3, 1), "anything")
+
+
+class Modal(nn.Module):
+    """A network that asks in its own forward whether it is in training."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.first, self.second, self.aux = (nn.Conv2d(3, 3, 1) for _ in range(3))
+        self.kind = kind
+
+    def forward(self, x: Tensor) -> Any:
+        x = self.first(x)
+        if self.kind == "dropout":
+            x = F.dropout(x, 0.5, self.training)
+        if self.kind == "constant":
+            x = x * torch.tensor([0.5 if self.training else 1.0])
+        x = self.second(x)
+        if self.kind == "auxiliary" and self.training:
+            return x, self.aux(x)
+        return x * torch.tensor([2.0])
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "found"),
+    [("dropout", "training: True"), ("constant", "mul"), ("auxiliary", "target=aux")],
+)
+def test_a_cut_does_not_freeze_the_mode_of_a_trunk(kind: str, found: str, training: bool) -> None:
+    trunk = Modal(kind).train(training)
+    trunk.aux.eval()
+    with pytest.raises(ValueError, match="trunk: Modal computes different things in tr") as error:
+        split_trunk(trunk, "first")
+    here, there = str(error.value).split(" mode is ")
+    assert here.endswith("in train" if training else "in eval")
+    if kind != "constant":  # of which the names are the same
+        assert found in (here if training else there)
+    assert trunk.training == trunk.second.training == training and not trunk.aux.training
+
+
+def test_an_ensemble_of_a_timm_trunk() -> None:
+    trunk = timm_model("test_convnext", num_classes=0)
+    made = AttentionEnsemble.for_trunk(trunk, "stages.1", embedding_size=16, num_heads=4)
+    assert (made.stem_channels, made.head.in_channels) == (32, trunk.num_features)
+    x = torch.randn(2, 3, 64, 64)
+    assert made(x).shape == (2, 16)
+    for again in (pickle.loads(pickle.dumps(made)), copy.deepcopy(made)):
+        assert_close(again(x), made(x))
+    made(x).sum().backward()
+    assert all(p.grad is not None for p in made.parameters())
+    assert not made.eval().stem.training and not made.body.stages.training  # type: ignore[union-attr]
+
+
+def test_the_layers_of_the_masks_may_be_a_copy_of_the_body() -> None:
+    trunk = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 7, 1), nn.Conv2d(7, 5, 3))
+    sizes = {"stem_channels": 4, "attention_channels": 7, "body_channels": 5, "embedding_size": 8}
+    made = AttentionEnsemble.for_trunk(trunk, "0", attention_stage="1", **sizes)
+    copied, own = dict(made.attention.named_parameters()), dict(made.body.named_parameters())
+    assert set(copied) == {"1.weight", "1.bias"} < set(own)
+    assert torch.equal(copied["1.weight"], own["1.weight"])
+    assert copied["1.weight"] is not own["1.weight"]
+    assert made(torch.randn(2, 3, 6, 6)).shape == (2, 8)
+    for missing in sizes.keys() - {"embedding_size"}:
+        with pytest.raises(ValueError, match=f"{missing}: Sequential does not state it"):
+            rest = {name: size for name, size in sizes.items() if name != missing}
+            AttentionEnsemble.for_trunk(trunk, "0", attention_stage="1", **rest)
