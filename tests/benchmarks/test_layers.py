@@ -86,6 +86,7 @@ LIGHT = {
     "report --help": ["-m", "benchmarks.report", "--help"],
     "sweep --help": ["-m", "benchmarks.sweep", "--help"],
     "datasets --help": ["-m", "benchmarks.datasets", "--help"],
+    "backbones --help": ["-m", "benchmarks.backbones", "--help"],
 }
 HEAVY = ("torch", "numpy", "matplotlib", "scipy", "optuna", "timm")
 
