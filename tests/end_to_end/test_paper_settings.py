@@ -21,11 +21,7 @@ from benchmarks.building.objective import build_loss, build_optimizer
 from benchmarks.datasets import IMAGE_DATASETS
 from benchmarks.settings.recipe_files import Entry, read_entry
 from tests.end_to_end.paper_facts import Training
-from tests.end_to_end.test_recipes import (
-    ENTRIES,
-    TRAININGS,
-    experiment_of,
-)
+from tests.end_to_end.test_recipes import ENTRIES, TRAININGS, experiment_of
 
 NOT_GIVEN = "not given"
 SHEET = yaml.safe_load((Path(__file__).parents[1] / "references" / "settings.yaml").read_text())
@@ -37,17 +33,9 @@ ONLY_EVER_LEFT_OPEN = {
 """Facts on which the papers are silent, and that nothing reads."""
 
 ONLY_SOMETIMES_STATED = {
-    *(
-        "box_crop",
-        "curve_steps",
-        "framework",
-        "h_divergence",
-        "ideal_error",
-        "kmeans_clusters",
-        "kmeans_restarts",
-        "parts",
-    ),
-    *("query_gallery", "test_classes", "test_images", "train_classes", "train_images"),
+    *("box_crop", "curve_steps", "framework", "h_divergence", "ideal_error", "kmeans_clusters"),
+    *("kmeans_restarts", "parts", "query_gallery", "test_classes", "test_images"),
+    *("train_classes", "train_images"),
 }
 """Facts that are read of each training, and that the sheet has where a paper's table asks for them."""
 
@@ -117,10 +105,7 @@ QUICK = {
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(
-            entry.name,
-            marks=[] if entry.name in QUICK else [pytest.mark.slow],
-        )
+        pytest.param(entry.name, marks=[] if entry.name in QUICK else [pytest.mark.slow])
         for entry in TRAININGS
     ],
 )

@@ -7,10 +7,9 @@ training ("facts"), in percent.
 import json
 import math
 import re
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from benchmarks.building.objective import build_loss, build_optimizer
 from benchmarks.datasets import IMAGE_DATASETS
 from benchmarks.settings.command import parse
 from benchmarks.settings.experiment import ClassSpec, Experiment, WeightedLoss
-from benchmarks.settings.recipe_files import RECIPES, Entry, read_table, read_yaml, table_names
+from benchmarks.settings.recipe_files import Entry, read_table, table_names
 from benchmarks.training.batches import StepSampler
 from pml_regularizers.moments import FIXED
 
@@ -126,71 +125,25 @@ CELLS = [Cell(entry, output) for entry in ENTRIES for output in entry.cells]
 def test_the_papers_report_173_rows_of_their_own_and_quote_89() -> None:
     assert (len(OWN), len(QUOTED)) == (173, 89)
     assert len(CELLS) == 173
-    assert Counter(row["table"].partition("/")[0] for row in OWN) == {
-        "horde": 93,
-        "second_order_attention": 3,
-        "ecaml": 55,
-        "jrd": 22,
-    }
+    assert (len(TRAININGS), len(FIRST_OF_ITS_KIND)) == (152, 32)
 
 
-@pytest.mark.parametrize("table", sorted({row["table"] for row in OWN}))
-def test_every_row_is_one_cell_and_every_cell_one_row(table: str) -> None:
-    rows = [row for row in OWN if row["table"] == table]
-    cells = [cell for cell in CELLS if cell.entry.name.startswith(f"{table}/")]
+@pytest.mark.parametrize("name", TABLES)
+def test_every_row_is_one_cell_and_every_quoted_one_is_listed(name: str) -> None:
+    rows = [row for row in OWN if row["table"] == name]
+    cells = [cell for cell in CELLS if cell.entry.name.startswith(f"{name}/")]
     found = {
         json.dumps(row): [(cell.entry.name, cell.output) for cell in cells if cell.is_of(row)]
         for row in rows
     }
     assert {row: cell for row, cell in found.items() if len(cell) != 1} == {}
     assert len({cell for [cell] in found.values()}) == len(rows) == len(cells)
-
-
-@pytest.mark.parametrize("name", TABLES)
-def test_every_quoted_row_is_listed_once(name: str) -> None:
     about = ("row", "dataset", "backbone", "embedding_dim")
-    quoted = [
+    assert TABLES[name].quoted == [
         {key: row[key] for key in about if key in row} | row["percent"]
         for row in QUOTED
         if row["table"] == name
     ]
-    assert TABLES[name].quoted == quoted
-
-
-@pytest.mark.parametrize("number", [3, 4, 5])
-def test_hordes_ablations_are_21_cells_of_6_trainings(number: int) -> None:
-    entries = TABLES[f"horde/table{number}"].entries
-    assert sum(len(entry.cells) for entry in entries) == 21
-    trainings = [entry for entry in entries if entry.cells]
-    assert len({entry.training for entry in trainings}) == len(trainings) == 6
-    for k, entry in enumerate(trainings, start=1):
-        assert list(entry.cells) == ["embedding", *(f"order_{n}" for n in range(2, k + 1))]
-
-
-@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
-def test_an_entry_says_what_it_is(entry: Entry) -> None:
-    assert entry.label != entry.name
-    assert entry.remarks["not_given"]
-    for remarks in entry.remarks.values():
-        lines = [remark.text for remark in remarks]
-        assert len(lines) == len({*lines})
-        assert all(line and "\n" not in line for line in lines)
-
-
-@cache
-def content(table: str) -> dict[str, Any]:
-    """A file of recipes as it was written."""
-    return read_yaml(RECIPES / f"{table}.yaml")
-
-
-@pytest.mark.parametrize("name", TABLES)
-def test_a_row_of_another_training_names_one_that_runs(name: str) -> None:
-    assert TABLES[name].title != name
-    for row in content(name)["trainings"].values():
-        if "same_as" in row:
-            table, _, other = row["same_as"].rpartition("/")
-            assert "same_as" not in content(table)["trainings"][other]
-            assert row.keys() <= {"same_as", "label", "cells", "half_widths"}
 
 
 def test_no_training_stands_there_twice() -> None:
@@ -326,10 +279,6 @@ def structure(entry: Entry) -> str:
 
 
 FIRST_OF_ITS_KIND = {structure(entry): entry.name for entry in reversed(TRAININGS)}
-
-
-def test_the_structures_are_counted() -> None:
-    assert (len(TRAININGS), len(FIRST_OF_ITS_KIND)) == (152, 32)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ import json
 import math
 import os
 import random
-import shutil
 import signal
 import subprocess
 import sys
@@ -15,7 +14,6 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
-import yaml
 
 from benchmarks.console import stopping
 from benchmarks.records import run_folder
@@ -47,7 +45,7 @@ MEMORY = (
     f"{{loss: {{class_path: {PML}CrossBatchMemory, init_args: {{memory_size: 200, "
     f"loss: {{class_path: {PML}ContrastiveLoss}}}}}}}}"
 )
-# --------------------------------------------------------------------------------- stop and resume
+STEPS = 40
 
 
 @pytest.fixture(scope="module")
@@ -55,11 +53,11 @@ def settings(data: str) -> list[str]:
     """Whatever could make a resumed run differ: workers, drop path, batch norm, schedules, memory, draws."""
     return [
         *(data, *TINY, f"--losses=[{HORDE}, {MEMORY}, {REGULARIZERS}]", ATTENTION),
-        "--optimization.steps=60",
+        f"--optimization.steps={STEPS}",
         "--data.num_workers=2",
-        "--checkpoint_every=15",
-        "--diagnose_every=20",
-        "--evaluation.every=25",
+        "--checkpoint_every=10",
+        "--diagnose_every=15",
+        "--evaluation.every=15",
         "--evaluation.curve_classes=10",
         "--model.trunk_args={drop_path_rate: 0.2}",
         "--optimization.scheduler={class_path: torch.optim.lr_scheduler.OneCycleLR}",
@@ -88,11 +86,11 @@ def assert_same_run(folder: Path, expected: Path) -> None:
         for name in wanted:
             if name != "images_per_second":
                 assert found[name] == wanted[name], (table, name)
-    assert read_table(folder / "records", "training")["step"] == list(range(1, 61))
+    assert read_table(folder / "records", "training")["step"] == list(range(1, STEPS + 1))
     found, wanted = load_checkpoint(folder), load_checkpoint(expected)
     assert found is not None
     assert wanted is not None
-    assert found["step"] == wanted["step"] == 60
+    assert found["step"] == wanted["step"] == STEPS
     for part in ("model", "loss"):
         for name, tensor in wanted[part].items():
             assert torch.equal(found[part][name], tensor), (part, name)
@@ -118,7 +116,7 @@ def test_a_stopped_run_goes_on_as_if_never_stopped(
     """A terminal's Ctrl-C reaches the data-loader workers as well as the run."""
     folder = tmp_path / "run"
     process = start([*settings, f"--output={folder}"], start_new_session=True)
-    wait_for_rows(process, folder, 20)
+    wait_for_rows(process, folder, 12)
     (os.killpg if to_group else os.kill)(process.pid, number)
     output, _ = process.communicate(timeout=TIMEOUT)
     assert process.returncode == 128 + number, output
@@ -128,9 +126,7 @@ def test_a_stopped_run_goes_on_as_if_never_stopped(
     assert stopped["status"] == "stopped"
     assert stopped["wall_time_s"] > 0
     [*_, last] = saved_checkpoints(folder)
-    assert not last.stem.startswith(
-        "step_000000015"
-    )  # saved where it stopped, not only on schedule
+    assert int(last.stem[5:14]) > 10  # saved where it stopped, not only on schedule
     run([*settings, f"--output={folder}", "--resume"])
     assert_same_run(folder, uninterrupted)
     sessions = json.loads((folder / "run.json").read_text())["sessions"]
@@ -155,7 +151,7 @@ def test_kills_at_any_moment_lose_only_steps_since_the_checkpoint(
         settings = [*settings, *FROZEN_STATISTICS]
     generator = random.Random(0)
     resume: list[str] = []
-    for at in sorted(generator.randrange(0, 50) for _ in range(kills)):
+    for at in sorted(generator.randrange(0, STEPS - 10) for _ in range(kills)):
         process = start(
             [*settings, f"--output={folder}", *resume], processes, start_new_session=True
         )
@@ -166,7 +162,7 @@ def test_kills_at_any_moment_lose_only_steps_since_the_checkpoint(
         for checkpoint in saved_checkpoints(folder):
             torch.load(checkpoint, weights_only=True)
         assert not saved_checkpoints(folder) or (
-            rows(folder) - load_checkpoint(folder)["step"] <= 15 + 10  # type: ignore[index]
+            rows(folder) - load_checkpoint(folder)["step"] <= 10 + 10  # type: ignore[index]
         )
     run([*settings, f"--output={folder}", *resume], processes)
     assert_same_run(folder, expected)
@@ -192,7 +188,7 @@ def kill_all(process: subprocess.Popen[str], folder: Path) -> None:
 
 @pytest.mark.slow
 def test_sigterm_to_the_launcher_saves(data: str, tmp_path: Path) -> None:
-    folder, whole = tmp_path / "run", tmp_path / "whole"
+    folder = tmp_path / "run"
     arguments = [data, *TINY, *NO_BATCH_STATISTICS, horde(), "--optimization.steps=100000"]
     process = start([*arguments, f"--output={folder}"], 2, start_new_session=True)
     wait_for_rows(process, folder, 20)
@@ -203,17 +199,6 @@ def test_sigterm_to_the_launcher_saves(data: str, tmp_path: Path) -> None:
     state = load_checkpoint(folder)
     assert state is not None
     assert state["step"] >= 20
-    # Both processes go on from it, and the losses continue.
-    shorter = state["step"] + 10
-    shutil.copytree(folder, whole)
-    config = yaml.safe_load((folder / "config.yaml").read_text())
-    assert config["optimization"]["steps"] == 100_000 > shorter
-    process = start([*arguments, f"--output={folder}", "--resume"], 2, start_new_session=True)
-    wait_for_rows(process, folder, shorter)
-    process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=TIMEOUT)
-    steps = read_table(folder / "records", "training")["step"]
-    assert steps == list(range(1, len(steps) + 1))
 
 
 @pytest.mark.slow
@@ -235,6 +220,7 @@ def test_sigterm_to_accelerate_saves(data: str, tmp_path: Path) -> None:
         assert time.monotonic() < deadline
         time.sleep(0.1)
     assert load_checkpoint(folder) is not None
+    assert json.loads((folder / "run.json").read_text())["command"].startswith("accelerate launch")
 
 
 def test_signals_that_come_together_are_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -271,22 +257,6 @@ def test_a_second_writer_is_refused(
     assert first.poll() is None
     os.killpg(first.pid, signal.SIGKILL)
     first.communicate(timeout=TIMEOUT)
-
-
-@pytest.mark.slow
-def test_accelerate_launches_it(data: str, tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    done = subprocess.run(
-        [*ACCELERATE, data, *TINY, f"--output={folder}"],
-        cwd=ROOT,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT,
-        check=True,
-    )
-    assert "Recall@1 of " in done.stdout
-    assert json.loads((folder / "run.json").read_text())["command"].startswith("accelerate launch")
 
 
 def test_a_list_may_be_piped_to_whoever_reads_its_head() -> None:

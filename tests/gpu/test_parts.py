@@ -3,7 +3,6 @@
 The first line of a part's docstring is its title on the page docs/gpu.md, the others are its text there.
 """
 
-import copy
 import os
 import tempfile
 from collections.abc import Callable, Sequence
@@ -28,6 +27,7 @@ from benchmarks.reporting import Table, compare
 from benchmarks.speed.measuring import Comparison, Target, tensor_bytes
 from pml_regularizers import _summed_convolutions as convolutions
 from pml_regularizers import _summed_products as products
+from tests.gpu.networks import TERMS, Objective, behind, loss_and_gradients
 from tests.gpu.part import Part
 
 Device = torch.device
@@ -173,44 +173,6 @@ def test_sketches(part: Part) -> None:
 
 # ---------------------------------------------------------------------------- losses and training
 
-TERMS: dict[str, Callable[[int, int, int], nn.Module]] = {
-    "HORDE": lambda C, E, d: ours.HORDELoss(ours.BinomialDevianceLoss(), C, E, moment_dim=d),
-    "JRS": lambda *_: ours.JRSRegularizer(),
-    "energy confusion": lambda *_: ours.EnergyConfusionRegularizer(),
-    "VEM": lambda *_: ours.VarianceRegularizer(),
-}
-
-
-class Objective(nn.Module):
-    """A trunk, a head with VEM, and a sum of losses; returns the loss of the images of all processes."""
-
-    def __init__(self, trunk: nn.Module, C: int, terms: Sequence[str], E: int, d: int) -> None:
-        super().__init__()
-        self.trunk = trunk
-        self.head = ours.EmbeddingHead(C, E, attention=ours.VEMAttention)
-        losses = {name.replace(" ", "_"): TERMS[name](C, E, d) for name in terms}
-        self.loss = ours.DistributedLoss(
-            ours.ScheduledLosses(losses, weights=dict.fromkeys(losses, 1.0))
-        )
-        ours.attach_all(self.loss.loss, self.head)
-
-    def forward(self, images: Tensor, labels: Tensor, half: torch.dtype | None = None) -> Tensor:
-        with torch.autocast(images.device.type, half, enabled=half is not None):
-            embeddings = self.head(self.trunk(images))
-        value: Tensor = self.loss(embeddings, labels)
-        return value
-
-
-def _found(
-    network: nn.Module, images: Tensor, device: Device, dtype: torch.dtype, half: Any = None
-) -> list[Tensor]:
-    """The loss of images, four per class, and its gradients for all parameters that have one."""
-    network = copy.deepcopy(network).to(device, dtype)
-    labels = torch.arange(len(images), device=device) // 4
-    value = network(images.to(device, dtype), labels, half)
-    gradients = torch.autograd.grad(value, list(network.parameters()), allow_unused=True)
-    return [value, *(gradient for gradient in gradients if gradient is not None)]
-
 
 def test_losses(part: Part) -> None:
     """All losses, forward and backward.
@@ -226,22 +188,11 @@ def test_losses(part: Part) -> None:
     maps = torch.randn(N, C, 4, 4)
     for name in TERMS:
         network = Objective(nn.Conv2d(C, C, 1), C, [name], E, d)
-        expected = _found(network, maps, CPU, torch.float64)
-        part.check(name, _found(network, maps, device, torch.float32), expected, FLOAT32)
+        expected = loss_and_gradients(network, maps, CPU, torch.float64)
+        found = loss_and_gradients(network, maps, device, torch.float32)
+        part.check(name, found, expected, FLOAT32)
     for case in ("joint_similarity", "energy_confusion", "vem"):
         part.measure(CASES[case](tiny, device))
-
-
-def _network(name: str, tiny: bool) -> tuple[nn.Module, Tensor]:
-    """HORDE behind a trunk, and 16 images."""
-    import timm
-
-    from benchmarks.backbones import register
-
-    register()
-    name, side, d = ("test_resnet", 32, 32) if tiny else (name, 128, 512)
-    trunk = timm.create_model(name, num_classes=0, global_pool="")
-    return Objective(trunk, trunk.num_features, ["HORDE"], 64, d), torch.randn(16, 3, side, side)
 
 
 def peak_bytes(run: Callable[[], object]) -> int:
@@ -266,10 +217,10 @@ def test_training_step(part: Part) -> None:
     tiny, device = part.tiny, part.device
 
     for trunk in TRUNKS:
-        given = _network(trunk, tiny)
-        expected = _found(*given, CPU, torch.float64)
-        found = _found(*given, device, torch.float32)
-        half = _found(*given, device, torch.float32, torch.bfloat16)
+        given = behind(trunk, tiny)
+        expected = loss_and_gradients(*given, CPU, torch.float64)
+        found = loss_and_gradients(*given, device, torch.float32)
+        half = loss_and_gradients(*given, device, torch.float32, torch.bfloat16)
         part.check(f"{trunk}, float32, loss", found[0], expected[0], FLOAT32)
         part.check(f"{trunk}, float32, gradients", found[1:], expected[1:], 1e-2)
         part.check(f"{trunk}, bfloat16, loss", half[0], expected[0], 0.05)
@@ -286,8 +237,8 @@ def test_float16(part: Part) -> None:
     and be halved. In later steps, at a scale of 1, the loss must fall.
     """
     tiny, device = part.tiny, part.device
-    network, images = _network(TRUNKS[0], tiny)
-    expected, *_ = _found(network, images, CPU, torch.float64)
+    network, images = behind(TRUNKS[0], tiny)
+    expected, *_ = loss_and_gradients(network, images, CPU, torch.float64)
     network, images, labels = network.to(device), images.to(device), torch.arange(16) // 4
     parameters = list(network.parameters())
     optimizer = torch.optim.Adam(parameters, lr=1e-3)

@@ -1,0 +1,102 @@
+"""A package of benchmarks/ imports only from the layers below it, and only what their `__init__` offers."""
+
+import ast
+import importlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+LAYERS = (
+    *("console", "datasets", "settings", "backbones", "building", "records", "training"),
+    *("evaluation", "reporting", "studies"),
+)
+"""The packages, from the lowest. Commands stand above them, and the measurements of the runner above all."""
+FILES = sorted(BENCHMARKS.rglob("*.py"))
+
+
+def layer(package: str) -> int:
+    if package == "speed":
+        return len(LAYERS) + 1
+    return LAYERS.index(package) if package in LAYERS else len(LAYERS)
+
+
+def imports(text: str) -> Iterator[tuple[int, str]]:
+    """Lines and dotted names of what a file imports of benchmarks, in functions too."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            for alias in node.names:
+                whole = f"{node.module}.{alias.name}"
+                yield node.lineno, whole if node.module == "benchmarks" else str(node.module)
+
+
+def faults(own: str, text: str) -> list[str]:
+    """Imports of a package's file that lead upwards, into a circle, or past an `__init__`."""
+    found = []
+    for line, name in imports(text):
+        package, _, inner = name.removeprefix("benchmarks.").partition(".")
+        if not name.startswith("benchmarks.") or package == own:
+            continue
+        if layer(package) >= layer(own):
+            found.append(f"{line}: {name} is in no lower layer")
+        if inner:
+            found.append(f"{line}: {name} is behind the __init__ of {package}")
+    return found
+
+
+def test_nothing_is_imported_from_above() -> None:
+    assert len(FILES) > 60
+    found = {
+        str(path): faults(path.relative_to(BENCHMARKS).parts[0].removesuffix(".py"), text)
+        for path in FILES
+        if (text := path.read_text())
+    }
+    assert {path: lines for path, lines in found.items() if lines} == {}
+
+
+def test_what_is_forbidden_is_found() -> None:
+    text = (
+        "from benchmarks.settings import ConfigError\n"
+        "from benchmarks import training\n"
+        "def late():\n"
+        "    from benchmarks.settings.data import Data\n"
+    )
+    assert faults("records", text) == [
+        "2: benchmarks.training is in no lower layer",
+        "4: benchmarks.settings.data is behind the __init__ of settings",
+    ]
+
+
+@pytest.mark.parametrize("package", LAYERS)
+def test_a_package_offers_what_is_there(package: str) -> None:
+    module = importlib.import_module(f"benchmarks.{package}")
+    assert module.__all__
+    for name in module.__all__:
+        assert getattr(module, name) is not None
+
+
+LIGHT = {
+    "run.py --list": ["benchmarks/run.py", "--list"],
+    "run.py, misspelt": ["benchmarks/run.py", "--losess=x"],
+    "report --help": ["-m", "benchmarks.report", "--help"],
+    "sweep --help": ["-m", "benchmarks.sweep", "--help"],
+    "datasets --help": ["-m", "benchmarks.datasets", "--help"],
+    "backbones --help": ["-m", "benchmarks.backbones", "--help"],
+}
+HEAVY = ("torch", "numpy", "matplotlib", "scipy", "optuna", "timm")
+
+
+@pytest.mark.parametrize("command", LIGHT)
+def test_a_command_starts_light(command: str) -> None:
+    """A simple question does not import modules that take seconds."""
+    program = [sys.executable, "-X", "importtime", *LIGHT[command]]
+    done = subprocess.run(program, cwd=BENCHMARKS.parent, capture_output=True, text=True)
+    assert done.returncode == (2 if "misspelt" in command else 0), done.stderr[-2000:]
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert "argparse" in imported
+    assert imported.isdisjoint(HEAVY)
