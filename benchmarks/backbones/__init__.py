@@ -6,13 +6,7 @@ googlenet       GoogLeNet
 
 import lazy_loader as lazy
 
-__getattr__, __dir__, __all__ = lazy.attach(
-    __name__,
-    submod_attrs={
-        "published": ["KNOWN_WEIGHTS", "KnownWeights"],
-        "weights": ["WeightsError", "can_be_fetched", "load_weights"],
-    },
-)
+__getattr__, __dir__, __all__ = lazy.attach_stub(__name__, __file__)
 __all__ += ["register"]
 
 

@@ -2,13 +2,4 @@
 
 import lazy_loader as lazy
 
-__getattr__, __dir__, __all__ = lazy.attach(
-    __name__,
-    submod_attrs={
-        "options": ["add_arguments", "launcher"],
-        "planning": ["OURS", "check_settings", "plan", "plan_folds"],
-        "queue": ["Queue", "some_are_missing", "summary"],
-        "search": ["Search"],
-        "search_space": ["read_space"],
-    },
-)
+__getattr__, __dir__, __all__ = lazy.attach_stub(__name__, __file__)

@@ -1,0 +1,11 @@
+from .published import (
+    KNOWN_WEIGHTS as KNOWN_WEIGHTS,
+    KnownWeights as KnownWeights,
+)
+from .weights import (
+    WeightsError as WeightsError,
+    can_be_fetched as can_be_fetched,
+    load_weights as load_weights,
+)
+
+def register() -> None: ...

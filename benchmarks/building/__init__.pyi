@@ -1,0 +1,21 @@
+from .class_paths import (
+    build as build,
+    resolved as resolved,
+)
+from .images import (
+    Datasets as Datasets,
+    build_datasets as build_datasets,
+    image_size as image_size,
+    show_to as show_to,
+)
+from .network import (
+    STARTING_WEIGHTS as STARTING_WEIGHTS,
+    EmbeddingModel as EmbeddingModel,
+    batch_norms as batch_norms,
+    build_model as build_model,
+    check_fetching as check_fetching,
+)
+from .objective import (
+    build_loss as build_loss,
+    build_optimizer as build_optimizer,
+)

@@ -1,0 +1,31 @@
+from .arguments import (
+    HelpFormatter as HelpFormatter,
+    at_least as at_least,
+    columns as columns,
+    say as say,
+    split_settings as split_settings,
+)
+from .printing import (
+    PrintableError as PrintableError,
+    is_plain as is_plain,
+    printable as printable,
+    printable_names as printable_names,
+    reason as reason,
+)
+from .progress import progress_bar as progress_bar
+from .stopping import (
+    StopRequest as StopRequest,
+    handle_signals as handle_signals,
+    ignore_signals as ignore_signals,
+    leave as leave,
+    signals_handled as signals_handled,
+    workers_dismissed as workers_dismissed,
+)
+from .writing import (
+    InUseError as InUseError,
+    OwnedFolder as OwnedFolder,
+    alone as alone,
+    let_others_read as let_others_read,
+    replace_file as replace_file,
+    replacing as replacing,
+)

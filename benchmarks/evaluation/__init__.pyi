@@ -1,0 +1,15 @@
+from .curves import (
+    SELECTED_BY as SELECTED_BY,
+    Curves as Curves,
+)
+from .outputs import (
+    best_by_the_test as best_by_the_test,
+    save_embeddings as save_embeddings,
+    test_outputs as test_outputs,
+)
+from .showcase import save_showcase as save_showcase
+from .tester import (
+    cluster_metrics as cluster_metrics,
+    evaluate as evaluate,
+    measure as measure,
+)

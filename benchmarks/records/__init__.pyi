@@ -1,0 +1,38 @@
+from .files import (
+    damage_named as damage_named,
+    file_digest as file_digest,
+    read_json as read_json,
+    replace_file as replace_file,
+    write_json as write_json,
+)
+from .provenance import (
+    changed_since as changed_since,
+    describe_code as describe_code,
+    describe_data as describe_data,
+    describe_hardware as describe_hardware,
+    describe_versions as describe_versions,
+    describe_weights as describe_weights,
+    now as now,
+    peak_memory as peak_memory,
+)
+from .results import (
+    NonFiniteError as NonFiniteError,
+    Run as Run,
+    digests as digests,
+    has_diverged as has_diverged,
+    load_run as load_run,
+)
+from .run_folder import (
+    EMBEDDINGS as EMBEDDINGS,
+    RunFolder as RunFolder,
+    RunFolderError as RunFolderError,
+    RunFolderInUseError as RunFolderInUseError,
+    check_same as check_same,
+    load_best as load_best,
+    load_checkpoint as load_checkpoint,
+)
+from .run_writer import RunWriter as RunWriter
+from .steps import (
+    Row as Row,
+    read_table as read_table,
+)

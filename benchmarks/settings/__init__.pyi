@@ -1,0 +1,54 @@
+from .changing import changed as changed
+from .command import (
+    Command as Command,
+    parse as parse,
+)
+from .data import (
+    VIEWS as VIEWS,
+    Data as Data,
+    num_workers as num_workers,
+)
+from .differences import (
+    VOLATILE as VOLATILE,
+    Change as Change,
+    changes_of_methods as changes_of_methods,
+    changes_of_results as changes_of_results,
+    config_changes as config_changes,
+    flat as flat,
+    settings_of_results as settings_of_results,
+)
+from .errors import (
+    ConfigError as ConfigError,
+    one_line as one_line,
+)
+from .experiment import (
+    BatchNorm as BatchNorm,
+    ClassSpec as ClassSpec,
+    Ensemble as Ensemble,
+    Evaluation as Evaluation,
+    Experiment as Experiment,
+    Model as Model,
+    Optimization as Optimization,
+)
+from .kinds import misfit as misfit
+from .recipe_files import (
+    GROUPS as GROUPS,
+    Entry as Entry,
+    Panel as Panel,
+    RecipeTable as RecipeTable,
+    merge as merge,
+    read_entry as read_entry,
+    read_table as read_table,
+    recipe_names as recipe_names,
+    table_names as table_names,
+)
+from .trusted import (
+    TRUST as TRUST,
+    is_trusted as is_trusted,
+    trust as trust,
+    trusted_module as trusted_module,
+)
+from .yaml_files import (
+    dump as dump,
+    read_yaml as read_yaml,
+)

@@ -1,0 +1,17 @@
+from .options import (
+    add_arguments as add_arguments,
+    launcher as launcher,
+)
+from .planning import (
+    OURS as OURS,
+    check_settings as check_settings,
+    plan as plan,
+    plan_folds as plan_folds,
+)
+from .queue import (
+    Queue as Queue,
+    some_are_missing as some_are_missing,
+    summary as summary,
+)
+from .search import Search as Search
+from .search_space import read_space as read_space

@@ -1,0 +1,13 @@
+from .batches import (
+    StepSampler as StepSampler,
+    training_loader as training_loader,
+)
+from .cached_views import ViewCache as ViewCache
+from .loop import Trainer as Trainer
+from .state import TrainingState as TrainingState
+from .trial import (
+    build_parts as build_parts,
+    find_horde as find_horde,
+    start as start,
+    try_one_step as try_one_step,
+)
