@@ -181,12 +181,17 @@ def read_image(path: Path, *, upright: bool = False) -> Image.Image:
             # Invisible pixels have a colour, too; Pillow would warn of it.
             image.info.pop("transparency", None)
             image = image.convert("RGB")
-            with suppress(Exception):  # absent or damaged EXIF turns nothing
-                if upright:
-                    image = image.transpose(TURNS[image.getexif()[ExifTags.Base.Orientation]])
-            return image
+            turn = turn_of(image) if upright else None
+            return image if turn is None else image.transpose(turn)
     except Exception as error:  # damaged bytes make decoders raise almost any error
         remedy = "restore the file"
         if isinstance(error, Image.DecompressionBombError):
             remedy = "the file is not known to be damaged: shrink the image"
         raise DatasetError(f"{path}: cannot be decoded ({reason(error)}); {remedy}") from error
+
+
+def turn_of(image: Image.Image) -> Image.Transpose | None:
+    """What turns an image upright, by its EXIF orientation; None if it has none, or a damaged one."""
+    with suppress(Exception):
+        return TURNS.get(image.getexif()[ExifTags.Base.Orientation])
+    return None

@@ -11,7 +11,7 @@ import joblib
 from PIL import Image
 
 from benchmarks.console import progress_bar
-from benchmarks.datasets.images import read_image
+from benchmarks.datasets.images import read_image, turn_of
 from benchmarks.datasets.listing import DatasetError, Listing, counts_text
 
 FILES_PER_TASK = 16
@@ -23,6 +23,13 @@ class Check(NamedTuple):
     name: str
     passed: bool | None
     detail: str
+
+
+class Intact(NamedTuple):
+    """An image file that can be used: its SHA-256, and whether its EXIF data turn it."""
+
+    digest: bytes
+    turned: bool
 
 
 def verify(
@@ -44,6 +51,8 @@ def verify(
         found = dict(zip(paths, bar, strict=True))
 
     broken = [problem for problem in found.values() if isinstance(problem, str)]
+    turned = sum(file.turned for file in found.values() if isinstance(file, Intact))
+    shown = "shown upright" if listing.upright else "read as stored"
     counts = listing.counts()
     wrong = "" if published in (None, counts) else f"; published: {counts_text(published)}"
     depths = Counter(name.count("/") + 1 for name in set(listing.classes))
@@ -54,6 +63,7 @@ def verify(
         *([Check("classes", None, depth)] if listing.name == "folder" else []),
         _several_images(listing),
         Check("images", not broken, f"{len(broken):,} of {len(found):,} cannot be used"),
+        Check("rotated", None, f"{turned:,} images by their EXIF orientation, {shown}"),
         _same_content(listing, found),
     ]
     if not broken:
@@ -61,13 +71,13 @@ def verify(
     return checks, broken
 
 
-def _examine(path: Path) -> bytes | str:
-    """SHA-256 of an image file, or the reason why it cannot be used."""
+def _examine(path: Path) -> Intact | str:
+    """What an image file holds, or the reason why it cannot be used."""
     if not path.is_file():
         return f"{path}: is missing, or is no file; restore it"
     try:
-        read_image(path)
-        return hashlib.sha256(path.read_bytes()).digest()
+        turned = turn_of(read_image(path)) is not None
+        return Intact(hashlib.sha256(path.read_bytes()).digest(), turned)
     except DatasetError as error:
         return str(error)
 
@@ -84,7 +94,7 @@ def _several_images(listing: Listing) -> Check:
     return Check("one image", enough, f"{', '.join(counts)} have one image{why}")
 
 
-def _same_content(listing: Listing, found: Mapping[str, bytes | str]) -> Check:
+def _same_content(listing: Listing, found: Mapping[str, Intact | str]) -> Check:
     """Count the training images with an equal file in the test part."""
     rows = list(zip(listing.paths, listing.parts, strict=True))
     tested = {found[path]: path for path, part in rows if part != "train"}

@@ -131,6 +131,16 @@ def test_the_level_of_the_classes_reaches_the_images(tmp_path: Path) -> None:
         assert sorted(train.class_names + test.class_names) == classes
 
 
+@pytest.mark.parametrize(("most", "told"), [(None, True), (600, True), (9, False)])
+def test_more_training_classes_than_there_are_are_told(
+    full_cub: Path, capsys: pytest.CaptureFixture[str], most: int | None, told: bool
+) -> None:
+    data = small(full_cub, dataset="cub", train_classes=500, max_classes=most)
+    assert build_datasets(data, Trunk()).train.num_classes == min(100, most or 100)
+    line = "note: data.train_classes: 500, but there are 100 to train on: takes all\n"
+    assert capsys.readouterr().err == (line if told else "")
+
+
 @pytest.mark.parametrize("copies", [None, 2])
 def test_classes_of_one_image_are_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], copies: int | None

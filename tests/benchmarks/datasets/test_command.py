@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from PIL import Image
+from PIL import ExifTags, Image
 
 from benchmarks.datasets import IMAGE_DATASETS, __main__, fetch
 from benchmarks.datasets.listing import Archive, Listing, load
@@ -65,6 +65,7 @@ def test_the_table_says_what_there_is(command, small_cub):
         "counts": "ok      train 33 / 8, test 20 / 5",
         "one image": "ok      0 of 5 classes to test on, 0 of 8 classes to train on have one image",
         "images": "ok      0 of 53 cannot be used",
+        "rotated": "0 images by their EXIF orientation, read as stored",
         # The 16 pictures train; they come again from the 17th image on, and the last 20 test.
         "same content": f"33 images both train and test, the first is {listing.paths[0]} = {listing.paths[48]}",
         "fingerprint": listing.fingerprint,
@@ -165,6 +166,17 @@ def test_equal_images_of_one_part_are_no_leak(tmp_path):
     listing = Listing("two", tmp_path, "", ["a.png", "b.png"], ["a", "b"], ["train", "train"])
     checks, _ = verify(listing)
     assert Check("same content", None, "0 images both train and test") in checks
+
+
+def test_rotated_images_are_counted(command, tmp_path):
+    for index, orientation in enumerate((1, 6, 3, 9)):
+        path = tmp_path / "photos" / "ab"[index % 2] / f"{index}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        tags = Image.Exif()
+        tags[ExifTags.Base.Orientation] = orientation
+        Image.new("RGB", (8, 6), index).save(path, exif=tags)
+    _, output, _ = command("verify", "folder", "--data.root", tmp_path / "photos")
+    assert table(output)["rotated"] == "2 images by their EXIF orientation, shown upright"
 
 
 def test_a_folder_of_ones_own_is_checked(command, tmp_path):
