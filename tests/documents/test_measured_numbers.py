@@ -1,29 +1,95 @@
-"""The commands and commits that measured numbers of README, CONTRIBUTING and docs/ are from are there.
+"""Every measured number of README, CONTRIBUTING and docs/ stands with the command and the commit it is from.
 
-A section with measured numbers has the line
+Measured numbers are times, bytes, percentages, intervals, multiples, rounding errors, accuracies, counts of tests,
+and decimals alone in a cell of a table. Their section, or one around it, has the line
 
     Measured at `COMMIT` by `COMMAND`.
 
 Words may follow "Measured" and the commits; further commits and commands stand beside the first, each in backticks.
 A bound that a test asserts stands in a paragraph that names the test's file, such as `tests/library/test_horde.py`.
+A paragraph or table of other numbers (a paper's, settings, arithmetic, limits in the code) begins with
+
+    <!-- not measured: SOURCE -->
 """
 
 import importlib.util
 import re
 import shlex
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from benchmarks.settings import read_table, table_names
-from benchmarks.speed.cases import CASES
+from benchmarks.speed.__main__ import CASES
 from tests.support.processes import ROOT
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+UNITS = (
+    r"(?:ns|µs|ms|s|min|h|seconds?|minutes?|hours?|[kKMGT]i?B|bytes|images/s|points?"
+    r"|x|times|tests|lines|recipes|rows|trainings)\b"
+)
+COUNT = r"(?:two|three|four|five|ten|fifteen|twenty)"
+NUMBER = re.compile(
+    "|".join(
+        [
+            r"(?:±|\+-) ?\d",
+            rf"\d ?(?:%|×|{UNITS})(?<!\d x)",  # not 8 x 8
+            rf"\b(?:{COUNT} seconds|(?:an?|{COUNT}) (?:minute|hour)s?)\b",
+            r"(?:by|to|within|below|above|than|about|is|are|:) \d[\d.]*e-\d",
+            r"(?:Recall@\d+|MAP@R|R-precision|[Aa]ccuracy)\b[^|]{0,40}\b\d+\.\d",
+            r"^\|(?:.*\|)? *(?:\d[\d.]*: )?[-+*~]*\d[\d,]*\.\d[\d.,:/ *-]*\|",
+        ]
+    ),
+    re.MULTILINE,
+)
+NO_MEASURE = re.compile(r"95 %(?= (?:Student-t )?interval)|\(Table \d[^)]*\)|`[^`]*`")
+MARK = re.compile(r"<!-- not measured: [^>]+ -->")
+
 NAMES = r"`[^`]+`(?:(?:,| and|, and) `[^`]+`)*"
 MEASURED = re.compile(rf"\bMeasured[\w ,-]* at ({NAMES})[\w ,-]* by ({NAMES})")
 TEST_FILE = re.compile(r"`(tests/[\w/]+\.py)`")
+
+
+def sections(text: str) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Paragraphs and tables, each below the headings that it stands under; of code, the comments of its shell."""
+    headings: list[tuple[int, str]] = []
+    for block in re.split(r"(```.*?^```$)|\n{2,}", text, flags=re.DOTALL | re.MULTILINE):
+        if not block or not block.strip():
+            continue
+        block = block.strip("\n")
+        if heading := re.match(r"(#+) (.+)", block):
+            level = len(heading[1])
+            headings = [(k, name) for k, name in headings if k < level] + [(level, heading[2])]
+            block = block[heading.end() :]
+        elif block.startswith("```"):
+            comments = re.findall(r"# .*", block) if block.startswith("```bash") else []
+            block = "\n".join(comments)
+        elif block.startswith("    "):
+            continue
+        yield tuple(name for _, name in headings), block
+
+
+def without_source(text: str) -> list[str]:
+    """The lines of a page with a measured number that has no source."""
+    found = list(sections(text))
+    sourced = {where for where, block in found if MEASURED.search(block.replace("\n", " "))}
+    return [
+        line
+        for where, block in found
+        if not any(where[:k] in sourced for k in range(len(where) + 1))
+        and not MARK.match(block)
+        and not TEST_FILE.search(block)
+        for line, numbers in zip(block.splitlines(), _blank(block).splitlines(), strict=True)
+        if NUMBER.search(numbers)
+    ]
+
+
+def _blank(block: str) -> str:
+    """The same lines without code and what is no number of ours."""
+    return NO_MEASURE.sub(lambda found: "`" + "\n" * found[0].count("\n"), block)
 
 
 def sources(page: Path) -> list[tuple[str, str]]:
@@ -64,6 +130,14 @@ def missing(command: str) -> str | None:
     )
 
 
+# ------------------------------------------------------------------------------------------- the pages
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_measured_numbers_have_a_source(page: Path) -> None:
+    assert without_source(page.read_text()) == []
+
+
 def test_what_the_sources_name_is_there() -> None:
     commands = {name for page in PAGES for _, names in sources(page) for name in quoted(names)}
     assert len(commands) >= 3
@@ -86,3 +160,77 @@ def test_the_commits_are_in_the_history() -> None:
     assert commits
     lost = [name for name in commits if git("merge-base", "--is-ancestor", name, "HEAD").returncode]
     assert lost == []
+
+
+# ---------------------------------------------------------------------------------------- the test itself
+
+SOURCE = "Measured at `b9afa51` by `make speed`."
+
+
+@pytest.mark.parametrize(
+    "number",
+    [
+        "a step of 12 ms",
+        "ten minutes on two cores",
+        "13 times as long",
+        "88.0 % of the classes",
+        "at most 0.13 ± 0.08",
+        "off by 1e-6 of the largest",
+        "a Recall@1 of 56.8 on CUB",
+        "1,204 tests",
+        "| | Recall@1 |\n| --: | --: |\n| HORDE | 24.13 |",
+        "| HORDE | 1: 47.05 / 19.46 | |",
+        "```bash\nmake test  # five minutes\n```",
+    ],
+)
+def test_a_number_without_a_source_is_found(number: str) -> None:
+    *_, line = number.removesuffix("\n```").splitlines()
+    assert [found in line for found in without_source(f"# Page\n\n{number}\n")] == [True]
+    assert without_source(f"# Page\n\n## One\n\n{SOURCE}\n\n## Two\n\n{number}\n") != []
+    assert without_source(f"# Page\n\n## One\n\n{number}\n\n### Part\n\n{SOURCE}\n") != []
+    assert without_source(f"# Page\n\n## One\n\n{number}\n\n{SOURCE}\n") == []
+    assert without_source(f"# Page\n\n{SOURCE}\n\n## One\n\n{number}\n") == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "maps of 8 x 8, a 5x5 branch, GoogLeNet's 1,024 channels",
+        "the half-width of the 95 % Student-t interval",
+        "a default of `0.5 s`, the paper's (Table 4: 1e-3)",
+        "    0.3 ± 0.1 in a block of code",
+        "```python\nlr = 1e-3\n```",
+        "<!-- not measured: Table 3 of the paper -->\n| HORDE | 56.8 ± 0.2 |",
+        "to 1e-12, which `tests/library/test_horde.py` asserts",
+    ],
+)
+def test_other_numbers_need_none(text: str) -> None:
+    assert without_source(f"# Page\n\n{text}\n") == []
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "make nothing",
+        "python -m benchmarks.sped",
+        "python -m benchmarks.speed hordes",
+        "python benchmarks/walk.py",
+        "python benchmarks/run.py --recipe glyphs/compare/none",
+        "python -m pytest tests/library/test_none.py",
+    ],
+)
+def test_a_command_that_names_nothing_is_found(command: str) -> None:
+    assert missing(command) is not None
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "OMP_NUM_THREADS=1 python -m benchmarks.speed horde_moments",
+        "python -m benchmarks.speed CASE",
+        "python benchmarks/run.py --recipe glyphs/compare/binomial --seed 0",
+        "python -m pytest tests/library/test_horde.py::test_equal",
+    ],
+)
+def test_a_command_that_is_there_is_not(command: str) -> None:
+    assert missing(command) is None
