@@ -78,32 +78,23 @@ def embed(
     )
     shown = progress and accelerator.is_main_process
     bar = progress_bar(loader, shown=shown, desc="embedding", unit="batch", leave=False)
-    sources = ("model", "extract")
     done: list[list[Tensor]] = []
-    bad: dict[str, list[int]] = {source: [] for source in sources}
     with evaluation_mode(model), torch.no_grad():
-        for positions, (images, labels, *_) in zip(mine, bar, strict=True):
+        for images, labels, *_ in bar:
             embeddings = model(images.to(accelerator.device, dtype))
-            vectors = [embeddings] if extract is None else [embeddings, extract(embeddings)]
-            vectors = [rows.cpu() for rows in vectors]
-            for source, rows in zip(sources, vectors, strict=False):
-                bad[source] += positions[~rows.isfinite().all(dim=1)].tolist()
+            more = [] if extract is None else [extract(embeddings).cpu()]
             # A worker's labels lie in shared memory: a copy releases its file handle.
-            done.append([vectors[0], labels.clone(), *vectors[1:]])
-    _check_finite(gather_object([bad]), len(dataset))
-    return _in_dataset_order(accelerator, batches, done)
-
-
-def _check_finite(shares: list[dict[str, list[int]]], images: int) -> None:
-    """Check that no process has found NaN or inf; each gives the positions of its bad vectors by source."""
-    for source in shares[0]:
-        bad = sorted(position for found in shares for position in found[source])
-        if bad:
-            more = ", ..." if len(bad) > 5 else ""
+            done.append([embeddings.cpu(), labels.clone(), *more])
+    columns = _in_dataset_order(accelerator, batches, done)
+    for source, rows in zip(("model", "extract"), columns[::2], strict=False):
+        # Least and largest entries, which are NaN if one is: no table of truth values for all entries.
+        finite = torch.stack(rows.aminmax(dim=1)).isfinite().all(dim=0)
+        if bad := (~finite).nonzero().flatten().tolist():
             raise NonFiniteError(
-                f"{source}: NaN or inf for {len(bad)} of {images} images, at dataset positions "
-                f"{', '.join(map(str, bad[:5]))}{more}; has the training diverged?"
+                f"{source}: NaN or inf for {len(bad)} of {len(rows)} images, at dataset positions "
+                f"{', '.join(map(str, bad[:5]))}{', ...' if len(bad) > 5 else ''}; has the training diverged?"
             )
+    return columns
 
 
 def _in_dataset_order(

@@ -23,13 +23,7 @@ from torch import Tensor, nn
 
 from benchmarks.datasets import Glyphs, ImageSet
 from benchmarks.evaluation.embedding import embed
-from benchmarks.evaluation.tester import (
-    accuracy,
-    cluster_metrics,
-    evaluate,
-    measure,
-    rank_calculator,
-)
+from benchmarks.evaluation.tester import cluster_metrics, evaluate, measure
 from benchmarks.records import EMBEDDINGS, read_table
 from benchmarks.settings import Evaluation
 from pml_regularizers import (
@@ -75,7 +69,7 @@ def test_outputs(
         embedding: The keyword arguments of `embed`.
 
     Raises:
-        ValueError: as `evaluate`.
+        NonFiniteError: as `embed`.
     """
     extract = horde.descriptor if horde and (settings.orders or settings.descriptor) else None
     options = {"extract": extract, **embedding}
@@ -100,8 +94,7 @@ def test_outputs(
         if settings.descriptor:
             vectors["descriptor"] = _reduced(accelerator, horde, trained[2], found.descriptors)
     for name, rows in vectors.items():
-        calculator = rank_calculator(K, accelerator)
-        outputs.metrics[name] = accuracy(calculator, rows, found.labels, is_query)
+        outputs.metrics[name] = measure(rows, found.labels, K, is_query, accelerator)
     if not accelerator.is_main_process:
         return outputs
     outputs.metrics["embedding"] |= predicted

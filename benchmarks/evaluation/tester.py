@@ -87,14 +87,11 @@ class SharedTester(GlobalEmbeddingSpaceTester):
         """The metrics under the calculator's own names."""
         [(embeddings, labels)] = embeddings_and_labels.values()
         self.embeddings, self.labels = embeddings, labels[:, 0]
-        accuracies |= accuracy(self.accuracy_calculator, embeddings, labels[:, 0], self.is_query)
+        accuracies |= _accuracy(self.accuracy_calculator, embeddings, labels[:, 0], self.is_query)
 
 
-def accuracy(
-    calculator: RankAccuracyCalculator,
-    vectors: Tensor,
-    labels: Tensor,
-    is_query: Tensor | None = None,
+def _accuracy(
+    calculator: RankAccuracyCalculator, vectors: Tensor, labels: Tensor, is_query: Tensor | None
 ) -> dict[str, float]:
     """The metrics of vectors (n, D), L2-normalised before comparison; call it on all processes."""
     references = None if is_query is None else ~is_query
@@ -104,8 +101,8 @@ def accuracy(
     return found
 
 
-def rank_calculator(
-    recall_at: Sequence[int], accelerator: Accelerator | None = None, *, progress: bool = False
+def _calculator(
+    recall_at: Sequence[int], accelerator: Accelerator | None, *, progress: bool = False
 ) -> RankAccuracyCalculator:
     """Calculator of Recall@K, MAP@R and R-precision, for all processes or for this one alone."""
     shown = progress and (accelerator is None or accelerator.is_main_process)
@@ -120,10 +117,14 @@ def rank_calculator(
 
 
 def measure(
-    vectors: Tensor, labels: Tensor, recall_at: Sequence[int], is_query: Tensor | None = None
+    vectors: Tensor,
+    labels: Tensor,
+    recall_at: Sequence[int],
+    is_query: Tensor | None = None,
+    accelerator: Accelerator | None = None,
 ) -> dict[str, float]:
-    """Recall@K, MAP@R and R-precision of vectors (n, D), by this process alone."""
-    return accuracy(rank_calculator(recall_at), vectors, labels, is_query)
+    """Recall@K, MAP@R and R-precision of vectors (n, D), by all processes or by this one alone."""
+    return _accuracy(_calculator(recall_at, accelerator), vectors, labels, is_query)
 
 
 def evaluate(
@@ -144,12 +145,9 @@ def evaluate(
         embedding: The keyword arguments of `embed`.
 
     Raises:
-        ValueError: if the dataset has fewer than two images; as `embed`.
+        NonFiniteError: as `embed`.
     """
-    n = len(dataset)  # type: ignore[arg-type]
-    if n < 2:
-        raise ValueError(f"dataset: retrieval needs at least two images, got {n}")
-    calculator = rank_calculator(recall_at, accelerator, progress=progress)
+    calculator = _calculator(recall_at, accelerator, progress=progress)
     tester = SharedTester(accelerator, calculator, is_query, progress=progress, **embedding)
     with evaluation_mode(model):
         [found] = tester.test({"test": dataset}, 0, model).values()

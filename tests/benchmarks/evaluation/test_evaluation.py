@@ -14,11 +14,10 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 from torch.utils.data import Dataset, Subset
 
-from benchmarks.evaluation import embedding, tester
+from benchmarks.evaluation import tester
 from benchmarks.evaluation.embedding import embed
 from benchmarks.evaluation.outputs import variance_correlation
 from benchmarks.evaluation.tester import Measured, cluster_metrics, pairwise_f1
-from benchmarks.records import NonFiniteError
 from pml_regularizers import VEMAttention
 from tests.benchmarks.runs import as_accelerator
 from tests.support.pool import Pool, Processes
@@ -239,19 +238,6 @@ def test_embeddings_that_are_not_finite_are_named(accelerator):
         embed(accelerator, build_model(), Images(4), extract=lambda _: nan, **options)
 
 
-def test_too_few_images(accelerator):
-    with pytest.raises(ValueError, match="dataset: retrieval needs at least two images, got 1"):
-        evaluate(accelerator, build_model(), Images(1), batch_size=4)
-
-
-def test_vectors_that_are_not_finite_anywhere_are_named_everywhere(accelerator, monkeypatch):
-    """Also by a process whose own are fine."""
-    others = {"model": [5, 4], "extract": []}
-    monkeypatch.setattr(embedding, "gather_object", lambda shares: [*shares, others])
-    with pytest.raises(NonFiniteError, match=r"model: .* for 2 of 10 .* positions 4, 5; has"):
-        embed(accelerator, build_model(), Images(10), batch_size=4, progress=False)
-
-
 def test_rows_of_queries_and_gallery_come_in_dataset_order(accelerator):
     model, options = build_model(), {"batch_size": 8, "progress": False}
     embeddings, labels = embed(accelerator, model, Images(21), **options)
@@ -302,6 +288,3 @@ def test_every_process_finds_what_one_finds(pool: Pool):
             assert together[name]["metrics"] == one["metrics"], name
             for part in ("embeddings", "labels", "descriptors"):
                 assert torch.equal(together[name][part], one[part]), (name, part)
-
-
-# ------------------------------------------------------------------------------------- calculators
