@@ -87,7 +87,7 @@ def download(info: DatasetInfo, root: Path) -> int:
         if folder.exists():
             again = f"{error}; or move {folder} away, to fetch the dataset anew"
             raise DatasetError(again) from error
-    fetch_file(archive.url, path, f"sha256:{archive.sha256}", archive.size)
+    fetch_file(archive.url, path, f"sha256:{archive.sha256}")
     print(f"unpacking {path}", file=sys.stderr)
     unpack(path, folder)
     print(_summary(info, root))

@@ -12,7 +12,6 @@ from typing import Any
 from benchmarks.datasets.listing import (
     DatasetInfo,
     Listing,
-    check_kind,
     find,
     read_lines,
     reading,
@@ -104,11 +103,8 @@ def _load(file: Path, variable: str) -> Any:
     """
     from scipy.io import loadmat  # takes a while to import
 
-    with reading(file):
-        check_kind(file)
-        with file.open("rb") as content:  # `squeeze_me` turns a single row into a scalar
-            found = loadmat(content, variable_names=[variable], squeeze_me=True)
-        return found[variable].reshape(-1)
+    with reading(file):  # `squeeze_me` turns a single row into a scalar
+        return loadmat(file, variable_names=[variable], squeeze_me=True)[variable].reshape(-1)
 
 
 INFO = DatasetInfo(

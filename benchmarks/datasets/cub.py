@@ -6,7 +6,7 @@ The first 100 species train and the others test, as in the papers on metric lear
 
 from pathlib import Path
 
-from benchmarks.datasets.listing import Archive, DatasetInfo, Listing, find, read_rows, reading
+from benchmarks.datasets.listing import Archive, DatasetInfo, Listing, find, read_lines, reading
 
 LAST_TRAINING_CLASS = 100
 
@@ -19,7 +19,7 @@ def read(root: Path) -> Listing:
     """
     folder, index = find(root, ["images.txt"])
     with reading(folder / index):
-        paths = [path for _, path in read_rows(folder / index, 2)]
+        paths = [path for _, path in map(str.split, read_lines(folder / index))]
         classes = [path.partition("/")[0] for path in paths]
         numbers = [int(name.partition(".")[0]) for name in classes]
     return Listing(
@@ -39,7 +39,6 @@ INFO = DatasetInfo(
     archive=Archive(
         url="https://data.caltech.edu/records/65de6-vp158/files/CUB_200_2011.tgz",
         name="CUB_200_2011.tgz",
-        size=1_150_585_339,
         sha256="0c685df5597a8b24909f6a7c9db6d11e008733779a671760afef78feb49bf081",
     ),
 )

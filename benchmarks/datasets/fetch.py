@@ -22,14 +22,13 @@ class FetchError(PrintableError, ValueError):
     """Error: a file cannot be fetched or unpacked; one line with its name, the fault and the remedy."""
 
 
-def fetch_file(url: str, path: Path, checksum: str, size: int | None = None) -> None:
+def fetch_file(url: str, path: Path, checksum: str) -> None:
     """Fetch a file, unless it is already there with the right checksum.
 
     Args:
         url: An http or https address. Proxies are taken from the environment.
         path: Where the file goes; folders are created.
         checksum: "sha256:DIGEST" or another algorithm of `hashlib`; the digest's first digits are enough.
-        size: Expected bytes.
 
     Raises:
         FetchError: if the file cannot be fetched, or its checksum is wrong (a wrong file that was already there
@@ -39,14 +38,15 @@ def fetch_file(url: str, path: Path, checksum: str, size: int | None = None) -> 
     """
     by_hand = f"fetch {url} with a browser or `curl -L -C -` to {path}"
     if path.exists():
-        if problem := what_differs(path, checksum, size):
+        if problem := what_differs(path, checksum):
             raise FetchError(f"{path}: {problem}; move it away, or {by_hand}")
         return
     import pooch  # these take a while to import
     from requests import RequestException
 
     pooch.get_logger().setLevel("WARNING")
-    bar = progress_bar(total=size or 1, desc=path.name, unit="B", unit_scale=True)
+    # pooch sets the total, and takes a bar whose total is 0 or None for none.
+    bar = progress_bar(total=1, desc=path.name, unit="B", unit_scale=True)
     with alone(path) as partial, bar:
         folder = pooch.create(
             path=partial,
@@ -61,17 +61,15 @@ def fetch_file(url: str, path: Path, checksum: str, size: int | None = None) -> 
             come = Path(folder.fetch(path.name, downloader=client))
         except RequestException as error:
             raise FetchError(f"{url}: {error}; try again later, or {by_hand}") from error
-        if problem := what_differs(come, checksum, size):
+        if problem := what_differs(come, checksum):
             raise FetchError(f"{path}: {problem} from {url}; try again, or {by_hand}")
         let_others_read(come)
         come.rename(path)
 
 
-def what_differs(path: Path, checksum: str, size: int | None = None) -> str:
-    """The file's fault, such as "expected 15 bytes, got 14"; empty if it is the expected file."""
+def what_differs(path: Path, checksum: str) -> str:
+    """The file's fault, "expected sha256:12ab, got 34cd"; empty if it is the expected file."""
     algorithm, _, expected = checksum.partition(":")
-    if size is not None and path.stat().st_size != size:
-        return f"expected {size} bytes, got {path.stat().st_size}"
     with path.open("rb") as file:
         found = hashlib.file_digest(file, algorithm).hexdigest()
     if found.startswith(expected):

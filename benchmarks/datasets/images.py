@@ -10,13 +10,7 @@ from PIL import ExifTags, Image
 
 from benchmarks.console import reason
 from benchmarks.datasets.listing import DatasetError, Listing
-from benchmarks.datasets.splits import (
-    Split,
-    check_split,
-    index_and_seed,
-    shuffled,
-    validation_fold,
-)
+from benchmarks.datasets.splits import Split, shuffled, validation_fold
 from benchmarks.datasets.transforms import ImageViews
 
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "PPM", "TIFF", "WEBP", "JPEG2000", "AVIF")
@@ -33,7 +27,7 @@ TURNS = {
 }
 """Of EXIF orientations; `ImageOps.exif_transpose` fails if other parts of the EXIF are damaged."""
 
-# From twice as many pixels on it raises an error, which `read_image` explains.
+# From twice as many pixels on it is an error.
 warnings.simplefilter("ignore", Image.DecompressionBombWarning)
 
 
@@ -69,8 +63,7 @@ class ImageSet(torch.utils.data.Dataset[tuple[torch.Tensor, int, int]]):
     Raises:
         DatasetError: if a listed file is missing; when an item is read, if it cannot be decoded, also in a
             data-loader worker.
-        ValueError: for an unknown split or an impossible fold.
-        IndexError: for an index outside 0..len-1.
+        ValueError: for an impossible fold.
     """
 
     def __init__(
@@ -83,7 +76,6 @@ class ImageSet(torch.utils.data.Dataset[tuple[torch.Tensor, int, int]]):
         folds: int = 4,
         max_classes: int | None = None,
     ) -> None:
-        check_split(split)
         self.listing = listing
         self.views = views
         self.layout = listing.layout
@@ -133,7 +125,7 @@ class ImageSet(torch.utils.data.Dataset[tuple[torch.Tensor, int, int]]):
         return len(self._rows)
 
     def __getitem__(self, key: int | tuple[int, int]) -> tuple[torch.Tensor, int, int]:
-        index, seed = index_and_seed(key, len(self))
+        index, seed = key if isinstance(key, tuple) else (key, None)
         image = read_image(self.listing.root / self.name(index), upright=self.listing.upright)
         if seed is None:
             view = self.views.test(image)
@@ -184,10 +176,9 @@ def read_image(path: Path, *, upright: bool = False) -> Image.Image:
             turn = turn_of(image) if upright else None
             return image if turn is None else image.transpose(turn)
     except Exception as error:  # damaged bytes make decoders raise almost any error
-        remedy = "restore the file"
-        if isinstance(error, Image.DecompressionBombError):
-            remedy = "the file is not known to be damaged: shrink the image"
-        raise DatasetError(f"{path}: cannot be decoded ({reason(error)}); {remedy}") from error
+        raise DatasetError(
+            f"{path}: cannot be decoded ({reason(error)}); restore the file, or shrink an image that is too large"
+        ) from error
 
 
 def turn_of(image: Image.Image) -> Image.Transpose | None:

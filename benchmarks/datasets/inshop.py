@@ -18,7 +18,6 @@ from benchmarks.datasets.listing import (
     Part,
     find,
     read_lines,
-    read_rows,
     reading,
 )
 
@@ -46,7 +45,7 @@ def read(root: Path) -> Listing:
     above, images = find(folder, choices, Path.is_dir)
     place, layout = (above / images).parent, (above / images).name
     with reading(folder / marker):
-        rows = read_rows(folder / marker, len(COLUMNS), skip=2)
+        rows = map(str.split, read_lines(folder / marker)[2:])
         names, items, statuses = zip(*rows, strict=True)
     return Listing(
         name="inshop",

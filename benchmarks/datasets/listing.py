@@ -27,14 +27,14 @@ class DatasetError(PrintableError, ValueError):
 def reading(path: Path) -> Iterator[None]:
     """Name an index file in the error that its content raises in the context."""
     try:
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            raise OSError("it is a pipe or a device")  # which may never end
         yield
     except DatasetError:
         raise
     except Exception as error:  # damaged bytes make parsers raise almost any error
         why = f"{type(error).__name__}: {reason(error)}"
-        raise DatasetError(
-            f"{path}: cannot be read ({why}); restore the file from the dataset's archive"
-        ) from error
+        raise DatasetError(f"{path}: cannot be read ({why}); restore the file") from error
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,10 @@ class Listing:
         Raises:
             DatasetError: if files are missing; it says how many.
         """
-        sizes = file_sizes(self.root, self.paths)
+        sizes = [  # Path's methods take twice the time
+            os.path.getsize(file) if os.path.isfile(file) else None  # noqa: PTH113, PTH202
+            for file in (f"{self.root}/{path}" for path in self.paths)
+        ]
         missing = [path for path, size in zip(self.paths, sizes, strict=True) if size is None]
         if missing:
             raise DatasetError(
@@ -103,15 +106,6 @@ class Listing:
         for row in zip(self.paths, self.classes, self.parts, sizes, strict=True):
             digest.update("\0".join(map(str, row)).encode() + b"\n")
         return digest.hexdigest()
-
-
-def file_sizes(root: Path, paths: Sequence[str]) -> list[int | None]:
-    """Bytes of each file; None for a missing file."""
-    # Path's methods take twice the time.
-    return [
-        os.path.getsize(path) if os.path.isfile(path) else None  # noqa: PTH113, PTH202
-        for path in (f"{root}/{name}" for name in paths)
-    ]
 
 
 def counts_text(counts: Mapping[str, tuple[int, int]]) -> str:
@@ -145,39 +139,14 @@ def find(
     )
 
 
-def check_kind(path: Path) -> None:
-    """Raise an OSError for a file that may never end."""
-    if path.exists() and not (path.is_file() or path.is_dir()):
-        raise OSError("it is a pipe or a device")
-
-
 def read_lines(path: Path) -> list[str]:
     """Read the lines of a UTF-8 text file, with any line ends; blank lines at the end are left out.
 
     Raises:
         DatasetError: if the file cannot be read, or is not UTF-8.
     """
-    try:
-        check_kind(path)
+    with reading(path):
         return path.read_text(encoding="utf-8-sig").rstrip("\n").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise DatasetError(f"{path}: cannot be read ({reason(error)})") from error
-
-
-def read_rows(path: Path, columns: int, skip: int = 0) -> list[list[str]]:
-    """Read the words of each line of an index file, except the first lines.
-
-    Raises:
-        DatasetError: as `read_lines` raises; or for a line with another number of words, which it names.
-    """
-    rows = [line.split() for line in read_lines(path)[skip:]]
-    for number, row in enumerate(rows, start=skip + 1):
-        if len(row) != columns:
-            raise DatasetError(
-                f"{path}: line {number}: expected {columns} words, got {len(row)}; restore the file from the "
-                "dataset's archive"
-            )
-    return rows
 
 
 @dataclass(frozen=True)
@@ -186,7 +155,6 @@ class Archive:
 
     url: str
     name: str
-    size: int
     sha256: str
 
 

@@ -11,7 +11,7 @@ from benchmarks.datasets.listing import (
     Listing,
     Part,
     find,
-    read_rows,
+    read_lines,
     reading,
 )
 
@@ -29,7 +29,7 @@ def read(root: Path) -> Listing:
     both: tuple[Part, ...] = ("train", "test")
     for part in both:
         with reading(file := folder / f"Ebay_{part}.txt"):
-            for _, label, _, path in read_rows(file, 4, skip=1):
+            for _, label, _, path in map(str.split, read_lines(file)[1:]):
                 paths.append(path)
                 classes.append(f"{int(label):05}")  # also sorted by number when sorted as text
                 parts.append(part)
@@ -47,7 +47,6 @@ INFO = DatasetInfo(
             "?id=1TclrpQOF_ullUP99wk_gjGN8pKvtErG8&export=download&authuser=0&confirm=t"
         ),
         name="Stanford_Online_Products.zip",
-        size=3_083_860_082,
         sha256="b04fa78210e69fab050ce73939550e1cd0f96890bdd98ec9fee732c3b756ef48",
     ),
 )

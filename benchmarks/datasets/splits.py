@@ -2,24 +2,10 @@
 
 import hashlib
 from collections.abc import Sequence
-from typing import Literal, get_args
+from typing import Literal
 
 Split = Literal["train", "test", "development", "validation"]
 Stage = Literal["pretraining", "fine_tuning"]
-MAX_SEED = 2**63  # of a training view
-
-
-def check_split(split: Split) -> None:
-    if split not in get_args(Split):
-        raise ValueError(f"split: expected one of {get_args(Split)}, got {split!r}")
-
-
-def index_and_seed(key: int | tuple[int, int], length: int) -> tuple[int, int | None]:
-    """Index and seed of a requested item; without a seed it is a test view."""
-    index, seed = key if isinstance(key, tuple) else (key, None)
-    if not 0 <= index < length:
-        raise IndexError(f"index: expected 0..{length - 1}, got {index}")
-    return index, seed
 
 
 def shuffled(names: Sequence[str]) -> list[int]:

@@ -1,5 +1,6 @@
 """A fetched file, or an unpacked archive, is complete and the expected one, or absent."""
 
+import gc
 import hashlib
 import io
 import tarfile
@@ -17,6 +18,9 @@ from tests.support.server import serving
 CONTENT = bytes(range(256)) * 5_000
 SHA256 = f"sha256:{hashlib.sha256(CONTENT).hexdigest()}"
 
+# pooch leaves the socket of a failed download to the garbage collector.
+pytestmark = pytest.mark.filterwarnings("ignore:Exception ignored in. <socket")
+
 
 @pytest.fixture
 def server(tmp_path, monkeypatch):
@@ -27,6 +31,7 @@ def server(tmp_path, monkeypatch):
     (folder / "file").write_bytes(CONTENT)
     with serving(folder) as server:
         yield server
+    gc.collect()
 
 
 @pytest.fixture
@@ -47,27 +52,22 @@ def left(path: Path) -> list[str]:
 )
 def test_a_file_is_fetched_once(server, path, checksum):
     for _ in range(2):
-        fetch_file(server.url("file"), path, checksum, len(CONTENT))
+        fetch_file(server.url("file"), path, checksum)
         assert path.read_bytes() == CONTENT
         assert left(path) == ["file"]
     assert server.requests == ["/file"]
 
 
-@pytest.mark.parametrize(
-    ("checksum", "size", "message"),
-    [
-        (f"sha256:{64 * '0'}", None, f"expected sha256:{64 * '0'}, got {SHA256[7:]}"),
-        (SHA256, len(CONTENT) + 1, "expected 1280001 bytes, got 1280000"),
-    ],
-)
-def test_another_file_than_the_expected_one_is_refused(server, path, checksum, size, message):
-    with pytest.raises(FetchError, match=rf"{path}: {message}.* from http.*; try again, or fetch"):
-        fetch_file(server.url("file"), path, checksum, size)
+def test_another_file_than_the_expected_one_is_refused(server, path):
+    wrong = f"sha256:{64 * '0'}"
+    message = f"{path}: expected {wrong}, got {SHA256[7:]}"
+    with pytest.raises(FetchError, match=rf"{message} from http.*; try again, or fetch"):
+        fetch_file(server.url("file"), path, wrong)
     assert left(path) == []
     # One that lies there already is left alone, and nothing is asked for.
     path.write_bytes(CONTENT)
-    with pytest.raises(FetchError, match=f"{path}: {message}; move it away, or fetch http"):
-        fetch_file(server.url("file"), path, checksum, size)
+    with pytest.raises(FetchError, match=f"{message}; move it away, or fetch http"):
+        fetch_file(server.url("file"), path, wrong)
     assert path.read_bytes() == CONTENT
     assert len(server.requests) == 1
 
@@ -88,29 +88,14 @@ def test_a_broken_connection_is_tried_again_and_leaves_nothing(server, path, mon
     ("url", "message"),
     [
         (None, r"404 Client Error: File not found"),
-        ("http://127.0.0.1:1/file", "Connection refused"),
         ("file:///etc/passwd", "No connection adapters"),
     ],
 )
-# urllib3 leaves the socket of a refused connection to the garbage collector.
-@pytest.mark.filterwarnings("ignore:Exception ignored in. <socket")
 def test_what_cannot_be_fetched_is_one_line(server, path, url, message):
     with pytest.raises(FetchError, match=rf"{message}.*; try again later, or fetch") as caught:
         fetch_file(url or server.url("none"), path, SHA256)
     assert "\n" not in str(caught.value)
     assert left(path) == []
-
-
-def test_what_a_killed_process_left_is_removed(server, path, tmp_path):
-    archive = packed(tmp_path, ".zip", {"a": b"1"})
-    for target in (path, path.with_name("folder")):
-        partial = target.with_name(f".{target.name}.partial")
-        (partial / "some" / "of").mkdir(parents=True)
-        (partial / "some" / "file").write_text("half of")
-    fetch_file(server.url("file"), path, SHA256)
-    unpack(archive, path.with_name("folder"))
-    assert tree(path.with_name("folder")) == {"a": b"1"}
-    assert left(path) == ["file", "folder"]
 
 
 def test_a_second_process_is_sent_away(server, path, tmp_path):
@@ -166,16 +151,6 @@ def test_an_archive_is_unpacked_to_a_new_folder(tmp_path, suffix):
     assert tree(folder) == FILES
 
 
-def assert_refused(archive: Path, message: str = "") -> None:
-    folder = archive.parent / "out" / "set"
-    with pytest.raises(
-        FetchError, match=rf"^{archive}: cannot be unpacked .*{message}.*, or fetch it again"
-    ) as caught:
-        unpack(archive, folder)
-    assert "\n" not in str(caught.value)
-    assert left(folder) == []
-
-
 @EVERY
 @pytest.mark.parametrize("name", ["../../x", "a/../../../x", "/tmp/x", "..\\x"])
 def test_no_member_leads_out_of_the_folder(tmp_path, suffix, name):
@@ -186,28 +161,11 @@ def test_no_member_leads_out_of_the_folder(tmp_path, suffix, name):
     assert not (tmp_path / "x").exists()
 
 
-def test_a_link_out_of_the_folder_is_refused(tmp_path):
-    archive = tmp_path / "archive.tar"
-    link = tarfile.TarInfo("link")
-    link.type, link.linkname = tarfile.SYMTYPE, "../.."
-    with tarfile.open(archive, "w") as file:
-        file.addfile(link)
-    assert_refused(archive, "link")
-
-
 @EVERY
-@pytest.mark.parametrize(
-    "change",
-    [lambda whole: b"<html>Quota exceeded</html>" * 99, lambda whole: whole[: len(whole) // 2]],
-    ids=["a page", "half"],
-)
-def test_a_damaged_archive_is_refused(tmp_path, suffix, change):
+def test_a_damaged_archive_is_refused(tmp_path, suffix):
     archive = packed(tmp_path, suffix, FILES)
-    archive.write_bytes(change(archive.read_bytes()))
-    assert_refused(archive)
-
-
-@EVERY
-@pytest.mark.parametrize("names", [("a", "a/b"), ("ä" * 200,)])
-def test_members_that_no_folder_can_hold_are_refused(tmp_path, suffix, names):
-    assert_refused(packed(tmp_path, suffix, dict.fromkeys(names, b"1")))
+    archive.write_bytes(archive.read_bytes()[: archive.stat().st_size // 2])
+    folder = tmp_path / "out" / "set"
+    with pytest.raises(FetchError, match=rf"^{archive}: cannot be unpacked .*, or fetch it again"):
+        unpack(archive, folder)
+    assert left(folder) == []

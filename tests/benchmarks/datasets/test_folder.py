@@ -163,20 +163,13 @@ def test_impossible_fractions(root, test_classes):
         ("ant\ndog", r"test.txt: no class 'dog'; name one class per line, .* such as 'Dog'"),
         ("\n", r"test.txt: names 0 of 6 classes; name at least one"),
         ("\n".join(CLASSES), r"test.txt: names 6 of 6 classes; name at least one, and leave"),
-        (b"ant\nb\xe9e\n", r"test.txt: cannot be read .'utf-8' codec can't"),
+        (b"ant\nb\xe9e\n", r"test.txt: cannot be read .UnicodeDecodeError: 'utf-8' codec can't"),
     ],
     ids=["unknown", "none", "all", "not UTF-8"],
 )
 def test_wrong_lists_of_classes(root, names, text, message):
     with pytest.raises(ValueError, match=message):
         folder.read(root, names(text))
-
-
-def test_a_missing_list_of_classes(root):
-    with pytest.raises(
-        ValueError, match=r"^test_classes: .*no.txt: cannot be read \(.*No such file"
-    ):
-        folder.read(root, root / "no.txt")
 
 
 def test_an_image_beside_the_classes_is_refused(root):
@@ -219,12 +212,6 @@ def test_a_name_that_a_terminal_would_obey(root, name):
     expected = f"{root}: the name {f'ant/{name}'!r} has control characters or is not UTF-8; rename"
     assert str(error.value).startswith(expected)
     assert str(error.value).isprintable()
-
-
-@pytest.mark.parametrize("name", ["3.00\u202fPM", "👩\u200d👧", "e\u0301", "<b>&'\"", "-"])
-def test_a_name_that_can_be_shown(root, name):
-    put(root, f"ant/{name}.jpg")
-    assert f"ant/{name}.jpg" in folder.read(root, 0.5).paths
 
 
 def test_a_link_back_is_refused(root):

@@ -182,27 +182,6 @@ def test_data_loader_workers_see_the_same(listing):
     assert_workers_see_the_same(ImageSet(listing, views=VIEWS))
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"split": "val"}, "split: expected one of .*'validation'.*, got 'val'"),
-        ({"split": "validation", "fold": 4}, "fold: expected 0 to 3, got 4"),
-        ({"split": "development", "folds": 7}, "folds: expected 2 to 6, .* got 7"),
-    ],
-)
-def test_bad_arguments_are_named(listing, arguments, message):
-    with pytest.raises(ValueError, match=message):
-        ImageSet(listing, views=VIEWS, **arguments)
-
-
-def test_keys_outside_their_range_are_refused(listing):
-    dataset = ImageSet(listing, views=VIEWS)
-    for index in (-1, len(dataset)):
-        for key in (index, (index, 0)):
-            with pytest.raises(IndexError, match=rf"index: expected 0\.\.7, got {index}"):
-                dataset[key]
-
-
 def damage(path, how):
     content = path.read_bytes()
     if how == "missing":
@@ -344,15 +323,6 @@ def test_only_a_folder_of_ones_own_is_shown_upright(tmp_path):
     turned = np.asarray(Image.fromarray(pixels_of(3)).rotate(-90, expand=True))
     for view, pixels in zip(shown, (turned, pixels_of(3)), strict=True):
         assert np.array_equal(VIEWS.to_picture(view), pixels)
-
-
-def test_an_intact_image_of_too_many_pixels_is_not_called_damaged(tmp_path, monkeypatch):
-    path = tmp_path / "1.png"
-    Image.fromarray(pixels_of(3)).save(path)
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", WIDTH * HEIGHT / 2 - 1)
-    message = r"\(120 pixels\) exceeds limit of 118.* pixels.*; the file is not known to be damaged"
-    with pytest.raises(DatasetError, match=message):
-        read_image(path)
 
 
 def test_a_set_looks_at_each_file_once_and_opens_none(tmp_path):
