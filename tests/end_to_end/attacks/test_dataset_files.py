@@ -1,15 +1,11 @@
-"""Damaged and hostile images, names, index files, archives and caches are read right, or one line says why not.
+"""Damaged and hostile images, names, index files and weights are read right, or one line says why not.
 
 `pytest tests/end_to_end/attacks --attacks 1000` makes a thousand of each kind; Hypothesis shrinks what fails.
 """
 
 import io
-import os
 import random
 import shutil
-import stat
-import tarfile
-import zipfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -22,8 +18,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from benchmarks.backbones import WeightsError, load_weights
-from benchmarks.datasets import IMAGE_DATASETS, DatasetError, Glyphs, ImageSet, folder, glyphs
-from benchmarks.datasets.fetch import FetchError, unpack
+from benchmarks.datasets import IMAGE_DATASETS, DatasetError, ImageSet, folder
 from benchmarks.datasets.images import FORMATS, read_image
 from benchmarks.datasets.listing import Listing
 from benchmarks.datasets.transforms import ImageViews
@@ -211,101 +206,6 @@ def test_index_files(trees: Path, draw: random.Random) -> None:
         assert is_one_line(error), path
     finally:
         path.write_bytes(whole)
-
-
-# ---------------------------------------------------------------------------------------- archives
-
-MEMBERS = (
-    *("a", "b/c.txt", "b/d/e.jpg", "./a", "a/b", "b", "", ".", "/", "//", "..", "../x"),
-    *("b/../../x", "/tmp/x", "..\\x", "C:x", "C:\\x", "a\nb", "a\x1b[2J", "a\0b", "\udce9"),
-    *("ä" * 200, "x" * 300, "d/" * 600 + "x", "A", "b/C.TXT", "3.00\u202fPM.png", "\u202ea"),
-    *("con", " ", "b/ ", "link", "link/x", "link/../x"),
-)
-LINKS = ("..", "../x", "/etc", "/etc/passwd", "b", "b/../..", ".", "link", "a", "")
-
-
-def _zip(draw: random.Random, path: Path, members: list[tuple[str, bytes]]) -> None:
-    with zipfile.ZipFile(path, "w") as file:
-        for name, content in members:
-            member = zipfile.ZipInfo(name.replace("\udce9", "\xe9"))
-            if draw.random() < 0.1:
-                member.external_attr = (stat.S_IFLNK | 0o777) << 16
-                content = draw.choice(LINKS).encode()
-            kinds = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_LZMA)
-            file.writestr(member, content, draw.choice(kinds))
-
-
-def _tar(draw: random.Random, path: Path, members: list[tuple[str, bytes]]) -> None:
-    special = (tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.FIFOTYPE, tarfile.DIRTYPE)
-    with tarfile.open(path, "w:gz" if path.suffix == ".tgz" else "w") as file:
-        for name, content in members:
-            member = tarfile.TarInfo(name.replace("\0", ""))
-            member.mode = draw.choice([0o644, 0o6777, 0])
-            if draw.random() < 0.3:
-                member.type, member.linkname = draw.choice(special), draw.choice(LINKS)
-                file.addfile(member)
-            else:
-                member.size = len(content)
-                file.addfile(member, io.BytesIO(content))
-
-
-@pytest.mark.filterwarnings("ignore")
-@given(draw=DRAW)
-def test_archives(tmp_path: Path, draw: random.Random) -> None:
-    """Files, links and folders of one folder, or a line and nothing at all; a member that no dataset has."""
-    place = tmp_path / "place"
-    shutil.rmtree(place, ignore_errors=True)
-    place.mkdir()
-    target = place / "out" / "set"
-    archive = place / f"1{draw.choice(['.zip', '.tar', '.tgz'])}"
-    members = [
-        (draw.choice(MEMBERS[:6] if draw.random() < 0.7 else MEMBERS), draw.randbytes(99))
-        for _ in range(draw.randint(0, 6))
-    ]
-    (_zip if archive.suffix == ".zip" else _tar)(draw, archive, members)
-    if draw.random() < 0.5:
-        archive.write_bytes(damaged(draw, archive.read_bytes()))
-    try:
-        unpack(archive, target)
-    except FetchError as error:
-        assert is_one_line(error)
-        assert str(error).startswith(f"{archive}: ")
-        assert not target.exists()
-    for path in target.rglob("*"):
-        assert Path(os.path.realpath(path)).is_relative_to(target)  # of a loop, too
-        assert path.is_file() or path.is_dir() or path.is_symlink()
-    shutil.rmtree(target, ignore_errors=True)
-    assert {path.name for path in place.rglob("*")} == {"out", archive.name}
-
-
-# ----------------------------------------------------------------------------------- cached glyphs
-
-
-@pytest.fixture
-def cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Glyphs:
-    """A dataset of few glyphs, whose cache is in `tmp_path`."""
-    monkeypatch.setattr(glyphs, "FACES", dict(list(glyphs.FACES.items())[:2]))
-    monkeypatch.setattr(glyphs, "DRAWABLE", "N")
-    return Glyphs(tmp_path, image_size=16)
-
-
-@given(draw=DRAW)
-def test_cached_glyphs(
-    cached: Glyphs, tmp_path: Path, capsys: pytest.CaptureFixture[str], draw: random.Random
-) -> None:
-    """The images are those that were rendered, and no second line follows the first."""
-    (path,) = tmp_path.glob("*.npz")
-    whole = path.read_bytes()
-    path.write_bytes(damaged(draw, whole))
-    capsys.readouterr()
-    found = Glyphs(tmp_path, image_size=16)
-    assert found.fingerprint == cached.fingerprint
-    assert np.array_equal(found._images, cached._images)
-    assert found.class_names == cached.class_names
-    said = capsys.readouterr().err
-    assert said in ("", f"{path}: is damaged; rendering the glyphs again\n")
-    assert not said or path.read_bytes() == whole
-    path.write_bytes(whole)
 
 
 # ------------------------------------------------------------------------------- files of weights
