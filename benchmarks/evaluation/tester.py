@@ -25,6 +25,7 @@ from benchmarks.evaluation.embedding import embed, evaluation_mode
 from pml_regularizers import RankAccuracyCalculator
 
 CPU = torch.device("cpu")
+RESTARTS = 5  # of k-means: the clustering with the least squared distances counts
 
 
 @dataclass(frozen=True)
@@ -155,9 +156,7 @@ def evaluate(
     return Measured(found, tester.embeddings, tester.labels, tester.descriptors)
 
 
-def cluster_metrics(
-    vectors: Tensor, labels: Tensor, *, restarts: int = 5, seed: int = 0
-) -> dict[str, float]:
+def cluster_metrics(vectors: Tensor, labels: Tensor) -> dict[str, float]:
     """NMI, AMI and F1 of a k-means clustering (faiss, on the CPU) with as many clusters as classes.
 
     NMI = 2 I(classes, clusters) / (H(classes) + H(clusters)), as in Song et al., "Deep metric learning via
@@ -167,12 +166,10 @@ def cluster_metrics(
     Args:
         vectors: (n, D); they are L2-normalised here.
         labels: (n,).
-        restarts: Restarts of k-means; the clustering with the least squared distances counts.
-        seed: Seed of its starts.
     """
     classes, labels = labels.unique(return_inverse=True)
     k_means = FaissKMeans(
-        **{"niter": 100, "nredo": restarts, "seed": seed},
+        **{"niter": 100, "nredo": RESTARTS, "seed": 0},
         **{"min_points_per_centroid": 1, "max_points_per_centroid": len(labels)},
     )
     clusters = k_means(normalize(vectors), len(classes))
