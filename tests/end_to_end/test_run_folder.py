@@ -200,20 +200,6 @@ def test_a_run_whose_checkpoints_were_deleted_starts_again(
     assert found["metrics"] == wanted["metrics"]
 
 
-def test_records_are_those_of_the_checkpoint(
-    settings: list[str], done: Path, said: Callable[..., str], tmp_path: Path
-) -> None:
-    folder = unfinished(done, tmp_path / "run")
-    csv = folder / "records" / "training.csv"
-    rows = csv.read_bytes()
-    csv.write_bytes(rows.replace(b"\r\n2,", b"\r\n2,9", 1))
-    assert csv.read_bytes() != rows
-    before = contents(folder)
-    line = said(*settings, f"--output={folder}", "--resume", status=2)
-    assert f"{csv}: its rows up to step 6 are not those" in line
-    assert contents(folder) == before
-
-
 SGD = "{class_path: torch.optim.SGD, init_args: {weight_decay: 1e30}}"
 
 

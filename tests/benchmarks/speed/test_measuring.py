@@ -178,9 +178,3 @@ def test_figures_name_their_commit_and_the_settings_of_their_command(
     assert text.startswith(words)
     assert "OMP_NUM_THREADS=1 make speed`:\n" in text
     assert f"torch {torch.__version__.partition('+')[0]}" in text
-
-
-def test_an_unknown_case(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        main(["hordes"])
-    assert "CASE: expected some of horde_moments, " in capsys.readouterr().err
