@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from accelerate import Accelerator, DataLoaderConfiguration
 from accelerate.utils import parse_flag_from_env
-from torch import Tensor, nn
+from torch import nn
 
 from benchmarks.building import (
     STARTING_WEIGHTS,
@@ -152,12 +152,6 @@ def _unfit_outputs(
             )
 
 
-def _images(experiment: Experiment, model: EmbeddingModel, count: int) -> Tensor:
-    side = image_size(experiment.data, model.trunk)
-    dtype = next(model.parameters()).dtype
-    return torch.randn(count, experiment.data.in_chans, side, side, dtype=dtype)
-
-
 def try_one_step(experiment: Experiment, accelerator: Accelerator | None = None) -> EmbeddingModel:
     """Build the network, take one training step on the CPU with a loss for two classes, and undo it.
 
@@ -178,9 +172,10 @@ def _step_and_back(experiment: Experiment, model: EmbeddingModel) -> None:
     before = deepcopy(model.state_dict())
     loss = build_loss(experiment, model, num_classes=2)
     optimizer, scheduler = build_optimizer(experiment.optimization, model, loss)
+    side = image_size(experiment.data, model.trunk)
     part = "losses"
     try:
-        embeddings = model(_images(experiment, model, 4))
+        embeddings = model(torch.randn(4, experiment.data.in_chans, side, side))
         if experiment.diagnose_every:
             part = "diagnose_every"
             with record_terms(loss) as terms:
