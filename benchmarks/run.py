@@ -67,10 +67,10 @@ def _run(command: settings.Command, argv: Sequence[str]) -> int:
         run = OngoingRun(command, argv, accelerator)
         console.handle_signals(_stop)  # during the training: StopRequest's
         return run.execute()
-    except settings.ConfigError as error:
+    except (settings.ConfigError, records.RunFolderError) as error:
         return _refuse(error, 2)
-    except records.RunFolderError as error:
-        return _refuse(error, 3 if isinstance(error, records.RunFolderInUseError) else 2)
+    except console.InUseError as error:
+        return _refuse(error, 3)
     except Stopped as stop:
         if run is not None:
             run.record.update(status="stopped")

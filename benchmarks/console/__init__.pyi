@@ -10,9 +10,9 @@ from .printing import (
     is_plain as is_plain,
     printable as printable,
     printable_names as printable_names,
+    progress_bar as progress_bar,
     reason as reason,
 )
-from .progress import progress_bar as progress_bar
 from .stopping import (
     StopRequest as StopRequest,
     handle_signals as handle_signals,

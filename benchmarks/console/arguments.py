@@ -1,7 +1,6 @@
 """Arguments and output of the small commands of the benchmarks."""
 
 import argparse
-import math
 import os
 import re
 import sys
@@ -43,13 +42,12 @@ def say(text: str, end: str = "\n") -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def at_least(least: int, most: float = math.inf) -> Callable[[str], int]:
-    """A `type` for argparse: an integer within these limits."""
+def at_least(least: int) -> Callable[[str], int]:
+    """A `type` for argparse: an integer that is not smaller."""
 
     def number(text: str) -> int:
-        if not least <= (value := int(text)) <= most:
-            limits = f"at least {least}" if most == math.inf else f"{least} to {most}"
-            raise argparse.ArgumentTypeError(f"expected {limits}, got {value}")
+        if (value := int(text)) < least:
+            raise argparse.ArgumentTypeError(f"expected at least {least}, got {value}")
         return value
 
     return number

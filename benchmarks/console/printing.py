@@ -1,7 +1,10 @@
 """Safe printing: texts from files and users, without characters that control a terminal or break a picture."""
 
 import re
+import sys
 from typing import Any
+
+from tqdm import tqdm
 
 LONGEST = 300  # characters of an error's message
 
@@ -42,3 +45,10 @@ class PrintableError(Exception):
 
     def __str__(self) -> str:
         return "\n  ".join(printable(str(line)) for line in self.args)
+
+
+def progress_bar(iterable: Any = None, *, shown: bool = True, **options: Any) -> Any:
+    """A tqdm bar that updates often on a terminal and writes few lines to a log file."""
+    shown &= sys.stderr is not None  # closed, as by 2>&-
+    interval = 0.1 if shown and sys.stderr.isatty() else 10
+    return tqdm(iterable, disable=not shown, mininterval=interval, dynamic_ncols=True, **options)

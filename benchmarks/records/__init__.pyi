@@ -26,7 +26,6 @@ from .run_folder import (
     EMBEDDINGS as EMBEDDINGS,
     RunFolder as RunFolder,
     RunFolderError as RunFolderError,
-    RunFolderInUseError as RunFolderInUseError,
     check_same as check_same,
     load_best as load_best,
     load_checkpoint as load_checkpoint,

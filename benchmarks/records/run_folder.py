@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.console import InUseError, OwnedFolder, PrintableError, replacing
+from benchmarks.console import OwnedFolder, PrintableError, replacing
 from benchmarks.records.files import file_digest
 from benchmarks.settings import changes_of_results, config_changes
 
@@ -25,27 +25,20 @@ class RunFolderError(PrintableError, RuntimeError):
     """Error: the run folder cannot be used; one line with the reason and the remedy."""
 
 
-class RunFolderInUseError(RunFolderError):
-    """Error: another process is writing there."""
-
-
 class RunFolder(OwnedFolder):
     """Exclusive use of a run folder, from construction to `close` or the end of the process.
 
     Incomplete files of killed processes are removed.
 
     Raises:
-        RunFolderInUseError: if another process is writing there.
+        InUseError: if another process is writing there.
         OSError: if it cannot be made.
     """
 
     def __init__(self, path: Path) -> None:
         self.checkpoints = path / "checkpoints"
         self.checkpoints.mkdir(parents=True, exist_ok=True)
-        try:
-            super().__init__(path, patience=PATIENCE)
-        except InUseError as error:
-            raise RunFolderInUseError(f"output: {error}") from error
+        super().__init__(path, patience=PATIENCE)
         for place in (path, self.checkpoints, path / "records"):
             for left in place.glob("*.tmp"):  # by processes that were killed
                 left.unlink()

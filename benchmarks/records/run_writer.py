@@ -7,6 +7,7 @@ from typing import Any
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
 
+from benchmarks.console import InUseError
 from benchmarks.records.files import replace_file, write_json
 from benchmarks.records.provenance import (
     command_line,
@@ -19,7 +20,6 @@ from benchmarks.records.results import load_run
 from benchmarks.records.run_folder import (
     RunFolder,
     RunFolderError,
-    RunFolderInUseError,
     check_same,
     holds_other_files,
 )
@@ -44,7 +44,8 @@ class RunWriter:
             that cannot change the result.
 
     Raises:
-        RunFolderError: on all processes, if the folder is in use (`RunFolderInUseError`) or holds another run.
+        RunFolderError: on all processes, if the folder holds another run.
+        InUseError: on all processes, if another process is writing there.
     """
 
     def __init__(
@@ -82,11 +83,11 @@ class RunWriter:
                 problem = RunFolderError(f"output: {place}: {error.strerror or error}")
             except (RunFolderError, ValueError, KeyError) as error:
                 problem = error
-        in_use = isinstance(problem, RunFolderInUseError)
-        [line, in_use] = broadcast_object_list([None if problem is None else str(problem), in_use])
+        said = None if problem is None else str(problem)
+        [line, in_use] = broadcast_object_list([said, isinstance(problem, InUseError)])
         if line is not None:
             self.close()
-            raise (RunFolderInUseError if in_use else RunFolderError)(line)
+            raise (InUseError if in_use else RunFolderError)(line)
 
     def _claim(self, command: Command, about: dict[str, Any]) -> None:
         self._used = used = (self.path / "run.json").exists()

@@ -11,7 +11,6 @@ the other fetch some batches ahead. The first turns do not count; evaluations an
 """
 
 import argparse
-import os
 import sys
 import tempfile
 import time
@@ -56,8 +55,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     text = "train on M generated JPEG files of 500 x 375 pixels"
     parser.add_argument("--synthetic", type=at_least(1), metavar="M", help=text)
     options, settings = parser.parse_known_args(argv)
-    if os.environ.get("WORLD_SIZE", "1") != "1":
-        parser.error("the bare loop runs on one process; start this without a launcher")
 
     with workers_dismissed(), tempfile.TemporaryDirectory() as temporary:
         if options.synthetic is not None:

@@ -10,6 +10,7 @@ from typing import Any
 
 # Light, also for Ray's workers: torch is imported when settings are parsed or a record is read.
 from benchmarks import building, records
+from benchmarks.console import InUseError
 from benchmarks.settings import Change, Command, changes_of_results, parse
 
 IN_USE = 3  # exit status of benchmarks/run.py if another process writes the run folder
@@ -101,7 +102,7 @@ class Job:
             return False
         try:
             records.RunFolder(self.folder).close()
-        except records.RunFolderInUseError:
+        except InUseError:
             return True
         return False
 

@@ -6,8 +6,8 @@ from concurrent.futures import Future
 from itertools import count
 from textwrap import shorten
 
-from benchmarks.console import columns, printable, progress_bar
-from benchmarks.records import RunFolder, RunFolderInUseError, has_diverged
+from benchmarks.console import InUseError, columns, printable, progress_bar
+from benchmarks.records import RunFolder, has_diverged
 from benchmarks.studies.jobs import IN_USE, Job
 from benchmarks.studies.launching import Launcher
 
@@ -50,7 +50,7 @@ class Queue:
                 self._end(job, "was finished", "was finished")
             else:
                 return True
-        except RunFolderInUseError as error:
+        except InUseError as error:
             self._end(job, "in use", str(error))
         except Exception as error:  # the others go on
             self._end(job, "failed", str(error))

@@ -132,8 +132,8 @@ class ViewCache:
     def _check_room(self) -> None:
         image, *_ = self.dataset[0]
         output = self._outputs(image[None])
-        needed = output.nbytes * len(self.dataset) * len(self.view_seeds())
         data = self.experiment.data
+        needed = output.nbytes * len(self.dataset) * data.cached_views
         free = psutil.disk_usage(_existing(data.cache)).free
         if needed > min(data.cache_gib * 2**30, free):
             raise ConfigError(

@@ -4,6 +4,7 @@ The names are those of `references/settings.yaml`. That a class computes its equ
 library, which hold it against an oracle.
 """
 
+import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -147,11 +148,15 @@ class Training:
         return " ".join([cls.__name__, *sorted(given)])
 
     def _schedule(self, steps_per_epoch: float) -> str:
-        """Constant, or where it falls, in epochs; `test_recipes.py` computes the steps."""
+        """Constant, or where it falls, in epochs."""
         if self.scheduler is None:
             return "constant"
         assert isinstance(self.scheduler, torch.optim.lr_scheduler.MultiStepLR)
         every = round(min(self.scheduler.milestones) / steps_per_epoch)
+        last = self.experiment.optimization.steps
+        falls = (math.ceil(epoch * steps_per_epoch) for epoch in itertools.count(every, every))
+        expected = itertools.takewhile(lambda step: step < last, falls)
+        assert sorted(self.scheduler.milestones) == list(expected)
         return f"x {self.scheduler.gamma:g} every {every} epochs"
 
     # --------------------------------------------------------------------------------------- test

@@ -11,7 +11,6 @@ import pytest
 import timm
 import torch
 from accelerate import Accelerator
-from PIL import Image
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -23,6 +22,7 @@ from benchmarks.settings import ConfigError, parse
 from benchmarks.training import loop
 from benchmarks.training.cached_views import CachedViews, ViewCache
 from tests.benchmarks.runs import finished, forget, same_on_all
+from tests.support.fake_trees import write_pictures
 from tests.support.pool import Pool
 from tests.support.processes import NO_BATCH_STATISTICS, ROOT, TINY, horde
 
@@ -188,12 +188,8 @@ def test_kept_outputs_that_do_not_fit_or_are_damaged(
 
 def test_outputs_of_changed_photographs_are_computed_again(tmp_path: Path) -> None:
     """Also if names and sizes stay as they are."""
-    for name in "abcd":
-        (tmp_path / "photos" / name).mkdir(parents=True)
-        for number in range(4):
-            Image.new("RGB", (32, 32), (9 * number, 0, 0)).save(
-                tmp_path / "photos" / name / f"{number}.bmp"
-            )
+    photos = [f"{name}/{number}.jpg" for name in "abcd" for number in range(4)]
+    write_pictures(tmp_path / "photos", photos, different=len(photos))
     weights = tmp_path / "weights.safetensors"
     save_file(timm.create_model("test_resnet", num_classes=0).state_dict(), weights)
     settings = [
@@ -208,9 +204,8 @@ def test_outputs_of_changed_photographs_are_computed_again(tmp_path: Path) -> No
         *(f"--model.weights={weights}", "--data.cached_views=1"),
     ]
     finished(settings, tmp_path / "one")
-    for number in range(4):
-        for path in (tmp_path / "photos").glob(f"*/{number}.bmp"):
-            Image.new("RGB", (32, 32), (0, 0, 9 * number)).save(path)
+    for path in photos:
+        os.utime(tmp_path / "photos" / path, (0, 0))
     finished(settings, tmp_path / "two")
     assert len(list((tmp_path / "cache").glob("*/outputs.npy"))) == 2
 

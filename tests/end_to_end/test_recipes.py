@@ -5,7 +5,6 @@ training ("facts"), in percent.
 """
 
 import json
-import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -180,30 +179,6 @@ def test_a_training_measures_what_its_cells_need(entry: Entry) -> None:
             else:
                 assert metric in ("ideal_joint_error", "h_divergence")
                 assert (output, evaluation["divergence"]) == ("parts", True)
-
-
-EPOCHS = {"cub": (50, 20), "cars": (50, 20), "sop": (80, 40)}
-"""JRD, section 5.1: how many, and after how many of them the learning rate falls."""
-
-
-@pytest.mark.parametrize(
-    "entry",
-    [e for e in TRAININGS if e.name.startswith(("jrd/", "second_order"))],
-    ids=lambda entry: entry.name,
-)
-def test_epochs_are_as_many_steps_as_they_have_images(entry: Entry) -> None:
-    data, optimization = entry.settings["data"], entry.settings["optimization"]
-    images, _ = IMAGE_DATASETS[data["dataset"]].counts["train"]
-    if entry.name.startswith("second_order"):
-        assert optimization["steps"] == 70 * math.ceil(images / data["batch_size"])
-        return
-    epochs, fall = EPOCHS[data["dataset"]]
-    steps = [
-        math.ceil(images * epoch / data["batch_size"]) for epoch in range(fall, epochs + 1, fall)
-    ]
-    milestones = optimization["scheduler"]["init_args"]["milestones"]
-    assert milestones == [step for step in steps if step < optimization["steps"]]
-    assert optimization["steps"] == math.ceil(images * epochs / data["batch_size"])
 
 
 # ------------------------------------------------------------------------------------------ built and trained

@@ -1,6 +1,5 @@
 """The records survive a kill: a resumed run leaves the same records as an unbroken run."""
 
-import json
 import math
 import sqlite3
 import subprocess
@@ -13,7 +12,6 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.summary.writer import event_file_writer
 
 from benchmarks.records import provenance
-from benchmarks.records.files import write_json
 from benchmarks.records.steps import Ends, StepTables, read_table
 
 Rows = list[tuple[int, dict[str, float]]]
@@ -152,12 +150,6 @@ def test_numpy_scalars_infinity_and_nan_are_kept(tmp_path: Path) -> None:
     loss = read_table(tmp_path, "training")["loss"]
     assert loss[:2] == [0.5, math.inf]
     assert math.isnan(loss[2])
-
-
-def test_write_json_keeps_nan_and_letters(tmp_path: Path) -> None:
-    path = tmp_path / "run.json"
-    write_json(path, {"label": "Größe", "recall": float("nan")})
-    assert math.isnan(json.loads(path.read_text(encoding="utf-8"))["recall"])
 
 
 def git(folder: Path, *arguments: str) -> str:

@@ -129,26 +129,8 @@ def test_generated_files_are_a_dataset(capsys: pytest.CaptureFixture[str]) -> No
     assert "images/s" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ("--precision=fp16", "precision: the bare loop scales no gradients"),
-        ("--optimisation.steps=4", "optimisation"),
-    ],
-)
 def test_what_the_bare_loop_does_not_do_is_refused(
-    change: str, message: str, glyphs_root: Path, capsys: pytest.CaptureFixture[str]
+    glyphs_root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert loop.main([f"--data.root={glyphs_root}", *TINY, change]) == 2
-    [line] = capsys.readouterr().err.splitlines()
-    assert line.startswith("error: ")
-    assert message in line
-
-
-def test_several_processes_are_refused(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(SystemExit, match="2"):
-        loop.main([])
-    assert "runs on one process" in capsys.readouterr().err
+    assert loop.main([f"--data.root={glyphs_root}", *TINY, "--precision=fp16"]) == 2
+    assert "precision: the bare loop scales no gradients" in capsys.readouterr().err

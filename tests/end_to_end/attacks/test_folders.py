@@ -25,27 +25,13 @@ from benchmarks.settings import dump, merge, parse, read_yaml, recipe_files
 from tests.benchmarks.export.conftest import pictures, plain, trained  # noqa: F401
 from tests.benchmarks.reporting.test_figures import save_features
 from tests.benchmarks.reporting.test_report import add_curves_and_images, write_run
-from tests.end_to_end.attacks.test_dataset_files import is_shown
+from tests.end_to_end.attacks.test_dataset_files import damaged, is_shown
 from tests.end_to_end.attacks.test_settings import Watch, drawn_settings, watch  # noqa: F401
 
 VALUES: tuple[Any, ...] = (
     *(None, 0, -1, 10**400, 1e308, float("nan"), True, [], [[]], {}, {"": 1}),
     *("", "x" * 999, "\ud800", "a\x1b[2J\nb\u202e", "<script>", "../../x"),
 )
-
-
-def flip(draw: random.Random, content: bytes) -> bytes:
-    place = draw.randrange(max(1, 8 * len(content)))
-    return bytes(byte ^ (1 << place % 8) * (i == place // 8) for i, byte in enumerate(content))
-
-
-def cut(draw: random.Random, content: bytes) -> bytes:
-    return content[: draw.randrange(len(content) + 1)]
-
-
-def garble(draw: random.Random, content: bytes) -> bytes:
-    at = draw.randrange(len(content) + 1)
-    return content[:at] + draw.randbytes(9) + content[at + 9 :]
 
 
 def swap_value(draw: random.Random, content: bytes) -> bytes:
@@ -69,7 +55,6 @@ def hostile(draw: random.Random, content: bytes) -> bytes:
     return json.dumps(signed(json.loads(swap_value(draw, content)))).encode()
 
 
-DAMAGE: tuple[Callable[[random.Random, bytes], bytes], ...] = (flip, cut, garble, swap_value)
 IN_ITS_PLACE: dict[str, Callable[[Path], object]] = {
     "nothing": lambda path: None,
     "a pipe": os.mkfifo,
@@ -78,20 +63,22 @@ IN_ITS_PLACE: dict[str, Callable[[Path], object]] = {
 }
 
 
-def damage(draw: random.Random, whole: Path, damaged: Path) -> str:
+def damage(draw: random.Random, whole: Path, place: Path) -> str:
     """Make a copy of a folder with one file damaged; what was done."""
     files = sorted(path.relative_to(whole) for path in whole.rglob("*") if path.is_file())
     files = [file for file in files if file.name != ".lock"]
-    shutil.rmtree(damaged, ignore_errors=True)
-    shutil.copytree(whole, damaged)
+    shutil.rmtree(place, ignore_errors=True)
+    shutil.copytree(whole, place)
     file, kind = draw.choice([*files, Path("run.json")]), draw.random()
     if kind < 0.2:
         what = draw.choice(list(IN_ITS_PLACE))
-        (damaged / file).unlink()
-        IN_ITS_PLACE[what](damaged / file)
+        (place / file).unlink()
+        IN_ITS_PLACE[what](place / file)
         return f"{what} for {file}"
-    change = hostile if file.name == "run.json" and kind < 0.5 else draw.choice(DAMAGE)
-    (damaged / file).write_bytes(change(draw, (whole / file).read_bytes()))
+    change = (
+        hostile if file.name == "run.json" and kind < 0.5 else draw.choice((damaged, swap_value))
+    )
+    (place / file).write_bytes(change(draw, (whole / file).read_bytes()))
     return f"{change.__name__} {file}"
 
 
@@ -138,14 +125,14 @@ def test_reports_of_damaged_folders(
     whole: Path, printed: str, capsys: pytest.CaptureFixture[str], draw: random.Random
 ) -> None:
     """A page, or one line that names the file."""
-    damaged = whole.with_name("damaged")
-    what = damage(draw, whole, damaged)
-    status = report.main([str(damaged)])
+    spoilt = whole.with_name("damaged")
+    what = damage(draw, whole, spoilt)
+    status = report.main([str(spoilt)])
     captured = capsys.readouterr()
-    check_said(status, captured, what, damaged)
+    check_said(status, captured, what, spoilt)
     if status == 0 and not what.startswith("hostile"):
         assert captured.out.startswith(printed), what
-    assert status or "<script>" not in (damaged / "report.html").read_text(), what
+    assert status or "<script>" not in (spoilt / "report.html").read_text(), what
 
 
 TABLE = {
@@ -180,14 +167,14 @@ def test_tables_of_damaged_folders(
     row: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], draw: random.Random
 ) -> None:
     """The row as it is, or a note or line that names the file."""
-    figure, damaged = tmp_path / "figure.svg", tmp_path / "runs" / "damaged"
-    what = damage(draw, row, damaged)
+    figure, spoilt = tmp_path / "figure.svg", tmp_path / "runs" / "damaged"
+    what = damage(draw, row, spoilt)
     figure.unlink(missing_ok=True)
-    status = tables.main(["toy/table", f"--runs={damaged.parent}", f"--figure={figure}"])
+    status = tables.main(["toy/table", f"--runs={spoilt.parent}", f"--figure={figure}"])
     captured = capsys.readouterr()
-    check_said(status, captured, what, damaged)
+    check_said(status, captured, what, spoilt)
     assert figure.exists() == (status == 0), what
-    left_out = f"leftout:{damaged}" in "".join(captured.out.split())  # lines are folded
+    left_out = f"leftout:{spoilt}" in "".join(captured.out.split())  # lines are folded
     gone = what in ("nothing for run.json", "a folder for run.json")  # it is no run
     if status == 0 and not what.startswith("hostile") and not gone:
         assert left_out != ("43.21" in captured.out), (what, captured.out)
@@ -215,20 +202,20 @@ def test_exports_of_damaged_folders(
     draw: random.Random,
 ) -> None:
     """The network as it is, or one line and nothing; what settings name is not run."""
-    (whole, expected), damaged, output = exported, tmp_path / "damaged", tmp_path / "out"
+    (whole, expected), spoilt, output = exported, tmp_path / "damaged", tmp_path / "out"
     if draw.random() < 0.6:
-        what = damage(draw, whole, damaged)
+        what = damage(draw, whole, spoilt)
     else:
         what = "hostile settings in a whole folder"
-        shutil.rmtree(damaged, ignore_errors=True)
-        shutil.copytree(whole, damaged)
+        shutil.rmtree(spoilt, ignore_errors=True)
+        shutil.copytree(whole, spoilt)
         base = read_yaml(whole / "config.yaml")
-        (damaged / "config.yaml").write_text(json.dumps(merge(base, drawn_settings(draw, base))))
-        sealed(damaged)
+        (spoilt / "config.yaml").write_text(json.dumps(merge(base, drawn_settings(draw, base))))
+        sealed(spoilt)
     capsys.readouterr()
     with watch.on(tmp_path):
-        status = export.main([str(damaged), f"--output={output}", "--formats=timm"])
-    check_said(status, capsys.readouterr(), what, damaged)
+        status = export.main([str(spoilt), f"--output={output}", "--formats=timm"])
+    check_said(status, capsys.readouterr(), what, spoilt)
     assert output.exists() == (status == 0), what
     if status == 0:
         assert (output / "model.safetensors").read_bytes() == expected, what
