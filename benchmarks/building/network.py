@@ -85,6 +85,17 @@ def batch_norms(module: nn.Module) -> list[nn.Module]:
     return [inner for inner in module.modules() if isinstance(inner, kind)]
 
 
+def check_fetching(model: Model) -> None:
+    """Raise a ConfigError if the weights have to be fetched, but cannot be."""
+    register()
+    fetched = model.weights is None and model.trunk_args.get("pretrained")
+    if fetched and timm.is_model(model.trunk) and not can_be_fetched(model.trunk):
+        raise ConfigError(
+            f"model.trunk_args: pretrained: the Hub, which has the weights of {model.trunk}, cannot be reached; "
+            f"{WITHOUT_FETCHING}"
+        )
+
+
 def build_model(model: Model, data: Data) -> EmbeddingModel:
     """Build the network of an experiment; weights from no file are drawn from torch's global generator.
 
@@ -95,7 +106,7 @@ def build_model(model: Model, data: Data) -> EmbeddingModel:
     for name in ("num_classes", "global_pool", "in_chans"):
         if name in model.trunk_args:
             raise ConfigError(f"model.trunk_args.{name}: follows from the data; leave it out")
-    register()
+    check_fetching(model)
     if not timm.is_model(model.trunk):
         near = timm.list_models(f"*{model.trunk.split('.')[0][:8]}*")[:5]
         raise ConfigError(
@@ -105,11 +116,6 @@ def build_model(model: Model, data: Data) -> EmbeddingModel:
     trunk_args = model.trunk_args
     if model.weights is not None:
         trunk_args = trunk_args | {"pretrained": False}
-    elif trunk_args.get("pretrained") and not can_be_fetched(model.trunk):
-        raise ConfigError(
-            f"model.trunk_args: pretrained: the Hub, which has the weights of {model.trunk}, cannot be reached; "
-            f"{WITHOUT_FETCHING}"
-        )
     try:
         trunk = timm.create_model(
             model.trunk, num_classes=0, global_pool="", in_chans=data.in_chans, **trunk_args

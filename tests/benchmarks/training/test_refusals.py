@@ -1,4 +1,4 @@
-"""What does not fit is refused before weights are fetched or a step is taken."""
+"""All that does not fit, said at once, before weights are fetched or a network is built."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +11,7 @@ from PIL import Image
 from benchmarks.backbones import weights
 from benchmarks.building import network
 from benchmarks.run import main
+from benchmarks.training import trial
 
 RECIPE = ("--recipe=images/resnet50/binomial_horde", "--data.image_size=32", "--data.num_workers=0")
 SMALL = ("--model.trunk=test_resnet", "--model.trunk_args={}", "--data.batch_size=8")
@@ -47,23 +48,42 @@ def refused(
     return refused
 
 
-def test_images_come_before_weights(refused: Any, tmp_path: Path, photographs: Path) -> None:
-    """Each fault is mended as the line on it says."""
-    [line] = refused(f"--data.root={tmp_path / 'nowhere'}")
-    assert line.startswith(f"data.root: {tmp_path / 'nowhere'}: cannot be read as a folder")
-    root = f"--data.root={photographs}"
-    assert refused(root) == [
+def test_missing_images_hide_no_other_fault(refused: Any, tmp_path: Path) -> None:
+    missing = f"--data.root={tmp_path / 'nowhere'}"
+    images, *others = refused(missing)
+    assert images.startswith(f"data.root: {tmp_path / 'nowhere'}: cannot be read as a folder")
+    assert others == [FETCHED]
+    losses = "--losses=[{loss: {class_path: pml_regularizers.HORDELoss, init_args: {ordr: 3}}}]"
+    assert [line.partition(": ")[0] for line in refused(missing, losses)] == [
+        *("data.root", "model.trunk_args", "losses[0].loss.init_args.ordr"),
+    ]
+    trained = (*SMALL, "--model.batch_norm=train")
+    overrides = "--optimization.overrides={model.head.fcc: {lr: 1}}"
+    assert [line.partition(": ")[0] for line in refused(missing, *trained, overrides)] == [
+        *("data.root", "optimization.overrides"),
+    ]
+
+
+def test_all_that_does_not_fit_is_said_at_once(
+    refused: Any, photographs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(trial, "_step_and_back")  # which takes long
+    assert refused(f"--data.root={photographs}") == [
         "data.batch_size: 80 images, 4 per class, need 20 classes, but there are 5; expected at most 20, or "
-        "data.samples_per_class: 16"
-    ]
-    assert refused(root, "--data.samples_per_class=16") == [FETCHED]
-    [line] = refused(root, *SMALL)
-    assert line.startswith("model.batch_norm: frozen_statistics keeps the statistics of a trunk")
-    assert line.endswith("--model.batch_norm train")
-    assert refused(root, *SMALL, "--model.batch_norm=train") == [
+        "data.samples_per_class: 16",
+        FETCHED,
         "evaluation.descriptor: its PCA to 512 dimensions needs more training images than the 10 there are; set it "
-        "to false, or model.embedding_size to at most 9"
+        "to false, or model.embedding_size to at most 9",
     ]
+
+
+def test_the_values_that_fit_do(refused: Any, photographs: Path) -> None:
+    """Each fault of the one before it is mended as it says."""
+    root, batch = f"--data.root={photographs}", ("--data.samples_per_class=16",)
+    assert refused(root, *batch, "--model.embedding_size=9") == [FETCHED]
+    [frozen] = refused(root, *SMALL, "--model.embedding_size=9")
+    assert frozen.startswith("model.batch_norm: frozen_statistics keeps the statistics of a trunk")
+    assert "--model.weights FILE" in frozen and frozen.endswith("--model.batch_norm train")
 
 
 def answers(error: Exception | None) -> Any:
