@@ -15,9 +15,8 @@ if TYPE_CHECKING:
 
 STOPPING = (signal.SIGINT, signal.SIGTERM)
 
-TOGETHER = (
-    2  # seconds: a batch system signals all processes, and a launcher passes its own signal on
-)
+TOGETHER = 2
+"""Seconds: a batch system signals all processes, and a launcher passes its own signal on."""
 
 
 def handle_signals(handler: Any) -> dict[int, Any]:
@@ -116,9 +115,7 @@ def workers_dismissed() -> Iterator[None]:
         yield
     finally:
         left = set(multiprocessing.active_children()) - others
-        if left:
-            signal.signal(
-                signal.SIGCHLD, signal.SIG_DFL
-            )  # torch's handler raises when a worker ends
+        if left:  # torch's handler raises when a worker ends
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for worker in left:
             worker.kill()

@@ -195,11 +195,8 @@ def test_outputs_of_changed_photographs_are_computed_again(tmp_path: Path) -> No
     settings = [
         *("--data.dataset=folder", f"--data.root={tmp_path / 'photos'}", "--data.image_size=32"),
         *("--data.batch_size=4", "--data.samples_per_class=2", "--evaluation.every=0"),
-        *(
-            "--data.train_classes=null",
-            "--data.num_workers=0",
-            f"--data.cache={tmp_path / 'cache'}",
-        ),
+        *("--data.train_classes=null", "--data.num_workers=0"),
+        f"--data.cache={tmp_path / 'cache'}",
         *(*FROZEN[:3], "--optimization.steps=2", "--model.trunk_args={}"),
         *(f"--model.weights={weights}", "--data.cached_views=1"),
     ]

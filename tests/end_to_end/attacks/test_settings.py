@@ -85,19 +85,8 @@ PLACES = sorted({*places(), *(tuple(key.split(".")) for key in PROVIDED)})
 
 PLAIN: tuple[Any, ...] = (
     *(None, True, -1, 0, 3, 2**63, 10**400, 0.5, -0.0, float("nan"), float("inf"), 1e308),
-    *(
-        "",
-        "x",
-        "a\x1b[2J\nb",
-        "null",
-        "1e5",
-        "-",
-        "/dev/zero",
-        "../x",
-        "a" * 10**4,
-        "\u202e",
-        "ünï",
-    ),
+    *("", "x", "a\x1b[2J\nb", "null", "1e5", "-", "/dev/zero", "../x"),
+    *("a" * 10**4, "\u202e", "ünï"),
     *([], {}, [[]], [None], {"": {}}, {"a": {"b": [1, {"c": 2}]}}, [{}], list(range(200))),
     *("os.system", "{class_path: os.system}", "[" * 99, "&a [*a]", "!!python/name:os.system"),
     "2024-99-99",
