@@ -15,6 +15,7 @@ from benchmarks.records.files import write_json
 from benchmarks.reporting.table import WIDTH, Page
 from benchmarks.settings import parse, recipe_files
 from benchmarks.tables import main
+from tests.benchmarks.made import DIVERGED, write_record
 from tests.benchmarks.reporting.test_report import table
 
 CONTENT: dict[str, Any] = {
@@ -85,17 +86,13 @@ def recipes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def write_table_run(path: Path, recipe: str, seed: int, /, *options: str, **changes: Any) -> Path:
     """A finished run; `options` are as on the command line, `changes` of its run.json."""
     command = parse(["--recipe", recipe, "--seed", str(seed), *options])
-    path.mkdir(parents=True, exist_ok=True)
     info = {
         **{"recipe": recipe, "label": path.name, "seed": seed, "config": resolved(command.config)},
-        **{"protocol": command.experiment.protocol, "status": "finished", "steps": 30},
-        **{"data": DATA, "weights": None, "commit": "0123abc", "dirty": False},
+        **{"protocol": command.experiment.protocol, "data": DATA, "commit": "0123abc"},
         **{"finished": f"2026-01-01T00:00:0{seed}", "oracle": None, "half_widths": {}},
-        **{"outputs": {}, "wall_time_s": 1.0, "hardware": {}, "world_size": 1},
         "metrics": {"loss": 0.5},
     }
-    write_json(path / "run.json", info | changes)
-    return path
+    return write_record(path, **info | changes)
 
 
 @pytest.fixture
@@ -372,9 +369,6 @@ def test_what_is_no_test_is_left_out(
     text = show()
     assert lines(text)[2] == ("", "ours", "48.00")
     assert f"* left out: {said}" in text
-
-
-DIVERGED = {"status": "failed", "diverged": True, "error": "the loss is nan", "metrics": {}}
 
 
 def test_a_run_that_diverged_is_counted_and_named(make: Make, show: Show) -> None:

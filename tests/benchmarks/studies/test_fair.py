@@ -16,6 +16,7 @@ from benchmarks.console import OwnedFolder
 from benchmarks.records import write_json
 from benchmarks.reporting import folds as reported
 from benchmarks.studies.jobs import Job
+from tests.benchmarks.made import DIVERGED, RECORD
 from tests.benchmarks.studies.fakes import RECIPE, TINY, Trainings, record_of
 
 
@@ -205,18 +206,14 @@ def test_a_run_that_diverged_is_counted_and_named(evaluated: Callable[..., Path]
     folder = evaluated("a", NUMBERS)
     for fold in range(4):
         path = folder / f"seed3-fold{fold}" / "run.json"
-        lost = {"status": "failed", "diverged": True, "error": "the loss is nan", "metrics": {}}
-        write_json(path, json.loads(path.read_text()) | lost)
+        write_json(path, json.loads(path.read_text()) | DIVERGED)
         text = reported.fair_comparison([reported.read_method(folder)], 5)
         assert [row["seeds"] for row in rows(text)] == ["4 (diverged: seed 3)"] * 3
         names = ", ".join(f"seed3-fold{one}" for one in range(fold + 1))
         assert f"{3 - fold} of its 4 folds are finished, diverged: {names}." in text
 
 
-CUB = record_of({"label": "", "seed": 0, "data": {"split": "test", "fold": 0, "folds": 4}}, 0)[
-    "data"
-]
-CUB["name"] = "cub"
+CUB = RECORD["data"] | {"name": "cub", "fold": "0 of 4", "view": None}
 
 
 @pytest.mark.parametrize(
