@@ -2,7 +2,6 @@
 
 import json
 import re
-import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ import yaml
 
 from benchmarks.building import resolved
 from benchmarks.records.files import write_json
-from benchmarks.reporting.table import WIDTH, Page
 from benchmarks.settings import parse, recipe_files
 from benchmarks.tables import main
 from tests.benchmarks.made import DIVERGED, write_record
@@ -420,20 +418,6 @@ def test_runs_lie_anywhere_below_the_folders(make: Make, show: Show) -> None:
 
 
 # ---------------------------------------------------------------------------------------------- formats
-
-
-def test_commands_on_the_terminal_are_folded() -> None:
-    words = [
-        "python",
-        "-m",
-        "sweep",
-        *(f"toy/table1/row_{i}" for i in range(9)),
-        "--runs",
-        "my runs",
-    ]
-    text = Page("title", [f"```bash\n{shlex.join(words)}\n```"]).terminal()
-    assert max(map(len, text.splitlines())) <= WIDTH
-    assert shlex.split(text.replace("\\\n", ""))[-len(words) :] == words
 
 
 def test_latex_is_escaped(make: Make, show: Show) -> None:
