@@ -92,12 +92,22 @@ def add_curves_and_images(folder: Path) -> None:
     )
 
 
+def tables(markdown: str) -> list[list[dict[str, str]]]:
+    """The rows of the markdown's tables, by column name."""
+    found = []
+    for block in re.findall(r"(?:^\|.*\|\n?)+", markdown, flags=re.MULTILINE):
+        lines = [[c.strip() for c in line.split("|")[1:-1]] for line in block.splitlines()]
+        header, _, *rows = lines
+        found.append([dict(zip(header, row, strict=True)) for row in rows])
+    return found
+
+
 def table(markdown: str, number: int = 0) -> list[dict[str, str]]:
-    """The rows of the markdown's table `number`, by column name."""
-    block = re.findall(r"(?:^\|.*\|\n?)+", markdown, flags=re.MULTILINE)[number]
-    header, _, *rows = [[c.strip() for c in line.split("|")[1:-1]] for line in block.splitlines()]
-    assert all(len(row) == len(header) for row in rows)
-    return [dict(zip(header, row, strict=True)) for row in rows]
+    return tables(markdown)[number]
+
+
+def all_rows(markdown: str) -> list[dict[str, str]]:
+    return [row for rows in tables(markdown) for row in rows]
 
 
 def test_the_start_of_a_training_is_a_row(make: Make) -> None:
