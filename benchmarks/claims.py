@@ -1,6 +1,6 @@
 """Tests the papers' claims: trains the missing runs, compares them seed by seed, writes the page and its figure.
 
-    python -m benchmarks.claims [--only NAME ...] [--seeds 10] [--jobs 2 | --ray [ADDRESS]] [--page-only]
+    python -m benchmarks.claims [--seeds 10] [--jobs 2 | --ray [ADDRESS]] [--page-only]
         [-- --any.setting value]
 
 benchmarks/recipes/claims.yaml lists the claims, their rows, and how each is tested. The study first chooses
@@ -44,9 +44,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         allow_abbrev=False,
     )
     path = {"type": Path, "metavar": "PATH"}
-    parser.add_argument(
-        "--only", nargs="+", metavar="NAME", help="train for these claims; default: all"
-    )
     parser.add_argument("--seeds", type=at_least(2), default=10, metavar="N", help="0 to N - 1")
     studies.add_arguments(parser, "so many runs at once; default: 2, with --ray as many as fit")
     parser.add_argument("--runs", default=Path("runs/claims"), **path)
@@ -107,11 +104,7 @@ class Study:
 
     def missing(self, rows: Iterable[str]) -> list[Any]:
         """The trainings without a result that can run now, because those they depend on have one."""
-        jobs = (
-            job
-            for row in self.needed(rows)
-            for job in (*chain(*self.candidates(row).values()), *self.tests(row))
-        )
+        jobs = chain(*([*chain(*self.candidates(r).values()), *self.tests(r)] for r in rows))
         return [job for job in jobs if self.results.of(job) is None]
 
     def keep_finished(self, rows: Sequence[str]) -> None:
@@ -138,9 +131,7 @@ class Study:
         while True:
             found = {
                 value: [
-                    job
-                    for draw in draws
-                    for job in self._plan(row, (*taken, (setting, value)), draw)
+                    *chain(*(self._plan(row, (*taken, (setting, value)), draw) for draw in draws))
                 ]
                 for value in values[low:high]
             }
@@ -199,19 +190,14 @@ def _changes(results: Iterable[Any]) -> list[str] | None:
 
 
 def _run(options: argparse.Namespace, settings: Sequence[str]) -> int:
-    if options.output.suffix != ".md":
+    if options.output.suffix != ".md":  # the kept results lie beside the page
         raise ConfigError(f"--output: expected a .md file, got {options.output}")
     claims = reporting.read_claims(CLAIMS)
-    names = [claim.name for claim in claims.claims]
-    if unknown := set(options.only or []) - set(names):
-        raise ConfigError(f"--only: no claim {min(unknown)}; there are {', '.join(names)}")
     kept = options.output.with_suffix(".json")
     results = reporting.Results(kept)
     study = Study(claims, results, options.runs, options.seeds, settings)
-    every = study.needed(row for claim in claims.claims for row in claim.rows())
-    chosen = [claim for claim in claims.claims if claim.name in (options.only or names)]
-    rows = [row for claim in chosen for row in claim.rows()]
-    study.keep_finished(every)
+    rows = study.needed(row for claim in claims.claims for row in claim.rows())
+    study.keep_finished(rows)
     tried: set[Path] = set()
     while not options.page_only:
         queue = [job for job in study.missing(rows) if job.folder not in tried]
@@ -220,15 +206,13 @@ def _run(options: argparse.Namespace, settings: Sequence[str]) -> int:
         launcher = studies.launcher(options, options.runs, jobs=2)
         stopped_by = studies.Queue(queue, launcher, redo_stale=True).run()
         print(studies.summary(queue))
-        study.keep_finished(every)
+        study.keep_finished(rows)
         if stopped_by is not None:
             return 128 + stopped_by
         tried |= {job.folder for job in queue}
     found = {
-        row: {
-            job.seed: result for job in study.tests(row) if (result := results.of(job)) is not None
-        }
-        for row in every
+        row: {job.seed: result for job in study.tests(row) if (result := results.of(job))}
+        for row in rows
     }
     findings = reporting.judge(claims, found, options.seeds)
     if not findings:
@@ -237,7 +221,7 @@ def _run(options: argparse.Namespace, settings: Sequence[str]) -> int:
             f"{kept}; leave out --page-only to train them"
         )
     figure = options.output.with_suffix(".png")
-    tunings = [tuning for row in every if (tuning := study.tuning(row))]
+    tunings = [tuning for row in rows if (tuning := study.tuning(row))]
     changes = {row: _changes(of.values()) for row, of in found.items() if of}
     drawn = reporting.forest(claims, findings)
     page = reporting.page_of_claims(claims, findings, found, tunings, changes, figure.name)

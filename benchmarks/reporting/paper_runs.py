@@ -36,10 +36,6 @@ class Group:
     def first(self) -> dict[str, Any]:
         return (self.runs or self.diverged)[0].info
 
-    @property
-    def protocol(self) -> str:
-        return self.first["protocol"]
-
     @cached_property
     def outputs(self) -> dict[str, list[dict[str, float]]]:
         """{output: [the metrics of each run]}, for the outputs that all runs measured."""
@@ -73,14 +69,13 @@ class Found:
     groups: dict[str, list[Group]]
     notes: list[str]
 
-    def of(self, entry: Entry, protocol: str) -> list[Group]:
-        """The entry's groups under a protocol, fresh ones first."""
-        groups = [group for group in self.groups[entry.training] if group.protocol == protocol]
-        return sorted(groups, key=lambda group: bool(group.changes))
+    def of(self, entry: Entry) -> list[Group]:
+        """The entry's groups, fresh ones first."""
+        return sorted(self.groups[entry.training], key=lambda group: bool(group.changes))
 
-    def fresh(self, entry: Entry, protocol: str = "paper") -> list[Group]:
+    def fresh(self, entry: Entry) -> list[Group]:
         """The entry's groups of the unchanged recipe."""
-        return [group for group in self.of(entry, protocol) if not group.changes]
+        return [group for group in self.of(entry) if not group.changes]
 
 
 def collect(table: RecipeTable, folders: Iterable[Path]) -> Found:
@@ -123,6 +118,8 @@ def _why_not(info: dict[str, Any]) -> str | None:
         return "is a record of older code; run that training again"
     if info["data"]["split"] != "test":
         return "was measured on validation classes, not on test classes"
+    if info["protocol"] != "paper":
+        return "is of protocol fair; python -m benchmarks.fair compares such runs"
     return None
 
 
@@ -139,15 +136,13 @@ def _groups(training: str, runs: Sequence[Run], notes: list[str]) -> list[Group]
     recipe = resolved(parse(["--recipe", training]).config) if runs else {}
     # Those that diverged come first: one that finished takes the place of the same seed.
     for run in sorted(runs, key=lambda run: str(run.info.get("finished") or "")):
-        config, protocol = run.info["config"], run.info["protocol"]
-        # The key separates protocols and folds; an oracle adds a number and changes none.
-        oracle = bool(config["evaluation"].get("oracle"))
-        same = merge(recipe, {"protocol": protocol, "evaluation": {"oracle": oracle}})
+        config = run.info["config"]
+        # An oracle adds a number and changes none.
+        same = merge(recipe, {"evaluation": {"oracle": bool(config["evaluation"].get("oracle"))}})
         with damage_named(run.folder / "run.json"):
             changed = changes_of_methods(config, same)
         key = json.dumps(
             [
-                protocol,
                 [run.info["data"].get(name) for name in TESTED_ON],
                 _weights(run.info),
                 [(change.key, change.before) for change in changed],

@@ -28,11 +28,6 @@ EXPLAINED = (
     "single models on the test classes; one seed has no interval. difference: ours - paper, in percentage points."
 )
 
-FAIR = (
-    "Protocol fair trains on a part of the training classes and chooses the weights on the others, so that no "
-    "difference to the paper's number is taken; each fold has a row, and benchmarks.fair puts them together."
-)
-
 OVER_PARTS = (
     "± over parts: of a single run, the half-width of the 95 % interval over parts of the test set."
 )
@@ -46,7 +41,7 @@ REMARKS = {
 
 DIRTY = "dirty: the code had changes that were in no commit."
 
-NOTES = {"protocol fair": FAIR, "over parts": OVER_PARTS, " dirty)": DIRTY, "†": DESCRIPTOR}
+NOTES = {"over parts": OVER_PARTS, " dirty)": DIRTY, "†": DESCRIPTOR}
 """Notes on what stands in a heading or a cell."""
 
 
@@ -68,11 +63,8 @@ class _Layout:
         entries = self.table.entries
         quoted = [row["dataset"] for row in self.table.quoted]
         blocks: list[str | Table] = []
-        for protocol in ("paper", "fair"):
-            for dataset in dict.fromkeys([*map(_dataset, entries), *quoted]):
-                rows, metrics = self._rows(dataset, protocol)
-                if rows:
-                    blocks += [f"### {dataset}, protocol {protocol}", _table(rows, metrics)]
+        for dataset in dict.fromkeys([*map(_dataset, entries), *quoted]):
+            blocks += [f"### {dataset}", _table(*self._rows(dataset))]
         shown = Page("", blocks).markdown()
         done = sum(bool(self.found.fresh(entry)) for entry in entries)
         notes = [f"{done} of {len(entries)} rows have runs of the recipe as it is.", EXPLAINED]
@@ -90,27 +82,23 @@ class _Layout:
             blocks += ["### Rows that are missing", "\n".join(["```bash", *commands, "```"])]
         return Page(self.table.title, blocks)
 
-    def _rows(self, dataset: str, protocol: str) -> tuple[list[dict[str, str]], list[str]]:
+    def _rows(self, dataset: str) -> tuple[list[dict[str, str]], list[str]]:
         """Rows as {column: text}, and the metrics' columns."""
         entries = [entry for entry in self.table.entries if _dataset(entry) == dataset]
         quoted = [row for row in self.table.quoted if row["dataset"] == dataset]
-        if protocol == "fair":
-            quoted, entries = [], [entry for entry in entries if self.found.of(entry, "fair")]
         reported = [cells for entry in entries for cells in entry.cells.values()]
         reported += [_quoted_metrics(row) for row in quoted]
         if not reported:
-            groups = [group for entry in entries for group in self.found.of(entry, protocol)]
+            groups = [group for entry in entries for group in self.found.of(entry)]
             reported = [runs[0] for group in groups for runs in group.outputs.values()]
         metrics = list(dict.fromkeys(metric for cells in reported for metric in cells))
         rows = [_quoted_row(row) for row in quoted]
         for entry in entries:
-            rows += self._entry_rows(entry, protocol, metrics)
+            rows += self._entry_rows(entry, metrics)
         return rows, [metric_name(metric) for metric in metrics]
 
-    def _entry_rows(
-        self, entry: Entry, protocol: str, metrics: Sequence[str]
-    ) -> Iterator[dict[str, str]]:
-        groups = self.found.of(entry, protocol)
+    def _entry_rows(self, entry: Entry, metrics: Sequence[str]) -> Iterator[dict[str, str]]:
+        groups = self.found.of(entry)
         measured = dict.fromkeys(output for group in groups for output in group.outputs)
         for output in entry.cells or measured or ["embedding"]:
             method = {"method": entry.label + _suffix(output)}
@@ -124,7 +112,7 @@ class _Layout:
                 yield {**method, "numbers": "ours", "runs": "0"}
             for group in groups:
                 yield {**method, **self._ours(entry, group, output, metrics)}
-                if paper and group.runs and not group.changes and protocol == "paper":
+                if paper and group.runs and not group.changes:
                     yield {"numbers": "difference", **_difference(group, output, paper)}
                 method = {}
 
@@ -140,14 +128,13 @@ class _Layout:
             elif metric in entry.cells.get(output, {}):
                 cells[metric] = "not measured"
         dirty = sum(bool(run.info.get("dirty")) for run in group.runs)
-        ensemble, fold = config["model"].get("ensemble"), group.first["data"].get("fold")
+        ensemble = config["model"].get("ensemble")
         over_parts = ", ± over parts" if half_widths else ""
         return {
             "numbers": f"ours{over_parts}{self._mark(entry, group)}",
             **{metric_name(metric): text for metric, text in cells.items()},
             "runs": count_of_seeds(len(group.runs), [run.seed for run in group.diverged])
             + (f" ({dirty} dirty)" if dirty else ""),
-            "protocol": group.protocol + (f", without fold {fold}" if fold is not None else ""),
             "trunk": config["model"]["trunk"]
             + (f", ensemble of {ensemble['num_heads']}" if ensemble else ""),
             "crop": str(group.first["data"].get("image_size") or ""),
@@ -157,7 +144,7 @@ class _Layout:
 
     def _mark(self, entry: Entry, group: Group) -> str:
         """Mark after "ours", for a stale group or for one of several fresh groups of the entry."""
-        if self.found.fresh(entry, group.protocol) == [group]:
+        if self.found.fresh(entry) == [group]:
             return ""
         said = [
             f"{c.key} is {shorten(json.dumps(c.before), 80)} in these runs, "
@@ -209,7 +196,7 @@ def _options(entry: Entry) -> tuple[str, ...]:
 
 def _table(rows: Sequence[Mapping[str, str]], metrics: Sequence[str]) -> Table:
     """The table without empty columns."""
-    first = ["method", "numbers", *metrics, "runs", "protocol", "trunk", "crop", "dimension"]
+    first = ["method", "numbers", *metrics, "runs", "trunk", "crop", "dimension"]
     oracles = dict.fromkeys(key for row in rows for key in row if key not in first)
     columns = [name for name in (*first, *oracles) if any(row.get(name) for row in rows)]
     header = [f"{name} (%)" if name in metrics or name in oracles else name for name in columns]

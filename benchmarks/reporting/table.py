@@ -1,7 +1,6 @@
 """Tables, and pages of them: on the terminal, in Markdown and in LaTeX."""
 
 import re
-import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from shutil import get_terminal_size
@@ -120,23 +119,13 @@ class Page:
 
 
 def _folded(block: str) -> str:
-    """A block without its marks, in lines that fit the terminal."""
+    """A block without its marks, in lines that fit the terminal; commands stay as they are."""
     if block.startswith("```"):
-        return "\n".join(map(_folded_command, block.splitlines()[1:-1]))
+        return "\n".join(block.splitlines()[1:-1])
     return "\n".join(
         fill(line, WIDTH, subsequent_indent="  " * line.startswith("* "), break_on_hyphens=False)
         for line in block.lstrip("# ").splitlines()
     )
-
-
-def _folded_command(command: str) -> str:
-    """The same command for a shell, in lines that fit the terminal where its words do."""
-    lines = [""]
-    for word in map(shlex.quote, shlex.split(command)):
-        if len(lines[-1]) + len(word) + 2 >= WIDTH:
-            lines.append("   ")
-        lines[-1] += f" {word}"
-    return " \\\n".join(lines).strip()
 
 
 def count_of_seeds(finished: int, diverged: Iterable[int]) -> str:

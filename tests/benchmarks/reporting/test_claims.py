@@ -26,6 +26,7 @@ from benchmarks.reporting.paired import Paired, assess, holm
 from benchmarks.settings import read_table, recipe_files
 from benchmarks.studies.jobs import Job
 from benchmarks.studies.planning import plan
+from tests.benchmarks.made import DIVERGED, write_record
 from tests.support.processes import ROOT, TIMEOUT, environment
 from tests.support.processes import command as command_line
 
@@ -162,30 +163,18 @@ def make(toy: Path) -> Callable[..., None]:
 
 
 def diverge(job: Job) -> None:
-    finish(job, 0.0)
-    info = json.loads((job.folder / "run.json").read_text())
-    info |= {"status": "failed", "diverged": True, "error": "the loss is nan", "metrics": {}}
-    write_json(job.folder / "run.json", info)
+    finish(job, 0.0, **DIVERGED)
 
 
-def finish(job: Job, recall: float, processor: str = "A") -> None:
-    row, seed = job.training.rpartition("/")[2], job.seed
+def finish(job: Job, recall: float, processor: str = "A", **changes: Any) -> None:
     (job.folder / "records").mkdir(parents=True)
     (job.folder / "records" / "evaluation.csv").write_text(
         f"~iteration~,seen_recall_at_1\n10,0.1\n20,{recall}\n"
     )
-    info = {
-        **{"label": row, "seed": seed, "status": "finished", "steps": 20, "config": job.config},
-        **{"metrics": {"recall_at_1": recall, "mean_average_precision_at_r": recall / 2}},
-        **{"outputs": {}, "commit": "0123abcd"},
-        "data": {
-            **{"name": "glyphs", "split": "test", "fingerprint": ""},
-            **{"test_classes": 2, "test_images": 4},
-        },
-        **{"wall_time_s": 3600.0, "hardware": {"processor": processor}, "world_size": 1},
-        "weights": None,
-    }
-    write_json(job.folder / "run.json", info)
+    about = {"label": job.training.rpartition("/")[2], "seed": job.seed, "config": job.config}
+    metrics = {"recall_at_1": recall, "mean_average_precision_at_r": recall / 2}
+    measured = {"metrics": metrics, "hardware": {"processor": processor}, "wall_time_s": 3600.0}
+    write_record(job.folder, **about | measured | changes)
 
 
 @pytest.fixture
@@ -270,17 +259,18 @@ def test_results_outlive_their_folders_and_no_change_of_settings(make, trained_b
     for seed in range(3):
         make("base", seed, 0.5)
         make("new", seed, 0.6 + seed / 100)
+        make("third", seed, 0.5 + seed / 100)
     assert command("--page-only", "--seeds=3") == 0
     page = Path("claims.md").read_text()
     shutil.rmtree("runs")
     started = []
     trained_by(lambda jobs: started.extend(job.name for job in jobs))
-    assert command("--seeds=3", "--only", "1") == 0
+    assert command("--seeds=3") == 0
     assert Path("claims.md").read_text() == page
     assert started == []
-    assert command("--seeds=3", "--only", "1", "--", "--optimization.steps=7") == 2
+    assert command("--seeds=3", "--", "--optimization.steps=7") == 2
     assert started == [
-        f"toy/table/{row}, seed {seed}" for row in ("new", "base") for seed in range(3)
+        f"toy/table/{row}, seed {seed}" for row in ("new", "base", "third") for seed in range(3)
     ]
     kept = json.loads(Path("claims.json").read_text())
     next(iter(kept["results"].values()))["metrics"]["recall_at_1"] = 0.9
@@ -378,7 +368,7 @@ def test_settings_are_chosen_on_validation_classes_and_taken_by_others(
 
     trained_by(train)
     monkeypatch.setattr("benchmarks.studies.summary", lambda jobs: "")
-    assert command("--seeds=2", "--only", "1", "4") == 0
+    assert command("--seeds=2") == 0
     told = [
         [
             (
@@ -471,19 +461,6 @@ def test_a_run_that_fails_holds_up_only_its_own_row(toy, trained_by, capsys):
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--only", "9"], "--only: no claim 9; there are 1, 2, 3, 4"),
-        (["--output=claims.json"], "--output: expected a .md file, got claims.json"),
-        (["--", "--seed=3"], "--seed=3: is set by this command"),
-    ],
-)
-def test_mistakes_are_one_line(toy, capsys, options, message):
-    assert command(*options) == 2
-    assert message in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"draws": 0}, "draws"),
@@ -507,6 +484,7 @@ def test_a_file_of_claims_that_is_not_as_described_is_one_line(toy, capsys, chan
     [
         ("--data.split=test", "data.split: 'validation' of new is set by this command"),
         ("--data={fold: 1}", "data.fold: 0 of new is set by this command"),
+        ("--seed=3", "--seed=3: is set by this command"),
         (f"--{RATE}=0.5", f"{RATE}: 0.1 of new is set by this command"),
     ],
 )
@@ -514,6 +492,11 @@ def test_no_setting_behind_the_dashes_chooses_by_the_test(toy, capsys, setting, 
     change_claims(tuned={"new": {RATE: [0.1, 0.2]}})
     assert command("--page-only", "--", setting) == 2
     assert message in capsys.readouterr().err
+
+
+def test_the_page_takes_not_the_place_of_the_results(toy, capsys):
+    assert command("--page-only", "--output=claims.json") == 2
+    assert "--output: expected a .md file, got claims.json" in capsys.readouterr().err
 
 
 def test_kept_results_of_another_form_are_named(toy, capsys):

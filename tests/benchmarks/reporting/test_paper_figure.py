@@ -13,6 +13,7 @@ from benchmarks.reporting.paper_figure import draw_figure
 from benchmarks.settings import parse, recipe_files
 from benchmarks.settings.recipe_files import read_table, table_names
 from benchmarks.tables import main
+from tests.benchmarks.made import DIVERGED
 from tests.benchmarks.reporting.test_tables import write_table_run
 
 ROWS = ("a", "b", "c", "d")
@@ -114,9 +115,8 @@ def test_a_missing_or_stale_run_leaves_a_gap_and_is_named() -> None:
     np.testing.assert_equal(y, [50, np.nan, np.nan, 50])
     assert figure.axes[0].get_xscale() == "symlog", "the values span decades"
     assert "No run of: c, d." in figure.get_supxlabel().replace("\n", " ")
-    lost = {"status": "failed", "diverged": True, "error": "the loss is nan", "metrics": {}}
-    make("b", 7, **lost)
-    make("c", 4, **lost)
+    make("b", 7, **DIVERGED)
+    make("c", 4, **DIVERGED)
     figure = draw("  panels: {P: {lines: {one: {1: a, 2: c, 3: d, 40: b}}}}")
     assert "Diverged: b (seed 7), c (seed 4)." in figure.get_supxlabel().replace("\n", " ")
 

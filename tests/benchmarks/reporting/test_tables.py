@@ -2,7 +2,6 @@
 
 import json
 import re
-import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,9 +11,9 @@ import yaml
 
 from benchmarks.building import resolved
 from benchmarks.records.files import write_json
-from benchmarks.reporting.table import WIDTH, Page
 from benchmarks.settings import parse, recipe_files
 from benchmarks.tables import main
+from tests.benchmarks.made import DIVERGED, write_record
 from tests.benchmarks.reporting.test_report import table
 
 CONTENT: dict[str, Any] = {
@@ -85,17 +84,13 @@ def recipes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def write_table_run(path: Path, recipe: str, seed: int, /, *options: str, **changes: Any) -> Path:
     """A finished run; `options` are as on the command line, `changes` of its run.json."""
     command = parse(["--recipe", recipe, "--seed", str(seed), *options])
-    path.mkdir(parents=True, exist_ok=True)
     info = {
         **{"recipe": recipe, "label": path.name, "seed": seed, "config": resolved(command.config)},
-        **{"protocol": command.experiment.protocol, "status": "finished", "steps": 30},
-        **{"data": DATA, "weights": None, "commit": "0123abc", "dirty": False},
+        **{"protocol": command.experiment.protocol, "data": DATA, "commit": "0123abc"},
         **{"finished": f"2026-01-01T00:00:0{seed}", "oracle": None, "half_widths": {}},
-        **{"outputs": {}, "wall_time_s": 1.0, "hardware": {}, "world_size": 1},
         "metrics": {"loss": 0.5},
     }
-    write_json(path / "run.json", info | changes)
-    return path
+    return write_record(path, **info | changes)
 
 
 @pytest.fixture
@@ -136,7 +131,7 @@ def lines(text: str, number: int = 0) -> list[tuple[str, ...]]:
 
 def test_without_runs_the_table_is_the_papers(show: Show) -> None:
     text = show()
-    assert text.startswith("## Toy & Table_1\n\n### glyphs, protocol paper\n")
+    assert text.startswith("## Toy & Table_1\n\n### glyphs\n")
     assert lines(text) == [
         ("Angular [29]", "quoted by the paper", "47.0"),
         ("base", "paper", "49.5"),
@@ -186,8 +181,8 @@ def test_mean_interval_and_difference_by_hand(make: Make, show: Show) -> None:
     assert (difference["Recall@1 (%)"], difference["NMI (%)"]) == ("+0.50", "+0.00")
     assert [row["numbers"] for row in (paper, ours, difference)] == ["paper", "ours", "difference"]
     assert [row["method"] for row in (paper, ours, difference)] == ["base", "", ""]
-    shown = ("runs", "protocol", "trunk", "crop", "dimension")
-    assert [ours[key] for key in shown] == ["3", "paper", "test_resnet", "32", "64"]
+    shown = ("runs", "trunk", "crop", "dimension")
+    assert [ours[key] for key in shown] == ["3", "test_resnet", "32", "64"]
     assert "* 1 of 4 rows have runs of" in text
     assert "sweep toy/table1/base" not in text
     assert "ours was run at commit 0123abc." in text
@@ -304,21 +299,6 @@ def test_runs_of_an_older_recipe_are_stale(make: Make, show: Show, recipes: Path
     assert "sweep toy/table1/base " in text
 
 
-def test_protocols_have_tables_of_their_own(make: Make, show: Show) -> None:
-    make("base", 0, 0.48)
-    make("base", 1, 0.40, "--protocol=fair")
-    text = show()
-    assert lines(text)[2] == ("", "ours", "48.00")
-    assert re.findall("^### (.*)", text, re.MULTILINE)[:3] == [
-        *("glyphs, protocol paper", "cub, protocol paper", "glyphs, protocol fair")
-    ]
-    assert lines(text, 2) == [("base", "paper", "49.5"), ("", "ours", "40.00")]
-    assert "no difference to the paper's number" in text
-    # There, the points of the curves are what the weights are chosen from.
-    make("base", 2, 0.40, "--protocol=fair", "--evaluation.every=5")
-    assert "evaluation.every is 5 in these runs, 250 in the recipe" in show()
-
-
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -359,6 +339,7 @@ def test_weights_that_seeds_take_in_turn_are(make: Make, show: Show, tmp_path: P
     [
         ({"status": "stopped"}, "runs/odd is stopped, not finished"),
         ({"data": DATA | {"split": "validation"}}, "runs/odd was measured on validation classes"),
+        ({"protocol": "fair"}, "runs/odd is of protocol fair; python -m benchmarks.fair compare"),
         ({"config": {"evaluation": 5}}, "runs/odd has a damaged config; run that training again"),
         ({"outputs": None}, "runs/odd/run.json: its outputs is damaged; run that training again"),
     ],
@@ -372,9 +353,6 @@ def test_what_is_no_test_is_left_out(
     text = show()
     assert lines(text)[2] == ("", "ours", "48.00")
     assert f"* left out: {said}" in text
-
-
-DIVERGED = {"status": "failed", "diverged": True, "error": "the loss is nan", "metrics": {}}
 
 
 def test_a_run_that_diverged_is_counted_and_named(make: Make, show: Show) -> None:
@@ -428,25 +406,11 @@ def test_runs_lie_anywhere_below_the_folders(make: Make, show: Show) -> None:
 # ---------------------------------------------------------------------------------------------- formats
 
 
-def test_commands_on_the_terminal_are_folded() -> None:
-    words = [
-        "python",
-        "-m",
-        "sweep",
-        *(f"toy/table1/row_{i}" for i in range(9)),
-        "--runs",
-        "my runs",
-    ]
-    text = Page("title", [f"```bash\n{shlex.join(words)}\n```"]).terminal()
-    assert max(map(len, text.splitlines())) <= WIDTH
-    assert shlex.split(text.replace("\\\n", ""))[-len(words) :] == words
-
-
 def test_latex_is_escaped(make: Make, show: Show) -> None:
     make("base", 0, 0.48)
     make("base", 1, 0.49)
     text = show("toy/table1", "--format", "latex")
-    assert r"\caption{Toy \& Table\_1 (glyphs, protocol paper)}" in text
+    assert r"\caption{Toy \& Table\_1 (glyphs)}" in text
     assert r"Recall@1 (\%)" in text
     tight = re.sub(" +", " ", text)
     assert r"HORDE † & paper & 52.0" in tight

@@ -8,6 +8,7 @@ import numpy as np
 from benchmarks.records import write_json
 from benchmarks.settings.experiment import Experiment
 from benchmarks.studies.jobs import Job
+from tests.benchmarks.made import RECORD
 
 RECIPE = "glyphs/demo/binomial"
 TINY = [
@@ -51,26 +52,10 @@ def value_of(config: dict[str, Any]) -> float:
 
 
 def record_of(config: dict[str, Any], value: float, **changes: Any) -> dict[str, Any]:
-    record = {
-        "label": config["label"],
-        "seed": config["seed"],
-        "status": "finished",
-        "config": config,
-        "data": {
-            "name": "glyphs",
-            "split": config["data"]["split"],
-            "fold": f"{config['data']['fold']} of {config['data']['folds']}",
-            "fingerprint": "abc",
-            "test_classes": 3,
-            "test_images": 9,
-            "view": None,
-        },
-        "steps": 2,
-        "metrics": {"recall_at_1": value, "mean_average_precision_at_r": value / 2},
-        "wall_time_s": 1.0,
-        "hardware": {},
-        "world_size": 1,
-        "finished": "2026-01-01",
-        "selection": {"metric": "mean_average_precision_at_r", "step": 2, "value": value},
-    }
-    return record | changes
+    data = config["data"]
+    fold = {"split": data["split"], "fold": f"{data['fold']} of {data['folds']}", "view": None}
+    metrics = {"recall_at_1": value, "mean_average_precision_at_r": value / 2}
+    selection = {"metric": "mean_average_precision_at_r", "step": 2, "value": value}
+    about = {"label": config["label"], "seed": config["seed"], "steps": 2, "config": config}
+    found = {"data": RECORD["data"] | fold, "metrics": metrics, "selection": selection}
+    return RECORD | about | found | changes

@@ -16,6 +16,8 @@ from benchmarks.console import OwnedFolder
 from benchmarks.records import write_json
 from benchmarks.reporting import folds as reported
 from benchmarks.studies.jobs import Job
+from tests.benchmarks.made import DIVERGED, RECORD
+from tests.benchmarks.reporting.test_report import all_rows
 from tests.benchmarks.studies.fakes import RECIPE, TINY, Trainings, record_of
 
 
@@ -94,21 +96,6 @@ EMBEDDINGS = (np.stack([LENGTHS * np.cos(ANGLES), LENGTHS * np.sin(ANGLES)], axi
 )
 
 
-def rows(markdown: str) -> list[dict[str, str]]:
-    """The rows of all tables, by column."""
-    found: list[dict[str, str]] = []
-    header: list[str] | None = None
-    for line in markdown.splitlines():
-        cells = [cell.strip() for cell in line.strip("|").split("|")]
-        if not line.startswith("|"):
-            header = None
-        elif header is None:
-            header = cells
-        elif not line.startswith("| :--"):
-            found.append(dict(zip(header, cells, strict=True)))
-    return found
-
-
 def interval(values: Sequence[float], sign: str = "") -> str:
     n = len(values)
     mean = sum(values) / n
@@ -147,7 +134,7 @@ def test_the_ensemble_by_hand(evaluated: Callable[..., Path]) -> None:
 
 def test_three_kinds_of_number_in_three_tables(evaluated: Callable[..., Path]) -> None:
     text = reported.fair_comparison([reported.read_method(evaluated("a", NUMBERS))], 5)
-    validation, single, ensemble = rows(text)
+    validation, single, ensemble = all_rows(text)
     by_seed = [
         (sum(value for value, _ in folds) / 4, sum(recall for _, recall in folds) / 4)
         for folds in NUMBERS.values()
@@ -180,7 +167,7 @@ def test_methods_are_compared_by_the_seeds_both_have(
     a, b = evaluated("a", NUMBERS), evaluated("b", other)
     assert fair.main(["compare", str(a), str(b)]) == 0
     text = capsys.readouterr().out
-    found = rows(text)
+    found = all_rows(text)
     assert [row["method"] for row in found] == ["a", "b", "b"] * 3
     assert found[2]["MAP@R"] == interval([0.01 * seed for seed in other], "+")
     assert found[5]["Recall@1"] == interval([0.1 - 0.01 * seed for seed in other], "+")
@@ -205,18 +192,14 @@ def test_a_run_that_diverged_is_counted_and_named(evaluated: Callable[..., Path]
     folder = evaluated("a", NUMBERS)
     for fold in range(4):
         path = folder / f"seed3-fold{fold}" / "run.json"
-        lost = {"status": "failed", "diverged": True, "error": "the loss is nan", "metrics": {}}
-        write_json(path, json.loads(path.read_text()) | lost)
+        write_json(path, json.loads(path.read_text()) | DIVERGED)
         text = reported.fair_comparison([reported.read_method(folder)], 5)
-        assert [row["seeds"] for row in rows(text)] == ["4 (diverged: seed 3)"] * 3
+        assert [row["seeds"] for row in all_rows(text)] == ["4 (diverged: seed 3)"] * 3
         names = ", ".join(f"seed3-fold{one}" for one in range(fold + 1))
         assert f"{3 - fold} of its 4 folds are finished, diverged: {names}." in text
 
 
-CUB = record_of({"label": "", "seed": 0, "data": {"split": "test", "fold": 0, "folds": 4}}, 0)[
-    "data"
-]
-CUB["name"] = "cub"
+CUB = RECORD["data"] | {"name": "cub", "fold": "0 of 4", "view": None}
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,10 @@ from pathlib import Path
 import pytest
 
 from benchmarks.console import progress_bar
-from benchmarks.records import write_json
 from benchmarks.studies import launching
 from benchmarks.studies.jobs import Job
 from benchmarks.studies.launching import Launcher
-from tests.benchmarks.studies.test_sweep import RECORD
+from tests.benchmarks.made import write_record
 from tests.support.processes import ROOT, TIMEOUT
 
 # Stands in for benchmarks/run.py: saves when it is told to stop.
@@ -132,8 +131,7 @@ def test_why_a_run_did_not_finish(run: Job, code: int, record: str, problem: str
     launching.RUN.write_text(
         f"import sys; print('error: of the log'); print('more'); sys.exit({code})"
     )
-    run.folder.mkdir()
-    write_json(run.folder / "run.json", RECORD | json.loads(f"{{{record}}}"))
+    write_record(run.folder, **json.loads(f"{{{record}}}"))
     with Launcher() as launcher:
         finish(launcher, run)
     assert run.problem() == problem

@@ -21,32 +21,16 @@ from benchmarks.settings import recipe_files
 from benchmarks.studies import launching
 from benchmarks.studies.planning import plan, trainings
 from benchmarks.sweep import main
+from tests.benchmarks.made import DIVERGED, RECORD, write_record
 from tests.support.processes import ROOT, environment
 
 LOSSES = [{"loss": {"class_path": "pml_regularizers.BinomialDevianceLoss"}}]
 ROWS = ("quick", "other", "pair", "bad", "taken", "patient", "silent", "garbled", "wild")
-RECORD: dict[str, Any] = signed(
-    {
-        **{"label": "", "seed": 0, "status": "finished", "steps": 30, "config": {}},
-        "metrics": {"recall_at_1": 0.5},
-        "data": {
-            "name": "",
-            "split": "test",
-            "fingerprint": "",
-            "test_classes": 1,
-            "test_images": 2,
-        },
-        **{"wall_time_s": 1.0, "hardware": {}, "world_size": 1},
-    }
-)
-DIVERGED = signed(
-    RECORD | {"status": "failed", "diverged": True, "error": "the loss is nan", "metrics": {}}
-)
 # Stands in for benchmarks/run.py: what it does is the recipe's row.
 FAKE = (
     f"""
-RECORD = {RECORD!r}
-DIVERGED = {DIVERGED!r}
+RECORD = {signed(RECORD)!r}
+DIVERGED = {signed(RECORD | DIVERGED)!r}
 """
     + """
 import argparse, json, os, signal, sys, time
@@ -138,11 +122,8 @@ def statuses(output: str) -> dict[tuple[str, str], str]:
 def record(row: str, seed: int = 0, status: str = "finished", **changes: Any) -> Path:
     """A recorded run of the settings that the sweep will ask for."""
     (job,) = plan([f"toy/table1/{row}"], [seed], Path("runs"), [])
-    info = RECORD | {"seed": seed, "status": status}
-    info["config"] = recipe_files.merge(job.config, changes)
-    job.folder.mkdir(parents=True)
-    write_json(job.folder / "run.json", info)
-    return job.folder
+    config = recipe_files.merge(job.config, changes)
+    return write_record(job.folder, seed=seed, status=status, config=config)
 
 
 # ----------------------------------------------------------------------------------------------- plan
@@ -335,14 +316,6 @@ def test_a_damaged_record_is_one_failure(recipes: Path, capsys: pytest.CaptureFi
     assert statuses(output) == {(row, "0"): status for row, status in found.items()}
     for row in ("garbled", "other"):
         assert f"{row}, seed 0: runs/toy-table1-{row}-seed0/run.json: is damaged or of" in output
-
-
-def test_runs_that_cannot_be_written_fail(
-    recipes: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    Path("file").touch()
-    assert main(["toy/table1/quick", "--runs", "file"]) == 1
-    assert statuses(capsys.readouterr().out) == {("quick", "0"): "failed"}
 
 
 @pytest.mark.parametrize(("row", "jobs"), [("quick", 1), ("pair", 2)])

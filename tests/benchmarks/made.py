@@ -1,0 +1,26 @@
+"""Records of runs that nobody has trained."""
+
+from pathlib import Path
+from typing import Any
+
+from benchmarks.records import write_json
+
+RECORD: dict[str, Any] = {
+    **{"label": "", "seed": 0, "status": "finished", "steps": 30, "config": {}},
+    **{"metrics": {"recall_at_1": 0.5}, "outputs": {}, "weights": None},
+    "data": {
+        **{"name": "glyphs", "split": "test", "fingerprint": "abc"},
+        **{"test_classes": 5, "test_images": 60},
+    },
+    **{"commit": "0123abcd", "dirty": False, "finished": "2026-01-01"},
+    **{"wall_time_s": 1.0, "hardware": {}, "world_size": 1},
+}
+
+DIVERGED = {"status": "failed", "diverged": True, "error": "the loss is nan", "metrics": {}}
+
+
+def write_record(folder: Path, **changes: Any) -> Path:
+    """Make a run folder; `changes` replace entries of its run.json."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / "run.json", RECORD | changes)
+    return folder
