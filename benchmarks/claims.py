@@ -183,12 +183,6 @@ def _has_ended(job: Any) -> bool:
     return record["status"] == "finished" or records.has_diverged(record)
 
 
-def _changes(results: Iterable[Any]) -> list[str] | None:
-    """The files that changed since a row's trainings; None if that is unknown."""
-    since = [records.changed_since(commit) for commit in {str(r["commit"]) for r in results}]
-    return None if None in since else sorted({*chain(*since)})
-
-
 def _run(options: argparse.Namespace, settings: Sequence[str]) -> int:
     if options.output.suffix != ".md":  # the kept results lie beside the page
         raise ConfigError(f"--output: expected a .md file, got {options.output}")
@@ -222,9 +216,8 @@ def _run(options: argparse.Namespace, settings: Sequence[str]) -> int:
         )
     figure = options.output.with_suffix(".png")
     tunings = [tuning for row in rows if (tuning := study.tuning(row))]
-    changes = {row: _changes(of.values()) for row, of in found.items() if of}
     drawn = reporting.forest(claims, findings)
-    page = reporting.page_of_claims(claims, findings, found, tunings, changes, figure.name)
+    page = reporting.page_of_claims(claims, findings, found, tunings, figure.name)
     for file, content in {options.output: page.encode(), figure: drawn}.items():
         records.replace_file(file, content)
     print(page, end="")

@@ -6,7 +6,6 @@ from .files import (
     write_json as write_json,
 )
 from .provenance import (
-    changed_since as changed_since,
     describe_code as describe_code,
     describe_data as describe_data,
     describe_hardware as describe_hardware,

@@ -62,13 +62,6 @@ PACKAGES = (
 )
 
 
-DECIDE_NUMBERS = (
-    *("pml_regularizers", "benchmarks/backbones", "benchmarks/building", "benchmarks/datasets"),
-    *("benchmarks/evaluation", "benchmarks/training"),
-)
-"""Folders whose code decides the numbers of a training."""
-
-
 def describe_code() -> dict[str, Any]:
     """{"commit": the hash, "dirty": True if files differ from it, except pages in docs that commands write}.
 
@@ -92,17 +85,6 @@ def git(folder: Path, *arguments: str) -> str:
     command = ["git", "-C", str(folder), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
     return done.stdout.strip()
-
-
-def changed_since(commit: str) -> list[str] | None:
-    """The files of the library and of trainings that differ from those of a commit; None if it is unknown here."""
-    here = Path(__file__).resolve().parents[2]
-    files = [f":(glob){folder}/**/*.py" for folder in DECIDE_NUMBERS]
-    files += [":(exclude,glob)**/__*__.py"]  # imports and commands
-    try:
-        return git(here, "diff", "--name-only", commit, "--", *files).splitlines()
-    except (OSError, subprocess.SubprocessError):
-        return None
 
 
 def describe_versions() -> dict[str, str]:

@@ -27,14 +27,12 @@ def page_of_claims(
     findings: Sequence[Finding],
     results: Mapping[str, Mapping[int, Result]],
     tunings: Sequence[Tuning],
-    changes: Mapping[str, Sequence[str] | None],
     figure: str,
 ) -> str:
     """The page in Markdown.
 
     Args:
         results: {row: {seed: result}}.
-        changes: {row: files that changed since its trainings, None if unknown}.
         figure: The name of the file beside the page.
     """
     told = words(findings, len(claims.claims))
@@ -58,7 +56,6 @@ def page_of_claims(
         means=_means(results).markdown(),
         most=max((len(v) for of in claims.tuned.values() for v in of.values()), default=0),
         tunings=tunings and _tunings(claims, tunings).markdown(),
-        changes=_changes(changes),
     )
 
 
@@ -145,19 +142,6 @@ def _tunings(claims: Claims, tunings: Sequence[Tuning]) -> Table:
         for row, *about in rows
     ]
     return Table(["row", "takes over", "setting", "chosen: MAP@R", "also tried"], table, names=5)
-
-
-def _changes(changes: Mapping[str, Sequence[str] | None]) -> str:
-    rows_of: dict[str, list[str]] = {}
-    for row, files in changes.items():
-        for file in ["unknown"] if files is None else [f"`{file}`" for file in files]:
-            rows_of.setdefault(file, []).append(row)
-    files_of: dict[str, list[str]] = {}
-    for file, rows in rows_of.items():
-        told = "all" if len(rows) == len(changes) else ", ".join(f"`{row}`" for row in rows)
-        files_of.setdefault(told, []).append(file)
-    table = [[", ".join(files), told] for told, files in files_of.items()]
-    return Table(["files", "rows"], table, names=2).markdown() if table else ""
 
 
 def forest(claims: Claims, findings: Sequence[Finding]) -> bytes:

@@ -185,30 +185,6 @@ def test_describe_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert provenance.describe_code() == unknown, "no git"
 
 
-def test_only_code_that_decides_numbers_counts_as_changed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    files = [
-        *("pml_regularizers/horde.py", "benchmarks/training/loop.py"),
-        *("benchmarks/studies/sweep.py", "benchmarks/building/__init__.py"),
-    ]
-    for file in files:
-        (tmp_path / file).parent.mkdir(parents=True)
-        (tmp_path / file).touch()
-    monkeypatch.setattr(provenance, "__file__", str(tmp_path / "benchmarks/records/provenance.py"))
-    assert provenance.changed_since("HEAD") is None, "no repository"
-    git(tmp_path, "init")
-    git(tmp_path, "add", ".")
-    git(tmp_path, "commit", "-m", "first")
-    commit = git(tmp_path, "rev-parse", "HEAD")
-    assert provenance.changed_since(commit) == []
-    for file in files:
-        (tmp_path / file).write_text("changed = True\n")
-    git(tmp_path, "commit", "-am", "second")
-    assert provenance.changed_since(commit) == [files[1], files[0]]
-    assert provenance.changed_since("0" * 40) is None
-
-
 def test_a_database_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "logs.db").mkdir()
     with closing(StepTables(tmp_path)) as run:
