@@ -32,7 +32,7 @@ class Trainings:
 
     def __call__(self, run: Job) -> bool:
         self.started.append(run)
-        config = run.command.config
+        config = run.config
         run.folder.mkdir(parents=True, exist_ok=True)
         record = record_of(config, value_of(config))
         write_json(run.folder / "run.json", record | {"status": "running"})
