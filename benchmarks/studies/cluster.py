@@ -28,7 +28,10 @@ IN_USE_RETRIES = (
     2  # of a run whose folder another process writes: on a node that was lost, it ends soon
 )
 
-CONNECTING = 10  # seconds to wait at the cluster's address
+CONNECTING = 10  # seconds to wait for the cluster's address, and for its first word
+
+HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
+"""What a client of HTTP/2 says first, with no settings; the server's settings are the answer."""
 
 MOST = 1000  # runs that Ray has to place at once
 
@@ -96,6 +99,15 @@ def look_for(marker: Path, content: str, paths: Sequence[Path]) -> Callable[[], 
     return lacking
 
 
+def check_answers(host: str, port: int) -> None:
+    """Raise an OSError unless a server is there that speaks as Ray's: Ray itself waits for minutes."""
+    with socket.create_connection((host, port), timeout=CONNECTING) as connection:
+        connection.sendall(HELLO)
+        begin = connection.recv(1)
+    if begin != b"\0" and "RAY_USE_TLS" not in os.environ:  # it closes, or sends an alert
+        raise OSError("no cluster of Ray answers there")
+
+
 class Task:
     """A run that Ray places."""
 
@@ -142,8 +154,7 @@ class RayLauncher(Launcher):
         host, _, port = self.address.rpartition(":")
         try:
             if host:
-                # Ray itself would wait for minutes where nothing listens.
-                socket.create_connection((host, int(port)), timeout=CONNECTING).close()
+                check_answers(host, int(port))
             context = ray.init(
                 self.address,
                 log_to_driver=False,
