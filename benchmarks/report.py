@@ -34,6 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         runs = [records.load_run(folder) for folder in options.folders]
         comparison = reporting.compare(runs, options.baseline)
         text = comparison.markdown() if options.markdown else comparison.terminal()
+        output.parent.mkdir(parents=True, exist_ok=True)
         reporting.write_html(runs, output, options.baseline)
     except (ValueError, OSError) as error:
         print(f"report: {error}", file=sys.stderr)

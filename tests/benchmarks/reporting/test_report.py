@@ -429,7 +429,7 @@ def test_report_of_one_run_lies_in_its_folder(make: Make) -> None:
     folder = make("base", 0, 0.4)
     assert main([str(folder)]) == 0
     assert (folder / "report.html").exists()
-    elsewhere = folder / "other.html"
+    elsewhere = folder.parent / "new" / "folder" / "elsewhere.html"
     assert main([str(folder), "--output", str(elsewhere)]) == 0
     assert elsewhere.read_bytes() == (folder / "report.html").read_bytes()
 
