@@ -2,12 +2,13 @@
 
 import os
 import unicodedata
+from collections.abc import Iterator
 from pathlib import Path
 
 from PIL import Image
 
 from benchmarks.datasets.images import FORMATS
-from benchmarks.datasets.listing import DatasetError, Listing, read_lines
+from benchmarks.datasets.listing import DatasetError, Listing, check_names, read_lines
 from benchmarks.datasets.splits import shuffled
 
 
@@ -52,7 +53,7 @@ def _images(root: Path, level: int | None) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     empty: list[str] = []
     seen: set[str] = set()
-    for folder, folders, files in os.walk(root, onerror=_unreadable, followlinks=True):
+    for folder, folders, files in _walk(root):
         if (real := os.path.realpath(folder)) in seen:
             raise DatasetError(f"{folder}: a link leads to {real} again; remove the link")
         seen.add(real)
@@ -70,6 +71,7 @@ def _images(root: Path, level: int | None) -> dict[str, list[str]]:
             found.setdefault(name, []).extend(f"{inside}/{file}" for file in names)
         elif inside and not folders:
             empty.append(name)
+    check_names(root, [*found, *empty])
     for folder in empty:
         if not any(f"{folder}/".startswith(f"{name}/") for name in found):
             raise DatasetError(
@@ -90,6 +92,16 @@ def _images(root: Path, level: int | None) -> dict[str, list[str]]:
             f"images out as {root}/CLASS/IMAGE"
         )
     return dict(sorted(found.items()))
+
+
+def _walk(root: Path) -> Iterator[tuple[str, list[str], list[str]]]:
+    """`os.walk` that follows links, without its limit of a thousand levels before Python 3.12."""
+    waiting = [str(root)]
+    while waiting:
+        for folder, folders, files in os.walk(waiting.pop(), onerror=_unreadable):
+            yield folder, folders, files
+            waiting += [f"{folder}/{name}" for name in reversed(folders)]
+            break
 
 
 def _unreadable(error: OSError) -> None:

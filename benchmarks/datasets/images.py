@@ -176,9 +176,9 @@ def read_image(path: Path, *, upright: bool = False) -> Image.Image:
             turn = turn_of(image) if upright else None
             return image if turn is None else image.transpose(turn)
     except Exception as error:  # damaged bytes make decoders raise almost any error
-        raise DatasetError(
-            f"{path}: cannot be decoded ({reason(error)}); restore the file, or shrink an image that is too large"
-        ) from error
+        too_large = isinstance(error, Image.DecompressionBombError)
+        remedy = "shrink the image" if too_large else "restore the file"
+        raise DatasetError(f"{path}: cannot be decoded ({reason(error)}); {remedy}") from error
 
 
 def turn_of(image: Image.Image) -> Image.Transpose | None:

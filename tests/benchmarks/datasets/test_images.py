@@ -212,6 +212,13 @@ def test_a_damaged_image_stops_the_reading_with_its_path(tmp_path, suffix, how):
     assert "\n" not in str(error.value)
 
 
+def test_an_image_that_is_too_large_is_to_be_shrunk(tmp_path, monkeypatch):
+    Image.fromarray(pixels_of(0)).save(tmp_path / "1.png")
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 9)
+    with pytest.raises(DatasetError, match=r"exceeds limit .*; shrink the image$"):
+        read_image(tmp_path / "1.png")
+
+
 def test_a_damaged_image_stops_the_data_loader_too(listing):
     dataset = ImageSet(listing, views=VIEWS)
     path = listing.root / dataset.name(4)
