@@ -8,7 +8,7 @@ from pathlib import Path
 from PIL import Image
 
 from benchmarks.datasets.images import FORMATS
-from benchmarks.datasets.listing import DatasetError, Listing, check_names, read_lines
+from benchmarks.datasets.listing import DatasetError, Listing, read_lines
 from benchmarks.datasets.splits import shuffled
 
 
@@ -71,7 +71,6 @@ def _images(root: Path, level: int | None) -> dict[str, list[str]]:
             found.setdefault(name, []).extend(f"{inside}/{file}" for file in names)
         elif inside and not folders:
             empty.append(name)
-    check_names(root, [*found, *empty])
     for folder in empty:
         if not any(f"{folder}/".startswith(f"{name}/") for name in found):
             raise DatasetError(

@@ -25,7 +25,7 @@ TURNS = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-"""Of EXIF orientations; `ImageOps.exif_transpose` fails if other parts of the EXIF are damaged."""
+"""The turn for each EXIF orientation; `ImageOps.exif_transpose` fails if other parts of the EXIF are damaged."""
 
 # From twice as many pixels on it is an error.
 warnings.simplefilter("ignore", Image.DecompressionBombWarning)
@@ -182,7 +182,7 @@ def read_image(path: Path, *, upright: bool = False) -> Image.Image:
 
 
 def turn_of(image: Image.Image) -> Image.Transpose | None:
-    """What turns an image upright, by its EXIF orientation; None if it has none, or a damaged one."""
+    """Find the turn that puts an image upright, by its EXIF orientation; None if it has none, or a damaged one."""
     with suppress(Exception):
         return TURNS.get(image.getexif()[ExifTags.Base.Orientation])
     return None

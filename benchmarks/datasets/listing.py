@@ -37,16 +37,6 @@ def reading(path: Path) -> Iterator[None]:
         raise DatasetError(f"{path}: cannot be read ({why}); restore the file") from error
 
 
-def check_names(root: Path, names: Iterable[str]) -> None:
-    """Raise a DatasetError for a name of a class or a file that a terminal would obey or cannot show."""
-    for name in names:
-        if not is_plain(name):
-            raise DatasetError(
-                f"{root}: the name {name!r} has control characters or is not UTF-8; rename it, or restore the "
-                "index files"
-            )
-
-
 @dataclass(frozen=True)
 class Listing:
     """The images of a dataset, in the order of its index files.
@@ -79,7 +69,12 @@ class Listing:
                     f"{self.root}: expected a path below this folder, got {path!r}; restore the index files from "
                     "the dataset's archive"
                 )
-        check_names(self.root, {*self.paths, *self.classes})
+        for name in dict.fromkeys((*self.classes, *self.paths)):
+            if not is_plain(name):
+                raise DatasetError(
+                    f"{self.root}: the name {name!r} has control characters or is not UTF-8; rename it, or restore "
+                    "the index files"
+                )
 
     def __len__(self) -> int:
         return len(self.paths)

@@ -11,9 +11,14 @@ Stage = Literal["pretraining", "fine_tuning"]
 def shuffled(names: Sequence[str]) -> list[int]:
     """Positions of names in an order that depends on the names alone.
 
-    A hash needs no generator and does not change from one version of numpy to the next.
+    A hash needs no generator and does not change from one version of numpy to the next. A name that is not UTF-8
+    has an order, too: `Listing` refuses it by its name.
     """
-    return sorted(range(len(names)), key=lambda i: hashlib.sha256(names[i].encode()).digest())
+
+    def digest(i: int) -> bytes:
+        return hashlib.sha256(names[i].encode(errors="surrogatepass")).digest()
+
+    return sorted(range(len(names)), key=digest)
 
 
 def validation_fold(names: Sequence[str], fold: int, folds: int) -> tuple[list[int], list[int]]:

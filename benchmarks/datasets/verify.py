@@ -72,7 +72,7 @@ def verify(
 
 
 def _examine(path: Path) -> Intact | str:
-    """What an image file holds, or the reason why it cannot be used."""
+    """Read an image file; if it cannot be used, return the reason."""
     if not path.is_file():
         return f"{path}: is missing, or is no file; restore it"
     try:

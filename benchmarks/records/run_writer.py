@@ -1,4 +1,4 @@
-"""What a run writes into its folder, which is locked and compared with the settings that it was started with."""
+"""Writes a run's folder, which is locked and compared with the settings that it was started with."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress

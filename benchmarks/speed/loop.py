@@ -155,7 +155,7 @@ class Turns:
         self._begun = time.perf_counter()
 
     def table(self, batch_size: int) -> str:
-        """What was measured, in words and as a Markdown table; the first turns do not count."""
+        """The measured times in words and as a Markdown table; the first turns do not count."""
         found = compared({name: times[1:] for name, times in self.seconds.items()}, {})
         speed = batch_size * self.steps / found["runner"].seconds
         waited = sum(self.waiting[1:-1]) / sum(self.seconds["runner"][1:])

@@ -82,7 +82,8 @@ class Job:
 
     def result(self) -> dict[str, Any] | None:
         """Its run.json, once it is finished; a RunFolderError if it is that of other settings."""
-        if not self.is_finished() or (record := self.record()) is None:
+        record = self.record()
+        if record is None or record["status"] != "finished":
             return None
         records.check_same(record["config"], self.config, self.folder)
         return record
@@ -121,9 +122,7 @@ class Job:
         """The last step that it has recorded, as far as its table can be read."""
         last = _tail(self.folder / "records" / "training.csv")[-1:]
         step = last[0].split(b",", 1)[0][:20] if last else b""
-        return (
-            min(int(step), self.steps) if step.isdigit() else 0
-        )  # the header's first word is none
+        return min(int(step), self.steps) if step.isdigit() else 0  # else the header
 
 
 def _tail(path: Path, begin: int = 0) -> list[bytes]:

@@ -36,7 +36,7 @@ def due(
     checkpoint_every: int,
     stopping: bool = False,
 ) -> list[Due]:
-    """What is due after a step, in the order to do it: a checkpoint vouches for all that was recorded before it.
+    """Name what is due after a step, in order: a checkpoint vouches for all that was recorded before it.
 
     After the last step everything is due. Before the first one, at step 0, only an evaluation is.
 
@@ -138,7 +138,7 @@ class Trainer:
                         losses, shown = pending.flush(progress)
                         bar.set_postfix(shown, refresh=False)
                         rows, noted = {"training": losses, **noted}, {}
-                    else:
+                    elif what == todo[1]:  # an evaluation leaves the weights as they are
                         self._check_weights(progress.step)
                     progress.seconds = start + time.perf_counter() - begun
                     yield Pause(progress.step, what, rows)

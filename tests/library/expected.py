@@ -1,4 +1,4 @@
-"""What a loss should give, by the oracles, from its settings and its state.
+"""The value that the oracles give for a loss with its settings and state.
 
 Each function takes a loss and a batch. Copies of base losses are called as they are: these have their own oracles.
 """
@@ -133,7 +133,7 @@ def kernel(made: Any) -> jrd_oracle.Kernel:
 
 
 def joint(name: str) -> Exact:
-    """Of `jrs`, `jmmd`, `jintra` or `intra_class`."""
+    """The value of `jrs`, `jmmd`, `jintra` or `intra_class`."""
 
     def exact(loss: Any, batch: Any) -> float:
         rows = {"embeddings": batch.embeddings, **batch.features}
@@ -195,5 +195,5 @@ def several(parts: dict[str, Exact]) -> Exact:
 
 
 def inside(exact: Exact) -> Exact:
-    """Of the loss in a `DistributedLoss`."""
+    """The value of the loss in a `DistributedLoss`."""
     return lambda loss, batch: exact(loss.loss, batch)

@@ -129,7 +129,7 @@ def check_gradients_arrive(case: Case, found: Measured) -> None:
 
 @pytest.mark.parametrize("name", [name for name, case in LOSSES.items() if case.exact])
 def test_values_equal_the_oracles(name: str) -> None:
-    """Of a regular batch, of two images, and of classes of one image each."""
+    """A regular batch, one of two images, and one with a single image in each class."""
     case = LOSSES[name]
     for labels in (LABELS, torch.tensor([3, 0]), torch.tensor([3, 0, 2, 1])):
         loss, batch = case.make().double(), Batch.draw(case, labels).to(torch.float64)

@@ -1,4 +1,4 @@
-"""What the loop does after a step, and in which order."""
+"""The loop does what is due after a step, in order."""
 
 from functools import partial
 
