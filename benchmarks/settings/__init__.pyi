@@ -42,6 +42,15 @@ from .recipe_files import (
     recipe_names as recipe_names,
     table_names as table_names,
 )
+from .study_files import (
+    CONTROL as CONTROL,
+    Comparison as Comparison,
+    StudyFile as StudyFile,
+    StudyRow as StudyRow,
+    digest as digest,
+    read_study as read_study,
+    study_names as study_names,
+)
 from .trusted import (
     TRUST as TRUST,
     is_trusted as is_trusted,

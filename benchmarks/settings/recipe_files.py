@@ -145,7 +145,9 @@ class RecipeTable:
 def table_names() -> list[str]:
     """PAPER/TABLE of all files."""
     return [
-        str(path.relative_to(RECIPES).with_suffix("")) for path in sorted(RECIPES.glob("*/*.yaml"))
+        str(path.relative_to(RECIPES).with_suffix(""))
+        for path in sorted(RECIPES.glob("*/*.yaml"))
+        if path.parent.name != "studies"
     ]
 
 

@@ -1,0 +1,279 @@
+"""Studies: a question, and how it is answered, in one YAML file that is fixed before the first test.
+
+question: ...                  one line, over the page
+recipes: PAPER/TABLE           of the rows
+rows:
+  ROW:                         an entry of that table, or with `recipe: PAPER/TABLE/ROW` any other
+    settings: [...]            further arguments of its runs, such as --evaluation.orders=true
+    takes: [ROW, ...]          rows whose chosen settings it takes over, before its own are chosen
+    choose: {SETTING: [...]}   values to choose from, in order; of several settings, all combinations
+comparisons:
+  NAME: {claim: ..., better: ROW, than: ROW}     see `Comparison`
+choice: {...}                  see `Choice`
+seeds: {...}                   see `Seeds`
+primary: METRIC                decides; default: recall_at_1
+agrees: METRIC                 a gain or harm must have the same sign by it, too; default: none
+margin: 1.0                    percentage points that are worth having, and that "as good as" allows
+"""
+
+import argparse
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal
+
+import jsonargparse
+from jsonargparse.typing import NonNegativeInt, PositiveFloat, PositiveInt
+
+from benchmarks.settings.errors import ConfigError, one_line
+from benchmarks.settings.ranges import AtLeast2
+from benchmarks.settings.recipe_files import RECIPES, read_entry
+from benchmarks.settings.yaml_files import read_yaml
+
+STUDIES = RECIPES / "studies"
+
+CONTROL = "controls"
+"""The family of comparisons that test the study itself: their words are no findings."""
+
+
+@dataclass(frozen=True)
+class StudyRow:
+    """A training of the study, under a name; the keys are those of the file."""
+
+    recipe: str
+    settings: list[str] = field(default_factory=list)
+    takes: list[str] = field(default_factory=list)
+    choose: dict[str, list[float]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two rows, of which one is claimed to be better.
+
+    Args:
+        better: ROW, or ROW:OUTPUT of its test; ROW:curve is the last point of its curves.
+        than: The same, or 0.
+        claim: What is claimed, as the start of a sentence.
+        method: Groups the comparisons of a figure; those of one method and family are pooled.
+        family: Holm's correction counts the comparisons of one family.
+        metric: Default: the study's primary one.
+        as_good: Claim that `better` is at most the margin worse, not that it is better.
+        paper: Where it says so.
+        reported: The two recipes, PAPER/TABLE/ROW, whose published Recall@1 the paper compares: its gain, on its
+            own data.
+    """
+
+    name: str
+    claim: str
+    better: str
+    than: Literal[0] | str
+    method: str = ""
+    family: str = "main"
+    metric: str | None = None
+    as_good: bool = False
+    paper: str = ""
+    reported: list[str] = field(default_factory=list)
+
+    def rows(self) -> list[str]:
+        """The compared rows."""
+        sides = (self.better, self.than)
+        return [side.partition(":")[0] for side in sides if isinstance(side, str)]
+
+    def reported_gain(self) -> float | None:
+        """The paper's gain, in percentage points of Recall@1 on its own data; None if it reports none."""
+        if not self.reported:
+            return None
+        better, than = (
+            next(iter(read_entry(name).cells.values()))["recall_at_1"] for name in self.reported
+        )
+        return better - than
+
+    def reported_on(self) -> str:
+        """The dataset of the paper's gain, such as "cub"."""
+        return (
+            str(read_entry(self.reported[0]).settings["data"]["dataset"]) if self.reported else ""
+        )
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How settings are chosen, on validation classes.
+
+    Args:
+        metric: The largest mean over draws wins.
+        draws: Trainings of each candidate, each with its own training and validation classes.
+        first: So many values of each setting are tried first, from the middle of its list; then the next one while
+            the best lies at the edge. Default: all.
+        equal_budget: Refuse a comparison of rows that choose from different numbers of candidates.
+    """
+
+    metric: str = "mean_average_precision_at_r"
+    draws: PositiveInt = 1
+    first: PositiveInt | None = None
+    equal_budget: bool = True
+
+
+@dataclass(frozen=True)
+class Seeds:
+    """The seeds of the test.
+
+    Args:
+        count: How many; a look at fewer would allow stopping at a pleasant result.
+        first: The first of them.
+        more: So many more, once, for the rows of a main comparison whose 95 % interval has a larger half-width than
+            `wider_than` (percentage points) after the first ones.
+        draw: The things that a seed draws, in words.
+    """
+
+    count: AtLeast2 = 10
+    first: NonNegativeInt = 0
+    more: NonNegativeInt = 0
+    wider_than: PositiveFloat | None = None
+    draw: str = "the start, the batches and the views"
+
+
+@dataclass(frozen=True)
+class StudyFile:
+    """The content of a study's file."""
+
+    name: str
+    question: str
+    rows: dict[str, StudyRow]
+    comparisons: list[Comparison]
+    choice: Choice = field(default_factory=Choice)
+    seeds: Seeds = field(default_factory=Seeds)
+    primary: str = "recall_at_1"
+    agrees: str | None = None
+    margin: PositiveFloat = 1.0
+
+    def metric(self, comparison: Comparison) -> str:
+        """The metric of a comparison."""
+        return comparison.metric or self.primary
+
+    def needed(self, rows: list[str]) -> list[str]:
+        """The rows and all rows whose settings they take, each once and after those it depends on."""
+        found: dict[str, None] = {}
+        for row in rows:
+            found |= dict.fromkeys([*self.needed(self.rows[row].takes), row])
+        return list(found)
+
+    def budget(self, row: str) -> int:
+        """Candidates among which the settings of a row are chosen, with those that it takes over."""
+        count, own = 1, self.rows[row].choose
+        for values in own.values():
+            count *= len(values[: self.choice.first])
+        return (count if own else 0) + sum(self.budget(other) for other in self.rows[row].takes)
+
+    def rule(self) -> str:
+        """Everything that decides, as text: what is written for readers alone is left out."""
+        prose = ("question", "name")
+        content = {key: value for key, value in asdict(self).items() if key not in prose}
+        for comparison in content["comparisons"]:
+            for key in ("claim", "method", "paper"):
+                del comparison[key]
+        del content["seeds"]["draw"]
+        return json.dumps(content, sort_keys=True)
+
+
+def digest(text: str) -> str:
+    """SHA-256 of a text."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def study_names() -> list[str]:
+    """The studies that come with the runner."""
+    return sorted(
+        path.relative_to(STUDIES).with_suffix("").as_posix() for path in STUDIES.rglob("*.yaml")
+    )
+
+
+def read_study(study: str) -> StudyFile:
+    """Read a study by its name or its file.
+
+    Raises:
+        ConfigError: naming the file and what is wrong in it.
+    """
+    path = Path(study) if study.endswith((".yaml", ".yml")) else STUDIES / f"{study}.yaml"
+    if not path.exists():
+        raise ConfigError(
+            f"STUDY: no {study!r}; expected a file .yaml, or one of {', '.join(study_names())}"
+        )
+    content = read_yaml(path)
+    try:
+        recipes = content.pop("recipes", None)
+        rows = {
+            str(name): _read(StudyRow, {"recipe": f"{recipes}/{name}", **(row or {})})
+            for name, row in content.pop("rows").items()
+        }
+        comparisons = [
+            _read(Comparison, {"name": str(name), **comparison})
+            for name, comparison in content.pop("comparisons").items()
+        ]
+        parts: dict[str, Any] = {
+            key: _read(kind, content.pop(key))
+            for key, kind in (("choice", Choice), ("seeds", Seeds))
+            if key in content
+        }
+        made = {"name": path.stem, "rows": rows, "comparisons": comparisons, **parts}
+        others = jsonargparse.ArgumentParser(exit_on_error=False)
+        others.add_class_arguments(StudyFile, skip=set(made) | {"choice", "seeds"})
+        found = StudyFile(**made, **vars(others.parse_object(content)))
+        _check(found)
+    except (argparse.ArgumentError, AttributeError, KeyError, TypeError, ValueError) as error:
+        said = f"{error.args[0]} is missing" if isinstance(error, KeyError) else one_line(error)
+        raise ConfigError(f"{path}: {said}") from error
+    return found
+
+
+def _read(kind: Any, content: Mapping[str, Any]) -> Any:
+    parser = jsonargparse.ArgumentParser(exit_on_error=False)
+    parser.add_class_arguments(kind)
+    if unknown := sorted(set(content) - {one.name for one in fields(kind)}):
+        raise ValueError(f"{unknown[0]}: no key of {kind.__name__}; leave it out")
+    return kind(**vars(parser.parse_object(dict(content))))
+
+
+def _check(study: StudyFile) -> None:
+    """Raise a ValueError if rows are unknown or in a circle, or a comparison is not fair."""
+    for name, row in study.rows.items():
+        for other in row.takes:
+            if other not in study.rows:
+                raise ValueError(f"rows.{name}.takes: no row {other!r}")
+            if name in _all_taken(study, other, []):
+                raise ValueError(
+                    f"rows.{name}.takes: {other!r} takes over the settings of {name!r}"
+                )
+        for setting, values in row.choose.items():
+            if len(set(values)) < len(values) or not values:
+                raise ValueError(f"rows.{name}.choose.{setting}: expected different values")
+    if not study.comparisons:
+        raise ValueError("comparisons: expected at least one")
+    for comparison in study.comparisons:
+        at = f"comparisons.{comparison.name}"
+        try:
+            comparison.reported_gain()
+        except (ConfigError, KeyError, StopIteration, ValueError) as error:
+            raise ValueError(
+                f"{at}.reported: expected two recipes of a paper that report Recall@1, got {comparison.reported}"
+            ) from error
+        for row in comparison.rows():
+            if row not in study.rows:
+                raise ValueError(f"{at}: no row {row!r}")
+        budgets = [study.budget(row) for row in comparison.rows()]
+        if study.choice.equal_budget and len(set(budgets)) > 1:
+            said = " and ".join(
+                f"{n} for {row}" for row, n in zip(comparison.rows(), budgets, strict=True)
+            )
+            raise ValueError(
+                f"{at}: its rows choose from unequal numbers of settings, {said}; give both as many, or set "
+                "choice.equal_budget: false, which the page tells"
+            )
+
+
+def _all_taken(study: StudyFile, row: str, above: list[str]) -> list[str]:
+    taken = [row]
+    for other in study.rows[row].takes if row in study.rows and row not in above else ():
+        taken += _all_taken(study, other, [*above, row])
+    return taken
