@@ -55,9 +55,9 @@ compare: install
 	done; done
 	$(REPORT) $(RUNS)/compare/* --output $(RUNS)/compare.html
 
-# The page docs/claims.md and its figure: some ten core-hours, two runs at a time; goes on where it was stopped.
+# The page docs/claims.md and its figures: some ten core-hours, two runs at a time; goes on where it was stopped.
 claims: install
-	$(BIN)/python -m benchmarks.claims --runs $(RUNS)/claims -- --data.root $(DATA)
+	$(BIN)/python -m benchmarks.study glyphs --data.root $(DATA) --output docs/claims.md
 
 # The tables in docs/speed.md.
 speed: install

@@ -2,10 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from benchmarks.reporting.kept import Result
 from benchmarks.reporting.paired import Paired
 from benchmarks.settings import Comparison, StudyFile
+
+Result = dict[str, Any]
 
 Results = Mapping[str, Mapping[int, Result]]
 """{row: {seed: result}}"""

@@ -2,9 +2,11 @@
 
 question: ...                  one line, over the page
 recipes: PAPER/TABLE           of the rows
+settings: [...]                further arguments of all runs
 rows:
   ROW:                         an entry of that table, or with `recipe: PAPER/TABLE/ROW` any other
-    settings: [...]            further arguments of its runs, such as --evaluation.orders=true
+    settings: [...]            further arguments of its runs, such as --data.batch_draw=1
+    measures: [...]            further arguments of its tests, such as --evaluation.orders=true
     takes: [ROW, ...]          rows whose chosen settings it takes over, before its own are chosen
     choose: {SETTING: [...]}   values to choose from, in order; of several settings, all combinations
 comparisons:
@@ -22,7 +24,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import jsonargparse
 from jsonargparse.typing import NonNegativeInt, PositiveFloat, PositiveInt
@@ -44,6 +46,7 @@ class StudyRow:
 
     recipe: str
     settings: list[str] = field(default_factory=list)
+    measures: list[str] = field(default_factory=list)
     takes: list[str] = field(default_factory=list)
     choose: dict[str, list[float]] = field(default_factory=dict)
 
@@ -54,7 +57,7 @@ class Comparison:
 
     Args:
         better: ROW, or ROW:OUTPUT of its test; ROW:curve is the last point of its curves.
-        than: The same, or 0.
+        than: The same.
         claim: What is claimed, as the start of a sentence.
         method: Groups the comparisons of a figure; those of one method and family are pooled.
         family: Holm's correction counts the comparisons of one family.
@@ -68,7 +71,7 @@ class Comparison:
     name: str
     claim: str
     better: str
-    than: Literal[0] | str
+    than: str
     method: str = ""
     family: str = "main"
     metric: str | None = None
@@ -78,8 +81,7 @@ class Comparison:
 
     def rows(self) -> list[str]:
         """The compared rows."""
-        sides = (self.better, self.than)
-        return [side.partition(":")[0] for side in sides if isinstance(side, str)]
+        return [side.partition(":")[0] for side in (self.better, self.than)]
 
     def reported_gain(self) -> float | None:
         """The paper's gain, in percentage points of Recall@1 on its own data; None if it reports none."""
@@ -142,6 +144,7 @@ class StudyFile:
     question: str
     rows: dict[str, StudyRow]
     comparisons: list[Comparison]
+    settings: list[str] = field(default_factory=list)
     choice: Choice = field(default_factory=Choice)
     seeds: Seeds = field(default_factory=Seeds)
     primary: str = "recall_at_1"

@@ -1,3 +1,4 @@
+from .kept import Results as Results
 from .options import (
     add_arguments as add_arguments,
     launcher as launcher,
@@ -14,4 +15,5 @@ from .queue import (
     summary as summary,
 )
 from .search import Search as Search
+from .study import Study as Study
 from .search_space import read_space as read_space

@@ -1,0 +1,264 @@
+"""A study's trainings: candidates on validation classes, then the chosen settings on test classes."""
+
+import json
+import re
+from collections.abc import Sequence
+from functools import cache, cached_property
+from itertools import chain, product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks import building, records
+from benchmarks.reporting import Choices, judge
+from benchmarks.settings import ConfigError, StudyFile, changed, digest, dump, flat, parse
+from benchmarks.studies.jobs import Job
+from benchmarks.studies.kept import Result, Results, digest_of
+from benchmarks.studies.planning import plan
+
+Values = tuple[tuple[str, float], ...]
+"""Settings and their values."""
+
+Found = dict[str, dict[int, Result]]
+"""Results of tests, by row and seed."""
+
+
+class Study:
+    """The jobs of all rows, as far as they are known, and their results.
+
+    Args:
+        runs: Where the run folders are.
+        settings: Further arguments of all runs.
+    """
+
+    def __init__(
+        self, file: StudyFile, results: Results, runs: Path, settings: Sequence[str] = ()
+    ) -> None:
+        self.file, self.results, self.runs, self.settings = file, results, runs, list(settings)
+        self._jobs = cache(self._jobs_anew)
+        self._recipe = cache(lambda name: building.resolved(parse(["--recipe", name]).config))
+
+    # ----------------------------------------------------------------------------------------- rows
+
+    @property
+    def rows(self) -> list[str]:
+        """The compared rows, and those whose settings they take, each after these."""
+        return self.file.needed(list(chain(*(of.rows() for of in self.file.comparisons))))
+
+    def choices(self, row: str) -> Choices | None:
+        """The candidates of a row with their scores, and the best; None as long as one is not trained."""
+        return self._scored(row, self.candidates(row))
+
+    def chosen(self, row: str) -> Values | None:
+        """The chosen settings of a row; None as long as one is not chosen."""
+        taken = self._taken(row)
+        if taken is None or not self.file.rows[row].choose:
+            return taken
+        found = self.choices(row)
+        if found is None or found.settings is None:
+            return None
+        return (*taken, *found.settings.items())
+
+    def _taken(self, row: str) -> Values | None:
+        given = [self.chosen(other) for other in self.file.rows[row].takes]
+        return None if None in given else tuple(dict(chain(*given)).items())  # type: ignore[arg-type]
+
+    def _scored(self, row: str, candidates: dict[Values, list[Job]]) -> Choices | None:
+        tried: list[tuple[dict[str, float], float | None, list[int]]] = []
+        for values, jobs in candidates.items():
+            found = [self.results.of(job) for job in jobs]
+            if None in found:
+                return None
+            metrics = [result["metrics"] for result in found if result is not None]
+            diverged = [draw for draw, of in enumerate(metrics) if not of]
+            metric = self.file.choice.metric
+            score = None if diverged else float(np.mean([of[metric] for of in metrics]))
+            tried.append((dict(values), score, diverged))
+        finished = [(score, values) for values, score, _ in tried if score is not None]
+        best = max(finished, key=lambda one: one[0])[1] if finished else None
+        takes, budget = self.file.rows[row].takes, self.file.budget(row)
+        return Choices(row, best, takes, tried, budget) if tried else None
+
+    def candidates(self, row: str) -> dict[Values, list[Job]]:
+        """The trainings of each candidate to try now; none until the settings that the row takes are chosen.
+
+        Of each setting the first values are tried, then one more beyond the best as long as that lies at the edge.
+        """
+        taken, choose = self._taken(row), self.file.rows[row].choose
+        if taken is None or not choose:
+            return {}
+        first = {name: self.file.choice.first or len(values) for name, values in choose.items()}
+        low = {name: max(0, (len(of) - first[name]) // 2) for name, of in choose.items()}
+        high = {name: min(len(of), low[name] + first[name]) for name, of in choose.items()}
+        while True:
+            tried = product(
+                *([(name, v) for v in of[low[name] : high[name]]] for name, of in choose.items())
+            )
+            draws = range(self.file.choice.draws)
+            found = {
+                values: [self._jobs(row, (*taken, *values), range(1), draw)[0] for draw in draws]
+                for values in tried
+            }
+            scored = self._scored(row, found)
+            if scored is None or scored.settings is None:
+                return found
+            widened = False
+            for name, best in scored.settings.items():
+                at, last = choose[name].index(best), len(choose[name]) - 1
+                if at == low[name] > 0:
+                    low[name], widened = low[name] - 1, True
+                elif at == high[name] - 1 < last:
+                    high[name], widened = high[name] + 1, True
+            if not widened:
+                return found
+
+    # ---------------------------------------------------------------------------------------- tests
+
+    def tests(self, row: str) -> list[Job]:
+        """The trainings to test, one per seed; none until the settings are chosen."""
+        return self._tests(row, row in self.extended())
+
+    def _tests(self, row: str, more: bool) -> list[Job]:
+        values, seeds = self.chosen(row), self.file.seeds
+        last = seeds.first + seeds.count + seeds.more * more
+        return [] if values is None else self._jobs(row, values, range(seeds.first, last))
+
+    def extended(self) -> set[str]:
+        """The rows that get more seeds: those of main comparisons that the first seeds leave too wide."""
+        seeds = self.file.seeds
+        if not seeds.more or seeds.wider_than is None:
+            return set()
+        rows: set[str] = set()
+        for finding in judge(self.file, {row: self._found(row, False) for row in self.rows}):
+            tested, is_main = finding.tested, finding.comparison.family == "main"
+            if is_main and tested is not None and tested.half_width > seeds.wider_than:
+                rows |= set(finding.comparison.rows())
+        return rows
+
+    def _found(self, row: str, more: bool) -> dict[int, Result]:
+        jobs = self._tests(row, more)
+        return {job.seed: found for job in jobs if (found := self.results.of(job))}
+
+    def found(self) -> Found:
+        """{row: {seed: result}}; more seeds count once all of them are there."""
+        seeds, extended = self.file.seeds, self.extended()
+        whole = seeds.count + seeds.more
+        found = {}
+        for row in self.rows:
+            found[row] = self._found(row, row in extended)
+            if len(found[row]) < whole:
+                found[row] = {
+                    seed: of for seed, of in found[row].items() if seed < seeds.first + seeds.count
+                }
+        return found
+
+    def missing(self) -> list[Job]:
+        """The trainings without a result that can run now, because those they depend on have one."""
+        jobs = chain(*([*chain(*self.candidates(r).values()), *self.tests(r)] for r in self.rows))
+        return [job for job in jobs if self.results.of(job) is None]
+
+    def keep_finished(self) -> None:
+        """Keep the results of finished runs, and then of the runs whose settings these results determine."""
+        while done := [job for job in self.missing() if _has_ended(job) and not job.changes()]:
+            self.results.add(done, self.digest)
+
+    def forecast(self, queue: Sequence[Job], at_once: int) -> str:
+        """What is left to train, and for how long, as far as the kept results tell."""
+        tests = sum(map(_is_test, queue))
+        later = self.file.seeds.count * sum(self.chosen(row) is None for row in self.rows)
+        counts = {"to choose settings": len(queue) - tests, "to test them": tests + later}
+        told = ", ".join(f"{n} {what}" for what, n in counts.items() if n)
+        seconds = self.results.seconds()
+        if not seconds:
+            return f"Trainings left: {told}; how long they take shows when the first one has ended."
+        usual = float(np.mean([*seconds.values()]))
+        total = sum(seconds.get(job.training, usual) for job in queue) + later * usual
+        hours = total / at_once / 3600
+        return f"Trainings left: {told}; about {hours:.1f} hours, {at_once} at a time, as long as those before."
+
+    # ----------------------------------------------------------------------------------------- plan
+
+    def register(self, queue: Sequence[Job]) -> None:
+        """Write the plan down if a test is about to begin."""
+        if any(map(_is_test, queue)):
+            self.results.register(self.digest)
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of the rule, and of all settings of the rows before any is chosen."""
+        first = self.file.seeds.first
+        rows = {row: digest_of(self._jobs(row, (), range(first, first + 1))[0]) for row in self.rows}
+        return digest(json.dumps([self.file.rule(), rows], sort_keys=True))
+
+    def registered(self, found: Found) -> dict[str, bool]:
+        """For each comparison: were all its tests made under the registered plan?"""
+        plan = self.digest
+        return {
+            of.name: all(
+                self.results.counts(result, plan)
+                for row in of.rows()
+                for result in found[row].values()
+            )
+            for of in self.file.comparisons
+        }
+
+    def registration(self, found: dict[str, dict[int, Result]]) -> str:
+        """The paragraph that says whether the plan was written down before the tests."""
+        results = [result for of in found.values() for result in of.values()]
+        plan, count = self.results.plan(self.digest), len(results)
+        kept = sum(self.results.counts(result, self.digest) for result in results)
+        if plan is None:
+            return "This plan was not registered before its tests: read all words as exploratory."
+        at = f"`{plan['commit'][:7]}`" if plan["commit"] else "code outside a repository"
+        at += ", with changes that were not committed," if plan["dirty"] else ""
+        begun = f"The plan ({plan['plan'][:12]}) was registered at {at} on {plan['date'][:10]}"
+        if kept == count:
+            return f"{begun}, before its first test; all {count} tests were made under it."
+        return (
+            f"{begun}. {count - kept} of {count} tests were not made under it: comparisons with one of them are "
+            "exploratory."
+        )
+
+    def _jobs_anew(
+        self, row: str, values: Values, seeds: range, draw: int | None = None
+    ) -> list[Job]:
+        about, runs = self.file.rows[row], self.runs
+        fixed: dict[str, Any] = {"data.split": "test", **dict(values)}
+        arguments = [*self.file.settings, *about.settings]
+        if draw is None:
+            arguments += about.measures
+        else:
+            tried = "-".join(f"{value:g}" for _, value in values[-len(about.choose) :])
+            runs = runs / "validation" / tried / f"draw{draw}"
+            arguments += ["--data.split=validation", f"--data.fold={draw}"]
+            fixed |= {"data.split": "validation", "data.fold": draw}
+        if values:
+            whole = changed(self._recipe(about.recipe), dict(values))
+            groups = {re.split(r"[.\[]", setting)[0] for setting, _ in values}
+            text = dump({group: whole[group] for group in sorted(groups)})
+            file = runs / "settings" / f"{row}.yaml"
+            if not file.exists() or file.read_text() != text:
+                file.parent.mkdir(parents=True, exist_ok=True)
+                records.replace_file(file, text.encode())
+            arguments = [f"--config={file}", *arguments]
+        jobs = plan([about.recipe], seeds, runs, ["--report=false", *arguments, *self.settings])
+        # Settings behind -- must not choose by the test classes, or fix what is to be chosen.
+        for job in jobs:
+            now = flat(job.config)
+            for setting, value in fixed.items():
+                if now.get(setting) != value:
+                    raise ConfigError(
+                        f"{setting}: {value!r} of {row} is set by this command; leave it out behind --"
+                    )
+        return jobs
+
+
+def _is_test(job: Job) -> bool:
+    return bool(job.config["data"]["split"] == "test")
+
+
+def _has_ended(job: Job) -> bool:
+    """True if a run is finished or has diverged: the same settings would diverge again."""
+    record = job.record() or {"status": "missing"}
+    return record["status"] == "finished" or records.has_diverged(record)

@@ -1,0 +1,80 @@
+"""A study's file is read strictly, and compares only rows that had an equal choice."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from benchmarks.settings import ConfigError, read_study, study_names
+
+CONTENT: dict[str, Any] = {
+    **{"question": "Does it help?", "recipes": "glyphs/finetune"},
+    "rows": {"binomial": {"choose": {"optimization.learning_rate": [0.1, 0.2]}}, "binomial_horde": {"takes": ["binomial"]}},
+    "comparisons": {"1": {"claim": "HORDE helps", "better": "binomial_horde:descriptor", "than": "binomial"}},
+}  # fmt: skip
+
+
+def write(folder: Path, **changes: Any) -> str:
+    path = folder / "mine.yaml"
+    path.write_text(yaml.safe_dump(CONTENT | changes))
+    return str(path)
+
+
+@pytest.mark.parametrize("name", study_names())
+def test_studies_of_the_runner_are_read(name):
+    study = read_study(name)
+    assert len(study.comparisons) >= 2
+    assert {row.recipe.rpartition("/")[0] for row in study.rows.values()}
+
+
+def test_there_are_studies():
+    assert "glyphs" in study_names()
+
+
+def test_papers_gains_are_read_from_the_recipes():
+    of = {comparison.name: comparison for comparison in read_study("glyphs").comparisons}
+    assert of["3"].reported_gain() == pytest.approx(2.4)  # HORDE, Table 1
+    assert (of["3"].reported_on(), of["15"].reported_gain()) == ("cub", None)
+
+
+def test_own_study(tmp_path):
+    study = read_study(write(tmp_path))
+    assert study.rows["binomial"].recipe == "glyphs/finetune/binomial"
+    assert [study.budget(row) for row in study.rows] == [2, 2]
+    assert study.comparisons[0].rows() == ["binomial_horde", "binomial"]
+    assert study.needed(["binomial_horde"]) == ["binomial", "binomial_horde"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"margn": 1}, "margn"),
+        ({"margin": 0}, "margin"),
+        ({"rows": {"a": {"take": ["b"]}}}, "take: no key of StudyRow"),
+        ({"rows": {"binomial": {"takes": ["b"]}, "binomial_horde": {}}}, "rows.binomial.takes: no row 'b'"),
+        ({"rows": {"binomial": {"takes": ["binomial_horde"]}, "binomial_horde": {"takes": ["binomial"]}}}, "takes over the settings of"),
+        ({"rows": {"binomial": {"choose": {"seed": [1, 1]}}, "binomial_horde": {}}}, "expected different values"),
+        ({"rows": {"binomial": {"choose": {"seed": [1, 2]}}, "binomial_horde": {}}}, "unequal numbers of settings, 0 for binomial_horde and 2 for binomial"),
+        ({"comparisons": {}}, "comparisons: expected at least one"),
+        ({"comparisons": {"1": {"claim": "c", "better": "a", "than": "binomial"}}}, "comparisons.1: no row 'a'"),
+        ({"comparisons": {"1": {"claim": "c", "better": "binomial", "than": "binomial_horde", "reported": ["horde/table1/a", "b"]}}}, "comparisons.1.reported: expected two recipes"),
+        ({"seeds": {"count": 1}}, "count"),
+        ({"choice": {"draws": 0}}, "draws"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_one_line_that_names_the_file(tmp_path, changes, message):
+    with pytest.raises(ConfigError) as caught:
+        read_study(write(tmp_path, **changes))
+    [line] = str(caught.value).splitlines()
+    assert line.startswith(f"{tmp_path}/mine.yaml: ")
+    assert message in line
+
+
+def test_missing_parts_are_named(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text(yaml.safe_dump({"question": "?", "rows": {}}))
+    with pytest.raises(ConfigError, match="mine.yaml: comparisons is missing"):
+        read_study(str(path))
+    with pytest.raises(ConfigError, match="no 'other'; expected a file .yaml, or one of glyphs"):
+        read_study("other")

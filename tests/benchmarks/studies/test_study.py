@@ -1,0 +1,390 @@
+"""A study chooses on validation classes, tests what was chosen, and registers its plan before that."""
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from benchmarks import study
+from benchmarks.records import write_json
+from benchmarks.settings import read_study, recipe_files
+from benchmarks.studies import Results, Study, kept
+from benchmarks.studies.jobs import Job
+from benchmarks.studies.planning import plan
+from tests.benchmarks.made import DIVERGED, write_record
+from tests.support.processes import ROOT, TIMEOUT, environment
+
+RATE = "optimization.learning_rate"
+BETA = "losses[0].loss.init_args.beta"
+COMMITS = {"old": None, "registration": "old", "new": "registration"}
+"""Commits that the tests make up, each with the one before."""
+
+
+@pytest.fixture
+def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Three rows, two comparisons, and an empty working folder with a made-up history of commits."""
+    (tmp_path / "recipes" / "toy").mkdir(parents=True)
+    loss = {"losses": [{"loss": {"class_path": "pml_regularizers.BinomialDevianceLoss"}}]}
+    trainings = {"base": {"label": "base", **loss}, "new": {"label": "new", "seed": 7, **loss}}
+    trainings["third"] = {"label": "third", **loss}
+    (tmp_path / "recipes" / "toy" / "table.yaml").write_text(
+        yaml.safe_dump({"trainings": trainings})
+    )
+    content = {
+        **{"question": "Does it help?", "recipes": "toy/table", "seeds": {"count": 2}},
+        "choice": {"draws": 2, "equal_budget": False},
+        "rows": {"base": {}, "new": {}, "third": {}},
+        "comparisons": {
+            "1": {"claim": "new is better", "better": "new", "than": "base"},
+            "2": {"claim": "the third is better", "better": "third", "than": "base"},
+        },
+    }
+    (tmp_path / "toy.yaml").write_text(yaml.safe_dump(content))
+    monkeypatch.setattr(recipe_files, "RECIPES", tmp_path / "recipes")
+    monkeypatch.setattr(kept, "describe_code", lambda: {"commit": "registration", "dirty": False})
+    monkeypatch.setattr(kept, "descends", descends)
+    monkeypatch.setattr(kept, "now", lambda: "2026-02-01T00:00:00+00:00")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def descends(commit: str | None, ancestor: str | None) -> bool:
+    return commit is not None and (
+        commit == ancestor or descends(COMMITS.get(commit), ancestor)
+    )
+
+
+def change(**changes: Any) -> None:
+    content = yaml.safe_load(Path("toy.yaml").read_text())
+    Path("toy.yaml").write_text(yaml.safe_dump(content | changes))
+
+
+def command(*options: str) -> int:
+    return study.main(["toy.yaml", "--output=toy.md", *options])
+
+
+def finish(job: Job, recall: float, **changes: Any) -> None:
+    (job.folder / "records").mkdir(parents=True)
+    (job.folder / "records" / "evaluation.csv").write_text(
+        f"~iteration~,seen_recall_at_1\n10,0.1\n20,{recall}\n"
+    )
+    about = {"label": job.training.rpartition("/")[2], "seed": job.seed, "config": job.config}
+    metrics = {"recall_at_1": recall, "mean_average_precision_at_r": recall / 2}
+    measured = {"metrics": metrics, "hardware": {"processor": "A"}, "wall_time_s": 3600.0}
+    begun = {"started": "2026-03-01T00:00:00+00:00", "commit": "new"}
+    write_record(job.folder, **about | measured | begun | changes)
+
+
+@pytest.fixture
+def trained_by(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Let a function of the jobs stand for the queue."""
+
+    def replace(train: Callable[[list[Job]], Any]) -> None:
+        class Trained:
+            def __init__(self, jobs: list[Job], launcher: Any, *, redo_stale: bool) -> None:
+                assert redo_stale  # or a choice that came out otherwise could not be trained
+                self.jobs = jobs
+
+            def run(self) -> None:
+                train(self.jobs)
+
+        monkeypatch.setattr("benchmarks.studies.Queue", Trained)
+
+    return replace
+
+
+def about(job: Job) -> tuple[Any, ...]:
+    config = job.config
+    return (
+        *(job.training.rpartition("/")[2], config["data"]["split"], job.seed),
+        *(config["data"]["fold"], config["optimization"]["learning_rate"]),
+        config["losses"][0]["loss"]["init_args"]["beta"],
+    )
+
+
+def quality(job: Job) -> float:
+    """Best at a rate of 0.02 and, beside it, a beta of 3, although one draw of two likes 2 better."""
+    *_, fold, rate, beta = about(job)
+    if rate != 0.02:
+        return 0.5
+    return {2.0: 0.51 + 0.2 * fold, 3.0: 0.8}.get(beta, 0.6)
+
+
+def test_settings_are_chosen_on_validation_classes_and_taken_by_others(toy, trained_by, capsys):
+    rows = {"base": {"choose": {RATE: [0.01, 0.02]}}, "third": {"takes": ["new"]}}
+    change(rows=rows | {"new": {"takes": ["base"], "choose": {BETA: [2.0, 3.0]}}})
+    queues = []
+
+    def train(jobs: list[Job]) -> None:
+        queues.append(sorted(map(about, jobs)))
+        for job in jobs:
+            finish(job, quality(job))
+
+    trained_by(train)
+    assert command() == 0
+    default = queues[0][0][-1]
+    assert queues[0] == [
+        ("base", "validation", 0, draw, rate, default) for draw in (0, 1) for rate in (0.01, 0.02)
+    ]
+    assert queues[1] == sorted(
+        [
+            *(("new", "validation", 0, draw, 0.02, beta) for beta in (2.0, 3.0) for draw in (0, 1)),
+            *(("base", "test", s, 0, 0.02, default) for s in (0, 1)),
+        ]
+    )
+    assert queues[2] == [
+        (row, "test", seed, 0, 0.02, 3.0) for row in ("new", "third") for seed in (0, 1)
+    ]
+    page = Path("toy.md").read_text()
+    assert "trainings left: 4 to choose settings, 6 to test them" in capsys.readouterr().out.lower()
+    shutil.rmtree("runs")  # the results outlive them
+    assert command() == 0
+    assert Path("toy.md").read_text() == page
+    assert len(queues) == 3
+
+
+def test_of_several_settings_all_combinations_are_tried(toy, trained_by):
+    change(rows={"base": {"choose": {RATE: [0.01, 0.02], BETA: [2.0, 3.0]}}, "new": {}, "third": {}})
+    started = []
+
+    def train(jobs: list[Job]) -> None:
+        for job in jobs:
+            if (of := about(job))[:2] == ("base", "validation"):
+                started.append(of[3:])
+            finish(job, quality(job))
+
+    trained_by(train)
+    assert command() == 0
+    assert sorted(started) == [
+        (draw, rate, beta) for draw in (0, 1) for rate in (0.01, 0.02) for beta in (2.0, 3.0)
+    ]
+    chosen = Study(read_study("toy.yaml"), Results(Path("toy.json")), Path("runs")).chosen("base")
+    assert chosen == ((RATE, 0.02), (BETA, 3.0))
+
+
+@pytest.mark.parametrize(
+    ("best", "tried"),
+    [(3, [2, 3, 4]), (6, [3, 4, 5, 6]), (1, [1, 2, 3, 4])],
+)
+def test_values_are_tried_outwards_until_the_best_lies_inside(toy, trained_by, best, tried):
+    rows = {"base": {"choose": {RATE: [1, 2, 3, 4, 5, 6]}}, "new": {}, "third": {}}
+    change(rows=rows, choice={"draws": 2, "first": 2, "equal_budget": False})
+    started = []
+
+    def train(jobs: list[Job]) -> None:
+        for job in jobs:
+            rate = job.config["optimization"]["learning_rate"]
+            if job.config["data"]["split"] == "validation":
+                started.append(rate)
+            finish(job, 1 / (1 + abs(rate - best)))
+
+    trained_by(train)
+    assert command() == 0
+    assert sorted(started) == [rate for rate in tried for _ in range(2)]
+
+
+def test_a_value_that_diverges_is_not_chosen_and_stops_nothing(toy, trained_by):
+    choose = {"base": [0.01, 0.02], "third": [3.0, 4.0]}
+    change(rows={"new": {}} | {row: {"choose": {RATE: of}} for row, of in choose.items()})
+    started = []
+
+    def train(jobs: list[Job]) -> None:
+        for job in jobs:
+            started.append(job.name)
+            rate = job.config["optimization"]["learning_rate"]
+            diverges = rate > 1 or (rate, job.config["data"]["fold"]) == (0.02, 1)
+            finish(job, rate, **(DIVERGED if diverges else {}))
+
+    trained_by(train)
+    assert command() == 0
+    made = Study(read_study("toy.yaml"), Results(Path("toy.json")), Path("runs"))
+    assert made.chosen("base") == ((RATE, 0.01),)
+    assert made.choices("base").tried[1] == ({RATE: 0.02}, None, [1])
+    assert (made.chosen("third"), made.tests("third")) == (None, [])
+    assert command() == 0
+    assert len(started) == 2 * 2 + 2 * 2 + 2 + 2  # nothing twice
+
+
+def test_a_run_that_fails_holds_up_only_its_own_row(toy, trained_by):
+    choose = {"choose": {RATE: [0.01, 0.02]}}
+    change(rows={"base": choose, "third": choose, "new": {}})
+    trained_by(lambda jobs: [finish(job, 0.5) for job in jobs if "third" not in job.name])
+    assert command() == 1
+    assert "new is better" in Path("toy.md").read_text()
+
+
+def test_more_seeds_are_tested_once_where_the_first_ones_leave_a_wide_interval(toy, trained_by):
+    change(seeds={"count": 2, "first": 5, "more": 3, "wider_than": 1.0})
+    seeds: dict[str, list[int]] = {}
+
+    def train(jobs: list[Job]) -> None:
+        for job in jobs:
+            row = job.training.rpartition("/")[2]
+            seeds.setdefault(row, []).append(job.seed)
+            noise = {"new": 0.01, "third": 0.0001}.get(row, 0) * (-1) ** job.seed
+            finish(job, 0.5 + noise)
+
+    trained_by(train)
+    assert command() == 0
+    assert {row: sorted(of) for row, of in seeds.items()} == {
+        "base": [5, 6, 7, 8, 9], "new": [5, 6, 7, 8, 9], "third": [5, 6],
+    }  # fmt: skip
+    made = Study(read_study("toy.yaml"), Results(Path("toy.json")), Path("runs"))
+    assert {row: len(of) for row, of in made.found().items()} == {"base": 5, "new": 5, "third": 2}
+
+
+# --------------------------------------------------------------------------------------- registration
+
+
+def tested(**changes: Any) -> Callable[[list[Job]], None]:
+    return lambda jobs: [finish(job, 0.5 + job.seed / 100, **changes) for job in jobs]
+
+
+def registration() -> tuple[str, dict[str, bool]]:
+    made = Study(read_study("toy.yaml"), Results(Path("toy.json")), Path("runs"))
+    found = made.found()
+    return made.registration(found), made.registered(found)
+
+
+def test_the_plan_is_registered_before_the_first_test(toy, trained_by):
+    trained_by(tested())
+    assert command() == 0
+    [registered] = json.loads(Path("toy.json").read_text())["plans"]
+    assert registered["commit"] == "registration"
+    said, of = registration()
+    assert "before its first test; all 6 tests were made under it" in said
+    assert of == {"1": True, "2": True}
+
+
+@pytest.mark.parametrize(
+    "changes", [{"commit": "old"}, {"commit": None}, {"started": "2026-01-01T00:00:00+00:00"}]
+)
+def test_a_test_of_older_code_or_begun_before_does_not_count(toy, trained_by, changes):
+    trained_by(tested(**changes))
+    assert command() == 0
+    said, of = registration()
+    assert "6 of 6 tests were not made under it" in said
+    assert of == {"1": False, "2": False}
+
+
+def test_a_plan_that_changes_is_registered_anew_and_old_tests_do_not_count(toy, trained_by):
+    trained_by(tested())
+    assert command() == 0
+    change(margin=0.5)
+    assert "was not registered before its tests" in registration()[0]
+    change(margin=0.5, seeds={"count": 3})
+    assert command() == 0
+    assert len(json.loads(Path("toy.json").read_text())["plans"]) == 2
+    assert "6 of 9 tests were not made under it" in registration()[0]
+
+
+def test_words_for_readers_are_no_part_of_the_plan(toy):
+    def digest() -> str:
+        return Study(read_study("toy.yaml"), Results(Path("toy.json")), Path("runs")).digest
+
+    before, content = digest(), yaml.safe_load(Path("toy.yaml").read_text())
+    content["comparisons"]["1"]["claim"] = "other words"
+    change(**content, question="Other words?")
+    assert digest() == before
+    content["comparisons"]["1"]["as_good"] = True
+    change(**content)
+    assert digest() != before
+
+
+def test_runs_that_were_there_before_the_command_are_kept_but_are_no_registered_tests(toy):
+    for row in ("base", "new", "third"):
+        for job in plan([f"toy/table/{row}"], range(2), Path("runs/studies/toy"), ["--report=false"]):
+            finish(job, 0.5 + job.seed / 100)
+    assert command("--page-only") == 0
+    assert "was not registered before its tests" in registration()[0]
+
+
+# -------------------------------------------------------------------------------------- what is kept
+
+ADDING = """
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from benchmarks.records import load_run
+from benchmarks.studies import Results
+
+results, runs = Results(Path("toy.json")), []
+for folder in map(Path, sys.argv[1:]):
+    info = load_run(folder).info
+    runs.append(SimpleNamespace(
+        folder=folder, training=info["label"], seed=info["seed"], config=info["config"], weights=None
+    ))
+print(1, flush=True)
+input()  # until all are ready
+for run in runs:
+    results.add([run])
+"""
+
+
+def test_commands_that_add_at_once_lose_nothing(toy):
+    """Real processes, each with runs of its own."""
+    rows, pipes = ("base", "new", "third"), {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    environ = environment() | {"PYTHONPATH": str(ROOT)}
+    started = []
+    for row in rows:
+        jobs = plan([f"toy/table/{row}"], range(12), Path("runs"), ["--report=false"])
+        [finish(job, 0.5) for job in jobs]
+        command_of = [sys.executable, "-c", ADDING, *(str(job.folder) for job in jobs)]
+        started.append(subprocess.Popen(command_of, env=environ, **pipes))
+    for process in started:
+        assert process.stdout.readline() == b"1\n"
+    for process in started:
+        process.stdin.write(b"\n")
+        process.stdin.flush()
+    for process in started:
+        process.communicate(timeout=TIMEOUT)  # closes the pipes
+        assert process.returncode == 0
+    assert len(json.loads(Path("toy.json").read_text())["results"]) == 3 * 12
+    assert not list(Path().glob(".toy*"))
+
+
+def test_kept_results_of_another_form_are_named(toy, capsys):
+    result = {"metrics": {"recall_at_1": "high"}, "outputs": {}, "curve": {}, "wall_time_s": 1}
+    for content in (
+        {"results": []},
+        {"results": {"toy/table/new, seed 1": result}},
+        {"results": {}, "plans": [{"plan": 1}]},
+    ):
+        write_json(Path("toy.json"), content)
+        before = Path("toy.json").read_bytes()
+        assert command("--page-only") == 2
+        [line] = capsys.readouterr().err.splitlines()
+        assert line.startswith("error: toy.json: is damaged (ValueError: ")
+        assert Path("toy.json").read_bytes() == before
+        assert not Path("toy.md").exists()
+
+
+def test_what_is_not_there_yet_is_said(toy, capsys):
+    assert command("--page-only") == 2
+    assert "no comparison has both rows finished at 2 seeds, neither in" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("--data.split=test", "data.split: 'validation' of new is set by this command"),
+        ("--data={fold: 1}", "data.fold: 0 of new is set by this command"),
+        ("--seed=3", "--seed=3: is set by this command"),
+        (f"--{RATE}=0.5", f"{RATE}: 0.1 of new is set by this command"),
+    ],
+)
+def test_no_setting_behind_the_dashes_chooses_by_the_test(toy, capsys, setting, message):
+    change(rows={"base": {}, "new": {"choose": {RATE: [0.1, 0.2]}}, "third": {}})
+    assert command("--page-only", "--", setting) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_the_page_takes_not_the_place_of_the_results(toy, capsys):
+    assert command("--page-only", "--output=toy.json") == 2
+    assert "--output: expected a .md file, got toy.json" in capsys.readouterr().err
