@@ -44,6 +44,8 @@ class Data:
         samples_per_class: Images per class in a batch; null: plain shuffled batches of any classes.
         every_class: Show every class once before any is shown again, as papers that count epochs do. Default: as
             PML, which draws the classes of each batch independently.
+        batch_draw: Draw other batches of the same seed, 1 for the first such draw and so on. All else that the
+            seed decides stays as it is: two runs that differ only here show how much a result varies by chance.
         train_classes: Train on at most this many classes, the first ones; default: all. CUB and Cars have few
             (100 and 98), which a network overfits.
         draw_classes: Let the run's seed draw these classes, from all classes that may train.
@@ -73,6 +75,7 @@ class Data:
     batch_size: AtLeast2 = 80
     samples_per_class: PositiveInt | None = 4
     every_class: bool = False
+    batch_draw: PositiveInt | None = None
     train_classes: AtLeast2 | None = None
     draw_classes: bool | None = None
     max_classes: AtLeast2 | None = None
