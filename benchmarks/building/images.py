@@ -75,7 +75,9 @@ def build_datasets(
         make = partial(make, fold=data.fold, folds=data.folds)
         held_out = fair or data.split == "validation"
         train = make(
-            split="development" if held_out else "train", max_classes=min(limits, default=None)
+            split="development" if held_out else "train",
+            max_classes=min(limits, default=None),
+            draw_seed=seed if data.draw_classes else None,
         )
         test = make(split=data.split, max_classes=data.max_classes)
         validation = None

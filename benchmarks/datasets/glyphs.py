@@ -38,7 +38,7 @@ from matplotlib.ft2font import FT2Font, LoadFlags, __freetype_version__
 from tqdm import tqdm
 
 from benchmarks.console import alone
-from benchmarks.datasets.splits import Split, Stage, shuffled, validation_fold
+from benchmarks.datasets.splits import Split, Stage, limited, shuffled, validation_fold
 
 Pixels = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
@@ -81,7 +81,7 @@ class Glyphs(torch.utils.data.Dataset[tuple[torch.Tensor, int, int]]):
         root: Folder of the cache, created when missing. The images are rendered on first use (in some seconds),
             by one of the processes that start at the same time; the others wait. A damaged file is replaced, with
             a message.
-        split, fold, folds, max_classes: As for `ImageSet`.
+        split, fold, folds, max_classes, draw_seed: As for `ImageSet`.
         image_size: Height and width S in pixels.
         stage: Split the training half by stages instead, see above. Default: by folds.
         seed: With the fold, decides which classes the stage "fine_tuning" draws.
@@ -110,12 +110,15 @@ class Glyphs(torch.utils.data.Dataset[tuple[torch.Tensor, int, int]]):
         max_classes: int | None = None,
         stage: Stage | None = None,
         seed: int = 0,
+        draw_seed: int | None = None,
     ) -> None:
         if image_size < SMALLEST_IMAGE:
             raise ValueError(f"image_size: expected at least {SMALLEST_IMAGE}, got {image_size}")
         names, images = _cached(Path(root), image_size)
         self.fingerprint = hashlib.sha256("\n".join(names).encode() + images.tobytes()).hexdigest()
-        chosen = _split(names, split, fold, folds, stage, seed)[:max_classes]
+        chosen = _split(names, split, fold, folds, stage, seed)
+        kept = limited([names[i] for i in chosen], max_classes, draw_seed)
+        chosen = [chosen[i] for i in kept]
 
         self.class_names = [names[i] for i in chosen]
         self.num_classes = len(chosen)

@@ -10,7 +10,7 @@ from PIL import ExifTags, Image
 
 from benchmarks.console import reason
 from benchmarks.datasets.listing import DatasetError, Listing
-from benchmarks.datasets.splits import Split, shuffled, validation_fold
+from benchmarks.datasets.splits import Split, limited, shuffled, validation_fold
 from benchmarks.datasets.transforms import ImageViews
 
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "PPM", "TIFF", "WEBP", "JPEG2000", "AVIF")
@@ -45,6 +45,7 @@ class ImageSet(torch.utils.data.Dataset[tuple[torch.Tensor, int, int]]):
         fold: Which part of the training classes is "validation".
         folds: Number of parts.
         max_classes: Keep only the first classes of the split, by name; default: all.
+        draw_seed: Keep as many classes, drawn by this seed, in place of the first ones.
 
     Shape:
         An item is (image, label, index): image (3, S, S), float32; label in 0..num_classes-1, in the order of the
@@ -75,6 +76,7 @@ class ImageSet(torch.utils.data.Dataset[tuple[torch.Tensor, int, int]]):
         fold: int = 0,
         folds: int = 4,
         max_classes: int | None = None,
+        draw_seed: int | None = None,
     ) -> None:
         self.listing = listing
         self.views = views
@@ -88,7 +90,7 @@ class ImageSet(torch.utils.data.Dataset[tuple[torch.Tensor, int, int]]):
         if split in ("development", "validation"):
             kept = validation_fold(names.tolist(), fold, folds)[split == "validation"]
             names = names[kept]
-        names = names[:max_classes]
+        names = names[limited(names.tolist(), max_classes, draw_seed)]
         rows = rows[np.isin(classes[rows], names)]
 
         self.class_names: list[str] = names.tolist()

@@ -21,6 +21,17 @@ def shuffled(names: Sequence[str]) -> list[int]:
     return sorted(range(len(names)), key=digest)
 
 
+def limited(names: Sequence[str], most: int | None, draw_seed: int | None = None) -> list[int]:
+    """Positions of at most so many classes, ascending: the first ones, or those that a seed draws.
+
+    Whatever the names, a smaller draw of a seed is a part of its larger ones.
+    """
+    order = list(range(len(names)))
+    if draw_seed is not None:
+        order = shuffled([f"{draw_seed} {name}" for name in names])
+    return sorted(order[:most])
+
+
 def validation_fold(names: Sequence[str], fold: int, folds: int) -> tuple[list[int], list[int]]:
     """Positions of the classes to train on, and of those held out, both ascending.
 

@@ -44,8 +44,11 @@ class Data:
         samples_per_class: Images per class in a batch; null: plain shuffled batches of any classes.
         every_class: Show every class once before any is shown again, as papers that count epochs do. Default: as
             PML, which draws the classes of each batch independently.
+        batch_draw: Draw other batches of the same seed, 1 for the first such draw and so on. All else that the
+            seed decides stays as it is: two runs that differ only here show how much a result varies by chance.
         train_classes: Train on at most this many classes, the first ones; default: all. CUB and Cars have few
             (100 and 98), which a network overfits.
+        draw_classes: Let the run's seed draw these classes, from all classes that may train.
         max_classes: Train and test on only the first classes, for a quick trial; default: all.
         cached_views: Train on this many fixed views of each image, drawn from the run's seed: the outputs of the
             frozen stages (`Model.frozen_stages`) for them are computed once and kept in `cache`. Default: a new
@@ -72,7 +75,9 @@ class Data:
     batch_size: AtLeast2 = 80
     samples_per_class: PositiveInt | None = 4
     every_class: bool = False
+    batch_draw: PositiveInt | None = None
     train_classes: AtLeast2 | None = None
+    draw_classes: bool | None = None
     max_classes: AtLeast2 | None = None
     cached_views: PositiveInt | None = None
     cache: Path = Path("cache")
@@ -102,6 +107,10 @@ class Data:
                 f"data.folds: data.stage {self.stage} has its own classes to train and to validate on, got "
                 f"{self.folds}; leave it out"
             )
+        if self.draw_classes and self.stage is not None:
+            yield f"data.draw_classes: data.stage {self.stage} has its own classes to train on; leave it out"
+        elif self.draw_classes and self.train_classes is None:
+            yield "data.draw_classes: draws as many classes as data.train_classes says; set it, or leave it out"
         if self.every_class and self.samples_per_class is None:
             yield (
                 "data.every_class: shuffled batches (data.samples_per_class: null) have no passes over classes; "

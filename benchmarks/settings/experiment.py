@@ -229,7 +229,7 @@ class Experiment:
         label: Name of the method in tables.
         output: Run folder; default: runs/RECIPE-seedN, or runs/DATASET-TRUNK-LABEL-seedN if one of these three is
             not the recipe's.
-        seed: Of the initial weights, the batches and the augmentation.
+        seed: Of the initial weights, the batches and the augmentation, and of classes that are drawn.
         protocol: "paper" trains for the given steps and tests the result. "fair" trains on a part of the training
             classes, keeps the weights that are best on the others (MAP@R, at every `evaluation.every` steps), and
             tests once; with `data.split: validation`, never.

@@ -1,11 +1,11 @@
 """Batches: PML's sampler, made a function of the seed and the step.
 
-A step's images and the seeds of their augmentation depend on (seed, step) alone, so the next step is all the state
-that a checkpoint needs, and data-loader workers may fetch as far ahead as they like.
+A step's images and the seeds of their augmentation depend on (seed, draw, step) alone, so the next step is all the
+state that a checkpoint needs, and data-loader workers may fetch as far ahead as they like.
 """
 
 from collections.abc import Iterator
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,7 @@ Key = tuple[int, int]
 
 
 class SeededMPerClassSampler(MPerClassSampler):
-    """PML's sampler, with every epoch a function of (seed, epoch).
+    """PML's sampler, with every epoch a function of (seed, epoch, draw).
 
     PML draws the classes of each batch independently, so an epoch with the dataset's number of images may show
     one class several times and another one never. With `every_class`, an epoch is one pass over all classes
@@ -53,10 +53,10 @@ class SeededMPerClassSampler(MPerClassSampler):
         images = m * classes if every_class else max(len(labels), batch_size)
         super().__init__(labels, m, None if every_class else batch_size, images)
 
-    def epoch(self, seed: int, epoch: int) -> np.ndarray:
+    def epoch(self, seed: int, epoch: int, *draw: int) -> np.ndarray:
         """The images of an epoch, batch after batch."""
         self.labels.sort()  # PML shuffles them in place
-        generator, c_f.NUMPY_RANDOM = c_f.NUMPY_RANDOM, _generator(seed, epoch)
+        generator, c_f.NUMPY_RANDOM = c_f.NUMPY_RANDOM, _generator(seed, epoch, *draw)
         try:
             return np.array(list(super().__iter__()))
         finally:
@@ -64,7 +64,7 @@ class SeededMPerClassSampler(MPerClassSampler):
 
 
 class ShuffledSampler(Sampler[int]):
-    """Sampler of images of any class, each once in an epoch, in an order that is a function of (seed, epoch)."""
+    """Sampler of images of any class, each once in an epoch, whose order is a function of (seed, epoch, draw)."""
 
     def __init__(self, labels: Tensor, batch_size: int) -> None:
         if len(labels) < batch_size:
@@ -76,13 +76,14 @@ class ShuffledSampler(Sampler[int]):
     def __len__(self) -> int:
         return self.images
 
-    def epoch(self, seed: int, epoch: int) -> np.ndarray:
+    def epoch(self, seed: int, epoch: int, *draw: int) -> np.ndarray:
         """The images of an epoch."""
-        return _generator(seed, epoch).permutation(self.images)
+        return _generator(seed, epoch, *draw).permutation(self.images)
 
 
-def _generator(seed: int, epoch: int) -> np.random.RandomState:
-    return np.random.RandomState(np.random.MT19937(np.random.SeedSequence((seed, 0, epoch))))
+def _generator(seed: int, epoch: int, *draw: int) -> np.random.RandomState:
+    sequence = np.random.SeedSequence((seed, 0, epoch, *draw))
+    return np.random.RandomState(np.random.MT19937(sequence))
 
 
 class StepSampler(Sampler[list[Key]]):
@@ -90,7 +91,7 @@ class StepSampler(Sampler[list[Key]]):
 
     Args:
         labels: (n,) integers, the class of each training image.
-        data: Settings of a batch's composition.
+        data: Settings of a batch's composition, and `batch_draw`.
         steps: Batches in the whole training.
         seed: Seed of all draws here.
 
@@ -117,7 +118,9 @@ class StepSampler(Sampler[list[Key]]):
                 labels, data.samples_per_class, data.batch_size, every_class=data.every_class
             )
             self._images_per_epoch = len(images) // data.batch_size * data.batch_size
-        self._epoch = lru_cache(maxsize=2)(partial(images.epoch, seed))
+        # Never 0, which would add nothing to numpy's entropy.
+        self._draw = () if data.batch_draw is None else (data.batch_draw,)
+        self._epoch = lru_cache(maxsize=2)(lambda epoch: images.epoch(seed, epoch, *self._draw))
 
     def batch(self, step: int) -> list[Key]:
         """The batch of a step."""
@@ -125,7 +128,8 @@ class StepSampler(Sampler[list[Key]]):
         indices = self._epoch(epoch)[start:][: self.batch_size]
         if lacking := self.batch_size - len(indices):  # a shuffled epoch that ends inside the batch
             indices = np.concatenate([indices, self._epoch(epoch + 1)[:lacking]])
-        seeds = np.random.default_rng((self.seed, 1, step)).integers(2**63, size=len(indices))
+        generator = np.random.default_rng((self.seed, 1, step, *self._draw))
+        seeds = generator.integers(2**63, size=len(indices))
         return list(zip(indices.tolist(), seeds.tolist(), strict=True))
 
     def __iter__(self) -> Iterator[list[Key]]:

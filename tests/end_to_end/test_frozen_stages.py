@@ -147,21 +147,28 @@ def test_a_kept_output_is_that_of_a_view(cached: list[str], tmp_path: Path) -> N
 
 
 def test_outputs_are_computed_once(cached: list[str], tmp_path: Path) -> None:
+    records: dict[str, dict[str, Any]] = {}
     with mock.patch.object(
         ViewCache, "_compute", autospec=True, side_effect=ViewCache._compute
     ) as computed:
         for name, more, calls in (
             ("first", [], 1),
             ("another_loss", [horde()], 1),
+            ("other_batches", ["--data.batch_draw=1"], 1),
             ("another_seed", ["--seed=1"], 2),
             ("other_stages", ["--model.frozen_stages=1"], 3),
             ("other_precision", ["--precision=bf16"], 4),
             ("other_strides", ["--model.trunk_args={output_stride: 16}"], 5),
+            ("other_classes", ["--data={train_classes: 24, draw_classes: true}"], 6),
         ):
             more += ["--evaluation.descriptor=false", "--optimization.steps=2"]
-            record = finished([*cached, *more], tmp_path / name)
+            records[name] = record = finished([*cached, *more], tmp_path / name)
             assert computed.call_count == calls, name
             assert record["metrics"]["recall_at_1"] > 0
+            assert record["data"]["train_classes"] == 24
+    first, other = records["first"], records["other_batches"]
+    assert first["before_training"] == other["before_training"]  # the same start
+    assert first["metrics"] != other["metrics"]
     stored = {path.stat().st_size for path in (tmp_path / "cache").glob("*/outputs.npy")}
     assert len(stored) == 3  # bfloat16 needs half
 
@@ -208,6 +215,7 @@ def test_outputs_of_changed_photographs_are_computed_again(tmp_path: Path) -> No
 
 
 def test_a_stopped_run_ends_as_if_it_had_not_been(cached: list[str], tmp_path: Path) -> None:
+    cached += ["--data={batch_draw: 2, train_classes: 20, draw_classes: true}"]
     finished(cached, tmp_path / "whole")
     add, steps = loop.Pending.add, []
 
@@ -235,7 +243,7 @@ def test_several_processes_train_as_one(cached: list[str], tmp_path: Path, pool:
     settings = [*cached, *NO_BATCH_STATISTICS, horde(), "--precision=float64"]
     settings += [f"--model.weights={tmp_path / 'weights.safetensors'}"]
     settings += ["--optimization.steps=6", "--data.max_classes=12", "--data.cached_views=1"]
-    settings += ["--evaluation.descriptor=false"]
+    settings += ["--evaluation.descriptor=false", "--data.draw_classes=true", "--data.batch_draw=1"]
     one, _ = same_on_all(pool, settings, tmp_path, (1, 2))
     names = [name for name in one[0]["gradients"] if name.startswith("model.trunk")]
     assert names and not [name for name in names if "stages.1." in name or "stem" in name]

@@ -141,6 +141,27 @@ def test_more_training_classes_than_there_are_are_told(
     assert capsys.readouterr().err == (line if told else "")
 
 
+def test_the_seed_draws_training_classes_and_no_others(tmp_path: Path) -> None:
+    root = photographs(tmp_path, "abcdefghijklmnopqrstuvwxyz")
+    data = small(root, dataset="folder", train_classes=5)
+    for how in ({}, {"split": "validation", "fold": 1}, {"max_classes": 4}):
+        settings = replace(data, **how)
+        first, *rest = build_datasets(settings, Trunk(), seed=3)
+        one, two, again = (
+            build_datasets(replace(settings, draw_classes=True), Trunk(), seed=seed)
+            for seed in (3, 4, 3)
+        )
+        assert one.train.class_names == again.train.class_names
+        assert len({*map(tuple, (x.class_names for x in (first, one.train, two.train)))}) == 3
+        assert one.train.num_classes == two.train.num_classes == how.get("max_classes", 5)
+        for drawn in (one, two):
+            assert drawn.test.class_names == rest[0].class_names
+            assert not {*drawn.train.class_names} & {*drawn.test.class_names}
+    fair = replace(data, draw_classes=True)
+    kept = [build_datasets(fair, Trunk(), seed=seed, fair=True).validation for seed in (3, 4)]
+    assert kept[0].class_names == kept[1].class_names
+
+
 @pytest.mark.parametrize("copies", [None, 2])
 def test_classes_of_one_image_are_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], copies: int | None

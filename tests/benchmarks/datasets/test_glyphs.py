@@ -102,6 +102,17 @@ def test_the_stages_have_disjoint_classes_of_the_training_half(root, splits):
         assert names("development", stage=stage) == names("train", stage=stage)
 
 
+def test_a_seed_draws_classes(root, splits):
+    drawn = [Glyphs(root, max_classes=50, draw_seed=seed) for seed in (0, 0, 1)]
+    names = [set(dataset.class_names) for dataset in drawn]
+    assert [len(of) for of in names] == [50] * 3
+    assert names[0] == names[1] != names[2]
+    assert set.union(*names) < set(splits["train"].class_names)
+    first = drawn[0].class_names[0]
+    place = splits["train"].class_names.index(first) * 12
+    assert np.array_equal(drawn[0]._images[0], splits["train"]._images[place])
+
+
 def test_pretraining_sees_drawings_that_are_shifted_and_no_more(root):
     dataset = Glyphs(root, stage="pretraining")
     drawing = dataset._images[30]

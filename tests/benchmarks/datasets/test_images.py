@@ -124,6 +124,25 @@ def test_max_classes_keeps_the_first_by_name(listing):
     assert np.array_equal(dataset.to_picture(dataset[0][0]), pixels_of(1))
 
 
+def test_a_seed_draws_classes_by_their_names_alone(listing, tmp_path):
+    def drawn(seed, most=3, of=listing, split="train", **fold):
+        dataset = ImageSet(of, split, views=VIEWS, max_classes=most, draw_seed=seed, **fold)
+        names = [dataset.class_names[label] for label in dataset.labels]
+        assert names == [dataset.name(i).split("/")[0] for i in range(len(dataset))]
+        return dataset.class_names
+
+    assert [drawn(seed) for seed in (0, 2)] == [["ibis", "jay", "owl"], ["emu", "ibis", "kea"]]
+    assert drawn(0, 9) == ["auk", "emu", "ibis", "jay", "kea", "owl"]
+    assert len({tuple(drawn(seed)) for seed in range(20)}) > 8
+    (tmp_path / "twice").mkdir()
+    twice = write_listing(tmp_path / "twice", [*reversed(ROWS), *ROWS])
+    for seed in range(9):
+        assert set(drawn(seed, 2)) < set(drawn(seed))
+        assert drawn(seed, of=twice) == drawn(seed)
+        left = ImageSet(listing, "development", views=VIEWS, fold=1, folds=3).class_names
+        assert set(drawn(seed, split="development", fold=1, folds=3)) < set(left)
+
+
 def test_queries_of_the_test_part_are_the_listed_ones(retrieval):
     test = ImageSet(retrieval, "test", views=VIEWS)
     assert test.is_query.tolist() == [True, False, False, True]

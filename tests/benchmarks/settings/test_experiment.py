@@ -69,6 +69,14 @@ MISTAKES = {  # {name: (argument or content of a file, message)}
     "weight of nan": ("--losses=[{loss: {class_path: x.Y}, weight: .nan}]", "a finite number"),
     "stage": ("--data={dataset: cub, stage: pretraining}", "data.stage: cub has no stages"),
     "folds of a stage": ("--data={stage: fine_tuning, folds: 2}", "data.folds: data.stage fine"),
+    "a draw in a stage": (
+        "--data={stage: fine_tuning, train_classes: 9, draw_classes: true}",
+        "data.draw_classes: data.stage fine_tuning has its own",
+    ),
+    "a draw of no number": (
+        "--data={train_classes: null, draw_classes: true}",
+        "data.draw_classes: draws as many classes as data.train_classes says; set it",
+    ),
     "fold": ("--data.fold=4", "data.fold: expected 0 to 3, one of"),
     "resize of glyphs": ("--data.resize=40", "data.resize: Glyphs has its own"),
     "test classes of glyphs": ("--data.test_classes=0.5", "data.test_classes: glyphs has"),

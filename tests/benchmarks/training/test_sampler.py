@@ -87,7 +87,30 @@ def test_shuffled_epochs_show_every_image_once() -> None:
     assert len({tuple(epoch) for epoch in epochs}) == 4
 
 
-@pytest.mark.parametrize("data", [{}, {"every_class": True}, {"samples_per_class": None}])
+HOW = [{}, {"every_class": True}, {"samples_per_class": None}]
+
+
+@pytest.mark.parametrize("data", HOW)
+def test_other_batches_of_a_seed(data: dict[str, Any]) -> None:
+    draws = [list(sampler([4] * 9, batch_draw=draw, **data)[0]) for draw in (None, 1, 2, 1)]
+    assert draws[1] == draws[3]
+    indices, seeds = (
+        [{key[part] for batch in drawn for key in batch} for drawn in draws[:3]] for part in (0, 1)
+    )
+    assert len(set.union(*seeds)) == sum(map(len, seeds)) == 3 * 12 * 6
+    assert all(len(of) > 20 for of in indices)
+    firsts = [tuple(i for i, _ in drawn[0]) for drawn in draws[:3]]
+    assert len({*firsts}) == 3
+
+
+def test_the_batches_of_a_seed_are_still_those_of_earlier_versions() -> None:
+    for data, indices in (({}, [7, 1, 34, 35, 6, 12]), (HOW[2], [4, 22, 16, 26, 28, 0])):
+        made, _ = sampler([4] * 9, seed=7, **data)
+        assert [index for index, _ in made.batch(13)] == indices
+        assert made.batch(13)[0][1] == 8415577853749286163
+
+
+@pytest.mark.parametrize("data", [*HOW, {"batch_draw": 3}])
 def test_resumes_where_it_was(data: dict[str, Any]) -> None:
     made, _ = sampler([3] * 5, **data)
     whole = list(made)
