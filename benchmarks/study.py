@@ -20,7 +20,7 @@ from pathlib import Path
 
 # Light: torch is imported when runs are planned.
 from benchmarks import records, reporting, studies
-from benchmarks.console import HelpFormatter, at_least, leave, signals_handled, split_settings
+from benchmarks.console import HelpFormatter, leave, signals_handled, split_settings
 from benchmarks.settings import ConfigError, read_study, study_names
 
 
@@ -32,7 +32,9 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     path = {"type": Path, "metavar": "PATH"}
-    parser.add_argument("study", metavar="STUDY", help=f"a file, or one of {', '.join(study_names())}")
+    parser.add_argument(
+        "study", metavar="STUDY", help=f"a file, or one of {', '.join(study_names())}"
+    )
     parser.add_argument("--data.root", dest="root", metavar="DIR", help="the folder of your images")
     studies.add_arguments(parser, "so many runs at once; default: 2, with --ray as many as fit")
     parser.add_argument("--runs", help="run folders; default: runs/studies/STUDY", **path)
@@ -47,7 +49,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(argv)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     try:
-        return _run(options, [*([f"--data.root={options.root}"] if options.root else []), *settings])
+        return _run(
+            options, [*([f"--data.root={options.root}"] if options.root else []), *settings]
+        )
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from difflib import get_close_matches
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, get_args
@@ -104,6 +105,7 @@ def parse(argv: Sequence[str]) -> Command:
     return Command(experiment, config, recipe, files.resume, tuple(files.trust))
 
 
+@cache
 def _parser() -> jsonargparse.ArgumentParser:
     parser = jsonargparse.ArgumentParser(
         prog="benchmarks/run.py",

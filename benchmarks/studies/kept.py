@@ -74,7 +74,10 @@ class Results:
             if job.config["data"]["split"] == "test":
                 known = self.plan(plan) if plan else None
                 is_later = known is not None and str(run.info.get("started", "")) >= known["date"]
-                tested = {"per_class": run.info.get("per_class"), "plan": plan if is_later else None}
+                tested = {
+                    "per_class": run.info.get("per_class"),
+                    "plan": plan if is_later else None,
+                }
                 found[_name(job)] |= {key: of for key, of in tested.items() if of}
         self._merge([], found)
 

@@ -188,7 +188,9 @@ class Study:
     def digest(self) -> str:
         """SHA-256 of the rule, and of all settings of the rows before any is chosen."""
         first = self.file.seeds.first
-        rows = {row: digest_of(self._jobs(row, (), range(first, first + 1))[0]) for row in self.rows}
+        rows = {
+            row: digest_of(self._jobs(row, (), range(first, first + 1))[0]) for row in self.rows
+        }
         return digest(json.dumps([self.file.rule(), rows], sort_keys=True))
 
     def registered(self, found: Found) -> dict[str, bool]:

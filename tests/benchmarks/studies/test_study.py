@@ -55,9 +55,7 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def descends(commit: str | None, ancestor: str | None) -> bool:
-    return commit is not None and (
-        commit == ancestor or descends(COMMITS.get(commit), ancestor)
-    )
+    return commit is not None and (commit == ancestor or descends(COMMITS.get(commit), ancestor))
 
 
 def change(**changes: Any) -> None:
@@ -150,7 +148,9 @@ def test_settings_are_chosen_on_validation_classes_and_taken_by_others(toy, trai
 
 
 def test_of_several_settings_all_combinations_are_tried(toy, trained_by):
-    change(rows={"base": {"choose": {RATE: [0.01, 0.02], BETA: [2.0, 3.0]}}, "new": {}, "third": {}})
+    change(
+        rows={"base": {"choose": {RATE: [0.01, 0.02], BETA: [2.0, 3.0]}}, "new": {}, "third": {}}
+    )
     started = []
 
     def train(jobs: list[Job]) -> None:
@@ -299,7 +299,9 @@ def test_words_for_readers_are_no_part_of_the_plan(toy):
 
 def test_runs_that_were_there_before_the_command_are_kept_but_are_no_registered_tests(toy):
     for row in ("base", "new", "third"):
-        for job in plan([f"toy/table/{row}"], range(2), Path("runs/studies/toy"), ["--report=false"]):
+        for job in plan(
+            [f"toy/table/{row}"], range(2), Path("runs/studies/toy"), ["--report=false"]
+        ):
             finish(job, 0.5 + job.seed / 100)
     assert command("--page-only") == 0
     assert "was not registered before its tests" in registration()[0]
