@@ -8,11 +8,22 @@ import yaml
 
 from benchmarks.settings import ConfigError, read_study, study_names
 
+RATE = "optimization.learning_rate"
 CONTENT: dict[str, Any] = {
     **{"question": "Does it help?", "recipes": "glyphs/finetune"},
-    "rows": {"binomial": {"choose": {"optimization.learning_rate": [0.1, 0.2]}}, "binomial_horde": {"takes": ["binomial"]}},
-    "comparisons": {"1": {"claim": "HORDE helps", "better": "binomial_horde:descriptor", "than": "binomial"}},
-}  # fmt: skip
+    "rows": {"binomial": {"choose": {RATE: [0.1, 0.2]}}, "binomial_horde": {"takes": ["binomial"]}},
+    "comparisons": {
+        "1": {"claim": "HORDE helps", "better": "binomial_horde:descriptor", "than": "binomial"}
+    },
+}
+
+
+def rows(binomial: dict[str, Any], **horde: Any) -> dict[str, Any]:
+    return {"rows": {"binomial": binomial, "binomial_horde": horde}}
+
+
+def compared(better: str, **others: Any) -> dict[str, Any]:
+    return {"comparisons": {"1": {"claim": "c", "better": better, "than": "binomial", **others}}}
 
 
 def write(folder: Path, **changes: Any) -> str:
@@ -52,17 +63,23 @@ def test_own_study(tmp_path):
         ({"margn": 1}, "margn"),
         ({"margin": 0}, "margin"),
         ({"rows": {"a": {"take": ["b"]}}}, "take: no key of StudyRow"),
-        ({"rows": {"binomial": {"takes": ["b"]}, "binomial_horde": {}}}, "rows.binomial.takes: no row 'b'"),
-        ({"rows": {"binomial": {"takes": ["binomial_horde"]}, "binomial_horde": {"takes": ["binomial"]}}}, "takes over the settings of"),
-        ({"rows": {"binomial": {"choose": {"seed": [1, 1]}}, "binomial_horde": {}}}, "expected different values"),
-        ({"rows": {"binomial": {"choose": {"seed": [1, 2]}}, "binomial_horde": {}}}, "unequal numbers of settings, 0 for binomial_horde and 2 for binomial"),
+        (rows({"takes": ["b"]}), "rows.binomial.takes: no row 'b'"),
+        (rows({"takes": ["binomial_horde"]}, takes=["binomial"]), "takes over the settings of"),
+        (rows({"choose": {RATE: [1, 1]}}), "expected different values"),
+        (
+            rows({"choose": {RATE: [1, 2]}}),
+            "unequal numbers of settings, 0 for binomial_horde and 2",
+        ),
         ({"comparisons": {}}, "comparisons: expected at least one"),
-        ({"comparisons": {"1": {"claim": "c", "better": "a", "than": "binomial"}}}, "comparisons.1: no row 'a'"),
-        ({"comparisons": {"1": {"claim": "c", "better": "binomial", "than": "binomial_horde", "reported": ["horde/table1/a", "b"]}}}, "comparisons.1.reported: expected two recipes"),
+        (compared("a"), "comparisons.1: no row 'a'"),
+        (
+            compared("binomial_horde", reported=["horde/table1/a", "b"]),
+            "comparisons.1.reported: expected two recipes",
+        ),
         ({"seeds": {"count": 1}}, "count"),
         ({"choice": {"draws": 0}}, "draws"),
     ],
-)  # fmt: skip
+)
 def test_what_is_wrong_is_one_line_that_names_the_file(tmp_path, changes, message):
     with pytest.raises(ConfigError) as caught:
         read_study(write(tmp_path, **changes))
@@ -74,7 +91,7 @@ def test_what_is_wrong_is_one_line_that_names_the_file(tmp_path, changes, messag
 def test_missing_parts_are_named(tmp_path):
     path = tmp_path / "mine.yaml"
     path.write_text(yaml.safe_dump({"question": "?", "rows": {}}))
-    with pytest.raises(ConfigError, match="mine.yaml: comparisons is missing"):
+    with pytest.raises(ConfigError, match=r"mine\.yaml: comparisons is missing"):
         read_study(str(path))
-    with pytest.raises(ConfigError, match="no 'other'; expected a file .yaml, or one of glyphs"):
+    with pytest.raises(ConfigError, match=r"no 'other'; expected a file \.yaml, or one of glyphs"):
         read_study("other")
