@@ -1,10 +1,17 @@
-"""Every interval, pairing and correction: means over seeds, differences of the same seeds, and their tests."""
+"""Every interval, pairing and correction: means over seeds, differences of the same seeds, and their tests.
+
+d[s, c]                      difference of two rows for seed s, as the mean over the queries of test class c
+mean = sum_c w_c d[s, c]     over seeds; w_c is the class's part of the queries
+V    = V_s + V_c - V_sc      Cameron, Gelbach and Miller (2011), eq. 2.11: each the variance of the mean that is
+                             robust to clusters, of seeds, of classes, and of one class in one run
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import optimize, stats
+from numpy.typing import ArrayLike
+from scipy import stats
 
 from pml_regularizers import mean_interval
 
@@ -14,8 +21,6 @@ Rows = dict[str, dict[int, Metrics]]
 """Metrics by row and seed; a method's descriptor is a separate row."""
 
 SIGNIFICANT = 0.05  # of Holm's adjusted p
-
-POWER = 0.8
 
 
 @dataclass(frozen=True)
@@ -62,48 +67,83 @@ def differences(
 
 @dataclass(frozen=True)
 class Paired:
-    """Paired differences and their test.
+    """Paired differences, and the wider one of two intervals of their mean.
 
     Attributes:
-        half_width: Half-width of the 95 % Student-t interval of the mean.
-        p: Twice the smaller of the one-sided p for what is claimed and against it, not adjusted.
-        holds: True if the one-sided p for it is the smaller one.
-        visible: The true difference that so many seeds show with a chance of 80 %, at Holm's strictest level.
+        differences: By seed.
+        error: Standard error of the mean.
+        freedom: Degrees of freedom of Student's t.
+        over: "seeds", or "seeds and classes" if that interval is the wider one.
     """
 
+    differences: tuple[float, ...]
     mean: float
-    half_width: float
-    p: float
-    holds: bool
-    visible: float
+    error: float
+    freedom: int
+    over: str
+
+    @property
+    def half_width(self) -> float:
+        """Half-width of the 95 % interval."""
+        return self._half_width(SIGNIFICANT)
+
+    def limits(self, level: float = SIGNIFICANT) -> tuple[float, float]:
+        """The limits of the two-sided interval that misses the true mean with this chance."""
+        half_width = self._half_width(level)
+        return self.mean - half_width, self.mean + half_width
+
+    @property
+    def p(self) -> float:
+        """Two-sided p of a true mean of 0."""
+        return 2 * min(self.p_above(0), 1 - self.p_above(0))
+
+    def p_above(self, bound: float) -> float:
+        """One-sided p: small if the true mean is larger than the bound."""
+        return float(stats.t.cdf((bound - self.mean) / self.error, self.freedom))
+
+    def _half_width(self, level: float) -> float:
+        return float(stats.t.ppf(1 - level / 2, self.freedom)) * self.error
 
 
-def assess(values: Sequence[float], tests: int, margin: float | None = None) -> Paired:
-    """Test at least two differences, one of so many tests.
+def assess(
+    values: Sequence[float],
+    by_class: ArrayLike | None = None,
+    queries: Sequence[int] = (),
+) -> Paired:
+    """Test at least two differences, one per seed.
 
-    "Better than 0" uses Student's paired t test; "as good", with a margin, two one-sided tests: a difference beyond
-    the margin contradicts it.
+    Args:
+        by_class: For each seed, the difference of each test class, whose mean over queries is that of `values`.
+        queries: Of each test class.
     """
     n, mean = len(values), float(np.mean(values))
     error = max(float(stats.sem(values)), 1e-9)  # not 0 if all differences are equal
-    critical = float(stats.t.ppf(0.975, n - 1))
-    strictest = float(stats.t.ppf(1 - SIGNIFICANT / (2 * tests), n - 1))
+    of_seeds = Paired(tuple(values), mean, error, n - 1, "seeds")
+    if by_class is None or len(queries) < 2:
+        return of_seeds
+    crossed, freedom = crossed_error(by_class, queries)
+    of_both = Paired(tuple(values), mean, max(error, crossed), freedom, "seeds and classes")
+    # Equal ones differ by the rounding of the classes' numbers.
+    return of_both if of_both.half_width > 1.001 * of_seeds.half_width else of_seeds
 
-    def larger(bound: float) -> float:
-        return float(stats.t.cdf((bound - mean) / error, n - 1))
 
-    if margin is None:
-        supporting, opposing = larger(0), 1 - larger(0)
-    else:
-        supporting = max(larger(-margin), 1 - larger(margin))
-        opposing = min(larger(margin), 1 - larger(-margin))
+def crossed_error(by_class: Sequence[Sequence[float]], queries: Sequence[int]) -> tuple[float, int]:
+    """Standard error of the mean if other seeds and other test classes could have been drawn, and its freedom.
 
-    def power(effect: float) -> float:
-        return float(stats.nct.sf(strictest, n - 1, effect))
+    >>> error, freedom = crossed_error([[4, 2], [2, 0]], queries=[10, 10])
+    >>> print(f"{error**2:.4f}", freedom)  # 1 + 1 - (1 + 1) / 3
+    1.3333 1
+    """
+    table, weights = np.asarray(by_class, float), np.asarray(queries) / np.sum(queries)
+    seeds, classes = table.shape
+    parts = (table - (table @ weights).mean()) * weights / seeds
 
-    visible = error * optimize.brentq(lambda effect: power(effect) - POWER, 1e-6, 200)
-    p = min(1.0, 2 * min(supporting, opposing))
-    return Paired(mean, critical * error, p, supporting < opposing, visible)
+    def variance(sums: np.ndarray) -> float:
+        return float(np.sum(sums**2)) * sums.size / (sums.size - 1)
+
+    of_seeds, of_classes = variance(parts.sum(axis=1)), variance(parts.sum(axis=0))
+    both = of_seeds + of_classes - variance(parts)
+    return max(both, of_seeds) ** 0.5, min(seeds, classes) - 1
 
 
 def holm(p: Sequence[float], tests: int) -> list[float]:

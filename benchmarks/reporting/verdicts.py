@@ -1,16 +1,43 @@
-"""The findings of a study: each comparison's tested difference, and the words that say what it means."""
+"""The findings of a study: each comparison's tested difference, and the words that say what it means.
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+    harms                  upper limit below 0
+    worth having           lower limit above the margin
+    helps                  lower limit above 0
+    the metrics disagree   one of these three, but the metric that must agree has another sign
+    negligible             the 90 % interval lies within the margin on both sides of 0
+    paper's size excluded  the upper 95 % limit lies below half of the paper's gain
+    as good                of `as_good`: one-sided lower limit above minus the margin
+    worse than the margin  of `as_good`: one-sided upper limit below minus the margin
+    too noisy              none of them
+
+A limit without a percentage is adjusted: it passes a bound where Holm's adjusted p of this bound is below 5 %. Each
+bound has a correction of its own: Holm's for 0 says nothing about the margin.
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from benchmarks.reporting.paired import Paired
-from benchmarks.settings import Comparison, StudyFile
+import numpy as np
+
+from benchmarks.reporting.paired import SIGNIFICANT, Paired, assess, holm
+from benchmarks.settings import CONTROL, Comparison, ConfigError, StudyFile
 
 Result = dict[str, Any]
 
 Results = Mapping[str, Mapping[int, Result]]
 """{row: {seed: result}}"""
+
+HARMS, WORTH, HELPS = "harms", "worth having", "helps"
+DISAGREE, NEGLIGIBLE, EXCLUDED = "the metrics disagree", "negligible", "paper's size excluded"
+AS_GOOD, WORSE = "as good", "worse than the margin"
+NOISY, DIVERGED = "too noisy", "diverged"
+
+MAIN = "main"
+"""The family of the papers' main claims."""
+
+PAPERS = "recall_at_1"
+"""The metric in which papers report their gains."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +49,7 @@ class Finding:
         tested: None if a run diverged.
         diverged: {row: seeds}.
         adjusted: Holm's p; not corrected for a control, None if a run diverged.
-        secondary: The differences by the metric that must agree, or by the paper's Recall@1; see `judge`.
+        secondary: The differences by `secondary_metric`.
         registered: False for an exploratory comparison.
     """
 
@@ -39,5 +66,161 @@ class Finding:
 def judge(
     study: StudyFile, results: Results, *, registered: Mapping[str, bool] | None = None
 ) -> list[Finding]:
-    """The findings on the comparisons that have all seeds, in the order of the file."""
-    raise NotImplementedError
+    """The findings on the comparisons that have all seeds, in the order of the file.
+
+    Seeds beyond the first ones (`study.seeds.more`) count once all of them are there.
+
+    Args:
+        registered: For each comparison, False if it is exploratory; default: none is.
+
+    Raises:
+        ConfigError: if a run lacks the metric of a comparison, or its test classes are not those of the others.
+    """
+    findings = []
+    for comparison in study.comparisons:
+        better, than = (results.get(row, {}) for row in comparison.rows())
+        seeds = _seeds(study, better.keys() & than.keys())
+        if not seeds:
+            continue
+        lost = {
+            row: diverged
+            for row in dict.fromkeys(comparison.rows())
+            if (diverged := [seed for seed in seeds if not results[row][seed]["metrics"]])
+        }
+        pairs = [(better[seed], than[seed]) for seed in seeds]
+        tested, second = (
+            None if lost or metric is None else _assess(pairs, comparison, metric)
+            for metric in (study.metric(comparison), secondary_metric(study, comparison))
+        )
+        known = registered is None or registered.get(comparison.name, False)
+        findings.append(Finding(comparison, seeds, tested, lost, (DIVERGED,), None, second, known))
+    adjusted = _adjusted(study, findings, _p_of_claim)
+    worth = _adjusted(study, findings, lambda margin, tested, _: 2 * tested.p_above(margin))
+    return [
+        finding
+        if finding.tested is None
+        else replace(
+            finding, adjusted=p, words=_words(study, finding, finding.tested, p, p_of_margin)
+        )
+        for finding, p, p_of_margin in zip(findings, adjusted, worth, strict=True)
+    ]
+
+
+def secondary_metric(study: StudyFile, comparison: Comparison) -> str | None:
+    """The metric that must agree; else Recall@1, if a paper's gain needs it; none for a metric of its own."""
+    if study.metric(comparison) != study.primary:
+        return None
+    papers = comparison.reported and study.primary != PAPERS
+    return study.agrees or (PAPERS if papers else None)
+
+
+def by_papers_metric(study: StudyFile, finding: Finding) -> Paired | None:
+    """The differences by Recall@1, the papers' metric; None if they were not taken."""
+    if study.metric(finding.comparison) == PAPERS:
+        return finding.tested
+    second = secondary_metric(study, finding.comparison)
+    return finding.secondary if second == PAPERS else None
+
+
+def outputs_of(result: Result) -> dict[str, Any]:
+    """The metrics of each output: "" for the embedding, "curve" for the last point of its curves."""
+    return {"": result["metrics"], "curve": result["curve"], **(result["outputs"] or {})}
+
+
+def pooled(findings: Sequence[Finding]) -> dict[str, Paired]:
+    """For each method with two or more main comparisons: the mean over them, for each seed, and its interval."""
+    groups: dict[str, list[Finding]] = {}
+    for finding in findings:
+        if finding.comparison.family == MAIN and finding.tested and not finding.comparison.as_good:
+            groups.setdefault(finding.comparison.method, []).append(finding)
+    found = {}
+    for method, of in groups.items():
+        common = sorted(set.intersection(*(set(finding.seeds) for finding in of)))
+        if len(of) > 1 and len(common) > 1:
+            by_seed = [
+                dict(zip(f.seeds, f.tested.differences, strict=True)) for f in of if f.tested
+            ]
+            means = [float(np.mean([one[seed] for one in by_seed])) for seed in common]
+            found[method] = assess(means)
+    return found
+
+
+def _seeds(study: StudyFile, common: Collection[int]) -> list[int]:
+    """The seeds that count: a look at fewer would allow stopping at a pleasant result."""
+    first, count = study.seeds.first, study.seeds.count
+    for wanted in (range(first, first + count + study.seeds.more), range(first, first + count)):
+        if set(wanted) <= set(common):
+            return list(wanted)
+    return []
+
+
+def _assess(pairs: Sequence[tuple[Result, Result]], comparison: Comparison, metric: str) -> Paired:
+    sides = (comparison.better, str(comparison.than))
+    outputs = [side.partition(":")[2] for side in sides]
+    try:
+        values = [
+            100 * float(outputs_of(better)[outputs[0]][metric])
+            - 100 * float(outputs_of(than)[outputs[1]][metric])
+            for better, than in pairs
+        ]
+    except KeyError as error:
+        raise ConfigError(
+            f"comparisons.{comparison.name}: no run has measured {metric} of {' and '.join(sides)}"
+        ) from error
+    classes = [result.get("per_class", {}) for pair in pairs for result in pair]
+    if any(outputs) or not all(metric in of for of in classes):
+        return assess(values)
+    queries = classes[0]["queries"]
+    if any(of["queries"] != queries for of in classes):
+        raise ConfigError(
+            f"comparisons.{comparison.name}: its runs were tested on different classes; measure them on "
+            "the same data"
+        )
+    measured = np.array([of[metric] for of in classes]) / 100  # in percent
+    return assess(values, measured[::2] - measured[1::2], queries)
+
+
+def _p_of_claim(margin: float, tested: Paired, as_good: bool) -> float:
+    """Two-sided; of `as_good` the smaller of the one-sided p for it and against it, since one of these is true."""
+    above = tested.p_above(-margin)
+    return min(above, 1 - above) if as_good else tested.p
+
+
+def _adjusted(
+    study: StudyFile, findings: Sequence[Finding], p: Callable[[float, Paired, bool], float]
+) -> list[float]:
+    """The p of each finding, by Holm's method for all comparisons of its family in the file; of controls as it is.
+
+    Comparisons that are not measured yet, or diverged, have a p of 1.
+    """
+    found = [
+        min(1.0, p(study.margin, of.tested, of.comparison.as_good)) if of.tested else 1.0
+        for of in findings
+    ]
+    for family in {comparison.family for comparison in study.comparisons} - {CONTROL}:
+        places = [i for i, of in enumerate(findings) if of.comparison.family == family]
+        tests = sum(comparison.family == family for comparison in study.comparisons)
+        for i, value in zip(places, holm([found[i] for i in places], tests), strict=True):
+            found[i] = value
+    return found
+
+
+def _words(
+    study: StudyFile, finding: Finding, tested: Paired, p: float, p_of_margin: float
+) -> tuple[str, ...]:
+    comparison, margin, shown = finding.comparison, study.margin, p < SIGNIFICANT
+    if comparison.as_good:
+        return (NOISY if not shown else AS_GOOD if tested.mean > -margin else WORSE,)
+    words = []
+    if shown:
+        gain = WORTH if p_of_margin < SIGNIFICANT else HELPS
+        words.append(gain if tested.mean > 0 else HARMS)
+        if study.agrees and finding.secondary and finding.secondary.mean * tested.mean <= 0:
+            words = [DISAGREE]
+    low, high = tested.limits(0.1)
+    if -margin < low and high < margin:
+        words.append(NEGLIGIBLE)
+    reported, measured = comparison.reported_gain() or 0.0, by_papers_metric(study, finding)
+    if reported > 0 and measured is not None and measured.limits()[1] < reported / 2:
+        words.append(EXCLUDED)
+    return tuple(words) or (NOISY,)

@@ -141,17 +141,9 @@ class Study:
         return {job.seed: found for job in jobs if (found := self.results.of(job))}
 
     def found(self) -> Found:
-        """{row: {seed: result}}; more seeds count once all of them are there."""
-        seeds, extended = self.file.seeds, self.extended()
-        whole = seeds.count + seeds.more
-        found = {}
-        for row in self.rows:
-            found[row] = self._found(row, row in extended)
-            if len(found[row]) < whole:
-                found[row] = {
-                    seed: of for seed, of in found[row].items() if seed < seeds.first + seeds.count
-                }
-        return found
+        """The results of all tests."""
+        extended = self.extended()
+        return {row: self._found(row, row in extended) for row in self.rows}
 
     def missing(self) -> list[Job]:
         """The trainings without a result that can run now, because those they depend on have one."""

@@ -1,0 +1,95 @@
+"""Paired differences and their tests, against scipy, closed forms and simulations."""
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from benchmarks.reporting.paired import assess, crossed_error, holm
+
+GAIN = [0.9, 1.4, 0.3, 1.1, 0.8, 1.2, 0.6, 1.0, 0.7, 1.3]
+
+
+def test_a_difference_is_students_paired_t_test():
+    tested = assess(GAIN)
+    other = stats.ttest_1samp(GAIN, 0)
+    assert tested.p == pytest.approx(other.pvalue), "two-sided, and not doubled again"
+    for level in (0.05, 0.1, 0.01):
+        assert tested.limits(level) == pytest.approx(tuple(other.confidence_interval(1 - level)))
+    assert tested.half_width == pytest.approx(tested.limits()[1] - tested.mean)
+    assert assess([-gain for gain in GAIN]).p == pytest.approx(tested.p)
+
+
+def test_a_bound_is_tested_on_one_side():
+    for bound in (-1.0, 0.0, 0.8, 2.0):
+        other = stats.ttest_1samp(GAIN, bound, alternative="greater")
+        assert assess(GAIN).p_above(bound) == pytest.approx(other.pvalue)
+
+
+def test_equal_differences_are_no_division_by_zero():
+    assert assess([1.0] * 3).p < 1e-6
+    assert assess([0.0] * 3).p == 1.0
+    assert assess([0.0] * 3, [[0.0] * 4] * 3, [5] * 4).over == "seeds"
+
+
+# -------------------------------------------------------------------------- seeds and test classes
+
+
+def test_two_seeds_and_two_classes_in_closed_form():
+    """With effects ±a, ±b and ±c of seed, class and both: V_s = a^2, V_c = b^2, V_sc = (a^2 + b^2 + c^2) / 3."""
+    a, b, c = 1.0, 2.0, 0.5
+    table = [[a + b + c, a - b - c], [-a + b - c, -a - b + c]]
+    error, freedom = crossed_error(table, [10, 10])
+    assert error**2 == pytest.approx(a**2 + b**2 - (a**2 + b**2 + c**2) / 3)
+    assert freedom == 1
+
+
+def test_a_class_counts_by_its_queries():
+    """One of two classes split in halves that agree is one class, as far as the mean and its seeds go."""
+    table = np.random.default_rng(0).normal(size=(4, 3))
+    whole = table[:, [0, 1, 2]] @ [0.5, 0.3, 0.2]
+    seeds_alone = np.repeat(whole[:, None], 5, axis=1)  # no class differs: V_c = 0
+    assert crossed_error(seeds_alone, [7, 1, 2, 3, 4])[0] == pytest.approx(stats.sem(whole))
+    assert crossed_error(table, [50, 30, 20]) == crossed_error(table, [5, 3, 2])
+    assert crossed_error(table, [50, 30, 20]) != crossed_error(table, [1, 1, 1])
+
+
+def test_the_wider_interval_decides():
+    generator = np.random.default_rng(1)
+    few, many = generator.normal(0, [[0.1], [3.0]], (2, 20))  # what differs between classes
+    seeds = generator.normal(1, 1.0, (8, 1))
+    for of_classes, over in ((few, "seeds"), (many, "seeds and classes")):
+        table = seeds + of_classes - of_classes.mean()
+        values = table.mean(axis=1)
+        tested, alone = assess(values, table, [30] * 20), assess(values)
+        assert tested.over == over
+        assert tested.half_width >= alone.half_width
+        assert tested.mean == alone.mean, "only the interval takes part"
+        assert (tested.half_width > 1.5 * alone.half_width) == (over != "seeds")
+
+
+def test_the_interval_covers_the_truth_for_other_seeds_and_classes():
+    generator = np.random.default_rng(2)
+    queries = generator.integers(10, 60, 40)
+    covered = {"both": 0, "seeds": 0}
+    draws = 400
+    for _ in range(draws):
+        table = 0.7 + generator.normal(0, 0.5, (10, 1)) + generator.normal(0, 2.0, 40)
+        table = table + generator.normal(0, 2.0, (10, 40))
+        values = table @ (queries / queries.sum())
+        for name, tested in (
+            ("both", assess(values, table, queries)),
+            ("seeds", assess(values)),
+        ):
+            low, high = tested.limits()
+            covered[name] += low < 0.7 < high
+    assert 0.92 < covered["both"] / draws < 0.99
+    assert covered["seeds"] / draws < 0.85, "of other classes, seeds alone know nothing"
+
+
+# ------------------------------------------------------------------------------------------- Holm
+
+
+def test_holm_is_monotone_and_stops_at_one():
+    assert holm([0.01, 0.04, 0.03, 0.005], 4) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([0.9, 0.8], 2) == [1.0, 1.0]
+    assert holm([0.04, 0.01], 5) == pytest.approx([0.16, 0.05]), "three more, with a p of 1"
