@@ -22,7 +22,7 @@ import argparse
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -170,14 +170,30 @@ class StudyFile:
         return (count if own else 0) + sum(self.budget(other) for other in self.rows[row].takes)
 
     def rule(self) -> str:
-        """Everything that decides, as text: what is written for readers alone is left out."""
-        prose = ("question", "name")
-        content = {key: value for key, value in asdict(self).items() if key not in prose}
-        for comparison in content["comparisons"]:
-            for key in ("claim", "method", "paper"):
-                del comparison[key]
-        del content["seeds"]["draw"]
-        return json.dumps(content, sort_keys=True)
+        """Everything that decides, as text.
+
+        What is written for readers is left out, and so are defaults: a key that later code adds changes no plan.
+        """
+        return json.dumps(_decisive(self), sort_keys=True)
+
+
+PROSE = ("question", "name", "claim", "method", "paper", "draw")
+"""Keys that decide nothing."""
+
+
+def _decisive(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _decisive(of) for name, of in value.items()}
+    if isinstance(value, list):
+        return [_decisive(of) for of in value]
+    if not is_dataclass(value):
+        return value
+    found = {}
+    for of in fields(value):
+        default = of.default_factory() if callable(of.default_factory) else of.default
+        if of.name not in PROSE and (given := getattr(value, of.name)) != default:
+            found[of.name] = _decisive(given)
+    return found
 
 
 def digest(text: str) -> str:

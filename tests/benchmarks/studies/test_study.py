@@ -242,7 +242,7 @@ def test_more_seeds_are_tested_once_where_the_first_ones_leave_a_wide_interval(t
 # --------------------------------------------------------------------------------------- registration
 
 
-def tested(**changes: Any) -> Callable[[list[Job]], None]:
+def made_by(**changes: Any) -> Callable[[list[Job]], None]:
     return lambda jobs: [finish(job, 0.5 + job.seed / 100, **changes) for job in jobs]
 
 
@@ -253,7 +253,7 @@ def registration() -> tuple[str, dict[str, bool]]:
 
 
 def test_the_plan_is_registered_before_the_first_test(toy, trained_by):
-    trained_by(tested())
+    trained_by(made_by())
     assert command() == 0
     [registered] = json.loads(Path("toy.json").read_text())["plans"]
     assert registered["commit"] == "registration"
@@ -266,7 +266,7 @@ def test_the_plan_is_registered_before_the_first_test(toy, trained_by):
     "changes", [{"commit": "old"}, {"commit": None}, {"started": "2026-01-01T00:00:00+00:00"}]
 )
 def test_a_test_of_older_code_or_begun_before_does_not_count(toy, trained_by, changes):
-    trained_by(tested(**changes))
+    trained_by(made_by(**changes))
     assert command() == 0
     said, of = registration()
     assert "6 of 6 tests were not made under it" in said
@@ -274,7 +274,7 @@ def test_a_test_of_older_code_or_begun_before_does_not_count(toy, trained_by, ch
 
 
 def test_a_plan_that_changes_is_registered_anew_and_old_tests_do_not_count(toy, trained_by):
-    trained_by(tested())
+    trained_by(made_by())
     assert command() == 0
     change(margin=0.5)
     assert "was not registered before its tests" in registration()[0]
@@ -290,8 +290,8 @@ def test_words_for_readers_are_no_part_of_the_plan(toy):
 
     before, content = digest(), yaml.safe_load(Path("toy.yaml").read_text())
     content["comparisons"]["1"]["claim"] = "other words"
-    change(**content, question="Other words?")
-    assert digest() == before
+    change(**content | {"question": "Other words?", "margin": 1.0, "settings": []})
+    assert digest() == before  # also of defaults that are written out
     content["comparisons"]["1"]["as_good"] = True
     change(**content)
     assert digest() != before
