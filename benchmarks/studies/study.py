@@ -217,7 +217,7 @@ class Study:
     def _jobs_anew(
         self, row: str, values: Values, seeds: range, draw: int | None = None
     ) -> list[Job]:
-        about, runs = self.file.rows[row], self.runs
+        about, runs = self.file.rows[row], self.runs / row  # several rows may be of one recipe
         fixed: dict[str, Any] = {"data.split": "test", **dict(values)}
         arguments = [*self.file.settings, *about.settings]
         if draw is None:
@@ -231,7 +231,7 @@ class Study:
             whole = changed(self._recipe(about.recipe), dict(values))
             groups = {re.split(r"[.\[]", setting)[0] for setting, _ in values}
             text = dump({group: whole[group] for group in sorted(groups)})
-            file = runs / "settings" / f"{row}.yaml"
+            file = runs / "settings.yaml"
             if not file.exists() or file.read_text() != text:
                 file.parent.mkdir(parents=True, exist_ok=True)
                 records.replace_file(file, text.encode())

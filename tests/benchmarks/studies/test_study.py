@@ -211,6 +211,14 @@ def test_a_value_that_diverges_is_not_chosen_and_stops_nothing(toy, trained_by):
     assert len(started) == 2 * 2 + 2 * 2 + 2 + 2  # nothing twice
 
 
+def test_rows_of_one_recipe_have_folders_of_their_own(toy, trained_by):
+    rows = {"recipe": "toy/table/base", "settings": [f"--{RATE}=0.5"]}
+    change(rows={"base": {}, "new": rows, "third": {}})
+    trained_by(lambda jobs: [finish(job, job.config["optimization"]["learning_rate"]) for job in jobs])
+    assert command() == 0
+    assert "| 50.00 ± 0.00 |" in Path("toy.md").read_text()
+
+
 def test_a_run_that_fails_holds_up_only_its_own_row(toy, trained_by):
     choose = {"choose": {RATE: [0.01, 0.02]}}
     change(rows={"base": choose, "third": choose, "new": {}})
