@@ -294,6 +294,7 @@ class OngoingRun:
             finished=records.now(),
             metrics=metrics.pop("embedding"),
             outputs=metrics,
+            per_class=found.per_class,
             half_widths=found.half_widths,
             selection=best and {"metric": evaluation.SELECTED_BY, **best},
             oracle=evaluation.best_by_the_test(path, self.experiment.evaluation.recall_at),

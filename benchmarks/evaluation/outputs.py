@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from benchmarks.datasets import Glyphs, ImageSet
 from benchmarks.evaluation.embedding import embed
-from benchmarks.evaluation.tester import cluster_metrics, evaluate, measure
+from benchmarks.evaluation.tester import cluster_metrics, evaluate, measure, per_class
 from benchmarks.records import EMBEDDINGS, read_table
 from benchmarks.settings import Evaluation
 from pml_regularizers import (
@@ -46,10 +46,12 @@ class Outputs:
         metrics: {output: {metric: value}}.
         half_widths: Half-widths of the 95 % intervals, for outputs that are means.
         embeddings: (n, E), of the test images.
+        per_class: Of the embedding, see `tester.per_class`.
     """
 
     embeddings: Tensor
     metrics: dict[str, Metrics]
+    per_class: dict[str, list[int]]
     half_widths: dict[str, Metrics] = field(default_factory=dict)
 
 
@@ -85,7 +87,8 @@ def test_outputs(
         )
     if settings.divergence or (extract is not None and settings.descriptor):
         trained = embed(accelerator, model, train_set, **options)
-    outputs = Outputs(found.embeddings, {"embedding": found.metrics})
+    of_classes = per_class(found.ranks, test_set.num_classes)
+    outputs = Outputs(found.embeddings, {"embedding": found.metrics}, of_classes)
     vectors: dict[str, Tensor] = {}
     if horde is not None and found.descriptors is not None:
         if settings.orders:

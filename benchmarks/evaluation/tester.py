@@ -23,6 +23,7 @@ from torch.utils.data import Dataset
 from benchmarks.console import progress_bar
 from benchmarks.evaluation.embedding import embed, evaluation_mode
 from pml_regularizers import RankAccuracyCalculator
+from pml_regularizers._ranks import Ranks
 
 CPU = torch.device("cpu")
 RESTARTS = 5  # of k-means: the clustering with the least squared distances counts
@@ -36,13 +37,23 @@ class Measured:
         metrics: Such as `{"recall_at_1": 0.47, ...}`, in the calculator's order.
         embeddings: (n, E), as the model gave them.
         labels: (n,).
+        ranks: Results of each query that has something to find.
         descriptors: (n, D), the results of `extract`; None without it.
     """
 
     metrics: dict[str, float]
     embeddings: Tensor
     labels: Tensor
+    ranks: Ranks
     descriptors: Tensor | None = None
+
+
+class RanksCalculator(RankAccuracyCalculator):
+    """Calculator that gives the ranks beside the metrics that are made of them."""
+
+    def calculate_ranks(self, ranks: Ranks, **_: Any) -> Ranks:
+        """The results of each query."""
+        return ranks
 
 
 class SharedTester(GlobalEmbeddingSpaceTester):
@@ -60,7 +71,7 @@ class SharedTester(GlobalEmbeddingSpaceTester):
     def __init__(
         self,
         accelerator: Accelerator,
-        calculator: RankAccuracyCalculator,
+        calculator: RanksCalculator,
         is_query: Tensor | None,
         **embedding: Any,
     ) -> None:
@@ -88,28 +99,32 @@ class SharedTester(GlobalEmbeddingSpaceTester):
         """The metrics under the calculator's own names."""
         [(embeddings, labels)] = embeddings_and_labels.values()
         self.embeddings, self.labels = embeddings, labels[:, 0]
-        accuracies |= _accuracy(self.accuracy_calculator, embeddings, labels[:, 0], self.is_query)
+        found, self.ranks = _accuracy(
+            self.accuracy_calculator, embeddings, self.labels, self.is_query
+        )
+        accuracies |= found
 
 
 def _accuracy(
-    calculator: RankAccuracyCalculator, vectors: Tensor, labels: Tensor, is_query: Tensor | None
-) -> dict[str, float]:
-    """The metrics of vectors (n, D), L2-normalised before comparison; call it on all processes."""
+    calculator: RanksCalculator, vectors: Tensor, labels: Tensor, is_query: Tensor | None
+) -> tuple[dict[str, float], Ranks]:
+    """Metrics and ranks of vectors (n, D), L2-normalised before comparison; call it on all processes."""
     references = None if is_query is None else ~is_query
-    found: dict[str, float] = calculator.get_accuracy_within(
+    found = calculator.get_accuracy_within(
         vectors, labels, queries=is_query, references=references, normalize=True
     )
-    return found
+    ranks: Ranks = found.pop("ranks")
+    return found, ranks
 
 
 def _calculator(
     recall_at: Sequence[int], accelerator: Accelerator | None, *, progress: bool = False
-) -> RankAccuracyCalculator:
+) -> RanksCalculator:
     """Calculator of Recall@K, MAP@R and R-precision, for all processes or for this one alone."""
     shown = progress and (accelerator is None or accelerator.is_main_process)
     recalls = [f"recall_at_{K}" for K in dict.fromkeys(recall_at)]
-    return RankAccuracyCalculator(
-        include=[*recalls, "mean_average_precision_at_r", "r_precision"],
+    return RanksCalculator(
+        include=[*recalls, "mean_average_precision_at_r", "r_precision", "ranks"],
         recall_at=recall_at,
         device=CPU if accelerator is None else None,
         accelerator=accelerator,
@@ -125,7 +140,7 @@ def measure(
     accelerator: Accelerator | None = None,
 ) -> dict[str, float]:
     """Recall@K, MAP@R and R-precision of vectors (n, D), by all processes or by this one alone."""
-    return _accuracy(_calculator(recall_at, accelerator), vectors, labels, is_query)
+    return _accuracy(_calculator(recall_at, accelerator), vectors, labels, is_query)[0]
 
 
 def evaluate(
@@ -153,7 +168,28 @@ def evaluate(
     with evaluation_mode(model):
         [found] = tester.test({"test": dataset}, 0, model).values()
     found.pop("epoch")
-    return Measured(found, tester.embeddings, tester.labels, tester.descriptors)
+    return Measured(found, tester.embeddings, tester.labels, tester.ranks, tester.descriptors)
+
+
+def per_class(ranks: Ranks, classes: int) -> dict[str, list[int]]:
+    """Each class's number of queries, and the means of their Recall@1 and MAP@R, in ten-thousandths.
+
+    Queries without anything to find do not count; a class without queries has 0 everywhere.
+
+    Args:
+        classes: Number of classes, whose labels count from zero.
+    """
+    queries = torch.bincount(ranks.labels, minlength=classes)
+    found = {
+        "recall_at_1": ranks.nearest <= 1,
+        "mean_average_precision_at_r": ranks.average_precision,
+    }
+    means = {
+        name: torch.bincount(ranks.labels, values.double(), classes) / queries.clamp(min=1)
+        for name, values in found.items()
+    }
+    rounded = {name: (1e4 * mean).round().long().tolist() for name, mean in means.items()}
+    return {"queries": queries.tolist(), **rounded}
 
 
 def cluster_metrics(vectors: Tensor, labels: Tensor) -> dict[str, float]:

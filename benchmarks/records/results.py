@@ -28,6 +28,9 @@ OTHERS = {
     "sessions": list,
     "selection": {"metric": str, "step": int, "value": NUMBER},
     **{key: {...: NUMBER} for key in ("oracle", "before_training")},
+    "per_class": {
+        **{"queries": [int], "recall_at_1": [int], "mean_average_precision_at_r": [int]},
+    },
     "files": {...: str},
     "diverged": bool,
 }

@@ -108,7 +108,7 @@ def test_a_gallery_on_several_processes(tmp_path: Path, pool: Pool) -> None:
     assert records[0]["data"]["test_images"] == 27
     curves = [read_table(tmp_path / p / "records", "evaluation") for p in ("1", "2", "3")]
     for record, curve in zip(records[1:], curves[1:], strict=True):
-        for kind in ("metrics", "outputs"):
+        for kind in ("metrics", "outputs", "per_class"):
             assert record[kind] == records[0][kind]
         assert curve == curves[0]
 

@@ -101,6 +101,11 @@ def test_the_network_is_tested_before_training(
     assert record["before_training"] == found.metrics
     assert found.metrics.keys() == record["metrics"].keys()
     assert found.metrics != record["metrics"]
+    queries = torch.tensor(record["per_class"].pop("queries"))
+    assert queries.tolist() == [12] * record["data"]["test_classes"]
+    for name, values in record["per_class"].items():
+        mean = (queries * torch.tensor(values)).sum() / queries.sum() / 1e4
+        assert mean.item() == pytest.approx(record["metrics"][name], abs=5e-5)
 
     mark_unfinished(tmp_path / "run")
     next((tmp_path / "run" / "checkpoints").glob("step_000000004*")).unlink()

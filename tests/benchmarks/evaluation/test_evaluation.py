@@ -251,6 +251,36 @@ def test_rows_of_queries_and_gallery_come_in_dataset_order(accelerator):
     assert found.metrics == measure(normalize(found.embeddings), labels, is_query=queries)
 
 
+@pytest.mark.parametrize("gallery", [False, True])
+def test_the_mean_over_the_queries_of_all_classes_is_the_metric(accelerator, gallery):
+    labels = torch.arange(60) // 6
+    labels[50:] = 12  # nothing has 9 to 11
+    labels[7] = 10  # alone
+    vectors = torch.randn(60, 4) + torch.randn(13, 4)[labels]
+    is_query = torch.rand(60) < 0.5 if gallery else None
+    dataset = list(zip(vectors, labels, strict=True))
+    options = {"is_query": is_query, "batch_size": 9, "progress": False}
+    found = evaluate(accelerator, nn.Identity(), dataset, recall_at=(2, 1), **options)
+    classes = tester.per_class(found.ranks, 14)
+    queries = torch.tensor(classes.pop("queries"))
+    own = torch.bincount(labels[is_query] if gallery else labels, minlength=14)
+    own[torch.bincount(labels[~is_query] if gallery else labels, minlength=14) < 2 - gallery] = 0
+    assert own[[9, 10, 11, 13]].tolist() == [0, 0, 0, 0]
+    assert queries.tolist() == own.tolist() and queries.sum() > 20
+    assert classes.keys() == {"recall_at_1", "mean_average_precision_at_r"}
+    for name, values in classes.items():
+        assert all(type(value) is int for value in values)
+        assert [values[label] for label in (9, 10, 11, 13)] == [0, 0, 0, 0]
+        mean = (queries * torch.tensor(values)).sum() / queries.sum() / 1e4
+        assert mean.item() == pytest.approx(found.metrics[name], abs=5e-5)
+        assert len({*values}) > 3
+    # The Recall@1 of a class by hand.
+    right = normalize(vectors) @ normalize(vectors).T
+    right -= 9 * (torch.eye(60) if is_query is None else is_query.expand(60, 60).float())
+    hits = (labels[right.argmax(dim=1)] == labels)[(labels == 3) & (is_query if gallery else True)]
+    assert classes["recall_at_1"][3] == round(1e4 * hits.float().mean().item())
+
+
 # ------------------------------------------------------------------------------- many processes
 
 
@@ -286,5 +316,8 @@ def test_every_process_finds_what_one_finds(pool: Pool):
     for together in (*pool.run(evaluated, processes=2), *pool.run(evaluated, processes=3)):
         for name, one in alone.items():
             assert together[name]["metrics"] == one["metrics"], name
+            assert tester.per_class(together[name]["ranks"], 50) == tester.per_class(
+                one["ranks"], 50
+            )
             for part in ("embeddings", "labels", "descriptors"):
                 assert torch.equal(together[name][part], one[part]), (name, part)
