@@ -87,6 +87,10 @@ class Paired:
         """Half-width of the 95 % interval."""
         return self._half_width(SIGNIFICANT)
 
+    def points(self) -> str:
+        """E.g. "+0.24 ± 0.69"."""
+        return f"{self.mean:+.2f} ± {self.half_width:.2f}"
+
     def limits(self, level: float = SIGNIFICANT) -> tuple[float, float]:
         """The limits of the two-sided interval that misses the true mean with this chance."""
         half_width = self._half_width(level)
@@ -127,7 +131,7 @@ def assess(
     return of_both if of_both.half_width > 1.001 * of_seeds.half_width else of_seeds
 
 
-def crossed_error(by_class: Sequence[Sequence[float]], queries: Sequence[int]) -> tuple[float, int]:
+def crossed_error(by_class: ArrayLike, queries: Sequence[int]) -> tuple[float, int]:
     """Standard error of the mean if other seeds and other test classes could have been drawn, and its freedom.
 
     >>> error, freedom = crossed_error([[4, 2], [2, 0]], queries=[10, 10])

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.reporting.comparison import metric_name
 from benchmarks.reporting.paired import SIGNIFICANT, Paired, assess, holm
 from benchmarks.settings import CONTROL, Comparison, ConfigError, StudyFile
 
@@ -143,6 +144,29 @@ def pooled(findings: Sequence[Finding]) -> dict[str, Paired]:
             means = [float(np.mean([one[seed] for one in by_seed])) for seed in common]
             found[method] = assess(means)
     return found
+
+
+def name_of_claim(study: StudyFile, comparison: Comparison) -> str:
+    """The claim, its name that stays on one line, and its metric if that is another than the study's."""
+    nbsp, metric = "\N{NO-BREAK SPACE}", study.metric(comparison)
+    about = f"{nbsp}({comparison.name.replace(' ', nbsp)}"
+    if metric != study.primary:
+        about += f", {metric_name(metric).replace('_', ' ')}"
+    return f"{comparison.claim[:1].upper()}{comparison.claim[1:]}{about})"
+
+
+def group_of(finding: Finding) -> str:
+    """The method of a main comparison, else the family."""
+    comparison = finding.comparison
+    return comparison.method if comparison.family == MAIN else comparison.family
+
+
+def grouped(findings: Sequence[Finding]) -> dict[str, list[Finding]]:
+    """The findings by `group_of`, in the order of the first of each group."""
+    groups: dict[str, list[Finding]] = {}
+    for finding in findings:
+        groups.setdefault(group_of(finding), []).append(finding)
+    return groups
 
 
 def _seeds(study: StudyFile, common: Collection[int]) -> list[int]:
