@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.datasets.listing import (
+    DatasetError,
     DatasetInfo,
     Listing,
     find,
@@ -50,6 +51,11 @@ def _devkit(folder: Path) -> tuple[Images, Sequence[str]]:
     labelled = folder / "cars_test_annos_withlabels.mat"  # its download was separate
     if not labelled.exists():
         labelled = folder / "devkit" / labelled.name
+    if not labelled.exists():
+        raise DatasetError(
+            f"{labelled}: is missing, and the devkit's own list of these images has no classes; get this file, "
+            f"which was a download of its own, and put it into {folder}"
+        )
     files = folder / "devkit" / "cars_train_annos.mat", labelled
     images = [
         (f"cars_{part}/{name}", class_id)
@@ -103,8 +109,9 @@ def _load(file: Path, variable: str) -> Any:
     """
     from scipy.io import loadmat  # takes a while to import
 
-    with reading(file):  # `squeeze_me` turns a single row into a scalar
-        return loadmat(file, variable_names=[variable], squeeze_me=True)[variable].reshape(-1)
+    # SciPy would not say that a file is missing; `squeeze_me` turns a single row into a scalar.
+    with reading(file), file.open("rb") as opened:
+        return loadmat(opened, variable_names=[variable], squeeze_me=True)[variable].reshape(-1)
 
 
 INFO = DatasetInfo(
