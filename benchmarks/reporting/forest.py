@@ -11,7 +11,6 @@ from textwrap import wrap
 from typing import Literal
 
 from benchmarks.console import printable
-from benchmarks.reporting.comparison import metric_name
 from benchmarks.reporting.paired import Paired
 from benchmarks.reporting.verdicts import (
     AS_GOOD,
@@ -23,6 +22,7 @@ from benchmarks.reporting.verdicts import (
     WORTH,
     Finding,
     grouped,
+    name_of,
     name_of_claim,
     pooled,
 )
@@ -164,9 +164,7 @@ class _Plot:
             low, high = map(self._x, tested.limits())
             self._parts.append(f'<path class="{colour}" d="M{low} {y:g}H{high}"/>')
             mean = self._x(tested.mean)
-            self._parts.append(
-                f'<circle class="{colour}" cx="{mean}" cy="{y:g}" r="{radius}" stroke="none"/>'
-            )
+            self._parts.append(f'<circle class="{colour}" cx="{mean}" cy="{y:g}" r="{radius:g}"/>')
         if gain is not None:
             self._parts.append(_diamond(f"{self._x(gain)}", f"{y:g}"))
         self._y = bottom + 4
@@ -178,7 +176,7 @@ class _Plot:
             x = self._x(number * step)
             self._parts.append(f'<path class="rule" d="M{x} {y:g}v5"/>')
             self._parts.append(_text(x, y + 20, _signed(f"{number * step:+g}"), "soft middle"))
-        metric = metric_name(self._study.primary)
+        metric = name_of(self._study.primary)
         words = f"percentage points of {metric}, in the claim's direction"
         self._parts.append(_text(WIDTH / 2, y + 42, words, "soft middle"))
         self._y = y + 54

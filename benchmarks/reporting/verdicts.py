@@ -145,12 +145,17 @@ def pooled(findings: Sequence[Finding]) -> dict[str, Paired]:
     return found
 
 
+def name_of(metric: str) -> str:
+    """E.g. "seen Recall@1"."""
+    return metric_name(metric).replace("_", " ")
+
+
 def name_of_claim(study: StudyFile, comparison: Comparison) -> str:
     """The claim, its name that stays on one line, and its metric if that is another than the study's."""
     nbsp, metric = "\N{NO-BREAK SPACE}", study.metric(comparison)
     about = f"{nbsp}({comparison.name.replace(' ', nbsp)}"
     if metric != study.primary:
-        about += f", {metric_name(metric).replace('_', ' ')}"
+        about += f", {name_of(metric)}"
     return f"{comparison.claim[:1].upper()}{comparison.claim[1:]}{about})"
 
 
