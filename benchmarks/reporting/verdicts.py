@@ -131,8 +131,10 @@ def pooled(findings: Sequence[Finding]) -> dict[str, Paired]:
     """For each method with two or more main comparisons: the mean over them, for each seed, and its interval."""
     groups: dict[str, list[Finding]] = {}
     for finding in findings:
-        if finding.comparison.family == MAIN and finding.tested and not finding.comparison.as_good:
-            groups.setdefault(finding.comparison.method, []).append(finding)
+        comparison = finding.comparison
+        is_gain = comparison.family == MAIN and not comparison.as_good
+        if is_gain and comparison.method and finding.tested:
+            groups.setdefault(comparison.method, []).append(finding)
     found = {}
     for method, of in groups.items():
         common = sorted(set.intersection(*(set(finding.seeds) for finding in of)))
