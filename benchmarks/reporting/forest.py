@@ -11,7 +11,6 @@ from textwrap import wrap
 from typing import Literal
 
 from benchmarks.console import printable
-from benchmarks.reporting.comparison import metric_name
 from benchmarks.reporting.paired import Paired
 from benchmarks.reporting.verdicts import (
     AS_GOOD,
@@ -23,6 +22,7 @@ from benchmarks.reporting.verdicts import (
     WORTH,
     Finding,
     grouped,
+    name_of,
     name_of_claim,
     pooled,
 )
@@ -33,6 +33,7 @@ LETTERS = 40  # of a line of text, with room for a difference beside it
 TICKS = 8  # at most
 
 STYLE = """
+svg { color-scheme: light dark; }
 svg { font: 15px system-ui, -apple-system, "Segoe UI", Roboto, "Liberation Sans", sans-serif; }
 text { fill: #1f2328; }
 .soft { fill: #59636e; font-size: 13px; }
@@ -59,10 +60,14 @@ text { fill: #1f2328; }
 }
 """
 
+GOOD, BAD = (HELPS, WORTH, AS_GOOD), (HARMS, WORSE)
+
 COLOURS = {
-    **dict.fromkeys((WORTH, HELPS, AS_GOOD), "gain"),
-    **dict.fromkeys((HARMS, WORSE), "harm"),
+    "seen": "here: mean and 95 % interval",
+    "gain": ", ".join(GOOD),
+    "harm": ", ".join(BAD),
 }
+"""The words for each colour, for the key."""
 
 
 def forest(
@@ -114,12 +119,13 @@ class _Plot:
         )
 
     def _key(self) -> None:
+        dot = '<path class="{}" d="M8 {{y}}h28"/><circle class="{}" cx="22" cy="{{y}}" r="4"/>'
+        band = '<rect class="band" x="8" y="{top}" width="28" height="16"/>'
+        seen = {_colour(finding) for finding in self._drawn} | {"seen"}
         entries = [
-            ('<path class="seen" d="M8 {y}h28"/><circle class="seen" cx="22" cy="{y}" r="4"/>',
-             "here: mean and 95 % interval"),
-            ('<rect class="band" x="8" y="{top}" width="28" height="16"/>',
-             f"less than {self._study.margin:g} point{'s' * (self._study.margin != 1)}"),
-        ]  # fmt: skip
+            *((dot.format(one, one), words) for one, words in COLOURS.items() if one in seen),
+            (band, f"less than {self._study.margin:g} point{'s' * (self._study.margin != 1)}"),
+        ]
         if self._has_gains:
             words = "the paper's gain, on its own dataset (Recall@1)"
             entries.append((_diamond("22", "{y}"), words))
@@ -135,8 +141,7 @@ class _Plot:
         comparison, tested = finding.comparison, finding.tested
         difference = _signed(tested.points()) if tested else DIVERGED
         self._text(name_of_claim(self._study, comparison), "", difference)
-        colour = next((COLOURS[word] for word in finding.words if word in COLOURS), "seen")
-        self._strip(tested, colour, 4.5, comparison.reported_gain())
+        self._strip(tested, _colour(finding), 4.5, comparison.reported_gain())
 
     def _text(self, words: str, kind: str, right: str = "") -> None:
         for number, line in enumerate(wrap(words, LETTERS if right else LETTERS + 12)):
@@ -164,9 +169,7 @@ class _Plot:
             low, high = map(self._x, tested.limits())
             self._parts.append(f'<path class="{colour}" d="M{low} {y:g}H{high}"/>')
             mean = self._x(tested.mean)
-            self._parts.append(
-                f'<circle class="{colour}" cx="{mean}" cy="{y:g}" r="{radius}" stroke="none"/>'
-            )
+            self._parts.append(f'<circle class="{colour}" cx="{mean}" cy="{y:g}" r="{radius:g}"/>')
         if gain is not None:
             self._parts.append(_diamond(f"{self._x(gain)}", f"{y:g}"))
         self._y = bottom + 4
@@ -178,7 +181,7 @@ class _Plot:
             x = self._x(number * step)
             self._parts.append(f'<path class="rule" d="M{x} {y:g}v5"/>')
             self._parts.append(_text(x, y + 20, _signed(f"{number * step:+g}"), "soft middle"))
-        metric = metric_name(self._study.primary)
+        metric = name_of(self._study.primary)
         words = f"percentage points of {metric}, in the claim's direction"
         self._parts.append(_text(WIDTH / 2, y + 42, words, "soft middle"))
         self._y = y + 54
@@ -187,6 +190,11 @@ class _Plot:
         """The place of a difference, with a tenth of a pixel."""
         share = (points - self._low) / (self._high - self._low)
         return round(EDGE + share * (WIDTH - 2 * EDGE), 1)
+
+
+def _colour(finding: Finding) -> str:
+    words = set(finding.words)
+    return "gain" if words & {*GOOD} else "harm" if words & {*BAD} else "seen"
 
 
 def _step(least: float) -> float:

@@ -4,16 +4,16 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from benchmarks.reporting.comparison import metric_name
 from benchmarks.reporting.paired import estimate
 from benchmarks.reporting.table import Table, count_of_seeds, named
 from benchmarks.reporting.templates import fill
 from benchmarks.reporting.verdicts import (
     AS_GOOD,
-    DIVERGED,
+    DISAGREE,
     EXCLUDED,
     HARMS,
     HELPS,
@@ -23,11 +23,15 @@ from benchmarks.reporting.verdicts import (
     Finding,
     Results,
     grouped,
+    name_of,
     name_of_claim,
     outputs_of,
     pooled,
+    secondary_metric,
 )
 from benchmarks.settings import CONTROL, StudyFile
+
+HEADER = ["comparison", "verdict", "difference", "paper's gain", "seeds"]
 
 SHOWN = ("recall_at_1", "mean_average_precision_at_r", "seen_recall_at_1", "unseen_recall_at_1")
 """Metrics of the rows' table."""
@@ -75,8 +79,8 @@ def study_page(
     chosen = [choice for choice in choices if choice.tried or choice.takes]
     page = fill(
         Path(__file__).with_suffix(".md"),
-        **{"study": study, "registration": registration, "figures": figures, "name_of": _name_of},
-        answer=" ".join(_answer(study, main)),
+        **{"study": study, "registration": registration, "figures": figures, "name_of": name_of},
+        answer=_answer(study, main),
         counts=_counts(findings),
         lacking=_lacking(study, findings, choices),
         alt="Paired differences with 95 % intervals",
@@ -102,54 +106,47 @@ def study_page(
 # ------------------------------------------------------------------------------------------ the answer
 
 
-def _answer(study: StudyFile, main: Sequence[Finding]) -> list[str]:
-    """Sentences that answer the question: how many help, and how much; or how much may have been missed."""
+def _answer(study: StudyFile, main: Sequence[Finding]) -> str:
+    """Sentences that answer the question: how many help, and by how much; if none, how much could be missed."""
     tested = [f for f in main if f.tested and not f.comparison.as_good]
+    equal = [f for f in main if f.tested and f.comparison.as_good]
+    gains, harms = (
+        [finding for finding in tested if words & set(finding.words)]
+        for words in ({HELPS, WORTH}, {HARMS})
+    )
+    of, verb = f"of {len(tested)} comparison{'s' * (len(tested) > 1)}", ("shows", "show")
     sentences = []
-    if tested:
-        gains, harms = (
-            [finding for finding in tested if words & set(finding.words)]
-            for words in ({HELPS, WORTH}, {HARMS})
-        )
-        of = f"of {len(tested)} comparison{'s' * (len(tested) > 1)}"
-        if gains:
-            verb = "show" if len(gains) > 1 else "shows"
-            sentences.append(f"**{len(gains)} {of} {verb} a gain**: {_list(study, gains)}.")
-        else:
-            sentences.append(f"**None {of} shows a gain.** {_still_allowed(study, tested)}")
-        if harms:
-            sentences.append(
-                f"**{len(harms)} {'show' if len(harms) > 1 else 'shows'} harm**: {_list(study, harms)}."
-            )
-    if equal := [f for f in main if f.tested and f.comparison.as_good]:
-        good = sum(AS_GOOD in finding.words for finding in equal)
+    if gains:
         sentences.append(
-            f"{good} of {len(equal)} rows claimed to be as good as another are shown to be."
+            f"**{len(gains)} {of} {verb[len(gains) > 1]} a gain**: {_list(study, gains)}."
         )
-    return sentences  # fmt: skip
+    elif tested:
+        sentences.append(f"**None {of} shows a gain.** {_still_allowed(study, tested)}")
+    if harms:
+        sentences.append(f"**{len(harms)} {verb[len(harms) > 1]} harm**: {_list(study, harms)}.")
+    if equal:
+        good = sum(AS_GOOD in finding.words for finding in equal)
+        sentences.append(f"{good} of {len(equal)} claims to be as good as another row hold.")
+    return " ".join(sentences)
 
 
 def _list(study: StudyFile, findings: Sequence[Finding]) -> str:
-    metric = metric_name(study.primary)
     return "; ".join(
-        f"{f.comparison.claim}, {f.tested.points()} points of {metric}"
+        f"{f.comparison.claim}, {f.tested.points()} points of {name_of(study.metric(f.comparison))}"
         for f in findings
         if f.tested
     )
 
 
 def _still_allowed(study: StudyFile, tested: Sequence[Finding]) -> str:
-    limit, best = max(
-        ((f.tested.limits()[1], f) for f in tested if f.tested), key=lambda pair: pair[0]
-    )
-    if limit <= 0:
-        return "No 95 % interval allows one."
+    limit, best = max(((f.tested.limits()[1], f) for f in tested if f.tested), key=itemgetter(0))
     claimed = [f for f in tested if (f.comparison.reported_gain() or 0) > 0]
     excluded = sum(EXCLUDED in finding.words for finding in claimed)
     of_papers = f", and half of the paper's gain is excluded in {excluded} of {len(claimed)}"
+    metric = name_of(study.metric(best.comparison))
     return (
-        f"The largest gain that a 95 % interval still allows is {limit:.2f} points of "
-        f"{metric_name(study.primary)} ({best.comparison.claim}){of_papers * bool(claimed)}."
+        f"The largest gain that a 95 % interval still allows is {max(0.0, limit):.2f} points of {metric} "
+        f"({best.comparison.claim}){of_papers * bool(claimed)}."
     )
 
 
@@ -164,81 +161,59 @@ def _counts(findings: Sequence[Finding]) -> str:
 def _lacking(study: StudyFile, findings: Sequence[Finding], choices: Sequence[Choices]) -> str:
     """The comparisons without a finding."""
     measured = {finding.comparison.name for finding in findings}
-    hopeless = {
-        choice.row for choice in choices
-        if choice.tried and all(score is None for _, score, _ in choice.tried)
-    }  # fmt: skip
+    tried = {choice.row: [score for _, score, _ in choice.tried] for choice in choices}
+    hopeless = {row for row, scores in tried.items() if scores and set(scores) == {None}}
     lacking = [
-        comparison.name
-        + "".join(
-            f" (all settings of `{row}` diverged)" for row in comparison.rows() if row in hopeless
-        )
-        for comparison in study.comparisons
-        if comparison.name not in measured
+        f"`{of.name}`"
+        + "".join(f" (all settings of `{row}` diverged)" for row in of.rows() if row in hopeless)
+        for of in study.comparisons
+        if of.name not in measured
     ]
     return f"Not measured yet: {'; '.join(lacking)}." if lacking else ""
 
 
-# ------------------------------------------------------------------------------------------ the verdicts
+# ---------------------------------------------------------------------------------------- the verdicts
 
 
 def _verdicts(study: StudyFile, findings: Sequence[Finding]) -> str:
-    is_control = findings[0].comparison.family == CONTROL
-    pools = {} if is_control else pooled(findings)
-    marked = any(finding.registered for finding in findings)
+    pools, marked = pooled(findings), any(finding.registered for finding in findings)
     rows = []
     for group, of in grouped(findings).items():
         rows += [_verdict(study, finding, marked) for finding in of]
-        if group in pools:
-            about = f"*{group}, pooled over {len(of)}*"
-            seeds = f"{len(pools[group].differences)}"
-            rows.append([about, "*exploratory*", pools[group].points(), "", seeds, ""])
-    header = [
-        "comparison",
-        "verdict",
-        "difference",
-        "paper's gain",
-        "seeds",
-        "p" if is_control else "adjusted p",
-    ]
-    return Table(header, rows, names=2).markdown()
+        if pool := pools.get(group):
+            about = [f"*{group}, pooled*", "*exploratory*", pool.points(), ""]
+            rows.append([*about, f"{len(pool.differences)}", ""])
+    p = "p" if findings[0].comparison.family == CONTROL else "adjusted p"
+    return Table([*HEADER, p], rows, names=2).markdown()
 
 
 def _verdict(study: StudyFile, finding: Finding, marked: bool) -> list[str]:
     comparison, tested, p = finding.comparison, finding.tested, finding.adjusted
-    words = ", ".join(finding.words)
-    if EXCLUDED in finding.words and study.metric(comparison) != PAPERS:
-        words += f" by {metric_name(PAPERS)}"
+    words, gain = ", ".join(finding.words), comparison.reported_gain()
+    second, by_recall = secondary_metric(study, comparison), study.metric(comparison) == PAPERS
+    if finding.secondary and {DISAGREE, *[EXCLUDED][by_recall:]} & set(finding.words):
+        words += f" ({name_of(str(second))} {finding.secondary.points()})"
     if marked and not finding.registered:
-        words += " (exploratory)"
-    gain = comparison.reported_gain()
-    if tested is None:
-        lost = (f"`{row}`, {named('seed', seeds)}" for row, seeds in finding.diverged.items())
-        difference = f"{DIVERGED}: {'; '.join(lost)}"
-    else:
-        difference = tested.points() + " †" * (tested.over != "seeds")
+        words += ", exploratory"
+    lost = (f"`{row}`, {named('seed', seeds)}" for row, seeds in finding.diverged.items())
+    dataset = comparison.reported_on()
+    dataset = dataset.upper() if len(dataset) == 3 else dataset.title()
     return [
         name_of_claim(study, comparison).replace("-", "\N{NON-BREAKING HYPHEN}"),
         words,
-        difference,
-        ""
-        if gain is None
-        else f"{gain:+.1f}\N{NO-BREAK SPACE}({_dataset(comparison.reported_on())})",
+        tested.points() + " †" * (tested.over != "seeds") if tested else "; ".join(lost),
+        "" if gain is None else f"{gain:+.1f}\N{NO-BREAK SPACE}({dataset})",
         f"{len(finding.seeds)}",
         "" if p is None else "< 0.001" if p < 0.001 else f"{p:.3f}",
     ]
 
 
-def _dataset(name: str) -> str:
-    return name.upper() if len(name) == 3 else name.title()
-
-
-# ------------------------------------------------------------------------------------------ the appendix
+# ---------------------------------------------------------------------------------------- the appendix
 
 
 def _sides(study: StudyFile) -> Table:
     rows = [
-        [of.name, f"`{of.better}` - `{of.than}`", _name_of(study.metric(of)), of.paper]
+        [of.name, f"`{of.better}` - `{of.than}`", name_of(study.metric(of)), of.paper]
         for of in study.comparisons
     ]
     return Table(["", "rows", "metric", "paper"], rows, names=4)
@@ -270,40 +245,27 @@ def _means(results: Results) -> Table:
             cells = ["" if None in values else estimate(values).percent() for values in found]
             if any(cells):
                 rows.append([f"`{row}{output and ':'}{output}`", *cells, seeds])
-    return Table(["row", *map(_name_of, SHOWN), "seeds"], rows)
+    return Table(["row", *map(name_of, SHOWN), "seeds"], rows)
 
 
 def _settings(study: StudyFile, chosen: Sequence[Choices]) -> Table:
     rows = []
     for choice in chosen:
-        told = [
-            (values, f"{', '.join(f'{v:g}' for v in values.values())}: {_score(score, diverged)}")
-            for values, score, diverged in choice.tried
-        ]
-        settings = choice.settings or {}
-        is_best = [
-            choice.settings is not None and values.items() <= settings.items() for values, _ in told
-        ]
-        best, others = (
-            [words for (_, words), is_it in zip(told, is_best, strict=True) if is_it == wanted]
-            for wanted in (True, False)
-        )
-        names = ", ".join(_short(setting) for setting in study.rows[choice.row].choose) or "none"
+        best, others = list[str](), list[str]()
+        for values, score, diverged in choice.tried:
+            lost = f"diverged ({named('draw', diverged)})"
+            told = lost if score is None else f"{100 * score:.2f}"
+            is_best = choice.settings and values.items() <= choice.settings.items()
+            given = ", ".join(f"{value:g}" for value in values.values())
+            (best if is_best else others).append(f"{given}: {told}")
         taken = ", ".join(f"`{one}`" for one in choice.takes)
-        row = [f"`{choice.row}`", taken, names, ", ".join(best), ", ".join(others)]
-        rows.append([*row, f"{choice.budget}"])
-    best = f"chosen: {_name_of(study.choice.metric)}"
-    return Table(["row", "takes over", "setting", best, "also tried", "budget"], rows, names=5)  # fmt: skip
-
-
-def _score(score: float | None, diverged: Sequence[int]) -> str:
-    return f"diverged ({named('draw', diverged)})" if score is None else f"{100 * score:.2f}"
+        names = ", ".join(map(_short, study.rows[choice.row].choose)) or "none"
+        about = [f"`{choice.row}`", taken, names, ", ".join(best), ", ".join(others)]
+        rows.append([*about, f"{choice.budget}"])
+    header = ["row", "takes over", "setting", f"chosen: {name_of(study.choice.metric)}"]
+    return Table([*header, "also tried", "budget"], rows, names=5)
 
 
 def _short(setting: str) -> str:
-    """The end of a setting's path that is no position in a list and not too common to name it."""
+    """The last name of a setting's path."""
     return setting.rpartition(".")[2]
-
-
-def _name_of(metric: str) -> str:
-    return metric_name(metric).replace("_", " ")

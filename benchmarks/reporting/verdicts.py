@@ -132,8 +132,10 @@ def pooled(findings: Sequence[Finding]) -> dict[str, Paired]:
     """For each method with two or more main comparisons: the mean over them, for each seed, and its interval."""
     groups: dict[str, list[Finding]] = {}
     for finding in findings:
-        if finding.comparison.family == MAIN and finding.tested and not finding.comparison.as_good:
-            groups.setdefault(finding.comparison.method, []).append(finding)
+        comparison = finding.comparison
+        is_gain = comparison.family == MAIN and not comparison.as_good
+        if is_gain and comparison.method and finding.tested:
+            groups.setdefault(comparison.method, []).append(finding)
     found = {}
     for method, of in groups.items():
         common = sorted(set.intersection(*(set(finding.seeds) for finding in of)))
@@ -146,12 +148,17 @@ def pooled(findings: Sequence[Finding]) -> dict[str, Paired]:
     return found
 
 
+def name_of(metric: str) -> str:
+    """E.g. "seen Recall@1"."""
+    return metric_name(metric).replace("_", " ")
+
+
 def name_of_claim(study: StudyFile, comparison: Comparison) -> str:
     """The claim, its name that stays on one line, and its metric if that is another than the study's."""
     nbsp, metric = "\N{NO-BREAK SPACE}", study.metric(comparison)
     about = f"{nbsp}({comparison.name.replace(' ', nbsp)}"
     if metric != study.primary:
-        about += f", {metric_name(metric).replace('_', ' ')}"
+        about += f", {name_of(metric)}"
     return f"{comparison.claim[:1].upper()}{comparison.claim[1:]}{about})"
 
 

@@ -1,4 +1,4 @@
-"""The papers' claims: the tests against oracles, the words, the page of made-up records, and the command."""
+"""The command that tests the papers' claims, and the file of its results."""
 
 import json
 import re
@@ -6,117 +6,23 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import yaml
-from scipy import stats
 
 from benchmarks import claims
 from benchmarks.records import load_run
 from benchmarks.records.files import write_json
-from benchmarks.reporting.claims import Claim, Claims, Finding, judge, read_claims, words
-from benchmarks.reporting.claims_page import page_of_claims
 from benchmarks.reporting.kept import Results
-from benchmarks.reporting.paired import Paired, assess, holm
-from benchmarks.settings import read_table, recipe_files
+from benchmarks.settings import recipe_files
 from benchmarks.studies.jobs import Job
 from benchmarks.studies.planning import plan
 from tests.benchmarks.made import DIVERGED, write_record
 from tests.support.processes import ROOT, TIMEOUT, environment
 from tests.support.processes import command as command_line
-
-CLAIMS = 5
-GAIN = [0.9, 1.4, 0.3, 1.1, 0.8, 1.2, 0.6, 1.0, 0.7, 1.3]
-
-
-def told(*tested: Paired, claims: int) -> list[tuple[float, str]]:
-    claim = Claim("1", "a is better", "Table 1", "a", "b")
-    return words([Finding(claim, len(GAIN), one) for one in tested], claims)
-
-
-def test_a_difference_is_students_paired_t_test():
-    finding = assess(GAIN, CLAIMS)
-    other = stats.ttest_1samp(GAIN, 0)
-    assert finding.p == pytest.approx(other.pvalue)
-    low, high = other.confidence_interval(0.95)
-    assert (finding.mean - finding.half_width, finding.mean + finding.half_width) == pytest.approx(
-        (low, high)
-    )
-    assert (finding.holds, assess([-g for g in GAIN], CLAIMS).holds) == (True, False)
-
-
-def test_equivalence_holds_where_the_interval_lies_within_the_margin():
-    for shift in np.linspace(-2, 2, 41):
-        finding = assess([g + shift for g in GAIN], CLAIMS, margin=1.0)
-        low, high = finding.mean - finding.half_width, finding.mean + finding.half_width
-        [(_, word)] = told(finding, claims=1)
-        assert (word == "shown") == (low > -1 and high < 1)
-        assert (word == "contradicted") == (low > 1 or high < -1)
-
-
-def test_what_seeds_can_see_they_see_four_times_of_five():
-    visible, deviation = assess(GAIN, CLAIMS).visible, np.std(GAIN, ddof=1)
-    draws = np.random.default_rng(0).normal(visible, deviation, (20_000, len(GAIN)))
-    shown = stats.ttest_1samp(draws, 0, axis=1).pvalue < 0.05 / CLAIMS
-    assert shown.mean() == pytest.approx(0.8, abs=0.01)
-
-
-def test_equal_differences_are_no_division_by_zero():
-    given = told(*(assess([value] * 3, CLAIMS) for value in (1.0, 0.0, -1.0)), claims=3)
-    assert [word for _, word in given] == ["shown", "undecided", "contradicted"]
-
-
-def test_a_number_is_compared_with_zero():
-    claim = Claim("1", "it follows", "eq. 3", "a", 0, metric="correlation")
-    origin = {"commit": "", "dirty": False, "wall_time_s": 0, "processor": "A"}
-    found = {
-        "a": {
-            seed: {"metrics": {"correlation": g}, "curve": {}, "outputs": {}, **origin}
-            for seed, g in enumerate(GAIN)
-        }
-    }
-    [finding] = judge(Claims("", 1.0, {}, 1, 4, {}, {}, [claim]), found, len(GAIN))
-    assert finding.tested.mean == pytest.approx(100 * np.mean(GAIN))
-    assert finding.tested.p == pytest.approx(stats.ttest_1samp(GAIN, 0).pvalue)
-    claims = Claims("", 1.0, {}, 1, 4, {}, {}, [claim])
-    page = page_of_claims(claims, [finding], found, [], "f.png")
-    assert "| `a` - 0 | correlation | +93.00 ± " in page
-
-
-def test_holm_is_monotone_and_stops_at_one():
-    assert holm([0.01, 0.04, 0.03, 0.005], 4) == pytest.approx([0.03, 0.06, 0.06, 0.02])
-    assert holm([0.9, 0.8], 2) == [1.0, 1.0]
-    assert holm([0.04, 0.01], 5) == pytest.approx([0.16, 0.05]), "three more, with a p of 1"
-
-
-def test_a_word_that_is_given_stays():
-    rng = np.random.default_rng(0)
-    findings = [assess(rng.normal(mean, 1, 10), CLAIMS) for mean in np.linspace(-2, 2, 12)]
-    last = told(*findings, claims=len(findings))
-    assert {word for _, word in last} == {"shown", "contradicted", "undecided"}
-    for known in range(1, len(findings)):
-        for (p, word), (p_at_last, word_at_last) in zip(
-            told(*findings[:known], claims=12), last, strict=False
-        ):
-            assert p >= p_at_last
-            assert word in (word_at_last, "undecided")
-
-
-def test_the_claims_are_of_rows_that_there_are():
-    read = read_claims(claims.CLAIMS)
-    rows = {entry.name.rpartition("/")[2] for entry in read_table(read.recipes).entries}
-    assert {row for claim in read.claims for row in claim.rows()} <= rows
-    assert {*read.settings, *read.tuned, *read.takes, *chain(*read.takes.values())} <= rows
-    assert all(len(values) == 1 for values in read.tuned.values())
-    trials = {len(candidates) for values in read.tuned.values() for candidates in values.values()}
-    assert (read.first, trials) == (4, {8})  # a budget for all
-    assert len(read.claims) >= 18
-
 
 # ---------------------------------------------------------------------------------------- the command
 
@@ -203,26 +109,6 @@ def command(*options: str) -> int:
     return claims.main(["--output=claims.md", *options])
 
 
-def test_the_page_says_what_the_records_show(make, capsys):
-    for seed, gain in enumerate(GAIN):
-        make("base", seed, 0.5)
-        make("new", seed, 0.5 + gain / 20)
-    assert command("--page-only") == 0
-    page = Path("claims.md").read_text()
-    assert page == capsys.readouterr().out
-    assert "Of 3 comparisons: 2 shown, 1 contradicted, 0 undecided. Not measured yet: 4." in page
-    assert "Measured at `0123abc` by `make claims`" in page
-    assert "\n20 trainings, 20.0 hours of" in page
-    findings, rows_on_test = page.split("## The rows on test classes")
-    rows = [line.split(" | ") for line in findings.splitlines() if line.startswith("| ")][1:]
-    cell = f"+4.65 ± {5 * assess(GAIN, CLAIMS).half_width:.2f}"
-    assert [(*row[5:7], row[9].removesuffix(" |")) for row in rows[1:]] == [
-        (cell, "10", word) for word in ("shown", "contradicted", "shown")
-    ]
-    assert "| `base` | 50.00 ± 0.00 | 25.00 ± 0.00 |  |  | 10 |" in rows_on_test
-    assert Path("claims.png").read_bytes().startswith(b"\x89PNG")
-
-
 def test_what_is_not_run_yet_is_named(make, capsys):
     for seed in (0, 1):
         make("base", seed, 0.5)
@@ -234,23 +120,6 @@ def test_what_is_not_run_yet_is_named(make, capsys):
     assert command("--page-only", "--seeds=2") == 0
     assert "was not committed" not in Path("claims.md").read_text()
     assert "Not measured yet: 4." in Path("claims.md").read_text()
-
-
-def test_a_comparison_across_processors_is_named(make):
-    for row, processors in {"base": "AA", "new": "AA", "third": "AB"}.items():
-        for seed, processor in enumerate(processors):
-            make(row, seed, 0.5, processor)
-    assert command("--page-only", "--seeds=2") == 0
-    page = Path("claims.md").read_text()
-    assert "one for `1`, `2`, `3`; several, which round differently, for `4`." in page
-    kept = json.loads(Path("claims.json").read_text())["results"]  # as older code kept them
-    [result.pop("processor") for result in kept.values()]
-    write_json(Path("claims.json"), {"results": kept})
-    assert command("--page-only", "--seeds=2") == 0
-    assert (
-        "Processors of a comparison's rows: not recorded for `1`, `2`, `3`, `4`."
-        in Path("claims.md").read_text()
-    )
 
 
 def test_results_outlive_their_folders_and_no_change_of_settings(make, trained_by):
@@ -333,23 +202,6 @@ def test_commands_that_add_at_once_lose_nothing(make):
     kept = json.loads(Path("claims.json").read_text())["results"]
     assert len(kept) == 3 * 12
     assert not list(Path().glob(".claims*"))
-
-
-def test_a_run_that_diverged_is_counted_and_named(make):
-    [make(row, seed, 0.5) for row in ("base", "third") for seed in (0, 1)]
-    make("new", 0, 0.6)
-    diverge(plan(["toy/table/new"], [1], Path("runs/claims"), ["--report=false"])[0])
-    for _ in range(2):  # also of kept results
-        assert command("--page-only", "--seeds=2") == 0
-        page = Path("claims.md").read_text()
-        assert "Of 4 comparisons: 0 shown, 0 contradicted, 1 undecided, 3 diverged.\n" in page
-        findings, rows_on_test = page.split("## The rows on test classes")
-        rows = [line.split(" | ") for line in findings.splitlines() if line.startswith("| ")][1:]
-        told = ["diverged: new, seed 1", "2", "", "", "diverged |"]
-        assert [row[5:] for row in rows[1:]].count(told) == 3
-        assert "| `new` | 60.00 | 30.00 |  |  | 1 (diverged: seed 1) |" in rows_on_test
-        assert "\n6 trainings, " in page
-        shutil.rmtree("runs", ignore_errors=True)
 
 
 def test_settings_are_chosen_on_validation_classes_and_taken_by_others(
@@ -529,7 +381,9 @@ def processor() -> dict[str, str]:
 def test_a_kept_result_is_found_again(row, glyphs_root, tmp_path):
     results = Results(claims.CLAIMS.parents[2] / "docs" / "claims.json")
     settings = [f"--data.root={glyphs_root}"]
-    study = claims.Study(read_claims(claims.CLAIMS), results, tmp_path, 10, settings)
+    study = claims.Study(
+        claims.reporting.read_claims(claims.CLAIMS), results, tmp_path, 10, settings
+    )
     job = study.tests(row)[0]
     kept = results.of(job)
     arguments = command_line([*job.settings, f"--output={job.folder}"])

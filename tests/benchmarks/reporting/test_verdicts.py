@@ -267,6 +267,8 @@ def test_a_method_is_pooled_over_its_base_losses():
         compared("b", "b", method="HORDE"),
         compared("c", "c", method="VEM"),
         compared("d", "d", method="VEM", family="own"),
+        compared("d, too", "d", method="VEM", as_good=True),
+        *(compared(f"{name}, without", name) for name in "ab"),
     ]
     shifts = dict(zip("abcd", (0.2, 0.8, 1.0, 2.0), strict=True))
     rows = {

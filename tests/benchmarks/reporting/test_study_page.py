@@ -1,0 +1,295 @@
+"""The page of a study: its answer, its tables, and what it says about what it lacks."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from benchmarks.reporting import verdicts
+from benchmarks.reporting.paired import assess
+from benchmarks.reporting.study_page import Choices, study_page
+from benchmarks.reporting.verdicts import judge
+from benchmarks.settings import CONTROL, Comparison, StudyFile, StudyRow, read_study
+from benchmarks.settings.study_files import Choice, Seeds
+
+NOISE = np.array([-0.3, 0.2, 0.4, -0.1, -0.2, 0.3, -0.4, 0.1])
+N = len(NOISE)
+MAP = "mean_average_precision_at_r"
+TRIPLET = ["horde/table1/cub_triplet_horde", "horde/table1/cub_triplet"]  # 3.1 points
+RATE, WEIGHT = "optimization.learning_rate", "losses[1].weight"
+ROOT = Path(__file__).parents[3]
+
+
+def row_of(gain: float = 0.0, *, noise: Any = NOISE, precision: float = 10.0) -> dict[int, Any]:
+    about = {"commit": "0123abcdef", "dirty": False, "wall_time_s": 3600.0, "processor": "A"}
+    return {
+        seed: {
+            "metrics": {"recall_at_1": (50 + gain + one) / 100, MAP: precision / 100},
+            **{
+                "outputs": {"descriptor": {"recall_at_1": 0.25, MAP: 0.05}},
+                "curve": {"seen_recall_at_1": 0.9},
+            },
+            **about,
+        }
+        for seed, one in enumerate(noise)
+    }
+
+
+def compared(name: str, better: str, **about: Any) -> Comparison:
+    given = {"claim": f"{better} helps", "method": "HORDE", **about}
+    return Comparison(name, better=better, than="base", **given)
+
+
+COMPARISONS = [
+    compared("1", "a", reported=TRIPLET, paper="HORDE, Table 1"),
+    compared("2", "b"),
+    compared("3", "c", method="N-pairs"),
+    compared("m", "a:descriptor", family="mechanisms of HORDE"),
+    compared("own, sketch", "b", family="own claims", as_good=True),
+    compared("A/A", "c", family=CONTROL),
+]
+
+
+def made(gains: dict[str, float], **changes: Any) -> tuple[StudyFile, dict[str, Any]]:
+    given = {"comparisons": COMPARISONS, "seeds": Seeds(count=N, draw="the start"), **changes}
+    rows = {row: StudyRow(f"toy/table/{row}") for row in ("base", *"abc")}
+    results = {"base": row_of(noise=0 * NOISE)} | {row: row_of(gain) for row, gain in gains.items()}
+    return StudyFile("toy", "Does it help?", given.pop("rows", rows), **given), results
+
+
+def page_of(study: StudyFile, results: Any, **changes: Any) -> str:
+    registered = changes.pop("registered", {one.name: True for one in study.comparisons})
+    figures = {"main": "toy.svg", "mechanisms": "toy-mechanisms.svg"}
+    given = {"choices": [], "registration": "Registered at `abc`.", "figures": figures, **changes}
+    findings = judge(study, results, registered=registered)
+    return study_page(study, findings, results, **given)
+
+
+def tables(page: str) -> list[list[list[str]]]:
+    """The tables of a page, without their headers; spaces and hyphens as one types them."""
+    plain = page.replace("\N{NO-BREAK SPACE}", " ").replace("\N{NON-BREAKING HYPHEN}", "-")
+    blocks = re.findall(r"(?:^\|.*\n)+", plain, flags=re.MULTILINE)
+    return [
+        [
+            [cell.strip() for cell in line.strip()[1:-1].split("|")]
+            for line in block.splitlines()[2:]
+        ]
+        for block in blocks
+    ]
+
+
+ALL = {"a": 1.5, "b": 0.0, "c": 0.4}
+HALF = f"{assess([*NOISE]).half_width:.2f}"
+
+
+def test_the_page_answers_first_and_shows_each_verdict():
+    page = page_of(*made(ALL))
+    spaced = page.replace("\N{NO-BREAK SPACE}", " ")
+    start = (
+        f"# Does it help?\n\n**2 of 3 comparisons show a gain**: a helps, +1.50 ± {HALF} points of Recall@1; "
+        f"c helps, +0.40 ± {HALF} points of Recall@1.\n\nRegistered at `abc`.\n\n![Paired differences"
+    )
+    assert spaced.startswith(start)
+    main, others, controls, *_ = tables(page)
+    p = stats.ttest_1samp(NOISE + 0.4, 0).pvalue
+    assert [row[:5] for row in main] == [
+        ["A helps (1)", "worth having", f"+1.50 ± {HALF}", "+3.1 (CUB)", "8"],
+        ["B helps (2)", "negligible", f"+0.00 ± {HALF}", "", "8"],
+        ["*HORDE, pooled*", "*exploratory*", f"+0.75 ± {HALF}", "", "8"],
+        ["C helps (3)", "helps, negligible", f"+0.40 ± {HALF}", "", "8"],
+    ]
+    assert [row[5] for row in main] == ["< 0.001", "1.000", "", f"{2 * p:.3f}"], "of three"
+    assert [row[:2] for row in others] == [
+        ["A:descriptor helps (m)", "harms"],
+        ["B helps (own, sketch)", "as good"],
+    ]
+    assert [row[:2] for row in controls] == [["C helps (A/A)", "helps, negligible"]]
+    assert controls[0][5] == f"{p:.3f}", "not corrected"
+    assert page.index("(toy.svg)") < page.index("| comparison") < page.index("(toy-mechanisms.svg)")
+    assert "Verdicts on all 5: 2 *negligible*, 1 *worth having*, 1 *helps*, 1 *harms*" in page
+    assert "exploratory" not in page.replace("*exploratory*", "")
+
+
+def test_names_and_numbers_do_not_break():
+    page = page_of(*made(ALL, comparisons=[compared("own, x-y", "a", claim="AM-softmax helps")]))
+    assert (
+        "AM\N{NON-BREAKING HYPHEN}softmax helps\N{NO-BREAK SPACE}(own,\N{NO-BREAK SPACE}x" in page
+    )
+    assert f"+1.50\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}{HALF}" in page
+    assert " ± " not in page
+
+
+@pytest.mark.parametrize(
+    ("gains", "answer"),
+    [
+        ({"a": 0.1, "b": -0.1, "c": 0.2}, "\n**None of 3 comparisons shows a gain.** The largest gain that a 95 % "
+         "interval still allows is 0.44 points of Recall@1 (c helps), and half of the paper's gain is excluded in "
+         "1 of 1.\n"),
+        ({"a": -2, "b": -3, "c": -2}, "is 0.00 points of Recall@1"),
+        ({"a": 2, "b": -2, "c": 0}, f"\n**1 of 3 comparisons shows a gain**: a helps, +2.00 ± {HALF} points of "
+         f"Recall@1. **1 shows harm**: b helps, -2.00 ± {HALF} points of Recall@1.\n"),
+        ({"a": 0.0}, "**None of 1 comparison shows a gain.**"),
+        ({}, "# Does it help?\n\n\n\nRegistered"),
+    ],
+)  # fmt: skip
+def test_the_answer_says_how_many_and_how_much(gains, answer):
+    assert answer in page_of(*made(gains)).replace("\N{NO-BREAK SPACE}", " ")
+
+
+def test_claims_to_be_as_good_are_counted_by_themselves():
+    comparisons = [compared("1", "a", as_good=True), compared("2", "b", as_good=True)]
+    page = page_of(*made({"a": 2.0, "b": -2.0}, comparisons=comparisons))
+    assert "\n\n1 of 2 claims to be as good as another row hold.\n" in page
+
+
+def test_what_was_not_registered_is_marked():
+    study, results = made(ALL)
+    some = page_of(study, results, registered={"1": True})
+    main, *_ = tables(some)
+    assert [row[1] for row in main][:2] == ["worth having", "negligible, exploratory"]
+    none = page_of(study, results, registered={})
+    assert "None of these comparisons was registered beforehand: all are exploratory" in none
+    assert "negligible, exploratory" not in none
+
+
+def test_what_is_not_measured_yet_is_named():
+    lost: Any = ({RATE: 3.0}, None, [0, 1])
+    choices = [
+        Choices("c", None, [], [lost], 1),
+        Choices("b", {}, [], [({RATE: 1.0}, 0.2, []), lost], 2),
+    ]
+    rows = {row: StudyRow("x", choose={RATE: [1.0, 3.0]}) for row in ("base", *"abc")}
+    page = page_of(*made({"a": 0.0}, rows=rows), choices=choices)
+    hopeless = "(all settings of `c` diverged)"
+    assert f"Not measured yet: `2`; `3` {hopeless}; `own, sketch`; `A/A` {hopeless}." in page
+    assert "## Controls" not in page
+    assert "| `c` |  | learning_rate |  | 3: diverged (draws 0, 1) | 1 |" in page
+    assert "Not measured yet" not in page_of(*made(ALL))
+    page = page_of(*made({}))
+    assert "(toy.svg)" not in page
+    assert "(toy-mechanisms.svg)" not in page
+
+
+def test_the_chosen_settings_and_the_others():
+    rows = {row: StudyRow("x", choose={RATE: [0.1, 0.2]}) for row in ("base", *"abc")}
+    rows["b"] = StudyRow("x", takes=["a"], choose={RATE: [1], WEIGHT: [2, 3]})
+    choices = [
+        Choices("a", {RATE: 0.2}, [], [({RATE: 0.1}, 0.21, []), ({RATE: 0.2}, 0.223, [])], 2),
+        Choices("b", {RATE: 1, WEIGHT: 3}, ["a"], [({RATE: 1.0, WEIGHT: 3.0}, 0.5, [])], 4),
+        Choices("c", {RATE: 0.2}, ["a"], [], 2),
+        Choices("base", {}, [], [], 0),
+    ]
+    choice = Choice(draws=3, first=4, equal_budget=False)
+    page = page_of(*made(ALL, rows=rows, choice=choice), choices=choices)
+    assert tables(page)[-1] == [
+        ["`a`", "", "learning_rate", "0.2: 22.30", "0.1: 21.00", "2"],
+        ["`b`", "`a`", "learning_rate, weight", "1, 3: 50.00", "", "4"],
+        ["`c`", "`a`", "learning_rate", "", "", "2"],
+    ]
+    plain = " ".join(page.split())
+    assert "the largest MAP@R (%) on *validation* classes, as a mean over 3 draws" in plain
+    assert "4 values were tried first" in plain
+    assert "**compared rows do not always have the same**." in plain
+    assert f"Settings: `{WEIGHT}` is weight, `{RATE}` is learning_rate." in plain
+    page = page_of(*made(ALL, rows=rows), choices=choices)
+    assert "tried first" not in page
+    assert "do not always" not in page
+    assert "## Settings" not in page_of(*made(ALL))
+
+
+def test_the_rows_with_their_outputs_and_seeds():
+    study, results = made(ALL)
+    results["a"][3]["metrics"] = {}
+    page = page_of(study, results)
+    means = {row[0]: row[1:] for row in tables(page)[-1]}
+    assert means["`base`"] == ["50.00 ± 0.00", "10.00 ± 0.00", "", "", "8"]
+    assert means["`base:descriptor`"] == ["25.00 ± 0.00", "5.00 ± 0.00", "", "", "8"]
+    assert means["`base:curve`"] == ["", "", "90.00 ± 0.00", "", "8"]
+    assert means["`a`"][-1] == "7 (diverged: seed 3)"
+    assert tables(page)[0][0] == ["A helps (1)", "diverged", "`a`, seed 3", "+3.1 (CUB)", "8", ""]
+    for run in results["a"].values():
+        run["metrics"] = {}
+    means = {row[0]: row[1:] for row in tables(page_of(study, results))[-1]}
+    assert means["`a`"][-1] == "0 (diverged: seeds 0, 1, 2, 3, 4, 5, 6, 7)"
+
+
+def test_commits_hours_and_processors():
+    study, results = made(ALL)
+    results["a"][0] |= {"commit": "fedcba9876", "processor": "B"}
+    plain = " ".join(page_of(study, results).split())
+    assert "Measured at `0123abc`, `fedcba9`: 32 trainings, 32.0 hours of training" in plain
+    assert "A seed draws the start." in plain
+    several = "several, which round differently, for `1`, `m`"
+    assert f"one for `2`, `3`, `own, sketch`, `A/A`; {several}." in plain
+    assert "not committed" not in plain
+    results["b"][0] |= {"dirty": True}
+    del results["c"][0]["processor"]
+    plain = " ".join(page_of(study, results).split())
+    assert "The code of some was not committed." in plain
+    assert "not recorded for `3`, `A/A`." in plain
+    assert "`a:descriptor` - `base` | Recall@1 |" in plain
+    assert "| 1 | `a` - `base` | Recall@1 | HORDE, Table 1 |" in plain
+
+
+def test_intervals_over_test_classes_are_marked():
+    study, results = made(ALL)
+    for row, spread in (("base", 0), ("b", 900)):
+        for run in results[row].values():
+            classes = [int(5000 + spread * (i % 5 - 2)) for i in range(20)]
+            run["per_class"] = {"queries": [20] * 20, "recall_at_1": classes}
+    page = page_of(study, results)
+    assert [row[2].endswith("†") for row in tables(page)[0]] == [False, True, False, False]
+    assert "a † marks where" in page
+    assert "†" not in page_of(*made(ALL))
+
+
+def test_a_second_metric_stands_with_the_word_that_it_decides():
+    study, results = made({"a": 2.0}, agrees=MAP)
+    for run in results["a"].values():
+        run["metrics"][MAP] = 0.09
+    [word, *_] = [row[1] for row in tables(page_of(study, results))[0]]
+    assert word == "the metrics disagree (MAP@R -1.00 ± 0.00)"
+    page = page_of(study, results)
+    assert (
+        "| *the metrics disagree* | one of these three, but MAP@R has the opposite sign |" in page
+    )
+    assert "the metrics disagree" not in page_of(*made({"a": 2.0}))
+    study, results = made({"a": 0.1}, primary=MAP, comparisons=COMPARISONS[:1])
+    [word] = [row[1] for row in tables(page_of(study, results))[0]]
+    assert word == f"negligible, paper's size excluded (Recall@1 +0.10 ± {HALF})"
+
+
+def test_every_word_is_explained():
+    names = (
+        "HARMS",
+        "WORTH",
+        "HELPS",
+        "DISAGREE",
+        "NEGLIGIBLE",
+        "EXCLUDED",
+        "AS_GOOD",
+        "WORSE",
+        "NOISY",
+    )
+    words = [getattr(verdicts, name) for name in names]
+    study, results = made(ALL, agrees=MAP)
+    page = page_of(study, results)
+    _, _, protocols = (ROOT / "docs" / "protocols.md").read_text().partition("\n## A study\n")
+    for word in words:
+        assert f"\n| *{word}* | " in page
+        assert word in protocols.lower(), word
+    assert "is above 1 point |" in page
+    assert "within ±0.5 points |" in page_of(replace(study, margin=0.5), results)
+    assert "protocols.md#a-study" in page
+
+
+def test_the_page_of_the_papers_claims_has_all_comparisons():
+    study = read_study("glyphs")
+    page = page_of(study, {}, registration="")
+    assert page.startswith("# Do the four papers' methods help on Glyphs?")
+    for comparison in study.comparisons:
+        assert f"`{comparison.name}`" in page.partition("Not measured yet: ")[2].partition("\n")[0]
