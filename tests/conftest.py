@@ -37,10 +37,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """pytest-xdist's workers take whole files, which share what they make; the longest come first."""
+    """pytest-xdist's workers take whole files, which share what they make, and one takes all tests with the pool.
+
+    The longest come first.
+    """
     if config.pluginmanager.hasplugin("xdist"):
         for item in items:
-            item.add_marker(pytest.mark.xdist_group(item.path.stem))
+            pooled = "pool" in getattr(item, "fixturenames", ())
+            item.add_marker(pytest.mark.xdist_group("pool" if pooled else item.path.stem))
     items.sort(key=lambda item: not {"end_to_end", "studies"} & set(item.path.parts))
 
 

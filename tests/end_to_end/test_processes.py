@@ -36,10 +36,10 @@ ALL_LOSSES = ", ".join(
 
 def test_several_processes_train_as_one(data: str, tmp_path: Path, pool: Pool) -> None:
     settings = [data, *TINY, *NO_BATCH_STATISTICS, f"--losses=[{ALL_LOSSES}]", ATTENTION]
-    settings += ["--diagnose_every=3", "--optimization.steps=6", "--precision=float64"]
+    settings += ["--diagnose_every=2", "--optimization.steps=4", "--precision=float64"]
     settings += ["--data.batch_size=30"]
     one, *_ = same_on_all(pool, [*settings, "--evaluation.descriptor=false"], tmp_path)
-    assert len(one) == 6
+    assert len(one) == 4
     logged = read_table(tmp_path / "2" / "records", "training")["loss"]
     assert logged == pytest.approx([row["loss"].item() for row in one])
     own = [name for name in one[0]["gradients"] if name.startswith("loss.")]
@@ -47,7 +47,7 @@ def test_several_processes_train_as_one(data: str, tmp_path: Path, pool: Pool) -
     assert len(own) == 3 + 2 + 3 + 1 + 1 + 1
     assert "model.head.attention.variance" in one[0]["gradients"]
     ratios = read_table(tmp_path / "1" / "records", "gradient_ratios")
-    assert ratios["step"] == [3, 6]
+    assert ratios["step"] == [2, 4]
     assert ratios["EnergyConfusionRegularizer at head"][1] > 0
     assert ratios["EnergyConfusionRegularizer at trunk"] == [0, 0]
     for processes in ("2", "3"):
