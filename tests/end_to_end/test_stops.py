@@ -54,6 +54,7 @@ def settings(data: str) -> list[str]:
     return [
         *(data, *TINY, f"--losses=[{HORDE}, {MEMORY}, {REGULARIZERS}]", ATTENTION),
         f"--optimization.steps={STEPS}",
+        "--data.batch_size=30",
         "--data.num_workers=2",
         "--checkpoint_every=10",
         "--diagnose_every=15",
