@@ -16,7 +16,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-
 IMPORTED = ["tests.support.gradients", "tests.benchmarks.runs", "benchmarks.evaluation.outputs"]
 """Modules that the processes share: importing them takes seconds. What is not installed is left out."""
 
