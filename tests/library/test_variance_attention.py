@@ -150,17 +150,6 @@ def test_nothing_is_computed_for_nobody() -> None:
     assert len(calls) == 1
 
 
-@pytest.mark.parametrize("training", [False, True])
-def test_an_image_does_not_depend_on_the_rest_of_its_batch(training: bool) -> None:
-    network = Network().double().train(training)
-    VarianceRegularizer().attach(network.head)
-    x = torch.randn(6, 3, 8, 8, dtype=torch.float64)
-    together = network(x)
-    others = torch.cat([x[:2], 100 * torch.randn_like(x[2:])])
-    assert_close(network(others)[:2], together[:2])
-    assert_close(torch.cat([network(image[None]) for image in x]), together)
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_half_precision_loses_no_gradient(dtype: torch.dtype) -> None:
     """A sum of 65552 overflows float16, and bfloat16 has no such number."""

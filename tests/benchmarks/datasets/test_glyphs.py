@@ -1,7 +1,6 @@
 """The Glyphs dataset: its classes, its views, its splits and its cache."""
 
 import hashlib
-import multiprocessing
 import shutil
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
@@ -165,19 +164,6 @@ def test_a_training_view_is_a_pure_function_of_index_and_seed(train):
     assert not torch.equal(first, train[7][0])
     assert torch.equal(first, train[7, 3][0])
     assert train[7, 3][1:] == train[7][1:]
-
-
-def views_of(root: Path) -> tuple[str, list[np.ndarray]]:
-    dataset = Glyphs(root, "test")
-    return dataset.fingerprint, [dataset[key][0].numpy() for key in (5, 700, (5, 1), (5, 2**62))]
-
-
-def test_another_process_sees_the_same(root):
-    fingerprint, views = views_of(root)
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        other_fingerprint, other_views = pool.apply(views_of, (root,))
-    assert other_fingerprint == fingerprint
-    np.testing.assert_array_equal(other_views, views)
 
 
 def test_no_number_moves(train):

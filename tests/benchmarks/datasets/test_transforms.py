@@ -106,13 +106,6 @@ def test_channels_are_normalised_in_the_order_red_green_blue(mean, std):
     np.testing.assert_allclose(view.numpy(), expected, rtol=0, atol=1e-6)
 
 
-def test_statistics_of_caffe_give_bytes_minus_the_mean():
-    image = noise(16, 16)
-    make = views(16, resize=16, mean=(128 / 255, 117 / 255, 104 / 255), std=(1 / 255,) * 3)
-    expected = np.asarray(image).astype(float) - (128, 117, 104)
-    np.testing.assert_array_equal(make.test(image).numpy(), expected.transpose(2, 0, 1))
-
-
 @pytest.mark.parametrize(
     ("augmentation", "image_size", "resize"),
     [
