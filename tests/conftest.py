@@ -15,6 +15,10 @@ from hypothesis import HealthCheck, settings
 from tests.support.pool import Pool
 
 
+LONG = ("pool", "trained")
+"""Fixtures of a session whose tests all run in one of pytest-xdist's workers."""
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--attacks", type=int, default=5, help="how many attacks of each kind")
     parser.addoption(
@@ -37,14 +41,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """pytest-xdist's workers take whole files, which share what they make, and one takes all tests with the pool.
-
-    The longest come first.
-    """
+    """pytest-xdist's workers take whole files, or all tests of a fixture that takes long; the longest come first."""
     if config.pluginmanager.hasplugin("xdist"):
         for item in items:
-            pooled = "pool" in getattr(item, "fixturenames", ())
-            item.add_marker(pytest.mark.xdist_group("pool" if pooled else item.path.stem))
+            slow = [name for name in LONG if name in getattr(item, "fixturenames", ())]
+            item.add_marker(pytest.mark.xdist_group([*slow, item.path.stem][0]))
     items.sort(key=lambda item: not {"end_to_end", "studies"} & set(item.path.parts))
 
 
