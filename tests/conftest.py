@@ -14,7 +14,6 @@ from hypothesis import HealthCheck, settings
 
 from tests.support.pool import Pool
 
-
 LONG = ("pool", "trained")
 """Fixtures of a session whose tests all run in one of pytest-xdist's workers."""
 
@@ -41,7 +40,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """pytest-xdist's workers take whole files, or all tests of a fixture that takes long; the longest come first."""
+    """pytest-xdist's workers take whole files, or all tests of a long fixture; the longest come first."""
     if config.pluginmanager.hasplugin("xdist"):
         for item in items:
             slow = [name for name in LONG if name in getattr(item, "fixturenames", ())]

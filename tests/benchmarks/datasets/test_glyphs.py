@@ -18,11 +18,8 @@ FACES = 12
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory):
-    """A cache folder that did not exist before; the glyphs are rendered here, once."""
-    root = tmp_path_factory.mktemp("data") / "not" / "there"
-    Glyphs(root)
-    return root
+def root(glyphs_root):
+    return glyphs_root
 
 
 @pytest.fixture(scope="module")
@@ -239,7 +236,8 @@ def test_one_process_renders_and_the_others_wait(tmp_path, monkeypatch):
     render = glyphs._render
     monkeypatch.setattr(glyphs, "_render", lambda *args: drawn.append(1) or render(*args))
     with ThreadPool(4) as pool:
-        made = pool.map(lambda _: Glyphs(tmp_path, image_size=16).fingerprint, range(4))
+        folder = tmp_path / "not" / "there"
+        made = pool.map(lambda _: Glyphs(folder, image_size=16).fingerprint, range(4))
     assert len(set(made)) == len(drawn) == 1
 
 
