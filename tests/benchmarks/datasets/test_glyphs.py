@@ -146,15 +146,6 @@ def test_views_are_finite_and_the_affine_map_leaves_ink_in_them(splits, monkeypa
     assert min(dataset[i][0].max() for dataset, i in keys) > -0.5
 
 
-def test_the_test_view_depends_on_the_index_alone(root, train):
-    again = Glyphs(root)
-    for index in (0, 1, len(train) - 1):
-        assert torch.equal(train[index][0], again[index][0])
-    # One glyph under the perturbations of two indices.
-    views = [glyphs._view(train._images[0], train._grid, i, glyphs.TEST_SEED) for i in (0, 1)]
-    assert not np.array_equal(*views)
-
-
 def test_a_training_view_is_a_pure_function_of_index_and_seed(train):
     first = train[7, 3][0]
     assert not torch.equal(first, train[7, 4][0])
@@ -177,16 +168,6 @@ def test_no_number_moves(train):
 
 def test_global_random_state_is_neither_read_nor_written(train):
     assert_global_random_state_is_neither_read_nor_written(train)
-
-
-def test_inverse_affine_undoes_the_affine_map():
-    angle, shear, scale, right, down = 0.2, 0.1, 0.8, 0.3, -0.1
-    rotation = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
-    forward = np.eye(3)
-    forward[:2, :2] = scale * rotation @ [[1, shear], [0, 1]]
-    forward[:2, 2] = right, down
-    inverse = glyphs._inverse_affine(angle=angle, shear=shear, scale=scale, right=right, down=down)
-    np.testing.assert_allclose(inverse, np.linalg.inv(forward)[:2], rtol=0, atol=1e-12)
 
 
 def test_without_a_perturbation_the_view_is_the_glyph(train, monkeypatch):

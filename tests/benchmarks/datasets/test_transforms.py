@@ -1,7 +1,6 @@
 """The views of an image against pictures made by hand with Pillow and numpy."""
 
 import math
-import pickle
 import random
 from collections import Counter
 
@@ -263,16 +262,6 @@ def test_the_seed_of_torch_decides_and_no_other_generator_is_touched(augmentatio
     np.random.seed(7)  # noqa: NPY002
     np.testing.assert_array_equal(seeded(make, image, range(8)), first)
     assert len({picture.tobytes() for picture in first}) > 5
-
-
-@pytest.mark.parametrize("augmentation", AUGMENTATIONS)
-def test_a_pickled_copy_is_equal_and_draws_the_same(augmentation):
-    make = views(12, resize=13, keep_aspect=False, augmentation=augmentation)
-    image = noise(20, 20)
-    for _ in range(2):  # before and after the first view, which fills what is computed once
-        copy = pickle.loads(pickle.dumps(make))
-        assert copy == make
-        np.testing.assert_array_equal(seeded(copy, image, [3]), seeded(make, image, [3]))
 
 
 # ----------------------------------------------------------------------------------------- pictures
