@@ -72,7 +72,7 @@ notebooks: install
 	OMP_NUM_THREADS=1 $(BIN)/jupyter execute --inplace examples/*.ipynb
 
 # A process per core, each of one thread; the slowest tests are named at the end.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist loadgroup --durations 20
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist loadfile --durations 20
 
 # What every change needs: five to six minutes on two idle cores.
 test: install

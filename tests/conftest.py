@@ -6,6 +6,7 @@ import sys
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,16 @@ import torch
 from hypothesis import HealthCheck, settings
 
 from tests.support.pool import Pool
+
+TOGETHER = {
+    **dict.fromkeys(
+        ("test_distributed", "test_gradient_ratios", "test_rank_accuracy_in_pml", "test_evaluation")
+        + ("test_processes", "test_frozen_stages", "test_upstream_numbers"),
+        "pool",
+    ),
+    **dict.fromkeys(("test_card", "test_example", "test_export", "test_folders"), "trained"),
+}
+"""Files of tests that share a fixture that takes long: one of pytest-xdist's workers has them all."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -36,12 +47,28 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("attacks")
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """pytest-xdist's workers take whole files, which share what they make; the longest come first."""
-    if config.pluginmanager.hasplugin("xdist"):
-        for item in items:
-            item.add_marker(pytest.mark.xdist_group(item.path.stem))
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest tests come first."""
     items.sort(key=lambda item: not {"end_to_end", "studies"} & set(item.path.parts))
+
+
+@pytest.hookimpl(optionalhook=True, tryfirst=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With `--dist loadfile`, pytest-xdist's workers take whole files, in this order, and some files together.
+
+    Groups of tests have no effect: pytest-xdist 3.8 cannot tell their names to pytest 9.
+    """
+    if config.getvalue("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            return TOGETHER.get(Path(file).stem, file)
+
+    config.option.loadscopereorder = False
+    return Scheduling(config, log)
 
 
 @pytest.fixture(autouse=True)

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.settings import read_table, table_names
+from benchmarks.settings import recipe_names
 from benchmarks.speed.__main__ import CASES
 from tests.support.processes import ROOT
 
@@ -123,9 +123,8 @@ def missing(command: str) -> str | None:
         return next((case for case in cases if case not in CASES), None)
     named = [word for word, before in zip(words[1:], words, strict=False) if before == "--recipe"]
     files = [word.split("::")[0] for word in words if word.startswith(("tests/", "tools/"))]
-    recipes = {entry.name for table in table_names() for entry in read_table(table).entries}
     return next(
-        (name for name in named if name not in recipes),
+        (name for name in named if name not in recipe_names()),
         next((name for name in files if not (ROOT / name).exists()), None),
     )
 

@@ -200,6 +200,7 @@ def test_refuses_to_commit_in_another_repository(clone: Path, tmp_path: Path) ->
     assert "HORDE" not in (tree / INIT).read_text()
 
 
+@pytest.mark.slow
 def test_placed_unit_tests_pass(stacked: Path) -> None:
     """Those of the wrapper start processes; here `tests/documents/test_upstream_numbers.py` compares it."""
     new = [path for path in stacked.glob("tests/*/test_*.py") if "distributed" not in path.name]

@@ -242,7 +242,7 @@ def test_several_processes_train_as_one(cached: list[str], tmp_path: Path, pool:
     save_file(trunk.state_dict(), tmp_path / "weights.safetensors")
     settings = [*cached, *NO_BATCH_STATISTICS, horde(), "--precision=float64"]
     settings += [f"--model.weights={tmp_path / 'weights.safetensors'}"]
-    settings += ["--optimization.steps=6", "--data.max_classes=12", "--data.cached_views=1"]
+    settings += ["--optimization.steps=4", "--data.max_classes=12", "--data.cached_views=1"]
     settings += ["--evaluation.descriptor=false", "--data.draw_classes=true", "--data.batch_draw=1"]
     one, _ = same_on_all(pool, settings, tmp_path, (1, 2))
     names = [name for name in one[0]["gradients"] if name.startswith("model.trunk")]

@@ -36,28 +36,28 @@ ALL_LOSSES = ", ".join(
 
 def test_several_processes_train_as_one(data: str, tmp_path: Path, pool: Pool) -> None:
     settings = [data, *TINY, *NO_BATCH_STATISTICS, f"--losses=[{ALL_LOSSES}]", ATTENTION]
-    settings += ["--diagnose_every=3", "--optimization.steps=6", "--precision=float64"]
+    settings += ["--diagnose_every=3", "--optimization.steps=4", "--precision=float64"]
     settings += ["--data.batch_size=30"]
-    one, *_ = same_on_all(pool, [*settings, "--evaluation.descriptor=false"], tmp_path)
-    assert len(one) == 6
-    logged = read_table(tmp_path / "2" / "records", "training")["loss"]
+    settings += ["--evaluation.descriptor=false"]
+    one, _ = same_on_all(pool, settings, tmp_path, (1, 3))
+    assert len(one) == 4
+    logged = read_table(tmp_path / "3" / "records", "training")["loss"]
     assert logged == pytest.approx([row["loss"].item() for row in one])
     own = [name for name in one[0]["gradients"] if name.startswith("loss.")]
     # HORDE's projections, embeddings and class weights; proxies, class weights; JRD's class weights
     assert len(own) == 3 + 2 + 3 + 1 + 1 + 1
     assert "model.head.attention.variance" in one[0]["gradients"]
     ratios = read_table(tmp_path / "1" / "records", "gradient_ratios")
-    assert ratios["step"] == [3, 6]
-    assert ratios["EnergyConfusionRegularizer at head"][1] > 0
-    assert ratios["EnergyConfusionRegularizer at trunk"] == [0, 0]
-    for processes in ("2", "3"):
-        found = read_table(tmp_path / processes / "records", "gradient_ratios")
-        assert found.keys() == ratios.keys()
-        for name, values in ratios.items():
-            assert found[name] == pytest.approx(values, rel=1e-6), name
+    assert ratios["step"] == [3]
+    assert ratios["EnergyConfusionRegularizer at head"][0] > 0
+    assert ratios["EnergyConfusionRegularizer at trunk"] == [0]
+    found = read_table(tmp_path / "3" / "records", "gradient_ratios")
+    assert found == {name: pytest.approx(values, rel=1e-6) for name, values in ratios.items()}
 
 
-@pytest.mark.parametrize("batch_norm", ["frozen_statistics", "frozen"])
+@pytest.mark.parametrize(
+    "batch_norm", ["frozen_statistics", pytest.param("frozen", marks=pytest.mark.slow)]
+)
 def test_frozen_batch_norm_trains_as_one(
     batch_norm: str, data: str, tmp_path: Path, pool: Pool
 ) -> None:
@@ -103,14 +103,14 @@ def test_a_gallery_on_several_processes(tmp_path: Path, pool: Pool) -> None:
     settings += ["--data.image_size=32", "--data.batch_size=24", "--data.samples_per_class=3"]
     settings += ["--data.num_workers=0", "--optimization.steps=4", "--precision=float64"]
     settings += ["--evaluation.every=2", "--evaluation.batch_size=5", "--model.embedding_size=8"]
-    same_on_all(pool, [*settings, "--evaluation.curve_classes=5"], tmp_path, counts=counts)
-    records = [json.loads((tmp_path / p / "run.json").read_text()) for p in ("1", "2", "3")]
-    assert records[0]["data"]["test_images"] == 27
-    curves = [read_table(tmp_path / p / "records", "evaluation") for p in ("1", "2", "3")]
-    for record, curve in zip(records[1:], curves[1:], strict=True):
-        for kind in ("metrics", "outputs", "per_class"):
-            assert record[kind] == records[0][kind]
-        assert curve == curves[0]
+    settings += ["--evaluation.curve_classes=5"]
+    same_on_all(pool, settings, tmp_path, (1, 3), counts=counts)
+    one, three = (json.loads((tmp_path / p / "run.json").read_text()) for p in ("1", "3"))
+    assert one["data"]["test_images"] == 27
+    for kind in ("metrics", "outputs", "per_class"):
+        assert three[kind] == one[kind]
+    first, third = (read_table(tmp_path / p / "records", "evaluation") for p in ("1", "3"))
+    assert third == first
 
 
 @pytest.mark.parametrize(

@@ -108,13 +108,14 @@ def test_what_a_finished_run_leaves(
     assert "was started with 2.0, not 3.0" in line
 
 
-def test_terms_of_the_loss_are_recorded(settings: list[str], tmp_path: Path) -> None:
+def test_terms_of_the_loss_and_ratios_are_recorded(settings: list[str], tmp_path: Path) -> None:
     term = "{loss: {class_path: pml_regularizers.BinomialDevianceLoss}, weight: %s}"
     losses = f"[{term % 1.0}, {term % 0.5}]"
-    finished([*settings, f"--losses={losses}", "--optimization.steps=20"], tmp_path / "run")
-    terms, whole = (
-        read_table(tmp_path / "run" / "records", name) for name in ("terms", "training")
-    )
+    steps = ["--optimization.steps=20", "--diagnose_every=15"]
+    finished([*settings, f"--losses={losses}", *steps], tmp_path / "run")
+    tables = ("terms", "training", "gradient_ratios")
+    terms, whole, ratios = (read_table(tmp_path / "run" / "records", name) for name in tables)
+    assert ratios["step"] == [15]
     assert terms.pop("step") == [10, 20]
     names = ["BinomialDevianceLoss", "BinomialDevianceLoss_1"]
     assert list(terms) == names

@@ -20,7 +20,7 @@ from benchmarks.records import run_folder
 from benchmarks.records.run_folder import load_checkpoint, saved_checkpoints
 from benchmarks.records.steps import read_table
 from benchmarks.run import main
-from tests.benchmarks.runs import ATTENTION, REGULARIZERS
+from tests.benchmarks.runs import ATTENTION, REGULARIZERS, finished, forget
 from tests.support.processes import (
     FROZEN_STATISTICS,
     NO_BATCH_STATISTICS,
@@ -54,6 +54,7 @@ def settings(data: str) -> list[str]:
     return [
         *(data, *TINY, f"--losses=[{HORDE}, {MEMORY}, {REGULARIZERS}]", ATTENTION),
         f"--optimization.steps={STEPS}",
+        "--data.batch_size=30",
         "--data.num_workers=2",
         "--checkpoint_every=10",
         "--diagnose_every=15",
@@ -67,8 +68,11 @@ def settings(data: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def uninterrupted(settings: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("whole") / "run"
-    run([*settings, f"--output={folder}"])
+    """A run in this process, where importing takes no time; on one thread, as the others."""
+    folder, threads = tmp_path_factory.mktemp("whole") / "run", torch.get_num_threads()
+    torch.set_num_threads(1)
+    finished(settings, folder)
+    torch.set_num_threads(threads)
     return folder
 
 
@@ -142,9 +146,19 @@ def uninterrupted_pair(settings: list[str], tmp_path_factory: pytest.TempPathFac
 
 @pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_kills_at_any_moment_lose_only_steps_since_the_checkpoint(
-    processes: int, settings: list[str], request: pytest.FixtureRequest, tmp_path: Path
+    processes: int,
+    settings: list[str],
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """`pytest tests/end_to_end/test_stops.py -k kills --kills 20` kills it twenty times."""
+    """`pytest tests/end_to_end/test_stops.py -k kills --kills 20` kills it twenty times.
+
+    Nobody else writes the folder meanwhile.
+    """
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    monkeypatch.setattr(run_folder, "PATIENCE", 0.1)
     folder, kills = tmp_path / "run", request.config.getoption("--kills")
     expected = request.getfixturevalue("uninterrupted_pair" if processes == 2 else "uninterrupted")
     if processes == 2:
@@ -155,9 +169,11 @@ def test_kills_at_any_moment_lose_only_steps_since_the_checkpoint(
         process = start(
             [*settings, f"--output={folder}", *resume], processes, start_new_session=True
         )
-        resume = ["--resume"]
         wait_for_rows(process, folder, at)
         time.sleep(generator.uniform(0, 0.3))
+        if not resume:
+            assert_in_use([*settings, f"--output={folder}"], process, capsys)
+        resume = ["--resume"]
         kill_all(process, folder)
         for checkpoint in saved_checkpoints(folder):
             torch.load(checkpoint, weights_only=True)
@@ -167,6 +183,18 @@ def test_kills_at_any_moment_lose_only_steps_since_the_checkpoint(
     run([*settings, f"--output={folder}", *resume], processes)
     assert_same_run(folder, expected)
     assert len(saved_checkpoints(folder)) == 2
+
+
+def assert_in_use(
+    arguments: list[str], process: subprocess.Popen[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A second writer is refused, while the first one stands still."""
+    os.killpg(process.pid, signal.SIGSTOP)
+    for extra in ([], ["--resume"]):
+        forget()
+        assert main([*arguments, *extra]) == 3
+        assert "being written by another process (" in capsys.readouterr().err
+    os.killpg(process.pid, signal.SIGCONT)
 
 
 def kill_all(process: subprocess.Popen[str], folder: Path) -> None:
@@ -236,27 +264,6 @@ def test_signals_that_come_together_are_one(monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setattr(stopping, "TOGETHER", -1)
         signal.raise_signal(signal.SIGINT)
         assert later == [signal.SIGINT]
-
-
-def test_a_second_writer_is_refused(
-    settings: list[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    folder = tmp_path / "run"
-    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
-    monkeypatch.setattr(run_folder, "PATIENCE", 0.1)
-    long = [*settings, "--optimization.steps=100000", f"--output={folder}"]
-    first = start(long, start_new_session=True)
-    wait_for_rows(first, folder, 1)
-    for extra in ([], ["--resume"]):
-        assert main([*long, *extra]) == 3
-        line = f"being written by another process ({first.pid})"
-        assert line in capsys.readouterr().err
-    assert first.poll() is None
-    os.killpg(first.pid, signal.SIGKILL)
-    first.communicate(timeout=TIMEOUT)
 
 
 def test_a_list_may_be_piped_to_whoever_reads_its_head() -> None:

@@ -1,17 +1,14 @@
 """The page of `make gpu`: what is wrong fails, what has passed is kept, and every part is on the page."""
 
 import math
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 import pml_regularizers
-from tests.gpu import test_parts
+from tests.gpu import conftest, test_parts
 from tests.gpu.part import Part, descriptions, read_page, write_page
 from tests.support.processes import ROOT
 
@@ -53,53 +50,50 @@ def test_a_page_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert read_page(page, "of another commit") == read_page(tmp_path / "none", "a") == {}
 
 
-# The GPU is this machine's processor, and the part of float16 is one of these.
-PLUGIN = """
-import os
-import pytest, torch
-from tests.gpu import part, test_parts
+class Found:
+    """Plugin that puts a finding of its own in a part's place."""
 
-torch.cuda.is_available = lambda: True
+    def __init__(self, number: float | None) -> None:
+        self.number = number
 
-def found(part):
-    assert not part.tiny
-    match os.environ["FOUND"]:
-        case "nothing":
-            import no_such_package
-        case number:
-            part.check("at first", 1, 1, 0)
-            part.check("at last", float(number), 1, 0)
+    def pytest_collection_modifyitems(self, items: list[pytest.Function]) -> None:
+        for item in items:
+            item.obj = self.found
 
-def pytest_collection_modifyitems(items):
-    from tests.gpu import conftest
-    conftest.current_device = lambda: torch.device("cpu")
-    conftest.origin = lambda command, device, commit: f"{command} at {commit}"
-    for item in items:
-        item.obj = found
-"""
+    def found(self, part: Part) -> None:
+        assert not part.tiny
+        if self.number is None:
+            import no_such_package  # noqa: F401
+        part.check("at first", 1, 1, 0)
+        part.check("at last", self.number, 1, 0)
 
 
-def test_a_part_fails_goes_on_and_has_passed(tmp_path: Path) -> None:
-    (tmp_path / "plugged.py").write_text(PLUGIN)
+def test_a_part_fails_goes_on_and_has_passed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The GPU is this machine's processor."""
     page = tmp_path / "gpu.md"
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(conftest, "current_device", lambda: CPU)
+    monkeypatch.setattr(conftest, "origin", lambda command, _, commit: f"{command} at {commit}")
 
-    def run(found: str) -> str:
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "plugged", "--page", str(page)]
-        command += ["--commit=a", "tests/gpu/test_parts.py::test_float16"]
-        places = os.pathsep.join([str(tmp_path), str(ROOT)])
-        variables = os.environ | {"PYTHONPATH": places, "FOUND": found}
-        done = subprocess.run(command, cwd=ROOT, env=variables, text=True, capture_output=True)
-        assert (done.returncode == 1) == ("1 failed" in done.stdout), done.stdout + done.stderr
-        return done.stdout
+    def run(number: float | None) -> str:
+        words = ["-q", "-p", "no:cacheprovider", f"--page={page}", "--commit=a"]
+        part = "tests/gpu/test_parts.py::test_float16"
+        status = pytest.main([*words, part], plugins=[Found(number)])
+        said = capsys.readouterr().out
+        assert (status == 1) == ("1 failed" in said), said
+        return said
 
-    assert "got 2, expected 1 to 0.0e+00 of 1" in run("2")
+    assert "got 2, expected 1 to 0.0e+00 of 1" in run(2)
     wrong = read_page(page, "make gpu at a")["float16"]
     assert wrong.startswith("failed: at last: tensor 1 of 1, entry 0: got 2, expected 1 to ")
     assert "| at first | 0.0e+00 | 0.0e+00 |" in wrong
-    assert "not run: needs no_such_package" in run("nothing")
+    assert "not run: needs no_such_package" in run(None)
     assert read_page(page, "make gpu at a")["float16"] == "not run: needs no_such_package."
-    assert "1 passed" in run("1")
-    assert "it has passed" in run("2")
+    assert "1 passed" in run(1)
+    assert "it has passed" in run(2)
     assert re.match(r"passed in \d+ s\.\n", read_page(page, "make gpu at a")["float16"])
 
 

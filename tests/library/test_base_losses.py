@@ -64,25 +64,6 @@ def test_reducers_see_the_pairs() -> None:
         assert_close(DenseNPairsLoss(reducer=reducer)(x, LABELS), exact)
 
 
-def test_reducers_see_both_sides_of_the_contrastive_loss() -> None:
-    x = vectors()
-    positive, negative = oracle.all_pairs(LABELS.tolist())
-    near = np.array([(1 - oracle.cosine(*x[[i, j]].numpy())) ** 2 / 2 for i, j in positive])
-    far = np.array([max(0, oracle.cosine(*x[[i, j]].numpy()) - 0.5) / 2 for i, j in negative])
-    assert 0 < (far > 0).sum() < len(far)
-    for reducer, exact in (
-        (reducers.MeanReducer(), near.mean() + far.mean()),
-        (reducers.SumReducer(), near.sum() + far.sum()),
-        (reducers.AvgNonZeroReducer(), near.mean() + far[far > 0].mean()),
-    ):
-        assert_close(CosineContrastiveLoss(reducer=reducer)(x, LABELS), exact)
-    raw = CosineContrastiveLoss(reducer=reducers.DoNothingReducer())(x, LABELS)
-    assert [raw[name]["reduction_type"] for name in ("pos_loss", "neg_loss")] == [
-        "pos_pair",
-        "neg_pair",
-    ]
-
-
 def test_pairs_of_equal_images_count_in_the_mean() -> None:
     """An average of the non-zero ones would forget them."""
     x = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
@@ -102,44 +83,3 @@ def test_mined_pairs_are_the_only_ones_that_count(make: Any, exact: Any) -> None
     assert_close(loss(x, LABELS, mined), expected)
     twice = tuple(indices.repeat(2) for indices in mined)
     assert_close(loss(x, LABELS, twice), expected)
-
-
-@ours
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
-def test_a_reference_set_takes_the_place_of_the_batch(
-    make: Any, exact: Any, dtype: torch.dtype
-) -> None:
-    """An image against references is what it adds to them as one more image: its row of the pairs."""
-    x, references = vectors(dtype=dtype), vectors(5, dtype=dtype)
-    labels = torch.tensor([0, 0, 1, 3, 4])
-    loss = make(reducer=reducers.SumReducer())
-    expected = 0.0
-    for image, label in zip(x.double(), LABELS.tolist(), strict=True):
-        rows = torch.cat([image[None], references.double()]).numpy()
-        classes = [label, *labels.tolist()]
-        positive, negative = oracle.all_pairs(classes)
-        first = [[pair for pair in side if pair[0] == 0] for side in (positive, negative)]
-        expected += ROWS[exact](rows, classes, *first)
-    assert_close(loss(x, LABELS, ref_emb=references, ref_labels=labels), expected)
-
-
-def contrastive_row(x: np.ndarray, labels: Any, positive: Any, negative: Any) -> float:
-    pulled = sum((1 - oracle.cosine(x[i], x[j])) ** 2 / 2 for i, j in positive)
-    return pulled + sum(max(0, oracle.cosine(x[i], x[j]) - 0.5) / 2 for i, j in negative)
-
-
-def n_pairs_row(x: np.ndarray, labels: Any, positive: Any, negative: Any) -> float:
-    terms = oracle.n_pair_terms(x, labels)
-    return sum(terms[pair] for pair in positive)
-
-
-def binomial_row(x: np.ndarray, labels: Any, positive: Any, negative: Any) -> float:
-    near = sum(oracle.softplus(-2 * (oracle.cosine(x[i], x[j]) - 0.5)) for i, j in positive)
-    return near + sum(oracle.softplus(50 * (oracle.cosine(x[i], x[j]) - 0.5)) for i, j in negative)
-
-
-ROWS = {
-    oracle.horde_contrastive: contrastive_row,
-    oracle.ecaml_n_pair: n_pairs_row,
-    oracle.ecaml_binomial: binomial_row,
-}

@@ -102,15 +102,6 @@ def test_equals_the_oracle(distance: str, reduction: Any, log: bool) -> None:
     assert_close(value, expected(embeddings, distance=distance, reduction=reduction, log=log))
 
 
-@every_distance
-@every_reduction
-@every_log
-def test_gradient_by_finite_differences(distance: str, reduction: Any, log: bool) -> None:
-    regularizer = build(distance, reduction=reduction, log=log)
-    embeddings = vectors().requires_grad_()
-    assert torch.autograd.gradcheck(lambda x: regularizer(x, LABELS), embeddings)
-
-
 def test_energies_of_classes_equal_the_oracle() -> None:
     x = vectors()
     energies = energy_confusion(x, CLASSES, C)
@@ -271,12 +262,6 @@ def test_draws_go_on_from_a_state_dict() -> None:
     cast = {"draws": regularizer.draws.bfloat16()}
     with pytest.raises(RuntimeError, match=r"draws: expected signed integers, got torch\.bfloat16"):
         build(num_pairs=1).load_state_dict(cast)
-
-
-# Degenerate batches
-
-
-# PML
 
 
 @pytest.mark.parametrize("num_pairs", [None, 2])

@@ -148,6 +148,7 @@ def test_gradient_of_the_network_by_finite_differences() -> None:
     [
         ({"stem_channels": 0}, "stem_channels: expected at least 1, got 0"),
         ({"embedding_size": 7}, "embedding_size: expected a multiple of num_heads=3, got 7"),
+        ({"embedding_size": 0}, "embedding_size: expected a multiple of num_heads=3, got 0"),
     ],
 )
 def test_bad_arguments_of_the_network(kwargs: dict[str, Any], message: str) -> None:

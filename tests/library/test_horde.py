@@ -69,24 +69,6 @@ def test_what_the_orders_see_equals_the_oracle(variant: str) -> None:
         assert_close(vectors, exact)
 
 
-@every_variant
-def test_gradient_by_finite_differences(variant: str) -> None:
-    loss = build(variant, moment_dim=3).double()
-    embeddings, features = batch()
-    names = [name for name, _ in loss.named_parameters()]
-
-    def value(embeddings: Tensor, features: Tensor, *state: Tensor) -> Tensor:
-        parameters = dict(zip(names, state, strict=True))
-        result: Tensor = torch.func.functional_call(
-            loss, parameters, (embeddings, LABELS), {"features": features}
-        )
-        return result
-
-    inputs = [embeddings, features[:, :, :1], *(p.detach() for p in loss.parameters())]
-    inputs = [x.clone().requires_grad_() for x in inputs]
-    assert torch.autograd.gradcheck(value, inputs, fast_mode=True)
-
-
 def test_order_weights_weigh_the_orders() -> None:
     embeddings, features = batch()
     unit = build(order=4)

@@ -122,14 +122,6 @@ def test_without_scale_every_order_keeps_its_direction_only() -> None:
 
 
 @every_variant
-def test_the_order_of_positions_does_not_matter(variant: str) -> None:
-    module, features = build(variant), sample("map")
-    shuffled = features.flatten(2)[:, :, torch.tensor([3, 0, 5, 1, 4, 2])].view_as(features)
-    for z, again in zip(module(features), module(shuffled), strict=True):
-        assert_close(again, z)
-
-
-@every_variant
 @pytest.mark.parametrize("garbage", [0.0, 1e30, float("inf"), float("nan")])
 def test_a_mask_drops_tokens_whatever_they_hold(variant: str, garbage: float) -> None:
     module = build(variant)
@@ -142,41 +134,6 @@ def test_a_mask_drops_tokens_whatever_they_hold(variant: str, garbage: float) ->
     sum(z.sum() for z in moments).backward()
     assert padded.grad is not None and padded.grad.isfinite().all()
     assert torch.equal(padded.grad[~kept], torch.zeros_like(padded.grad[~kept]))
-
-
-class TestUnbiasedness:
-    """Eqs. 2 and 5: with W in {-1, +1}, <phi_k(x), phi_k(y)> is <x, y>^k on average over W.
-
-    Each of the d columns is one independent draw, so the error of their mean is known: a z-score. The
-    seed is fixed; a correct implementation exceeds 5 once in two million seeds.
-    """
-
-    COLUMNS = 200_000
-    X, Y = torch.tensor([1.0, 0.5, -0.25, 0.75]), torch.tensor([0.75, 1.0, 0.25, 0.5])
-
-    def scores(self, module: HighOrderMoments, order: int, *claims: float) -> list[float]:
-        """Distance of the estimate from each claim, in standard errors."""
-        phi = module(torch.stack([self.X, self.Y]).view(2, 4, 1, 1).double())[order - 2]
-        draws = phi[0] * phi[1] * module.moment_dim
-        error = draws.std().item() / math.sqrt(len(draws))
-        return [abs(draws.mean().item() - claim) / error for claim in claims]
-
-    @pytest.mark.parametrize("order", [2, 3, 4, 5])
-    @pytest.mark.parametrize("variant", ["random", "cascaded_signs", "independent_signs"])
-    def test_the_estimate_is_the_power_and_nothing_near_it(self, variant: str, order: int) -> None:
-        inner = float(self.X @ self.Y)
-        module = build(variant, in_channels=4, order=order, moment_dim=self.COLUMNS)
-        power, lower, higher, half = self.scores(
-            module,
-            order,
-            inner**order,
-            inner ** (order - 1),
-            inner ** (order + 1),
-            inner**order / 2,
-        )
-        assert power < 5
-        # The test has the power to tell: a factor too many or too few would be seen.
-        assert min(lower, higher, half) > 10
 
 
 def test_random_matrices_are_signs_kept_in_a_byte_and_never_trained() -> None:
@@ -295,19 +252,6 @@ def test_tables_cast_in_place_are_refused_in_the_call() -> None:
     module = build("sketch").type(torch.float16)  # unlike half(), this casts integers too
     with pytest.raises(ValueError, match=r"tables: expected signed integers, got torch\.float16"):
         module(sample("map"))
-
-
-def test_places_and_signs_of_sketches_are_drawn_evenly() -> None:
-    draws, module = [], build("sketch", moment_dim=8)
-    for _ in range(200):
-        module.reset_parameters()
-        draws += [table.clone() for table in module.weights()]
-    filled = torch.stack(draws).double()
-    error = 5 * math.sqrt(1 / 8 * 7 / 8 / len(filled))
-    for channel in range(1, CHANNELS + 1):
-        assert ((filled.abs() == channel).double().mean(dim=0) - 1 / 8).abs().max() < error
-        signs = filled[filled.abs() == channel].sign()
-        assert abs(signs.mean().item()) < 5 / math.sqrt(len(signs))
 
 
 def test_trained_matrices_start_glorot_uniform_or_as_signs() -> None:

@@ -120,22 +120,6 @@ def test_a_hand_made_ranking():
     }
 
 
-def test_a_hand_made_gallery():
-    """Queries 0 and 2.1 of class 0 and 9 of class 1; gallery 1, 3 (class 0), 2, 8 (class 1)."""
-    points = torch.tensor([0.0, 2.1, 9.0, 1.0, 3.0, 2.0, 8.0])[:, None]
-    labels = torch.tensor([0, 0, 1, 0, 0, 1, 1])
-    found = measured(points, labels, recall_at=(1, 2), is_query=torch.arange(7) < 3)
-    # 0: 1+, 2-; 2.1: 2-, 3+; 9: 8+, 3-. R = 2 for each.
-    assert found == pytest.approx(
-        {
-            "recall_at_1": 2 / 3,
-            "recall_at_2": 1,
-            "mean_average_precision_at_r": (1 / 2 + 1 / 4 + 1 / 2) / 3,
-            "r_precision": 1 / 2,
-        }
-    )
-
-
 @pytest.mark.parametrize("recall_at", [(), (0, 1), (1.0,), ("1",), (True,)])
 def test_recall_at_is_checked(recall_at):
     with pytest.raises(ValueError, match="recall_at: expected integers >= 1, got"):

@@ -16,6 +16,7 @@ from pml_regularizers import (
     BinomialDevianceLoss,
     EmbeddingHead,
     FeatureLoss,
+    FeatureTap,
     HORDELoss,
     MissingFeaturesError,
 )
@@ -168,6 +169,15 @@ def test_detach_and_attach_again() -> None:
     with pytest.raises(MissingFeaturesError, match="pass features="):
         loss(other(x), labels)
     loss.detach()  # twice is fine
+
+
+def test_a_removed_tap_forgets_its_records() -> None:
+    stage, x = nn.Identity(), torch.ones(3, 2, requires_grad=True)
+    tap = FeatureTap(stage)
+    stage(x)
+    tap.remove()
+    with pytest.raises(MissingFeaturesError, match="no features were recorded"):
+        tap.take(x)
 
 
 # Threads

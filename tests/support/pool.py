@@ -16,6 +16,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+IMPORTED = ["tests.support.gradients", "tests.benchmarks.runs", "benchmarks.evaluation.outputs"]
+"""Modules that the processes share: importing them takes seconds. What is not installed is left out."""
+
 
 @dataclass(frozen=True)
 class Processes:
@@ -87,7 +90,8 @@ class Pool:
     def _start(self) -> None:
         if self._workers:
             return
-        context = multiprocessing.get_context("spawn")
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(IMPORTED)
         for rank in range(self.size):
             ours, theirs = context.Pipe()
             process = context.Process(target=_serve, args=(rank, theirs), daemon=True)

@@ -12,7 +12,7 @@ RUN = ROOT / "benchmarks" / "run.py"
 TIMEOUT = 600  # seconds until what hangs is ended, also where a machine is busy
 
 TINY = (
-    "--data.max_classes=24",
+    "--data.max_classes=12",
     "--data.batch_size=60",
     "--data.samples_per_class=5",
     "--evaluation.every=0",

@@ -262,6 +262,7 @@ def test_a_few_photographs_are_enough(tmp_path: Path) -> None:
         assert shown["neighbour_images"].shape == (8, 3, 32, 32, 3)
 
 
+@pytest.mark.slow
 def test_workers_do_not_outlive_an_error(tmp_path: Path) -> None:
     """They ignore the signals that Python would end them by."""
     for broken in photographs(tmp_path / "data", "abcdefgh").glob("*/1.jpg"):

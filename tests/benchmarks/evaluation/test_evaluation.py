@@ -14,11 +14,10 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 from torch.utils.data import Dataset, Subset
 
-from benchmarks.evaluation import tester
+from benchmarks.evaluation import outputs, tester
 from benchmarks.evaluation.embedding import embed
-from benchmarks.evaluation.outputs import variance_correlation
 from benchmarks.evaluation.tester import Measured, cluster_metrics, pairwise_f1
-from pml_regularizers import VEMAttention
+from pml_regularizers import BinomialDevianceLoss, HORDELoss, VEMAttention
 from tests.benchmarks.runs import as_accelerator
 from tests.support.pool import Pool, Processes
 
@@ -128,7 +127,7 @@ def test_the_predicted_variance_is_compared_with_that_of_all_images(accelerator)
     width = images.flatten(1).shape[1]
     attention = VEMAttention(width)
     model = nn.Sequential(nn.Flatten(), attention, nn.Linear(width, 3))
-    found = variance_correlation(
+    found = outputs.variance_correlation(
         accelerator, model, attention, dataset, batch_size=8, progress=False
     )
     measured = images.flatten(1).var(dim=0).numpy()
@@ -137,7 +136,7 @@ def test_the_predicted_variance_is_compared_with_that_of_all_images(accelerator)
     assert abs(found) < 1
     with torch.no_grad():
         attention.variance.copy_(torch.from_numpy(3 * measured + 1))
-    assert variance_correlation(
+    assert outputs.variance_correlation(
         accelerator, model, attention, dataset, batch_size=41
     ) == pytest.approx(1)
     assert not attention.statistics._forward_hooks
@@ -157,6 +156,14 @@ def test_evaluate_measures_unit_vectors(accelerator):
     assert found.metrics == measure(longer, found.labels, recall_at=(1, 3))
     assert list(found.metrics)[:3] == ["recall_at_1", "recall_at_3", "mean_average_precision_at_r"]
     assert 0 < found.metrics["recall_at_1"] < 1
+
+
+def test_descriptors_are_reduced_by_the_pca_of_the_training_images(accelerator):
+    horde, other = (HORDELoss(BinomialDevianceLoss(), 5, 4, order=2) for _ in range(2))
+    trained, descriptors = torch.randn(20, 8), torch.randn(6, 8)
+    other.fit_pca(trained)
+    found = outputs._reduced(accelerator, horde, trained, descriptors)
+    assert torch.equal(found, other.reduce(descriptors))
 
 
 class Interrupted(Images):

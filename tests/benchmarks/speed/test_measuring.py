@@ -153,14 +153,6 @@ def test_every_case_runs_at_a_tiny_size(
         assert f"\n| {candidate} | " in text
 
 
-@pytest.mark.parametrize("name", ["retrieval", "query_gallery"])
-def test_both_accuracies_are_of_the_same_task(name: str) -> None:
-    theirs, ours = (run() for run in CASES[name](True, CPU).candidates.values())
-    assert ours["recall_at_1"] == pytest.approx(theirs.pop("precision_at_1"))
-    assert {key: ours[key] for key in theirs} == pytest.approx(theirs)
-    assert ours["recall_at_1"] < ours["recall_at_10"]
-
-
 def test_figures_name_their_commit_and_the_settings_of_their_command(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
