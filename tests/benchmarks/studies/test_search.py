@@ -194,9 +194,9 @@ def test_a_damaged_file_of_a_search_is_one_line(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"trials": 3}, "--trials: the search in .* was begun with 2, not 3"),
-        ({"some_folds": [0]}, r"--fold: .* begun with \[0, 1\], not \[0\]"),
-        ({"space": None}, "--space: .* is fixed since"),
+        ({"trials": 3}, "--trials: .* was started with 2, not 3"),
+        ({"some_folds": [0]}, r"--fold: .* was started with \[0, 1\], not \[0\]"),
+        ({"space": None}, r"--space\.losses.*alpha: .* was started with 'Float"),
         ({"more": "--optimization.steps=3"}, "optimization.steps: .* was started with 2, not 3"),
     ],
 )
