@@ -30,7 +30,7 @@ from benchmarks.records import check_same, damage_named, read_json, replace_file
 from benchmarks.settings import Command, ConfigError, changed, dump, flat, parse, read_yaml
 from benchmarks.studies.jobs import Job
 from benchmarks.studies.launching import Launcher
-from benchmarks.studies.planning import check, fold_job
+from benchmarks.studies.planning import check, fold_jobs
 from benchmarks.studies.search_space import Space, corners
 
 MEASURED = "validation MAP@R"
@@ -90,10 +90,7 @@ class Search:
         """The trainings of a trial with these settings, one for each fold."""
         arguments = ["--recipe", self.recipe, "--config", str(settings)]
         arguments += [f"--trust={module}" for module in self.command.trusted]
-        return [
-            fold_job(arguments, fold, settings.with_name(f"{settings.stem}-fold{fold}"))
-            for fold in self.folds
-        ]
+        return fold_jobs(arguments, self.folds, settings.with_suffix(""))
 
     def check(self) -> None:
         """Build the ends of all ranges and all choices, and move them one step; writes nothing."""
@@ -102,7 +99,7 @@ class Search:
                 path = Path(folder) / f"{i}.yaml"
                 path.write_text(dump(self.changed(values)))
                 experiments = [job.command.experiment for job in self.jobs(path)]
-                check(experiments[0], experiments if i == 0 else [])
+                check(experiments, data=i == 0)
 
     def begin(self) -> None:
         """Write what is asked; a RunFolderError if the search was begun otherwise."""
@@ -176,7 +173,7 @@ class Search:
         """The validation MAP@R by which a run's weights were chosen."""
         if not _is_over(job):
             with LOCK:
-                check(job.command.experiment)
+                check([job.command.experiment], data=False)
             launcher.run(job)
         if (result := job.result()) is None:
             if _is_over(job):

@@ -102,12 +102,7 @@ def test_t_sne_keeps_neighbours() -> None:
 
 @pytest.mark.parametrize(
     "points",
-    [
-        np.ones((3, 4)),
-        np.arange(20.0)[:, None],
-        np.ones((20, 4)),
-        np.full((20, 4), np.nan),
-    ],
+    [np.ones((3, 4)), np.arange(20.0)[:, None], np.ones((20, 4)), np.full((20, 4), np.nan)],
 )
 def test_what_t_sne_cannot_place_is_left_out(points: np.ndarray) -> None:
     assert pictures.t_sne(points) is None

@@ -17,16 +17,13 @@ from benchmarks.records import write_json
 from benchmarks.reporting import folds as reported
 from benchmarks.studies.jobs import Job
 from tests.benchmarks.made import DIVERGED, RECORD
-from tests.benchmarks.reporting.test_report import all_rows
+from tests.benchmarks.reporting.made_runs import all_rows
 from tests.benchmarks.studies.fakes import RECIPE, TINY, Trainings, record_of
 
 
 @pytest.mark.slow
 def test_an_evaluation_of_real_models(
-    glyphs_root: Path,
-    tmp_path: Path,
-    in_process: list[Job],
-    capsys: pytest.CaptureFixture[str],
+    glyphs_root: Path, tmp_path: Path, in_process: list[Job], capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "runs"
     command = ["evaluate", RECIPE, "--seeds=1", f"--runs={folder}", "--"]
@@ -225,9 +222,7 @@ def test_what_cannot_be_compared(
 
 
 def test_evaluation_goes_on_after_a_failure(
-    tmp_path: Path,
-    trainings: Callable[..., Trainings],
-    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, trainings: Callable[..., Trainings], capsys: pytest.CaptureFixture[str]
 ) -> None:
     def end(number: int, run: Job) -> str:
         np.savez(run.folder / "test_embeddings.npz", embeddings=EMBEDDINGS[0], labels=LABELS)
@@ -246,9 +241,7 @@ def test_evaluation_goes_on_after_a_failure(
 
 
 def test_a_damaged_record_is_named(
-    tmp_path: Path,
-    trainings: Callable[..., Trainings],
-    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, trainings: Callable[..., Trainings], capsys: pytest.CaptureFixture[str]
 ) -> None:
     done = trainings()
     path = tmp_path / "runs" / "seed0-fold1" / "run.json"

@@ -84,10 +84,7 @@ def test_paths_into_settings() -> None:
     assert found == {
         "losses": [
             {"weight": 3},
-            {
-                "loss": {"init_args": {"x": 4}},
-                "weight": {"init_args": {"end": 5}},
-            },
+            {"loss": {"init_args": {"x": 4}}, "weight": {"init_args": {"end": 5}}},
         ],
         "optimization": {
             "overrides": {"model.head": {"lr": 1}, "model.head.fc": {"lr": 6}},
