@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import Any
 
 from benchmarks.records import Run, has_diverged
-from benchmarks.reporting.paired import Metrics, Rows, differences, estimate, percent, values_of
+from benchmarks.reporting.paired import Rows, differences, estimate, percent, values_of
 from benchmarks.reporting.rows import Group, check_alike
 from benchmarks.reporting.table import Page, Table, count_of_seeds
 
@@ -156,14 +156,12 @@ def _before_training(methods: Mapping[str, Sequence[Run]]) -> Rows:
     """The tests of the untrained networks: a row for all methods if these start with the same one."""
     starts: Rows = {}
     for label, members in methods.items():
-        found = {run.seed: run.info.get("before_training") or {} for run in members}
-        if found := {seed: metrics for seed, metrics in found.items() if metrics}:
-            starts[label] = found
-    merged: dict[int, Metrics] = {}
-    for found in starts.values():
-        for seed, metrics in found.items():
-            if merged.setdefault(seed, metrics) != metrics:
-                return {f"{label}: before training": rows for label, rows in starts.items()}
+        found = {run.seed: run.info.get("before_training") for run in members}
+        if any(found.values()):
+            starts[label] = {seed: metrics for seed, metrics in found.items() if metrics}
+    merged = {seed: metrics for found in starts.values() for seed, metrics in found.items()}
+    if any(merged[seed] != of for found in starts.values() for seed, of in found.items()):
+        return {f"{label}: before training": found for label, found in starts.items()}
     return {"before training": merged} if merged else {}
 
 

@@ -14,7 +14,7 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -40,10 +40,6 @@ LOCK = threading.Lock()  # one trial step at a time
 
 class UnfinishedRunError(RuntimeError):
     """A run was stopped or ended from outside, or could not begin: nothing that its settings are to blame for."""
-
-
-class FailedRunError(RuntimeError):
-    """A run failed by its settings; values that do not go together are a ConfigError."""
 
 
 @dataclass
@@ -122,10 +118,9 @@ class Search:
         trials = (self._ask(study, number) for number in range(self.trials))  # each in its turn
         try:
             with launcher, progress_bar(total=self.trials, unit="trial") as bar:
-                for _, told in launcher.each(
-                    lambda trial: self._tell(study, trial, launcher), trials, bar
-                ):
-                    told.result()
+                work = partial(self._tell, study, launcher)
+                for _, trial in launcher.each(work, trials, bar):
+                    trial.result()
                     bar.update()
         except UnfinishedRunError as error:
             if launcher.stop.signal is None:
@@ -139,12 +134,13 @@ class Search:
         print(f"\nstopped after {done}; the same command goes on from there")
         return 128 + launcher.stop.signal
 
-    def _settings_of(self, trial: int) -> Path:
+    def _file_of(self, trial: int) -> Path:
+        """The settings of a trial."""
         return self.folder / "trials" / f"{trial:04d}.yaml"
 
     def _ask(self, study: optuna.Study, number: int) -> Trial:
         """The next trial, with the values that its file of settings keeps."""
-        path = self._settings_of(number)
+        path = self._file_of(number)
         if path.exists():
             with damage_named(path, "delete it and the trial's runs, or choose another --runs"):
                 known = flat(read_yaml(path))
@@ -157,19 +153,18 @@ class Search:
             replace_file(path, dump(self.changed(trial.params)).encode())
         return trial
 
-    def _tell(self, study: optuna.Study, trial: Trial, launcher: Launcher) -> None:
+    def _tell(self, study: optuna.Study, launcher: Launcher, trial: Trial) -> None:
         """Run a trial to its end; its value is the mean over the folds."""
-        folds: list[float] = []
         try:
-            for job in self.jobs(self._settings_of(trial.number)):
-                folds.append(self._value(job, trial, launcher))
-                trial.set_user_attr("folds", [*folds])
-            study.tell(trial, float(np.mean(folds)))
-        except (ConfigError, FailedRunError) as error:
+            for fold, job in zip(self.folds, self.jobs(self._file_of(trial.number)), strict=True):
+                value = self._value(job, trial.number, launcher)
+                trial.set_user_attr(f"{MEASURED}, fold {fold}", value)
+            study.tell(trial, float(np.mean([*trial.user_attrs.values()])))
+        except ConfigError as error:
             trial.set_user_attr("failed", str(error))
             study.tell(trial, state=TrialState.PRUNED)  # a bad one for TPE
 
-    def _value(self, job: Job, trial: Trial, launcher: Launcher) -> float:
+    def _value(self, job: Job, trial: int, launcher: Launcher) -> float:
         """The validation MAP@R by which a run's weights were chosen."""
         if not _is_over(job):
             with LOCK:
@@ -177,9 +172,9 @@ class Search:
             launcher.run(job)
         if (result := job.result()) is None:
             if _is_over(job):
-                raise FailedRunError(job.problem())
+                raise ConfigError(job.problem())
             raise UnfinishedRunError(
-                f"trial {trial.number}: {job.problem()} ({job.log}); the same command goes on with this trial"
+                f"trial {trial}: {job.problem()} ({job.log}); the same command goes on with this trial"
             )
         for checkpoint in (job.folder / "checkpoints").glob("*.pt"):
             checkpoint.unlink()  # hundreds of runs would fill the disk
@@ -194,10 +189,13 @@ class Search:
             return 1
         best = max(found, key=lambda trial: trial.values[0])
         settings = self.changed(best.params)
-        for key in ("seed", "protocol"):  # what the run that uses them says
-            del settings[key]
-        for key in ("split", "fold"):
-            del settings["data"][key]
+        # The run that uses them says these.
+        del (
+            settings["seed"],
+            settings["protocol"],
+            settings["data"]["split"],
+            settings["data"]["fold"],
+        )
         value = f"{MEASURED} {100 * best.values[0]:.2f} %"
         head = (
             f"# {self.recipe}, trial {best.number} of {self.trials}: {value}, the "
@@ -213,9 +211,8 @@ class Search:
         writer = csv.DictWriter(text, ["trial", MEASURED, *folds, *self.space, "failed"])
         writer.writeheader()
         for trial in trials:
-            row = {"trial": trial.number, MEASURED: trial.value} | trial.params
-            row |= dict(zip(folds, trial.user_attrs.get("folds", []), strict=False))
-            writer.writerow(row | {"failed": trial.user_attrs.get("failed")})
+            row = {"trial": trial.number, MEASURED: trial.value}
+            writer.writerow(row | trial.params | trial.user_attrs)
         replace_file(self.folder / "trials.csv", text.getvalue().encode())
 
 

@@ -115,13 +115,6 @@ def test_t_sne_of_few_points(shape: tuple[int, int]) -> None:
     assert np.isfinite(places).all()
 
 
-def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "features.npz"
-    path.write_bytes(b"PK\3\4 cut off")
-    with pytest.raises(ValueError, match=r"features.npz: is damaged \(.*run that training"):
-        deep_features(run(tmp_path))
-
-
 def test_no_features_no_figure(tmp_path: Path) -> None:
     assert deep_features(run(tmp_path)) == ""
     flat = {"means": np.ones((30, 1)), "thinned": np.ones((30, 1))}
