@@ -22,7 +22,7 @@ goes on.
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -40,14 +40,21 @@ from benchmarks.settings import ConfigError
 
 SEEDS = 5  # of the protocol
 
+OURS = ("--config", "--protocol", "--data.split", "--data.fold", "--evaluation.save_embeddings")
+
 
 @signals_handled(leave)  # until there is a run that can save
 def main(argv: Sequence[str] | None = None) -> int:
     argv, settings = split_settings(sys.argv[1:] if argv is None else argv)
     options = _parser().parse_args(argv)
-
     try:
-        return int(options.run(options, settings))
+        if options.run == _compare:
+            return _compare(options, settings)
+        studies.check_settings(settings, (*studies.OURS, *OURS))
+        settings = [*(f"--config={path}" for path in options.config), *settings]
+        kind = {_search: "search", _evaluate: "fair"}[options.run]
+        folder = options.runs or Path("runs", kind, options.recipe.replace("/", "-"))
+        return int(options.run(options, settings, folder))
     except (records.RunFolderError, ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -61,14 +68,14 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-
-    def command(name: str, run: Callable[..., int], about: str) -> argparse.ArgumentParser:
-        made = commands.add_parser(name, allow_abbrev=False, help=about)
-        made.set_defaults(run=run)
-        return made
-
-    search = command("search", _search, "find settings on validation classes")
-    evaluate = command("evaluate", _evaluate, "train and test all seeds and folds")
+    told = {
+        "search": (_search, "find settings on validation classes"),
+        "evaluate": (_evaluate, "train and test all seeds and folds"),
+        "compare": (_compare, "evaluated methods side by side, and paired by seed"),
+    }
+    for name, (run, about) in told.items():
+        commands.add_parser(name, allow_abbrev=False, help=about).set_defaults(run=run)
+    search, evaluate, compare = commands.choices.values()
     for one, kind in ((search, "search"), (evaluate, "fair")):
         one.add_argument("recipe", metavar="RECIPE", help="PAPER/TABLE/ROW")
         files = "a YAML file of settings; repeatable"
@@ -93,47 +100,24 @@ def _parser() -> argparse.ArgumentParser:
     seeds = "0 to N - 1; default %(default)s"
     evaluate.add_argument("--seeds", type=at_least(1), default=SEEDS, help=seeds)
     studies.add_arguments(evaluate, "so many runs at once; default: 1, with --ray as many as fit")
-
-    compare = command("compare", _compare, "evaluated methods side by side, and paired by seed")
     compare.add_argument("folders", nargs="+", type=Path, metavar="FOLDER")
     return parser
 
 
-def _folder(options: argparse.Namespace, kind: str) -> Path:
-    return Path(options.runs or Path("runs") / kind / options.recipe.replace("/", "-"))
-
-
-def _settings(options: argparse.Namespace, settings: Sequence[str]) -> list[str]:
-    """Further settings of the runs."""
-    ours = ("--config", "--protocol", "--data.split", "--data.fold", "--evaluation.save_embeddings")
-    studies.check_settings(settings, (*studies.OURS, *ours))
-    return [*(f"--config={path}" for path in options.config), *settings]
-
-
-def _search(options: argparse.Namespace, settings: Sequence[str]) -> int:
+def _search(options: argparse.Namespace, settings: Sequence[str], folder: Path) -> int:
     if find_spec("optuna") is None:
         raise ConfigError("search: Optuna is not installed; pip install '.[benchmarks,search]'")
-    folder = _folder(options, "search")
-    search = studies.Search(
-        options.recipe,
-        _settings(options, settings),
-        studies.read_space(options.space),
-        some_folds=options.fold,
-        trials=options.trials,
-        seed=options.seed,
-        folder=folder,
-    )
-    options.jobs = options.jobs or 1
+    asked = options.recipe, settings, studies.read_space(options.space), options.fold
+    search = studies.Search(*asked, options.trials, options.seed, folder)
+    options.jobs = options.jobs or 1  # with Ray, too
     launcher = studies.launcher(options, folder)
     search.check()
     with OwnedFolder(folder):
         return search.execute(launcher)
 
 
-def _evaluate(options: argparse.Namespace, settings: Sequence[str]) -> int:
-    folder = _folder(options, "fair")
-    seeds = range(options.seeds)
-    runs = studies.plan_folds(options.recipe, _settings(options, settings), seeds, folder)
+def _evaluate(options: argparse.Namespace, settings: Sequence[str], folder: Path) -> int:
+    runs = studies.plan_folds(options.recipe, settings, range(options.seeds), folder)
     launcher = studies.launcher(options, folder)
     with OwnedFolder(folder):
         stopped_by = studies.Queue(runs, launcher).run()
@@ -148,7 +132,7 @@ def _evaluate(options: argparse.Namespace, settings: Sequence[str]) -> int:
             text = reporting.fair_comparison([reporting.read_method(folder)], SEEDS)
             records.replace_file(folder / "summary.md", text.encode())
             print(text)
-    return 1 if failed else 0
+    return int(bool(failed))
 
 
 def _compare(options: argparse.Namespace, settings: Sequence[str]) -> int:

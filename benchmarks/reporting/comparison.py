@@ -4,9 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from statistics import fmean
+from typing import Any
 
 from benchmarks.records import Run, has_diverged
-from benchmarks.reporting.paired import Metrics, Rows, differences, estimate, percent, values_of
+from benchmarks.reporting.paired import Rows, differences, estimate, percent, values_of
+from benchmarks.reporting.rows import Group, check_alike
 from benchmarks.reporting.table import Page, Table, count_of_seeds
 
 NAMES = {
@@ -24,9 +26,6 @@ DESCRIPTOR = (
 )
 
 BEFORE = "before training: the network at its start, tested likewise."
-
-TESTED_ON = ("name", "split", "fold", "fingerprint", "test_classes", "test_images", "view")
-"""Facts about the data that must be equal in one table."""
 
 
 @dataclass(frozen=True)
@@ -51,34 +50,27 @@ def compare(runs: Sequence[Run], baseline: str | None = None) -> Report:
             differ, one label has a seed twice or unequal numbers of steps, or no run has the baseline's label.
     """
     given = _group(runs)
-    finished = {label: [r for r in of if not has_diverged(r.info)] for label, of in given.items()}
-    methods = {label: of for label, of in finished.items() if of}
+    methods = {label: group.runs for label, group in given.items() if group.runs}
     first = next(iter(methods.values()))[0]
     baseline = first.label if baseline is None else baseline
     if baseline not in methods:
         raise ValueError(
             f"baseline: no finished run has the label {baseline!r}; there are {list(methods)}"
         )
-
     rows: Rows = {}
-    lost: dict[str, list[int]] = {}
-    for label, of in given.items():
-        diverged = [run.seed for run in of if has_diverged(run.info)]
-        rows[label], lost[label] = {}, diverged
-        for run in finished[label]:
-            rows[label][run.seed] = run.info["metrics"]
-            for output, found in run.info.get("outputs", {}).items():
-                if output != "parts":  # galleries of a part of the images: not comparable
-                    name = f"{label} †" if output == "descriptor" else f"{label}: {output}"
-                    rows.setdefault(name, {})[run.seed] = found
-                    lost[name] = diverged
-
+    counts: dict[str, list[str]] = {}
+    for label, group in given.items():
+        names = {"embedding": label, "descriptor": f"{label} †"}
+        for output, seeds in group.outputs.items():
+            if output != "parts":  # galleries of a part of the images: not comparable
+                name = names.get(output, f"{label}: {output}")
+                lost = [run.seed for run in group.diverged]
+                rows[name], counts[name] = seeds, [count_of_seeds(len(seeds), lost)]
+    keys, sizes = list(first.info["metrics"]), {len(seeds) for seeds in rows.values()}
     start = _before_training(methods)
-    shown = [*rows.items(), *start.items()]
-    counts = {len(seeds) for seeds in rows.values()}
     told = {
-        "± is the half-width of the 95 % Student-t interval over seeds.": max(counts) > 1,
-        "A row of one seed has no interval: it cannot separate a method from chance.": 1 in counts,
+        "± is the half-width of the 95 % Student-t interval over seeds.": max(sizes) > 1,
+        "A row of one seed has no interval: it cannot separate a method from chance.": 1 in sizes,
         DESCRIPTOR: any(name.endswith("†") for name in rows),
         BEFORE: start,
     }
@@ -89,19 +81,11 @@ def compare(runs: Sequence[Run], baseline: str | None = None) -> Report:
     ]
     notes += [note for note, holds in told.items() if holds]
 
-    keys, reference = list(first.info["metrics"]), rows[baseline]
-    metrics = Table(
-        ["method", *(f"{metric_name(key)} (%)" for key in keys), "seeds"],
-        [
-            [name, *(percent(values_of(seeds, key)) for key in keys)]
-            + [count_of_seeds(len(seeds), lost.get(name, ()))]
-            for name, seeds in shown
-        ],
-        best=_best(rows, keys),
-    )
+    counts |= {name: [f"{len(seeds)}"] for name, seeds in start.items()}
+    metrics = metric_table(rows | start, ["seeds"], counts, best=_best(rows, keys))
     below = [
-        ["", *(percent(differences(seeds, reference, key), "+", "") for key in keys), ""]
-        for _, seeds in shown
+        ["", *(percent(differences(seeds, rows[baseline], key), "+", "") for key in keys), ""]
+        for seeds in (rows | start).values()
     ]
     title = f"Difference to {baseline}, same seeds, in percentage points"
     paired, result = difference_table(rows, baseline), _result(rows, baseline, keys[0])
@@ -109,18 +93,75 @@ def compare(runs: Sequence[Run], baseline: str | None = None) -> Report:
     return Report(_heading(methods), blocks, methods, result, metrics, below, title, notes)
 
 
+def _group(runs: Sequence[Run]) -> dict[str, Group]:
+    """Label -> runs; a ValueError if they cannot be in one table."""
+    first = next((run for run in runs if run.info["status"] == "finished"), runs[0])
+    for run in runs:
+        diverged = has_diverged(run.info)
+        if run.info["status"] != "finished" and (run is first or not diverged):
+            told = f"diverged ({run.info.get('error')})" if diverged else repr(run.info["status"])
+            raise ValueError(
+                f"{run.folder}: the run is {told}, not finished; continue it with --resume, or leave it out"
+            )
+        check_alike(first, run)
+    labels = dict.fromkeys(run.label for run in runs)
+    groups = {label: Group.of(run for run in runs if run.label == label) for label in labels}
+    for label, group in groups.items():
+        for older, run in group.replaced:
+            raise ValueError(
+                f"{run.folder}: label {label!r} already has seed {run.seed} in {older.folder}; pass each seed once"
+            )
+        for run in (members := [*group.runs, *group.diverged]):
+            if run.info["steps"] != members[0].info["steps"]:
+                raise ValueError(
+                    f"{run.folder}: {run.info['steps']} steps, but {members[0].info['steps']} in "
+                    f"{members[0].folder} of the same label {label!r}; give them different labels"
+                )
+    return groups
+
+
+def metric_table(
+    rows: Rows,
+    header: Sequence[str],
+    beside: Mapping[str, Sequence[str]],
+    where: str = "",
+    **how: Any,
+) -> Table:
+    """A column for each metric, the mean over seeds, and further cells beside them."""
+    keys = next(list(metrics) for seeds in rows.values() for metrics in seeds.values())
+    return Table(
+        ["method", *(f"{where}{metric_name(key)} (%)" for key in keys), *header],
+        [
+            [name, *(percent(values_of(seeds, key)) for key in keys), *beside[name]]
+            for name, seeds in rows.items()
+        ],
+        **how,
+    )
+
+
+def difference_table(rows: Rows, baseline: str) -> Table | None:
+    """Each row minus the baseline, paired by seed; None if they share fewer than two seeds."""
+    reference = rows[baseline]
+    keys = list(next(iter(reference.values())))
+    lines = []
+    for name, seeds in rows.items():
+        pairs = len(seeds.keys() & reference.keys())
+        if name != baseline and pairs > 1:
+            cells = [percent(differences(seeds, reference, key), "+") for key in keys]
+            lines.append([name, *cells, str(pairs)])
+    return Table(["method", *map(metric_name, keys), "pairs"], lines) if lines else None
+
+
 def _before_training(methods: Mapping[str, Sequence[Run]]) -> Rows:
     """The tests of the untrained networks: a row for all methods if these start with the same one."""
     starts: Rows = {}
     for label, members in methods.items():
-        found = {run.seed: run.info.get("before_training") or {} for run in members}
-        if found := {seed: metrics for seed, metrics in found.items() if metrics}:
-            starts[label] = found
-    merged: dict[int, Metrics] = {}
-    for found in starts.values():
-        for seed, metrics in found.items():
-            if merged.setdefault(seed, metrics) != metrics:
-                return {f"{label}: before training": rows for label, rows in starts.items()}
+        found = {run.seed: run.info.get("before_training") for run in members}
+        if any(found.values()):
+            starts[label] = {seed: metrics for seed, metrics in found.items() if metrics}
+    merged = {seed: metrics for found in starts.values() for seed, metrics in found.items()}
+    if any(merged[seed] != of for found in starts.values() for seed, of in found.items()):
+        return {f"{label}: before training": found for label, found in starts.items()}
     return {"before training": merged} if merged else {}
 
 
@@ -148,51 +189,6 @@ def _result(rows: Rows, baseline: str, key: str) -> str:
     return f"{name} of {baseline}: {percent(values_of(rows[baseline], key))} %."
 
 
-def _group(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """Label -> runs, in the given order; a ValueError if they cannot be in one table."""
-    given: dict[str, list[Run]] = {}
-    first = next((run for run in runs if run.info["status"] == "finished"), runs[0])
-    for run in runs:
-        diverged = has_diverged(run.info)
-        if run.info["status"] != "finished" and (run is first or not diverged):
-            told = f"diverged ({run.info.get('error')})" if diverged else repr(run.info["status"])
-            raise ValueError(
-                f"{run.folder}: the run is {told}, not finished; continue it with --resume, or leave it out"
-            )
-        check_alike(first, run)
-        for other in given.setdefault(run.label, []):
-            if other.seed == run.seed:
-                raise ValueError(
-                    f"{run.folder}: label {run.label!r} already has seed {run.seed} in {other.folder}; "
-                    "pass each seed once"
-                )
-            if other.info["steps"] != run.info["steps"]:
-                raise ValueError(
-                    f"{run.folder}: {run.info['steps']} steps, but {other.info['steps']} in "
-                    f"{other.folder} of the same label {run.label!r}; give them different labels"
-                )
-        given[run.label].append(run)
-    return given
-
-
-def check_alike(first: Run, run: Run, keys: Sequence[str] = TESTED_ON) -> None:
-    """Raise a ValueError unless both were tested on the same data, by the same metrics."""
-    for key in keys:
-        expected, got = first.info["data"].get(key), run.info["data"].get(key)
-        if got != expected:
-            raise ValueError(
-                f"{run.folder}: data {key} is {got!r}, but {expected!r} in {first.folder}; "
-                "only runs tested on the same data can be compared"
-            )
-    if has_diverged(run.info):
-        return
-    if run.info["metrics"].keys() != first.info["metrics"].keys():
-        raise ValueError(
-            f"{run.folder}: measured {sorted(run.info['metrics'])}, but {first.folder} "
-            f"{sorted(first.info['metrics'])}; test both with the same evaluation settings"
-        )
-
-
 def metric_name(metric: str) -> str:
     """The column of a metric: "Recall@1" for "recall_at_1"."""
     return NAMES.get(metric, metric.replace("recall_at_", "Recall@"))
@@ -208,16 +204,3 @@ def _heading(methods: dict[str, list[Run]]) -> str:
         f"({data['test_classes']:,} classes, {data['test_images']:,} images) "
         f"after {', '.join(dict.fromkeys(steps))} steps"
     )
-
-
-def difference_table(rows: Rows, baseline: str) -> Table | None:
-    """Each row minus the baseline, paired by seed; None if they share fewer than two seeds."""
-    reference = rows[baseline]
-    keys = list(next(iter(reference.values())))
-    lines = []
-    for name, seeds in rows.items():
-        pairs = len(seeds.keys() & reference.keys())
-        if name != baseline and pairs > 1:
-            cells = [percent(differences(seeds, reference, key), "+") for key in keys]
-            lines.append([name, *cells, str(pairs)])
-    return Table(["method", *map(metric_name, keys), "pairs"], lines) if lines else None

@@ -20,8 +20,9 @@ from benchmarks.records import (
     read_json,
     write_json,
 )
-from benchmarks.reporting.comparison import TESTED_ON, check_alike, difference_table, metric_name
-from benchmarks.reporting.paired import Metrics, estimate
+from benchmarks.reporting.comparison import difference_table, metric_table
+from benchmarks.reporting.paired import Metrics
+from benchmarks.reporting.rows import TESTED_ON, check_alike
 from benchmarks.reporting.table import Page, Table, count_of_seeds
 from benchmarks.settings import VOLATILE, config_changes
 
@@ -63,46 +64,52 @@ def read_method(folder: Path) -> Method:
             f"{folder}: found no run; expected a folder of python -m benchmarks.fair evaluate"
         )
     first = next((run for run in runs if run.info["status"] == "finished"), runs[0])
-    folds = first.info["config"]["data"]["folds"]
-    method = Method(folder, first, folds)
+    method = Method(folder, first, first.info["config"]["data"]["folds"])
     for seed in sorted({run.seed for run in runs}):
-        models = [run for run in runs if run.seed == seed]
-        finished = sum(run.info["status"] == "finished" for run in models)
-        if finished < folds:
-            lost = [run.folder.name for run in models if has_diverged(run.info)]
-            method.diverged += [seed] * bool(lost)
-            method.left_out.append(
-                f"{folder}: seed {seed} is left out, {finished} of its {folds} folds are finished"
-                f"{', diverged: ' if lost else ''}{', '.join(lost)}."
-            )
-            continue
-        for run in models:
-            check_alike(first, run, SAME_DATA)
-            if differing := _differing([first, run]):
-                raise ValueError(
-                    f"{run.folder}: its {differing[0]} is not that of {first.folder}; the runs of a method "
-                    "differ in seed and fold alone"
-                )
-        together = _ensemble(folder / f"seed{seed}-ensemble.json", models)
-        method.dimension = together["dimension"] // folds
-        selected = [run.info["selection"] for run in models]
-        best = {selected[0]["metric"]: float(np.mean([one["value"] for one in selected]))}
-        metrics = [run.info["metrics"] for run in models]
-        single = {key: float(np.mean([of[key] for of in metrics])) for key in metrics[0]}
-        ensemble = {key: together["metrics"][key] for key in single}
-        for kind, numbers in zip(KINDS, (best, single, ensemble), strict=True):
-            method.numbers[kind][seed] = numbers
+        _add_seed(method, seed, [run for run in runs if run.seed == seed])
     if not method.dimension:
         raise ValueError(
-            f"{folder}: no seed has all its {folds} folds finished; evaluate it again ({' '.join(method.left_out)})"
+            f"{folder}: no seed has all its {method.folds} folds finished; evaluate it again "
+            f"({' '.join(method.left_out)})"
         )
     return method
 
 
+def _add_seed(method: Method, seed: int, models: Sequence[Run]) -> None:
+    """Add the numbers of a seed's models, or the reason why it has none."""
+    folder, first, folds = method.folder, method.run, method.folds
+    finished = sum(run.info["status"] == "finished" for run in models)
+    if finished < folds:
+        lost = [run.folder.name for run in models if has_diverged(run.info)]
+        method.diverged += [seed] * bool(lost)
+        method.left_out.append(
+            f"{folder}: seed {seed} is left out, {finished} of its {folds} folds are finished"
+            f"{', diverged: ' if lost else ''}{', '.join(lost)}."
+        )
+        return
+    for run in models:
+        check_alike(first, run, SAME_DATA)
+        for setting in _differing([first, run]):
+            raise ValueError(
+                f"{run.folder}: its {setting} is not that of {first.folder}; the runs of a method "
+                "differ in seed and fold alone"
+            )
+    together = _ensemble(folder / f"seed{seed}-ensemble.json", models)
+    method.dimension = together["dimension"] // folds
+    selected = [run.info["selection"] for run in models]
+    metrics = [run.info["metrics"] for run in models]
+    single = {key: float(np.mean([of[key] for of in metrics])) for key in metrics[0]}
+    method.numbers["validation"][seed] = {
+        selected[0]["metric"]: float(np.mean([one["value"] for one in selected]))
+    }
+    method.numbers["single"][seed] = single
+    method.numbers["ensemble"][seed] = {key: together["metrics"][key] for key in single}
+
+
 def _differing(runs: Sequence[Run]) -> list[str]:
     """The settings in which runs differ, except those that identify a run."""
-    first = runs[0].info["config"]
-    changes = [config_changes(first, run.info["config"], ABOUT_THE_RUN) for run in runs[1:]]
+    first, *others = [run.info["config"] for run in runs]
+    changes = [config_changes(first, config, ABOUT_THE_RUN) for config in others]
     return list(dict.fromkeys(change.key for one in changes for change in one))
 
 
@@ -124,8 +131,9 @@ def _ensemble(path: Path, runs: Sequence[Run]) -> dict[str, Any]:
         parts.append(normalize(arrays["embeddings"], dim=1))
     vectors, labels = torch.cat(parts, dim=1), first["labels"]
     settings = runs[0].info["config"]["evaluation"]
-    recall_at, is_query = settings["recall_at"], first.get("is_query")
-    metrics = measure(vectors, labels, recall_at=recall_at, is_query=is_query)
+    metrics = measure(
+        vectors, labels, recall_at=settings["recall_at"], is_query=first.get("is_query")
+    )
     if settings["clustering"]:
         metrics |= cluster_metrics(vectors, labels)
     found = {"of": of, "models": len(runs), "dimension": vectors.shape[1], "metrics": metrics}
@@ -148,48 +156,39 @@ def fair_comparison(methods: Sequence[Method], expected_seeds: int) -> str:
                 "on as many classes can be compared"
             )
     labels = [method.run.label for method in methods]
-    names = [
-        label if labels.count(label) == 1 else f"{label} ({method.folder})"
+    names = {
+        label if labels.count(label) == 1 else f"{label} ({method.folder})": method
         for label, method in zip(labels, methods, strict=True)
-    ]
+    }
+    blocks: list[str | Table] = []
+    for kind, heading in KINDS.items():
+        rows = {name: method.numbers[kind] for name, method in names.items()}
+        beside = {name: _beside(kind, method) for name, method in names.items()}
+        where = "validation " if kind == "validation" else "test "
+        header = ["models", "dimensions", "seeds"]
+        blocks += [f"### {heading}", metric_table(rows, header, beside, where)]
+        if differences := difference_table(rows, next(iter(names))):
+            told = f"Difference to {next(iter(names))}, same seeds, in percentage points:"
+            blocks += [told, differences]
+    blocks.append("± is the half-width of the 95 % Student-t interval over seeds.")
+    fewest = min(len(method.numbers["single"]) for method in methods)
+    if fewest < expected_seeds:
+        seeds = "1 seed, which has no interval" if fewest == 1 else f"{fewest} seeds"
+        blocks.append(f"Only {seeds}: fewer than the protocol's {expected_seeds}.")
+    blocks += [line for method in methods for line in method.left_out]
+    if differing := _differing([method.run for method in methods]):
+        blocks.append(f"Settings in which the methods differ: {', '.join(differing)}.")
     data = first.run.info["data"]
     title = (
         f"{data['name']}, fair protocol: {first.folds} folds of the training classes, tested on "
         f"{data['test_classes']:,} unseen classes ({data['test_images']:,} images)"
     )
-    parts: list[str | Table] = []
-    for kind, heading in KINDS.items():
-        rows = {name: method.numbers[kind] for name, method in zip(names, methods, strict=True)}
-        parts += [f"### {heading}", _table(kind, rows, methods)]
-        if differences := difference_table(rows, names[0]):
-            parts.append(f"Difference to {names[0]}, same seeds, in percentage points:")
-            parts.append(differences)
-    notes = ["± is the half-width of the 95 % Student-t interval over seeds."]
-    fewest = min(len(method.numbers["single"]) for method in methods)
-    if fewest < expected_seeds:
-        seeds = "1 seed, which has no interval" if fewest == 1 else f"{fewest} seeds"
-        notes.append(f"Only {seeds}: fewer than the protocol's {expected_seeds}.")
-    notes += [line for method in methods for line in method.left_out]
-    if differing := _differing([method.run for method in methods]):
-        notes.append(f"Settings in which the methods differ: {', '.join(differing)}.")
-    return Page(title, [*parts, *notes]).markdown()
+    return Page(title, blocks).markdown()
 
 
-def _table(kind: str, rows: dict[str, dict[int, Metrics]], methods: Sequence[Method]) -> Table:
-    [keys, *_] = [list(metrics) for seeds in rows.values() for metrics in seeds.values()]
-    where = "validation" if kind == "validation" else "test"
+def _beside(kind: str, method: Method) -> list[str]:
+    """Models, dimensions and seeds."""
     together = kind == "ensemble"
-    models = "{} together" if together else "1 (mean of {})"
-    return Table(
-        ["method", *(f"{where} {metric_name(key)} (%)" for key in keys)]
-        + ["models", "dimensions", "seeds"],
-        [
-            [name, *(estimate([m[key] for m in seeds.values()]).percent() for key in keys)]
-            + [
-                models.format(method.folds),
-                str(method.dimension * (method.folds if together else 1)),
-            ]
-            + [count_of_seeds(len(seeds), method.diverged)]
-            for (name, seeds), method in zip(rows.items(), methods, strict=True)
-        ],
-    )
+    models = f"{method.folds} together" if together else f"1 (mean of {method.folds})"
+    seeds = count_of_seeds(len(method.numbers[kind]), method.diverged)
+    return [models, f"{method.dimension * (method.folds if together else 1)}", seeds]

@@ -16,7 +16,7 @@ from benchmarks.reporting.comparison import metric_name
 from benchmarks.reporting.drawing import COLOURS, MARKERS, plain, show_names
 from benchmarks.reporting.figures import over_steps
 from benchmarks.reporting.paired import Estimate, estimate
-from benchmarks.reporting.paper_runs import Group, collect
+from benchmarks.reporting.rows import Group, collect
 from benchmarks.reporting.table import named
 from benchmarks.settings import ConfigError, Panel, RecipeTable
 

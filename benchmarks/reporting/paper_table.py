@@ -3,15 +3,16 @@
 import json
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
 from benchmarks.backbones import KNOWN_WEIGHTS
 from benchmarks.reporting.comparison import DESCRIPTOR, metric_name
-from benchmarks.reporting.paired import estimate
-from benchmarks.reporting.paper_runs import Found, Group, collect
-from benchmarks.reporting.table import Page, Table, count_of_seeds
+from benchmarks.reporting.paired import percent
+from benchmarks.reporting.rows import Found, Group, collect
+from benchmarks.reporting.table import Page, Table
 from benchmarks.settings import Data, Entry, RecipeTable
 
 RUNS = Path("runs")
@@ -41,6 +42,8 @@ REMARKS = {
 
 DIRTY = "dirty: the code had changes that were in no commit."
 
+SUFFIX = {"embedding": "", "descriptor": " †"}
+
 NOTES = {"over parts": OVER_PARTS, " dirty)": DIRTY, "†": DESCRIPTOR}
 """Notes on what stands in a heading or a cell."""
 
@@ -50,14 +53,14 @@ def paper_page(table: RecipeTable, folders: Sequence[Path]) -> Page:
     return _Layout(table, collect(table, folders), folders).page()
 
 
+@dataclass
 class _Layout:
     """Layout of a table, with the marks that it has given to rows so far."""
 
-    def __init__(self, table: RecipeTable, found: Found, folders: Sequence[Path]) -> None:
-        self.table = table
-        self.found = found
-        self.folders = folders
-        self.marks: list[str] = []
+    table: RecipeTable
+    found: Found
+    folders: Sequence[Path]
+    marks: list[str] = field(default_factory=list)
 
     def page(self) -> Page:
         entries = self.table.entries
@@ -90,7 +93,8 @@ class _Layout:
         reported += [_quoted_metrics(row) for row in quoted]
         if not reported:
             groups = [group for entry in entries for group in self.found.of(entry)]
-            reported = [runs[0] for group in groups for runs in group.outputs.values()]
+            every = [seeds for group in groups for seeds in group.outputs.values()]
+            reported = [metrics for seeds in every for metrics in seeds.values()]
         metrics = list(dict.fromkeys(metric for cells in reported for metric in cells))
         rows = [_quoted_row(row) for row in quoted]
         for entry in entries:
@@ -101,7 +105,8 @@ class _Layout:
         groups = self.found.of(entry)
         measured = dict.fromkeys(output for group in groups for output in group.outputs)
         for output in entry.cells or measured or ["embedding"]:
-            method = {"method": entry.label + _suffix(output)}
+            suffix = SUFFIX.get(output, f", {output.replace('_', ' ')}")
+            method = {"method": entry.label + suffix}
             paper = entry.cells.get(output, {})
             if paper:
                 halves = entry.half_widths.get(output, {})
@@ -119,26 +124,22 @@ class _Layout:
     def _ours(
         self, entry: Entry, group: Group, output: str, metrics: Sequence[str]
     ) -> dict[str, str]:
-        config, one = group.first["config"], len(group.runs) == 1
-        half_widths = group.first.get("half_widths", {}).get(output) if one else None
+        model = group.first["config"]["model"]
+        over_parts = len(group.runs) == 1 and group.first.get("half_widths", {}).get(output)
+        ensemble, dirty = model.get("ensemble"), sum(bool(r.info.get("dirty")) for r in group.runs)
         cells = {}
         for metric in metrics:
             if found := group.estimate(metric, output):
-                cells[metric] = found.percent()
+                cells[metric_name(metric)] = found.percent()
             elif metric in entry.cells.get(output, {}):
-                cells[metric] = "not measured"
-        dirty = sum(bool(run.info.get("dirty")) for run in group.runs)
-        ensemble = config["model"].get("ensemble")
-        over_parts = ", ± over parts" if half_widths else ""
-        return {
-            "numbers": f"ours{over_parts}{self._mark(entry, group)}",
-            **{metric_name(metric): text for metric, text in cells.items()},
-            "runs": count_of_seeds(len(group.runs), [run.seed for run in group.diverged])
-            + (f" ({dirty} dirty)" if dirty else ""),
-            "trunk": config["model"]["trunk"]
+                cells[metric_name(metric)] = "not measured"
+        return cells | {
+            "numbers": f"ours{', ± over parts' if over_parts else ''}{self._mark(entry, group)}",
+            "runs": group.count + (f" ({dirty} dirty)" if dirty else ""),
+            "trunk": model["trunk"]
             + (f", ensemble of {ensemble['num_heads']}" if ensemble else ""),
             "crop": str(group.first["data"].get("image_size") or ""),
-            "dimension": str(config["model"]["embedding_size"]),
+            "dimension": str(model["embedding_size"]),
             **(_oracle(group) if output == "embedding" else {}),
         }
 
@@ -182,11 +183,6 @@ class _Layout:
         return commands
 
 
-def _suffix(output: str) -> str:
-    known = {"embedding": "", "descriptor": " †"}
-    return known.get(output, f", {output.replace('_', ' ')}")
-
-
 def _options(entry: Entry) -> tuple[str, ...]:
     """Options that a recipe leaves to the command line."""
     options = () if _dataset(entry) == Data.dataset else ("--data.root", "data")
@@ -208,14 +204,14 @@ def _dataset(entry: Entry) -> str:
     return dataset
 
 
-def _quoted_metrics(row: Mapping[str, Any]) -> dict[str, float]:
-    return {key: value for key, value in row.items() if key not in ABOUT_A_QUOTED_ROW}
-
-
 def _quoted_row(row: Mapping[str, Any]) -> dict[str, str]:
     cells = {metric_name(key): _as_printed(value) for key, value in _quoted_metrics(row).items()}
     about = {"trunk": row.get("backbone", ""), "dimension": str(row.get("embedding_dim", ""))}
     return {"method": row["row"], "numbers": "quoted by the paper", **cells, **about}
+
+
+def _quoted_metrics(row: Mapping[str, Any]) -> dict[str, float]:
+    return {key: value for key, value in row.items() if key not in ABOUT_A_QUOTED_ROW}
 
 
 def _as_printed(percent: float, half_width: float | None = None) -> str:
@@ -225,11 +221,10 @@ def _as_printed(percent: float, half_width: float | None = None) -> str:
 
 
 def _difference(group: Group, output: str, paper: Mapping[str, float]) -> dict[str, str]:
-    found = {metric: group.estimate(metric, output) for metric in paper}
     return {
-        metric_name(metric): f"{100 * ours.mean - paper[metric]:+.2f}"
-        for metric, ours in found.items()
-        if ours
+        metric_name(metric): f"{100 * ours.mean - number:+.2f}"
+        for metric, number in paper.items()
+        if (ours := group.estimate(metric, output))
     }
 
 
@@ -237,7 +232,7 @@ def _oracle(group: Group) -> dict[str, str]:
     metric = f"recall_at_{group.first['config']['evaluation']['recall_at'][0]}"
     values = [run.info["oracle"][metric] for run in group.runs if run.info.get("oracle")]
     column = f"oracle (test-selected) {metric_name(metric)}"
-    return {column: estimate(values).percent()} if 0 < len(values) == len(group.runs) else {}
+    return {column: percent(values)} if 0 < len(values) == len(group.runs) else {}
 
 
 def _tested_with(group: Group) -> str:

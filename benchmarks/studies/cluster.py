@@ -20,7 +20,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from benchmarks.console import leave, reason
 from benchmarks.settings import ConfigError
 from benchmarks.studies.jobs import IN_USE, Job
-from benchmarks.studies.launching import POLL, RUN, Launcher, start
+from benchmarks.studies.processes import POLL, RUN, start
 
 RETRIES = 10  # of a run whose node is gone, or that was ended from outside
 
@@ -32,8 +32,6 @@ CONNECTING = 10  # seconds to wait for the cluster's address, and for its first 
 
 HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
 """What a client of HTTP/2 says first, with no settings; the server's settings are the answer."""
-
-MOST = 1000  # runs that Ray has to place at once
 
 PASSED_ON = ("OMP_NUM_THREADS", "ACCELERATE_")
 """Beginnings of the variables that runs have from who starts the command."""
@@ -130,8 +128,8 @@ class Task:
         ray.cancel(self.reference)
 
 
-class RayLauncher(Launcher):
-    """Starts runs as tasks of Ray.
+class Cluster:
+    """The nodes of a cluster of Ray, where a run is a task.
 
     Args:
         options: Of the command line; see `add_arguments`.
@@ -139,7 +137,6 @@ class RayLauncher(Launcher):
     """
 
     def __init__(self, options: Namespace, runs: Path) -> None:
-        super().__init__(options.launcher, options.jobs or MOST)
         self.runs, self.address = runs, options.ray
         self.asked = {"gpus": options.gpus_per_run, "cpus": options.cpus_per_run or 1}
 
@@ -180,19 +177,20 @@ class RayLauncher(Launcher):
         url = context.dashboard_url
         token = f", token {os.environ['RAY_AUTH_TOKEN']}" if self.address == "local" else ""
         print(f"dashboard: http://{url}{token}" if url else "no dashboard; see `ray status`")
-        return super().__enter__()  # Ray has handled SIGTERM until here
+        return self
 
     def __exit__(self, *exception: object) -> None:
-        super().__exit__(*exception)
         ray.shutdown()
 
-    def at_work(self) -> list[Job]:
-        return [job for job in super().at_work() if place_of(job.log).exists()]
+    def start(self, command: Sequence[str], job: Job) -> Task:
+        place_of(job.log).unlink(missing_ok=True)
+        log, record = job.log.resolve(), (job.folder / "run.json").resolve()
+        return Task(self.task.remote(command, log, Path.cwd(), record), job.log)
 
-    def told(self, job: Job) -> str:
-        with suppress(OSError):  # it has just ended
-            return f"{job.name} on {place_of(job.log).read_text()}"
-        return job.name
+    def node(self, job: Job) -> str | None:
+        with suppress(OSError):  # it waits, or has just ended
+            return place_of(job.log).read_text()
+        return None
 
     def _check_nodes(self) -> None:
         """Raise a ConfigError unless all nodes see the runs and one is large enough."""
@@ -222,8 +220,3 @@ class RayLauncher(Launcher):
         finally:
             marker.unlink(missing_ok=True)
         print(f"Ray: {len(nodes)} nodes, all of which see {self.runs}")
-
-    def _start(self, command: Sequence[str], job: Job) -> Task:
-        place_of(job.log).unlink(missing_ok=True)
-        log, record = job.log.resolve(), (job.folder / "run.json").resolve()
-        return Task(self.task.remote(command, log, Path.cwd(), record), job.log)

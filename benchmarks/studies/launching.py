@@ -1,8 +1,5 @@
 """Runs of `benchmarks/run.py` as processes of their own: started, watched, and stopped when this one is."""
 
-import os
-import shlex
-import subprocess
 import sys
 import threading
 import time
@@ -16,39 +13,29 @@ from tqdm import tqdm
 
 from benchmarks.console import StopRequest
 from benchmarks.studies.jobs import Job
-
-RUN = Path(__file__).parents[1] / "run.py"
-
-POLL = 0.2  # seconds between two looks at what runs
+from benchmarks.studies.processes import POLL, RUN, start
 
 SAVING = 60  # seconds that a run whose launcher is gone may take to save
-
-# On Linux a command that gets a SIGTERM as soon as the thread that started it is gone, however that ended.
-BOUND = """
-import ctypes, os, sys
-if sys.platform == "linux":
-    ctypes.CDLL(None).prctl(1, 15)
-if os.getppid() == int(sys.argv[1]):
-    os.execvp(sys.argv[2], sys.argv[2:])
-"""
 
 Item = TypeVar("Item")
 
 
-def start(command: Sequence[str], log: Path, folder: Path | None = None) -> subprocess.Popen[bytes]:
-    """Start a command in a folder, its output behind what the log holds; it ends with the thread that calls."""
-    with log.open("ab") as file:
-        file.write(f"$ {shlex.join(command)}\n".encode())
-        file.flush()
-        # A session of its own: a terminal's Ctrl-C reaches this process alone, which passes it on once.
-        return subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", BOUND, str(os.getpid()), *command],
-            cwd=folder,
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+class Here:
+    """This machine, where a run is a process."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        pass
+
+    def start(self, command: Sequence[str], job: Job) -> Any:
+        """Start a run; the result has `wait` and `terminate`, as a Popen."""
+        return start(command, job.log)
+
+    def node(self, job: Job) -> str | None:
+        """The name of the node where a run is at work, if there are several; None while it waits for one."""
+        return ""
 
 
 class Launcher:
@@ -60,10 +47,13 @@ class Launcher:
     Args:
         command: Starts `benchmarks/run.py`, up to its name.
         jobs: How many at once.
+        machines: Where.
     """
 
-    def __init__(self, command: Sequence[str] = (sys.executable,), jobs: int = 1) -> None:
-        self.command, self.jobs = command, jobs
+    def __init__(
+        self, command: Sequence[str] = (sys.executable,), jobs: int = 1, machines: Any = None
+    ) -> None:
+        self.command, self.jobs, self.machines = command, jobs, machines or Here()
         self.stop = StopRequest(patient=True)
         self._answered = 0
         self._at_work: dict[Path, tuple[Job, Any]] = {}
@@ -72,6 +62,7 @@ class Launcher:
         self._lock = threading.Lock()
 
     def __enter__(self) -> Self:
+        self.machines.__enter__()
         self.stop.__enter__()
         return self
 
@@ -84,6 +75,7 @@ class Launcher:
             time.sleep(POLL)
         self._threads.shutdown()
         self.stop.__exit__()
+        self.machines.__exit__()
 
     def each(
         self,
@@ -107,7 +99,8 @@ class Launcher:
             done, _ = wait(left, timeout=POLL, return_when=FIRST_COMPLETED)
             self._answer()
             look()
-            if (said := "; ".join(map(self.told, self.at_work()))) != shown:
+            names = [f"{job.name} on {on}" if on else job.name for job, on in self.at_work()]
+            if (said := "; ".join(names)) != shown:
                 bar.set_description(shown := said)
             for future in done:
                 yield left.pop(future), future
@@ -123,7 +116,7 @@ class Launcher:
         with self._lock:
             if self._closed or self.stop.signal is not None:
                 return False
-            process = self._start(command, job)
+            process = self.machines.start(command, job)
             self._at_work[job.folder] = job, process
         try:
             job.exit_status = process.wait()
@@ -138,17 +131,12 @@ class Launcher:
         job.seconds = time.monotonic() - begun
         return True
 
-    def at_work(self) -> list[Job]:
+    def at_work(self) -> list[tuple[Job, str]]:
+        """The runs at work, with their nodes."""
         with self._lock:
-            return [job for job, _ in self._at_work.values()]
-
-    def told(self, job: Job) -> str:
-        """A job at work as the bar shows it."""
-        return job.name
-
-    def _start(self, command: Sequence[str], job: Job) -> Any:
-        """Start a run; the result has `wait` and `terminate`, as a Popen."""
-        return start(command, job.log)
+            jobs = [job for job, _ in self._at_work.values()]
+        nodes = [self.machines.node(job) for job in jobs]
+        return [(job, on) for job, on in zip(jobs, nodes, strict=True) if on is not None]
 
     def _answer(self) -> None:
         while self._answered < self.stop.requests:

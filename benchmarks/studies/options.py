@@ -14,6 +14,8 @@ from benchmarks.console import at_least
 from benchmarks.settings import ConfigError
 from benchmarks.studies.launching import Launcher
 
+MOST = 1000  # runs that Ray has to place at once
+
 
 def add_arguments(parser: argparse.ArgumentParser, jobs: str) -> None:
     """The options that `launcher` reads; `jobs` says what there is so many of at once."""
@@ -68,6 +70,6 @@ def launcher(options: argparse.Namespace, runs: Path, jobs: int = 1) -> Launcher
     if options.ray == "local":  # it listens to the network, and reads this when it is imported
         os.environ.setdefault("RAY_AUTH_MODE", "token")
         os.environ.setdefault("RAY_AUTH_TOKEN", token_hex(32))
-    from benchmarks.studies.cluster import RayLauncher
+    from benchmarks.studies.cluster import Cluster
 
-    return RayLauncher(options, runs)
+    return Launcher(options.launcher, options.jobs or MOST, Cluster(options, runs))

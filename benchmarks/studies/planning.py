@@ -35,33 +35,19 @@ def trainings(patterns: Sequence[str]) -> list[str]:
 def plan(
     patterns: Sequence[str], seeds: Sequence[int], runs: Path, settings: Sequence[str]
 ) -> list[Job]:
-    """A job for every training and seed."""
+    """A job for every training and seed, its log in a folder of logs."""
     check_settings(settings)
     jobs = []
     for training in trainings(patterns):
         for seed in seeds:
             name = f"{training.replace('/', '-')}-seed{seed}"
-            arguments = ["--recipe", training, "--seed", str(seed), *settings]
+            arguments = ["--recipe", training, f"--seed={seed}", *settings]
             log = runs / "logs" / f"{name}.log"
             jobs.append(Job(arguments, runs / name, log, f"{training}, seed {seed}"))
             weights = jobs[-1].command.experiment.model.weights
             if weights is not None and not weights.is_file():
                 raise ConfigError(f"model.weights: {weights}: No such file")
     return jobs
-
-
-def fold_job(settings: Sequence[str], fold: int, folder: Path) -> Job:
-    """A training on all folds except one, its log beside its folder."""
-    log = folder.with_name(f"{folder.name}.log")
-    return Job([*settings, f"--data.fold={fold}"], folder, log, folder.name)
-
-
-def check(experiment: Experiment, folds: Sequence[Experiment] = ()) -> None:
-    """Refuse, with a ConfigError, what cannot be built or moved a step, and folds whose data are not there."""
-    found = [build_datasets(fold.data, seed=fold.seed, fair=True) for fold in folds]
-    model = try_one_step(experiment)
-    for fold, datasets in zip(folds, found, strict=True):
-        show_to(model.trunk, datasets, fold.data)
 
 
 def plan_folds(
@@ -73,15 +59,33 @@ def plan_folds(
         ConfigError, RunFolderError: if one is not, or is there with other settings.
     """
 
-    def job(seed: int, fold: int) -> Job:
+    def of_seed(seed: int, folds: Sequence[int]) -> list[Job]:
         arguments = ["--recipe", recipe, *settings, "--protocol=fair", "--data.split=test"]
         arguments += [f"--seed={seed}", "--evaluation.save_embeddings=true"]
-        return fold_job(arguments, fold, folder / f"seed{seed}-fold{fold}")
+        return fold_jobs(arguments, folds, folder / f"seed{seed}")
 
-    first = job(seeds[0], 0).command.experiment
-    folds = range(first.data.folds)
-    check(first, [job(seeds[0], fold).command.experiment for fold in folds])
-    jobs = [job(seed, fold) for seed in seeds for fold in folds]
-    for one in jobs:
-        one.result()
+    [first] = of_seed(seeds[0], [0])
+    folds = range(first.command.experiment.data.folds)
+    jobs = [job for seed in seeds for job in of_seed(seed, folds)]
+    check([job.command.experiment for job in jobs[: len(folds)]])
+    for job in jobs:
+        job.result()
     return jobs
+
+
+def fold_jobs(settings: Sequence[str], folds: Sequence[int], name: Path) -> list[Job]:
+    """A training on all folds except one, for each of these; its log lies beside its folder."""
+    jobs = []
+    for fold in folds:
+        folder = name.with_name(f"{name.name}-fold{fold}")
+        log = folder.with_name(f"{folder.name}.log")
+        jobs.append(Job([*settings, f"--data.fold={fold}"], folder, log, folder.name))
+    return jobs
+
+
+def check(experiments: Sequence[Experiment], data: bool = True) -> None:
+    """Refuse, with a ConfigError, what cannot be built or moved a step, and folds whose data are not there."""
+    found = [build_datasets(e.data, seed=e.seed, fair=True) for e in experiments if data]
+    model = try_one_step(experiments[0])
+    for experiment, datasets in zip(experiments, found, strict=False):
+        show_to(model.trunk, datasets, experiment.data)

@@ -68,7 +68,7 @@ class Queue:
             folder.close()
 
     def _look(self) -> None:
-        for job in self.launcher.at_work():
+        for job, _ in self.launcher.at_work():
             self._advance(job, job.last_step())
 
     def _look_back(self, job: Job, was_started: Future[bool]) -> None:

@@ -13,8 +13,8 @@ import io
 import sys
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import optuna
 from optuna.samplers import TPESampler
-from optuna.trial import Trial, TrialState
+from optuna.trial import FrozenTrial, Trial, TrialState
 
 from benchmarks.building import resolved
 from benchmarks.console import progress_bar
@@ -30,33 +30,16 @@ from benchmarks.records import check_same, damage_named, read_json, replace_file
 from benchmarks.settings import Command, ConfigError, changed, dump, flat, parse, read_yaml
 from benchmarks.studies.jobs import Job
 from benchmarks.studies.launching import Launcher
-from benchmarks.studies.planning import check, fold_job
+from benchmarks.studies.planning import check, fold_jobs
 from benchmarks.studies.search_space import Space, corners
 
 MEASURED = "validation MAP@R"
 
+LOCK = threading.Lock()  # one trial step at a time
+
 
 class UnfinishedRunError(RuntimeError):
     """A run was stopped or ended from outside, or could not begin: nothing that its settings are to blame for."""
-
-
-class NoValueError(RuntimeError):
-    """A run failed by its settings; values that do not go together are a ConfigError."""
-
-
-@dataclass
-class Outcome:
-    """A trial that is over.
-
-    Args:
-        folds: The validation MAP@R of each fold, as far as they were trained.
-        value: Their mean; None if the trial failed.
-    """
-
-    params: dict[str, Any]
-    folds: list[float]
-    value: float | None = None
-    failed: str | None = None
 
 
 @dataclass
@@ -81,8 +64,6 @@ class Search:
     trials: int
     seed: int
     folder: Path
-    _lock: Any = field(default_factory=threading.Lock)
-    _outcomes: dict[int, Outcome] = field(default_factory=dict)
 
     @cached_property
     def command(self) -> Command:
@@ -90,29 +71,22 @@ class Search:
         mine = [f"--seed={self.seed}", "--protocol=fair", "--data.split=validation"]
         return parse(["--recipe", self.recipe, *self.settings, *mine])
 
-    @cached_property
-    def base(self) -> dict[str, Any]:
-        """The settings that the trials change, their classes as they are described."""
-        return {name: value for name, value in self.command.config.items() if name != "output"}
-
     def changed(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """All settings of a trial; first its classes, which say what arguments there are."""
+        base = {name: value for name, value in self.command.config.items() if name != "output"}
         classes = {key: value for key, value in values.items() if key.endswith(".class_path")}
-        return changed(resolved(changed(self.base, classes)), values)
+        return changed(resolved(changed(base, classes)), values)
 
     @property
     def folds(self) -> list[int]:
         """The folds that trials are validated on."""
-        return sorted(set(self.some_folds or range(self.base["data"]["folds"])))
+        return sorted(set(self.some_folds or range(self.command.experiment.data.folds)))
 
     def jobs(self, settings: Path) -> list[Job]:
         """The trainings of a trial with these settings, one for each fold."""
         arguments = ["--recipe", self.recipe, "--config", str(settings)]
         arguments += [f"--trust={module}" for module in self.command.trusted]
-        return [
-            fold_job(arguments, fold, settings.with_name(f"{settings.stem}-fold{fold}"))
-            for fold in self.folds
-        ]
+        return fold_jobs(arguments, self.folds, settings.with_suffix(""))
 
     def check(self) -> None:
         """Build the ends of all ranges and all choices, and move them one step; writes nothing."""
@@ -121,34 +95,19 @@ class Search:
                 path = Path(folder) / f"{i}.yaml"
                 path.write_text(dump(self.changed(values)))
                 experiments = [job.command.experiment for job in self.jobs(path)]
-                check(experiments[0], experiments if i == 0 else [])
+                check(experiments, data=i == 0)
 
     def begin(self) -> None:
-        """Write what is asked, or compare it with what was asked when the search began.
-
-        Raises:
-            ConfigError, RunFolderError: if it was begun otherwise.
-        """
-        asked = {
-            "RECIPE": self.recipe,
-            "--trials": self.trials,
-            "--fold": self.folds,
-            "--seed": self.seed,
-            "--space": {key: repr(kind) for key, kind in self.space.items()},
-        }
-        settings, path = self.changed({}), self.folder / "search.json"
+        """Write what is asked; a RunFolderError if the search was begun otherwise."""
+        asked = {"RECIPE": self.recipe, "--trials": self.trials, "--fold": self.folds}
+        asked |= {"--seed": self.seed, "--space": {key: repr(of) for key, of in self.space.items()}}
+        now, path = {"asked": asked, "settings": self.changed({})}, self.folder / "search.json"
         if not path.exists():
-            write_json(path, {"asked": asked, "settings": settings})
-            return
+            write_json(path, now)
         with damage_named(path, "restore it, or choose another --runs"):
-            begun = read_json(path)
-        for name, value in asked.items():
-            if (before := begun["asked"][name]) != value:
-                raise ConfigError(
-                    f"{name}: the search in {self.folder} was begun with {before}, not {value}, and is fixed "
-                    "since; give the same, or choose another --runs"
-                )
-        check_same(begun["settings"], settings, self.folder)
+            before = read_json(path)
+            before = before["asked"] | before["settings"]
+        check_same(before, asked | now["settings"], self.folder)
 
     def execute(self, launcher: Launcher) -> int:
         """Run the trials that are left; the exit status. No other process may have the folder meanwhile."""
@@ -156,111 +115,108 @@ class Search:
         self.begin()
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         study = optuna.create_study(direction="maximize")
-        bar = progress_bar(total=self.trials, unit="trial")
-
-        def work(number: int) -> None:
-            self._outcomes[number] = self._try(study, number, launcher)
-
+        trials = (self._ask(study, number) for number in range(self.trials))  # each in its turn
         try:
-            with launcher, bar:
-                for _, trial in launcher.each(work, range(self.trials), bar):
+            with launcher, progress_bar(total=self.trials, unit="trial") as bar:
+                work = partial(self._tell, study, launcher)
+                for _, trial in launcher.each(work, trials, bar):
                     trial.result()
                     bar.update()
         except UnfinishedRunError as error:
             if launcher.stop.signal is None:
                 print(f"error: {error}", file=sys.stderr)
                 return 1
-        self._write_table()
-        if launcher.stop.signal is not None:
-            done = len(self._outcomes)
-            print(
-                f"\nstopped after {done} of {self.trials} trials; the same command goes on from there"
-            )
-            return 128 + launcher.stop.signal
-        return self._report()
+        over = [trial for trial in study.trials if trial.state.is_finished()]
+        self._write_table(over)
+        if launcher.stop.signal is None:
+            return self._report(over)
+        done = f"{len(over)} of {self.trials} trials"
+        print(f"\nstopped after {done}; the same command goes on from there")
+        return 128 + launcher.stop.signal
 
-    def _ask(self, study: optuna.Study, number: int, path: Path) -> Trial:
-        """A trial with its values, which it keeps in its file of settings."""
-        with self._lock:
-            if path.exists():
-                with damage_named(path, "delete it and the trial's runs, or choose another --runs"):
-                    known = flat(read_yaml(path))
-                    study.enqueue_trial({key: known[key] for key in self.space})
-            else:
-                [seed] = np.random.SeedSequence([self.seed, number]).generate_state(1)
-                study.sampler = TPESampler(seed=int(seed))
-            trial = study.ask(self.space)
-            if not path.exists():
-                replace_file(path, dump(self.changed(trial.params)).encode())
-            return trial
+    def _file_of(self, trial: int) -> Path:
+        """The settings of a trial."""
+        return self.folder / "trials" / f"{trial:04d}.yaml"
 
-    def _try(self, study: optuna.Study, number: int, launcher: Launcher) -> Outcome:
-        """A trial; its value is the mean over the folds."""
-        path = self.folder / "trials" / f"{number:04d}.yaml"
-        trial = self._ask(study, number, path)
-        outcome = Outcome(trial.params, [])
+    def _ask(self, study: optuna.Study, number: int) -> Trial:
+        """The next trial, with the values that its file of settings keeps."""
+        path = self._file_of(number)
+        if path.exists():
+            with damage_named(path, "delete it and the trial's runs, or choose another --runs"):
+                known = flat(read_yaml(path))
+                study.enqueue_trial({key: known[key] for key in self.space})
+        else:
+            [seed] = np.random.SeedSequence([self.seed, number]).generate_state(1)
+            study.sampler = TPESampler(seed=int(seed))
+        trial = study.ask(self.space)
+        if not path.exists():
+            replace_file(path, dump(self.changed(trial.params)).encode())
+        return trial
+
+    def _tell(self, study: optuna.Study, launcher: Launcher, trial: Trial) -> None:
+        """Run a trial to its end; its value is the mean over the folds."""
         try:
-            for job in self.jobs(path):
-                outcome.folds.append(self._value(job, number, launcher))
-            outcome.value = float(np.mean(outcome.folds))
-            study.tell(trial, outcome.value)
-        except (ConfigError, NoValueError) as error:
-            outcome.failed = str(error)
+            for fold, job in zip(self.folds, self.jobs(self._file_of(trial.number)), strict=True):
+                value = self._value(job, trial.number, launcher)
+                trial.set_user_attr(f"{MEASURED}, fold {fold}", value)
+            study.tell(trial, float(np.mean([*trial.user_attrs.values()])))
+        except ConfigError as error:
+            trial.set_user_attr("failed", str(error))
             study.tell(trial, state=TrialState.PRUNED)  # a bad one for TPE
-        return outcome
 
-    def _value(self, job: Job, number: int, launcher: Launcher) -> float:
+    def _value(self, job: Job, trial: int, launcher: Launcher) -> float:
         """The validation MAP@R by which a run's weights were chosen."""
-        result = job.result() or self._train(job, number, launcher)
+        if not _is_over(job):
+            with LOCK:
+                check([job.command.experiment], data=False)
+            launcher.run(job)
+        if (result := job.result()) is None:
+            if _is_over(job):
+                raise ConfigError(job.problem())
+            raise UnfinishedRunError(
+                f"trial {trial}: {job.problem()} ({job.log}); the same command goes on with this trial"
+            )
         for checkpoint in (job.folder / "checkpoints").glob("*.pt"):
             checkpoint.unlink()  # hundreds of runs would fill the disk
         with damage_named(job.folder / "run.json"):
             return float(result["selection"]["value"])
 
-    def _train(self, job: Job, number: int, launcher: Launcher) -> dict[str, Any]:
-        problem = "stopped"
-        if (told := job.record()) and told["status"] == "failed":
-            raise NoValueError(job.problem())  # before a stop
-        if launcher.stop.signal is None:
-            with self._lock:
-                check(job.command.experiment)
-            was_started = launcher.run(job)
-            if (result := job.result()) is not None:
-                return result
-            if was_started:
-                problem, record = job.problem(), job.record()
-                if job.exit_status == 1 and record and record["status"] == "failed":
-                    raise NoValueError(problem)
-        raise UnfinishedRunError(
-            f"trial {number}: {problem} ({job.log}); the same command goes on with this trial"
-        )
-
-    def _report(self) -> int:
-        values = {n: of.value for n, of in self._outcomes.items() if of.value is not None}
+    def _report(self, trials: Sequence[FrozenTrial]) -> int:
         print(f"All trials, and why some failed: {self.folder / 'trials.csv'}")
-        if not values:
+        found = [trial for trial in trials if trial.state == TrialState.COMPLETE]
+        if not found:
             print("No trial succeeded: there is no best.yaml.")
             return 1
-        best = max(sorted(values), key=lambda n: values[n])
-        settings = self.changed(self._outcomes[best].params)
-        for key in ("seed", "protocol"):  # what the run that uses them says
-            del settings[key]
-        for key in ("split", "fold"):
-            del settings["data"][key]
+        best = max(found, key=lambda trial: trial.values[0])
+        settings = self.changed(best.params)
+        # The run that uses them says these.
+        del (
+            settings["seed"],
+            settings["protocol"],
+            settings["data"]["split"],
+            settings["data"]["fold"],
+        )
+        value = f"{MEASURED} {100 * best.values[0]:.2f} %"
         head = (
-            f"# {self.recipe}, trial {best} of {self.trials}: {MEASURED} {100 * values[best]:.2f} %, the "
+            f"# {self.recipe}, trial {best.number} of {self.trials}: {value}, the "
             "largest of all trials,\n# and therefore no estimate of what other classes give.\n"
         )
         replace_file(self.folder / "best.yaml", (head + dump(settings)).encode())
-        print(f"Best settings, {MEASURED} {100 * values[best]:.2f} %: {self.folder / 'best.yaml'}")
+        print(f"Best settings, {value}: {self.folder / 'best.yaml'}")
         return 0
 
-    def _write_table(self) -> None:
+    def _write_table(self, trials: Sequence[FrozenTrial]) -> None:
         text = io.StringIO()
         folds = [f"{MEASURED}, fold {fold}" for fold in self.folds]
         writer = csv.DictWriter(text, ["trial", MEASURED, *folds, *self.space, "failed"])
         writer.writeheader()
-        for number, of in sorted(self._outcomes.items()):
-            row = {"trial": number, MEASURED: of.value, "failed": of.failed, **of.params}
-            writer.writerow(row | dict(zip(folds, of.folds, strict=False)))
+        for trial in trials:
+            row = {"trial": trial.number, MEASURED: trial.value}
+            writer.writerow(row | trial.params | trial.user_attrs)
         replace_file(self.folder / "trials.csv", text.getvalue().encode())
+
+
+def _is_over(job: Job) -> bool:
+    """True if a run is finished, or failed by its settings: it would fail again."""
+    record = job.record()
+    return record is not None and record["status"] in ("finished", "failed")

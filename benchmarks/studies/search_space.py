@@ -10,6 +10,7 @@ in brackets.
 """
 
 import math
+import re
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -22,16 +23,17 @@ from optuna.distributions import (
     IntDistribution,
 )
 
-from benchmarks.settings import ConfigError, read_yaml
+from benchmarks.settings import ConfigError, misfit, read_yaml
 
 Space = dict[str, BaseDistribution]
 
-FIXED = (
-    *("output", "seed", "protocol", "label", "evaluation"),
-    *("data.dataset", "data.root", "data.split", "data.fold", "data.folds"),
-    *("data.test_classes", "data.class_level", "data.max_classes", "data.stage"),
+FIXED = re.compile(
+    r"(output|seed|protocol|label|evaluation"
+    r"|data\.(dataset|root|split|folds?|test_classes|class_level|max_classes|stage))($|\.)"
 )
-"""Settings, or groups of them, that say what a trial is measured on and how: a search may not choose them."""
+"""Settings that say what a trial is measured on and how: a search may not choose them."""
+
+PLAIN = (bool, int, float, str, type(None))
 
 
 def read_space(path: Path) -> Space:
@@ -43,35 +45,26 @@ def read_space(path: Path) -> Space:
     content = read_yaml(path)
     if not content:
         raise ConfigError(f"{path}: expected at least one setting and its range, got none")
-    return {key: _distribution(key, given, path) for key, given in content.items()}
+    return {str(key): _distribution(f"{path}: {key}", given) for key, given in content.items()}
 
 
-def _distribution(key: Any, given: Any, path: Path) -> BaseDistribution:
-    for fixed in FIXED:
-        if key == fixed or str(key).startswith(f"{fixed}."):
-            raise ConfigError(
-                f"{path}: {key}: says what a trial is measured on or how; leave it out"
-            )
-    match given:
-        case {"choices": [_, _, *_] as choices, **others} if not others and _distinct(choices):
-            return CategoricalDistribution(choices)
-        case {"low": low, "high": high, **flags} if all(
-            name in ("log", "int") and isinstance(flag, bool) for name, flag in flags.items()
-        ):
-            integral = flags.pop("int", False)
-            numbers = (int,) if integral else (int, float)
-            if type(low) in numbers and type(high) in numbers and -math.inf < low < high < math.inf:
-                with suppress(ValueError):  # of the logarithm of 0
-                    return (IntDistribution if integral else FloatDistribution)(low, high, **flags)
+def _distribution(place: str, given: Any) -> BaseDistribution:
+    if FIXED.match(place.rpartition(": ")[2]):
+        raise ConfigError(f"{place}: says what a trial is measured on or how; leave it out")
+    with suppress(TypeError, ValueError):  # of Optuna, too
+        match given:
+            case {"choices": [_, _, *_] as choices, **others} if not others:
+                if misfit(choices, [PLAIN]) is None:
+                    return CategoricalDistribution(choices)
+            case {"low": low, "high": high, **flags} if -math.inf < low < high < math.inf:
+                if not flags.pop("int", False):
+                    return FloatDistribution(low, high, **flags)
+                if type(low) is type(high) is int:
+                    return IntDistribution(low, high, **flags)
     raise ConfigError(
-        f"{path}: {key}: expected {{low: NUMBER, high: LARGER NUMBER}}, with int: true (of whole numbers) or "
+        f"{place}: expected {{low: NUMBER, high: LARGER NUMBER}}, with int: true (of whole numbers) or "
         f"log: true (of numbers above 0) if need be, or {{choices: [two or more different values]}}, got {given!r}"
     )
-
-
-def _distinct(choices: list[Any]) -> bool:
-    plain = all(value is None or isinstance(value, (bool, int, float, str)) for value in choices)
-    return plain and len({(type(value), value) for value in choices}) == len(choices)
 
 
 def corners(space: Space) -> list[dict[str, Any]]:
@@ -79,13 +72,11 @@ def corners(space: Space) -> list[dict[str, Any]]:
     values: dict[str, Sequence[Any]] = {}
     for key, kind in space.items():
         match kind:
-            case CategoricalDistribution():
-                values[key] = kind.choices
-            case IntDistribution():
-                values[key] = [kind.low, kind.high]
-            case FloatDistribution():  # a setting of whole numbers takes 8.0 as well
-                values[key] = [kind.low, kind.high, kind.low + (kind.high - kind.low) / 3]
-    return [
-        {key: ends[i % len(ends)] for key, ends in values.items()}
-        for i in range(max(map(len, values.values())))
-    ]
+            case CategoricalDistribution(choices=choices):
+                values[key] = choices
+            case IntDistribution(low=low, high=high):
+                values[key] = [low, high]
+            case FloatDistribution(low=low, high=high):  # a whole number would take 8.0 as well
+                values[key] = [low, high, low + (high - low) / 3]
+    most = max(map(len, values.values()))
+    return [{key: ends[i % len(ends)] for key, ends in values.items()} for i in range(most)]

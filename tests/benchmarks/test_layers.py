@@ -84,6 +84,8 @@ LIGHT = {
     "run.py --list": ["benchmarks/run.py", "--list"],
     "run.py, misspelt": ["benchmarks/run.py", "--losess=x"],
     "report --help": ["-m", "benchmarks.report", "--help"],
+    "tables --help": ["-m", "benchmarks.tables", "--help"],
+    "export --help": ["-m", "benchmarks.export", "--help"],
     "sweep --help": ["-m", "benchmarks.sweep", "--help"],
     "datasets --help": ["-m", "benchmarks.datasets", "--help"],
     "backbones --help": ["-m", "benchmarks.backbones", "--help"],

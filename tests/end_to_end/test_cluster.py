@@ -189,10 +189,7 @@ def serving(answer: bytes) -> Iterator[tuple[str, "queue.Queue[socket.socket]"]]
 
 @pytest.fixture
 def refused(
-    data: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Callable[[str], str]:
     """Why a sweep on the cluster at an address is refused before Ray connects, which would take it minutes."""
     monkeypatch.setattr(ray, "init", pytest.fail)

@@ -13,8 +13,7 @@ from torch import nn
 from benchmarks import evaluation
 from benchmarks import run as runner
 from benchmarks.building.images import build_datasets
-from benchmarks.building.network import batch_norms, build_model
-from benchmarks.building.objective import build_optimizer
+from benchmarks.building.network import build_model
 from benchmarks.evaluation.curves import Curves
 from benchmarks.evaluation.tester import evaluate, measure
 from benchmarks.records.run_folder import load_best, load_checkpoint
@@ -22,12 +21,7 @@ from benchmarks.records.steps import read_table
 from benchmarks.run import OngoingRun
 from benchmarks.settings.command import parse
 from benchmarks.training import trial
-from pml_regularizers import (
-    h_divergence,
-    ideal_joint_error,
-    mean_interval,
-    stratified_parts,
-)
+from pml_regularizers import h_divergence, ideal_joint_error, mean_interval, stratified_parts
 from tests.benchmarks.runs import assert_same_trace, finished, mark_unfinished, traced
 from tests.support.processes import FROZEN_STATISTICS, TINY, horde
 
@@ -155,9 +149,7 @@ def test_a_resumed_fair_run_keeps_its_choice(
     evaluate_point = Curves.point
     # Killed after a point whose weights may be the best, before their checkpoint.
     monkeypatch.setattr(
-        Curves,
-        "point",
-        lambda self, step: evaluate_point(self, step) if step < 10 else 1 / 0,
+        Curves, "point", lambda self, step: evaluate_point(self, step) if step < 10 else 1 / 0
     )
     with pytest.raises(ZeroDivisionError):
         runner.main([*settings, f"--output={tmp_path / 'killed'}"])
@@ -291,38 +283,11 @@ def test_sigterm_in_the_test_stops_the_run(
 # ------------------------------------------------------------------------------------- the network
 
 
-def test_an_ensemble_with_horde(train: Any, tmp_path: Path) -> None:
-    base = "{class_path: pml_regularizers.CosineContrastiveLoss}"
-    divergence = "{class_path: pml_regularizers.DivergenceLoss, init_args: {num_heads: 4}}"
-    first = (
-        f"{{class_path: pml_regularizers.EnsembleLoss, init_args: {{loss: {base}, num_heads: 4, "
-        f"embedding_regularizer: {divergence}, embedding_reg_weight: 0.5}}}}"
-    )
-    losses = (
-        f"--losses=[{{loss: {{class_path: pml_regularizers.HORDELoss, init_args: {{loss: {base}, order: 3, "
-        f"moment_dim: 16, first_loss: {first}, order_weights: mean}}}}}}]"
-    )
-    record = train(
-        losses,
-        "--model.ensemble={stage: layer1, num_heads: 4, map_channels: 12}",
-        *FROZEN_STATISTICS,
-    )
-    assert record["metrics"]["recall_at_1"] > 0
-    run = parse([f"--config={tmp_path / 'run' / 'config.yaml'}"]).experiment
-    model = build_model(run.model, run.data)
-    norms = batch_norms(model)
-    assert len(norms) > 3 and not any(norm.training for norm in norms)
-    assert model(torch.randn(2, 1, 32, 32)).shape == (2, run.model.embedding_size)
-
-
 def test_mixed_precision_is_close_to_float32(glyphs_root: Path, tmp_path: Path) -> None:
     settings = [f"--data.root={glyphs_root}", *SHORT, horde(), "--optimization.steps=2"]
     settings += [*FROZEN_STATISTICS, "--evaluation.descriptor=false"]
     losses = {}
-    for name, more in {
-        "float32": [],
-        "bf16": ["--precision=bf16"],
-    }.items():
+    for name, more in {"float32": [], "bf16": ["--precision=bf16"]}.items():
         finished([*settings, *more], tmp_path / name)
         losses[name] = read_table(tmp_path / name / "records", "training")["loss"]
     assert losses["bf16"] == pytest.approx(losses["float32"], rel=0.05)
@@ -335,38 +300,3 @@ def test_fp16_without_a_gpu_is_refused(
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
     assert runner.main(["--precision=fp16", f"--output={tmp_path / 'run'}"]) == 2
     assert "error: precision: fp16 needs a GPU" in capsys.readouterr().err
-
-
-# --------------------------------------------------------------------------- batches and schedules
-
-
-def test_batches_without_classes(train: Any, tmp_path: Path) -> None:
-    losses = "--losses=[{loss: {class_path: pml_regularizers.JRDLoss}}]"
-    record = train(losses, "--data.samples_per_class=null")
-    again = parse([f"--config={tmp_path / 'run' / 'config.yaml'}"])
-    assert again.experiment.data.samples_per_class is None  # and not the default
-    assert record["status"] == "finished"
-
-
-def test_warm_up_then_cosine() -> None:
-    schedulers = "torch.optim.lr_scheduler"
-    run = parse(
-        [
-            f"--optimization.scheduler={{class_path: {schedulers}.SequentialLR, init_args: {{milestones: [4], "
-            f"schedulers: [{{class_path: {schedulers}.LinearLR, "
-            f"init_args: {{start_factor: 0.25, total_iters: 4}}}}, "
-            f"{{class_path: {schedulers}.CosineAnnealingLR, init_args: {{T_max: 8}}}}]}}}}",
-            *("--optimization.steps=12", "--optimization.learning_rate=1.0"),
-        ]
-    ).experiment
-    model = build_model(run.model, run.data)
-    optimizer, scheduler = build_optimizer(run.optimization, model, nn.Identity())
-    assert scheduler is not None
-    rates = []
-    for _ in range(12):
-        rates.append(optimizer.param_groups[0]["lr"])
-        optimizer.step()
-        scheduler.step()
-    assert rates[:5] == pytest.approx([0.25, 0.4375, 0.625, 0.8125, 1.0])
-    assert rates[8] == pytest.approx(0.5)
-    assert rates[11] < 0.1

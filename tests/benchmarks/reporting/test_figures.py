@@ -102,12 +102,7 @@ def test_t_sne_keeps_neighbours() -> None:
 
 @pytest.mark.parametrize(
     "points",
-    [
-        np.ones((3, 4)),
-        np.arange(20.0)[:, None],
-        np.ones((20, 4)),
-        np.full((20, 4), np.nan),
-    ],
+    [np.ones((3, 4)), np.arange(20.0)[:, None], np.ones((20, 4)), np.full((20, 4), np.nan)],
 )
 def test_what_t_sne_cannot_place_is_left_out(points: np.ndarray) -> None:
     assert pictures.t_sne(points) is None
@@ -118,13 +113,6 @@ def test_t_sne_of_few_points(shape: tuple[int, int]) -> None:
     places = pictures.t_sne(np.random.default_rng(0).normal(size=shape).round())
     assert places is not None
     assert np.isfinite(places).all()
-
-
-def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "features.npz"
-    path.write_bytes(b"PK\3\4 cut off")
-    with pytest.raises(ValueError, match=r"features.npz: is damaged \(.*run that training"):
-        deep_features(run(tmp_path))
 
 
 def test_no_features_no_figure(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from benchmarks.report import main
 from benchmarks.reporting import drawing
 from benchmarks.run import main as run
 from benchmarks.settings import ConfigError
-from tests.benchmarks.reporting.test_report import add_curves_and_images, write_run
+from tests.benchmarks.reporting.made_runs import add_curves_and_images, write_run
 
 HOSTILE = "a\x1b[2Jb\nc\r\x07\x00\x85\u202ed\u2028e\ud800\uffff"
 SHOWN = r"a\x1b[2Jb\nc\r\x07\x00\x85\u202ed\u2028e\ud800\uffff"

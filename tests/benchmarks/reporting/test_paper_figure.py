@@ -81,10 +81,7 @@ def test_over_a_setting_with_the_half_widths_of_the_parts_as_band() -> None:
         )
     panel = "lines: {one: {0: a, 0.5: b, 1: c}, two: {0: a, 1: d}}"
     figure = draw(f"  output: parts\n  x: alpha\n  panels: {{P: {{{panel}}}}}")
-    assert lines(figure) == {
-        "one": ([0, 0.5, 1], [40, 50, 45]),
-        "two": ([0, 1], [40, 30]),
-    }
+    assert lines(figure) == {"one": ([0, 0.5, 1], [40, 50, 45]), "two": ([0, 1], [40, 30])}
     edges = {(0, 39), (0, 41), (0.5, 49), (0.5, 51), (1, 44), (1, 46)}
     assert band(figure) == edges
     assert band(figure, 1) == {(0, 39), (0, 41), (1, 29), (1, 31)}

@@ -4,10 +4,8 @@ import html
 import io
 import json
 import re
-import subprocess
-import sys
 from collections.abc import Callable
-from contextlib import closing, redirect_stdout
+from contextlib import redirect_stdout
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,98 +14,27 @@ import numpy as np
 import pytest
 
 from benchmarks.records.files import signed, write_json
-from benchmarks.records.results import digests, load_run
-from benchmarks.records.steps import StepTables
+from benchmarks.records.results import Run, digests, load_run
 from benchmarks.report import main
 from benchmarks.reporting.comparison import compare
 from benchmarks.reporting.figures import write_html
 from benchmarks.reporting.table import Table
-from tests.benchmarks.made import DIVERGED, write_record
-from tests.support.processes import ROOT
+from tests.benchmarks.made import DIVERGED
+from tests.benchmarks.reporting.made_runs import (
+    DATA,
+    METRICS,
+    add_curves_and_images,
+    metrics,
+    table,
+    write_run,
+)
 
-DATA = {
-    "name": "glyphs",
-    "fingerprint": "abc",
-    "train_classes": 20,
-    "test_classes": 1075,
-    "train_images": 240,
-    "test_images": 12900,
-    "split": "test",
-}
-METRICS = {
-    "recall_at_1": "Recall@1",
-    "recall_at_2": "Recall@2",
-    "recall_at_4": "Recall@4",
-    "recall_at_8": "Recall@8",
-    "mean_average_precision_at_r": "MAP@R",
-    "r_precision": "R-precision",
-}
 Make = Callable[..., Path]
-
-
-def metrics(recall: float) -> dict[str, float]:
-    """Every metric at its own distance from Recall@1, so that no two columns can be swapped."""
-    return {key: recall + 0.01 * i for i, key in enumerate(METRICS)}
-
-
-def write_run(parent: Path, label: str, seed: int, recall: float, /, **changes: Any) -> Path:
-    """A finished run folder; `changes` replace entries of its run.json."""
-    config = {
-        "optimizer": {"lr": 0.003, "note": "<b>not html</b>"},
-        "evaluation": {"curve_classes": 100},
-    }
-    info = {
-        **{"label": label, "seed": seed, "config": config, "commit": "0123abc", "dirty": True},
-        **{"data": DATA, "steps": 1500, "metrics": metrics(recall)},
-    }
-    return write_record(parent / f"{label}-{seed}", **info | changes)
 
 
 @pytest.fixture
 def make(tmp_path: Path) -> Make:
     return partial(write_run, tmp_path)
-
-
-def add_curves_and_images(folder: Path) -> None:
-    with closing(StepTables(folder / "records")) as records:
-        records.log_rows("training", [(step, {"loss": 1 / step}) for step in range(1, 151)])
-        records.log_rows(
-            "evaluation",
-            [
-                (step, {"seen_recall_at_1": step / 200, "unseen_recall_at_1": step / 300})
-                for step in (50, 100, 150)
-            ],
-        )
-    rng = np.random.default_rng(0)
-    np.savez(
-        folder / "retrieval.npz",
-        query_images=rng.integers(0, 255, (2, 8, 8), dtype=np.uint8),
-        neighbour_images=rng.integers(0, 255, (2, 3, 8, 8, 3), dtype=np.uint8),
-        query_labels=np.array([4, 7]),
-        neighbour_labels=np.array([[4, 4, 9], [1, 7, 2]]),
-        query_names=np.array(["A", "<B>"]),
-        neighbour_names=np.array([["A1", "A2", "C"], ["D", "B1", "E"]]),
-        query_groups=np.array(["best", "worst"]),
-        query_precision=np.array([np.nan, 0.5]),
-    )
-
-
-def tables(markdown: str) -> list[list[dict[str, str]]]:
-    """The rows of the markdown's tables, by column name."""
-    found = []
-    for block in re.findall(r"(?:^\|.*\|\n?)+", markdown, flags=re.MULTILINE):
-        lines = [[c.strip() for c in line.split("|")[1:-1]] for line in block.splitlines()]
-        header, _, *rows = lines
-        found.append([dict(zip(header, row, strict=True)) for row in rows])
-    return found
-
-
-def table(markdown: str, number: int = 0) -> list[dict[str, str]]:
-    return tables(markdown)[number]
-
-
-def all_rows(markdown: str) -> list[dict[str, str]]:
-    return [row for rows in tables(markdown) for row in rows]
 
 
 def test_the_start_of_a_training_is_a_row(make: Make) -> None:
@@ -130,20 +57,6 @@ def test_the_start_of_a_training_is_a_row(make: Make) -> None:
     assert [row["method"] for row in rows][3:] == [f"{x}: before training" for x in "ABC"]
     unknown = [load_run(make("D", 0, 0.4)), load_run(make("E", 0, 0.4, before_training=None))]
     assert [row["method"] for row in table(compare(unknown).markdown())] == ["D", "E"]
-
-
-@pytest.mark.parametrize("command", ["report", "tables", "export"])
-def test_help_imports_nothing_heavy(command: str) -> None:
-    code = (
-        f"import runpy, sys; sys.argv = ['{command}', '--help']\n"
-        f"try: runpy.run_module('benchmarks.{command}', run_name='__main__')\n"
-        "except SystemExit as stopped: assert not stopped.code\n"
-        "print({'torch', 'numpy', 'matplotlib', 'scipy'} & set(sys.modules))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
-    assert done.stderr == ""
-    assert done.stdout.startswith("usage: python -m benchmarks.")
-    assert done.stdout.endswith("set()\n")
 
 
 def test_a_table_in_its_two_forms() -> None:
@@ -191,77 +104,55 @@ def test_differences_pair_the_same_seeds_only(make: Make) -> None:
     assert row["pairs"] == "2"
 
 
-def test_columns_are_what_was_measured(make: Make) -> None:
-    run = load_run(make("base", 0, 0.4, metrics={"recall_at_1000": 0.9, "NMI": 0.5}))
+def test_rows_and_columns_are_what_was_measured(make: Make) -> None:
+    run = load_run(make("odd", 0, 0.4, metrics={"recall_at_1000": 0.9, "NMI": 0.5}))
     (row,) = table(compare([run]).markdown())
     assert list(row) == ["method", "Recall@1000 (%)", "NMI (%)", "seeds"]
+    base = load_run(make("base", 0, 0.4))
+    outputs = {"descriptor": metrics(0.6), "parts": {}, "order_2": metrics(0.3)}
+    text = compare([base, load_run(make("horde", 0, 0.5, outputs=outputs))]).markdown()
+    names = ["base", "horde", "horde †", "horde: order_2"]
+    assert [row["method"] for row in table(text)] == names
+    assert table(text)[2]["Recall@1 (%)"] == "**60.00**"
+    assert "† the test-time descriptor" in text
+    assert "†" not in compare([base]).markdown()
 
 
 def test_baseline_can_be_chosen(make: Make) -> None:
-    folders = [make(label, s, 0.4) for label in ("base", "horde") for s in (0, 1)]
-    runs = [load_run(folder) for folder in folders]
+    runs = [load_run(make(label, seed, 0.4)) for label in ("base", "horde") for seed in (1, 0)]
     assert table(compare(runs, "horde").markdown(), 1)[0]["method"] == "base"
-    with pytest.raises(
-        ValueError, match=r"no finished run has the label 'x'; there are \['base', 'horde'\]"
-    ):
+    assert [run.seed for run in compare(runs).methods["base"]] == [0, 1]
+    message = r"no finished run has the label 'x'; there are \['base', 'horde'\]"
+    with pytest.raises(ValueError, match=message):
         compare(runs, "x")
 
 
 def test_the_result_in_a_sentence(make: Make) -> None:
-    recalls = {"base": (0.40, 0.50, 0.90), "horde": (0.42, 0.53, 0.91), "other": (0.5, 0.3, 0.9)}
-    runs = {
-        label: [load_run(make(label, seed, recall)) for seed, recall in enumerate(of)]
+    recalls = {"base": (0.40, 0.50, 0.90), "horde": (0.42, 0.53, 0.91), "better": (0.5, 0.6, 1.0)}
+    base, horde, better = (
+        [load_run(make(label, seed, recall)) for seed, recall in enumerate(of)]
         for label, of in recalls.items()
-    }
+    )
+
+    def result(*runs: Run) -> str:
+        return compare(runs).result.removeprefix("Recall@1 ")
+
     # +2, +3 and +1 points: s = 1, t(0.975, 2) = 4.302653; the half-width 2.48 is not below 2.
-    result = compare([*runs["base"], *runs["horde"]]).result
-    expected = "horde +2.00 ± 2.48 points (3 pairs of seeds: undecided)"
-    assert result == f"Recall@1 compared with base: {expected}."
-    fewer = compare([*runs["base"][:1], *runs["horde"], *runs["other"][:1]]).result
-    assert fewer.endswith(
-        "horde +2.00 points (one seed: undecided); other +10.00 points (one seed: undecided)."
-    )
-    assert compare(runs["horde"][:1]).result == "Recall@1 of horde: 42.00 %."
-    better = [
-        load_run(make("better", seed, recall + 0.1)) for seed, recall in enumerate(recalls["base"])
-    ]
-    assert (
-        "better +10.00 ± 0.00 points (3 pairs of seeds: higher)"
-        in compare([*runs["base"], *better]).result
-    )
-    assert (
-        "base -10.00 ± 0.00 points (3 pairs of seeds: lower)"
-        in compare([*better, *runs["base"]]).result
-    )
+    told = "compared with base: horde +2.00 ± 2.48 points (3 pairs of seeds: undecided)."
+    assert result(*base, *horde) == told
+    assert result(base[0], *horde).endswith("horde +2.00 points (one seed: undecided).")
+    assert result(horde[0]) == "of horde: 42.00 %."
+    assert "better +10.00 ± 0.00 points (3 pairs of seeds: higher)" in result(*base, *better)
+    assert "base -10.00 ± 0.00 points (3 pairs of seeds: lower)" in result(*better, *base)
 
 
 def test_the_terminal_has_lines_of_80_letters(make: Make) -> None:
     labels = ("base", "a method with a name of thirty", "other")
     runs = [load_run(make(label, seed, 0.4 + seed / 7)) for label in labels for seed in (0, 1)]
-    text = compare(runs).terminal()
+    text, markdown = compare(runs).terminal(), compare(runs).markdown().replace("**", "")
     assert max(map(len, text.splitlines())) <= 80
-    words = set(compare(runs).markdown().replace("**", "").split()) - {
-        "|",
-        ":--",
-        "--:",
-        "##",
-        "###",
-    }
-    assert words <= set(text.replace("*", "").split())
-    assert text.count("40.00") == 0
+    assert set(re.sub(r"[|#]|:?--:?", "", markdown).split()) <= set(text.replace("*", "").split())
     assert "47.14 ± 90.76*" in text
-
-
-def test_descriptor_has_a_row_and_a_footnote(make: Make) -> None:
-    base, horde = (
-        make("base", 0, 0.4),
-        make("horde", 0, 0.5, outputs={"descriptor": metrics(0.6), "parts": {}}),
-    )
-    text = compare([load_run(base), load_run(horde)]).markdown()
-    assert [row["method"] for row in table(text)] == ["base", "horde", "horde †"]
-    assert table(text)[2]["Recall@1 (%)"] == "**60.00**"
-    assert "† the test-time descriptor" in text
-    assert "†" not in compare([load_run(base)]).markdown()
 
 
 def test_a_run_that_diverged_is_counted_and_named(
@@ -285,17 +176,10 @@ def test_a_run_that_diverged_is_counted_and_named(
     assert "horde, seed 1, diverged: the loss is nan" in page
 
 
-def test_runs_that_all_diverged_are_no_comparison(
-    make: Make, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main([str(make("wild", seed, 0, **DIVERGED)) for seed in (0, 1)]) == 2
-    [line] = capsys.readouterr().err.splitlines()
-    assert "wild-0: the run is diverged (the loss is nan), not finished" in line
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        (DIVERGED | {"label": "base", "seed": 0}, "label 'base' already has seed 0 in .*base-0"),
         ({"status": "stopped"}, r"horde-0: the run is 'stopped', not finished.*--resume"),
         ({"data": DATA | {"fold": "1 of 4"}}, "data fold is '1 of 4', but None in .*base-0"),
         ({"data": DATA | {"fingerprint": "xyz"}}, "fingerprint is 'xyz', but 'abc' in .*base-0"),
@@ -314,6 +198,8 @@ def test_runs_that_cannot_be_compared(
     assert captured.err.count("\n") == 1
     assert re.search(message, captured.err)
     assert not list(folders[0].parent.rglob("*.html"))
+    assert main([str(make("wild", seed, 0, **DIVERGED)) for seed in (0, 1)]) == 2
+    assert "wild-0: the run is diverged (the loss is nan), not" in capsys.readouterr().err
 
 
 def attributes(page: str, tag: str, name: str) -> list[str]:

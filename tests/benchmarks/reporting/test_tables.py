@@ -14,7 +14,7 @@ from benchmarks.records.files import write_json
 from benchmarks.settings import parse, recipe_files
 from benchmarks.tables import main
 from tests.benchmarks.made import DIVERGED, write_record
-from tests.benchmarks.reporting.test_report import table
+from tests.benchmarks.reporting.made_runs import table
 
 CONTENT: dict[str, Any] = {
     "title": "Toy & Table_1",
@@ -126,9 +126,6 @@ def lines(text: str, number: int = 0) -> list[tuple[str, ...]]:
     ]
 
 
-# ------------------------------------------------------------------------------------ paper and ours
-
-
 def test_without_runs_the_table_is_the_papers(show: Show) -> None:
     text = show()
     assert text.startswith("## Toy & Table_1\n\n### glyphs\n")
@@ -154,10 +151,7 @@ def test_without_runs_the_table_is_the_papers(show: Show) -> None:
     ]
     assert (first["trunk"], last["H-divergence (%)"]) == ("GoogLeNet", "92.75 ± 0.3")
     birds = [list(row.values()) for row in table(text, 1)]
-    assert birds == [
-        ["HTL", "quoted by the paper", "90.25", "512"],
-        ["base", "paper", "91.0", ""],
-    ]
+    assert birds == [["HTL", "quoted by the paper", "90.25", "512"], ["base", "paper", "91.0", ""]]
     assert "* 0 of 4 rows have runs of" in text
     assert "* everything is smaller\n* horde: its orders are ours\n" in text
     assert "* birds: 91.0 is round\n" in text
@@ -226,62 +220,36 @@ def test_rows_of_one_training_share_its_runs(make: Make, show: Show) -> None:
     assert "sweep toy/table1" not in text
 
 
-def test_oracle_numbers_have_a_column_of_their_own(make: Make, show: Show) -> None:
-    assert "oracle" not in show()
+def test_oracle_numbers_have_a_column_and_dirty_code_is_marked(make: Make, show: Show) -> None:
+    assert "oracle" not in show() and "dirty" not in show()
     make("base", 0, 0.48, "--evaluation.oracle=true", oracle={"step": 20, "recall_at_1": 0.55})
     paper, ours, difference = table(show())[1:4]
     column = "oracle (test-selected) Recall@1 (%)"
     assert [row[column] for row in (paper, ours, difference)] == ["", "55.00", ""]
     assert (ours["Recall@1 (%)"], difference["Recall@1 (%)"]) == ("48.00", "-1.50")
-    make("base", 1, 0.48)
-    text = show()
-    assert table(text)[2]["runs"] == "2"
-    assert "oracle" not in text, "one of two seeds has none"
-
-
-def test_dirty_code_is_marked(make: Make, show: Show) -> None:
-    make("base", 0, 0.48)
-    assert "dirty" not in show()
     make("base", 1, 0.48, dirty=True)
     text = show()
     assert table(text)[2]["runs"] == "2 (1 dirty)"
     assert "* dirty: the code had changes" in text
+    assert "oracle" not in text, "one of two seeds has none"
 
 
 # --------------------------------------------------------------------------- what may not be averaged
 
 
-WITHOUT_EFFECT = [
-    "--data.root=elsewhere",
-    "--evaluation.batch_size=7",
-    "--evaluation.every=5",
-    "--checkpoint_every=3",
-    "--label=other",
-    "--output=elsewhere",
-]
-
-
-def test_settings_without_effect_change_nothing(make: Make, show: Show) -> None:
+def test_overridden_runs_are_stale(make: Make, show: Show) -> None:
+    """Not so those whose settings have no effect."""
+    other = ("--data.root=elsewhere", "--evaluation.batch_size=7", "--evaluation.every=5")
     make("base", 0, 0.48)
-    make("base", 1, 0.52, *WITHOUT_EFFECT)
-    assert lines(show())[2] == ("", "ours", "50.00 ± 25.41")
-
-
-@pytest.mark.parametrize(
-    ("option", "said"),
-    [
-        ("--optimization.steps=10", "optimization.steps is 10 in these runs, 30 in the recipe"),
-    ],
-)
-def test_overridden_runs_are_stale(make: Make, show: Show, option: str, said: str) -> None:
-    make("base", 0, 0.48)
-    make("base", 1, 0.40, option)
-    make("base", 2, 0.42, option)
+    make("base", 1, 0.52, *other, "--checkpoint_every=3", "--label=other", "--output=elsewhere")
+    make("base", 2, 0.40, "--optimization.steps=10")
+    make("base", 3, 0.42, "--optimization.steps=10")
     text = show()
     assert lines(text)[1:6] == [
-        *(("base", "paper", "49.5"), ("", "ours", "48.00"), ("", "difference", "-1.50")),
+        *(("base", "paper", "49.5"), ("", "ours", "50.00 ± 25.41"), ("", "difference", "+0.50")),
         *(("", "ours, stale (note 1)", "41.00 ± 12.71"), ("HORDE", "paper", "50.0")),
     ]
+    said = "optimization.steps is 10 in these runs, 30 in the recipe"
     assert f"* note 1: toy/table1/base: {said}" in text
 
 
@@ -290,10 +258,7 @@ def test_runs_of_an_older_recipe_are_stale(make: Make, show: Show, recipes: Path
     changed = recipe_files.merge(CONTENT, {"shared": {"optimization": {"learning_rate": 0.5}}})
     (recipes / "table1.yaml").write_text(yaml.safe_dump(changed, sort_keys=False))
     text = show()
-    assert lines(text)[1:3] == [
-        ("base", "paper", "49.5"),
-        ("", "ours, stale (note 1)", "48.00"),
-    ]
+    assert lines(text)[1:3] == [("base", "paper", "49.5"), ("", "ours, stale (note 1)", "48.00")]
     assert "optimization.learning_rate is 0.001 in these runs, 0.5 in the recipe" in text
     assert "* 0 of 4 rows have runs of" in text
     assert "sweep toy/table1/base " in text
@@ -342,6 +307,8 @@ def test_weights_that_seeds_take_in_turn_are(make: Make, show: Show, tmp_path: P
         ({"protocol": "fair"}, "runs/odd is of protocol fair; python -m benchmarks.fair compare"),
         ({"config": {"evaluation": 5}}, "runs/odd has a damaged config; run that training again"),
         ({"outputs": None}, "runs/odd/run.json: its outputs is damaged; run that training again"),
+        ({"seed": "1"}, "runs/odd/run.json: its seed is damaged; run that training again"),
+        ({"protocol": ...}, "runs/odd is a record of older code; run that training again"),
     ],
     ids=str,
 )
@@ -349,7 +316,9 @@ def test_what_is_no_test_is_left_out(
     make: Make, show: Show, changes: dict[str, Any], said: str
 ) -> None:
     make("base", 0, 0.48)
-    make("base", 1, 0.1, folder="odd", **changes)
+    path = make("base", 1, 0.1, folder="odd") / "run.json"
+    record = json.loads(path.read_text()) | changes
+    write_json(path, {key: value for key, value in record.items() if value is not ...})
     text = show()
     assert lines(text)[2] == ("", "ours", "48.00")
     assert f"* left out: {said}" in text
@@ -370,21 +339,10 @@ def test_a_run_that_diverged_is_counted_and_named(make: Make, show: Show) -> Non
     assert f"* left out: {folder}, seed 3 was run again in runs/again" in text
 
 
-def test_unreadable_and_old_records_are_left_out(make: Make, show: Show) -> None:
-    (make("base", 0, 0.1) / "run.json").write_text("{")
-    old = make("base", 1, 0.1) / "run.json"
-    info = json.loads(old.read_text())
-    write_json(old, {key: value for key, value in info.items() if key != "outputs"})
-    text = show()
-    assert "left out: runs/toy-table1-base-seed0/run.json: is damaged" in text
-    assert "left out: runs/toy-table1-base-seed1 is a record of older code" in text
-    assert "ours" not in {row["numbers"] for row in table(text)}
-
-
 def test_the_newest_run_of_a_seed_counts(make: Make, show: Show) -> None:
     make("base", 0, 0.48, finished="2026-01-02")
-    make("base", 0, 0.40, folder="z", finished="2026-01-01")
-    make("base", 0, 0.44, folder="a", finished="2026-01-03")
+    for folder, day, recall in (("z", 1, 0.40), ("a", 3, 0.44)):
+        make("base", 0, recall, folder=folder, finished=f"2026-01-0{day}")
     text = show()
     assert (lines(text)[2], table(text)[2]["runs"]) == (("", "ours", "44.00"), "1")
     assert "left out: runs/z, seed 0 was run again in runs/toy-table1-base-seed0" in text
@@ -403,9 +361,6 @@ def test_runs_lie_anywhere_below_the_folders(make: Make, show: Show) -> None:
     assert "python -m benchmarks.sweep toy/table1/horde toy/table1/jrd --runs runs/a\n" in text
 
 
-# ---------------------------------------------------------------------------------------------- formats
-
-
 def test_latex_is_escaped(make: Make, show: Show) -> None:
     make("base", 0, 0.48)
     make("base", 1, 0.49)
@@ -420,14 +375,11 @@ def test_latex_is_escaped(make: Make, show: Show) -> None:
     assert "% everything is smaller\n" in text
     body = "\n".join(line for line in text.splitlines() if not line.startswith("%"))
     assert not re.search(r"(?<!\\)[&%#_]", body.replace(" & ", ""))
-    for tabular in re.findall(
-        r"\\begin\{tabular\}\{(ll\w+)\}(.*?)\\end\{tabular\}", text, re.DOTALL
-    ):
-        rows = [line for line in tabular[1].splitlines() if line.endswith(r"\\")]
-        assert {line.count(" & ") for line in rows} == {len(tabular[0]) - 1}
-    for environment in ("table", "tabular"):
-        assert body.count(f"\\begin{{{environment}}}") == body.count(f"\\end{{{environment}}}") == 2
-    assert body.count(r"\toprule") == body.count(r"\midrule") == body.count(r"\bottomrule") == 2
+    for columns, rows in re.findall(r"\\begin\{tabular\}\{(ll\w+)\}(.*?)\\end", text, re.DOTALL):
+        lines = [line for line in rows.splitlines() if line.endswith(r"\\")]
+        assert {line.count(" & ") for line in lines} == {len(columns) - 1}
+    for word in (r"\begin{table}", r"\end{tabular}", r"\toprule", r"\midrule", r"\bottomrule"):
+        assert body.count(word) == 2
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import numpy as np
 from benchmarks.records import write_json
 from benchmarks.settings.experiment import Experiment
 from benchmarks.studies.jobs import Job
+from benchmarks.studies.search import Search
 from tests.benchmarks.made import RECORD
 
 RECIPE = "glyphs/demo/binomial"
@@ -17,6 +18,14 @@ TINY = [
 ]
 if "report" in Experiment.__dataclass_fields__:
     TINY.append("--report=false")
+
+
+SPACE = """
+optimization.learning_rate: {low: 1e-4, high: 1e-2, log: true}
+losses[0].loss.init_args.alpha: {low: 1.0, high: 4.0}
+model.embedding_size: {low: 16, high: 64, int: true}
+model.pool: {choices: [avg, max]}
+"""
 
 
 class Trainings:
@@ -59,3 +68,7 @@ def record_of(config: dict[str, Any], value: float, **changes: Any) -> dict[str,
     about = {"label": config["label"], "seed": config["seed"], "steps": 2, "config": config}
     found = {"data": RECORD["data"] | fold, "metrics": metrics, "selection": selection}
     return RECORD | about | found | changes
+
+
+Make = Callable[..., Search]
+Train = Callable[..., Trainings]

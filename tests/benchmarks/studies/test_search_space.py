@@ -22,13 +22,12 @@ from benchmarks.studies.search_space import corners, read_space
             for given in (
                 "{low: 1, hihg: 2}",
                 "{choices: [avg]}",
-                "{choices: [avg, avg]}",
                 "{choices: [{a: 1}, 2]}",
                 "{low: 2, high: 1}",
                 "{low: 0, high: 1, log: true}",
                 "{low: 1, high: 1.5, int: true}",
                 "{low: 1, high: .inf}",
-                "{low: 1, high: 2, log: 1}",
+                "{low: a, high: 2}",
             )
         ),
         ("a: {low: 1, high: 2}\na: {low: 1, high: 2}", "appears twice"),
@@ -85,10 +84,7 @@ def test_paths_into_settings() -> None:
     assert found == {
         "losses": [
             {"weight": 3},
-            {
-                "loss": {"init_args": {"x": 4}},
-                "weight": {"init_args": {"end": 5}},
-            },
+            {"loss": {"init_args": {"x": 4}}, "weight": {"init_args": {"end": 5}}},
         ],
         "optimization": {
             "overrides": {"model.head": {"lr": 1}, "model.head.fc": {"lr": 6}},

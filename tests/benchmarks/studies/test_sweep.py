@@ -169,17 +169,22 @@ def test_mistakes_end_before_anything_starts(
     assert list(recipes.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        *([], ["x", "--seeds", "0"], ["x", "--jobs", "0"], ["x", "--job=2"]),
-        *(["x", "--launcher", "acelerate launch"], ["--ray", "horde/table1"]),
-        *(["x", "--ray", "6379"], ["x", "--ray", ":6379"], ["x", "--ray", "ray://host:10001"]),
-    ],
+USAGE = (
+    "",
+    "x --seeds 0",
+    "x --jobs 0",
+    "x --job=2",
+    "x --launcher acelerate",
+    "--ray horde/table1",
 )
-def test_usage(recipes: Path, arguments: list[str]) -> None:
+
+
+@pytest.mark.parametrize(
+    "arguments", [*USAGE, "x --ray 6379", "x --ray :6379", "x --ray ray://host:10001"]
+)
+def test_usage(recipes: Path, arguments: str) -> None:
     with pytest.raises(SystemExit) as error:
-        main(arguments)
+        main(arguments.split())
     assert error.value.code == 2
     assert list(recipes.iterdir()) == []
 
@@ -211,7 +216,8 @@ def test_goes_on_when_runs_fail(recipes: Path, capsys: pytest.CaptureFixture[str
     rows = ["bad", "silent", "quick", "other"]
     settings = ["--data.root=x", "--checkpoint_every", "7"]
     names = [f"toy/table1/{row}" for row in rows]
-    assert main([*names, "--seeds", "1", "0", "--", *settings]) == 1
+    launcher = f"--launcher={sys.executable} -X dev"
+    assert main([*names, "--seeds", "1", "0", launcher, "--", *settings]) == 1
     output = capsys.readouterr().out
     expected = {"bad": "failed", "silent": "failed", "quick": "finished", "other": "finished"}
     assert statuses(output) == {(row, s): expected[row] for row in rows for s in ("0", "1")}
@@ -219,24 +225,19 @@ def test_goes_on_when_runs_fail(recipes: Path, capsys: pytest.CaptureFixture[str
     assert "silent, seed 0: failed (exit status 0): it said nothing" in output
     assert all(event[2] == settings for event in events())
     log = Path("runs/logs/toy-table1-bad-seed1.log").read_text()
-    assert log.startswith("$ ")
+    assert log.startswith(f"$ {sys.executable} -X dev {recipes.parent}/fake.py --recipe ")
     assert log.endswith("--resume\nerror: it broke\n")
     assert " --data.root=x --checkpoint_every 7 --output=runs/toy-table1-bad-seed1 " in log
 
 
-def test_a_run_that_diverged_is_named(recipes: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["toy/table1/wild", "toy/table1/quick"]) == 1
-    captured = capsys.readouterr()
-    assert statuses(captured.out) == {("wild", "0"): "diverged", ("quick", "0"): "finished"}
-    assert "toy/table1/wild, seed 0: diverged (exit status 1): the loss is nan" in captured.out
-
-
-def test_a_launcher_starts_the_run(recipes: Path) -> None:
-    assert main(["toy/table1/quick", "--launcher", f"{sys.executable} -X dev"]) == 0
-    assert (
-        f"{sys.executable} -X dev {recipes.parent}/fake.py --recipe"
-        in next(Path("runs/logs").iterdir()).read_text()
-    )
+def test_what_became_of_a_run_is_named(recipes: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A run in use keeps no other from running, nor does one that diverged."""
+    assert main([f"toy/table1/{row}" for row in ("wild", "taken", "quick")]) == 1
+    output = capsys.readouterr().out
+    found = {"wild": "diverged", "taken": "in use", "quick": "finished"}
+    assert statuses(output) == {(row, "0"): status for row, status in found.items()}
+    assert "toy/table1/wild, seed 0: diverged (exit status 1): the loss is nan" in output
+    assert "taken, seed 0: in use (exit status 3): error: somebody is at it" in output
 
 
 def test_skips_what_is_finished_and_resumes_what_is_not(
@@ -262,18 +263,15 @@ def test_stale_runs_are_reported_or_moved_aside(
     assert statuses(output) == {("quick", "0"): "stale", ("other", "0"): "finished"}
     assert "was run with optimization.steps 7, not 30; run it again with --redo-stale" in output
     assert (folder / "run.json").read_bytes() == before
+    record("other")
+    Path("w.pth").write_bytes(b"weights")
+    assert main(["toy/table1/other", "--", "--model.weights=w.pth"]) == 1
+    assert "was run with model.weights None, not {'file': 'w.pth'" in capsys.readouterr().out
 
     folder.with_name(f"{folder.name}.stale-1").mkdir()
     assert main(["toy/table1/quick", "--redo-stale"]) == 0
     assert (folder / "run.json").read_bytes() != before
     assert (folder.with_name(f"{folder.name}.stale-2") / "run.json").read_bytes() == before
-
-
-def test_other_weights_make_a_run_stale(recipes: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    record("quick")
-    Path("w.pth").write_bytes(b"weights")
-    assert main(["toy/table1/quick", "--", "--model.weights=w.pth"]) == 1
-    assert "was run with model.weights None, not {'file': 'w.pth'" in capsys.readouterr().out
 
 
 def test_each_seed_has_its_turn_of_a_folder_of_weights(recipes: Path) -> None:
@@ -295,15 +293,6 @@ def test_a_stale_run_that_is_being_written_is_left_alone(
         writer.close()
     assert statuses(capsys.readouterr().out) == {("quick", "0"): "in use"}
     assert (folder / "run.json").exists()
-
-
-def test_a_run_in_use_is_told_and_keeps_no_other_from_running(
-    recipes: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["toy/table1/taken", "toy/table1/quick"]) == 1
-    output = capsys.readouterr().out
-    assert statuses(output) == {("taken", "0"): "in use", ("quick", "0"): "finished"}
-    assert "taken, seed 0: in use (exit status 3): error: somebody is at it" in output
 
 
 def test_a_damaged_record_is_one_failure(recipes: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -356,7 +345,6 @@ def test_signals_wait_for_the_runs_to_save(
     [
         (["sweep", "x"], "studies.plan"),
         (["fair", "evaluate", "x"], "studies.plan_folds"),
-        (["claims"], "reporting.read_claims"),
     ],
 )
 def test_a_signal_while_runs_are_planned(command: list[str], planning: str) -> None:
@@ -367,9 +355,6 @@ def test_a_signal_while_runs_are_planned(command: list[str], planning: str) -> N
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (128 + signal.SIGINT, "\nstopped\n")
-
-
-# ------------------------------------------------------------------------------------------ real runs
 
 
 @pytest.mark.slow

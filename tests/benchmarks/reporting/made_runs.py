@@ -1,0 +1,89 @@
+"""Run folders of a report, and what its Markdown holds."""
+
+import re
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.records.steps import StepTables
+from tests.benchmarks.made import write_record
+
+DATA = {
+    "name": "glyphs",
+    "fingerprint": "abc",
+    "train_classes": 20,
+    "test_classes": 1075,
+    "train_images": 240,
+    "test_images": 12900,
+    "split": "test",
+}
+METRICS = {
+    "recall_at_1": "Recall@1",
+    "recall_at_2": "Recall@2",
+    "recall_at_4": "Recall@4",
+    "recall_at_8": "Recall@8",
+    "mean_average_precision_at_r": "MAP@R",
+    "r_precision": "R-precision",
+}
+
+
+def metrics(recall: float) -> dict[str, float]:
+    """Every metric at its own distance from Recall@1, so that no two columns can be swapped."""
+    return {key: recall + 0.01 * i for i, key in enumerate(METRICS)}
+
+
+def write_run(parent: Path, label: str, seed: int, recall: float, /, **changes: Any) -> Path:
+    """A finished run folder; `changes` replace entries of its run.json."""
+    config = {
+        "optimizer": {"lr": 0.003, "note": "<b>not html</b>"},
+        "evaluation": {"curve_classes": 100},
+    }
+    info = {
+        **{"label": label, "seed": seed, "config": config, "commit": "0123abc", "dirty": True},
+        **{"data": DATA, "steps": 1500, "metrics": metrics(recall)},
+    }
+    return write_record(parent / f"{label}-{seed}", **info | changes)
+
+
+def add_curves_and_images(folder: Path) -> None:
+    with closing(StepTables(folder / "records")) as records:
+        records.log_rows("training", [(step, {"loss": 1 / step}) for step in range(1, 151)])
+        records.log_rows(
+            "evaluation",
+            [
+                (step, {"seen_recall_at_1": step / 200, "unseen_recall_at_1": step / 300})
+                for step in (50, 100, 150)
+            ],
+        )
+    rng = np.random.default_rng(0)
+    np.savez(
+        folder / "retrieval.npz",
+        query_images=rng.integers(0, 255, (2, 8, 8), dtype=np.uint8),
+        neighbour_images=rng.integers(0, 255, (2, 3, 8, 8, 3), dtype=np.uint8),
+        query_labels=np.array([4, 7]),
+        neighbour_labels=np.array([[4, 4, 9], [1, 7, 2]]),
+        query_names=np.array(["A", "<B>"]),
+        neighbour_names=np.array([["A1", "A2", "C"], ["D", "B1", "E"]]),
+        query_groups=np.array(["best", "worst"]),
+        query_precision=np.array([np.nan, 0.5]),
+    )
+
+
+def tables(markdown: str) -> list[list[dict[str, str]]]:
+    """The rows of the markdown's tables, by column name."""
+    found = []
+    for block in re.findall(r"(?:^\|.*\|\n?)+", markdown, flags=re.MULTILINE):
+        lines = [[c.strip() for c in line.split("|")[1:-1]] for line in block.splitlines()]
+        header, _, *rows = lines
+        found.append([dict(zip(header, row, strict=True)) for row in rows])
+    return found
+
+
+def table(markdown: str, number: int = 0) -> list[dict[str, str]]:
+    return tables(markdown)[number]
+
+
+def all_rows(markdown: str) -> list[dict[str, str]]:
+    return [row for rows in tables(markdown) for row in rows]
