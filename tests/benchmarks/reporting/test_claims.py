@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from benchmarks.reporting.kept import Results
 
 from benchmarks import claims
 from benchmarks.records import load_run
 from benchmarks.records.files import write_json
-from benchmarks.reporting.kept import Results
 from benchmarks.settings import recipe_files
 from benchmarks.studies.jobs import Job
 from benchmarks.studies.planning import plan
