@@ -139,6 +139,8 @@ def test_an_interrupted_trial_keeps_its_values(
     after = trainings()
     assert searched.execute(Launcher()) == 0
     assert after.started[0].command.config == before.started[0].command.config
+    [row], optimization = table(searched.folder), after.started[0].config["optimization"]
+    assert float(row["optimization.learning_rate"]) == optimization["learning_rate"]
 
 
 def test_a_damaged_file_of_a_search_is_one_line(make_search: Make, trainings: Train) -> None:
