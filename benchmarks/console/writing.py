@@ -4,6 +4,7 @@ import fcntl
 import math
 import os
 import shutil
+import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -75,7 +76,13 @@ class OwnedFolder:
         os.pwrite(self._lock, f"{os.getpid()}".encode(), 0)
 
     def _acquire(self, at_last: bool) -> bool:
-        self.path.mkdir(parents=True, exist_ok=True)
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except FileExistsError:  # also if the owner deletes the folder between two looks of `mkdir`
+            with suppress(FileNotFoundError):
+                if not stat.S_ISDIR(self.path.lstat().st_mode):
+                    raise
+            return False
         with suppress(FileNotFoundError):  # the owner has just deleted the folder
             self._lock = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
             try:
