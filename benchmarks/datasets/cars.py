@@ -9,13 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.datasets.listing import (
-    DatasetInfo,
-    Listing,
-    find,
-    read_lines,
-    reading,
-)
+from benchmarks.datasets.listing import DatasetInfo, Listing, find, read_lines, reading
 
 TRAINING_CLASSES = 98
 OFFICIAL_PARTS = ("train", "test")  # for classification; both are read
