@@ -12,14 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
 
-from benchmarks.datasets.listing import (
-    DatasetInfo,
-    Listing,
-    Part,
-    find,
-    read_lines,
-    reading,
-)
+from benchmarks.datasets.listing import DatasetInfo, Listing, Part, find, read_lines, reading
 
 LAYOUTS = ("img", "img_highres")  # names of folders
 PARTITION = "list_eval_partition.txt"

@@ -17,12 +17,7 @@ from benchmarks.records.provenance import (
     now,
 )
 from benchmarks.records.results import load_run
-from benchmarks.records.run_folder import (
-    RunFolder,
-    RunFolderError,
-    check_same,
-    holds_other_files,
-)
+from benchmarks.records.run_folder import RunFolder, RunFolderError, check_same, holds_other_files
 from benchmarks.records.steps import Row, StepTables
 from benchmarks.settings import Command, dump
 

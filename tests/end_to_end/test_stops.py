@@ -171,7 +171,7 @@ def test_kills_at_any_moment_lose_only_steps_since_the_checkpoint(
         )
         wait_for_rows(process, folder, at)
         time.sleep(generator.uniform(0, 0.3))
-        if not resume:
+        if not resume and processes == 1:  # torchrun's others would not stand still
             assert_in_use([*settings, f"--output={folder}"], process, capsys)
         resume = ["--resume"]
         kill_all(process, folder)

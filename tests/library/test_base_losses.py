@@ -8,11 +8,7 @@ import torch
 from pytorch_metric_learning import reducers
 from torch import Tensor
 
-from pml_regularizers import (
-    BinomialDevianceLoss,
-    CosineContrastiveLoss,
-    DenseNPairsLoss,
-)
+from pml_regularizers import BinomialDevianceLoss, CosineContrastiveLoss, DenseNPairsLoss
 from tests.oracles import base_losses as oracle
 from tests.support.tolerances import assert_close
 

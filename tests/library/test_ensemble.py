@@ -7,10 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pml_regularizers import (
-    AttentionEnsemble,
-    FeatureTap,
-)
+from pml_regularizers import AttentionEnsemble, FeatureTap
 from pml_regularizers.attention_ensemble import join_heads, split_heads
 from tests.oracles.ensemble import head_embeddings, head_maps, reduced_maps
 from tests.support.tolerances import assert_close

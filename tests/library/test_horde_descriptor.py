@@ -13,15 +13,7 @@ from torch import nn
 
 from pml_regularizers import HORDELoss
 from tests.library.expected import orders as expected_orders
-from tests.library.test_horde import (
-    LABELS,
-    ORDER,
-    PROXY_LOSSES,
-    WIDTH,
-    batch,
-    build,
-    every_variant,
-)
+from tests.library.test_horde import LABELS, ORDER, PROXY_LOSSES, WIDTH, batch, build, every_variant
 from tests.oracles import horde as oracle
 from tests.support.tolerances import assert_close
 

@@ -2,6 +2,7 @@
 
 import math
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -225,9 +226,9 @@ SHARED_CASES = {
 }
 
 
+@mock.patch.object(ranks, "BLOCK_ROWS", 7)  # of one call: the processes outlive it
 def ranked_together(processes: Processes | None, name: str) -> dict[str, Any]:
     """The accuracies of a case, and how many queries were ranked here; by all processes or alone."""
-    ranks.BLOCK_ROWS = 7
     n, dtype, gallery = SHARED_CASES[name]
     vectors, labels = clusters(0, (2,) * (n // 2) + (1,) * (n % 2))
     shown = []
@@ -251,8 +252,7 @@ def ranked_together(processes: Processes | None, name: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("count", [2, 3])
 @pytest.mark.parametrize("name", SHARED_CASES)
-def test_many_processes_find_what_one_finds(pool, name, count, monkeypatch):
-    monkeypatch.setattr(ranks, "BLOCK_ROWS", 7)
+def test_many_processes_find_what_one_finds(pool, name, count):
     alone = ranked_together(None, name)
     together = pool.run(ranked_together, name, processes=count)
     assert not any(map(math.isnan, alone["found"].values()))

@@ -10,10 +10,7 @@ import torch
 from pytorch_metric_learning import losses, miners
 from torch import Tensor, nn
 
-from pml_regularizers import (
-    LinearRamp,
-    ScheduledLosses,
-)
+from pml_regularizers import LinearRamp, ScheduledLosses
 from tests.support.tolerances import assert_close
 from tests.support.toys import WIDTH
 

@@ -9,10 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pml_regularizers import (
-    AttentionEnsemble,
-    split_trunk,
-)
+from pml_regularizers import AttentionEnsemble, split_trunk
 from tests.support.tolerances import assert_close
 from tests.support.toys import timm_model
 

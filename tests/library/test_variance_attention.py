@@ -8,12 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pml_regularizers import (
-    EmbeddingHead,
-    FeatureTap,
-    VarianceRegularizer,
-    VEMAttention,
-)
+from pml_regularizers import EmbeddingHead, FeatureTap, VarianceRegularizer, VEMAttention
 from pml_regularizers.variance_attention import variance_gate, variance_loss
 from tests.oracles import variance_attention as oracle
 from tests.support.counting import Count

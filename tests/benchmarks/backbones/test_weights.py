@@ -11,12 +11,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from benchmarks.backbones import (
-    KnownWeights,
-    WeightsError,
-    load_weights,
-    weights,
-)
+from benchmarks.backbones import KnownWeights, WeightsError, load_weights, weights
 from benchmarks.backbones.__main__ import main
 from tests.benchmarks.backbones.test_caffe import caffemodel
 from tests.support.server import serving

@@ -10,9 +10,7 @@ import pytest
 import torch
 
 from benchmarks.datasets import Glyphs, glyphs
-from tests.support.seeded_views import (
-    assert_global_random_state_is_neither_read_nor_written,
-)
+from tests.support.seeded_views import assert_global_random_state_is_neither_read_nor_written
 
 FACES = 12
 

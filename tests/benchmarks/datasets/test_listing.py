@@ -6,13 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.datasets.listing import (
-    DatasetError,
-    DatasetInfo,
-    Listing,
-    load,
-    read_lines,
-)
+from benchmarks.datasets.listing import DatasetError, DatasetInfo, Listing, load, read_lines
 from benchmarks.datasets.splits import shuffled, validation_fold
 
 NAMES = [f"class {i}" for i in range(23)]
