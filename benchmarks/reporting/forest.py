@@ -199,7 +199,7 @@ def _colour(finding: Finding) -> str:
 
 def _step(least: float) -> float:
     """The smallest of 1, 2, 5, 10, ... (and 0.5, 0.2, ...) that is not smaller."""
-    power = 10.0 ** floor(log10(least))
+    power = float(10.0 ** floor(log10(least)))
     return next(step * power for step in (1, 2, 5, 10) if step * power >= least)
 
 

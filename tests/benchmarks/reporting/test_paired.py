@@ -44,13 +44,16 @@ def test_two_seeds_and_two_classes_in_closed_form():
 
 
 def test_a_class_counts_by_its_queries():
-    """One of two classes split in halves that agree is one class, as far as the mean and its seeds go."""
+    classes, queries, seeds = np.array([1.0, -2.0, 4.0]), [50, 30, 20], 4
+    weights = np.array([0.5, 0.3, 0.2])
+    squares = float(np.sum(weights**2 * (classes - classes @ weights) ** 2))
+    error, freedom = crossed_error(np.tile(classes, (seeds, 1)), queries)  # no seed differs
+    assert error**2 == pytest.approx(squares * 3 / 2 - squares / seeds * 12 / 11)
+    assert freedom == 2
     table = np.random.default_rng(0).normal(size=(4, 3))
-    whole = table[:, [0, 1, 2]] @ [0.5, 0.3, 0.2]
-    seeds_alone = np.repeat(whole[:, None], 5, axis=1)  # no class differs: V_c = 0
-    assert crossed_error(seeds_alone, [7, 1, 2, 3, 4])[0] == pytest.approx(stats.sem(whole))
-    assert crossed_error(table, [50, 30, 20]) == crossed_error(table, [5, 3, 2])
-    assert crossed_error(table, [50, 30, 20]) != crossed_error(table, [1, 1, 1])
+    assert crossed_error(table, queries) == crossed_error(table, [5, 3, 2])
+    alone = np.repeat((table @ weights)[:, None], 5, axis=1)  # no class differs
+    assert crossed_error(alone, [7, 1, 2, 3, 4])[0] == pytest.approx(stats.sem(table @ weights))
 
 
 def test_the_wider_interval_decides():

@@ -218,6 +218,10 @@ def test_an_output_and_the_end_of_a_curve_are_compared():
     )
     found = judge(study, {"base": base, "new": new})
     assert [finding.tested.mean for finding in found] == pytest.approx([-10, 10])
+    for seed in range(N):  # of the embedding, which is not compared
+        new[seed] |= {"per_class": {"queries": [9, 9], RECALL: [9000, 1000], "seen": [9000, 1000]}}
+        base[seed] |= {"per_class": {"queries": [9, 9], RECALL: [1000, 9000], "seen": [1000, 9000]}}
+    assert judge(study, {"base": base, "new": new}) == found
     with pytest.raises(ConfigError, match=r"comparisons\.c: no run has measured unseen of"):
         judge(
             replace(study, comparisons=[replace(study.comparisons[1], metric="unseen")]),
