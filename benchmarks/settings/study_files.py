@@ -235,7 +235,8 @@ def read_study(study: str) -> StudyFile:
             for key, kind in (("choice", Choice), ("seeds", Seeds))
             if key in content
         }
-        made = {"name": path.stem, "rows": rows, "comparisons": comparisons, **parts}
+        name = study if path.parent.is_relative_to(STUDIES) else path.stem
+        made = {"name": name, "rows": rows, "comparisons": comparisons, **parts}
         others = jsonargparse.ArgumentParser(exit_on_error=False)
         others.add_class_arguments(StudyFile, skip=set(made) | {"choice", "seeds"})
         found = StudyFile(**made, **vars(others.parse_object(content)))

@@ -221,7 +221,8 @@ def test_commits_hours_and_processors():
     study, results = made(ALL)
     results["a"][0] |= {"commit": "fedcba9876", "processor": "B"}
     plain = " ".join(page_of(study, results).split())
-    assert "Measured at `0123abc`, `fedcba9`: 32 trainings, 32.0 hours of training" in plain
+    command = "python -m benchmarks.study toy"
+    assert f"Measured at `0123abc`, `fedcba9` by `{command}`: 32 trainings, 32.0 hours of" in plain
     assert "A seed draws the start." in plain
     several = "several, which round differently, for `1`, `m`"
     assert f"one for `2`, `3`, `own, sketch`, `A/A`; {several}." in plain
