@@ -262,6 +262,9 @@ def test_a_second_metric_stands_with_the_word_that_it_decides():
     study, results = made({"a": 0.1}, primary=MAP, comparisons=COMPARISONS[:1])
     [word] = [row[1] for row in tables(page_of(study, results))[0]]
     assert word == f"negligible, paper's size excluded (Recall@1 +0.10 ± {HALF})"
+    study, results = made({"a": 0.1}, agrees=MAP, comparisons=COMPARISONS[:1])
+    [word] = [row[1] for row in tables(page_of(study, results))[0]]
+    assert word == "negligible, paper's size excluded", "by the metric of the difference itself"
 
 
 def test_every_word_is_explained():
