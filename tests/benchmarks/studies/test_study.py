@@ -1,6 +1,7 @@
 """A study chooses on validation classes, tests what was chosen, and registers its plan before that."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -9,16 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
 from benchmarks import study
-from benchmarks.records import write_json
+from benchmarks.records import load_run, write_json
 from benchmarks.settings import read_study, recipe_files
 from benchmarks.studies import Results, Study, kept
 from benchmarks.studies.jobs import Job
 from benchmarks.studies.planning import plan
 from tests.benchmarks.made import DIVERGED, write_record
 from tests.support.processes import ROOT, TIMEOUT, environment
+from tests.support.processes import command as command_line
 
 RATE = "optimization.learning_rate"
 BETA = "losses[0].loss.init_args.beta"
@@ -399,3 +402,34 @@ def test_no_setting_behind_the_dashes_chooses_by_the_test(toy, capsys, setting, 
 def test_the_page_takes_not_the_place_of_the_results(toy, capsys):
     assert command("--page-only", "--output=toy.json") == 2
     assert "--output: expected a .md file, got toy.json" in capsys.readouterr().err
+
+
+# ------------------------------------------------------------------------------------ what was measured
+
+PLATFORM = {"vendor_id": "GenuineIntel", "cpu family": "6", "model": "167", "stepping": "1"}
+"""The processor that measured the rows below; others round sums differently."""
+
+
+def processor() -> dict[str, str]:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return {}
+    found = dict(re.split(r"\s*:\s*", line, maxsplit=1) for line in lines if ":" in line)
+    return {key: found.get(key, "") for key in PLATFORM}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", ["binomial", "binomial_horde"])
+def test_a_published_result_is_found_and_measured_again(row, glyphs_root, tmp_path):
+    results = Results(ROOT / "docs" / "claims.json")
+    made = Study(read_study("glyphs"), results, tmp_path, [f"--data.root={glyphs_root}"])
+    job = made.tests(row)[0]
+    published = results.of(job)
+    arguments = command_line([*job.settings, f"--output={job.folder}"])
+    subprocess.run(arguments, env=environment(), timeout=900, check=True)
+    found = load_run(job.folder).info
+    exact = processor() == PLATFORM and torch.__version__.startswith("2.14.1")
+    for metric, value in published["metrics"].items():
+        tolerance = 1e-12 if exact else 0.02
+        assert found["metrics"][metric] == pytest.approx(value, abs=tolerance), metric

@@ -345,6 +345,7 @@ def test_signals_wait_for_the_runs_to_save(
     [
         (["sweep", "x"], "studies.plan"),
         (["fair", "evaluate", "x"], "studies.plan_folds"),
+        (["study", "glyphs", "--output=/none/x.md"], "studies.Study"),
     ],
 )
 def test_a_signal_while_runs_are_planned(command: list[str], planning: str) -> None:
