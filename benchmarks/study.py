@@ -61,9 +61,10 @@ def _run(options: argparse.Namespace, settings: Sequence[str]) -> int:
     file = read_study(options.study)
     runs = options.runs or Path("runs") / "studies" / file.name
     output = options.output or runs / "study.md"
-    if output.suffix != ".md":  # the kept results lie beside the page
+    if output.suffix != ".md" or output.is_dir():  # the kept results lie beside the page
         raise ConfigError(f"--output: expected a .md file, got {output}")
     study = studies.Study(file, studies.Results(output.with_suffix(".json")), runs, settings)
+    study.check()
     study.keep_finished()
     tried: set[Path] = set()
     while not options.page_only:
@@ -82,10 +83,14 @@ def _run(options: argparse.Namespace, settings: Sequence[str]) -> int:
     found = study.found()
     findings = reporting.judge(file, found, registered=study.registered(found))
     if not findings:
-        raise ConfigError(
-            f"--runs: no comparison has both rows finished at {file.seeds.count} seeds, neither in {runs} nor in "
-            f"{output.with_suffix('.json')}; leave out --page-only to train them"
+        told = (
+            f"no comparison has both rows finished at {file.seeds.count} seeds, neither in {runs} nor in "
+            f"{output.with_suffix('.json')}"
         )
+        if options.page_only:
+            raise ConfigError(f"--page-only: {told}; leave it out to train them")
+        print(f"{told}; see above for what became of the runs", file=sys.stderr)
+        return 1
     figures = {
         which: output.with_name(f"{output.stem}{suffix}.svg")
         for which, suffix in (("main", ""), ("mechanisms", "_mechanisms"))
@@ -101,7 +106,7 @@ def _run(options: argparse.Namespace, settings: Sequence[str]) -> int:
     drawn = {path: reporting.forest(file, findings, which) for which, path in figures.items()}
     for path, content in {output: page.encode(), **drawn}.items():
         records.replace_file(path, content)
-    print(f"{page.partition('#')[2].partition('#')[0].strip()}\n\nPage: {output}")
+    print(f"{page.partition(chr(10) + '## ')[0].strip()}\n\nPage: {output}")
     return int(any(job.folder in tried for job in study.missing()))
 
 

@@ -6,6 +6,7 @@ from .files import (
     write_json as write_json,
 )
 from .provenance import (
+    descends as descends,
     describe_code as describe_code,
     describe_data as describe_data,
     describe_hardware as describe_hardware,

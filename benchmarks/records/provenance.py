@@ -81,6 +81,17 @@ def describe_code() -> dict[str, Any]:
         return {"commit": None, "dirty": None}
 
 
+def descends(commit: str | None, ancestor: str | None) -> bool:
+    """True if a commit is the ancestor or comes after it; False if git does not know them."""
+    if commit is None or ancestor is None:
+        return False
+    try:
+        git(Path(__file__).parent, "merge-base", "--is-ancestor", ancestor, commit)
+    except (OSError, subprocess.SubprocessError):
+        return commit == ancestor
+    return True
+
+
 def git(folder: Path, *arguments: str) -> str:
     command = ["git", "-C", str(folder), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)

@@ -21,6 +21,8 @@ margin: 1.0                    percentage points that are worth having, and that
 import argparse
 import hashlib
 import json
+import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
@@ -29,9 +31,10 @@ from typing import Any
 import jsonargparse
 from jsonargparse.typing import NonNegativeInt, PositiveFloat, PositiveInt
 
+from benchmarks.console import printable
 from benchmarks.settings.errors import ConfigError, one_line
 from benchmarks.settings.ranges import AtLeast2
-from benchmarks.settings.recipe_files import RECIPES, read_entry
+from benchmarks.settings.recipe_files import RECIPES, read_entry, recipe_names
 from benchmarks.settings.yaml_files import read_yaml
 
 STUDIES = RECIPES / "studies"
@@ -162,12 +165,17 @@ class StudyFile:
             found |= dict.fromkeys([*self.needed(self.rows[row].takes), row])
         return list(found)
 
-    def budget(self, row: str) -> int:
-        """Candidates among which the settings of a row are chosen, with those that it takes over."""
-        count, own = 1, self.rows[row].choose
-        for values in own.values():
-            count *= len(values[: self.choice.first])
-        return (count if own else 0) + sum(self.budget(other) for other in self.rows[row].takes)
+    def budget(self, row: str, *, whole: bool = False) -> int:
+        """Candidates among which the settings of a row are chosen, with those that it takes over.
+
+        Args:
+            whole: Count all values of the lists, not only those that are tried first.
+        """
+        first = None if whole else self.choice.first
+        grids = [self.rows[one].choose for one in self.needed([row])]
+        return sum(
+            math.prod(len(values[:first]) for values in grid.values()) for grid in grids if grid
+        )
 
     def rule(self) -> str:
         """Everything that decides, as text.
@@ -222,6 +230,9 @@ def read_study(study: str) -> StudyFile:
     content = read_yaml(path)
     try:
         recipes = content.pop("recipes", None)
+        for part in ("rows", "comparisons"):
+            if not isinstance(content[part], dict):
+                raise ValueError(f"{part}: expected a mapping of names, got {content[part]!r}")
         rows = {
             str(name): _read(StudyRow, {"recipe": f"{recipes}/{name}", **(row or {})})
             for name, row in content.pop("rows").items()
@@ -231,7 +242,7 @@ def read_study(study: str) -> StudyFile:
             for name, comparison in content.pop("comparisons").items()
         ]
         parts: dict[str, Any] = {
-            key: _read(kind, content.pop(key))
+            key: _read(kind, content.pop(key) or {})
             for key, kind in (("choice", Choice), ("seeds", Seeds))
             if key in content
         }
@@ -252,12 +263,31 @@ def _read(kind: Any, content: Mapping[str, Any]) -> Any:
     parser.add_class_arguments(kind)
     if unknown := sorted(set(content) - {one.name for one in fields(kind)}):
         raise ValueError(f"{unknown[0]}: no key of {kind.__name__}; leave it out")
-    return kind(**vars(parser.parse_object(dict(content))))
+    parsed = vars(parser.parse_object(dict(content)))
+    return kind(**{key: _line(value) for key, value in parsed.items()})
+
+
+def _line(value: Any) -> Any:
+    """Text in one line, as tables need it."""
+    return printable(" ".join(value.split())) if isinstance(value, str) else value
 
 
 def _check(study: StudyFile) -> None:
     """Raise a ValueError if rows are unknown or in a circle, or a comparison is not fair."""
+    if study.margin > 100:
+        raise ValueError(f"margin: expected percentage points, at most 100, got {study.margin:g}")
+    if bool(study.seeds.more) != (study.seeds.wider_than is not None):
+        raise ValueError("seeds: more and wider_than belong together; give both, or neither")
+    recipes = recipe_names()
     for name, row in study.rows.items():
+        if not re.fullmatch(r"\w[\w.-]*", name):
+            raise ValueError(
+                f"rows: {name!r} is a folder's name, too; expected letters, digits, . _ and -"
+            )
+        if row.recipe not in recipes:
+            raise ValueError(
+                f"rows.{name}.recipe: no recipe {row.recipe!r}; expected PAPER/TABLE/ROW"
+            )
         for other in row.takes:
             if other not in study.rows:
                 raise ValueError(f"rows.{name}.takes: no row {other!r}")
@@ -266,15 +296,25 @@ def _check(study: StudyFile) -> None:
                     f"rows.{name}.takes: {other!r} takes over the settings of {name!r}"
                 )
         for setting, values in row.choose.items():
+            if setting.startswith(("data.split", "data.fold", "seed", "evaluation")):
+                raise ValueError(f"rows.{name}.choose.{setting}: says how a candidate is measured")
             if len(set(values)) < len(values) or not values:
                 raise ValueError(f"rows.{name}.choose.{setting}: expected different values")
     if not study.comparisons:
         raise ValueError("comparisons: expected at least one")
+    for name in study.rows:
+        choosing = [setting for one in study.needed([name]) for setting in study.rows[one].choose]
+        if twice := [setting for setting in choosing if choosing.count(setting) > 1]:
+            raise ValueError(
+                f"rows.{name}: {twice[0]} is chosen by two of the rows that it takes over"
+            )
     for comparison in study.comparisons:
         at = f"comparisons.{comparison.name}"
+        if comparison.better == comparison.than:
+            raise ValueError(f"{at}: compares {comparison.than!r} with itself")
         try:
             comparison.reported_gain()
-        except (ConfigError, KeyError, StopIteration, ValueError) as error:
+        except (ConfigError, KeyError, RuntimeError, ValueError) as error:
             raise ValueError(
                 f"{at}.reported: expected two recipes of a paper that report Recall@1, got {comparison.reported}"
             ) from error
@@ -282,7 +322,8 @@ def _check(study: StudyFile) -> None:
             if row not in study.rows:
                 raise ValueError(f"{at}: no row {row!r}")
         budgets = [study.budget(row) for row in comparison.rows()]
-        if study.choice.equal_budget and len(set(budgets)) > 1:
+        wholes = {study.budget(row, whole=True) for row in comparison.rows()}
+        if study.choice.equal_budget and len({*budgets}) + len(wholes) > 2:
             said = " and ".join(
                 f"{n} for {row}" for row, n in zip(comparison.rows(), budgets, strict=True)
             )

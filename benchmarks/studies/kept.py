@@ -2,21 +2,29 @@
 
 import hashlib
 import json
-import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from benchmarks.console import alone
-from benchmarks.records import damage_named, describe_code, load_run, now, read_json, write_json
-from benchmarks.records.provenance import git
+from benchmarks.records import (
+    damage_named,
+    descends,
+    describe_code,
+    file_digest,
+    load_run,
+    now,
+    read_json,
+    write_json,
+)
 from benchmarks.settings import misfit, settings_of_results
 from benchmarks.studies.jobs import Job
 
 Result = dict[str, Any]
-"""Result of a training: the entries of `KEPT`, its "processor", of a test also "per_class" and "plan".
+"""Result of a training: the entries of `KEPT`, its "processor", and "data", the fingerprint of the images.
 
-A training that diverged has no metrics.
+A training that diverged has no metrics. A test also has "per_class", the "plan" that was registered when it began,
+and "commits" if other code resumed it.
 """
 
 NUMBER = (int, float)
@@ -60,26 +68,25 @@ class Results:
         """
         return self._kept.get(_name(job))
 
-    def add(self, jobs: Iterable[Job], plan: str | None = None) -> None:
-        """Keep the results from these run folders, tests with the plan that they were made under."""
-        found = {}
+    def add(self, jobs: Iterable[Job]) -> None:
+        """Keep the results from these run folders."""
+        found, begun = {}, {}
         for job in jobs:
-            run = load_run(job.folder)
+            run, name = load_run(job.folder), _name(job)
             curve = {name: of[-1] for name, of in run.table("evaluation").items() if of}
-            found[_name(job)] = {
+            found[name] = {
                 **{key: run.info.get(key) for key in TOLD},
                 "processor": run.info["hardware"].get("processor"),
+                "data": run.info["data"].get("fingerprint"),
                 "curve": curve,
             }
             if job.config["data"]["split"] == "test":
-                known = self.plan(plan) if plan else None
-                is_later = known is not None and str(run.info.get("started", "")) >= known["date"]
-                tested = {
-                    "per_class": run.info.get("per_class"),
-                    "plan": plan if is_later else None,
-                }
-                found[_name(job)] |= {key: of for key, of in tested.items() if of}
-        self._merge([], found)
+                begun[name] = str(run.info.get("started", ""))
+                sessions = run.info.get("sessions", [])
+                commits = {one.get("commit") for one in sessions} - {run.info.get("commit")}
+                tested = {"per_class": run.info.get("per_class"), "commits": [*commits]}
+                found[name] |= {key: of for key, of in tested.items() if of}
+        self._merge([], found, begun)
 
     def seconds(self) -> dict[str, float]:
         """The mean time of the trainings of each recipe."""
@@ -89,42 +96,39 @@ class Results:
         return {training: sum(of) / len(of) for training, of in times.items()}
 
     def plan(self, digest: str) -> dict[str, Any] | None:
-        """The registered plan, if it is the newest one."""
-        newest = self._plans[-1] if self._plans else None
-        return newest if newest and newest["plan"] == digest else None
+        """The registration of a plan: the first one; None if there is none."""
+        return next((plan for plan in self._plans if plan["plan"] == digest), None)
+
+    def others(self, digest: str) -> int:
+        """The number of other plans that were registered in this file."""
+        return len({plan["plan"] for plan in self._plans} - {digest})
 
     def register(self, digest: str) -> None:
-        """Write down a plan, with the commit of the code, unless it is the newest one."""
-        if self.plan(digest) is None:
-            self._merge([{"plan": digest, **describe_code(), "date": now()}], {})
+        """Write down that the tests from now on follow a plan, with the commit of the code."""
+        if not self._plans or self._plans[-1]["plan"] != digest:
+            self._merge([{"plan": digest, **describe_code(), "date": now()}], {}, {})
 
     def counts(self, result: Result, digest: str) -> bool:
-        """True if a test was made under the registered plan, by code that descends from its commit."""
+        """True if a test was made under the registered plan, by committed code that descends from its commit."""
         plan = self.plan(digest)
-        return (
-            plan is not None
-            and result.get("plan") == digest
-            and descends(result["commit"], plan["commit"])
-        )
+        if plan is None or result.get("plan") != digest or result["dirty"]:
+            return False
+        commits = [result["commit"], *result.get("commits", [])]
+        return all(descends(commit, plan["commit"]) for commit in commits)
 
-    def _merge(self, plans: list[dict[str, Any]], found: dict[str, Result]) -> None:
+    def _merge(
+        self, plans: list[dict[str, Any]], found: dict[str, Result], begun: dict[str, str]
+    ) -> None:
+        """Add plans and results; a test that began after a plan was registered has the newest such plan."""
         with alone(self._path, wait=True):  # nobody writes between reading and writing
             before, kept = self._read()
             newest = before[-1]["plan"] if before else None
             self._plans = before + [plan for plan in plans if plan["plan"] != newest]
-            self._kept |= kept | found
+            for name, date in begun.items():
+                if under := [plan["plan"] for plan in self._plans if plan["date"] <= date]:
+                    found[name]["plan"] = under[-1]
+            self._kept |= found | kept  # a result that is there stays
             write_json(self._path, {"plans": self._plans, "results": self._kept})
-
-
-def descends(commit: str | None, ancestor: str | None) -> bool:
-    """True if a commit is the ancestor or comes after it; False if git does not know them."""
-    if commit is None or ancestor is None:
-        return False
-    try:
-        git(Path(__file__).parent, "merge-base", "--is-ancestor", ancestor, commit)
-    except (OSError, subprocess.SubprocessError):
-        return commit == ancestor
-    return True
 
 
 def _name(job: Job) -> str:
@@ -137,13 +141,17 @@ def digest_of(job: Job) -> str:
 
     Null settings are left out, like settings that older code did not have, and 1 equals 1.0.
     """
-    evaluation = job.config["evaluation"]
+    evaluation, chosen = job.config["evaluation"], job.config["data"].get("test_classes")
     curves = [evaluation["every"] > 0, evaluation["curve_classes"]]
     moving = {
         key: _plain(value)
         for key, value in settings_of_results(job.config).items()
         if value is not None
     }
+    if (
+        isinstance(chosen, str) and Path(chosen).is_file()
+    ):  # wherever it is, and however it is called
+        moving["data.test_classes"] = file_digest(Path(chosen))
     weights = job.weights and job.weights["sha256"]
     return hashlib.sha256(
         json.dumps([moving, weights, curves], sort_keys=True).encode()

@@ -12,7 +12,7 @@ import numpy as np
 
 from benchmarks import building, records
 from benchmarks.reporting import Choices, judge
-from benchmarks.settings import ConfigError, StudyFile, changed, digest, dump, flat, parse
+from benchmarks.settings import ConfigError, StudyFile, changed, digest, flat, parse
 from benchmarks.studies.jobs import Job
 from benchmarks.studies.kept import Result, Results, digest_of
 from benchmarks.studies.planning import plan
@@ -37,6 +37,7 @@ class Study:
     ) -> None:
         self.file, self.results, self.runs, self.settings = file, results, runs, list(settings)
         self._jobs = cache(self._jobs_anew)
+        self._data: str | None = None
         self._recipe = cache(lambda name: building.resolved(parse(["--recipe", name]).config))
 
     # ----------------------------------------------------------------------------------------- rows
@@ -48,7 +49,11 @@ class Study:
 
     def choices(self, row: str) -> Choices | None:
         """The candidates of a row with their scores, and the best; None as long as one is not trained."""
-        return self._scored(row, self.candidates(row))
+        about = self.file.rows[row]
+        if not about.choose:
+            return Choices(row, {}, about.takes, [], self._tried(row, 0)) if about.takes else None
+        candidates = self.candidates(row)
+        return self._scored(row, candidates) if candidates else None
 
     def chosen(self, row: str) -> Values | None:
         """The chosen settings of a row; None as long as one is not chosen."""
@@ -67,18 +72,25 @@ class Study:
     def _scored(self, row: str, candidates: dict[Values, list[Job]]) -> Choices | None:
         tried: list[tuple[dict[str, float], float | None, list[int]]] = []
         for values, jobs in candidates.items():
-            found = [self.results.of(job) for job in jobs]
+            found = [self._of(job) for job in jobs]
             if None in found:
                 return None
             metrics = [result["metrics"] for result in found if result is not None]
             diverged = [draw for draw, of in enumerate(metrics) if not of]
             metric = self.file.choice.metric
+            diverged += [
+                draw for draw, of in enumerate(metrics) if of and not np.isfinite(of[metric])
+            ]
             score = None if diverged else float(np.mean([of[metric] for of in metrics]))
             tried.append((dict(values), score, diverged))
         finished = [(score, values) for values, score, _ in tried if score is not None]
         best = max(finished, key=lambda one: one[0])[1] if finished else None
-        takes, budget = self.file.rows[row].takes, self.file.budget(row)
-        return Choices(row, best, takes, tried, budget) if tried else None
+        return Choices(row, best, self.file.rows[row].takes, tried, self._tried(row, len(tried)))
+
+    def _tried(self, row: str, own: int) -> int:
+        """The number of candidates that were tried for a row, with those of the rows that it takes over."""
+        others = [self.choices(other) for other in self.file.needed([row])[:-1]]
+        return own + sum(len(of.tried) for of in others if of)
 
     def candidates(self, row: str) -> dict[Values, list[Job]]:
         """The trainings of each candidate to try now; none until the settings that the row takes are chosen.
@@ -138,7 +150,26 @@ class Study:
 
     def _found(self, row: str, more: bool) -> dict[int, Result]:
         jobs = self._tests(row, more)
-        return {job.seed: found for job in jobs if (found := self.results.of(job))}
+        return {job.seed: found for job in jobs if (found := self._of(job))}
+
+    def _of(self, job: Job) -> Result | None:
+        """The kept result of a job; a ConfigError if it is one of other images."""
+        result = self.results.of(job)
+        if result is not None and (data := result.get("data")) is not None:
+            self._data = self._data or self._fingerprint(job) or data
+            if data != self._data:
+                raise ConfigError(
+                    f"data.root: {job.name} was measured on other images (fingerprint {data[:8]}, not "
+                    f"{self._data[:8]}); give these, or another --output and --runs"
+                )
+        return result
+
+    def _fingerprint(self, job: Job) -> str | None:
+        """That of the folder of images, if it is there; Glyphs are the same everywhere."""
+        data = job.command.experiment.data
+        if data.dataset == "glyphs" or not data.root.is_dir():
+            return None
+        return building.build_datasets(data, seed=job.seed).test.fingerprint
 
     def found(self) -> Found:
         """The results of all tests."""
@@ -148,12 +179,12 @@ class Study:
     def missing(self) -> list[Job]:
         """The trainings without a result that can run now, because those they depend on have one."""
         jobs = chain(*([*chain(*self.candidates(r).values()), *self.tests(r)] for r in self.rows))
-        return [job for job in jobs if self.results.of(job) is None]
+        return [job for job in jobs if self._of(job) is None]
 
     def keep_finished(self) -> None:
         """Keep the results of finished runs, and then of the runs whose settings these results determine."""
         while done := [job for job in self.missing() if _has_ended(job) and not job.changes()]:
-            self.results.add(done, self.digest)
+            self.results.add(done)
 
     def forecast(self, queue: Sequence[Job], at_once: int) -> str:
         """What is left to train, and for how long, as far as the kept results tell."""
@@ -170,6 +201,48 @@ class Study:
         return f"Trainings left: {told}; about {hours:.1f} hours, {at_once} at a time, as long as those before."
 
     # ----------------------------------------------------------------------------------------- plan
+
+    def check(self) -> None:
+        """Refuse, with a ConfigError, metrics and outputs that no run will measure."""
+        file = self.file
+        choosing = [row for row in self.rows if file.rows[row].choose]
+        wanted = [(row, "", file.choice.metric, "choice.metric") for row in choosing]
+        for of in file.comparisons:
+            metrics = [file.metric(of), *([file.agrees] if file.agrees and not of.metric else [])]
+            for side, row in zip((of.better, of.than), of.rows(), strict=True):
+                output = side.partition(":")[2]
+                wanted += [(row, output, metric, f"comparisons.{of.name}") for metric in metrics]
+        first = self.file.seeds.first
+        for row, output, metric, at in wanted:
+            evaluation = self._jobs(row, (), range(first, first + 1))[0].config["evaluation"]
+            known = {f"recall_at_{K}" for K in evaluation["recall_at"]}
+            known |= {"mean_average_precision_at_r", "r_precision", "variance_correlation"}
+            known |= {"NMI", "AMI", "F1"} if evaluation["clustering"] else set()
+            if output == "curve":
+                known = {f"{kind}_recall_at_1" for kind in ("seen", "unseen")}
+            elif output == "parts":
+                known |= {"ideal_joint_error", "h_divergence"}
+            asked = {
+                "descriptor": "descriptor",
+                "parts": "parts",
+                "order": "orders",
+                "curve": "every",
+            }
+            option = asked.get(output.partition("_")[0])
+            if output and (option is None or not evaluation[option]):
+                raise ConfigError(
+                    f"{at}: {row} has no output {output!r}, or is not asked to measure it"
+                )
+            if metric not in known:
+                raise ConfigError(
+                    f"{at}: {row} does not measure {metric!r}; expected one of {', '.join(sorted(known))}"
+                )
+
+    def due(self) -> int:
+        """The number of further seeds that the first ones have called for, and that are not tested yet."""
+        return sum(
+            self._of(job) is None for row in self.extended() for job in self._tests(row, True)
+        )
 
     def register(self, queue: Sequence[Job]) -> None:
         """Write the plan down if a test is about to begin."""
@@ -207,11 +280,15 @@ class Study:
         at = f"`{plan['commit'][:7]}`" if plan["commit"] else "code outside a repository"
         at += ", with changes that were not committed," if plan["dirty"] else ""
         begun = f"The plan ({plan['plan'][:12]}) was registered at {at} on {plan['date'][:10]}"
+        others = self.results.others(self.digest)
+        more = f" This file has {others} other plan{'s' * (others > 1)}." if others else ""
+        if due := self.due():
+            more += f" **{due} tests of further seeds are due: no word on their rows is final.**"
         if kept == count:
-            return f"{begun}, before its first test; all {count} tests were made under it."
+            return f"{begun}, before its first test; all {count} tests were made under it.{more}"
         return (
             f"{begun}. {count - kept} of {count} tests were not made under it: comparisons with one of them are "
-            "exploratory."
+            f"exploratory.{more}"
         )
 
     def _jobs_anew(
@@ -223,19 +300,15 @@ class Study:
         if draw is None:
             arguments += about.measures
         else:
-            tried = "-".join(f"{value:g}" for _, value in values[-len(about.choose) :])
+            tried = "-".join(f"{value}" for _, value in values[-len(about.choose) :])
             runs = runs / "validation" / tried / f"draw{draw}"
             arguments += ["--data.split=validation", f"--data.fold={draw}"]
             fixed |= {"data.split": "validation", "data.fold": draw}
         if values:
             whole = changed(self._recipe(about.recipe), dict(values))
             groups = {re.split(r"[.\[]", setting)[0] for setting, _ in values}
-            text = dump({group: whole[group] for group in sorted(groups)})
-            file = runs / "settings.yaml"
-            if not file.exists() or file.read_text() != text:
-                file.parent.mkdir(parents=True, exist_ok=True)
-                records.replace_file(file, text.encode())
-            arguments = [f"--config={file}", *arguments]
+            described = [f"--{group}={json.dumps(whole[group])}" for group in sorted(groups)]
+            arguments = [*described, *arguments]
         jobs = plan([about.recipe], seeds, runs, ["--report=false", *arguments, *self.settings])
         # Settings behind -- must not choose by the test classes, or fix what is to be chosen.
         for job in jobs:

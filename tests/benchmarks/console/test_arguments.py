@@ -5,7 +5,7 @@ import importlib
 import pytest
 
 COMMANDS = (
-    *("report", "run", "sweep", "tables", "claims", "fair", "fair search"),
+    *("report", "run", "sweep", "tables", "study", "fair", "fair search"),
     *("backbones.__main__", "export.__main__", "datasets.__main__", "datasets.__main__ verify"),
     *("speed.__main__", "speed.loop"),
 )

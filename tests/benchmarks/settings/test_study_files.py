@@ -71,6 +71,18 @@ def test_own_study(tmp_path):
             "unequal numbers of settings, 0 for binomial_horde and 2",
         ),
         ({"comparisons": {}}, "comparisons: expected at least one"),
+        ({"rows": None}, "rows: expected a mapping of names, got None"),
+        ({"margin": float("inf")}, "margin: expected percentage points, at most 100"),
+        ({"seeds": {"more": 5}}, "seeds: more and wider_than belong together"),
+        ({"rows": {"../up": {}}}, "rows: '../up' is a folder's name, too"),
+        ({"rows": {"binomial": {"recipe": "glyphs/finetune"}}}, "no recipe 'glyphs/finetune'"),
+        (rows({"choose": {"data.fold": [0, 1]}}), "says how a candidate is measured"),
+        (
+            rows({"choose": {RATE: [1, 2]}}, takes=["binomial"], choose={RATE: [1, 2]}),
+            f"rows.binomial_horde: {RATE} is chosen by two of the rows",
+        ),
+        (compared("binomial"), "comparisons.1: compares 'binomial' with itself"),
+        (compared("binomial_horde", reported=["horde/table1/cub_abe"]), "expected two recipes"),
         (compared("a"), "comparisons.1: no row 'a'"),
         (
             compared("binomial_horde", reported=["horde/table1/a", "b"]),
@@ -86,6 +98,26 @@ def test_what_is_wrong_is_one_line_that_names_the_file(tmp_path, changes, messag
     [line] = str(caught.value).splitlines()
     assert line.startswith(f"{tmp_path}/mine.yaml: ")
     assert message in line
+
+
+def test_lists_that_may_widen_differently_are_no_equal_budget(tmp_path):
+    lists = rows({"choose": {RATE: [1, 2, 3]}}, choose={"losses[0].weight": [1, 2]})
+    with pytest.raises(ConfigError, match="unequal numbers"):
+        read_study(write(tmp_path, **lists, choice={"first": 2}))
+
+
+def test_a_row_that_is_taken_over_by_two_ways_counts_once(tmp_path):
+    more = {"choose": {"losses[0].weight": [1, 2, 3]}, "takes": ["binomial"]}
+    both = {"takes": ["binomial", "binomial_horde"]}
+    content = {
+        "rows": {
+            "binomial": CONTENT["rows"]["binomial"],
+            "binomial_horde": more,
+            "binomial_vem": both,
+        }
+    }
+    study = read_study(write(tmp_path, **content, choice={"equal_budget": False}))
+    assert [study.budget(row) for row in study.rows] == [2, 5, 5]
 
 
 def test_missing_parts_are_named(tmp_path):

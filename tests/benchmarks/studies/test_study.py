@@ -9,21 +9,25 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import yaml
+from PIL import Image
 
 from benchmarks import study
+from benchmarks.building import build_datasets
 from benchmarks.records import load_run, write_json
 from benchmarks.settings import read_study, recipe_files
 from benchmarks.studies import Results, Study, kept
 from benchmarks.studies.jobs import Job
 from benchmarks.studies.planning import plan
-from tests.benchmarks.made import DIVERGED, write_record
+from tests.benchmarks.made import DIVERGED, RECORD, write_record
 from tests.support.processes import ROOT, TIMEOUT, environment
 from tests.support.processes import command as command_line
 
 RATE = "optimization.learning_rate"
+ROWS = ("base", "new", "third")
 BETA = "losses[0].loss.init_args.beta"
 COMMITS = {"old": None, "registration": "old", "new": "registration"}
 """Commits that the tests make up, each with the one before."""
@@ -224,6 +228,17 @@ def test_rows_of_one_recipe_have_folders_of_their_own(toy, trained_by):
     assert "worth having | +49.90" in Path("toy.md").read_text()
 
 
+def test_a_candidate_that_is_no_number_is_not_chosen(toy, trained_by):
+    choose = {"choose": {RATE: [0.01, 0.02]}}
+    change(rows={"base": choose, "new": {}, "third": {}})
+    nan = {"recall_at_1": 0.5, "mean_average_precision_at_r": float("nan")}
+    first = lambda job: {"metrics": nan} if about(job)[1:5:3] == ("validation", 0.01) else {}  # noqa: E731
+    trained_by(lambda jobs: [finish(job, 0.5, **first(job)) for job in jobs])
+    assert command() == 0
+    made = Study(read_study("toy.yaml"), Results(Path("toy.json")), Path("runs"))
+    assert made.chosen("base") == ((RATE, 0.02),)
+
+
 def test_a_run_that_fails_holds_up_only_its_own_row(toy, trained_by):
     choose = {"choose": {RATE: [0.01, 0.02]}}
     change(rows={"base": choose, "third": choose, "new": {}})
@@ -252,6 +267,17 @@ def test_more_seeds_are_tested_once_where_the_first_ones_leave_a_wide_interval(t
     assert {row: len(of) for row, of in made.found().items()} == {"base": 5, "new": 5, "third": 2}
 
 
+def test_a_page_says_that_more_seeds_are_due(toy, trained_by):
+    change(seeds={"count": 2, "more": 3, "wider_than": 0.1})
+    trained_by(
+        lambda jobs: [finish(j, 0.5 + j.seed * len(j.name) / 500) for j in jobs if j.seed < 2]
+    )
+    assert command() == 1
+    assert "**9 tests of further seeds are due: no word on their rows is final.**" in " ".join(
+        Path("toy.md").read_text().split()
+    )
+
+
 # --------------------------------------------------------------------------------------- registration
 
 
@@ -276,7 +302,14 @@ def test_the_plan_is_registered_before_the_first_test(toy, trained_by):
 
 
 @pytest.mark.parametrize(
-    "changes", [{"commit": "old"}, {"commit": None}, {"started": "2026-01-01T00:00:00+00:00"}]
+    "changes",
+    [
+        {"commit": "old"},
+        {"commit": None},
+        {"dirty": True},
+        {"started": "2026-01-01T00:00:00+00:00"},
+        {"sessions": [{"commit": "new"}, {"commit": "old"}]},
+    ],
 )
 def test_a_test_of_older_code_or_begun_before_does_not_count(toy, trained_by, changes):
     trained_by(made_by(**changes))
@@ -295,6 +328,44 @@ def test_a_plan_that_changes_is_registered_anew_and_old_tests_do_not_count(toy, 
     assert command() == 0
     assert len(json.loads(Path("toy.json").read_text())["plans"]) == 2
     assert "6 of 9 tests were not made under it" in registration()[0]
+
+
+def test_another_plan_in_between_takes_nothing_from_the_first(toy, trained_by, monkeypatch):
+    trained_by(made_by())
+    assert command() == 0
+    change(margin=0.5, seeds={"count": 3})  # a try
+    monkeypatch.setattr(kept, "now", lambda: "2026-04-01T00:00:00+00:00")
+    trained_by(made_by(started="2026-05-01T00:00:00+00:00"))
+    assert command() == 0
+    change(margin=1.0, seeds={"count": 2})
+    assert command() == 0
+    said, of = registration()
+    assert "all 6 tests were made under it. This file has 1 other plan." in said
+    assert of == {"1": True, "2": True}
+
+
+def test_a_look_with_an_edited_file_takes_no_plan_from_finished_tests(toy, trained_by):
+    trained_by(made_by())
+    made = Study(read_study("toy.yaml"), Results(Path("toy.json")), Path("runs/studies/toy"))
+    made.register(made.missing())
+    made_by()(made.missing())  # and the command is killed before it keeps them
+    change(margin=0.5)
+    assert command("--page-only") == 0
+    change(margin=1.0)
+    assert command() == 0
+    assert registration()[1] == {"1": True, "2": True}
+
+
+def test_a_result_that_is_kept_stays(toy, trained_by):
+    trained_by(made_by())
+    assert command() == 0
+    before = json.loads(Path("toy.json").read_text())["results"]
+    made = Study(read_study("toy.yaml"), Results(Path("toy.json")), Path("runs/studies/toy"))
+    [job, *_] = made.tests("new")
+    shutil.rmtree(job.folder)
+    finish(job, 0.9)
+    made.results.add([job])
+    assert json.loads(Path("toy.json").read_text())["results"] == before
 
 
 def test_words_for_readers_are_no_part_of_the_plan(toy):
@@ -320,6 +391,70 @@ def test_runs_that_were_there_before_the_command_are_kept_but_are_no_registered_
 
 
 # -------------------------------------------------------------------------------------- what is kept
+
+
+def test_results_of_other_images_are_not_this_studys(toy, trained_by, capsys):
+    trained_by(lambda jobs: [finish(job, 0.5) for job in jobs if "base" in job.name])
+    assert command() == 1
+    data = RECORD["data"] | {"fingerprint": "other"}
+    trained_by(lambda jobs: [finish(job, 0.5, data=data) for job in jobs])
+    assert command() == 2
+    assert "was measured on other images (fingerprint" in capsys.readouterr().err
+
+
+def test_images_of_another_folder_are_seen_before_anything_is_trained(toy, trained_by, capsys):
+    for place, size in (("a", 24), ("b", 30)):
+        for name in range(4):
+            folder = Path(place, f"class{name}")
+            folder.mkdir(parents=True)
+            for i in range(3):
+                noise = np.random.default_rng(i).integers(0, 255, (size, size, 3), np.uint8)
+                Image.fromarray(noise).save(folder / f"{i}.png")
+    loss = {"losses": [{"loss": {"class_path": "pml_regularizers.BinomialDevianceLoss"}}]}
+    table = {"shared": {"data": {"dataset": "folder"}}}
+    rows = {row: {"label": row, **loss} for row in ("base", "new", "third")}
+    Path("recipes/toy/table.yaml").write_text(yaml.safe_dump(table | {"trainings": rows}))
+
+    def train(jobs: list[Job]) -> None:
+        for job in jobs:
+            data = job.command.experiment.data
+            found = build_datasets(data, seed=0).test.fingerprint
+            finish(job, 0.5, data=RECORD["data"] | {"fingerprint": found})
+
+    trained_by(train)
+    assert command("--data.root=a") == 0
+    trained_by(lambda jobs: pytest.fail("nothing is to train"))
+    assert command("--data.root=a") == 0
+    assert command("--data.root=b") == 2
+    assert "data.root: toy/table/" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"primary": "recall_at_one"}, "comparisons.1: new does not measure 'recall_at_one'"),
+        ({"agrees": "NMI"}, "comparisons.1: new does not measure 'NMI'"),
+        (
+            {"choice": {"metric": "loss"}, "rows": {row: {"choose": {RATE: [1, 2]}} for row in ROWS}},
+            "choice.metric: new does not measure 'loss'",
+        ),
+        (
+            {"comparisons": {"1": {"claim": "c", "better": "new:descr", "than": "base"}}},
+            "comparisons.1: new has no output 'descr'",
+        ),
+        (
+            {"comparisons": {"1": {"claim": "c", "better": "new:parts", "than": "base"}}},
+            "comparisons.1: new has no output 'parts', or is not asked to measure it",
+        ),
+    ],
+)  # fmt: skip
+def test_what_no_run_will_measure_is_refused_before_the_first(toy, capsys, changes, message):
+    change(**changes)
+    assert command() == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert message in line
+    assert sorted(path.name for path in Path().iterdir()) == ["recipes", "toy.yaml"]
+
 
 ADDING = """
 import sys
@@ -382,6 +517,7 @@ def test_kept_results_of_another_form_are_named(toy, capsys):
 def test_what_is_not_there_yet_is_said(toy, capsys):
     assert command("--page-only") == 2
     assert "no comparison has both rows finished at 2 seeds, neither in" in capsys.readouterr().err
+    assert not Path("runs").exists()
 
 
 @pytest.mark.parametrize(
@@ -397,6 +533,7 @@ def test_no_setting_behind_the_dashes_chooses_by_the_test(toy, capsys, setting, 
     change(rows={"base": {}, "new": {"choose": {RATE: [0.1, 0.2]}}, "third": {}})
     assert command("--page-only", "--", setting) == 2
     assert message in capsys.readouterr().err
+    assert not Path("runs").exists()
 
 
 def test_the_page_takes_not_the_place_of_the_results(toy, capsys):
