@@ -79,7 +79,7 @@ def forest(
     """
     if which == "main":
         drawn = [finding for finding in findings if finding.comparison.family == MAIN]
-        pools = pooled(drawn)
+        pools = {method: pool for method, pool in pooled(study, drawn).items() if pool}
     else:
         drawn = [f for f in findings if f.comparison.family not in (MAIN, CONTROL)]
         pools = {}
@@ -94,7 +94,11 @@ class _Plot:
         gains = [finding.comparison.reported_gain() for finding in drawn]
         self._has_gains = any(gain is not None for gain in gains)
         tested = [finding.tested for finding in drawn if finding.tested]
-        limits = [limit for of in (*tested, *pools.values()) for limit in of.limits()]
+        limits = [
+            limit
+            for of in (*tested, *pools.values())
+            for limit in (of.limits() if of.has_interval else [of.mean])
+        ]
         reached = [-study.margin, study.margin, *limits, *(g for g in gains if g is not None)]
         edge = 0.04 * (max(reached) - min(reached))
         self._low, self._high = min(reached) - edge, max(reached) + edge
@@ -166,8 +170,9 @@ class _Plot:
             f'<path class="rule" d="M{self._x(0)} {top:g}V{bottom:g}"/>',
         ]
         if tested is not None:
-            low, high = map(self._x, tested.limits())
-            self._parts.append(f'<path class="{colour}" d="M{low} {y:g}H{high}"/>')
+            if tested.has_interval:
+                low, high = map(self._x, tested.limits())
+                self._parts.append(f'<path class="{colour}" d="M{low} {y:g}H{high}"/>')
             mean = self._x(tested.mean)
             self._parts.append(f'<circle class="{colour}" cx="{mean}" cy="{y:g}" r="{radius:g}"/>')
         if gain is not None:

@@ -8,6 +8,7 @@ V    = V_s + V_c - V_sc      Cameron, Gelbach and Miller (2011), eq. 2.11: each 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import inf, isfinite
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -21,6 +22,12 @@ Rows = dict[str, dict[int, Metrics]]
 """Metrics by row and seed; a method's descriptor is a separate row."""
 
 SIGNIFICANT = 0.05  # of Holm's adjusted p
+
+ENOUGH = 5
+"""Fewer seeds with equal differences do not show how far others would spread."""
+
+ROUNDING = 1e-5
+"""Differences in percentage points that are as near as this are equal."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +78,7 @@ class Paired:
 
     Attributes:
         differences: By seed.
-        error: Standard error of the mean.
+        error: Standard error of the mean; infinite if fewer than `ENOUGH` differences are equal and not 0.
         freedom: Degrees of freedom of Student's t.
         over: "seeds", or "seeds and classes" if that interval is the wider one.
     """
@@ -87,8 +94,14 @@ class Paired:
         """Half-width of the 95 % interval."""
         return self._half_width(SIGNIFICANT)
 
+    @property
+    def has_interval(self) -> bool:
+        return isfinite(self.error)
+
     def points(self) -> str:
         """E.g. "+0.24 ± 0.69"."""
+        if not self.has_interval:
+            return f"{self.mean:+.2f} ± 0.00 (equal)"
         return f"{self.mean:+.2f} ± {self.half_width:.2f}"
 
     def limits(self, level: float = SIGNIFICANT) -> tuple[float, float]:
@@ -118,20 +131,23 @@ def assess(
 
     Args:
         by_class: For each seed, the difference of each test class, whose mean over queries is that of `values`.
-        queries: Of each test class.
+        queries: Of each test class; classes without queries do not count.
     """
     n, mean = len(values), float(np.mean(values))
     error = max(float(stats.sem(values)), 1e-9)  # not 0 if all differences are equal
+    if n < ENOUGH and np.ptp(values) < ROUNDING < abs(mean):
+        error = inf
     of_seeds = Paired(tuple(values), mean, error, n - 1, "seeds")
-    if by_class is None or len(queries) < 2:
+    tested = np.asarray(queries) > 0
+    if by_class is None or tested.sum() < 2:
         return of_seeds
-    crossed, freedom = crossed_error(by_class, queries)
+    crossed, freedom = crossed_error(np.asarray(by_class)[:, tested], np.asarray(queries)[tested])
     of_both = Paired(tuple(values), mean, max(error, crossed), freedom, "seeds and classes")
     # Equal ones differ by the rounding of the classes' numbers.
     return of_both if of_both.half_width > 1.001 * of_seeds.half_width else of_seeds
 
 
-def crossed_error(by_class: ArrayLike, queries: Sequence[int]) -> tuple[float, int]:
+def crossed_error(by_class: ArrayLike, queries: ArrayLike) -> tuple[float, int]:
     """Standard error of the mean if other seeds and other test classes could have been drawn, and its freedom.
 
     >>> error, freedom = crossed_error([[4, 2], [2, 0]], queries=[10, 10])

@@ -14,6 +14,7 @@ from benchmarks.reporting.templates import fill
 from benchmarks.reporting.verdicts import (
     AS_GOOD,
     DISAGREE,
+    DIVERGED,
     EXCLUDED,
     HARMS,
     HELPS,
@@ -23,6 +24,7 @@ from benchmarks.reporting.verdicts import (
     Finding,
     Results,
     grouped,
+    has_diverged,
     name_of,
     name_of_claim,
     outputs_of,
@@ -70,16 +72,19 @@ def study_page(
     Args:
         results: {row: {seed: result}}.
         registration: A paragraph that says if the comparisons were registered beforehand.
-        figures: The names of the files "main" and "mechanisms" beside the page.
+        figures: The names of the files "main" and "mechanisms" beside the page; shown if they have a difference.
     """
     runs = [result for of in results.values() for result in of.values()]
     families = [MAIN, CONTROL]
     main, controls = ([f for f in findings if f.comparison.family == one] for one in families)
     others = [finding for finding in findings if finding.comparison.family not in families]
     chosen = [choice for choice in choices if choice.tried or choice.takes]
+    tested = [finding.tested for finding in findings if finding.tested]
+    drawn = {"main": main, "mechanisms": others}
     page = fill(
         Path(__file__).with_suffix(".md"),
-        **{"study": study, "registration": registration, "figures": figures, "name_of": name_of},
+        **{"study": study, "registration": registration, "name_of": name_of},
+        figures={which: figures[which] for which, of in drawn.items() if any(f.tested for f in of)},
         answer=_answer(study, main),
         counts=_counts(findings),
         lacking=_lacking(study, findings, choices),
@@ -87,7 +92,8 @@ def study_page(
         main=main and _verdicts(study, main),
         others=others and _verdicts(study, others),
         controls=controls and _verdicts(study, controls),
-        over={finding.tested.over for finding in findings if finding.tested},
+        over={one.over for one in tested},
+        equal=not all(one.has_interval for one in tested),
         exploratory=not any(finding.registered for finding in findings),
         sides=_sides(study).markdown(),
         commits=", ".join(sorted({f"`{str(run['commit'])[:7]}`" for run in runs})),
@@ -121,7 +127,10 @@ def _answer(study: StudyFile, main: Sequence[Finding]) -> str:
             f"**{len(gains)} {of} {verb[len(gains) > 1]} a gain**: {_list(study, gains)}."
         )
     elif tested:
-        sentences.append(f"**None {of} shows a gain.** {_still_allowed(study, tested)}")
+        sentences += [f"**None {of} shows a gain.**", *_still_allowed(study, tested)]
+    elif not equal:
+        why = "a run of each diverged" if main else "no main one is measured"
+        sentences.append(f"No comparison is decided: {why}.")
     if harms:
         sentences.append(f"**{len(harms)} {verb[len(harms) > 1]} harm**: {_list(study, harms)}.")
     if equal:
@@ -138,16 +147,23 @@ def _list(study: StudyFile, findings: Sequence[Finding]) -> str:
     )
 
 
-def _still_allowed(study: StudyFile, tested: Sequence[Finding]) -> str:
-    limit, best = max(((f.tested.limits()[1], f) for f in tested if f.tested), key=itemgetter(0))
+def _still_allowed(study: StudyFile, tested: Sequence[Finding]) -> list[str]:
+    known = [(f.tested.limits()[1], f) for f in tested if f.tested and f.tested.has_interval]
+    count = len(tested) - len(known)
+    has = "have" if count > 1 else "has"
+    equal = f"{count} {has} fewer than five differences, all equal, and no interval."
+    if not known:
+        return [equal]
+    limit, best = max(known, key=itemgetter(0))
     claimed = [f for f in tested if (f.comparison.reported_gain() or 0) > 0]
     excluded = sum(EXCLUDED in finding.words for finding in claimed)
     of_papers = f", and half of the paper's gain is excluded in {excluded} of {len(claimed)}"
     metric = name_of(study.metric(best.comparison))
-    return (
+    allowed = (
         f"The largest gain that a 95 % interval still allows is {max(0.0, limit):.2f} points of {metric} "
         f"({best.comparison.claim}){of_papers * bool(claimed)}."
     )
+    return [allowed, equal] if count else [allowed]
 
 
 def _counts(findings: Sequence[Finding]) -> str:
@@ -176,13 +192,15 @@ def _lacking(study: StudyFile, findings: Sequence[Finding], choices: Sequence[Ch
 
 
 def _verdicts(study: StudyFile, findings: Sequence[Finding]) -> str:
-    pools, marked = pooled(findings), any(finding.registered for finding in findings)
+    pools, marked = pooled(study, findings), any(finding.registered for finding in findings)
     rows = []
     for group, of in grouped(findings).items():
         rows += [_verdict(study, finding, marked) for finding in of]
         if pool := pools.get(group):
             about = [f"*{group}, pooled*", "*exploratory*", pool.points(), ""]
             rows.append([*about, f"{len(pool.differences)}", ""])
+        elif group in pools:
+            rows.append([f"*{group}, pooled*", DIVERGED, "", "", "", ""])
     p = "p" if findings[0].comparison.family == CONTROL else "adjusted p"
     return Table([*HEADER, p], rows, names=2).markdown()
 
@@ -235,8 +253,12 @@ def _processors(findings: Sequence[Finding], results: Results) -> str:
 def _means(results: Results) -> Table:
     rows = []
     for row, runs in results.items():
-        diverged = [seed for seed, run in runs.items() if not run["metrics"]]
-        outputs = [outputs_of(run) for run in runs.values() if run["metrics"]]
+        diverged = [
+            seed
+            for seed, run in runs.items()
+            if not run["metrics"] or any(has_diverged(run, of, SHOWN) for of in outputs_of(run))
+        ]
+        outputs = [outputs_of(run) for seed, run in runs.items() if seed not in diverged]
         seeds = count_of_seeds(len(outputs), diverged)
         if diverged and not outputs:
             rows.append([f"`{row}`", *("" for _ in SHOWN), seeds])

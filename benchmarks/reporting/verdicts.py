@@ -8,21 +8,23 @@
     paper's size excluded  the upper 95 % limit lies below half of the paper's gain
     as good                of `as_good`: one-sided lower limit above minus the margin
     worse than the margin  of `as_good`: one-sided upper limit below minus the margin
-    too noisy              none of them
+    too noisy              none of them, or fewer than five differences that are all equal
 
 A limit without a percentage is adjusted: it passes a bound where Holm's adjusted p of this bound is below 5 %. Each
 bound has a correction of its own: Holm's for 0 says nothing about the margin.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import isfinite
 from typing import Any
 
 import numpy as np
 
 from benchmarks.reporting.comparison import metric_name
 from benchmarks.reporting.paired import SIGNIFICANT, Paired, assess, holm
-from benchmarks.settings import CONTROL, Comparison, ConfigError, StudyFile
+from benchmarks.reporting.table import named
+from benchmarks.settings import CONTROL, Comparison, ConfigError, StudyFile, misfit
 
 Result = dict[str, Any]
 
@@ -75,7 +77,8 @@ def judge(
         registered: For each comparison, False if it is exploratory; default: none is.
 
     Raises:
-        ConfigError: if a run lacks the metric of a comparison, or its test classes are not those of the others.
+        ConfigError: if a run lacks the metric of a comparison, its test classes are not those of the others, or
+            only some runs of a comparison stored the result of each class.
     """
     findings = []
     for comparison in study.comparisons:
@@ -83,15 +86,18 @@ def judge(
         seeds = _seeds(study, better.keys() & than.keys())
         if not seeds:
             continue
-        lost = {
-            row: diverged
-            for row in dict.fromkeys(comparison.rows())
-            if (diverged := [seed for seed in seeds if not results[row][seed]["metrics"]])
-        }
-        pairs = [(better[seed], than[seed]) for seed in seeds]
+        metrics = (study.metric(comparison), secondary_metric(study, comparison))
+        lost: dict[str, list[int]] = {}
+        for side in _sides(comparison):
+            row, _, output = side.partition(":")
+            found = {
+                s for s in seeds if has_diverged(results[row][s], output, filter(None, metrics))
+            }
+            if found:
+                lost[row] = sorted(found.union(lost.get(row, [])))
         tested, second = (
-            None if lost or metric is None else _assess(pairs, comparison, metric)
-            for metric in (study.metric(comparison), secondary_metric(study, comparison))
+            None if lost or metric is None else _assess(results, comparison, metric, seeds)
+            for metric in metrics
         )
         known = registered is None or registered.get(comparison.name, False)
         findings.append(Finding(comparison, seeds, tested, lost, (DIVERGED,), None, second, known))
@@ -128,23 +134,34 @@ def outputs_of(result: Result) -> dict[str, Any]:
     return {"": result["metrics"], "curve": result["curve"], **(result["outputs"] or {})}
 
 
-def pooled(findings: Sequence[Finding]) -> dict[str, Paired]:
-    """For each method with two or more main comparisons: the mean over them, for each seed, and its interval."""
+def has_diverged(result: Result, output: str, metrics: Iterable[str]) -> bool:
+    """True if a run has no metrics, or one of the given metrics of an output is not finite."""
+    if not result["metrics"]:
+        return True
+    of = outputs_of(result).get(output, {})
+    return not all(isfinite(of.get(metric, 0)) for metric in metrics)
+
+
+def pooled(study: StudyFile, findings: Sequence[Finding]) -> dict[str, Paired | None]:
+    """For each method with two or more main comparisons: the mean over them, for each seed, and its interval.
+
+    Comparisons by a metric of their own are left out. None if a run diverged.
+    """
     groups: dict[str, list[Finding]] = {}
     for finding in findings:
         comparison = finding.comparison
         is_gain = comparison.family == MAIN and not comparison.as_good
-        if is_gain and comparison.method and finding.tested:
+        if is_gain and comparison.method and study.metric(comparison) == study.primary:
             groups.setdefault(comparison.method, []).append(finding)
-    found = {}
+    found: dict[str, Paired | None] = {}
     for method, of in groups.items():
         common = sorted(set.intersection(*(set(finding.seeds) for finding in of)))
         if len(of) > 1 and len(common) > 1:
             by_seed = [
                 dict(zip(f.seeds, f.tested.differences, strict=True)) for f in of if f.tested
             ]
-            means = [float(np.mean([one[seed] for one in by_seed])) for seed in common]
-            found[method] = assess(means)
+            means = [float(np.mean([one[seed] for one in by_seed])) for seed in common if by_seed]
+            found[method] = assess(means) if len(by_seed) == len(of) else None
     return found
 
 
@@ -185,30 +202,71 @@ def _seeds(study: StudyFile, common: Collection[int]) -> list[int]:
     return []
 
 
-def _assess(pairs: Sequence[tuple[Result, Result]], comparison: Comparison, metric: str) -> Paired:
-    sides = (comparison.better, str(comparison.than))
+def _sides(comparison: Comparison) -> tuple[str, str]:
+    return comparison.better, str(comparison.than)
+
+
+def _assess(results: Results, comparison: Comparison, metric: str, seeds: Sequence[int]) -> Paired:
+    sides, rows = _sides(comparison), comparison.rows()
     outputs = [side.partition(":")[2] for side in sides]
     try:
-        values = [
-            100 * float(outputs_of(better)[outputs[0]][metric])
-            - 100 * float(outputs_of(than)[outputs[1]][metric])
-            for better, than in pairs
-        ]
+        better, than = (
+            [100 * float(outputs_of(results[row][seed])[output][metric]) for seed in seeds]
+            for row, output in zip(rows, outputs, strict=True)
+        )
     except KeyError as error:
         raise ConfigError(
             f"comparisons.{comparison.name}: no run has measured {metric} of {' and '.join(sides)}"
         ) from error
-    classes = [result.get("per_class", {}) for pair in pairs for result in pair]
-    if any(outputs) or not all(metric in of for of in classes):
-        return assess(values)
-    queries = classes[0]["queries"]
-    if any(of["queries"] != queries for of in classes):
+    values = [one - other for one, other in zip(better, than, strict=True)]
+    classes = None if any(outputs) else _by_class(results, comparison, metric, seeds)
+    return assess(values, *classes) if classes else assess(values)
+
+
+def _by_class(
+    results: Results, comparison: Comparison, metric: str, seeds: Sequence[int]
+) -> tuple[np.ndarray, list[int]] | None:
+    """The difference of each test class by seed, and the classes' queries; None if no run stored them.
+
+    Raises:
+        ConfigError: if only some runs did, since the interval over seeds alone would look like certainty.
+    """
+    place, rows = f"comparisons.{comparison.name}", comparison.rows()
+    stored = {
+        (row, seed): results[row][seed].get("per_class", {}) for row in rows for seed in seeds
+    }
+    for (row, seed), of in stored.items():
+        if _is_damaged(of, metric):
+            raise ConfigError(
+                f"{place}: per_class of {row}, seed {seed}, is damaged: expected as many whole numbers of "
+                f"queries as of {metric}; measure it again"
+            )
+    lacking = {row: [seed for seed in seeds if metric not in stored[row, seed]] for row in rows}
+    if all(of == list(seeds) for of in lacking.values()):
+        return None
+    if any(lacking.values()):
+        of_rows = (f"{row}, {named('seed', of)}" for row, of in lacking.items() if of)
         raise ConfigError(
-            f"comparisons.{comparison.name}: its runs were tested on different classes; measure them on "
-            "the same data"
+            f"{place}: no result of each class is stored of {', '.join(of_rows)}; measure these again"
         )
-    measured = np.array([of[metric] for of in classes]) / 100  # in percent
-    return assess(values, measured[::2] - measured[1::2], queries)
+    queries, *others = (of["queries"] for of in stored.values())
+    if any(other != queries for other in others):
+        raise ConfigError(
+            f"{place}: its runs were tested on different classes; measure them on the same data"
+        )
+    better, than = (np.array([stored[row, seed][metric] for seed in seeds]) for row in rows)
+    return (better - than) / 100, queries  # in percent
+
+
+def _is_damaged(per_class: Any, metric: str) -> bool:
+    if not isinstance(per_class, dict):
+        return True
+    if metric not in per_class:
+        return False
+    if misfit(per_class, {"queries": [int], metric: [int]}) is not None:
+        return True
+    queries = per_class["queries"]
+    return len(queries) != len(per_class[metric]) or min(queries, default=0) < 0
 
 
 def _p_of_claim(margin: float, tested: Paired, as_good: bool) -> float:

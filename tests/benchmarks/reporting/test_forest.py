@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 from xml.etree import ElementTree
 
@@ -164,6 +165,22 @@ def test_colours_follow_the_theme_on_any_ground():
     assert "background" not in style
     assert not [rect for rect in figure.iter(f"{SVG}rect") if rect.get("class") != "band"]
     assert b"http" not in ElementTree.tostring(figure).replace(b"http://www.w3.org", b"")
+
+
+def test_a_pool_with_a_member_that_diverged_is_not_drawn():
+    figure = drawn([*FOUR[:2], finding("e", None, "diverged", method="HORDE")])
+    assert "pooled, exploratory" not in texts(figure)
+    assert not marks(figure, "circle", "pool")
+
+
+def test_equal_differences_are_a_dot_without_an_interval():
+    equal = replace(FOUR[2], tested=assess([2.5, 2.5]))
+    figure = drawn([equal])
+    assert "+2.50 ± 0.00 (equal)" in texts(figure)
+    [dot] = marks(figure, "circle", "seen")
+    zero, point = scale(figure)
+    assert (x_of(dot) - zero) / point == pytest.approx(2.5, abs=0.01)
+    assert not marks(figure, "path", "seen")
 
 
 def test_nothing_measured_is_an_axis_alone():

@@ -26,9 +26,22 @@ def test_a_bound_is_tested_on_one_side():
 
 
 def test_equal_differences_are_no_division_by_zero():
-    assert assess([1.0] * 3).p < 1e-6
+    assert assess([1.0] * 5).p < 1e-6
     assert assess([0.0] * 3).p == 1.0
+    assert assess([0.0] * 3).half_width < 1e-6
     assert assess([0.0] * 3, [[0.0] * 4] * 3, [5] * 4).over == "seeds"
+
+
+def test_fewer_than_five_equal_differences_have_no_interval():
+    for values in ([2.5, 2.5], [2.5, 2.5 + 1e-12], [-0.4] * 4):
+        tested = assess(values, [[1.0, 4.0]] * len(values), [5, 5])
+        assert tested.p == 1.0
+        assert tested.limits() == (-np.inf, np.inf)
+        assert (tested.p_above(-1), tested.p_above(1)) == (0.5, 0.5)
+        assert tested.over == "seeds"
+    assert assess([2.5, 2.5]).points() == "+2.50 ± 0.00 (equal)"
+    assert "equal" not in assess([2.5, 2.51]).points()
+    assert "equal" not in assess([1e-13, -1e-13]).points()
 
 
 # -------------------------------------------------------------------------- seeds and test classes
@@ -54,6 +67,18 @@ def test_a_class_counts_by_its_queries():
     assert crossed_error(table, queries) == crossed_error(table, [5, 3, 2])
     alone = np.repeat((table @ weights)[:, None], 5, axis=1)  # no class differs
     assert crossed_error(alone, [7, 1, 2, 3, 4])[0] == pytest.approx(stats.sem(table @ weights))
+
+
+def test_classes_without_queries_are_no_classes():
+    generator = np.random.default_rng(4)
+    classes = 1 + generator.normal(0, 3.0, 3) + generator.normal(0, 0.1, (4, 3))
+    values, queries = classes.mean(axis=1), [7, 7, 7]
+    wanted = assess(values, classes, queries)
+    assert (wanted.over, wanted.freedom) == ("seeds and classes", 2)
+    padded = np.insert(classes, [0, 1, 1, 3], 0.0, axis=1)
+    assert assess(values, padded, [0, 7, 0, 0, 7, 7, 0]) == wanted
+    for alone in ([0, 9, 0, 0, 0, 0, 0], [0] * 7):
+        assert assess(values, padded, alone) == assess(values)
 
 
 def test_the_wider_interval_decides():

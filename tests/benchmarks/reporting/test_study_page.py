@@ -133,11 +133,62 @@ def test_names_and_numbers_do_not_break():
         ({"a": 2, "b": -2, "c": 0}, f"\n**1 of 3 comparisons shows a gain**: a helps, +2.00 ± {HALF} points of "
          f"Recall@1. **1 shows harm**: b helps, -2.00 ± {HALF} points of Recall@1.\n"),
         ({"a": 0.0}, "**None of 1 comparison shows a gain.**"),
-        ({}, "# Does it help?\n\n\n\nRegistered"),
+        ({}, "# Does it help?\n\nNo comparison is decided: no main one is measured.\n\nRegistered"),
     ],
 )  # fmt: skip
 def test_the_answer_says_how_many_and_how_much(gains, answer):
     assert answer in page_of(*made(gains)).replace("\N{NO-BREAK SPACE}", " ")
+
+
+def test_a_study_that_decides_nothing_says_so_and_shows_no_figure():
+    study, results = made(ALL, comparisons=[*COMPARISONS[:4], COMPARISONS[-1]])
+    for row in "abc":
+        results[row][1]["metrics"] = {}
+    page = page_of(study, results)
+    assert "\n\nNo comparison is decided: a run of each diverged.\n\n" in page
+    assert "svg" not in page
+    assert "| diverged | `a`, seed 1 |" in page
+    page = page_of(*made({"c": 0.0}, comparisons=[COMPARISONS[-1]]))
+    assert "\n\nNo comparison is decided: no main one is measured.\n\n" in page
+    assert "svg" not in page
+    assert "\n\n\n" not in page
+    assert "\n \n" not in page
+
+
+def test_a_pool_with_a_run_that_diverged_says_so():
+    study, results = made(ALL)
+    results["b"][1]["metrics"] = {}
+    rows = [row for row in tables(page_of(study, results))[0] if "pooled" in row[0]]
+    assert rows == [["*HORDE, pooled*", "diverged", "", "", "", ""]]
+
+
+def test_a_metric_that_is_not_finite_is_no_mean():
+    study, results = made(ALL)
+    results["a"][3]["metrics"]["recall_at_1"] = float("nan")
+    page = page_of(study, results)
+    means = {row[0]: row[1:] for row in tables(page)[-1]}
+    assert means["`a`"][-1] == "7 (diverged: seed 3)"
+    assert "nan" not in page
+    assert tables(page)[0][0][:3] == ["A helps (1)", "diverged", "`a`, seed 3"]
+
+
+def test_equal_differences_are_explained():
+    equal = {"comparisons": [COMPARISONS[0]], "seeds": Seeds(count=2)}
+    results = {"base": row_of(noise=[0, 0]), "a": row_of(0.5, noise=[0, 0])}
+    page = page_of(made({}, **equal)[0], results).replace("\N{NO-BREAK SPACE}", " ")
+    assert "| too noisy | +0.50 ± 0.00 (equal) |" in page
+    assert (
+        "**None of 1 comparison shows a gain.** 1 has fewer than five differences, all equal, and no interval.\n"
+    ) in page
+    plain = "| *too noisy* | none of these |"
+    assert plain not in page
+    assert "| *too noisy* | none of these, or fewer than five differences, all (equal) |" in page
+    assert plain in page_of(*made(ALL))
+    results |= {"b": row_of(0.1, noise=[0, 0.1])}
+    study, _ = made({}, **{**equal, "comparisons": COMPARISONS[:2]})
+    page = page_of(study, results).replace("\N{NO-BREAK SPACE}", " ")
+    assert "still allows is 0.79 points of Recall@1 (b helps), and half of" in page
+    assert "excluded in 0 of 1. 1 has fewer than five differences" in page
 
 
 def test_claims_to_be_as_good_are_counted_by_themselves():
@@ -181,14 +232,17 @@ def test_the_chosen_settings_and_the_others():
         Choices("a", {RATE: 0.2}, [], [({RATE: 0.1}, 0.21, []), ({RATE: 0.2}, 0.223, [])], 2),
         Choices("b", {RATE: 1, WEIGHT: 3}, ["a"], [({RATE: 1.0, WEIGHT: 3.0}, 0.5, [])], 4),
         Choices("c", {RATE: 0.2}, ["a"], [], 2),
+        Choices("only", {}, ["a", "b"], [], 4),
         Choices("base", {}, [], [], 0),
     ]
+    rows["only"] = StudyRow("x", takes=["a", "b"])
     choice = Choice(draws=3, first=4, equal_budget=False)
     page = page_of(*made(ALL, rows=rows, choice=choice), choices=choices)
     assert tables(page)[-1] == [
         ["`a`", "", "learning_rate", "0.2: 22.30", "0.1: 21.00", "2"],
         ["`b`", "`a`", "learning_rate, weight", "1, 3: 50.00", "", "4"],
         ["`c`", "`a`", "learning_rate", "", "", "2"],
+        ["`only`", "`a`, `b`", "none", "", "", "4"],
     ]
     plain = " ".join(page.split())
     assert "the largest MAP@R (%) on *validation* classes, as a mean over 3 draws" in plain
@@ -238,7 +292,7 @@ def test_commits_hours_and_processors():
 
 def test_intervals_over_test_classes_are_marked():
     study, results = made(ALL)
-    for row, spread in (("base", 0), ("b", 900)):
+    for row, spread in (("base", 0), ("a", 0), ("b", 900), ("c", 0)):
         for run in results[row].values():
             classes = [int(5000 + spread * (i % 5 - 2)) for i in range(20)]
             run["per_class"] = {"queries": [20] * 20, "recall_at_1": classes}

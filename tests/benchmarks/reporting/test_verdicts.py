@@ -207,6 +207,21 @@ def test_a_run_that_diverged_has_a_word():
     assert (finding.tested, finding.adjusted, finding.secondary) == (None, None, None)
 
 
+def test_a_metric_that_is_not_finite_is_one_of_a_run_that_diverged():
+    for bad in (float("nan"), float("inf")):
+        new, base = row_of(50 + NOISE), row_of([50.0] * N)
+        new[3]["metrics"][RECALL] = base[5]["metrics"][RECALL] = bad
+        [finding] = judge(study_of(compared()), {"base": base, "new": new})
+        assert (finding.words, finding.tested) == (("diverged",), None)
+        assert finding.diverged == {"new": [3], "base": [5]}
+    also = [{MAP: 0.1 if seed else float("nan")} for seed in range(N)]
+    rows = {"base": row_of([50.0] * N, also=[{MAP: 0.1}] * N), "new": row_of(50 + NOISE, also=also)}
+    [finding] = judge(study_of(compared(), agrees=MAP), rows)
+    assert finding.diverged == {"new": [0]}
+    [finding] = judge(study_of(compared()), rows)
+    assert finding.diverged == {}, "that metric is not compared"
+
+
 def test_an_output_and_the_end_of_a_curve_are_compared():
     new, base = row_of(50 + NOISE), row_of([50.0] * N)
     for seed in range(N):
@@ -241,8 +256,8 @@ def test_test_classes_take_part_where_both_rows_have_them():
         return rows
 
     base, new = np.full(N, 50.0), 50 + NOISE + 1.5
-    plain = {"base": row_of(base), "new": with_classes(new, of_classes)}
-    both = plain | {"base": with_classes(base, 0 * of_classes)}
+    plain = {"base": row_of(base), "new": row_of(new)}
+    both = {"base": with_classes(base, 0 * of_classes), "new": with_classes(new, of_classes)}
     study = study_of(compared())
     [alone], [tested] = judge(study, plain), judge(study, both)
     assert (alone.tested.over, tested.tested.over) == ("seeds", "seeds and classes")
@@ -253,6 +268,57 @@ def test_test_classes_take_part_where_both_rows_have_them():
     assert tested.tested.error == pytest.approx((spread**2 + ERROR**2) ** 0.5, rel=0.1)
     with pytest.raises(ConfigError, match=r"comparisons\.1: its runs were tested on different"):
         judge(study, both | {"base": with_classes(base, 0 * of_classes, queries=10)})
+    del both["base"][3]["per_class"], both["base"][4]["per_class"], both["new"][0]["per_class"]
+    with pytest.raises(ConfigError) as caught:  # the narrow interval would look like certainty
+        judge(study, both)
+    assert str(caught.value) == (
+        "comparisons.1: no result of each class is stored of new, seed 0, base, seeds 3, 4; measure these again"
+    )
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        None,
+        [],
+        {RECALL: [5000, 5000]},
+        {"queries": [3, 3], RECALL: [5000]},
+        {"queries": [3, 3], RECALL: [[5000], [1]]},
+        {"queries": [3, -3], RECALL: [5000, 5000]},
+        {"queries": [3, 3], RECALL: [5000, float("nan")]},
+        {"queries": 6, RECALL: 5000},
+    ],
+)
+def test_damaged_results_of_classes_are_named(damaged):
+    rows = {"base": row_of([50.0] * N), "new": row_of(50 + NOISE)}
+    for runs in rows.values():
+        for result in runs.values():
+            result["per_class"] = {"queries": [3, 3], RECALL: [5000, 5000]}
+    rows["new"][2]["per_class"] = damaged
+    with pytest.raises(ConfigError) as caught:
+        judge(study_of(compared()), rows)
+    assert str(caught.value) == (
+        "comparisons.1: per_class of new, seed 2, is damaged: expected as many whole numbers of queries as of "
+        "recall_at_1; measure it again"
+    )
+
+
+def test_equal_differences_of_few_seeds_claim_nothing():
+    for count, words in ((4, ("too noisy",)), (5, ("worth having",))):
+        results = {"base": row_of([50.0] * count), "new": row_of([52.5] * count)}
+        [finding] = judge(study_of(compared(), seeds=Seeds(count=count)), results)
+        assert finding.words == words
+    few = {"base": row_of([50.0] * 2), "new": row_of([50.5] * 2), "worse": row_of([40.0] * 2)}
+    study = study_of(
+        compared("1", reported=TRIPLET),
+        compared("2", as_good=True),
+        compared("3", "worse", as_good=True),
+        compared("4", "worse"),
+        seeds=Seeds(count=2),
+    )
+    assert [finding.words for finding in judge(study, few)] == [("too noisy",)] * 4
+    [same] = judge(study_of(compared(), seeds=Seeds(count=2)), few | {"new": few["base"]})
+    assert same.words == ("negligible",)
 
 
 def test_what_is_not_registered_is_marked():
@@ -279,7 +345,25 @@ def test_a_method_is_pooled_over_its_base_losses():
         name: row_of(50 + sign * NOISE + shifts[name])
         for name, sign in zip("abcd", (1, 0.5, 1, 1), strict=True)
     }
-    found = pooled(judge(study_of(*comparisons), {"base": BASE, **rows}))
+    study, results = study_of(*comparisons), {"base": BASE, **rows}
+    found = pooled(study, judge(study, results))
     assert set(found) == {"HORDE"}, "one base loss is no pool, and only main comparisons count"
     assert found["HORDE"].mean == pytest.approx(0.5)
     assert found["HORDE"].half_width == pytest.approx(0.75 * HALF)
+
+
+def test_only_one_metric_is_pooled_and_no_pool_lacks_a_member():
+    comparisons = [
+        *(compared(name, name, method="HORDE") for name in "ab"),
+        compared("c", "c", method="HORDE", metric=MAP),
+        compared("d", "d", method="VEM", metric=RECALL),
+        compared("e", "e", method="VEM", metric=MAP),
+    ]
+    rows = {name: row_of(50 + NOISE, also=[{MAP: 0.9}] * N) for name in "abcde"}
+    base = row_of([50.0] * N, also=[{MAP: 0.1}] * N)
+    study = study_of(*comparisons)
+    found = pooled(study, judge(study, {"base": base, **rows}))
+    assert set(found) == {"HORDE"}
+    assert found["HORDE"].mean == pytest.approx(NOISE.mean())
+    rows["b"][1]["metrics"] = {}
+    assert pooled(study, judge(study, {"base": base, **rows})) == {"HORDE": None}
