@@ -103,7 +103,11 @@ def _run(options: argparse.Namespace, settings: Sequence[str]) -> int:
         registration=study.registration(found),
         figures={which: path.name for which, path in figures.items()},
     )
-    drawn = {path: reporting.forest(file, findings, which) for which, path in figures.items()}
+    drawn = {
+        path: reporting.forest(file, findings, which)
+        for which, path in figures.items()
+        if path.name in page
+    }
     for path, content in {output: page.encode(), **drawn}.items():
         records.replace_file(path, content)
     print(f"{page.partition(chr(10) + '## ')[0].strip()}\n\nPage: {output}")
