@@ -225,7 +225,8 @@ def test_rows_of_one_recipe_have_folders_of_their_own(toy, trained_by):
         lambda jobs: [finish(job, job.config["optimization"]["learning_rate"]) for job in jobs]
     )
     assert command() == 0
-    assert "| New is better (1) | too noisy | +49.90" in Path("toy.md").read_text()
+    page = Path("toy.md").read_text().replace("\N{NO-BREAK SPACE}", " ")
+    assert "| New is better (1) | too noisy | +49.90" in page
 
 
 def test_a_candidate_that_is_no_number_is_not_chosen(toy, trained_by):
