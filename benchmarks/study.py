@@ -71,6 +71,7 @@ def _run(options: argparse.Namespace, settings: Sequence[str]) -> int:
         queue = [job for job in study.missing() if job.folder not in tried]
         if not queue:
             break
+        study.try_out(queue)
         print(study.forecast(queue, options.jobs or 2))
         study.register(queue)
         launcher = studies.launcher(options, runs, jobs=2)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from accelerate import Accelerator
 
 from benchmarks import building, records
 from benchmarks.reporting import Choices, judge
@@ -16,6 +17,7 @@ from benchmarks.settings import ConfigError, StudyFile, changed, digest, flat, p
 from benchmarks.studies.jobs import Job
 from benchmarks.studies.kept import Result, Results, digest_of
 from benchmarks.studies.planning import plan
+from benchmarks.training import build_parts
 
 Values = tuple[tuple[str, float], ...]
 """Settings and their values."""
@@ -38,6 +40,7 @@ class Study:
         self.file, self.results, self.runs, self.settings = file, results, runs, list(settings)
         self._jobs = cache(self._jobs_anew)
         self._data: str | None = None
+        self._tried_out: set[str] = set()
         self._recipe = cache(lambda name: building.resolved(parse(["--recipe", name]).config))
 
     # ----------------------------------------------------------------------------------------- rows
@@ -237,6 +240,23 @@ class Study:
                 raise ConfigError(
                     f"{at}: {row} does not measure {metric!r}; expected one of {', '.join(sorted(known))}"
                 )
+
+    def try_out(self, queue: Sequence[Job]) -> None:
+        """Read the data, build the parts and take one step of a job of each training, before any is run.
+
+        Raises:
+            ConfigError: with a line for each setting that does not fit.
+        """
+        faults: dict[str, None] = {}
+        for job in {job.training: job for job in reversed(queue)}.values():
+            if job.training not in self._tried_out:
+                self._tried_out.add(job.training)
+                try:
+                    build_parts(job.command.experiment, Accelerator())
+                except ConfigError as error:
+                    faults |= dict.fromkeys(f"{job.training}: {fault}" for fault in error.args)
+        if faults:
+            raise ConfigError(*faults)
 
     def due(self) -> int:
         """The number of further seeds that the first ones have called for, and that are not tested yet."""

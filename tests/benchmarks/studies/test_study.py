@@ -15,13 +15,14 @@ import torch
 import yaml
 from PIL import Image
 
-from benchmarks import study
+from benchmarks import studies, study
 from benchmarks.building import build_datasets
 from benchmarks.records import load_run, write_json
 from benchmarks.settings import read_study, recipe_files
 from benchmarks.studies import Results, Study, kept
 from benchmarks.studies.jobs import Job
 from benchmarks.studies.planning import plan
+from benchmarks.training import build_parts
 from tests.benchmarks.made import DIVERGED, RECORD, write_record
 from tests.support.processes import ROOT, TIMEOUT, environment
 from tests.support.processes import command as command_line
@@ -54,6 +55,7 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     }
     (tmp_path / "toy.yaml").write_text(yaml.safe_dump(content))
     monkeypatch.setattr(recipe_files, "RECIPES", tmp_path / "recipes")
+    monkeypatch.setattr(studies.study, "build_parts", lambda *arguments: None)
     monkeypatch.setattr(kept, "describe_code", lambda: {"commit": "registration", "dirty": False})
     monkeypatch.setattr(kept, "descends", descends)
     monkeypatch.setattr(kept, "now", lambda: "2026-02-01T00:00:00+00:00")
@@ -403,7 +405,9 @@ def test_results_of_other_images_are_not_this_studys(toy, trained_by, capsys):
     assert "was measured on other images (fingerprint" in capsys.readouterr().err
 
 
-def test_images_of_another_folder_are_seen_before_anything_is_trained(toy, trained_by, capsys):
+@pytest.fixture
+def folders(toy) -> None:
+    """Two folders of images, and rows that are trained on a folder."""
     for place, size in (("a", 24), ("b", 30)):
         for name in range(4):
             folder = Path(place, f"class{name}")
@@ -416,6 +420,19 @@ def test_images_of_another_folder_are_seen_before_anything_is_trained(toy, train
     rows = {row: {"label": row, **loss} for row in ("base", "new", "third")}
     Path("recipes/toy/table.yaml").write_text(yaml.safe_dump(table | {"trainings": rows}))
 
+
+def test_what_does_not_fit_is_told_of_all_rows_before_the_first_run(folders, capsys, monkeypatch):
+    monkeypatch.setattr(studies.study, "build_parts", build_parts)
+    sizes = ["--data.batch_size=4", "--data.samples_per_class=2", "--evaluation.parts=3"]
+    assert command("--data.root=a", "--", *sizes) == 2
+    told = capsys.readouterr().err
+    for row in ("base", "new", "third"):
+        assert f"toy/table/{row}: evaluation.parts: each of 3 parts needs two images" in told
+    assert not Path("runs").exists()
+    assert not Path("toy.json").exists()
+
+
+def test_images_of_another_folder_are_seen_before_anything_is_trained(folders, trained_by, capsys):
     def train(jobs: list[Job]) -> None:
         for job in jobs:
             data = job.command.experiment.data
