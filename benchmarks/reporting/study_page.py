@@ -120,14 +120,14 @@ def _answer(study: StudyFile, main: Sequence[Finding]) -> str:
         [finding for finding in tested if words & set(finding.words)]
         for words in ({HELPS, WORTH}, {HARMS})
     )
-    of, verb = f"of {len(tested)} comparison{'s' * (len(tested) > 1)}", ("shows", "show")
+    one, of, verb = len(tested) == 1, f"of {len(tested)} comparisons", ("shows", "show")
     sentences = []
     if gains:
-        sentences.append(
-            f"**{len(gains)} {of} {verb[len(gains) > 1]} a gain**: {_list(study, gains)}."
-        )
+        which = "The comparison" if one else f"{len(gains)} {of}"
+        sentences.append(f"**{which} {verb[len(gains) > 1]} a gain**: {_list(study, gains)}.")
     elif tested:
-        sentences += [f"**None {of} shows a gain.**", *_still_allowed(study, tested)]
+        none = "The comparison shows no gain." if one else f"None {of} shows a gain."
+        sentences += [f"**{none}**", *_still_allowed(study, tested)]
     elif not equal:
         why = "a run of each diverged" if main else "no main one is measured"
         sentences.append(f"No comparison is decided: {why}.")

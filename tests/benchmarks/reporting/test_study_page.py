@@ -132,7 +132,7 @@ def test_names_and_numbers_do_not_break():
         ({"a": -2, "b": -3, "c": -2}, "is 0.00 points of Recall@1"),
         ({"a": 2, "b": -2, "c": 0}, f"\n**1 of 3 comparisons shows a gain**: a helps, +2.00 ± {HALF} points of "
          f"Recall@1. **1 shows harm**: b helps, -2.00 ± {HALF} points of Recall@1.\n"),
-        ({"a": 0.0}, "**None of 1 comparison shows a gain.**"),
+        ({"a": 0.0}, "**The comparison shows no gain.**"),
         ({}, "# Does it help?\n\nNo comparison is decided: no main one is measured.\n\nRegistered"),
     ],
 )  # fmt: skip
@@ -178,7 +178,7 @@ def test_equal_differences_are_explained():
     page = page_of(made({}, **equal)[0], results).replace("\N{NO-BREAK SPACE}", " ")
     assert "| too noisy | +0.50 ± 0.00 (equal) |" in page
     assert (
-        "**None of 1 comparison shows a gain.** 1 has fewer than five differences, all equal, and no interval.\n"
+        "**The comparison shows no gain.** 1 has fewer than five differences, all equal, and no interval.\n"
     ) in page
     plain = "| *too noisy* | none of these |"
     assert plain not in page
