@@ -64,14 +64,15 @@ def _run(options: argparse.Namespace, settings: Sequence[str]) -> int:
     if output.suffix != ".md" or output.is_dir():  # the kept results lie beside the page
         raise ConfigError(f"--output: expected a .md file, got {output}")
     study = studies.Study(file, studies.Results(output.with_suffix(".json")), runs, settings)
-    study.check()
+    studies.check(study)
     study.keep_finished()
     tried: set[Path] = set()
+    built: set[str] = set()
     while not options.page_only:
         queue = [job for job in study.missing() if job.folder not in tried]
         if not queue:
             break
-        study.try_out(queue)
+        studies.try_out(queue, built)
         print(study.forecast(queue, options.jobs or 2))
         study.register(queue)
         launcher = studies.launcher(options, runs, jobs=2)
@@ -82,7 +83,7 @@ def _run(options: argparse.Namespace, settings: Sequence[str]) -> int:
             return 128 + stopped_by
         tried |= {job.folder for job in queue}
     found = study.found()
-    findings = reporting.judge(file, found, registered=study.registered(found))
+    findings = reporting.judge(file, found, registered=studies.registered(study, found))
     if not findings:
         told = (
             f"no comparison has both rows finished at {file.seeds.count} seeds, neither in {runs} nor in "
@@ -101,7 +102,7 @@ def _run(options: argparse.Namespace, settings: Sequence[str]) -> int:
         findings,
         found,
         choices=[of for row in study.rows if (of := study.choices(row))],
-        registration=study.registration(found),
+        registration=studies.registration(study, found),
         figures={which: path.name for which, path in figures.items()},
     )
     drawn = {

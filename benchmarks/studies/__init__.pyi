@@ -1,3 +1,9 @@
+from .auditing import (
+    check as check,
+    registered as registered,
+    registration as registration,
+    try_out as try_out,
+)
 from .kept import Results as Results
 from .options import (
     add_arguments as add_arguments,

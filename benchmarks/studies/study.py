@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from accelerate import Accelerator
 
 from benchmarks import building, records
 from benchmarks.reporting import Choices, judge
@@ -17,7 +16,6 @@ from benchmarks.settings import ConfigError, StudyFile, changed, digest, flat, p
 from benchmarks.studies.jobs import Job
 from benchmarks.studies.kept import Result, Results, digest_of
 from benchmarks.studies.planning import plan
-from benchmarks.training import build_parts
 
 Values = tuple[tuple[str, float], ...]
 """Settings and their values."""
@@ -40,7 +38,6 @@ class Study:
         self.file, self.results, self.runs, self.settings = file, results, runs, list(settings)
         self._jobs = cache(self._jobs_anew)
         self._data: str | None = None
-        self._tried_out: set[str] = set()
         self._recipe = cache(lambda name: building.resolved(parse(["--recipe", name]).config))
 
     # ----------------------------------------------------------------------------------------- rows
@@ -134,6 +131,11 @@ class Study:
         """The trainings to test, one per seed; none until the settings are chosen."""
         return self._tests(row, row in self.extended())
 
+    def first_job(self, row: str) -> Job:
+        """The test with the first seed, before any setting is chosen."""
+        first = self.file.seeds.first
+        return self._jobs(row, (), range(first, first + 1))[0]
+
     def _tests(self, row: str, more: bool) -> list[Job]:
         values, seeds = self.chosen(row), self.file.seeds
         last = seeds.first + seeds.count + seeds.more * more
@@ -205,59 +207,6 @@ class Study:
 
     # ----------------------------------------------------------------------------------------- plan
 
-    def check(self) -> None:
-        """Refuse, with a ConfigError, metrics and outputs that no run will measure."""
-        file = self.file
-        choosing = [row for row in self.rows if file.rows[row].choose]
-        wanted = [(row, "", file.choice.metric, "choice.metric") for row in choosing]
-        for of in file.comparisons:
-            metrics = [file.metric(of), *([file.agrees] if file.agrees and not of.metric else [])]
-            for side, row in zip((of.better, of.than), of.rows(), strict=True):
-                output = side.partition(":")[2]
-                wanted += [(row, output, metric, f"comparisons.{of.name}") for metric in metrics]
-        first = self.file.seeds.first
-        for row, output, metric, at in wanted:
-            evaluation = self._jobs(row, (), range(first, first + 1))[0].config["evaluation"]
-            known = {f"recall_at_{K}" for K in evaluation["recall_at"]}
-            known |= {"mean_average_precision_at_r", "r_precision", "variance_correlation"}
-            known |= {"NMI", "AMI", "F1"} if evaluation["clustering"] else set()
-            if output == "curve":
-                known = {f"{kind}_recall_at_1" for kind in ("seen", "unseen")}
-            elif output == "parts":
-                known |= {"ideal_joint_error", "h_divergence"}
-            asked = {
-                "descriptor": "descriptor",
-                "parts": "parts",
-                "order": "orders",
-                "curve": "every",
-            }
-            option = asked.get(output.partition("_")[0])
-            if output and (option is None or not evaluation[option]):
-                raise ConfigError(
-                    f"{at}: {row} has no output {output!r}, or is not asked to measure it"
-                )
-            if metric not in known:
-                raise ConfigError(
-                    f"{at}: {row} does not measure {metric!r}; expected one of {', '.join(sorted(known))}"
-                )
-
-    def try_out(self, queue: Sequence[Job]) -> None:
-        """Read the data, build the parts and take one step of a job of each training, before any is run.
-
-        Raises:
-            ConfigError: with a line for each setting that does not fit.
-        """
-        faults: dict[str, None] = {}
-        for job in {job.training: job for job in reversed(queue)}.values():
-            if job.training not in self._tried_out:
-                self._tried_out.add(job.training)
-                try:
-                    build_parts(job.command.experiment, Accelerator())
-                except ConfigError as error:
-                    faults |= dict.fromkeys(f"{job.training}: {fault}" for fault in error.args)
-        if faults:
-            raise ConfigError(*faults)
-
     def due(self) -> int:
         """The number of further seeds that the first ones have called for, and that are not tested yet."""
         return sum(
@@ -272,44 +221,8 @@ class Study:
     @cached_property
     def digest(self) -> str:
         """SHA-256 of the rule, and of all settings of the rows before any is chosen."""
-        first = self.file.seeds.first
-        rows = {
-            row: digest_of(self._jobs(row, (), range(first, first + 1))[0]) for row in self.rows
-        }
+        rows = {row: digest_of(self.first_job(row)) for row in self.rows}
         return digest(json.dumps([self.file.rule(), rows], sort_keys=True))
-
-    def registered(self, found: Found) -> dict[str, bool]:
-        """For each comparison: were all its tests made under the registered plan?"""
-        plan = self.digest
-        return {
-            of.name: all(
-                self.results.counts(result, plan)
-                for row in of.rows()
-                for result in found[row].values()
-            )
-            for of in self.file.comparisons
-        }
-
-    def registration(self, found: dict[str, dict[int, Result]]) -> str:
-        """The paragraph that says whether the plan was written down before the tests."""
-        results = [result for of in found.values() for result in of.values()]
-        plan, count = self.results.plan(self.digest), len(results)
-        kept = sum(self.results.counts(result, self.digest) for result in results)
-        if plan is None:
-            return "This plan was not registered before its tests: read all words as exploratory."
-        at = f"`{plan['commit'][:7]}`" if plan["commit"] else "code outside a repository"
-        at += ", with changes that were not committed," if plan["dirty"] else ""
-        begun = f"The plan ({plan['plan'][:12]}) was registered at {at} on {plan['date'][:10]}"
-        others = self.results.others(self.digest)
-        more = f" This file has {others} other plan{'s' * (others > 1)}." if others else ""
-        if due := self.due():
-            more += f" **{due} tests of further seeds are due: no word on their rows is final.**"
-        if kept == count:
-            return f"{begun}, before its first test; all {count} tests were made under it.{more}"
-        return (
-            f"{begun}. {count - kept} of {count} tests were not made under it: comparisons with one of them are "
-            f"exploratory.{more}"
-        )
 
     def _jobs_anew(
         self, row: str, values: Values, seeds: range, draw: int | None = None

@@ -19,7 +19,7 @@ from benchmarks import studies, study
 from benchmarks.building import build_datasets
 from benchmarks.records import load_run, write_json
 from benchmarks.settings import read_study, recipe_files
-from benchmarks.studies import Results, Study, kept
+from benchmarks.studies import Results, Study, auditing, kept
 from benchmarks.studies.jobs import Job
 from benchmarks.studies.planning import plan
 from benchmarks.training import build_parts
@@ -55,7 +55,7 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     }
     (tmp_path / "toy.yaml").write_text(yaml.safe_dump(content))
     monkeypatch.setattr(recipe_files, "RECIPES", tmp_path / "recipes")
-    monkeypatch.setattr(studies.study, "build_parts", lambda *arguments: None)
+    monkeypatch.setattr(auditing, "build_parts", lambda *arguments: None)
     monkeypatch.setattr(kept, "describe_code", lambda: {"commit": "registration", "dirty": False})
     monkeypatch.setattr(kept, "descends", descends)
     monkeypatch.setattr(kept, "now", lambda: "2026-02-01T00:00:00+00:00")
@@ -291,7 +291,7 @@ def made_by(**changes: Any) -> Callable[[list[Job]], None]:
 def registration() -> tuple[str, dict[str, bool]]:
     made = Study(read_study("toy.yaml"), Results(Path("toy.json")), Path("runs"))
     found = made.found()
-    return made.registration(found), made.registered(found)
+    return studies.registration(made, found), studies.registered(made, found)
 
 
 def test_the_plan_is_registered_before_the_first_test(toy, trained_by):
@@ -422,7 +422,7 @@ def folders(toy) -> None:
 
 
 def test_what_does_not_fit_is_told_of_all_rows_before_the_first_run(folders, capsys, monkeypatch):
-    monkeypatch.setattr(studies.study, "build_parts", build_parts)
+    monkeypatch.setattr(auditing, "build_parts", build_parts)
     sizes = ["--data.batch_size=4", "--data.samples_per_class=2", "--evaluation.parts=3"]
     assert command("--data.root=a", "--", *sizes) == 2
     told = capsys.readouterr().err

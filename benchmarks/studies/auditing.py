@@ -1,0 +1,102 @@
+"""Checks before a study's first run, and after its last one: was the plan written down before the tests?"""
+
+from collections.abc import Sequence
+
+from accelerate import Accelerator
+
+from benchmarks.settings import ConfigError
+from benchmarks.studies.jobs import Job
+from benchmarks.studies.study import Found, Study
+from benchmarks.training import build_parts
+
+
+def check(study: Study) -> None:
+    """Refuse, with a ConfigError, metrics and outputs that no run will measure."""
+    file = study.file
+    choosing = [row for row in study.rows if file.rows[row].choose]
+    wanted = [(row, "", file.choice.metric, "choice.metric") for row in choosing]
+    for of in file.comparisons:
+        metrics = [file.metric(of), *([file.agrees] if file.agrees and not of.metric else [])]
+        for side, row in zip((of.better, of.than), of.rows(), strict=True):
+            output = side.partition(":")[2]
+            wanted += [(row, output, metric, f"comparisons.{of.name}") for metric in metrics]
+    for row, output, metric, at in wanted:
+        evaluation = study.first_job(row).config["evaluation"]
+        known = {f"recall_at_{K}" for K in evaluation["recall_at"]}
+        known |= {"mean_average_precision_at_r", "r_precision", "variance_correlation"}
+        known |= {"NMI", "AMI", "F1"} if evaluation["clustering"] else set()
+        if output == "curve":
+            known = {f"{kind}_recall_at_1" for kind in ("seen", "unseen")}
+        elif output == "parts":
+            known |= {"ideal_joint_error", "h_divergence"}
+        asked = {
+            "descriptor": "descriptor",
+            "parts": "parts",
+            "order": "orders",
+            "curve": "every",
+        }
+        option = asked.get(output.partition("_")[0])
+        if output and (option is None or not evaluation[option]):
+            raise ConfigError(
+                f"{at}: {row} has no output {output!r}, or is not asked to measure it"
+            )
+        if metric not in known:
+            raise ConfigError(
+                f"{at}: {row} does not measure {metric!r}; expected one of {', '.join(sorted(known))}"
+            )
+
+
+def try_out(queue: Sequence[Job], tried: set[str]) -> None:
+    """Read the data, build the parts and take one step of a job of each training, before any is run.
+
+    Args:
+        tried: The trainings that were tried before; those of the queue are added.
+
+    Raises:
+        ConfigError: with a line for each setting that does not fit.
+    """
+    faults: dict[str, None] = {}
+    for job in {job.training: job for job in reversed(queue)}.values():
+        if job.training not in tried:
+            tried.add(job.training)
+            try:
+                build_parts(job.command.experiment, Accelerator())
+            except ConfigError as error:
+                faults |= dict.fromkeys(f"{job.training}: {fault}" for fault in error.args)
+    if faults:
+        raise ConfigError(*faults)
+
+
+def registered(study: Study, found: Found) -> dict[str, bool]:
+    """For each comparison: were all its tests made under the registered plan?"""
+    plan = study.digest
+    return {
+        of.name: all(
+            study.results.counts(result, plan)
+            for row in of.rows()
+            for result in found[row].values()
+        )
+        for of in study.file.comparisons
+    }
+
+
+def registration(study: Study, found: Found) -> str:
+    """The paragraph that says whether the plan was written down before the tests."""
+    results = [result for of in found.values() for result in of.values()]
+    plan, count = study.results.plan(study.digest), len(results)
+    kept = sum(study.results.counts(result, study.digest) for result in results)
+    if plan is None:
+        return "This plan was not registered before its tests: read all words as exploratory."
+    at = f"`{plan['commit'][:7]}`" if plan["commit"] else "code outside a repository"
+    at += ", with changes that were not committed," if plan["dirty"] else ""
+    begun = f"The plan ({plan['plan'][:12]}) was registered at {at} on {plan['date'][:10]}"
+    others = study.results.others(study.digest)
+    more = f" This file has {others} other plan{'s' * (others > 1)}." if others else ""
+    if due := study.due():
+        more += f" **{due} tests of further seeds are due: no word on their rows is final.**"
+    if kept == count:
+        return f"{begun}, before its first test; all {count} tests were made under it.{more}"
+    return (
+        f"{begun}. {count - kept} of {count} tests were not made under it: comparisons with one of them are "
+        f"exploratory.{more}"
+    )
