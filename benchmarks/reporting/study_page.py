@@ -20,6 +20,7 @@ from benchmarks.reporting.verdicts import (
     HELPS,
     MAIN,
     PAPERS,
+    SEEDS_ALONE,
     WORTH,
     Finding,
     Results,
@@ -37,6 +38,9 @@ HEADER = ["comparison", "verdict", "difference", "paper's gain", "seeds"]
 
 SHOWN = ("recall_at_1", "mean_average_precision_at_r", "seen_recall_at_1", "unseen_recall_at_1")
 """Metrics of the rows' table."""
+
+MARKS = {"seeds and classes": " †", SEEDS_ALONE: " ‡"}
+"""Marks of intervals that are not simply over seeds."""
 
 
 @dataclass(frozen=True)
@@ -219,7 +223,7 @@ def _verdict(study: StudyFile, finding: Finding, marked: bool) -> list[str]:
     return [
         name_of_claim(study, comparison).replace("-", "\N{NON-BREAKING HYPHEN}"),
         words,
-        tested.points() + " †" * (tested.over != "seeds") if tested else "; ".join(lost),
+        tested.points() + MARKS.get(tested.over, "") if tested else "; ".join(lost),
         "" if gain is None else f"{gain:+.1f}\N{NO-BREAK SPACE}({dataset})",
         f"{len(finding.seeds)}",
         "" if p is None else "< 0.001" if p < 0.001 else f"{p:.3f}",

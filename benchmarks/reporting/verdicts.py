@@ -21,10 +21,10 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.reporting.by_class import by_class
 from benchmarks.reporting.comparison import metric_name
 from benchmarks.reporting.paired import SIGNIFICANT, Paired, assess, holm
-from benchmarks.reporting.table import named
-from benchmarks.settings import CONTROL, Comparison, ConfigError, StudyFile, misfit
+from benchmarks.settings import CONTROL, Comparison, ConfigError, StudyFile
 
 Result = dict[str, Any]
 
@@ -35,6 +35,9 @@ HARMS, WORTH, HELPS = "harms", "worth having", "helps"
 DISAGREE, NEGLIGIBLE, EXCLUDED = "the metrics disagree", "negligible", "paper's size excluded"
 AS_GOOD, WORSE = "as good", "worse than the margin"
 NOISY, DIVERGED = "too noisy", "diverged"
+
+SEEDS_ALONE = "seeds alone"
+"""The interval of a comparison of which only some runs stored the result of each test class."""
 
 MAIN = "main"
 """The family of the papers' main claims."""
@@ -77,8 +80,7 @@ def judge(
         registered: For each comparison, False if it is exploratory; default: none is.
 
     Raises:
-        ConfigError: if a run lacks the metric of a comparison, its test classes are not those of the others, or
-            only some runs of a comparison stored the result of each class.
+        ConfigError: if a run lacks the metric of a comparison, or its test classes are not those of the others.
     """
     findings = []
     for comparison in study.comparisons:
@@ -219,54 +221,13 @@ def _assess(results: Results, comparison: Comparison, metric: str, seeds: Sequen
             f"comparisons.{comparison.name}: no run has measured {metric} of {' and '.join(sides)}"
         ) from error
     values = [one - other for one, other in zip(better, than, strict=True)]
-    classes = None if any(outputs) else _by_class(results, comparison, metric, seeds)
-    return assess(values, *classes) if classes else assess(values)
-
-
-def _by_class(
-    results: Results, comparison: Comparison, metric: str, seeds: Sequence[int]
-) -> tuple[np.ndarray, list[int]] | None:
-    """The difference of each test class by seed, and the classes' queries; None if no run stored them.
-
-    Raises:
-        ConfigError: if only some runs did, since the interval over seeds alone would look like certainty.
-    """
-    place, rows = f"comparisons.{comparison.name}", comparison.rows()
-    stored = {
-        (row, seed): results[row][seed].get("per_class", {}) for row in rows for seed in seeds
-    }
-    for (row, seed), of in stored.items():
-        if _is_damaged(of, metric):
-            raise ConfigError(
-                f"{place}: per_class of {row}, seed {seed}, is damaged: expected as many whole numbers of "
-                f"queries as of {metric}; measure it again"
-            )
-    lacking = {row: [seed for seed in seeds if metric not in stored[row, seed]] for row in rows}
-    if all(of == list(seeds) for of in lacking.values()):
-        return None
-    if any(lacking.values()):
-        of_rows = (f"{row}, {named('seed', of)}" for row, of in lacking.items() if of)
-        raise ConfigError(
-            f"{place}: no result of each class is stored of {', '.join(of_rows)}; measure these again"
-        )
-    queries, *others = (of["queries"] for of in stored.values())
-    if any(other != queries for other in others):
-        raise ConfigError(
-            f"{place}: its runs were tested on different classes; measure them on the same data"
-        )
-    better, than = (np.array([stored[row, seed][metric] for seed in seeds]) for row in rows)
-    return (better - than) / 100, queries  # in percent
-
-
-def _is_damaged(per_class: Any, metric: str) -> bool:
-    if not isinstance(per_class, dict):
-        return True
-    if metric not in per_class:
-        return False
-    if misfit(per_class, {"queries": [int], metric: [int]}) is not None:
-        return True
-    queries = per_class["queries"]
-    return len(queries) != len(per_class[metric]) or min(queries, default=0) < 0
+    if any(outputs):
+        return assess(values)
+    stored = [results[row][seed].get("per_class", {}) for row in rows for seed in seeds]
+    if any(metric not in of for of in stored if isinstance(of, dict)):
+        over = SEEDS_ALONE if any(stored) else "seeds"
+        return replace(assess(values), over=over)
+    return assess(values, *by_class(results, comparison, metric, seeds))
 
 
 def _p_of_claim(margin: float, tested: Paired, as_good: bool) -> float:
