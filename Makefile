@@ -74,7 +74,7 @@ notebooks: install
 # A process per core, each of one thread; the slowest tests are named at the end.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist loadfile --durations 20
 
-# What every change needs: five to six minutes on two idle cores.
+# What every change needs: about five minutes on two idle cores.
 test: install
 	$(PYTEST) -m 'not slow and not release'
 
