@@ -192,7 +192,7 @@ class Study:
             self.results.add(done)
 
     def forecast(self, queue: Sequence[Job], at_once: int) -> str:
-        """What is left to train, and for how long, as far as the kept results tell."""
+        """Tell what is left to train, and for how long, as far as the kept results know."""
         tests = sum(map(_is_test, queue))
         later = self.file.seeds.count * sum(self.chosen(row) is None for row in self.rows)
         counts = {"to choose settings": len(queue) - tests, "to test them": tests + later}
