@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -81,6 +82,7 @@ def describe_code() -> dict[str, Any]:
         return {"commit": None, "dirty": None}
 
 
+@cache  # a study asks for each of its tests, which share few commits
 def descends(commit: str | None, ancestor: str | None) -> bool:
     """True if a commit is the ancestor or comes after it; False if git does not know them."""
     if commit is None or ancestor is None:

@@ -9,6 +9,9 @@ from benchmarks.studies.jobs import Job
 from benchmarks.studies.study import Found, Study
 from benchmarks.training import build_parts
 
+ASKED_BY = {"descriptor": "descriptor", "parts": "parts", "order": "orders", "curve": "every"}
+"""The setting of `evaluation` that asks for an output."""
+
 
 def check(study: Study) -> None:
     """Refuse, with a ConfigError, metrics and outputs that no run will measure."""
@@ -29,13 +32,7 @@ def check(study: Study) -> None:
             known = {f"{kind}_recall_at_1" for kind in ("seen", "unseen")}
         elif output == "parts":
             known |= {"ideal_joint_error", "h_divergence"}
-        asked = {
-            "descriptor": "descriptor",
-            "parts": "parts",
-            "order": "orders",
-            "curve": "every",
-        }
-        option = asked.get(output.partition("_")[0])
+        option = ASKED_BY.get(output.partition("_")[0])
         if output and (option is None or not evaluation[option]):
             raise ConfigError(
                 f"{at}: {row} has no output {output!r}, or is not asked to measure it"

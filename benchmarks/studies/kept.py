@@ -1,6 +1,5 @@
 """A study's JSON file: the plans that were registered, and the results of all its trainings."""
 
-import hashlib
 import json
 from collections.abc import Iterable
 from pathlib import Path
@@ -17,7 +16,7 @@ from benchmarks.records import (
     read_json,
     write_json,
 )
-from benchmarks.settings import misfit, settings_of_results
+from benchmarks.settings import digest, misfit, settings_of_results
 from benchmarks.studies.jobs import Job
 
 Result = dict[str, Any]
@@ -153,9 +152,7 @@ def digest_of(job: Job) -> str:
     ):  # wherever it is, and however it is called
         moving["data.test_classes"] = file_digest(Path(chosen))
     weights = job.weights and job.weights["sha256"]
-    return hashlib.sha256(
-        json.dumps([moving, weights, curves], sort_keys=True).encode()
-    ).hexdigest()
+    return digest(json.dumps([moving, weights, curves], sort_keys=True))
 
 
 def _plain(value: Any) -> Any:

@@ -126,7 +126,7 @@ def test_a_family_is_corrected_for_all_its_comparisons_and_no_other():
 
 
 def test_a_word_that_is_given_stays():
-    """What is measured later can only lower the adjusted p of a comparison."""
+    """Later measurements can only lower the adjusted p of a comparison."""
     shifts = dict(zip("abcdefghijkl", np.linspace(-2, 2, 12), strict=True))
     last = {finding.comparison.name: finding for finding in many(shifts)}
     assert {finding.words[0] for finding in last.values()} >= {"harms", "negligible", "helps"}
