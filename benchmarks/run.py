@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -157,19 +158,24 @@ class OngoingRun:
         self.state = training.TrainingState.prepare(
             accelerator, experiment, parts.model, parts.loss
         )
-        self.cache = None
+        self.images = parts.datasets
+        self.caches: list[training.ViewCache | None] = []
         if experiment.data.cached_views is not None:
-            self.cache = training.ViewCache(
-                accelerator, self.state.model, parts.datasets.train, experiment
-            )
-        self.num_workers = settings.num_workers(experiment.data, accelerator.num_processes)
+            keep = partial(training.ViewCache, accelerator, self.state.model, experiment=experiment)
+            train, *tested = parts.datasets
+            self.caches = [keep(train), *(of and keep(of, test=True) for of in tested)]
+        # Nothing is left to do for an image whose output is kept.
+        self.num_workers = (
+            0 if self.caches else settings.num_workers(experiment.data, accelerator.num_processes)
+        )
         self.embedding = {
             "batch_size": experiment.evaluation.batch_size,
             "num_workers": self.num_workers,
             "dtype": self.state.dtype,
+            "cached": bool(self.caches),
         }
         self.curves = evaluation.Curves(
-            accelerator, self.state.model, self.datasets, experiment.evaluation, self.embedding
+            accelerator, self.state.model, self.images, experiment.evaluation, self.embedding
         )
         self.record = records.RunWriter(command, argv, accelerator, about)
         if not self.record.finished:
@@ -201,6 +207,7 @@ class OngoingRun:
                 print(f"{path} is finished (delete it to run it again); its results:\n")
                 self._report()
             return 0
+        self.open_images()
         if progress.step == 0:
             self.test_start()
         if progress.step < self.sampler.steps:
@@ -214,11 +221,11 @@ class OngoingRun:
         self.test()
         return 0
 
-    def training_images(self) -> tuple[Any, int]:
-        """The dataset that steps read by (index, seed), and its number of data-loader processes."""
-        if self.cache is None:
-            return self.datasets.train, self.num_workers
-        return self.cache.open(), 0  # nothing is left to do for an image
+    def open_images(self) -> None:
+        """Read the kept outputs of frozen stages in place of the images; compute them, unless they are there."""
+        if self.caches:
+            self.images = building.Datasets(*(of and of.open() for of in self.caches))
+            self.curves.datasets = self.images
 
     def train(
         self,
@@ -233,8 +240,9 @@ class OngoingRun:
             watch: Wraps the loader of batches, and hands its batches on.
         """
         self.sampler.step = self.state.progress.step
-        images, num_workers = self.training_images()
-        loader = training.training_loader(self.accelerator, images, self.sampler, num_workers)
+        loader = training.training_loader(
+            self.accelerator, self.images.train, self.sampler, self.num_workers
+        )
         trainer = training.Trainer(self.state, self.sampler, self.experiment)
         for pause in trainer.run(watch(loader)):
             match pause.due:
@@ -257,7 +265,7 @@ class OngoingRun:
 
     def test_start(self) -> None:
         """Test the network before training; protocol "fair" reads the test classes only once, at the end."""
-        test, recall_at = self.datasets.test, self.experiment.evaluation.recall_at
+        test, recall_at = self.images.test, self.experiment.evaluation.recall_at
         if self.experiment.protocol == "fair" or self.experiment.data.split != "test":
             return
         options = {"is_query": test.is_query, **self.embedding}
@@ -271,7 +279,7 @@ class OngoingRun:
             self.state.load_weights(records.load_best(path, best["step"]))
         found = evaluation.test_outputs(
             *(self.accelerator, self.state.model, self.horde),
-            *(self.datasets.train, self.datasets.test),
+            *(self.images.train, self.images.test),
             *(self.experiment.evaluation, self.embedding),
         )
         if not self.accelerator.is_main_process:

@@ -84,8 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 2 if isinstance(error, ConfigError) else 1
         if run.state.progress.stopped_by is not None:
             return 128 + run.state.progress.stopped_by
-        workers = 0 if run.cache else run.num_workers
-        print(f"{options.recipe}, {workers} workers; {turns.table(run.sampler.batch_size)}")
+        print(f"{options.recipe}, {run.num_workers} workers; {turns.table(run.sampler.batch_size)}")
     return 0
 
 
@@ -111,12 +110,11 @@ def bare_steps(run: OngoingRun) -> Generator[Tensor]:
         own.load_state_dict(run.accelerator.unwrap_model(other).state_dict())
         own.to(device, run.state.dtype)
     optimizer, scheduler = building.build_optimizer(optimization, model, loss)
-    images, num_workers = run.training_images()
-    cached = {} if run.cache is None else {"cached": True}
+    cached = {"cached": True} if run.caches else {}
     loader = DataLoader(
-        images,
+        run.images.train,
         batch_sampler=[run.sampler.batch(step) for step in range(run.sampler.steps)],
-        num_workers=num_workers,
+        num_workers=run.num_workers,
         pin_memory=device.type == "cuda",
         worker_init_fn=ignore_signals,
     )
@@ -194,6 +192,7 @@ class Turns:
 
 def measure(run: OngoingRun, steps: int) -> Turns:
     """Train both by turns, to the run's last step."""
+    run.open_images()
     with closing(bare_steps(run)) as bare:
         turns = Turns(bare, steps)
         run.train(evaluate=turns.end, watch=turns.watched)

@@ -1,7 +1,8 @@
-"""The outputs of a trunk's frozen stages for a few fixed views of each training image, kept in a file.
+"""The outputs of a trunk's frozen stages for a few fixed views of each image, kept in a file.
 
-View v of image i is a function of the run's seed, v and i. A step draws one of an image's views by the seed that
-the sampler gives it, so that a step stays a function of the seed and its number.
+Training view v of image i is a function of the run's seed, v and i. A step draws one of an image's views by the
+seed that the sampler gives it, so that a step stays a function of the seed and its number. The test view of each
+image is kept too, and of the tested classes this one alone, which serves the runs of all seeds.
 """
 
 import hashlib
@@ -28,28 +29,31 @@ _STORED = {torch.bfloat16: torch.int16}  # numpy has no bfloat16
 
 
 class CachedViews(Dataset[tuple[Tensor, int, int]]):
-    """Training images as the kept outputs of the frozen stages.
+    """Images as the kept outputs of the frozen stages.
 
     Args:
         path: Folder that a `ViewCache` made.
-        labels: (n,) int64, the class of each image.
+        images: What it was made from.
 
     Shape:
-        `dataset[i, seed]` is (output, label, index); output without its batch dimension, as the stages gave it.
+        `dataset[i, seed]` of a training view, or `dataset[i]` of the test view, is (output, label, index); output
+        without its batch dimension, as the stages gave it.
     """
 
-    def __init__(self, path: Path, labels: Tensor) -> None:
+    def __init__(self, path: Path, images: Glyphs | ImageSet) -> None:
         about = json.loads((path / "about.json").read_text())
-        self.labels = labels
+        self.labels, self.num_classes = images.labels, images.num_classes
+        self.is_query = images.is_query
         self._outputs = np.load(path / "outputs.npy", mmap_mode="r")
         self._dtype = getattr(torch, about["dtype"])
 
     def __len__(self) -> int:
         return len(self.labels)
 
-    def __getitem__(self, key: tuple[int, int]) -> tuple[Tensor, int, int]:
-        index, seed = key
-        output = torch.from_numpy(self._outputs[index, seed % self._outputs.shape[1]].copy())
+    def __getitem__(self, key: int | tuple[int, int]) -> tuple[Tensor, int, int]:
+        last = self._outputs.shape[1] - 1  # the test view
+        index, view = (key[0], key[1] % last) if isinstance(key, tuple) else (key, last)
+        output = torch.from_numpy(self._outputs[index, view].copy())
         return output.view(self._dtype), int(self.labels[index]), index
 
 
@@ -58,7 +62,8 @@ class ViewCache:
 
     Args:
         model: The network, on its device and in its precision, as it starts.
-        dataset: The training images.
+        dataset: The images.
+        test: Keep no training views of them.
 
     Raises:
         ConfigError: if they are damaged, or if they are not there yet and need more than `data.cache_gib` or the
@@ -72,11 +77,14 @@ class ViewCache:
         model: Any,
         dataset: Glyphs | ImageSet,
         experiment: Experiment,
+        *,
+        test: bool = False,
     ) -> None:
         self.accelerator = accelerator
         self.model: EmbeddingModel = accelerator.unwrap_model(model)
         self.dataset = dataset
         self.experiment = experiment
+        self.views = 0 if test else experiment.data.cached_views or 0
         self.path = experiment.data.cache / self._key()
         if self.path.exists():
             _check(self.path)
@@ -93,21 +101,26 @@ class ViewCache:
             if not self.path.exists():
                 self._compute(partial)
                 partial.rename(self.path)
-        return CachedViews(self.path, self.dataset.labels)
+        return CachedViews(self.path, self.dataset)
 
     def view_seeds(self) -> list[int]:
-        """The seeds of the views that are kept of each image."""
+        """The seeds of the training views that are kept of each image."""
         generator = np.random.default_rng((self.experiment.seed, 2))
-        views = self.experiment.data.cached_views
-        seeds: list[int] = generator.integers(2**63, size=views).tolist()
+        seeds: list[int] = generator.integers(2**63, size=self.views).tolist()
         return seeds
 
     def _key(self) -> str:
         """Name of all that the outputs depend on."""
         experiment, data, dataset = self.experiment, self.experiment.data, self.dataset
         described = [
-            *(experiment.seed, experiment.precision, self.accelerator.device.type),
-            *(data.cached_views, data.stage, dataset.view, getattr(dataset, "views", None)),
+            *(self.views and experiment.seed, experiment.precision, self.accelerator.device.type),
+            *(
+                self.views,
+                "and the test view",
+                data.stage,
+                dataset.view,
+                getattr(dataset, "views", None),
+            ),
             *(experiment.model.trunk, experiment.model.frozen_stages, torch.__version__),
             *(experiment.model.channels_last, experiment.model.trunk_args),
             *(dataset.fingerprint, *(dataset.name(i) for i in range(len(dataset)))),
@@ -133,7 +146,7 @@ class ViewCache:
         image, *_ = self.dataset[0]
         output = self._outputs(image[None])
         data = self.experiment.data
-        needed = output.nbytes * len(self.dataset) * data.cached_views
+        needed = output.nbytes * len(self.dataset) * (self.views + 1)
         free = psutil.disk_usage(_existing(data.cache)).free
         if needed > min(data.cache_gib * 2**30, free):
             raise ConfigError(
@@ -143,7 +156,10 @@ class ViewCache:
             )
 
     def _compute(self, folder: Path) -> None:
-        keys = [(i, seed) for i in range(len(self.dataset)) for seed in self.view_seeds()]
+        seeds = self.view_seeds()
+        keys: list[int | tuple[int, int]] = []
+        for i in range(len(self.dataset)):
+            keys += [*((i, seed) for seed in seeds), i]
         batches = [keys[start:][:BATCH] for start in range(0, len(keys), BATCH)]
         loader = DataLoader(
             self.dataset,

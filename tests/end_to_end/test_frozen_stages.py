@@ -134,9 +134,10 @@ def test_a_kept_output_is_that_of_a_view(cached: list[str], tmp_path: Path) -> N
     torch.manual_seed(experiment.seed)
     model = build_model(experiment.model, experiment.data).eval()
     images = build_datasets(experiment.data, model.trunk, seed=0).train
-    [folder] = [path for path in (tmp_path / "cache").iterdir() if path.is_dir()]
-    kept = CachedViews(folder, images.labels)
-    seeds = ViewCache(Accelerator(cpu=True), model, images, experiment).view_seeds()
+    cache = ViewCache(Accelerator(cpu=True), model, images, experiment)
+    seeds = cache.view_seeds()
+    assert cache.path.is_dir()
+    kept = CachedViews(cache.path, images)
     assert len(kept) == len(images) and len(set(seeds)) == 3
     for index, draw in ((0, 0), (0, 4), (17, 2), (len(images) - 1, 3)):
         view, label, _ = images[index, seeds[draw % 3]]
@@ -144,6 +145,15 @@ def test_a_kept_output_is_that_of_a_view(cached: list[str], tmp_path: Path) -> N
         assert rest == [label, index]
         torch.testing.assert_close(output, model.frozen_stages.lower(view[None])[0])
     assert not torch.equal(kept[0, 0][0], kept[0, 1][0])
+    torch.testing.assert_close(kept[3][0], model.frozen_stages.lower(images[3][0][None])[0])
+
+
+def test_kept_outputs_are_tested_as_the_images(cached: list[str], tmp_path: Path) -> None:
+    found = finished([*cached, "--evaluation.every=5"], tmp_path / "kept")
+    run = [argument for argument in cached if "cached_views" not in argument]
+    found_anew = finished([*run, "--evaluation.every=5"], tmp_path / "anew")
+    assert found["before_training"] == pytest.approx(found_anew["before_training"])
+    assert set(found["outputs"]) == set(found_anew["outputs"])
 
 
 def test_outputs_are_computed_once(cached: list[str], tmp_path: Path) -> None:
@@ -152,14 +162,14 @@ def test_outputs_are_computed_once(cached: list[str], tmp_path: Path) -> None:
         ViewCache, "_compute", autospec=True, side_effect=ViewCache._compute
     ) as computed:
         for name, more, calls in (
-            ("first", [], 1),
-            ("another_loss", [horde()], 1),
-            ("other_batches", ["--data.batch_draw=1"], 1),
-            ("another_seed", ["--seed=1"], 2),
-            ("other_stages", ["--model.frozen_stages=1"], 3),
-            ("other_precision", ["--precision=bf16"], 4),
-            ("other_strides", ["--model.trunk_args={output_stride: 16}"], 5),
-            ("other_classes", ["--data={train_classes: 12, draw_classes: true}"], 6),
+            ("first", [], 2),  # of the training classes and of the tested ones
+            ("another_loss", [horde()], 2),
+            ("other_batches", ["--data.batch_draw=1"], 2),
+            ("another_seed", ["--seed=1"], 3),
+            ("other_stages", ["--model.frozen_stages=1"], 5),
+            ("other_precision", ["--precision=bf16"], 7),
+            ("other_strides", ["--model.trunk_args={output_stride: 16}"], 9),
+            ("other_classes", ["--data={train_classes: 12, draw_classes: true}"], 10),
         ):
             more += ["--evaluation.descriptor=false", "--optimization.steps=2"]
             records[name] = record = finished([*cached, *more], tmp_path / name)
@@ -170,7 +180,7 @@ def test_outputs_are_computed_once(cached: list[str], tmp_path: Path) -> None:
     assert first["before_training"] == other["before_training"]  # the same start
     assert first["metrics"] != other["metrics"]
     stored = {path.stat().st_size for path in (tmp_path / "cache").glob("*/outputs.npy")}
-    assert len(stored) == 3  # bfloat16 needs half
+    assert len(stored) == 6  # bfloat16 needs half
 
 
 def test_kept_outputs_that_do_not_fit_or_are_damaged(
@@ -182,7 +192,7 @@ def test_kept_outputs_that_do_not_fit_or_are_damaged(
     assert not list(tmp_path.iterdir())
     forget()
     assert main(run) == 0
-    [file] = (tmp_path / "cache").glob("*/outputs.npy")
+    file = max((tmp_path / "cache").glob("*/outputs.npy"), key=lambda path: path.stat().st_size)
     damaged = bytearray(file.read_bytes())
     damaged[-1] ^= 1
     file.write_bytes(damaged)
@@ -211,7 +221,7 @@ def test_outputs_of_changed_photographs_are_computed_again(tmp_path: Path) -> No
     for path in photos:
         os.utime(tmp_path / "photos" / path, (0, 0))
     finished(settings, tmp_path / "two")
-    assert len(list((tmp_path / "cache").glob("*/outputs.npy"))) == 2
+    assert len(list((tmp_path / "cache").glob("*/outputs.npy"))) == 4
 
 
 def test_a_stopped_run_ends_as_if_it_had_not_been(cached: list[str], tmp_path: Path) -> None:
@@ -247,4 +257,4 @@ def test_several_processes_train_as_one(cached: list[str], tmp_path: Path, pool:
     one, _ = same_on_all(pool, settings, tmp_path, (1, 2))
     names = [name for name in one[0]["gradients"] if name.startswith("model.trunk")]
     assert names and not [name for name in names if "stages.1." in name or "stem" in name]
-    assert len(list((tmp_path / "cache").glob("*/outputs.npy"))) == 1
+    assert len(list((tmp_path / "cache").glob("*/outputs.npy"))) == 2
