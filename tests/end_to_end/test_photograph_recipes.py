@@ -19,7 +19,7 @@ from tests.support.fake_trees import write_pictures
 
 TABLE = "photographs/frozen"
 BASES = ("binomial", "am_softmax", "multi_similarity", "margin")
-ALONE = ("binomial_short", "binomial_again")
+ALONE = ("binomial_short", "binomial_long", "binomial_again")
 ORDERS = "losses[0].loss.init_args.order_weights"
 WEIGHTS = {
     "binomial_horde_sketch": (ORDERS, "binomial"),
