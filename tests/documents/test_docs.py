@@ -11,16 +11,8 @@ from tests.support.processes import ROOT, run
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
-def side(diff: str, marks: str) -> str:
-    """The lines of a diff that begin with one of these marks, without it."""
-    lines = [line or " " for line in diff.splitlines()]
-    return "".join(f"{line[1:]}\n" for line in lines if line[0] in marks)
-
-
 def examples(page: Path) -> list[str]:
-    """The blocks of Python, and of a diff what it leads to."""
-    blocks = re.findall(r"```(python|diff)\n(.*?)```", page.read_text(), re.DOTALL)
-    return [side(block, " +") if kind == "diff" else block for kind, block in blocks]
+    return re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
 
 
 EXAMPLES = {page: blocks for page in PAGES if (blocks := examples(page))}
@@ -53,15 +45,6 @@ def test_the_script_for_several_processes_ends_equal_on_both(tmp_path: Path) -> 
     output = run([], processes=2, script=script)
     printed = re.findall(r"\d+\.\d+ -?\d+\.\d+", output)  # a warning may stand on the same line
     assert len(printed) == 2 and len(set(printed)) == 1, output
-
-
-def test_the_diff_of_readme_begins_at_a_pipeline_that_runs() -> None:
-    text = (ROOT / "README.md").read_text()
-    (diff,) = re.findall(r"```diff\n(.*?)```", text, re.DOTALL)
-    assert "HORDE is four lines" in text and len(side(diff, "+").splitlines()) == 4
-    before = side(diff, " -")
-    assert "pml_regularizers" not in before
-    exec(compile(before, "README.md", "exec"), {})
 
 
 def test_links_lead_somewhere() -> None:
