@@ -51,7 +51,7 @@ def test_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.delenv("PHOTOS", raising=False)
     notebook = nbformat.read(path, 4)
     nbclient.NotebookClient(
-        notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}
+        notebook, timeout=1200, resources={"metadata": {"path": str(tmp_path)}}
     ).execute()
     # As before the run: a cell that printed prints.
     for before, after in zip(nbformat.read(path, 4).cells, notebook.cells, strict=True):
