@@ -12,17 +12,35 @@ nbclient = pytest.importorskip("nbclient")
 
 NOTEBOOKS = sorted((ROOT / "examples").glob("*.ipynb"))
 assert NOTEBOOKS
+OF_PHOTOGRAPHS = [path for path in NOTEBOOKS if "PHOTOS" in path.read_text()]
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_outputs_are_kept_and_small(path: Path) -> None:
     cells = [cell for cell in nbformat.read(path, 4).cells if cell.cell_type == "code"]
     assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
-    assert any(cell.outputs for cell in cells)
-    assert all(output.output_type != "error" for cell in cells for output in cell.outputs)
+    outputs = [output for cell in cells for output in cell.outputs]
+    assert outputs
+    assert all(o.output_type != "error" and o.get("name") != "stderr" for o in outputs)
     assert path.stat().st_size < 64 * 1024
     for place in (str(ROOT), str(Path.home()), "site-packages"):
         assert place not in path.read_text()
+
+
+def test_outputs_are_of_drawn_letters() -> None:
+    assert len(OF_PHOTOGRAPHS) == 5
+    for path in OF_PHOTOGRAPHS:
+        cells = [cell for cell in nbformat.read(path, 4).cells if cell.cell_type == "code"]
+        printed = "".join(output.get("text", "") for cell in cells for output in cell.outputs)
+        assert printed.startswith("drawn letters: "), path.name
+
+
+def test_letters_are_drawn_alike() -> None:
+    cells = [cell for path in OF_PHOTOGRAPHS for cell in nbformat.read(path, 4).cells]
+    drawings = [
+        cell.source.split("\n\nfolder =")[0] for cell in cells if "def draw(" in cell.source
+    ]
+    assert len(drawings) == len(OF_PHOTOGRAPHS) and len(set(drawings)) == 1
 
 
 @pytest.mark.slow
@@ -30,9 +48,10 @@ def test_outputs_are_kept_and_small(path: Path) -> None:
 def test_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.delenv("PHOTOS", raising=False)
     notebook = nbformat.read(path, 4)
     nbclient.NotebookClient(
-        notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}
+        notebook, timeout=1200, resources={"metadata": {"path": str(tmp_path)}}
     ).execute()
     # As before the run: a cell that printed prints.
     for before, after in zip(nbformat.read(path, 4).cells, notebook.cells, strict=True):
