@@ -95,7 +95,8 @@ class Study:
     def candidates(self, row: str) -> dict[Values, list[Job]]:
         """The trainings of each candidate to try now; none until the settings that the row takes are chosen.
 
-        Of each setting the first values are tried, then one more beyond the best as long as that lies at the edge.
+        Of each setting the first values are tried, then one more beyond the best as long as that lies at the edge,
+        or one more on both sides as long as all diverge.
         """
         taken, choose = self._taken(row), self.file.rows[row].choose
         if taken is None or not choose:
@@ -113,16 +114,19 @@ class Study:
                 for values in tried
             }
             scored = self._scored(row, found)
-            if scored is None or scored.settings is None:
+            if scored is None:
                 return found
-            widened = False
-            for name, best in scored.settings.items():
-                at, last = choose[name].index(best), len(choose[name]) - 1
-                if at == low[name] > 0:
-                    low[name], widened = low[name] - 1, True
-                elif at == high[name] - 1 < last:
-                    high[name], widened = high[name] + 1, True
-            if not widened:
+            before = dict(low), dict(high)
+            for name, of in choose.items():
+                lower, higher = max(0, low[name] - 1), min(len(of), high[name] + 1)
+                at = None if scored.settings is None else of.index(scored.settings[name])
+                if at is None:
+                    low[name], high[name] = lower, higher
+                elif at == low[name] > 0:
+                    low[name] = lower
+                elif at == high[name] - 1:
+                    high[name] = higher
+            if (low, high) == before:
                 return found
 
     # ---------------------------------------------------------------------------------------- tests

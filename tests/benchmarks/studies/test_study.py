@@ -198,6 +198,27 @@ def test_values_are_tried_outwards_until_the_best_lies_inside(toy, trained_by, b
     assert sorted(started) == [rate for rate in tried for _ in range(2)]
 
 
+def test_if_all_values_in_the_middle_diverge_the_outer_ones_are_tried(toy, trained_by):
+    change(
+        rows={"base": {"choose": {RATE: [1, 2, 3, 4, 5]}}, "new": {}, "third": {}},
+        choice={"draws": 1, "first": 2, "equal_budget": False},
+    )
+    started = []
+
+    def train(jobs: list[Job]) -> None:
+        for job in jobs:
+            rate = job.config["optimization"]["learning_rate"]
+            if job.config["data"]["split"] == "validation":
+                started.append(rate)
+            finish(job, 0.5, **(DIVERGED if rate in (2, 3, 4) else {}))
+
+    trained_by(train)
+    assert command() == 0
+    assert started == [2, 3, 1, 4]
+    made = Study(read_study("toy.yaml"), Results(Path("toy.json")), Path("runs"))
+    assert made.chosen("base") == ((RATE, 1),)
+
+
 def test_a_value_that_diverges_is_not_chosen_and_stops_nothing(toy, trained_by):
     choose = {"base": [0.01, 0.02], "third": [3.0, 4.0]}
     change(rows={"new": {}} | {row: {"choose": {RATE: of}} for row, of in choose.items()})
