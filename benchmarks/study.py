@@ -63,8 +63,12 @@ def _run(options: argparse.Namespace, settings: Sequence[str]) -> int:
     output = options.output or runs / "study.md"
     if output.suffix != ".md" or output.is_dir():  # the kept results lie beside the page
         raise ConfigError(f"--output: expected a .md file, got {output}")
-    study = studies.Study(file, studies.Results(output.with_suffix(".json")), runs, settings)
+    results = studies.Results(output.with_suffix(".json"))
+    study = studies.Study(file, results, runs, settings)
     studies.check(study)
+    if fitted := studies.fitted(study):
+        print(f"The folder has few classes: runs get {' '.join(fitted)}.")
+        study = studies.Study(file, results, runs, [*settings, *fitted])
     study.keep_finished()
     tried: set[Path] = set()
     built: set[str] = set()

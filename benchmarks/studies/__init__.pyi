@@ -4,6 +4,7 @@ from .auditing import (
     registration as registration,
     try_out as try_out,
 )
+from .fitting import fitted as fitted
 from .kept import Results as Results
 from .options import (
     add_arguments as add_arguments,

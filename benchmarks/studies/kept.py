@@ -22,8 +22,8 @@ from benchmarks.studies.jobs import Job
 Result = dict[str, Any]
 """Result of a training: the entries of `KEPT`, its "processor", and "data", the fingerprint of the images.
 
-A training that diverged has no metrics. A test also has "per_class", the "plan" that was registered when it began,
-and "commits" if other code resumed it.
+A training that diverged has no metrics. A test also has the entries of `OF_TESTS`, the "plan" that was registered
+when it began, and "commits" if other code resumed it.
 """
 
 NUMBER = (int, float)
@@ -35,6 +35,8 @@ KEPT = {
 """Entries of a kept result, and the kinds of their values; see `misfit`."""
 
 PLAN = {"plan": str, "commit": (str, type(None)), "dirty": (bool, type(None)), "date": str}
+
+OF_TESTS = ("per_class", "before_training", "images_per_second")
 
 TOLD = ("commit", "dirty", "wall_time_s", "metrics", "outputs")
 
@@ -83,7 +85,7 @@ class Results:
                 begun[name] = str(run.info.get("started", ""))
                 sessions = run.info.get("sessions", [])
                 commits = {one.get("commit") for one in sessions} - {run.info.get("commit")}
-                tested = {"per_class": run.info.get("per_class"), "commits": [*commits]}
+                tested = {key: run.info.get(key) for key in OF_TESTS} | {"commits": [*commits]}
                 found[name] |= {key: of for key, of in tested.items() if of}
         self._merge([], found, begun)
 

@@ -135,10 +135,10 @@ class Study:
         """The trainings to test, one per seed; none until the settings are chosen."""
         return self._tests(row, row in self.extended())
 
-    def first_job(self, row: str) -> Job:
-        """The test with the first seed, before any setting is chosen."""
-        first = self.file.seeds.first
-        return self._jobs(row, (), range(first, first + 1))[0]
+    def first_job(self, row: str, draw: int | None = None) -> Job:
+        """The test with the first seed, or the training of a draw, before any setting is chosen."""
+        first = self.file.seeds.first if draw is None else 0
+        return self._jobs(row, (), range(first, first + 1), draw)[0]
 
     def _tests(self, row: str, more: bool) -> list[Job]:
         values, seeds = self.chosen(row), self.file.seeds
@@ -237,7 +237,8 @@ class Study:
         if draw is None:
             arguments += about.measures
         else:
-            tried = "-".join(f"{value}" for _, value in values[-len(about.choose) :])
+            own = values[-len(about.choose) :]
+            tried = "-".join(f"{value}" for _, value in own)
             runs = runs / "validation" / tried / f"draw{draw}"
             arguments += ["--data.split=validation", f"--data.fold={draw}"]
             fixed |= {"data.split": "validation", "data.fold": draw}
@@ -249,6 +250,10 @@ class Study:
         jobs = plan([about.recipe], seeds, runs, ["--report=false", *arguments, *self.settings])
         # Settings behind -- must not choose by the test classes, or fix what is to be chosen.
         for job in jobs:
+            job.name = f"test of {row}, seed {job.seed}"
+            if draw is not None:
+                told = ", ".join(f"{name.rpartition('.')[2]} {value:g}" for name, value in own)
+                job.name = f"{row} with {told}" + f", draw {draw}" * (self.file.choice.draws > 1)
             now = flat(job.config)
             for setting, value in fixed.items():
                 if now.get(setting) != value:
