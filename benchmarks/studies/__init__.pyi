@@ -5,10 +5,16 @@ from .auditing import (
     try_out as try_out,
 )
 from .fitting import fitted as fitted
+from .jobs import Job as Job
 from .kept import Results as Results
 from .options import (
     add_arguments as add_arguments,
     launcher as launcher,
+)
+from .pace import (
+    Pace as Pace,
+    in_words as in_words,
+    measure as measure,
 )
 from .planning import (
     OURS as OURS,

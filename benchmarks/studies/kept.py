@@ -89,12 +89,9 @@ class Results:
                 found[name] |= {key: of for key, of in tested.items() if of}
         self._merge([], found, begun)
 
-    def seconds(self) -> dict[str, float]:
-        """The mean time of the trainings of each recipe."""
-        times: dict[str, list[float]] = {}
-        for name, result in self._kept.items():
-            times.setdefault(name.partition(", seed ")[0], []).append(result["wall_time_s"])
-        return {training: sum(of) / len(of) for training, of in times.items()}
+    @property
+    def count(self) -> int:
+        return len(self._kept)
 
     def plan(self, digest: str) -> dict[str, Any] | None:
         """The registration of a plan: the first one; None if there is none."""

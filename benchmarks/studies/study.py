@@ -5,6 +5,7 @@ import re
 from collections.abc import Sequence
 from functools import cache, cached_property
 from itertools import chain, product
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -195,19 +196,17 @@ class Study:
         while done := [job for job in self.missing() if _has_ended(job) and not job.changes()]:
             self.results.add(done)
 
-    def forecast(self, queue: Sequence[Job], at_once: int) -> str:
-        """Tell what is left to train, and for how long, as far as the kept results know."""
-        tests = sum(map(_is_test, queue))
-        later = self.file.seeds.count * sum(self.chosen(row) is None for row in self.rows)
-        counts = {"to choose settings": len(queue) - tests, "to test them": tests + later}
-        told = ", ".join(f"{n} {what}" for what, n in counts.items() if n)
-        seconds = self.results.seconds()
-        if not seconds:
-            return f"Trainings left: {told}; how long they take shows when the first one has ended."
-        usual = float(np.mean([*seconds.values()]))
-        total = sum(seconds.get(job.training, usual) for job in queue) + later * usual
-        hours = total / at_once / 3600
-        return f"Trainings left: {told}; about {hours:.1f} hours, {at_once} at a time, as long as those before."
+    def left(self) -> list[Job]:
+        """The trainings without a result; those whose settings are not known yet with settings of their row."""
+        found = self.missing()
+        for row in self.rows:
+            choose, choice = self.file.rows[row].choose, self.file.choice
+            if choose and self._taken(row) is None:
+                tried = prod(len(values[: choice.first]) for values in choose.values())
+                found += [self.first_job(row, draw) for draw in range(choice.draws)] * tried
+            if self.chosen(row) is None:
+                found += [self.first_job(row)] * self.file.seeds.count
+        return found
 
     # ----------------------------------------------------------------------------------------- plan
 
@@ -219,7 +218,7 @@ class Study:
 
     def register(self, queue: Sequence[Job]) -> None:
         """Write the plan down if a test is about to begin."""
-        if any(map(_is_test, queue)):
+        if any(job.config["data"]["split"] == "test" for job in queue):
             self.results.register(self.digest)
 
     @cached_property
@@ -261,10 +260,6 @@ class Study:
                         f"{setting}: {value!r} of {row} is set by this command; leave it out behind --"
                     )
         return jobs
-
-
-def _is_test(job: Job) -> bool:
-    return bool(job.config["data"]["split"] == "test")
 
 
 def _has_ended(job: Job) -> bool:
