@@ -84,8 +84,8 @@ def _run(options: argparse.Namespace, settings: Sequence[str]) -> int:
         stopped_by = _train(options, study, tried, mark)
         if stopped_by is not None:
             print(
-                f"Stopped: {results.count} trainings are kept in {output.with_suffix('.json')}, "
-                f"{len(study.left())} are left. The same command goes on, at the steps where runs were stopped."
+                f"Stopped. Kept: {results.count} results in {output.with_suffix('.json')}, and in {runs} the steps "
+                f"of runs at work. {len(study.left())} trainings are left; the same command goes on."
             )
             return 128 + stopped_by
     found = study.found()
@@ -155,7 +155,8 @@ def _train(
             for path, content in mark.items():
                 path.parent.mkdir(parents=True, exist_ok=True)
                 records.replace_file(path, content)
-        print(_forecast(left, pace, [*tried.values()], options.jobs or 2))
+        ended = [job for job in tried.values() if job.seconds is not None]
+        print(_forecast(left, pace, ended, options.jobs or 2))
         study.register(queue)
         launcher = studies.launcher(options, study.runs, jobs=2)
         later = sum(job.steps for job in left) - sum(job.steps for job in queue)
@@ -170,20 +171,17 @@ def _train(
 
 
 def _forecast(
-    left: Sequence[studies.Job],
-    pace: studies.Pace | None,
-    done: Sequence[studies.Job],
-    at_once: int,
+    left: Sequence[studies.Job], pace: studies.Pace | None, ended: Sequence[studies.Job], jobs: int
 ) -> str:
-    """Trainings and time left: as measured before the first run, and corrected by the runs of this command."""
+    """Trainings and time left: as measured before the first run, and corrected by the runs that ended."""
     told = f"Trainings left: {len(left)}"
     if pace is None:
         return f"{told}."
-    ended = [job for job in done if job.seconds is not None]
     taken = sum(job.seconds or 0 for job in ended) / pace.seconds(ended) if ended else 1.0
-    seconds = pace.seconds(left) * taken / min(at_once, len(left))
+    minutes = pace.seconds(left) * taken / min(jobs, len(left)) / 60
+    time = f"{minutes / 60:.1f} hours" if minutes > 90 else f"{max(1, minutes):.0f} min"
     by = "as the runs so far" if ended else "as a few steps on these images took"
-    return f"{told}, {studies.in_words(seconds)}, {at_once} at a time ({by})."
+    return f"{told}, about {time}, {jobs} at a time ({by})."
 
 
 if __name__ == "__main__":

@@ -48,24 +48,38 @@ def recommended(study: StudyFile, findings: Sequence[Finding], results: Results)
 
 
 def answer(study: StudyFile, main: Sequence[Finding], results: Results) -> str:
-    """Sentences that answer the question."""
+    """Sentences that answer the question: what helps, and by how much; if nothing, how much could be missed."""
     tested = [f for f in main if f.tested and not f.comparison.as_good]
-    if has_papers(study) or not tested or len(tested) < len(main):
-        return _of_papers(study, main)
+    equal = [f for f in main if f.tested and f.comparison.as_good]
     gains, harms = [f for f in tested if _is_gain(f)], [f for f in tested if HARMS in f.words]
-    first, *others = sorted(gains, key=lambda f: -f.tested.mean if f.tested else 0.0) or tested
-    if gains:
-        said = [f"**Yes: {_gain(study, first, results)}.**"]
-        said += [f"So it is with another: {_gain(study, f, results)}." for f in others]
-    elif all({NEGLIGIBLE, HARMS} & {*f.words} for f in tested):
-        said = ["**No: none of the methods helps.**", *_still_allowed(study, tested)]
-    else:
-        said = ["**The data are too few to tell: no method is shown to help.**"]
-        said += [*_still_allowed(study, tested), _would_tell(study, tested)]
+    one, of, verb = len(tested) == 1, f"of {len(tested)} comparisons", ("shows", "show")
+    papers, sentences = has_papers(study), []
+    if gains and papers:
+        which = "The comparison" if one else f"{len(gains)} {of}"
+        sentences.append(f"**{which} {verb[len(gains) > 1]} a gain**: {_list(study, gains)}.")
+    elif gains:
+        gains.sort(key=lambda f: -f.tested.mean if f.tested else 0.0)
+        sentences.append(f"**Yes: {'; '.join(_gain(study, f, results) for f in gains)}.**")
+    elif tested:
+        none = "The comparison shows no gain." if one else f"None {of} shows a gain."
+        decided = papers or all({NEGLIGIBLE, HARMS} & {*f.words} for f in tested)
+        if not papers:
+            none = (
+                "No: no method helps." if decided else "The data are too few to tell if one helps."
+            )
+        more = [] if decided else [_would_tell(study, tested)]
+        sentences += [f"**{none}**", *_still_allowed(study, tested), *more]
+    elif not equal:
+        why = "a run of each diverged" if main else "no main one is measured"
+        sentences.append(f"No comparison is decided: {why}.")
     if harms:
-        verb = "is shown to harm" if len(harms) == 1 else "are shown to harm"
-        said.append(f"**{len(harms)} {verb}**: {_list(study, harms)}.")
-    return " ".join([*said, _before(study, first.comparison, results)]).strip()
+        sentences.append(f"**{len(harms)} {verb[len(harms) > 1]} harm**: {_list(study, harms)}.")
+    if equal:
+        good = sum(AS_GOOD in finding.words for finding in equal)
+        sentences.append(f"{good} of {len(equal)} claims to be as good as another row hold.")
+    if tested and not papers:
+        sentences += _before(study, (gains or tested)[0].comparison, results)
+    return " ".join(sentences)
 
 
 def _is_gain(finding: Finding) -> bool:
@@ -97,42 +111,15 @@ def _would_tell(study: StudyFile, tested: Sequence[Finding]) -> str:
     )
 
 
-def _before(study: StudyFile, comparison: Comparison, results: Results) -> str:
+def _before(study: StudyFile, comparison: Comparison, results: Results) -> list[str]:
     """The network as it is, which training must beat."""
     better, than = (results[row] for row in comparison.rows())
-    before = _mean(than, study.primary, "before_training")
+    before, base = (_mean(than, study.primary, of) for of in ("before_training", "metrics"))
     if not before:
-        return ""
-    base, best = _mean(than, study.primary), max(_mean(of, study.primary) for of in (better, than))
+        return []
     told = f"The network before any training has {before:.2f} %, that of `{comparison.rows()[1]}` {base:.2f} %"
-    return f"{told}: on these images, training does not pay." if before > best else f"{told}."
-
-
-def _of_papers(study: StudyFile, main: Sequence[Finding]) -> str:
-    """Sentences that answer the question: how many help, and by how much; if none, how much could be missed."""
-    tested = [f for f in main if f.tested and not f.comparison.as_good]
-    equal = [f for f in main if f.tested and f.comparison.as_good]
-    gains, harms = (
-        [finding for finding in tested if words & set(finding.words)]
-        for words in ({HELPS, WORTH}, {HARMS})
-    )
-    one, of, verb = len(tested) == 1, f"of {len(tested)} comparisons", ("shows", "show")
-    sentences = []
-    if gains:
-        which = "The comparison" if one else f"{len(gains)} {of}"
-        sentences.append(f"**{which} {verb[len(gains) > 1]} a gain**: {_list(study, gains)}.")
-    elif tested:
-        none = "The comparison shows no gain." if one else f"None {of} shows a gain."
-        sentences += [f"**{none}**", *_still_allowed(study, tested)]
-    elif not equal:
-        why = "a run of each diverged" if main else "no main one is measured"
-        sentences.append(f"No comparison is decided: {why}.")
-    if harms:
-        sentences.append(f"**{len(harms)} {verb[len(harms) > 1]} harm**: {_list(study, harms)}.")
-    if equal:
-        good = sum(AS_GOOD in finding.words for finding in equal)
-        sentences.append(f"{good} of {len(equal)} claims to be as good as another row hold.")
-    return " ".join(sentences)
+    pays = before <= max(base, _mean(better, study.primary))
+    return [f"{told}." if pays else f"{told}: on these images, training does not pay."]
 
 
 def _list(study: StudyFile, findings: Sequence[Finding]) -> str:

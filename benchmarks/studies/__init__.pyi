@@ -13,7 +13,6 @@ from .options import (
 )
 from .pace import (
     Pace as Pace,
-    in_words as in_words,
     measure as measure,
 )
 from .planning import (

@@ -157,7 +157,7 @@ def test_settings_are_chosen_on_validation_classes_and_taken_by_others(toy, trai
     assert [line for line in told.splitlines() if "left" in line] == [
         "Trainings left: 14, about 2.3 hours, 2 at a time (as a few steps on these images took).",
         "Trainings left: 10, about 1.7 hours, 2 at a time (as a few steps on these images took).",
-        "Trainings left: 4, about 40 minutes, 2 at a time (as a few steps on these images took).",
+        "Trainings left: 4, about 40 min, 2 at a time (as a few steps on these images took).",
     ]
     shutil.rmtree("runs")  # the results outlive them
     assert command() == 0
@@ -490,7 +490,7 @@ def test_batches_fit_a_folder_of_few_classes(folders, trained_by, capsys):
     assert set(sizes) == {8}  # two classes, four images of each
     assert command("--data.root=a", "--page-only") == 0  # the same plan
     sizes.clear()
-    assert command("--data.root=a", "--output=b.md", "--", "--data.batch_size=4") == 0
+    assert command("--data.root=a", "--output=b.md", "--runs=b", "--", "--data.batch_size=4") == 0
     assert set(sizes) == {4}
 
 
