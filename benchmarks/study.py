@@ -85,7 +85,7 @@ def _run(options: argparse.Namespace, settings: Sequence[str]) -> int:
         if stopped_by is not None:
             print(
                 f"Stopped. Kept: {results.count} results in {output.with_suffix('.json')}, and in {runs} the steps "
-                f"of runs at work. {len(study.left())} trainings are left; the same command goes on."
+                f"of runs at work. Trainings left: {len(study.left())}; the same command goes on."
             )
             return 128 + stopped_by
     found = study.found()
