@@ -1,7 +1,7 @@
 """Answers a question by a study: chooses settings on validation classes, tests them once, writes a page.
 
-    python -m benchmarks.study STUDY [--data.root DIR] [--jobs 2 | --ray [ADDRESS]] [--page-only]
-        [-- --any.setting value]
+    python -m benchmarks.study STUDY [--data.root DIR] [--jobs 2 | --ray [ADDRESS]] [--seeds N]
+        [--page-only] [-- --any.setting value]
 
 STUDY is a name in benchmarks/recipes/studies, or a YAML file of your own: docs/protocols.md says what it holds.
 Before the first test the plan is registered: its SHA-256 and the code's commit are written into the study's JSON
@@ -16,12 +16,15 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 # Light: torch is imported when runs are planned.
 from benchmarks import records, reporting, studies
-from benchmarks.console import HelpFormatter, leave, signals_handled, split_settings
+from benchmarks.console import HelpFormatter, at_least, leave, signals_handled, split_settings
 from benchmarks.settings import ConfigError, read_study, study_names
+
+PROTOCOLS = Path(__file__).parents[1] / "docs" / "protocols.md"
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -39,6 +42,9 @@ def _parser() -> argparse.ArgumentParser:
     studies.add_arguments(parser, "so many runs at once; default: 2, with --ray as many as fit")
     parser.add_argument("--runs", help="run folders; default: runs/studies/STUDY", **path)
     parser.add_argument("--output", help="the page; default: study.md in --runs", **path)
+    parser.add_argument(
+        "--seeds", type=at_least(2), metavar="N", help="test so many; default: those of STUDY"
+    )
     parser.add_argument("--page-only", action="store_true", help="train nothing")
     return parser
 
@@ -59,29 +65,29 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(options: argparse.Namespace, settings: Sequence[str]) -> int:
     file = read_study(options.study)
+    if options.seeds:
+        file = replace(file, seeds=replace(file.seeds, count=options.seeds))
     runs = options.runs or Path("runs") / "studies" / file.name
     output = options.output or runs / "study.md"
     if output.suffix != ".md" or output.is_dir():  # the kept results lie beside the page
         raise ConfigError(f"--output: expected a .md file, got {output}")
-    study = studies.Study(file, studies.Results(output.with_suffix(".json")), runs, settings)
+    mark = _mark(options.study, runs)
+    results = studies.Results(output.with_suffix(".json"))
+    study = studies.Study(file, results, runs, settings)
     studies.check(study)
+    if fitted := studies.fitted(study):
+        print(f"The folder has few classes: runs get {' '.join(fitted)}.")
+        study = studies.Study(file, results, runs, [*settings, *fitted])
     study.keep_finished()
-    tried: set[Path] = set()
-    built: set[str] = set()
-    while not options.page_only:
-        queue = [job for job in study.missing() if job.folder not in tried]
-        if not queue:
-            break
-        studies.try_out(queue, built)
-        print(study.forecast(queue, options.jobs or 2))
-        study.register(queue)
-        launcher = studies.launcher(options, runs, jobs=2)
-        stopped_by = studies.Queue(queue, launcher, redo_stale=True).run()
-        print(studies.summary(queue))
-        study.keep_finished()
+    tried: dict[Path, studies.Job] = {}
+    if not options.page_only:
+        stopped_by = _train(options, study, tried, mark)
         if stopped_by is not None:
+            print(
+                f"Stopped. Kept: {results.count} results in {output.with_suffix('.json')}, and in {runs} the steps "
+                f"of runs at work. Trainings left: {len(study.left())}; the same command goes on."
+            )
             return 128 + stopped_by
-        tried |= {job.folder for job in queue}
     found = study.found()
     findings = reporting.judge(file, found, registered=studies.registered(study, found))
     if not findings:
@@ -104,6 +110,7 @@ def _run(options: argparse.Namespace, settings: Sequence[str]) -> int:
         choices=[of for row in study.rows if (of := study.choices(row))],
         registration=studies.registration(study, found),
         figures={which: path.name for which, path in figures.items()},
+        protocols=os.path.relpath(PROTOCOLS, output.parent),
     )
     drawn = {
         path: reporting.forest(file, findings, which)
@@ -113,7 +120,68 @@ def _run(options: argparse.Namespace, settings: Sequence[str]) -> int:
     for path, content in {output: page.encode(), **drawn}.items():
         records.replace_file(path, content)
     print(f"{page.partition(chr(10) + '## ')[0].strip()}\n\nPage: {output}")
+    row = reporting.recommended(file, findings, found)
+    if (folder := study.tests(row)[0].folder).is_dir():
+        print(
+            f"Its runs:    python -m benchmarks.report {runs}/*/*-seed? --output {runs / 'report.html'}\n"
+            f"Its network: python -m benchmarks.export {folder} --output exported"
+        )
     return int(any(job.folder in tried for job in study.missing()))
+
+
+def _mark(study: str, runs: Path) -> dict[Path, bytes]:
+    """The file of a folder of runs that says whose they are, and its content."""
+    path, known = runs / ".study", study_names()
+    whose = study if study in known else str(Path(study).resolve())
+    other = path.read_text() if path.exists() else whose
+    if other != whose and (other in known or Path(other).exists()):
+        raise ConfigError(f"--runs: {runs} is of the study {other}; name another folder")
+    return {path: whose.encode()}
+
+
+def _train(
+    options: argparse.Namespace,
+    study: studies.Study,
+    tried: dict[Path, studies.Job],
+    mark: dict[Path, bytes],
+) -> int | None:
+    """Run what is left and can be run, and add it to `tried`; the signal that stopped it, if one did."""
+    pace, built = None, set[str]()
+    while queue := [job for job in study.missing() if job.folder not in tried]:
+        left = study.left()
+        studies.try_out(queue, built)
+        if not tried:
+            pace = None if options.ray else studies.measure(study.first_job(study.rows[-1]))
+            for path, content in mark.items():
+                path.parent.mkdir(parents=True, exist_ok=True)
+                records.replace_file(path, content)
+        ended = [job for job in tried.values() if job.seconds is not None]
+        print(_forecast(left, pace, ended, options.jobs or 2))
+        study.register(queue)
+        launcher = studies.launcher(options, study.runs, jobs=2)
+        later = sum(job.steps for job in left) - sum(job.steps for job in queue)
+        stopped_by = studies.Queue(queue, launcher, redo_stale=True, later=later).run()
+        study.keep_finished()
+        if stopped_by is not None:
+            return stopped_by
+        if lost := [job for job in queue if not job.is_finished()]:
+            print(studies.summary(lost))
+        tried |= {job.folder: job for job in queue}
+    return None
+
+
+def _forecast(
+    left: Sequence[studies.Job], pace: studies.Pace | None, ended: Sequence[studies.Job], jobs: int
+) -> str:
+    """Trainings and time left: as measured before the first run, and corrected by the runs that ended."""
+    told = f"Trainings left: {len(left)}"
+    if pace is None:
+        return f"{told}."
+    taken = sum(job.seconds or 0 for job in ended) / pace.seconds(ended) if ended else 1.0
+    minutes = pace.seconds(left) * taken / min(jobs, len(left)) / 60
+    time = f"{minutes / 60:.1f} hours" if minutes > 90 else f"{max(1, minutes):.0f} min"
+    by = "as the runs so far" if ended else "as a few steps on these images took"
+    return f"{told}, about {time}, {jobs} at a time ({by})."
 
 
 if __name__ == "__main__":

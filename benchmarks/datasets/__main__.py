@@ -114,7 +114,11 @@ def check(options: argparse.Namespace) -> int:
     print(columns([("check", "result", "detail"), *rows]))
     if broken:
         print("\nThese files cannot be used:", *broken, sep="\n")
-    return 1 if any(check.passed is False for check in checks) else 0
+    if any(check.passed is False for check in checks):
+        return 1
+    if options.name == "folder":
+        print(f"\nNext: python -m benchmarks.study photographs/own --data.root {options.root}")
+    return 0
 
 
 if __name__ == "__main__":

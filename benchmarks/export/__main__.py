@@ -41,6 +41,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for written in exported.values():
         files = ", ".join(written.files)
         print(f"{files}: the checkpoint's embeddings except for at most {written.difference:.1e}")
+    if "timm" in exported:
+        search = (
+            f"python examples/search_folder.py {options.output} IMAGES QUERY --html neighbours.html"
+        )
+        print(f"Next, a search in a folder of images: {search}")
     return 0
 
 

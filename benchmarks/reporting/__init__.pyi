@@ -11,6 +11,7 @@ from .paper_table import (
     paper_page as paper_page,
 )
 from .recipe_list import recipe_table as recipe_table
+from .study_answer import recommended as recommended
 from .study_page import (
     Choices as Choices,
     study_page as study_page,

@@ -4,24 +4,20 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from benchmarks.reporting.paired import estimate
+from benchmarks.reporting.study_answer import answer, cost, has_papers
 from benchmarks.reporting.table import Table, count_of_seeds, named
 from benchmarks.reporting.templates import fill
 from benchmarks.reporting.verdicts import (
-    AS_GOOD,
     DISAGREE,
     DIVERGED,
     EXCLUDED,
-    HARMS,
-    HELPS,
     MAIN,
     PAPERS,
     SEEDS_ALONE,
-    WORTH,
     Finding,
     Results,
     grouped,
@@ -33,8 +29,6 @@ from benchmarks.reporting.verdicts import (
     secondary_metric,
 )
 from benchmarks.settings import CONTROL, StudyFile
-
-HEADER = ["comparison", "verdict", "difference", "paper's gain", "seeds"]
 
 SHOWN = ("recall_at_1", "mean_average_precision_at_r", "seen_recall_at_1", "unseen_recall_at_1")
 """Metrics of the rows' table."""
@@ -70,6 +64,7 @@ def study_page(
     choices: Sequence[Choices],
     registration: str,
     figures: Mapping[str, str],
+    protocols: str = "protocols.md",
 ) -> str:
     """The page in Markdown.
 
@@ -77,6 +72,7 @@ def study_page(
         results: {row: {seed: result}}.
         registration: A paragraph that says if the comparisons were registered beforehand.
         figures: The names of the files "main" and "mechanisms" beside the page; shown if they have a difference.
+        protocols: The path of docs/protocols.md from the page.
     """
     runs = [result for of in results.values() for result in of.values()]
     families = [MAIN, CONTROL]
@@ -88,14 +84,16 @@ def study_page(
     page = fill(
         Path(__file__).with_suffix(".md"),
         **{"study": study, "registration": registration, "name_of": name_of},
+        protocols=protocols,
         figures={which: figures[which] for which, of in drawn.items() if any(f.tested for f in of)},
-        answer=_answer(study, main),
+        answer=answer(study, main, results),
+        papers=has_papers(study),
         counts=_counts(findings),
         lacking=_lacking(study, findings, choices),
         alt="Paired differences with 95 % intervals",
-        main=main and _verdicts(study, main),
-        others=others and _verdicts(study, others),
-        controls=controls and _verdicts(study, controls),
+        main=main and _verdicts(study, main, results),
+        others=others and _verdicts(study, others, results),
+        controls=controls and _verdicts(study, controls, results),
         over={one.over for one in tested},
         equal=not all(one.has_interval for one in tested),
         exploratory=not any(finding.registered for finding in findings),
@@ -113,61 +111,7 @@ def study_page(
     return page.replace(" ± ", "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}")
 
 
-# ------------------------------------------------------------------------------------------ the answer
-
-
-def _answer(study: StudyFile, main: Sequence[Finding]) -> str:
-    """Sentences that answer the question: how many help, and by how much; if none, how much could be missed."""
-    tested = [f for f in main if f.tested and not f.comparison.as_good]
-    equal = [f for f in main if f.tested and f.comparison.as_good]
-    gains, harms = (
-        [finding for finding in tested if words & set(finding.words)]
-        for words in ({HELPS, WORTH}, {HARMS})
-    )
-    one, of, verb = len(tested) == 1, f"of {len(tested)} comparisons", ("shows", "show")
-    sentences = []
-    if gains:
-        which = "The comparison" if one else f"{len(gains)} {of}"
-        sentences.append(f"**{which} {verb[len(gains) > 1]} a gain**: {_list(study, gains)}.")
-    elif tested:
-        none = "The comparison shows no gain." if one else f"None {of} shows a gain."
-        sentences += [f"**{none}**", *_still_allowed(study, tested)]
-    elif not equal:
-        why = "a run of each diverged" if main else "no main one is measured"
-        sentences.append(f"No comparison is decided: {why}.")
-    if harms:
-        sentences.append(f"**{len(harms)} {verb[len(harms) > 1]} harm**: {_list(study, harms)}.")
-    if equal:
-        good = sum(AS_GOOD in finding.words for finding in equal)
-        sentences.append(f"{good} of {len(equal)} claims to be as good as another row hold.")
-    return " ".join(sentences)
-
-
-def _list(study: StudyFile, findings: Sequence[Finding]) -> str:
-    return "; ".join(
-        f"{f.comparison.claim}, {f.tested.points()} points of {name_of(study.metric(f.comparison))}"
-        for f in findings
-        if f.tested
-    )
-
-
-def _still_allowed(study: StudyFile, tested: Sequence[Finding]) -> list[str]:
-    known = [(f.tested.limits()[1], f) for f in tested if f.tested and f.tested.has_interval]
-    count = len(tested) - len(known)
-    has = "have" if count > 1 else "has"
-    equal = f"{count} {has} fewer than five differences, all equal, and no interval."
-    if not known:
-        return [equal]
-    limit, best = max(known, key=itemgetter(0))
-    claimed = [f for f in tested if (f.comparison.reported_gain() or 0) > 0]
-    excluded = sum(EXCLUDED in finding.words for finding in claimed)
-    of_papers = f", and half of the paper's gain is excluded in {excluded} of {len(claimed)}"
-    metric = name_of(study.metric(best.comparison))
-    allowed = (
-        f"The largest gain that a 95 % interval still allows is {max(0.0, limit):.2f} points of {metric} "
-        f"({best.comparison.claim}){of_papers * bool(claimed)}."
-    )
-    return [allowed, equal] if count else [allowed]
+# ---------------------------------------------------------------------------------------- the verdicts
 
 
 def _counts(findings: Sequence[Finding]) -> str:
@@ -192,24 +136,23 @@ def _lacking(study: StudyFile, findings: Sequence[Finding], choices: Sequence[Ch
     return f"Not measured yet: {'; '.join(lacking)}." if lacking else ""
 
 
-# ---------------------------------------------------------------------------------------- the verdicts
-
-
-def _verdicts(study: StudyFile, findings: Sequence[Finding]) -> str:
+def _verdicts(study: StudyFile, findings: Sequence[Finding], results: Results) -> str:
     pools, marked = pooled(study, findings), any(finding.registered for finding in findings)
     rows = []
     for group, of in grouped(findings).items():
-        rows += [_verdict(study, finding, marked) for finding in of]
+        rows += [_verdict(study, finding, results, marked) for finding in of]
         if pool := pools.get(group):
             about = [f"*{group}, pooled*", "*exploratory*", pool.points(), ""]
             rows.append([*about, f"{len(pool.differences)}", ""])
         elif group in pools:
             rows.append([f"*{group}, pooled*", DIVERGED, "", "", "", ""])
     p = "p" if findings[0].comparison.family == CONTROL else "adjusted p"
-    return Table([*HEADER, p], rows, names=2).markdown()
+    beside = "paper's gain" if has_papers(study) else "time of a step"
+    header = ["comparison", "verdict", "difference", beside, "seeds", p]
+    return Table(header, rows, names=2).markdown()
 
 
-def _verdict(study: StudyFile, finding: Finding, marked: bool) -> list[str]:
+def _verdict(study: StudyFile, finding: Finding, results: Results, marked: bool) -> list[str]:
     comparison, tested, p = finding.comparison, finding.tested, finding.adjusted
     words, gain = ", ".join(finding.words), comparison.reported_gain()
     second, by_recall = secondary_metric(study, comparison), study.metric(comparison) == PAPERS
@@ -220,11 +163,14 @@ def _verdict(study: StudyFile, finding: Finding, marked: bool) -> list[str]:
     lost = (f"`{row}`, {named('seed', seeds)}" for row, seeds in finding.diverged.items())
     dataset = comparison.reported_on()
     dataset = dataset.upper() if len(dataset) == 3 else dataset.title()
+    beside = "" if gain is None else f"{gain:+.1f}\N{NO-BREAK SPACE}({dataset})"
+    if not has_papers(study) and (ratio := cost(results, comparison)):
+        beside = f"× {ratio:.2f}"
     return [
         name_of_claim(study, comparison).replace("-", "\N{NON-BREAKING HYPHEN}"),
         words,
         tested.points() + MARKS.get(tested.over, "") if tested else "; ".join(lost),
-        "" if gain is None else f"{gain:+.1f}\N{NO-BREAK SPACE}({dataset})",
+        beside,
         f"{len(finding.seeds)}",
         "" if p is None else "< 0.001" if p < 0.001 else f"{p:.3f}",
     ]

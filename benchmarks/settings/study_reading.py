@@ -4,6 +4,7 @@ import argparse
 import re
 from collections.abc import Mapping
 from dataclasses import fields
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any
 
@@ -100,15 +101,18 @@ def _check(study: StudyFile) -> None:
         for other in row.takes:
             if other not in study.rows:
                 raise ValueError(f"rows.{name}.takes: no row {other!r}")
-            if name in _all_taken(study, other, []):
-                raise ValueError(
-                    f"rows.{name}.takes: {other!r} takes over the settings of {name!r}"
-                )
         for setting, values in row.choose.items():
             if setting.startswith(("data.split", "data.fold", "seed", "evaluation")):
                 raise ValueError(f"rows.{name}.choose.{setting}: says how a candidate is measured")
             if len(set(values)) < len(values) or not values:
                 raise ValueError(f"rows.{name}.choose.{setting}: expected different values")
+    try:
+        TopologicalSorter({name: row.takes for name, row in study.rows.items()}).prepare()
+    except CycleError as error:
+        other, name, *_ = error.args[1]
+        raise ValueError(
+            f"rows.{name}.takes: {other!r} takes over the settings of {name!r}"
+        ) from error
     if not study.comparisons:
         raise ValueError("comparisons: expected at least one")
     for name in study.rows:
@@ -140,10 +144,3 @@ def _check(study: StudyFile) -> None:
                 f"{at}: its rows choose from unequal numbers of settings, {said}; give both as many, or set "
                 "choice.equal_budget: false, which the page tells"
             )
-
-
-def _all_taken(study: StudyFile, row: str, above: list[str]) -> list[str]:
-    taken = [row]
-    for other in study.rows[row].takes if row in study.rows and row not in above else ():
-        taken += _all_taken(study, other, [*above, row])
-    return taken

@@ -4,10 +4,16 @@ from .auditing import (
     registration as registration,
     try_out as try_out,
 )
+from .fitting import fitted as fitted
+from .jobs import Job as Job
 from .kept import Results as Results
 from .options import (
     add_arguments as add_arguments,
     launcher as launcher,
+)
+from .pace import (
+    Pace as Pace,
+    measure as measure,
 )
 from .planning import (
     OURS as OURS,

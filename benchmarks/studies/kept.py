@@ -22,8 +22,8 @@ from benchmarks.studies.jobs import Job
 Result = dict[str, Any]
 """Result of a training: the entries of `KEPT`, its "processor", and "data", the fingerprint of the images.
 
-A training that diverged has no metrics. A test also has "per_class", the "plan" that was registered when it began,
-and "commits" if other code resumed it.
+A training that diverged has no metrics. A test also has the entries of `OF_TESTS`, the "plan" that was registered
+when it began, and "commits" if other code resumed it.
 """
 
 NUMBER = (int, float)
@@ -35,6 +35,8 @@ KEPT = {
 """Entries of a kept result, and the kinds of their values; see `misfit`."""
 
 PLAN = {"plan": str, "commit": (str, type(None)), "dirty": (bool, type(None)), "date": str}
+
+OF_TESTS = ("per_class", "before_training", "images_per_second")
 
 TOLD = ("commit", "dirty", "wall_time_s", "metrics", "outputs")
 
@@ -83,16 +85,13 @@ class Results:
                 begun[name] = str(run.info.get("started", ""))
                 sessions = run.info.get("sessions", [])
                 commits = {one.get("commit") for one in sessions} - {run.info.get("commit")}
-                tested = {"per_class": run.info.get("per_class"), "commits": [*commits]}
+                tested = {key: run.info.get(key) for key in OF_TESTS} | {"commits": [*commits]}
                 found[name] |= {key: of for key, of in tested.items() if of}
         self._merge([], found, begun)
 
-    def seconds(self) -> dict[str, float]:
-        """The mean time of the trainings of each recipe."""
-        times: dict[str, list[float]] = {}
-        for name, result in self._kept.items():
-            times.setdefault(name.partition(", seed ")[0], []).append(result["wall_time_s"])
-        return {training: sum(of) / len(of) for training, of in times.items()}
+    @property
+    def count(self) -> int:
+        return len(self._kept)
 
     def plan(self, digest: str) -> dict[str, Any] | None:
         """The registration of a plan: the first one; None if there is none."""

@@ -17,12 +17,14 @@ class Queue:
 
     Args:
         redo_stale: Move stale runs aside, and run them again.
+        later: Steps of jobs that follow in another queue: the bar shows the time until their end.
     """
 
     def __init__(
-        self, jobs: Sequence[Job], launcher: Launcher, *, redo_stale: bool = False
+        self, jobs: Sequence[Job], launcher: Launcher, *, redo_stale: bool = False, later: int = 0
     ) -> None:
         self.jobs, self.launcher, self.redo_stale = jobs, launcher, redo_stale
+        self.steps = sum(job.steps for job in jobs) + later
 
     def run(self) -> int | None:
         """Run what is left; the signal that stopped it, if one did.
@@ -30,8 +32,8 @@ class Queue:
         Raises:
             ConfigError: if no run can be started.
         """
-        steps = sum(job.steps for job in self.jobs)
-        with self.launcher as launcher, progress_bar(total=steps, unit="step") as self.bar:
+        about = {"total": self.steps, "unit": "step", "smoothing": 0}  # all steps so far
+        with self.launcher as launcher, progress_bar(**about) as self.bar:
             left = [job for job in self.jobs if self._is_left(job)]
             for job, future in launcher.each(launcher.run, left, self.bar, self._look):
                 self._look_back(job, future)

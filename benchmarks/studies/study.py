@@ -5,6 +5,7 @@ import re
 from collections.abc import Sequence
 from functools import cache, cached_property
 from itertools import chain, product
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +96,8 @@ class Study:
     def candidates(self, row: str) -> dict[Values, list[Job]]:
         """The trainings of each candidate to try now; none until the settings that the row takes are chosen.
 
-        Of each setting the first values are tried, then one more beyond the best as long as that lies at the edge.
+        Of each setting the first values are tried, then one more beyond the best as long as that lies at the edge,
+        or one more on both sides as long as all diverge.
         """
         taken, choose = self._taken(row), self.file.rows[row].choose
         if taken is None or not choose:
@@ -113,16 +115,19 @@ class Study:
                 for values in tried
             }
             scored = self._scored(row, found)
-            if scored is None or scored.settings is None:
+            if scored is None:
                 return found
-            widened = False
-            for name, best in scored.settings.items():
-                at, last = choose[name].index(best), len(choose[name]) - 1
-                if at == low[name] > 0:
-                    low[name], widened = low[name] - 1, True
-                elif at == high[name] - 1 < last:
-                    high[name], widened = high[name] + 1, True
-            if not widened:
+            before = dict(low), dict(high)
+            for name, of in choose.items():
+                lower, higher = max(0, low[name] - 1), min(len(of), high[name] + 1)
+                at = None if scored.settings is None else of.index(scored.settings[name])
+                if at is None:
+                    low[name], high[name] = lower, higher
+                elif at == low[name] > 0:
+                    low[name] = lower
+                elif at == high[name] - 1:
+                    high[name] = higher
+            if (low, high) == before:
                 return found
 
     # ---------------------------------------------------------------------------------------- tests
@@ -131,10 +136,10 @@ class Study:
         """The trainings to test, one per seed; none until the settings are chosen."""
         return self._tests(row, row in self.extended())
 
-    def first_job(self, row: str) -> Job:
-        """The test with the first seed, before any setting is chosen."""
-        first = self.file.seeds.first
-        return self._jobs(row, (), range(first, first + 1))[0]
+    def first_job(self, row: str, draw: int | None = None) -> Job:
+        """The test with the first seed, or the training of a draw, before any setting is chosen."""
+        first = self.file.seeds.first if draw is None else 0
+        return self._jobs(row, (), range(first, first + 1), draw)[0]
 
     def _tests(self, row: str, more: bool) -> list[Job]:
         values, seeds = self.chosen(row), self.file.seeds
@@ -191,19 +196,17 @@ class Study:
         while done := [job for job in self.missing() if _has_ended(job) and not job.changes()]:
             self.results.add(done)
 
-    def forecast(self, queue: Sequence[Job], at_once: int) -> str:
-        """Tell what is left to train, and for how long, as far as the kept results know."""
-        tests = sum(map(_is_test, queue))
-        later = self.file.seeds.count * sum(self.chosen(row) is None for row in self.rows)
-        counts = {"to choose settings": len(queue) - tests, "to test them": tests + later}
-        told = ", ".join(f"{n} {what}" for what, n in counts.items() if n)
-        seconds = self.results.seconds()
-        if not seconds:
-            return f"Trainings left: {told}; how long they take shows when the first one has ended."
-        usual = float(np.mean([*seconds.values()]))
-        total = sum(seconds.get(job.training, usual) for job in queue) + later * usual
-        hours = total / at_once / 3600
-        return f"Trainings left: {told}; about {hours:.1f} hours, {at_once} at a time, as long as those before."
+    def left(self) -> list[Job]:
+        """The trainings without a result; those whose settings are not known yet with settings of their row."""
+        found = self.missing()
+        for row in self.rows:
+            choose, choice = self.file.rows[row].choose, self.file.choice
+            if choose and self._taken(row) is None:
+                tried = prod(len(values[: choice.first]) for values in choose.values())
+                found += [self.first_job(row, draw) for draw in range(choice.draws)] * tried
+            if self.chosen(row) is None:
+                found += [self.first_job(row)] * self.file.seeds.count
+        return found
 
     # ----------------------------------------------------------------------------------------- plan
 
@@ -215,7 +218,7 @@ class Study:
 
     def register(self, queue: Sequence[Job]) -> None:
         """Write the plan down if a test is about to begin."""
-        if any(map(_is_test, queue)):
+        if any(job.config["data"]["split"] == "test" for job in queue):
             self.results.register(self.digest)
 
     @cached_property
@@ -233,7 +236,8 @@ class Study:
         if draw is None:
             arguments += about.measures
         else:
-            tried = "-".join(f"{value}" for _, value in values[-len(about.choose) :])
+            own = values[-len(about.choose) :]
+            tried = "-".join(f"{value}" for _, value in own)
             runs = runs / "validation" / tried / f"draw{draw}"
             arguments += ["--data.split=validation", f"--data.fold={draw}"]
             fixed |= {"data.split": "validation", "data.fold": draw}
@@ -245,6 +249,10 @@ class Study:
         jobs = plan([about.recipe], seeds, runs, ["--report=false", *arguments, *self.settings])
         # Settings behind -- must not choose by the test classes, or fix what is to be chosen.
         for job in jobs:
+            job.name = f"test of {row}, seed {job.seed}"
+            if draw is not None:
+                told = ", ".join(f"{name.rpartition('.')[2]} {value:g}" for name, value in own)
+                job.name = f"{row} with {told}" + f", draw {draw}" * (self.file.choice.draws > 1)
             now = flat(job.config)
             for setting, value in fixed.items():
                 if now.get(setting) != value:
@@ -252,10 +260,6 @@ class Study:
                         f"{setting}: {value!r} of {row} is set by this command; leave it out behind --"
                     )
         return jobs
-
-
-def _is_test(job: Job) -> bool:
-    return bool(job.config["data"]["split"] == "test")
 
 
 def _has_ended(job: Job) -> bool:

@@ -19,7 +19,7 @@ from benchmarks import studies, study
 from benchmarks.building import build_datasets
 from benchmarks.records import load_run, write_json
 from benchmarks.settings import read_study, recipe_files
-from benchmarks.studies import Results, Study, auditing, kept
+from benchmarks.studies import Pace, Results, Study, auditing, kept
 from benchmarks.studies.jobs import Job
 from benchmarks.studies.planning import plan
 from benchmarks.training import build_parts
@@ -56,6 +56,8 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "toy.yaml").write_text(yaml.safe_dump(content))
     monkeypatch.setattr(recipe_files, "RECIPES", tmp_path / "recipes")
     monkeypatch.setattr(auditing, "build_parts", lambda *arguments: None)
+    pace = Pace(start=1200, view=0, step=0, image=0, train_images=0, test_images=0)
+    monkeypatch.setattr(studies, "measure", lambda job: pace)
     monkeypatch.setattr(kept, "describe_code", lambda: {"commit": "registration", "dirty": False})
     monkeypatch.setattr(kept, "descends", descends)
     monkeypatch.setattr(kept, "now", lambda: "2026-02-01T00:00:00+00:00")
@@ -94,7 +96,9 @@ def trained_by(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
     def replace(train: Callable[[list[Job]], Any]) -> None:
         class Trained:
-            def __init__(self, jobs: list[Job], launcher: Any, *, redo_stale: bool) -> None:
+            def __init__(
+                self, jobs: list[Job], launcher: Any, *, redo_stale: bool, later: int
+            ) -> None:
                 assert redo_stale  # or a choice that came out otherwise could not be trained
                 self.jobs = jobs
 
@@ -149,7 +153,12 @@ def test_settings_are_chosen_on_validation_classes_and_taken_by_others(toy, trai
         (row, "test", seed, 0, 0.02, 3.0) for row in ("new", "third") for seed in (0, 1)
     ]
     page = Path("toy.md").read_text()
-    assert "trainings left: 4 to choose settings, 6 to test them" in capsys.readouterr().out.lower()
+    told = capsys.readouterr().out
+    assert [line for line in told.splitlines() if "left" in line] == [
+        "Trainings left: 14, about 2.3 hours, 2 at a time (as a few steps on these images took).",
+        "Trainings left: 10, about 1.7 hours, 2 at a time (as a few steps on these images took).",
+        "Trainings left: 4, about 40 min, 2 at a time (as a few steps on these images took).",
+    ]
     shutil.rmtree("runs")  # the results outlive them
     assert command() == 0
     assert Path("toy.md").read_text() == page
@@ -196,6 +205,27 @@ def test_values_are_tried_outwards_until_the_best_lies_inside(toy, trained_by, b
     trained_by(train)
     assert command() == 0
     assert sorted(started) == [rate for rate in tried for _ in range(2)]
+
+
+def test_if_all_values_in_the_middle_diverge_the_outer_ones_are_tried(toy, trained_by):
+    change(
+        rows={"base": {"choose": {RATE: [1, 2, 3, 4, 5]}}, "new": {}, "third": {}},
+        choice={"draws": 1, "first": 2, "equal_budget": False},
+    )
+    started = []
+
+    def train(jobs: list[Job]) -> None:
+        for job in jobs:
+            rate = job.config["optimization"]["learning_rate"]
+            if job.config["data"]["split"] == "validation":
+                started.append(rate)
+            finish(job, 0.5, **(DIVERGED if rate in (2, 3, 4) else {}))
+
+    trained_by(train)
+    assert command() == 0
+    assert started == [2, 3, 1, 4]
+    made = Study(read_study("toy.yaml"), Results(Path("toy.json")), Path("runs"))
+    assert made.chosen("base") == ((RATE, 1),)
 
 
 def test_a_value_that_diverges_is_not_chosen_and_stops_nothing(toy, trained_by):
@@ -432,19 +462,80 @@ def test_what_does_not_fit_is_told_of_all_rows_before_the_first_run(folders, cap
     assert not Path("toy.json").exists()
 
 
-def test_images_of_another_folder_are_seen_before_anything_is_trained(folders, trained_by, capsys):
-    def train(jobs: list[Job]) -> None:
-        for job in jobs:
-            data = job.command.experiment.data
-            found = build_datasets(data, seed=0).test.fingerprint
-            finish(job, 0.5, data=RECORD["data"] | {"fingerprint": found})
+def on_their_images(jobs: list[Job]) -> None:
+    for job in jobs:
+        found = build_datasets(job.command.experiment.data, seed=0).test.fingerprint
+        finish(job, 0.5, data=RECORD["data"] | {"fingerprint": found})
 
-    trained_by(train)
+
+def test_images_of_another_folder_are_seen_before_anything_is_trained(folders, trained_by, capsys):
+    trained_by(on_their_images)
     assert command("--data.root=a") == 0
     trained_by(lambda jobs: pytest.fail("nothing is to train"))
     assert command("--data.root=a") == 0
     assert command("--data.root=b") == 2
-    assert "data.root: toy/table/" in capsys.readouterr().err
+    assert "data.root: test of new, seed 0 was measured on other" in capsys.readouterr().err
+
+
+def test_batches_fit_a_folder_of_few_classes(folders, trained_by, capsys):
+    sizes = []
+
+    def train(jobs: list[Job]) -> None:
+        sizes.extend(job.command.experiment.data.batch_size for job in jobs)
+        on_their_images(jobs)
+
+    trained_by(train)
+    assert command("--data.root=a") == 0
+    assert "few classes: runs get --data.batch_size=8." in capsys.readouterr().out
+    assert set(sizes) == {8}  # two classes, four images of each
+    assert command("--data.root=a", "--page-only") == 0  # the same plan
+    sizes.clear()
+    assert command("--data.root=a", "--output=b.md", "--runs=b", "--", "--data.batch_size=4") == 0
+    assert set(sizes) == {4}
+
+
+def test_a_folder_of_too_few_classes_to_choose_on_is_refused(folders, capsys):
+    change(rows={"base": {"choose": {RATE: [0.1, 0.2]}}, "new": {}, "third": {}})
+    assert command("--data.root=a") == 2
+    assert (
+        "data.root: a has 2 classes to train on, and choosing settings needs 8, two in each of"
+        in (capsys.readouterr().err)
+    )
+    assert not Path("runs").exists()
+
+
+def test_studies_of_one_name_take_no_folder_from_each_other(toy, trained_by, capsys):
+    trained_by(made_by())
+    assert command() == 0
+    Path("other").mkdir()
+    shutil.copy("toy.yaml", "other")
+    assert study.main(["other/toy.yaml"]) == 2
+    whose = Path("toy.yaml").resolve()
+    assert f"--runs: runs/studies/toy is of the study {whose}; name" in capsys.readouterr().err
+    Path("toy.yaml").unlink()  # moved
+    assert study.main(["other/toy.yaml"]) == 0
+
+
+def test_more_seeds_may_be_asked_for(toy, trained_by):
+    trained_by(made_by())
+    assert command() == 0
+    seeds = []
+    trained_by(lambda jobs: [seeds.append(job.seed) or finish(job, 0.5) for job in jobs])
+    assert command("--seeds=4") == 0
+    assert sorted(seeds) == [2, 2, 2, 3, 3, 3]
+
+
+def test_the_time_of_trainings_counts_shared_views_once(toy):
+    pace = Pace(start=10, view=0.1, step=1, image=0.5, train_images=30, test_images=20)
+    weights = ROOT / "benchmarks" / "backbones" / "glyphs" / "seed0.safetensors"
+    settings = [f"--model.weights={weights}", "--model.frozen_stages=2", "--data.cached_views=2"]
+    settings += ["--optimization.steps=7", "--evaluation.every=0"]
+    jobs = plan(["toy/table/base", "toy/table/new"], [0], Path("runs"), settings)
+    assert pace.seconds(jobs[:1]) == pytest.approx(10 + 7 + 2 * 20 * 0.5 + 30 * 2 * 0.1)
+    assert pace.seconds(jobs) == pytest.approx(2 * (10 + 7 + 2 * 20 * 0.5) + 30 * 2 * 0.1)
+    [held] = plan(["toy/table/base"], [0], Path("runs"), [*settings, "--data.split=validation"])
+    of_fold = 30 / held.command.experiment.data.folds
+    assert pace.seconds([held]) == pytest.approx(10 + 7 + of_fold * 0.5 + (30 - of_fold) * 0.2)
 
 
 @pytest.mark.parametrize(

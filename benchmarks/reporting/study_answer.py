@@ -1,0 +1,149 @@
+"""The first sentences of a study's page: which method helps, by how much, and what it costs."""
+
+from collections.abc import Mapping, Sequence
+from operator import itemgetter
+
+import numpy as np
+
+from benchmarks.reporting.verdicts import (
+    AS_GOOD,
+    EXCLUDED,
+    HARMS,
+    HELPS,
+    MAIN,
+    NEGLIGIBLE,
+    WORTH,
+    Finding,
+    Result,
+    Results,
+    name_of,
+)
+from benchmarks.settings import Comparison, StudyFile
+
+MANY = 10
+"""So many seeds are recommended where fewer leave the answer open."""
+
+
+def has_papers(study: StudyFile) -> bool:
+    """True if a comparison stands beside one of a paper."""
+    return any(of.paper or of.reported for of in study.comparisons)
+
+
+def cost(results: Results, comparison: Comparison) -> float | None:
+    """The time of a training step of `better`, as a multiple of that of `than`; None if runs did not tell."""
+    better, than = (
+        [run.get("images_per_second", 0.0) for run in results.get(row, {}).values()]
+        for row in comparison.rows()
+    )
+    known = better and than and all([*better, *than])
+    return float(np.median(than) / np.median(better)) if known else None
+
+
+def recommended(study: StudyFile, findings: Sequence[Finding], results: Results) -> str:
+    """The row to use: the best of those that are shown to help, or else of the losses alone."""
+    main = [of for of in findings if of.comparison.family == MAIN and of.tested] or findings
+    rows = {f.comparison.rows()[0] for f in main if _is_gain(f)}
+    rows = rows or {f.comparison.rows()[1] for f in main}
+    return max(rows, key=lambda row: _mean(results[row], study.primary))
+
+
+def answer(study: StudyFile, main: Sequence[Finding], results: Results) -> str:
+    """Sentences that answer the question: what helps, and by how much; if nothing, how much could be missed."""
+    tested = [f for f in main if f.tested and not f.comparison.as_good]
+    equal = [f for f in main if f.tested and f.comparison.as_good]
+    gains, harms = [f for f in tested if _is_gain(f)], [f for f in tested if HARMS in f.words]
+    one, of, verb = len(tested) == 1, f"of {len(tested)} comparisons", ("shows", "show")
+    papers, sentences = has_papers(study), []
+    if gains and papers:
+        which = "The comparison" if one else f"{len(gains)} {of}"
+        sentences.append(f"**{which} {verb[len(gains) > 1]} a gain**: {_list(study, gains)}.")
+    elif gains:
+        gains.sort(key=lambda f: -f.tested.mean if f.tested else 0.0)
+        sentences.append(f"**Yes: {'; '.join(_gain(study, f, results) for f in gains)}.**")
+    elif tested:
+        none = "The comparison shows no gain." if one else f"None {of} shows a gain."
+        decided = papers or all({NEGLIGIBLE, HARMS} & {*f.words} for f in tested)
+        if not papers:
+            none = (
+                "No: no method helps." if decided else "The data are too few to tell if one helps."
+            )
+        more = [] if decided else [_would_tell(study, tested)]
+        sentences += [f"**{none}**", *_still_allowed(study, tested), *more]
+    elif not equal:
+        why = "a run of each diverged" if main else "no main one is measured"
+        sentences.append(f"No comparison is decided: {why}.")
+    if harms:
+        sentences.append(f"**{len(harms)} {verb[len(harms) > 1]} harm**: {_list(study, harms)}.")
+    if equal:
+        good = sum(AS_GOOD in finding.words for finding in equal)
+        sentences.append(f"{good} of {len(equal)} claims to be as good as another row hold.")
+    if tested and not papers:
+        sentences += _before(study, (gains or tested)[0].comparison, results)
+    return " ".join(sentences)
+
+
+def _is_gain(finding: Finding) -> bool:
+    return bool({HELPS, WORTH} & {*finding.words})
+
+
+def _mean(runs: Mapping[int, Result], metric: str, of: str = "metrics") -> float:
+    """In percent; 0 if no run has it."""
+    values = [run[of][metric] for run in runs.values() if metric in (run.get(of) or {})]
+    return 100 * float(np.mean(values or [0.0]))
+
+
+def _gain(study: StudyFile, finding: Finding, results: Results) -> str:
+    better, than = (results[row] for row in finding.comparison.rows())
+    before, after = _mean(than, study.primary), _mean(better, study.primary)
+    ratio = cost(results, finding.comparison)
+    at = "" if ratio is None else f", at {ratio:.2f} times the time of a step"
+    return f"{_list(study, [finding])} (from {before:.2f} to {after:.2f} %){at}"
+
+
+def _would_tell(study: StudyFile, tested: Sequence[Finding]) -> str:
+    """The seeds and classes that would narrow the widest interval."""
+    widest = max((f.tested for f in tested if f.tested), key=lambda one: one.half_width)
+    if study.seeds.count >= MANY or not widest.has_interval:
+        return "More classes to train and to test on would tell."
+    return (
+        f"More classes would tell, or more seeds: {MANY} of them (`--seeds {MANY}`) would make the widest interval "
+        f"some ±{widest.expected(MANY):.1f} instead of ±{widest.half_width:.1f}."
+    )
+
+
+def _before(study: StudyFile, comparison: Comparison, results: Results) -> list[str]:
+    """The network as it is, which training must beat."""
+    better, than = (results[row] for row in comparison.rows())
+    before, base = (_mean(than, study.primary, of) for of in ("before_training", "metrics"))
+    if not before:
+        return []
+    told = f"The network before any training has {before:.2f} %, that of `{comparison.rows()[1]}` {base:.2f} %"
+    pays = before <= max(base, _mean(better, study.primary))
+    return [f"{told}." if pays else f"{told}: on these images, training does not pay."]
+
+
+def _list(study: StudyFile, findings: Sequence[Finding]) -> str:
+    return "; ".join(
+        f"{f.comparison.claim}, {f.tested.points()} points of {name_of(study.metric(f.comparison))}"
+        for f in findings
+        if f.tested
+    )
+
+
+def _still_allowed(study: StudyFile, tested: Sequence[Finding]) -> list[str]:
+    known = [(f.tested.limits()[1], f) for f in tested if f.tested and f.tested.has_interval]
+    count = len(tested) - len(known)
+    has = "have" if count > 1 else "has"
+    equal = f"{count} {has} fewer than five differences, all equal, and no interval."
+    if not known:
+        return [equal]
+    limit, best = max(known, key=itemgetter(0))
+    claimed = [f for f in tested if (f.comparison.reported_gain() or 0) > 0]
+    excluded = sum(EXCLUDED in finding.words for finding in claimed)
+    of_papers = f", and half of the paper's gain is excluded in {excluded} of {len(claimed)}"
+    metric = name_of(study.metric(best.comparison))
+    allowed = (
+        f"The largest gain that a 95 % interval still allows is {max(0.0, limit):.2f} points of {metric} "
+        f"({best.comparison.claim}){of_papers * bool(claimed)}."
+    )
+    return [allowed, equal] if count else [allowed]

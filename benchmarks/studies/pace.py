@@ -1,0 +1,84 @@
+"""The time of a study, before it starts: the parts of a training are timed on its images."""
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from typing import Any, NamedTuple
+
+import psutil
+import torch
+
+from benchmarks.settings import parse
+from benchmarks.studies.jobs import Job
+from benchmarks.training import TrainingState, build_parts, start
+
+STEPS = 4
+
+
+class Pace(NamedTuple):
+    """Seconds until a run's first step, for a kept view, a step and a test image, and the numbers of images."""
+
+    start: float
+    view: float
+    step: float
+    image: float
+    train_images: int
+    test_images: int
+
+    def seconds(self, jobs: Sequence[Job]) -> float:
+        """The time of trainings one by one; those of one seed and the same classes share their views."""
+        total, kept = 0.0, set()
+        for job in jobs:
+            experiment, data = job.command.experiment, job.command.experiment.data
+            part = 1 / data.folds if data.split == "validation" else 0.0
+            points = experiment.evaluation.every and job.steps // experiment.evaluation.every + 1
+            tested = self.train_images * part if part else 2 * self.test_images
+            tested += points * 2 * self.test_images
+            total += self.start + job.steps * self.step + tested * self.image
+            if (views := (job.seed, data.split, data.fold)) not in kept:
+                kept.add(views)
+                total += self.view * (data.cached_views or 0) * self.train_images * (1 - part)
+        return total
+
+
+def measure(job: Job) -> Pace:
+    """Take a few steps of a training, in a process of its own; nothing is written."""
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        return pool.submit(_measure, [*job.settings, f"--output={job.folder}"]).result()
+
+
+def _measure(settings: Sequence[str]) -> Pace:
+    experiment = parse(settings).experiment
+    accelerator = start(experiment)
+    model, (train, test, _), loss, sampler = build_parts(experiment, accelerator)
+    state = TrainingState.prepare(accelerator, experiment, model, loss)
+    begun = time.time() - psutil.Process().create_time()
+
+    def timed(work: Callable[[], Any]) -> tuple[float, Any]:
+        since = time.perf_counter()
+        found = work()
+        torch.ones((), device=accelerator.device).item()  # waits for a GPU
+        return time.perf_counter() - since, found
+
+    read, items = timed(lambda: [train[key] for key in sampler.batch(0)])
+    inputs = torch.stack([item[0] for item in items]).to(accelerator.device, state.dtype)
+    labels = torch.tensor([int(item[1]) for item in items], device=accelerator.device)
+    with torch.no_grad(), accelerator.autocast():
+        state.model(inputs)  # the first one allocates
+        image = read + timed(lambda: state.model(inputs))[0]
+        view, cached = 0.0, {}
+        if experiment.data.cached_views is not None:
+            below, inputs = timed(lambda: model.frozen_stages.lower(inputs))
+            view, read, cached = read + below, 0.0, {"cached": True}
+
+    def step() -> None:
+        accelerator.backward(state.loss(state.model(inputs, **cached), labels))
+        state.optimizer.step()
+        state.optimizer.zero_grad()
+
+    state.model.train()
+    step()
+    steps = [timed(step)[0] for _ in range(STEPS)]
+    n, whole = len(items), read + sum(steps) / STEPS
+    return Pace(begun, view / n, whole, image / n, len(train), len(test))
