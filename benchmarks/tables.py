@@ -1,6 +1,6 @@
 """A paper's table with our results beside its numbers, or a paper's figure from our runs.
 
-    python -m benchmarks.tables PAPER/TABLE [--runs FOLDER ...] [--format markdown|latex] [--output FILE]
+    python -m benchmarks.tables PAPER/TABLE [--runs FOLDER ...] [--format markdown] [--output FILE]
     python -m benchmarks.tables PAPER/FIGURE --figure FILE [--runs FOLDER ...]
 
 Runs are found by their run.json below the folders. A row is the mean over seeds: its runs differ in no other
@@ -24,7 +24,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("table", metavar="PAPER/TABLE")
     parser.add_argument("--runs", nargs="+", type=Path, metavar="FOLDER", help="default: runs")
-    parser.add_argument("--format", choices=("terminal", "markdown", "latex"))
+    parser.add_argument("--format", choices=("terminal", "markdown"))
     parser.add_argument("--output", type=Path, metavar="FILE", help="default: the terminal")
     drawn = "also draw the figure: png, svg or pdf, by the suffix"
     parser.add_argument("--figure", type=Path, metavar="FILE", help=drawn)
