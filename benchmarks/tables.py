@@ -7,7 +7,6 @@ Runs are found by their run.json below the folders. A row is the mean over seeds
 setting that can change a number. A run whose settings differ from the recipe's is *stale*: docs/tables.md.
 """
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,11 +16,7 @@ from benchmarks import console, records, reporting, settings
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the table or write it to a file; return 2 if the table or a folder does not exist."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.tables",
-        description=__doc__,
-        formatter_class=console.HelpFormatter,
-    )
+    parser = console.command_parser("tables", __doc__)
     parser.add_argument("table", metavar="PAPER/TABLE")
     parser.add_argument("--runs", nargs="+", type=Path, metavar="FOLDER", help="default: runs")
     parser.add_argument("--format", choices=("terminal", "markdown"))
