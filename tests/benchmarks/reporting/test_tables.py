@@ -253,17 +253,6 @@ def test_overridden_runs_are_stale(make: Make, show: Show) -> None:
     assert f"* note 1: toy/table1/base: {said}" in text
 
 
-def test_runs_of_an_older_recipe_are_stale(make: Make, show: Show, recipes: Path) -> None:
-    make("base", 0, 0.48)
-    changed = recipe_files.merge(CONTENT, {"shared": {"optimization": {"learning_rate": 0.5}}})
-    (recipes / "table1.yaml").write_text(yaml.safe_dump(changed, sort_keys=False))
-    text = show()
-    assert lines(text)[1:3] == [("base", "paper", "49.5"), ("", "ours, stale (note 1)", "48.00")]
-    assert "optimization.learning_rate is 0.001 in these runs, 0.5 in the recipe" in text
-    assert "* 0 of 4 rows have runs of" in text
-    assert "sweep toy/table1/base " in text
-
-
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
