@@ -29,9 +29,9 @@ from pathlib import Path
 # Light: torch is imported by what a command calls.
 from benchmarks import records, reporting, studies
 from benchmarks.console import (
-    HelpFormatter,
     OwnedFolder,
     at_least,
+    command_parser,
     leave,
     signals_handled,
     split_settings,
@@ -61,12 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.fair",
-        description=__doc__,
-        formatter_class=HelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = command_parser("fair", __doc__)
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     told = {
         "search": (_search, "find settings on validation classes"),

@@ -6,7 +6,6 @@ Runs of one label are one method with several seeds. Their mean carries the half
 Student-t interval; methods are compared by paired differences over the seeds that both have.
 """
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,11 +15,7 @@ from benchmarks import console, records, reporting
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the tables and the path of the HTML file; return 2 if the runs cannot be compared."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.report",
-        description=__doc__,
-        formatter_class=console.HelpFormatter,
-    )
+    parser = console.command_parser("report", __doc__)
     parser.add_argument("folders", nargs="+", type=Path, metavar="RUN_FOLDER")
     where = "default: report.html in the run folder, comparison.html in the first of several"
     parser.add_argument("--output", type=Path, metavar="FILE.html", help=where)

@@ -159,7 +159,7 @@ def _train(
         print(_forecast(left, pace, ended, options.jobs or 2))
         study.register(queue)
         launcher = studies.launcher(options, study.runs, jobs=2)
-        later = sum(job.steps for job in left) - sum(job.steps for job in queue)
+        later = len(left) - len(queue)
         stopped_by = studies.Queue(queue, launcher, redo_stale=True, later=later).run()
         study.keep_finished()
         if stopped_by is not None:

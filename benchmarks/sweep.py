@@ -21,17 +21,12 @@ from pathlib import Path
 
 # Light: torch is imported when runs are planned.
 from benchmarks import studies
-from benchmarks.console import HelpFormatter, at_least, leave, signals_handled, split_settings
+from benchmarks.console import at_least, command_parser, leave, signals_handled, split_settings
 from benchmarks.settings import ConfigError
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.sweep",
-        description=__doc__,
-        formatter_class=HelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = command_parser("sweep", __doc__)
     parser.add_argument("recipes", nargs="+", metavar="RECIPE")
     parser.add_argument(
         "--seeds",

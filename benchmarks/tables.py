@@ -1,13 +1,12 @@
 """A paper's table with our results beside its numbers, or a paper's figure from our runs.
 
-    python -m benchmarks.tables PAPER/TABLE [--runs FOLDER ...] [--format markdown|latex] [--output FILE]
+    python -m benchmarks.tables PAPER/TABLE [--runs FOLDER ...] [--format markdown] [--output FILE]
     python -m benchmarks.tables PAPER/FIGURE --figure FILE [--runs FOLDER ...]
 
 Runs are found by their run.json below the folders. A row is the mean over seeds: its runs differ in no other
 setting that can change a number. A run whose settings differ from the recipe's is *stale*: docs/tables.md.
 """
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,14 +16,10 @@ from benchmarks import console, records, reporting, settings
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the table or write it to a file; return 2 if the table or a folder does not exist."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.tables",
-        description=__doc__,
-        formatter_class=console.HelpFormatter,
-    )
+    parser = console.command_parser("tables", __doc__)
     parser.add_argument("table", metavar="PAPER/TABLE")
     parser.add_argument("--runs", nargs="+", type=Path, metavar="FOLDER", help="default: runs")
-    parser.add_argument("--format", choices=("terminal", "markdown", "latex"))
+    parser.add_argument("--format", choices=("terminal", "markdown"))
     parser.add_argument("--output", type=Path, metavar="FILE", help="default: the terminal")
     drawn = "also draw the figure: png, svg or pdf, by the suffix"
     parser.add_argument("--figure", type=Path, metavar="FILE", help=drawn)

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ._loss_copies import WrapperLoss
+from ._pca import is_pca, principal_components
 from ._precision import full_precision
 from ._summed_products import Activations
 from .distributed import gather_parts
@@ -214,15 +215,14 @@ class HORDELoss(WrapperLoss):
         Raises:
             ValueError: unless they are as wide as `descriptor` makes them.
         """
-        names = self._sub_loss_names()
-        rest = descriptors.shape[-1] - self.embedding_size
-        width, left = divmod(rest, self.order - 1)
+        width, left = divmod(descriptors.shape[-1] - self.embedding_size, self.order - 1)
         if descriptors.ndim != 2 or left or width not in (self.embedding_size, self.moment_dim):
             raise ValueError(
                 f"descriptors: expected the output of descriptor(), got shape {tuple(descriptors.shape)}"
             )
         widths = [self.embedding_size] + [width] * (self.order - 1)
-        return dict(zip(names, torch.split(descriptors, widths, dim=1), strict=True))
+        orders = torch.split(descriptors, widths, dim=1)
+        return dict(zip(self._sub_loss_names(), orders, strict=True))
 
     @torch.no_grad()
     def fit_pca(self, descriptors: Tensor, size: int | None = None) -> None:
@@ -246,17 +246,7 @@ class HORDELoss(WrapperLoss):
                 f"descriptors: expected a matrix of more than {size} rows and at least {size} columns "
                 f"(size={size}), got shape {tuple(descriptors.shape)}"
             )
-        x = descriptors.double()
-        mean = x.mean(dim=0)
-        x = x - mean
-        if len(x) < x.shape[1]:  # the smaller of the two matrices with the same eigenvalues
-            components = F.normalize(x.T @ _leading_eigenvectors(x @ x.T, size), dim=0)
-        else:
-            components = _leading_eigenvectors(x.T @ x, size)
-        # An eigenvector has no sign of its own: fix it, so that the same data give the same PCA.
-        largest = components.gather(0, components.abs().argmax(dim=0, keepdim=True))
-        self.pca_mean = mean.to(descriptors.dtype)
-        self.pca_components = (components * largest.sign()).to(descriptors.dtype)
+        self.pca_mean, self.pca_components = principal_components(descriptors, size)
 
     def reduce(self, descriptors: Tensor) -> Tensor:
         """Map descriptors (M, D) to their principal components (M, size).
@@ -280,7 +270,7 @@ class HORDELoss(WrapperLoss):
         _, strict, *_, errors = args
         names = ("pca_mean", "pca_components")  # exist once fitted, in the size chosen then
         found = [state_dict.get(prefix + name) for name in names]
-        if not _is_pca(*found):
+        if not is_pca(*found):
             came = " and ".join(
                 "nothing" if x is None else f"{tuple(x.shape)} {x.dtype}" for x in found
             )
@@ -296,22 +286,10 @@ class HORDELoss(WrapperLoss):
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 
-def _is_pca(mean: Tensor | None, components: Tensor | None) -> bool:
-    if mean is None or components is None:
-        return mean is components
-    floating = mean.is_floating_point() and components.is_floating_point()
-    return floating and components.ndim == 2 and mean.shape == components.shape[:1]
-
-
 def _embedding(in_features: int, out_features: int) -> nn.Linear:
     linear = nn.Linear(in_features, out_features, bias=False)
     nn.init.xavier_uniform_(linear.weight)
     return linear
-
-
-def _leading_eigenvectors(symmetric: Tensor, count: int) -> Tensor:
-    vectors: Tensor = torch.linalg.eigh(symmetric).eigenvectors
-    return vectors.flip(1)[:, :count]
 
 
 def _weights(order_weights: float | Sequence[float] | str, order: int) -> list[float]:

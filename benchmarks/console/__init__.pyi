@@ -2,6 +2,7 @@ from .arguments import (
     HelpFormatter as HelpFormatter,
     at_least as at_least,
     columns as columns,
+    command_parser as command_parser,
     say as say,
     split_settings as split_settings,
 )

@@ -26,6 +26,16 @@ class HelpFormatter(argparse.HelpFormatter):
         )
 
 
+def command_parser(name: str, description: str | None) -> argparse.ArgumentParser:
+    """A parser of `python -m benchmarks.NAME`, which takes no abbreviations."""
+    return argparse.ArgumentParser(
+        prog=f"python -m benchmarks.{name}",
+        description=description,
+        formatter_class=HelpFormatter,
+        allow_abbrev=False,
+    )
+
+
 def columns(rows: Sequence[Sequence[str]]) -> str:
     """Rows of cells as lines of text, every column as wide as its widest cell."""
     return tabulate(rows, tablefmt="plain", disable_numparse=True)

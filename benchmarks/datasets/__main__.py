@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.console import HelpFormatter, PrintableError, at_least, columns
+from benchmarks.console import PrintableError, at_least, columns, command_parser
 from benchmarks.datasets.catalogue import IMAGE_DATASETS
 from benchmarks.datasets.fetch import fetch_file, unpack
 from benchmarks.datasets.listing import DatasetError, DatasetInfo, load
@@ -24,9 +24,7 @@ RESULTS = {True: "ok", False: "FAILED", None: ""}
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return the exit status; a usage error raises SystemExit, as in argparse."""
-    parser = argparse.ArgumentParser(
-        "python -m benchmarks.datasets", description=__doc__, formatter_class=HelpFormatter
-    )
+    parser = command_parser("datasets", __doc__)
     parser.add_argument("command", choices=["download", "verify"])
     parser.add_argument("name", choices=[*IMAGE_DATASETS, "folder"])
     parser.add_argument("--data.root", dest="root", type=Path, metavar="DIR", required=True)

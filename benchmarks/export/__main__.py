@@ -6,7 +6,6 @@ Only the network of the last checkpoint is exported, without loss or regularizer
 embedding layer: docs/export.md.
 """
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,9 +17,7 @@ FORMATS = ("timm", "onnx")
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the files with their errors, and return the exit status: 2 if nothing was written."""
-    parser = argparse.ArgumentParser(
-        "python -m benchmarks.export", description=__doc__, formatter_class=console.HelpFormatter
-    )
+    parser = console.command_parser("export", __doc__)
     parser.add_argument("run", type=Path, metavar="RUN_FOLDER")
     parser.add_argument("--output", type=Path, required=True, metavar="FOLDER", help="new or empty")
     parser.add_argument(

@@ -1,10 +1,8 @@
 """Methods of runs on several folds and seeds, under the fair protocol: docs/protocols.md."""
 
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -17,8 +15,6 @@ from benchmarks.records import (
     damage_named,
     has_diverged,
     load_run,
-    read_json,
-    write_json,
 )
 from benchmarks.reporting.comparison import difference_table, metric_table
 from benchmarks.reporting.paired import Metrics
@@ -53,7 +49,7 @@ class Method:
 
 
 def read_method(folder: Path) -> Method:
-    """Load the results of an evaluation; measure ensembles that are not measured yet.
+    """Load the results of an evaluation, and measure its ensembles.
 
     Raises:
         ValueError: if the folder holds none, or runs that do not belong together.
@@ -94,8 +90,8 @@ def _add_seed(method: Method, seed: int, models: Sequence[Run]) -> None:
                 f"{run.folder}: its {setting} is not that of {first.folder}; the runs of a method "
                 "differ in seed and fold alone"
             )
-    together = _ensemble(folder / f"seed{seed}-ensemble.json", models)
-    method.dimension = together["dimension"] // folds
+    together, dimension = _ensemble(models)
+    method.dimension = dimension // folds
     selected = [run.info["selection"] for run in models]
     metrics = [run.info["metrics"] for run in models]
     single = {key: float(np.mean([of[key] for of in metrics])) for key in metrics[0]}
@@ -103,7 +99,7 @@ def _add_seed(method: Method, seed: int, models: Sequence[Run]) -> None:
         selected[0]["metric"]: float(np.mean([one["value"] for one in selected]))
     }
     method.numbers["single"][seed] = single
-    method.numbers["ensemble"][seed] = {key: together["metrics"][key] for key in single}
+    method.numbers["ensemble"][seed] = {key: together[key] for key in single}
 
 
 def _differing(runs: Sequence[Run]) -> list[str]:
@@ -113,13 +109,8 @@ def _differing(runs: Sequence[Run]) -> list[str]:
     return list(dict.fromkeys(change.key for one in changes for change in one))
 
 
-def _ensemble(path: Path, runs: Sequence[Run]) -> dict[str, Any]:
-    """The metrics of the ensemble of the runs' models, read from the file or written to it."""
-    of = [run.info["finished"] for run in runs]
-    with suppress(OSError, ValueError):  # missing or damaged
-        known = read_json(path)
-        if known["of"] == of:
-            return known
+def _ensemble(runs: Sequence[Run]) -> tuple[Metrics, int]:
+    """The metrics of the ensemble of the runs' models, and its dimension."""
     parts, first = [], dict[str, torch.Tensor]()
     for run in runs:
         vectors_of_run = run.file(EMBEDDINGS)
@@ -136,9 +127,7 @@ def _ensemble(path: Path, runs: Sequence[Run]) -> dict[str, Any]:
     )
     if settings["clustering"]:
         metrics |= cluster_metrics(vectors, labels)
-    found = {"of": of, "models": len(runs), "dimension": vectors.shape[1], "metrics": metrics}
-    write_json(path, found)
-    return found
+    return metrics, vectors.shape[1]
 
 
 def fair_comparison(methods: Sequence[Method], expected_seeds: int) -> str:

@@ -1,12 +1,11 @@
-"""Tables, and pages of them: on the terminal, in Markdown and in LaTeX."""
+"""Tables, and pages of them: on the terminal and in Markdown."""
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from shutil import get_terminal_size
 from textwrap import fill
 
-from tabulate import LATEX_ESCAPE_RULES, tabulate
+from tabulate import tabulate
 
 WIDTH = get_terminal_size().columns
 """Columns of the terminal; 80 if there is none."""
@@ -54,11 +53,7 @@ class Table:
                 blocks.append([*range(self.names)])
             blocks[-1].append(column)
         shown = ([[row[c] for c in block] for row in (header, *rows)] for block in blocks)
-        return "\n\n".join(self._printed(rows, "plain") for rows in shown)
-
-    def latex(self) -> str:
-        rows = [[re.sub(r"^-(?=\d)", "\N{MINUS SIGN}", cell) for cell in row] for row in self.rows]
-        return self._printed(rows, "latex_booktabs", self.header)
+        return "\n\n".join(map(self._aligned, shown))
 
     def _rows(self, best: str, other: str) -> list[list[str]]:
         return [
@@ -69,13 +64,11 @@ class Table:
             for i, row in enumerate(self.rows)
         ]
 
-    def _printed(self, rows: list[list[str]], form: str, header: Sequence[str] = ()) -> str:
-        width = len(rows[0] if rows else header)
+    def _aligned(self, rows: list[list[str]]) -> str:
         return tabulate(
             rows,
-            header,
-            tablefmt=form,
-            colalign=["left"] * self.names + ["right"] * (width - self.names),
+            tablefmt="plain",
+            colalign=["left"] * self.names + ["right"] * (len(rows[0]) - self.names),
             disable_numparse=True,
             preserve_whitespace=True,
         )
@@ -102,20 +95,6 @@ class Page:
     def markdown(self) -> str:
         parts = [block.markdown() if isinstance(block, Table) else block for block in self.blocks]
         return "\n\n".join([f"## {self.title}", *parts]) + "\n"
-
-    def latex(self) -> str:
-        """The tables in LaTeX, with all else as comments; the heading of a table goes into its caption."""
-        parts, above = ["% \\usepackage{booktabs}"], ""
-        for block in self.blocks:
-            if isinstance(block, str):
-                above = block.lstrip("# ")
-                lines = [line for line in block.splitlines() if "```" not in line]
-                parts.append("\n".join(f"% {line.lstrip('#* ')}" for line in lines))
-                continue
-            caption = f"{self.title} ({above})".translate(str.maketrans(LATEX_ESCAPE_RULES))
-            start = f"\\begin{{table}}\n\\centering\\footnotesize\n\\caption{{{caption}}}"
-            parts.append(f"{start}\n{block.latex()}\n\\end{{table}}")
-        return "\n\n".join(parts) + "\n"
 
 
 def _folded(block: str) -> str:

@@ -3,14 +3,13 @@
 python -m benchmarks.speed [CASE ...] [--tiny] [--output docs/speed.md]
 """
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
-from benchmarks.console import HelpFormatter
+from benchmarks.console import command_parser
 from benchmarks.records import replace_file
 from benchmarks.speed.cases import CASES
 from benchmarks.speed.measuring import current_device, origin, section
@@ -27,9 +26,7 @@ the first row. Memory is the peak of a call, without its inputs and its results.
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.speed", description=__doc__, formatter_class=HelpFormatter
-    )
+    parser = command_parser("speed", __doc__)
     names = ", ".join(CASES)
     parser.add_argument("cases", nargs="*", metavar="CASE", help=f"one of {names}; default: all")
     text = "use tiny sizes, only to show that it runs"

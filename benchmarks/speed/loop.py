@@ -10,7 +10,6 @@ a plain `DataLoader` that has as many workers and knows all batches beforehand. 
 the other fetch some batches ahead. The first turns do not count; evaluations and checkpoints are left out.
 """
 
-import argparse
 import sys
 import tempfile
 import time
@@ -26,7 +25,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from benchmarks import building
-from benchmarks.console import HelpFormatter, at_least, ignore_signals, workers_dismissed
+from benchmarks.console import at_least, command_parser, ignore_signals, workers_dismissed
 from benchmarks.datasets import DatasetError
 from benchmarks.records import NonFiniteError
 from benchmarks.run import OngoingRun
@@ -42,12 +41,7 @@ TARGET = Target(time=1 / 0.95)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.speed.loop",
-        description=__doc__,
-        formatter_class=HelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = command_parser("speed.loop", __doc__)
     parser.add_argument("--recipe", default=RECIPE, help="default: %(default)s")
     parser.add_argument("--rounds", type=at_least(1), default=7, metavar="R", help="default: 7")
     text = "steps of a turn; default: 40"

@@ -8,7 +8,6 @@ import sys
 import time
 from argparse import Namespace
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 from uuid import uuid4
@@ -53,9 +52,8 @@ def execute(
     # Where Ray was started with SIGINT ignored, as by a script in the background, it could cancel nothing.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     before = record.read_bytes() if record.exists() else b""
-    asked, process, place = False, start(command, log, folder), place_of(log)
+    asked, process = False, start(command, log, folder)
     try:
-        place.write_text(socket.gethostname())
         while process.poll() is None:
             try:
                 time.sleep(POLL)
@@ -65,7 +63,6 @@ def execute(
     finally:
         process.terminate()
         status = process.wait()
-        place.unlink(missing_ok=True)
     now = record.read_bytes() if record.exists() else b""
     stopped = now != before and json.loads(now)["status"] == "stopped"
     saved = (128 + signal.SIGINT, 128 + signal.SIGTERM)
@@ -74,11 +71,6 @@ def execute(
     if not asked and status == IN_USE and retries:
         return execute(command, log, folder, record, retries - 1)
     return status
-
-
-def place_of(log: Path) -> Path:
-    """The file that says on which node a run is at work."""
-    return log.with_suffix(".node")
 
 
 def look_for(marker: Path, content: str, paths: Sequence[Path]) -> Callable[[], str | None]:
@@ -183,14 +175,8 @@ class Cluster:
         ray.shutdown()
 
     def start(self, command: Sequence[str], job: Job) -> Task:
-        place_of(job.log).unlink(missing_ok=True)
         log, record = job.log.resolve(), (job.folder / "run.json").resolve()
         return Task(self.task.remote(command, log, Path.cwd(), record), job.log)
-
-    def node(self, job: Job) -> str | None:
-        with suppress(OSError):  # it waits, or has just ended
-            return place_of(job.log).read_text()
-        return None
 
     def _check_nodes(self) -> None:
         """Raise a ConfigError unless all nodes see the runs and one is large enough."""

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
@@ -15,7 +16,7 @@ from benchmarks.settings import Change, Command, changes_of_results, parse
 
 IN_USE = 3  # exit status of benchmarks/run.py if another process writes the run folder
 
-TAIL = 4096  # bytes of a file that are read for its last line
+TAIL = 4096  # bytes of a log that are read for its last line
 
 
 @dataclass
@@ -39,7 +40,6 @@ class Job:
     log_begin: int = 0
     status: str = "not started"
     why: str | None = None
-    steps_done: int = 0
 
     @cached_property
     def command(self) -> Command:
@@ -57,10 +57,6 @@ class Job:
     @property
     def seed(self) -> int:
         return self.command.experiment.seed
-
-    @property
-    def steps(self) -> int:
-        return self.command.experiment.optimization.steps
 
     @cached_property
     def weights(self) -> dict[str, str] | None:
@@ -113,23 +109,10 @@ class Job:
         record = None if refused else self.record()
         if record is not None and record["status"] == "failed" and record.get("error"):
             return f"{record['error']}"
-        lines = [line.decode(errors="replace").strip() for line in _tail(self.log, self.log_begin)]
-        said = [line for line in lines if not line.startswith("$ ")]
+        lines: list[str] = []
+        with suppress(FileNotFoundError), self.log.open("rb") as log:  # a signal came before it
+            log.seek(max(self.log_begin, log.seek(0, os.SEEK_END) - TAIL))
+            lines = log.read().decode(errors="replace").splitlines()
+        said = [line.strip() for line in lines if not line.startswith("$ ")]
         errors = [line for line in said if line.startswith("error: ")]  # a launcher may say more
         return next((line for line in reversed(errors or said) if line), "it said nothing")
-
-    def last_step(self) -> int:
-        """The last step that it has recorded, as far as its table can be read."""
-        last = _tail(self.folder / "records" / "training.csv")[-1:]
-        step = last[0].split(b",", 1)[0][:20] if last else b""
-        return min(int(step), self.steps) if step.isdigit() else 0  # else the header
-
-
-def _tail(path: Path, begin: int = 0) -> list[bytes]:
-    """The last whole lines of a file, behind a position; [] if it cannot be read."""
-    try:
-        with path.open("rb") as file:
-            file.seek(max(begin, file.seek(0, os.SEEK_END) - TAIL))
-            return [line for line in file.read().splitlines(keepends=True) if line.endswith(b"\n")]
-    except OSError:
-        return []

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from itertools import islice
 from pathlib import Path
+from textwrap import shorten
 from typing import Any, Self, TypeVar
 
 from tqdm import tqdm
@@ -14,6 +15,8 @@ from tqdm import tqdm
 from benchmarks.console import StopRequest
 from benchmarks.studies.jobs import Job
 from benchmarks.studies.processes import POLL, RUN, start
+
+LONGEST = 60  # characters of the names of the runs at work
 
 SAVING = 60  # seconds that a run whose launcher is gone may take to save
 
@@ -32,10 +35,6 @@ class Here:
     def start(self, command: Sequence[str], job: Job) -> Any:
         """Start a run; the result has `wait` and `terminate`, as a Popen."""
         return start(command, job.log)
-
-    def node(self, job: Job) -> str | None:
-        """The name of the node where a run is at work, if there are several; None while it waits for one."""
-        return ""
 
 
 class Launcher:
@@ -82,11 +81,10 @@ class Launcher:
         work: Callable[[Item], Any],
         items: Iterable[Item],
         bar: "tqdm[Any]",
-        look: Callable[[], None] = lambda: None,
     ) -> Iterator[tuple[Item, Future[Any]]]:
         """Do the work for items, `jobs` of them at once in threads, and hand on each as it ends.
 
-        Once there is a signal, no further one is begun. The bar shows what runs; `look` is called in between.
+        Once there is a signal, no further one is begun. The bar shows what runs.
         """
         left: dict[Future[Any], Item] = {}
         items, shown = iter(items), ""
@@ -98,9 +96,7 @@ class Launcher:
                 return
             done, _ = wait(left, timeout=POLL, return_when=FIRST_COMPLETED)
             self._answer()
-            look()
-            names = [f"{job.name} on {on}" if on else job.name for job, on in self.at_work()]
-            if (said := "; ".join(names)) != shown:
+            if (said := shorten("; ".join(self.at_work()), LONGEST)) != shown:
                 bar.set_description(shown := said)
             for future in done:
                 yield left.pop(future), future
@@ -131,12 +127,10 @@ class Launcher:
         job.seconds = time.monotonic() - begun
         return True
 
-    def at_work(self) -> list[tuple[Job, str]]:
-        """The runs at work, with their nodes."""
+    def at_work(self) -> list[str]:
+        """The names of the runs that were started, and have not ended."""
         with self._lock:
-            jobs = [job for job, _ in self._at_work.values()]
-        nodes = [self.machines.node(job) for job in jobs]
-        return [(job, on) for job, on in zip(jobs, nodes, strict=True) if on is not None]
+            return [job.name for job, _ in self._at_work.values()]
 
     def _answer(self) -> None:
         while self._answered < self.stop.requests:

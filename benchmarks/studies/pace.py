@@ -28,17 +28,20 @@ class Pace(NamedTuple):
 
     def seconds(self, jobs: Sequence[Job]) -> float:
         """The time of trainings one by one; those of one seed and the same classes share their views."""
-        total, kept = 0.0, set()
+        total, kept = 0.0, set[Any]()
         for job in jobs:
             experiment, data = job.command.experiment, job.command.experiment.data
             part = 1 / data.folds if data.split == "validation" else 0.0
             points = experiment.evaluation.every and job.steps // experiment.evaluation.every + 1
-            tested = self.train_images * part if part else 2 * self.test_images
-            tested += points * 2 * self.test_images
+            unseen = self.train_images * part if part else self.test_images
+            tested = unseen * (1 if part else 2) + points * 2 * self.test_images
             total += self.start + job.steps * self.step + tested * self.image
-            if (views := (job.seed, data.split, data.fold)) not in kept:
-                kept.add(views)
-                total += self.view * (data.cached_views or 0) * self.train_images * (1 - part)
+            if data.cached_views is not None:  # and the test views of all images
+                trained = self.train_images * (1 - part) * (data.cached_views + 1)
+                views = {("test", data.split, data.fold): unseen}
+                views[job.seed, data.split, data.fold] = trained
+                total += self.view * sum(n for of, n in views.items() if of not in kept)
+                kept |= set(views)
         return total
 
 
@@ -66,11 +69,11 @@ def _measure(settings: Sequence[str]) -> Pace:
     labels = torch.tensor([int(item[1]) for item in items], device=accelerator.device)
     with torch.no_grad(), accelerator.autocast():
         state.model(inputs)  # the first one allocates
-        image = read + timed(lambda: state.model(inputs))[0]
         view, cached = 0.0, {}
         if experiment.data.cached_views is not None:
             below, inputs = timed(lambda: model.frozen_stages.lower(inputs))
             view, read, cached = read + below, 0.0, {"cached": True}
+        image = read + timed(lambda: state.model(inputs, **cached))[0]
 
     def step() -> None:
         accelerator.backward(state.loss(state.model(inputs, **cached), labels))

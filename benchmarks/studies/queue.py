@@ -17,14 +17,14 @@ class Queue:
 
     Args:
         redo_stale: Move stale runs aside, and run them again.
-        later: Steps of jobs that follow in another queue: the bar shows the time until their end.
+        later: Number of jobs that follow in another queue: the bar shows the time until their end.
     """
 
     def __init__(
         self, jobs: Sequence[Job], launcher: Launcher, *, redo_stale: bool = False, later: int = 0
     ) -> None:
         self.jobs, self.launcher, self.redo_stale = jobs, launcher, redo_stale
-        self.steps = sum(job.steps for job in jobs) + later
+        self.total = len(jobs) + later
 
     def run(self) -> int | None:
         """Run what is left; the signal that stopped it, if one did.
@@ -32,10 +32,10 @@ class Queue:
         Raises:
             ConfigError: if no run can be started.
         """
-        about = {"total": self.steps, "unit": "step", "smoothing": 0}  # all steps so far
+        about = {"total": self.total, "unit": "run", "smoothing": 0}  # all runs so far
         with self.launcher as launcher, progress_bar(**about) as self.bar:
             left = [job for job in self.jobs if self._is_left(job)]
-            for job, future in launcher.each(launcher.run, left, self.bar, self._look):
+            for job, future in launcher.each(launcher.run, left, self.bar):
                 self._look_back(job, future)
         return launcher.stop.signal
 
@@ -69,16 +69,11 @@ class Queue:
         finally:
             folder.close()
 
-    def _look(self) -> None:
-        for job, _ in self.launcher.at_work():
-            self._advance(job, job.last_step())
-
     def _look_back(self, job: Job, was_started: Future[bool]) -> None:
         """Report the end of a run."""
         try:
             if not was_started.result():
                 return
-            self._advance(job, job.last_step())
             if (code := job.exit_status) == 0 and job.is_finished():
                 self._end(job, "finished", f"finished in {job.duration}")
             elif self.launcher.stop.signal is not None and code != IN_USE:
@@ -97,15 +92,9 @@ class Queue:
     def _end(self, job: Job, status: str, said: str, why: str | None = None) -> None:
         job.status = status
         self.bar.write(printable(f"{job.name}: {said}"))
-        if status in ("finished", "was finished"):
-            self._advance(job, job.steps)
-        else:
+        self.bar.update()
+        if status not in ("finished", "was finished"):
             job.why = why or said
-            self.bar.total -= job.steps - job.steps_done  # which nobody will do now
-
-    def _advance(self, job: Job, step: int) -> None:
-        self.bar.update(step - job.steps_done)
-        job.steps_done = step
 
 
 def some_are_missing(jobs: Sequence[Job]) -> bool:

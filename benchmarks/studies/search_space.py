@@ -11,7 +11,6 @@ in brackets.
 
 import math
 import re
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -67,16 +66,9 @@ def _distribution(place: str, given: Any) -> BaseDistribution:
     )
 
 
-def corners(space: Space) -> list[dict[str, Any]]:
-    """Few settings in which every end of a range and every choice occurs."""
-    values: dict[str, Sequence[Any]] = {}
-    for key, kind in space.items():
-        match kind:
-            case CategoricalDistribution(choices=choices):
-                values[key] = choices
-            case IntDistribution(low=low, high=high):
-                values[key] = [low, high]
-            case FloatDistribution(low=low, high=high):  # a whole number would take 8.0 as well
-                values[key] = [low, high, low + (high - low) / 3]
-    most = max(map(len, values.values()))
-    return [{key: ends[i % len(ends)] for key, ends in values.items()} for i in range(most)]
+def least(space: Space) -> dict[str, Any]:
+    """The low end of each range, and the first of each list of values."""
+    return {
+        key: kind.choices[0] if isinstance(kind, CategoricalDistribution) else kind.low
+        for key, kind in space.items()
+    }

@@ -220,16 +220,3 @@ def test_other_numbers_need_none(text: str) -> None:
 )
 def test_a_command_that_names_nothing_is_found(command: str) -> None:
     assert missing(command) is not None
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        "OMP_NUM_THREADS=1 python -m benchmarks.speed horde_moments",
-        "python -m benchmarks.speed CASE",
-        "python benchmarks/run.py --recipe glyphs/compare/binomial --seed 0",
-        "python -m pytest tests/library/test_horde.py::test_equal",
-    ],
-)
-def test_a_command_that_is_there_is_not(command: str) -> None:
-    assert missing(command) is None

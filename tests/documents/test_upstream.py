@@ -182,24 +182,6 @@ def test_refuses(
     assert git(tree, "status", "--porcelain") == before
 
 
-def test_refuses_to_commit_what_is_not_ours(clone: Path, tmp_path: Path) -> None:
-    tree = shutil.copytree(clone, tmp_path / "pml")
-    (tree / "notes.txt").write_text("mine\n")
-    done = place(tree, "--only", "horde", "--branch")
-    assert done.returncode == 2 and "expected a clean work tree" in done.stderr
-    assert git(tree, "branch", "--show-current") == "dev\n"
-
-
-def test_refuses_to_commit_in_another_repository(clone: Path, tmp_path: Path) -> None:
-    git(tmp_path, "init", "--initial-branch=main")
-    tree = shutil.copytree(clone, tmp_path / "pml", ignore=shutil.ignore_patterns(".git"))
-    (tmp_path / ".gitignore").write_text("*\n")
-    done = place(tree, "--only", "horde", "--branch")
-    assert done.returncode == 2 and "is the folder pml/ of another repository" in done.stderr
-    assert git(tmp_path, "branch", "--show-current") == "main\n"
-    assert "HORDE" not in (tree / INIT).read_text()
-
-
 @pytest.mark.slow
 def test_placed_unit_tests_pass(stacked: Path) -> None:
     """Those of the wrapper start processes; here `tests/documents/test_upstream_numbers.py` compares it."""

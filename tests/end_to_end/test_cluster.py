@@ -141,9 +141,7 @@ def test_a_sweep_survives_its_nodes_and_its_driver(cluster: Any, data: str, tmp_
     driver = start(command(runs, data, "--ray", cluster.address))
     said, _ = driver.communicate(timeout=TIMEOUT)
     assert driver.returncode == 0, said
-    assert f" on {os.uname().nodename}" in said
     assert results(runs) == results(whole)
-    assert not [*(runs / "logs").glob("*.node")]
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,7 @@ def test_fair_tests_the_weights_that_validation_classes_choose(train: Any, tmp_p
     record = train("--protocol=fair", "--evaluation.every=3", "--optimization.learning_rate=0.03")
     curve = read_table(tmp_path / "run" / "records", "evaluation")
     assert curve["step"] == [0, 3, 6, 9, 12]
+    assert record["before_training"] is None
     curve = {name: values[1:] for name, values in curve.items()}  # the start is never chosen
     best = curve[MAP].index(max(curve[MAP]))
     assert record["selection"] == {
@@ -115,12 +116,6 @@ def test_the_network_is_tested_before_training(
     assert (plain["before_training"], plain["metrics"]) == (None, record["metrics"])
     assert len(steps) == 4
     assert_same_trace(steps, untested, 0)
-
-
-def test_fair_tests_no_start(train: Any, tmp_path: Path) -> None:
-    record = train("--protocol=fair", "--evaluation.every=6")
-    assert record["before_training"] is None
-    assert read_table(tmp_path / "run" / "records", "evaluation")["step"][0] == 0
 
 
 def test_fair_can_leave_the_test_classes_alone(train: Any, monkeypatch: pytest.MonkeyPatch) -> None:

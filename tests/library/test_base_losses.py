@@ -5,7 +5,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from pytorch_metric_learning import reducers
 from torch import Tensor
 
 from pml_regularizers import BinomialDevianceLoss, CosineContrastiveLoss, DenseNPairsLoss
@@ -40,24 +39,6 @@ def test_values_made_by_hand() -> None:
     assert_close(CosineContrastiveLoss()(x, labels), 0.5 + 0.25)
     # Image 0: log(1 + e^6), image 1: log(1 + e^0).
     assert_close(DenseNPairsLoss()(x, labels), np.log1p(np.exp(6)) + np.log(2))
-
-
-def test_reducers_see_the_pairs() -> None:
-    x = vectors()
-    terms = oracle.n_pair_terms(x.numpy(), LABELS.tolist())
-    by_anchor = [
-        np.mean([v for (a, _), v in terms.items() if a == i]) for i in {a for a, _ in terms}
-    ]
-    values = np.array(list(terms.values()))
-    threshold = float(np.median(values))
-    for reducer, exact in (
-        (reducers.MeanReducer(), values.mean()),
-        (reducers.DivisorReducer(), values.sum() / len(LABELS)),
-        (reducers.AvgNonZeroReducer(), values[values > 0].mean()),
-        (reducers.ThresholdReducer(low=threshold), values[values > threshold].mean()),
-        (reducers.PerAnchorReducer(reducers.SumReducer()), sum(by_anchor)),
-    ):
-        assert_close(DenseNPairsLoss(reducer=reducer)(x, LABELS), exact)
 
 
 def test_pairs_of_equal_images_count_in_the_mean() -> None:

@@ -349,17 +349,3 @@ def test_first_losses_that_cannot_serve(first: Any, message: str) -> None:
 
 
 # Degenerate batches
-
-
-@pytest.mark.parametrize("faint", [0.0, 1e-35, 1e-25, 1e-18, 1e-12])
-def test_dead_and_faint_maps_are_harmless(faint: float) -> None:
-    loss = build()
-    embeddings = torch.randn(6, WIDTH, requires_grad=True)
-    features = torch.randn(6, CHANNELS, 2, 2)
-    features[:2] *= faint
-    features.requires_grad_()
-    value = loss(embeddings, LABELS, features=features)
-    value.backward()
-    assert value.isfinite()
-    for tensor in (embeddings, features, *loss.parameters()):
-        assert tensor.grad is not None and tensor.grad.isfinite().all()

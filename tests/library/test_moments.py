@@ -75,22 +75,6 @@ def test_a_value_made_by_hand() -> None:
     assert_close(torch.cat(moments, dim=1), [[14 / 3, 20 / 3, 98 / 3]])
 
 
-@every_variant
-@every_layout
-def test_gradient_by_finite_differences(variant: str, layout: str) -> None:
-    module = build(variant, in_channels=3, moment_dim=2, order=3).double()
-    features = sample(layout, channels=3)
-    x, *mask = features if isinstance(features, tuple) else (features,)
-    names = [name for name, _ in module.named_parameters()]
-
-    def moments(x: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
-        state = dict(zip(names, weights, strict=True))
-        return tuple(torch.func.functional_call(module, state, ((x, *mask) if mask else x,)))
-
-    inputs = [x, *(p.detach() for p in module.parameters())]
-    assert torch.autograd.gradcheck(moments, [t.clone().requires_grad_() for t in inputs])
-
-
 @pytest.mark.parametrize("exponent", [-40, -30, -25, -20, -15, -12])
 @pytest.mark.parametrize("scale", [True, False])
 def test_the_faintest_maps_are_finite(exponent: int, scale: bool) -> None:

@@ -56,18 +56,6 @@ def test_equals_the_oracle(activations: str, order: int, dtype: torch.dtype) -> 
 
 
 @blocked
-def test_gradients_of_several_blocks_are_those_of_autograd(activations: str) -> None:
-    x, matrices = draw(requires_grad=True)
-    weights = torch.randn(ORDER - 1, IMAGES, COLUMNS, dtype=torch.float64)
-    found, expected = (
-        torch.autograd.grad(summed_products(x, matrices, activations=way), [x, *matrices], weights)
-        for way in (activations, "autograd")
-    )
-    for gradient, exact in zip(found, expected, strict=True):
-        assert_close(gradient, exact)
-
-
-@blocked
 def test_gradients_by_finite_differences(activations: str) -> None:
     inputs = draw(columns=2, order=3, requires_grad=True)
 
@@ -79,7 +67,7 @@ def test_gradients_by_finite_differences(activations: str) -> None:
 
 
 @blocked
-@pytest.mark.parametrize("trained", [[], [0], [2, 4], [0, 3]], ids=str)
+@pytest.mark.parametrize("trained", [[], [0], [2, 4], [0, 1, 2, 3, 4]], ids=str)
 def test_only_what_is_asked_for_has_a_gradient(activations: str, trained: list[int]) -> None:
     x, matrices = draw()
     inputs = [x, *matrices]

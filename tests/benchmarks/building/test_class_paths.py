@@ -4,12 +4,11 @@ import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
 import yaml
-from pytorch_metric_learning import losses, miners
+from pytorch_metric_learning import losses
 from torch import nn
 
 from benchmarks.building.class_paths import PROVIDED, build, resolved
@@ -17,8 +16,7 @@ from benchmarks.run import main
 from benchmarks.settings import read_entry, recipe_names
 from benchmarks.settings.command import parse
 from benchmarks.training.trial import try_one_step
-from pml_regularizers import BinomialDevianceLoss, JRDLoss, JRSRegularizer
-from tests.benchmarks.defaults import changed_default
+from pml_regularizers import JRDLoss, JRSRegularizer
 
 PML = "pytorch_metric_learning"
 SIZES = {"num_classes": 3, "in_channels": 8, "embedding_size": 8}
@@ -58,23 +56,6 @@ def test_every_default_is_printed_and_reads_back(
     path = tmp_path / "config.yaml"
     path.write_text(yaml.safe_dump(config))
     assert printed(capsys, f"--config={path}") == config
-
-
-def test_a_changed_default_changes_what_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    before = printed(capsys, MINER)
-    with changed_default(BinomialDevianceLoss, "alpha", 3.0):
-        alpha = printed(capsys, MINER)
-    with changed_default(miners.DistanceWeightedMiner, "cutoff", 0.4):
-        cutoff = printed(capsys, MINER)
-    reducer = losses.ContrastiveLoss().get_default_reducer()
-    with mock.patch.object(BinomialDevianceLoss, "get_default_reducer", lambda self: reducer):
-        reduced = printed(capsys, MINER)
-    assert before["losses"][0]["loss"]["init_args"].pop("alpha") == 2.0
-    assert alpha["losses"][0]["loss"]["init_args"].pop("alpha") == 3.0
-    assert before == alpha
-    assert cutoff["miner"]["init_args"]["cutoff"] == 0.4
-    [term] = reduced["losses"]
-    assert term["loss"]["init_args"]["reducer"]["class_path"].endswith(".AvgNonZeroReducer")
 
 
 class Odd:

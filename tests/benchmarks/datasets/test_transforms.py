@@ -223,21 +223,11 @@ def test_multi_resolution_crops_anywhere_where_the_image_is_larger(monkeypatch):
 
 
 def test_random_resized_crops_have_areas_and_aspects_of_the_range():
-    crop = views(32, augmentation="random_resized_crop")._random_resized_crop
-    assert (crop.scale, crop.ratio) == ((0.08, 1.0), (3 / 4, 4 / 3))
-
-
-@pytest.mark.parametrize("interpolation", FILTERS)
-def test_random_resized_crops_use_the_filter(interpolation):
-    make = views(12, augmentation="random_resized_crop", interpolation=interpolation)
-    image = noise(1, 20)  # one column: a crop is a part of it
-    source = np.asarray(image)
-    candidates = set()
-    for top in range(20):
-        for height in range(1, 21 - top):
-            crop = Image.fromarray(source[top : top + height])
-            candidates.add(crop.resize((12, 12), FILTERS[interpolation]).tobytes())
-    assert {picture.tobytes() for picture in draws(make, image, 50)} <= candidates
+    for name in FILTERS:
+        settings = {"augmentation": "random_resized_crop", "interpolation": name}
+        crop = views(32, **settings)._random_resized_crop
+        assert (crop.scale, crop.ratio) == ((0.08, 1.0), (3 / 4, 4 / 3))
+        assert crop.interpolation.value == name
 
 
 # --------------------------------------------------------------------------------- seeds and copies
@@ -274,13 +264,6 @@ def test_to_picture_gives_the_pixels_back(mean, std):
     picture = make.to_picture(make.test(image))
     assert picture.dtype == np.uint8
     np.testing.assert_array_equal(picture, np.asarray(image))
-
-
-def test_to_picture_clips_and_leaves_the_view_alone():
-    make = views(1)
-    view = torch.tensor([-100.0, 0.0, 100.0]).view(3, 1, 1).requires_grad_()
-    assert make.to_picture(view).tolist() == [[[0, round(255 * MEAN[1]), 255]]]
-    assert view.flatten().tolist() == [-100.0, 0.0, 100.0]
 
 
 # ------------------------------------------------------------------------------------------- errors

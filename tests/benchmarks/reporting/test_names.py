@@ -1,6 +1,5 @@
 """Names with control characters: none reaches a terminal, a picture or a message unescaped."""
 
-import io
 import pickle
 import re
 import unicodedata
@@ -8,14 +7,12 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from matplotlib.figure import Figure
 
 from benchmarks.backbones import WeightsError
 from benchmarks.console import printable
 from benchmarks.datasets import DatasetError
 from benchmarks.records import RunFolderError
 from benchmarks.report import main
-from benchmarks.reporting import drawing
 from benchmarks.run import main as run
 from benchmarks.settings import ConfigError
 from tests.benchmarks.reporting.made_runs import add_curves_and_images, write_run
@@ -66,16 +63,3 @@ def test_a_report_of_hostile_names(tmp_path: Path, capsys: pytest.CaptureFixture
     for picture in pictures:
         ElementTree.fromstring(picture)
     assert any(shown in picture for picture in pictures)
-
-
-def test_every_text_of_a_picture_is_shown() -> None:
-    figure, name = Figure(), HOSTILE.replace("\n", "")
-    axes = figure.add_subplot(title=name, ylabel=name)
-    axes.plot([1, 2], [1, 2], label=name)
-    axes.text(1, 1, "two\nlines\x1b")
-    figure.supxlabel(name)
-    figure.legend()
-    picture = drawing._saved(figure, "salt")
-    texts = [text for _, node in ElementTree.iterparse(io.BytesIO(picture)) if (text := node.text)]
-    assert sum(printable(name) in text for text in texts) == 4
-    assert r"lines\x1b" in texts

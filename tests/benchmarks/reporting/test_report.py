@@ -235,22 +235,6 @@ def test_html_loads_nothing(page: str) -> None:
     assert '<th scope="row">ho&lt;r&gt;de</th><td><b>50.00</b><small>+10.00</small></td>' in page
 
 
-def test_html_shows_what_each_method_found(page: str) -> None:
-    assert attributes(page, "img", "alt")[:8] == [
-        "query: A, class 4",
-        "right, neighbour 1: A1, class 4",
-        "right, neighbour 2: A2, class 4",
-        "wrong, neighbour 3: C, class 9",
-        "query: <B>, class 7, average precision 50.0 %",
-        "wrong, neighbour 1: D, class 1",
-        "right, neighbour 2: B1, class 7",
-        "wrong, neighbour 3: E, class 2",
-    ]
-    frames = re.findall(r'<img class="(asked|right|wrong)" src="[^"]*" alt="(\w+)', page)
-    assert len(frames) == 16
-    assert all(frame.replace("asked", "query") == word for frame, word in frames)
-
-
 def test_html_holds_curves_tables_and_provenance(page: str) -> None:
     assert attributes(page, "svg", "aria-label") == [
         "Recall@1 on seen classes",

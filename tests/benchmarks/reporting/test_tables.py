@@ -253,17 +253,6 @@ def test_overridden_runs_are_stale(make: Make, show: Show) -> None:
     assert f"* note 1: toy/table1/base: {said}" in text
 
 
-def test_runs_of_an_older_recipe_are_stale(make: Make, show: Show, recipes: Path) -> None:
-    make("base", 0, 0.48)
-    changed = recipe_files.merge(CONTENT, {"shared": {"optimization": {"learning_rate": 0.5}}})
-    (recipes / "table1.yaml").write_text(yaml.safe_dump(changed, sort_keys=False))
-    text = show()
-    assert lines(text)[1:3] == [("base", "paper", "49.5"), ("", "ours, stale (note 1)", "48.00")]
-    assert "optimization.learning_rate is 0.001 in these runs, 0.5 in the recipe" in text
-    assert "* 0 of 4 rows have runs of" in text
-    assert "sweep toy/table1/base " in text
-
-
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -359,27 +348,6 @@ def test_runs_lie_anywhere_below_the_folders(make: Make, show: Show) -> None:
     assert table(text)[2]["runs"] == "2"
     assert "left out" not in text
     assert "python -m benchmarks.sweep toy/table1/horde toy/table1/jrd --runs runs/a\n" in text
-
-
-def test_latex_is_escaped(make: Make, show: Show) -> None:
-    make("base", 0, 0.48)
-    make("base", 1, 0.49)
-    text = show("toy/table1", "--format", "latex")
-    assert r"\caption{Toy \& Table\_1 (glyphs)}" in text
-    assert r"Recall@1 (\%)" in text
-    tight = re.sub(" +", " ", text)
-    assert r"HORDE † & paper & 52.0" in tight
-    assert r" & ours & 48.50 ± 6.35 & 58.50 ± 6.35 & " in tight
-    assert " & difference & \N{MINUS SIGN}1.00 & \N{MINUS SIGN}1.50 & " in tight
-    assert r"test\_resnet" in text
-    assert "% everything is smaller\n" in text
-    body = "\n".join(line for line in text.splitlines() if not line.startswith("%"))
-    assert not re.search(r"(?<!\\)[&%#_]", body.replace(" & ", ""))
-    for columns, rows in re.findall(r"\\begin\{tabular\}\{(ll\w+)\}(.*?)\\end", text, re.DOTALL):
-        lines = [line for line in rows.splitlines() if line.endswith(r"\\")]
-        assert {line.count(" & ") for line in lines} == {len(columns) - 1}
-    for word in (r"\begin{table}", r"\end{tabular}", r"\toprule", r"\midrule", r"\bottomrule"):
-        assert body.count(word) == 2
 
 
 @pytest.mark.parametrize(

@@ -6,14 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
+from benchmarks import studies
 from benchmarks.run import main as run_in_process
-from benchmarks.studies import launching, planning, search
+from benchmarks.settings import recipe_files
+from benchmarks.studies import Pace, auditing, kept, launching, planning, search
 from benchmarks.studies.jobs import Job
 from benchmarks.studies.launching import Launcher
 from benchmarks.studies.search import Search
 from benchmarks.studies.search_space import read_space
 from tests.benchmarks.studies.fakes import RECIPE, SPACE, TINY, Make, Trainings
+from tests.benchmarks.studies.toy import descends
 
 
 @pytest.fixture
@@ -71,3 +75,54 @@ def make_search(tmp_path: Path, space: Path) -> Make:
         return Search(**asked | changes)
 
     return make
+
+
+@pytest.fixture
+def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Three rows, two comparisons, and an empty working folder with a made-up history of commits."""
+    (tmp_path / "recipes" / "toy").mkdir(parents=True)
+    loss = {"losses": [{"loss": {"class_path": "pml_regularizers.BinomialDevianceLoss"}}]}
+    trainings = {"base": {"label": "base", **loss}, "new": {"label": "new", "seed": 7, **loss}}
+    trainings["third"] = {"label": "third", **loss}
+    (tmp_path / "recipes" / "toy" / "table.yaml").write_text(
+        yaml.safe_dump({"trainings": trainings})
+    )
+    content = {
+        **{"question": "Does it help?", "recipes": "toy/table", "seeds": {"count": 2}},
+        "choice": {"draws": 2, "equal_budget": False},
+        "rows": {"base": {}, "new": {}, "third": {}},
+        "comparisons": {
+            "1": {"claim": "new is better", "better": "new", "than": "base"},
+            "2": {"claim": "the third is better", "better": "third", "than": "base"},
+        },
+    }
+    (tmp_path / "toy.yaml").write_text(yaml.safe_dump(content))
+    monkeypatch.setattr(recipe_files, "RECIPES", tmp_path / "recipes")
+    monkeypatch.setattr(auditing, "build_parts", lambda *arguments: None)
+    pace = Pace(start=1200, view=0, step=0, image=0, train_images=0, test_images=0)
+    monkeypatch.setattr(studies, "measure", lambda job: pace)
+    monkeypatch.setattr(kept, "describe_code", lambda: {"commit": "registration", "dirty": False})
+    monkeypatch.setattr(kept, "descends", descends)
+    monkeypatch.setattr(kept, "now", lambda: "2026-02-01T00:00:00+00:00")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def trained_by(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Let a function of the jobs stand for the queue."""
+
+    def replace(train: Callable[[list[Job]], Any]) -> None:
+        class Trained:
+            def __init__(
+                self, jobs: list[Job], launcher: Any, *, redo_stale: bool, later: int
+            ) -> None:
+                assert redo_stale  # or a choice that came out otherwise could not be trained
+                self.jobs = jobs
+
+            def run(self) -> None:
+                train(self.jobs)
+
+        monkeypatch.setattr("benchmarks.studies.Queue", Trained)
+
+    return replace

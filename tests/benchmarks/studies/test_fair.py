@@ -33,8 +33,8 @@ def test_an_evaluation_of_real_models(
     records = [json.loads((run.folder / "run.json").read_text()) for run in in_process]
     assert [record["data"]["fold"] for record in records] == ["0 of 2", "1 of 2"]
     assert {record["data"]["split"] for record in records} == {"test"}
-    ensemble = json.loads((folder / "seed0-ensemble.json").read_text())
-    assert (ensemble["models"], ensemble["dimension"]) == (2, 128)
+    method = reported.read_method(folder)
+    assert method.dimension == 64
     # Recall@1 again, by all distances.
     vectors, labels = 0.0, np.empty(0)
     for run in in_process:
@@ -43,7 +43,8 @@ def test_an_evaluation_of_real_models(
             vectors, labels = vectors + unit.astype(float) @ unit.T.astype(float), file["labels"]
     np.fill_diagonal(vectors, -np.inf)
     hits = labels[vectors.argmax(axis=1)] == labels
-    assert ensemble["metrics"]["recall_at_1"] == pytest.approx(hits.mean(), abs=1e-12)
+    ensemble = method.numbers["ensemble"][0]
+    assert ensemble["recall_at_1"] == pytest.approx(hits.mean(), abs=1e-12)
     printed = capsys.readouterr().out
     assert "Only 1 seed, which has no interval: fewer than the protocol's 5." in printed
     assert (folder / "summary.md").read_text() in printed
@@ -119,12 +120,6 @@ def test_the_ensemble_by_hand(evaluated: Callable[..., Path]) -> None:
     assert nearest.tolist() == [1, 0, 0, 2]
     assert method.numbers["ensemble"][0]["recall_at_1"] == 3 / 4
     assert method.dimension == 2
-    path = folder / "seed0-ensemble.json"
-    measured = path.read_bytes()
-    for damage in measured.replace(b"0.75", b"0.85"), b"{", b"[]":
-        path.write_bytes(damage)
-        assert reported.read_method(folder).numbers == method.numbers
-        assert path.read_bytes() == measured
     # The first model, which has the longer vectors, finds another: nearest to 0 is 2.
     assert np.cos(ANGLES[0][0] - ANGLES[0]).argsort()[-2] == 2
 

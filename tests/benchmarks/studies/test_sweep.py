@@ -15,14 +15,14 @@ from typing import Any
 import pytest
 import yaml
 
-from benchmarks.records.files import signed, write_json
+from benchmarks.records.files import signed
 from benchmarks.records.run_folder import RunFolder
 from benchmarks.settings import recipe_files
 from benchmarks.studies import launching
 from benchmarks.studies.planning import plan, trainings
 from benchmarks.sweep import main
 from tests.benchmarks.made import DIVERGED, RECORD, write_record
-from tests.support.processes import ROOT, environment
+from tests.support.processes import ROOT
 
 LOSSES = [{"loss": {"class_path": "pml_regularizers.BinomialDevianceLoss"}}]
 ROWS = ("quick", "other", "pair", "bad", "taken", "patient", "silent", "garbled", "wild")
@@ -356,44 +356,3 @@ def test_a_signal_while_runs_are_planned(command: list[str], planning: str) -> N
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (128 + signal.SIGINT, "\nstopped\n")
-
-
-@pytest.mark.slow
-def test_real_runs_fail_finish_resume_and_are_skipped(
-    glyphs_root: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    for name, value in environment().items():
-        monkeypatch.setenv(name, value)
-    runs = tmp_path / "runs"
-    # 288 training images: too few for the descriptor's PCA to 300 dimensions, which only HORDE has.
-    settings = [
-        *(f"--data.root={glyphs_root}", "--data.max_classes=24", "--data.batch_size=20"),
-        *("--model.embedding_size=300", "--optimization.steps=4", "--evaluation.every=0"),
-    ]
-
-    def sweep_of(*names: str) -> tuple[int, dict[tuple[str, str], str], str]:
-        recipes = [f"glyphs/demo/{name}" for name in names]
-        code = main([*recipes, "--runs", str(runs), "--jobs", "2", "--", *settings])
-        output = capsys.readouterr().out
-        return code, statuses(output), output
-
-    code, found, output = sweep_of("binomial_horde", "binomial")
-    assert code == 1
-    assert found == {("binomial_horde", "0"): "failed", ("binomial", "0"): "finished"}
-    assert "failed (exit status 2): error: evaluation.descriptor: its PCA to 300" in output
-    path = runs / "glyphs-demo-binomial-seed0" / "run.json"
-    finished = json.loads(path.read_text())
-
-    code, found, _ = sweep_of("binomial")
-    assert (code, found) == (0, {("binomial", "0"): "was finished"})
-    assert json.loads(path.read_text()) == finished
-
-    write_json(path, finished | {"status": "running", "metrics": {}})
-    code, found, _ = sweep_of("binomial")
-    assert (code, found) == (0, {("binomial", "0"): "finished"})
-    resumed = json.loads(path.read_text())
-    assert resumed["metrics"] == finished["metrics"]
-    assert [session["from_step"] for session in resumed["sessions"]] == [0, 4]

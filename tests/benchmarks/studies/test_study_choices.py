@@ -1,0 +1,210 @@
+"""A study chooses settings and seeds on validation classes, and goes on where it was."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from benchmarks.studies.jobs import Job
+from tests.benchmarks.made import DIVERGED
+from tests.benchmarks.studies.toy import BETA, RATE, about, change, command, finish, kept_study
+
+
+def quality(job: Job) -> float:
+    """Best at a rate of 0.02 and, beside it, a beta of 3, although one draw of two likes 2 better."""
+    *_, fold, rate, beta = about(job)
+    if rate != 0.02:
+        return 0.5
+    return {2.0: 0.51 + 0.2 * fold, 3.0: 0.8}.get(beta, 0.6)
+
+
+def test_settings_are_chosen_on_validation_classes_and_taken_by_others(toy, trained_by, capsys):
+    rows = {"base": {"choose": {RATE: [0.01, 0.02]}}, "third": {"takes": ["new"]}}
+    change(rows=rows | {"new": {"takes": ["base"], "choose": {BETA: [2.0, 3.0]}}})
+    queues = []
+
+    def train(jobs: list[Job]) -> None:
+        queues.append(sorted(map(about, jobs)))
+        for job in jobs:
+            finish(job, quality(job))
+
+    trained_by(train)
+    assert command() == 0
+    default = queues[0][0][-1]
+    assert queues[0] == [
+        ("base", "validation", 0, draw, rate, default) for draw in (0, 1) for rate in (0.01, 0.02)
+    ]
+    assert queues[1] == sorted(
+        [
+            *(("new", "validation", 0, draw, 0.02, beta) for beta in (2.0, 3.0) for draw in (0, 1)),
+            *(("base", "test", s, 0, 0.02, default) for s in (0, 1)),
+        ]
+    )
+    assert queues[2] == [
+        (row, "test", seed, 0, 0.02, 3.0) for row in ("new", "third") for seed in (0, 1)
+    ]
+    page = Path("toy.md").read_text()
+    told = capsys.readouterr().out
+    assert [line for line in told.splitlines() if "left" in line] == [
+        "Trainings left: 14, about 2.3 hours, 2 at a time (as a few steps on these images took).",
+        "Trainings left: 10, about 1.7 hours, 2 at a time (as a few steps on these images took).",
+        "Trainings left: 4, about 40 min, 2 at a time (as a few steps on these images took).",
+    ]
+    shutil.rmtree("runs")  # the results outlive them
+    assert command() == 0
+    assert Path("toy.md").read_text() == page
+    assert len(queues) == 3
+
+
+def test_of_several_settings_all_combinations_are_tried(toy, trained_by):
+    change(
+        rows={"base": {"choose": {RATE: [0.01, 0.02], BETA: [2.0, 3.0]}}, "new": {}, "third": {}}
+    )
+    started = []
+
+    def train(jobs: list[Job]) -> None:
+        for job in jobs:
+            if (of := about(job))[:2] == ("base", "validation"):
+                started.append(of[3:])
+            finish(job, quality(job))
+
+    trained_by(train)
+    assert command() == 0
+    assert sorted(started) == [
+        (draw, rate, beta) for draw in (0, 1) for rate in (0.01, 0.02) for beta in (2.0, 3.0)
+    ]
+    chosen = kept_study().chosen("base")
+    assert dict(chosen) == {RATE: 0.02, BETA: 3.0}
+
+
+@pytest.mark.parametrize(
+    ("best", "tried"),
+    [(3, [2, 3, 4]), (6, [3, 4, 5, 6]), (1, [1, 2, 3, 4])],
+)
+def test_values_are_tried_outwards_until_the_best_lies_inside(toy, trained_by, best, tried):
+    rows = {"base": {"choose": {RATE: [1, 2, 3, 4, 5, 6]}}, "new": {}, "third": {}}
+    change(rows=rows, choice={"draws": 2, "first": 2, "equal_budget": False})
+    started = []
+
+    def train(jobs: list[Job]) -> None:
+        for job in jobs:
+            rate = job.config["optimization"]["learning_rate"]
+            if job.config["data"]["split"] == "validation":
+                started.append(rate)
+            finish(job, 1 / (1 + abs(rate - best)))
+
+    trained_by(train)
+    assert command() == 0
+    assert sorted(started) == [rate for rate in tried for _ in range(2)]
+
+
+def test_if_all_values_in_the_middle_diverge_the_outer_ones_are_tried(toy, trained_by):
+    change(
+        rows={"base": {"choose": {RATE: [1, 2, 3, 4, 5]}}, "new": {}, "third": {}},
+        choice={"draws": 1, "first": 2, "equal_budget": False},
+    )
+    started = []
+
+    def train(jobs: list[Job]) -> None:
+        for job in jobs:
+            rate = job.config["optimization"]["learning_rate"]
+            if job.config["data"]["split"] == "validation":
+                started.append(rate)
+            finish(job, 0.5, **(DIVERGED if rate in (2, 3, 4) else {}))
+
+    trained_by(train)
+    assert command() == 0
+    assert started == [2, 3, 1, 4]
+    assert kept_study().chosen("base") == ((RATE, 1),)
+
+
+def test_a_value_that_diverges_is_not_chosen_and_stops_nothing(toy, trained_by):
+    choose = {"base": [0.01, 0.02], "third": [3.0, 4.0]}
+    change(rows={"new": {}} | {row: {"choose": {RATE: of}} for row, of in choose.items()})
+    started = []
+
+    def train(jobs: list[Job]) -> None:
+        for job in jobs:
+            started.append(job.name)
+            rate = job.config["optimization"]["learning_rate"]
+            diverges = rate > 1 or (rate, job.config["data"]["fold"]) == (0.02, 1)
+            finish(job, rate, **(DIVERGED if diverges else {}))
+
+    trained_by(train)
+    assert command() == 0
+    made = kept_study()
+    assert made.chosen("base") == ((RATE, 0.01),)
+    assert made.choices("base").tried[1] == ({RATE: 0.02}, None, [1])
+    assert (made.chosen("third"), made.tests("third")) == (None, [])
+    assert command() == 0
+    assert len(started) == 2 * 2 + 2 * 2 + 2 + 2  # nothing twice
+
+
+def test_rows_of_one_recipe_have_folders_of_their_own(toy, trained_by):
+    rows = {"recipe": "toy/table/base", "settings": [f"--{RATE}=0.5"]}
+    change(rows={"base": {}, "new": rows, "third": {}})
+    trained_by(
+        lambda jobs: [finish(job, job.config["optimization"]["learning_rate"]) for job in jobs]
+    )
+    assert command() == 0
+    page = Path("toy.md").read_text().replace("\N{NO-BREAK SPACE}", " ")
+    assert "| New is better (1) | too noisy | +49.90" in page
+
+
+def test_a_candidate_that_is_no_number_is_not_chosen(toy, trained_by):
+    choose = {"choose": {RATE: [0.01, 0.02]}}
+    change(rows={"base": choose, "new": {}, "third": {}})
+    nan = {"recall_at_1": 0.5, "mean_average_precision_at_r": float("nan")}
+    first = lambda job: {"metrics": nan} if about(job)[1:5:3] == ("validation", 0.01) else {}  # noqa: E731
+    trained_by(lambda jobs: [finish(job, 0.5, **first(job)) for job in jobs])
+    assert command() == 0
+    made = kept_study()
+    assert made.chosen("base") == ((RATE, 0.02),)
+
+
+def test_a_run_that_fails_holds_up_only_its_own_row(toy, trained_by):
+    choose = {"choose": {RATE: [0.01, 0.02]}}
+    change(rows={"base": choose, "third": choose, "new": {}})
+    trained_by(lambda jobs: [finish(job, 0.5) for job in jobs if "third" not in job.name])
+    assert command() == 1
+    assert "new is better" in Path("toy.md").read_text()
+
+
+def test_more_seeds_are_tested_once_where_the_first_ones_leave_a_wide_interval(toy, trained_by):
+    change(seeds={"count": 2, "first": 5, "more": 3, "wider_than": 1.0})
+    seeds: dict[str, list[int]] = {}
+
+    def train(jobs: list[Job]) -> None:
+        for job in jobs:
+            row = job.training.rpartition("/")[2]
+            seeds.setdefault(row, []).append(job.seed)
+            noise = {"new": 0.01, "third": 0.0001}.get(row, 0) * (-1) ** job.seed
+            finish(job, 0.5 + noise)
+
+    trained_by(train)
+    assert command() == 0
+    assert {row: sorted(of) for row, of in seeds.items()} == {
+        "base": [5, 6, 7, 8, 9], "new": [5, 6, 7, 8, 9], "third": [5, 6],
+    }  # fmt: skip
+    made = kept_study()
+    assert {row: len(of) for row, of in made.found().items()} == {"base": 5, "new": 5, "third": 2}
+
+
+def test_a_page_says_that_more_seeds_are_due(toy, trained_by):
+    change(seeds={"count": 2, "more": 3, "wider_than": 0.1})
+    trained_by(
+        lambda jobs: [finish(j, 0.5 + j.seed * len(j.name) / 500) for j in jobs if j.seed < 2]
+    )
+    assert command() == 1
+    assert "**9 tests of further seeds are due: no word on their rows is final.**" in " ".join(
+        Path("toy.md").read_text().split()
+    )
+
+
+def test_more_seeds_may_be_asked_for(toy, trained_by):
+    trained_by(lambda jobs: [finish(job, 0.5) for job in jobs])
+    assert command() == 0
+    seeds = []
+    trained_by(lambda jobs: [seeds.append(job.seed) or finish(job, 0.5) for job in jobs])
+    assert command("--seeds=4") == 0
+    assert sorted(seeds) == [2, 2, 2, 3, 3, 3]

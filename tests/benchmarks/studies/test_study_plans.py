@@ -1,0 +1,126 @@
+"""A study registers its plan before the first test, and tells which tests were made under it."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from benchmarks import studies
+from benchmarks.settings import read_study
+from benchmarks.studies import Results, Study, kept
+from benchmarks.studies.jobs import Job
+from benchmarks.studies.planning import plan
+from tests.benchmarks.studies.toy import change, command, finish, kept_study
+
+
+def made_by(**changes: Any) -> Callable[[list[Job]], None]:
+    return lambda jobs: [finish(job, 0.5 + job.seed / 100, **changes) for job in jobs]
+
+
+def registration() -> tuple[str, dict[str, bool]]:
+    made = kept_study()
+    found = made.found()
+    return studies.registration(made, found), studies.registered(made, found)
+
+
+def test_the_plan_is_registered_before_the_first_test(toy, trained_by):
+    trained_by(made_by())
+    assert command() == 0
+    [registered] = json.loads(Path("toy.json").read_text())["plans"]
+    assert registered["commit"] == "registration"
+    said, of = registration()
+    assert "before its first test; all 6 tests were made under it" in said
+    assert of == {"1": True, "2": True}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"commit": "old"},
+        {"commit": None},
+        {"dirty": True},
+        {"started": "2026-01-01T00:00:00+00:00"},
+        {"sessions": [{"commit": "new"}, {"commit": "old"}]},
+    ],
+)
+def test_a_test_of_older_code_or_begun_before_does_not_count(toy, trained_by, changes):
+    trained_by(made_by(**changes))
+    assert command() == 0
+    said, of = registration()
+    assert "6 of 6 tests were not made under it" in said
+    assert of == {"1": False, "2": False}
+
+
+def test_a_plan_that_changes_is_registered_anew_and_old_tests_do_not_count(toy, trained_by):
+    trained_by(made_by())
+    assert command() == 0
+    change(margin=0.5)
+    assert "was not registered before its tests" in registration()[0]
+    change(margin=0.5, seeds={"count": 3})
+    assert command() == 0
+    assert len(json.loads(Path("toy.json").read_text())["plans"]) == 2
+    assert "6 of 9 tests were not made under it" in registration()[0]
+
+
+def test_another_plan_in_between_takes_nothing_from_the_first(toy, trained_by, monkeypatch):
+    trained_by(made_by())
+    assert command() == 0
+    change(margin=0.5, seeds={"count": 3})  # a try
+    monkeypatch.setattr(kept, "now", lambda: "2026-04-01T00:00:00+00:00")
+    trained_by(made_by(started="2026-05-01T00:00:00+00:00"))
+    assert command() == 0
+    change(margin=1.0, seeds={"count": 2})
+    assert command() == 0
+    said, of = registration()
+    assert "all 6 tests were made under it. This file has 1 other plan." in said
+    assert of == {"1": True, "2": True}
+
+
+def test_a_look_with_an_edited_file_takes_no_plan_from_finished_tests(toy, trained_by):
+    trained_by(made_by())
+    made = Study(read_study("toy.yaml"), Results(Path("toy.json")), Path("runs/studies/toy"))
+    made.register(made.missing())
+    made_by()(made.missing())  # and the command is killed before it keeps them
+    change(margin=0.5)
+    assert command("--page-only") == 0
+    change(margin=1.0)
+    assert command() == 0
+    assert registration()[1] == {"1": True, "2": True}
+
+
+def test_a_result_that_is_kept_stays(toy, trained_by):
+    trained_by(made_by())
+    assert command() == 0
+    before = json.loads(Path("toy.json").read_text())["results"]
+    made = Study(read_study("toy.yaml"), Results(Path("toy.json")), Path("runs/studies/toy"))
+    [job, *_] = made.tests("new")
+    shutil.rmtree(job.folder)
+    finish(job, 0.9)
+    made.results.add([job])
+    assert json.loads(Path("toy.json").read_text())["results"] == before
+
+
+def test_words_for_readers_are_no_part_of_the_plan(toy):
+    def digest() -> str:
+        return kept_study().digest
+
+    before, content = digest(), yaml.safe_load(Path("toy.yaml").read_text())
+    content["comparisons"]["1"]["claim"] = "other words"
+    change(**content | {"question": "Other words?", "margin": 1.0, "settings": []})
+    assert digest() == before  # also of defaults that are written out
+    content["comparisons"]["1"]["as_good"] = True
+    change(**content)
+    assert digest() != before
+
+
+def test_runs_that_were_there_before_the_command_are_kept_but_are_no_registered_tests(toy):
+    for row in ("base", "new", "third"):
+        runs = Path("runs/studies/toy") / row
+        for job in plan([f"toy/table/{row}"], range(2), runs, ["--report=false"]):
+            finish(job, 0.5 + job.seed / 100)
+    assert command("--page-only") == 0
+    assert "was not registered before its tests" in registration()[0]

@@ -1,0 +1,275 @@
+"""Results that a study keeps, those that are not its own, and what it refuses before the first run."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from PIL import Image
+
+from benchmarks import study
+from benchmarks.building import build_datasets
+from benchmarks.records import load_run, write_json
+from benchmarks.settings import read_study
+from benchmarks.studies import Pace, Results, Study, auditing
+from benchmarks.studies.jobs import Job
+from benchmarks.studies.planning import plan
+from benchmarks.training import build_parts
+from tests.benchmarks.made import RECORD
+from tests.benchmarks.studies.toy import RATE, ROWS, change, command, finish
+from tests.support.processes import ROOT, TIMEOUT, environment
+from tests.support.processes import command as command_line
+
+
+def test_results_of_other_images_are_not_this_studys(toy, trained_by, capsys):
+    trained_by(lambda jobs: [finish(job, 0.5) for job in jobs if "base" in job.name])
+    assert command() == 1
+    data = RECORD["data"] | {"fingerprint": "other"}
+    trained_by(lambda jobs: [finish(job, 0.5, data=data) for job in jobs])
+    assert command() == 2
+    assert "was measured on other images (fingerprint" in capsys.readouterr().err
+
+
+@pytest.fixture
+def folders(toy) -> None:
+    """Two folders of images, and rows that are trained on a folder."""
+    for place, size in (("a", 24), ("b", 30)):
+        for name in range(4):
+            folder = Path(place, f"class{name}")
+            folder.mkdir(parents=True)
+            for i in range(3):
+                noise = np.random.default_rng(i).integers(0, 255, (size, size, 3), np.uint8)
+                Image.fromarray(noise).save(folder / f"{i}.png")
+    loss = {"losses": [{"loss": {"class_path": "pml_regularizers.BinomialDevianceLoss"}}]}
+    table = {"shared": {"data": {"dataset": "folder"}}}
+    rows = {row: {"label": row, **loss} for row in ("base", "new", "third")}
+    Path("recipes/toy/table.yaml").write_text(yaml.safe_dump(table | {"trainings": rows}))
+
+
+def test_what_does_not_fit_is_told_of_all_rows_before_the_first_run(folders, capsys, monkeypatch):
+    monkeypatch.setattr(auditing, "build_parts", build_parts)
+    sizes = ["--data.batch_size=4", "--data.samples_per_class=2", "--evaluation.parts=3"]
+    assert command("--data.root=a", "--", *sizes) == 2
+    told = capsys.readouterr().err
+    for row in ("base", "new", "third"):
+        assert f"toy/table/{row}: evaluation.parts: each of 3 parts needs two images" in told
+    assert not Path("runs").exists()
+    assert not Path("toy.json").exists()
+
+
+def on_their_images(jobs: list[Job]) -> None:
+    for job in jobs:
+        found = build_datasets(job.command.experiment.data, seed=0).test.fingerprint
+        finish(job, 0.5, data=RECORD["data"] | {"fingerprint": found})
+
+
+def test_images_of_another_folder_are_seen_before_anything_is_trained(folders, trained_by, capsys):
+    trained_by(on_their_images)
+    assert command("--data.root=a") == 0
+    trained_by(lambda jobs: pytest.fail("nothing is to train"))
+    assert command("--data.root=a") == 0
+    assert command("--data.root=b") == 2
+    assert "data.root: test of new, seed 0 was measured on other" in capsys.readouterr().err
+
+
+def test_batches_fit_a_folder_of_few_classes(folders, trained_by, capsys):
+    sizes = []
+
+    def train(jobs: list[Job]) -> None:
+        sizes.extend(job.command.experiment.data.batch_size for job in jobs)
+        on_their_images(jobs)
+
+    trained_by(train)
+    assert command("--data.root=a") == 0
+    assert "few classes: runs get --data.batch_size=8." in capsys.readouterr().out
+    assert set(sizes) == {8}  # two classes, four images of each
+    assert command("--data.root=a", "--page-only") == 0  # the same plan
+    sizes.clear()
+    assert command("--data.root=a", "--output=b.md", "--runs=b", "--", "--data.batch_size=4") == 0
+    assert set(sizes) == {4}
+
+
+def test_a_folder_of_too_few_classes_to_choose_on_is_refused(folders, capsys):
+    change(rows={"base": {"choose": {RATE: [0.1, 0.2]}}, "new": {}, "third": {}})
+    assert command("--data.root=a") == 2
+    assert (
+        "data.root: a has 2 classes to train on, and choosing settings needs 8, two in each of"
+        in (capsys.readouterr().err)
+    )
+    assert not Path("runs").exists()
+
+
+def test_studies_of_one_name_take_no_folder_from_each_other(toy, trained_by, capsys):
+    trained_by(lambda jobs: [finish(job, 0.5) for job in jobs])
+    assert command() == 0
+    Path("other").mkdir()
+    shutil.copy("toy.yaml", "other")
+    assert study.main(["other/toy.yaml"]) == 2
+    whose = Path("toy.yaml").resolve()
+    assert f"--runs: runs/studies/toy is of the study {whose}; name" in capsys.readouterr().err
+    Path("toy.yaml").unlink()  # moved
+    assert study.main(["other/toy.yaml"]) == 0
+
+
+def test_the_time_of_trainings_counts_shared_views_once(toy):
+    pace = Pace(start=10, view=0.1, step=1, image=0.5, train_images=30, test_images=20)
+    weights = ROOT / "benchmarks" / "backbones" / "glyphs" / "seed0.safetensors"
+    settings = [f"--model.weights={weights}", "--model.frozen_stages=2", "--data.cached_views=2"]
+    settings += ["--optimization.steps=7", "--evaluation.every=0"]
+    jobs = plan(["toy/table/base", "toy/table/new"], [0], Path("runs"), settings)
+    views = (30 * (2 + 1) + 20) * 0.1
+    assert pace.seconds(jobs[:1]) == pytest.approx(10 + 7 + 2 * 20 * 0.5 + views)
+    assert pace.seconds(jobs) == pytest.approx(2 * (10 + 7 + 2 * 20 * 0.5) + views)
+    [held] = plan(["toy/table/base"], [0], Path("runs"), [*settings, "--data.split=validation"])
+    of_fold = 30 / held.command.experiment.data.folds
+    views = ((30 - of_fold) * (2 + 1) + of_fold) * 0.1
+    assert pace.seconds([held]) == pytest.approx(10 + 7 + of_fold * 0.5 + views)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"primary": "recall_at_one"}, "comparisons.1: new does not measure 'recall_at_one'"),
+        ({"agrees": "NMI"}, "comparisons.1: new does not measure 'NMI'"),
+        (
+            {"choice": {"metric": "loss"}, "rows": {row: {"choose": {RATE: [1, 2]}} for row in ROWS}},
+            "choice.metric: new does not measure 'loss'",
+        ),
+        (
+            {"comparisons": {"1": {"claim": "c", "better": "new:descr", "than": "base"}}},
+            "comparisons.1: new has no output 'descr'",
+        ),
+        (
+            {"comparisons": {"1": {"claim": "c", "better": "new:parts", "than": "base"}}},
+            "comparisons.1: new has no output 'parts', or is not asked to measure it",
+        ),
+    ],
+)  # fmt: skip
+def test_what_no_run_will_measure_is_refused_before_the_first(toy, capsys, changes, message):
+    change(**changes)
+    assert command() == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert message in line
+    assert sorted(path.name for path in Path().iterdir()) == ["recipes", "toy.yaml"]
+
+
+ADDING = """
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from benchmarks.records import load_run
+from benchmarks.studies import Results
+
+results, runs = Results(Path("toy.json")), []
+for folder in map(Path, sys.argv[1:]):
+    info = load_run(folder).info
+    runs.append(SimpleNamespace(
+        folder=folder, training=info["label"], seed=info["seed"], config=info["config"], weights=None
+    ))
+print(1, flush=True)
+input()  # until all are ready
+for run in runs:
+    results.add([run])
+"""
+
+
+def test_commands_that_add_at_once_lose_nothing(toy):
+    """Real processes, each with runs of its own."""
+    rows, pipes = ("base", "new", "third"), {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    environ = environment() | {"PYTHONPATH": str(ROOT)}
+    started = []
+    for row in rows:
+        jobs = plan([f"toy/table/{row}"], range(12), Path("runs"), ["--report=false"])
+        [finish(job, 0.5) for job in jobs]
+        command_of = [sys.executable, "-c", ADDING, *(str(job.folder) for job in jobs)]
+        started.append(subprocess.Popen(command_of, env=environ, **pipes))
+    for process in started:
+        assert process.stdout.readline() == b"1\n"
+    for process in started:
+        process.stdin.write(b"\n")
+        process.stdin.flush()
+    for process in started:
+        process.communicate(timeout=TIMEOUT)  # closes the pipes
+        assert process.returncode == 0
+    assert len(json.loads(Path("toy.json").read_text())["results"]) == 3 * 12
+    assert not list(Path().glob(".toy*"))
+
+
+def test_kept_results_of_another_form_are_named(toy, capsys):
+    result = {"metrics": {"recall_at_1": "high"}, "outputs": {}, "curve": {}, "wall_time_s": 1}
+    for content in (
+        {"results": []},
+        {"results": {"toy/table/new, seed 1": result}},
+        {"results": {}, "plans": [{"plan": 1}]},
+    ):
+        write_json(Path("toy.json"), content)
+        before = Path("toy.json").read_bytes()
+        assert command("--page-only") == 2
+        [line] = capsys.readouterr().err.splitlines()
+        assert line.startswith("error: toy.json: is damaged (ValueError: ")
+        assert Path("toy.json").read_bytes() == before
+        assert not Path("toy.md").exists()
+
+
+def test_what_is_not_there_yet_is_said(toy, capsys):
+    assert command("--page-only") == 2
+    assert "no comparison has both rows finished at 2 seeds, neither in" in capsys.readouterr().err
+    assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("--data.split=test", "data.split: 'validation' of new is set by this command"),
+        ("--data={fold: 1}", "data.fold: 0 of new is set by this command"),
+        ("--seed=3", "--seed=3: is set by this command"),
+        (f"--{RATE}=0.5", f"{RATE}: 0.1 of new is set by this command"),
+    ],
+)
+def test_no_setting_behind_the_dashes_chooses_by_the_test(toy, capsys, setting, message):
+    change(rows={"base": {}, "new": {"choose": {RATE: [0.1, 0.2]}}, "third": {}})
+    assert command("--page-only", "--", setting) == 2
+    assert message in capsys.readouterr().err
+    assert not Path("runs").exists()
+
+
+def test_the_page_takes_not_the_place_of_the_results(toy, capsys):
+    assert command("--page-only", "--output=toy.json") == 2
+    assert "--output: expected a .md file, got toy.json" in capsys.readouterr().err
+
+
+# ---------------------------------------------------------------------------------- what was measured
+
+PLATFORM = {"vendor_id": "GenuineIntel", "cpu family": "6", "model": "167", "stepping": "1"}
+"""The processor that measured the rows below; others round sums differently."""
+
+
+def processor() -> dict[str, str]:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return {}
+    found = dict(re.split(r"\s*:\s*", line, maxsplit=1) for line in lines if ":" in line)
+    return {key: found.get(key, "") for key in PLATFORM}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", ["binomial", "binomial_horde"])
+def test_a_published_result_is_found_and_measured_again(row, glyphs_root, tmp_path):
+    results = Results(ROOT / "docs" / "claims.json")
+    made = Study(read_study("glyphs"), results, tmp_path, [f"--data.root={glyphs_root}"])
+    job = made.tests(row)[0]
+    published = results.of(job)
+    arguments = command_line([*job.settings, f"--output={job.folder}"])
+    subprocess.run(arguments, env=environment(), timeout=900, check=True)
+    found = load_run(job.folder).info
+    exact = processor() == PLATFORM and torch.__version__.startswith("2.14.1")
+    for metric, value in published["metrics"].items():
+        tolerance = 1e-12 if exact else 0.02
+        assert found["metrics"][metric] == pytest.approx(value, abs=tolerance), metric

@@ -1,0 +1,57 @@
+"""A study of three rows and two comparisons, in a working folder of its own: the fixture `toy`."""
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from benchmarks import study
+from benchmarks.settings import read_study
+from benchmarks.studies import Results, Study
+from benchmarks.studies.jobs import Job
+from tests.benchmarks.made import write_record
+
+RATE = "optimization.learning_rate"
+ROWS = ("base", "new", "third")
+BETA = "losses[0].loss.init_args.beta"
+COMMITS = {"old": None, "registration": "old", "new": "registration"}
+"""Commits that the tests make up, each with the one before."""
+
+
+def descends(commit: str | None, ancestor: str | None) -> bool:
+    return commit is not None and (commit == ancestor or descends(COMMITS.get(commit), ancestor))
+
+
+def change(**changes: Any) -> None:
+    content = yaml.safe_load(Path("toy.yaml").read_text())
+    Path("toy.yaml").write_text(yaml.safe_dump(content | changes))
+
+
+def command(*options: str) -> int:
+    return study.main(["toy.yaml", "--output=toy.md", *options])
+
+
+def finish(job: Job, recall: float, **changes: Any) -> None:
+    (job.folder / "records").mkdir(parents=True)
+    (job.folder / "records" / "evaluation.csv").write_text(
+        f"~iteration~,seen_recall_at_1\n10,0.1\n20,{recall}\n"
+    )
+    about = {"label": job.training.rpartition("/")[2], "seed": job.seed, "config": job.config}
+    metrics = {"recall_at_1": recall, "mean_average_precision_at_r": recall / 2}
+    measured = {"metrics": metrics, "hardware": {"processor": "A"}, "wall_time_s": 3600.0}
+    begun = {"started": "2026-03-01T00:00:00+00:00", "commit": "new"}
+    write_record(job.folder, **about | measured | begun | changes)
+
+
+def about(job: Job) -> tuple[Any, ...]:
+    config = job.config
+    return (
+        *(job.training.rpartition("/")[2], config["data"]["split"], job.seed),
+        *(config["data"]["fold"], config["optimization"]["learning_rate"]),
+        config["losses"][0]["loss"]["init_args"]["beta"],
+    )
+
+
+def kept_study() -> Study:
+    """The study, with the results that its command kept."""
+    return Study(read_study("toy.yaml"), Results(Path("toy.json")), Path("runs"))
