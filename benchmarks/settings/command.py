@@ -17,7 +17,7 @@ from benchmarks.settings.errors import ConfigError, one_line
 from benchmarks.settings.experiment import Experiment
 from benchmarks.settings.recipe_files import GROUPS, read_entry
 from benchmarks.settings.trusted import TRUST, trust
-from benchmarks.settings.yaml_files import check_size, dump, read_yaml
+from benchmarks.settings.yaml_files import dump, read_yaml
 
 DEFAULT_RECIPE = "glyphs/demo/binomial"
 
@@ -77,11 +77,6 @@ def parse(argv: Sequence[str]) -> Command:
                 )
             if name in GROUPS and not isinstance(value, Mapping):
                 raise ConfigError(f"{name}: expected a mapping of settings, got {value!r}")
-    for option in options:
-        try:
-            check_size(option)
-        except ValueError as error:
-            raise ConfigError(f"{option[:40]}: {error}") from error
     parser = _parser()
     try:
         parsed = parser.parse_args([*(f"--config={dump(layer)}" for layer in layers), *options])

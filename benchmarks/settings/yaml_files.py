@@ -19,9 +19,6 @@ MOST, LONGEST, DEEPEST, LARGEST = 5_000, 100, 50, 10**308
 The parser's time grows with the square of a list's length.
 """
 
-ALIASES = re.compile(r"&\S+\s.*\*\S", re.DOTALL)
-"""A text that is YAML with aliases. jsonargparse reads any text as YAML once more, without limits."""
-
 
 class StrictLoader(yaml.SafeLoader):
     """YAML loader that refuses duplicate keys, and reads 1e-5 as a number."""
@@ -59,13 +56,13 @@ def load_yaml(text: str) -> Any:
         raise ValueError(f"expected settings, got more than {SIZE:,} characters")
     try:
         value = yaml.load(text, StrictLoader)
-        check_size(value)
+        _check_size(value)
         return value
     except Exception as error:  # a tag may declare any text a number, a date or binary
         raise ValueError(one_line(error)) from error
 
 
-def check_size(value: Any) -> None:
+def _check_size(value: Any) -> None:
     """Raise a ValueError for more than settings have; a value that is written once and used again counts again."""
     level, count = [value], 0
     for _ in range(DEEPEST):
@@ -75,8 +72,6 @@ def check_size(value: Any) -> None:
         for one in level:
             if isinstance(one, list) and len(one) > LONGEST:
                 raise ValueError(f"expected a list of at most {LONGEST}, got one of {len(one)}")
-            if isinstance(one, str) and ALIASES.search(one):
-                raise ValueError("expected no aliases in a text")
             if isinstance(one, int) and abs(one) >= LARGEST:
                 raise ValueError("expected a number, got one of more than 308 digits")
         level = [inner for one in level for inner in _entries(one)]

@@ -19,7 +19,6 @@ LARGE = "more than 5,000 values"
 
 FILES = {
     "aliases of aliases": (f"{{{BOMB}}}", LARGE),
-    "aliases in a text": (f"label: '{{{BOMB}}}'", "expected no aliases in a text"),
     "a list of itself": ("losses: &a [*a]", "recursive"),
     "deep": (f"losses: {'[' * 60}{']' * 60}", "more than 50 levels"),
     "too deep to read": (f"losses: {'[' * 3000}{']' * 3000}", "maximum recursion depth"),
@@ -44,15 +43,6 @@ def test_a_file_that_is_too_much(
     [line] = capsys.readouterr().err.splitlines()
     assert "c.yaml: not valid YAML: " in line
     assert expected in line
-
-
-@pytest.mark.parametrize("option", ["--miner", "--model.ensemble"])
-def test_an_option_that_is_too_much(option: str, capsys: pytest.CaptureFixture[str]) -> None:
-    for arguments in ([f"{option}={{{BOMB}}}"], [option, f"{{{BOMB}}}"]):
-        with calls(MOST_CALLS):
-            assert main(arguments) == 2
-        [line] = capsys.readouterr().err.splitlines()
-        assert "expected no aliases in a text" in line
 
 
 def test_an_endless_file(capsys: pytest.CaptureFixture[str]) -> None:
