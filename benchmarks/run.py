@@ -291,7 +291,6 @@ class OngoingRun:
                 self.datasets.train,
                 self.datasets.test,
                 found.embeddings,
-                found.precision,
                 batch_size=self.experiment.evaluation.batch_size,
                 dtype=self.state.dtype,
             )

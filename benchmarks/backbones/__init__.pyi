@@ -4,6 +4,7 @@ from .published import (
 )
 from .weights import (
     WeightsError as WeightsError,
+    can_be_fetched as can_be_fetched,
     load_weights as load_weights,
 )
 

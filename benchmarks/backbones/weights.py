@@ -11,6 +11,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import timm
+from huggingface_hub import get_hf_file_metadata, hf_hub_url
+from huggingface_hub.constants import HF_HUB_CACHE
+from huggingface_hub.errors import HfHubHTTPError
 from timm.models import adapt_input_conv, load_state_dict
 from torch import Tensor, nn
 
@@ -56,6 +60,27 @@ def load_weights(model: nn.Module, path: str | Path) -> None:
     except Exception as error:  # a converter may fail in any way on another model's file
         name = getattr(model, "pretrained_cfg", {}).get("architecture", type(model).__name__)
         raise WeightsError(f"{path}: does not fit {name}: {reason(error)}") from error
+
+
+def can_be_fetched(trunk: str) -> bool:
+    """False if the Hub has the published weights of a registered trunk, but cannot be reached, nor its cache used.
+
+    timm tries for a minute until it gives up, in the words of its library.
+    """
+    published = timm.get_pretrained_cfg(trunk)
+    repository = getattr(published, "hf_hub_id", None)
+    if repository is None:
+        return True
+    kept = Path(HF_HUB_CACHE, f"models--{repository.replace('/', '--')}", "snapshots")
+    if any(kept.glob("*/*")):
+        return True
+    try:
+        get_hf_file_metadata(hf_hub_url(repository, "config.json"))
+    except HfHubHTTPError:  # it answers
+        return True
+    except Exception:  # each version has its own
+        return False
+    return True
 
 
 def _checksums(path: Path) -> list[str]:

@@ -1,6 +1,9 @@
 """The images of an experiment: the dataset, the part to use, and the views of an image."""
 
-from collections.abc import Callable
+import math
+import os
+import sys
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -88,6 +91,9 @@ def build_datasets(
             raise DatasetError(
                 f"{data.root}: all images to train on are of one class; take two classes or more"
             )
+        if os.environ.get("LOCAL_RANK", "0") == "0":
+            for note in _notes(data, train):
+                print(f"note: {note}", file=sys.stderr)
         return Datasets(train, test, validation)
     except DatasetError as error:
         raise ConfigError(f"data.root: {error}") from error
@@ -126,6 +132,19 @@ def _check_retrieval(root: Path, test: Glyphs | ImageSet) -> None:
         raise DatasetError(
             f"{root}: no test class has two images, one to search with and one to find; "
             "take more classes or images"
+        )
+
+
+def _notes(data: Data, train: Glyphs | ImageSet) -> Iterator[str]:
+    """Notes on training classes: fewer than were asked for, or with one image each."""
+    classes, most = train.num_classes, data.max_classes or math.inf
+    if classes < min(data.train_classes or 0, most):
+        yield f"data.train_classes: {data.train_classes}, but there are {classes:,} to train on: takes all"
+    alone = int((torch.bincount(train.labels) == 1).sum())
+    if alone and (data.samples_per_class or 1) > 1:
+        yield (
+            f"data.samples_per_class: {alone:,} of {classes:,} training classes have one image, which a batch "
+            f"shows {data.samples_per_class} times; add images to these classes, or leave them out"
         )
 
 

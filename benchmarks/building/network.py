@@ -11,7 +11,7 @@ import timm
 import torch
 from torch import Tensor, nn
 
-from benchmarks.backbones import WeightsError, load_weights, register
+from benchmarks.backbones import WeightsError, can_be_fetched, load_weights, register
 from benchmarks.building.class_paths import build
 from benchmarks.building.frozen_stages import FrozenStages
 from benchmarks.building.images import image_size
@@ -85,6 +85,17 @@ def batch_norms(module: nn.Module) -> list[nn.Module]:
     return [inner for inner in module.modules() if isinstance(inner, kind)]
 
 
+def check_fetching(model: Model) -> None:
+    """Raise a ConfigError if the weights have to be fetched, but cannot be."""
+    register()
+    fetched = model.weights is None and model.trunk_args.get("pretrained")
+    if fetched and timm.is_model(model.trunk) and not can_be_fetched(model.trunk):
+        raise ConfigError(
+            f"model.trunk_args: pretrained: the Hub, which has the weights of {model.trunk}, cannot be reached; "
+            f"{WITHOUT_FETCHING}"
+        )
+
+
 def build_model(model: Model, data: Data) -> EmbeddingModel:
     """Build the network of an experiment; weights from no file are drawn from torch's global generator.
 
@@ -92,9 +103,16 @@ def build_model(model: Model, data: Data) -> EmbeddingModel:
         ConfigError: if timm has no such model or refuses an argument, or if the weights or the image size do not
             fit.
     """
-    register()
+    for name in ("num_classes", "global_pool", "in_chans"):
+        if name in model.trunk_args:
+            raise ConfigError(f"model.trunk_args.{name}: follows from the data; leave it out")
+    check_fetching(model)
     if not timm.is_model(model.trunk):
-        raise ConfigError(f"model.trunk: timm has no {model.trunk!r}")
+        near = timm.list_models(f"*{model.trunk.split('.')[0][:8]}*")[:5]
+        raise ConfigError(
+            f"model.trunk: timm has no {model.trunk!r}"
+            + (f"; near: {', '.join(near)}" if near else "")
+        )
     trunk_args = model.trunk_args
     if model.weights is not None:
         trunk_args = trunk_args | {"pretrained": False}

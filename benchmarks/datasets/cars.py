@@ -60,9 +60,14 @@ def _devkit(folder: Path) -> tuple[Images, Sequence[str]]:
     images = [
         (f"cars_{part}/{name}", class_id)
         for file, part in zip(files, OFFICIAL_PARTS, strict=True)
-        for name, class_id in _annotated(file)
+        for name, class_id in _annotated(file, "fname")
     ]
-    return images, [str(name) for name in _load(folder / "devkit" / "cars_meta.mat", "class_names")]
+    return images, _names(folder / "devkit" / "cars_meta.mat")
+
+
+def _combined(folder: Path) -> tuple[Images, Sequence[str]]:
+    file = folder / "cars_annos.mat"
+    return _annotated(file, "relative_im_path"), _names(file)
 
 
 def _kaggle(folder: Path) -> tuple[Images, Sequence[str]]:
@@ -80,16 +85,21 @@ def _kaggle(folder: Path) -> tuple[Images, Sequence[str]]:
 
 LAYOUTS: dict[str, tuple[str, Callable[[Path], tuple[Images, Sequence[str]]]]] = {
     "cars_train": ("devkit", _devkit),
+    "car_ims": ("combined", _combined),
     "car_data": ("kaggle", _kaggle),
 }
 
 
-def _annotated(file: Path) -> Images:
-    """The names and classes of the structs `annotations` of a .mat file."""
+def _annotated(file: Path, name_field: str) -> Images:
+    """The paths and classes of the structs `annotations` of a .mat file."""
     annotations = _load(file, "annotations")
     with reading(file):
-        rows = zip(annotations["fname"], annotations["class"], strict=True)
+        rows = zip(annotations[name_field], annotations["class"], strict=True)
         return [(str(name), int(class_id)) for name, class_id in rows]
+
+
+def _names(file: Path) -> list[str]:
+    return [str(name) for name in _load(file, "class_names")]
 
 
 def _load(file: Path, variable: str) -> Any:
@@ -114,6 +124,7 @@ data.root:
 
 - car_devkit.tgz, cars_train.tgz and cars_test.tgz, all unpacked, and cars_test_annos_withlabels.mat beside the
   folder devkit: the owners' archives, from somebody who has them;
+- car_ims.tgz, unpacked, and cars_annos.mat: the same images in one folder;
 - https://www.kaggle.com/datasets/jutrera/stanford-car-dataset-by-classes-folder, unpacked: a copy by others, which
   pytorch-metric-learning reads too.""",
 )

@@ -2,22 +2,24 @@
 
 import argparse
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from difflib import get_close_matches
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, get_args
 
 import jsonargparse
 import yaml
 
-from benchmarks.settings.differences import without_former
+from benchmarks.settings.data import Data
+from benchmarks.settings.differences import flat, without_former
 from benchmarks.settings.errors import ConfigError, one_line
-from benchmarks.settings.experiment import Experiment
+from benchmarks.settings.experiment import Experiment, Model
 from benchmarks.settings.recipe_files import GROUPS, read_entry
 from benchmarks.settings.trusted import TRUST, trust
-from benchmarks.settings.yaml_files import dump, read_yaml
+from benchmarks.settings.yaml_files import TooLargeError, dump, read_yaml, refuse_large
 
 DEFAULT_RECIPE = "glyphs/demo/binomial"
 
@@ -77,11 +79,13 @@ def parse(argv: Sequence[str]) -> Command:
                 )
             if name in GROUPS and not isinstance(value, Mapping):
                 raise ConfigError(f"{name}: expected a mapping of settings, got {value!r}")
+    for option in options:
+        try:
+            refuse_large(option.partition("=")[2] or option)
+        except TooLargeError as error:
+            raise ConfigError(f"{option[:40]}: {error}") from error
     parser = _parser()
-    try:
-        parsed = parser.parse_args([*(f"--config={dump(layer)}" for layer in layers), *options])
-    except REFUSALS as error:
-        raise ConfigError(_line(error, parser)) from error
+    parsed = _parsed(parser, layers, options)
     for name in ON_THE_COMMAND_LINE:
         parsed.pop(name, None)
     config = yaml.safe_load(parser.dump(parsed, skip_unset=False))
@@ -95,7 +99,8 @@ def parse(argv: Sequence[str]) -> Command:
     experiment = Experiment(**{name: built[name] for name in Experiment.__dataclass_fields__})
     _plain(experiment)
     if experiment.output is None:
-        name = recipe.replace("/", "-") if recipe else files.config[-1].stem
+        stem = recipe.replace("/", "-") if recipe else files.config[-1].stem
+        name = _name(experiment, stem, layers[:1] if recipe else layers)
         experiment.output = Path("runs") / f"{name}-seed{experiment.seed}"
     return Command(experiment, config, recipe, files.resume, tuple(files.trust))
 
@@ -123,6 +128,50 @@ def _parser() -> jsonargparse.ArgumentParser:
     parser.add_argument("--config", action="config", help="a YAML file of settings; repeatable")
     parser.add_class_arguments(Experiment)
     return parser
+
+
+def _parsed(
+    parser: jsonargparse.ArgumentParser, layers: Sequence[dict[str, Any]], options: Sequence[str]
+) -> jsonargparse.Namespace:
+    """Parse all settings together; a ConfigError has a line for each wrong one."""
+    given = [f"--config={dump(layer)}" for layer in layers]
+    try:
+        return parser.parse_args([*given, *options])
+    except REFUSALS as error:  # the first
+        first = error
+    faults = []
+    for arguments in _one_by_one(layers[1:], options):
+        try:
+            parser.parse_args([given[0], *arguments])
+        except REFUSALS as error:
+            faults.append(_line(error, parser))
+    raise ConfigError(*dict.fromkeys(faults or [_line(first, parser)])) from first
+
+
+def _one_by_one(
+    layers: Sequence[dict[str, Any]], options: Sequence[str]
+) -> Iterator[Sequence[str]]:
+    for layer in layers:
+        for name, value in layer.items():
+            parts = [{inner: value[inner]} for inner in value] if name in GROUPS else [value]
+            yield from ([f"--config={dump({name: part})}"] for part in parts)
+    starts = [i for i, word in enumerate(options) if word.startswith("--") or i == 0]
+    for start, end in pairwise([*starts, len(options)]):
+        yield options[start:end]
+
+
+def _name(experiment: Experiment, stem: str, described: Sequence[Mapping[str, Any]]) -> str:
+    """The recipe's or file's name if dataset, trunk and label are those described there; else these."""
+    before = {"data.dataset": Data.dataset, "model.trunk": Model.trunk}
+    for layer in described:
+        before |= flat(layer)
+    data, trunk, label = experiment.data, experiment.model.trunk, experiment.label
+    if (data.dataset, trunk, label) == tuple(
+        map(before.get, ("data.dataset", "model.trunk", "label"))
+    ):
+        return stem
+    images = data.root.resolve().name if data.dataset == "folder" else data.dataset
+    return re.sub(r"[^\w.]+", "-", f"{images}-{trunk}-{label}").strip("-.")[:100]
 
 
 UNKNOWN = re.compile(

@@ -118,9 +118,11 @@ class Data:
             )
         per_class = self.samples_per_class
         if per_class is not None and self.batch_size % per_class:
+            below = self.batch_size // per_class * per_class
+            near = f"{below} or {below + per_class} fit" if below else f"{per_class} fits"
             yield (
                 f"data.batch_size: expected a multiple of data.samples_per_class ({per_class}), got "
-                f"{self.batch_size}"
+                f"{self.batch_size}; {near}"
             )
 
     @property

@@ -214,6 +214,10 @@ class Evaluation:
     def __post_init__(self) -> None:
         if not self.recall_at:
             raise ConfigError("evaluation.recall_at: expected at least one K, got an empty list")
+        if len(set(self.recall_at)) < len(self.recall_at):
+            raise ConfigError(
+                f"evaluation.recall_at: expected each K once, got {list(map(int, self.recall_at))}"
+            )
 
 
 @dataclass
@@ -223,7 +227,8 @@ class Experiment:
     Args:
         losses: Terms of the objective, added up.
         label: Name of the method in tables.
-        output: Run folder; default: runs/RECIPE-seedN, or without a recipe runs/FILE-seedN.
+        output: Run folder; default: runs/RECIPE-seedN, or runs/DATASET-TRUNK-LABEL-seedN if one of these three is
+            not the recipe's.
         seed: Of the initial weights, the batches and the augmentation, and of classes that are drawn.
         protocol: "paper" trains for the given steps and tests the result. "fair" trains on a part of the training
             classes, keeps the weights that are best on the others (MAP@R, at every `evaluation.every` steps), and

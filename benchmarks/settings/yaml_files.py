@@ -12,26 +12,70 @@ import yaml
 
 from benchmarks.settings.errors import ConfigError, one_line
 
-SIZE = 2**18  # characters of a file
-MOST, LONGEST, DEEPEST, LARGEST = 5_000, 100, 50, 10**308
-"""Limits on values, entries of a list, levels and numbers, far above what settings have.
+SIZE = 2**20  # characters of a file
+MOST, LONGEST, DEEPEST, DIGITS = 5_000, 100, 50, 308
+"""Limits on values, entries of a list, levels and digits of a number, far above what settings have.
 
-The parser's time grows with the square of a list's length.
+The parser's time grows with the square of a list's length, and it reads any text as YAML, too.
 """
 
 
+class TooLargeError(yaml.YAMLError):
+    """Error: more than settings have."""
+
+
 class StrictLoader(yaml.SafeLoader):
-    """YAML loader that refuses duplicate keys, and reads 1e-5 as a number."""
+    """YAML loader that refuses duplicate keys and what is too large, and reads 1e-5 as a number."""
+
+    def __init__(self, stream: str) -> None:
+        super().__init__(stream)
+        self._text, self._level, self._count = stream, 0, 0
+        self._sizes: dict[yaml.Node, int] = {}
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        before, is_alias = self._count, self.check_event(yaml.AliasEvent)
+        self._level += 1
+        if self._level > DEEPEST:
+            raise TooLargeError(f"more than {DEEPEST} levels")
+        node = super().compose_node(parent, index)
+        self._level -= 1
+        if node is None:
+            return None
+        # An alias inside the value that it stands for has no size yet, and no end.
+        self._count += self._sizes.get(node, MOST) if is_alias else 1
+        self._sizes.setdefault(node, self._count - before)
+        if self._count > MOST:
+            raise TooLargeError(f"more than {MOST:,} values, aliases written out")
+        if isinstance(node, yaml.SequenceNode) and len(node.value) > LONGEST:
+            raise TooLargeError(
+                f"expected a list of at most {LONGEST}, got one of {len(node.value)}: "
+                f"line {node.start_mark.line + 1}"
+            )
+        if isinstance(node, yaml.ScalarNode) and node.value != self._text:
+            refuse_large(node.value)
+        return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen = set()
-        for described, _ in node.value:
-            if (key := self.construct_object(described, deep=True)) in seen:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        for key in keys:
+            if keys.count(key) > 1:
                 raise yaml.constructor.ConstructorError(
                     None, None, f"key {key!r} appears twice", node.start_mark
                 )
-            seen.add(key)
         return super().construct_mapping(node, deep=True)
+
+
+def refuse_large(text: str) -> None:
+    """Raise a TooLargeError if a text, read as YAML, is a number or a structure that is too large."""
+    if len(text) > DIGITS and text.lstrip("+-").isdigit():
+        raise TooLargeError(f"expected a number, got one of more than {DIGITS} digits")
+    if re.search(r"[\[{*]", text):
+        try:
+            yaml.compose(text, StrictLoader)
+        except TooLargeError:
+            raise
+        except yaml.YAMLError:
+            pass  # plain text
 
 
 class StrictDumper(yaml.SafeDumper):
@@ -55,35 +99,9 @@ def load_yaml(text: str) -> Any:
     if len(text) > SIZE:
         raise ValueError(f"expected settings, got more than {SIZE:,} characters")
     try:
-        value = yaml.load(text, StrictLoader)
-        _check_size(value)
-        return value
+        return yaml.load(text, StrictLoader)
     except Exception as error:  # a tag may declare any text a number, a date or binary
         raise ValueError(one_line(error)) from error
-
-
-def _check_size(value: Any) -> None:
-    """Raise a ValueError for more than settings have; a value that is written once and used again counts again."""
-    level, count = [value], 0
-    for _ in range(DEEPEST):
-        count += len(level)
-        if count > MOST:
-            raise ValueError(f"more than {MOST:,} values, aliases written out")
-        for one in level:
-            if isinstance(one, list) and len(one) > LONGEST:
-                raise ValueError(f"expected a list of at most {LONGEST}, got one of {len(one)}")
-            if isinstance(one, int) and abs(one) >= LARGEST:
-                raise ValueError("expected a number, got one of more than 308 digits")
-        level = [inner for one in level for inner in _entries(one)]
-        if not level:
-            return
-    raise ValueError(f"more than {DEEPEST} levels")
-
-
-def _entries(value: Any) -> list[Any]:
-    if isinstance(value, dict):
-        return [*value.values()]
-    return value if isinstance(value, list) else []
 
 
 jsonargparse.set_loader("strict", load_yaml, exceptions=(ValueError,))

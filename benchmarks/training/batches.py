@@ -41,9 +41,14 @@ class SeededMPerClassSampler(MPerClassSampler):
     ) -> None:
         classes = len(labels.unique())
         if classes * m < batch_size:
+            more = next(
+                n
+                for n in range(m, batch_size + 1)
+                if not batch_size % n and batch_size <= n * classes
+            )
             raise ConfigError(
                 f"data.batch_size: {batch_size} images, {m} per class, need {batch_size // m} classes, but there "
-                f"are {classes}; expected at most {m * classes}, or more images per class"
+                f"are {classes}; expected at most {m * classes}, or data.samples_per_class: {more}"
             )
         images = m * classes if every_class else max(len(labels), batch_size)
         super().__init__(labels, m, None if every_class else batch_size, images)

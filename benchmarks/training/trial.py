@@ -1,7 +1,9 @@
 """The parts of a run, and a trial step with them: a run that cannot work fails before anything is written."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from copy import deepcopy
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -19,6 +21,7 @@ from benchmarks.building import (
     build_loss,
     build_model,
     build_optimizer,
+    check_fetching,
     image_size,
     show_to,
 )
@@ -66,29 +69,55 @@ def build_parts(experiment: Experiment, accelerator: Accelerator) -> Parts:
     """Read the data, then build everything else from the experiment's seed and try one step.
 
     Raises:
-        ConfigError: naming the setting that does not fit. A run that cannot start fetches no weights.
+        ConfigError: with a line for each setting that does not fit. A run that cannot start fetches no weights
+            and takes no step.
     """
-    read = partial(_read, experiment, accelerator)
+    faults: list[str] = []
+    read = partial(_read, experiment, accelerator, faults)
     rendered = experiment.data.dataset == "glyphs"  # into a file, for a run that can start
-    found = None if rendered else read()
+    datasets, sampler = (None, None) if rendered else read()
+    with noted(faults):
+        check_fetching(experiment.model)
     torch.manual_seed(experiment.seed)
-    model = try_one_step(experiment, accelerator)
-    datasets, sampler = found or read()
-    show_to(model.trunk, datasets, experiment.data)
-    loss = build_loss(experiment, model, datasets.train.num_classes)
-    if faults := [*_unfit_outputs(experiment, datasets, find_horde(loss))]:
+    model = loss = None
+    with noted(faults):
+        build = partial(_built, fetch=False) if faults else try_one_step
+        model = build(experiment, accelerator)
+        if rendered and not faults:
+            datasets, sampler = read()
+        if datasets is not None:
+            show_to(model.trunk, datasets, experiment.data)
+        loss = build_loss(experiment, model, datasets.train.num_classes if datasets else 2)
+        if datasets is not None:
+            faults += _unfit_outputs(experiment, datasets, find_horde(loss))
+        if faults:  # no step was tried
+            build_optimizer(experiment.optimization, model, loss)
+    if faults or model is None or datasets is None or loss is None or sampler is None:
         raise ConfigError(*faults)
     if experiment.precision == "float64":
         model, loss = model.double(), loss.double()
     return Parts(model, datasets, loss, sampler)
 
 
-def _read(experiment: Experiment, accelerator: Accelerator) -> tuple[Datasets, StepSampler]:
+def _read(
+    experiment: Experiment, accelerator: Accelerator, faults: list[str]
+) -> tuple[Datasets | None, StepSampler | None]:
     data, seed, steps = experiment.data, experiment.seed, experiment.optimization.steps
+    datasets = sampler = None
     # The first process renders, the others read.
-    with torch.random.fork_rng(devices=[]), accelerator.local_main_process_first():
+    with torch.random.fork_rng(devices=[]), accelerator.local_main_process_first(), noted(faults):
         datasets = build_datasets(data, seed=seed, fair=experiment.protocol == "fair")
-    return datasets, StepSampler(datasets.train.labels, data, steps=steps, seed=seed)
+        sampler = StepSampler(datasets.train.labels, data, steps=steps, seed=seed)
+    return datasets, sampler
+
+
+@contextmanager
+def noted(faults: list[str]) -> Iterator[None]:
+    """Note what does not fit, and go on."""
+    try:
+        yield
+    except ConfigError as error:
+        faults.append(str(error))
 
 
 def _check_batch_norm(
@@ -155,6 +184,18 @@ def _unfit_outputs(
             )
 
 
+def _built(
+    experiment: Experiment, accelerator: Accelerator, *, fetch: bool = True
+) -> EmbeddingModel:
+    """The network; without fetching, published weights are left out."""
+    settings = experiment.model
+    if not fetch and settings.trunk_args.get("pretrained"):
+        settings = replace(settings, trunk_args=settings.trunk_args | {"pretrained": False})
+    model = build_model(settings, experiment.data)
+    _check_batch_norm(experiment, model, accelerator)
+    return model
+
+
 def try_one_step(experiment: Experiment, accelerator: Accelerator | None = None) -> EmbeddingModel:
     """Build the network, take one training step on the CPU with a loss for two classes, and undo it.
 
@@ -164,8 +205,8 @@ def try_one_step(experiment: Experiment, accelerator: Accelerator | None = None)
     Raises:
         ConfigError: naming the setting that does not fit, or the part that failed.
     """
-    model = build_model(experiment.model, experiment.data)
-    _check_batch_norm(experiment, model, accelerator or Accelerator())
+    accelerator = accelerator or Accelerator()
+    model = _built(experiment, accelerator)
     with torch.random.fork_rng(devices=[]):
         _step_and_back(experiment, model)
     return model

@@ -35,6 +35,7 @@ FILES = {
     "devkit": [
         f"devkit/cars_{file}.mat" for file in ("meta", "train_annos", "test_annos_withlabels")
     ],
+    "combined": ["cars_annos.mat"],
     "kaggle": ["anno_train.csv", "anno_test.csv", "names.csv"],
     "img": ["Eval/list_eval_partition.txt"],
 }
@@ -118,17 +119,20 @@ def test_rows_of_sop(tmp_path):
 @pytest.mark.parametrize("layout", cars.LAYOUTS)
 def test_rows_of_cars(layout, tmp_path):
     few = [cars.Car("train", 1, 174), cars.Car("test", 1, 98)]
-    first, second = {
-        "devkit": ("cars_train/00001.jpg", "cars_test/00001.jpg"),
-        "kaggle": (
-            "car_data/car_data/train/Ram C-V Cargo Van Minivan 2012/00001.jpg",
-            "car_data/car_data/test/Maker 099 Sedan 2012/00001.jpg",
-        ),
-    }[layout]
-    assert rows(read(layout, cars.write(tmp_path, layout, few, pictures=False))) == [
-        (first, "174 Ram C/V Cargo Van Minivan 2012", "test"),
-        (second, "098 Maker 099 Sedan 2012", "train"),
+    folder = {"devkit": "cars_{}/00001.jpg", "combined": "car_ims/{}.jpg"}.get(layout)
+    paths = [
+        "car_data/car_data/train/Ram C-V Cargo Van Minivan 2012/00001.jpg",
+        "car_data/car_data/test/Maker 099 Sedan 2012/00001.jpg",
     ]
+    if folder:
+        numbers = ("train", "test") if layout == "devkit" else ("000002", "000001")
+        paths = [folder.format(number) for number in numbers]
+    expected = [
+        (paths[0], "174 Ram C/V Cargo Van Minivan 2012", "test"),
+        (paths[1], "098 Maker 099 Sedan 2012", "train"),
+    ]
+    found = rows(read(layout, cars.write(tmp_path, layout, few, pictures=False)))
+    assert sorted(found) == sorted(expected)
 
 
 @pytest.mark.parametrize("flat", [False, True])
@@ -167,6 +171,9 @@ def test_of_several_layouts_of_cars_the_owners_comes_first(tmp_path):
     for layout in reversed(cars.LAYOUTS):
         cars.write(tmp_path, layout, pictures=False)
     assert read("devkit", tmp_path).layout == "devkit"
+    # The devkit beside the combined images has no images of its own.
+    (tmp_path / "cars_train").rename(tmp_path / "elsewhere")
+    assert read("devkit", tmp_path).layout == "combined"
 
 
 def test_the_file_with_labels_may_lie_beside_the_devkit(tmp_path):
@@ -258,15 +265,15 @@ def resave(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
     ("change", "message"),
     [
         (lambda variables: variables.pop("annotations"), "KeyError: 'annotations'"),
+        (lambda variables: variables.pop("class_names"), "KeyError: 'class_names'"),
         (lambda variables: variables.update(annotations=[[1.0, 2.0]]), "IndexError"),
         (lambda variables: variables["annotations"]["class"].fill("wide"), "ValueError: .*'wide'"),
     ],
 )
 def test_a_mat_file_with_wrong_content_is_named(tmp_path, change, message):
-    folder = cars.write(tmp_path, "devkit", pictures=False)
-    resave(folder / "devkit" / "cars_train_annos.mat", change)
-    with pytest.raises(DatasetError, match=rf"train_annos\.mat: cannot be read .{message}"):
-        read("devkit", tmp_path)
+    resave(cars.write(tmp_path, "combined", pictures=False) / "cars_annos.mat", change)
+    with pytest.raises(DatasetError, match=rf"cars_annos\.mat: cannot be read .{message}"):
+        read("combined", tmp_path)
 
 
 def test_the_file_without_labels_under_the_name_of_the_other_is_refused(tmp_path):

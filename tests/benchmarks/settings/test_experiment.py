@@ -81,11 +81,13 @@ MISTAKES = {  # {name: (argument or content of a file, message)}
     "resize of glyphs": ("--data.resize=40", "data.resize: Glyphs has its own"),
     "test classes of glyphs": ("--data.test_classes=0.5", "data.test_classes: glyphs has"),
     "batch": ("--data.batch_size=81", "data.batch_size: expected a multiple of data.samples_per"),
+    "batch below a class": ("--data.samples_per_class=100", "(100), got 80; 100 fits"),
     "passes without classes": (
         "--data={samples_per_class: null, every_class: true}",
         "data.every_class: shuffled batches",
     ),
     "no K": ("--evaluation.recall_at=[]", "evaluation.recall_at: expected at least one K"),
+    "a K twice": ("--evaluation.recall_at=[1, 2, 1]", "evaluation.recall_at: expected each K"),
     "chosen by the test set": (
         "{protocol: fair, evaluation: {oracle: true}}",
         "evaluation.oracle: protocol fair reads the test classes once",
@@ -134,11 +136,11 @@ MISTAKES = {  # {name: (argument or content of a file, message)}
         loss(f"{PML}.losses.ArcFaceLoss", num_classes=5),
         "losses[0].loss.init_args.num_classes: follows from",
     ),
-    "unknown trunk": ("--model.trunk=resnet5000", "model.trunk: timm has no 'resnet5000'"),
+    "unknown trunk": ("--model.trunk=resnet5000", "model.trunk: timm has no 'resnet5000'; near: "),
     "unknown trunk argument": ("--model.trunk_args={output_strid: 8}", "output_strid"),
     "trunk argument of ours": (
         "--model.trunk_args={global_pool: avg}",
-        "model: test_resnet: ",
+        "model.trunk_args.global_pool: follows",
     ),
     "unpublished weights": (
         "--model={trunk: bn_inception, trunk_args: {pretrained: true}}",
@@ -193,6 +195,22 @@ def test_a_mistake_is_one_line_and_status_2(
     assert [*empty.iterdir()] == before
 
 
+def test_all_wrong_values_and_names_are_said_at_once(
+    empty: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (empty / "c.yaml").write_text("data: {folds: 1, fold: 2, dataset: birds}\nnope: 4")
+    options = ["--data.fold", "x", "--data.batch_sise", "3", "--seed=-1", "--label=fine"]
+    assert main(["--config=c.yaml", *options]) == 2
+    expected = [
+        *("data.folds: expected a number >=2", "data.dataset: ", "Option 'nope' is not accepted"),
+        *("data.fold: expected an integer", "unrecognized arguments: --data.batch_sise 3; did you"),
+        "seed: expected a number >=0",
+    ]
+    lines = capsys.readouterr().err.removeprefix("error: ").splitlines()
+    for line, start in zip(lines, expected, strict=True):
+        assert line.strip().startswith(start)
+
+
 @pytest.mark.parametrize(
     ("argument", "meant"),
     [("--losess=1", "losses"), ("--data.batch-size=3", "data.batch_size")],
@@ -222,8 +240,25 @@ def test_layers_override_each_other(empty: Path) -> None:
     assert (run.seed, run.optimization.steps, run.optimization.learning_rate) == (4, 8, 1e-5)
     assert (run.data.samples_per_class, run.data.folds, run.data.max_classes) == (4, 9, 8)
     assert run.output == Path("runs/glyphs-demo-binomial_horde-seed4")
-    assert parse(files).experiment.output == Path("runs/b-seed3")
     assert command.recipe == "glyphs/demo/binomial_horde"
+
+
+@pytest.mark.parametrize(
+    ("argv", "name"),
+    [
+        (["--recipe=images/resnet50/binomial", "--data.root=p/shop"], "images-resnet50-binomial"),
+        (
+            ["--recipe=images/resnet50/binomial", "--data.root=p/shop", "--model.trunk=vit_tiny"],
+            "shop-vit_tiny-binomial-deviance",
+        ),
+        (["--label=mine + ../HORDE"], "glyphs-test_resnet-mine-..-HORDE"),
+        (["--config=own.yaml"], "own"),
+        (["--config=own.yaml", "--model.trunk=vit_tiny"], "glyphs-vit_tiny-mine"),
+    ],
+)
+def test_the_folder_is_named_after_what_is_run(argv: list[str], name: str, empty: Path) -> None:
+    (empty / "own.yaml").write_text("{label: mine, model: {trunk: resnet18}}")
+    assert parse([*argv, "--seed=2"]).experiment.output == Path(f"runs/{name}-seed2")
 
 
 def test_a_list_replaces_the_one_before_it_and_a_plus_appends(empty: Path) -> None:

@@ -1,5 +1,6 @@
 """Settings that are none, or that would keep the parser busy, end in one line at once."""
 
+import json
 from itertools import pairwise
 from pathlib import Path
 
@@ -15,20 +16,20 @@ BOMB = ", ".join(
     + [f"{b}: &{b} [{','.join([f'*{a}'] * 9)}]" for a, b in pairwise(LETTERS)]
 )
 MOST_CALLS = 5_000_000  # the aliases stand for 43 million values
-LARGE = "more than 5,000 values"
+LARGE, NESTED = "more than 5,000 values", "more than 50 levels"
 
 FILES = {
     "aliases of aliases": (f"{{{BOMB}}}", LARGE),
-    "a list of itself": ("losses: &a [*a]", "recursive"),
-    "deep": (f"losses: {'[' * 60}{']' * 60}", "more than 50 levels"),
-    "too deep to read": (f"losses: {'[' * 3000}{']' * 3000}", "maximum recursion depth"),
+    "aliases in text": (json.dumps({"miner": f"{{{BOMB}}}"}), LARGE),
+    "a list of itself": ("losses: &a [*a]", LARGE),
+    "deep": (f"losses: {'[' * 3000}{']' * 3000}", NESTED),
     "long list": (f"evaluation: {{recall_at: {[*range(4000)]}}}", "a list of at most 100, got one"),
-    "large": (f"label: {'x' * 2**21}", "more than 262,144 characters"),
-    "a long number": (f"seed: {'9' * 400}", "expected a number, got one of more than 308 digits"),
+    "large": (f"label: {'x' * 2**21}", "more than 1,048,576 characters"),
+    "a long number": (f"seed: {'9' * 5000}", "expected a number, got one of more than 308 digits"),
     "no such day": ("label: 2024-99-99", "not valid YAML: month"),
     "no time": ("label: !!timestamp x", "not valid YAML"),
     "a call": ("label: !!python/object/apply:os.getcwd []", "could not determine a constructor"),
-    "a list for a key": ("? [a]\n: 1", "unhashable"),
+    "a list for a key": ("? [a]\n: 1", "unhashable key"),
 }
 
 
@@ -45,9 +46,17 @@ def test_a_file_that_is_too_much(
     assert expected in line
 
 
+@pytest.mark.parametrize("option", ["--miner", "--label", "--model.ensemble"])
+def test_an_option_that_is_too_much(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in ([f"{option}={{{BOMB}}}"], [option, f"{{{BOMB}}}"]):
+        assert main(arguments) == 2
+        [line] = capsys.readouterr().err.splitlines()
+        assert LARGE in line
+
+
 def test_an_endless_file(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--config=/dev/zero"]) == 2
-    assert "got more than 262,144 characters" in capsys.readouterr().err
+    assert "got more than 1,048,576 characters" in capsys.readouterr().err
 
 
 def test_what_is_written_reads_back() -> None:

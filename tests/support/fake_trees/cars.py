@@ -10,7 +10,7 @@ from scipy.io import savemat
 
 from tests.support.fake_trees import spread, write_pictures
 
-LAYOUTS = ("devkit", "kaggle")
+LAYOUTS = ("devkit", "combined", "kaggle")
 CLASSES = 196
 
 # Neither in the alphabet's order, as the owners' are not, nor all fit to name a folder.
@@ -90,6 +90,22 @@ def _write_devkit(root: Path, cars: Sequence[Car]) -> list[str]:
     return [f"cars_{car.part}/{car.file}" for car in cars]
 
 
+def _write_combined(root: Path, cars: Sequence[Car]) -> list[str]:
+    """Write the combined layout in the order of the classes, like the real one."""
+    root.mkdir(parents=True, exist_ok=True)
+    cars = sorted(cars, key=lambda car: (car.class_id, car.part, car.number))
+    rows = [
+        {
+            "relative_im_path": f"car_ims/{number:06d}.jpg",
+            "class": car.class_id,
+            "test": int(car.part == "test"),
+        }
+        for number, car in enumerate(cars, start=1)
+    ]
+    save(root / "cars_annos.mat", annotations=structs(rows), class_names=cells(CLASS_NAMES))
+    return [row["relative_im_path"] for row in rows]
+
+
 def _write_kaggle(root: Path, cars: Sequence[Car]) -> list[str]:
     root.mkdir(parents=True, exist_ok=True)
     (root / "names.csv").write_text("".join(f"{name}\n" for name in CLASS_NAMES))
@@ -108,6 +124,7 @@ def _write_kaggle(root: Path, cars: Sequence[Car]) -> list[str]:
 
 _WRITERS: dict[str, Callable[[Path, Sequence[Car]], list[str]]] = {
     "devkit": _write_devkit,
+    "combined": _write_combined,
     "kaggle": _write_kaggle,
 }
 
