@@ -46,19 +46,17 @@ PART = 1024
 
 
 class Ranks(NamedTuple):
-    """Results of the queries that have right references, (q,) each; in float64, except for the last two.
+    """Results of the queries that have right references, (q,) each; in float64, except for the labels.
 
     Attributes:
         nearest: Rank of the nearest right reference: exact up to the largest K of `recall_at`, else some rank
             above that K.
-        queries: Their rows.
     """
 
     nearest: Tensor
     average_precision: Tensor
     r_precision: Tensor
     labels: Tensor
-    queries: Tensor
 
 
 @dataclass
@@ -119,8 +117,7 @@ def count_ranks(
             found[:, block] = _measured(out, places, no_right, R, furthest)
     # Exact: all summands except one are zero.
     nearest, average_precision, r_precision = sharing.sum(found)
-    of_queries = plan.order[plan.queries]
-    return Ranks(nearest, average_precision, r_precision, labels[of_queries], of_queries)
+    return Ranks(nearest, average_precision, r_precision, labels[plan.order[plan.queries]])
 
 
 @dataclass(frozen=True)

@@ -46,12 +46,10 @@ class Outputs:
         metrics: {output: {metric: value}}.
         half_widths: Half-widths of the 95 % intervals, for outputs that are means.
         embeddings: (n, E), of the test images.
-        precision: (n,), float64, the average precision of each image; NaN if it is no query or has nothing to find.
         per_class: Of the embedding, see `tester.per_class`.
     """
 
     embeddings: Tensor
-    precision: Tensor
     metrics: dict[str, Metrics]
     per_class: dict[str, list[int]]
     half_widths: dict[str, Metrics] = field(default_factory=dict)
@@ -90,9 +88,7 @@ def test_outputs(
     if settings.divergence or (extract is not None and settings.descriptor):
         trained = embed(accelerator, model, train_set, **options)
     of_classes = per_class(found.ranks, test_set.num_classes)
-    precision = torch.full((len(found.labels),), torch.nan, dtype=torch.float64)
-    precision[found.ranks.queries] = found.ranks.average_precision
-    outputs = Outputs(found.embeddings, precision, {"embedding": found.metrics}, of_classes)
+    outputs = Outputs(found.embeddings, {"embedding": found.metrics}, of_classes)
     vectors: dict[str, Tensor] = {}
     if horde is not None and found.descriptors is not None:
         if settings.orders:

@@ -23,6 +23,8 @@ CLASSES, IMAGES = 6, 12  # classes whose deep features are shown, and images of 
 
 POINTS = 720  # deep features in total: t-SNE takes some seconds for them
 
+RANKED = 2**22  # neighbours held at a time
+
 
 def neighbours(embeddings: Tensor, k: int, rows: Tensor, gallery: Tensor | None) -> Tensor:
     """Nearest other images (q, k) of the images `rows`, nearest first, ranked as for the metrics.
@@ -46,7 +48,6 @@ def save_showcase(
     train_set: Glyphs | ImageSet,
     dataset: Glyphs | ImageSet,
     embeddings: Tensor,
-    precision: Tensor,
     *,
     batch_size: int,
     dtype: torch.dtype | None = None,
@@ -59,10 +60,10 @@ def save_showcase(
         train_set: The images whose deep features are shown.
         dataset: The tested dataset; at least one query has an image to find.
         embeddings: (n, E), of the whole dataset.
-        precision: (n,), the average precision of each image; NaN if it is no query or has nothing to find.
         batch_size: Images per forward pass.
         dtype: Type that the images are cast to.
     """
+    precision = average_precision(embeddings, dataset.labels, dataset.is_query)
     np.savez_compressed(folder / "retrieval.npz", **retrieval(dataset, embeddings, precision))
     if features := deep_features(model, train_set, batch_size=batch_size, dtype=dtype):
         np.savez_compressed(folder / "features.npz", **features)
@@ -72,6 +73,29 @@ def _queries_and_gallery(n: int, is_query: Tensor | None) -> tuple[Tensor, Tenso
     if is_query is None:
         return torch.arange(n), None
     return is_query.nonzero()[:, 0], (~is_query).nonzero()[:, 0]
+
+
+def average_precision(embeddings: Tensor, labels: Tensor, is_query: Tensor | None) -> Tensor:
+    """Average precision at R of each image, (n,) float64, whose mean is MAP@R.
+
+    R is the number of images of the query's class to find. The value is NaN if there are none, and for an image
+    that is no query. Rankings are as deep as the largest class needs, and are held for some queries at a time.
+    """
+    rows, gallery = _queries_and_gallery(len(labels), is_query)
+    sizes = torch.bincount(
+        labels if gallery is None else labels[gallery], minlength=int(labels.max()) + 1
+    )
+    to_find = sizes[labels[rows]] - (1 if gallery is None else 0)
+    rows, to_find = rows[to_find > 0], to_find[to_find > 0]
+    depth = int(to_find.max())
+    precision = torch.full((len(labels),), torch.nan, dtype=torch.float64)
+    places = torch.arange(1, depth + 1)
+    some = max(1, RANKED // depth)
+    for queries, count in zip(rows.split(some), to_find.split(some), strict=True):
+        found = neighbours(embeddings, depth, queries, gallery)
+        hits = (labels[found] == labels[queries, None]) & (places <= count[:, None])
+        precision[queries] = (hits * hits.cumsum(dim=1) / places.double()).sum(dim=1) / count
+    return precision
 
 
 def retrieval(

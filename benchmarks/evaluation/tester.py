@@ -1,4 +1,4 @@
-"""Retrieval metrics of a network, whose images all processes share, and of given vectors.
+"""PML's tester on the embeddings of all processes, and its metrics on given vectors.
 
 Every image is a query, for which all other images are ranked by the distance of the L2-normalised embeddings. If
 a dataset has queries and a gallery (In-Shop), both are rows of one matrix, which is embedded in one pass and not
@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
+from pytorch_metric_learning.testers import GlobalEmbeddingSpaceTester
 from pytorch_metric_learning.utils.inference import FaissKMeans
 from sklearn.metrics import adjusted_mutual_info_score, normalized_mutual_info_score
 from sklearn.metrics.cluster import pair_confusion_matrix
@@ -20,7 +21,7 @@ from torch.nn.functional import normalize
 from torch.utils.data import Dataset
 
 from benchmarks.console import progress_bar
-from benchmarks.evaluation.embedding import embed
+from benchmarks.evaluation.embedding import embed, evaluation_mode
 from pml_regularizers import RankAccuracyCalculator
 from pml_regularizers._ranks import Ranks
 
@@ -53,6 +54,55 @@ class RanksCalculator(RankAccuracyCalculator):
     def calculate_ranks(self, ranks: Ranks, **_: Any) -> Ranks:
         """The results of each query."""
         return ranks
+
+
+class SharedTester(GlobalEmbeddingSpaceTester):
+    """PML's tester for several processes, which share the images.
+
+    Its `dataset_dict` holds one dataset, `{"test": dataset}`.
+
+    Args:
+        accelerator: The processes.
+        calculator: Computes the metrics; it shares the queries among the processes.
+        is_query: (n,) bool; the other rows are the gallery. None: each row is both.
+        embedding: The keyword arguments of `embed`: `batch_size`, `num_workers`, `extract`, ...
+    """
+
+    def __init__(
+        self,
+        accelerator: Accelerator,
+        calculator: RanksCalculator,
+        is_query: Tensor | None,
+        **embedding: Any,
+    ) -> None:
+        super().__init__(
+            accuracy_calculator=calculator,
+            data_device=accelerator.device,
+            end_of_testing_hook=lambda tester: None,  # PML's default hook logs the metrics
+        )
+        self.accelerator = accelerator
+        self.is_query = is_query
+        self.embedding = embedding
+        self.descriptors: Tensor | None = None
+
+    def get_all_embeddings(
+        self, dataset: Any, trunk_model: nn.Module, *arguments: Any, **options: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Return (embeddings (n, E), labels (n, 1)); the results of `extract` are kept in `descriptors`."""
+        embeddings, labels, *more = embed(self.accelerator, trunk_model, dataset, **self.embedding)
+        self.descriptors = more[0] if more else None
+        return embeddings, labels[:, None]
+
+    def do_knn_and_accuracies(
+        self, accuracies: dict[str, float], embeddings_and_labels: Any, *splits: Any
+    ) -> None:
+        """The metrics under the calculator's own names."""
+        [(embeddings, labels)] = embeddings_and_labels.values()
+        self.embeddings, self.labels = embeddings, labels[:, 0]
+        found, self.ranks = _accuracy(
+            self.accuracy_calculator, embeddings, self.labels, self.is_query
+        )
+        accuracies |= found
 
 
 def _accuracy(
@@ -103,7 +153,7 @@ def evaluate(
     progress: bool = True,
     **embedding: Any,
 ) -> Measured:
-    """Embed a dataset and measure it; call it on all processes.
+    """Test a model with PML's tester; call it on all processes.
 
     Args:
         recall_at: The K of each Recall@K.
@@ -114,9 +164,11 @@ def evaluate(
         NonFiniteError: as `embed`.
     """
     calculator = _calculator(recall_at, accelerator, progress=progress)
-    vectors, labels, *more = embed(accelerator, model, dataset, progress=progress, **embedding)
-    found, ranks = _accuracy(calculator, vectors, labels, is_query)
-    return Measured(found, vectors, labels, ranks, *more)
+    tester = SharedTester(accelerator, calculator, is_query, progress=progress, **embedding)
+    with evaluation_mode(model):
+        [found] = tester.test({"test": dataset}, 0, model).values()
+    found.pop("epoch")
+    return Measured(found, tester.embeddings, tester.labels, tester.ranks, tester.descriptors)
 
 
 def per_class(ranks: Ranks, classes: int) -> dict[str, list[int]]:

@@ -268,8 +268,6 @@ def test_the_mean_over_the_queries_of_all_classes_is_the_metric(accelerator, gal
     dataset = list(zip(vectors, labels, strict=True))
     options = {"is_query": is_query, "batch_size": 9, "progress": False}
     found = evaluate(accelerator, nn.Identity(), dataset, recall_at=(2, 1), **options)
-    assert torch.equal(labels[found.ranks.queries], found.ranks.labels)
-    assert len(found.ranks.queries.unique()) == len(found.ranks.labels)
     classes = tester.per_class(found.ranks, 14)
     queries = torch.tensor(classes.pop("queries"))
     own = torch.bincount(labels[is_query] if gallery else labels, minlength=14)

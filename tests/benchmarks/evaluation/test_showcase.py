@@ -11,14 +11,17 @@ from torch import Tensor, nn
 
 from benchmarks.evaluation import showcase
 from benchmarks.evaluation.showcase import (
+    average_precision,
     deep_features,
     neighbours,
     retrieval,
     save_showcase,
 )
+from benchmarks.evaluation.tester import measure
 from pml_regularizers import EmbeddingHead
 
 CHANNELS, SIZE = 5, 3
+ROUNDING = 1e-12  # float64 sums of at most some tens of terms
 HALF = 2e-3  # two roundings to float16 of numbers up to 1
 
 
@@ -71,13 +74,10 @@ def rankings(data: Images, embeddings: Tensor) -> dict[int, list[int]]:
     return found
 
 
-def average_precision(data: Images, embeddings: Tensor) -> Tensor:
-    precision = torch.full((len(data),), torch.nan, dtype=torch.float64)
-    for query, others in rankings(data, embeddings).items():
-        right = [bool(data.labels[i] == data.labels[query]) for i in others]
-        R = sum(right)
-        precision[query] = sum(sum(right[: i + 1]) / (i + 1) for i in range(R) if right[i]) / R
-    return precision
+def precision_of(data: Images, query: int, others: list[int]) -> float:
+    right = [bool(data.labels[i] == data.labels[query]) for i in others]
+    R = sum(right)
+    return sum(sum(right[: i + 1]) / (i + 1) for i in range(R) if right[i]) / R
 
 
 SETS = {
@@ -94,6 +94,27 @@ def data(request: pytest.FixtureRequest) -> Images:
 # ---------------------------------------------------------------------------------------- neighbours
 
 
+@pytest.mark.parametrize("ranked", [1, 2**22])
+def test_every_query_is_ranked_as_by_brute_force(
+    data: Images, ranked: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(showcase, "RANKED", ranked)
+    embeddings = data.embeddings()
+    precision = average_precision(embeddings, data.labels, data.is_query)
+    expected = rankings(data, embeddings)
+    assert len(expected) > 4
+    for image in range(len(data)):
+        if image in expected:
+            others = expected[image]
+            assert precision[image].item() == pytest.approx(
+                precision_of(data, image, others), rel=0, abs=ROUNDING
+            )
+        else:
+            assert precision[image].isnan()
+    metrics = measure(embeddings, data.labels, [1], is_query=data.is_query)
+    assert precision.nanmean().item() == pytest.approx(metrics["mean_average_precision_at_r"])
+
+
 @pytest.mark.parametrize("k", [1, 6])
 def test_neighbours_among_duplicates(k: int) -> None:
     """More duplicates than k: the query may be missing from its own ranking."""
@@ -105,7 +126,7 @@ def test_neighbours_among_duplicates(k: int) -> None:
 
 
 def test_the_best_and_the_worst_are_of_different_classes(data: Images) -> None:
-    precision = average_precision(data, data.embeddings())
+    precision = average_precision(data.embeddings(), data.labels, data.is_query)
     shown = retrieval(data, data.embeddings(), precision)
     number = {f"image {i}": i for i in range(len(data))}
     queries = np.array([number[name] for name in shown["query_names"]])
@@ -124,7 +145,8 @@ def test_the_best_and_the_worst_are_of_different_classes(data: Images) -> None:
 
 def test_neighbours_of_the_shown_queries(data: Images) -> None:
     embeddings = data.embeddings()
-    shown = retrieval(data, embeddings, average_precision(data, embeddings))
+    precision = average_precision(embeddings, data.labels, data.is_query)
+    shown = retrieval(data, embeddings, precision)
     expected = rankings(data, embeddings)
     checked = 0
     for name, found in zip(shown["query_names"], shown["neighbour_names"], strict=True):
@@ -250,8 +272,7 @@ def test_a_network_without_the_stage_has_no_picture() -> None:
 def test_all_files(data: Images, tmp_path: Path) -> None:
     embeddings = data.embeddings(size=1)
     trained = Images(3, 2)
-    found = (embeddings, average_precision(data, embeddings))
-    save_showcase(tmp_path, model_of("map"), trained, data, *found, batch_size=4)  # type: ignore[arg-type]
+    save_showcase(tmp_path, model_of("map"), trained, data, embeddings, batch_size=4)  # type: ignore[arg-type]
     with np.load(tmp_path / "features.npz") as saved:
         assert saved["features"].dtype == saved["thinned"].dtype == np.float16
         assert len(saved["labels"]) == 5, "of training images"
