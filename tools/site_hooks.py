@@ -63,6 +63,11 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     return "".join(mathml(part) if part.startswith("```math\n") else part for part in parts)
 
 
+def on_post_template(output_content: str, template_name: str, **_: Any) -> str:
+    """No 404.html: its links would be absolute, and break where the site lies in a subfolder."""
+    return "" if template_name == "404.html" else output_content
+
+
 def api_page(title: str, modules: str) -> str:
     """Markdown of a page that describes the public names of some modules."""
     names = [

@@ -2,6 +2,8 @@
 
 import io
 import warnings
+from collections.abc import Iterable
+from itertools import chain, count
 
 from markupsafe import Markup
 from matplotlib import rc_context
@@ -14,7 +16,12 @@ from benchmarks.console import printable
 # Okabe and Ito's colours: colour-blind readers can distinguish them, on light and dark backgrounds.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 
+METHODS = {"horde": 3, "energy": 4, "ecaml": 4, "vem": 5, "jr": 2, "ensemble": 1, "abe": 1}
+"""Words of labels, and the place of their method's colour; the base losses have the first one."""
+
 MARKERS = ("o", "s", "^", "D", "v", "P")
+
+SLIDE = Markup('<small class="hint">Slide the figure sideways to see all of it.</small>')
 
 INK = "#010203"  # placeholder for the page's text colour in a figure
 
@@ -49,6 +56,19 @@ def plain(text: str) -> str:
     key."""
     text = text.replace("$", r"\$")
     return f"\N{ZERO WIDTH SPACE}{text}" if text.startswith("_") else text
+
+
+def placed(labels: Iterable[str]) -> dict[str, int]:
+    """The place of each label's colour: its method's, so that reports agree, or else the first that is free.
+
+    >>> placed(["triplet", "triplet + HORDE", "margin"])
+    {'triplet': 0, 'triplet + HORDE': 3, 'margin': 1}
+    """
+    found: dict[str, int] = {}
+    for label in labels:
+        own = next((place for word, place in METHODS.items() if word in label.lower()), 0)
+        found[label] = next(i for i in chain([own], count()) if i not in found.values())
+    return found
 
 
 def short(name: str) -> str:
@@ -86,9 +106,9 @@ def figure_html(figure: Figure, title: str, caption: str, *, broad: bool = False
         figure.legend(handles, names, loc="outside lower center", **key)
     drawn = _saved(figure, title, transparent=True).decode().replace(INK, "currentColor")
     return Markup(
-        '<figure class="{}"><svg role="img" aria-label="{}"{}'
+        '<figure class="{}">{}<svg role="img" aria-label="{}"{}'
         "<figcaption><b>{}.</b> {}</figcaption></figure>"
     ).format(
-        *("broad" if broad else "narrow", title, Markup(drawn.partition("<svg")[2])),
-        *(title, caption),
+        *("broad" if broad else "narrow", SLIDE if broad else ""),
+        *(title, Markup(drawn.partition("<svg")[2]), title, caption),
     )

@@ -22,7 +22,7 @@ from PIL import Image
 from benchmarks.records import Run, damage_named, replace_file
 from benchmarks.reporting import pictures
 from benchmarks.reporting.comparison import compare
-from benchmarks.reporting.drawing import COLOURS, MARKERS, figure_html, new_figure, plain
+from benchmarks.reporting.drawing import COLOURS, MARKERS, figure_html, new_figure, placed, plain
 from benchmarks.reporting.templates import fill
 from benchmarks.settings import dump
 
@@ -72,10 +72,9 @@ def _loss_figure(methods: Methods) -> Markup:
         ]
         lines[label] = means[0], means[1]
     figure, _ = _line_figure(methods, lines, "training loss")
-    caption = (
-        f"Each point is the mean of {-(-rows // min(LOSS_POINTS, rows))} logged steps. The losses of "
-        f"different methods are not on one scale.{_seeds(lines)}"
-    )
+    several = -(-rows // min(LOSS_POINTS, rows))
+    told = f"the mean of {several} logged steps" if several > 1 else "one logged step"
+    caption = f"Each point is {told}. The losses of different methods are not on one scale.{_seeds(lines)}"
     return figure_html(figure, "Training loss", caption)
 
 
@@ -113,17 +112,16 @@ def _recall_figures(methods: Methods) -> list[Markup]:
     if not every:
         return [Markup("<p>Recall@1 was not recorded while training.</p>")]
     figures = []
-    for (kind, lines), caption in zip(found.items(), _measured_on(methods), strict=True):
+    for lines, (title, caption) in zip(found.values(), _measured_on(methods), strict=True):
         if lines:
             figure, axes = _line_figure(methods, lines, "Recall@1 (%)")
             axes.set_ylim(0, max(1, 1.05 * max(every)))
-            title = f"Recall@1 on {kind} classes"
             figures.append(figure_html(figure, title, caption + _seeds(lines)))
     return figures
 
 
-def _measured_on(methods: Methods) -> tuple[str, str]:
-    """The classes of the curves, seen and unseen, beside those of the table.
+def _measured_on(methods: Methods) -> list[tuple[str, str]]:
+    """Titles and captions of the curves, seen and unseen, with their classes beside those of the table.
 
     Raises:
         ValueError: if a run does not say on how many classes its curves were measured.
@@ -132,13 +130,13 @@ def _measured_on(methods: Methods) -> tuple[str, str]:
     for run in chain(*methods.values()):
         with damage_named(run.folder / "run.json"):
             counts.add(int(run.info["config"]["evaluation"]["curve_classes"]))
-    some = f"Up to {' or '.join(f'{count:,}' for count in sorted(counts))}"
+    some = f"up to {' or '.join(f'{count:,}' for count in sorted(counts))}"
     info = next(iter(methods.values()))[0].info
     use = USE["fair" if info.get("protocol") == "fair" else info["data"]["split"]]
-    return (
-        f"{some} of the classes that are trained on; as in ECAML's Figure 2, on one scale with the unseen ones.",
-        f"{some} classes: fewer than the table's give higher values. {use}",
-    )
+    fewer = f"The table has {info['data']['test_classes']:,}: fewer classes give higher values."
+    scale = "These are trained on. As in ECAML's Figure 2, both curves have one scale."
+    title = f"Recall@1 on {some} {{}} classes"
+    return [(title.format("seen"), scale), (title.format("unseen"), f"{fewer} {use}")]
 
 
 def _curves(methods: Methods, table: str, column: str, scale: float = 1) -> Lines:
@@ -170,7 +168,7 @@ def _seeds(lines: Lines) -> str:
 
 def _style(methods: Methods, label: str) -> tuple[str, str]:
     """Colour and marker of a method, the same in all figures."""
-    place = list(methods).index(label)
+    place = placed(methods)[label]
     return COLOURS[place % len(COLOURS)], MARKERS[(place + place // len(COLOURS)) % len(MARKERS)]
 
 
@@ -194,7 +192,7 @@ def _line_figure(methods: Methods, lines: Lines, ylabel: str) -> tuple[Figure, A
 # ----------------------------------------------------------------------------------------- pictures
 
 
-STARS = {"means": "a  means of all features", "thinned": "b  means of a sixth"}
+STARS = {"means": "(a) means of all features", "thinned": "(b) means of a sixth"}
 
 
 def deep_features(run: Run) -> Markup:

@@ -18,6 +18,9 @@ THUMBNAIL = 96  # largest side of a retrieved image, in pixels
 
 RIGHT, WRONG = (0, 158, 115), (213, 94, 0)  # of COLOURS
 
+# A class of Glyphs, which looks like a damaged name.
+REPLACEMENT = ("\N{REPLACEMENT CHARACTER}", "(replacement)")
+
 Floats = NDArray[np.floating]
 Saved = dict[str, NDArray[Any]]
 
@@ -27,7 +30,12 @@ def saved(path: Path) -> Saved:
     if not path.exists():
         return {}
     with path.open("rb") as file, np.load(file) as arrays:
-        return dict(arrays)
+        found = dict(arrays)
+    for name, of in found.items():
+        if of.dtype.kind == "U":  # np.strings.replace cuts the longer words off
+            words = [word.replace(*REPLACEMENT) for word in of.ravel().tolist()]
+            found[name] = np.array(words, dtype=np.str_).reshape(of.shape)
+    return found
 
 
 def t_sne(points: Floats) -> Floats | None:

@@ -52,6 +52,7 @@ def test_nothing_is_fetched_when_a_page_is_read(site: Path) -> None:
     fetched = r'<(?:script|img|iframe|source)[^>]* src="?(\w+:)?//|<link[^>]* href="?(\w+:)?//'
     texts = {path: path.read_text() for path in site.rglob("*.html")}
     assert len(texts) > 30
+    assert not (site / "404.html").exists()  # its links are absolute
     for path, text in texts.items():
         assert not re.search(fetched, text), path
     assert not re.search(r"url\(\W?(\w+:)?//|@import", (site / "assets" / "site.css").read_text())

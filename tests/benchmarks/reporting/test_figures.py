@@ -41,6 +41,13 @@ def test_a_long_key_takes_no_room_from_its_figure(count: int) -> None:
     assert axes.get_position().height * figure.get_figheight() > 2.5  # inches
 
 
+def test_a_method_has_one_colour_in_all_reports() -> None:
+    labels = ["margin", "margin + VEM attention", "triplet", "triplet + HORDE", "HORDE, sketches"]
+    assert list(drawing.placed(labels).values()) == [0, 5, 1, 3, 2]
+    assert drawing.placed(reversed(labels[:2])) == {"margin + VEM attention": 5, "margin": 0}
+    assert list(drawing.placed(map(str, range(14))).values()) == list(range(14))
+
+
 # -------------------------------------------------------------------------------- features and stars
 
 
@@ -79,7 +86,7 @@ def test_deep_features_and_their_means_are_drawn(tmp_path: Path) -> None:
     counts = [len(markers(page, colour.lower())) for colour in drawing.COLOURS]
     assert counts == [2 * (10 + 5) + 1] * 6, "points and stars in two panels, and the key"
     texts = re.findall(r">([^<>]+)</text>", page)
-    for text in ("a  means of all features", "&lt;A&gt;", "B$1$", "F" * 21 + "…"):
+    for text in ("(a) means of all features", "&lt;A&gt;", "B$1$", "F" * 21 + "…"):
         assert texts.count(text) == 1
     for words in (
         "Seed 0: 30 images of 6 training classes, as in HORDE&#39;s Figure 1",
@@ -87,6 +94,13 @@ def test_deep_features_and_their_means_are_drawn(tmp_path: Path) -> None:
         "over all, and over 3 of them, on the same map",
     ):
         assert words in page
+
+
+def test_the_class_of_the_replacement_character_does_not_look_damaged(tmp_path: Path) -> None:
+    names = np.array(["U+FFFD \N{REPLACEMENT CHARACTER}", *"BCDEF"])
+    page = deep_features(save_features(tmp_path, class_names=names))
+    assert ">U+FFFD (replacement)</text>" in page and ">B</text>" in page
+    assert "\N{REPLACEMENT CHARACTER}" not in page
 
 
 def test_t_sne_keeps_neighbours() -> None:

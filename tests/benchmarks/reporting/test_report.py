@@ -237,8 +237,8 @@ def test_html_loads_nothing(page: str) -> None:
 
 def test_html_holds_curves_tables_and_provenance(page: str) -> None:
     assert attributes(page, "svg", "aria-label") == [
-        "Recall@1 on seen classes",
-        "Recall@1 on unseen classes",
+        "Recall@1 on up to 100 seen classes",
+        "Recall@1 on up to 100 unseen classes",
         "Training loss",
     ]
     for name in ("base", "ho&lt;r&gt;de", "training step"):
@@ -247,7 +247,7 @@ def test_html_holds_curves_tables_and_provenance(page: str) -> None:
     lights = page.count("stroke-opacity: 0.3")
     assert lights == 6, "two seeds: a light line each for loss, seen and unseen"
     assert "Each point is the mean of 2 logged steps" in page
-    assert "Up to 100 classes: fewer than the table&#39;s give higher values." in page
+    assert "The table has 1,075: fewer classes give higher values." in page
     assert "for inspection only, never used for selection" in page
     assert page.count("commit: 0123abc\ndirty: true") == 3
     assert "lr: 0.003" in page
@@ -257,7 +257,7 @@ def test_html_holds_curves_tables_and_provenance(page: str) -> None:
 @pytest.mark.parametrize(
     ("classes", "changes", "caption"),
     [
-        ([100, 2000], {}, "Up to 100 or 2,000 classes: fewer than the table&#39;s give higher"),
+        ([100, 2000], {}, "Recall@1 on up to 100 or 2,000 unseen classes"),
         ([100], {"protocol": "fair"}, "validation classes, which chose the weights"),
         ([None], {}, None),
     ],
