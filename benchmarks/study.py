@@ -149,6 +149,8 @@ def _train(
     pace, built = None, set[str]()
     while queue := [job for job in study.missing() if job.folder not in tried]:
         left = study.left()
+        if not tried:
+            print("Trying out the rows and timing a few steps ...", flush=True)
         studies.try_out(queue, built)
         if not tried:
             pace = None if options.ray else studies.measure(study.first_job(study.rows[-1]))
