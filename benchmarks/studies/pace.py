@@ -30,12 +30,13 @@ class Pace(NamedTuple):
         """The time of trainings one by one; those of one seed and the same classes share their views."""
         total, kept = 0.0, set[Any]()
         for job in jobs:
-            experiment, data = job.command.experiment, job.command.experiment.data
+            experiment = job.command.experiment
+            data, steps = experiment.data, experiment.optimization.steps
             part = 1 / data.folds if data.split == "validation" else 0.0
-            points = experiment.evaluation.every and job.steps // experiment.evaluation.every + 1
+            points = experiment.evaluation.every and steps // experiment.evaluation.every + 1
             unseen = self.train_images * part if part else self.test_images
             tested = unseen * (1 if part else 2) + points * 2 * self.test_images
-            total += self.start + job.steps * self.step + tested * self.image
+            total += self.start + steps * self.step + tested * self.image
             if data.cached_views is not None:  # and the test views of all images
                 trained = self.train_images * (1 - part) * (data.cached_views + 1)
                 views = {("test", data.split, data.fold): unseen}
