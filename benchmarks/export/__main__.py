@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks import console, settings
+from benchmarks import console, records, settings
 
 FORMATS = ("timm", "onnx")
 
@@ -35,6 +35,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except settings.ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    if (status := records.load_run(options.run).info["status"]) != "finished":
+        print(f"note: {options.run} is {status}: this is its last checkpoint")
     for written in exported.values():
         files = ", ".join(written.files)
         print(f"{files}: the checkpoint's embeddings except for at most {written.difference:.1e}")

@@ -127,6 +127,17 @@ def test_timm_prepares_images_as_the_runner_does(name: str, pictures: Path) -> N
         assert_close(transform(image), test[0][0])
 
 
+def test_the_export_of_an_unfinished_run_says_so(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    note = f"note: {run} is stopped: this is its last checkpoint\n"
+    for status, said in (("finished", False), ("stopped", True)):
+        record = json.loads((run / "run.json").read_text())
+        write_json(run / "run.json", record | {"status": status})
+        assert main([str(run), f"--output={tmp_path / status}", "--formats=timm"]) == 0
+        assert (note in capsys.readouterr().out) == said
+
+
 def test_glyphs_are_gray(trained: Path, tmp_path: Path) -> None:
     run, output = tmp_path / "run", tmp_path / "exported"
     make_run(trained, run)
