@@ -26,6 +26,9 @@ from benchmarks.settings import ConfigError, read_study, study_names
 
 PROTOCOLS = Path(__file__).parents[1] / "docs" / "protocols.md"
 
+# The C library would hand large tensors back after each use, and the system clear their pages for the next one.
+KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**32)}
+
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
@@ -53,7 +56,8 @@ def _parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     argv, settings = split_settings(sys.argv[1:] if argv is None else argv)
     options = _parser().parse_args(argv)
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    for name, value in {"OMP_NUM_THREADS": "1", **KEEP_MEMORY}.items():
+        os.environ.setdefault(name, value)
     try:
         return _run(
             options, [*([f"--data.root={options.root}"] if options.root else []), *settings]
