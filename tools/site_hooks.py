@@ -132,7 +132,7 @@ def formulas(text: str) -> str:
             return code
         if block:
             return equations(block)
-        # Without the span, Markdown takes a formula that begins a line for a block; it also keeps a comma beside it.
+        # Without the span, Markdown takes a formula that begins a line for a block; it also keeps the comma.
         return f'<span class="formula">{convert(" ".join(inline.split()))}{mark}</span>'
 
     return re.sub(
