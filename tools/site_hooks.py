@@ -1,7 +1,7 @@
 """Hooks of `make docs`: pages from files outside docs/, the pages of the API, and equations as MathML.
 
-The pages stay plain Markdown that GitHub renders: equations are its ```math blocks. They become MathML, which
-browsers draw themselves, so that the site needs neither a script nor a network.
+The pages stay plain Markdown that GitHub renders: equations are its ```math blocks, $$ blocks and words between $.
+They become MathML, which browsers draw themselves, so that the site needs neither a script nor a network.
 """
 
 import ast
@@ -26,6 +26,9 @@ SOURCES = {
     },
 }
 PAGES = {source: page for page, source in SOURCES.items()}
+PAGES["examples"] = (
+    "examples/photographs_in_pml_trainer.md"  # the folder's first page in the navigation
+)
 HOMES = {  # of the public names
     alias.name: node.module
     for node in ast.walk(ast.parse((ROOT / "pml_regularizers" / "__init__.py").read_text()))
@@ -59,8 +62,13 @@ def on_files(files: Files, config: Any) -> Files:
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     name = page.file.src_uri
     parts = re.split(r"(```.*?^```$)", markdown, flags=re.DOTALL | re.MULTILINE)
-    parts[::2] = [relinked(text, name) for text in parts[::2]]
-    return "".join(mathml(part) if part.startswith("```math\n") else part for part in parts)
+    parts[::2] = [formulas(relinked(text, name)) for text in parts[::2]]
+    return "".join(
+        equations(part.removeprefix("```math\n").removesuffix("```"))
+        if part.startswith("```math\n")
+        else part
+        for part in parts
+    )
 
 
 def on_post_template(output_content: str, template_name: str, **_: Any) -> str:
@@ -100,6 +108,7 @@ def notebook(text: str) -> str:
 def relinked(text: str, page: str) -> str:
     """A page whose links to files of the repository lead to pages; of a link to another file, its words."""
     source = SOURCES.get(page, f"docs/{page}")
+    text = re.sub(r" · \[[^\]]*\]\(docs\)", "", text)  # the navigation lists all pages
 
     def link(found: re.Match[str]) -> str:
         words, path, anchor = found.groups()
@@ -114,7 +123,25 @@ def relinked(text: str, page: str) -> str:
     return re.sub(r"\[([^\]]*)\]\(([^)#\s]+)(#[^)\s]*)?\)", link, text)
 
 
-def mathml(block: str) -> str:
-    """The equations of a ```math block."""
-    latex = block.removeprefix("```math\n").removesuffix("```").strip()
-    return f'<div class="equations">{convert(latex, display="block")}</div>'
+def formulas(text: str) -> str:
+    """The text with its formulas between $$ and $ as MathML; code between backquotes stays."""
+
+    def drawn(found: re.Match[str]) -> str:
+        code, block, inline, mark = found.groups()
+        if code:
+            return code
+        if block:
+            return equations(block)
+        # Without the span, Markdown takes a formula that begins a line for a block; it also keeps the comma.
+        return f'<span class="formula">{convert(" ".join(inline.split()))}{mark}</span>'
+
+    return re.sub(
+        r"(`[^`]+`)|^\$\$$(.+?)^\$\$$|\$([^$]+)\$([).,;:]*)",
+        drawn,
+        text,
+        flags=re.DOTALL | re.MULTILINE,
+    )
+
+
+def equations(latex: str) -> str:
+    return f'<div class="equations">{convert(latex.strip(), display="block")}</div>'

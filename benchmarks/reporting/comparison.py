@@ -183,7 +183,7 @@ def _result(rows: Rows, baseline: str, key: str) -> str:
             clear = found.half_width is not None and abs(found.mean) > found.half_width
             verdict = ("higher" if found.mean > 0 else "lower") if clear else "undecided"
             pairs = "one seed" if len(values) == 1 else f"{len(values)} pairs of seeds"
-            said.append(f"{label} {found.percent('+')} points ({pairs}: {verdict})")
+            said.append(f"{found.percent('+')} points for {label} ({pairs}: {verdict})")
     if said:
         return f"{name} compared with {baseline}: {'; '.join(said)}."
     return f"{name} of {baseline}: {percent(values_of(rows[baseline], key))} %."

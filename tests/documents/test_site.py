@@ -73,11 +73,19 @@ def test_every_public_name_is_described_once(site: Path) -> None:
 def test_equations_are_mathml(site: Path) -> None:
     count = 0
     for page in (ROOT / "docs").glob("*.md"):
-        blocks = re.findall(r"^```math\n(.*?)```", page.read_text(), re.DOTALL | re.MULTILINE)
+        written = page.read_text()
+        blocks = re.findall(r"^```math\n.*?```|^\$\$$.*?^\$\$$", written, re.DOTALL | re.MULTILINE)
         text = (site / f"{page.stem}.html").read_text()
         drawn = re.findall(r'<div class="equations">(.*?)</div>', text, re.DOTALL)
         assert len(drawn) == len(blocks), page.name
-        for equation in drawn:  # what the converter does not know, it prints
+        plain = re.sub(r"<(pre|code)\b.*?</\1>", "", text, flags=re.DOTALL)
+        assert "$" not in plain, page.name
+        assert not re.search(r"</p>\s*<math", plain), (
+            page.name
+        )  # a formula that has broken its paragraph
+        for equation in re.findall(
+            r"<math.*?</math>", text, re.DOTALL
+        ):  # what the converter does not know, it prints
             assert not re.search(r"\\|>&(amp;)?<", equation), page.name
         count += len(drawn)
     assert count >= 10

@@ -138,12 +138,12 @@ def test_the_result_in_a_sentence(make: Make) -> None:
         return compare(runs).result.removeprefix("Recall@1 ")
 
     # +2, +3 and +1 points: s = 1, t(0.975, 2) = 4.302653; the half-width 2.48 is not below 2.
-    told = "compared with base: horde +2.00 ± 2.48 points (3 pairs of seeds: undecided)."
+    told = "compared with base: +2.00 ± 2.48 points for horde (3 pairs of seeds: undecided)."
     assert result(*base, *horde) == told
-    assert result(base[0], *horde).endswith("horde +2.00 points (one seed: undecided).")
+    assert result(base[0], *horde).endswith(": +2.00 points for horde (one seed: undecided).")
     assert result(horde[0]) == "of horde: 42.00 %."
-    assert "better +10.00 ± 0.00 points (3 pairs of seeds: higher)" in result(*base, *better)
-    assert "base -10.00 ± 0.00 points (3 pairs of seeds: lower)" in result(*better, *base)
+    assert "+10.00 ± 0.00 points for better (3 pairs of seeds: higher)" in result(*base, *better)
+    assert "-10.00 ± 0.00 points for base (3 pairs of seeds: lower)" in result(*better, *base)
 
 
 def test_the_terminal_has_lines_of_80_letters(make: Make) -> None:
