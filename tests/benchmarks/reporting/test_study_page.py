@@ -6,12 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 from scipy import stats
 
 from benchmarks.reporting import verdicts
 from benchmarks.reporting.paired import assess
-from benchmarks.reporting.study_answer import recommended
 from benchmarks.reporting.study_page import Choices, study_page
 from benchmarks.reporting.verdicts import judge
 from benchmarks.settings import CONTROL, Comparison, StudyFile, StudyRow, read_study
@@ -122,84 +120,6 @@ def test_names_and_numbers_do_not_break():
     )
     assert f"+1.50\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}{HALF}" in page
     assert " ± " not in page
-
-
-@pytest.mark.parametrize(
-    ("gains", "answer"),
-    [
-        ({"a": 0.1, "b": -0.1, "c": 0.2}, "\n**None of 3 comparisons shows a gain.** The largest gain that a 95 % "
-         "interval still allows is 0.44 points of Recall@1 (c helps), and half of the paper's gain is excluded in "
-         "1 of 1.\n"),
-        ({"a": -2, "b": -3, "c": -2}, "is 0.00 points of Recall@1"),
-        ({"a": 2, "b": -2, "c": 0}, f"\n**1 of 3 comparisons shows a gain**: a helps, +2.00 ± {HALF} points of "
-         f"Recall@1. **1 shows harm**: b helps, -2.00 ± {HALF} points of Recall@1.\n"),
-        ({"a": 0.0}, "**The comparison shows no gain.**"),
-        ({}, "# Does it help?\n\nNo comparison is decided: no main one is measured.\n\nRegistered"),
-    ],
-)  # fmt: skip
-def test_the_answer_says_how_many_and_how_much(gains, answer):
-    assert answer in page_of(*made(gains)).replace("\N{NO-BREAK SPACE}", " ")
-
-
-def without_papers(gains: dict[str, float], **changes: Any) -> tuple[StudyFile, dict[str, Any]]:
-    """A study of two methods, whose runs tell their speed and the metric before training."""
-    comparisons = [compared("1", "a"), compared("2", "b", method="other")]
-    study, results = made(gains, comparisons=comparisons, **changes)
-    for row, speed in (("base", 130.0), ("a", 100.0), ("b", 65.0)):
-        for run in results[row].values():
-            run |= {"images_per_second": speed, "before_training": {"recall_at_1": 0.48}}
-    return study, results
-
-
-def first_lines(page: str) -> str:
-    return page.replace("\N{NO-BREAK SPACE}", " ").split("\n\n")[1]
-
-
-def test_without_papers_the_answer_is_a_method_its_gain_and_its_cost():
-    page = page_of(*without_papers({"a": 1.5, "b": -2.0}))
-    assert first_lines(page) == (
-        f"**Yes: a helps, +1.50 ± {HALF} points of Recall@1 (from 50.00 to 51.50 %), at 1.30 times the time of a "
-        f"step.** **1 shows harm**: b helps, -2.00 ± {HALF} points of Recall@1. The network before any "
-        "training has 48.00 %, that of `base` 50.00 %."
-    )
-    assert [row[3] for row in tables(page)[0]] == ["× 1.30", "× 2.00"]
-    assert "paper's" not in page.partition("## The words")[2].replace("papers", "")
-    assert "paper" not in page.partition("## What was compared")[0].lower()
-    page = page_of(*without_papers({"a": 0.0, "b": 0.01}))
-    assert first_lines(page).startswith("**No: no method helps.** The largest gain that")
-    study, results = without_papers({"a": 0.0, "b": 0.0})
-    for run in (run for of in results.values() for run in of.values()):
-        run["before_training"]["recall_at_1"] = 0.6
-    assert first_lines(page_of(study, results)).endswith(
-        "before any training has 60.00 %, that of `base` 50.00 %: on these images, training does not pay."
-    )
-
-
-def test_too_few_data_to_tell_come_with_the_means_that_would_tell():
-    noise = [-3.0, 3.0, 0.0]
-    results = {"base": row_of(noise=[0, 0, 0]), "a": row_of(noise=noise), "b": row_of(noise=noise)}
-    study, _ = without_papers({"a": 0, "b": 0}, seeds=Seeds(count=3))
-    told = first_lines(page_of(study, results))
-    assert told.startswith("**The data are too few to tell if one helps.** The largest")
-    few, more = (stats.t.ppf(0.975, n - 1) * 3 / n**0.5 for n in (3, 10))
-    assert told.endswith(
-        f"or more seeds: 10 of them (`--seeds 10`) would make the widest interval some ±{more:.1f} instead of "
-        f"±{few:.1f}."
-    )
-    told = first_lines(
-        page_of(replace(study, seeds=Seeds(count=N)), results | made({"a": 3, "b": 0})[1])
-    )
-    assert told.startswith("**Yes: a helps, +3.00")
-    assert "times the time" not in told, "no run told its speed"
-
-
-@pytest.mark.parametrize(
-    ("gains", "words"),
-    [({"a": 1.0, "b": 2.0}, "b"), ({"a": 1.0, "b": 0.0}, "a"), ({"a": 0.0, "b": 0.0}, "base")],
-)
-def test_the_row_to_use_is_the_best_that_is_shown_to_help(gains, words):
-    study, results = without_papers(gains)
-    assert recommended(study, judge(study, results), results) == words
 
 
 def test_a_study_that_decides_nothing_says_so_and_shows_no_figure():
