@@ -118,6 +118,16 @@ def test_rows_and_columns_are_what_was_measured(make: Make) -> None:
     assert "†" not in compare([base]).markdown()
 
 
+def test_a_metric_of_one_method_is_no_hindrance(make: Make) -> None:
+    vem = load_run(make("vem", 0, 0.5, metrics={**metrics(0.5), "variance_correlation": 0.8}))
+    base = load_run(make("base", 0, 0.4))
+    for runs in ([vem, base], [base, vem]):
+        assert {row["method"] for row in table(compare(runs).markdown())} == {"vem", "base"}
+    other = load_run(make("other", 0, 0.4, metrics={**metrics(0.4), "NMI": 0.5}))
+    with pytest.raises(ValueError, match="test both with the same evaluation settings"):
+        compare([base, other])
+
+
 def test_baseline_can_be_chosen(make: Make) -> None:
     runs = [load_run(make(label, seed, 0.4)) for label in ("base", "horde") for seed in (16, 9)]
     assert table(compare(runs, "horde").markdown(), 1)[0]["method"] == "base"
