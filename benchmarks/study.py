@@ -21,22 +21,18 @@ from pathlib import Path
 
 # Light: torch is imported when runs are planned.
 from benchmarks import records, reporting, studies
-from benchmarks.console import HelpFormatter, at_least, leave, signals_handled, split_settings
+from benchmarks.console import at_least, command_parser, leave, signals_handled, split_settings
 from benchmarks.settings import ConfigError, read_study, study_names
 
 PROTOCOLS = Path(__file__).parents[1] / "docs" / "protocols.md"
+OWNER = ".study"  # the file of a folder of runs that says whose they are
 
 # The C library would hand large tensors back after each use, and the system clear their pages for the next one.
 KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**32)}
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.study",
-        description=__doc__,
-        formatter_class=HelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = command_parser("study", __doc__)
     path = {"type": Path, "metavar": "PATH"}
     parser.add_argument(
         "study", metavar="STUDY", help=f"a file, or one of {', '.join(study_names())}"
@@ -75,7 +71,7 @@ def _run(options: argparse.Namespace, settings: Sequence[str]) -> int:
     output = options.output or runs / "study.md"
     if output.suffix != ".md" or output.is_dir():  # the kept results lie beside the page
         raise ConfigError(f"--output: expected a .md file, got {output}")
-    mark = _mark(options.study, runs)
+    owner = _owner(options.study, runs)
     results = studies.Results(output.with_suffix(".json"))
     study = studies.Study(file, results, runs, settings)
     studies.check(study)
@@ -85,7 +81,7 @@ def _run(options: argparse.Namespace, settings: Sequence[str]) -> int:
     study.keep_finished()
     tried: dict[Path, studies.Job] = {}
     if not options.page_only:
-        stopped_by = _train(options, study, tried, mark)
+        stopped_by = _train(options, study, tried, owner)
         if stopped_by is not None:
             print(
                 f"Stopped. Kept: {results.count} results in {output.with_suffix('.json')}, and in {runs} the steps "
@@ -133,21 +129,21 @@ def _run(options: argparse.Namespace, settings: Sequence[str]) -> int:
     return int(any(job.folder in tried for job in study.missing()))
 
 
-def _mark(study: str, runs: Path) -> dict[Path, bytes]:
-    """The file of a folder of runs that says whose they are, and its content."""
-    path, known = runs / ".study", study_names()
-    whose = study if study in known else str(Path(study).resolve())
-    other = path.read_text() if path.exists() else whose
-    if other != whose and (other in known or Path(other).exists()):
+def _owner(study: str, runs: Path) -> str:
+    """The name or file of a study, as its folder of runs keeps it; a ConfigError if the folder is another one's."""
+    path, known = runs / OWNER, study_names()
+    owner = study if study in known else str(Path(study).resolve())
+    other = path.read_text() if path.exists() else owner
+    if other != owner and (other in known or Path(other).exists()):
         raise ConfigError(f"--runs: {runs} is of the study {other}; name another folder")
-    return {path: whose.encode()}
+    return owner
 
 
 def _train(
     options: argparse.Namespace,
     study: studies.Study,
     tried: dict[Path, studies.Job],
-    mark: dict[Path, bytes],
+    owner: str,
 ) -> int | None:
     """Run what is left and can be run, and add it to `tried`; the signal that stopped it, if one did."""
     pace, built = None, set[str]()
@@ -158,9 +154,8 @@ def _train(
         studies.try_out(queue, built)
         if not tried:
             pace = None if options.ray else studies.measure(study.first_job(study.rows[-1]))
-            for path, content in mark.items():
-                path.parent.mkdir(parents=True, exist_ok=True)
-                records.replace_file(path, content)
+            study.runs.mkdir(parents=True, exist_ok=True)
+            records.replace_file(study.runs / OWNER, owner.encode())
         ended = [job for job in tried.values() if job.seconds is not None]
         print(_forecast(left, pace, ended, options.jobs or 2))
         study.register(queue)

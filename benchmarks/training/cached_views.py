@@ -114,13 +114,8 @@ class ViewCache:
         experiment, data, dataset = self.experiment, self.experiment.data, self.dataset
         described = [
             *(self.views and experiment.seed, experiment.precision, self.accelerator.device.type),
-            *(
-                self.views,
-                "and the test view",
-                data.stage,
-                dataset.view,
-                getattr(dataset, "views", None),
-            ),
+            *(self.views, "and the test view", data.stage),
+            *(dataset.view, getattr(dataset, "views", None)),
             *(experiment.model.trunk, experiment.model.frozen_stages, torch.__version__),
             *(experiment.model.channels_last, experiment.model.trunk_args),
             *(dataset.fingerprint, *(dataset.name(i) for i in range(len(dataset)))),

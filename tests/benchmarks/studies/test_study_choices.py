@@ -1,6 +1,7 @@
 """A study chooses settings and seeds on validation classes, and goes on where it was."""
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -77,6 +78,19 @@ def test_of_several_settings_all_combinations_are_tried(toy, trained_by):
     assert dict(chosen) == {RATE: 0.02, BETA: 3.0}
 
 
+def noting(started: list[float], end: Callable[[Job, float], None]) -> Callable[[list[Job]], None]:
+    """Trainings that note the rates of the candidates, and end as a function of job and rate has it."""
+
+    def train(jobs: list[Job]) -> None:
+        for job in jobs:
+            rate = job.config["optimization"]["learning_rate"]
+            if job.config["data"]["split"] == "validation":
+                started.append(rate)
+            end(job, rate)
+
+    return train
+
+
 @pytest.mark.parametrize(
     ("best", "tried"),
     [(3, [2, 3, 4]), (6, [3, 4, 5, 6]), (1, [1, 2, 3, 4])],
@@ -85,15 +99,7 @@ def test_values_are_tried_outwards_until_the_best_lies_inside(toy, trained_by, b
     rows = {"base": {"choose": {RATE: [1, 2, 3, 4, 5, 6]}}, "new": {}, "third": {}}
     change(rows=rows, choice={"draws": 2, "first": 2, "equal_budget": False})
     started = []
-
-    def train(jobs: list[Job]) -> None:
-        for job in jobs:
-            rate = job.config["optimization"]["learning_rate"]
-            if job.config["data"]["split"] == "validation":
-                started.append(rate)
-            finish(job, 1 / (1 + abs(rate - best)))
-
-    trained_by(train)
+    trained_by(noting(started, lambda job, rate: finish(job, 1 / (1 + abs(rate - best)))))
     assert command() == 0
     assert sorted(started) == [rate for rate in tried for _ in range(2)]
 
@@ -104,15 +110,8 @@ def test_if_all_values_in_the_middle_diverge_the_outer_ones_are_tried(toy, train
         choice={"draws": 1, "first": 2, "equal_budget": False},
     )
     started = []
-
-    def train(jobs: list[Job]) -> None:
-        for job in jobs:
-            rate = job.config["optimization"]["learning_rate"]
-            if job.config["data"]["split"] == "validation":
-                started.append(rate)
-            finish(job, 0.5, **(DIVERGED if rate in (2, 3, 4) else {}))
-
-    trained_by(train)
+    diverged = dict.fromkeys((2, 3, 4), DIVERGED)
+    trained_by(noting(started, lambda job, rate: finish(job, 0.5, **diverged.get(rate, {}))))
     assert command() == 0
     assert started == [2, 3, 1, 4]
     assert kept_study().chosen("base") == ((RATE, 1),)
