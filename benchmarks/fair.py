@@ -115,7 +115,7 @@ def _evaluate(options: argparse.Namespace, settings: Sequence[str], folder: Path
     runs = studies.plan_folds(options.recipe, settings, range(options.seeds), folder)
     launcher = studies.launcher(options, folder)
     with OwnedFolder(folder):
-        stopped_by = studies.Queue(runs, launcher).run()
+        stopped_by = studies.Queue(lambda: runs, len(runs), launcher).run()
         if stopped_by is not None:
             finished = sum(run.is_finished() for run in runs)
             print(f"\nstopped after {finished} of {len(runs)} runs; the same command goes on")

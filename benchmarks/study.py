@@ -5,8 +5,9 @@
 
 STUDY is a name in benchmarks/recipes/studies, or a YAML file of your own: docs/protocols.md says what it holds.
 Before the first test the plan is registered: its SHA-256 and the code's commit are written into the study's JSON
-file, beside the page, which also keeps the results of all trainings. After a stop, the same command continues;
-several commands may work on one study at once. A folder of settings that are not chosen any more is renamed
+file, beside the page, which also keeps the results of all trainings. Trainings follow the order of the comparisons,
+so that --page-only shows the first ones while others run. After a stop, the same command continues; several
+commands may work on one study at once. A folder of settings that are not chosen any more is renamed
 NAME.stale-N. Each run has one thread unless OMP_NUM_THREADS says otherwise.
 
 Exit status: 1 if a run failed, 2 if the command cannot start, 128 + signal if it was stopped.
@@ -15,6 +16,7 @@ Exit status: 1 if a run failed, 2 if the command cannot start, 128 + signal if i
 import argparse
 import os
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -79,9 +81,9 @@ def _run(options: argparse.Namespace, settings: Sequence[str]) -> int:
         print(f"The folder has few classes: runs get {' '.join(fitted)}.")
         study = studies.Study(file, results, runs, [*settings, *fitted])
     study.keep_finished()
-    tried: dict[Path, studies.Job] = {}
+    failed: list[studies.Job] = []
     if not options.page_only:
-        stopped_by = _train(options, study, tried, owner)
+        stopped_by, failed = _train(options, study, owner)
         if stopped_by is not None:
             print(
                 f"Stopped. Kept: {results.count} results in {output.with_suffix('.json')}, and in {runs} the steps "
@@ -126,7 +128,7 @@ def _run(options: argparse.Namespace, settings: Sequence[str]) -> int:
             f"Its runs:    python -m benchmarks.report {runs}/*/*-seed? --output {runs / 'report.html'}\n"
             f"Its network: python -m benchmarks.export {folder} --output exported"
         )
-    return int(any(job.folder in tried for job in study.missing()))
+    return int(any(study.results.of(job) is None for job in failed))
 
 
 def _owner(study: str, runs: Path) -> str:
@@ -140,49 +142,56 @@ def _owner(study: str, runs: Path) -> str:
 
 
 def _train(
-    options: argparse.Namespace,
-    study: studies.Study,
-    tried: dict[Path, studies.Job],
-    owner: str,
-) -> int | None:
-    """Run what is left and can be run, and add it to `tried`; the signal that stopped it, if one did."""
-    pace, built = None, set[str]()
-    while queue := [job for job in study.missing() if job.folder not in tried]:
-        left = study.left()
-        if not tried:
-            print("Trying out the rows and timing a few steps ...", flush=True)
-        studies.try_out(queue, built)
-        if not tried:
-            pace = None if options.ray else studies.measure(study.first_job(study.rows[-1]))
-            study.runs.mkdir(parents=True, exist_ok=True)
-            records.replace_file(study.runs / OWNER, owner.encode())
-        ended = [job for job in tried.values() if job.seconds is not None]
-        print(_forecast(left, pace, ended, options.jobs or 2))
-        study.register(queue)
+    options: argparse.Namespace, study: studies.Study, owner: str
+) -> tuple[int | None, list[studies.Job]]:
+    """Run what is left, comparison by comparison.
+
+    Returns:
+        The signal that stopped it, if one did, and the runs that failed.
+    """
+    failed: dict[Path, studies.Job] = {}
+    if not (left := study.left()):
+        return None, []
+    print("Trying out the rows and timing a few steps ...", flush=True)
+    studies.try_out(left)
+    pace = None if options.ray else studies.measure(study.first_job(study.rows[-1]))
+    study.runs.mkdir(parents=True, exist_ok=True)
+    records.replace_file(study.runs / OWNER, owner.encode())
+    print(_forecast(left, pace, options.jobs or 2))
+
+    def ready() -> list[studies.Job]:
+        study.keep_finished()
+        jobs = [job for job in study.missing() if job.folder not in failed]
+        study.register(jobs)
+        return jobs
+
+    while ready():
         launcher = studies.launcher(options, study.runs, jobs=2)
-        later = len(left) - len(queue)
-        stopped_by = studies.Queue(queue, launcher, redo_stale=True, later=later).run()
+        queue = studies.Queue(ready, len(study.left()), launcher, redo_stale=True)
+        stopped_by = queue.run()
         study.keep_finished()
         if stopped_by is not None:
-            return stopped_by
-        if lost := [job for job in queue if not job.is_finished()]:
-            print(studies.summary(lost))
-        tried |= {job.folder: job for job in queue}
-    return None
+            return stopped_by, []
+        lost = [job for job in queue.jobs if not job.is_finished()]
+        in_use = [job for job in lost if job.status == "in use"]
+        failed |= {job.folder: job for job in lost if job.status != "in use"}
+        if in_use:
+            print(f"Waiting for {len(in_use)} runs of another command ...", flush=True)
+        while any(job.in_use() for job in in_use):
+            time.sleep(1)
+    if failed:
+        print(studies.summary(list(failed.values())))
+    return None, list(failed.values())
 
 
-def _forecast(
-    left: Sequence[studies.Job], pace: studies.Pace | None, ended: Sequence[studies.Job], jobs: int
-) -> str:
-    """Trainings and time left: as measured before the first run, and corrected by the runs that ended."""
+def _forecast(left: Sequence[studies.Job], pace: studies.Pace | None, jobs: int) -> str:
+    """Trainings and time left, as measured before the first run."""
     told = f"Trainings left: {len(left)}"
     if pace is None:
         return f"{told}."
-    taken = sum(job.seconds or 0 for job in ended) / pace.seconds(ended) if ended else 1.0
-    minutes = pace.seconds(left) * taken / min(jobs, len(left)) / 60
-    time = f"{minutes / 60:.1f} hours" if minutes > 90 else f"{max(1, minutes):.0f} min"
-    by = "as the runs so far" if ended else "as a few steps on these images took"
-    return f"{told}, about {time}, {jobs} at a time ({by})."
+    minutes = pace.seconds(left) / min(jobs, len(left)) / 60
+    span = f"{minutes / 60:.1f} hours" if minutes > 90 else f"{max(1, minutes):.0f} min"
+    return f"{told}, about {span}, {jobs} at a time (as a few steps on these images took)."
 
 
 if __name__ == "__main__":

@@ -54,7 +54,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         jobs = studies.plan(options.recipes, seeds, options.runs, settings)
         launcher = studies.launcher(options, options.runs)
-        stopped_by = studies.Queue(jobs, launcher, redo_stale=options.redo_stale).run()
+        stopped_by = studies.Queue(
+            lambda: jobs, len(jobs), launcher, redo_stale=options.redo_stale
+        ).run()
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -43,23 +43,18 @@ def check(study: Study) -> None:
             )
 
 
-def try_out(queue: Sequence[Job], tried: set[str]) -> None:
+def try_out(jobs: Sequence[Job]) -> None:
     """Read the data, build the parts and take one step of a job of each training, before any is run.
-
-    Args:
-        tried: The trainings that were tried before; those of the queue are added.
 
     Raises:
         ConfigError: with a line for each setting that does not fit.
     """
     faults: dict[str, None] = {}
-    for job in {job.training: job for job in reversed(queue)}.values():
-        if job.training not in tried:
-            tried.add(job.training)
-            try:
-                build_parts(job.command.experiment, Accelerator())
-            except ConfigError as error:
-                faults |= dict.fromkeys(f"{job.training}: {fault}" for fault in error.args)
+    for job in {job.training: job for job in reversed(jobs)}.values():
+        try:
+            build_parts(job.command.experiment, Accelerator())
+        except ConfigError as error:
+            faults |= dict.fromkeys(f"{job.training}: {fault}" for fault in error.args)
     if faults:
         raise ConfigError(*faults)
 

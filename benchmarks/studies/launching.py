@@ -3,9 +3,8 @@
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from itertools import islice
 from pathlib import Path
 from textwrap import shorten
 from typing import Any, Self, TypeVar
@@ -79,19 +78,21 @@ class Launcher:
     def each(
         self,
         work: Callable[[Item], Any],
-        items: Iterable[Item],
+        following: Callable[[], Item | None],
         bar: "tqdm[Any]",
     ) -> Iterator[tuple[Item, Future[Any]]]:
         """Do the work for items, `jobs` of them at once in threads, and hand on each as it ends.
 
-        Once there is a signal, no further one is begun. The bar shows what runs.
+        `following` gives the next item; None if there is none, or none before another ends. Once there is a signal,
+        no further one is begun. The bar shows what runs.
         """
         left: dict[Future[Any], Item] = {}
-        items, shown = iter(items), ""
+        shown = ""
         while True:
-            if self.stop.signal is None:
-                for item in islice(items, self.jobs - len(left)):
-                    left[self._threads.submit(work, item)] = item
+            while self.stop.signal is None and len(left) < self.jobs:
+                if (item := following()) is None:
+                    break
+                left[self._threads.submit(work, item)] = item
             if not left:
                 return
             done, _ = wait(left, timeout=POLL, return_when=FIRST_COMPLETED)

@@ -1,9 +1,10 @@
 """Runs a list of jobs, and goes on when one of them fails."""
 
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from itertools import count
+from pathlib import Path
 from textwrap import shorten
 
 from benchmarks.console import InUseError, columns, printable, progress_bar
@@ -16,15 +17,31 @@ class Queue:
     """Jobs to run; they know what became of them.
 
     Args:
+        ready: The jobs that can run now, the first ones first; asked again whenever one has ended.
+        total: Number of jobs that are expected.
         redo_stale: Move stale runs aside, and run them again.
-        later: Number of jobs that follow in another queue: the bar shows the time until their end.
+
+    Attributes:
+        jobs: All that were looked at.
     """
 
     def __init__(
-        self, jobs: Sequence[Job], launcher: Launcher, *, redo_stale: bool = False, later: int = 0
+        self,
+        ready: Callable[[], Sequence[Job]],
+        total: int,
+        launcher: Launcher,
+        *,
+        redo_stale: bool = False,
     ) -> None:
-        self.jobs, self.launcher, self.redo_stale = jobs, launcher, redo_stale
-        self.total = len(jobs) + later
+        self._ready, self._total, self.launcher, self.redo_stale = (
+            ready,
+            total,
+            launcher,
+            redo_stale,
+        )
+        self.jobs: list[Job] = []
+        self._is_waiting: dict[Path, bool] = {}
+        self._waiting: list[Job] | None = None  # None: to be asked for
 
     def run(self) -> int | None:
         """Run what is left; the signal that stopped it, if one did.
@@ -32,12 +49,28 @@ class Queue:
         Raises:
             ConfigError: if no run can be started.
         """
-        about = {"total": self.total, "unit": "run", "smoothing": 0}  # all runs so far
+        about = {"total": self._total, "unit": "run", "smoothing": 0}  # all runs so far
         with self.launcher as launcher, progress_bar(**about) as self.bar:
-            left = [job for job in self.jobs if self._is_left(job)]
-            for job, future in launcher.each(launcher.run, left, self.bar):
+            for job, future in launcher.each(launcher.run, self._next, self.bar):
                 self._look_back(job, future)
+                self._waiting = None
         return launcher.stop.signal
+
+    def _next(self) -> Job | None:
+        """The next job to start; None if there is none, or none before another ends."""
+        if self._waiting is None:
+            ready = self._ready()
+            for job in ready:
+                if job.folder not in self._is_waiting:
+                    self.jobs.append(job)
+                    self._is_waiting[job.folder] = self._is_left(job)
+            self._waiting = [job for job in ready if self._is_waiting[job.folder]]
+            self.bar.total = max(self.bar.total, len(self.jobs))
+        if not self._waiting:
+            return None
+        job = self._waiting.pop(0)
+        self._is_waiting[job.folder] = False
+        return job
 
     def _is_left(self, job: Job) -> bool:
         try:

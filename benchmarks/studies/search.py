@@ -117,7 +117,7 @@ class Search:
         try:
             with launcher, progress_bar(total=self.trials, unit="trial") as bar:
                 work = partial(self._tell, study, launcher)
-                for _, trial in launcher.each(work, trials, bar):
+                for _, trial in launcher.each(work, lambda: next(trials, None), bar):
                     trial.result()
                     bar.update()
         except UnfinishedRunError as error:

@@ -115,13 +115,15 @@ def trained_by(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     def replace(train: Callable[[list[Job]], Any]) -> None:
         class Trained:
             def __init__(
-                self, jobs: list[Job], launcher: Any, *, redo_stale: bool, later: int
+                self, ready: Callable[[], list[Job]], total: int, launcher: Any, *, redo_stale: bool
             ) -> None:
                 assert redo_stale  # or a choice that came out otherwise could not be trained
-                self.jobs = jobs
+                self.ready, self.jobs = ready, list[Job]()
 
             def run(self) -> None:
-                train(self.jobs)
+                while jobs := [job for job in self.ready() if job not in self.jobs]:
+                    self.jobs += jobs
+                    train(jobs)
 
         monkeypatch.setattr("benchmarks.studies.Queue", Trained)
 

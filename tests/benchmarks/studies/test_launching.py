@@ -37,7 +37,8 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
 
 def finish(launcher: Launcher, run: Job) -> None:
     with progress_bar(shown=False) as bar:
-        [(_, was_started)] = launcher.each(launcher.run, [run], bar)
+        runs = iter([run])
+        [(_, was_started)] = launcher.each(launcher.run, lambda: next(runs, None), bar)
     assert was_started.result()
 
 
