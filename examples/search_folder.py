@@ -2,9 +2,9 @@
 
     python examples/search_folder.py EXPORTED IMAGES QUERY [QUERY ...] [--neighbours 5] [--html FILE]
 
-Prints for each query the nearest images and their distances, 0 to 2, between embeddings of length one; --html also
-shows them on a page that needs no other file. Photographs are turned upright, as EXIF says. Trunks that timm lacks,
-GoogLeNet and BN-Inception, need `benchmarks.backbones.register()` here.
+Prints for each query the nearest images, without the query itself, and their distances, 0 to 2, between embeddings
+of length one; --html also shows them on a page that needs no other file. Photographs are turned upright, as EXIF
+says. Trunks that timm lacks, GoogLeNet and BN-Inception, need `benchmarks.backbones.register()` here.
 """
 
 import argparse
@@ -122,16 +122,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"{options.images}: holds no images")
 
     try:
-        squared, found = search(options.exported, paths, options.queries, options.neighbours)
+        squared, found = search(options.exported, paths, options.queries, options.neighbours + 1)
     except OSError as error:  # no such folder or file, or no image
         parser.error(str(error))
     page = PAGE
     for query, row, rank in zip(options.queries, squared.clamp(min=0).sqrt(), found, strict=True):
         print(query)
         page += f"<section>\n{figure(query, '')}"
-        for distance, index in zip(row.tolist(), rank.tolist(), strict=True):
-            print(f"  {distance:.4f}  {paths[index]}")
-            page += figure(paths[index], f"{distance:.4f}")
+        near = [
+            (distance, paths[index])
+            for distance, index in zip(row.tolist(), rank.tolist(), strict=True)
+        ]
+        others = [(distance, path) for distance, path in near if not path.samefile(query)]
+        for distance, path in others[: options.neighbours]:
+            print(f"  {distance:.4f}  {path}")
+            page += figure(path, f"{distance:.4f}")
         page += "</section>\n"
     if options.html is not None:
         try:

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from benchmarks.records import damage_named, replace_file
 from benchmarks.reporting import pictures
 from benchmarks.reporting.comparison import metric_name
-from benchmarks.reporting.drawing import COLOURS, MARKERS, plain, show_names
+from benchmarks.reporting.drawing import COLOURS, MARKERS, placed, plain, show_names
 from benchmarks.reporting.figures import over_steps
 from benchmarks.reporting.paired import Estimate, estimate
 from benchmarks.reporting.rows import Group, collect
@@ -88,12 +88,16 @@ def draw_figure(table: RecipeTable, folders: Sequence[Path]) -> Figure:
 def _draw_lines(axes: Axes, panel: Panel, groups: dict[str, Group | None]) -> None:
     names = [metric_name(metric.partition("seen_")[2] or metric) for metric in panel.metrics]
     several, ticks = len(panel.metrics) > 1, set()
-    for name, line in panel.lines.items():
+    labels = {}
+    for name in panel.lines:
         for metric, of in zip(panel.metrics, names, strict=True):
-            points = _points(panel, line, metric, groups)
             parts = [name] * (len(panel.lines) > 1 or not several) + [of] * several
-            _draw_line(axes, ", ".join(parts), points)
-            ticks |= set() if isinstance(line, str) else points.keys()
+            labels[", ".join(parts)] = name, metric
+    for label, place in placed(labels).items():
+        name, metric = labels[label]
+        line = panel.lines[name]
+        _draw_line(axes, label, place, _points(panel, line, metric, groups))
+        ticks |= set() if isinstance(line, str) else line.keys()
     axes.set(xlabel=plain(panel.x), ylabel="%" if several else f"{names[0]} (%)")
     if ticks:
         _place(axes, sorted(ticks))
@@ -120,9 +124,8 @@ def _points(
     return {}
 
 
-def _draw_line(axes: Axes, label: str, points: Points) -> None:
+def _draw_line(axes: Axes, label: str, place: int, points: Points) -> None:
     """Draw a line, and a band if there are intervals."""
-    place = len(axes.lines)
     look = {"color": COLOURS[place % 6], "marker": MARKERS[place % 6], "markersize": 4}
     x = sorted(points)
     mean = 100 * np.array([points[value].mean for value in x])

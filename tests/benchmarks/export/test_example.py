@@ -49,6 +49,7 @@ def test_the_example_finds_the_nearest_images(
     for query in queries:
         assert next(lines) == str(pictures / query)
         distances = (embeddings - embeddings[names.index(query)]).norm(dim=1)
+        distances[names.index(query)] = torch.inf  # the query itself is no answer
         nearest = distances.sort()
         for expected, index in zip(nearest.values[:6], nearest.indices[:6], strict=True):
             distance, path = next(lines).split()
@@ -103,12 +104,12 @@ def test_the_example_shows_the_images_upright(
     query = str(folder / "0.png")
     assert search([str(searchable), str(folder), query, f"--html={page}"]) == 0
     distances = [line.split(maxsplit=1)[0] for line in capsys.readouterr().out.splitlines()[1:]]
-    assert distances[:2] == ["0.0000"] * 2 and float(distances[2]) > 0
+    assert distances[0] == "0.0000" and float(distances[1]) > 0
     text = page.read_text()
     pictures = re.findall(r'src="data:image/jpeg;base64,([^"]+)"', text)
-    assert len(pictures) == text.count("<img") == 4 and "http" not in text
-    assert text.count("a &lt;b&gt;") == 4 and "a <b>" not in text
-    for picture in pictures[:3]:
+    assert len(pictures) == text.count("<img") == 3 and "http" not in text
+    assert text.count("a &lt;b&gt;") == 3 and "a <b>" not in text
+    for picture in pictures[:2]:
         with Image.open(io.BytesIO(base64.b64decode(picture))) as shown:
             assert shown.size == (30, 60)
             assert np.asarray(shown)[5].mean() > 200 > 50 > np.asarray(shown)[50].mean()
