@@ -60,6 +60,10 @@ def answer(study: StudyFile, main: Sequence[Finding], results: Results) -> str:
     elif gains:
         gains.sort(key=lambda f: -f.tested.mean if f.tested else 0.0)
         sentences.append(f"**Yes: {'; '.join(_gain(study, f, results) for f in gains)}.**")
+        if others := len(tested) - len(gains) - len(harms):
+            sentences.append(
+                f"{others} other comparison{'s' * (others > 1)} {verb[others > 1]} no gain."
+            )
     elif tested:
         none = "The comparison shows no gain." if one else f"None {of} shows a gain."
         decided = papers or all({NEGLIGIBLE, HARMS} & {*f.words} for f in tested)

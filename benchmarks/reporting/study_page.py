@@ -88,6 +88,7 @@ def study_page(
         figures={which: figures[which] for which, of in drawn.items() if any(f.tested for f in of)},
         answer=answer(study, main, results),
         papers=has_papers(study),
+        costs=not has_papers(study) and any(cost(results, of.comparison) for of in main),
         counts=_counts(findings),
         lacking=_lacking(study, findings, choices),
         alt="Paired differences with 95 % intervals",
@@ -149,6 +150,8 @@ def _verdicts(study: StudyFile, findings: Sequence[Finding], results: Results) -
     p = "p" if findings[0].comparison.family == CONTROL else "adjusted p"
     beside = "paper's gain" if has_papers(study) else "time of a step"
     header = ["comparison", "verdict", "difference", beside, "seeds", p]
+    if not any(row[3] for row in rows):
+        header, *rows = ([*row[:3], *row[4:]] for row in (header, *rows))
     return Table(header, rows, names=2).markdown()
 
 

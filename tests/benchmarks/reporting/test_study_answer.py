@@ -87,6 +87,7 @@ def test_too_few_data_to_tell_come_with_the_means_that_would_tell():
         page_of(replace(study, seeds=Seeds(count=N)), results | made({"a": 3, "b": 0})[1])
     )
     assert told.startswith("**Yes: a helps, +3.00")
+    assert ".** 1 other comparison shows no gain." in told
     assert "times the time" not in told, "no run told its speed"
 
 

@@ -107,7 +107,7 @@ def test_the_page_answers_first_and_shows_each_verdict():
         ["B helps (own, sketch)", "as good"],
     ]
     assert [row[:2] for row in controls] == [["C helps (A/A)", "helps, negligible"]]
-    assert controls[0][5] == f"{p:.3f}", "not corrected"
+    assert controls[0][4] == f"{p:.3f}", "not corrected"
     assert page.index("(toy.svg)") < page.index("| comparison") < page.index("(toy-mechanisms.svg)")
     assert "Verdicts on all 5: 2 *negligible*, 1 *worth having*, 1 *helps*, 1 *harms*" in page
     assert "exploratory" not in page.replace("*exploratory*", "")
