@@ -17,7 +17,4 @@ from .listing import (
     load as load,
 )
 from .splits import Stage as Stage
-from .transforms import (
-    CROP_FRACTION as CROP_FRACTION,
-    ImageViews as ImageViews,
-)
+from .transforms import ImageViews as ImageViews
