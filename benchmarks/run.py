@@ -172,7 +172,6 @@ class OngoingRun:
             "batch_size": experiment.evaluation.batch_size,
             "num_workers": self.num_workers,
             "dtype": self.state.dtype,
-            "cached": bool(self.caches),
         }
         self.curves = evaluation.Curves(
             accelerator, self.state.model, self.images, experiment.evaluation, self.embedding

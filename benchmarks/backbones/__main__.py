@@ -3,22 +3,19 @@
 python -m benchmarks.backbones download NAME --output FOLDER
 """
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.backbones.published import KNOWN_WEIGHTS
-from benchmarks.console import HelpFormatter, PrintableError
+from benchmarks.console import PrintableError, command_parser
 from benchmarks.datasets import fetch_file
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Return the exit status: 2 if the file cannot be fetched."""
     known = {weights.model: weights for weights in KNOWN_WEIGHTS}
-    parser = argparse.ArgumentParser(
-        "python -m benchmarks.backbones", description=__doc__, formatter_class=HelpFormatter
-    )
+    parser = command_parser("backbones", __doc__)
     parser.add_argument("command", choices=["download"])
     parser.add_argument("name", choices=known, metavar="NAME", help=", ".join(known))
     parser.add_argument("--output", type=Path, required=True, metavar="FOLDER")

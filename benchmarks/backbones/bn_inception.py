@@ -13,9 +13,11 @@ Sizes of images are multiples of 32, or others whose maps have even sizes before
 
 import re
 from collections import OrderedDict
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
+from timm.layers import ConvNormAct
 from timm.models import generate_default_cfgs, register_model
 from torch import Tensor, nn
 
@@ -54,17 +56,7 @@ TAPS = [
 ]
 
 
-class ConvBnRelu(nn.Sequential):
-    """A convolution that only its stride makes smaller, batch norm and ReLU."""
-
-    def __init__(self, in_chans: int, out_chans: int, kernel_size: int, stride: int = 1) -> None:
-        super().__init__(
-            OrderedDict(
-                conv=nn.Conv2d(in_chans, out_chans, kernel_size, stride, kernel_size // 2),
-                bn=nn.BatchNorm2d(out_chans),
-                relu=nn.ReLU(inplace=True),
-            )
-        )
+_conv = partial(ConvNormAct, bias=True)
 
 
 class InceptionBlock(nn.ModuleDict):
@@ -85,7 +77,7 @@ class InceptionBlock(nn.ModuleDict):
             "double_3x3_2": (widths.double, widths.double, 3, stride),
             "pool_proj": (in_chans, widths.pool, 1),
         }
-        super().__init__({name: ConvBnRelu(*one) for name, one in layers.items() if one[1]})
+        super().__init__({name: _conv(*one) for name, one in layers.items() if one[1]})
         self["pool"] = pool
         self.out_chans = widths.one + widths.three + widths.double + (widths.pool or in_chans)
 
@@ -118,10 +110,10 @@ class BNInception(Network):
 
     def __init__(self, in_chans: int = 3, drop_rate: float = 0.0, **kwargs: Any) -> None:
         features: dict[str, nn.Module] = {
-            "conv1": ConvBnRelu(in_chans, 64, 7, stride=2),
+            "conv1": _conv(in_chans, 64, 7, stride=2),
             "pool1": nn.MaxPool2d(3, stride=2, ceil_mode=True),
-            "conv2_reduce": ConvBnRelu(64, 64, 1),
-            "conv2": ConvBnRelu(64, 192, 3),
+            "conv2_reduce": _conv(64, 64, 1),
+            "conv2": _conv(64, 192, 3),
             "pool2": nn.MaxPool2d(3, stride=2, ceil_mode=True),
         }
         chans = 192

@@ -6,6 +6,7 @@ from .images import (
     Datasets as Datasets,
     build_datasets as build_datasets,
     image_size as image_size,
+    image_views as image_views,
     show_to as show_to,
 )
 from .network import (

@@ -19,6 +19,8 @@ class FrozenStages:
         stages: Number of stages to freeze, as timm groups the model's layers.
         image: (N, C, S, S), one or more images of the size that the trunk will see.
 
+    The trunk is left in evaluation mode.
+
     Raises:
         ValueError: if the trunk has too few stages, or cannot be cut behind one.
     """
@@ -36,14 +38,14 @@ class FrozenStages:
             )
         self.trunk = trunk
         self._behind = names[stages - 1]
+        self._kept = torch.Size()  # the shape of an output, without the batch
         self.cut()
         self._lower.requires_grad_(False)
-        modes = [(module, module.training) for module in trunk.modules()]
         trunk.eval()
         with torch.no_grad():
-            whole, joined = trunk(image), self.upper(self.lower(image))
-        for module, training in modes:
-            module.training = training
+            maps = self.lower(image)
+            whole, joined = trunk(image), self.upper(maps)
+        self._kept = maps.shape[1:]
         if whole.shape != joined.shape or not torch.allclose(whole, joined, rtol=1e-4, atol=1e-5):
             raise ValueError(
                 f"{type(trunk).__name__} cut behind {self._behind} computes something else; freeze no stages"
@@ -69,7 +71,9 @@ class FrozenStages:
         self._lower.eval()
 
     def lower(self, images: Tensor) -> Tensor:
-        """The output of the frozen stages, without a graph."""
+        """The output of the frozen stages, without a graph; such an output itself stays as it is."""
+        if images.shape[1:] == self._kept:
+            return images
         with torch.no_grad():
             output: Tensor = self._lower(images.contiguous(memory_format=torch.channels_last))
         return output.contiguous()

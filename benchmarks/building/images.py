@@ -70,7 +70,7 @@ def build_datasets(
             size = data.image_size or GLYPHS_SIZE
             make = partial(Glyphs, data.root, image_size=size, stage=data.stage, seed=seed)
         else:
-            views = UNSEEN if trunk is None else _views(data, trunk)
+            views = UNSEEN if trunk is None else image_views(data, trunk)
             make = partial(ImageSet, _listing(data), views=views)
         make = partial(make, fold=data.fold, folds=data.folds)
         held_out = fair or data.split == "validation"
@@ -112,7 +112,7 @@ def show_to(trunk: nn.Module, datasets: Datasets, data: Data) -> None:
     try:
         for dataset in datasets:
             if isinstance(dataset, ImageSet):
-                dataset.views = _views(data, trunk)
+                dataset.views = image_views(data, trunk)
     except ValueError as error:
         raise ConfigError(f"data.{error}") from error
 
@@ -155,7 +155,8 @@ def _listing(data: Data) -> Listing:
     return load(IMAGE_DATASETS[data.dataset], data.root)
 
 
-def _views(data: Data, trunk: nn.Module) -> ImageViews:
+def image_views(data: Data, trunk: nn.Module) -> ImageViews:
+    """Views of photographs as a network needs them."""
     config = resolve_model_data_config(trunk)
     given = {name: value for name in VIEWS if (value := getattr(data, name)) is not None}
     return ImageViews(

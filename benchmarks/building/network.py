@@ -61,14 +61,12 @@ class EmbeddingModel(nn.Sequential):
             self.frozen_stages.freeze_modes()
         return self
 
-    def forward(self, images: Tensor, *, cached: bool = False) -> Tensor:
-        """Embed images, or with `cached` the outputs that the frozen stages gave for them."""
+    def forward(self, images: Tensor) -> Tensor:
+        """Embed images, or the outputs that the frozen stages gave for them."""
         if self.frozen_stages is None:
             features = self.trunk(images)
         else:
-            features = self.frozen_stages.upper(
-                images if cached else self.frozen_stages.lower(images)
-            )
+            features = self.frozen_stages.upper(self.frozen_stages.lower(images))
         embeddings: Tensor = self.head(features)
         return embeddings
 

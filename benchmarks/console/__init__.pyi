@@ -1,5 +1,4 @@
 from .arguments import (
-    HelpFormatter as HelpFormatter,
     at_least as at_least,
     columns as columns,
     command_parser as command_parser,

@@ -6,7 +6,6 @@ from .catalogue import (
     Interpolation as Interpolation,
 )
 from .fetch import (
-    FetchError as FetchError,
     fetch_file as fetch_file,
     what_differs as what_differs,
 )
@@ -14,16 +13,8 @@ from .glyphs import Glyphs as Glyphs
 from .images import ImageSet as ImageSet
 from .listing import (
     DatasetError as DatasetError,
-    DatasetInfo as DatasetInfo,
     Listing as Listing,
     load as load,
 )
-from .splits import (
-    Split as Split,
-    Stage as Stage,
-    validation_fold as validation_fold,
-)
-from .transforms import (
-    CROP_FRACTION as CROP_FRACTION,
-    ImageViews as ImageViews,
-)
+from .splits import Stage as Stage
+from .transforms import ImageViews as ImageViews

@@ -35,9 +35,8 @@ import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from matplotlib.ft2font import FT2Font, LoadFlags, __freetype_version__
-from tqdm import tqdm
 
-from benchmarks.console import alone
+from benchmarks.console import alone, progress_bar
 from benchmarks.datasets.splits import Split, Stage, limited, shuffled, validation_fold
 
 Pixels = npt.NDArray[np.uint8]
@@ -274,7 +273,8 @@ def _render(paths: Sequence[Path], size: int) -> tuple[list[str], Pixels]:
     fonts = [FT2Font(str(path)) for path in paths]
     characters = _distinct_characters(fonts)
     images = np.zeros((len(characters), len(fonts), size, size), dtype=np.uint8)
-    for face, font in enumerate(tqdm(fonts, desc="Rendering glyphs", unit="face", delay=1)):
+    bar = progress_bar(fonts, desc="Rendering glyphs", unit="face", delay=1)
+    for face, font in enumerate(bar):
         for row, character in enumerate(characters):
             ink = _ink(font, character, size)
             top, left = (size - ink.shape[0]) // 2, (size - ink.shape[1]) // 2

@@ -99,12 +99,16 @@ class ImageViews:
         picture = view.detach().float().cpu() * std.view(3, 1, 1) + mean.view(3, 1, 1)
         return picture.round().clamp(0, 255).to(torch.uint8).permute(1, 2, 0).numpy()
 
+    @property
+    def resized_side(self) -> int:
+        """Length of the shorter side before S x S pixels are cut out."""
+        if self.resize is not None:
+            return self.resize
+        shown = 1 if self.augmentation == "multi_resolution" else CROP_FRACTION
+        return round(self.image_size / shown)
+
     def _resized(self, image: Image.Image) -> Image.Image:
-        side = self.resize
-        if side is None:
-            shown = 1 if self.augmentation == "multi_resolution" else CROP_FRACTION
-            side = round(self.image_size / shown)
-        size = [side] if self.keep_aspect else [side, side]
+        size = [self.resized_side] * (1 if self.keep_aspect else 2)
         return F.resize(image, size, InterpolationMode(self.interpolation))
 
     def _at_random_resolution(self, image: Image.Image) -> Image.Image:

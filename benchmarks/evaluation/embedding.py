@@ -46,7 +46,6 @@ def embed(
     extract: Callable[[Tensor], Tensor] | None = None,
     progress: bool = True,
     dtype: torch.dtype | None = None,
-    cached: bool = False,
 ) -> tuple[Tensor, ...]:
     """Return the embeddings and labels of all images, in dataset order, on the CPU.
 
@@ -59,7 +58,6 @@ def embed(
             vector per image, such as `HORDELoss.descriptor`. The mode of a module that it uses is not changed.
         progress: A progress bar on the main process.
         dtype: Type that the images are cast to, such as `torch.float64` for a model in float64.
-        cached: The images are outputs that the model's frozen stages gave for them.
     Returns:
         (embeddings (n, E), labels (n,)), and with `extract` the descriptors (n, D) as a third.
     Raises:
@@ -81,10 +79,9 @@ def embed(
     shown = progress and accelerator.is_main_process
     bar = progress_bar(loader, shown=shown, desc="embedding", unit="batch", leave=False)
     done: list[list[Tensor]] = []
-    options = {"cached": True} if cached else {}
     with evaluation_mode(model), torch.no_grad():
         for images, labels, *_ in bar:
-            embeddings = model(images.to(accelerator.device, dtype), **options)
+            embeddings = model(images.to(accelerator.device, dtype))
             more = [] if extract is None else [extract(embeddings).cpu()]
             # A worker's labels lie in shared memory: a copy releases its file handle.
             done.append([embeddings.cpu(), labels.clone(), *more])

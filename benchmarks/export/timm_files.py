@@ -8,12 +8,10 @@ from typing import Any
 import timm
 import torch
 from safetensors.torch import load_file, save_file
-from timm.data import resolve_model_data_config
 from timm.models import save_for_hf
 from torch import nn
 
-from benchmarks.building import image_size
-from benchmarks.datasets import CROP_FRACTION
+from benchmarks.building import image_size, image_views
 from benchmarks.export.trained import SAME, Exported, Trained, embed, without_weights
 from benchmarks.settings import ConfigError, Data
 
@@ -113,19 +111,16 @@ def _reload(folder: Path) -> nn.Module:
 
 def preprocessing(data: Data, trunk: nn.Module) -> dict[str, Any]:
     """The test view of an image, as entries of timm's `pretrained_cfg`."""
-    size, own = image_size(data, trunk), resolve_model_data_config(trunk)
+    size = image_size(data, trunk)
     if data.dataset == "glyphs":  # rendered in gray, seen in -1..1
-        own |= {"interpolation": "bilinear", "crop_mode": "squash", "mean": (0.5,), "std": (0.5,)}
-        shown = size
-    else:
-        fraction = 1 if data.augmentation == "multi_resolution" else CROP_FRACTION
-        shown = data.resize or round(size / fraction)
-    squash = own["crop_mode"] == "squash" if data.keep_aspect is None else not data.keep_aspect
+        crop = {"interpolation": "bilinear", "crop_mode": "squash", "crop_pct": 1.0}
+        return {"input_size": (1, size, size), **crop, "mean": (0.5,), "std": (0.5,)}
+    views = image_views(data, trunk)
     return {
-        "input_size": (data.in_chans, size, size),
-        "interpolation": data.interpolation or own["interpolation"],
-        "crop_pct": size / (shown + 1e-6),  # timm rounds size / crop_pct down
-        "crop_mode": "squash" if squash else "center",
-        "mean": tuple(own["mean"]),
-        "std": tuple(own["std"]),
+        "input_size": (3, size, size),
+        "interpolation": views.interpolation,
+        "crop_pct": size / (views.resized_side + 1e-6),  # timm rounds size / crop_pct down
+        "crop_mode": "center" if views.keep_aspect else "squash",
+        "mean": views.mean,
+        "std": views.std,
     }

@@ -14,7 +14,6 @@ import errno
 import hashlib
 import sqlite3
 from collections.abc import Mapping, Sequence
-from contextlib import closing
 from pathlib import Path
 from types import MappingProxyType
 
@@ -47,7 +46,7 @@ class StepTables:
         ends: The result of `ends` at that step.
 
     Raises:
-        ValueError: if a table is not that of the checkpoint, or logs.db is no database; then nothing is removed.
+        ValueError: if a table is not that of the checkpoint; then nothing is removed.
     """
 
     def __init__(self, folder: Path, *, step: int = -1, ends: Ends = MappingProxyType({})) -> None:
@@ -62,7 +61,6 @@ class StepTables:
                     f"{path}: its rows up to step {step} are not those that the checkpoint was written after; put "
                     f"them back, or {REMEDY}"
                 )
-        _check_database(folder / "logs.db")
         for path, content in kept.items():
             replace_file(path, content)
         self._columns = {path.stem: names[1:] for path in kept if (names := _read_csv(path)[0])}
@@ -138,15 +136,3 @@ def _read_csv(path: Path) -> tuple[list[str], list[list[str]]]:
     except (OSError, ValueError, IndexError, csv.Error) as error:
         raise ValueError(f"{path}: is not a table of numbers ({error}); {REMEDY}") from error
     return header, rows
-
-
-def _check_database(path: Path) -> None:
-    """Raise a ValueError for a file or folder in the place of a database that is none."""
-    if not path.exists():
-        return
-    try:
-        with closing(sqlite3.connect(path)) as database:
-            database.execute("PRAGMA schema_version")
-    except sqlite3.DatabaseError as error:
-        if "locked" not in str(error):  # another program reads it, for a moment
-            raise ValueError(f"{path}: is no database ({error}); {REMEDY}") from error

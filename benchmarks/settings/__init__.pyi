@@ -23,8 +23,6 @@ from .errors import (
 )
 from .experiment import (
     BatchNorm as BatchNorm,
-    ClassSpec as ClassSpec,
-    Ensemble as Ensemble,
     Evaluation as Evaluation,
     Experiment as Experiment,
     Model as Model,

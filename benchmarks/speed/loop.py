@@ -104,7 +104,6 @@ def bare_steps(run: OngoingRun) -> Generator[Tensor]:
         own.load_state_dict(run.accelerator.unwrap_model(other).state_dict())
         own.to(device, run.state.dtype)
     optimizer, scheduler = building.build_optimizer(optimization, model, loss)
-    cached = {"cached": True} if run.caches else {}
     loader = DataLoader(
         run.images.train,
         batch_sampler=[run.sampler.batch(step) for step in range(run.sampler.steps)],
@@ -118,7 +117,7 @@ def bare_steps(run: OngoingRun) -> Generator[Tensor]:
         for images, labels, _ in loader:
             images, labels = (part.to(device, non_blocking=True) for part in (images, labels))
             with torch.autocast(device.type, torch.bfloat16, enabled=half):
-                embeddings = model(images.to(run.state.dtype), **cached)
+                embeddings = model(images.to(run.state.dtype))
             value = loss(embeddings, labels)
             value.backward()
             optimizer.step()

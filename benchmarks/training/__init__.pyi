@@ -1,7 +1,4 @@
-from .batches import (
-    StepSampler as StepSampler,
-    training_loader as training_loader,
-)
+from .batches import training_loader as training_loader
 from .cached_views import ViewCache as ViewCache
 from .loop import Trainer as Trainer
 from .state import TrainingState as TrainingState

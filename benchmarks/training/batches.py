@@ -23,7 +23,7 @@ Key = tuple[int, int]
 
 
 class SeededMPerClassSampler(MPerClassSampler):
-    """PML's sampler, with every epoch a function of (seed, epoch, draw).
+    """PML's sampler, with every epoch a function of its generator.
 
     PML draws the classes of each batch independently, so an epoch with the dataset's number of images may show
     one class several times and another one never. With `every_class`, an epoch is one pass over all classes
@@ -53,41 +53,18 @@ class SeededMPerClassSampler(MPerClassSampler):
         images = m * classes if every_class else max(len(labels), batch_size)
         super().__init__(labels, m, None if every_class else batch_size, images)
 
-    def epoch(self, seed: int, epoch: int, *draw: int) -> np.ndarray:
+    def epoch(self, generator: np.random.RandomState) -> np.ndarray:
         """The images of an epoch, batch after batch."""
         self.labels.sort()  # PML shuffles them in place
-        generator, c_f.NUMPY_RANDOM = c_f.NUMPY_RANDOM, _generator(seed, epoch, *draw)
+        others, c_f.NUMPY_RANDOM = c_f.NUMPY_RANDOM, generator
         try:
             return np.array(list(super().__iter__()))
         finally:
-            c_f.NUMPY_RANDOM = generator
-
-
-class ShuffledSampler(Sampler[int]):
-    """Sampler of images of any class, each once in an epoch, whose order is a function of (seed, epoch, draw)."""
-
-    def __init__(self, labels: Tensor, batch_size: int) -> None:
-        if len(labels) < batch_size:
-            raise ConfigError(
-                f"data.batch_size: {batch_size} images, but there are {len(labels)}; expected at most so many"
-            )
-        self.images = len(labels)
-
-    def __len__(self) -> int:
-        return self.images
-
-    def epoch(self, seed: int, epoch: int, *draw: int) -> np.ndarray:
-        """The images of an epoch."""
-        return _generator(seed, epoch, *draw).permutation(self.images)
-
-
-def _generator(seed: int, epoch: int, *draw: int) -> np.random.RandomState:
-    sequence = np.random.SeedSequence((seed, 0, epoch, *draw))
-    return np.random.RandomState(np.random.MT19937(sequence))
+            c_f.NUMPY_RANDOM = others
 
 
 class StepSampler(Sampler[list[Key]]):
-    """The batches of a training, from any step on.
+    """The batches of a training, from any step on: of PML's sampler, or of shuffled images, each once in an epoch.
 
     Args:
         labels: (n,) integers, the class of each training image.
@@ -109,18 +86,29 @@ class StepSampler(Sampler[list[Key]]):
         self.steps = steps
         self.seed = seed
         self.step = 0
-        images: SeededMPerClassSampler | ShuffledSampler
-        if data.samples_per_class is None:
-            images = ShuffledSampler(labels, data.batch_size)
-            self._images_per_epoch = len(images)
-        else:
-            images = SeededMPerClassSampler(
+        self._by_class: SeededMPerClassSampler | None = None
+        if data.samples_per_class is not None:
+            self._by_class = SeededMPerClassSampler(
                 labels, data.samples_per_class, data.batch_size, every_class=data.every_class
             )
-            self._images_per_epoch = len(images) // data.batch_size * data.batch_size
+            self._images_per_epoch = len(self._by_class) // data.batch_size * data.batch_size
+        elif len(labels) < data.batch_size:
+            raise ConfigError(
+                f"data.batch_size: {data.batch_size} images, but there are {len(labels)}; expected at most so many"
+            )
+        else:
+            self._images_per_epoch = len(labels)
         # Never 0, which would add nothing to numpy's entropy.
         self._draw = () if data.batch_draw is None else (data.batch_draw,)
-        self._epoch = lru_cache(maxsize=2)(lambda epoch: images.epoch(seed, epoch, *self._draw))
+        self._epoch = lru_cache(maxsize=2)(self._drawn)
+
+    def _drawn(self, epoch: int) -> np.ndarray:
+        """The images of an epoch, a function of (seed, epoch, draw)."""
+        sequence = np.random.SeedSequence((self.seed, 0, epoch, *self._draw))
+        generator = np.random.RandomState(np.random.MT19937(sequence))
+        if self._by_class is None:
+            return generator.permutation(self._images_per_epoch)
+        return self._by_class.epoch(generator)
 
     def batch(self, step: int) -> list[Key]:
         """The batch of a step."""

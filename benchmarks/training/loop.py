@@ -162,8 +162,7 @@ class Trainer:
         accelerator, model, loss = self.state.accelerator, self.state.model, self.state.loss
         found: dict[str, dict[str, float]] = {}
         seed_generators((self.experiment.seed * 1_000_003 + step) % 2**32, images.device)
-        cached = {} if self.experiment.data.cached_views is None else {"cached": True}
-        embeddings = model(images.to(self.state.dtype), **cached)
+        embeddings = model(images.to(self.state.dtype))
         diagnose_every = self.experiment.diagnose_every
         diagnose = diagnose_every > 0 and (step + 1) % diagnose_every == 0
         note_terms = self._is_sum and (step + 1) % self._log_every == 0

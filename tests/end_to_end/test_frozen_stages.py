@@ -69,8 +69,10 @@ def test_a_cut_trunk_computes_the_same(name: str, stages: int, behind: str) -> N
     x = torch.randn(2, 3, *trunk.default_cfg["input_size"][1:])
     frozen = FrozenStages(trunk, stages, x)
     assert stage_names(trunk)[stages - 1] == behind
-    torch.testing.assert_close(frozen.upper(frozen.lower(x)), trunk(x))
-    frozen.upper(frozen.lower(x)).sum().backward()
+    maps = frozen.lower(x)
+    assert frozen.lower(maps) is maps
+    torch.testing.assert_close(frozen.upper(maps), trunk(x))
+    frozen.upper(maps).sum().backward()
     trained = {name for name, p in trunk.named_parameters() if p.requires_grad}
     assert trained and trained == {n for n, p in trunk.named_parameters() if p.grad is not None}
     assert not any(n == behind or n.startswith(f"{behind}.") for n in trained)

@@ -186,14 +186,9 @@ def test_describe_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("kind", ["a folder", "garbage"])
-def test_what_is_no_database_is_named_before_anything_is_cut(tmp_path: Path, kind: str) -> None:
-    ends = write(tmp_path, training_rows(1, 5), [])
+def test_what_is_no_database_is_named(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "logs.db"
-    path.unlink()
     path.mkdir() if kind == "a folder" else path.write_bytes(b"garbage" * 99)
-    with (tmp_path / "training.csv").open("a") as file:
-        file.write("6,1,1,1\n")
-    before = (tmp_path / "training.csv").read_bytes()
-    with pytest.raises(ValueError, match=rf"{path}: is no database \(.*\); delete it"):
-        StepTables(tmp_path, step=5, ends=ends)
-    assert (tmp_path / "training.csv").read_bytes() == before
+    with pytest.raises(OSError) as caught:
+        write(tmp_path, training_rows(1, 5), [])
+    assert caught.value.filename == str(path)
