@@ -207,7 +207,6 @@ class TestRecordTerms:
 @pytest.fixture(scope="module", params=[2, 3])
 def spread(request: pytest.FixtureRequest, pool: Pool) -> Any:
     found, *_ = pool.run(measure_all, processes=request.param)
-    assert found["world_size"] == request.param
     return found
 
 
