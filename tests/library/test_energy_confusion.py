@@ -12,10 +12,9 @@ import numpy as np
 import pytest
 import torch
 from pytorch_metric_learning import distances
-from pytorch_metric_learning.distances import BatchedDistance
 from torch import Tensor
 
-from pml_regularizers import EnergyConfusionRegularizer, MissingFeaturesError, energy_confusion
+from pml_regularizers import EnergyConfusionRegularizer, energy_confusion
 from tests.oracles import energy_confusion as oracle
 from tests.support.counting import Count
 from tests.support.tolerances import assert_close
@@ -149,19 +148,6 @@ def test_the_gradient_of_the_default_reaches_the_linear_layer_only() -> None:
     assert_close(own, network.head.fc.weight.grad)
 
 
-def test_features_that_are_no_embeddings() -> None:
-    regularizer = EnergyConfusionRegularizer()
-    for features in (vectors()[:, :4], vectors().reshape(-1, 5, 1), (vectors(), vectors())):
-        with pytest.raises(
-            ValueError, match=r"features: gradient=\"fc\" reads embeddings \(n, 5\)"
-        ):
-            regularizer(vectors(), LABELS, features=features)
-    with pytest.raises(MissingFeaturesError, match="attach"):
-        regularizer(vectors(), LABELS)
-    with pytest.raises(ValueError, match="features"):
-        build()(vectors(), LABELS, features=vectors())
-
-
 # Properties
 
 
@@ -282,30 +268,3 @@ def test_compiled_without_a_graph_break(num_pairs: int | None) -> None:
         else:
             assert again == 0
             assert torch.autograd.grad(again, x)[0].abs().max() == 0
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"reduction": "sum"}, "reduction: expected one of mean, ordered_sum; got 'sum'"),
-        ({"gradient": "trunk"}, "gradient: expected one of fc, all; got 'trunk'"),
-        ({"num_pairs": 0}, "num_pairs: expected a whole number from 1 on, or None .*, got 0"),
-        ({"num_pairs": 2.5}, r"num_pairs: expected a whole number from 1 on.*, got 2\.5"),
-        ({"seed": 0.5}, r"seed: expected a whole number, got 0\.5"),
-        ({"distance": "l2"}, "distance: expected one of PML's distances, .* got 'l2'"),
-        (
-            {"distance": BatchedDistance(distances.LpDistance())},
-            "distance: expected one of PML's distances, .* got BatchedDistance",
-        ),
-        ({"distance": distances.CosineSimilarity()}, "distance: .* similarity CosineSimilarity"),
-        ({"distance": distances.DotProductSimilarity()}, "distance: .* DotProductSimilarity"),
-    ],
-)
-def test_bad_arguments(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        EnergyConfusionRegularizer(**arguments)
-
-
-def test_embeddings_that_are_no_vectors() -> None:
-    with pytest.raises(ValueError, match=r"embeddings: expected \(N, E\), got shape \(7, 5, 3\)"):
-        build()(torch.randn(7, 5, 3), LABELS)

@@ -140,19 +140,6 @@ def test_gradient_of_the_network_by_finite_differences() -> None:
     assert torch.autograd.gradcheck(forward, (x.requires_grad_(), masks, fc))
 
 
-@pytest.mark.parametrize(
-    ("kwargs", "message"),
-    [
-        ({"stem_channels": 0}, "stem_channels: expected at least 1, got 0"),
-        ({"embedding_size": 7}, "embedding_size: expected a multiple of num_heads=3, got 7"),
-        ({"embedding_size": 0}, "embedding_size: expected a multiple of num_heads=3, got 0"),
-    ],
-)
-def test_bad_arguments_of_the_network(kwargs: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        ensemble(**kwargs)
-
-
 def test_maps_that_do_not_fit() -> None:
     with pytest.raises(ValueError, match=r"stem: expected a map \(N, 4, H, W\), got shape \(5, 9"):
         ensemble(stem=nn.Conv2d(3, 9, 3))(images())

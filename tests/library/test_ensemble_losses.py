@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 import torch
 from pytorch_metric_learning import distances, losses, miners, reducers
-from torch import nn
 from torch.nn import functional as F
 
 from pml_regularizers import (
@@ -14,7 +13,6 @@ from pml_regularizers import (
     EnsembleLoss,
     FeatureTap,
     HORDELoss,
-    VarianceRegularizer,
 )
 from pml_regularizers.attention_ensemble import between_heads, split_heads
 from tests.library.test_ensemble import (
@@ -93,28 +91,6 @@ def test_heads_of_one_image_are_compared_alone(distance: Any) -> None:
         assert_close(found, exact)
 
 
-@pytest.mark.parametrize(
-    ("kwargs", "message"),
-    [
-        ({"num_heads": 1}, "num_heads: expected at least 2, got 1"),
-        ({"num_heads": 2, "images": "some"}, "images: expected one of all, same; got 'some'"),
-    ],
-)
-def test_bad_arguments_of_the_divergence(kwargs: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        DivergenceLoss(**kwargs)
-
-
-def test_embeddings_that_no_heads_make() -> None:
-    with pytest.raises(ValueError, match="num_heads: expected at least 1, got 0"):
-        split_heads(vectors(), 0)
-    for loss in (DivergenceLoss(4), EnsembleLoss(losses.ContrastiveLoss(), 4)):
-        with pytest.raises(
-            ValueError, match=r"embeddings: expected \(N, 4 x E\).*got shape \(5, 6\)"
-        ):
-            loss(vectors(), LABELS)
-
-
 # --- the loss of the heads --------------------------------------------------------------------------------
 
 
@@ -126,20 +102,6 @@ def test_a_loss_that_measures_lengths_sees_heads_of_length_one() -> None:
         EnsembleLoss(loss, HEADS)(embeddings, LABELS),
         EnsembleLoss(plain, HEADS)(embeddings, LABELS),
     )
-
-
-@pytest.mark.parametrize(
-    "loss",
-    [
-        losses.ProxyAnchorLoss(3, HEADS * WIDTH),
-        losses.CrossBatchMemory(losses.ContrastiveLoss(), HEADS * WIDTH),
-    ],
-    ids=lambda loss: type(loss).__name__,
-)
-def test_a_loss_made_for_the_whole_embedding(loss: nn.Module) -> None:
-    message = rf"loss: {type(loss).__name__} failed on .* \(5, 2\) .*that of one head, 2"
-    with pytest.raises(ValueError, match=message):
-        EnsembleLoss(loss, HEADS)(vectors(dtype=torch.float32), LABELS)
 
 
 @pytest.mark.parametrize("state", [False, True])
@@ -174,21 +136,6 @@ def test_a_memory_for_each_head() -> None:
     assert not torch.isclose(loss(second, LABELS), fresh(second, LABELS))
     with pytest.raises(ValueError, match="indices_tuple: CrossBatchMemory would take"):
         loss(first, LABELS, miners.BatchHardMiner()(first, LABELS))
-
-
-@pytest.mark.parametrize(
-    ("loss", "kwargs", "message"),
-    [
-        (losses.ContrastiveLoss(), {"num_heads": 0}, "num_heads: expected at least 1, got 0"),
-        (losses.ContrastiveLoss(), {"reduction": "max"}, "reduction: .* got 'max'"),
-        (VarianceRegularizer(), {}, "loss: VarianceRegularizer reads features"),
-    ],
-)
-def test_bad_arguments_of_the_loss_of_the_heads(
-    loss: Any, kwargs: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(ValueError, match=message):
-        EnsembleLoss(loss, **{"num_heads": HEADS, **kwargs})
 
 
 # --- HORDE on an ensemble ---------------------------------------------------------------------------------

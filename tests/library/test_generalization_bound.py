@@ -217,22 +217,3 @@ def test_errors(measure: Any, changes: dict[str, Any], message: str) -> None:
     assert measure(**good) >= 0
     with pytest.raises(ValueError, match=message):
         measure(**{**good, **changes})
-
-
-def test_more_errors() -> None:
-    with pytest.raises(ValueError, match='form: expected "printed" or "proxy_a", got \'other\''):
-        h_divergence(X, Y, X, Y + 10, form="other")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="labels: class 0 has 2 images, too few for 10 parts"):
-        stratified_parts(Y)
-    with pytest.raises(ValueError, match="count: expected at least 1, got 0"):
-        stratified_parts(Y, 0)
-    with pytest.raises(ValueError, match="values: expected at least 2 for an interval, got 1"):
-        mean_interval([1.0])
-    for wrong, message in (
-        (Y.tolist(), "expected a tensor, got list; pass torch.as_tensor"),
-        (Y.numpy(), "expected a tensor, got ndarray; pass torch.as_tensor"),
-        (Y[:, None], r"expected a vector.*\(6, 1\); pass labels.squeeze\(1\)"),
-        (Y[0], r"expected a vector.*got shape \(\)$"),
-    ):
-        with pytest.raises(ValueError, match=f"labels: {message}"):
-            stratified_parts(wrong, 2)

@@ -249,52 +249,6 @@ def test_timm_trunks(name: str, through: str) -> None:
     assert first.grad is not None and first.grad.abs().max() > 0
 
 
-def test_a_trunk_that_says_nothing_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"trunk: expected a timm model .* got Identity"):
-        EmbeddingHead.for_trunk(nn.Identity(), WIDTH)
-
-
-@pytest.mark.parametrize(
-    ("kwargs", "message"),
-    [
-        ({"in_channels": 0}, "in_channels: expected at least 1, got 0"),
-        ({"num_prefix_tokens": -1}, "num_prefix_tokens: expected at least 0, got -1"),
-        ({"pool": "token"}, "num_prefix_tokens: expected at least 1, got 0"),
-        ({"pool": "mean"}, "pool: expected one of avg, max, token; got 'mean'"),
-        ({"data_format": "NCL"}, "data_format: expected one of auto, NCHW, NHWC; got 'NCL'"),
-        ({"attention": "VEMAttention"}, "attention: expected a module, .* got 'VEMAttention'"),
-        ({"attention": torch.sigmoid}, "attention: .* sigmoid .*, which fails for 5 features"),
-        ({"attention": lambda c: None}, "attention: .* which makes None for 5 features"),
-        ({"attention": nn.MultiheadAttention}, "attention: .* missing .* 'num_heads'"),
-    ],
-)
-def test_bad_arguments(kwargs: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        EmbeddingHead(**{"in_channels": CHANNELS, "embedding_size": WIDTH, **kwargs})
-
-
-@pytest.mark.parametrize(
-    ("x", "mask", "message"),
-    [
-        (
-            torch.zeros(2, 4, 3, 3),
-            None,
-            r"x: expected one axis of 5 channels.* got shape \(2, 4, 3, 3\)",
-        ),
-        (torch.zeros(2, 4, 6), None, r"tokens \(N, L, 5\)"),
-        (torch.zeros(2, 4, 5), torch.ones(2, 3, dtype=torch.bool), "boolean mask"),
-    ],
-)
-def test_input_that_does_not_fit(x: Tensor, mask: Tensor | None, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        EmbeddingHead(CHANNELS, WIDTH)(x, mask)
-
-
-def test_the_class_token_of_a_map_is_refused() -> None:
-    with pytest.raises(ValueError, match=r'pool: "token" needs tokens'):
-        head(pool="token", num_prefix_tokens=1)(maps())
-
-
 @pytest.mark.parametrize("pool", ["avg", "max"])
 def test_an_image_without_a_token_that_counts_is_zero_and_spoils_no_other(pool: Any) -> None:
     head = EmbeddingHead(CHANNELS, WIDTH, pool=pool)

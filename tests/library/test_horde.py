@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from pytorch_metric_learning import distances, losses, miners, reducers
+from pytorch_metric_learning import losses, miners
 from torch import Tensor, nn
 
-from pml_regularizers import DistributedLoss, HORDELoss
+from pml_regularizers import HORDELoss
 from tests.library.expected import orders as expected_orders
 from tests.library.test_moments import sample
 from tests.support.tolerances import assert_close
@@ -253,75 +253,6 @@ def test_construction_and_call_leave_the_global_generators_alone(
     assert states == (random.getstate(), str(np.random.get_state()))  # noqa: NPY002
 
 
-@pytest.mark.parametrize(
-    ("kwargs", "message"),
-    [
-        ({"reducer": reducers.SumReducer()}, r"reducer: .*\(ContrastiveLoss\(reducer="),
-        ({"distance": distances.CosineSimilarity()}, r"distance: .*\(ContrastiveLoss\(distance="),
-        ({"order": 1}, "order: expected at least 2, got 1"),
-        ({"embedding_size": 0}, "embedding_size: expected at least 1"),
-        ({"order_weights": "max"}, 'order_weights: expected "sum", "mean", a number or 3 of them'),
-        (
-            {"order_weights": [1.0, 1.0]},
-            "order_weights: expected 3 numbers, for orders 2 to 4, got 2",
-        ),
-    ],
-)
-def test_bad_arguments(kwargs: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        build(**kwargs)
-
-
-@pytest.mark.parametrize(
-    ("base", "kwargs", "message"),
-    [
-        (lambda: "contrastive", {}, "loss: expected a PML loss, got str"),
-        (
-            lambda: losses.SelfSupervisedLoss(losses.ContrastiveLoss()),
-            {},
-            "loss: expected a loss of embeddings and labels, got SelfSupervisedLoss.* the ContrastiveLoss in it",
-        ),
-        (lambda: build(), {}, "HORDELoss reads features itself"),
-        (lambda: losses.MultipleLosses([build()]), {}, "HORDELoss reads features itself"),
-        (
-            lambda: losses.ContrastiveLoss(reducer=reducers.DoNothingReducer()),
-            {},
-            "returns one number, got one with DoNothingReducer",
-        ),
-        (
-            lambda: PROXY_LOSSES["arcface"](WIDTH + 1),
-            {},
-            f"embeddings of width {WIDTH} in two",
-        ),
-        (
-            lambda: PROXY_LOSSES["arcface"](WIDTH),
-            {"embed_orders": False},
-            rf"embeddings of width {DIM} in two classes failed[\s\S]*pass {WIDTH}, and embed_orders=True",
-        ),
-        (
-            lambda: losses.CrossBatchMemory(losses.ContrastiveLoss(), WIDTH + 3),
-            {},
-            f"CrossBatchMemory with 8 embeddings of width {WIDTH} in two",
-        ),
-    ],
-)
-def test_base_losses_that_cannot_serve(
-    base: Callable[[], Any], kwargs: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(ValueError, match=message):
-        build(base=base(), **kwargs)
-
-
-def test_a_base_that_cannot_be_called_is_refused_at_once() -> None:
-    for base in (losses.VICRegLoss(), nn.CrossEntropyLoss(), nn.Identity()):
-        with pytest.raises(ValueError, match=f"a trial call of {type(base).__name__}"):
-            build(base=base)
-    with pytest.raises(
-        ValueError, match=r"DistributedLoss goes around, as in DistributedLoss.HORDELoss"
-    ):
-        build(base=DistributedLoss(losses.ContrastiveLoss()))
-
-
 def test_order_1_may_have_a_loss_of_its_own() -> None:
     first = losses.ArcFaceLoss(3, WIDTH).double()
     loss = build(first_loss=first, embed_orders=False).double()  # which fits no order but the first
@@ -333,19 +264,6 @@ def test_order_1_may_have_a_loss_of_its_own() -> None:
     assert_close(loss(embeddings, LABELS, features=features), exact)
     assert isinstance(first.W, nn.Parameter) and first.W is not loss.losses["order_1"].W
     assert not [name for name, _ in loss.losses.named_parameters() if "order_1" not in name]
-
-
-@pytest.mark.parametrize(
-    ("first", "message"),
-    [
-        (losses.ContrastiveLoss, "first_loss: expected a PML loss, got type"),
-        (losses.ArcFaceLoss(3, WIDTH + 1), "first_loss: a trial call of ArcFaceLoss"),
-        (DistributedLoss(losses.ContrastiveLoss()), "first_loss: DistributedLoss goes around"),
-    ],
-)
-def test_first_losses_that_cannot_serve(first: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        build(first_loss=first)
 
 
 # Degenerate batches

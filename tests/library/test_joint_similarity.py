@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from pytorch_metric_learning import losses, miners
-from torch import Tensor, nn
+from torch import Tensor
 
 from pml_regularizers import (
     GaussianKernel,
@@ -106,50 +106,6 @@ def test_classes_that_coincide_rest() -> None:
         value = embeddings_only(JMMDRegularizer)(embeddings, torch.arange(2).repeat_interleave(20))
         (gradient,) = torch.autograd.grad(value, embeddings)
         assert value == 0 and gradient.abs().max() == 0
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: JRSRegularizer({}), r"kernels: expected a dict such as .* got \{\}"),
-        (lambda: JRSRegularizer(GaussianKernel()), "kernels: expected a dict such as"),
-        (
-            lambda: JRSRegularizer({"embeddings": torch.exp}),
-            "kernels: expected a kernel such as GaussianMixtureKernel.* for embeddings, got",
-        ),
-        (lambda: JRSRegularizer(reduction="sum"), "reduction: expected one of mean, ordered_sum"),
-        (
-            lambda: JRSRegularizer({"a.b": LINEAR}),
-            r"kernels: expected names without dots .* got 'a\.b' \(.*\); choose",
-        ),
-        (lambda: JRSRegularizer({"values": LINEAR}), "kernels: .* got 'values'"),
-        (lambda: JRDLoss(3, 4, kernels=[LINEAR]), "kernels: expected a dict such as"),
-        (lambda: JRDLoss(0, 4), "num_classes: expected at least 1, got 0"),
-        (
-            lambda: JRDLoss(3, 4, similarity_weight=-1.0),
-            "similarity_weight: expected at least 0, got -1.0",
-        ),
-        (lambda: JRDLoss(3, 4, representations="pooled"), "representations: expected names"),
-        (
-            lambda: JRDLoss(3, 4, representations=["embeddings"], kernels={"pooled": LINEAR}),
-            r"representations: expected names, among them those of all kernels \(pooled\)",
-        ),
-        (lambda: JRDLoss(3, 4, distance=nn.Identity()), "distance: AM-softmax uses cosines"),
-        (
-            lambda: JRDLoss(3, 5)(batch()[0], LABELS, features={"pooled": batch()[1]}),
-            r"embeddings: expected \(N, 5\), got shape \(7, 4\)",
-        ),
-        (
-            lambda: JRSRegularizer()(
-                batch()[0], LABELS, features={"pooled": torch.randn(7, 2, 3, 3)}
-            ),
-            r"features: expected a matrix \(N, D\) of pooled, got \(7, 2, 3, 3\)",
-        ),
-    ],
-)
-def test_bad_arguments(make: Callable[[], Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        make()
 
 
 K = torch.ones(len(LABELS), len(LABELS))

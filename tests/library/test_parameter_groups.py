@@ -133,21 +133,6 @@ class TestParameterGroups:
         with pytest.raises(ValueError, match=f"overrides: no trained parameter is at {path};"):
             parameter_groups(model, losses.ContrastiveLoss(), lr=1, overrides={path: {"lr": 2}})
 
-    def test_what_is_no_module(self) -> None:
-        network, loss = Network(), losses.ArcFaceLoss(3, WIDTH)
-        for model, came in (
-            ({"trunk": network.trunk}, "dict"),
-            (network.parameters(), "generator"),
-        ):
-            with pytest.raises(ValueError, match=f"model: expected a module, got {came}; pass"):
-                parameter_groups(model, lr=1)
-        with pytest.raises(ValueError, match="loss: expected a module, got generator; pass"):
-            parameter_groups(network, loss.parameters(), lr=1)
-        with pytest.raises(ValueError, match="loss: expected a module, got dict; pass"):
-            warn_untrained({"metric_loss": loss})
-        several = nn.ModuleDict({"trunk": network.trunk, "embedder": network.head})
-        assert_partition(parameter_groups(several, lr=1), network)
-
 
 class TestWarnUntrained:
     def test_silent_when_all_are_trained(self) -> None:

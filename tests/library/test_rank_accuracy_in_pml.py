@@ -74,26 +74,6 @@ def test_metrics_are_chosen_as_pml_chooses_them():
         RankAccuracyCalculator(include=("recall_at_3",))
 
 
-@pytest.mark.parametrize(
-    "refused",
-    [{"k": 5}, {"k": "max_bin_count"}, {"label_comparison_fn": torch.eq}, {"knn_func": max}],
-)
-def test_what_ranks_cannot_do_is_refused(refused):
-    [name] = refused
-    with pytest.raises(ValueError, match=f"{name}: expected None, got .* PML's AccuracyCalculator"):
-        RankAccuracyCalculator(**refused)
-
-
-def test_average_precision_over_all_is_refused():
-    calculator = RankAccuracyCalculator(device=CPU)
-    for ask in (
-        lambda include: RankAccuracyCalculator(include),
-        lambda include: calculator.get_accuracy(*clusters(0, (4, 4)), include=include),
-    ):
-        with pytest.raises(ValueError, match="include: mean_average_precision needs the rank of"):
-            ask(("mean_average_precision",))
-
-
 def test_no_neighbours_are_sought_for_clusters_and_no_clusters_for_ranks(monkeypatch):
     clustered = []
 
@@ -134,36 +114,6 @@ def test_the_first_references_must_be_the_queries(which):
         calculator.get_accuracy(*changed, vectors, labels, True)
     with pytest.raises(ValueError, match="ref_includes_query: expected the first references"):
         calculator.get_accuracy(vectors, labels, vectors[:3], labels[:3], True)
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        ((torch.eye(3), torch.arange(2)), r"query: expected 3 labels, one for each row, got shape \(2,\)"),
-        ((torch.eye(3), torch.zeros(3, 1)), r"query: expected 3 labels, .* got shape \(3, 1\)"),
-        (
-            (torch.eye(3), torch.arange(3), torch.eye(4), torch.arange(4)),
-            "reference: expected 3 columns, as many as query, got 4",
-        ),
-        (
-            (torch.eye(3), torch.arange(3), torch.eye(3) / 0, torch.arange(3)),
-            "reference: expected finite numbers",
-        ),
-        ((torch.eye(3), torch.arange(3), torch.eye(3)[:0], torch.arange(0)), "reference: expected"),
-    ],
-)  # fmt: skip
-def test_wrong_calls(call, message):
-    with pytest.raises(ValueError, match=message):
-        RankAccuracyCalculator(device=CPU).get_accuracy(*call)
-
-
-@pytest.mark.parametrize("name", ["queries", "references"])
-@pytest.mark.parametrize("mask", [torch.ones(3, dtype=torch.bool), torch.arange(4)])
-def test_wrong_masks(name, mask):
-    with pytest.raises(ValueError, match=f"{name}: expected 4 booleans, got torch"):
-        RankAccuracyCalculator(device=CPU).get_accuracy_within(
-            torch.eye(4), torch.arange(4), **{name: mask}
-        )
 
 
 def test_rows_that_are_neither_query_nor_reference_are_not_looked_at():

@@ -183,24 +183,6 @@ def test_faint_powers_and_what_overflows() -> None:
     assert_close(PolynomialKernel(5, normalize=True)(1e5 * x), torch.full((2, 2), 32.0))
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: GaussianMixtureKernel(0), "components: expected at least 1, got 0"),
-        (lambda: GaussianKernel(0.0), "bandwidth: expected a positive number, or None .* got 0.0"),
-        (lambda: LaplaceKernel(float("nan")), "bandwidth: .* got nan"),
-        (lambda: PolynomialKernel(0), "degree: expected an integer of at least 1, got 0"),
-        (lambda: PolynomialKernel(1.5), "degree: expected an integer of at least 1, got 1.5"),
-        (lambda: PolynomialKernel(2, -1.0), "constant: expected a number of at least 0, got -1.0"),
-        (lambda: PolynomialKernel()(torch.ones(2, 3, 4)), r"x: .* got shape \(2, 3, 4\)"),
-        (lambda: PolynomialKernel()(rows(3, 4), rows(3, 5)), r"y: .* got shape \(3, 5\)"),
-    ],
-)
-def test_bad_arguments(make: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        make()
-
-
 @pytest.mark.parametrize("row", range(6))
 @pytest.mark.parametrize("offset", [0.0, 1e3])
 def test_a_row_far_away_costs_the_others_no_digits(row: int, offset: float) -> None:

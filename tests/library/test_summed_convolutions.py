@@ -2,7 +2,6 @@
 
 import itertools
 import math
-import re
 import shutil
 from typing import Any
 
@@ -155,33 +154,6 @@ def test_memory_of_a_forward_and_backward_pass() -> None:
     assert plain > 8 * (8 * 16 * 2048 * 4)  # A_2 .. A_5, phi_1 .. phi_4
     assert peak("store") < 3 / 4 * plain
     assert peak("recompute") < 1 / 8 * plain
-
-
-@every_kind
-@pytest.mark.parametrize("widths", [[8, 8, 16], [8], [], [3, 3]])
-def test_tables_that_do_not_fit(activations: str, widths: list[int]) -> None:
-    """Tables of several widths, of too few orders, or of too few channels."""
-    tables = [draw(width, 1, channels=3)[0] for width in widths]
-    shapes = re.escape(str([(width, 1) for width in widths]))
-    with pytest.raises(
-        ValueError, match=rf"tables: expected .* room for the 5 channels, got {shapes}"
-    ):
-        sketched_moments(features(), tables, activations=activations)
-
-
-@every_kind
-def test_tables_that_are_no_tables(activations: str) -> None:
-    first, second = draw(8, 2)
-    damaged = second.clone()
-    damaged[second.abs() == 3] = 2
-    for table, message in (
-        (second.half(), "expected signed integers, got torch.float16"),
-        (second.double(), "expected signed integers, got torch.float64"),
-        (second.byte(), "expected signed integers, got torch.uint8"),
-        (damaged, "expected each of the channels 1 to 5 once, with either sign"),
-    ):
-        with pytest.raises(ValueError, match=f"tables: {message}"):
-            sketched_moments(features(), [first, table], activations=activations)
 
 
 @blocked

@@ -213,35 +213,6 @@ def test_what_a_gate_costs_in_inference() -> None:
     assert operations(gated.fold()) == operations(plain)
 
 
-@pytest.mark.parametrize("linear", [nn.Linear(3, 4), nn.Conv1d(CHANNELS, 2, 1)], ids=str)
-def test_fold_needs_a_linear_layer_that_fits(linear: Any) -> None:
-    with pytest.raises(
-        ValueError, match=r"linear: expected a torch\.nn\.Linear with 6 inputs, got"
-    ):
-        VEMAttention(CHANNELS).fold(linear)
-
-
-@pytest.mark.parametrize(
-    ("kwargs", "message"),
-    [
-        ({"num_features": 0}, "num_features: expected at least 1, got 0"),
-        ({"init": "ones"}, "init: expected one of normal, zeros; got 'ones'"),
-    ],
-)
-def test_bad_arguments(kwargs: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        VEMAttention(**{"num_features": CHANNELS, **kwargs})
-
-
-@pytest.mark.parametrize("shape", [(6,), (2, 5), (2, 6, 5), (2, 3, 4, 6), (2, 6, 1, 1, 1)], ids=str)
-def test_features_of_another_width(shape: tuple[int, ...]) -> None:
-    message = (
-        r"features: expected \(N, 6\), \(N, L, 6\) or \(N, 6, H, W\), got shape .*num_features="
-    )
-    with pytest.raises(ValueError, match=message):
-        VEMAttention(CHANNELS)(torch.zeros(shape))
-
-
 # The regularizer in a network
 
 
@@ -277,27 +248,3 @@ def test_detached_features_teach_the_prediction_only() -> None:
     assert (gradient(first, network.trunk) != 0).any()
     attention = network.head.attention
     assert torch.equal(gradient(second, attention), gradient(first, attention))
-
-
-@pytest.mark.parametrize(
-    "source",
-    [EmbeddingHead(CHANNELS, WIDTH), nn.Linear(3, 3), VEMAttention(3).statistics],
-    ids=lambda source: type(source).__name__,
-)
-def test_attach_needs_an_attention(source: nn.Module) -> None:
-    message = rf"source: expected a VEMAttention or an EmbeddingHead .* got {type(source).__name__}"
-    with pytest.raises(ValueError, match=message):
-        VarianceRegularizer().attach(source)
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        (torch.zeros(4, 3), r"shapes \(4, 3\); pass \(pooled, attention.variance\)"),
-        ((torch.zeros(4, 3), torch.zeros(2)), r"shapes \(4, 3\), \(2,\)"),
-        ((torch.zeros(4, 3, 2), torch.zeros(4, 3, 2)), "the pair of pooled features"),
-    ],
-)
-def test_features_that_do_not_fit(given: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        VarianceRegularizer()(torch.zeros(4, 2), features=given)
