@@ -6,7 +6,6 @@ from unittest import mock
 
 import pytest
 import torch
-from pytorch_metric_learning.testers import GlobalEmbeddingSpaceTester, WithSameParentLabelTester
 from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
 
 from pml_regularizers import RankAccuracyCalculator
@@ -70,8 +69,6 @@ def test_metrics_are_chosen_as_pml_chooses_them():
     assert list(chosen) == ["recall_at_2"]
     left = calculator.get_accuracy(vectors, labels, exclude=("r_precision", "recall_at_1"))
     assert list(left) == [name for name in names if name not in ("r_precision", "recall_at_1")]
-    with pytest.raises(ValueError, match="Primary metrics must be one or more of"):
-        RankAccuracyCalculator(include=("recall_at_3",))
 
 
 def test_no_neighbours_are_sought_for_clusters_and_no_clusters_for_ranks(monkeypatch):
@@ -127,43 +124,6 @@ def test_rows_that_are_neither_query_nor_reference_are_not_looked_at():
         vectors[kept], labels[kept], queries=queries[kept], references=references[kept]
     )
     assert found == few
-
-
-class Points(torch.utils.data.Dataset):
-    """Vectors and labels of two levels."""
-
-    def __init__(self, vectors, labels):
-        self.vectors, self.labels = vectors, torch.stack([labels, labels // 3], dim=1)
-
-    def __len__(self):
-        return len(self.vectors)
-
-    def __getitem__(self, i):
-        return self.vectors[i], self.labels[i]
-
-
-@pytest.mark.parametrize("tester", [GlobalEmbeddingSpaceTester, WithSameParentLabelTester])
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_inside_the_testers_of_pml(tester):
-    vectors, labels = clusters(0, (6,) * 9)
-    first, second = Points(vectors[:20], labels[:20]), Points(vectors[20:], labels[20:])
-    names = ("precision_at_1", *METRICS)
-    found = []
-    for calculator in (RankAccuracyCalculator, AccuracyCalculator):
-        made = tester(
-            accuracy_calculator=calculator(names, device=CPU),
-            dataloader_num_workers=0,
-            data_device=CPU,
-            label_hierarchy_level=[0] if tester is WithSameParentLabelTester else "all",
-        )
-        splits = [("first", ["second"]), ("second", ["first", "second"])]
-        datasets = {"first": first, "second": second}
-        found.append(made.test(datasets, 1, torch.nn.Identity(), splits_to_eval=splits))
-    ours, theirs = found
-    assert ours.keys() == theirs.keys() == {"first", "second"}
-    for split in ours:
-        assert ours[split] == pytest.approx(theirs[split], rel=0, abs=ROUNDING)
-        assert 0 < ours[split]["r_precision_level0"] < 1
 
 
 # -------------------------------------------------------------------------------- many processes
