@@ -19,12 +19,12 @@ from pml_regularizers import (
     parameter_groups,
     record_terms,
 )
-from tests.library.test_parameter_groups import Attended, horde
+from tests.library.test_parameter_groups import horde
 from tests.library.test_scheduled_losses import batch, scheduled
 from tests.support.composition import STEPS, measure, measure_all
 from tests.support.pool import Pool
 from tests.support.tolerances import assert_close
-from tests.support.toys import CHANNELS, WIDTH, Network, images
+from tests.support.toys import CHANNELS, WIDTH, Attended, Network, images
 
 
 class TestGradientNormRatios:

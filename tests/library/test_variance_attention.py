@@ -13,22 +13,9 @@ from pml_regularizers.variance_attention import variance_gate, variance_loss
 from tests.oracles import variance_attention as oracle
 from tests.support.counting import Count
 from tests.support.tolerances import assert_close
-from tests.support.toys import CHANNELS, WIDTH, Trunk, images
+from tests.support.toys import CHANNELS, WIDTH, Attended, images
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
-
-
-class Network(nn.Module):
-    """Images -> embeddings, through an attention."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.trunk = Trunk()
-        self.head = EmbeddingHead(CHANNELS, WIDTH, attention=VEMAttention)
-
-    def forward(self, x: Tensor) -> Tensor:
-        embeddings: Tensor = self.head(self.trunk(x))
-        return embeddings
 
 
 def features(count: int = 7, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -213,32 +200,8 @@ def test_what_a_gate_costs_in_inference() -> None:
     assert operations(gated.fold()) == operations(plain)
 
 
-# The regularizer in a network
-
-
-def attend(network: Network, x: Tensor) -> Tensor:
-    """Input of the network's attention."""
-    pooled: Tensor = network.trunk(x).mean(dim=(2, 3))
-    return pooled
-
-
-@pytest.mark.parametrize("to", ["head", "attention"])
-def test_attached_equals_the_explicit_call_in_value_and_gradient(to: str) -> None:
-    network, (x, labels) = Network().double(), images()
-    x = x.double()
-    attention = network.head.attention
-    regularizer = VarianceRegularizer().attach(network.head if to == "head" else attention)
-    value = regularizer(network(x), labels)
-    explicit = variance_loss(attend(network, x), attention.variance)
-    assert_close(value, exact_loss(attend(network, x), attention.variance))
-    assert_close(gradient(value, network), gradient(explicit, network))
-    assert (gradient(value, network.head.fc) == 0).all()
-    for module in (network.trunk, attention):
-        assert_close(gradient(value, module), gradient(explicit, module))
-
-
 def test_detached_features_teach_the_prediction_only() -> None:
-    network, (x, _) = Network(), images()
+    network, (x, _) = Attended(), images()
     literal = VarianceRegularizer().attach(network.head)
     safer = VarianceRegularizer(detach_features=True).attach(network.head)
     embeddings = network(x)
