@@ -86,16 +86,6 @@ def test_the_faintest_maps_are_finite(exponent: int, scale: bool) -> None:
     assert features.grad is not None and features.grad.isfinite().all()
 
 
-@every_variant
-@pytest.mark.parametrize("factor", [-1.0, 0.3, 7.0])
-def test_order_k_is_homogeneous_of_degree_k(variant: str, factor: float) -> None:
-    module, features = build(variant), sample("map")
-    for k, (z, scaled) in enumerate(
-        zip(module(features), module(factor * features), strict=True), start=2
-    ):
-        assert_close(scaled, factor**k * z)
-
-
 def test_without_scale_every_order_keeps_its_direction_only() -> None:
     features = sample("map")
     module, unscaled = build("cascaded"), build("cascaded", scale=False)

@@ -65,15 +65,6 @@ def test_normalized_rows(name: str) -> None:
     assert_close(kernel(x), torch.tensor(expected(oracle.unit(x.numpy())), dtype=torch.float64))
 
 
-@each_kernel
-def test_is_symmetric_and_positive_semi_definite(make: Any) -> None:
-    K = make()(rows(12, 3))
-    assert torch.equal(K, K.T)
-    eigenvalues = torch.linalg.eigvalsh(K)
-    assert eigenvalues.min() > -1e-12 * eigenvalues.max()
-    assert eigenvalues.max() > 0.1
-
-
 @of_distances
 def test_the_bandwidth_is_no_part_of_the_gradient(make: Any) -> None:
     adapting, x, weights = make(collect_stats=True), rows().requires_grad_(), rows(6, 6)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from pml_regularizers import cascaded_moments, sketched_moments
 from pml_regularizers._summed_convolutions import draw_table, summed_convolutions
+from tests.library.expected import as_matrix
 from tests.oracles import horde as oracle
 from tests.support.counting import Count, Peak
 from tests.support.tolerances import assert_close
@@ -45,15 +46,6 @@ def features(**options: Any) -> Tensor:
     return torch.randn(IMAGES, POSITIONS, CHANNELS, **{"dtype": torch.float64, **options})
 
 
-def matrix(table: Tensor, channels: int, d: int) -> Tensor:
-    """The count sketch that a table describes: (C, d)."""
-    result = torch.zeros(channels, d, dtype=torch.float64)
-    for bucket, numbers in enumerate(table.tolist()):
-        for number in filter(None, numbers):
-            result[abs(number) - 1, bucket] += math.copysign(1, number)
-    return result
-
-
 @in_blocks
 @every_kind
 @every_width
@@ -62,7 +54,7 @@ def test_equals_dense_matrices(activations: str, d: int, dtype: torch.dtype) -> 
     x, tables = features(dtype=dtype), draw(d)
     sums = summed_convolutions(x, tables, activations=activations)
     assert sums.dtype == dtype
-    matrices = [matrix(table, CHANNELS, d).numpy() for table in tables]
+    matrices = [as_matrix(table, CHANNELS) for table in tables]
     for way in (oracle.sketched, oracle.convolved):
         exact = np.array([way(image, matrices) for image in x.double().numpy()])
         assert_close(sums, exact.swapaxes(0, 1) * POSITIONS)
@@ -228,19 +220,3 @@ def test_mean_and_variance_of_what_is_drawn(d: int) -> None:
             maclaurin = oracle.maclaurin_variance(X, Y, order, d)
             replaced = oracle.sketch_variance(X, Y, order, d, math.inf)
             assert min(maclaurin, replaced) - squares.mean() > 3 * error
-
-
-@pytest.mark.parametrize("d", [2, 7, 8, 64])
-@pytest.mark.parametrize("order", [1, 2, 5])
-def test_the_closed_form_with_replacement(d: int, order: int) -> None:
-    """docs/theory.md; without it, all frequencies are summed."""
-    squares, same, both = X @ X * (Y @ Y), (X @ Y) ** 2, X**2 @ Y**2
-    real = 2 - d % 2
-    closed = (1 - real / d) / d * (
-        (same + squares - both) ** order + (2 * same - both) ** order - 2 * same**order
-    ) + real / d**2 * ((squares + 2 * same - 2 * both) ** order - same**order)
-    assert oracle.sketch_variance(X, Y, order, d, math.inf) == pytest.approx(closed, rel=1e-10)
-    fewer = oracle.sketch_variance(X, Y, order, d, math.ceil(5 / d) * d)
-    assert fewer < closed
-    if order == 1 and d >= 5:
-        assert fewer == pytest.approx(0, abs=1e-12)
