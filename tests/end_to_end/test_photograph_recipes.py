@@ -6,15 +6,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import default_collate
 
 from benchmarks.building import resolved
-from benchmarks.building.images import build_datasets
-from benchmarks.building.network import build_model
-from benchmarks.building.objective import build_loss, build_optimizer
 from benchmarks.settings import changed, dump, parse
 from benchmarks.settings.recipe_files import read_table
-from benchmarks.training.batches import StepSampler
+from tests.end_to_end.steps import two_steps
 from tests.support.fake_trees import write_pictures
 
 TABLE = "photographs/frozen"
@@ -49,26 +45,10 @@ def trained(row: str, photographs: Path, folder: Path, **values: Any) -> dict[st
     config = resolved(parse([f"--recipe={TABLE}/{row}"]).config)
     (folder / "config.yaml").write_text(dump(changed(config, settings | values)))
     experiment = parse([f"--config={folder / 'config.yaml'}"]).experiment
-    torch.manual_seed(0)
-    model = build_model(experiment.model, experiment.data)
-    train = build_datasets(experiment.data, model.trunk).train
-    loss = build_loss(experiment, model, train.num_classes)
-    optimizer, scheduler = build_optimizer(experiment.optimization, model, loss)
-    start = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    for batch in StepSampler(train.labels, experiment.data, steps=2, seed=experiment.seed):
-        images, labels, _ = default_collate([train[key] for key in batch])
-        value = loss(model(images), labels)
-        assert value.isfinite()
-        optimizer.zero_grad()
-        value.backward()
-        assert all(p.grad is None or p.grad.isfinite().all() for p in loss.parameters())
-        optimizer.step()
-        scheduler.step()
-    end = model.state_dict()
-    moved = {name for name, tensor in end.items() if not torch.equal(tensor, start[name])}
+    model, _, moved = two_steps(experiment)
     assert "head.fc.weight" in moved and "trunk.conv_head.weight" in moved
     assert not {name for name in moved if name.startswith(("trunk.conv_stem", "trunk.blocks.0."))}
-    return end
+    return model.state_dict()
 
 
 def test_every_row_is_a_base_loss_a_control_or_has_a_weight() -> None:

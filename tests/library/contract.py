@@ -233,7 +233,9 @@ LOSSES: dict[str, Case] = {
             "random": horde(BinomialDevianceLoss, projections="random", order=3),
             "sketch": horde(BinomialDevianceLoss, projections="sketch", order=3),
             "random proxies": horde(proxies, projections="random", order=3),
-            "own order 1": horde(CosineContrastiveLoss, first_loss=proxies(), order=2),
+            "own order 1": lambda **more: horde(
+                CosineContrastiveLoss, first_loss=proxies(), order=2
+            )(**more),
         }.items()
     },
     "EC": Case(

@@ -115,12 +115,3 @@ def test_one_process_calls_the_loss() -> None:
     assert DistributedLoss(base, miner)(embeddings, labels) == mined
     assert DistributedLoss(base)(embeddings, labels, miner(embeddings, labels)) == mined
     assert DistributedLoss(base)(embeddings, labels) == base(embeddings, labels) != mined
-
-
-def test_features_for_a_loss_that_takes_none() -> None:
-    several = losses.MultipleLosses([losses.ContrastiveLoss()])
-    for loss in (several, losses.ContrastiveLoss()):
-        with pytest.raises(
-            ValueError, match=r"features: .* takes no features; attach the losses inside"
-        ):
-            DistributedLoss(loss)(torch.randn(4, 2), torch.arange(4) % 2, features=torch.ones(4))

@@ -2,13 +2,12 @@
 
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 from pml_regularizers import AttentionEnsemble, FeatureTap
-from pml_regularizers.attention_ensemble import join_heads, split_heads
+from pml_regularizers.attention_ensemble import split_heads
 from tests.oracles.ensemble import head_embeddings, head_maps, reduced_maps
 from tests.support.tolerances import assert_close
 
@@ -41,17 +40,6 @@ def vectors(count: int = len(LABELS), dtype: torch.dtype = torch.float64) -> Ten
     return (torch.randn(count, HEADS * WIDTH, dtype=torch.float64) + 0.7).to(dtype)
 
 
-def heads_of(embeddings: Tensor) -> np.ndarray:
-    return embeddings.detach().double().reshape(len(embeddings), HEADS, WIDTH).numpy()
-
-
-def active(values: list[float]) -> float:
-    """Mean of those above zero; some are, and some are not, or the mean of all would do."""
-    above = [value for value in values if value > 0]
-    assert 0 < len(above) < len(values)
-    return sum(above) / len(above)
-
-
 def test_the_network_equals_the_oracle() -> None:
     made, x = ensemble(), images()
     maps = head_maps(
@@ -68,31 +56,6 @@ def test_the_network_equals_the_oracle() -> None:
     assert isinstance(found, Tensor) and found.shape == (len(x), REDUCED, 3, 2)
     weight = made.reduction.weight.detach()[:, :, 0, 0].numpy()
     assert_close(found.flatten(2), torch.from_numpy(reduced_maps(maps, weight)))
-
-
-def test_the_cosine_of_two_images_is_the_mean_of_their_heads_cosines() -> None:
-    embeddings = ensemble()(images())
-    heads = split_heads(embeddings, HEADS)
-    assert_close(embeddings.norm(dim=1), torch.ones(len(LABELS)))
-    assert_close(heads.norm(dim=2), torch.ones(len(LABELS), HEADS))
-    assert_close(embeddings @ embeddings.T, torch.einsum("ime,jme->ijm", heads, heads).mean(dim=2))
-    assert_close(
-        torch.cdist(embeddings, embeddings) ** 2,
-        (torch.cdist(heads.transpose(0, 1), heads.transpose(0, 1)) ** 2).mean(dim=0),
-    )
-    assert_close(join_heads(heads), embeddings)
-
-
-def test_heads_differ_in_their_masks_only() -> None:
-    made, x = ensemble(), images()
-    heads = split_heads(made(x), HEADS)
-    for p, q in ((0, 1), (0, 2), (1, 2)):
-        assert (heads[:, p] - heads[:, q]).norm(dim=1).min() > 1e-3
-    with torch.no_grad():  # give all heads the mask of the first
-        made.mask.weight.copy_(made.mask.weight[:CHANNELS].repeat(HEADS, 1, 1, 1))
-        made.mask.bias.copy_(made.mask.bias[:CHANNELS].repeat(HEADS))  # type: ignore[union-attr]
-    heads = split_heads(made(x), HEADS)
-    assert_close(heads, heads[:, :1].expand_as(heads))
 
 
 def test_masks_start_as_one_glorot_layer_for_each_head() -> None:
@@ -126,31 +89,6 @@ def test_the_map_is_computed_on_demand_only() -> None:
     tap.remove()
     made(x)
     assert len(calls) == 1
-
-
-def test_gradient_of_the_network_by_finite_differences() -> None:
-    made, x = ensemble(), images(2)
-    masks, fc = made.mask.weight, made.head.fc.weight
-
-    def forward(x: Tensor, *weights: Tensor) -> Tensor:
-        return torch.func.functional_call(
-            made, {"mask.weight": weights[0], "head.fc.weight": weights[1]}, x
-        )
-
-    assert torch.autograd.gradcheck(forward, (x.requires_grad_(), masks, fc))
-
-
-@pytest.mark.parametrize(
-    ("kwargs", "message"),
-    [
-        ({"stem_channels": 0}, "stem_channels: expected at least 1, got 0"),
-        ({"embedding_size": 7}, "embedding_size: expected a multiple of num_heads=3, got 7"),
-        ({"embedding_size": 0}, "embedding_size: expected a multiple of num_heads=3, got 0"),
-    ],
-)
-def test_bad_arguments_of_the_network(kwargs: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        ensemble(**kwargs)
 
 
 def test_maps_that_do_not_fit() -> None:

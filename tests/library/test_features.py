@@ -20,6 +20,7 @@ from pml_regularizers import (
     MissingFeaturesError,
     attach_all,
 )
+from pml_regularizers.feature_loss import already_reduced
 from tests.support.tolerances import assert_close
 from tests.support.toys import CHANNELS, WIDTH, Network, images
 
@@ -242,25 +243,8 @@ def test_modules_that_do_not_return_features(output: Any) -> None:
         module(torch.zeros(2))
 
 
-class Mean(FeatureLoss):
-    """The smallest loss that reads features."""
-
-    def compute_loss(self, embeddings: Tensor, *_: Any) -> dict[str, Any]:
-        assert not torch.is_autocast_enabled("cpu")
-        features = self.features
-        self.seen = features
-        first = features[0] if isinstance(features, tuple) else features
-        return {
-            "loss": {
-                "losses": first.mean() + embeddings.sum() * 0,
-                "indices": None,
-                "reduction_type": "already_reduced",
-            }
-        }
-
-
 def test_features_are_forgotten_even_when_the_loss_fails() -> None:
-    class Broken(Mean):
+    class Broken(FeatureLoss):
         def compute_loss(self, embeddings: Tensor, *_: Any) -> dict[str, Any]:
             raise RuntimeError("no")
 
@@ -301,13 +285,7 @@ class Several(FeatureLoss):
     def compute_loss(self, embeddings: Tensor, *_: Any) -> dict[str, Any]:
         self.seen = dict(self.features)
         value = 3 * self.features["feature_map"].mean() + self.features["pooled"].square().mean()
-        return {
-            "loss": {
-                "losses": value + embeddings.sum() * 0,
-                "indices": None,
-                "reduction_type": "already_reduced",
-            }
-        }
+        return {"loss": already_reduced(value + embeddings.sum() * 0)}
 
 
 def several(network: Network, x: Tensor) -> dict[str, Tensor]:

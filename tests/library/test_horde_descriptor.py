@@ -50,17 +50,6 @@ def test_pca_equals_sklearn(count: int, size: int | None) -> None:
     assert loss.pca_components.shape == (16, size or WIDTH)
 
 
-def test_embeddings_of_another_width() -> None:
-    embeddings, features = batch()
-    wide = torch.cat([embeddings, embeddings], dim=1)
-    for call in (
-        lambda: build()(wide, LABELS, features=features),
-        lambda: build().descriptor(wide),
-    ):
-        with pytest.raises(ValueError, match=rf"embeddings: expected \(N, {WIDTH}\), got"):
-            call()
-
-
 def test_pca_is_the_same_for_the_same_images_in_another_order() -> None:
     loss, images = build(), torch.randn(50, 16, dtype=torch.float64)
     loss.fit_pca(images)
@@ -69,15 +58,6 @@ def test_pca_is_the_same_for_the_same_images_in_another_order() -> None:
     assert_close(loss.pca_components, components)
     # An eigenvector has no sign of its own: its largest entry is made positive.
     assert (components.amax(dim=0) == components.abs().amax(dim=0)).all()
-
-
-def test_pca_arguments() -> None:
-    loss = build()
-    with pytest.raises(ValueError, match="reduce: no PCA is fitted; call fit_pca"):
-        loss.reduce(torch.randn(3, 16))
-    for shape, size in (((3, 16), 4), ((16, 3), 4), ((16,), 4), ((16, 16), 0)):
-        with pytest.raises(ValueError, match=rf"descriptors: expected a matrix .*size={size}"):
-            loss.fit_pca(torch.randn(*shape), size)
 
 
 # Life outside the call

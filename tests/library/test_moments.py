@@ -86,16 +86,6 @@ def test_the_faintest_maps_are_finite(exponent: int, scale: bool) -> None:
     assert features.grad is not None and features.grad.isfinite().all()
 
 
-@every_variant
-@pytest.mark.parametrize("factor", [-1.0, 0.3, 7.0])
-def test_order_k_is_homogeneous_of_degree_k(variant: str, factor: float) -> None:
-    module, features = build(variant), sample("map")
-    for k, (z, scaled) in enumerate(
-        zip(module(features), module(factor * features), strict=True), start=2
-    ):
-        assert_close(scaled, factor**k * z)
-
-
 def test_without_scale_every_order_keeps_its_direction_only() -> None:
     features = sample("map")
     module, unscaled = build("cascaded"), build("cascaded", scale=False)
@@ -273,38 +263,3 @@ def test_errors_under_autocast_at_the_channels_of_googlenet(
         assert result.dtype == torch.float32
         error = ((result - truth).abs().max() / truth.abs().max()).item()
         assert largest / 100 < error < largest
-
-
-@pytest.mark.parametrize(
-    ("kwargs", "message"),
-    [
-        ({"order": 1}, "order: expected at least 2, got 1"),
-        ({"projections": "cascade"}, "projections: expected one of cascaded, .* got 'cascade'"),
-        ({"init": "normal"}, "init: expected one of glorot, rademacher; got 'normal'"),
-        ({"projections": "sketch", "products": "bfloat16"}, '"sketch" has no matrix products'),
-        ({"projections": "sketch", "kernels": "triton"}, "expected .* got 'full' and 'triton'"),
-    ],
-)
-def test_bad_arguments(kwargs: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        HighOrderMoments(**{"in_channels": 3, **kwargs})
-
-
-@pytest.mark.parametrize(
-    ("features", "message"),
-    [
-        (
-            torch.zeros(2, 5),
-            r'expected a map .* got shape \(2, 5\), pooled already; .* global_pool="" .* before the pooling$',
-        ),
-        (torch.zeros(2, 4, 3, 3), r"expected a map \(N, 5, H, W\) .* pass in_channels="),
-        (torch.zeros(2, 5, 4), r"tokens \(N, L, 5\), got shape \(2, 5, 4\)"),
-        (torch.zeros(2, 5, 0, 3), "at least one position"),
-        ((torch.zeros(2, 4, 5),), r"pair \(tokens, mask\), got a tuple of 1"),
-        ((torch.zeros(2, 4, 5), torch.ones(2, 3, dtype=torch.bool)), "boolean mask"),
-    ],
-    ids=lambda value: None if isinstance(value, str) else "features",
-)
-def test_features_that_do_not_fit(features: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        build("cascaded")(features)

@@ -1,6 +1,5 @@
 """Optimizer groups of a network and its loss, and the check that nothing is left out."""
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -12,13 +11,12 @@ from torch import nn
 
 from pml_regularizers import (
     DistributedLoss,
-    EmbeddingHead,
     HORDELoss,
     VEMAttention,
     parameter_groups,
     warn_untrained,
 )
-from tests.support.toys import CHANNELS, WIDTH, Network
+from tests.support.toys import CHANNELS, WIDTH, Attended, Network
 
 
 def horde(base: nn.Module | None = None, **kwargs: Any) -> HORDELoss:
@@ -38,12 +36,6 @@ def assert_partition(groups: list[dict[str, Any]], *modules: nn.Module) -> None:
     assert set(found) == trained
 
 
-class Attended(Network):
-    def __init__(self) -> None:
-        super().__init__()
-        self.head = EmbeddingHead(CHANNELS, WIDTH, attention=VEMAttention)
-
-
 class TestParameterGroups:
     def test_network_loss_and_what_brings_its_own_settings(self) -> None:
         model, loss = Attended(), horde()
@@ -57,23 +49,6 @@ class TestParameterGroups:
             "loss": (1e-3, 1e-4),
         }
         assert groups[1]["params"][0] is model.head.attention.variance
-
-    def test_each_group_moves_at_its_own_rate(self) -> None:
-        model, loss = Attended(), losses.ArcFaceLoss(3, WIDTH)
-        start = copy.deepcopy([*model.state_dict().items(), *loss.state_dict().items()])
-        optimizer = torch.optim.SGD(
-            parameter_groups(
-                model, loss, lr=0.5, loss_lr=0.25, overrides={"model.head.fc": {"lr": 0.125}}
-            )
-        )
-        for parameter in (*model.parameters(), *loss.parameters()):
-            parameter.grad = torch.ones_like(parameter)
-        optimizer.step()
-        now = {**model.state_dict(), **loss.state_dict()}
-        rates = {"head.attention.variance": 1e-2, "head.fc.weight": 0.125, "W": 0.25}
-        for name, before in start:
-            expected = torch.full_like(before, rates.get(name, 0.5))
-            torch.testing.assert_close(before - now[name], expected, rtol=1e-4, atol=0)
 
     def test_longer_paths_win_and_keep_what_they_do_not_set(self) -> None:
         groups = parameter_groups(
@@ -132,21 +107,6 @@ class TestParameterGroups:
         model.relu = nn.ReLU()
         with pytest.raises(ValueError, match=f"overrides: no trained parameter is at {path};"):
             parameter_groups(model, losses.ContrastiveLoss(), lr=1, overrides={path: {"lr": 2}})
-
-    def test_what_is_no_module(self) -> None:
-        network, loss = Network(), losses.ArcFaceLoss(3, WIDTH)
-        for model, came in (
-            ({"trunk": network.trunk}, "dict"),
-            (network.parameters(), "generator"),
-        ):
-            with pytest.raises(ValueError, match=f"model: expected a module, got {came}; pass"):
-                parameter_groups(model, lr=1)
-        with pytest.raises(ValueError, match="loss: expected a module, got generator; pass"):
-            parameter_groups(network, loss.parameters(), lr=1)
-        with pytest.raises(ValueError, match="loss: expected a module, got dict; pass"):
-            warn_untrained({"metric_loss": loss})
-        several = nn.ModuleDict({"trunk": network.trunk, "embedder": network.head})
-        assert_partition(parameter_groups(several, lr=1), network)
 
 
 class TestWarnUntrained:

@@ -6,7 +6,6 @@ from unittest import mock
 
 import pytest
 import torch
-from pytorch_metric_learning.testers import GlobalEmbeddingSpaceTester, WithSameParentLabelTester
 from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
 
 from pml_regularizers import RankAccuracyCalculator
@@ -70,28 +69,6 @@ def test_metrics_are_chosen_as_pml_chooses_them():
     assert list(chosen) == ["recall_at_2"]
     left = calculator.get_accuracy(vectors, labels, exclude=("r_precision", "recall_at_1"))
     assert list(left) == [name for name in names if name not in ("r_precision", "recall_at_1")]
-    with pytest.raises(ValueError, match="Primary metrics must be one or more of"):
-        RankAccuracyCalculator(include=("recall_at_3",))
-
-
-@pytest.mark.parametrize(
-    "refused",
-    [{"k": 5}, {"k": "max_bin_count"}, {"label_comparison_fn": torch.eq}, {"knn_func": max}],
-)
-def test_what_ranks_cannot_do_is_refused(refused):
-    [name] = refused
-    with pytest.raises(ValueError, match=f"{name}: expected None, got .* PML's AccuracyCalculator"):
-        RankAccuracyCalculator(**refused)
-
-
-def test_average_precision_over_all_is_refused():
-    calculator = RankAccuracyCalculator(device=CPU)
-    for ask in (
-        lambda include: RankAccuracyCalculator(include),
-        lambda include: calculator.get_accuracy(*clusters(0, (4, 4)), include=include),
-    ):
-        with pytest.raises(ValueError, match="include: mean_average_precision needs the rank of"):
-            ask(("mean_average_precision",))
 
 
 def test_no_neighbours_are_sought_for_clusters_and_no_clusters_for_ranks(monkeypatch):
@@ -136,36 +113,6 @@ def test_the_first_references_must_be_the_queries(which):
         calculator.get_accuracy(vectors, labels, vectors[:3], labels[:3], True)
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        ((torch.eye(3), torch.arange(2)), r"query: expected 3 labels, one for each row, got shape \(2,\)"),
-        ((torch.eye(3), torch.zeros(3, 1)), r"query: expected 3 labels, .* got shape \(3, 1\)"),
-        (
-            (torch.eye(3), torch.arange(3), torch.eye(4), torch.arange(4)),
-            "reference: expected 3 columns, as many as query, got 4",
-        ),
-        (
-            (torch.eye(3), torch.arange(3), torch.eye(3) / 0, torch.arange(3)),
-            "reference: expected finite numbers",
-        ),
-        ((torch.eye(3), torch.arange(3), torch.eye(3)[:0], torch.arange(0)), "reference: expected"),
-    ],
-)  # fmt: skip
-def test_wrong_calls(call, message):
-    with pytest.raises(ValueError, match=message):
-        RankAccuracyCalculator(device=CPU).get_accuracy(*call)
-
-
-@pytest.mark.parametrize("name", ["queries", "references"])
-@pytest.mark.parametrize("mask", [torch.ones(3, dtype=torch.bool), torch.arange(4)])
-def test_wrong_masks(name, mask):
-    with pytest.raises(ValueError, match=f"{name}: expected 4 booleans, got torch"):
-        RankAccuracyCalculator(device=CPU).get_accuracy_within(
-            torch.eye(4), torch.arange(4), **{name: mask}
-        )
-
-
 def test_rows_that_are_neither_query_nor_reference_are_not_looked_at():
     vectors, labels = clusters(3, (5,) * 8)
     queries, references = halves(40, 1), halves(40, 2)
@@ -177,43 +124,6 @@ def test_rows_that_are_neither_query_nor_reference_are_not_looked_at():
         vectors[kept], labels[kept], queries=queries[kept], references=references[kept]
     )
     assert found == few
-
-
-class Points(torch.utils.data.Dataset):
-    """Vectors and labels of two levels."""
-
-    def __init__(self, vectors, labels):
-        self.vectors, self.labels = vectors, torch.stack([labels, labels // 3], dim=1)
-
-    def __len__(self):
-        return len(self.vectors)
-
-    def __getitem__(self, i):
-        return self.vectors[i], self.labels[i]
-
-
-@pytest.mark.parametrize("tester", [GlobalEmbeddingSpaceTester, WithSameParentLabelTester])
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_inside_the_testers_of_pml(tester):
-    vectors, labels = clusters(0, (6,) * 9)
-    first, second = Points(vectors[:20], labels[:20]), Points(vectors[20:], labels[20:])
-    names = ("precision_at_1", *METRICS)
-    found = []
-    for calculator in (RankAccuracyCalculator, AccuracyCalculator):
-        made = tester(
-            accuracy_calculator=calculator(names, device=CPU),
-            dataloader_num_workers=0,
-            data_device=CPU,
-            label_hierarchy_level=[0] if tester is WithSameParentLabelTester else "all",
-        )
-        splits = [("first", ["second"]), ("second", ["first", "second"])]
-        datasets = {"first": first, "second": second}
-        found.append(made.test(datasets, 1, torch.nn.Identity(), splits_to_eval=splits))
-    ours, theirs = found
-    assert ours.keys() == theirs.keys() == {"first", "second"}
-    for split in ours:
-        assert ours[split] == pytest.approx(theirs[split], rel=0, abs=ROUNDING)
-        assert 0 < ours[split]["r_precision_level0"] < 1
 
 
 # -------------------------------------------------------------------------------- many processes

@@ -2,7 +2,6 @@
 
 import itertools
 import math
-import re
 import shutil
 from typing import Any
 
@@ -13,6 +12,7 @@ from torch import Tensor
 
 from pml_regularizers import cascaded_moments, sketched_moments
 from pml_regularizers._summed_convolutions import draw_table, summed_convolutions
+from tests.library.expected import as_matrix
 from tests.oracles import horde as oracle
 from tests.support.counting import Count, Peak
 from tests.support.tolerances import assert_close
@@ -46,15 +46,6 @@ def features(**options: Any) -> Tensor:
     return torch.randn(IMAGES, POSITIONS, CHANNELS, **{"dtype": torch.float64, **options})
 
 
-def matrix(table: Tensor, channels: int, d: int) -> Tensor:
-    """The count sketch that a table describes: (C, d)."""
-    result = torch.zeros(channels, d, dtype=torch.float64)
-    for bucket, numbers in enumerate(table.tolist()):
-        for number in filter(None, numbers):
-            result[abs(number) - 1, bucket] += math.copysign(1, number)
-    return result
-
-
 @in_blocks
 @every_kind
 @every_width
@@ -63,7 +54,7 @@ def test_equals_dense_matrices(activations: str, d: int, dtype: torch.dtype) -> 
     x, tables = features(dtype=dtype), draw(d)
     sums = summed_convolutions(x, tables, activations=activations)
     assert sums.dtype == dtype
-    matrices = [matrix(table, CHANNELS, d).numpy() for table in tables]
+    matrices = [as_matrix(table, CHANNELS) for table in tables]
     for way in (oracle.sketched, oracle.convolved):
         exact = np.array([way(image, matrices) for image in x.double().numpy()])
         assert_close(sums, exact.swapaxes(0, 1) * POSITIONS)
@@ -157,33 +148,6 @@ def test_memory_of_a_forward_and_backward_pass() -> None:
     assert peak("recompute") < 1 / 8 * plain
 
 
-@every_kind
-@pytest.mark.parametrize("widths", [[8, 8, 16], [8], [], [3, 3]])
-def test_tables_that_do_not_fit(activations: str, widths: list[int]) -> None:
-    """Tables of several widths, of too few orders, or of too few channels."""
-    tables = [draw(width, 1, channels=3)[0] for width in widths]
-    shapes = re.escape(str([(width, 1) for width in widths]))
-    with pytest.raises(
-        ValueError, match=rf"tables: expected .* room for the 5 channels, got {shapes}"
-    ):
-        sketched_moments(features(), tables, activations=activations)
-
-
-@every_kind
-def test_tables_that_are_no_tables(activations: str) -> None:
-    first, second = draw(8, 2)
-    damaged = second.clone()
-    damaged[second.abs() == 3] = 2
-    for table, message in (
-        (second.half(), "expected signed integers, got torch.float16"),
-        (second.double(), "expected signed integers, got torch.float64"),
-        (second.byte(), "expected signed integers, got torch.uint8"),
-        (damaged, "expected each of the channels 1 to 5 once, with either sign"),
-    ):
-        with pytest.raises(ValueError, match=f"tables: {message}"):
-            sketched_moments(features(), [first, table], activations=activations)
-
-
 @blocked
 def test_a_channel_without_a_place_has_no_gradient(activations: str) -> None:
     """Whatever the memory held before."""
@@ -256,19 +220,3 @@ def test_mean_and_variance_of_what_is_drawn(d: int) -> None:
             maclaurin = oracle.maclaurin_variance(X, Y, order, d)
             replaced = oracle.sketch_variance(X, Y, order, d, math.inf)
             assert min(maclaurin, replaced) - squares.mean() > 3 * error
-
-
-@pytest.mark.parametrize("d", [2, 7, 8, 64])
-@pytest.mark.parametrize("order", [1, 2, 5])
-def test_the_closed_form_with_replacement(d: int, order: int) -> None:
-    """docs/theory.md; without it, all frequencies are summed."""
-    squares, same, both = X @ X * (Y @ Y), (X @ Y) ** 2, X**2 @ Y**2
-    real = 2 - d % 2
-    closed = (1 - real / d) / d * (
-        (same + squares - both) ** order + (2 * same - both) ** order - 2 * same**order
-    ) + real / d**2 * ((squares + 2 * same - 2 * both) ** order - same**order)
-    assert oracle.sketch_variance(X, Y, order, d, math.inf) == pytest.approx(closed, rel=1e-10)
-    fewer = oracle.sketch_variance(X, Y, order, d, math.ceil(5 / d) * d)
-    assert fewer < closed
-    if order == 1 and d >= 5:
-        assert fewer == pytest.approx(0, abs=1e-12)

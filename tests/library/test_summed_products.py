@@ -157,12 +157,6 @@ def test_transformations(activations: str) -> None:
     assert_close(torch.func.jacfwd(value)(x), jacobian)
 
 
-@pytest.mark.parametrize("first", [0, 1, 5])
-def test_orders_that_are_not_there(first: int) -> None:
-    with pytest.raises(ValueError, match=f"first: expected an order from 2 to 4, .* got {first}"):
-        summed_products(*draw(), first=first)
-
-
 # Memory, counted
 
 

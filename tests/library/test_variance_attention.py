@@ -13,22 +13,9 @@ from pml_regularizers.variance_attention import variance_gate, variance_loss
 from tests.oracles import variance_attention as oracle
 from tests.support.counting import Count
 from tests.support.tolerances import assert_close
-from tests.support.toys import CHANNELS, WIDTH, Trunk, images
+from tests.support.toys import CHANNELS, WIDTH, Attended, images
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
-
-
-class Network(nn.Module):
-    """Images -> embeddings, through an attention."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.trunk = Trunk()
-        self.head = EmbeddingHead(CHANNELS, WIDTH, attention=VEMAttention)
-
-    def forward(self, x: Tensor) -> Tensor:
-        embeddings: Tensor = self.head(self.trunk(x))
-        return embeddings
 
 
 def features(count: int = 7, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -213,61 +200,8 @@ def test_what_a_gate_costs_in_inference() -> None:
     assert operations(gated.fold()) == operations(plain)
 
 
-@pytest.mark.parametrize("linear", [nn.Linear(3, 4), nn.Conv1d(CHANNELS, 2, 1)], ids=str)
-def test_fold_needs_a_linear_layer_that_fits(linear: Any) -> None:
-    with pytest.raises(
-        ValueError, match=r"linear: expected a torch\.nn\.Linear with 6 inputs, got"
-    ):
-        VEMAttention(CHANNELS).fold(linear)
-
-
-@pytest.mark.parametrize(
-    ("kwargs", "message"),
-    [
-        ({"num_features": 0}, "num_features: expected at least 1, got 0"),
-        ({"init": "ones"}, "init: expected one of normal, zeros; got 'ones'"),
-    ],
-)
-def test_bad_arguments(kwargs: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        VEMAttention(**{"num_features": CHANNELS, **kwargs})
-
-
-@pytest.mark.parametrize("shape", [(6,), (2, 5), (2, 6, 5), (2, 3, 4, 6), (2, 6, 1, 1, 1)], ids=str)
-def test_features_of_another_width(shape: tuple[int, ...]) -> None:
-    message = (
-        r"features: expected \(N, 6\), \(N, L, 6\) or \(N, 6, H, W\), got shape .*num_features="
-    )
-    with pytest.raises(ValueError, match=message):
-        VEMAttention(CHANNELS)(torch.zeros(shape))
-
-
-# The regularizer in a network
-
-
-def attend(network: Network, x: Tensor) -> Tensor:
-    """Input of the network's attention."""
-    pooled: Tensor = network.trunk(x).mean(dim=(2, 3))
-    return pooled
-
-
-@pytest.mark.parametrize("to", ["head", "attention"])
-def test_attached_equals_the_explicit_call_in_value_and_gradient(to: str) -> None:
-    network, (x, labels) = Network().double(), images()
-    x = x.double()
-    attention = network.head.attention
-    regularizer = VarianceRegularizer().attach(network.head if to == "head" else attention)
-    value = regularizer(network(x), labels)
-    explicit = variance_loss(attend(network, x), attention.variance)
-    assert_close(value, exact_loss(attend(network, x), attention.variance))
-    assert_close(gradient(value, network), gradient(explicit, network))
-    assert (gradient(value, network.head.fc) == 0).all()
-    for module in (network.trunk, attention):
-        assert_close(gradient(value, module), gradient(explicit, module))
-
-
 def test_detached_features_teach_the_prediction_only() -> None:
-    network, (x, _) = Network(), images()
+    network, (x, _) = Attended(), images()
     literal = VarianceRegularizer().attach(network.head)
     safer = VarianceRegularizer(detach_features=True).attach(network.head)
     embeddings = network(x)
@@ -277,27 +211,3 @@ def test_detached_features_teach_the_prediction_only() -> None:
     assert (gradient(first, network.trunk) != 0).any()
     attention = network.head.attention
     assert torch.equal(gradient(second, attention), gradient(first, attention))
-
-
-@pytest.mark.parametrize(
-    "source",
-    [EmbeddingHead(CHANNELS, WIDTH), nn.Linear(3, 3), VEMAttention(3).statistics],
-    ids=lambda source: type(source).__name__,
-)
-def test_attach_needs_an_attention(source: nn.Module) -> None:
-    message = rf"source: expected a VEMAttention or an EmbeddingHead .* got {type(source).__name__}"
-    with pytest.raises(ValueError, match=message):
-        VarianceRegularizer().attach(source)
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        (torch.zeros(4, 3), r"shapes \(4, 3\); pass \(pooled, attention.variance\)"),
-        ((torch.zeros(4, 3), torch.zeros(2)), r"shapes \(4, 3\), \(2,\)"),
-        ((torch.zeros(4, 3, 2), torch.zeros(4, 3, 2)), "the pair of pooled features"),
-    ],
-)
-def test_features_that_do_not_fit(given: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        VarianceRegularizer()(torch.zeros(4, 2), features=given)

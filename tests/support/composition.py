@@ -3,7 +3,6 @@
 Half of the batch's regularizers have weight 0 in the first step, which must not upset the processes.
 """
 
-from functools import partial
 from typing import Any
 
 import torch
@@ -12,33 +11,22 @@ from torch import nn
 
 from pml_regularizers import (
     DistributedLoss,
-    EmbeddingHead,
     EnergyConfusionRegularizer,
     HORDELoss,
     JRDLoss,
     LinearRamp,
     ScheduledLosses,
     VarianceRegularizer,
-    VEMAttention,
     attach_all,
     gradient_norm_ratios,
     prepare_loss,
     record_terms,
 )
+from tests.library.contract import CHANNELS, CLASSES, WIDTH
+from tests.support.gradients import Net, share
 from tests.support.pool import Processes
 
-BATCH, CHANNELS, WIDTH, CLASSES, STEPS = 12, 6, 5, 4, 2
-
-
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.trunk = nn.Sequential(nn.Conv2d(1, CHANNELS, 3), nn.Tanh())
-        self.head = EmbeddingHead(CHANNELS, WIDTH, attention=partial(VEMAttention, init="zeros"))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        embeddings: torch.Tensor = self.head(self.trunk(x))
-        return embeddings
+STEPS = 2
 
 
 def criterion() -> ScheduledLosses:
@@ -62,28 +50,21 @@ def criterion() -> ScheduledLosses:
 
 
 def measure(processes: Processes | None) -> dict[str, Any]:
-    rank, world = (
-        (0, 1) if processes is None else (processes.process_index, processes.num_processes)
-    )
+    rank, x, y = share(processes)
     # Initial weights differ by rank on purpose: preparing must make them agree.
     torch.manual_seed(rank)
     net, loss = Net().double(), criterion().double()
     attach_all(loss, net.head)
-    generator = torch.Generator().manual_seed(7)
-    x = torch.randn(BATCH, 1, 7, 7, generator=generator, dtype=torch.float64)
-    y = torch.arange(BATCH) % CLASSES
-    rows = slice(rank * BATCH // world, (rank + 1) * BATCH // world)
-    x, y = x[rows], y[rows]
     called: nn.Module = loss
     model: nn.Module = net
     if processes is not None:
         called = prepare_loss(processes, DistributedLoss(loss))
         model = processes.prepare(net)
-    found: dict[str, Any] = {"world_size": world, "steps": []}
+    found: dict[str, Any] = {"steps": []}
     for _ in range(STEPS):
         model.zero_grad()
         called.zero_grad()
-        embeddings = model(x)
+        embeddings, _ = model(x)
         with record_terms(called) as terms:
             total = called(embeddings, y)
         ratios = gradient_norm_ratios(

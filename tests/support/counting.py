@@ -86,6 +86,10 @@ class Peak(TorchDispatchMode):
             sum(held[2] for held in now if id(held) not in left_out) for now in self._history
         )
 
+    def largest(self) -> int:
+        """The bytes of the largest tensor."""
+        return max(size for now in self._history for *_, size in now)
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:

@@ -5,51 +5,37 @@ from typing import Any
 
 import pytest
 import torch
-from pytorch_metric_learning import distances, losses, miners
+from pytorch_metric_learning import losses, miners
 from pytorch_metric_learning.utils.distributed import DistributedLossWrapper
 from torch import nn
 
 from pml_regularizers import (
-    AttentionEnsemble,
-    BinomialDevianceLoss,
-    CosineContrastiveLoss,
-    DenseNPairsLoss,
     DistributedLoss,
     DivergenceLoss,
     EmbeddingHead,
     EnergyConfusionRegularizer,
     EnsembleLoss,
-    GaussianKernel,
     HORDELoss,
-    IntraClassRegularizer,
-    JIntraRegularizer,
-    JMMDRegularizer,
-    JRDLoss,
-    JRSRegularizer,
-    LaplaceKernel,
-    LinearRamp,
-    ScheduledLosses,
     VarianceRegularizer,
     VEMAttention,
     attach_all,
     prepare_loss,
 )
+from tests.library.contract import CHANNELS, CLASSES, HEADS, LOSSES, WIDTH
 from tests.support.pool import Processes
 
-BATCH, CHANNELS, WIDTH, CLASSES, HEADS = 12, 6, 6, 4, 3
+BATCH = 12
 
 
 def horde(base: nn.Module, **settings: object) -> HORDELoss:
     return HORDELoss(base, CHANNELS, WIDTH, order=3, moment_dim=7, **settings)  # type: ignore[arg-type]
 
 
-def with_base(regularizer: nn.Module) -> nn.Module:
-    """A regularizer beside a metric loss, so that every parameter of the network gets a gradient."""
-    return losses.MultipleLosses([losses.ContrastiveLoss(), regularizer], weights=[1, 0.7])
-
-
-def confusion(**settings: object) -> nn.Module:
-    return with_base(EnergyConfusionRegularizer(**settings))  # type: ignore[arg-type]
+def with_base(loss: nn.Module) -> nn.Module:
+    """A loss beside a metric loss, so that every parameter of the network gets a gradient; a sum as it is."""
+    if isinstance(loss, losses.MultipleLosses):
+        return loss
+    return losses.MultipleLosses([losses.ContrastiveLoss(), loss], weights=[1, 0.7])
 
 
 def with_buffer(buffer: torch.Tensor) -> nn.Module:
@@ -58,90 +44,39 @@ def with_buffer(buffer: torch.Tensor) -> nn.Module:
     return loss
 
 
-def ensemble(base: nn.Module, **settings: object) -> EnsembleLoss:
-    divergence = DivergenceLoss(HEADS, 0.1, **settings)  # type: ignore[arg-type]
-    return EnsembleLoss(base, HEADS, embedding_regularizer=divergence, embedding_reg_weight=0.5)
-
-
-def together() -> nn.Module:
-    return ScheduledLosses(
-        {
-            "horde": horde(losses.ArcFaceLoss(CLASSES, WIDTH)),
-            "variance": VarianceRegularizer(),
-            "confusion": EnergyConfusionRegularizer(),
-            "joint": JRSRegularizer(),
-        },
-        weights={"horde": 1.0, "variance": 0.5, "confusion": LinearRamp(0.3, 1.0, 5), "joint": 2.0},
+def ensemble_with_horde() -> nn.Module:
+    first = EnsembleLoss(
+        losses.ArcFaceLoss(CLASSES, WIDTH // HEADS),
+        HEADS,
+        embedding_regularizer=DivergenceLoss(HEADS, 0.1),
+        embedding_reg_weight=0.5,
     )
+    return horde(losses.ContrastiveLoss(), first_loss=first)
 
 
 CASES: dict[str, Callable[[], nn.Module]] = {
-    "horde": lambda: horde(losses.ContrastiveLoss()),
-    "horde independent": lambda: horde(losses.TripletMarginLoss(), projections="independent"),
-    "horde random": lambda: horde(losses.ContrastiveLoss(), projections="random"),
-    "horde sketch": lambda: horde(losses.ContrastiveLoss(), projections="sketch"),
+    **{
+        name: lambda case=case: with_base(case.make())
+        for name, case in LOSSES.items()
+        if not name.startswith("distributed")
+    },
+    "arcface, not in a sum": lambda: losses.ArcFaceLoss(CLASSES, WIDTH),
+    "HORDE, not in a sum": lambda: horde(losses.ContrastiveLoss()),
+    "features passed": lambda: horde(losses.ContrastiveLoss()),
+    "mined": lambda: horde(losses.TripletMarginLoss()),
     # Buffers beside parameters: DistributedDataParallel has to make both equal.
-    "horde random embedded": lambda: horde(
+    "HORDE, random and embedded": lambda: horde(
         losses.ContrastiveLoss(), projections="random", embed_orders=True
     ),
-    "horde random of proxies": lambda: horde(
-        losses.ProxyAnchorLoss(CLASSES, WIDTH), projections="random"
-    ),
-    "horde of arcface": lambda: horde(losses.ArcFaceLoss(CLASSES, WIDTH)),
-    "contrastive": losses.ContrastiveLoss,
-    "triplet": losses.TripletMarginLoss,
-    "proxy anchor": lambda: losses.ProxyAnchorLoss(CLASSES, WIDTH),
-    "arcface": lambda: losses.ArcFaceLoss(CLASSES, WIDTH),
-    "binomial": BinomialDevianceLoss,
-    "cosine contrastive": CosineContrastiveLoss,
-    "n-pairs": DenseNPairsLoss,
-    "several": lambda: losses.MultipleLosses(
-        [horde(losses.ContrastiveLoss()), losses.TripletMarginLoss()], weights=[1, 0.3]
-    ),
-    "mined": lambda: horde(losses.TripletMarginLoss()),
-    "features passed": lambda: horde(losses.ContrastiveLoss()),
-    "confusion": confusion,
-    "confusion of all": lambda: confusion(gradient="all", reduction="ordered_sum", log=False),
-    "confusion drawn": lambda: confusion(num_pairs=2, seed=4),
-    "confusion by another distance": lambda: confusion(
-        gradient="all", distance=distances.LpDistance(p=1)
-    ),
-    "variance": lambda: with_base(VarianceRegularizer()),
-    "variance unbiased": lambda: with_base(VarianceRegularizer(unbiased=True)),
     "variance in a slot": lambda: losses.ContrastiveLoss(
         embedding_regularizer=VarianceRegularizer()
     ),
-    "joint similarity": JRSRegularizer,
-    "joint mmd": JMMDRegularizer,
-    "joint intra": JIntraRegularizer,
-    "intra class": lambda: IntraClassRegularizer(
-        {"pooled": LaplaceKernel(), "embeddings": GaussianKernel()}
-    ),
-    "jrd": lambda: JRDLoss(CLASSES, WIDTH),
-    "jrd-c": lambda: JRDLoss(CLASSES, WIDTH, representations=("pooled", "embeddings")),
-    "jrd-pooling": lambda: JRDLoss(CLASSES, WIDTH, representations=("embeddings", "classes")),
-    "mrd": lambda: JRDLoss(CLASSES, WIDTH, representations=("embeddings",)),
-    "ensemble": lambda: ensemble(losses.ContrastiveLoss()),
-    "ensemble of proxies": lambda: ensemble(
-        losses.ProxyAnchorLoss(CLASSES, WIDTH // HEADS), images="same"
-    ),
-    "ensemble with horde": lambda: horde(
-        losses.ContrastiveLoss(), first_loss=ensemble(losses.ArcFaceLoss(CLASSES, WIDTH // HEADS))
-    ),
-    "all together": together,
+    "ensemble with HORDE": ensemble_with_horde,
 }
 # Under PML's own wrapper, where the gradients of the network and of projections are exact.
 PML_CASES = (
-    "horde",
-    "confusion",
-    "confusion of all",
-    "variance",
-    "joint similarity",
-    "joint mmd",
-    "jrd",
-    "ensemble",
-    "ensemble with horde",
-    "all together",
+    *("HORDE, not in a sum", "EC", "EC, eq. 7", "variance", "JRS", "JMMD", "JRD", "ensemble"),
+    *("ensemble with HORDE", "several"),
 )
 MINER = miners.BatchHardMiner()
 
@@ -157,24 +92,6 @@ class Net(nn.Module):
         return self.head(features), features
 
 
-class Ensemble(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.trunk = AttentionEnsemble(
-            nn.Sequential(nn.Conv2d(1, 5, 3), nn.Tanh()),
-            nn.Sequential(nn.Conv2d(5, CHANNELS // HEADS, 1), nn.Tanh()),
-            stem_channels=5,
-            body_channels=CHANNELS // HEADS,
-            embedding_size=WIDTH,
-            num_heads=HEADS,
-        )
-        self.head = self.trunk  # what losses attach to
-
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        embeddings = self.trunk(x)
-        return embeddings, embeddings
-
-
 def wrap_as_pml_does(loss: nn.Module) -> nn.Module:
     """Wrap a loss in `DistributedLossWrapper`; since it takes no sums, wrap the parts of a sum."""
     if isinstance(loss, losses.MultipleLosses):
@@ -187,25 +104,28 @@ def wrap_as_pml_does(loss: nn.Module) -> nn.Module:
     return nn.parallel.DistributedDataParallel(loss) if trained else loss
 
 
-def measure(case: str, processes: Processes | None, *, pml: bool = False) -> dict[str, Any]:
-    """Loss and gradients; without `processes`, of the plain loss on the whole batch."""
+def share(processes: Processes | None) -> tuple[int, torch.Tensor, torch.Tensor]:
+    """The number of this process, and its images and labels of a batch."""
     rank, world = (
         (0, 1) if processes is None else (processes.process_index, processes.num_processes)
     )
+    generator = torch.Generator().manual_seed(7)
+    x = torch.randn(BATCH, 1, 6, 6, generator=generator, dtype=torch.float64)
+    rows = slice(rank * BATCH // world, (rank + 1) * BATCH // world)
+    return rank, x[rows], torch.arange(BATCH)[rows] % CLASSES
+
+
+def measure(case: str, processes: Processes | None, *, pml: bool = False) -> dict[str, Any]:
+    """Loss and gradients; without `processes`, of the plain loss on the whole batch."""
+    rank, x, y = share(processes)
     # Initial weights differ by rank on purpose: preparing must make them agree.
     torch.manual_seed(rank)
-    net = (Ensemble() if case.startswith("ensemble") else Net()).double()
-    loss = CASES[case]().double()
+    net, loss = Net().double(), CASES[case]().double()
     parameters = {
         f"{owner}.{name}": parameter
         for owner, module in (("net", net), ("loss", loss))
         for name, parameter in module.named_parameters()
     }
-    generator = torch.Generator().manual_seed(7)
-    x = torch.randn(BATCH, 1, 7, 7, generator=generator, dtype=torch.float64)
-    y = torch.arange(BATCH) % CLASSES
-    rows = slice(rank * BATCH // world, (rank + 1) * BATCH // world)
-    x, y = x[rows], y[rows]
     if case != "features passed":
         attach_all(loss, net.head)
     mined = MINER if case == "mined" else None
@@ -253,7 +173,9 @@ def check_errors(processes: Processes) -> None:
             reading(torch.randn(3, WIDTH), labels, features=odd_maps if odd else maps)
     for make in (
         lambda: horde(losses.ContrastiveLoss(), projections="sketch"),
-        lambda: confusion(gradient="all", num_pairs=2, seed=torch.initial_seed()),
+        lambda: with_base(
+            EnergyConfusionRegularizer(gradient="all", num_pairs=2, seed=torch.initial_seed())
+        ),
         lambda: with_buffer(torch.randn(2)),
         lambda: with_buffer((torch.arange(1000) == 501 + rank).long()),
     ):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pml_regularizers import EmbeddingHead
+from pml_regularizers import EmbeddingHead, VEMAttention
 
 CHANNELS, WIDTH = 6, 4
 
@@ -31,6 +31,14 @@ class Network(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         embeddings: Tensor = self.head(self.trunk(images))
         return embeddings
+
+
+class Attended(Network):
+    """The same with an attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = EmbeddingHead(CHANNELS, WIDTH, attention=VEMAttention)
 
 
 def images(count: int = 8) -> tuple[Tensor, Tensor]:

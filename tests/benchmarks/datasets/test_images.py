@@ -76,16 +76,6 @@ def retrieval(tmp_path):
     return write_listing(tmp_path, rows)
 
 
-def test_an_item_is_the_test_view_with_its_label_and_index(listing):
-    dataset = ImageSet(listing, views=VIEWS)
-    image, label, index = dataset[3]
-    assert torch.equal(image, torch.from_numpy(pixels_of(3)).permute(2, 0, 1).float())
-    assert (label, index) == (5, 3)
-    assert np.array_equal(dataset.to_picture(image), pixels_of(3))
-    assert dataset.name(3) == "owl/003.png"
-    assert dataset.layout == "flat"
-
-
 def test_labels_count_the_classes_by_name_and_images_keep_their_order(listing):
     train, test = (ImageSet(listing, split, views=VIEWS) for split in ("train", "test"))
     assert train.class_names == ["auk", "emu", "ibis", "jay", "kea", "owl"]
@@ -95,8 +85,10 @@ def test_labels_count_the_classes_by_name_and_images_keep_their_order(listing):
     assert test.class_names == ["rhea", "tit"]
     assert test.labels.tolist() == [1, 0, 1]
     assert (train.num_classes, len(train), test.num_classes, len(test)) == (6, 8, 2, 3)
-    assert [test[i][1] for i in range(3)] == [1, 0, 1]
+    assert [test[i][1:] for i in range(3)] == [(1, 0), (0, 1), (1, 2)]
     assert np.array_equal(test.to_picture(test[0][0]), pixels_of(5))
+    assert torch.equal(test[0][0], torch.from_numpy(pixels_of(5)).permute(2, 0, 1).float())
+    assert (test.name(0), test.layout) == ("tit/005.png", "flat")
     assert test.is_query is None
 
 

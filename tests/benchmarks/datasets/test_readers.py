@@ -184,15 +184,6 @@ def test_the_file_with_labels_may_lie_beside_the_devkit(tmp_path):
     assert read("devkit", folder) == before
 
 
-def test_the_fake_files_of_cars_are_nested_as_the_real_ones(tmp_path):
-    """Public readers of the devkit unwrap every number twice: annotations[0][i]["class"][0][0]."""
-    folder = cars.write(tmp_path, "devkit", pictures=False)
-    annotations = loadmat(folder / "devkit/cars_train_annos.mat")["annotations"]
-    assert annotations.shape == (1, 12)
-    assert annotations[0][1]["class"][0][0] == 14
-    assert annotations[0][1]["fname"][0] == "00002.jpg"
-
-
 # ---------------------------------------------------------------------------------- what is wrong
 
 

@@ -9,7 +9,6 @@ import pytest
 import torch
 from PIL import Image
 
-from benchmarks.datasets import transforms
 from benchmarks.datasets.transforms import ImageViews
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -213,13 +212,6 @@ def test_multi_resolution_is_the_resized_image_on_black():
         assert any(np.array_equal(picture, side) for side in (canvas, np.asarray(canvas)[:, ::-1]))
     assert smaller
     assert larger
-
-
-def test_multi_resolution_crops_anywhere_where_the_image_is_larger(monkeypatch):
-    monkeypatch.setattr(transforms, "RESOLUTIONS", (1.5, 1.5))
-    image = coordinates(12, 12)  # 1.5 times the crop
-    make = views(8, augmentation="multi_resolution")
-    assert_crops_begin_anywhere(make, image, 600, columns=5, rows=5)
 
 
 def test_random_resized_crops_have_areas_and_aspects_of_the_range():

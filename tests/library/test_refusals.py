@@ -1,0 +1,441 @@
+"""Arguments that are out of range, of another kind or of another shape: an error that names them."""
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from pytorch_metric_learning import distances, losses, miners, reducers
+from torch import nn
+
+from pml_regularizers import (
+    AttentionEnsemble,
+    BinomialDevianceLoss,
+    DistributedLoss,
+    DivergenceLoss,
+    EmbeddingHead,
+    EnergyConfusionRegularizer,
+    EnsembleLoss,
+    GaussianKernel,
+    GaussianMixtureKernel,
+    HighOrderMoments,
+    HORDELoss,
+    JRDLoss,
+    JRSRegularizer,
+    LaplaceKernel,
+    LinearRamp,
+    PolynomialKernel,
+    RankAccuracyCalculator,
+    ScheduledLosses,
+    VarianceRegularizer,
+    VEMAttention,
+    h_divergence,
+    mean_interval,
+    parameter_groups,
+    prepare_loss,
+    stratified_parts,
+    warn_untrained,
+)
+from pml_regularizers._summed_products import summed_products
+from pml_regularizers.attention_ensemble import split_heads
+from pml_regularizers.moments import sketched_moments
+
+CONTRASTIVE, LINEAR = losses.ContrastiveLoss(), PolynomialKernel(1, constant=0.0)
+X, LABELS = torch.randn(6, 4), torch.tensor([0, 0, 1, 1, 2, 2])
+MASK = torch.ones(2, 3, dtype=torch.bool)
+POOLED = {"pooled": torch.randn(6, 5)}
+TABLES = torch.tensor([[[1], [-2], [3], [4], [0]], [[0], [4], [3], [2], [-1]]], dtype=torch.int32)
+
+horde = partial(HORDELoss, in_channels=5, embedding_size=4, order=4, moment_dim=6)
+head = partial(EmbeddingHead, 5, 4)
+moments = partial(HighOrderMoments, 5, moment_dim=7)
+network = partial(AttentionEnsemble, nn.Identity(), nn.Identity(), body_channels=4, num_heads=3)
+confusion = partial(EnergyConfusionRegularizer, gradient="all")
+jrd = partial(JRDLoss, 3, 4)
+calculator = partial(RankAccuracyCalculator, device=torch.device("cpu"))
+
+
+def ranked(*call: Any) -> Any:
+    return calculator().get_accuracy(*call)
+
+
+def within(**masks: Any) -> Any:
+    return calculator().get_accuracy_within(torch.eye(4), torch.arange(4), **masks)
+
+
+def sketches(*tables: torch.Tensor) -> Any:
+    return sketched_moments(torch.randn(2, 3, 4), tables)
+
+
+Refused = list[tuple[Callable[[], object], str]]
+PAIRS: Refused = [
+    (lambda: BinomialDevianceLoss(alpha=0), "alpha: expected a positive number, got 0"),
+    (lambda: BinomialDevianceLoss(alpha=math.nan), "alpha: expected a positive number, got nan"),
+    (lambda: BinomialDevianceLoss(negative_weight=-1.5), "negative_weight: .*, got -1.5"),
+    (lambda: prepare_loss(object()), r"loss: .* got object; call prepare_loss\(loss\)"),
+    (
+        lambda: DistributedLoss(CONTRASTIVE)(X, LABELS, features=X),
+        "features: .* takes no features; attach the losses inside",
+    ),
+    (
+        lambda: DistributedLoss(losses.MultipleLosses([CONTRASTIVE]))(X, LABELS, features=X),
+        "features: .* takes no features; attach the losses inside",
+    ),
+]
+ENERGY_CONFUSION: Refused = [
+    (lambda: confusion(reduction="sum"), "reduction: expected one of mean, ordered_sum; got 'sum'"),
+    (lambda: confusion(gradient="trunk"), "gradient: expected one of fc, all; got 'trunk'"),
+    (lambda: confusion(num_pairs=0), "num_pairs: expected a whole .* from 1 on, or None .*, got 0"),
+    (lambda: confusion(num_pairs=2.5), r"num_pairs: expected a whole .* from 1 on.*, got 2\.5"),
+    (lambda: confusion(seed=0.5), r"seed: expected a whole number, got 0\.5"),
+    (lambda: confusion(distance="l2"), "distance: expected one of PML's distances, .* got 'l2'"),
+    (
+        lambda: confusion(distance=distances.BatchedDistance(distances.LpDistance())),
+        "distance: expected one of PML's distances, .* got BatchedDistance",
+    ),
+    (lambda: confusion(distance=distances.CosineSimilarity()), "distance: .* similarity Cosine"),
+    (
+        lambda: confusion()(X[:, :, None], LABELS),
+        r"embeddings: expected \(N, E\), got shape .*4, 1",
+    ),
+    (lambda: confusion()(X, LABELS, features=X), "features"),
+    *(
+        (
+            lambda features=features: confusion(gradient="fc")(X, LABELS, features=features),
+            r"features: gradient=\"fc\" reads embeddings \(n, 4\)",
+        )
+        for features in (X[:, :3], X[:, :, None], (X, X))
+    ),
+]
+ENSEMBLES: Refused = [
+    (lambda: network(stem_channels=0, embedding_size=6), "stem_channels: expected at least 1"),
+    (
+        lambda: network(stem_channels=4, embedding_size=7),
+        "embedding_size: .* of num_heads=3, got 7",
+    ),
+    (
+        lambda: network(stem_channels=4, embedding_size=0),
+        "embedding_size: .* of num_heads=3, got 0",
+    ),
+    (lambda: DivergenceLoss(1), "num_heads: expected at least 2, got 1"),
+    (lambda: DivergenceLoss(2, images="some"), "images: expected one of all, same; got 'some'"),
+    (lambda: split_heads(X, 0), "num_heads: expected at least 1, got 0"),
+    (lambda: DivergenceLoss(3)(X), r"embeddings: expected \(N, 3 x E\).*got shape \(6, 4\)"),
+    (lambda: EnsembleLoss(CONTRASTIVE, 3)(X, LABELS), r"embeddings: expected \(N, 3 x E\)"),
+    (lambda: EnsembleLoss(CONTRASTIVE, 0), "num_heads: expected at least 1, got 0"),
+    (lambda: EnsembleLoss(CONTRASTIVE, 2, reduction="max"), "reduction: .* got 'max'"),
+    (lambda: EnsembleLoss(VarianceRegularizer(), 2), "loss: VarianceRegularizer reads features"),
+    *(
+        (
+            lambda loss=loss: EnsembleLoss(loss, 2)(X, LABELS),
+            rf"loss: {type(loss).__name__} failed on .* \(6, 2\) .*that of one head, 2",
+        )
+        for loss in (losses.ProxyAnchorLoss(3, 4), losses.CrossBatchMemory(CONTRASTIVE, 4))
+    ),
+]
+BOUND: Refused = [
+    (
+        lambda: h_divergence(X, LABELS, X, LABELS + 10, form="other"),
+        'form: expected "printed" or "proxy_a", got \'other\'',
+    ),
+    (lambda: stratified_parts(LABELS), "labels: class 0 has 2 images, too few for 10 parts"),
+    (lambda: stratified_parts(LABELS, 0), "count: expected at least 1, got 0"),
+    (lambda: stratified_parts(LABELS.tolist(), 2), "labels: .*, got list; pass torch.as_tensor"),
+    (lambda: stratified_parts(LABELS.numpy(), 2), "labels: .*, got ndarray; pass torch.as_tensor"),
+    (
+        lambda: stratified_parts(LABELS[:, None], 2),
+        r"labels: expected a vector.*\(6, 1\); pass labels.squeeze\(1\)",
+    ),
+    (lambda: stratified_parts(LABELS[0], 2), r"labels: expected a vector.*got shape \(\)$"),
+    (lambda: mean_interval([1.0]), "values: expected at least 2 for an interval, got 1"),
+]
+HEADS: Refused = [
+    (lambda: EmbeddingHead(0, 4), "in_channels: expected at least 1, got 0"),
+    (lambda: head(num_prefix_tokens=-1), "num_prefix_tokens: expected at least 0, got -1"),
+    (lambda: head(pool="token"), "num_prefix_tokens: expected at least 1, got 0"),
+    (lambda: head(pool="mean"), "pool: expected one of avg, max, token; got 'mean'"),
+    (lambda: head(data_format="NCL"), "data_format: expected one of auto, NCHW, NHWC; got 'NCL'"),
+    (lambda: head(attention="VEM"), "attention: expected a module, .* got 'VEM'"),
+    (lambda: head(attention=torch.sigmoid), "attention: .* sigmoid .*, which fails for 5 features"),
+    (lambda: head(attention=lambda c: None), "attention: .* which makes None for 5 features"),
+    (lambda: head(attention=nn.MultiheadAttention), "attention: .* missing .* 'num_heads'"),
+    (
+        lambda: head()(torch.zeros(2, 4, 3, 3)),
+        r"x: expected one axis of 5 channels.* got shape \(2, 4, 3, 3\)",
+    ),
+    (lambda: head()(torch.zeros(2, 4, 6)), r"tokens \(N, L, 5\)"),
+    (lambda: head()(torch.zeros(2, 4, 5), MASK), "boolean mask"),
+    (
+        lambda: head(pool="token", num_prefix_tokens=1)(torch.randn(4, 5, 2, 3)),
+        'pool: "token" needs tokens',
+    ),
+    (
+        lambda: EmbeddingHead.for_trunk(nn.Identity(), 4),
+        "trunk: expected a timm model .* got Identity",
+    ),
+    (lambda: VEMAttention(0), "num_features: expected at least 1, got 0"),
+    (lambda: VEMAttention(6, init="ones"), "init: expected one of normal, zeros; got 'ones'"),
+    *(
+        (
+            lambda shape=shape: VEMAttention(6)(torch.zeros(shape)),
+            r"features: .*\(N, 6\), \(N, L, 6\) or \(N, 6, H, W\), got shape .*num_features=",
+        )
+        for shape in ((6,), (2, 5), (2, 6, 5), (2, 3, 4, 6), (2, 6, 1, 1, 1))
+    ),
+    *(
+        (
+            lambda linear=linear: VEMAttention(6).fold(linear),
+            r"linear: expected a torch\.nn\.Linear with 6 inputs, got",
+        )
+        for linear in (nn.Linear(3, 4), nn.Conv1d(6, 2, 1))
+    ),
+    *(
+        (
+            lambda source=source: VarianceRegularizer().attach(source),
+            rf"source: expected a VEMAttention or an Emb.* got {type(source).__name__}",
+        )
+        for source in (head(), nn.Linear(3, 3), VEMAttention(3).statistics)
+    ),
+    *(
+        (lambda given=given: VarianceRegularizer()(torch.zeros(4, 2), features=given), message)
+        for given, message in (
+            (torch.zeros(4, 3), r"shapes \(4, 3\); pass \(pooled, attention.variance\)"),
+            ((torch.zeros(4, 3), torch.zeros(2)), r"shapes \(4, 3\), \(2,\)"),
+            ((torch.zeros(4, 3, 2), torch.zeros(4, 3, 2)), "the pair of pooled features"),
+        )
+    ),
+]
+HORDE: Refused = [
+    (lambda: horde(CONTRASTIVE, reducer=reducers.SumReducer()), r"\(ContrastiveLoss\(reducer="),
+    (lambda: horde(CONTRASTIVE, distance=LINEAR), r"distance: .*\(ContrastiveLoss\(distance="),
+    (lambda: horde(CONTRASTIVE, order=1), "order: expected at least 2, got 1"),
+    (lambda: horde(CONTRASTIVE, embedding_size=0), "embedding_size: expected at least 1"),
+    (
+        lambda: horde(CONTRASTIVE, order_weights="max"),
+        'order_weights: expected "sum", "mean", a number or 3 of them',
+    ),
+    (
+        lambda: horde(CONTRASTIVE, order_weights=[1.0, 1.0]),
+        "order_weights: expected 3 numbers, for orders 2 to 4, got 2",
+    ),
+    (lambda: horde("contrastive"), "loss: expected a PML loss, got str"),
+    (
+        lambda: horde(losses.SelfSupervisedLoss(CONTRASTIVE)),
+        "loss: expected a loss of embeddings and labels, got Self.* the ContrastiveLoss in it",
+    ),
+    (lambda: horde(horde(CONTRASTIVE)), "HORDELoss reads features itself"),
+    (lambda: horde(losses.MultipleLosses([horde(CONTRASTIVE)])), "HORDELoss reads features itself"),
+    (
+        lambda: horde(losses.ContrastiveLoss(reducer=reducers.DoNothingReducer())),
+        "returns one number, got one with DoNothingReducer",
+    ),
+    (lambda: horde(losses.ArcFaceLoss(3, 5)), "embeddings of width 4 in two"),
+    (
+        lambda: horde(losses.ArcFaceLoss(3, 4), embed_orders=False),
+        r"embeddings of width 6 in two classes failed[\s\S]*pass 4, and embed_orders=True",
+    ),
+    (
+        lambda: horde(losses.CrossBatchMemory(CONTRASTIVE, 7)),
+        "CrossBatchMemory with 8 embeddings of width 4 in two",
+    ),
+    *(
+        (lambda base=base: horde(base), f"a trial call of {type(base).__name__}")
+        for base in (losses.VICRegLoss(), nn.CrossEntropyLoss(), nn.Identity())
+    ),
+    (lambda: horde(DistributedLoss(CONTRASTIVE)), "goes around, as in DistributedLoss.HORDELoss"),
+    (
+        lambda: horde(CONTRASTIVE, first_loss=losses.ContrastiveLoss),
+        "first_loss: expected a PML loss, got type",
+    ),
+    (
+        lambda: horde(CONTRASTIVE, first_loss=losses.ArcFaceLoss(3, 5)),
+        "first_loss: a trial call of ArcFaceLoss",
+    ),
+    (
+        lambda: horde(CONTRASTIVE, first_loss=DistributedLoss(CONTRASTIVE)),
+        "first_loss: DistributedLoss goes around",
+    ),
+    (
+        lambda: horde(CONTRASTIVE)(X[:, :3], LABELS, features=torch.randn(6, 5, 2, 2)),
+        r"embeddings: expected \(N, 4\), got",
+    ),
+    (lambda: horde(CONTRASTIVE).descriptor(X[:, :3]), r"embeddings: expected \(N, 4\), got"),
+    (lambda: horde(CONTRASTIVE).reduce(torch.randn(3, 16)), "reduce: no PCA .*; call fit_pca"),
+    *(
+        (
+            lambda shape=shape, size=size: horde(CONTRASTIVE).fit_pca(torch.randn(*shape), size),
+            rf"descriptors: expected a matrix .*size={size}",
+        )
+        for shape, size in (((3, 16), 4), ((16, 3), 4), ((16,), 4), ((16, 16), 0))
+    ),
+]
+MOMENTS: Refused = [
+    (lambda: moments(order=1), "order: expected at least 2, got 1"),
+    (lambda: moments(projections="cascade"), "projections: .* cascaded, .* got 'cascade'"),
+    (lambda: moments(init="normal"), "init: expected one of glorot, rademacher; got 'normal'"),
+    (lambda: moments(projections="sketch", products="bfloat16"), '"sketch" has no matrix products'),
+    (lambda: moments(projections="sketch", kernels="triton"), ".* got 'full' and 'triton'"),
+    (
+        lambda: moments()(torch.zeros(2, 5)),
+        r'a map .* \(2, 5\), pooled already; .* global_pool="" .* before the pooling$',
+    ),
+    (lambda: moments()(torch.zeros(2, 4, 3, 3)), r"a map \(N, 5, H, W\) .* pass in_channels="),
+    (lambda: moments()(torch.zeros(2, 5, 4)), r"tokens \(N, L, 5\), got shape \(2, 5, 4\)"),
+    (lambda: moments()(torch.zeros(2, 5, 0, 3)), "at least one position"),
+    (lambda: moments()((torch.zeros(2, 4, 5),)), r"pair \(tokens, mask\), got a tuple of 1"),
+    (lambda: moments()((torch.zeros(2, 4, 5), MASK)), "boolean mask"),
+    *(
+        (
+            lambda first=first: summed_products(X[None], [X.T] * 4, first=first),
+            f"first: expected an order from 2 to 4, .* got {first}",
+        )
+        for first in (0, 1, 5)
+    ),
+    (lambda: sketches(), r"tables: expected .* room for the 4 channels, got \[\]"),
+    (lambda: sketches(TABLES[0]), "tables: expected .* room for the 4 channels"),
+    (lambda: sketches(*TABLES[:, :3]), "tables: expected .* room for the 4 channels"),
+    (lambda: sketches(TABLES[0], TABLES[1, :4]), "tables: expected .* room for the 4 channels"),
+    (
+        lambda: sketches(TABLES[0], TABLES[1].half()),
+        "tables: .* signed integers, got torch.float16",
+    ),
+    (lambda: sketches(TABLES[0], TABLES[1].byte()), "tables: .* signed integers, got torch.uint8"),
+    (
+        lambda: sketches(TABLES[0], TABLES[1].abs().clamp(max=3)),
+        "tables: expected each of the channels 1 to 4 once, with either sign",
+    ),
+]
+JOINT_SIMILARITY: Refused = [
+    (lambda: JRSRegularizer({}), r"kernels: expected a dict such as .* got \{\}"),
+    (lambda: JRSRegularizer(GaussianKernel()), "kernels: expected a dict such as"),
+    (
+        lambda: JRSRegularizer({"embeddings": torch.exp}),
+        "kernels: expected a kernel such as GaussianMixtureKernel.* for embeddings, got",
+    ),
+    (lambda: JRSRegularizer(reduction="sum"), "reduction: expected one of mean, ordered_sum"),
+    (
+        lambda: JRSRegularizer({"a.b": LINEAR}),
+        r"kernels: expected names without dots .* got 'a\.b' \(.*\); choose",
+    ),
+    (lambda: JRSRegularizer({"values": LINEAR}), "kernels: .* got 'values'"),
+    (lambda: jrd(kernels=[LINEAR]), "kernels: expected a dict such as"),
+    (lambda: JRDLoss(0, 4), "num_classes: expected at least 1, got 0"),
+    (lambda: jrd(similarity_weight=-1.0), "similarity_weight: expected at least 0, got -1.0"),
+    (lambda: jrd(representations="pooled"), "representations: expected names"),
+    (
+        lambda: jrd(representations=["embeddings"], kernels={"pooled": LINEAR}),
+        r"representations: expected names, among them those of all kernels \(pooled\)",
+    ),
+    (lambda: jrd(distance=nn.Identity()), "distance: AM-softmax uses cosines"),
+    (
+        lambda: JRDLoss(3, 5)(X, LABELS, features=POOLED),
+        r"embeddings: expected \(N, 5\), got .*6, 4",
+    ),
+    (
+        lambda: JRSRegularizer()(X, LABELS, features={"pooled": torch.randn(6, 2, 3, 3)}),
+        r"features: expected a matrix \(N, D\) of pooled, got \(6, 2, 3, 3\)",
+    ),
+    (lambda: GaussianMixtureKernel(0), "components: expected at least 1, got 0"),
+    (lambda: GaussianKernel(0.0), "bandwidth: expected a positive number, or None .* got 0.0"),
+    (lambda: LaplaceKernel(math.nan), "bandwidth: .* got nan"),
+    (lambda: PolynomialKernel(0), "degree: expected an integer of at least 1, got 0"),
+    (lambda: PolynomialKernel(1.5), "degree: expected an integer of at least 1, got 1.5"),
+    (lambda: PolynomialKernel(2, -1.0), "constant: expected a number of at least 0, got -1.0"),
+    (lambda: LINEAR(torch.ones(2, 3, 4)), r"x: .* got shape \(2, 3, 4\)"),
+    (lambda: LINEAR(X, X[:, :3]), r"y: .* got shape \(6, 3\)"),
+]
+SUMS_AND_GROUPS: Refused = [
+    (lambda: LinearRamp(0.0, 1.0, 0), "steps: expected at least 1, got 0"),
+    (
+        lambda: ScheduledLosses([CONTRASTIVE], miners=[miners.BatchHardMiner()])(X, LABELS, MASK),
+        "indices_tuple: the losses have miners of their own",
+    ),
+    *(
+        (
+            lambda weights=weights: ScheduledLosses(
+                {"a": CONTRASTIVE, "b": CONTRASTIVE}, None, weights
+            ),
+            f"weights: .*{message}",
+        )
+        for weights, message in (
+            ({"a": 1.0}, "one for each of a, b, got a"),
+            ([1.0, 2.0], "expected a dict with one for each of a, b, got list"),
+            ({"a": 1.0, "b": "1"}, "a number or a function of the step for b, got '1'"),
+        )
+    ),
+    *(
+        (
+            lambda wrong=wrong: ScheduledLosses(wrong),
+            f"losses: expected a dict or a list .* got {type(wrong).__name__};",
+        )
+        for wrong in (CONTRASTIVE, nn.ModuleDict({"a": CONTRASTIVE}), iter([CONTRASTIVE]))
+    ),
+    (lambda: parameter_groups({"a": head()}, lr=1), "model: expected a module, got dict; pass"),
+    (
+        lambda: parameter_groups(iter([X]), lr=1),
+        "model: expected a module, got list_iterator; pass",
+    ),
+    (
+        lambda: parameter_groups(head(), iter([X]), lr=1),
+        "loss: expected a module, got list_iterator",
+    ),
+    (lambda: warn_untrained({"a": CONTRASTIVE}), "loss: expected a module, got dict; pass"),
+]
+RANKS: Refused = [
+    *(
+        (lambda at=at: calculator(recall_at=at), "recall_at: expected integers >= 1, got")
+        for at in ((), (0, 1), (1.0,), ("1",), (True,))
+    ),
+    *(
+        (
+            lambda refused=refused: calculator(**refused),
+            f"{next(iter(refused))}: expected None, got .* PML's AccuracyCalculator",
+        )
+        for refused in ({"k": 5}, {"label_comparison_fn": torch.eq}, {"knn_func": max})
+    ),
+    (lambda: calculator(("mean_average_precision",)), "include: mean_average_precision needs the"),
+    (
+        lambda: calculator().get_accuracy(X, LABELS, include=("mean_average_precision",)),
+        "include: mean_average_precision needs the rank of",
+    ),
+    (lambda: calculator(("recall_at_3",)), "Primary metrics must be one or more of"),
+    (
+        lambda: ranked(X, LABELS[:2]),
+        r"query: expected 6 labels, one for each row, got shape \(2,\)",
+    ),
+    (lambda: ranked(X, X[:, :1]), r"query: expected 6 labels, .* got shape \(6, 1\)"),
+    (
+        lambda: ranked(X, LABELS, torch.eye(3), torch.arange(3)),
+        "reference: expected 4 columns, as many as query, got 3",
+    ),
+    (lambda: ranked(X, LABELS, X / 0, LABELS), "reference: expected finite numbers"),
+    (lambda: ranked(X, LABELS, X[:0], LABELS[:0]), "reference: expected"),
+    *(
+        (lambda mask=mask: within(**mask), f"{next(iter(mask))}: expected 4 booleans, got torch")
+        for mask in (
+            {"queries": torch.ones(3, dtype=torch.bool)},
+            {"queries": torch.arange(4)},
+            {"references": torch.arange(4)},
+        )
+    ),
+]
+ALL = {
+    "pairs": PAIRS, "energy confusion": ENERGY_CONFUSION, "ensembles": ENSEMBLES, "bound": BOUND,
+    "heads": HEADS, "HORDE": HORDE, "moments": MOMENTS, "joint similarity": JOINT_SIMILARITY,
+    "sums and groups": SUMS_AND_GROUPS, "ranks": RANKS,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        pytest.param(*refused, id=f"{name} {number}")
+        for name, table in ALL.items()
+        for number, refused in enumerate(table)
+    ],
+)
+def test_it_is_refused(call: Callable[[], object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        call()
