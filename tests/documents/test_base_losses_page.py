@@ -12,10 +12,12 @@ from torch import Tensor
 
 from benchmarks.building import build
 from pml_regularizers import BinomialDevianceLoss, DistributedLoss
-from tests.library.test_base_losses import LABELS, PAIRS, vectors
+from tests.library.test_base_losses import LABELS, vectors
 from tests.oracles import base_losses as oracle
 from tests.support.processes import ROOT
 from tests.support.tolerances import assert_close
+
+PAIRS = torch.tensor([0, 1, 2, 3, 0, 1, 2, 3])  # ECAML's batches
 
 RECIPES = {
     name: yaml.safe_load(block)

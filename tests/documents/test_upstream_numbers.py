@@ -161,7 +161,7 @@ def test_rank_accuracy(options: dict[str, Any], within: bool) -> None:
     assert len(found) == 8
 
 
-CASES = ("triplet", "arcface", "proxy anchor", "horde of arcface", "variance")
+CASES = ("triplet", "arcface, not in a sum", "proxy anchor", "HORDE of arcface", "variance")
 
 
 def measure(processes: Processes, source: str, cases: tuple[str, ...]) -> list[dict[str, Any]]:

@@ -60,6 +60,10 @@ CASES: dict[str, Callable[[], nn.Module]] = {
         for name, case in LOSSES.items()
         if not name.startswith("distributed")
     },
+    # What upstream/distributed mends under PML's own wrapper.
+    "triplet": losses.TripletMarginLoss,
+    "proxy anchor": lambda: losses.ProxyAnchorLoss(CLASSES, WIDTH),
+    "HORDE of arcface": lambda: horde(losses.ArcFaceLoss(CLASSES, WIDTH)),
     "arcface, not in a sum": lambda: losses.ArcFaceLoss(CLASSES, WIDTH),
     "HORDE, not in a sum": lambda: horde(losses.ContrastiveLoss()),
     "features passed": lambda: horde(losses.ContrastiveLoss()),
