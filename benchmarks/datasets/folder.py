@@ -2,6 +2,7 @@
 
 import os
 import unicodedata
+from collections.abc import Iterator
 from pathlib import Path
 
 from PIL import Image
@@ -52,7 +53,7 @@ def _images(root: Path, level: int | None) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     empty: list[str] = []
     seen: set[str] = set()
-    for folder, folders, files in os.walk(str(root), onerror=_unreadable, followlinks=True):
+    for folder, folders, files in _walk(root):
         if (real := os.path.realpath(folder)) in seen:
             raise DatasetError(f"{folder}: a link leads to {real} again; remove the link")
         seen.add(real)
@@ -90,6 +91,16 @@ def _images(root: Path, level: int | None) -> dict[str, list[str]]:
             f"images out as {root}/CLASS/IMAGE"
         )
     return dict(sorted(found.items()))
+
+
+def _walk(root: Path) -> Iterator[tuple[str, list[str], list[str]]]:
+    """`os.walk` that follows links, without its limit of a thousand levels before Python 3.12."""
+    waiting = [str(root)]
+    while waiting:
+        for folder, folders, files in os.walk(waiting.pop(), onerror=_unreadable):
+            yield folder, folders, files
+            waiting += [f"{folder}/{name}" for name in reversed(folders)]
+            break
 
 
 def _unreadable(error: OSError) -> None:

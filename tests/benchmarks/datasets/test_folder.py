@@ -1,5 +1,7 @@
 """Your own folder of images."""
 
+import inspect
+import sys
 from collections import Counter
 
 import pytest
@@ -199,6 +201,22 @@ def test_a_root_that_is_no_folder(tmp_path, kind):
         root.touch()
     with pytest.raises(DatasetError, match=rf"{root}: cannot be read as a folder \((No|Not a)"):
         folder.read(root, 0.5)
+
+
+@pytest.fixture
+def few_calls():
+    """Python may call 250 functions in each other."""
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(len(inspect.stack(0)) + 250)
+    yield
+    sys.setrecursionlimit(before)
+
+
+def test_folders_may_be_deeper_than_python_recurses(tmp_path, request):
+    deep = "/".join(["a", *"d" * 300])
+    put(tmp_path, f"{deep}/1.jpg", "b/1.jpg")
+    request.getfixturevalue("few_calls")
+    assert folder.read(tmp_path, 0.5).paths == [f"{deep}/1.jpg", "b/1.jpg"]
 
 
 def test_a_link_back_is_refused(root):
