@@ -1,5 +1,6 @@
 """A training as a job: its command line and run folder, and what became of it."""
 
+import json
 import os
 from collections.abc import Sequence
 from contextlib import suppress
@@ -12,7 +13,14 @@ from typing import Any
 # Light, also for Ray's workers: torch is imported when settings are parsed or a record is read.
 from benchmarks import building, records
 from benchmarks.console import InUseError
-from benchmarks.settings import Change, Command, changes_of_results, parse
+from benchmarks.settings import (
+    Change,
+    Command,
+    changes_of_results,
+    digest,
+    parse,
+    settings_of_results,
+)
 
 IN_USE = 3  # exit status of benchmarks/run.py if another process writes the run folder
 
@@ -62,6 +70,21 @@ class Job:
     def weights(self) -> dict[str, str] | None:
         """Name and hash of the file of pretrained weights."""
         return records.describe_weights(self.command.experiment.model)
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of the settings and weights that can change the result, for any seed.
+
+        Null settings are left out, like settings that older code did not have, and 1 equals 1.0.
+        """
+        evaluation, chosen = self.config["evaluation"], self.config["data"].get("test_classes")
+        curves = [evaluation["every"] > 0, evaluation["curve_classes"]]
+        found = settings_of_results(self.config).items()
+        moving = {key: _plain(value) for key, value in found if value is not None}
+        if isinstance(chosen, str) and Path(chosen).is_file():  # wherever it is, whatever its name
+            moving["data.test_classes"] = records.file_digest(Path(chosen))
+        weights = self.weights and self.weights["sha256"]
+        return digest(json.dumps([moving, weights, curves], sort_keys=True))
 
     @property
     def duration(self) -> str:
@@ -116,3 +139,9 @@ class Job:
         said = [line.strip() for line in lines if not line.startswith("$ ")]
         errors = [line for line in said if line.startswith("error: ")]  # a launcher may say more
         return next((line for line in reversed(errors or said) if line), "it said nothing")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_plain(one) for one in value]
+    return float(value) if type(value) is int else value

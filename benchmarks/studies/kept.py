@@ -1,6 +1,5 @@
 """A study's JSON file: the plans that were registered, and the results of all its trainings."""
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -10,13 +9,12 @@ from benchmarks.records import (
     damage_named,
     descends,
     describe_code,
-    file_digest,
     load_run,
     now,
     read_json,
     write_json,
 )
-from benchmarks.settings import digest, misfit, settings_of_results
+from benchmarks.settings import misfit
 from benchmarks.studies.jobs import Job
 
 Result = dict[str, Any]
@@ -131,30 +129,4 @@ class Results:
 
 def _name(job: Job) -> str:
     """A key of the recipe, the seed, and a digest of the settings and weights that can change the result."""
-    return f"{job.training}, seed {job.seed}, settings {digest_of(job)[:16]}"
-
-
-def digest_of(job: Job) -> str:
-    """SHA-256 of the settings and weights that can change a job's result, for any seed.
-
-    Null settings are left out, like settings that older code did not have, and 1 equals 1.0.
-    """
-    evaluation, chosen = job.config["evaluation"], job.config["data"].get("test_classes")
-    curves = [evaluation["every"] > 0, evaluation["curve_classes"]]
-    moving = {
-        key: _plain(value)
-        for key, value in settings_of_results(job.config).items()
-        if value is not None
-    }
-    if (
-        isinstance(chosen, str) and Path(chosen).is_file()
-    ):  # wherever it is, and however it is called
-        moving["data.test_classes"] = file_digest(Path(chosen))
-    weights = job.weights and job.weights["sha256"]
-    return digest(json.dumps([moving, weights, curves], sort_keys=True))
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_plain(one) for one in value]
-    return float(value) if type(value) is int else value
+    return f"{job.training}, seed {job.seed}, settings {job.digest[:16]}"

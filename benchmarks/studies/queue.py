@@ -33,12 +33,8 @@ class Queue:
         *,
         redo_stale: bool = False,
     ) -> None:
-        self._ready, self._total, self.launcher, self.redo_stale = (
-            ready,
-            total,
-            launcher,
-            redo_stale,
-        )
+        self._ready, self._total = ready, total
+        self.launcher, self.redo_stale = launcher, redo_stale
         self.jobs: list[Job] = []
         self._is_waiting: dict[Path, bool] = {}
         self._waiting: list[Job] | None = None  # None: to be asked for

@@ -15,7 +15,7 @@ from benchmarks import building, records
 from benchmarks.reporting import Choices, judge
 from benchmarks.settings import ConfigError, StudyFile, changed, digest, flat, parse
 from benchmarks.studies.jobs import Job
-from benchmarks.studies.kept import Result, Results, digest_of
+from benchmarks.studies.kept import Result, Results
 from benchmarks.studies.planning import plan
 
 Values = tuple[tuple[str, float], ...]
@@ -224,7 +224,7 @@ class Study:
     @cached_property
     def digest(self) -> str:
         """SHA-256 of the rule, and of all settings of the rows before any is chosen."""
-        rows = {row: digest_of(self.first_job(row)) for row in self.rows}
+        rows = {row: self.first_job(row).digest for row in self.rows}
         return digest(json.dumps([self.file.rule(), rows], sort_keys=True))
 
     def _jobs_anew(

@@ -171,7 +171,7 @@ results, runs = Results(Path("toy.json")), []
 for folder in map(Path, sys.argv[1:]):
     info = load_run(folder).info
     runs.append(SimpleNamespace(
-        folder=folder, training=info["label"], seed=info["seed"], config=info["config"], weights=None
+        folder=folder, training=info["label"], seed=info["seed"], config=info["config"], digest="0" * 64
     ))
 print(1, flush=True)
 input()  # until all are ready
