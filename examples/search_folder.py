@@ -129,10 +129,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for query, row, rank in zip(options.queries, squared.clamp(min=0).sqrt(), found, strict=True):
         print(query)
         page += f"<section>\n{figure(query, '')}"
-        near = [
-            (distance, paths[index])
-            for distance, index in zip(row.tolist(), rank.tolist(), strict=True)
-        ]
+        near = zip(row.tolist(), (paths[index] for index in rank.tolist()), strict=True)
         others = [(distance, path) for distance, path in near if not path.samefile(query)]
         for distance, path in others[: options.neighbours]:
             print(f"  {distance:.4f}  {path}")
