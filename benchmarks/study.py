@@ -101,25 +101,19 @@ def _run(options: argparse.Namespace, settings: Sequence[str]) -> int:
             raise ConfigError(f"--page-only: {told}; leave it out to train them")
         print(f"{told}; see above for what became of the runs", file=sys.stderr)
         return 1
-    figures = {
-        which: output.with_name(f"{output.stem}{suffix}.svg")
-        for which, suffix in (("main", ""), ("mechanisms", "_mechanisms"))
-    }
+    drawn = reporting.study_figures(file, findings, found)
+    figures = {name: output.with_name(f"{output.stem}{name}.svg") for name in drawn}
     page = reporting.study_page(
         file,
         findings,
         found,
         choices=[of for row in study.rows if (of := study.choices(row))],
         registration=studies.registration(study, found),
-        figures={which: path.name for which, path in figures.items()},
+        figures={name: path.name for name, path in figures.items()},
         protocols=os.path.relpath(PROTOCOLS, output.parent),
     )
-    drawn = {
-        path: reporting.forest(file, findings, which)
-        for which, path in figures.items()
-        if path.name in page
-    }
-    for path, content in {output: page.encode(), **drawn}.items():
+    files = {figures[name]: content for name, content in drawn.items()}
+    for path, content in {output: page.encode(), **files}.items():
         records.replace_file(path, content)
     print(f"{page.partition(chr(10) + '## ')[0].strip()}\n\nPage: {output}")
     row = reporting.recommended(file, findings, found)

@@ -11,6 +11,7 @@ run, 130 after Ctrl-C.
 import argparse
 import signal
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,6 +19,8 @@ from benchmarks.console import PrintableError, at_least, columns, command_parser
 from benchmarks.datasets.catalogue import IMAGE_DATASETS
 from benchmarks.datasets.fetch import fetch_file, unpack
 from benchmarks.datasets.listing import DatasetError, DatasetInfo, load
+
+STUDY_NEEDS = 6  # classes to train on: two in each of the folds of photographs/own
 
 RESULTS = {True: "ok", False: "FAILED", None: ""}
 
@@ -104,7 +107,10 @@ def check(options: argparse.Namespace) -> int:
 
     if options.name == "folder":
         testing = 0.5 if options.test_classes is None else options.test_classes
-        checks, broken = verify(folder.read(options.root, testing, options.class_level))
+        listing = folder.read(options.root, testing, options.class_level)
+        parts = dict(zip(listing.classes, listing.parts, strict=True)).values()
+        few = Counter(parts)["train"] < STUDY_NEEDS
+        checks, broken = verify(listing)
     else:
         info = IMAGE_DATASETS[options.name]
         checks, broken = verify(info.read(options.root), info.counts)
@@ -114,7 +120,9 @@ def check(options: argparse.Namespace) -> int:
         print("\nThese files cannot be used:", *broken, sep="\n")
     if any(check.passed is False for check in checks):
         return 1
-    if options.name == "folder":
+    if options.name == "folder" and few:
+        print(f"\nA study needs {STUDY_NEEDS} classes to train on; half of all are for the test.")
+    elif options.name == "folder":
         print(f"\nNext: python -m benchmarks.study photographs/own --data.root {options.root}")
     return 0
 

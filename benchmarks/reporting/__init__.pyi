@@ -4,7 +4,6 @@ from .folds import (
     fair_comparison as fair_comparison,
     read_method as read_method,
 )
-from .forest import forest as forest
 from .paper_figure import save_figure as save_figure
 from .paper_table import (
     RUNS as RUNS,
@@ -14,6 +13,7 @@ from .recipe_list import recipe_table as recipe_table
 from .study_answer import recommended as recommended
 from .study_page import (
     Choices as Choices,
+    study_figures as study_figures,
     study_page as study_page,
 )
 from .table import Table as Table

@@ -1,23 +1,21 @@
 """The figure of a study: each comparison's difference and interval, beside the paper's gain.
 
-Text stands above its interval, so that a phone shows it large enough. The colours follow the reader's theme, also
-where a page shows the file as an image.
+Text stands above its interval, so that a phone shows it large enough.
 """
 
 from collections.abc import Sequence
-from html import escape
-from math import ceil, floor, log10
 from textwrap import wrap
 from typing import Literal
 
-from benchmarks.console import printable
 from benchmarks.reporting.paired import Paired
+from benchmarks.reporting.svg import EDGE, WIDTH, svg_file, svg_text, ticks
 from benchmarks.reporting.verdicts import (
     AS_GOOD,
     DIVERGED,
     HARMS,
     HELPS,
     MAIN,
+    PAPERS,
     WORSE,
     WORTH,
     Finding,
@@ -28,54 +26,43 @@ from benchmarks.reporting.verdicts import (
 )
 from benchmarks.settings import CONTROL, StudyFile
 
-WIDTH, EDGE = 440, 8
 LETTERS = 40  # of a line of text, with room for a difference beside it
 TICKS = 8  # at most
 
 STYLE = """
-svg { color-scheme: light dark; }
-svg { font: 15px system-ui, -apple-system, "Segoe UI", Roboto, "Liberation Sans", sans-serif; }
-text { fill: #1f2328; }
-.soft { fill: #59636e; font-size: 13px; }
-.group { font-weight: 600; }
-.right { text-anchor: end; }
-.middle { text-anchor: middle; }
 .band { fill: #8c959f; fill-opacity: 0.22; }
-.rule { stroke: #59636e; stroke-width: 1; }
 .seen { fill: #0072b2; stroke: #0072b2; stroke-width: 2.5; }
 .gain { fill: #007d5b; stroke: #007d5b; stroke-width: 2.5; }
 .harm { fill: #c25500; stroke: #c25500; stroke-width: 2.5; }
 .pool { fill: #6e7781; stroke: #6e7781; stroke-width: 1.5; }
 .paper { fill: none; stroke: #1f2328; stroke-width: 1.5; }
-@media (prefers-color-scheme: dark) {
-  text { fill: #e6edf3; }
-  .soft { fill: #a5aeb8; }
-  .band { fill-opacity: 0.34; }
-  .rule { stroke: #a5aeb8; }
-  .seen { fill: #56b4e9; stroke: #56b4e9; }
-  .gain { fill: #2fc79a; stroke: #2fc79a; }
-  .harm { fill: #ff8c3a; stroke: #ff8c3a; }
-  .pool { fill: #a5aeb8; stroke: #a5aeb8; }
-  .paper { stroke: #e6edf3; }
-}
+"""
+DARK = """
+.band { fill-opacity: 0.34; }
+.seen { fill: #56b4e9; stroke: #56b4e9; }
+.gain { fill: #2fc79a; stroke: #2fc79a; }
+.harm { fill: #ff8c3a; stroke: #ff8c3a; }
+.pool { fill: #a5aeb8; stroke: #a5aeb8; }
+.paper { stroke: #e6edf3; }
 """
 
 GOOD, BAD = (HELPS, WORTH, AS_GOOD), (HARMS, WORSE)
 
 COLOURS = {
     "seen": "here: mean and 95 % interval",
-    "gain": ", ".join(GOOD),
-    "harm": ", ".join(BAD),
+    "gain": "a gain, or as good as claimed",
+    "harm": "a harm, or worse than claimed",
 }
-"""The words for each colour, for the key."""
+"""What each colour means, for the key."""
 
 
 def forest(
     study: StudyFile, findings: Sequence[Finding], which: Literal["main", "mechanisms"]
-) -> bytes:
+) -> bytes | None:
     """An SVG file of the main comparisons by method, with their pooled effects, or of all others by family.
 
-    Controls are left out. The axis reaches from the lowest limit to the highest, and to all gains of papers.
+    Controls are left out; None if no comparison was measured. The axis reaches from the lowest limit to the
+    highest, and to the papers' gains, which are drawn where the metric is theirs.
     """
     if which == "main":
         drawn = [finding for finding in findings if finding.comparison.family == MAIN]
@@ -83,7 +70,7 @@ def forest(
     else:
         drawn = [f for f in findings if f.comparison.family not in (MAIN, CONTROL)]
         pools = {}
-    return _Plot(study, drawn, pools).svg().encode()
+    return _Plot(study, drawn, pools).svg() if any(of.tested for of in drawn) else None
 
 
 class _Plot:
@@ -91,7 +78,7 @@ class _Plot:
 
     def __init__(self, study: StudyFile, drawn: Sequence[Finding], pools: dict[str, Paired]):
         self._study, self._drawn, self._pools = study, drawn, pools
-        gains = [finding.comparison.reported_gain() for finding in drawn]
+        gains = [self._gain(finding) for finding in drawn]
         self._has_gains = any(gain is not None for gain in gains)
         tested = [finding.tested for finding in drawn if finding.tested]
         limits = [
@@ -104,7 +91,7 @@ class _Plot:
         self._low, self._high = min(reached) - edge, max(reached) + edge
         self._y, self._parts = 0.0, list[str]()
 
-    def svg(self) -> str:
+    def svg(self) -> bytes:
         self._key()
         for group, findings in grouped(self._drawn).items():
             self._y += 8
@@ -116,11 +103,8 @@ class _Plot:
                 self._text("pooled, exploratory", "soft", _signed(self._pools[group].points()))
                 self._strip(self._pools[group], "pool", 3, half=7)
         self._axis()
-        return (
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {self._y:g}" width="{WIDTH}" '
-            f'height="{self._y:g}" role="img">\n<title>Paired differences with 95 % intervals</title>\n'
-            f"<style>{STYLE}</style>\n" + "\n".join(self._parts) + "\n</svg>\n"
-        )
+        title = "Paired differences with 95 % intervals"
+        return svg_file(self._parts, self._y, title, STYLE, DARK)
 
     def _key(self) -> None:
         dot = '<path class="{}" d="M8 {{y}}h28"/><circle class="{}" cx="22" cy="{{y}}" r="4"/>'
@@ -139,20 +123,26 @@ class _Plot:
             self._parts.append(
                 drawing.replace("{y}", f"{middle:g}").replace("{top}", f"{middle - 8:g}")
             )
-            self._parts.append(_text(46, self._y, words, "soft"))
+            self._parts.append(svg_text(46, self._y, words, "soft"))
 
     def _comparison(self, finding: Finding) -> None:
         comparison, tested = finding.comparison, finding.tested
         difference = _signed(tested.points()) if tested else DIVERGED
         self._text(name_of_claim(self._study, comparison), "", difference)
-        self._strip(tested, _colour(finding), 4.5, comparison.reported_gain())
+        self._strip(tested, _colour(finding), 4.5, self._gain(finding))
+
+    def _gain(self, finding: Finding) -> float | None:
+        """The paper's gain, if its metric is that of the axis."""
+        comparison = finding.comparison
+        same = self._study.metric(comparison) == PAPERS
+        return comparison.reported_gain() if same else None
 
     def _text(self, words: str, kind: str, right: str = "") -> None:
         for number, line in enumerate(wrap(words, LETTERS if right else LETTERS + 12)):
             self._y += 20
-            self._parts.append(_text(EDGE, self._y, line, kind))
+            self._parts.append(svg_text(EDGE, self._y, line, kind))
             if right and number == 0:
-                self._parts.append(_text(WIDTH - EDGE, self._y, right, "soft right"))
+                self._parts.append(svg_text(WIDTH - EDGE, self._y, right, "soft right"))
 
     def _strip(
         self,
@@ -180,15 +170,15 @@ class _Plot:
         self._y = bottom + 4
 
     def _axis(self) -> None:
-        y, step = self._y + 8, _step((self._high - self._low) / TICKS)
+        y = self._y + 8
         self._parts.append(f'<path class="rule" d="M{EDGE} {y:g}H{WIDTH - EDGE}"/>')
-        for number in range(ceil(self._low / step), floor(self._high / step) + 1):
-            x = self._x(number * step)
+        for number in ticks(self._low, self._high, TICKS):
+            x = self._x(number)
             self._parts.append(f'<path class="rule" d="M{x} {y:g}v5"/>')
-            self._parts.append(_text(x, y + 20, _signed(f"{number * step:+g}"), "soft middle"))
+            self._parts.append(svg_text(x, y + 20, _signed(f"{number:+g}"), "soft middle"))
         metric = name_of(self._study.primary)
-        words = f"percentage points of {metric}, in the claim's direction"
-        self._parts.append(_text(WIDTH / 2, y + 42, words, "soft middle"))
+        words = f"percentage points of {metric}; right of 0: as claimed"
+        self._parts.append(svg_text(WIDTH / 2, y + 42, words, "soft middle"))
         self._y = y + 54
 
     def _x(self, points: float) -> float:
@@ -202,20 +192,9 @@ def _colour(finding: Finding) -> str:
     return "gain" if words & {*GOOD} else "harm" if words & {*BAD} else "seen"
 
 
-def _step(least: float) -> float:
-    """The smallest of 1, 2, 5, 10, ... (and 0.5, 0.2, ...) that is not smaller."""
-    power = float(10.0 ** floor(log10(least)))
-    return next(step * power for step in (1, 2, 5, 10) if step * power >= least)
-
-
 def _signed(text: str) -> str:
     """The text with signs as wide as each other, and no sign at 0."""
     return "0" if text == "+0" else text.replace("-", "\N{MINUS SIGN}")
-
-
-def _text(x: float, y: float, words: str, kind: str) -> str:
-    written = escape(printable(words))
-    return f'<text x="{x:g}" y="{y:g}"{kind and f" class={kind!r}"}>{written}</text>'
 
 
 def _diamond(x: str, y: str) -> str:

@@ -7,8 +7,10 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from benchmarks.reporting.forest import forest
 from benchmarks.reporting.paired import estimate
 from benchmarks.reporting.study_answer import answer, cost, has_papers
+from benchmarks.reporting.study_curves import study_curves
 from benchmarks.reporting.table import Table, count_of_seeds, named
 from benchmarks.reporting.templates import fill
 from benchmarks.reporting.verdicts import (
@@ -56,6 +58,18 @@ class Choices:
     budget: int
 
 
+def study_figures(
+    study: StudyFile, findings: Sequence[Finding], results: Results
+) -> dict[str, bytes]:
+    """The SVG files that have something to show: "" of the main comparisons, "_mechanisms", and "_curves"."""
+    drawn = {
+        "": forest(study, findings, "main"),
+        "_mechanisms": forest(study, findings, "mechanisms"),
+        "_curves": study_curves(study, findings, results),
+    }
+    return {name: figure for name, figure in drawn.items() if figure}
+
+
 def study_page(
     study: StudyFile,
     findings: Sequence[Finding],
@@ -71,7 +85,7 @@ def study_page(
     Args:
         results: {row: {seed: result}}.
         registration: A paragraph that says if the comparisons were registered beforehand.
-        figures: The names of the files "main" and "mechanisms" beside the page; shown if they have a difference.
+        figures: The names of the files of `study_figures`, which lie beside the page.
         protocols: The path of docs/protocols.md from the page.
     """
     runs = [result for of in results.values() for result in of.values()]
@@ -80,12 +94,11 @@ def study_page(
     others = [finding for finding in findings if finding.comparison.family not in families]
     chosen = [choice for choice in choices if choice.tried or choice.takes]
     tested = [finding.tested for finding in findings if finding.tested]
-    drawn = {"main": main, "mechanisms": others}
     page = fill(
         Path(__file__).with_suffix(".md"),
         **{"study": study, "registration": registration, "name_of": name_of},
         protocols=protocols,
-        figures={which: figures[which] for which, of in drawn.items() if any(f.tested for f in of)},
+        figures=figures,
         answer=answer(study, main, results),
         papers=has_papers(study),
         costs=not has_papers(study) and any(cost(results, of.comparison) for of in main),
@@ -120,7 +133,8 @@ def _counts(findings: Sequence[Finding]) -> str:
     counted = [f for f in findings if f.comparison.family != CONTROL]
     counts = Counter(word for finding in counted for word in finding.words)
     told = ", ".join(f"{count} *{word}*" for word, count in counts.most_common())
-    return f"Verdicts on all {len(counted)}: {told}." if told else ""
+    several = ", which may have several" if len(counts) and counts.total() > len(counted) else ""
+    return f"Words on the {len(counted)} comparisons{several}: {told}." if told else ""
 
 
 def _lacking(study: StudyFile, findings: Sequence[Finding], choices: Sequence[Choices]) -> str:

@@ -20,8 +20,8 @@ from benchmarks.studies.jobs import Job
 Result = dict[str, Any]
 """Result of a training: the entries of `KEPT`, its "processor", and "data", the fingerprint of the images.
 
-A training that diverged has no metrics. A test also has the entries of `OF_TESTS`, the "plan" that was registered
-when it began, and "commits" if other code resumed it.
+A training that diverged has no metrics. A test also has the entries of `OF_TESTS`, its "curves", the "plan" that
+was registered when it began, and "commits" if other code resumed it.
 """
 
 NUMBER = (int, float)
@@ -72,18 +72,19 @@ class Results:
         found, begun = {}, {}
         for job in jobs:
             run, name = load_run(job.folder), _name(job)
-            curve = {name: of[-1] for name, of in run.table("evaluation").items() if of}
+            curves = {name: of for name, of in run.table("evaluation").items() if of}
             found[name] = {
                 **{key: run.info.get(key) for key in TOLD},
                 "processor": run.info["hardware"].get("processor"),
                 "data": run.info["data"].get("fingerprint"),
-                "curve": curve,
+                "curve": {name: of[-1] for name, of in curves.items()},
             }
             if job.config["data"]["split"] == "test":
                 begun[name] = str(run.info.get("started", ""))
                 sessions = run.info.get("sessions", [])
                 commits = {one.get("commit") for one in sessions} - {run.info.get("commit")}
-                tested = {key: run.info.get(key) for key in OF_TESTS} | {"commits": [*commits]}
+                tested = {key: run.info.get(key) for key in OF_TESTS}
+                tested |= {"curves": curves, "commits": [*commits]}
                 found[name] |= {key: of for key, of in tested.items() if of}
         self._merge([], found, begun)
 

@@ -9,8 +9,9 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from benchmarks.reporting.forest import LETTERS, WIDTH, forest
+from benchmarks.reporting.forest import LETTERS, forest
 from benchmarks.reporting.paired import assess
+from benchmarks.reporting.svg import WIDTH
 from benchmarks.reporting.verdicts import Finding
 from benchmarks.settings import CONTROL, Comparison, StudyFile, StudyRow
 
@@ -183,5 +184,7 @@ def test_equal_differences_are_a_dot_without_an_interval():
     assert not marks(figure, "path", "seen")
 
 
-def test_nothing_measured_is_an_axis_alone():
-    assert "percentage points of Recall@1, in the claim's direction" in texts(drawn([]))
+def test_nothing_measured_has_no_figure():
+    study = StudyFile("toy", "?", {}, [])
+    assert forest(study, [], "main") is None
+    assert forest(study, [finding("a", None, "diverged")], "main") is None

@@ -10,7 +10,7 @@ from scipy import stats
 
 from benchmarks.reporting import verdicts
 from benchmarks.reporting.paired import assess
-from benchmarks.reporting.study_page import Choices, study_page
+from benchmarks.reporting.study_page import Choices, study_figures, study_page
 from benchmarks.reporting.verdicts import judge
 from benchmarks.settings import CONTROL, Comparison, StudyFile, StudyRow, read_study
 from benchmarks.settings.study_files import Choice, Seeds
@@ -62,9 +62,9 @@ def made(gains: dict[str, float], **changes: Any) -> tuple[StudyFile, dict[str, 
 
 def page_of(study: StudyFile, results: Any, **changes: Any) -> str:
     registered = changes.pop("registered", {one.name: True for one in study.comparisons})
-    figures = {"main": "toy.svg", "mechanisms": "toy-mechanisms.svg"}
-    given = {"choices": [], "registration": "Registered at `abc`.", "figures": figures, **changes}
     findings = judge(study, results, registered=registered)
+    figures = {name: f"toy{name}.svg" for name in study_figures(study, findings, results)}
+    given = {"choices": [], "registration": "Registered at `abc`.", "figures": figures, **changes}
     return study_page(study, findings, results, **given)
 
 
@@ -108,8 +108,10 @@ def test_the_page_answers_first_and_shows_each_verdict():
     ]
     assert [row[:2] for row in controls] == [["C helps (A/A)", "helps, negligible"]]
     assert controls[0][4] == f"{p:.3f}", "not corrected"
-    assert page.index("(toy.svg)") < page.index("| comparison") < page.index("(toy-mechanisms.svg)")
-    assert "Verdicts on all 5: 2 *negligible*, 1 *worth having*, 1 *helps*, 1 *harms*" in page
+    assert page.index("(toy.svg)") < page.index("| comparison") < page.index("(toy_mechanisms.svg)")
+    assert (
+        "Words on the 5 comparisons: 2 *negligible*, 1 *worth having*, 1 *helps*, 1 *harms*" in page
+    )
     assert "exploratory" not in page.replace("*exploratory*", "")
 
 
@@ -204,7 +206,7 @@ def test_what_is_not_measured_yet_is_named():
     assert "Not measured yet" not in page_of(*made(ALL))
     page = page_of(*made({}))
     assert "(toy.svg)" not in page
-    assert "(toy-mechanisms.svg)" not in page
+    assert "(toy_mechanisms.svg)" not in page
 
 
 def test_the_chosen_settings_and_the_others():

@@ -202,6 +202,15 @@ def test_commands_that_add_at_once_lose_nothing(toy):
     assert not list(Path().glob(".toy*"))
 
 
+def test_tests_keep_their_curves_which_the_page_shows(toy, trained_by):
+    trained_by(lambda jobs: [finish(job, 0.5) for job in jobs])
+    assert command() == 0
+    for result in json.loads(Path("toy.json").read_text())["results"].values():
+        assert result["curves"] == {"step": [10, 20], "seen_recall_at_1": [0.1, 0.5]}
+    assert "](toy_curves.svg)" in Path("toy.md").read_text()
+    assert "Recall@1 (%) on training classes" in Path("toy_curves.svg").read_text()
+
+
 def test_kept_results_of_another_form_are_named(toy, capsys):
     result = {"metrics": {"recall_at_1": "high"}, "outputs": {}, "curve": {}, "wall_time_s": 1}
     for content in (

@@ -1,0 +1,104 @@
+"""The curves of a study: a line for each row, where its numbers say, on training and on new classes."""
+
+import re
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from benchmarks.reporting.study_curves import study_curves
+from benchmarks.reporting.verdicts import Finding
+from benchmarks.settings import CONTROL, Comparison, StudyFile, StudyRow
+
+SVG = "{http://www.w3.org/2000/svg}"
+RECIPES = {
+    "base": "photographs/frozen/binomial",
+    "new": "photographs/frozen/binomial_horde_sketch",
+    "control": "photographs/frozen/binomial_short",
+}
+
+
+def curves(steps: list[int], seen: list[float], unseen: list[float]) -> dict[str, Any]:
+    return {"curves": {"step": steps, "seen_recall_at_1": seen, "unseen_recall_at_1": unseen}}
+
+
+def drawn(results: dict[str, Any]) -> ElementTree.Element | None:
+    compared = [Comparison("a", "new helps", "new", "base")]
+    compared.append(Comparison("b", "control", "base", "control", family=CONTROL))
+    study = StudyFile("toy", "?", {row: StudyRow(of) for row, of in RECIPES.items()}, compared)
+    findings = [Finding(of, [0, 1], None, {}, (), None, None, True) for of in compared]
+    content = study_curves(study, findings, results)
+    return None if content is None else ElementTree.fromstring(content)
+
+
+def texts(figure: ElementTree.Element) -> list[str]:
+    return [str(text.text) for text in figure.iter(f"{SVG}text")]
+
+
+def lines(figure: ElementTree.Element) -> list[list[tuple[float, float]]]:
+    """The points of all lines but the key's."""
+    every = [path for path in figure.iter(f"{SVG}path") if path.get("class", "").startswith("line")]
+    points = [re.findall(r"[ML]([\d.]+) ([\d.]+)", path.get("d", "")) for path in every]
+    return [[(float(x), float(y)) for x, y in line] for line in points if len(line) > 1]
+
+
+RESULTS = {
+    "base": {
+        0: curves([0, 10, 20], [0.1, 0.3, 0.5], [0.2, 0.2, 0.3]),
+        1: curves([0, 10, 20], [0.1, 0.5, 0.7], [0.2, 0.4, 0.5]),
+    },
+    "new": {0: curves([0, 20], [0.1, 0.5], [0.2, 0.6]), 1: {}},
+    "control": {0: curves([0, 2], [0.1, 0.9], [0.2, 0.9])},
+}
+
+
+def test_each_line_is_the_mean_over_the_seeds_of_a_row_of_the_main_comparisons():
+    figure = drawn(RESULTS)
+    assert figure is not None
+    told = texts(figure)
+    assert told[:2] == ["binomial deviance + HORDE, sketches", "binomial deviance"]
+    assert "Recall@1 (%) on training classes" in told
+    assert "Recall@1 (%) on new classes" in told
+    found = lines(figure)
+    assert [len(line) for line in found] == [2, 3, 2, 3]
+    for line in found[1], found[3]:  # at steps 0, 10 and 20
+        assert line[1][0] == pytest.approx((line[0][0] + line[2][0]) / 2, abs=0.1)
+    (_, start), (_, middle), (_, end) = found[1]
+    assert (start - middle) / (start - end) == pytest.approx((40 - 10) / (60 - 10), abs=0.01)
+    assert found[0][0] == found[1][0], "the same network before training"
+    assert found[2][-1][1] < found[3][-1][1], "60 % is higher than 40 %"
+    height = float(figure.get("height"))
+    assert all(8 < x < 440 - 8 and 0 < y < height for line in found for x, y in line)
+
+
+def test_the_axes_tell_the_numbers():
+    figure = drawn(RESULTS)
+    assert figure is not None
+    ticks = {
+        float(text.text): float(text.get("y")) - 4
+        for text in figure.iter(f"{SVG}text")
+        if re.fullmatch(r"[\d.]+", str(text.text)) and "right" in text.get("class", "")
+    }
+    last = lines(figure)[3]  # the base on new classes: 20, 30 and 40 %
+    assert last[0][1] == pytest.approx(ticks[20], abs=0.2)
+    assert last[2][1] == pytest.approx(ticks[40], abs=0.2)
+
+
+def test_without_kept_curves_there_is_no_figure():
+    assert drawn({"base": {0: {}}, "new": {}}) is None
+    assert drawn({"control": RESULTS["control"]}) is None
+
+
+def test_lines_differ_in_colour_and_dash_in_both_themes():
+    figure = drawn(RESULTS)
+    assert figure is not None
+    looks = {
+        (path.get("class"), path.get("stroke-dasharray"))
+        for path in figure.iter(f"{SVG}path")
+        if path.get("class", "").startswith("line")
+    }
+    assert len(looks) == 2
+    light, dark = str(figure.find(f"{SVG}style").text).split("@media (prefers-color-scheme: dark)")
+    for kind in {kind.split()[1] for kind, _ in looks}:
+        assert f".{kind} {{ stroke: #" in light
+        assert f".{kind} {{ stroke: #" in dark
