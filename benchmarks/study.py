@@ -15,6 +15,7 @@ Exit status: 1 if a run failed, 2 if the command cannot start, 128 + signal if i
 
 import argparse
 import os
+import shlex
 import sys
 import time
 from collections.abc import Sequence
@@ -118,8 +119,10 @@ def _run(options: argparse.Namespace, settings: Sequence[str]) -> int:
     print(f"{page.partition(chr(10) + '## ')[0].strip()}\n\nPage: {output}")
     row = reporting.recommended(file, findings, found)
     if (folder := study.tests(row)[0].folder).is_dir():
+        base = study.first_job(file.comparisons[0].rows()[1]).config["label"]
         print(
-            f"Its runs:    python -m benchmarks.report {runs}/*/*-seed? --output {runs / 'report.html'}\n"
+            f"Its runs:    python -m benchmarks.report {runs}/*/*-seed? --baseline {shlex.quote(base)} "
+            f"--output {runs / 'report.html'}\n"
             f"Its network: python -m benchmarks.export {folder} --output exported"
         )
     return int(any(study.results.of(job) is None for job in failed))
