@@ -35,8 +35,12 @@ def study_curves(study: StudyFile, findings: Sequence[Finding], results: Results
     A row's line is the mean over the seeds that kept theirs, at the steps that all of them have.
     """
     main = [finding.comparison.rows() for finding in findings if finding.comparison.family == MAIN]
-    every = dict.fromkeys(chain(*main))
-    drawn = {row: lines for row in every if (lines := _lines(results.get(row, {})))}
+    compared = {*chain(*main)}
+    drawn = {
+        row: lines
+        for row in study.rows
+        if row in compared and (lines := _lines(results.get(row, {})))
+    }
     if not drawn:
         return None
     rows = [*drawn][: len(COLOURS)]
@@ -92,7 +96,7 @@ def _panel(
         parts.append(f'<path class="grid" d="M{LEFT} {y(value)}h{wide}"/>')
         parts.append(svg_text(LEFT - 6, y(value) + 4, f"{value:g}", "soft right"))
     parts.append(f'<path class="rule" d="M{LEFT} {top + HEIGHT:g}h{wide}"/>')
-    for step in ticks(0, max(longest, 1), 4):
+    for step in ticks(0, max(longest, 1), 6):
         parts.append(f'<path class="rule" d="M{x(step)} {top + HEIGHT:g}v5"/>')
         parts.append(svg_text(x(step), top + HEIGHT + 19, f"{step:,.0f}", "soft middle"))
     for row, (steps, values) in lines.items():

@@ -56,17 +56,17 @@ def test_each_line_is_the_mean_over_the_seeds_of_a_row_of_the_main_comparisons()
     figure = drawn(RESULTS)
     assert figure is not None
     told = texts(figure)
-    assert told[:2] == ["binomial deviance + HORDE, sketches", "binomial deviance"]
+    assert told[:2] == ["binomial deviance", "binomial deviance + HORDE, sketches"]
     assert "Recall@1 (%) on training classes" in told
     assert "Recall@1 (%) on new classes" in told
     found = lines(figure)
-    assert [len(line) for line in found] == [2, 3, 2, 3]
-    for line in found[1], found[3]:  # at steps 0, 10 and 20
+    assert [len(line) for line in found] == [3, 2, 3, 2]
+    for line in found[0], found[2]:  # at steps 0, 10 and 20
         assert line[1][0] == pytest.approx((line[0][0] + line[2][0]) / 2, abs=0.1)
-    (_, start), (_, middle), (_, end) = found[1]
+    (_, start), (_, middle), (_, end) = found[0]
     assert (start - middle) / (start - end) == pytest.approx((40 - 10) / (60 - 10), abs=0.01)
     assert found[0][0] == found[1][0], "the same network before training"
-    assert found[2][-1][1] < found[3][-1][1], "60 % is higher than 40 %"
+    assert found[3][-1][1] < found[2][-1][1], "60 % is higher than 40 %"
     height = float(figure.get("height"))
     assert all(8 < x < 440 - 8 and 0 < y < height for line in found for x, y in line)
 
@@ -79,7 +79,7 @@ def test_the_axes_tell_the_numbers():
         for text in figure.iter(f"{SVG}text")
         if re.fullmatch(r"[\d.]+", str(text.text)) and "right" in text.get("class", "")
     }
-    last = lines(figure)[3]  # the base on new classes: 20, 30 and 40 %
+    last = lines(figure)[2]  # the base on new classes: 20, 30 and 40 %
     assert last[0][1] == pytest.approx(ticks[20], abs=0.2)
     assert last[2][1] == pytest.approx(ticks[40], abs=0.2)
 
