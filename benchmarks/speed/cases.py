@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from benchmarks.backbones import register
+from benchmarks.building.frozen_stages import FrozenStages
 from benchmarks.speed.measuring import Comparison, Target, process_bytes
 from pml_regularizers import (
     BinomialDevianceLoss,
@@ -33,8 +34,6 @@ from pml_regularizers._summed_products import Activations
 from pml_regularizers.moments import Projections
 
 Device = torch.device
-
-EMBEDDING = 512  # E of training steps
 
 ALONE, NARROW = "binomial deviance alone", "HORDE, sketch of d / 4"
 
@@ -108,26 +107,44 @@ def horde_sketches(activations: Activations, tiny: bool, device: Device) -> Comp
     )
 
 
+@dataclass(frozen=True)
+class Sizes:
+    """Sizes of a training step: those of HORDE's paper, or others; with frozen stages, whose outputs are kept."""
+
+    images: int
+    side: int = 256
+    order: int = 5
+    d: int = 8192
+    embedding: int = 512
+    frozen_stages: int = 0
+
+
 def network_steps(
-    trunk_name: str, images: int, tiny: bool, device: Device, methods: Sequence[str] = ()
+    trunk_name: str, sizes: Sizes, tiny: bool, device: Device, methods: Sequence[str] = ()
 ) -> Comparison:
     """Steps of a network with the metric loss alone and with each method, or with those named.
 
-    A step is a forward pass, a backward pass and Adam, with 4 images per class. On a GPU the network runs in
-    bfloat16 and the loss in TF32.
+    A step is a forward pass, a backward pass and Adam, with 4 images per class. On a GPU, or with frozen stages,
+    the network runs in bfloat16; on a GPU the loss runs in TF32.
     """
     if tiny:
-        trunk_name, images = "test_resnet", 2
-    side, d = (64, 64) if tiny else (256, 8192)
+        trunk_name = "test_resnet"
+        sizes = replace(sizes, images=2, side=64, d=64, frozen_stages=min(1, sizes.frozen_stages))
+    d, side = sizes.d, sizes.side
     register()
     trunk = timm.create_model(trunk_name, num_classes=0, global_pool="").to(device)
-    pixels = torch.randn(images, 3, side, side, device=device)
-    labels = torch.arange(images, device=device) // 4
+    inputs = torch.randn(sizes.images, 3, side, side, device=device)
+    labels = torch.arange(sizes.images, device=device) // 4
     on_gpu = device.type == "cuda"
+    half = on_gpu or sizes.frozen_stages > 0
+    features: Callable[[Tensor], Tensor] = trunk
+    if sizes.frozen_stages:
+        stages = FrozenStages(trunk, sizes.frozen_stages, inputs)
+        features, inputs = stages.upper, stages.lower(inputs).to(torch.bfloat16)
 
     def horde(d: int = d, **options: Any) -> Callable[[nn.Module], nn.Module]:
-        C = trunk.num_features
-        return lambda loss: HORDELoss(loss, C, EMBEDDING, moment_dim=d, **options)
+        common = {"order": sizes.order, "moment_dim": d, **options}
+        return lambda loss: HORDELoss(loss, trunk.num_features, sizes.embedding, **common)
 
     def beside(regularizer: type[nn.Module]) -> Callable[[nn.Module], nn.Module]:
         return lambda loss: MultipleLosses([loss, regularizer()])
@@ -146,7 +163,7 @@ def network_steps(
 
     def step(name: str) -> Callable[[], object]:
         attention = VEMAttention if name == "VEM" else None
-        head = EmbeddingHead.for_trunk(trunk, EMBEDDING, attention=attention).to(device)
+        head = EmbeddingHead.for_trunk(trunk, sizes.embedding, attention=attention).to(device)
         loss = losses[name](BinomialDevianceLoss()).to(device)
         attach_all(loss, head)
         parameters = [*trunk.parameters(), *head.parameters(), *loss.parameters()]
@@ -154,8 +171,8 @@ def network_steps(
 
         def run() -> None:
             torch.set_float32_matmul_precision("high" if on_gpu else "highest")
-            with torch.autocast(device.type, torch.bfloat16, enabled=on_gpu):
-                embeddings = head(trunk(pixels))
+            with torch.autocast(device.type, torch.bfloat16, enabled=half):
+                embeddings = head(features(inputs))
             loss(embeddings, labels).backward()
             optimizer.step()
             optimizer.zero_grad()
@@ -164,10 +181,12 @@ def network_steps(
         run()  # makes Adam's state before memory is counted
         return run
 
-    precision = "trunk in bfloat16, moments in TF32" if on_gpu else "float32"
+    precision = "trunk in bfloat16" if half else "float32"
+    precision += ", moments in TF32" * on_gpu
+    kept = f", {sizes.frozen_stages} frozen stages, their outputs kept" * bool(sizes.frozen_stages)
     return Comparison(
         f"A training step of {trunk_name}",
-        f"{images} images of {side} px, HORDE with K = 5 and d = {d:,}, {precision}",
+        f"{sizes.images} images of {side} px{kept}, HORDE with K = {sizes.order} and d = {d:,}, {precision}",
         {name: step(name) for name in (methods or losses)},
     )
 
@@ -177,16 +196,16 @@ def horde_step(trunk: str, tiny: bool, device: Device) -> Comparison:
     methods = (ALONE, "HORDE, stored", "HORDE, sketch", NARROW)
     on_gpu = device.type == "cuda"
     return replace(
-        network_steps(trunk, 40, tiny, device, methods),
+        network_steps(trunk, Sizes(40), tiny, device, methods),
         memory_against=ALONE,
         targets={methods[1]: Target(1.15)} if on_gpu else {NARROW: Target(1.10)},
         rounds=7 if on_gpu else 3,
     )
 
 
-def all_methods(trunk: str, tiny: bool, device: Device) -> Comparison:
+def all_methods(trunk: str, sizes: Sizes, tiny: bool, device: Device) -> Comparison:
     """A step of the optimizer with each method against the same step without."""
-    steps = network_steps(trunk, 8, tiny, device)
+    steps = network_steps(trunk, sizes, tiny, device)
     return replace(steps, name=f"{steps.name} with each method", rounds=3)
 
 
@@ -321,14 +340,18 @@ def retrieval(
     )
 
 
+PHOTOGRAPHS = Sizes(32, side=128, order=3, d=1024, embedding=128, frozen_stages=6)
+"""As the recipes photographs/frozen train."""
+
 CASES: Mapping[str, Callable[[bool, Device], Comparison]] = {
     "horde_moments": horde_moments,
     "horde_sketch_stored": partial(horde_sketches, "store"),
     "horde_sketch_recomputed": partial(horde_sketches, "recompute"),
     "horde_resnet50": partial(horde_step, "resnet50"),
     "horde_googlenet": partial(horde_step, "googlenet"),
-    "methods_resnet50": partial(all_methods, "resnet50"),
-    "methods_googlenet": partial(all_methods, "googlenet"),
+    "methods_resnet50": partial(all_methods, "resnet50", Sizes(8)),
+    "methods_googlenet": partial(all_methods, "googlenet", Sizes(8)),
+    "methods_photographs": partial(all_methods, "tf_efficientnet_lite0", PHOTOGRAPHS),
     "joint_similarity": joint_similarity,
     "energy_confusion": energy_confusion,
     "vem": vem,
