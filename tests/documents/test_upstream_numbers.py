@@ -97,17 +97,19 @@ def test_variance(unbiased: bool) -> None:
 @pytest.mark.parametrize("order", [2, 5])
 @pytest.mark.parametrize("shape", [(8, 6, 3, 2), (8, 4, 6)])
 @pytest.mark.parametrize("base", [losses.TripletMarginLoss(), BinomialDevianceLoss()])
-def test_horde(order: int, shape: tuple[int, ...], base: nn.Module) -> None:
+@pytest.mark.parametrize("train", [True, False])
+def test_horde(order: int, shape: tuple[int, ...], base: nn.Module, train: bool) -> None:
     theirs = offered("horde", "losses.horde_loss").HORDELoss(
-        base, in_channels=6, embedding_size=5, order=order, moment_dim=9
+        *(base, 6, 5, order), moment_dim=9, train_projections=train
     )
-    ours = HORDELoss(base, 6, 5, order=order, moment_dim=9)
+    projections: Any = "cascaded" if train else "random"
+    ours = HORDELoss(base, 6, 5, order=order, moment_dim=9, projections=projections)
     theirs, ours = theirs.double(), ours.double()
-    mine = [*ours.moments.parameters(), *(part.weight for part in ours.embeddings.values())]
+    mine = [*ours.moments.weights(), *ours.embeddings.parameters()]
     weights = list(theirs.parameters())
-    assert len(mine) == len(weights) == 2 * order - 1
+    assert len(mine) == len(weights) == (2 * order - 1 if train else order)
     for weight, other in zip(weights, mine, strict=True):
-        weight.data = other.data.clone()
+        weight.data = other.data.double().clone()
 
     x, features = random(8, 5), random(*shape)
     tuples = miners.BatchHardMiner()(x, LABELS)
@@ -115,8 +117,8 @@ def test_horde(order: int, shape: tuple[int, ...], base: nn.Module) -> None:
     expected = ours(x, LABELS, tuples, features=features)
     assert_close(found, expected)
     for one, other in zip(
-        torch.autograd.grad(found, [x, features, *weights]),
-        torch.autograd.grad(expected, [x, features, *mine]),
+        torch.autograd.grad(found, [x, features, *(weights if train else [])]),
+        torch.autograd.grad(expected, [x, features, *(mine if train else [])]),
         strict=True,
     ):
         assert_close(one, other)

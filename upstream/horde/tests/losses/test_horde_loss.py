@@ -1,3 +1,4 @@
+import itertools
 import unittest
 
 import torch
@@ -33,8 +34,11 @@ def correct_orders(loss_func, features):
                         product = product * torch.mv(projection, image[:, h, w])
                     total = total + product
             moments.append(total / (image.shape[1] * image.shape[2]))
-        embedder = loss_func.embedders[k - 2].weight
-        output.append(F.normalize(torch.matmul(torch.stack(moments), embedder.t())))
+        moments = torch.stack(moments)
+        if loss_func.projections[0].requires_grad:
+            embedder = loss_func.embedders[k - 2].weight
+            moments = torch.matmul(moments, embedder.t())
+        output.append(F.normalize(moments))
     return output
 
 
@@ -56,8 +60,15 @@ class TestHORDELoss(unittest.TestCase):
                 ContrastiveLoss(),
                 TripletMarginLoss(distance=CosineSimilarity(), reducer=SumReducer()),
             ]:
-                for order in [2, 3, 5]:
-                    loss_func = HORDELoss(inner_loss, 5, 4, order=order, moment_dim=16)
+                for order, train in itertools.product([2, 3, 5], [True, False]):
+                    loss_func = HORDELoss(
+                        inner_loss,
+                        5,
+                        4,
+                        order=order,
+                        moment_dim=16,
+                        train_projections=train,
+                    )
                     loss_func = loss_func.to(TEST_DEVICE).type(dtype)
                     loss = loss_func(embeddings, labels, features=features)
                     orders = [embeddings] + correct_orders(loss_func, features)
@@ -65,7 +76,8 @@ class TestHORDELoss(unittest.TestCase):
                     correct_loss = sum(inner_loss(x, labels) for x in orders)
                     self.assertTrue(torch.isclose(loss, correct_loss, rtol=rtol))
 
-                    inputs = [embeddings, features, *loss_func.parameters()]
+                    weights = list(loss_func.parameters())
+                    inputs = [embeddings, features] + (weights if train else [])
                     grads = torch.autograd.grad(loss, inputs)
                     correct_grads = torch.autograd.grad(correct_loss, inputs)
                     if dtype == torch.float16:
@@ -73,6 +85,18 @@ class TestHORDELoss(unittest.TestCase):
                     for x, y in zip(grads, correct_grads):
                         self.assertTrue(torch.any(y != 0))
                         self.assertTrue(torch.allclose(x, y, rtol=1e-3, atol=1e-4))
+
+    def test_fixed_projections(self):
+        embeddings, labels, features = self.get_data()
+        loss_func = HORDELoss(
+            ContrastiveLoss(), 5, 4, order=3, moment_dim=16, train_projections=False
+        )
+        for weight in loss_func.parameters():
+            self.assertFalse(weight.requires_grad)
+            self.assertTrue(torch.all(weight.abs() == 1))
+            self.assertEqual(len(torch.unique(weight)), 2)
+        for x in loss_func.get_high_order_embeddings(features):
+            self.assertEqual(x.shape, (6, 16))
 
     def test_features(self):
         for dtype in TEST_DTYPES:

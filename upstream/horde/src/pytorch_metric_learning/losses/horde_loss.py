@@ -13,7 +13,14 @@ class HORDELoss(BaseMetricLossFunction):
     """
 
     def __init__(
-        self, loss, in_channels, embedding_size, order=5, moment_dim=8192, **kwargs
+        self,
+        loss,
+        in_channels,
+        embedding_size,
+        order=5,
+        moment_dim=8192,
+        train_projections=True,
+        **kwargs,
     ):
         for name in ["distance", "reducer"]:
             if name in kwargs:
@@ -28,19 +35,28 @@ class HORDELoss(BaseMetricLossFunction):
         self.losses = torch.nn.ModuleList([copy.deepcopy(loss) for _ in range(order)])
         self.projections = torch.nn.ParameterList(
             [
-                torch.nn.Parameter(torch.Tensor(in_channels, moment_dim))
+                torch.nn.Parameter(
+                    torch.Tensor(in_channels, moment_dim),
+                    requires_grad=train_projections,
+                )
                 for _ in range(order)
             ]
         )
         self.embedders = torch.nn.ModuleList(
             [
-                torch.nn.Linear(moment_dim, embedding_size, bias=False)
+                (
+                    torch.nn.Linear(moment_dim, embedding_size, bias=False)
+                    if train_projections
+                    else torch.nn.Identity()
+                )
                 for _ in range(order - 1)
             ]
         )
         for parameters in [self.projections, self.embedders.parameters()]:
             for weight in parameters:
                 torch.nn.init.xavier_uniform_(weight)
+                if not train_projections:
+                    weight.sign_()  # Algorithm 1 in the paper
         self.features = None
         self.in_channels = in_channels
         self.embedding_size = embedding_size
@@ -94,7 +110,8 @@ class HORDELoss(BaseMetricLossFunction):
 
     def get_high_order_embeddings(self, features):
         """
-        Returns: a list of tensors of size (batch_size, embedding_size),
+        Returns: a list of tensors of size (batch_size, embedding_size), or of size
+                    (batch_size, moment_dim) if the projections are not trained,
                     for the orders 2, 3, ..., self.order
         """
         x = features.type(self.projections[0].dtype)
