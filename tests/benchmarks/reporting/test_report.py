@@ -336,7 +336,7 @@ def test_another_digit_is_damage(make: Make, capsys: pytest.CaptureFixture[str])
     ("name", "content"),
     [
         ("retrieval.npz", {"query_groups": np.array(["best"])}),
-        ("features.npz", b"no zip"),
+        ("retrieval.npz", b"no zip"),
         ("records/training.csv", b"~iteration~,loss\n1,x\n"),
         ("run.json", {"metrics": {"recall_at_1": 10**400}}),
         ("run.json", {"outputs": None}),

@@ -23,8 +23,7 @@ from benchmarks.records import digests, load_run, write_json
 from benchmarks.records.files import signed
 from benchmarks.settings import dump, merge, parse, read_yaml, recipe_files
 from tests.benchmarks.export.conftest import pictures, plain, trained  # noqa: F401
-from tests.benchmarks.reporting.test_figures import save_features
-from tests.benchmarks.reporting.test_report import add_curves_and_images, write_run
+from tests.benchmarks.reporting.made_runs import add_curves_and_images, write_run
 from tests.end_to_end.attacks.test_dataset_files import damaged, is_shown
 from tests.end_to_end.attacks.test_settings import Watch, drawn_settings, watch  # noqa: F401
 
@@ -107,7 +106,6 @@ DRAW = st.randoms(use_true_random=False)
 def whole(tmp_path: Path) -> Path:
     folder = write_run(tmp_path, "base", 0, 0.4)
     add_curves_and_images(folder)
-    save_features(folder)
     return sealed(folder)
 
 
@@ -138,12 +136,7 @@ def test_reports_of_damaged_folders(
 TABLE = {
     "shared": {"losses": [{"loss": {"class_path": "pml_regularizers.BinomialDevianceLoss"}}]},
     "trainings": {"base": {"label": "base", "cells": {"embedding": {"recall_at_1": 49.5}}}},
-    "figure": {
-        "panels": {
-            "a": {"lines": {"base": "base"}, "metrics": ["seen_recall_at_1"]},
-            "b": {"picture": "retrieval", "row": "base"},
-        }
-    },
+    "figure": {"panels": {"a": {"lines": {"base": "base"}, "metrics": ["seen_recall_at_1"]}}},
 }
 
 
