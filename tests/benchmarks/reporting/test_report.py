@@ -338,9 +338,7 @@ def test_another_digit_is_damage(make: Make, capsys: pytest.CaptureFixture[str])
         ("retrieval.npz", {"query_groups": np.array(["best"])}),
         ("retrieval.npz", b"no zip"),
         ("records/training.csv", b"~iteration~,loss\n1,x\n"),
-        ("run.json", {"metrics": {"recall_at_1": 10**400}}),
         ("run.json", {"outputs": None}),
-        ("run.json", {"per_class": {"queries": [1], "recall_at_1": [0]}}),
     ],
 )
 def test_a_damaged_file_is_named_in_one_line(
