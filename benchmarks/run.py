@@ -284,15 +284,7 @@ class OngoingRun:
         if not self.accelerator.is_main_process:
             return
         if self.experiment.report:
-            evaluation.save_showcase(
-                path,
-                self.accelerator.unwrap_model(self.state.model),
-                self.datasets.train,
-                self.datasets.test,
-                found.embeddings,
-                batch_size=self.experiment.evaluation.batch_size,
-                dtype=self.state.dtype,
-            )
+            evaluation.save_showcase(path, self.datasets.test, found.embeddings)
         if self.experiment.evaluation.save_embeddings:
             evaluation.save_embeddings(path, self.datasets.test, found.embeddings)
         progress, metrics = self.state.progress, dict(found.metrics)

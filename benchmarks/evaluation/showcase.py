@@ -1,8 +1,4 @@
-"""Files that a run saves for the pictures of reports and figures: for inspection, never for a choice.
-
-`retrieval.npz` holds queries and their nearest neighbours. `features.npz` holds deep features of a few training
-classes, and their means over all positions and over a sixth of them, as in HORDE's Figure 1.
-"""
+"""Queries and their nearest neighbours, which a run saves for its report: for inspection, never for a choice."""
 
 from pathlib import Path
 from typing import Any
@@ -11,17 +7,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from pytorch_metric_learning.utils.inference import FaissKNN
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import normalize
 
 from benchmarks.datasets import Glyphs, ImageSet
-from benchmarks.evaluation.embedding import evaluation_mode
 
 SPREAD, EXTREMES, NEIGHBOURS = 8, 4, 8  # queries of each kind, and neighbours of each query
-
-CLASSES, IMAGES = 6, 12  # classes whose deep features are shown, and images of each
-
-POINTS = 720  # deep features in total: t-SNE takes some seconds for them
 
 RANKED = 2**22  # neighbours held at a time
 
@@ -42,31 +33,15 @@ def neighbours(embeddings: Tensor, k: int, rows: Tensor, gallery: Tensor | None)
     return found[~itself].view(len(rows), k)
 
 
-def save_showcase(
-    folder: Path,
-    model: nn.Module,
-    train_set: Glyphs | ImageSet,
-    dataset: Glyphs | ImageSet,
-    embeddings: Tensor,
-    *,
-    batch_size: int,
-    dtype: torch.dtype | None = None,
-) -> None:
-    """Write the files that the report's pictures are drawn from; call it on one process.
+def save_showcase(folder: Path, dataset: Glyphs | ImageSet, embeddings: Tensor) -> None:
+    """Write `retrieval.npz` into the run folder; call it on one process.
 
     Args:
-        folder: The run folder.
-        model: The trained network, without DDP and torch.compile.
-        train_set: The images whose deep features are shown.
         dataset: The tested dataset; at least one query has an image to find.
         embeddings: (n, E), of the whole dataset.
-        batch_size: Images per forward pass.
-        dtype: Type that the images are cast to.
     """
     precision = average_precision(embeddings, dataset.labels, dataset.is_query)
     np.savez_compressed(folder / "retrieval.npz", **retrieval(dataset, embeddings, precision))
-    if features := deep_features(model, train_set, batch_size=batch_size, dtype=dtype):
-        np.savez_compressed(folder / "features.npz", **features)
 
 
 def _queries_and_gallery(n: int, is_query: Tensor | None) -> tuple[Tensor, Tensor | None]:
@@ -132,73 +107,3 @@ def _extremes(precision: Tensor, labels: Tensor, *, best: bool) -> Tensor:
     order = queries[precision[queries].argsort(descending=best, stable=True)]
     _, first_of_class = np.unique(labels[order].numpy(), return_index=True)
     return order[np.sort(first_of_class)[:EXTREMES]]
-
-
-def deep_features(
-    model: nn.Module,
-    dataset: Glyphs | ImageSet,
-    *,
-    batch_size: int,
-    dtype: torch.dtype | None = None,
-) -> dict[str, NDArray[Any]] | None:
-    """The deep features of some images, and their means over all positions and over a sixth of them.
-
-    They are read at the stage `model.head.feature_map`; a network without it gives None. The sixth of positions
-    is drawn for each image, from a separate seed.
-
-    Returns:
-        "features" (M, C), from about `POINTS` positions, with their "feature_labels" (M,); "means" and "thinned"
-        (n, C) with their "labels" (n,), the places of their classes in "class_names"; "positions" and
-        "thinned_positions", the numbers of deep features that "means" and "thinned" are means of.
-    """
-    stage = getattr(getattr(model, "head", None), "feature_map", None)
-    if not isinstance(stage, nn.Module):
-        return None
-    rows = _some_images(dataset.labels)
-    device = next(model.parameters()).device
-    generator = torch.Generator().manual_seed(0)
-    parts: list[tuple[Tensor, ...]] = []
-    with evaluation_mode(model), torch.no_grad():
-        for some in rows.split(batch_size):
-            images = torch.stack([dataset[row][0] for row in some.tolist()]).to(device, dtype)
-            seen: list[Any] = []
-            with stage.register_forward_hook(lambda *call, seen=seen: seen.append(call[-1])):
-                model(images)
-            if len(seen) != 1 or len(seen[0]) != len(some):  # an ensemble's
-                return None
-            features = _by_position(seen[0]).float().cpu()
-            order = torch.rand(len(some), features.shape[1], generator=generator).argsort(dim=1)
-            features = features.take_along_dim(order[:, :, None], dim=1)
-            sixth = max(1, round(order.shape[1] / 6))
-            shown = features[:, : max(1, POINTS // len(rows))]
-            parts.append((shown, features.mean(dim=1), features[:, :sixth].mean(dim=1)))
-    shown, means, thinned = (torch.cat(column) for column in zip(*parts, strict=True))
-    classes, labels = dataset.labels[rows].unique(return_inverse=True)
-    # Divided by the largest, which float16 might not hold: a picture has no scale.
-    scale = (
-        shown.abs().max().maximum(means.abs().max()).maximum(thinned.abs().max()).clamp_min(1e-30)
-    )
-    return {
-        "features": (shown / scale).flatten(0, 1).half().numpy(),
-        "feature_labels": labels.repeat_interleave(shown.shape[1]).numpy(),
-        "means": (means / scale).half().numpy(),
-        "thinned": (thinned / scale).half().numpy(),
-        "labels": labels.numpy(),
-        "class_names": np.array([dataset.class_names[label] for label in classes.tolist()]),
-        "positions": np.array(order.shape[1]),
-        "thinned_positions": np.array(sixth),
-    }
-
-
-def _some_images(labels: Tensor) -> Tensor:
-    """Images of some classes that have enough images, or the most, evenly spread over these classes."""
-    sizes = torch.bincount(labels).clamp(max=IMAGES)
-    largest = sizes.argsort(descending=True, stable=True)
-    largest = largest[: max(CLASSES, int((sizes == sizes.max()).sum()))]
-    chosen = largest[torch.linspace(0, len(largest) - 1, min(CLASSES, len(largest))).long()]
-    return torch.cat([(labels == label).nonzero()[:IMAGES, 0] for label in chosen])
-
-
-def _by_position(features: Tensor) -> Tensor:
-    """(N, C, H, W) or (N, L, C) -> (N, positions, C)."""
-    return features.flatten(2).transpose(1, 2) if features.ndim == 4 else features

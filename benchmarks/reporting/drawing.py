@@ -21,18 +21,14 @@ METHODS = {"horde": 3, "energy": 4, "ecaml": 4, "vem": 5, "jr": 2, "ensemble": 1
 
 MARKERS = ("o", "s", "^", "D", "v", "P")
 
-SLIDE = Markup('<small class="hint">Slide the figure sideways to see all of it.</small>')
-
 INK = "#010203"  # placeholder for the page's text colour in a figure
-
-LONGEST_NAME = 22  # characters of a class's name beside an axis or in a key
 
 LETTERS_PER_INCH = 15  # of a key
 
 ROWS, ROW = 2, 1 / 6  # of a key that a figure has room for; it grows by inches for each further one
 
 
-def _saved(figure: Figure, title: str, **how: bool) -> bytes:
+def _saved(figure: Figure, title: str) -> bytes:
     """SVG settings: the salt keeps element ids equal between reports; no metadata, no date and no links."""
     file = io.BytesIO()
     metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
@@ -40,7 +36,7 @@ def _saved(figure: Figure, title: str, **how: bool) -> bytes:
         # The browser has a font for it.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         show_names(figure)
-        figure.savefig(file, format="svg", metadata=metadata, **how)
+        figure.savefig(file, format="svg", metadata=metadata, transparent=True)
     return file.getvalue()
 
 
@@ -71,10 +67,6 @@ def placed(labels: Iterable[str]) -> dict[str, int]:
     return found
 
 
-def short(name: str) -> str:
-    return plain(name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 1]}…")
-
-
 def new_figure(xlabel: str, ylabel: str) -> tuple[Figure, Axes]:
     # 5 inches are a phone's width: its text stays readable there, and two stand side by side.
     figure = Figure(figsize=(5, 3.6), layout="constrained")
@@ -84,12 +76,8 @@ def new_figure(xlabel: str, ylabel: str) -> tuple[Figure, Axes]:
     return figure, axes
 
 
-def figure_html(figure: Figure, title: str, caption: str, *, broad: bool = False) -> Markup:
-    """The figure as inline SVG that takes the page's colours, its key below it, then title and caption.
-
-    Args:
-        broad: Do not shrink the figure to the width of a phone.
-    """
+def figure_html(figure: Figure, title: str, caption: str) -> Markup:
+    """The figure as inline SVG that takes the page's colours, its key below it, then title and caption."""
     for axes in figure.axes:
         axes.spines[["top", "right"]].set_visible(False)
         axes.spines[["left", "bottom"]].set_color(INK)
@@ -104,11 +92,7 @@ def figure_html(figure: Figure, title: str, caption: str, *, broad: bool = False
         figure.set_figheight(figure.get_figheight() + ROW * further)
         key = {"ncols": columns, "fontsize": 8, "frameon": False, "labelcolor": INK}
         figure.legend(handles, names, loc="outside lower center", **key)
-    drawn = _saved(figure, title, transparent=True).decode().replace(INK, "currentColor")
+    drawn = _saved(figure, title).decode().replace(INK, "currentColor")
     return Markup(
-        '<figure class="{}">{}<svg role="img" aria-label="{}"{}'
-        "<figcaption><b>{}.</b> {}</figcaption></figure>"
-    ).format(
-        *("broad" if broad else "narrow", SLIDE if broad else ""),
-        *(title, Markup(drawn.partition("<svg")[2]), title, caption),
-    )
+        '<figure><svg role="img" aria-label="{}"{}<figcaption><b>{}.</b> {}</figcaption></figure>'
+    ).format(title, Markup(drawn.partition("<svg")[2]), title, caption)

@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from benchmarks.records import Run, damage_named, replace_file
-from benchmarks.reporting import pictures
 from benchmarks.reporting.comparison import compare
 from benchmarks.reporting.drawing import COLOURS, MARKERS, figure_html, new_figure, placed, plain
 from benchmarks.reporting.templates import fill
@@ -30,9 +29,16 @@ LOSS_POINTS = 75  # points of a loss curve, each the mean of a block of steps
 
 TICKS = 7  # at most; one at each measured step if these are no more
 
+THUMBNAIL = 96  # largest side of a retrieved image, in pixels
+
+# A class of Glyphs, which looks like a damaged name.
+REPLACEMENT = ("\N{REPLACEMENT CHARACTER}", "(replacement)")
+
 Methods = dict[str, list[Run]]
 
 Floats = NDArray[np.floating]
+
+Saved = dict[str, NDArray[Any]]
 
 Lines = dict[str, tuple[Floats, Floats]]  # label -> steps (T,), values (seeds, T)
 
@@ -47,7 +53,6 @@ def write_html(runs: Sequence[Run], path: Path, baseline: str | None = None) -> 
         runs=runs,
         yaml=dump,
         curves=curves(methods),
-        features=Markup().join(deep_features(members[0]) for members in methods.values()),
         neighbours=neighbours(methods),
     )
     replace_file(path, page.encode())
@@ -189,37 +194,20 @@ def _line_figure(methods: Methods, lines: Lines, ylabel: str) -> tuple[Figure, A
     return figure, axes
 
 
-# ----------------------------------------------------------------------------------------- pictures
+# --------------------------------------------------------------------------------------- neighbours
 
 
-STARS = {"means": "(a) means of all features", "thinned": "(b) means of a sixth"}
-
-
-def deep_features(run: Run) -> Markup:
-    """t-SNE of deep features and their means over all positions and over a sixth, as in HORDE's Figure 1.
-
-    Raises:
-        ValueError: naming the file, if it cannot be drawn.
-    """
-    path = run.file("features.npz")
-    with damage_named(path):
-        found = pictures.saved(path)
-        places = pictures.places_of_features(found) if found else {}
-        if not places:
-            return Markup()
-        figure = Figure(figsize=(7.6, 4.1), layout="constrained")
-        for axes, (stars, title) in zip(figure.subplots(1, 2), STARS.items(), strict=True):
-            pictures.draw_features(axes, found, places, stars)
-            axes.set_title(title, fontsize=10)
-        shown = len(found["features"]) // len(found["labels"])
-        caption = (
-            f"Seed {run.seed}: {len(found['labels'])} images of {len(found['class_names'])} training "
-            f"classes, as in HORDE's Figure 1. Points: {shown} of the {found['positions']} deep features of each "
-            f"image. Stars: their means over all, and over {found['thinned_positions']} of them, on the same map. "
-            "t-SNE keeps neighbours, not distances."
-        )
-        title = f"Deep features and their means: {run.label}"
-        return figure_html(figure, title, caption, broad=True)
+def saved(path: Path) -> Saved:
+    """The arrays of an npz file; {} if there is none."""
+    if not path.exists():
+        return {}
+    with path.open("rb") as file, np.load(file) as arrays:
+        found = dict(arrays)
+    for name, of in found.items():
+        if of.dtype.kind == "U":  # np.strings.replace cuts the longer words off
+            words = [word.replace(*REPLACEMENT) for word in of.ravel().tolist()]
+            found[name] = np.array(words, dtype=np.str_).reshape(of.shape)
+    return found
 
 
 def neighbours(methods: Methods) -> str:
@@ -232,7 +220,7 @@ def neighbours(methods: Methods) -> str:
     for label, members in methods.items():
         path = members[0].file("retrieval.npz")
         with damage_named(path):
-            found = pictures.saved(path)
+            found = saved(path)
             for row, group in enumerate(found["query_groups"].tolist() if found else []):
                 # All methods share these queries; the others differ between methods.
                 title = SPREAD if group == "evenly spread" else f"{group} queries of {label}"
@@ -251,7 +239,7 @@ def neighbours(methods: Methods) -> str:
 SPREAD = "Evenly spread over the test set"
 
 
-def _answer(found: pictures.Saved, row: int) -> dict[str, Any]:
+def _answer(found: Saved, row: int) -> dict[str, Any]:
     """A query and its neighbours, as pictures with texts."""
     of, name, precision = (found[f"query_{key}"][row] for key in ("labels", "names", "precision"))
     about = f", average precision {100 * precision:.1f} %" if np.isfinite(precision) else ""
@@ -267,7 +255,7 @@ def _answer(found: pictures.Saved, row: int) -> dict[str, Any]:
 
 def _png(pixels: NDArray[np.uint8]) -> str:
     image = Image.fromarray(pixels)
-    image.thumbnail((pictures.THUMBNAIL, pictures.THUMBNAIL))
+    image.thumbnail((THUMBNAIL, THUMBNAIL))
     file = io.BytesIO()
     image.save(file, format="PNG")
     return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"

@@ -10,8 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.backend_bases import FigureCanvasBase
 from matplotlib.figure import Figure
 
-from benchmarks.records import damage_named, replace_file
-from benchmarks.reporting import pictures
+from benchmarks.records import replace_file
 from benchmarks.reporting.comparison import metric_name
 from benchmarks.reporting.drawing import COLOURS, MARKERS, placed, plain, show_names
 from benchmarks.reporting.figures import over_steps
@@ -20,8 +19,7 @@ from benchmarks.reporting.rows import Group, collect
 from benchmarks.reporting.table import named
 from benchmarks.settings import ConfigError, Panel, RecipeTable
 
-SIZES = {None: (4.2, 3.3), "retrieval": (6.4, 6.0)}  # inches
-FEATURES = (4.2, 4.4)
+WIDTH, HEIGHT = 4.2, 3.3  # inches of a panel
 
 BANDS = "Bands: 95 % intervals over seeds; of a single run, over parts of the test set."
 
@@ -55,18 +53,13 @@ def draw_figure(table: RecipeTable, folders: Sequence[Path]) -> Figure:
     groups = {row: next((group for group in of if group.runs), None) for row, of in rows.items()}
     columns = min(3, len(table.figure))
     lines = -(-len(table.figure) // columns)
-    width, height = SIZES.get(next(iter(table.figure.values())).picture, FEATURES)
-    figure = Figure(figsize=(width * columns, height * lines), layout="constrained")
+    figure = Figure(figsize=(WIDTH * columns, HEIGHT * lines), layout="constrained")
     every = figure.subplots(lines, columns, squeeze=False).flat
     notes: list[str] = []
     for (title, panel), axes in zip(table.figure.items(), every, strict=False):
         axes.set_title(plain(title), fontsize=10)
-        if panel.picture is None:
-            _draw_lines(axes, panel, groups)
-            notes = [BANDS] if axes.collections else notes
-        elif not _draw_picture(axes, panel, groups[str(panel.row)]):
-            axes.axis("off")
-            axes.text(0.5, 0.5, "nothing to draw", ha="center", transform=axes.transAxes)
+        _draw_lines(axes, panel, groups)
+        notes = [BANDS] if axes.collections else notes
     for axes in every:
         axes.axis("off")
     figure.suptitle(plain(table.title), fontsize=11)
@@ -78,11 +71,8 @@ def draw_figure(table: RecipeTable, folders: Sequence[Path]) -> Figure:
     }
     told = [f"{row} ({named('seed', seeds)})" for row, seeds in sorted(lost.items()) if seeds]
     notes += [f"Diverged: {', '.join(told)}."] if told else []
-    figure.supxlabel(plain(fill(" ".join(notes), int(14 * width * columns))), fontsize=8)
+    figure.supxlabel(plain(fill(" ".join(notes), int(14 * WIDTH * columns))), fontsize=8)
     return figure
-
-
-# --------------------------------------------------------------------------------------------- lines
 
 
 def _draw_lines(axes: Axes, panel: Panel, groups: dict[str, Group | None]) -> None:
@@ -142,26 +132,3 @@ def _place(axes: Axes, values: list[float]) -> None:
         axes.set_xscale("symlog", linthresh=positive[0], linscale=0.3)
         axes.minorticks_off()
     axes.set_xticks(values, [f"{value:g}" for value in values])
-
-
-# ------------------------------------------------------------------------------------------ pictures
-
-
-def _draw_picture(axes: Axes, panel: Panel, group: Group | None) -> bool:
-    """Draw the picture of the first seed; return False if its run saved none."""
-    if group is None:
-        return False
-    kept = "retrieval" if panel.picture == "retrieval" else "features"
-    with damage_named(path := group.runs[0].file(f"{kept}.npz")):
-        found = pictures.saved(path)
-        if not found:
-            return False
-        if panel.picture == "retrieval":
-            axes.imshow(pictures.retrieval_rows(found, *panel.grid))
-            axes.axis("off")
-            return True
-        places = pictures.places_of_features(found)
-        if places:
-            stars = "thinned" if panel.picture == "thinned" else "means"
-            pictures.draw_features(axes, found, places, stars)
-        return bool(places)

@@ -19,7 +19,7 @@ from benchmarks.settings.errors import ConfigError, one_line
 from benchmarks.settings.experiment import Experiment, Model
 from benchmarks.settings.recipe_files import GROUPS, read_entry
 from benchmarks.settings.trusted import TRUST, trust
-from benchmarks.settings.yaml_files import TooLargeError, dump, read_yaml, refuse_large
+from benchmarks.settings.yaml_files import dump, read_yaml
 
 DEFAULT_RECIPE = "glyphs/demo/binomial"
 
@@ -79,11 +79,6 @@ def parse(argv: Sequence[str]) -> Command:
                 )
             if name in GROUPS and not isinstance(value, Mapping):
                 raise ConfigError(f"{name}: expected a mapping of settings, got {value!r}")
-    for option in options:
-        try:
-            refuse_large(option.partition("=")[2] or option)
-        except TooLargeError as error:
-            raise ConfigError(f"{option[:40]}: {error}") from error
     parser = _parser()
     parsed = _parsed(parser, layers, options)
     for name in ON_THE_COMMAND_LINE:

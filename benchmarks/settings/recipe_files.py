@@ -33,7 +33,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import NoneType
-from typing import Any, Literal
+from typing import Any
 
 import jsonargparse
 from jsonargparse.typing import PositiveInt
@@ -109,9 +109,6 @@ class Panel:
         output: The test-time output of the metrics; default: the first that has them.
         x: Label of the x axis.
         steps: Training steps in one unit of x, if x counts training steps.
-        picture: In place of lines: "features" or "thinned" (HORDE's Figure 1), or "retrieval".
-        row: The row of the picture.
-        grid: Numbers of queries of a retrieval, and of neighbours of each.
     """
 
     lines: dict[str, str | dict[float, str]] = field(default_factory=dict)
@@ -119,16 +116,11 @@ class Panel:
     output: str | None = None
     x: str = "training step"
     steps: PositiveInt = 1
-    picture: Literal["features", "thinned", "retrieval"] | None = None
-    row: str | None = None
-    grid: tuple[PositiveInt, PositiveInt] = (8, 8)
 
     def rows(self) -> list[str]:
         """The rows of the table that it shows."""
-        found = [] if self.row is None else [self.row]
-        for line in self.lines.values():
-            found += [line] if isinstance(line, str) else line.values()
-        return found
+        lines = self.lines.values()
+        return [row for of in lines for row in ([of] if isinstance(of, str) else of.values())]
 
 
 @dataclass(frozen=True)
@@ -182,10 +174,9 @@ def _figure(key: str, content: Mapping[str, Any]) -> dict[str, Panel]:
         except argparse.ArgumentError as error:
             raise ConfigError(f"{where}: {one_line(error)}; got {described}") from error
         missing = set(panel.rows()) - content["trainings"].keys()
-        alone = bool(panel.lines) == bool(panel.picture and panel.row)
-        if missing or alone or not panel.metrics:
+        if missing or not (panel.lines and panel.metrics):
             raise ConfigError(
-                f"{where}: expected lines and their metrics, or a picture and its row, of rows of this table; got "
+                f"{where}: expected lines of rows of this table, and their metrics; got "
                 f"{', '.join(missing) or described}"
             )
     return figure

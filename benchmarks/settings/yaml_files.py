@@ -1,4 +1,4 @@
-"""YAML of settings: read strictly and within limits, and written so that it reads back as it was."""
+"""YAML of settings: read strictly, and written so that it reads back as it was."""
 
 import re
 from collections.abc import Mapping
@@ -13,69 +13,33 @@ import yaml
 from benchmarks.settings.errors import ConfigError, one_line
 
 SIZE = 2**20  # characters of a file
-MOST, LONGEST, DEEPEST, DIGITS = 5_000, 100, 50, 308
-"""Limits on values, entries of a list, levels and digits of a number, far above what settings have.
 
-The parser's time grows with the square of a list's length, and it reads any text as YAML, too.
-"""
-
-
-class TooLargeError(yaml.YAMLError):
-    """Error: more than settings have."""
+MOST = 5_000  # values of a file that has aliases: a few of these may stand for millions
 
 
 class StrictLoader(yaml.SafeLoader):
-    """YAML loader that refuses duplicate keys and what is too large, and reads 1e-5 as a number."""
+    """YAML loader that refuses duplicate keys and aliases that grow, and reads 1e-5 as a number."""
 
-    def __init__(self, stream: str) -> None:
-        super().__init__(stream)
-        self._text, self._level, self._count = stream, 0, 0
-        self._sizes: dict[yaml.Node, int] = {}
+    _count = 0  # values so far, aliases written out
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         before, is_alias = self._count, self.check_event(yaml.AliasEvent)
-        self._level += 1
-        if self._level > DEEPEST:
-            raise TooLargeError(f"more than {DEEPEST} levels")
         node = super().compose_node(parent, index)
-        self._level -= 1
-        if node is None:
-            return None
-        # An alias inside the value that it stands for has no size yet, and no end.
-        self._count += self._sizes.get(node, MOST) if is_alias else 1
-        self._sizes.setdefault(node, self._count - before)
-        if self._count > MOST:
-            raise TooLargeError(f"more than {MOST:,} values, aliases written out")
-        if isinstance(node, yaml.SequenceNode) and len(node.value) > LONGEST:
-            raise TooLargeError(
-                f"expected a list of at most {LONGEST}, got one of {len(node.value)}: "
-                f"line {node.start_mark.line + 1}"
-            )
-        if isinstance(node, yaml.ScalarNode) and node.value != self._text:
-            refuse_large(node.value)
+        self._count += getattr(node, "size", 1) if is_alias else 1
+        if is_alias and self._count > MOST:
+            raise RecursionError(f"more than {MOST:,} values, aliases written out")
+        node.size = self._count - before
         return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        for key in keys:
-            if keys.count(key) > 1:
+        seen = set()
+        for key in [self.construct_object(key, deep=True) for key, _ in node.value]:
+            if key in seen:
                 raise yaml.constructor.ConstructorError(
                     None, None, f"key {key!r} appears twice", node.start_mark
                 )
+            seen.add(key)
         return super().construct_mapping(node, deep=True)
-
-
-def refuse_large(text: str) -> None:
-    """Raise a TooLargeError if a text, read as YAML, is a number or a structure that is too large."""
-    if len(text) > DIGITS and text.lstrip("+-").isdigit():
-        raise TooLargeError(f"expected a number, got one of more than {DIGITS} digits")
-    if re.search(r"[\[{*]", text):
-        try:
-            yaml.compose(text, StrictLoader)
-        except TooLargeError:
-            raise
-        except yaml.YAMLError:
-            pass  # plain text
 
 
 class StrictDumper(yaml.SafeDumper):
@@ -95,11 +59,14 @@ def load_yaml(text: str) -> Any:
 
     Raises:
         ValueError: if the text is not valid YAML, or too large.
+        RecursionError: if it is too deep, or its aliases grow; after a ValueError jsonargparse would read it again.
     """
     if len(text) > SIZE:
         raise ValueError(f"expected settings, got more than {SIZE:,} characters")
     try:
         return yaml.load(text, StrictLoader)
+    except RecursionError:
+        raise
     except Exception as error:  # a tag may declare any text a number, a date or binary
         raise ValueError(one_line(error)) from error
 
@@ -121,7 +88,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
             content = deepcopy(_load_once(file.read(SIZE + 1)))
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror})") from error
-    except ValueError as error:
+    except (RecursionError, ValueError) as error:
         raise ConfigError(f"{path}: not valid YAML: {error}") from error
     if not isinstance(content, dict):
         raise ConfigError(f"{path}: expected a mapping of settings, got {type(content).__name__}")

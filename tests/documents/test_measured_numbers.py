@@ -192,22 +192,6 @@ def test_a_number_without_a_source_is_found(number: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text",
-    [
-        "maps of 8 x 8, a 5x5 branch, GoogLeNet's 1,024 channels",
-        "the half-width of the 95 % Student-t interval",
-        "a default of `0.5 s`, the paper's (Table 4: 1e-3)",
-        "    0.3 ± 0.1 in a block of code",
-        "```python\nlr = 1e-3\n```",
-        "<!-- not measured: Table 3 of the paper -->\n| HORDE | 56.8 ± 0.2 |",
-        "to 1e-12, which `tests/library/test_horde.py` asserts",
-    ],
-)
-def test_other_numbers_need_none(text: str) -> None:
-    assert without_source(f"# Page\n\n{text}\n") == []
-
-
-@pytest.mark.parametrize(
     "command",
     [
         "make nothing",

@@ -2,15 +2,11 @@
 
 import json
 import os
-import queue
 import signal
-import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -162,29 +158,6 @@ def test_what_no_node_has_is_refused(
     assert not ray.is_initialized()
 
 
-@contextmanager
-def serving(answer: bytes) -> Iterator[tuple[str, "queue.Queue[socket.socket]"]]:
-    """A server that says so much to each client and no more: its address, and the clients that have come."""
-    clients: queue.Queue[socket.socket] = queue.Queue()
-    accepted: list[socket.socket] = []
-
-    def serve() -> None:
-        with suppress(OSError):  # once the server is closed
-            while True:
-                accepted.append(server.accept()[0])
-                accepted[-1].sendall(answer)
-                clients.put(accepted[-1])
-
-    with socket.create_server(("", 0)) as server:  # Ray takes this machine's address for localhost
-        threading.Thread(target=serve, daemon=True).start()
-        try:
-            yield f"127.0.0.1:{server.getsockname()[1]}", clients
-        finally:
-            server.shutdown(socket.SHUT_RDWR)
-            for client in accepted:
-                client.close()
-
-
 @pytest.fixture
 def refused(
     data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -202,33 +175,6 @@ def refused(
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "127.0.0.1:99999"])
 def test_an_address_without_a_cluster_is_told(address: str, refused: Callable[[str], str]) -> None:
     assert refused(address).startswith(f"error: --ray: {address}: ")
-
-
-@pytest.mark.parametrize(
-    ("answer", "told"),
-    [(b"", "timed out"), (b"HTTP/1.1 400 Bad Request\r\n\r\n", "no cluster of Ray answers")],
-    ids=["mute", "another server"],
-)
-def test_an_address_of_something_else_is_told(
-    answer: bytes, told: str, refused: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("benchmarks.studies.cluster.CONNECTING", 1)
-    with serving(answer) as (address, _):
-        assert refused(address).startswith(f"error: --ray: {address}: {told}")
-
-
-def test_a_stop_while_ray_connects(data: str, tmp_path: Path) -> None:
-    with serving(b"\0\0\0\4\0\0\0\0\0") as (
-        address,
-        clients,
-    ):  # as a cluster begins, and then no more
-        driver = start(command(tmp_path / "runs", data, "--ray", address))
-        for _ in "ours", "Ray's":
-            clients.get(timeout=TIMEOUT)
-        driver.terminate()
-        said, _ = driver.communicate(timeout=TIMEOUT)
-    assert driver.returncode == 128 + signal.SIGTERM, said
-    assert said.splitlines()[-1] == "stopped"
 
 
 def test_runs_that_cannot_be_written_are_told(

@@ -79,8 +79,7 @@ def test_what_a_finished_run_leaves(
     ]
     assert 0.05 < record["peak_memory_gib"]["host"] < 50
     assert set(record["files"]) == {
-        *("config.yaml", "features.npz", "retrieval.npz"),
-        *("records/evaluation.csv", "records/training.csv"),
+        *("config.yaml", "retrieval.npz", "records/evaluation.csv", "records/training.csv"),
     }
     assert all(load_run(done).file(name).exists() for name in record["files"])
     assert read_table(done / "records", "evaluation")["step"] == [0, 4, 6]

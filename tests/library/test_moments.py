@@ -161,25 +161,10 @@ def test_tables_that_were_cast_are_refused(dtype: torch.dtype) -> None:
     check_refused(module, state, message)
 
 
-@pytest.mark.parametrize("damage", ["twice", "beyond", "lowest"])
-def test_damaged_tables_are_refused(damage: str) -> None:
-    module = build("sketch", moment_dim=8)
-    state = copy.deepcopy(module.state_dict())
-    table = state["weight_0"]
-    value = {"twice": 2, "beyond": 6, "lowest": -(2**31)}[damage]
-    table[table.abs() == 3] = value
-    message = "expected each of the channels 1 to 5 once"
-    check_refused(build("sketch", moment_dim=8), state, message)
-
-
 def test_random_matrices_of_other_numbers_are_refused() -> None:
     state = build("random").state_dict()
     state["weight_0"] = torch.zeros_like(state["weight_0"])
     check_refused(build("random"), state, "expected only -1 and 1")
-    state["weight_0"] = torch.ones_like(state["weight_0"]).bool()  # of -1 and 1 alike
-    check_refused(build("random"), state, "expected only -1 and 1")
-    state = {name: value.to_sparse() for name, value in build("random").state_dict().items()}
-    check_refused(build("random"), state, "expected a dense tensor, got torch.sparse_coo; load its")
     state = build("cascaded").state_dict()  # rounded to 0, if nobody looked
     check_refused(build("random"), state, 'expected only -1 and 1, got other .* "independent"')
 
@@ -220,12 +205,6 @@ def test_casts_and_copies_keep_the_tables(way: Any) -> None:
     module, features = build("sketch", in_channels=300, moment_dim=300), sample("map", 3, 300)
     expected = module(features)
     assert all(map(torch.equal, way(module)(features), expected))
-
-
-def test_tables_cast_in_place_are_refused_in_the_call() -> None:
-    module = build("sketch").type(torch.float16)  # unlike half(), this casts integers too
-    with pytest.raises(ValueError, match=r"tables: expected signed integers, got torch\.float16"):
-        module(sample("map"))
 
 
 def test_trained_matrices_start_glorot_uniform_or_as_signs() -> None:

@@ -72,15 +72,10 @@ def sketches(*tables: torch.Tensor) -> Any:
 Refused = list[tuple[Callable[[], object], str]]
 PAIRS: Refused = [
     (lambda: BinomialDevianceLoss(alpha=0), "alpha: expected a positive number, got 0"),
-    (lambda: BinomialDevianceLoss(alpha=math.nan), "alpha: expected a positive number, got nan"),
     (lambda: BinomialDevianceLoss(negative_weight=-1.5), "negative_weight: .*, got -1.5"),
     (lambda: prepare_loss(object()), r"loss: .* got object; call prepare_loss\(loss\)"),
     (
         lambda: DistributedLoss(CONTRASTIVE)(X, LABELS, features=X),
-        "features: .* takes no features; attach the losses inside",
-    ),
-    (
-        lambda: DistributedLoss(losses.MultipleLosses([CONTRASTIVE]))(X, LABELS, features=X),
         "features: .* takes no features; attach the losses inside",
     ),
 ]
@@ -88,13 +83,8 @@ ENERGY_CONFUSION: Refused = [
     (lambda: confusion(reduction="sum"), "reduction: expected one of mean, ordered_sum; got 'sum'"),
     (lambda: confusion(gradient="trunk"), "gradient: expected one of fc, all; got 'trunk'"),
     (lambda: confusion(num_pairs=0), "num_pairs: expected a whole .* from 1 on, or None .*, got 0"),
-    (lambda: confusion(num_pairs=2.5), r"num_pairs: expected a whole .* from 1 on.*, got 2\.5"),
     (lambda: confusion(seed=0.5), r"seed: expected a whole number, got 0\.5"),
     (lambda: confusion(distance="l2"), "distance: expected one of PML's distances, .* got 'l2'"),
-    (
-        lambda: confusion(distance=distances.BatchedDistance(distances.LpDistance())),
-        "distance: expected one of PML's distances, .* got BatchedDistance",
-    ),
     (lambda: confusion(distance=distances.CosineSimilarity()), "distance: .* similarity Cosine"),
     (
         lambda: confusion()(X[:, :, None], LABELS),
@@ -114,10 +104,6 @@ ENSEMBLES: Refused = [
     (
         lambda: network(stem_channels=4, embedding_size=7),
         "embedding_size: .* of num_heads=3, got 7",
-    ),
-    (
-        lambda: network(stem_channels=4, embedding_size=0),
-        "embedding_size: .* of num_heads=3, got 0",
     ),
     (lambda: DivergenceLoss(1), "num_heads: expected at least 2, got 1"),
     (lambda: DivergenceLoss(2, images="some"), "images: expected one of all, same; got 'some'"),
@@ -143,12 +129,10 @@ BOUND: Refused = [
     (lambda: stratified_parts(LABELS), "labels: class 0 has 2 images, too few for 10 parts"),
     (lambda: stratified_parts(LABELS, 0), "count: expected at least 1, got 0"),
     (lambda: stratified_parts(LABELS.tolist(), 2), "labels: .*, got list; pass torch.as_tensor"),
-    (lambda: stratified_parts(LABELS.numpy(), 2), "labels: .*, got ndarray; pass torch.as_tensor"),
     (
         lambda: stratified_parts(LABELS[:, None], 2),
         r"labels: expected a vector.*\(6, 1\); pass labels.squeeze\(1\)",
     ),
-    (lambda: stratified_parts(LABELS[0], 2), r"labels: expected a vector.*got shape \(\)$"),
     (lambda: mean_interval([1.0]), "values: expected at least 2 for an interval, got 1"),
 ]
 HEADS: Refused = [
@@ -160,7 +144,6 @@ HEADS: Refused = [
     (lambda: head(attention="VEM"), "attention: expected a module, .* got 'VEM'"),
     (lambda: head(attention=torch.sigmoid), "attention: .* sigmoid .*, which fails for 5 features"),
     (lambda: head(attention=lambda c: None), "attention: .* which makes None for 5 features"),
-    (lambda: head(attention=nn.MultiheadAttention), "attention: .* missing .* 'num_heads'"),
     (
         lambda: head()(torch.zeros(2, 4, 3, 3)),
         r"x: expected one axis of 5 channels.* got shape \(2, 4, 3, 3\)",
@@ -294,14 +277,11 @@ MOMENTS: Refused = [
         for first in (0, 1, 5)
     ),
     (lambda: sketches(), r"tables: expected .* room for the 4 channels, got \[\]"),
-    (lambda: sketches(TABLES[0]), "tables: expected .* room for the 4 channels"),
     (lambda: sketches(*TABLES[:, :3]), "tables: expected .* room for the 4 channels"),
-    (lambda: sketches(TABLES[0], TABLES[1, :4]), "tables: expected .* room for the 4 channels"),
     (
         lambda: sketches(TABLES[0], TABLES[1].half()),
         "tables: .* signed integers, got torch.float16",
     ),
-    (lambda: sketches(TABLES[0], TABLES[1].byte()), "tables: .* signed integers, got torch.uint8"),
     (
         lambda: sketches(TABLES[0], TABLES[1].abs().clamp(max=3)),
         "tables: expected each of the channels 1 to 4 once, with either sign",
@@ -341,7 +321,6 @@ JOINT_SIMILARITY: Refused = [
     (lambda: GaussianKernel(0.0), "bandwidth: expected a positive number, or None .* got 0.0"),
     (lambda: LaplaceKernel(math.nan), "bandwidth: .* got nan"),
     (lambda: PolynomialKernel(0), "degree: expected an integer of at least 1, got 0"),
-    (lambda: PolynomialKernel(1.5), "degree: expected an integer of at least 1, got 1.5"),
     (lambda: PolynomialKernel(2, -1.0), "constant: expected a number of at least 0, got -1.0"),
     (lambda: LINEAR(torch.ones(2, 3, 4)), r"x: .* got shape \(2, 3, 4\)"),
     (lambda: LINEAR(X, X[:, :3]), r"y: .* got shape \(6, 3\)"),
@@ -373,14 +352,6 @@ SUMS_AND_GROUPS: Refused = [
         for wrong in (CONTRASTIVE, nn.ModuleDict({"a": CONTRASTIVE}), iter([CONTRASTIVE]))
     ),
     (lambda: parameter_groups({"a": head()}, lr=1), "model: expected a module, got dict; pass"),
-    (
-        lambda: parameter_groups(iter([X]), lr=1),
-        "model: expected a module, got list_iterator; pass",
-    ),
-    (
-        lambda: parameter_groups(head(), iter([X]), lr=1),
-        "loss: expected a module, got list_iterator",
-    ),
     (lambda: warn_untrained({"a": CONTRASTIVE}), "loss: expected a module, got dict; pass"),
 ]
 RANKS: Refused = [

@@ -94,25 +94,6 @@ def test_a_killed_owner_owns_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_that_its_owner_deletes_while_it_is_made_is_made_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made, tries = Path.mkdir, []
-
-    def mkdir(path: Path, *arguments: object, **options: object) -> None:
-        tries.append(path)
-        if len(tries) == 1:
-            raise FileExistsError(path)
-        made(path, *arguments, **options)
-
-    monkeypatch.setattr(Path, "mkdir", mkdir)
-    OwnedFolder(tmp_path / "folder").close()
-    assert tries == [tmp_path / "folder"] * 2
-    (tmp_path / "file").write_text("")
-    with pytest.raises(FileExistsError):
-        OwnedFolder(tmp_path / "file")
-
-
 def test_a_moved_folder_stays_owned(tmp_path: Path) -> None:
     with OwnedFolder(tmp_path / "a") as folder:
         folder.move(tmp_path / "b")

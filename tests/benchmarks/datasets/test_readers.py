@@ -6,10 +6,8 @@ from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
-from scipy.io import loadmat
 
 from benchmarks.datasets import IMAGE_DATASETS, load
 from benchmarks.datasets.listing import DatasetError, Listing
@@ -51,14 +49,6 @@ def read(layout: str, root: Path) -> Listing:
 
 def rows(listing: Listing) -> list[tuple[str, str, str]]:
     return list(zip(listing.paths, listing.classes, listing.parts, strict=True))
-
-
-def edit(path: Path, line: int, old: str, new: str) -> None:
-    """Replace a text in a line, counted from 1."""
-    lines = path.read_text().splitlines()
-    assert old in lines[line - 1]
-    lines[line - 1] = lines[line - 1].replace(old, new)
-    path.write_text("\n".join(lines))
 
 
 # ----------------------------------------------------------------------------------- what is there
@@ -219,52 +209,6 @@ def test_an_index_file_that_cannot_be_read_is_named(layout, file, damage, tmp_pa
     why = said.get(damage, "cannot be read")
     with pytest.raises(DatasetError, match=rf"{file}: ({why})|found no .*{file}"):
         read(layout, tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("layout", "file", "change", "message"),
-    [
-        ("CUB_200_2011", 0, (2, "2 ", ""), "cannot be read .ValueError: not enough.*; restore"),
-        ("CUB_200_2011", 0, (2, "001.", "x."), "cannot be read .ValueError: .*'x'.*; restore"),
-        (
-            "Stanford_Online_Products",
-            0,
-            (3, "_final", " final"),
-            "cannot be read .ValueError: too many",
-        ),
-        ("Stanford_Online_Products", 1, (3, " 11319 ", " x "), "cannot be read .ValueError: .*'x'"),
-        ("kaggle", 0, (3, ",98", ",x"), "cannot be read .ValueError: .*'x'"),
-        ("kaggle", 1, (3, ",98", ",198"), "cannot be read .IndexError"),
-        ("img", 0, (5, "train", ""), "cannot be read .ValueError: zip.*; restore"),
-    ],
-)
-def test_a_damaged_line_is_an_error_of_its_file(layout, file, change, message, tmp_path):
-    name = FILES[layout][file]
-    edit(SMALL[layout][1](tmp_path, pictures=False) / name, *change)
-    with pytest.raises(DatasetError, match=rf"{name}: {message}"):
-        read(layout, tmp_path)
-
-
-def resave(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    """Save a .mat file again after a change to its variables."""
-    variables = {name: value for name, value in loadmat(path).items() if not name.startswith("__")}
-    change(variables)
-    cars.save(path, **variables)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda variables: variables.pop("annotations"), "KeyError: 'annotations'"),
-        (lambda variables: variables.pop("class_names"), "KeyError: 'class_names'"),
-        (lambda variables: variables.update(annotations=[[1.0, 2.0]]), "IndexError"),
-        (lambda variables: variables["annotations"]["class"].fill("wide"), "ValueError: .*'wide'"),
-    ],
-)
-def test_a_mat_file_with_wrong_content_is_named(tmp_path, change, message):
-    resave(cars.write(tmp_path, "combined", pictures=False) / "cars_annos.mat", change)
-    with pytest.raises(DatasetError, match=rf"cars_annos\.mat: cannot be read .{message}"):
-        read("combined", tmp_path)
 
 
 def test_the_file_without_labels_under_the_name_of_the_other_is_refused(tmp_path):

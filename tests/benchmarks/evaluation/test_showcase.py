@@ -1,28 +1,23 @@
-"""Files that a run saves for pictures: every number by brute force, and the network stays unchanged."""
+"""Neighbours that a run saves for its report: every number by brute force."""
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from benchmarks.evaluation import showcase
 from benchmarks.evaluation.showcase import (
     average_precision,
-    deep_features,
     neighbours,
     retrieval,
     save_showcase,
 )
 from benchmarks.evaluation.tester import measure
-from pml_regularizers import EmbeddingHead
 
 CHANNELS, SIZE = 5, 3
 ROUNDING = 1e-12  # float64 sums of at most some tens of terms
-HALF = 2e-3  # two roundings to float16 of numbers up to 1
 
 
 class Images(torch.utils.data.Dataset[tuple[Tensor, int, int]]):
@@ -91,9 +86,6 @@ def data(request: pytest.FixtureRequest) -> Images:
     return SETS[request.param]
 
 
-# ---------------------------------------------------------------------------------------- neighbours
-
-
 @pytest.mark.parametrize("ranked", [1, 2**22])
 def test_every_query_is_ranked_as_by_brute_force(
     data: Images, ranked: int, monkeypatch: pytest.MonkeyPatch
@@ -158,123 +150,7 @@ def test_neighbours_of_the_shown_queries(data: Images) -> None:
     assert checked > 4
 
 
-# ------------------------------------------------------------------------------------------ features
-
-
-class Model(nn.Sequential):
-    """The images are the deep features; a batch norm notices training mode."""
-
-    def __init__(self, head: nn.Module, layout: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.trunk = nn.BatchNorm2d(CHANNELS)
-        self.layout = layout
-        self.head = head
-
-    def forward(self, images: Tensor) -> Tensor:
-        return self.head(self.layout(self.trunk(images)))
-
-
-def tokens(images: Tensor) -> Tensor:
-    return images.flatten(2).transpose(1, 2)
-
-
-def with_prefix(images: Tensor) -> Tensor:
-    return torch.cat([images.mean(dim=(2, 3))[:, None], tokens(images)], dim=1)
-
-
-LAYOUTS = {
-    "map": (lambda images: images, {}),
-    "class token and tokens": (with_prefix, {"num_prefix_tokens": 1}),
-}
-
-
-def model_of(layout: str, **settings: Any) -> Model:
-    place, arguments = LAYOUTS[layout]
-    model = Model(EmbeddingHead(CHANNELS, 4, **arguments, **settings), place)
-    return model.train()
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("batch_size", [4, 100])
-def test_features_and_means(layout: str, batch_size: int) -> None:
-    """A sixth of six deep features is one."""
-    data = Images(*[5] * 6)
-    model = model_of(layout)
-    state = {name: value.clone() for name, value in model.state_dict().items()}
-    before = torch.random.get_rng_state()
-    saved = deep_features(model, data, batch_size=batch_size)
-    assert saved is not None
-    assert torch.equal(torch.random.get_rng_state(), before)
-    assert model.training
-    assert not model.head.feature_map._forward_hooks
-    for name, value in model.state_dict().items():
-        assert torch.equal(value, state[name]), f"{name} was changed"
-
-    # All 30 images are shown, class by class, with all their deep features.
-    rows = data.labels.argsort(stable=True)
-    assert saved["labels"].tolist() == data.labels[rows].tolist()
-    assert saved["class_names"].tolist() == data.class_names
-    assert saved["positions"] == 6
-    assert saved["thinned_positions"] == 1
-    features = tokens(model.eval().trunk(data.images[rows])).detach().double()
-    shown = torch.from_numpy(saved["features"].astype(np.float64)).view(30, 6, CHANNELS)
-    assert saved["feature_labels"].tolist() == data.labels[rows].repeat_interleave(6).tolist()
-    scale = features.abs().max()
-    for image in range(30):
-        matches = (torch.cdist(shown[image], features[image] / scale) < HALF).long()
-        assert matches.sum(dim=0).tolist() == [1] * 6, "each of the positions, in another order"
-        assert matches.sum(dim=1).tolist() == [1] * 6
-
-    scale = shown.abs().max() / features.abs().max()
-    assert _distances(saved["means"], features.mean(dim=1) * scale).max() < HALF
-    distances = _distances(saved["thinned"][:, None], features * scale)
-    assert distances.min(dim=1).values.max() < HALF
-    assert len(distances.argmin(dim=1).unique()) > 3, "each image has its own positions"
-
-
-def _distances(saved: np.ndarray, expected: Tensor) -> Tensor:
-    return (torch.from_numpy(saved.astype(np.float64)) - expected).norm(dim=-1)
-
-
-def test_few_positions_of_many_images_are_kept() -> None:
-    data = Images(*[30] * 9)
-    data.images = torch.arange(270 * CHANNELS * 100.0).view(270, CHANNELS, 10, 10)
-    saved = deep_features(model_of("map"), data, batch_size=100)
-    assert saved is not None
-    images = showcase.CLASSES * showcase.IMAGES
-    assert len(saved["labels"]) == images
-    assert saved["features"].shape == (showcase.POINTS // images * images, CHANNELS)
-    assert saved["thinned_positions"] == 17  # of 100
-    assert np.bincount(saved["labels"]).tolist() == [showcase.IMAGES] * showcase.CLASSES
-    assert len(set(saved["class_names"])) == showcase.CLASSES
-
-
-@pytest.mark.parametrize(
-    ("sizes", "expected"),
-    [
-        ((3, 20, 1, 30, 15, 12, 13, 40), [f"class {c}" for c in (1, 3, 4, 5, 6, 7)]),
-        ((2, 1), ["class 0", "class 1"]),
-    ],
-)  # fmt: skip
-def test_classes_of_enough_images_are_shown(sizes: tuple[int, ...], expected: list[str]) -> None:
-    saved = deep_features(model_of("map"), Images(*sizes), batch_size=50)
-    assert saved is not None
-    assert saved["class_names"].tolist() == expected
-    shown = [min(sizes[int(name.split()[1])], showcase.IMAGES) for name in expected]
-    assert np.bincount(saved["labels"]).tolist() == shown
-
-
-def test_a_network_without_the_stage_has_no_picture() -> None:
-    data = Images(4, 4)
-    assert deep_features(Model(nn.Flatten(), lambda images: images), data, batch_size=9) is None
-
-
-def test_all_files(data: Images, tmp_path: Path) -> None:
-    embeddings = data.embeddings(size=1)
-    trained = Images(3, 2)
-    save_showcase(tmp_path, model_of("map"), trained, data, embeddings, batch_size=4)  # type: ignore[arg-type]
-    with np.load(tmp_path / "features.npz") as saved:
-        assert saved["features"].dtype == saved["thinned"].dtype == np.float16
-        assert len(saved["labels"]) == 5, "of training images"
+def test_the_file(data: Images, tmp_path: Path) -> None:
+    save_showcase(tmp_path, data, data.embeddings(size=1))  # type: ignore[arg-type]
     with np.load(tmp_path / "retrieval.npz") as saved:
         assert len(saved["query_groups"]) == len(saved["query_images"])

@@ -183,12 +183,3 @@ def test_describe_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setenv("PATH", str(tmp_path))
     assert provenance.describe_code() == unknown, "no git"
-
-
-@pytest.mark.parametrize("kind", ["a folder", "garbage"])
-def test_what_is_no_database_is_named(tmp_path: Path, kind: str) -> None:
-    path = tmp_path / "logs.db"
-    path.mkdir() if kind == "a folder" else path.write_bytes(b"garbage" * 99)
-    with pytest.raises(OSError) as caught:
-        write(tmp_path, training_rows(1, 5), [])
-    assert caught.value.filename == str(path)

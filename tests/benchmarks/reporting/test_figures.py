@@ -1,4 +1,4 @@
-"""The report's pictures: places of the drawn parts, and parts left out that cannot be drawn."""
+"""The report's pictures: keys, colours and terms of curves, and neighbours."""
 
 import re
 from pathlib import Path
@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from benchmarks.records.results import Run
-from benchmarks.reporting import drawing, figures, pictures
-from benchmarks.reporting.figures import deep_features, neighbours
+from benchmarks.reporting import drawing, figures
+from benchmarks.reporting.figures import neighbours
 
 BASE = {"loss": {"class_path": "some.BaseLoss"}, "weight": 1.0}
 
@@ -17,13 +17,6 @@ BASE = {"loss": {"class_path": "some.BaseLoss"}, "weight": 1.0}
 def run(folder: Path, label: str = "base", recall: float = 0.5, **info: Any) -> Run:
     defaults = {"seed": 0, "data": {"split": "test"}, "metrics": {"recall_at_1": recall}}
     return Run(folder, {"label": label, "config": {"losses": [BASE]}, **defaults, **info})
-
-
-def markers(svg: str, colour: str = "") -> list[tuple[float, float]]:
-    """Places of a colour's markers, in points from the upper left corner."""
-    pattern = r'<use xlink:href="#\w+" x="([\d.]+)" y="([\d.]+)" style="fill: ([^;"]+)'
-    found = re.findall(pattern, svg)
-    return [(float(x), float(y)) for x, y, fill in found if fill.startswith(colour)]
 
 
 def test_a_label_with_an_underscore_stands_in_the_key(tmp_path: Path) -> None:
@@ -48,93 +41,6 @@ def test_a_method_has_one_colour_in_all_reports() -> None:
     assert list(drawing.placed(map(str, range(14))).values()) == list(range(14))
 
 
-# -------------------------------------------------------------------------------- features and stars
-
-
-def clusters(count: int, dim: int = 8) -> tuple[np.ndarray, np.ndarray]:
-    """`count` points in each of six clusters far from each other."""
-    rng = np.random.default_rng(0)
-    labels = np.arange(6).repeat(count)
-    return (20 * rng.normal(size=(6, dim))[labels] + rng.normal(size=(6 * count, dim))), labels
-
-
-def save_features(folder: Path, **changes: Any) -> Run:
-    points, of = clusters(10)
-    stars, labels = clusters(5)
-    saved = {
-        "features": points,
-        "feature_labels": of,
-        "means": stars,
-        "thinned": stars + 0.1,
-        "labels": labels,
-        "class_names": np.array(["<A>", "B$1$", "C", "D", "E", "F" * 50]),
-        "positions": np.array(16),
-        "thinned_positions": np.array(3),
-    }
-    saved |= changes
-    floats = ("features", "means", "thinned")
-    np.savez(
-        folder / "features.npz",
-        **{k: v.astype(np.float16) if k in floats else v for k, v in saved.items()},
-    )
-    return run(folder)
-
-
-def test_deep_features_and_their_means_are_drawn(tmp_path: Path) -> None:
-    page = deep_features(save_features(tmp_path))
-    assert '<svg role="img" aria-label="Deep features and their means: base"' in page
-    counts = [len(markers(page, colour.lower())) for colour in drawing.COLOURS]
-    assert counts == [2 * (10 + 5) + 1] * 6, "points and stars in two panels, and the key"
-    texts = re.findall(r">([^<>]+)</text>", page)
-    for text in ("(a) means of all features", "&lt;A&gt;", "B$1$", "F" * 21 + "…"):
-        assert texts.count(text) == 1
-    for words in (
-        "Seed 0: 30 images of 6 training classes, as in HORDE&#39;s Figure 1",
-        "Points: 2 of the 16 deep features of each image",
-        "over all, and over 3 of them, on the same map",
-    ):
-        assert words in page
-
-
-def test_the_class_of_the_replacement_character_does_not_look_damaged(tmp_path: Path) -> None:
-    names = np.array(["U+FFFD \N{REPLACEMENT CHARACTER}", *"BCDEF"])
-    page = deep_features(save_features(tmp_path, class_names=names))
-    assert ">U+FFFD (replacement)</text>" in page and ">B</text>" in page
-    assert "\N{REPLACEMENT CHARACTER}" not in page
-
-
-def test_t_sne_keeps_neighbours() -> None:
-    points, labels = clusters(10)
-    places = pictures.t_sne(points)
-    assert places is not None
-    assert places.shape == (60, 2)
-    distances = np.linalg.norm(places[:, None] - places[None], axis=2)
-    np.fill_diagonal(distances, np.inf)
-    assert (labels[distances.argmin(axis=1)] == labels).all()
-    np.testing.assert_array_equal(places, pictures.t_sne(points))
-
-
-@pytest.mark.parametrize(
-    "points",
-    [np.ones((3, 4)), np.arange(20.0)[:, None], np.ones((20, 4)), np.full((20, 4), np.nan)],
-)
-def test_what_t_sne_cannot_place_is_left_out(points: np.ndarray) -> None:
-    assert pictures.t_sne(points) is None
-
-
-@pytest.mark.parametrize("shape", [(4, 2), (20, 2)])
-def test_t_sne_of_few_points(shape: tuple[int, int]) -> None:
-    places = pictures.t_sne(np.random.default_rng(0).normal(size=shape).round())
-    assert places is not None
-    assert np.isfinite(places).all()
-
-
-def test_no_features_no_figure(tmp_path: Path) -> None:
-    assert deep_features(run(tmp_path)) == ""
-    flat = {"means": np.ones((30, 1)), "thinned": np.ones((30, 1))}
-    assert deep_features(save_features(tmp_path, features=np.ones((60, 1)), **flat)) == ""
-
-
 # ---------------------------------------------------------------------------------------- neighbours
 
 
@@ -150,7 +56,7 @@ def save_retrieval(folder: Path, right: int) -> Run:
         neighbour_images=pixels[:, None].repeat(2, axis=1),
         query_labels=np.arange(5),
         neighbour_labels=labels,
-        query_names=np.array(list("ABCDE")),
+        query_names=np.array(["A", "U+FFFD \N{REPLACEMENT CHARACTER}", *"CDE"]),
         neighbour_names=np.array(["xy"] * 10).reshape(5, 2),
         query_groups=np.array(["evenly spread", "evenly spread", "best", "best", "worst"]),
         query_precision=np.array([np.nan, 0.5, 1, 1, 0]),
@@ -168,7 +74,7 @@ def test_neighbours_of_one_method(tmp_path: Path) -> None:
     ]
     parts = re.split("<h3>|<summary>", page)[1:]
     assert [re.findall(r'alt="query: (.*?)"', part) for part in parts] == [
-        ["A, class 0", "B, class 1, average precision 50.0 %"],
+        ["A, class 0", "U+FFFD (replacement), class 1, average precision 50.0 %"],
         ["C, class 2, average precision 100.0 %", "D, class 3, average precision 100.0 %"],
         ["E, class 4, average precision 0.0 %"],
     ]

@@ -13,7 +13,6 @@ from benchmarks.console import printable
 from benchmarks.datasets import DatasetError
 from benchmarks.records import RunFolderError
 from benchmarks.report import main
-from benchmarks.run import main as run
 from benchmarks.settings import ConfigError
 from tests.benchmarks.reporting.made_runs import add_curves_and_images, write_run
 
@@ -35,13 +34,6 @@ def test_an_error_is_one_line(kind: type[Exception]) -> None:
     error = kind(f"{HOSTILE}: is missing")
     assert str(error) == f"{SHOWN}: is missing"
     assert str(pickle.loads(pickle.dumps(error))) == str(error)
-
-
-def test_a_label_of_several_lines_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["--label=a\x1b[2J\nb"]) == 2
-    assert capsys.readouterr().err == (
-        "error: label: expected one line of printable text, got 'a\\x1b[2J\\nb'\n"
-    )
 
 
 def test_a_report_of_hostile_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -336,11 +336,9 @@ def test_another_digit_is_damage(make: Make, capsys: pytest.CaptureFixture[str])
     ("name", "content"),
     [
         ("retrieval.npz", {"query_groups": np.array(["best"])}),
-        ("features.npz", b"no zip"),
+        ("retrieval.npz", b"no zip"),
         ("records/training.csv", b"~iteration~,loss\n1,x\n"),
-        ("run.json", {"metrics": {"recall_at_1": 10**400}}),
         ("run.json", {"outputs": None}),
-        ("run.json", {"per_class": {"queries": [1], "recall_at_1": [0]}}),
     ],
 )
 def test_a_damaged_file_is_named_in_one_line(

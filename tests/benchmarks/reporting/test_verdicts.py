@@ -278,13 +278,8 @@ def test_test_classes_take_part_where_both_rows_have_them():
     "damaged",
     [
         None,
-        [],
-        {RECALL: [5000, 5000]},
         {"queries": [3, 3], RECALL: [5000]},
-        {"queries": [3, 3], RECALL: [[5000], [1]]},
-        {"queries": [3, -3], RECALL: [5000, 5000]},
         {"queries": [3, 3], RECALL: [5000, float("nan")]},
-        {"queries": 6, RECALL: 5000},
     ],
 )
 def test_damaged_results_of_classes_are_named(damaged):

@@ -11,7 +11,6 @@ from benchmarks.settings.errors import ConfigError
 from benchmarks.settings.recipe_files import read_entry, read_table
 
 BROKEN = {
-    "trainings: &a {x: *a}": "more than 5,000 values, aliases written out",
     "trainings: {x: hello}": "its trainings.x is not as benchmarks/settings/recipe_files.py describes it",
     "trainings: {x: {same_as: a/b/y}}": "recipe: no 'y' in a/b; there are x",
     "trainings: {x: {same_as: a/b/y, seed: 1}, y: {}}": "a/b/x: has the settings of a/b/y; leave",

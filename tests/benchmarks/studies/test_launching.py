@@ -76,34 +76,6 @@ def test_an_error_leaves_no_run_behind(run: Job) -> None:
     assert "saved" in run.log.read_text()
 
 
-# As the runner: a second signal ends it before it has saved.
-SAVING = """
-import signal, sys, time
-def stop(number, frame):
-    signal.signal(number, signal.SIG_DFL)
-    print("told", flush=True)
-signal.signal(signal.SIGTERM, stop)
-print("ready", flush=True)
-while signal.getsignal(signal.SIGTERM) is stop:
-    time.sleep(0.01)
-time.sleep(0.5)
-sys.exit(143)
-"""
-
-
-def test_an_error_after_a_signal_lets_the_runs_save(run: Job) -> None:
-    """As when one of two trials has ended by the signal before the other."""
-    launching.RUN.write_text(SAVING)
-    with pytest.raises(ZeroDivisionError), Launcher() as launcher:
-        launcher._threads.submit(launcher.run, run)
-        wait_for(run, "ready")
-        os.kill(os.getpid(), signal.SIGINT)
-        launcher._answer()
-        wait_for(run, "told")
-        raise ZeroDivisionError
-    assert run.exit_status == 128 + signal.SIGTERM
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="the parent's death is a signal on Linux alone")
 def test_a_killed_launcher_leaves_no_run_behind(run: Job) -> None:
     launching.RUN.write_text(PATIENT + "time.sleep(60)\n")

@@ -4,10 +4,7 @@ import csv
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,15 +18,13 @@ from optuna.samplers import RandomSampler
 from benchmarks import fair
 from benchmarks.building import images
 from benchmarks.datasets import Glyphs
-from benchmarks.records import write_json
-from benchmarks.records.run_folder import saved_checkpoints
 from benchmarks.settings.command import parse
 from benchmarks.settings.errors import ConfigError
 from benchmarks.studies.jobs import Job
 from benchmarks.studies.launching import Launcher
 from benchmarks.studies.search_space import read_space
 from tests.benchmarks.studies.fakes import RECIPE, SPACE, TINY, Make, Train, value_of
-from tests.support.processes import ROOT, TIMEOUT, environment
+from tests.support.processes import TIMEOUT
 
 
 def table(folder: Path) -> list[dict[str, str]]:
@@ -141,19 +136,6 @@ def test_an_interrupted_trial_keeps_its_values(
     assert after.started[0].command.config == before.started[0].command.config
     [row], optimization = table(searched.folder), after.started[0].config["optimization"]
     assert float(row["optimization.learning_rate"]) == optimization["learning_rate"]
-
-
-def test_a_damaged_file_of_a_search_is_one_line(make_search: Make, trainings: Train) -> None:
-    trainings()
-    folder = make_search(trials=1).folder
-    make_search(trials=1).execute(Launcher())
-    run = folder / "trials" / "0000-fold0" / "run.json"
-    write_json(run, json.loads(run.read_text()) | {"selection": None})
-    for path in (run, folder / "trials" / "0000.yaml", folder / "search.json"):
-        if path != run:
-            path.write_text("{}")
-        with pytest.raises(ValueError, match=rf"^{path}: [^\n]*is damaged"):
-            make_search(trials=1).execute(Launcher())
 
 
 @pytest.mark.parametrize(
@@ -349,31 +331,3 @@ def test_a_search_never_loads_the_test_classes(
     assert alpha == float(row["losses[0].loss.init_args.alpha"])
     assert record["selection"]["value"] == float(row["validation MAP@R"])
     assert not [*(run.folder / "checkpoints").glob("*.pt")]
-
-
-@pytest.mark.slow
-def test_a_search_goes_on_after_a_sigkill(glyphs_root: Path, tmp_path: Path) -> None:
-    """Processes as a user has them: the search is killed, and the run that it was waiting for."""
-    folder, space = tmp_path / "search", tmp_path / "space.yaml"
-    space.write_text("losses[0].loss.init_args.alpha: {low: 1.0, high: 4.0}")
-    command = ["search", RECIPE, "--trials=1", "--fold=0", f"--space={space}", f"--runs={folder}"]
-    command += ["--", f"--data.root={glyphs_root}", *TINY, "--optimization.steps=150"]
-    command += ["--checkpoint_every=5", "--evaluation.every=100"]
-    killed = subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.fair", *command], cwd=ROOT, env=environment()
-    )
-    run = folder / "trials" / "0000-fold0"
-    deadline = time.monotonic() + TIMEOUT
-    while not saved_checkpoints(run):
-        assert killed.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    killed.kill()
-    os.kill(int((run / ".lock").read_text()), signal.SIGKILL)
-    killed.wait(timeout=TIMEOUT)
-    assert json.loads((run / "run.json").read_text())["status"] == "running"
-    assert fair.main(command) == 0
-    [row] = table(folder)
-    record = json.loads((run / "run.json").read_text())
-    assert record["selection"]["value"] == float(row["validation MAP@R"])
-    assert [session["from_step"] > 0 for session in record["sessions"]] == [False, True]

@@ -1,4 +1,4 @@
-"""Damaged and hostile images, names, index files and weights are read right, or one line says why not.
+"""Damaged and hostile images, names and index files are read right, or one line says why not.
 
 `pytest tests/end_to_end/attacks --attacks 1000` makes a thousand of each kind; Hypothesis shrinks what fails.
 """
@@ -17,13 +17,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from benchmarks.backbones import WeightsError, load_weights
 from benchmarks.datasets import IMAGE_DATASETS, DatasetError, ImageSet, folder
 from benchmarks.datasets.images import FORMATS, read_image
 from benchmarks.datasets.listing import Listing
 from benchmarks.datasets.transforms import ImageViews
 from benchmarks.datasets.verify import verify
-from tests.benchmarks.backbones.test_weights import SAVE, Network, values
 from tests.support.fake_trees import cars, cub, inshop, sop
 
 LONGEST = 1_000  # letters of a line
@@ -206,20 +204,3 @@ def test_index_files(trees: Path, draw: random.Random) -> None:
         assert is_one_line(error), path
     finally:
         path.write_bytes(whole)
-
-
-# ------------------------------------------------------------------------------- files of weights
-
-
-@pytest.mark.filterwarnings("ignore")
-@given(draw=DRAW)
-def test_weights(tmp_path: Path, draw: random.Random) -> None:
-    """A file fills every tensor, or a line says why not; no code in it runs."""
-    suffix = draw.choice(list(SAVE))
-    path = tmp_path / f"weights.{suffix}"
-    SAVE[suffix](values(Network()), path)
-    path.write_bytes(damaged(draw, path.read_bytes()))
-    try:
-        load_weights(Network(), path)
-    except WeightsError as error:
-        assert is_one_line(error)

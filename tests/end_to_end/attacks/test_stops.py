@@ -1,55 +1,20 @@
-"""Signals before a run trains, and full disks: one line, and a true record."""
+"""Disks that fill up while a run trains: one line, and a true record."""
 
 import json
 import random
 import shlex
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.support.processes import ROOT, RUN, TIMEOUT, TINY, environment, rows, start
+from tests.support.processes import ROOT, RUN, TIMEOUT, TINY, environment
 
 PROCESSES = 20  # attacks for which one process is started: it takes seconds
 
 SHORT = (*TINY, "--optimization.steps=40", "--checkpoint_every=10", "--report=false")
-
-
-def caught(process: subprocess.Popen[str]) -> bool:
-    """True if a process has its own handler for SIGTERM, as the runner has from its first line on."""
-    status = Path(f"/proc/{process.pid}/status").read_text()
-    mask = int(status.partition("SigCgt:")[2].split()[0], 16)
-    return bool(mask >> (signal.SIGTERM - 1) & 1)
-
-
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="asks the kernel for handlers")
-def test_signals_before_the_training(
-    data: str, tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
-    draw, longest = random.Random(0), 8.0
-    for number in range(max(1, request.config.getoption("--attacks") // PROCESSES)):
-        folder, which = tmp_path / str(number), draw.choice([signal.SIGINT, signal.SIGTERM])
-        process = start([data, *SHORT, f"--output={folder}"], start_new_session=True)
-        while not caught(process):
-            time.sleep(0.01)
-        begun, wait = time.monotonic(), draw.uniform(0, longest)
-        while time.monotonic() - begun < wait and not rows(folder):
-            time.sleep(0.01)
-        longest = min(longest, time.monotonic() - begun) if rows(folder) else longest
-        process.send_signal(which)
-        output, _ = process.communicate(timeout=TIMEOUT)
-        what = f"{which.name} after {wait:.2f} s: {output}"
-        assert process.returncode in (128 + which, 0), what  # 0: it came behind the end
-        assert "Traceback" not in output, what
-        assert "KeyboardInterrupt" not in output, what
-        assert "stopped" in output or process.returncode == 0, what
-        if (folder / "run.json").exists():
-            status = json.loads((folder / "run.json").read_text())["status"]
-            assert status == ("stopped" if process.returncode else "finished"), what
 
 
 def small_disks(seed: int, count: int) -> Iterator[int]:
