@@ -14,7 +14,7 @@ from benchmarks.settings import StudyFile, read_entry
 STEP = "step"
 PANELS = {"seen_recall_at_1": "training classes", "unseen_recall_at_1": "new classes"}
 
-LEFT, RIGHT = 38, 14  # beside a panel
+LEFT, RIGHT = 38, 24  # beside a panel
 HEIGHT = 170  # of a panel
 DASHES = ("", "7 4", "2 4")
 IN_THE_DARK = ("#4aa8e8", "#ff8c3a", "#2fc79a", "#e39ac2", "#e69f00", "#8fd3ff")

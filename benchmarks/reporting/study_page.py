@@ -133,8 +133,9 @@ def _counts(findings: Sequence[Finding]) -> str:
     counted = [f for f in findings if f.comparison.family != CONTROL]
     counts = Counter(word for finding in counted for word in finding.words)
     told = ", ".join(f"{count} *{word}*" for word, count in counts.most_common())
-    several = ", which may have several" if len(counts) and counts.total() > len(counted) else ""
-    return f"Words on the {len(counted)} comparisons{several}: {told}." if told else ""
+    number = f"{len(counted)} comparisons" if len(counted) > 1 else "comparison"
+    several = ", which may have several" if counts.total() > len(counted) else ""
+    return f"Words on the {number}{several}: {told}." if told else ""
 
 
 def _lacking(study: StudyFile, findings: Sequence[Finding], choices: Sequence[Choices]) -> str:
