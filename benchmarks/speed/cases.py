@@ -206,7 +206,8 @@ def horde_step(trunk: str, tiny: bool, device: Device) -> Comparison:
 def all_methods(trunk: str, sizes: Sizes, tiny: bool, device: Device) -> Comparison:
     """A step of the optimizer with each method against the same step without."""
     steps = network_steps(trunk, sizes, tiny, device)
-    return replace(steps, name=f"{steps.name} with each method", rounds=3)
+    rounds = 25 if sizes.frozen_stages else 3  # short steps vary more
+    return replace(steps, name=f"{steps.name} with each method", rounds=rounds)
 
 
 def joint_similarity(tiny: bool, device: Device) -> Comparison:
