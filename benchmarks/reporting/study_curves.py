@@ -1,7 +1,6 @@
 """The curves of a study: Recall@1 on seen and on unseen classes over the steps of a training."""
 
 from collections.abc import Mapping, Sequence
-from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,7 +8,7 @@ from numpy.typing import NDArray
 from benchmarks.reporting.drawing import COLOURS, placed
 from benchmarks.reporting.svg import EDGE, WIDTH, svg_file, svg_text, ticks
 from benchmarks.reporting.verdicts import MAIN, Finding, Result, Results
-from benchmarks.settings import StudyFile, read_entry
+from benchmarks.settings import CONTROL, StudyFile, read_entry
 
 STEP = "step"
 PANELS = {"seen_recall_at_1": "training classes", "unseen_recall_at_1": "new classes"}
@@ -30,17 +29,16 @@ Line = tuple[NDArray[np.float64], NDArray[np.float64]]
 
 
 def study_curves(study: StudyFile, findings: Sequence[Finding], results: Results) -> bytes | None:
-    """An SVG file of the rows of the main comparisons, as many as there are colours; None if none kept its curves.
+    """An SVG file of the compared rows, those of main comparisons first, as many as there are colours.
 
-    A row's line is the mean over the seeds that kept theirs, at the steps that all of them have.
+    Controls are left out; None if no row kept its curves. A row's line is the mean over the seeds that kept theirs,
+    at the steps that all of them have.
     """
-    main = [finding.comparison.rows() for finding in findings if finding.comparison.family == MAIN]
-    compared = {*chain(*main)}
-    drawn = {
-        row: lines
-        for row in study.rows
-        if row in compared and (lines := _lines(results.get(row, {})))
-    }
+    compared = [of.comparison for of in findings if of.comparison.family != CONTROL]
+    main = {row for of in compared if of.family == MAIN for row in of.rows()}
+    every = main.union(*(of.rows() for of in compared))
+    by_place = sorted(every, key=lambda row: (row not in main, [*study.rows].index(row)))
+    drawn = {row: lines for row in by_place if (lines := _lines(results.get(row, {})))}
     if not drawn:
         return None
     rows = [*drawn][: len(COLOURS)]

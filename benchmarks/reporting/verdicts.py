@@ -147,8 +147,8 @@ def has_diverged(result: Result, output: str, metrics: Iterable[str]) -> bool:
 def pooled(study: StudyFile, findings: Sequence[Finding]) -> dict[str, Paired | None]:
     """For each method with two or more main comparisons: the mean over them, for each seed, and its interval.
 
-    Comparisons by a metric of their own are left out, and so are methods whose comparisons share a row, which would
-    count twice. None if a run diverged.
+    Comparisons by a metric of their own are left out, and so are methods of which a row is compared with two
+    others: it would count twice. None if a run diverged.
     """
     groups: dict[str, list[Finding]] = {}
     for finding in findings:
@@ -158,8 +158,7 @@ def pooled(study: StudyFile, findings: Sequence[Finding]) -> dict[str, Paired | 
             groups.setdefault(comparison.method, []).append(finding)
     found: dict[str, Paired | None] = {}
     for method, of in groups.items():
-        rows = [row for finding in of for row in finding.comparison.rows()]
-        if len(set(rows)) < len(rows):
+        if len({finding.comparison.better for finding in of}) < len(of):
             continue
         common = sorted(set.intersection(*(set(finding.seeds) for finding in of)))
         if len(of) > 1 and len(common) > 1:

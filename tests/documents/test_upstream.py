@@ -199,4 +199,4 @@ def test_placed_unit_tests_pass(stacked: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert "Ran 33 tests" in done.stderr
+    assert "Ran 34 tests" in done.stderr

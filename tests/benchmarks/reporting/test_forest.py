@@ -21,9 +21,9 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 
 def finding(name: str, mean: float | None, *words: str, **about: Any) -> Finding:
-    given = {"claim": f"{name} helps", "better": "new", "than": "base", **about}
+    given = {"claim": f"{name} helps", "better": name, "than": "base", **about}
     tested = None if mean is None else assess([*(NOISE + mean)])
-    lost = {} if tested else {"new": [1]}
+    lost = {} if tested else {name: [1]}
     return Finding(Comparison(name, **given), [*range(8)], tested, lost, words, 0.5, None, True)
 
 
@@ -88,7 +88,7 @@ def test_every_mark_is_where_its_number_says():
     assert "\N{MINUS SIGN}1.00 ± 0.24" in told
     assert "diverged" in told
     assert "the paper's gain, on its own dataset (Recall@1)" in told
-    assert told[1:3] == ["helps, worth having, as good", "harms, worse than the margin"]
+    assert told[1:3] == ["a gain, or as good as claimed", "a harm, or worse than claimed"]
     assert texts(drawn(FOUR[2:]))[:2] == ["here: mean and 95 % interval", "less than 1 point"]
 
 
@@ -166,6 +166,12 @@ def test_colours_follow_the_theme_on_any_ground():
     assert "background" not in style
     assert not [rect for rect in figure.iter(f"{SVG}rect") if rect.get("class") != "band"]
     assert b"http" not in ElementTree.tostring(figure).replace(b"http://www.w3.org", b"")
+
+
+def test_two_comparisons_of_one_row_are_not_pooled():
+    assert "pooled, exploratory" not in texts(
+        drawn([replace(FOUR[0], comparison=FOUR[1].comparison), FOUR[1]])
+    )
 
 
 def test_a_pool_with_a_member_that_diverged_is_not_drawn():

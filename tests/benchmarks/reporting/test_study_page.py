@@ -110,7 +110,8 @@ def test_the_page_answers_first_and_shows_each_verdict():
     assert controls[0][4] == f"{p:.3f}", "not corrected"
     assert page.index("(toy.svg)") < page.index("| comparison") < page.index("(toy_mechanisms.svg)")
     assert (
-        "Words on the 5 comparisons: 2 *negligible*, 1 *worth having*, 1 *helps*, 1 *harms*" in page
+        "Words on the 5 comparisons, which may have several: 2 *negligible*, 1 *worth having*, 1 *helps*, 1 *harms*"
+        in page
     )
     assert "exploratory" not in page.replace("*exploratory*", "")
 
@@ -282,7 +283,7 @@ def test_intervals_over_test_classes_are_marked():
             run["per_class"] = {"queries": [20] * 20, "recall_at_1": classes}
     page = page_of(study, results)
     assert [row[2].endswith("†") for row in tables(page)[0]] == [False, True, False, False]
-    assert "a † marks where" in page
+    assert "† marks an interval" in page
     assert "†" not in page_of(*made(ALL))
 
 
