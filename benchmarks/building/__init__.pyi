@@ -2,6 +2,7 @@ from .class_paths import (
     build as build,
     resolved as resolved,
 )
+from .frozen_stages import FrozenStages as FrozenStages
 from .images import (
     Datasets as Datasets,
     build_datasets as build_datasets,

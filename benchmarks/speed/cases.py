@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from benchmarks.backbones import register
-from benchmarks.building.frozen_stages import FrozenStages
+from benchmarks.building import FrozenStages
 from benchmarks.speed.measuring import Comparison, Target, process_bytes
 from pml_regularizers import (
     BinomialDevianceLoss,

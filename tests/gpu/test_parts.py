@@ -212,7 +212,7 @@ def test_training_step(part: Part) -> None:
     autocast. Then times of the whole step with each method, including Adam, against the step without. The memory
     is the peak of torch's allocator (`torch.cuda.max_memory_allocated`), less the memory held before.
     """
-    from benchmarks.speed.cases import ALONE, network_steps
+    from benchmarks.speed.cases import ALONE, Sizes, network_steps
 
     tiny, device = part.tiny, part.device
 
@@ -225,7 +225,7 @@ def test_training_step(part: Part) -> None:
         part.check(f"{trunk}, float32, gradients", found[1:], expected[1:], 1e-2)
         part.check(f"{trunk}, bfloat16, loss", half[0], expected[0], 0.05)
     for trunk in TRUNKS:
-        steps = network_steps(trunk, 40, tiny, device)
+        steps = network_steps(trunk, Sizes(40), tiny, device)
         targets = {"HORDE, stored": Target(1.15)}
         part.measure(replace(steps, memory_against=ALONE, memory=peak_bytes, targets=targets))
 
