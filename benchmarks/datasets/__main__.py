@@ -11,7 +11,6 @@ run, 130 after Ctrl-C.
 import argparse
 import signal
 import sys
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -108,8 +107,7 @@ def check(options: argparse.Namespace) -> int:
     if options.name == "folder":
         testing = 0.5 if options.test_classes is None else options.test_classes
         listing = folder.read(options.root, testing, options.class_level)
-        parts = dict(zip(listing.classes, listing.parts, strict=True)).values()
-        few = Counter(parts)["train"] < STUDY_NEEDS
+        few = listing.counts()["train"][1] < STUDY_NEEDS
         checks, broken = verify(listing)
     else:
         info = IMAGE_DATASETS[options.name]

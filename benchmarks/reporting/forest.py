@@ -53,7 +53,7 @@ COLOURS = {
     "gain": "a gain, or as good as claimed",
     "harm": "a harm, or worse than claimed",
 }
-"""What each colour means, for the key."""
+"""The meaning of each colour, for the key."""
 
 
 def forest(

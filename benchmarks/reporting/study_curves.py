@@ -6,11 +6,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.reporting.drawing import COLOURS, placed
+from benchmarks.reporting.figures import over_steps
 from benchmarks.reporting.svg import EDGE, WIDTH, svg_file, svg_text, ticks
 from benchmarks.reporting.verdicts import MAIN, Finding, Result, Results
 from benchmarks.settings import CONTROL, StudyFile, read_entry
 
-STEP = "step"
 PANELS = {"seen_recall_at_1": "training classes", "unseen_recall_at_1": "new classes"}
 
 LEFT, RIGHT = 38, 24  # beside a panel
@@ -24,7 +24,7 @@ STYLE = (
 )
 DARK = "".join(f".c{i} {{ stroke: {colour}; }}\n" for i, colour in enumerate(IN_THE_DARK))
 
-Line = tuple[NDArray[np.float64], NDArray[np.float64]]
+Line = tuple[NDArray[np.floating], NDArray[np.floating]]
 """Steps, and means over seeds in percent."""
 
 
@@ -63,16 +63,8 @@ def study_curves(study: StudyFile, findings: Sequence[Finding], results: Results
 
 def _lines(runs: Mapping[int, Result]) -> dict[str, Line]:
     curves = [run["curves"] for run in runs.values() if run.get("curves")]
-    if not curves:
-        return {}
-    steps = sorted(set.intersection(*(set(of[STEP]) for of in curves)))
-    lines = {}
-    for name in PANELS:
-        if steps and all(name in of for of in curves):
-            series = [dict(zip(of[STEP], of[name], strict=True)) for of in curves]
-            means = 100 * np.mean([[s[step] for step in steps] for s in series], axis=0)
-            lines[name] = np.array(steps), means
-    return lines
+    found = {name: over_steps(curves, name) for name in PANELS if curves}
+    return {name: (of[0], 100 * of[1].mean(axis=0)) for name, of in found.items() if of}
 
 
 def _panel(
