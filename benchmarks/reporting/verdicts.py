@@ -1,14 +1,15 @@
 """The findings of a study: each comparison's tested difference, and the words that say what it means.
 
-    harms                  upper limit below 0
-    worth having           lower limit above the margin
-    helps                  lower limit above 0
-    the metrics disagree   one of these three, but the metric that must agree has another sign
-    negligible             the 90 % interval lies within the margin on both sides of 0
-    paper's size excluded  the upper 95 % limit lies below half of the paper's gain
-    as good                of `as_good`: one-sided lower limit above minus the margin
-    worse than the margin  of `as_good`: one-sided upper limit below minus the margin
-    too noisy              none of them, or fewer than five differences that are all equal
+    harms                    upper limit below 0
+    worth having             lower limit above the margin
+    helps                    lower limit above 0
+    the metrics disagree     one of these three, but the metric that must agree has another sign
+    negligible               the 90 % interval lies within the margin on both sides of 0
+    by less than the margin  the same, of a difference that helps or harms
+    paper's size excluded    the upper 95 % limit lies below half of the paper's gain
+    as good                  of `as_good`: one-sided lower limit above minus the margin
+    worse than the margin    of `as_good`: one-sided upper limit below minus the margin
+    too noisy                none of them, or fewer than five differences that are all equal
 
 A limit without a percentage is adjusted: it passes a bound where Holm's adjusted p of this bound is below 5 %. Each
 bound has a correction of its own: Holm's for 0 says nothing about the margin.
@@ -32,7 +33,8 @@ Results = Mapping[str, Mapping[int, Result]]
 """{row: {seed: result}}"""
 
 HARMS, WORTH, HELPS = "harms", "worth having", "helps"
-DISAGREE, NEGLIGIBLE, EXCLUDED = "the metrics disagree", "negligible", "paper's size excluded"
+DISAGREE, EXCLUDED = "the metrics disagree", "paper's size excluded"
+NEGLIGIBLE, LESS = "negligible", "by less than the margin"
 AS_GOOD, WORSE = "as good", "worse than the margin"
 NOISY, DIVERGED = "too noisy", "diverged"
 
@@ -272,7 +274,7 @@ def _words(
             words = [DISAGREE]
     low, high = tested.limits(0.1)
     if -margin < low and high < margin:
-        words.append(NEGLIGIBLE)
+        words.append(LESS if words and DISAGREE not in words else NEGLIGIBLE)
     reported, measured = comparison.reported_gain() or 0.0, by_papers_metric(study, finding)
     if reported > 0 and measured is not None and measured.limits()[1] < reported / 2:
         words.append(EXCLUDED)

@@ -99,18 +99,19 @@ def test_the_page_answers_first_and_shows_each_verdict():
         ["A helps (1)", "worth having", f"+1.50 ± {HALF}", "+3.1 (CUB)", "8"],
         ["B helps (2)", "negligible", f"+0.00 ± {HALF}", "", "8"],
         ["*HORDE, pooled*", "*exploratory*", f"+0.75 ± {HALF}", "", "8"],
-        ["C helps (3)", "helps, negligible", f"+0.40 ± {HALF}", "", "8"],
+        ["C helps (3)", "helps, by less than the margin", f"+0.40 ± {HALF}", "", "8"],
     ]
     assert [row[5] for row in main] == ["< 0.001", "1.000", "", f"{2 * p:.3f}"], "of three"
     assert [row[:2] for row in others] == [
         ["A:descriptor helps (m)", "harms"],
         ["B helps (own, sketch)", "as good"],
     ]
-    assert [row[:2] for row in controls] == [["C helps (A/A)", "helps, negligible"]]
+    assert [row[:2] for row in controls] == [["C helps (A/A)", "helps, by less than the margin"]]
     assert controls[0][4] == f"{p:.3f}", "not corrected"
     assert page.index("(toy.svg)") < page.index("| comparison") < page.index("(toy_mechanisms.svg)")
     assert (
-        "Words on the 5 comparisons, which may have several: 2 *negligible*, 1 *worth having*, 1 *helps*, 1 *harms*"
+        "Words on the 5 comparisons, which may have several: 1 *worth having*, 1 *negligible*, "
+        "1 *helps*, 1 *by less than the margin*, 1 *harms*"
         in page
     )
     assert "exploratory" not in page.replace("*exploratory*", "")
