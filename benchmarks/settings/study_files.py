@@ -5,7 +5,7 @@ recipes: PAPER/TABLE           of the rows
 settings: [...]                further arguments of all runs
 rows:
   ROW:                         an entry of that table, or with `recipe: PAPER/TABLE/ROW` any other
-    settings: [...]            further arguments of its runs, such as --data.batch_draw=1
+    settings: [...]            further arguments of its runs, such as --data.test_classes=FILE
     measures: [...]            further arguments of its tests, such as --evaluation.orders=true
     takes: [ROW, ...]          rows whose chosen settings it takes over, before its own are chosen
     choose: {SETTING: [...]}   values to choose from, in order; of several settings, all combinations

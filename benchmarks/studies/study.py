@@ -38,7 +38,7 @@ class Study:
     ) -> None:
         self.file, self.results, self.runs, self.settings = file, results, runs, list(settings)
         self._jobs = cache(self._jobs_anew)
-        self._data: str | None = None
+        self._data: dict[Any, str] = {}  # of rows with the same test classes
         self._recipe = cache(lambda name: building.resolved(parse(["--recipe", name]).config))
 
     # ----------------------------------------------------------------------------------------- rows
@@ -166,11 +166,13 @@ class Study:
         """The kept result of a job; a ConfigError if it is one of other images."""
         result = self.results.of(job)
         if result is not None and (data := result.get("data")) is not None:
-            self._data = self._data or self._fingerprint(job) or data
-            if data != self._data:
+            testing = job.config["data"]["test_classes"]
+            if testing not in self._data:
+                self._data[testing] = self._fingerprint(job) or data
+            if data != self._data[testing]:
                 raise ConfigError(
                     f"data.root: {job.name} was measured on other images (fingerprint {data[:8]}, not "
-                    f"{self._data[:8]}); give these, or another --output and --runs"
+                    f"{self._data[testing][:8]}); give these, or another --output and --runs"
                 )
         return result
 

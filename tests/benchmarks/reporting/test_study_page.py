@@ -111,8 +111,7 @@ def test_the_page_answers_first_and_shows_each_verdict():
     assert page.index("(toy.svg)") < page.index("| comparison") < page.index("(toy_mechanisms.svg)")
     assert (
         "Words on the 5 comparisons, which may have several: 1 *worth having*, 1 *negligible*, "
-        "1 *helps*, 1 *by less than the margin*, 1 *harms*"
-        in page
+        "1 *helps*, 1 *by less than the margin*, 1 *harms*" in page
     )
     assert "exploratory" not in page.replace("*exploratory*", "")
 

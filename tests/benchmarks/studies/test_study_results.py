@@ -79,6 +79,23 @@ def test_images_of_another_folder_are_seen_before_anything_is_trained(folders, t
     assert "data.root: test of new, seed 0 was measured on other" in capsys.readouterr().err
 
 
+def test_rows_may_have_test_classes_of_their_own(folders, trained_by, capsys):
+    """Blocks: each comparison on another draw of the test classes."""
+    rows = yaml.safe_load(Path("toy.yaml").read_text())["rows"]
+    settings = {"new": 1, "base": 1, "third": 2}
+    for row, draw in settings.items():
+        Path(f"draw{draw}.txt").write_text(f"class{draw}\nclass{draw + 1}\n")
+        rows[row] = {**(rows[row] or {}), "settings": [f"--data.test_classes=draw{draw}.txt"]}
+    change(rows=rows)
+    trained_by(on_their_images)
+    assert command("--data.root=a") == 0
+    trained_by(lambda jobs: pytest.fail("nothing is to train"))
+    assert command("--data.root=a") == 0
+    Path("draw1.txt").write_text("class0\nclass3\n")
+    assert command("--data.root=a") == 2
+    assert "was measured on other images" in capsys.readouterr().err
+
+
 def test_batches_fit_a_folder_of_few_classes(folders, trained_by, capsys):
     sizes = []
 
