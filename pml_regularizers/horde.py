@@ -313,7 +313,8 @@ def _weights(order_weights: float | Sequence[float] | str, order: int) -> list[f
 def _is_meta(loss: nn.Module) -> bool:
     """True if nothing can be computed: some of PML's losses keep numbers on the device of the moment."""
     state = [*loss.parameters(), *loss.buffers()]
-    return torch.get_default_device().type == "meta" or any(tensor.is_meta for tensor in state)
+    # torch 2.4's get_default_device() does not see `with torch.device("meta")`.
+    return any(tensor.is_meta for tensor in (torch.empty(0), *state))
 
 
 def _fits(loss: nn.Module, width: int, other: int) -> bool:
