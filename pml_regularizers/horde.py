@@ -312,9 +312,9 @@ def _weights(order_weights: float | Sequence[float] | str, order: int) -> list[f
 
 def _is_meta(loss: nn.Module) -> bool:
     """True if nothing can be computed: some of PML's losses keep numbers on the device of the moment."""
-    state = [*loss.parameters(), *loss.buffers()]
-    # torch 2.4's get_default_device() does not see `with torch.device("meta")`.
-    return any(tensor.is_meta for tensor in (torch.empty(0), *state))
+    # An empty tensor tells: torch 2.4's get_default_device() does not see `with torch.device("meta")`.
+    tensors = [torch.empty(0), *loss.parameters(), *loss.buffers()]
+    return any(tensor.is_meta for tensor in tensors)
 
 
 def _fits(loss: nn.Module, width: int, other: int) -> bool:
