@@ -12,6 +12,7 @@ from benchmarks.reporting.verdicts import (
     HELPS,
     MAIN,
     NEGLIGIBLE,
+    PAPERS,
     WORTH,
     Finding,
     Result,
@@ -25,8 +26,8 @@ MANY = 10
 
 
 def has_papers(study: StudyFile) -> bool:
-    """True if a comparison stands beside one of a paper."""
-    return any(of.paper or of.reported for of in study.comparisons)
+    """True if a comparison stands beside a paper's gain, which is by Recall@1."""
+    return any(of.reported and study.metric(of) == PAPERS for of in study.comparisons)
 
 
 def cost(results: Results, comparison: Comparison) -> float | None:

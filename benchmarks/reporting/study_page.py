@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, compress
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ from benchmarks.reporting.study_curves import study_curves
 from benchmarks.reporting.table import Table, count_of_seeds, named
 from benchmarks.reporting.templates import fill
 from benchmarks.reporting.verdicts import (
-    DISAGREE,
     DIVERGED,
     EXCLUDED,
     MAIN,
@@ -28,7 +27,6 @@ from benchmarks.reporting.verdicts import (
     name_of_claim,
     outputs_of,
     pooled,
-    secondary_metric,
 )
 from benchmarks.settings import CONTROL, StudyFile
 
@@ -101,6 +99,7 @@ def study_page(
         figures=figures,
         answer=answer(study, main, results),
         papers=has_papers(study),
+        reported=any(of.reported for of in study.comparisons),
         costs=not has_papers(study) and any(cost(results, of.comparison) for of in main),
         counts=_counts(findings),
         lacking=_lacking(study, findings, choices),
@@ -158,36 +157,42 @@ def _verdicts(study: StudyFile, findings: Sequence[Finding], results: Results) -
     for group, of in grouped(findings).items():
         rows += [_verdict(study, finding, results, marked) for finding in of]
         if pool := pools.get(group):
-            about = [f"*{group}, pooled*", "*exploratory*", pool.points(), ""]
+            about = [f"*{group}, pooled*", "*exploratory*", pool.points(), "", ""]
             rows.append([*about, f"{len(pool.differences)}", ""])
         elif group in pools:
-            rows.append([f"*{group}, pooled*", DIVERGED, "", "", "", ""])
+            rows.append([f"*{group}, pooled*", DIVERGED, "", "", "", "", ""])
     p = "p" if findings[0].comparison.family == CONTROL else "adjusted p"
     beside = "paper's gain" if has_papers(study) else "time of a step"
-    header = ["comparison", "verdict", "difference", beside, "seeds", p]
-    if not any(row[3] for row in rows):
-        header, *rows = ([*row[:3], *row[4:]] for row in (header, *rows))
+    by_other = f"by {name_of(study.agrees or '')}"
+    header = ["comparison", "verdict", "difference", by_other, beside, "seeds", p]
+    filled = [name in ("seeds", p) or any(row[i] for row in rows) for i, name in enumerate(header)]
+    header, *rows = (list(compress(row, filled)) for row in (header, *rows))
     return Table(header, rows, names=2).markdown()
 
 
 def _verdict(study: StudyFile, finding: Finding, results: Results, marked: bool) -> list[str]:
     comparison, tested, p = finding.comparison, finding.tested, finding.adjusted
     words, gain = ", ".join(finding.words), comparison.reported_gain()
-    second, by_recall = secondary_metric(study, comparison), study.metric(comparison) == PAPERS
-    if finding.secondary and {DISAGREE, *[EXCLUDED][by_recall:]} & set(finding.words):
-        words += f" ({name_of(str(second))} {finding.secondary.points()})"
+    second, by_other = finding.secondary, ""
+    if second and study.agrees:
+        by_other = second.points() + MARKS.get(second.over, "")
+    elif second and EXCLUDED in finding.words:
+        words += f" ({name_of(PAPERS)} {second.points()})"
     if marked and not finding.registered:
         words += ", exploratory"
     lost = (f"`{row}`, {named('seed', seeds)}" for row, seeds in finding.diverged.items())
-    dataset = comparison.reported_on()
-    dataset = dataset.upper() if len(dataset) == 3 else dataset.title()
-    beside = "" if gain is None else f"{gain:+.1f}\N{NO-BREAK SPACE}({dataset})"
-    if not has_papers(study) and (ratio := cost(results, comparison)):
-        beside = f"× {ratio:.2f}"
+    if has_papers(study):
+        dataset = comparison.reported_on()
+        dataset = dataset.upper() if len(dataset) == 3 else dataset.title()
+        beside = "" if gain is None else f"{gain:+.1f}\N{NO-BREAK SPACE}({dataset})"
+    else:
+        ratio = cost(results, comparison)
+        beside = "" if ratio is None else f"× {ratio:.2f}"
     return [
         name_of_claim(study, comparison).replace("-", "\N{NON-BREAKING HYPHEN}"),
         words,
         tested.points() + MARKS.get(tested.over, "") if tested else "; ".join(lost),
+        by_other,
         beside,
         f"{len(finding.seeds)}",
         "" if p is None else "< 0.001" if p < 0.001 else f"{p:.3f}",

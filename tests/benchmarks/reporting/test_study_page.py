@@ -287,20 +287,24 @@ def test_intervals_over_test_classes_are_marked():
     assert "†" not in page_of(*made(ALL))
 
 
-def test_a_second_metric_stands_with_the_word_that_it_decides():
+def test_a_second_metric_stands_beside_the_first_or_with_the_word_that_it_decides():
     study, results = made({"a": 2.0}, agrees=MAP)
     for run in results["a"].values():
         run["metrics"][MAP] = 0.09
-    [word, *_] = [row[1] for row in tables(page_of(study, results))[0]]
-    assert word == "the metrics disagree (MAP@R -1.00 ± 0.00)"
     page = page_of(study, results)
+    [first, *_] = tables(page)[0]
+    assert first[1:4] == ["the metrics disagree", f"+2.00 ± {HALF}", "-1.00 ± 0.00"]
+    assert "| comparison | verdict | difference | by MAP@R |" in page
+    assert "by MAP@R" not in page_of(*made(ALL))
     assert (
         "| *the metrics disagree* | one of these three, but MAP@R has the opposite sign |" in page
     )
     assert "the metrics disagree" not in page_of(*made({"a": 2.0}))
     study, results = made({"a": 0.1}, primary=MAP, comparisons=COMPARISONS[:1])
-    [word] = [row[1] for row in tables(page_of(study, results))[0]]
+    page = page_of(study, results)
+    [word] = [row[1] for row in tables(page)[0]]
     assert word == f"negligible, paper's size excluded (Recall@1 +0.10 ± {HALF})"
+    assert "| paper's gain |" not in page, "no published Recall@1 stands beside another metric"
     study, results = made({"a": 0.1}, agrees=MAP, comparisons=COMPARISONS[:1])
     [word] = [row[1] for row in tables(page_of(study, results))[0]]
     assert word == "negligible, paper's size excluded", "by the metric of the difference itself"
