@@ -120,11 +120,12 @@ def _run(options: argparse.Namespace, settings: Sequence[str]) -> int:
     row = reporting.recommended(file, findings, found)
     if (folder := study.tests(row)[0].folder).is_dir():
         base = study.first_job(file.comparisons[0].rows()[1]).config["label"]
-        print(
-            f"Its runs:    python -m benchmarks.report {runs}/*/*-seed? --baseline {shlex.quote(base)} "
-            f"--output {runs / 'report.html'}\n"
-            f"Its network: python -m benchmarks.export {folder} --output exported"
-        )
+        if not file.has_blocks():  # a report is of one test set
+            print(
+                f"Its runs:    python -m benchmarks.report {runs}/*/*-seed? --baseline {shlex.quote(base)} "
+                f"--output {runs / 'report.html'}"
+            )
+        print(f"Its network: python -m benchmarks.export {folder} --output exported")
     return int(any(study.results.of(job) is None for job in failed))
 
 

@@ -7,6 +7,7 @@ import numpy as np
 
 from benchmarks.reporting.verdicts import (
     AS_GOOD,
+    DISAGREE,
     EXCLUDED,
     HARMS,
     HELPS,
@@ -43,8 +44,10 @@ def cost(results: Results, comparison: Comparison) -> float | None:
 def recommended(study: StudyFile, findings: Sequence[Finding], results: Results) -> str:
     """The row to use: the best of those that are shown to help, or else of the losses alone."""
     main = [of for of in findings if of.comparison.family == MAIN and of.tested] or findings
-    rows = {f.comparison.rows()[0] for f in main if _is_gain(f)}
-    rows = rows or {f.comparison.rows()[1] for f in main}
+    gains = {f.comparison.rows()[0]: f.tested.mean for f in main if f.tested and _is_gain(f)}
+    rows = list(gains) or [f.comparison.rows()[1] for f in main]
+    if gains and study.has_blocks():  # the means of different test sets cannot be compared
+        return max(gains, key=gains.__getitem__)
     return max(rows, key=lambda row: _mean(results[row], study.primary))
 
 
@@ -67,7 +70,7 @@ def answer(study: StudyFile, main: Sequence[Finding], results: Results) -> str:
             )
     elif tested:
         none = "The comparison shows no gain." if one else f"None {of} shows a gain."
-        decided = papers or all({NEGLIGIBLE, HARMS} & {*f.words} for f in tested)
+        decided = papers or all({NEGLIGIBLE, HARMS, DISAGREE} & {*f.words} for f in tested)
         if not papers:
             none = (
                 "No: no method helps." if decided else "The data are too few to tell if one helps."
@@ -98,11 +101,15 @@ def _mean(runs: Mapping[int, Result], metric: str, of: str = "metrics") -> float
 
 
 def _gain(study: StudyFile, finding: Finding, results: Results) -> str:
-    better, than = (results[row] for row in finding.comparison.rows())
-    before, after = _mean(than, study.primary), _mean(better, study.primary)
-    ratio = cost(results, finding.comparison)
+    comparison = finding.comparison
+    better, than = (results[row] for row in comparison.rows())
+    ratio = cost(results, comparison)
     at = "" if ratio is None else f", at {ratio:.2f} times the time of a step"
-    return f"{_list(study, [finding])} (from {before:.2f} to {after:.2f} %){at}"
+    span = ""
+    if comparison.metric is None and ":" not in comparison.better + str(comparison.than):
+        before, after = _mean(than, study.primary), _mean(better, study.primary)
+        span = f" (from {before:.2f} to {after:.2f} %)"
+    return f"{_list(study, [finding])}{span}{at}"
 
 
 def _would_tell(study: StudyFile, tested: Sequence[Finding]) -> str:
@@ -128,8 +135,11 @@ def _before(study: StudyFile, comparison: Comparison, results: Results) -> list[
 
 
 def _list(study: StudyFile, findings: Sequence[Finding]) -> str:
+    claims = [of.claim for of in study.comparisons if of.family == MAIN]
     return "; ".join(
-        f"{f.comparison.claim}, {f.tested.points()} points of {name_of(study.metric(f.comparison))}"
+        f.comparison.claim
+        + f" ({f.comparison.name})" * (claims.count(f.comparison.claim) > 1)
+        + f", {f.tested.points()} points of {name_of(study.metric(f.comparison))}"
         for f in findings
         if f.tested
     )

@@ -43,6 +43,8 @@ def study_curves(study: StudyFile, findings: Sequence[Finding], results: Results
         return None
     rows = [*drawn][: len(COLOURS)]
     labels = {row: read_entry(study.rows[row].recipe).label for row in rows}
+    twice = {of for of in labels.values() if [*labels.values()].count(of) > 1}
+    labels = {row: f"{of}, {row}" if of in twice else of for row, of in labels.items()}
     places = placed(f"{labels[row]} ({row})" for row in rows)
     looks = {row: place % len(COLOURS) for row, place in zip(rows, places.values(), strict=True)}
     parts, y = list[str](), 0.0

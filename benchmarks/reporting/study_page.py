@@ -91,7 +91,8 @@ def study_page(
     main, controls = ([f for f in findings if f.comparison.family == one] for one in families)
     others = [finding for finding in findings if finding.comparison.family not in families]
     chosen = [choice for choice in choices if choice.tried or choice.takes]
-    tested = [finding.tested for finding in findings if finding.tested]
+    shown = [of.secondary for of in findings] if study.agrees else []
+    tested = [one for one in (*(of.tested for of in findings), *shown) if one]
     page = fill(
         Path(__file__).with_suffix(".md"),
         **{"study": study, "registration": registration, "name_of": name_of},
@@ -100,7 +101,7 @@ def study_page(
         answer=answer(study, main, results),
         papers=has_papers(study),
         reported=any(of.reported for of in study.comparisons),
-        costs=not has_papers(study) and any(cost(results, of.comparison) for of in main),
+        costs=not has_papers(study) and any(cost(results, of.comparison) for of in findings),
         counts=_counts(findings),
         lacking=_lacking(study, findings, choices),
         alt="Paired differences with 95 % intervals",
@@ -184,7 +185,8 @@ def _verdict(study: StudyFile, finding: Finding, results: Results, marked: bool)
     if has_papers(study):
         dataset = comparison.reported_on()
         dataset = dataset.upper() if len(dataset) == 3 else dataset.title()
-        beside = "" if gain is None else f"{gain:+.1f}\N{NO-BREAK SPACE}({dataset})"
+        ours = study.metric(comparison).endswith(PAPERS)
+        beside = f"{gain:+.1f}\N{NO-BREAK SPACE}({dataset})" if gain is not None and ours else ""
     else:
         ratio = cost(results, comparison)
         beside = "" if ratio is None else f"× {ratio:.2f}"

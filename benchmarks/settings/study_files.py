@@ -149,6 +149,15 @@ class StudyFile:
         """The metric of a comparison."""
         return comparison.metric or self.primary
 
+    def tested_on(self, row: str) -> str | None:
+        """The setting of a row that names test classes of its own; None for those of the whole study."""
+        own = (of for of in self.rows[row].settings if of.startswith("--data.test_classes"))
+        return next(own, None)
+
+    def has_blocks(self) -> bool:
+        """True if some rows have other test classes than others."""
+        return len(set(map(self.tested_on, self.rows))) > 1
+
     def needed(self, rows: list[str]) -> list[str]:
         """The rows and all rows whose settings they take, each once and after those it depends on."""
         found: dict[str, None] = {}

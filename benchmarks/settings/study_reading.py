@@ -88,6 +88,8 @@ def _check(study: StudyFile) -> None:
         raise ValueError(f"margin: expected percentage points, at most 100, got {study.margin:g}")
     if bool(study.seeds.more) != (study.seeds.wider_than is not None):
         raise ValueError("seeds: more and wider_than belong together; give both, or neither")
+    if study.agrees == study.primary:
+        raise ValueError(f"agrees: expected another metric than the primary one, {study.primary}")
     recipes = recipe_names()
     for name, row in study.rows.items():
         if not re.fullmatch(r"\w[\w.-]*", name):
@@ -101,6 +103,10 @@ def _check(study: StudyFile) -> None:
         for other in row.takes:
             if other not in study.rows:
                 raise ValueError(f"rows.{name}.takes: no row {other!r}")
+            if study.tested_on(other) != study.tested_on(name):
+                raise ValueError(
+                    f"rows.{name}.takes: settings of {other!r}, which may have seen this row's test classes"
+                )
         for setting, values in row.choose.items():
             if setting.startswith(("data.split", "data.fold", "seed", "evaluation")):
                 raise ValueError(f"rows.{name}.choose.{setting}: says how a candidate is measured")
@@ -134,6 +140,8 @@ def _check(study: StudyFile) -> None:
         for row in comparison.rows():
             if row not in study.rows:
                 raise ValueError(f"{at}: no row {row!r}")
+        if len(set(map(study.tested_on, comparison.rows()))) > 1:
+            raise ValueError(f"{at}: its rows have different --data.test_classes")
         budgets = [study.budget(row) for row in comparison.rows()]
         wholes = {study.budget(row, whole=True) for row in comparison.rows()}
         if study.choice.equal_budget and len({*budgets}) + len(wholes) > 2:

@@ -44,13 +44,14 @@ def check(study: Study) -> None:
 
 
 def try_out(jobs: Sequence[Job]) -> None:
-    """Read the data, build the parts and take one step of a job of each training, before any is run.
+    """Read the data, build the parts and take one step of a job of each training and test set, before any is run.
 
     Raises:
         ConfigError: with a line for each setting that does not fit.
     """
     faults: dict[str, None] = {}
-    for job in {job.training: job for job in reversed(jobs)}.values():
+    some = {(job.training, job.config["data"]["test_classes"]): job for job in reversed(jobs)}
+    for job in some.values():
         try:
             build_parts(job.command.experiment, Accelerator())
         except ConfigError as error:

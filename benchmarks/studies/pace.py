@@ -39,8 +39,8 @@ class Pace(NamedTuple):
             total += self.start + steps * self.step + tested * self.image
             if data.cached_views is not None:  # and the test views of all images
                 trained = self.train_images * (1 - part) * (data.cached_views + 1)
-                views = {("test", data.split, data.fold): unseen}
-                views[job.seed, data.split, data.fold] = trained
+                classes = data.test_classes, data.split, data.fold
+                views = {("test", classes): unseen, (job.seed, classes): trained}
                 total += self.view * sum(n for of, n in views.items() if of not in kept)
                 kept |= set(views)
         return total

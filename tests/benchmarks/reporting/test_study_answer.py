@@ -9,9 +9,10 @@ from scipy import stats
 from benchmarks.reporting.study_answer import recommended
 from benchmarks.reporting.verdicts import judge
 from benchmarks.settings import StudyFile
-from benchmarks.settings.study_files import Seeds
+from benchmarks.settings.study_files import Seeds, StudyRow
 from tests.benchmarks.reporting.test_study_page import (
     HALF,
+    NOISE,
     N,
     compared,
     made,
@@ -50,6 +51,21 @@ def without_papers(gains: dict[str, float], **changes: Any) -> tuple[StudyFile, 
 
 def first_lines(page: str) -> str:
     return page.replace("\N{NO-BREAK SPACE}", " ").split("\n\n")[1]
+
+
+def test_blocks_have_test_sets_whose_means_are_not_compared():
+    """Of two draws of test classes, the easier one has the higher mean, and the other the higher gain."""
+    study, results = without_papers({"a": 1.5, "b": 0.0})
+    results |= {"easy": row_of(30.4), "easy_base": row_of(30.0, noise=0 * NOISE)}
+    draws = {row: StudyRow("r", settings=["--data.test_classes=easy.txt"]) for row in results}
+    easy = replace(compared("easy draw", "easy"), than="easy_base", claim="a helps")
+    study = replace(study, comparisons=[study.comparisons[0], easy])
+    findings = judge(study, results)
+    assert recommended(study, findings, results) == "easy", "of one test set"
+    study = replace(study, rows={"base": StudyRow("r"), **draws, "a": StudyRow("r")})
+    assert recommended(study, findings, results) == "a"
+    page = first_lines(page_of(study, results))
+    assert f"a helps (1), +1.50 ± {HALF}" in page and f"a helps (easy draw), +0.40 ± {HALF}" in page
 
 
 def test_without_papers_the_answer_is_a_method_its_gain_and_its_cost():

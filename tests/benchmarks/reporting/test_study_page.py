@@ -317,6 +317,7 @@ def test_every_word_is_explained():
         "HELPS",
         "DISAGREE",
         "NEGLIGIBLE",
+        "LESS",
         "EXCLUDED",
         "AS_GOOD",
         "WORSE",

@@ -9,6 +9,7 @@ import yaml
 from benchmarks.settings import ConfigError, read_study, study_names
 
 RATE = "optimization.learning_rate"
+DRAW = "--data.test_classes=draw.txt"
 CONTENT: dict[str, Any] = {
     **{"question": "Does it help?", "recipes": "glyphs/finetune"},
     "rows": {"binomial": {"choose": {RATE: [0.1, 0.2]}}, "binomial_horde": {"takes": ["binomial"]}},
@@ -88,6 +89,9 @@ def test_own_study(tmp_path):
             compared("binomial_horde", reported=["horde/table1/a", "b"]),
             "comparisons.1.reported: expected two recipes",
         ),
+        (rows({"settings": [DRAW]}), "its rows have different --data.test_classes"),
+        (rows({}, settings=[DRAW], takes=["binomial"]), "may have seen this row's test classes"),
+        ({"agrees": "recall_at_1"}, "agrees: expected another metric than the primary one"),
         ({"seeds": {"count": 1}}, "count"),
         ({"choice": {"draws": 0}}, "draws"),
     ],

@@ -79,21 +79,37 @@ def test_images_of_another_folder_are_seen_before_anything_is_trained(folders, t
     assert "data.root: test of new, seed 0 was measured on other" in capsys.readouterr().err
 
 
-def test_rows_may_have_test_classes_of_their_own(folders, trained_by, capsys):
-    """Blocks: each comparison on another draw of the test classes."""
-    rows = yaml.safe_load(Path("toy.yaml").read_text())["rows"]
-    settings = {"new": 1, "base": 1, "third": 2}
-    for row, draw in settings.items():
+@pytest.fixture
+def blocks(folders) -> None:
+    """Two comparisons, each on a draw of test classes of its own."""
+    rows = {}
+    for draw in (1, 2):
         Path(f"draw{draw}.txt").write_text(f"class{draw}\nclass{draw + 1}\n")
-        rows[row] = {**(rows[row] or {}), "settings": [f"--data.test_classes=draw{draw}.txt"]}
-    change(rows=rows)
+        for row in ("base", "new"):
+            own = [f"--data.test_classes=draw{draw}.txt"]
+            rows[f"{row}{draw}"] = {"recipe": f"toy/table/{row}", "settings": own}
+    compared = {f"{i}": {"claim": "new", "better": f"new{i}", "than": f"base{i}"} for i in (1, 2)}
+    change(rows=rows, comparisons=compared)
+
+
+def test_rows_may_have_test_classes_of_their_own(blocks, trained_by, capsys):
     trained_by(on_their_images)
     assert command("--data.root=a") == 0
+    assert "benchmarks.report" not in capsys.readouterr().out, "which needs one test set"
     trained_by(lambda jobs: pytest.fail("nothing is to train"))
     assert command("--data.root=a") == 0
     Path("draw1.txt").write_text("class0\nclass3\n")
     assert command("--data.root=a") == 2
     assert "was measured on other images" in capsys.readouterr().err
+
+
+def test_every_draw_of_test_classes_is_read_before_the_first_run(blocks, capsys, monkeypatch):
+    monkeypatch.setattr(auditing, "build_parts", build_parts)
+    Path("draw2.txt").unlink()
+    sizes = ["--data.batch_size=4", "--data.samples_per_class=2"]
+    assert command("--data.root=a", "--", *sizes) == 2
+    assert "draw2.txt" in capsys.readouterr().err
+    assert not Path("toy.json").exists()
 
 
 def test_batches_fit_a_folder_of_few_classes(folders, trained_by, capsys):
