@@ -106,7 +106,7 @@ def _gain(study: StudyFile, finding: Finding, results: Results) -> str:
     ratio = cost(results, comparison)
     at = "" if ratio is None else f", at {ratio:.2f} times the time of a step"
     span = ""
-    if comparison.metric is None and ":" not in comparison.better + str(comparison.than):
+    if comparison.metric is None and comparison.rows() == [comparison.better, comparison.than]:
         before, after = _mean(than, study.primary), _mean(better, study.primary)
         span = f" (from {before:.2f} to {after:.2f} %)"
     return f"{_list(study, [finding])}{span}{at}"

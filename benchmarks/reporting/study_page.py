@@ -173,8 +173,7 @@ def _verdicts(study: StudyFile, findings: Sequence[Finding], results: Results) -
 
 def _verdict(study: StudyFile, finding: Finding, results: Results, marked: bool) -> list[str]:
     comparison, tested, p = finding.comparison, finding.tested, finding.adjusted
-    words, gain = ", ".join(finding.words), comparison.reported_gain()
-    second, by_other = finding.secondary, ""
+    words, second, by_other = ", ".join(finding.words), finding.secondary, ""
     if second and study.agrees:
         by_other = second.points() + MARKS.get(second.over, "")
     elif second and EXCLUDED in finding.words:
@@ -183,7 +182,7 @@ def _verdict(study: StudyFile, finding: Finding, results: Results, marked: bool)
         words += ", exploratory"
     lost = (f"`{row}`, {named('seed', seeds)}" for row, seeds in finding.diverged.items())
     if has_papers(study):
-        dataset = comparison.reported_on()
+        gain, dataset = comparison.reported_gain(), comparison.reported_on()
         dataset = dataset.upper() if len(dataset) == 3 else dataset.title()
         ours = study.metric(comparison).endswith(PAPERS)
         beside = f"{gain:+.1f}\N{NO-BREAK SPACE}({dataset})" if gain is not None and ours else ""

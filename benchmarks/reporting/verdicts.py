@@ -57,7 +57,7 @@ class Finding:
         tested: None if a run diverged.
         diverged: {row: seeds}.
         adjusted: Holm's p; not corrected for a control, None if a run diverged.
-        secondary: The differences by `secondary_metric`.
+        secondary: The differences by the metric that must agree, or by the papers' one.
         registered: False for an exploratory comparison.
     """
 
@@ -90,7 +90,7 @@ def judge(
         seeds = _seeds(study, better.keys() & than.keys())
         if not seeds:
             continue
-        metrics = (study.metric(comparison), secondary_metric(study, comparison))
+        metrics = (study.metric(comparison), _secondary_metric(study, comparison))
         lost: dict[str, list[int]] = {}
         for side in _sides(comparison):
             row, _, output = side.partition(":")
@@ -117,7 +117,7 @@ def judge(
     ]
 
 
-def secondary_metric(study: StudyFile, comparison: Comparison) -> str | None:
+def _secondary_metric(study: StudyFile, comparison: Comparison) -> str | None:
     """The metric that must agree; else Recall@1, if a paper's gain needs it; none for a metric of its own."""
     if study.metric(comparison) != study.primary:
         return None
@@ -129,7 +129,7 @@ def by_papers_metric(study: StudyFile, finding: Finding) -> Paired | None:
     """The differences by Recall@1, the papers' metric; None if they were not taken."""
     if study.metric(finding.comparison) == PAPERS:
         return finding.tested
-    second = secondary_metric(study, finding.comparison)
+    second = _secondary_metric(study, finding.comparison)
     return finding.secondary if second == PAPERS else None
 
 

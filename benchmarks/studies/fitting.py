@@ -15,6 +15,7 @@ def fitted(study: Study) -> list[str]:
     if data.dataset != "folder" or not data.root.is_dir():
         return []
     choosing = [row for row in study.rows if study.file.rows[row].choose]
+    # The first row of each test set, of those that choose if there are any.
     blocks = {study.file.tested_on(row): row for row in reversed([*choosing, *study.rows])}
     fewest = min(_fewest(study, row) for row in blocks.values())
     size = fewest * (data.samples_per_class or data.batch_size)

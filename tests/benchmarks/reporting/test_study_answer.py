@@ -54,7 +54,7 @@ def first_lines(page: str) -> str:
 
 
 def test_blocks_have_test_sets_whose_means_are_not_compared():
-    """Of two draws of test classes, the easier one has the higher mean, and the other the higher gain."""
+    """The row of the easier draw has the higher mean, that of the harder one the higher gain."""
     study, results = without_papers({"a": 1.5, "b": 0.0})
     results |= {"easy": row_of(30.4), "easy_base": row_of(30.0, noise=0 * NOISE)}
     draws = {row: StudyRow("r", settings=["--data.test_classes=easy.txt"]) for row in results}
