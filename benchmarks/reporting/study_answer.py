@@ -135,14 +135,18 @@ def _before(study: StudyFile, comparison: Comparison, results: Results) -> list[
 
 
 def _list(study: StudyFile, findings: Sequence[Finding]) -> str:
-    claims = [of.claim for of in study.comparisons if of.family == MAIN]
     return "; ".join(
-        f.comparison.claim
-        + f" ({f.comparison.name})" * (claims.count(f.comparison.claim) > 1)
-        + f", {f.tested.points()} points of {name_of(study.metric(f.comparison))}"
+        f"{_claim(study, f.comparison)}, {f.tested.points()} points of {name_of(study.metric(f.comparison))}"
         for f in findings
         if f.tested
     )
+
+
+def _claim(study: StudyFile, comparison: Comparison) -> str:
+    """The claim, with the comparison's name if another main one has the same claim."""
+    claims = [of.claim for of in study.comparisons if of.family == MAIN]
+    several = claims.count(comparison.claim) > 1
+    return comparison.claim + f" ({comparison.name})" * several
 
 
 def _still_allowed(study: StudyFile, tested: Sequence[Finding]) -> list[str]:
@@ -159,6 +163,6 @@ def _still_allowed(study: StudyFile, tested: Sequence[Finding]) -> list[str]:
     metric = name_of(study.metric(best.comparison))
     allowed = (
         f"The largest gain that a 95 % interval still allows is {max(0.0, limit):.2f} points of {metric} "
-        f"({best.comparison.claim}){of_papers * bool(claimed)}."
+        f"({_claim(study, best.comparison)}){of_papers * bool(claimed)}."
     )
     return [allowed, equal] if count else [allowed]

@@ -104,6 +104,7 @@ def study_page(
         costs=not has_papers(study) and any(cost(results, of.comparison) for of in findings),
         counts=_counts(findings),
         lacking=_lacking(study, findings, choices),
+        ends=_ends(study, main, chosen),
         alt="Paired differences with 95 % intervals",
         main=main and _verdicts(study, main, results),
         others=others and _verdicts(study, others, results),
@@ -150,6 +151,23 @@ def _lacking(study: StudyFile, findings: Sequence[Finding], choices: Sequence[Ch
         if of.name not in measured
     ]
     return f"Not measured yet: {'; '.join(lacking)}." if lacking else ""
+
+
+def _ends(study: StudyFile, findings: Sequence[Finding], chosen: Sequence[Choices]) -> str:
+    """The rows to beat that chose the end of a list: what lies beyond may suit them better."""
+    beaten = {*chain(*(study.needed([of.comparison.rows()[1]]) for of in findings))}
+    rows: dict[tuple[str, str], list[str]] = {}
+    for choice in chosen:
+        for setting, values in study.rows[choice.row].choose.items():
+            ends = {min(values): "lowest", max(values): "highest"} if len(values) > 1 else {}
+            end = ends.get((choice.settings or {}).get(setting))
+            if end and choice.row in beaten:
+                rows.setdefault((end, _short(setting)), []).append(f"`{choice.row}`")
+    return " ".join(
+        f"The {end} {setting} of its list was chosen for {', '.join(of)}: a {end[:-2]}r one may suit a row better, "
+        "and lessen a gain over it."
+        for (end, setting), of in rows.items()
+    )
 
 
 def _verdicts(study: StudyFile, findings: Sequence[Finding], results: Results) -> str:

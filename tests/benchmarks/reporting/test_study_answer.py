@@ -66,6 +66,8 @@ def test_blocks_have_test_sets_whose_means_are_not_compared():
     assert recommended(study, findings, results) == "a"
     page = first_lines(page_of(study, results))
     assert f"a helps (1), +1.50 ± {HALF}" in page and f"a helps (easy draw), +0.40 ± {HALF}" in page
+    results |= {"a": row_of(0.0), "easy": row_of(30.1)}
+    assert "of Recall@1 (a helps (easy draw))." in first_lines(page_of(study, results))
 
 
 def test_without_papers_the_answer_is_a_method_its_gain_and_its_cost():

@@ -240,6 +240,20 @@ def test_the_chosen_settings_and_the_others():
     assert "## Settings" not in page_of(*made(ALL))
 
 
+def test_a_base_loss_that_chose_the_end_of_its_list_is_named():
+    rows = {row: StudyRow("x", choose={RATE: [0.1, 0.2, 0.3]}) for row in ("base", *"abc")}
+    for chosen, said in {
+        0.1: "The lowest learning_rate of its list was chosen for `base`: a lower one may suit",
+        0.3: "The highest learning_rate of its list was chosen for `base`: a higher one may suit",
+        0.2: None,
+    }.items():
+        tried = [({RATE: chosen}, 0.2, [])]
+        choices = [Choices(row, {RATE: chosen}, [], tried, 3) for row in ("base", "a")]
+        page = page_of(*made(ALL, rows=rows), choices=choices)
+        assert said in page if said else "of its list" not in page
+        assert "was chosen for `a`" not in page
+
+
 def test_the_rows_with_their_outputs_and_seeds():
     study, results = made(ALL)
     results["a"][3]["metrics"] = {}
@@ -311,19 +325,8 @@ def test_a_second_metric_stands_beside_the_first_or_with_the_word_that_it_decide
 
 
 def test_every_word_is_explained():
-    names = (
-        "HARMS",
-        "WORTH",
-        "HELPS",
-        "DISAGREE",
-        "NEGLIGIBLE",
-        "LESS",
-        "EXCLUDED",
-        "AS_GOOD",
-        "WORSE",
-        "NOISY",
-    )
-    words = [getattr(verdicts, name) for name in names]
+    names = "HARMS WORTH HELPS DISAGREE NEGLIGIBLE LESS EXCLUDED AS_GOOD WORSE NOISY"
+    words = [getattr(verdicts, name) for name in names.split()]
     study, results = made(ALL, agrees=MAP)
     page = page_of(study, results)
     _, _, protocols = (ROOT / "docs" / "protocols.md").read_text().partition("\n## A study\n")

@@ -7,20 +7,8 @@ from tests.support.fake_trees import spread, write_pictures
 
 SMALL = spread(34, range(1, 13)) | spread(21, range(11_319, 11_326))
 FULL = spread(59_551, range(1, 11_319)) | spread(60_502, range(11_319, 22_635))
-SUPER_CLASSES = [
-    "bicycle",
-    "cabinet",
-    "chair",
-    "coffee_maker",
-    "fan",
-    "kettle",
-    "lamp",
-    "mug",
-    "sofa",
-    "stapler",
-    "table",
-    "toaster",
-]
+NAMES = "bicycle cabinet chair coffee_maker fan kettle lamp mug sofa stapler table toaster"
+SUPER_CLASSES = NAMES.split()
 
 
 def write(root: Path, sizes: Mapping[int, int] = SMALL, *, pictures: bool = True) -> Path:
