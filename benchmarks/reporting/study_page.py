@@ -104,7 +104,7 @@ def study_page(
         costs=not has_papers(study) and any(cost(results, of.comparison) for of in findings),
         counts=_counts(findings),
         lacking=_lacking(study, findings, choices),
-        ends=_ends(study, main, chosen),
+        ends=_ends(study, main + others, chosen),
         alt="Paired differences with 95 % intervals",
         main=main and _verdicts(study, main, results),
         others=others and _verdicts(study, others, results),
@@ -154,8 +154,11 @@ def _lacking(study: StudyFile, findings: Sequence[Finding], choices: Sequence[Ch
 
 
 def _ends(study: StudyFile, findings: Sequence[Finding], chosen: Sequence[Choices]) -> str:
-    """The rows to beat that chose the end of a list: what lies beyond may suit them better."""
-    beaten = {*chain(*(study.needed([of.comparison.rows()[1]]) for of in findings))}
+    """The base losses that chose the end of a list: what lies beyond may suit them better."""
+    sides = [finding.comparison.rows() for finding in findings]
+    beaten = {*chain(*(study.needed([than]) for _, than in sides))} - {
+        better for better, _ in sides
+    }
     rows: dict[tuple[str, str], list[str]] = {}
     for choice in chosen:
         for setting, values in study.rows[choice.row].choose.items():
