@@ -16,9 +16,11 @@ from benchmarks.reporting.templates import fill
 from benchmarks.reporting.verdicts import (
     DIVERGED,
     EXCLUDED,
+    HELPS,
     MAIN,
     PAPERS,
     SEEDS_ALONE,
+    WORTH,
     Finding,
     Results,
     grouped,
@@ -154,21 +156,19 @@ def _lacking(study: StudyFile, findings: Sequence[Finding], choices: Sequence[Ch
 
 
 def _ends(study: StudyFile, findings: Sequence[Finding], chosen: Sequence[Choices]) -> str:
-    """The base losses that chose the end of a list: what lies beyond may suit them better."""
-    sides = [finding.comparison.rows() for finding in findings]
-    beaten = {*chain(*(study.needed([than]) for _, than in sides))} - {
-        better for better, _ in sides
-    }
+    """The rows that a gain was found over and that chose the end of a list: beyond it they may be better."""
+    gains = (of.comparison.rows() for of in findings if {HELPS, WORTH} & {*of.words})
+    beaten = {*chain(*(study.needed([than]) for better, than in gains if than != better))}
     rows: dict[tuple[str, str], list[str]] = {}
     for choice in chosen:
         for setting, values in study.rows[choice.row].choose.items():
             ends = {min(values): "lowest", max(values): "highest"} if len(values) > 1 else {}
-            end = ends.get((choice.settings or {}).get(setting))
-            if end and choice.row in beaten:
-                rows.setdefault((end, _short(setting)), []).append(f"`{choice.row}`")
+            value = (choice.settings or {}).get(setting)
+            if value and value in ends and choice.row in beaten:
+                rows.setdefault((ends[value], setting), []).append(f"`{choice.row}`")
     return " ".join(
-        f"The {end} {setting} of its list was chosen for {', '.join(of)}: a {end[:-2]}r one may suit a row better, "
-        "and lessen a gain over it."
+        f"The {end} {_short(setting)} of its list was chosen for {', '.join(of)}: a {end[:-2]}r one may suit a row "
+        "better, and lessen a gain over it."
         for (end, setting), of in rows.items()
     )
 

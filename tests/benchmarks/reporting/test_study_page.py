@@ -252,6 +252,8 @@ def test_a_base_loss_that_chose_the_end_of_its_list_is_named():
         page = page_of(*made(ALL, rows=rows), choices=choices)
         assert said in page if said else "of its list" not in page
         assert "was chosen for `a`" not in page
+        choices = [Choices("base", {RATE: 0.1}, [], tried, 3)]
+        assert "of its list" not in page_of(*made({"a": 0.0}, rows=rows), choices=choices)
 
 
 def test_the_rows_with_their_outputs_and_seeds():
