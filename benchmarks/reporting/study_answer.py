@@ -10,11 +10,9 @@ from benchmarks.reporting.verdicts import (
     DISAGREE,
     EXCLUDED,
     HARMS,
-    HELPS,
     MAIN,
     NEGLIGIBLE,
     PAPERS,
-    WORTH,
     Finding,
     Result,
     Results,
@@ -44,7 +42,7 @@ def cost(results: Results, comparison: Comparison) -> float | None:
 def recommended(study: StudyFile, findings: Sequence[Finding], results: Results) -> str:
     """The row to use: the best of those that are shown to help, or else of the losses alone."""
     main = [of for of in findings if of.comparison.family == MAIN and of.tested] or findings
-    gains = {f.comparison.rows()[0]: f.tested.mean for f in main if f.tested and _is_gain(f)}
+    gains = {f.comparison.rows()[0]: f.tested.mean for f in main if f.tested and f.is_gain}
     rows = list(gains) or [f.comparison.rows()[1] for f in main]
     if gains and study.has_blocks():  # the means of different test sets cannot be compared
         return max(gains, key=gains.__getitem__)
@@ -55,7 +53,7 @@ def answer(study: StudyFile, main: Sequence[Finding], results: Results) -> str:
     """Sentences that answer the question: what helps, and by how much; if nothing, how much could be missed."""
     tested = [f for f in main if f.tested and not f.comparison.as_good]
     equal = [f for f in main if f.tested and f.comparison.as_good]
-    gains, harms = [f for f in tested if _is_gain(f)], [f for f in tested if HARMS in f.words]
+    gains, harms = [f for f in tested if f.is_gain], [f for f in tested if HARMS in f.words]
     one, of, verb = len(tested) == 1, f"of {len(tested)} comparisons", ("shows", "show")
     papers, sentences = has_papers(study), []
     if gains and papers:
@@ -88,10 +86,6 @@ def answer(study: StudyFile, main: Sequence[Finding], results: Results) -> str:
     if tested and not papers:
         sentences += _before(study, (gains or tested)[0].comparison, results)
     return " ".join(sentences)
-
-
-def _is_gain(finding: Finding) -> bool:
-    return bool({HELPS, WORTH} & {*finding.words})
 
 
 def _mean(runs: Mapping[int, Result], metric: str, of: str = "metrics") -> float:

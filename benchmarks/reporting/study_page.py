@@ -16,11 +16,9 @@ from benchmarks.reporting.templates import fill
 from benchmarks.reporting.verdicts import (
     DIVERGED,
     EXCLUDED,
-    HELPS,
     MAIN,
     PAPERS,
     SEEDS_ALONE,
-    WORTH,
     Finding,
     Results,
     grouped,
@@ -157,14 +155,14 @@ def _lacking(study: StudyFile, findings: Sequence[Finding], choices: Sequence[Ch
 
 def _ends(study: StudyFile, findings: Sequence[Finding], chosen: Sequence[Choices]) -> str:
     """The rows that a gain was found over and that chose the end of a list: beyond it they may be better."""
-    gains = (of.comparison.rows() for of in findings if {HELPS, WORTH} & {*of.words})
+    gains = (finding.comparison.rows() for finding in findings if finding.is_gain)
     beaten = {*chain(*(study.needed([than]) for better, than in gains if than != better))}
     rows: dict[tuple[str, str], list[str]] = {}
-    for choice in chosen:
+    for choice in (one for one in chosen if one.row in beaten and one.settings):
         for setting, values in study.rows[choice.row].choose.items():
             ends = {min(values): "lowest", max(values): "highest"} if len(values) > 1 else {}
-            value = (choice.settings or {}).get(setting)
-            if value and value in ends and choice.row in beaten:
+            value = choice.settings[setting]
+            if value and value in ends:
                 rows.setdefault((ends[value], setting), []).append(f"`{choice.row}`")
     return " ".join(
         f"The {end} {_short(setting)} of its list was chosen for {', '.join(of)}: a {end[:-2]}r one may suit a row "

@@ -70,6 +70,11 @@ class Finding:
     secondary: Paired | None
     registered: bool
 
+    @property
+    def is_gain(self) -> bool:
+        """True if `better` is shown to help."""
+        return bool({HELPS, WORTH} & {*self.words})
+
 
 def judge(
     study: StudyFile, results: Results, *, registered: Mapping[str, bool] | None = None

@@ -80,16 +80,28 @@ MISTAKES = {  # {name: (argument or content of a file, message)}
     "test classes of glyphs": ("--data.test_classes=0.5", "data.test_classes: glyphs has"),
     "batch": ("--data.batch_size=81", "data.batch_size: expected a multiple of data.samples_per"),
     "batch below a class": ("--data.samples_per_class=100", "(100), got 80; 100 fits"),
-    "no class": ("--data={samples_per_class: null, every_class: true}", "every_class: shuffled"),
+    "passes without classes": (
+        "--data={samples_per_class: null, every_class: true}",
+        "data.every_class: shuffled batches",
+    ),
     "no K": ("--evaluation.recall_at=[]", "evaluation.recall_at: expected at least one K"),
     "a K twice": ("--evaluation.recall_at=[1, 2, 1]", "evaluation.recall_at: expected each K"),
-    "chosen by test": ("{protocol: fair, evaluation: {oracle: true}}", "oracle: protocol fair re"),
+    "chosen by the test set": (
+        "{protocol: fair, evaluation: {oracle: true}}",
+        "evaluation.oracle: protocol fair reads the test classes once",
+    ),
     "never chosen": ("{protocol: fair, evaluation: {every: 0}}", "evaluation.every: protocol fair"),
-    "oracle without points": ("--evaluation={oracle: true, every: 0}", "evaluation.oracle: tests"),
+    "oracle without points": (
+        "--evaluation={oracle: true, every: 0}",
+        "evaluation.oracle: tests at every evaluation.every steps",
+    ),
     "bound without parts": ("--evaluation.divergence=true", "evaluation.divergence: compares"),
     "views without frozen stages": ("--data.cached_views=2", "data.cached_views: keeps"),
     "no weights in a folder": ("--model.weights=.", "model.weights: . holds no .safetensors file"),
-    "no settings": ("--optimization.overrides={model.head.fc: {}}", "head.fc: expected settings"),
+    "a part without settings": (
+        "--optimization.overrides={model.head.fc: {}}",
+        "optimization.overrides.model.head.fc: expected settings",
+    ),
     "rate of a part": (
         "--optimization.overrides={model.head.fc: {lr: fast}}",
         "optimization.overrides.model.head.fc.lr: expected a positive number, got fast",
@@ -124,13 +136,19 @@ MISTAKES = {  # {name: (argument or content of a file, message)}
     ),
     "unknown trunk": ("--model.trunk=resnet5000", "model.trunk: timm has no 'resnet5000'; near: "),
     "unknown trunk argument": ("--model.trunk_args={output_strid: 8}", "output_strid"),
-    "argument of the trunk": ("--model.trunk_args={global_pool: avg}", "args.global_pool: follows"),
+    "trunk argument of ours": (
+        "--model.trunk_args={global_pool: avg}",
+        "model.trunk_args.global_pool: follows",
+    ),
     "unpublished weights": (
         "--model={trunk: bn_inception, trunk_args: {pretrained: true}}",
         "random init; --model.weights FILE loads them from a file",
     ),
     "missing weights": ("--model.weights=nowhere.pth", "model.weights: nowhere.pth"),
-    "stage of an ensemble": ("--model.ensemble={stage: layer9}", "test_resnet: stage: expected"),
+    "stage of an ensemble": (
+        "--model.ensemble={stage: layer9}",
+        "model: test_resnet: stage: expected a module",
+    ),
     "ensemble and attention": (
         option(
             "model", {"ensemble": {"stage": "layer1"}, "attention": spec(f"{OURS}.VEMAttention")}

@@ -21,15 +21,19 @@ def made_by(**changes: Any) -> Callable[[list[Job]], None]:
     return lambda jobs: [finish(job, 0.5 + job.seed / 100, **changes) for job in jobs]
 
 
+@pytest.fixture
+def tested(toy, trained_by):
+    trained_by(made_by())
+    assert command() == 0
+
+
 def registration() -> tuple[str, dict[str, bool]]:
     made = kept_study()
     found = made.found()
     return studies.registration(made, found), studies.registered(made, found)
 
 
-def test_the_plan_is_registered_before_the_first_test(toy, trained_by):
-    trained_by(made_by())
-    assert command() == 0
+def test_the_plan_is_registered_before_the_first_test(tested):
     [registered] = json.loads(Path("toy.json").read_text())["plans"]
     assert registered["commit"] == "registration"
     said, of = registration()
@@ -55,9 +59,7 @@ def test_a_test_of_older_code_or_begun_before_does_not_count(toy, trained_by, ch
     assert of == {"1": False, "2": False}
 
 
-def test_a_plan_that_changes_is_registered_anew_and_old_tests_do_not_count(toy, trained_by):
-    trained_by(made_by())
-    assert command() == 0
+def test_a_plan_that_changes_is_registered_anew_and_old_tests_do_not_count(tested):
     change(margin=0.5)
     assert "was not registered before its tests" in registration()[0]
     change(margin=0.5, seeds={"count": 3})
@@ -66,9 +68,7 @@ def test_a_plan_that_changes_is_registered_anew_and_old_tests_do_not_count(toy, 
     assert "6 of 9 tests were not made under it" in registration()[0]
 
 
-def test_another_plan_in_between_takes_nothing_from_the_first(toy, trained_by, monkeypatch):
-    trained_by(made_by())
-    assert command() == 0
+def test_another_plan_in_between_takes_nothing_from_the_first(tested, trained_by, monkeypatch):
     change(margin=0.5, seeds={"count": 3})  # a try
     monkeypatch.setattr(kept, "now", lambda: "2026-04-01T00:00:00+00:00")
     trained_by(made_by(started="2026-05-01T00:00:00+00:00"))
@@ -92,9 +92,7 @@ def test_a_look_with_an_edited_file_takes_no_plan_from_finished_tests(toy, train
     assert registration()[1] == {"1": True, "2": True}
 
 
-def test_a_result_that_is_kept_stays(toy, trained_by):
-    trained_by(made_by())
-    assert command() == 0
+def test_a_result_that_is_kept_stays(tested):
     before = json.loads(Path("toy.json").read_text())["results"]
     made = Study(read_study("toy.yaml"), Results(Path("toy.json")), Path("runs/studies/toy"))
     [job, *_] = made.tests("new")
