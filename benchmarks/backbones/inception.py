@@ -9,9 +9,8 @@ GoogLeNet: Szegedy et al., "Going Deeper with Convolutions", CVPR 2015; the pape
     norm: y_c = x_c / (1 + alpha / 5 * sum of x_j^2 over j = c-2..c+2)^0.75,  alpha = 1e-4
 
 Convolutions have biases and no batch norm; max pooling rounds sizes up. The two auxiliary classifiers help only
-when training from scratch and are left out; files that hold them load as well. torchvision's `googlenet` is
-another network: it has batch norm, no response normalisation, and 3x3 convolutions where the paper has 5x5
-(github.com/pytorch/vision/issues/906).
+when training from scratch and are left out. torchvision's `googlenet` is another network: it has batch norm, no
+response normalisation, and 3x3 convolutions where the paper has 5x5 (github.com/pytorch/vision/issues/906).
 
 BN-Inception: Ioffe and Szegedy, "Batch Normalization", ICML 2015, section 4.2.1, as it was trained with Caffe:
 layer widths, biases before the batch norms and poolings in ceil mode are that training's own. Sizes of images are
@@ -81,9 +80,6 @@ BN_INCEPTION: dict[str, Row | None] = {
 class Inception(nn.ModuleDict):
     """Branches side by side, their channels concatenated; the pooling's stride is that of all branches.
 
-    Args:
-        conv: Makes a convolution with its activation from (input channels, output channels, kernel size, stride).
-
     Shape:
         (N, in_chans, H, W) -> (N, out_chans, H, W), or (N, out_chans, H / 2, W / 2) at stride 2.
     """
@@ -97,10 +93,9 @@ class Inception(nn.ModuleDict):
             chans = in_chans
             for name in branch:
                 if name != "pool":
+                    inputs, chans = chans, next(following)
                     stride = self["pool"].stride if name == branch[-1] else 1
-                    width = next(following)
-                    self[name] = conv(chans, width, KERNELS.get(name, 1), stride=stride)
-                    chans = width
+                    self[name] = conv(inputs, chans, KERNELS.get(name, 1), stride=stride)
             self.out_chans += chans
 
     def forward(self, x: Tensor) -> Tensor:
@@ -122,8 +117,6 @@ class Network(nn.Module):
     Args:
         parts: Name -> layers, in the order of the chain.
         taps: (module, channels) of the last feature map of each size, H/2 to H/32.
-        num_classes: Number of classes; 0: no classifier.
-        global_pool: timm's name of a pooling, or "" for none.
         drop_rate: Dropout between the pooling and the classifier; none without a classifier.
 
     Shape:
@@ -158,11 +151,9 @@ class Network(nn.Module):
         self.grad_checkpointing = enable
 
     def get_classifier(self) -> nn.Module:
-        """The linear layer, or an identity."""
         return self.head.fc
 
     def forward_features(self, x: Tensor) -> Tensor:
-        """Image -> feature map."""
         *parts, _ = self.children()
         for layer in chain(*parts):
             x = checkpoint(layer, x) if self.grad_checkpointing else layer(x)

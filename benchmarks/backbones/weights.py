@@ -28,18 +28,15 @@ class WeightsError(PrintableError, ValueError):
 def load_weights(model: nn.Module, path: str | Path) -> None:
     """Fill a timm model from a file, strictly.
 
-    The file's layout is converted by the model's own `checkpoint_filter_fn`, as timm does for the files
-    that it publishes, and the first convolution is adapted to the model's number of input channels. The
-    file's classifier is dropped if the model has none.
+    The file's layout is converted by the model's own `checkpoint_filter_fn`, the first convolution is adapted to
+    the model's input channels, and the classifier is dropped if the model has none, as timm does.
 
     Args:
-        model: Made by `timm.create_model`.
         path: .pth or .pt (read without running any code in it), .safetensors or .caffemodel. From a training
             checkpoint, the first of the entries `state_dict_ema`, `model_ema`, `state_dict` and `model` is taken.
 
     Raises:
-        WeightsError: if the file cannot be read, if it has a published file's name but not its checksum, if its
-            checksum differs from that in a file SHA256SUMS beside it, or if a tensor is missing, unknown to the
+        WeightsError: if the file cannot be read or has a wrong checksum, or if a tensor is missing, unknown to the
             model or of another shape.
     """
     path = Path(path)
@@ -114,7 +111,7 @@ def _read(path: Path) -> dict[str, Tensor]:
 
 
 def _convert(state_dict: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-    """Convert a file's tensors as `timm.create_model(pretrained=True)` does before it loads them."""
+    """A file's tensors, converted as `timm.create_model(pretrained=True)` does before it loads them."""
     module = sys.modules[type(model).__module__]
     if hasattr(module, "checkpoint_filter_fn"):
         state_dict = module.checkpoint_filter_fn(state_dict, model)

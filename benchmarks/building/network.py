@@ -1,8 +1,4 @@
-"""Builds the network of an experiment.
-
-Classes are named as `{class_path: ..., init_args: {...}}`; sizes that follow from the data and the trunk
-(`num_classes`, `in_channels`, `embedding_size`) are filled in here and may not be set.
-"""
+"""Builds the network of an experiment."""
 
 from dataclasses import asdict
 from typing import Self
@@ -29,11 +25,7 @@ WITHOUT_FETCHING = (
 
 
 class EmbeddingModel(nn.Sequential):
-    """Image -> timm trunk -> `EmbeddingHead` -> embedding; for an ensemble, its stem and then the rest.
-
-    Args:
-        frozen_stages: The lower stages of the trunk, if they are frozen.
-    """
+    """Image -> timm trunk -> `EmbeddingHead` -> embedding; for an ensemble, its stem and then the rest."""
 
     def __init__(
         self,
