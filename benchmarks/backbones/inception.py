@@ -85,8 +85,9 @@ class Inception(nn.ModuleDict):
     """
 
     def __init__(self, conv: Callable[..., nn.Module], in_chans: int, row: Row) -> None:
-        make_pool, self.branches, widths = row
+        make_pool, branches, widths = row
         super().__init__({"pool": make_pool()})
+        self.branches = branches
         self.out_chans = 0
         following = iter(widths)
         for branch in self.branches:

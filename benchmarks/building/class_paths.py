@@ -116,7 +116,7 @@ def _read(spec: Any, key: str) -> tuple[type, dict[str, Any]]:
     """The class that a description names, and the arguments that it gives."""
     given = isinstance(spec, dict) and (spec.get("init_args") or {})
     if not isinstance(given, dict) or spec.keys() - {"init_args"} != {"class_path"}:
-        raise ConfigError(f"{key}: expected {{class_path: ..., init_args: {{...}}}}, got {spec!r}")
+        raise ConfigError(f"{key}: expected {{class_path: ..., init_args: ...}}, got {spec!r}")
     path, where = spec["class_path"], f"{key}.class_path"
     module, name = trusted_module(path, where)
     try:

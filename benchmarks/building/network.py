@@ -79,7 +79,7 @@ def check_fetching(model: Model) -> None:
     """Raise a ConfigError if the weights have to be fetched, but cannot be."""
     register()
     fetched = model.weights is None and model.trunk_args.get("pretrained")
-    if fetched and timm.is_model(model.trunk) and not can_be_fetched(model.trunk):
+    if fetched and timm.is_model_pretrained(model.trunk) and not can_be_fetched(model.trunk):
         raise ConfigError(
             f"model.trunk_args: pretrained: the Hub, which has the weights of {model.trunk}, cannot be reached; "
             f"{WITHOUT_FETCHING}"
