@@ -11,5 +11,5 @@ __all__ += ["register"]
 
 
 def register() -> None:
-    """Register the networks with `timm.create_model`, by importing their modules."""
-    from benchmarks.backbones import bn_inception, googlenet  # noqa: F401
+    """Register the networks with `timm.create_model`, by importing their module."""
+    from benchmarks.backbones import inception  # noqa: F401

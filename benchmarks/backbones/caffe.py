@@ -42,18 +42,15 @@ def read_caffemodel(path: Path) -> dict[str, Tensor]:
         net = _message("Net").FromString(path.read_bytes())
     except DecodeError as error:
         raise ValueError("it is cut off, or no .caffemodel") from error
-    names = {0: "weight", 1: "bias"}
-    weights = {
-        f"{b''.join(layer.name).decode(errors='replace')}.{names.get(number, number)}": _tensor(
-            blob
-        )
-        for layer in (*net.layer, *net.old_layer)
-        for number, blob in enumerate(layer.blobs)
-    }
+    weights = {}
+    for layer in (*net.layer, *net.old_layer):
+        name = b"".join(layer.name).decode(errors="replace")
+        for number, blob in enumerate(layer.blobs):
+            kind = {0: "weight", 1: "bias"}.get(number, number)
+            weights[f"{name}.{kind}"] = _tensor(blob)
     if not weights:
         raise ValueError(
-            "no layer in it holds weights; expected a trained .caffemodel (a .prototxt describes a network, a "
-            ".solverstate the solver)"
+            "no layer in it holds weights; expected a trained .caffemodel, not a .prototxt"
         )
     return weights
 

@@ -1,21 +1,15 @@
 """Published weights of these networks: docs/backbones.md has their licences."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True)
-class KnownWeights:
-    """A published file of weights.
-
-    Args:
-        model: The timm model that it is for; also its name on the command line.
-        url: Its address.
-        checksum: "ALGORITHM:DIGEST", or the part of the digest's beginning that is published.
-    """
+class KnownWeights(NamedTuple):
+    """A published file of weights for a timm model."""
 
     model: str
     url: str
     checksum: str
+    """ "ALGORITHM:DIGEST", or the published beginning of it."""
 
     @property
     def file(self) -> str:

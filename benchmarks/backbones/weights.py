@@ -1,13 +1,7 @@
-"""Loading of pretrained weights into a timm model.
-
-`load_weights` takes files in any of the layouts in circulation. It either fills every tensor of the model, or
-raises an error that names in one sentence the tensors that do not fit.
-"""
+"""Loading of pretrained weights into a timm model, from files in any of the layouts in circulation."""
 
 import pickle
 import sys
-from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +17,8 @@ from benchmarks.backbones.published import KNOWN_WEIGHTS
 from benchmarks.console import PrintableError, reason
 from benchmarks.datasets import what_differs
 
-RGB = 3  # numbers of channels that timm can convert into others
+RGB = 3  # number of channels that timm can convert into others
+SUFFIXES = (".pth", ".pt", ".safetensors", ".caffemodel")
 
 
 class WeightsError(PrintableError, ValueError):
@@ -33,18 +28,15 @@ class WeightsError(PrintableError, ValueError):
 def load_weights(model: nn.Module, path: str | Path) -> None:
     """Fill a timm model from a file, strictly.
 
-    The file's layout is converted by the model's own `checkpoint_filter_fn`, as timm does for the files
-    that it publishes, and the first convolution is adapted to the model's number of input channels. The
-    file's classifier is dropped if the model has none.
+    The file's layout is converted by the model's own `checkpoint_filter_fn`, the first convolution is adapted to
+    the model's input channels, and the classifier is dropped if the model has none, as timm does.
 
     Args:
-        model: Made by `timm.create_model`.
         path: .pth or .pt (read without running any code in it), .safetensors or .caffemodel. From a training
             checkpoint, the first of the entries `state_dict_ema`, `model_ema`, `state_dict` and `model` is taken.
 
     Raises:
-        WeightsError: if the file cannot be read, if it has a published file's name but not its checksum, if its
-            checksum differs from that in a file SHA256SUMS beside it, or if a tensor is missing, unknown to the
+        WeightsError: if the file cannot be read or has a wrong checksum, or if a tensor is missing, unknown to the
             model or of another shape.
     """
     path = Path(path)
@@ -67,19 +59,16 @@ def can_be_fetched(trunk: str) -> bool:
 
     timm tries for a minute until it gives up, in the words of its library.
     """
-    published = timm.get_pretrained_cfg(trunk)
-    repository = getattr(published, "hf_hub_id", None)
+    repository = getattr(timm.get_pretrained_cfg(trunk), "hf_hub_id", None)
     if repository is None:
         return True
-    kept = Path(HF_HUB_CACHE, f"models--{repository.replace('/', '--')}", "snapshots")
-    if any(kept.glob("*/*")):
+    kept = f"models--{repository.replace('/', '--')}/snapshots/*/*"
+    if any(Path(HF_HUB_CACHE).glob(kept)):
         return True
     try:
         get_hf_file_metadata(hf_hub_url(repository, "config.json"))
-    except HfHubHTTPError:  # it answers
-        return True
-    except Exception:  # each version has its own
-        return False
+    except Exception as error:  # each version has its own
+        return isinstance(error, HfHubHTTPError)  # which is an answer
     return True
 
 
@@ -95,14 +84,17 @@ def _checksums(path: Path) -> list[str]:
 
 
 def _read(path: Path) -> dict[str, Tensor]:
-    if path.exists() and path.suffix not in READERS:
-        *most, last = READERS
+    if path.exists() and path.suffix not in SUFFIXES:
+        *most, last = SUFFIXES
         raise WeightsError(
             f"{path}: expected a file of weights named {', '.join(most)} or {last}, got {path.suffix!r}"
         )
     try:
-        with path.open("rb"):
-            state_dict = READERS[path.suffix](path)
+        with path.open("rb"):  # timm would not say why it cannot
+            if path.suffix == ".caffemodel":
+                state_dict = read_caffemodel(path)
+            else:
+                state_dict = load_state_dict(path, weights_only=True)
         if not all(isinstance(value, Tensor) for value in state_dict.values()):
             raise ValueError("it holds something other than tensors by name")
     except OSError as error:
@@ -118,32 +110,26 @@ def _read(path: Path) -> dict[str, Tensor]:
     return state_dict
 
 
-# Explicit: not every version of timm refuses to unpickle code by default.
-_read_checkpoint = partial(load_state_dict, weights_only=True)
-READERS: dict[str, Callable[[Path], dict[str, Tensor]]] = {
-    **dict.fromkeys((".pth", ".pt", ".safetensors"), _read_checkpoint),
-    ".caffemodel": read_caffemodel,
-}
-
-
 def _convert(state_dict: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-    """Convert a file's tensors as `timm.create_model(pretrained=True)` does before it loads them."""
+    """A file's tensors, converted as `timm.create_model(pretrained=True)` does before it loads them."""
     module = sys.modules[type(model).__module__]
     if hasattr(module, "checkpoint_filter_fn"):
         state_dict = module.checkpoint_filter_fn(state_dict, model)
     published: dict[str, Any] = getattr(model, "pretrained_cfg", {})
     if not getattr(model, "num_classes", None):
-        heads = tuple(f"{name}." for name in _names(published.get("classifier")))
+        heads = tuple(f"{layer}." for layer in _names(published, "classifier"))
         state_dict = {
             name: value for name, value in state_dict.items() if not name.startswith(heads)
         }
     own = model.state_dict()
-    for name in (f"{layer}.weight" for layer in _names(published.get("first_conv"))):
+    for layer in _names(published, "first_conv"):
+        name = f"{layer}.weight"
         if name in own and name in state_dict and state_dict[name].shape[1] == RGB:
             state_dict[name] = adapt_input_conv(own[name].shape[1], state_dict[name])
     return state_dict
 
 
-def _names(entry: str | Sequence[str] | None) -> tuple[str, ...]:
-    """A tuple of names; timm has one name, several or none."""
-    return (entry,) if isinstance(entry, str) else tuple(entry or ())
+def _names(published: dict[str, Any], entry: str) -> tuple[str, ...]:
+    """The layers in an entry of timm, which holds one name, several or none."""
+    names = published.get(entry) or ()
+    return (names,) if isinstance(names, str) else tuple(names)

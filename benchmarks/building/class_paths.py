@@ -67,8 +67,7 @@ def resolved(value: Any, key: str = "") -> Any:
                 given = given | {name: said[name] | given[name]}
         value = {"class_path": value["class_path"], "init_args": said | given}
     if isinstance(value, dict):
-        prefix = f"{key}." if key else ""
-        return {name: resolved(inner, f"{prefix}{name}") for name, inner in value.items()}
+        return {name: resolved(of, f"{key}.{name}".lstrip(".")) for name, of in value.items()}
     if isinstance(value, list):
         return [resolved(inner, f"{key}[{i}]") for i, inner in enumerate(value)]
     return value
@@ -103,12 +102,10 @@ def build(spec: Any, key: str, **provided: Any) -> Any:
         # Some classes refuse even their own default if it is passed.
         if value != defaults[name] or type(value) is not type(defaults[name])
     }
-    # A null prevents filling in: MarginLoss(num_classes=None) has one boundary for all classes.
-    filled = {
-        name: value for name, value in provided.items() if name in defaults and name not in given
-    }
-    plain = {name: value for name, value in arguments.items() if not _describes(given[name])}
+    plain = {name: value for name, value in arguments.items() if value == given[name]}
     _check_types(cls, plain, defaults, key)
+    # A null prevents filling in: MarginLoss(num_classes=None) has one boundary for all classes.
+    filled = {name: provided[name] for name in provided.keys() & defaults.keys() - given.keys()}
     try:
         return cls(**filled, **arguments)
     except (Exception, SystemExit) as error:
@@ -117,13 +114,23 @@ def build(spec: Any, key: str, **provided: Any) -> Any:
 
 def _read(spec: Any, key: str) -> tuple[type, dict[str, Any]]:
     """The class that a description names, and the arguments that it gives."""
-    if not isinstance(spec, dict) or not {"class_path"} <= set(spec) <= {"class_path", "init_args"}:
+    given = isinstance(spec, dict) and (spec.get("init_args") or {})
+    if not isinstance(given, dict) or spec.keys() - {"init_args"} != {"class_path"}:
         raise ConfigError(f"{key}: expected {{class_path: ..., init_args: ...}}, got {spec!r}")
-    cls = _import(spec["class_path"], f"{key}.class_path", re.sub(r"\[\d+\]", "", key))
-    given = spec.get("init_args")
-    given = {} if given is None else given
-    if not isinstance(given, dict):
-        raise ConfigError(f"{key}.init_args: expected a mapping, got {given!r}")
+    path, where = spec["class_path"], f"{key}.class_path"
+    module, name = trusted_module(path, where)
+    try:
+        cls = getattr(importlib.import_module(module), name)
+    except (Exception, SystemExit) as error:  # importing runs the module
+        raise ConfigError(f"{where}: cannot import {path!r} ({reason(error)})") from error
+    place = re.sub(r"\[\d+\]", "", key)
+    kind, *bases = KINDS.get(place, ARGUMENT)
+    suits = isinstance(cls, type) and (
+        issubclass(cls, tuple(map(resolve_name, bases)))
+        or (place not in KINDS and is_trusted(cls.__module__, ["pml_regularizers"]))
+    )
+    if not suits:
+        raise ConfigError(f"{where}: expected {kind}, got {path!r}")
     return cls, given
 
 
@@ -181,6 +188,7 @@ def _parameter(cls: type, name: str) -> inspect.Parameter | None:
 
 
 def _argument(value: Any, key: str, provided: Mapping[str, Any]) -> Any:
+    """The value, with an object in place of each description of a class."""
     if isinstance(value, dict):
         if "class_path" in value:
             return build(value, key, **provided)
@@ -188,13 +196,6 @@ def _argument(value: Any, key: str, provided: Mapping[str, Any]) -> Any:
     if isinstance(value, list):
         return [_argument(item, f"{key}[{index}]", provided) for index, item in enumerate(value)]
     return value
-
-
-def _describes(value: Any) -> bool:
-    """True if the value contains the description of a class."""
-    if isinstance(value, dict):
-        return "class_path" in value or any(map(_describes, value.values()))
-    return isinstance(value, list) and any(map(_describes, value))
 
 
 def _check_types(
@@ -211,34 +212,9 @@ def _check_types(
         default, parameter = defaults[name], _parameter(cls, name)
         typed = parameter is not None and parameter.annotation is not parameter.empty
         scalar = isinstance(default, (bool, int, float, str))
-        if scalar and not typed and _kind(value) is not _kind(default):
+        numbers = {type(value), type(default)} == {int, float}
+        if scalar and not typed and type(value) is not type(default) and not numbers:
             raise ConfigError(
                 f"{key}.init_args.{name}: expected {type(default).__name__} like the default {default!r}, "
                 f"got {value!r}"
             )
-
-
-def _kind(value: Any) -> type:
-    return float if type(value) is int else type(value)
-
-
-def _import(path: Any, key: str, place: str) -> type:
-    module, name = trusted_module(path, key)
-    try:
-        cls = getattr(importlib.import_module(module), name)
-    except (Exception, SystemExit) as error:  # importing runs the module
-        raise ConfigError(f"{key}: cannot import {path!r} ({reason(error)})") from error
-    kind, *bases = KINDS.get(place, ARGUMENT)
-    suits = isinstance(cls, type) and (
-        issubclass(cls, tuple(map(resolve_name, bases)))
-        or (place not in KINDS and is_trusted(cls.__module__, ["pml_regularizers"]))
-    )
-    if not suits:
-        raise ConfigError(f"{key}: expected {kind}, got {path!r}")
-    try:
-        _arguments(cls)
-    except ValueError as error:
-        raise ConfigError(
-            f"{key}: {path} has no readable list of arguments ({reason(error)})"
-        ) from error
-    return cls

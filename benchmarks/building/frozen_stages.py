@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.console import reason
+from benchmarks.settings import ConfigError
 from pml_regularizers.split_trunk import split_trunk
 
 
@@ -22,18 +23,18 @@ class FrozenStages:
     The trunk is left in evaluation mode.
 
     Raises:
-        ValueError: if the trunk has too few stages, or cannot be cut behind one.
+        ConfigError: if the trunk has too few stages, or cannot be cut behind one.
     """
 
     def __init__(self, trunk: nn.Module, stages: int, image: Tensor) -> None:
-        names = stage_names(trunk)
+        names, kind = stage_names(trunk), type(trunk).__name__
         if not names:
-            raise ValueError(
-                f"expected a trunk whose stages timm lists, got {type(trunk).__name__}; freeze none"
+            raise ConfigError(
+                f"model.frozen_stages: expected a trunk whose stages timm lists, got {kind}; freeze none"
             )
         if not 0 < stages < len(names):
-            raise ValueError(
-                f"expected 1 to {len(names) - 1} of the {len(names)} stages of {type(trunk).__name__} "
+            raise ConfigError(
+                f"model.frozen_stages: expected 1 to {len(names) - 1} of the {len(names)} stages of {kind} "
                 f"({', '.join(names)}), got {stages}; the last one must train"
             )
         self.trunk = trunk
@@ -47,8 +48,8 @@ class FrozenStages:
             whole, joined = trunk(image), self.upper(maps)
         self._kept = maps.shape[1:]
         if whole.shape != joined.shape or not torch.allclose(whole, joined, rtol=1e-4, atol=1e-5):
-            raise ValueError(
-                f"{type(trunk).__name__} cut behind {self._behind} computes something else; freeze no stages"
+            raise ConfigError(
+                f"model.frozen_stages: {kind} cut behind {self._behind} computes something else; freeze none"
             )
 
     def cut(self) -> None:
@@ -56,8 +57,9 @@ class FrozenStages:
         try:
             self._lower, self._upper = split_trunk(self.trunk, self._behind)
         except ValueError as error:
-            raise ValueError(
-                f"{type(self.trunk).__name__} cannot be cut behind {self._behind}: {reason(error)}"
+            kind = type(self.trunk).__name__
+            raise ConfigError(
+                f"model.frozen_stages: {kind} cannot be cut behind {self._behind}: {reason(error)}"
             ) from error
         # Without a backward pass this layout is the faster one, also where it is slower for the rest.
         self._lower.to(memory_format=torch.channels_last)

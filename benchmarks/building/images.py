@@ -18,7 +18,6 @@ from benchmarks.datasets import (
     Glyphs,
     ImageSet,
     ImageViews,
-    Listing,
     folder,
     load,
 )
@@ -32,12 +31,9 @@ UNSEEN = ImageViews(image_size=1, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
 
 def image_size(data: Data, trunk: nn.Module) -> int:
     """Pixels per side of the image that the network sees."""
-    if data.image_size is not None:
-        return data.image_size
     if data.dataset == "glyphs":
-        return GLYPHS_SIZE
-    size: int = resolve_model_data_config(trunk)["input_size"][-1]
-    return size
+        return data.image_size or GLYPHS_SIZE
+    return data.image_size or int(resolve_model_data_config(trunk)["input_size"][-1])
 
 
 class Datasets(NamedTuple):
@@ -70,8 +66,13 @@ def build_datasets(
             size = data.image_size or GLYPHS_SIZE
             make = partial(Glyphs, data.root, image_size=size, stage=data.stage, seed=seed)
         else:
+            if data.dataset == "folder":
+                testing = 0.5 if data.test_classes is None else data.test_classes
+                listing = folder.read(data.root, testing, data.class_level)
+            else:
+                listing = load(IMAGE_DATASETS[data.dataset], data.root)
             views = UNSEEN if trunk is None else image_views(data, trunk)
-            make = partial(ImageSet, _listing(data), views=views)
+            make = partial(ImageSet, listing, views=views)
         make = partial(make, fold=data.fold, folds=data.folds)
         held_out = fair or data.split == "validation"
         train = make(
@@ -79,14 +80,10 @@ def build_datasets(
             max_classes=min(limits, default=None),
             draw_seed=seed if data.draw_classes else None,
         )
-        test = make(split=data.split, max_classes=data.max_classes)
-        validation = None
-        if fair:
-            validation = test
-            if data.split == "test":
-                validation = make(split="validation", max_classes=data.max_classes)
-        for tested in (test, *([] if validation is None else [validation])):
-            _check_retrieval(data.root, tested)
+        splits = ["test", "validation"] if fair and data.split == "test" else [data.split]
+        tested = {split: make(split=split, max_classes=data.max_classes) for split in splits}
+        for images in tested.values():
+            _check_retrieval(data.root, images)
         if train.num_classes < 2:
             raise DatasetError(
                 f"{data.root}: all images to train on are of one class; take two classes or more"
@@ -94,7 +91,7 @@ def build_datasets(
         if os.environ.get("LOCAL_RANK", "0") == "0":
             for note in _notes(data, train):
                 print(f"note: {note}", file=sys.stderr)
-        return Datasets(train, test, validation)
+        return Datasets(train, tested[data.split], tested["validation"] if fair else None)
     except DatasetError as error:
         raise ConfigError(f"data.root: {error}") from error
     except OSError as error:
@@ -148,24 +145,13 @@ def _notes(data: Data, train: Glyphs | ImageSet) -> Iterator[str]:
         )
 
 
-def _listing(data: Data) -> Listing:
-    if data.dataset == "folder":
-        testing = 0.5 if data.test_classes is None else data.test_classes
-        return folder.read(data.root, testing, data.class_level)
-    return load(IMAGE_DATASETS[data.dataset], data.root)
-
-
 def image_views(data: Data, trunk: nn.Module) -> ImageViews:
     """Views of photographs as a network needs them."""
     config = resolve_model_data_config(trunk)
+    usual = {
+        "interpolation": config["interpolation"],
+        "keep_aspect": config["crop_mode"] != "squash",
+    }
     given = {name: value for name in VIEWS if (value := getattr(data, name)) is not None}
-    return ImageViews(
-        image_size=image_size(data, trunk),
-        mean=config["mean"],
-        std=config["std"],
-        **{
-            "interpolation": config["interpolation"],
-            "keep_aspect": config["crop_mode"] != "squash",
-            **given,
-        },
-    )
+    size, mean, std = image_size(data, trunk), config["mean"], config["std"]
+    return ImageViews(image_size=size, mean=mean, std=std, **usual | given)

@@ -1,8 +1,4 @@
-"""Builds the network of an experiment.
-
-Classes are named as `{class_path: ..., init_args: {...}}`; sizes that follow from the data and the trunk
-(`num_classes`, `in_channels`, `embedding_size`) are filled in here and may not be set.
-"""
+"""Builds the network of an experiment."""
 
 from dataclasses import asdict
 from typing import Self
@@ -29,11 +25,7 @@ WITHOUT_FETCHING = (
 
 
 class EmbeddingModel(nn.Sequential):
-    """Image -> timm trunk -> `EmbeddingHead` -> embedding; for an ensemble, its stem and then the rest.
-
-    Args:
-        frozen_stages: The lower stages of the trunk, if they are frozen.
-    """
+    """Image -> timm trunk -> `EmbeddingHead` -> embedding; for an ensemble, its stem and then the rest."""
 
     def __init__(
         self,
@@ -87,7 +79,7 @@ def check_fetching(model: Model) -> None:
     """Raise a ConfigError if the weights have to be fetched, but cannot be."""
     register()
     fetched = model.weights is None and model.trunk_args.get("pretrained")
-    if fetched and timm.is_model(model.trunk) and not can_be_fetched(model.trunk):
+    if fetched and timm.is_model_pretrained(model.trunk) and not can_be_fetched(model.trunk):
         raise ConfigError(
             f"model.trunk_args: pretrained: the Hub, which has the weights of {model.trunk}, cannot be reached; "
             f"{WITHOUT_FETCHING}"
@@ -107,13 +99,9 @@ def build_model(model: Model, data: Data) -> EmbeddingModel:
     check_fetching(model)
     if not timm.is_model(model.trunk):
         near = timm.list_models(f"*{model.trunk.split('.')[0][:8]}*")[:5]
-        raise ConfigError(
-            f"model.trunk: timm has no {model.trunk!r}"
-            + (f"; near: {', '.join(near)}" if near else "")
-        )
-    trunk_args = model.trunk_args
-    if model.weights is not None:
-        trunk_args = trunk_args | {"pretrained": False}
+        hint = f"; near: {', '.join(near)}" if near else ""
+        raise ConfigError(f"model.trunk: timm has no {model.trunk!r}{hint}")
+    trunk_args = model.trunk_args | ({} if model.weights is None else {"pretrained": False})
     try:
         trunk = timm.create_model(
             model.trunk, num_classes=0, global_pool="", in_chans=data.in_chans, **trunk_args
@@ -121,19 +109,16 @@ def build_model(model: Model, data: Data) -> EmbeddingModel:
         if model.weights is not None:
             load_weights(trunk, model.weights)
         trunk, head = _cut(model, trunk) if model.ensemble else (trunk, _head(model, trunk))
+        side = image_size(data, trunk)
+        image = torch.rand(1, data.in_chans, side, side, generator=torch.Generator())
         frozen = None
         if model.frozen_stages:
-            side = image_size(data, trunk)
-            image = torch.rand(1, data.in_chans, side, side, generator=torch.Generator())
-            try:
-                frozen = FrozenStages(trunk, model.frozen_stages, image)
-            except ValueError as error:
-                raise ConfigError(f"model.frozen_stages: {error}") from error
+            frozen = FrozenStages(trunk, model.frozen_stages, image)
         network = EmbeddingModel(trunk, head, model.batch_norm, frozen).eval()
         if model.channels_last:
             network = network.to(memory_format=torch.channels_last)
         with torch.no_grad():
-            network(torch.zeros(1, data.in_chans, *[image_size(data, trunk)] * 2))
+            network(image)
     except ConfigError:
         raise
     except WeightsError as error:

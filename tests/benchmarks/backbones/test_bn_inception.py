@@ -8,7 +8,7 @@ from PIL import Image
 from timm.data import create_transform, resolve_model_data_config
 from torch import Tensor, nn
 
-from benchmarks.backbones.bn_inception import BNInception, checkpoint_filter_fn
+from benchmarks.backbones.inception import BNInception, checkpoint_filter_fn
 from tests.references import bn_inception as published
 from tests.support.tolerances import assert_close
 
