@@ -59,9 +59,8 @@ def test_missing_images_hide_no_other_fault(refused: Any, tmp_path: Path) -> Non
     ]
     trained = (*SMALL, "--model.batch_norm=train")
     overrides = "--optimization.overrides={model.head.fcc: {lr: 1}}"
-    assert [line.partition(": ")[0] for line in refused(missing, *trained, overrides)] == [
-        *("data.root", "optimization.overrides"),
-    ]
+    named = [line.partition(": ")[0] for line in refused(missing, *trained, overrides)]
+    assert named == ["data.root", "optimization.overrides"]
 
 
 def test_all_that_does_not_fit_is_said_at_once(
@@ -81,6 +80,8 @@ def test_the_values_that_fit_do(refused: Any, photographs: Path) -> None:
     """Each fault of the one before it is mended as it says."""
     root, batch = f"--data.root={photographs}", ("--data.samples_per_class=16",)
     assert refused(root, *batch, "--model.embedding_size=9") == [FETCHED]
+    [tag] = refused(root, *batch, "--model.embedding_size=9", "--model.trunk=test_resnet.nobodys")
+    assert tag.startswith("model: test_resnet.nobodys: Invalid pretrained tag (nobodys)")
     [frozen] = refused(root, *SMALL, "--model.embedding_size=9")
     assert frozen.startswith("model.batch_norm: frozen_statistics keeps the statistics of a trunk")
     assert "--model.weights FILE" in frozen and frozen.endswith("--model.batch_norm train")
