@@ -15,14 +15,15 @@ A limit without a percentage is adjusted: it passes a bound where Holm's adjuste
 bound has a correction of its own: Holm's for 0 says nothing about the margin.
 """
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from math import isfinite
 from typing import Any
 
 import numpy as np
 
-from benchmarks.reporting.by_class import by_class
 from benchmarks.reporting.comparison import metric_name
 from benchmarks.reporting.paired import SIGNIFICANT, Paired, assess, holm
 from benchmarks.settings import CONTROL, Comparison, ConfigError, StudyFile
@@ -97,7 +98,7 @@ def judge(
             continue
         metrics = (study.metric(comparison), _secondary_metric(study, comparison))
         lost: dict[str, list[int]] = {}
-        for side in _sides(comparison):
+        for side in (comparison.better, comparison.than):
             row, _, output = side.partition(":")
             found = {
                 s for s in seeds if has_diverged(results[row][s], output, filter(None, metrics))
@@ -110,15 +111,14 @@ def judge(
         )
         known = registered is None or registered.get(comparison.name, False)
         findings.append(Finding(comparison, seeds, tested, lost, (DIVERGED,), None, second, known))
-    adjusted = _adjusted(study, findings, _p_of_claim)
-    worth = _adjusted(study, findings, lambda margin, tested, _: 2 * tested.p_above(margin))
+    margin = study.margin
+    claims = _adjusted(study, findings, lambda of, one: _p_of_claim(of, margin, one.as_good))
+    gains = _adjusted(study, findings, lambda of, _: 2 * of.p_above(margin))
     return [
-        finding
-        if finding.tested is None
-        else replace(
-            finding, adjusted=p, words=_words(study, finding, finding.tested, p, p_of_margin)
-        )
-        for finding, p, p_of_margin in zip(findings, adjusted, worth, strict=True)
+        replace(of, adjusted=p, words=_words(study, of, of.tested, p, p_of_margin))
+        if of.tested
+        else of
+        for of, p, p_of_margin in zip(findings, claims, gains, strict=True)
     ]
 
 
@@ -191,17 +191,12 @@ def name_of_claim(study: StudyFile, comparison: Comparison) -> str:
     return f"{comparison.claim[:1].upper()}{comparison.claim[1:]}{about})"
 
 
-def group_of(finding: Finding) -> str:
-    """The method of a main comparison, else the family."""
-    comparison = finding.comparison
-    return comparison.method if comparison.family == MAIN else comparison.family
-
-
 def grouped(findings: Sequence[Finding]) -> dict[str, list[Finding]]:
-    """The findings by `group_of`, in the order of the first of each group."""
+    """The findings by the method of a main comparison, or else by family, in the order of their first ones."""
     groups: dict[str, list[Finding]] = {}
     for finding in findings:
-        groups.setdefault(group_of(finding), []).append(finding)
+        of = finding.comparison
+        groups.setdefault(of.method if of.family == MAIN else of.family, []).append(finding)
     return groups
 
 
@@ -214,13 +209,10 @@ def _seeds(study: StudyFile, common: Collection[int]) -> list[int]:
     return []
 
 
-def _sides(comparison: Comparison) -> tuple[str, str]:
-    return comparison.better, str(comparison.than)
-
-
 def _assess(results: Results, comparison: Comparison, metric: str, seeds: Sequence[int]) -> Paired:
-    sides, rows = _sides(comparison), comparison.rows()
-    outputs = [side.partition(":")[2] for side in sides]
+    """Test the differences by seed and, of embeddings whose runs stored them, by test class."""
+    place, sides = f"comparisons.{comparison.name}", (comparison.better, comparison.than)
+    outputs, rows = [side.partition(":")[2] for side in sides], comparison.rows()
     try:
         better, than = (
             [100 * float(outputs_of(results[row][seed])[output][metric]) for seed in seeds]
@@ -228,39 +220,43 @@ def _assess(results: Results, comparison: Comparison, metric: str, seeds: Sequen
         )
     except KeyError as error:
         raise ConfigError(
-            f"comparisons.{comparison.name}: no run has measured {metric} of {' and '.join(sides)}"
+            f"{place}: no run has measured {metric} of {' and '.join(sides)}"
         ) from error
     values = [one - other for one, other in zip(better, than, strict=True)]
     if any(outputs):
         return assess(values)
-    stored = [results[row][seed].get("per_class", {}) for row in rows for seed in seeds]
-    if any(metric not in of for of in stored if isinstance(of, dict)):
-        over = SEEDS_ALONE if any(stored) else "seeds"
-        return replace(assess(values), over=over)
-    return assess(values, *by_class(results, comparison, metric, seeds))
+    stored = [[results[row][seed].get("per_class", {}) for seed in seeds] for row in rows]
+    every = [*chain(*stored)]
+    if any(metric not in of for of in every):
+        return replace(assess(values), over=SEEDS_ALONE if any(every) else "seeds")
+    queries = every[0]["queries"]
+    if any(of["queries"] != queries for of in every):
+        raise ConfigError(
+            f"{place}: its runs were tested on different classes; measure them on the same data"
+        )
+    of_better, of_than = (np.array([of[metric] for of in row]) for row in stored)
+    return assess(values, (of_better - of_than) / 100, queries)  # stored in 1/100 %
 
 
-def _p_of_claim(margin: float, tested: Paired, as_good: bool) -> float:
+def _p_of_claim(tested: Paired, margin: float, as_good: bool) -> float:
     """Two-sided; of `as_good` the smaller of the one-sided p for it and against it, since one of these is true."""
     above = tested.p_above(-margin)
     return min(above, 1 - above) if as_good else tested.p
 
 
 def _adjusted(
-    study: StudyFile, findings: Sequence[Finding], p: Callable[[float, Paired, bool], float]
+    study: StudyFile, findings: Sequence[Finding], p: Callable[[Paired, Comparison], float]
 ) -> list[float]:
     """The p of each finding, by Holm's method for all comparisons of its family in the file; of controls as it is.
 
     Comparisons that are not measured yet, or diverged, have a p of 1.
     """
-    found = [
-        min(1.0, p(study.margin, of.tested, of.comparison.as_good)) if of.tested else 1.0
-        for of in findings
-    ]
-    for family in {comparison.family for comparison in study.comparisons} - {CONTROL}:
+    found = [min(1.0, p(of.tested, of.comparison)) if of.tested else 1.0 for of in findings]
+    families = Counter(comparison.family for comparison in study.comparisons)
+    for family in families.keys() - {CONTROL}:
         places = [i for i, of in enumerate(findings) if of.comparison.family == family]
-        tests = sum(comparison.family == family for comparison in study.comparisons)
-        for i, value in zip(places, holm([found[i] for i in places], tests), strict=True):
+        adjusted = holm([found[i] for i in places], families[family])
+        for i, value in zip(places, adjusted, strict=True):
             found[i] = value
     return found
 
