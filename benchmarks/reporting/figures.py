@@ -6,24 +6,43 @@ images are PNG inside the page.
 
 import base64
 import io
+import re
 import string
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from markupsafe import Markup
+from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 from numpy.typing import NDArray
 from PIL import Image
 
+from benchmarks.console import printable
 from benchmarks.records import Run, damage_named, replace_file
 from benchmarks.reporting.comparison import compare
-from benchmarks.reporting.drawing import COLOURS, MARKERS, figure_html, new_figure, placed, plain
 from benchmarks.reporting.templates import fill
 from benchmarks.settings import dump
+
+# Okabe and Ito's colours: colour-blind readers can distinguish them, on light and dark backgrounds.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+
+METHODS = {"horde": 3, "energy": 4, "ecaml": 4, "vem": 5, "jr": 2, "ensemble": 1, "abe": 1}
+"""Words of labels, and the place of their method's colour; the base losses have the first one."""
+
+MARKERS = ("o", "s", "^", "D", "v", "P")
+
+INK = "#010203"  # placeholder for the page's text colour in a figure
+
+LETTERS_PER_INCH = 15  # of a key
+
+ROWS, ROW = 2, 1 / 6  # of a key that a figure has room for; it grows by inches for each further one
+
 
 LOSS_POINTS = 75  # points of a loss curve, each the mean of a block of steps
 
@@ -76,7 +95,7 @@ def _loss_figure(methods: Methods) -> Markup:
             for of in (steps, values)
         ]
         lines[label] = means[0], means[1]
-    figure, _ = _line_figure(methods, lines, "training loss")
+    figure, _ = line_figure(methods, lines, "training loss")
     several = -(-rows // min(LOSS_POINTS, rows))
     told = f"the mean of {several} logged steps" if several > 1 else "one logged step"
     caption = f"Each point is {told}. The losses of different methods are not on one scale.{_seeds(lines)}"
@@ -90,7 +109,7 @@ def _term_figures(methods: Methods) -> list[Markup]:
         tables = [run.table("terms") for run in members]
         lines = {name: line for name in list(tables[0])[1:] if (line := over_steps(tables, name))}
         if lines:
-            figure, axes = _line_figure(dict.fromkeys(lines, members), lines, "weighted term")
+            figure, axes = line_figure(dict.fromkeys(lines, members), lines, "weighted term")
             means = [abs(values.mean()) for _, values in lines.values()]
             caption = f"What {label} adds up, with its weights."
             if max(means) > 10 * min(means):
@@ -119,7 +138,7 @@ def _recall_figures(methods: Methods) -> list[Markup]:
     figures = []
     for lines, (title, caption) in zip(found.values(), _measured_on(methods), strict=True):
         if lines:
-            figure, axes = _line_figure(methods, lines, "Recall@1 (%)")
+            figure, axes = line_figure(methods, lines, "Recall@1 (%)")
             axes.set_ylim(0, max(1, 1.05 * max(every)))
             figures.append(figure_html(figure, title, caption + _seeds(lines)))
     return figures
@@ -171,27 +190,75 @@ def _seeds(lines: Lines) -> str:
     return " Strong: means over seeds; light: single seeds." if several else ""
 
 
-def _style(methods: Methods, label: str) -> tuple[str, str]:
-    """Colour and marker of a method, the same in all figures."""
-    place = placed(methods)[label]
-    return COLOURS[place % len(COLOURS)], MARKERS[(place + place // len(COLOURS)) % len(MARKERS)]
+def _colour(methods: Methods, label: str) -> str:
+    """The colour of a method, the same in all figures."""
+    return COLOURS[placed(methods)[label] % len(COLOURS)]
 
 
-def _line_figure(methods: Methods, lines: Lines, ylabel: str) -> tuple[Figure, Axes]:
+def line_figure(methods: Methods, lines: Lines, ylabel: str) -> tuple[Figure, Axes]:
     """Draw the means over seeds with their names, and behind them the single seeds in light lines."""
-    figure, axes = new_figure("training step", ylabel)
+    # 5 inches are a phone's width: its text stays readable there, and two stand side by side.
+    figure = Figure(figsize=(5, 3.6), layout="constrained")
+    axes = figure.add_subplot()
+    axes.set_xlabel("training step", color=INK)
+    axes.set_ylabel(ylabel, color=INK)
+    axes.grid(alpha=0.2, color=INK)
+    axes.tick_params(colors=INK)
+    axes.spines[["left", "bottom"]].set_color(INK)
+    axes.spines[["top", "right"]].set_visible(False)
     for label, (steps, values) in lines.items():
-        colour, marker = _style(methods, label)
+        place, colour = placed(methods)[label], _colour(methods, label)
+        marker = MARKERS[(place + place // len(COLOURS)) % len(MARKERS)]
         if len(values) > 1:
             axes.plot(steps, values.T, color=colour, alpha=0.3, linewidth=0.7)
         look = {"color": colour, "linewidth": 1.6, "marker": marker, "markersize": 4}
         every = max(1, len(steps) // 10)
-        axes.plot(steps, values.mean(axis=0), markevery=every, label=plain(label), **look)
+        # Not for mathematics, nor hidden from the key.
+        name = re.sub("^_", "\N{ZERO WIDTH SPACE}_", label.replace("$", r"\$"))
+        axes.plot(steps, values.mean(axis=0), markevery=every, label=name, **look)
     measured = np.unique(np.concatenate([steps for steps, _ in lines.values()]))
     axes.set_xlim(0)
     if len(measured) <= TICKS:
         axes.set_xticks(measured)
     return figure, axes
+
+
+def placed(labels: Iterable[str]) -> dict[str, int]:
+    """The place of each label's colour: its method's, so that reports agree, or else the first that is free.
+
+    >>> placed(["triplet", "triplet + HORDE", "margin"])
+    {'triplet': 0, 'triplet + HORDE': 3, 'margin': 1}
+    """
+    found: dict[str, int] = {}
+    for label in labels:
+        own = next((place for word, place in METHODS.items() if word in label.lower()), 0)
+        found[label] = next(i for i in chain([own], count()) if i not in found.values())
+    return found
+
+
+def figure_html(figure: Figure, title: str, caption: str) -> Markup:
+    """The figure as inline SVG that takes the page's colours, its key below it, then title and caption."""
+    handles, names = figure.axes[-1].get_legend_handles_labels()
+    if names:
+        letters = max(map(len, names)) + 6  # with the line and the gap
+        columns = max(1, int(figure.get_figwidth() * LETTERS_PER_INCH) // letters)
+        further = max(0, -(-len(names) // columns) - ROWS)
+        figure.set_figheight(figure.get_figheight() + ROW * further)
+        key = {"ncols": columns, "fontsize": 8, "frameon": False, "labelcolor": INK}
+        figure.legend(handles, names, loc="outside lower center", **key)
+    for text in figure.findobj(Text):
+        text.set_text(printable(text.get_text(), keep="\n"))  # SVG holds no others
+    file = io.BytesIO()
+    # The salt keeps element ids equal between reports; no metadata, no date and no links.
+    metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+    with rc_context({"svg.hashsalt": title, "svg.fonttype": "none"}), warnings.catch_warnings():
+        # The browser has a font for it.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        figure.savefig(file, format="svg", metadata=metadata, transparent=True)
+    drawn = file.getvalue().decode().replace(INK, "currentColor")
+    return Markup(
+        '<figure><svg role="img" aria-label="{}"{}<figcaption><b>{}.</b> {}</figcaption></figure>'
+    ).format(title, Markup(drawn.partition("<svg")[2]), title, caption)
 
 
 # --------------------------------------------------------------------------------------- neighbours
@@ -229,8 +296,7 @@ def neighbours(methods: Methods) -> str:
                 sections.setdefault(title, {}).setdefault(query, []).append(answer)
     names = chain(string.ascii_uppercase, count(27))
     looks = {
-        label: (name, _style(methods, label)[0])
-        for label, name in zip(methods, names, strict=False)
+        label: (name, _colour(methods, label)) for label, name in zip(methods, names, strict=False)
     }
     template = Path(__file__).with_name("neighbours.html")
     return fill(template, sections=sections, spread=SPREAD, looks=looks)
