@@ -1,23 +1,9 @@
-"""The findings of a study: each comparison's tested difference, and the words that say what it means.
-
-    harms                    upper limit below 0
-    worth having             lower limit above the margin
-    helps                    lower limit above 0
-    the metrics disagree     one of these three, but the metric that must agree has another sign
-    negligible               the 90 % interval lies within the margin on both sides of 0
-    by less than the margin  the same, of a difference that helps or harms
-    paper's size excluded    the upper 95 % limit lies below half of the paper's gain
-    as good                  of `as_good`: one-sided lower limit above minus the margin
-    worse than the margin    of `as_good`: one-sided upper limit below minus the margin
-    too noisy                none of them, or fewer than five differences that are all equal
-
-A limit without a percentage is adjusted: it passes a bound where Holm's adjusted p of this bound is below 5 %. Each
-bound has a correction of its own: Holm's for 0 says nothing about the margin.
-"""
+"""The findings of a study: each comparison's tested difference, and the words that say what it means."""
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from itertools import chain
 from math import isfinite
 from typing import Any
@@ -33,11 +19,26 @@ Result = dict[str, Any]
 Results = Mapping[str, Mapping[int, Result]]
 """{row: {seed: result}}"""
 
-HARMS, WORTH, HELPS = "harms", "worth having", "helps"
-DISAGREE, EXCLUDED = "the metrics disagree", "paper's size excluded"
-NEGLIGIBLE, LESS = "negligible", "by less than the margin"
-AS_GOOD, WORSE = "as good", "worse than the margin"
-NOISY, DIVERGED = "too noisy", "diverged"
+
+class Word(StrEnum):
+    """What a finding says.
+
+    A limit without a percentage is adjusted: it passes a bound where Holm's adjusted p of this bound is below 5 %.
+    Each bound has a correction of its own: Holm's for 0 says nothing about the margin.
+    """
+
+    HARMS = "harms"  # upper limit below 0
+    WORTH = "worth having"  # lower limit above the margin
+    HELPS = "helps"  # lower limit above 0
+    DISAGREE = "the metrics disagree"  # one of these three, but the metric that must agree has another sign
+    NEGLIGIBLE = "negligible"  # the 90 % interval lies within the margin on both sides of 0
+    LESS = "by less than the margin"  # the same, of a difference that helps or harms
+    EXCLUDED = "paper's size excluded"  # the upper 95 % limit lies below half of the paper's gain
+    AS_GOOD = "as good"  # of `as_good`: one-sided lower limit above minus the margin
+    WORSE = "worse than the margin"  # of `as_good`: one-sided upper limit below minus the margin
+    NOISY = "too noisy"  # none of them, or fewer than five differences that are all equal
+    DIVERGED = "diverged"
+
 
 SEEDS_ALONE = "seeds alone"
 """The interval of a comparison of which only some runs stored the result of each test class."""
@@ -74,7 +75,7 @@ class Finding:
     @property
     def is_gain(self) -> bool:
         """True if `better` is shown to help."""
-        return bool({HELPS, WORTH} & {*self.words})
+        return bool({Word.HELPS, Word.WORTH} & {*self.words})
 
 
 def judge(
@@ -110,7 +111,9 @@ def judge(
             for metric in metrics
         )
         known = registered is None or registered.get(comparison.name, False)
-        findings.append(Finding(comparison, seeds, tested, lost, (DIVERGED,), None, second, known))
+        findings.append(
+            Finding(comparison, seeds, tested, lost, (Word.DIVERGED,), None, second, known)
+        )
     margin = study.margin
     claims = _adjusted(study, findings, lambda of, one: _p_of_claim(of, margin, one.as_good))
     gains = _adjusted(study, findings, lambda of, _: 2 * of.p_above(margin))
@@ -266,17 +269,17 @@ def _words(
 ) -> tuple[str, ...]:
     comparison, margin, shown = finding.comparison, study.margin, p < SIGNIFICANT
     if comparison.as_good:
-        return (NOISY if not shown else AS_GOOD if tested.mean > -margin else WORSE,)
+        return (Word.NOISY if not shown else Word.AS_GOOD if tested.mean > -margin else Word.WORSE,)
     words = []
     if shown:
-        gain = WORTH if p_of_margin < SIGNIFICANT else HELPS
-        words.append(gain if tested.mean > 0 else HARMS)
+        gain = Word.WORTH if p_of_margin < SIGNIFICANT else Word.HELPS
+        words.append(gain if tested.mean > 0 else Word.HARMS)
         if study.agrees and finding.secondary and finding.secondary.mean * tested.mean <= 0:
-            words = [DISAGREE]
+            words = [Word.DISAGREE]
     low, high = tested.limits(0.1)
     if -margin < low and high < margin:
-        words.append(LESS if words and DISAGREE not in words else NEGLIGIBLE)
+        words.append(Word.LESS if words and Word.DISAGREE not in words else Word.NEGLIGIBLE)
     reported, measured = comparison.reported_gain() or 0.0, by_papers_metric(study, finding)
     if reported > 0 and measured is not None and measured.limits()[1] < reported / 2:
-        words.append(EXCLUDED)
-    return tuple(words) or (NOISY,)
+        words.append(Word.EXCLUDED)
+    return tuple(words) or (Word.NOISY,)
