@@ -50,9 +50,6 @@ TICKS = 7  # at most; one at each measured step if these are no more
 
 THUMBNAIL = 96  # largest side of a retrieved image, in pixels
 
-# A class of Glyphs, which looks like a damaged name.
-REPLACEMENT = ("\N{REPLACEMENT CHARACTER}", "(replacement)")
-
 Methods = dict[str, list[Run]]
 
 Floats = NDArray[np.floating]
@@ -135,32 +132,23 @@ def _recall_figures(methods: Methods) -> list[Markup]:
     every = [values.max() for lines in found.values() for _, values in lines.values()]
     if not every:
         return [Markup("<p>Recall@1 was not recorded while training.</p>")]
+    runs = [*chain(*methods.values())]
+    counts = sorted({run.info["config"]["evaluation"]["curve_classes"] for run in runs})
+    on = f"up to {' or '.join(f'{count:,}' for count in counts)}"
+    data, is_fair = runs[0].info["data"], runs[0].info.get("protocol") == "fair"
+    captions = {
+        "seen": "These are trained on. As in ECAML's Figure 2, both curves have one scale.",
+        "unseen": f"The table has {data['test_classes']:,}: fewer classes give higher values. "
+        + USE["fair" if is_fair else data["split"]],
+    }
     figures = []
-    for lines, (title, caption) in zip(found.values(), _measured_on(methods), strict=True):
+    for kind, lines in found.items():
         if lines:
             figure, axes = line_figure(methods, lines, "Recall@1 (%)")
             axes.set_ylim(0, max(1, 1.05 * max(every)))
-            figures.append(figure_html(figure, title, caption + _seeds(lines)))
+            title, caption = f"Recall@1 on {on} {kind} classes", captions[kind] + _seeds(lines)
+            figures.append(figure_html(figure, title, caption))
     return figures
-
-
-def _measured_on(methods: Methods) -> list[tuple[str, str]]:
-    """Titles and captions of the curves, seen and unseen, with their classes beside those of the table.
-
-    Raises:
-        ValueError: if a run does not say on how many classes its curves were measured.
-    """
-    counts = set()
-    for run in chain(*methods.values()):
-        with damage_named(run.folder / "run.json"):
-            counts.add(int(run.info["config"]["evaluation"]["curve_classes"]))
-    some = f"up to {' or '.join(f'{count:,}' for count in sorted(counts))}"
-    info = next(iter(methods.values()))[0].info
-    use = USE["fair" if info.get("protocol") == "fair" else info["data"]["split"]]
-    fewer = f"The table has {info['data']['test_classes']:,}: fewer classes give higher values."
-    scale = "These are trained on. As in ECAML's Figure 2, both curves have one scale."
-    title = f"Recall@1 on {some} {{}} classes"
-    return [(title.format("seen"), scale), (title.format("unseen"), f"{fewer} {use}")]
 
 
 def _curves(methods: Methods, table: str, column: str, scale: float = 1) -> Lines:
@@ -264,19 +252,6 @@ def figure_html(figure: Figure, title: str, caption: str) -> Markup:
 # --------------------------------------------------------------------------------------- neighbours
 
 
-def saved(path: Path) -> Saved:
-    """The arrays of an npz file; {} if there is none."""
-    if not path.exists():
-        return {}
-    with path.open("rb") as file, np.load(file) as arrays:
-        found = dict(arrays)
-    for name, of in found.items():
-        if of.dtype.kind == "U":  # np.strings.replace cuts the longer words off
-            words = [word.replace(*REPLACEMENT) for word in of.ravel().tolist()]
-            found[name] = np.array(words, dtype=np.str_).reshape(of.shape)
-    return found
-
-
 def neighbours(methods: Methods) -> str:
     """Queries, each with the nearest neighbours that every method found for it.
 
@@ -286,9 +261,11 @@ def neighbours(methods: Methods) -> str:
     sections: dict[str, dict[tuple[int, str], list[dict[str, Any]]]] = {}
     for label, members in methods.items():
         path = members[0].file("retrieval.npz")
-        with damage_named(path):
-            found = saved(path)
-            for row, group in enumerate(found["query_groups"].tolist() if found else []):
+        if not path.exists():
+            continue
+        with damage_named(path), np.load(path) as arrays:
+            found = dict(arrays)
+            for row, group in enumerate(found["query_groups"].tolist()):
                 # All methods share these queries; the others differ between methods.
                 title = SPREAD if group == "evenly spread" else f"{group} queries of {label}"
                 query = row, str(found["query_names"][row])
@@ -311,12 +288,17 @@ def _answer(found: Saved, row: int) -> dict[str, Any]:
     about = f", average precision {100 * precision:.1f} %" if np.isfinite(precision) else ""
     columns = (found[f"neighbour_{key}"][row] for key in ("labels", "names", "images"))
     return {
-        "query": (_png(found["query_images"][row]), f"query: {name}, class {of}{about}"),
+        "query": (_png(found["query_images"][row]), f"query: {_shown(name)}, class {of}{about}"),
         "neighbours": [
-            (_png(image), f"neighbour {i}: {neighbour}, class {label}", bool(label == of))
+            (_png(image), f"neighbour {i}: {_shown(neighbour)}, class {label}", bool(label == of))
             for i, (label, neighbour, image) in enumerate(zip(*columns, strict=True), start=1)
         ],
     }
+
+
+def _shown(name: object) -> str:
+    """A name, without the character of a class of Glyphs that looks like damage."""
+    return str(name).replace("\N{REPLACEMENT CHARACTER}", "(replacement)")
 
 
 def _png(pixels: NDArray[np.uint8]) -> str:
