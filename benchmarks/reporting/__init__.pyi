@@ -4,7 +4,6 @@ from .folds import (
     fair_comparison as fair_comparison,
     read_method as read_method,
 )
-from .paper_figure import save_figure as save_figure
 from .paper_table import (
     RUNS as RUNS,
     paper_page as paper_page,

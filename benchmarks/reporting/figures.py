@@ -6,33 +6,49 @@ images are PNG inside the page.
 
 import base64
 import io
+import re
 import string
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from markupsafe import Markup
+from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 from numpy.typing import NDArray
 from PIL import Image
 
+from benchmarks.console import printable
 from benchmarks.records import Run, damage_named, replace_file
 from benchmarks.reporting.comparison import compare
-from benchmarks.reporting.drawing import COLOURS, MARKERS, figure_html, new_figure, placed, plain
 from benchmarks.reporting.templates import fill
 from benchmarks.settings import dump
+
+# Okabe and Ito's colours: colour-blind readers can distinguish them, on light and dark backgrounds.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+
+METHODS = {"horde": 3, "energy": 4, "ecaml": 4, "vem": 5, "jr": 2, "ensemble": 1, "abe": 1}
+"""Words of labels, and the place of their method's colour; the base losses have the first one."""
+
+MARKERS = ("o", "s", "^", "D", "v", "P")
+
+INK = "#010203"  # placeholder for the page's text colour in a figure
+
+LETTERS_PER_INCH = 15  # of a key
+
+ROWS, ROW = 2, 1 / 6  # of a key that a figure has room for; it grows by inches for each further one
+
 
 LOSS_POINTS = 75  # points of a loss curve, each the mean of a block of steps
 
 TICKS = 7  # at most; one at each measured step if these are no more
 
 THUMBNAIL = 96  # largest side of a retrieved image, in pixels
-
-# A class of Glyphs, which looks like a damaged name.
-REPLACEMENT = ("\N{REPLACEMENT CHARACTER}", "(replacement)")
 
 Methods = dict[str, list[Run]]
 
@@ -76,7 +92,7 @@ def _loss_figure(methods: Methods) -> Markup:
             for of in (steps, values)
         ]
         lines[label] = means[0], means[1]
-    figure, _ = _line_figure(methods, lines, "training loss")
+    figure, _ = line_figure(methods, lines, "training loss")
     several = -(-rows // min(LOSS_POINTS, rows))
     told = f"the mean of {several} logged steps" if several > 1 else "one logged step"
     caption = f"Each point is {told}. The losses of different methods are not on one scale.{_seeds(lines)}"
@@ -90,7 +106,7 @@ def _term_figures(methods: Methods) -> list[Markup]:
         tables = [run.table("terms") for run in members]
         lines = {name: line for name in list(tables[0])[1:] if (line := over_steps(tables, name))}
         if lines:
-            figure, axes = _line_figure(dict.fromkeys(lines, members), lines, "weighted term")
+            figure, axes = line_figure(dict.fromkeys(lines, members), lines, "weighted term")
             means = [abs(values.mean()) for _, values in lines.values()]
             caption = f"What {label} adds up, with its weights."
             if max(means) > 10 * min(means):
@@ -116,32 +132,23 @@ def _recall_figures(methods: Methods) -> list[Markup]:
     every = [values.max() for lines in found.values() for _, values in lines.values()]
     if not every:
         return [Markup("<p>Recall@1 was not recorded while training.</p>")]
+    runs = [*chain(*methods.values())]
+    counts = sorted({run.info["config"]["evaluation"]["curve_classes"] for run in runs})
+    on = f"up to {' or '.join(f'{count:,}' for count in counts)}"
+    data, is_fair = runs[0].info["data"], runs[0].info.get("protocol") == "fair"
+    captions = {
+        "seen": "These are trained on. As in ECAML's Figure 2, both curves have one scale.",
+        "unseen": f"The table has {data['test_classes']:,}: fewer classes give higher values. "
+        + USE["fair" if is_fair else data["split"]],
+    }
     figures = []
-    for lines, (title, caption) in zip(found.values(), _measured_on(methods), strict=True):
+    for kind, lines in found.items():
         if lines:
-            figure, axes = _line_figure(methods, lines, "Recall@1 (%)")
+            figure, axes = line_figure(methods, lines, "Recall@1 (%)")
             axes.set_ylim(0, max(1, 1.05 * max(every)))
-            figures.append(figure_html(figure, title, caption + _seeds(lines)))
+            title, caption = f"Recall@1 on {on} {kind} classes", captions[kind] + _seeds(lines)
+            figures.append(figure_html(figure, title, caption))
     return figures
-
-
-def _measured_on(methods: Methods) -> list[tuple[str, str]]:
-    """Titles and captions of the curves, seen and unseen, with their classes beside those of the table.
-
-    Raises:
-        ValueError: if a run does not say on how many classes its curves were measured.
-    """
-    counts = set()
-    for run in chain(*methods.values()):
-        with damage_named(run.folder / "run.json"):
-            counts.add(int(run.info["config"]["evaluation"]["curve_classes"]))
-    some = f"up to {' or '.join(f'{count:,}' for count in sorted(counts))}"
-    info = next(iter(methods.values()))[0].info
-    use = USE["fair" if info.get("protocol") == "fair" else info["data"]["split"]]
-    fewer = f"The table has {info['data']['test_classes']:,}: fewer classes give higher values."
-    scale = "These are trained on. As in ECAML's Figure 2, both curves have one scale."
-    title = f"Recall@1 on {some} {{}} classes"
-    return [(title.format("seen"), scale), (title.format("unseen"), f"{fewer} {use}")]
 
 
 def _curves(methods: Methods, table: str, column: str, scale: float = 1) -> Lines:
@@ -171,22 +178,32 @@ def _seeds(lines: Lines) -> str:
     return " Strong: means over seeds; light: single seeds." if several else ""
 
 
-def _style(methods: Methods, label: str) -> tuple[str, str]:
-    """Colour and marker of a method, the same in all figures."""
-    place = placed(methods)[label]
-    return COLOURS[place % len(COLOURS)], MARKERS[(place + place // len(COLOURS)) % len(MARKERS)]
+def _colour(methods: Methods, label: str) -> str:
+    """The colour of a method, the same in all figures."""
+    return COLOURS[placed(methods)[label] % len(COLOURS)]
 
 
-def _line_figure(methods: Methods, lines: Lines, ylabel: str) -> tuple[Figure, Axes]:
+def line_figure(methods: Methods, lines: Lines, ylabel: str) -> tuple[Figure, Axes]:
     """Draw the means over seeds with their names, and behind them the single seeds in light lines."""
-    figure, axes = new_figure("training step", ylabel)
+    # 5 inches are a phone's width: its text stays readable there, and two stand side by side.
+    figure = Figure(figsize=(5, 3.6), layout="constrained")
+    axes = figure.add_subplot()
+    axes.set_xlabel("training step", color=INK)
+    axes.set_ylabel(ylabel, color=INK)
+    axes.grid(alpha=0.2, color=INK)
+    axes.tick_params(colors=INK)
+    axes.spines[["left", "bottom"]].set_color(INK)
+    axes.spines[["top", "right"]].set_visible(False)
     for label, (steps, values) in lines.items():
-        colour, marker = _style(methods, label)
+        place, colour = placed(methods)[label], _colour(methods, label)
+        marker = MARKERS[(place + place // len(COLOURS)) % len(MARKERS)]
         if len(values) > 1:
             axes.plot(steps, values.T, color=colour, alpha=0.3, linewidth=0.7)
         look = {"color": colour, "linewidth": 1.6, "marker": marker, "markersize": 4}
         every = max(1, len(steps) // 10)
-        axes.plot(steps, values.mean(axis=0), markevery=every, label=plain(label), **look)
+        # Not for mathematics, nor hidden from the key.
+        name = re.sub("^_", "\N{ZERO WIDTH SPACE}_", label.replace("$", r"\$"))
+        axes.plot(steps, values.mean(axis=0), markevery=every, label=name, **look)
     measured = np.unique(np.concatenate([steps for steps, _ in lines.values()]))
     axes.set_xlim(0)
     if len(measured) <= TICKS:
@@ -194,20 +211,45 @@ def _line_figure(methods: Methods, lines: Lines, ylabel: str) -> tuple[Figure, A
     return figure, axes
 
 
-# --------------------------------------------------------------------------------------- neighbours
+def placed(labels: Iterable[str]) -> dict[str, int]:
+    """The place of each label's colour: its method's, so that reports agree, or else the first that is free.
 
-
-def saved(path: Path) -> Saved:
-    """The arrays of an npz file; {} if there is none."""
-    if not path.exists():
-        return {}
-    with path.open("rb") as file, np.load(file) as arrays:
-        found = dict(arrays)
-    for name, of in found.items():
-        if of.dtype.kind == "U":  # np.strings.replace cuts the longer words off
-            words = [word.replace(*REPLACEMENT) for word in of.ravel().tolist()]
-            found[name] = np.array(words, dtype=np.str_).reshape(of.shape)
+    >>> placed(["triplet", "triplet + HORDE", "margin"])
+    {'triplet': 0, 'triplet + HORDE': 3, 'margin': 1}
+    """
+    found: dict[str, int] = {}
+    for label in labels:
+        own = next((place for word, place in METHODS.items() if word in label.lower()), 0)
+        found[label] = next(i for i in chain([own], count()) if i not in found.values())
     return found
+
+
+def figure_html(figure: Figure, title: str, caption: str) -> Markup:
+    """The figure as inline SVG that takes the page's colours, its key below it, then title and caption."""
+    handles, names = figure.axes[-1].get_legend_handles_labels()
+    if names:
+        letters = max(map(len, names)) + 6  # with the line and the gap
+        columns = max(1, int(figure.get_figwidth() * LETTERS_PER_INCH) // letters)
+        further = max(0, -(-len(names) // columns) - ROWS)
+        figure.set_figheight(figure.get_figheight() + ROW * further)
+        key = {"ncols": columns, "fontsize": 8, "frameon": False, "labelcolor": INK}
+        figure.legend(handles, names, loc="outside lower center", **key)
+    for text in figure.findobj(Text):
+        text.set_text(printable(text.get_text(), keep="\n"))  # SVG holds no others
+    file = io.BytesIO()
+    # The salt keeps element ids equal between reports; no metadata, no date and no links.
+    metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+    with rc_context({"svg.hashsalt": title, "svg.fonttype": "none"}), warnings.catch_warnings():
+        # The browser has a font for it.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        figure.savefig(file, format="svg", metadata=metadata, transparent=True)
+    drawn = file.getvalue().decode().replace(INK, "currentColor")
+    return Markup(
+        '<figure><svg role="img" aria-label="{}"{}<figcaption><b>{}.</b> {}</figcaption></figure>'
+    ).format(title, Markup(drawn.partition("<svg")[2]), title, caption)
+
+
+# --------------------------------------------------------------------------------------- neighbours
 
 
 def neighbours(methods: Methods) -> str:
@@ -219,9 +261,11 @@ def neighbours(methods: Methods) -> str:
     sections: dict[str, dict[tuple[int, str], list[dict[str, Any]]]] = {}
     for label, members in methods.items():
         path = members[0].file("retrieval.npz")
-        with damage_named(path):
-            found = saved(path)
-            for row, group in enumerate(found["query_groups"].tolist() if found else []):
+        if not path.exists():
+            continue
+        with damage_named(path), np.load(path) as arrays:
+            found = dict(arrays)
+            for row, group in enumerate(found["query_groups"].tolist()):
                 # All methods share these queries; the others differ between methods.
                 title = SPREAD if group == "evenly spread" else f"{group} queries of {label}"
                 query = row, str(found["query_names"][row])
@@ -229,8 +273,7 @@ def neighbours(methods: Methods) -> str:
                 sections.setdefault(title, {}).setdefault(query, []).append(answer)
     names = chain(string.ascii_uppercase, count(27))
     looks = {
-        label: (name, _style(methods, label)[0])
-        for label, name in zip(methods, names, strict=False)
+        label: (name, _colour(methods, label)) for label, name in zip(methods, names, strict=False)
     }
     template = Path(__file__).with_name("neighbours.html")
     return fill(template, sections=sections, spread=SPREAD, looks=looks)
@@ -245,12 +288,17 @@ def _answer(found: Saved, row: int) -> dict[str, Any]:
     about = f", average precision {100 * precision:.1f} %" if np.isfinite(precision) else ""
     columns = (found[f"neighbour_{key}"][row] for key in ("labels", "names", "images"))
     return {
-        "query": (_png(found["query_images"][row]), f"query: {name}, class {of}{about}"),
+        "query": (_png(found["query_images"][row]), f"query: {_shown(name)}, class {of}{about}"),
         "neighbours": [
-            (_png(image), f"neighbour {i}: {neighbour}, class {label}", bool(label == of))
+            (_png(image), f"neighbour {i}: {_shown(neighbour)}, class {label}", bool(label == of))
             for i, (label, neighbour, image) in enumerate(zip(*columns, strict=True), start=1)
         ],
     }
+
+
+def _shown(name: object) -> str:
+    """A name, without the character of a class of Glyphs that looks like damage."""
+    return str(name).replace("\N{REPLACEMENT CHARACTER}", "(replacement)")
 
 
 def _png(pixels: NDArray[np.uint8]) -> str:

@@ -9,13 +9,7 @@ import torch
 from torch.nn.functional import normalize
 
 from benchmarks.evaluation import cluster_metrics, measure
-from benchmarks.records import (
-    EMBEDDINGS,
-    Run,
-    damage_named,
-    has_diverged,
-    load_run,
-)
+from benchmarks.records import EMBEDDINGS, Run, damage_named, has_diverged, load_run
 from benchmarks.reporting.comparison import difference_table, metric_table
 from benchmarks.reporting.paired import Metrics
 from benchmarks.reporting.rows import TESTED_ON, check_alike
@@ -62,7 +56,17 @@ def read_method(folder: Path) -> Method:
     first = next((run for run in runs if run.info["status"] == "finished"), runs[0])
     method = Method(folder, first, first.info["config"]["data"]["folds"])
     for seed in sorted({run.seed for run in runs}):
-        _add_seed(method, seed, [run for run in runs if run.seed == seed])
+        models = [run for run in runs if run.seed == seed]
+        finished = sum(run.info["status"] == "finished" for run in models)
+        if finished == method.folds:
+            _add_seed(method, seed, models)
+            continue
+        lost = [run.folder.name for run in models if has_diverged(run.info)]
+        method.diverged += [seed] * bool(lost)
+        method.left_out.append(
+            f"{folder}: seed {seed} is left out, {finished} of its {method.folds} folds are finished"
+            f"{', diverged: ' if lost else ''}{', '.join(lost)}."
+        )
     if not method.dimension:
         raise ValueError(
             f"{folder}: no seed has all its {method.folds} folds finished; evaluate it again "
@@ -72,17 +76,8 @@ def read_method(folder: Path) -> Method:
 
 
 def _add_seed(method: Method, seed: int, models: Sequence[Run]) -> None:
-    """Add the numbers of a seed's models, or the reason why it has none."""
-    folder, first, folds = method.folder, method.run, method.folds
-    finished = sum(run.info["status"] == "finished" for run in models)
-    if finished < folds:
-        lost = [run.folder.name for run in models if has_diverged(run.info)]
-        method.diverged += [seed] * bool(lost)
-        method.left_out.append(
-            f"{folder}: seed {seed} is left out, {finished} of its {folds} folds are finished"
-            f"{', diverged: ' if lost else ''}{', '.join(lost)}."
-        )
-        return
+    """Add the numbers of a seed's models."""
+    first = method.run
     for run in models:
         check_alike(first, run, SAME_DATA)
         for setting in _differing([first, run]):
@@ -91,13 +86,12 @@ def _add_seed(method: Method, seed: int, models: Sequence[Run]) -> None:
                 "differ in seed and fold alone"
             )
     together, dimension = _ensemble(models)
-    method.dimension = dimension // folds
-    selected = [run.info["selection"] for run in models]
+    method.dimension = dimension // method.folds
+    chosen_by = first.info["selection"]["metric"]
+    value = float(np.mean([run.info["selection"]["value"] for run in models]))
     metrics = [run.info["metrics"] for run in models]
     single = {key: float(np.mean([of[key] for of in metrics])) for key in metrics[0]}
-    method.numbers["validation"][seed] = {
-        selected[0]["metric"]: float(np.mean([one["value"] for one in selected]))
-    }
+    method.numbers["validation"][seed] = {chosen_by: value}
     method.numbers["single"][seed] = single
     method.numbers["ensemble"][seed] = {key: together[key] for key in single}
 
@@ -152,7 +146,12 @@ def fair_comparison(methods: Sequence[Method], expected_seeds: int) -> str:
     blocks: list[str | Table] = []
     for kind, heading in KINDS.items():
         rows = {name: method.numbers[kind] for name, method in names.items()}
-        beside = {name: _beside(kind, method) for name, method in names.items()}
+        together, beside = kind == "ensemble", dict[str, list[str]]()
+        for name, method in names.items():
+            models = f"{method.folds} together" if together else f"1 (mean of {method.folds})"
+            dimension = f"{method.dimension * (method.folds if together else 1)}"
+            seeds = count_of_seeds(len(rows[name]), method.diverged)
+            beside[name] = [models, dimension, seeds]
         where = "validation " if kind == "validation" else "test "
         header = ["models", "dimensions", "seeds"]
         blocks += [f"### {heading}", metric_table(rows, header, beside, where)]
@@ -173,11 +172,3 @@ def fair_comparison(methods: Sequence[Method], expected_seeds: int) -> str:
         f"{data['test_classes']:,} unseen classes ({data['test_images']:,} images)"
     )
     return Page(title, blocks).markdown()
-
-
-def _beside(kind: str, method: Method) -> list[str]:
-    """Models, dimensions and seeds."""
-    together = kind == "ensemble"
-    models = f"{method.folds} together" if together else f"1 (mean of {method.folds})"
-    seeds = count_of_seeds(len(method.numbers[kind]), method.diverged)
-    return [models, f"{method.dimension * (method.folds if together else 1)}", seeds]

@@ -10,15 +10,10 @@ from typing import Literal
 from benchmarks.reporting.paired import Paired
 from benchmarks.reporting.svg import EDGE, WIDTH, svg_file, svg_text, ticks
 from benchmarks.reporting.verdicts import (
-    AS_GOOD,
-    DIVERGED,
-    HARMS,
-    HELPS,
     MAIN,
     PAPERS,
-    WORSE,
-    WORTH,
     Finding,
+    Word,
     grouped,
     name_of,
     name_of_claim,
@@ -46,7 +41,7 @@ DARK = """
 .paper { stroke: #e6edf3; }
 """
 
-GOOD, BAD = (HELPS, WORTH, AS_GOOD), (HARMS, WORSE)
+GOOD, BAD = (Word.HELPS, Word.WORTH, Word.AS_GOOD), (Word.HARMS, Word.WORSE)
 
 COLOURS = {
     "seen": "here: mean and 95 % interval",
@@ -127,7 +122,7 @@ class _Plot:
 
     def _comparison(self, finding: Finding) -> None:
         comparison, tested = finding.comparison, finding.tested
-        difference = _signed(tested.points()) if tested else DIVERGED
+        difference = _signed(tested.points()) if tested else Word.DIVERGED
         self._text(name_of_claim(self._study, comparison), "", difference)
         self._strip(tested, _colour(finding), 4.5, self._gain(finding))
 

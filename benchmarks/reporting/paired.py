@@ -92,7 +92,7 @@ class Paired:
     @property
     def half_width(self) -> float:
         """Half-width of the 95 % interval."""
-        return self._half_width(SIGNIFICANT)
+        return float(stats.t.ppf(1 - SIGNIFICANT / 2, self.freedom)) * self.error
 
     def expected(self, seeds: int) -> float:
         """The half-width to expect with another number of seeds, which does nothing for that over classes."""
@@ -111,7 +111,7 @@ class Paired:
 
     def limits(self, level: float = SIGNIFICANT) -> tuple[float, float]:
         """The limits of the two-sided interval that misses the true mean with this chance."""
-        half_width = self._half_width(level)
+        half_width = float(stats.t.ppf(1 - level / 2, self.freedom)) * self.error
         return self.mean - half_width, self.mean + half_width
 
     @property
@@ -122,9 +122,6 @@ class Paired:
     def p_above(self, bound: float) -> float:
         """One-sided p: small if the true mean is larger than the bound."""
         return float(stats.t.cdf((bound - self.mean) / self.error, self.freedom))
-
-    def _half_width(self, level: float) -> float:
-        return float(stats.t.ppf(1 - level / 2, self.freedom)) * self.error
 
 
 def assess(
@@ -179,9 +176,8 @@ def holm(p: Sequence[float], tests: int) -> list[float]:
     >>> [round(value, 2) for value in holm([0.01, 0.5, 0.02], tests=3)]
     [0.03, 0.5, 0.04]
     """
-    ranked = sorted(range(len(p)), key=lambda i: p[i])
-    adjusted, largest = [1.0] * len(p), 0.0
-    for rank, i in enumerate(ranked):
-        largest = max(largest, p[i] * (tests - rank))
-        adjusted[i] = min(1.0, largest)
-    return adjusted
+    order = np.argsort(p)
+    factors = tests - np.arange(len(p))
+    adjusted = np.empty(len(p))
+    adjusted[order] = np.minimum(1.0, np.maximum.accumulate(np.sort(p) * factors))
+    return adjusted.tolist()

@@ -1,19 +1,31 @@
 """A paper's table, with our results beside its numbers."""
 
 import json
+import os
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
 from benchmarks.backbones import KNOWN_WEIGHTS
+from benchmarks.building import resolved
+from benchmarks.console import printable
+from benchmarks.records import Run, damage_named, has_diverged, load_run
 from benchmarks.reporting.comparison import DESCRIPTOR, metric_name
 from benchmarks.reporting.paired import percent
-from benchmarks.reporting.rows import Found, Group, collect
+from benchmarks.reporting.rows import TESTED_ON, Group
 from benchmarks.reporting.table import Page, Table
-from benchmarks.settings import Data, Entry, RecipeTable
+from benchmarks.settings import (
+    Change,
+    Data,
+    Entry,
+    RecipeTable,
+    changes_of_methods,
+    merge,
+    parse,
+)
 
 RUNS = Path("runs")
 
@@ -50,7 +62,7 @@ NOTES = {"over parts": OVER_PARTS, " dirty)": DIRTY, "†": DESCRIPTOR}
 
 def paper_page(table: RecipeTable, folders: Sequence[Path]) -> Page:
     """Lay out a paper's table, with the runs below some folders beside its numbers."""
-    return _Layout(table, collect(table, folders), folders).page()
+    return _Layout(table, *_collect(table, folders), folders).page()
 
 
 @dataclass
@@ -58,7 +70,8 @@ class _Layout:
     """Layout of a table, with the marks that it has given to rows so far."""
 
     table: RecipeTable
-    found: Found
+    groups: dict[str, list[Group]]
+    left_out: list[str]
     folders: Sequence[Path]
     marks: list[str] = field(default_factory=list)
 
@@ -69,14 +82,14 @@ class _Layout:
         for dataset in dict.fromkeys([*map(_dataset, entries), *quoted]):
             blocks += [f"### {dataset}", _table(*self._rows(dataset))]
         shown = Page("", blocks).markdown()
-        done = sum(bool(self.found.fresh(entry)) for entry in entries)
+        done = sum(bool(self._fresh(entry)) for entry in entries)
         notes = [f"{done} of {len(entries)} rows have runs of the recipe as it is.", EXPLAINED]
         notes += [note for words, note in NOTES.items() if words in shown]
         notes += [f"note {number}: {mark}" for number, mark in enumerate(self.marks, 1)]
-        groups = [group for of_one in self.found.groups.values() for group in of_one]
+        groups = [group for of_one in self.groups.values() for group in of_one]
         if commits := {str(run.info.get("commit")) for group in groups for run in group.runs}:
             notes.append(f"ours was run at commit {', '.join(sorted(commits))}.")
-        lists = {"Notes": [*notes, *self.found.notes]}
+        lists = {"Notes": [*notes, *self.left_out]}
         lists |= {title: self._remarks(key) for key, title in REMARKS.items()}
         for title, lines in lists.items():
             if lines:
@@ -85,6 +98,10 @@ class _Layout:
             blocks += ["### Rows that are missing", "\n".join(["```bash", *commands, "```"])]
         return Page(self.table.title, blocks)
 
+    def _fresh(self, entry: Entry) -> list[Group]:
+        """The entry's groups of the unchanged recipe."""
+        return [group for group in self.groups[entry.training] if not group.changes]
+
     def _rows(self, dataset: str) -> tuple[list[dict[str, str]], list[str]]:
         """Rows as {column: text}, and the metrics' columns."""
         entries = [entry for entry in self.table.entries if _dataset(entry) == dataset]
@@ -92,7 +109,7 @@ class _Layout:
         reported = [cells for entry in entries for cells in entry.cells.values()]
         reported += [_quoted_metrics(row) for row in quoted]
         if not reported:
-            groups = [group for entry in entries for group in self.found.of(entry)]
+            groups = [group for entry in entries for group in self.groups[entry.training]]
             every = [seeds for group in groups for seeds in group.outputs.values()]
             reported = [metrics for seeds in every for metrics in seeds.values()]
         metrics = list(dict.fromkeys(metric for cells in reported for metric in cells))
@@ -102,7 +119,7 @@ class _Layout:
         return rows, [metric_name(metric) for metric in metrics]
 
     def _entry_rows(self, entry: Entry, metrics: Sequence[str]) -> Iterator[dict[str, str]]:
-        groups = self.found.of(entry)
+        groups = self.groups[entry.training]
         measured = dict.fromkeys(output for group in groups for output in group.outputs)
         for output in entry.cells or measured or ["embedding"]:
             suffix = SUFFIX.get(output, f", {output.replace('_', ' ')}")
@@ -145,7 +162,7 @@ class _Layout:
 
     def _mark(self, entry: Entry, group: Group) -> str:
         """Mark after "ours", for a stale group or for one of several fresh groups of the entry."""
-        if self.found.fresh(entry) == [group]:
+        if self._fresh(entry) == [group]:
             return ""
         said = [
             f"{c.key} is {shorten(json.dumps(c.before), 80)} in these runs, "
@@ -172,7 +189,7 @@ class _Layout:
         """Commands that train the missing rows, one command for rows that share settings."""
         missing: dict[tuple[str, ...], dict[str, None]] = {}  # ordered
         for entry in self.table.entries:
-            if not self.found.fresh(entry):
+            if not self._fresh(entry):
                 missing.setdefault(_options(entry), {})[entry.training] = None
         runs = [] if list(self.folders) == [RUNS] else ["--runs", str(self.folders[0])]
         commands = []
@@ -240,3 +257,88 @@ def _tested_with(group: Group) -> str:
     said = f"tested on {data['name']} with fingerprint {data['fingerprint'][:8]}"
     file = weights and f", weights {weights['file']} (SHA-256 {weights['sha256'][:8]})"
     return said + (file or "")
+
+
+# ------------------------------------------------------------------------------------------- the runs
+
+
+def _collect(
+    table: RecipeTable, folders: Iterable[Path]
+) -> tuple[dict[str, list[Group]], list[str]]:
+    """The groups of each training, those of the unchanged recipe first, and notes on runs left out."""
+    runs: dict[str, list[Run]] = {entry.training: [] for entry in table.entries}
+    notes: list[str] = []
+    # A run found below two of the folders counts once.
+    for folder in {path.resolve(): path for path in _run_folders(folders)}.values():
+        try:
+            run = load_run(folder)
+        except ValueError as error:
+            notes.append(f"left out: {error}")
+            continue
+        if (training := run.info.get("recipe")) in runs:
+            if reason := _why_not(run.info):
+                notes.append(f"left out: {folder} {reason}")
+            else:
+                runs[training].append(run)
+    groups = {training: _groups(training, of_it, notes) for training, of_it in runs.items()}
+    return groups, [printable(note) for note in notes]
+
+
+def _run_folders(folders: Iterable[Path]) -> Iterator[Path]:
+    """All run folders; folders inside a run folder are not searched."""
+    for folder in folders:
+        for path, inside, files in os.walk(folder):
+            inside.sort()
+            if "run.json" in files:
+                inside.clear()
+                yield Path(path)
+
+
+def _why_not(info: dict[str, Any]) -> str | None:
+    """Why a run is no test by a paper's protocol."""
+    if info["status"] != "finished" and not has_diverged(info):
+        return f"is {info['status']}, not finished"
+    if "protocol" not in info or "outputs" not in info:
+        return "is a record of older code; run that training again"
+    if info["data"]["split"] != "test":
+        return "was measured on validation classes, not on test classes"
+    if info["protocol"] != "paper":
+        return "is of protocol fair; python -m benchmarks.fair compares such runs"
+    return None
+
+
+def _weights(info: dict[str, Any]) -> Any:
+    """The file of weights that a run started from, or the folder whose files its seeds use in turn."""
+    asked, found = info["config"]["model"].get("weights"), info.get("weights")
+    turns = asked and found and Path(str(asked)).name != found["file"]
+    return Path(str(asked)).name if turns else found
+
+
+def _groups(training: str, runs: Sequence[Run], notes: list[str]) -> list[Group]:
+    members: dict[str, list[Run]] = {}
+    changes: dict[str, list[Change]] = {}
+    recipe = resolved(parse(["--recipe", training]).config) if runs else {}
+    # Those that diverged come first: one that finished takes the place of the same seed.
+    for run in sorted(runs, key=lambda run: str(run.info.get("finished") or "")):
+        config = run.info["config"]
+        with damage_named(run.folder / "run.json"):
+            # An oracle adds a number and changes none.
+            oracle = bool(config["evaluation"].get("oracle"))
+            same = merge(recipe, {"evaluation": {"oracle": oracle}})
+            changed, weights = changes_of_methods(config, same), _weights(run.info)
+        data = [run.info["data"].get(name) for name in TESTED_ON]
+        settings = [(change.key, change.before) for change in changed]
+        key = json.dumps([data, weights, settings], sort_keys=True)
+        members.setdefault(key, []).append(run)
+        changes[key] = changed
+    groups = [Group.of(of, changes[key]) for key, of in members.items()]
+    for group in groups:
+        notes += [
+            f"left out: {older.folder}, seed {run.seed} was run again in {run.folder}"
+            for older, run in group.replaced
+        ]
+        notes += [
+            f"diverged: {run.folder}, seed {run.seed}: {run.info.get('error')}"
+            for run in group.diverged
+        ]
+    return sorted(groups, key=lambda group: bool(group.changes))

@@ -6,16 +6,12 @@ from operator import itemgetter
 import numpy as np
 
 from benchmarks.reporting.verdicts import (
-    AS_GOOD,
-    DISAGREE,
-    EXCLUDED,
-    HARMS,
     MAIN,
-    NEGLIGIBLE,
     PAPERS,
     Finding,
     Result,
     Results,
+    Word,
     name_of,
 )
 from benchmarks.settings import Comparison, StudyFile
@@ -53,7 +49,7 @@ def answer(study: StudyFile, main: Sequence[Finding], results: Results) -> str:
     """Sentences that answer the question: what helps, and by how much; if nothing, how much could be missed."""
     tested = [f for f in main if f.tested and not f.comparison.as_good]
     equal = [f for f in main if f.tested and f.comparison.as_good]
-    gains, harms = [f for f in tested if f.is_gain], [f for f in tested if HARMS in f.words]
+    gains, harms = [f for f in tested if f.is_gain], [f for f in tested if Word.HARMS in f.words]
     one, of, verb = len(tested) == 1, f"of {len(tested)} comparisons", ("shows", "show")
     papers, sentences = has_papers(study), []
     if gains and papers:
@@ -68,7 +64,9 @@ def answer(study: StudyFile, main: Sequence[Finding], results: Results) -> str:
             )
     elif tested:
         none = "The comparison shows no gain." if one else f"None {of} shows a gain."
-        decided = papers or all({NEGLIGIBLE, HARMS, DISAGREE} & {*f.words} for f in tested)
+        decided = papers or all(
+            {Word.NEGLIGIBLE, Word.HARMS, Word.DISAGREE} & {*f.words} for f in tested
+        )
         if not papers:
             none = (
                 "No: no method helps." if decided else "The data are too few to tell if one helps."
@@ -81,7 +79,7 @@ def answer(study: StudyFile, main: Sequence[Finding], results: Results) -> str:
     if harms:
         sentences.append(f"**{len(harms)} {verb[len(harms) > 1]} harm**: {_list(study, harms)}.")
     if equal:
-        good = sum(AS_GOOD in finding.words for finding in equal)
+        good = sum(Word.AS_GOOD in finding.words for finding in equal)
         sentences.append(f"{good} of {len(equal)} claims to be as good as another row hold.")
     if tested and not papers:
         sentences += _before(study, (gains or tested)[0].comparison, results)
@@ -152,7 +150,7 @@ def _still_allowed(study: StudyFile, tested: Sequence[Finding]) -> list[str]:
         return [equal]
     limit, best = max(known, key=itemgetter(0))
     claimed = [f for f in tested if (f.comparison.reported_gain() or 0) > 0]
-    excluded = sum(EXCLUDED in finding.words for finding in claimed)
+    excluded = sum(Word.EXCLUDED in finding.words for finding in claimed)
     of_papers = f", and half of the paper's gain is excluded in {excluded} of {len(claimed)}"
     metric = name_of(study.metric(best.comparison))
     allowed = (

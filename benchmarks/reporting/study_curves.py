@@ -5,8 +5,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.reporting.drawing import COLOURS, placed
-from benchmarks.reporting.figures import over_steps
+from benchmarks.reporting.figures import COLOURS, over_steps, placed
 from benchmarks.reporting.svg import EDGE, WIDTH, svg_file, svg_text, ticks
 from benchmarks.reporting.verdicts import MAIN, Finding, Result, Results
 from benchmarks.settings import CONTROL, StudyFile, read_entry

@@ -14,13 +14,12 @@ from benchmarks.reporting.study_curves import study_curves
 from benchmarks.reporting.table import Table, count_of_seeds, named
 from benchmarks.reporting.templates import fill
 from benchmarks.reporting.verdicts import (
-    DIVERGED,
-    EXCLUDED,
     MAIN,
     PAPERS,
     SEEDS_ALONE,
     Finding,
     Results,
+    Word,
     grouped,
     has_diverged,
     name_of,
@@ -180,7 +179,7 @@ def _verdicts(study: StudyFile, findings: Sequence[Finding], results: Results) -
             about = [f"*{group}, pooled*", "*exploratory*", pool.points(), "", ""]
             rows.append([*about, f"{len(pool.differences)}", ""])
         elif group in pools:
-            rows.append([f"*{group}, pooled*", DIVERGED, "", "", "", "", ""])
+            rows.append([f"*{group}, pooled*", Word.DIVERGED, "", "", "", "", ""])
     p = "p" if findings[0].comparison.family == CONTROL else "adjusted p"
     beside = "paper's gain" if has_papers(study) else "time of a step"
     by_other = f"by {name_of(study.agrees or '')}"
@@ -195,7 +194,7 @@ def _verdict(study: StudyFile, finding: Finding, results: Results, marked: bool)
     words, second, by_other = ", ".join(finding.words), finding.secondary, ""
     if second and study.agrees:
         by_other = second.points() + MARKS.get(second.over, "")
-    elif second and EXCLUDED in finding.words:
+    elif second and Word.EXCLUDED in finding.words:
         words += f" ({name_of(PAPERS)} {second.points()})"
     if marked and not finding.registered:
         words += ", exploratory"

@@ -53,7 +53,11 @@ class Table:
                 blocks.append([*range(self.names)])
             blocks[-1].append(column)
         shown = ([[row[c] for c in block] for row in (header, *rows)] for block in blocks)
-        return "\n\n".join(map(self._aligned, shown))
+        aligned = ["left"] * self.names + ["right"] * len(widths)
+        how = {"disable_numparse": True, "preserve_whitespace": True, "tablefmt": "plain"}
+        return "\n\n".join(
+            tabulate(rows, colalign=aligned[: len(rows[0])], **how) for rows in shown
+        )
 
     def _rows(self, best: str, other: str) -> list[list[str]]:
         return [
@@ -63,15 +67,6 @@ class Table:
             ]
             for i, row in enumerate(self.rows)
         ]
-
-    def _aligned(self, rows: list[list[str]]) -> str:
-        return tabulate(
-            rows,
-            tablefmt="plain",
-            colalign=["left"] * self.names + ["right"] * (len(rows[0]) - self.names),
-            disable_numparse=True,
-            preserve_whitespace=True,
-        )
 
 
 @dataclass(frozen=True)

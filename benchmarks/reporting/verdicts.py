@@ -1,28 +1,15 @@
-"""The findings of a study: each comparison's tested difference, and the words that say what it means.
+"""The findings of a study: each comparison's tested difference, and the words that say what it means."""
 
-    harms                    upper limit below 0
-    worth having             lower limit above the margin
-    helps                    lower limit above 0
-    the metrics disagree     one of these three, but the metric that must agree has another sign
-    negligible               the 90 % interval lies within the margin on both sides of 0
-    by less than the margin  the same, of a difference that helps or harms
-    paper's size excluded    the upper 95 % limit lies below half of the paper's gain
-    as good                  of `as_good`: one-sided lower limit above minus the margin
-    worse than the margin    of `as_good`: one-sided upper limit below minus the margin
-    too noisy                none of them, or fewer than five differences that are all equal
-
-A limit without a percentage is adjusted: it passes a bound where Holm's adjusted p of this bound is below 5 %. Each
-bound has a correction of its own: Holm's for 0 says nothing about the margin.
-"""
-
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import StrEnum
+from itertools import chain
 from math import isfinite
 from typing import Any
 
 import numpy as np
 
-from benchmarks.reporting.by_class import by_class
 from benchmarks.reporting.comparison import metric_name
 from benchmarks.reporting.paired import SIGNIFICANT, Paired, assess, holm
 from benchmarks.settings import CONTROL, Comparison, ConfigError, StudyFile
@@ -32,11 +19,26 @@ Result = dict[str, Any]
 Results = Mapping[str, Mapping[int, Result]]
 """{row: {seed: result}}"""
 
-HARMS, WORTH, HELPS = "harms", "worth having", "helps"
-DISAGREE, EXCLUDED = "the metrics disagree", "paper's size excluded"
-NEGLIGIBLE, LESS = "negligible", "by less than the margin"
-AS_GOOD, WORSE = "as good", "worse than the margin"
-NOISY, DIVERGED = "too noisy", "diverged"
+
+class Word(StrEnum):
+    """What a finding says.
+
+    A limit without a percentage is adjusted: it passes a bound where Holm's adjusted p of this bound is below 5 %.
+    Each bound has a correction of its own: Holm's for 0 says nothing about the margin.
+    """
+
+    HARMS = "harms"  # upper limit below 0
+    WORTH = "worth having"  # lower limit above the margin
+    HELPS = "helps"  # lower limit above 0
+    DISAGREE = "the metrics disagree"  # one of these three, but the metric that must agree has another sign
+    NEGLIGIBLE = "negligible"  # the 90 % interval lies within the margin on both sides of 0
+    LESS = "by less than the margin"  # the same, of a difference that helps or harms
+    EXCLUDED = "paper's size excluded"  # the upper 95 % limit lies below half of the paper's gain
+    AS_GOOD = "as good"  # of `as_good`: one-sided lower limit above minus the margin
+    WORSE = "worse than the margin"  # of `as_good`: one-sided upper limit below minus the margin
+    NOISY = "too noisy"  # none of them, or fewer than five differences that are all equal
+    DIVERGED = "diverged"
+
 
 SEEDS_ALONE = "seeds alone"
 """The interval of a comparison of which only some runs stored the result of each test class."""
@@ -73,7 +75,7 @@ class Finding:
     @property
     def is_gain(self) -> bool:
         """True if `better` is shown to help."""
-        return bool({HELPS, WORTH} & {*self.words})
+        return bool({Word.HELPS, Word.WORTH} & {*self.words})
 
 
 def judge(
@@ -97,7 +99,7 @@ def judge(
             continue
         metrics = (study.metric(comparison), _secondary_metric(study, comparison))
         lost: dict[str, list[int]] = {}
-        for side in _sides(comparison):
+        for side in (comparison.better, comparison.than):
             row, _, output = side.partition(":")
             found = {
                 s for s in seeds if has_diverged(results[row][s], output, filter(None, metrics))
@@ -109,16 +111,17 @@ def judge(
             for metric in metrics
         )
         known = registered is None or registered.get(comparison.name, False)
-        findings.append(Finding(comparison, seeds, tested, lost, (DIVERGED,), None, second, known))
-    adjusted = _adjusted(study, findings, _p_of_claim)
-    worth = _adjusted(study, findings, lambda margin, tested, _: 2 * tested.p_above(margin))
-    return [
-        finding
-        if finding.tested is None
-        else replace(
-            finding, adjusted=p, words=_words(study, finding, finding.tested, p, p_of_margin)
+        findings.append(
+            Finding(comparison, seeds, tested, lost, (Word.DIVERGED,), None, second, known)
         )
-        for finding, p, p_of_margin in zip(findings, adjusted, worth, strict=True)
+    margin = study.margin
+    claims = _adjusted(study, findings, lambda of, one: _p_of_claim(of, margin, one.as_good))
+    gains = _adjusted(study, findings, lambda of, _: 2 * of.p_above(margin))
+    return [
+        replace(of, adjusted=p, words=_words(study, of, of.tested, p, p_of_margin))
+        if of.tested
+        else of
+        for of, p, p_of_margin in zip(findings, claims, gains, strict=True)
     ]
 
 
@@ -191,17 +194,12 @@ def name_of_claim(study: StudyFile, comparison: Comparison) -> str:
     return f"{comparison.claim[:1].upper()}{comparison.claim[1:]}{about})"
 
 
-def group_of(finding: Finding) -> str:
-    """The method of a main comparison, else the family."""
-    comparison = finding.comparison
-    return comparison.method if comparison.family == MAIN else comparison.family
-
-
 def grouped(findings: Sequence[Finding]) -> dict[str, list[Finding]]:
-    """The findings by `group_of`, in the order of the first of each group."""
+    """The findings by the method of a main comparison, or else by family, in the order of their first ones."""
     groups: dict[str, list[Finding]] = {}
     for finding in findings:
-        groups.setdefault(group_of(finding), []).append(finding)
+        of = finding.comparison
+        groups.setdefault(of.method if of.family == MAIN else of.family, []).append(finding)
     return groups
 
 
@@ -214,13 +212,10 @@ def _seeds(study: StudyFile, common: Collection[int]) -> list[int]:
     return []
 
 
-def _sides(comparison: Comparison) -> tuple[str, str]:
-    return comparison.better, str(comparison.than)
-
-
 def _assess(results: Results, comparison: Comparison, metric: str, seeds: Sequence[int]) -> Paired:
-    sides, rows = _sides(comparison), comparison.rows()
-    outputs = [side.partition(":")[2] for side in sides]
+    """Test the differences by seed and, of embeddings whose runs stored them, by test class."""
+    place, sides = f"comparisons.{comparison.name}", (comparison.better, comparison.than)
+    outputs, rows = [side.partition(":")[2] for side in sides], comparison.rows()
     try:
         better, than = (
             [100 * float(outputs_of(results[row][seed])[output][metric]) for seed in seeds]
@@ -228,39 +223,43 @@ def _assess(results: Results, comparison: Comparison, metric: str, seeds: Sequen
         )
     except KeyError as error:
         raise ConfigError(
-            f"comparisons.{comparison.name}: no run has measured {metric} of {' and '.join(sides)}"
+            f"{place}: no run has measured {metric} of {' and '.join(sides)}"
         ) from error
     values = [one - other for one, other in zip(better, than, strict=True)]
     if any(outputs):
         return assess(values)
-    stored = [results[row][seed].get("per_class", {}) for row in rows for seed in seeds]
-    if any(metric not in of for of in stored if isinstance(of, dict)):
-        over = SEEDS_ALONE if any(stored) else "seeds"
-        return replace(assess(values), over=over)
-    return assess(values, *by_class(results, comparison, metric, seeds))
+    stored = [[results[row][seed].get("per_class", {}) for seed in seeds] for row in rows]
+    every = [*chain(*stored)]
+    if any(metric not in of for of in every):
+        return replace(assess(values), over=SEEDS_ALONE if any(every) else "seeds")
+    queries = every[0]["queries"]
+    if any(of["queries"] != queries for of in every):
+        raise ConfigError(
+            f"{place}: its runs were tested on different classes; measure them on the same data"
+        )
+    of_better, of_than = (np.array([of[metric] for of in row]) for row in stored)
+    return assess(values, (of_better - of_than) / 100, queries)  # stored in 1/100 %
 
 
-def _p_of_claim(margin: float, tested: Paired, as_good: bool) -> float:
+def _p_of_claim(tested: Paired, margin: float, as_good: bool) -> float:
     """Two-sided; of `as_good` the smaller of the one-sided p for it and against it, since one of these is true."""
     above = tested.p_above(-margin)
     return min(above, 1 - above) if as_good else tested.p
 
 
 def _adjusted(
-    study: StudyFile, findings: Sequence[Finding], p: Callable[[float, Paired, bool], float]
+    study: StudyFile, findings: Sequence[Finding], p: Callable[[Paired, Comparison], float]
 ) -> list[float]:
     """The p of each finding, by Holm's method for all comparisons of its family in the file; of controls as it is.
 
     Comparisons that are not measured yet, or diverged, have a p of 1.
     """
-    found = [
-        min(1.0, p(study.margin, of.tested, of.comparison.as_good)) if of.tested else 1.0
-        for of in findings
-    ]
-    for family in {comparison.family for comparison in study.comparisons} - {CONTROL}:
+    found = [min(1.0, p(of.tested, of.comparison)) if of.tested else 1.0 for of in findings]
+    families = Counter(comparison.family for comparison in study.comparisons)
+    for family in families.keys() - {CONTROL}:
         places = [i for i, of in enumerate(findings) if of.comparison.family == family]
-        tests = sum(comparison.family == family for comparison in study.comparisons)
-        for i, value in zip(places, holm([found[i] for i in places], tests), strict=True):
+        adjusted = holm([found[i] for i in places], families[family])
+        for i, value in zip(places, adjusted, strict=True):
             found[i] = value
     return found
 
@@ -270,17 +269,17 @@ def _words(
 ) -> tuple[str, ...]:
     comparison, margin, shown = finding.comparison, study.margin, p < SIGNIFICANT
     if comparison.as_good:
-        return (NOISY if not shown else AS_GOOD if tested.mean > -margin else WORSE,)
+        return (Word.NOISY if not shown else Word.AS_GOOD if tested.mean > -margin else Word.WORSE,)
     words = []
     if shown:
-        gain = WORTH if p_of_margin < SIGNIFICANT else HELPS
-        words.append(gain if tested.mean > 0 else HARMS)
+        gain = Word.WORTH if p_of_margin < SIGNIFICANT else Word.HELPS
+        words.append(gain if tested.mean > 0 else Word.HARMS)
         if study.agrees and finding.secondary and finding.secondary.mean * tested.mean <= 0:
-            words = [DISAGREE]
+            words = [Word.DISAGREE]
     low, high = tested.limits(0.1)
     if -margin < low and high < margin:
-        words.append(LESS if words and DISAGREE not in words else NEGLIGIBLE)
+        words.append(Word.LESS if words and Word.DISAGREE not in words else Word.NEGLIGIBLE)
     reported, measured = comparison.reported_gain() or 0.0, by_papers_metric(study, finding)
     if reported > 0 and measured is not None and measured.limits()[1] < reported / 2:
-        words.append(EXCLUDED)
-    return tuple(words) or (NOISY,)
+        words.append(Word.EXCLUDED)
+    return tuple(words) or (Word.NOISY,)

@@ -32,7 +32,6 @@ from .kinds import misfit as misfit
 from .recipe_files import (
     GROUPS as GROUPS,
     Entry as Entry,
-    Panel as Panel,
     RecipeTable as RecipeTable,
     merge as merge,
     read_entry as read_entry,

@@ -9,9 +9,6 @@ trainings:
     half_widths: {OUTPUT: {METRIC: number}} of the paper's own 95 % intervals, in percent points
   OTHER_ROW: {same_as: PAPER/TABLE/ROW, cells: ...}      another row of a training that is not run twice
 quoted: [{row: ..., dataset: ..., METRIC: number}, ...]  what the paper copied from elsewhere
-figure:                                     how `benchmarks.tables --figure` draws the runs of these rows
-  KEY: ...                                  of a panel, for all panels
-  panels: {TITLE: {KEY: ...}}               keys and values as of `Panel`
 
 Beside the folder of a paper's tables lies PAPER.yaml:
 
@@ -27,7 +24,6 @@ are those of tests/references/settings.yaml, each with what is built, or null wh
 their test holds these lines against what is built.
 """
 
-import argparse
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -35,10 +31,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any
 
-import jsonargparse
-from jsonargparse.typing import PositiveInt
-
-from benchmarks.settings.errors import ConfigError, one_line
+from benchmarks.settings.errors import ConfigError
 from benchmarks.settings.kinds import misfit
 from benchmarks.settings.yaml_files import read_yaml
 
@@ -54,7 +47,6 @@ TABLE = {
     "shared": dict,
     "trainings": {...: (dict, NoneType)},
     "quoted": [{"row": str, "dataset": str}],
-    "figure": dict,
 }
 ENTRY = {
     **{"label": str, "cells": CELLS, "half_widths": CELLS, "same_as": str},
@@ -100,30 +92,6 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Panel:
-    """One pair of axes of a figure.
-
-    Args:
-        lines: {name: row}, over the steps of a training, or {name: {x: row}}, over a setting.
-        metrics: Each is a line of its own, or a column of the records "oracle" and "evaluation".
-        output: The test-time output of the metrics; default: the first that has them.
-        x: Label of the x axis.
-        steps: Training steps in one unit of x, if x counts training steps.
-    """
-
-    lines: dict[str, str | dict[float, str]] = field(default_factory=dict)
-    metrics: list[str] = field(default_factory=lambda: ["recall_at_1"])
-    output: str | None = None
-    x: str = "training step"
-    steps: PositiveInt = 1
-
-    def rows(self) -> list[str]:
-        """The rows of the table that it shows."""
-        lines = self.lines.values()
-        return [row for of in lines for row in ([of] if isinstance(of, str) else of.values())]
-
-
-@dataclass(frozen=True)
 class RecipeTable:
     """A file of recipes."""
 
@@ -131,7 +99,6 @@ class RecipeTable:
     title: str
     entries: list[Entry]
     quoted: list[dict[str, Any]]
-    figure: dict[str, Panel] = field(default_factory=dict)
 
 
 def table_names() -> list[str]:
@@ -156,30 +123,7 @@ def read_table(name: str) -> RecipeTable:
     """
     content = _content(name)
     entries = [read_entry(f"{name}/{row}") for row in content["trainings"]]
-    figure = _figure(f"{name}.figure", content)
-    return RecipeTable(name, content.get("title", name), entries, content.get("quoted", []), figure)
-
-
-def _figure(key: str, content: Mapping[str, Any]) -> dict[str, Panel]:
-    shared = dict(content.get("figure", {}))
-    panels = shared.pop("panels", {})
-    parser = jsonargparse.ArgumentParser(exit_on_error=False)
-    parser.add_class_arguments(Panel)
-    _check(key, {"panels": panels}, {"panels": {...: dict}})
-    figure = {}
-    for title, own in panels.items():
-        where, described = f"{key}.{title}", shared | own
-        try:
-            panel = figure[title] = Panel(**parser.parse_object(described))
-        except argparse.ArgumentError as error:
-            raise ConfigError(f"{where}: {one_line(error)}; got {described}") from error
-        missing = set(panel.rows()) - content["trainings"].keys()
-        if missing or not (panel.lines and panel.metrics):
-            raise ConfigError(
-                f"{where}: expected lines of rows of this table, and their metrics; got "
-                f"{', '.join(missing) or described}"
-            )
-    return figure
+    return RecipeTable(name, content.get("title", name), entries, content.get("quoted", []))
 
 
 def read_entry(name: str) -> Entry:

@@ -6,9 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from benchmarks.records.results import Run
-from benchmarks.reporting import drawing, figures
+from benchmarks.reporting import figures
 from benchmarks.reporting.figures import neighbours
 
 BASE = {"loss": {"class_path": "some.BaseLoss"}, "weight": 1.0}
@@ -19,26 +21,28 @@ def run(folder: Path, label: str = "base", recall: float = 0.5, **info: Any) -> 
     return Run(folder, {"label": label, "config": {"losses": [BASE]}, **defaults, **info})
 
 
-def test_a_label_with_an_underscore_stands_in_the_key(tmp_path: Path) -> None:
-    figure, axes = drawing.new_figure("x", "y")
-    axes.plot([1, 2], label=drawing.plain("_base"))
-    assert "_base</text>" in drawing.figure_html(figure, "t", "c")
+def drawn(labels: list[str]) -> tuple[Figure, Axes]:
+    lines = {label: (np.arange(2.0), np.ones((1, 2))) for label in labels}
+    return figures.line_figure({label: [] for label in labels}, lines, "y")
+
+
+def test_a_label_with_an_underscore_stands_in_the_key() -> None:
+    figure, _ = drawn(["_base"])
+    assert "_base</text>" in figures.figure_html(figure, "t", "c")
 
 
 @pytest.mark.parametrize("count", [2, 12])
 def test_a_long_key_takes_no_room_from_its_figure(count: int) -> None:
-    figure, axes = drawing.new_figure("x", "y")
-    for number in range(count):
-        axes.plot([1, 2], label=f"binomial deviance + energy confusion {number}")
-    drawing.figure_html(figure, "t", "c")
+    figure, axes = drawn([f"binomial deviance + energy confusion {i}" for i in range(count)])
+    figures.figure_html(figure, "t", "c")
     assert axes.get_position().height * figure.get_figheight() > 2.5  # inches
 
 
 def test_a_method_has_one_colour_in_all_reports() -> None:
     labels = ["margin", "margin + VEM attention", "triplet", "triplet + HORDE", "HORDE, sketches"]
-    assert list(drawing.placed(labels).values()) == [0, 5, 1, 3, 2]
-    assert drawing.placed(reversed(labels[:2])) == {"margin + VEM attention": 5, "margin": 0}
-    assert list(drawing.placed(map(str, range(14))).values()) == list(range(14))
+    assert list(figures.placed(labels).values()) == [0, 5, 1, 3, 2]
+    assert figures.placed(reversed(labels[:2])) == {"margin + VEM attention": 5, "margin": 0}
+    assert list(figures.placed(map(str, range(14))).values()) == list(range(14))
 
 
 # ---------------------------------------------------------------------------------------- neighbours

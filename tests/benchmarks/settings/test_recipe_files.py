@@ -16,7 +16,7 @@ BROKEN = {
     "trainings: {x: {same_as: a/b/y, seed: 1}, y: {}}": "a/b/x: has the settings of a/b/y; leave",
     "trainings: {x: {label: 3}}": "a/b/x: its label is not as ",
     "trainings: {x: {cells: {embedding: {NMI: abc}}}}": "x: its cells.embedding.NMI is not as ",
-    "training: {x: {}}": "b.yaml: expected title, shared, trainings, quoted, figure; got training",
+    "training: {x: {}}": "b.yaml: expected title, shared, trainings, quoted; got training",
     "shared: {data: null}\ntrainings: {x: {}}": "a/b/x: its data is not as ",
     "trainings: {x: {}}\nquoted: [{NMI: 3}]": "its quoted.0.row is not as ",
 }
