@@ -18,6 +18,7 @@ from benchmarks.reporting.paired import percent
 from benchmarks.reporting.rows import TESTED_ON, Group
 from benchmarks.reporting.table import Page, Table
 from benchmarks.settings import (
+    GROUPS,
     Change,
     Data,
     Entry,
@@ -298,6 +299,8 @@ def _why_not(info: dict[str, Any]) -> str | None:
     """Why a run is no test by a paper's protocol."""
     if info["status"] != "finished" and not has_diverged(info):
         return f"is {info['status']}, not finished"
+    if not all(isinstance(info["config"].get(group), dict) for group in GROUPS):
+        return "has a damaged config; run that training again"
     if "protocol" not in info or "outputs" not in info:
         return "is a record of older code; run that training again"
     if info["data"]["split"] != "test":
