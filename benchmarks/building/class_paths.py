@@ -102,7 +102,7 @@ def build(spec: Any, key: str, **provided: Any) -> Any:
         # Some classes refuse even their own default if it is passed.
         if value != defaults[name] or type(value) is not type(defaults[name])
     }
-    plain = {name: value for name, value in arguments.items() if value == given[name]}
+    plain = {name: value for name, value in arguments.items() if not _describes(given[name])}
     _check_types(cls, plain, defaults, key)
     # A null prevents filling in: MarginLoss(num_classes=None) has one boundary for all classes.
     filled = {name: provided[name] for name in provided.keys() & defaults.keys() - given.keys()}
@@ -114,9 +114,11 @@ def build(spec: Any, key: str, **provided: Any) -> Any:
 
 def _read(spec: Any, key: str) -> tuple[type, dict[str, Any]]:
     """The class that a description names, and the arguments that it gives."""
-    given = isinstance(spec, dict) and (spec.get("init_args") or {})
-    if not isinstance(given, dict) or spec.keys() - {"init_args"} != {"class_path"}:
+    if not isinstance(spec, dict) or spec.keys() - {"init_args"} != {"class_path"}:
         raise ConfigError(f"{key}: expected {{class_path: ..., init_args: ...}}, got {spec!r}")
+    given = {} if spec.get("init_args") is None else spec["init_args"]
+    if not isinstance(given, dict):
+        raise ConfigError(f"{key}.init_args: expected a mapping, got {given!r}")
     path, where = spec["class_path"], f"{key}.class_path"
     module, name = trusted_module(path, where)
     try:
@@ -131,6 +133,12 @@ def _read(spec: Any, key: str) -> tuple[type, dict[str, Any]]:
     )
     if not suits:
         raise ConfigError(f"{where}: expected {kind}, got {path!r}")
+    try:
+        _arguments(cls)
+    except ValueError as error:
+        raise ConfigError(
+            f"{where}: {path} has no readable list of arguments ({reason(error)})"
+        ) from error
     return cls, given
 
 
@@ -196,6 +204,13 @@ def _argument(value: Any, key: str, provided: Mapping[str, Any]) -> Any:
     if isinstance(value, list):
         return [_argument(item, f"{key}[{index}]", provided) for index, item in enumerate(value)]
     return value
+
+
+def _describes(value: Any) -> bool:
+    """True if the value contains the description of a class."""
+    if isinstance(value, dict):
+        return "class_path" in value or any(map(_describes, value.values()))
+    return isinstance(value, list) and any(map(_describes, value))
 
 
 def _check_types(

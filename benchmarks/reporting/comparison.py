@@ -167,11 +167,13 @@ def _before_training(methods: Mapping[str, Sequence[Run]]) -> Rows:
 
 def _best(rows: Rows, keys: Sequence[str]) -> frozenset[tuple[int, int]]:
     """(row, column) of the highest mean of each column, and of means that print the same."""
+    if len(rows) < 2:
+        return frozenset()
     found = set[tuple[int, int]]()
     for column, key in enumerate(keys, start=1):
         means = [round(fmean(values_of(seeds, key) or [-inf]), 4) for seeds in rows.values()]
         found |= {(row, column) for row, mean in enumerate(means) if mean == max(means)}
-    return frozenset(found if len(rows) > 1 else ())
+    return frozenset(found)
 
 
 def _result(rows: Rows, baseline: str, key: str) -> str:

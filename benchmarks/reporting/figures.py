@@ -43,7 +43,6 @@ LETTERS_PER_INCH = 15  # of a key
 
 ROWS, ROW = 2, 1 / 6  # of a key that a figure has room for; it grows by inches for each further one
 
-
 LOSS_POINTS = 75  # points of a loss curve, each the mean of a block of steps
 
 TICKS = 7  # at most; one at each measured step if these are no more
@@ -133,8 +132,11 @@ def _recall_figures(methods: Methods) -> list[Markup]:
     if not every:
         return [Markup("<p>Recall@1 was not recorded while training.</p>")]
     runs = [*chain(*methods.values())]
-    counts = sorted({run.info["config"]["evaluation"]["curve_classes"] for run in runs})
-    on = f"up to {' or '.join(f'{count:,}' for count in counts)}"
+    counts = set()
+    for run in runs:
+        with damage_named(run.folder / "run.json"):
+            counts.add(int(run.info["config"]["evaluation"]["curve_classes"]))
+    on = f"up to {' or '.join(f'{count:,}' for count in sorted(counts))}"
     data, is_fair = runs[0].info["data"], runs[0].info.get("protocol") == "fair"
     captions = {
         "seen": "These are trained on. As in ECAML's Figure 2, both curves have one scale.",
@@ -178,9 +180,9 @@ def _seeds(lines: Lines) -> str:
     return " Strong: means over seeds; light: single seeds." if several else ""
 
 
-def _colour(methods: Methods, label: str) -> str:
-    """The colour of a method, the same in all figures."""
-    return COLOURS[placed(methods)[label] % len(COLOURS)]
+def _colours(methods: Methods) -> dict[str, str]:
+    """The colour of each method, the same in all figures."""
+    return {label: COLOURS[place % len(COLOURS)] for label, place in placed(methods).items()}
 
 
 def line_figure(methods: Methods, lines: Lines, ylabel: str) -> tuple[Figure, Axes]:
@@ -194,8 +196,9 @@ def line_figure(methods: Methods, lines: Lines, ylabel: str) -> tuple[Figure, Ax
     axes.tick_params(colors=INK)
     axes.spines[["left", "bottom"]].set_color(INK)
     axes.spines[["top", "right"]].set_visible(False)
+    places, colours = placed(methods), _colours(methods)
     for label, (steps, values) in lines.items():
-        place, colour = placed(methods)[label], _colour(methods, label)
+        place, colour = places[label], colours[label]
         marker = MARKERS[(place + place // len(COLOURS)) % len(MARKERS)]
         if len(values) > 1:
             axes.plot(steps, values.T, color=colour, alpha=0.3, linewidth=0.7)
@@ -272,9 +275,7 @@ def neighbours(methods: Methods) -> str:
                 answer = _answer(found, row) | {"method": label}
                 sections.setdefault(title, {}).setdefault(query, []).append(answer)
     names = chain(string.ascii_uppercase, count(27))
-    looks = {
-        label: (name, _colour(methods, label)) for label, name in zip(methods, names, strict=False)
-    }
+    looks = {label: (next(names), colour) for label, colour in _colours(methods).items()}
     template = Path(__file__).with_name("neighbours.html")
     return fill(template, sections=sections, spread=SPREAD, looks=looks)
 

@@ -92,7 +92,7 @@ class Paired:
     @property
     def half_width(self) -> float:
         """Half-width of the 95 % interval."""
-        return float(stats.t.ppf(1 - SIGNIFICANT / 2, self.freedom)) * self.error
+        return self._half_width(SIGNIFICANT)
 
     def expected(self, seeds: int) -> float:
         """The half-width to expect with another number of seeds, which does nothing for that over classes."""
@@ -111,7 +111,7 @@ class Paired:
 
     def limits(self, level: float = SIGNIFICANT) -> tuple[float, float]:
         """The limits of the two-sided interval that misses the true mean with this chance."""
-        half_width = float(stats.t.ppf(1 - level / 2, self.freedom)) * self.error
+        half_width = self._half_width(level)
         return self.mean - half_width, self.mean + half_width
 
     @property
@@ -122,6 +122,9 @@ class Paired:
     def p_above(self, bound: float) -> float:
         """One-sided p: small if the true mean is larger than the bound."""
         return float(stats.t.cdf((bound - self.mean) / self.error, self.freedom))
+
+    def _half_width(self, level: float) -> float:
+        return float(stats.t.ppf(1 - level / 2, self.freedom)) * self.error
 
 
 def assess(
@@ -176,8 +179,7 @@ def holm(p: Sequence[float], tests: int) -> list[float]:
     >>> [round(value, 2) for value in holm([0.01, 0.5, 0.02], tests=3)]
     [0.03, 0.5, 0.04]
     """
-    order = np.argsort(p)
-    factors = tests - np.arange(len(p))
+    order, factors = np.argsort(p), tests - np.arange(len(p))
     adjusted = np.empty(len(p))
-    adjusted[order] = np.minimum(1.0, np.maximum.accumulate(np.sort(p) * factors))
+    adjusted[order] = np.minimum(1.0, np.maximum.accumulate(np.asarray(p)[order] * factors))
     return adjusted.tolist()

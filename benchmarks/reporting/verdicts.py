@@ -4,12 +4,12 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from itertools import chain
 from math import isfinite
 from typing import Any
 
 import numpy as np
 
+from benchmarks.reporting.by_class import by_class
 from benchmarks.reporting.comparison import metric_name
 from benchmarks.reporting.paired import SIGNIFICANT, Paired, assess, holm
 from benchmarks.settings import CONTROL, Comparison, ConfigError, StudyFile
@@ -21,7 +21,7 @@ Results = Mapping[str, Mapping[int, Result]]
 
 
 class Word(StrEnum):
-    """What a finding says.
+    """The words for a finding.
 
     A limit without a percentage is adjusted: it passes a bound where Holm's adjusted p of this bound is below 5 %.
     Each bound has a correction of its own: Holm's for 0 says nothing about the margin.
@@ -214,8 +214,8 @@ def _seeds(study: StudyFile, common: Collection[int]) -> list[int]:
 
 def _assess(results: Results, comparison: Comparison, metric: str, seeds: Sequence[int]) -> Paired:
     """Test the differences by seed and, of embeddings whose runs stored them, by test class."""
-    place, sides = f"comparisons.{comparison.name}", (comparison.better, comparison.than)
-    outputs, rows = [side.partition(":")[2] for side in sides], comparison.rows()
+    sides, rows = (comparison.better, comparison.than), comparison.rows()
+    outputs = [side.partition(":")[2] for side in sides]
     try:
         better, than = (
             [100 * float(outputs_of(results[row][seed])[output][metric]) for seed in seeds]
@@ -223,22 +223,15 @@ def _assess(results: Results, comparison: Comparison, metric: str, seeds: Sequen
         )
     except KeyError as error:
         raise ConfigError(
-            f"{place}: no run has measured {metric} of {' and '.join(sides)}"
+            f"comparisons.{comparison.name}: no run has measured {metric} of {' and '.join(sides)}"
         ) from error
     values = [one - other for one, other in zip(better, than, strict=True)]
     if any(outputs):
         return assess(values)
-    stored = [[results[row][seed].get("per_class", {}) for seed in seeds] for row in rows]
-    every = [*chain(*stored)]
-    if any(metric not in of for of in every):
-        return replace(assess(values), over=SEEDS_ALONE if any(every) else "seeds")
-    queries = every[0]["queries"]
-    if any(of["queries"] != queries for of in every):
-        raise ConfigError(
-            f"{place}: its runs were tested on different classes; measure them on the same data"
-        )
-    of_better, of_than = (np.array([of[metric] for of in row]) for row in stored)
-    return assess(values, (of_better - of_than) / 100, queries)  # stored in 1/100 %
+    stored = [results[row][seed].get("per_class", {}) for row in rows for seed in seeds]
+    if any(metric not in of for of in stored if isinstance(of, dict)):
+        return replace(assess(values), over=SEEDS_ALONE if any(stored) else "seeds")
+    return assess(values, *by_class(results, comparison, metric, seeds))
 
 
 def _p_of_claim(tested: Paired, margin: float, as_good: bool) -> float:

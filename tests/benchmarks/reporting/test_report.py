@@ -269,10 +269,11 @@ def test_html_holds_curves_tables_and_provenance(page: str) -> None:
     [
         ([100, 2000], {}, "Recall@1 on up to 100 or 2,000 unseen classes"),
         ([100], {"protocol": "fair"}, "validation classes, which chose the weights"),
+        ([None], {}, None),
     ],
 )
 def test_curves_say_on_which_classes_they_are(
-    make: Make, tmp_path: Path, classes: list[int], changes: dict[str, Any], caption: str
+    make: Make, tmp_path: Path, classes: list[int], changes: dict[str, Any], caption: str | None
 ) -> None:
     folders = []
     for seed, count in enumerate(classes):
@@ -280,8 +281,12 @@ def test_curves_say_on_which_classes_they_are(
         folders.append(make("base", seed, 0.4, config=config, **changes))
         add_curves_and_images(folders[-1])
     path, runs = tmp_path / "report.html", [load_run(folder) for folder in folders]
-    write_html(runs, path)
-    assert caption in path.read_text(encoding="utf-8")
+    if caption is None:
+        with pytest.raises(ValueError, match=r"base-0.run\.json: is damaged"):
+            write_html(runs, path)
+    else:
+        write_html(runs, path)
+        assert caption in path.read_text(encoding="utf-8")
 
 
 def test_html_without_curves_and_images(make: Make, tmp_path: Path) -> None:
