@@ -21,7 +21,7 @@ $(VENV)/installed: pyproject.toml constraints.txt
 		|| echo "warning: $(PYTHON) is newer than Python 3.14, the newest that the pinned versions are chosen for"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt \
-		--editable '.[benchmarks,search,export,docs,dev]'
+		--editable '.[benchmarks,search,docs,dev]'
 	touch $@
 
 $(VENV)/cluster: $(VENV)/installed
@@ -42,7 +42,7 @@ pretraining: install
 	for seed in 0 1; do \
 		OMP_NUM_THREADS=1 $(RUN) --recipe glyphs/pretraining/softmax --seed $$seed \
 			--output $(RUNS)/pretraining/seed$$seed --resume && \
-		$(BIN)/python -m benchmarks.export $(RUNS)/pretraining/seed$$seed --formats timm \
+		$(BIN)/python -m benchmarks.export $(RUNS)/pretraining/seed$$seed \
 			--output $(RUNS)/pretraining/seed$$seed-timm || exit 1; \
 	done
 

@@ -1,6 +1,6 @@
-"""Writes a run's network as files for use without this package: timm, ONNX and a model card.
+"""Writes a run's network as files for use without this package: for timm, with a model card.
 
-    python -m benchmarks.export RUN_FOLDER --output FOLDER [--formats timm onnx] [--trust MODULE]
+    python -m benchmarks.export RUN_FOLDER --output FOLDER [--trust MODULE]
 
 Only the network of the last checkpoint is exported, without loss or regularizer; an attention is folded into the
 embedding layer: docs/export.md.
@@ -12,17 +12,12 @@ from pathlib import Path
 
 from benchmarks import console, records, settings
 
-FORMATS = ("timm", "onnx")
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the files with their errors, and return the exit status: 2 if nothing was written."""
     parser = console.command_parser("export", __doc__)
     parser.add_argument("run", type=Path, metavar="RUN_FOLDER")
     parser.add_argument("--output", type=Path, required=True, metavar="FOLDER", help="new or empty")
-    parser.add_argument(
-        "--formats", nargs="+", choices=FORMATS, default=FORMATS, help="default: all"
-    )
     parser.add_argument(
         "--trust", action="append", default=[], metavar="MODULE", help=settings.TRUST
     )
@@ -31,20 +26,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     settings.trust(options.trust)
     try:
-        exported = export(options.run, options.output, options.formats)
+        files, difference = export(options.run, options.output)
     except settings.ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     if (status := records.load_run(options.run).info["status"]) != "finished":
         print(f"note: {options.run} is {status}: this is its last checkpoint")
-    for written in exported.values():
-        files = ", ".join(written.files)
-        print(f"{files}: the checkpoint's embeddings except for at most {written.difference:.1e}")
-    if "timm" in exported:
-        search = (
-            f"python examples/search_folder.py {options.output} IMAGES QUERY --html neighbours.html"
-        )
-        print(f"Next, a search in a folder of images: {search}")
+    print(f"{', '.join(files)}: the checkpoint's embeddings except for at most {difference:.1e}")
+    search = (
+        f"python examples/search_folder.py {options.output} IMAGES QUERY --html neighbours.html"
+    )
+    print(f"Next, a search in a folder of images: {search}")
     return 0
 
 

@@ -13,10 +13,6 @@ from benchmarks.records import Run, RunFolderError, load_best, load_checkpoint, 
 from benchmarks.settings import ConfigError, Experiment, Model, parse
 from pml_regularizers import EmbeddingHead
 
-SAME = 1e-4
-"""Largest allowed difference of a coordinate of a unit embedding. Other kernels differ by rounding, 1e-7 to 1e-5
-in a deep network; a normalisation on the other side of the pooling differs by 1e-2."""
-
 
 @dataclass(frozen=True)
 class Trained:
@@ -29,17 +25,9 @@ class Trained:
     images: Tensor  # (N, C, S, S), noise
     embeddings: Tensor  # (N, E), the checkpoint's of these images
 
-    def difference(self, embeddings: Tensor) -> float:
-        """The largest difference of a coordinate, over the embeddings of the first images."""
-        return (embeddings - self.embeddings[: len(embeddings)]).abs().max().item()
-
-
-@dataclass(frozen=True)
-class Exported:
-    """A written format."""
-
-    files: list[str]
-    difference: float  # the largest between its embeddings and the checkpoint's
+    def difference(self, network: nn.Module) -> float:
+        """The largest difference of a coordinate between a network's embeddings and the checkpoint's."""
+        return (embed(network, self.images) - self.embeddings).abs().max().item()
 
 
 def load_trained(folder: Path) -> Trained:
@@ -63,8 +51,7 @@ def load_trained(folder: Path) -> Trained:
         experiment = parse([f"--config={settings}", "--model.weights=null"]).experiment
         network = build_model(without_weights(experiment.model), experiment.data).eval()
     except ConfigError as error:
-        told = str(error).removeprefix(f"{settings}: ")  # where it is no YAML
-        raise ConfigError(f"{settings}: {told}") from error
+        raise ConfigError(f"{settings}: {error}") from error
     try:
         network.load_state_dict(state["model"])
     except RuntimeError as error:

@@ -4,7 +4,6 @@ import json
 import re
 import shutil
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -37,10 +36,6 @@ HORDE = {
         "moment_dim": 16,
     },
 }
-needs_onnx = pytest.mark.skipif(
-    any(find_spec(name) is None for name in ("onnx", "onnxscript", "onnxruntime")),
-    reason="pip install '.[export]'",
-)
 
 
 @pytest.fixture(scope="session")
@@ -85,7 +80,7 @@ def trained(pictures: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def exported(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder of an export in both formats."""
+    """Folder of an export."""
     output = tmp_path_factory.mktemp("exported") / "new" / "folder"
     assert main([str(trained), f"--output={output}"]) == 0
     return output

@@ -35,7 +35,7 @@ def test_the_example_finds_the_nearest_images(
 ) -> None:
     run, output = tmp_path / "run", tmp_path / "exported"
     network = make_run(trained, run, trunk=trunk)
-    assert main([str(run), f"--output={output}", "--formats=timm"]) == 0
+    assert main([str(run), f"--output={output}"]) == 0
     capsys.readouterr()
     queries = ["class5/2.png", "class1/0.png"]
     paths = [str(pictures / name) for name in queries]
@@ -61,7 +61,7 @@ def test_the_example_finds_the_nearest_images(
 @pytest.fixture(scope="module")
 def searchable(plain: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     output = tmp_path_factory.mktemp("searchable") / "out"
-    assert main([str(plain), f"--output={output}", "--formats=timm"]) == 0
+    assert main([str(plain), f"--output={output}"]) == 0
     return output
 
 

@@ -1,4 +1,4 @@
-"""The exported network equals the checkpoint's, read back by timm and onnxruntime; mistakes write nothing."""
+"""The exported network equals the checkpoint's, read back by timm; mistakes write nothing."""
 
 import json
 import shutil
@@ -16,10 +16,9 @@ from torch import Tensor, nn
 
 from benchmarks.backbones import register
 from benchmarks.building.images import build_datasets
-from benchmarks.export import timm_files, writing
+from benchmarks.export import writing
 from benchmarks.export.__main__ import main
-from benchmarks.export.timm_files import preprocessing
-from benchmarks.export.writing import pooling
+from benchmarks.export.writing import pooling, preprocessing
 from benchmarks.records.files import write_json
 from benchmarks.settings.data import Data
 from pml_regularizers import EmbeddingHead
@@ -30,7 +29,6 @@ from tests.benchmarks.export.conftest import (
     checkpointed,
     embed,
     make_run,
-    needs_onnx,
     rebuilt,
     save,
     snippets,
@@ -39,16 +37,11 @@ from tests.benchmarks.export.conftest import (
 from tests.support.tolerances import assert_close
 
 
-@needs_onnx
-def test_onnx_gives_the_checkpoints_embeddings(trained: Path, exported: Path) -> None:
-    import onnxruntime
-
-    session = onnxruntime.InferenceSession(exported / "model.onnx")
-    for count in (1, 3):
-        images = torch.randn(count, 3, SIZE, SIZE)
-        [embeddings] = session.run(None, {"images": images.numpy()})
-        assert embeddings.shape == (count, 8)
-        assert_close(torch.from_numpy(embeddings), embed(checkpointed(trained), images))
+def test_timm_gives_the_embeddings_of_a_trained_run(trained: Path, exported: Path) -> None:
+    model = timm.create_model(f"local-dir:{exported}", pretrained=True).eval()
+    images = torch.randn(3, 3, SIZE, SIZE)
+    embeddings = nn.functional.normalize(embed(model, images))
+    assert_close(embeddings, embed(checkpointed(trained), images))
 
 
 NETWORKS = {
@@ -77,7 +70,7 @@ def test_the_cards_code_gives_the_checkpoints_embeddings(
     )
     run, output = tmp_path / "run", tmp_path / "exported"
     network = make_run(trained, run, **model)
-    assert main([str(run), f"--output={output}", "--formats=timm"]) == 0
+    assert main([str(run), f"--output={output}"]) == 0
     assert (output / "head.safetensors").exists() == parts
     [code] = snippets(output)
     monkeypatch.chdir(output)
@@ -134,7 +127,7 @@ def test_the_export_of_an_unfinished_run_says_so(
     for status, said in (("finished", False), ("stopped", True)):
         record = json.loads((run / "run.json").read_text())
         write_json(run / "run.json", record | {"status": status})
-        assert main([str(run), f"--output={tmp_path / status}", "--formats=timm"]) == 0
+        assert main([str(run), f"--output={tmp_path / status}"]) == 0
         assert (note in capsys.readouterr().out) == said
 
 
@@ -145,7 +138,7 @@ def test_glyphs_are_gray(trained: Path, tmp_path: Path) -> None:
     network = rebuilt(run)
     save(run, 3, network)
     output.mkdir()
-    assert main([str(run), f"--output={output}", "--formats=timm"]) == 0, "it was empty"
+    assert main([str(run), f"--output={output}"]) == 0, "it was empty"
     assert {path.name for path in output.iterdir()} == {
         *("README.md", "config.json", "model.safetensors"),
     }
@@ -226,7 +219,7 @@ def test_a_mistake_is_one_line_and_leaves_nothing(
 ) -> None:
     make, expected = MISTAKES[mistake]
     make(run)
-    refused(expected, "--formats=timm")
+    refused(expected)
 
 
 def test_an_output_in_use_is_left_alone(tmp_path: Path, refused: Refused) -> None:
@@ -234,13 +227,8 @@ def test_an_output_in_use_is_left_alone(tmp_path: Path, refused: Refused) -> Non
     mine.parent.mkdir()
     mine.write_text("mine")
     for output in (mine.parent, mine, mine / "new"):
-        refused(f"error: --output: {output}", "--formats=timm", f"--output={output}")
+        refused(f"error: --output: {output}", f"--output={output}")
     assert mine.read_text() == "mine"
-
-
-def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch, refused: Refused) -> None:
-    monkeypatch.setattr(writing, "find_spec", lambda name: None)
-    refused("--formats: onnx needs onnx, onnxscript, onnxruntime; pip install '.[export]'")
 
 
 def test_files_that_give_other_embeddings_are_not_kept(
@@ -252,18 +240,8 @@ def test_files_that_give_other_embeddings_are_not_kept(
         model.fc.weight.data[0] += 0.01
         return model
 
-    monkeypatch.setattr(timm_files, "_reload", spoiled)
-    refused("--formats: timm: the embeddings of what was written differ by ", "--formats=timm")
-
-
-def test_a_network_that_onnx_cannot_hold(monkeypatch: pytest.MonkeyPatch, refused: Refused) -> None:
-
-    def fail(*_: object, **__: object) -> None:
-        raise RuntimeError("no such\noperator")
-
-    monkeypatch.setattr(writing, "find_spec", lambda name: 1)
-    monkeypatch.setattr(torch.onnx, "export", fail)
-    refused("onnx: torch cannot export test_resnet (no such operator); leave it out")
+    monkeypatch.setattr(writing, "_reload", spoiled)
+    refused("run: the embeddings of what was written differ by ")
 
 
 class Doubled(nn.Module):
@@ -278,5 +256,5 @@ def test_an_attention_that_does_not_fold_is_not_for_timm(
 ) -> None:
     change(run, "model", attention={"class_path": f"{__name__}.Doubled"})
     trusting()
-    refused(f"--trust {__name__}", "--formats=timm")
-    refused("timm has no Doubled", "--formats=timm", f"--trust={__name__}")
+    refused(f"--trust {__name__}")
+    refused("timm has no Doubled", f"--trust={__name__}")
