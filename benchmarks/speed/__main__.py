@@ -12,7 +12,7 @@ import torch
 from benchmarks.console import command_parser
 from benchmarks.records import replace_file
 from benchmarks.speed.cases import CASES
-from benchmarks.speed.measuring import current_device, origin, section
+from benchmarks.speed.measuring import current_device, origin
 
 INTRODUCTION = """# Speed and memory
 
@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(text)
     for name in options.cases or CASES:
         torch.manual_seed(0)
-        measured = section(CASES[name](options.tiny, device), options.tiny, level=2)
+        measured = CASES[name](options.tiny, device).section(options.tiny, level=2)
         print(measured, flush=True)
         text += "\n" + measured
     if options.output is not None:

@@ -10,6 +10,7 @@ a plain `DataLoader` that has as many workers and knows all batches beforehand. 
 the other fetch some batches ahead. The first turns do not count; evaluations and checkpoints are left out.
 """
 
+import statistics
 import sys
 import tempfile
 import time
@@ -30,7 +31,7 @@ from benchmarks.datasets import DatasetError
 from benchmarks.records import NonFiniteError
 from benchmarks.run import OngoingRun
 from benchmarks.settings import ConfigError, parse
-from benchmarks.speed.measuring import Comparison, Target, compared, synchronize
+from benchmarks.speed.measuring import Comparison, Target, synchronize
 from benchmarks.training import start
 
 RECIPE = "glyphs/compare/binomial_horde"
@@ -147,14 +148,14 @@ class Turns:
 
     def table(self, batch_size: int) -> str:
         """The measured times in words and as a Markdown table; the first turns do not count."""
-        found = compared({name: times[1:] for name, times in self.seconds.items()}, {})
-        speed = batch_size * self.steps / found["runner"].seconds
-        waited = sum(self.waiting[1:-1]) / sum(self.seconds["runner"][1:])
+        seconds = {name: times[1:] for name, times in self.seconds.items()}
+        speed = batch_size * self.steps / statistics.median(seconds["runner"])
+        waited = sum(self.waiting[1:-1]) / sum(seconds["runner"])
         size = (
             f"{self.steps} steps of {batch_size} images; the runner: {speed:.1f} images/s, {waited:.1%} of its "
             "time waiting for its data loader"
         )
-        return Comparison("", size, {}, targets={"runner": TARGET}).table(found)
+        return Comparison("", size, {}, targets={"runner": TARGET}).table(seconds, {})
 
     def end(self, step: int) -> None:
         """End the runner's turn, let the bare loop take its turn, and begin the runner's next one."""

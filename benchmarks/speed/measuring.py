@@ -28,134 +28,6 @@ from benchmarks.records import describe_code, describe_hardware, describe_versio
 from benchmarks.reporting import Table
 
 
-@dataclass(frozen=True)
-class Target:
-    """Largest time and memory of a candidate, as multiples of those of the candidate it is compared with."""
-
-    time: float | None = None
-    memory: float | None = None
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """Functions that do the same work, or larger and smaller parts of it.
-
-    Attributes:
-        name: Title of the comparison.
-        size: The sizes, in words.
-        candidates: The functions, by name, called without arguments; their results do not count as memory. The
-            time of the first is 1.
-        memory_against: Name of the candidate whose memory is 1; None: the table does not show memory.
-        targets: Bounds, by candidate.
-        rounds: Number of times that each candidate is timed.
-        memory: Function that measures memory: `tensor_bytes`, or `process_bytes` if torch does not allocate it.
-    """
-
-    name: str
-    size: str
-    candidates: Mapping[str, Callable[[], object]]
-    memory_against: str | None = None
-    targets: Mapping[str, Target] = field(default_factory=dict)
-    rounds: int = 7
-    memory: Callable[[Callable[[], object]], int] | None = None
-
-    def table(self, measured: Mapping[str, "Measured"]) -> str:
-        """The size in words and a Markdown table, without columns that would be empty."""
-        header = ["", "time", "least to most", "target", "memory", "MB", "target"]
-        rows: list[list[str]] = []
-        for name, found in measured.items():
-            target = self.targets.get(name, Target())
-            spread = f"{min(found.ratios):.2f} to {max(found.ratios):.2f}"
-            row = [name, f"{found.ratio:.2f}", spread if rows else f"{found.seconds:.3g} s"]
-            row += [_held_against(target.time, found.ratio), "", "", ""]
-            if self.memory_against is not None:
-                share = found.bytes / measured[self.memory_against].bytes
-                megabytes = f"{found.bytes / 1e6:,.1f}"
-                row[4:] = [f"{share:.3f}", megabytes, _held_against(target.memory, share)]
-            rows.append(row)
-        shown = [k for k in range(len(header)) if k == 0 or any(row[k] for row in rows)]
-        header, *rows = [[row[k] for k in shown] for row in (header, *rows)]
-        rounds = len(next(iter(measured.values())).ratios)
-        size = f"{self.size}; {rounds} round{'s' * (rounds > 1)}."
-        return f"{textwrap.fill(size, 116)}\n\n{Table(header, rows).markdown()}\n"
-
-
-def _held_against(bound: float | None, found: float) -> str:
-    if bound is None:
-        return ""
-    met = round(found, 2) <= bound  # as printed
-    return f"{bound:.3g}, {'met' if met else '**missed**'}"
-
-
-@dataclass(frozen=True)
-class Measured:
-    """Measurements of one candidate: seconds, ratios to the first's seconds in each round, and bytes."""
-
-    seconds: float
-    ratios: Sequence[float]
-    bytes: int
-
-    @property
-    def ratio(self) -> float:
-        return statistics.median(self.ratios)
-
-
-def measure(comparison: Comparison, *, tiny: bool = False) -> dict[str, Measured]:
-    """Call each candidate once to measure its memory, then time all of them in rounds; if `tiny`, in one."""
-    candidates = comparison.candidates
-    gc.freeze()  # the collector skips existing objects between the timed calls
-    memory = {name: (comparison.memory or tensor_bytes)(run) for name, run in candidates.items()}
-    seconds: dict[str, list[float]] = {name: [] for name in candidates}
-    rounds = range(1 if tiny else comparison.rounds)
-    for _ in progress_bar(rounds, desc=comparison.name, unit="round", leave=False):
-        for name, run in candidates.items():
-            seconds[name].append(_seconds(run))
-    gc.unfreeze()
-    return compared(seconds, memory)
-
-
-def compared(
-    seconds: Mapping[str, Sequence[float]], memory: Mapping[str, int]
-) -> dict[str, Measured]:
-    """The measurements of candidates that were timed in rounds; the first one's times are 1."""
-    first = next(iter(seconds.values()))
-    ratios = {
-        name: [a / b for a, b in zip(own, first, strict=True)] for name, own in seconds.items()
-    }
-    return {
-        name: Measured(statistics.median(own), ratios[name], memory.get(name, 0))
-        for name, own in seconds.items()
-    }
-
-
-def section(comparison: Comparison, tiny: bool, level: int = 3) -> str:
-    """Measure the candidates; their table below a heading of that level, as Markdown."""
-    measured = measure(comparison, tiny=tiny)
-    return f"{'#' * level} {comparison.name}\n\n{comparison.table(measured)}"
-
-
-def _seconds(run: Callable[[], object]) -> float:
-    gc.collect()
-    clock = time.process_time if _one_thread() else time.perf_counter
-    synchronize()
-    start = clock()
-    result = run()
-    synchronize()
-    end = clock()
-    del result  # not timed, as in a training loop
-    return end - start
-
-
-def _one_thread() -> bool:
-    """True on a CPU with one thread: the processor's clock then leaves out the time of other processes."""
-    return current_device().type == "cpu" and torch.get_num_threads() == 1
-
-
-def synchronize() -> None:
-    if torch.cuda.is_initialized():
-        torch.cuda.synchronize()
-
-
 def tensor_bytes(run: Callable[[], object]) -> int:
     """The peak of the bytes in tensors that a call makes, including backward passes, without its results.
 
@@ -223,6 +95,109 @@ def _status(key: str) -> int:
     found = re.search(rf"^{key}:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)
     assert found is not None
     return int(found[1]) * 1024
+
+
+@dataclass(frozen=True)
+class Target:
+    """Largest time and memory of a candidate, as multiples of those of the candidate it is compared with."""
+
+    time: float | None = None
+    memory: float | None = None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Functions that do the same work, or larger and smaller parts of it.
+
+    Attributes:
+        name: Title of the comparison.
+        size: The sizes, in words.
+        candidates: The functions, by name, called without arguments; their results do not count as memory. The
+            time of the first is 1.
+        memory_against: Name of the candidate whose memory is 1; None: the table does not show memory.
+        targets: Bounds, by candidate.
+        rounds: Number of times that each candidate is timed.
+        memory: Function that measures memory: `tensor_bytes`, or `process_bytes` if torch does not allocate it.
+    """
+
+    name: str
+    size: str
+    candidates: Mapping[str, Callable[[], object]]
+    memory_against: str | None = None
+    targets: Mapping[str, Target] = field(default_factory=dict)
+    rounds: int = 7
+    memory: Callable[[Callable[[], object]], int] = tensor_bytes
+
+    def section(self, tiny: bool, level: int = 3) -> str:
+        """Measure the candidates; their table below a heading of that level, as Markdown."""
+        return f"{'#' * level} {self.name}\n\n{self.table(*self.measure(tiny))}"
+
+    def measure(self, tiny: bool = False) -> tuple[dict[str, list[float]], dict[str, int]]:
+        """Call each candidate once to measure its memory, then time all of them in rounds; if `tiny`, in one.
+
+        Returns:
+            The seconds of each round and the bytes, by candidate.
+        """
+        gc.freeze()  # the collector skips existing objects between the timed calls
+        memory = {name: self.memory(run) for name, run in self.candidates.items()}
+        seconds: dict[str, list[float]] = {name: [] for name in self.candidates}
+        rounds = range(1 if tiny else self.rounds)
+        for _ in progress_bar(rounds, desc=self.name, unit="round", leave=False):
+            for name, run in self.candidates.items():
+                seconds[name].append(_seconds(run))
+        gc.unfreeze()
+        return seconds, memory
+
+    def table(self, seconds: Mapping[str, Sequence[float]], memory: Mapping[str, int]) -> str:
+        """The size in words and a Markdown table, without columns that would be empty."""
+        header = ["", "time", "least to most", "target", "memory", "MB", "target"]
+        first = next(iter(seconds.values()))
+        rows: list[list[str]] = []
+        for name, own in seconds.items():
+            target = self.targets.get(name, Target())
+            ratios = [a / b for a, b in zip(own, first, strict=True)]
+            ratio = statistics.median(ratios)
+            spread = f"{min(ratios):.2f} to {max(ratios):.2f}"
+            row = [name, f"{ratio:.2f}", spread if rows else f"{statistics.median(own):.3g} s"]
+            row += [_held_against(target.time, ratio), "", "", ""]
+            if self.memory_against is not None:
+                share = memory[name] / memory[self.memory_against]
+                megabytes = f"{memory[name] / 1e6:,.1f}"
+                row[4:] = [f"{share:.3f}", megabytes, _held_against(target.memory, share)]
+            rows.append(row)
+        shown = [k for k in range(len(header)) if k == 0 or any(row[k] for row in rows)]
+        header, *rows = [[row[k] for k in shown] for row in (header, *rows)]
+        size = f"{self.size}; {len(first)} round{'s' * (len(first) > 1)}."
+        return f"{textwrap.fill(size, 116)}\n\n{Table(header, rows).markdown()}\n"
+
+
+def _held_against(bound: float | None, found: float) -> str:
+    if bound is None:
+        return ""
+    met = round(found, 2) <= bound  # as printed
+    return f"{bound:.3g}, {'met' if met else '**missed**'}"
+
+
+def _seconds(run: Callable[[], object]) -> float:
+    gc.collect()
+    clock = time.process_time if _one_thread() else time.perf_counter
+    synchronize()
+    start = clock()
+    result = run()
+    synchronize()
+    end = clock()
+    del result  # not timed, as in a training loop
+    return end - start
+
+
+def _one_thread() -> bool:
+    """True on a CPU with one thread: the processor's clock then leaves out the time of other processes."""
+    return current_device().type == "cpu" and torch.get_num_threads() == 1
+
+
+def synchronize() -> None:
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
 
 
 def current_device() -> torch.device:

@@ -11,7 +11,7 @@ import torch
 
 from benchmarks.records import replace_file
 from benchmarks.reporting import Table
-from benchmarks.speed.measuring import Comparison, section
+from benchmarks.speed.measuring import Comparison
 
 INTRODUCTION = """# On a GPU
 
@@ -68,7 +68,7 @@ class Part:
 
     def measure(self, comparison: Comparison) -> None:
         """Measure the candidates, and keep their table."""
-        self.tell(section(comparison, self.tiny))
+        self.tell(comparison.section(self.tiny))
 
     def tell(self, markdown: str) -> None:
         self.tables.append(markdown.strip())

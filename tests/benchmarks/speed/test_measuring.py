@@ -15,9 +15,7 @@ from benchmarks.speed.__main__ import main
 from benchmarks.speed.cases import CASES
 from benchmarks.speed.measuring import (
     Comparison,
-    Measured,
     Target,
-    measure,
     process_bytes,
     tensor_bytes,
 )
@@ -87,11 +85,12 @@ def test_candidates_take_turns_and_are_compared_round_by_round(
     seconds = iter([1.0, 3.0, 10.0, 20.0, 2.0, 8.0])
     monkeypatch.setattr(measuring, "_seconds", lambda run: run() or next(seconds))
     candidates = {name: partial(calls.append, name) for name in ("a", "b")}
-    found = measure(Comparison("", "", candidates, rounds=3))
+    comparison = Comparison("", "", candidates, rounds=3)
+    found = comparison.measure()
     assert calls == ["a", "b"] * 4  # the first time to warm up
-    assert found["a"].ratios == [1, 1, 1]
-    assert found["b"].ratios == [3, 2, 4]
-    assert (found["b"].ratio, found["b"].seconds, found["b"].bytes) == (3, 8, 0)
+    assert found == ({"a": [1, 10, 2], "b": [3, 20, 8]}, {"a": 0, "b": 0})
+    *_, first, second = comparison.table(*found).splitlines()
+    assert (first, second) == ("| a | 1.00 | 2 s |", "| b | 3.00 | 2.00 to 4.00 |")
 
 
 @pytest.mark.parametrize(("threads", "seconds"), [(1, 1.0), (2, 5.0)])
@@ -103,8 +102,8 @@ def test_with_one_thread_the_time_of_other_processes_does_not_count(
     clocks = {"process_time": itertools.count(0.0, 1.0), "perf_counter": itertools.count(0.0, 5.0)}
     clock = SimpleNamespace(**{name: count.__next__ for name, count in clocks.items()})
     monkeypatch.setattr(measuring, "time", clock)
-    found = measure(Comparison("", "", {"a": lambda: None}), tiny=True)
-    assert (found["a"].seconds, found["a"].ratios) == (seconds, [1])
+    found, _ = Comparison("", "", {"a": lambda: None}).measure(tiny=True)
+    assert found == {"a": [seconds]}
 
 
 def test_a_table() -> None:
@@ -115,13 +114,9 @@ def test_a_table() -> None:
         memory_against="plain",
         targets={"fast": Target(1.1, 0.5), "small": Target(1.1, 0.125)},
     )
-    found = {
-        "bare": Measured(2.0, [1, 1], 0),
-        "plain": Measured(3.0, [1.5, 1.7], 80_000_000),
-        "fast": Measured(2.2, [1.1, 1.108], 48_000_000),
-        "small": Measured(2.6, [1.2, 1.4], 10_000_000),
-    }
-    assert comparison.table(found).splitlines() == [
+    seconds = {"bare": [2, 2], "plain": [3, 3.4], "fast": [2.2, 2.216], "small": [2.4, 2.8]}
+    memory = {"bare": 0, "plain": 80_000_000, "fast": 48_000_000, "small": 10_000_000}
+    assert comparison.table(seconds, memory).splitlines() == [
         "Size; 2 rounds.",
         "",
         "|  | time | least to most | target | memory | MB | target |",
@@ -131,7 +126,7 @@ def test_a_table() -> None:
         "| fast | 1.10 | 1.10 to 1.11 | 1.1, met | 0.600 | 48.0 | 0.5, **missed** |",
         "| small | 1.30 | 1.20 to 1.40 | 1.1, **missed** | 0.125 | 10.0 | 0.125, met |",
     ]
-    plain = Comparison("Name", "Size", {}).table({"a": Measured(1.0, [1], 0)})
+    plain = Comparison("Name", "Size", {}).table({"a": [1.0]}, {})
     assert plain.splitlines()[2] == "|  | time | least to most |", "no empty columns"
 
 
