@@ -43,8 +43,6 @@ def columns(rows: Sequence[Sequence[str]]) -> str:
 
 def say(text: str, end: str = "\n") -> None:
     """Print and flush; ignore a reader that has closed the pipe (`| head`)."""
-    if sys.stdout is None:  # closed, as by >&-
-        return
     try:
         print(text, end=end, flush=True)
     except BrokenPipeError:

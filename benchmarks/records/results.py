@@ -109,15 +109,12 @@ def load_run(folder: Path) -> Run:
         raise ValueError(
             f"{path}: is damaged or of an earlier version ({error}); run that training again"
         ) from error
-    there = {
-        key: kind
-        for key, kind in OTHERS.items()
-        if key in info and not (key in NULLABLE and info[key] is None)
-    }
+    absent = {key for key in OTHERS if key not in info or (key in NULLABLE and info[key] is None)}
+    there = {key: kind for key, kind in OTHERS.items() if key not in absent}
     damaged = misfit(info, REQUIRED | there)
     if damaged is None and info["status"] == "finished" and not info["metrics"]:
         damaged = "metrics"
     if damaged:
         raise ValueError(f"{path}: its {damaged} is damaged; run that training again")
-    config = {"config": info["config"]} if "config" in info else {}
-    return Run(folder, printable_names(info) | config)  # settings are compared without this check
+    # Settings are compared as they were written.
+    return Run(folder, printable_names(info) | {"config": info["config"]})
