@@ -12,9 +12,9 @@ from .recipe_list import recipe_table as recipe_table
 from .study_answer import recommended as recommended
 from .study_page import (
     Choices as Choices,
-    study_figures as study_figures,
     study_page as study_page,
 )
+from .svg import study_figures as study_figures
 from .table import Table as Table
 from .templates import fill as fill
 from .verdicts import judge as judge

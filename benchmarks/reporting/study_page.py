@@ -7,10 +7,8 @@ from itertools import chain, compress
 from pathlib import Path
 from typing import Any
 
-from benchmarks.reporting.forest import forest
 from benchmarks.reporting.paired import estimate
 from benchmarks.reporting.study_answer import answer, cost, has_papers
-from benchmarks.reporting.study_curves import study_curves
 from benchmarks.reporting.table import Table, count_of_seeds, named
 from benchmarks.reporting.templates import fill
 from benchmarks.reporting.verdicts import (
@@ -53,18 +51,6 @@ class Choices:
     takes: list[str]
     tried: list[tuple[dict[str, float], float | None, list[int]]]
     budget: int
-
-
-def study_figures(
-    study: StudyFile, findings: Sequence[Finding], results: Results
-) -> dict[str, bytes]:
-    """The SVG files that have something to show: "" of the main comparisons, "_mechanisms", and "_curves"."""
-    drawn = {
-        "": forest(study, findings, "main"),
-        "_mechanisms": forest(study, findings, "mechanisms"),
-        "_curves": study_curves(study, findings, results),
-    }
-    return {name: figure for name, figure in drawn.items() if figure}
 
 
 def study_page(

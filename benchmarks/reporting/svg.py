@@ -1,12 +1,35 @@
-"""Parts of a study's figures: SVG whose colours follow the reader's theme, also as an image in a page."""
+"""The figures of a study: SVG whose colours follow the reader's theme, also as an image in a page.
 
-from collections.abc import Sequence
+Text stands above what it tells about, so that a phone shows it large enough.
+"""
+
+from collections.abc import Mapping, Sequence
 from html import escape
 from math import ceil, floor, log10
+from textwrap import wrap
+
+import numpy as np
+from numpy.typing import NDArray
 
 from benchmarks.console import printable
+from benchmarks.reporting.figures import COLOURS, over_steps, placed
+from benchmarks.reporting.paired import Paired
+from benchmarks.reporting.verdicts import (
+    MAIN,
+    PAPERS,
+    Finding,
+    Result,
+    Results,
+    Word,
+    grouped,
+    name_of,
+    name_of_claim,
+    pooled,
+)
+from benchmarks.settings import CONTROL, StudyFile, read_entry
 
 WIDTH, EDGE = 440, 8  # a phone shows it whole
+LETTERS = 40  # of a line of text, with room for a difference beside it
 
 STYLE = """
 svg { color-scheme: light dark; }
@@ -18,34 +41,280 @@ text { fill: #1f2328; }
 .middle { text-anchor: middle; }
 .rule { stroke: #59636e; stroke-width: 1; }
 """
-
 DARK = """
 text { fill: #e6edf3; }
 .soft { fill: #a5aeb8; }
 .rule { stroke: #a5aeb8; }
 """
 
+FOREST = """.band { fill: #8c959f; fill-opacity: 0.22; }
+.seen { fill: #0072b2; stroke: #0072b2; stroke-width: 2.5; }
+.gain { fill: #007d5b; stroke: #007d5b; stroke-width: 2.5; }
+.harm { fill: #c25500; stroke: #c25500; stroke-width: 2.5; }
+.pool { fill: #6e7781; stroke: #6e7781; stroke-width: 1.5; }
+.paper { fill: none; stroke: #1f2328; stroke-width: 1.5; }
+"""
+DARK_FOREST = """.band { fill-opacity: 0.34; }
+.seen { fill: #56b4e9; stroke: #56b4e9; }
+.gain { fill: #2fc79a; stroke: #2fc79a; }
+.harm { fill: #ff8c3a; stroke: #ff8c3a; }
+.pool { fill: #a5aeb8; stroke: #a5aeb8; }
+.paper { stroke: #e6edf3; }
+"""
 
-def svg_file(parts: Sequence[str], height: float, title: str, style: str, dark: str) -> bytes:
-    """The file, with further rules of style for both themes and for dark ones."""
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height:g}" width="{WIDTH}" '
-        f'height="{height:g}" role="img">\n<title>{escape(title)}</title>\n'
-        f"<style>{STYLE}{style.lstrip()}@media (prefers-color-scheme: dark) {{{DARK}{dark.lstrip()}}}\n</style>\n"
-        + "\n".join(parts)
-        + "\n</svg>\n"
-    ).encode()
+KEY = {
+    "seen": "here: mean and 95 % interval",
+    "gain": "a gain, or as good as claimed",
+    "harm": "a harm, or worse than claimed",
+}
+"""The meaning of each colour of an interval."""
+
+PANELS = {"seen_recall_at_1": "training classes", "unseen_recall_at_1": "new classes"}
+LEFT, RIGHT = 38, 24  # beside a panel
+HEIGHT = 170  # of a panel
+DASHES = ("", "7 4", "2 4")
+IN_THE_DARK = ("#4aa8e8", "#ff8c3a", "#2fc79a", "#e39ac2", "#e69f00", "#8fd3ff")
+CURVES = (
+    ".line { fill: none; stroke-width: 2.2; }\n.grid { stroke: #8c959f; stroke-opacity: 0.3; }\n"
+)
+
+Line = tuple[NDArray[np.floating], NDArray[np.floating]]
+"""Steps, and means over seeds in percent."""
 
 
-def svg_text(x: float, y: float, words: str, kind: str = "") -> str:
-    """Text of a class, in printable characters."""
-    written = escape(printable(words))
-    return f'<text x="{x:g}" y="{y:g}"{kind and f" class={kind!r}"}>{written}</text>'
+def study_figures(
+    study: StudyFile, findings: Sequence[Finding], results: Results
+) -> dict[str, bytes]:
+    """The SVG files that have something to show.
+
+    "" has the main comparisons by method, with their pooled effects, "_mechanisms" all others by family except
+    controls, and "_curves" the compared rows over the steps of a training.
+    """
+    main = [of for of in findings if of.comparison.family == MAIN]
+    others = [of for of in findings if of.comparison.family not in (MAIN, CONTROL)]
+    pools = {method: pool for method, pool in pooled(study, main).items() if pool}
+    drawn = {
+        "": forest(study, main, pools),
+        "_mechanisms": forest(study, others, {}),
+        "_curves": curves(study, [*main, *others], results),
+    }
+    return {name: figure for name, figure in drawn.items() if figure}
 
 
-def ticks(low: float, high: float, most: int) -> list[float]:
+class _Drawing:
+    """Parts of an SVG file from the top down; `y` is the lower edge of what is drawn."""
+
+    def __init__(self) -> None:
+        self.y, self.parts = 0.0, list[str]()
+
+    def text(self, x: float, y: float, words: str, kind: str = "") -> None:
+        """Text of a class, in printable characters."""
+        written = escape(printable(words))
+        self.parts.append(
+            f'<text x="{x:g}" y="{y:g}"{kind and f" class={kind!r}"}>{written}</text>'
+        )
+
+    def line(self, words: str, kind: str, right: str = "") -> None:
+        """Text from edge to edge, with more at its right."""
+        for number, part in enumerate(wrap(words, LETTERS if right else LETTERS + 12)):
+            self.y += 20
+            self.text(EDGE, self.y, part, kind)
+            if right and number == 0:
+                self.text(WIDTH - EDGE, self.y, right, "soft right")
+
+    def key(self, mark: str, words: str) -> None:
+        """An entry of the key, whose mark has {y} as its middle and {top} as its upper edge."""
+        self.y += 22
+        self.parts.append(mark.format(y=f"{self.y - 5:g}", top=f"{self.y - 13:g}"))
+        self.text(46, self.y, words, "soft")
+
+    def file(self, title: str, style: str, dark: str) -> bytes:
+        return (
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {self.y:g}" width="{WIDTH}" '
+            f'height="{self.y:g}" role="img">\n<title>{title}</title>\n'
+            f"<style>{STYLE}{style}@media (prefers-color-scheme: dark) {{{DARK}{dark}}}\n</style>\n"
+            + "\n".join(self.parts)
+            + "\n</svg>\n"
+        ).encode()
+
+
+def _ticks(low: float, high: float, most: int) -> list[float]:
     """Round numbers from `low` to `high`, at most so many steps apart: 1, 2, 5, 10, ... or 0.5, 0.2, ..."""
     least = (high - low) / most
     power = float(10.0 ** floor(log10(least)))
     step = next(step * power for step in (1, 2, 5, 10) if step * power >= least)
     return [number * step for number in range(ceil(low / step), floor(high / step) + 1)]
+
+
+# ------------------------------------------------------------------------------------- the differences
+
+
+def forest(
+    study: StudyFile, findings: Sequence[Finding], pools: Mapping[str, Paired]
+) -> bytes | None:
+    """Each comparison's difference and interval, beside the paper's gain; None if none was measured.
+
+    The axis reaches from the lowest limit to the highest, and to the papers' gains, which are drawn where the
+    metric is theirs.
+    """
+    tested = [finding.tested for finding in findings if finding.tested]
+    if not tested:
+        return None
+    comparisons = [finding.comparison for finding in findings]
+    reported = {of.name: of.reported_gain() for of in comparisons if study.metric(of) == PAPERS}
+    gains = {name: gain for name, gain in reported.items() if gain is not None}
+    limits = [
+        limit
+        for of in (*tested, *pools.values())
+        for limit in (of.limits() if of.has_interval else [of.mean])
+    ]
+    svg, margin = _Drawing(), study.margin
+    reached = [-margin, margin, *limits, *gains.values()]
+    edge = 0.04 * (max(reached) - min(reached))
+    low, high = min(reached) - edge, max(reached) + edge
+
+    def x(points: float) -> float:
+        """The place of a difference, with a tenth of a pixel."""
+        return round(EDGE + (points - low) / (high - low) * (WIDTH - 2 * EDGE), 1)
+
+    def strip(of: Paired | None, colour: str, radius: float, half: int, gain: float | None) -> None:
+        """The band, the line at 0 and, between them, the interval and the paper's gain."""
+        top, y, bottom = (svg.y + 5 + part for part in (0, half, 2 * half))
+        wide = f"{x(margin) - x(-margin):.1f}"
+        svg.parts += [
+            f'<rect class="band" x="{x(-margin)}" y="{top:g}" width="{wide}" height="{2 * half}"/>',
+            f'<path class="rule" d="M{x(0)} {top:g}V{bottom:g}"/>',
+        ]
+        if of is not None and of.has_interval:
+            first, last = map(x, of.limits())
+            svg.parts.append(f'<path class="{colour}" d="M{first} {y:g}H{last}"/>')
+        if of is not None:
+            dot = f'cx="{x(of.mean)}" cy="{y:g}" r="{radius:g}"'
+            svg.parts.append(f'<circle class="{colour}" {dot}/>')
+        if gain is not None:
+            svg.parts.append(_diamond(f"{x(gain)}", f"{y:g}"))
+        svg.y = bottom + 4
+
+    seen = {_colour(finding) for finding in findings} | {"seen"}
+    for colour, words in KEY.items():
+        if colour in seen:
+            dot = f'<circle class="{colour}" cx="22" cy="{{y}}" r="4"/>'
+            svg.key(f'<path class="{colour}" d="M8 {{y}}h28"/>{dot}', words)
+    band = '<rect class="band" x="8" y="{top}" width="28" height="16"/>'
+    svg.key(band, f"less than {margin:g} point{'s' * (margin != 1)}")
+    if gains:
+        svg.key(_diamond("22", "{y}"), "the paper's gain, on its own dataset (Recall@1)")
+    for group, members in grouped(findings).items():
+        svg.y += 8
+        if group:
+            svg.line(group[:1].upper() + group[1:], "group")
+        for one in members:
+            difference = _signed(one.tested.points()) if one.tested else Word.DIVERGED
+            svg.line(name_of_claim(study, one.comparison), "", difference)
+            strip(one.tested, _colour(one), 4.5, 11, gains.get(one.comparison.name))
+        if group in pools:
+            svg.line("pooled, exploratory", "soft", _signed(pools[group].points()))
+            strip(pools[group], "pool", 3, 7, None)
+    svg.y += 8
+    svg.parts.append(f'<path class="rule" d="M{EDGE} {svg.y:g}H{WIDTH - EDGE}"/>')
+    for number in _ticks(low, high, 8):
+        svg.parts.append(f'<path class="rule" d="M{x(number)} {svg.y:g}v5"/>')
+        svg.text(x(number), svg.y + 20, _signed(f"{number:+g}"), "soft middle")
+    words = f"percentage points of {name_of(study.primary)}; right of 0: as claimed"
+    svg.text(WIDTH / 2, svg.y + 42, words, "soft middle")
+    svg.y += 54
+    return svg.file("Paired differences with 95 % intervals", FOREST, DARK_FOREST)
+
+
+def _colour(finding: Finding) -> str:
+    words = {*finding.words}
+    if words & {Word.HELPS, Word.WORTH, Word.AS_GOOD}:
+        return "gain"
+    return "harm" if words & {Word.HARMS, Word.WORSE} else "seen"
+
+
+def _signed(text: str) -> str:
+    """The text with signs as wide as each other, and no sign at 0."""
+    return "0" if text == "+0" else text.replace("-", "\N{MINUS SIGN}")
+
+
+def _diamond(x: str, y: str) -> str:
+    return f'<path class="paper" d="M{x} {y}m-6.5 0l6.5 -6.5l6.5 6.5l-6.5 6.5z"/>'
+
+
+# ------------------------------------------------------------------------------------------ the curves
+
+
+def curves(study: StudyFile, findings: Sequence[Finding], results: Results) -> bytes | None:
+    """Recall@1 of the compared rows, those of main comparisons first, as many as there are colours.
+
+    None if no row kept its curves. A row's line is the mean over the seeds that kept theirs, at the steps that all
+    of them have.
+    """
+    main = {row for of in findings if of.comparison.family == MAIN for row in of.comparison.rows()}
+    every = main.union(*(of.comparison.rows() for of in findings))
+    by_place = sorted((row for row in study.rows if row in every), key=lambda row: row not in main)
+    drawn = {row: lines for row in by_place if (lines := _lines(results.get(row, {})))}
+    if not drawn:
+        return None
+    rows = [*drawn][: len(COLOURS)]
+    labels = {row: read_entry(study.rows[row].recipe).label for row in rows}
+    twice = {of for of in labels.values() if [*labels.values()].count(of) > 1}
+    labels = {row: f"{of}, {row}" if of in twice else of for row, of in labels.items()}
+    places = placed(f"{labels[row]} ({row})" for row in rows)
+    looks = {row: place % len(COLOURS) for row, place in zip(rows, places.values(), strict=True)}
+    svg = _Drawing()
+    for row in rows:
+        svg.key(_path("M8 {y}h28", looks[row]), labels[row])
+    longest = max(float(drawn[row][name][0][-1]) for row in rows for name in drawn[row])
+    for name, classes in PANELS.items():
+        if lines := {row: drawn[row][name] for row in rows if name in drawn[row]}:
+            svg.y += 30
+            svg.text(EDGE, svg.y, f"Recall@1 (%) on {classes}", "group")
+            _panel(svg, lines, looks, longest)
+    svg.text(WIDTH / 2, svg.y + 16, "training step", "soft middle")
+    svg.y += 26
+    light, dark = (
+        "".join(f".c{i} {{ stroke: {colour}; }}\n" for i, colour in enumerate(colours))
+        for colours in (COLOURS, IN_THE_DARK)
+    )
+    return svg.file("Recall@1 over the steps of a training", CURVES + light, dark)
+
+
+def _lines(runs: Mapping[int, Result]) -> dict[str, Line]:
+    kept = [run["curves"] for run in runs.values() if run.get("curves")]
+    found = {name: over_steps(kept, name) for name in PANELS if kept}
+    return {name: (of[0], 100 * of[1].mean(axis=0)) for name, of in found.items() if of}
+
+
+def _panel(
+    svg: _Drawing, lines: Mapping[str, Line], looks: Mapping[str, int], longest: float
+) -> None:
+    every = np.concatenate([values for _, values in lines.values()])
+    spare = max(1.0, 0.08 * float(np.ptp(every)))
+    low, high = float(every.min()) - spare, float(every.max()) + spare
+    top, wide, longest = svg.y + 12, WIDTH - LEFT - RIGHT, max(longest, 1)
+    svg.y = top + HEIGHT
+
+    def x(step: float) -> float:
+        return round(LEFT + wide * step / longest, 1)
+
+    def y(value: float) -> float:
+        return round(top + HEIGHT * (high - value) / (high - low), 1)
+
+    for value in _ticks(low, high, 5):
+        svg.parts.append(f'<path class="grid" d="M{LEFT} {y(value)}h{wide}"/>')
+        svg.text(LEFT - 6, y(value) + 4, f"{value:g}", "soft right")
+    svg.parts.append(f'<path class="rule" d="M{LEFT} {svg.y:g}h{wide}"/>')
+    for step in _ticks(0, longest, 6):
+        svg.parts.append(f'<path class="rule" d="M{x(step)} {svg.y:g}v5"/>')
+        svg.text(x(step), svg.y + 19, f"{step:,.0f}", "soft middle")
+    for row, (steps, values) in lines.items():
+        points = [f"{x(step)} {y(value)}" for step, value in zip(steps, values, strict=True)]
+        svg.parts.append(_path(f"M{'L'.join(points)}", looks[row]))
+    svg.y += 22
+
+
+def _path(points: str, place: int) -> str:
+    dash = DASHES[place % len(DASHES)]
+    return f'<path class="line c{place}" d="{points}"{dash and f" stroke-dasharray={dash!r}"}/>'

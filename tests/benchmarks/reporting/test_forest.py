@@ -9,9 +9,8 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from benchmarks.reporting.forest import LETTERS, forest
 from benchmarks.reporting.paired import assess
-from benchmarks.reporting.svg import WIDTH
+from benchmarks.reporting.svg import LETTERS, WIDTH, study_figures
 from benchmarks.reporting.verdicts import Finding
 from benchmarks.settings import CONTROL, Comparison, StudyFile, StudyRow
 
@@ -27,12 +26,12 @@ def finding(name: str, mean: float | None, *words: str, **about: Any) -> Finding
     return Finding(Comparison(name, **given), [*range(8)], tested, lost, words, 0.5, None, True)
 
 
-def drawn(findings: Sequence[Finding], which: str = "main", **changes: Any) -> ElementTree.Element:
+def drawn(findings: Sequence[Finding], which: str = "", **changes: Any) -> ElementTree.Element:
     rows = {name: StudyRow(f"toy/table/{name}") for name in ("new", "base")}
     study = StudyFile("toy", "?", rows, [one.comparison for one in findings], **changes)
-    content = forest(study, findings, which)
-    assert content == forest(study, findings, which), "the same bytes for the same findings"
-    return ElementTree.fromstring(content)
+    content = study_figures(study, findings, {})
+    assert content == study_figures(study, findings, {}), "the same bytes for the same findings"
+    return ElementTree.fromstring(content[which])
 
 
 def texts(figure: ElementTree.Element) -> list[str]:
@@ -133,10 +132,10 @@ def test_main_comparisons_and_the_others_have_a_figure_each_and_controls_none():
     ]
     letters = {
         which: [text[0] for text in texts(drawn(findings, which)) if "helps" in text]
-        for which in ("main", "mechanisms")
+        for which in ("", "_mechanisms")
     }
-    assert letters == {"main": ["A"], "mechanisms": ["B", "C"]}
-    told = texts(drawn(findings, "mechanisms"))
+    assert letters == {"": ["A"], "_mechanisms": ["B", "C"]}
+    told = texts(drawn(findings, "_mechanisms"))
     assert "Mechanisms of HORDE" in told
     assert "B helps\N{NO-BREAK SPACE}(b, seen Recall@1)" in told, "a metric of its own is named"
     assert "pooled, exploratory" not in told
@@ -192,5 +191,5 @@ def test_equal_differences_are_a_dot_without_an_interval():
 
 def test_nothing_measured_has_no_figure():
     study = StudyFile("toy", "?", {}, [])
-    assert forest(study, [], "main") is None
-    assert forest(study, [finding("a", None, "diverged")], "main") is None
+    assert study_figures(study, [], {}) == {}
+    assert study_figures(study, [finding("a", None, "diverged")], {}) == {}

@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from benchmarks.reporting.study_curves import study_curves
+from benchmarks.reporting.svg import study_figures
 from benchmarks.reporting.verdicts import Finding
 from benchmarks.settings import CONTROL, Comparison, StudyFile, StudyRow
 
@@ -27,7 +27,7 @@ def drawn(results: dict[str, Any]) -> ElementTree.Element | None:
     compared.append(Comparison("b", "control", "base", "control", family=CONTROL))
     study = StudyFile("toy", "?", {row: StudyRow(of) for row, of in RECIPES.items()}, compared)
     findings = [Finding(of, [0, 1], None, {}, (), None, None, True) for of in compared]
-    content = study_curves(study, findings, results)
+    content = study_figures(study, findings, results).get("_curves")
     return None if content is None else ElementTree.fromstring(content)
 
 

@@ -9,7 +9,8 @@ import numpy as np
 from scipy import stats
 
 from benchmarks.reporting.paired import assess
-from benchmarks.reporting.study_page import Choices, study_figures, study_page
+from benchmarks.reporting.study_page import Choices, study_page
+from benchmarks.reporting.svg import study_figures
 from benchmarks.reporting.verdicts import Word, judge
 from benchmarks.settings import CONTROL, Comparison, StudyFile, StudyRow, read_study
 from benchmarks.settings.study_files import Choice, Seeds
