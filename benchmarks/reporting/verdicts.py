@@ -1,7 +1,7 @@
 """The findings of a study: each comparison's tested difference, and the words that say what it means."""
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from math import isfinite
@@ -9,10 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.reporting.by_class import by_class
 from benchmarks.reporting.comparison import metric_name
 from benchmarks.reporting.paired import SIGNIFICANT, Paired, assess, holm
-from benchmarks.settings import CONTROL, Comparison, ConfigError, StudyFile
+from benchmarks.settings import CONTROL, Comparison, ConfigError, StudyFile, misfit
 
 Result = dict[str, Any]
 
@@ -99,8 +98,7 @@ def judge(
             continue
         metrics = (study.metric(comparison), _secondary_metric(study, comparison))
         lost: dict[str, list[int]] = {}
-        for side in (comparison.better, comparison.than):
-            row, _, output = side.partition(":")
+        for row, output in _sides(comparison):
             found = {
                 s for s in seeds if has_diverged(results[row][s], output, filter(None, metrics))
             }
@@ -115,14 +113,22 @@ def judge(
             Finding(comparison, seeds, tested, lost, (Word.DIVERGED,), None, second, known)
         )
     margin = study.margin
-    claims = _adjusted(study, findings, lambda of, one: _p_of_claim(of, margin, one.as_good))
-    gains = _adjusted(study, findings, lambda of, _: 2 * of.p_above(margin))
+    claims = _adjusted(study, findings, [_p_of_claim(finding, margin) for finding in findings])
+    above = [2 * of.tested.p_above(margin) if of.tested else 1.0 for of in findings]
     return [
         replace(of, adjusted=p, words=_words(study, of, of.tested, p, p_of_margin))
         if of.tested
         else of
-        for of, p, p_of_margin in zip(findings, claims, gains, strict=True)
+        for of, p, p_of_margin in zip(
+            findings, claims, _adjusted(study, findings, above), strict=True
+        )
     ]
+
+
+def _sides(comparison: Comparison) -> list[tuple[str, str]]:
+    """The compared rows, each with its output."""
+    sides = (side.partition(":") for side in (comparison.better, comparison.than))
+    return [(row, output) for row, _, output in sides]
 
 
 def _secondary_metric(study: StudyFile, comparison: Comparison) -> str | None:
@@ -131,14 +137,6 @@ def _secondary_metric(study: StudyFile, comparison: Comparison) -> str | None:
         return None
     papers = comparison.reported and study.primary != PAPERS
     return study.agrees or (PAPERS if papers else None)
-
-
-def by_papers_metric(study: StudyFile, finding: Finding) -> Paired | None:
-    """The differences by Recall@1, the papers' metric; None if they were not taken."""
-    if study.metric(finding.comparison) == PAPERS:
-        return finding.tested
-    second = _secondary_metric(study, finding.comparison)
-    return finding.secondary if second == PAPERS else None
 
 
 def outputs_of(result: Result) -> dict[str, Any]:
@@ -168,15 +166,14 @@ def pooled(study: StudyFile, findings: Sequence[Finding]) -> dict[str, Paired | 
             groups.setdefault(comparison.method, []).append(finding)
     found: dict[str, Paired | None] = {}
     for method, of in groups.items():
-        if len({finding.comparison.better for finding in of}) < len(of):
-            continue
         common = sorted(set.intersection(*(set(finding.seeds) for finding in of)))
-        if len(of) > 1 and len(common) > 1:
-            by_seed = [
-                dict(zip(f.seeds, f.tested.differences, strict=True)) for f in of if f.tested
-            ]
-            means = [float(np.mean([one[seed] for one in by_seed])) for seed in common if by_seed]
-            found[method] = assess(means) if len(by_seed) == len(of) else None
+        twice = len({finding.comparison.better for finding in of}) < len(of)
+        if twice or len(of) < 2 or len(common) < 2:
+            continue
+        by_seed = [dict(zip(f.seeds, f.tested.differences, strict=True)) for f in of if f.tested]
+        whole = len(by_seed) == len(of)
+        means = [float(np.mean([one[seed] for one in by_seed])) for seed in common if whole]
+        found[method] = assess(means) if whole else None
     return found
 
 
@@ -214,40 +211,56 @@ def _seeds(study: StudyFile, common: Collection[int]) -> list[int]:
 
 def _assess(results: Results, comparison: Comparison, metric: str, seeds: Sequence[int]) -> Paired:
     """Test the differences by seed and, of embeddings whose runs stored them, by test class."""
-    sides, rows = (comparison.better, comparison.than), comparison.rows()
-    outputs = [side.partition(":")[2] for side in sides]
+    place, sides = f"comparisons.{comparison.name}", _sides(comparison)
     try:
         better, than = (
             [100 * float(outputs_of(results[row][seed])[output][metric]) for seed in seeds]
-            for row, output in zip(rows, outputs, strict=True)
+            for row, output in sides
         )
     except KeyError as error:
         raise ConfigError(
-            f"comparisons.{comparison.name}: no run has measured {metric} of {' and '.join(sides)}"
+            f"{place}: no run has measured {metric} of {comparison.better} and {comparison.than}"
         ) from error
     values = [one - other for one, other in zip(better, than, strict=True)]
-    if any(outputs):
+    if any(output for _, output in sides):
         return assess(values)
-    stored = [results[row][seed].get("per_class", {}) for row in rows for seed in seeds]
-    if any(metric not in of for of in stored if isinstance(of, dict)):
-        return replace(assess(values), over=SEEDS_ALONE if any(stored) else "seeds")
-    return assess(values, *by_class(results, comparison, metric, seeds))
+    stored = {
+        (row, seed): results[row][seed].get("per_class", {}) for row, _ in sides for seed in seeds
+    }
+    if any(metric not in of for of in stored.values() if isinstance(of, dict)):
+        return replace(assess(values), over=SEEDS_ALONE if any(stored.values()) else "seeds")
+    for (row, seed), of in stored.items():
+        fits = misfit(of, {"queries": [int], metric: [int]}) is None
+        if not fits or len(of["queries"]) != len(of[metric]):
+            raise ConfigError(
+                f"{place}: per_class of {row}, seed {seed}, is damaged: expected as many whole numbers of "
+                f"queries as of {metric}; measure it again"
+            )
+    queries, *others = (of["queries"] for of in stored.values())
+    if any(other != queries for other in others):
+        raise ConfigError(
+            f"{place}: its runs were tested on different classes; measure them on the same data"
+        )
+    of_better, of_than = np.reshape(
+        [of[metric] for of in stored.values()], (2, len(seeds), len(queries))
+    )
+    return assess(values, (of_better - of_than) / 100, queries)  # in percent
 
 
-def _p_of_claim(tested: Paired, margin: float, as_good: bool) -> float:
+def _p_of_claim(finding: Finding, margin: float) -> float:
     """Two-sided; of `as_good` the smaller of the one-sided p for it and against it, since one of these is true."""
-    above = tested.p_above(-margin)
-    return min(above, 1 - above) if as_good else tested.p
+    if finding.tested is None:
+        return 1.0
+    above = finding.tested.p_above(-margin)
+    return min(above, 1 - above) if finding.comparison.as_good else finding.tested.p
 
 
-def _adjusted(
-    study: StudyFile, findings: Sequence[Finding], p: Callable[[Paired, Comparison], float]
-) -> list[float]:
-    """The p of each finding, by Holm's method for all comparisons of its family in the file; of controls as it is.
+def _adjusted(study: StudyFile, findings: Sequence[Finding], p: Sequence[float]) -> list[float]:
+    """The p of findings, by Holm's method for all comparisons of a family in the file; of controls as it is.
 
     Comparisons that are not measured yet, or diverged, have a p of 1.
     """
-    found = [min(1.0, p(of.tested, of.comparison)) if of.tested else 1.0 for of in findings]
+    found = [min(1.0, one) for one in p]
     families = Counter(comparison.family for comparison in study.comparisons)
     for family in families.keys() - {CONTROL}:
         places = [i for i, of in enumerate(findings) if of.comparison.family == family]
@@ -272,7 +285,9 @@ def _words(
     low, high = tested.limits(0.1)
     if -margin < low and high < margin:
         words.append(Word.LESS if words and Word.DISAGREE not in words else Word.NEGLIGIBLE)
-    reported, measured = comparison.reported_gain() or 0.0, by_papers_metric(study, finding)
-    if reported > 0 and measured is not None and measured.limits()[1] < reported / 2:
+    second = _secondary_metric(study, comparison)
+    by_metric = {second: finding.secondary, study.metric(comparison): tested}
+    reported, measured = comparison.reported_gain() or 0.0, by_metric.get(PAPERS)
+    if reported > 0 and measured and measured.limits()[1] < reported / 2:
         words.append(Word.EXCLUDED)
     return tuple(words) or (Word.NOISY,)
