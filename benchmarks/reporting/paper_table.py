@@ -4,7 +4,7 @@ import json
 import os
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
@@ -63,158 +63,37 @@ NOTES = {"over parts": OVER_PARTS, " dirty)": DIRTY, "†": DESCRIPTOR}
 
 def paper_page(table: RecipeTable, folders: Sequence[Path]) -> Page:
     """Lay out a paper's table, with the runs below some folders beside its numbers."""
-    return _Layout(table, *_collect(table, folders), folders).page()
-
-
-@dataclass
-class _Layout:
-    """Layout of a table, with the marks that it has given to rows so far."""
-
-    table: RecipeTable
-    groups: dict[str, list[Group]]
-    left_out: list[str]
-    folders: Sequence[Path]
-    marks: list[str] = field(default_factory=list)
-
-    def page(self) -> Page:
-        entries = self.table.entries
-        quoted = [row["dataset"] for row in self.table.quoted]
-        blocks: list[str | Table] = []
-        for dataset in dict.fromkeys([*map(_dataset, entries), *quoted]):
-            blocks += [f"### {dataset}", _table(*self._rows(dataset))]
-        shown = Page("", blocks).markdown()
-        done = sum(bool(self._fresh(entry)) for entry in entries)
-        notes = [f"{done} of {len(entries)} rows have runs of the recipe as it is.", EXPLAINED]
-        notes += [note for words, note in NOTES.items() if words in shown]
-        notes += [f"note {number}: {mark}" for number, mark in enumerate(self.marks, 1)]
-        groups = [group for of_one in self.groups.values() for group in of_one]
-        if commits := {str(run.info.get("commit")) for group in groups for run in group.runs}:
-            notes.append(f"ours was run at commit {', '.join(sorted(commits))}.")
-        lists = {"Notes": [*notes, *self.left_out]}
-        lists |= {title: self._remarks(key) for key, title in REMARKS.items()}
-        for title, lines in lists.items():
-            if lines:
-                blocks += [f"### {title}", "\n".join(f"* {line}" for line in lines)]
-        if commands := self._commands():
-            blocks += ["### Rows that are missing", "\n".join(["```bash", *commands, "```"])]
-        return Page(self.table.title, blocks)
-
-    def _fresh(self, entry: Entry) -> list[Group]:
-        """The entry's groups of the unchanged recipe."""
-        return [group for group in self.groups[entry.training] if not group.changes]
-
-    def _rows(self, dataset: str) -> tuple[list[dict[str, str]], list[str]]:
-        """Rows as {column: text}, and the metrics' columns."""
-        entries = [entry for entry in self.table.entries if _dataset(entry) == dataset]
-        quoted = [row for row in self.table.quoted if row["dataset"] == dataset]
-        reported = [cells for entry in entries for cells in entry.cells.values()]
-        reported += [_quoted_metrics(row) for row in quoted]
-        if not reported:
-            groups = [group for entry in entries for group in self.groups[entry.training]]
-            every = [seeds for group in groups for seeds in group.outputs.values()]
-            reported = [metrics for seeds in every for metrics in seeds.values()]
-        metrics = list(dict.fromkeys(metric for cells in reported for metric in cells))
-        rows = [_quoted_row(row) for row in quoted]
-        for entry in entries:
-            rows += self._entry_rows(entry, metrics)
-        return rows, [metric_name(metric) for metric in metrics]
-
-    def _entry_rows(self, entry: Entry, metrics: Sequence[str]) -> Iterator[dict[str, str]]:
-        groups = self.groups[entry.training]
-        measured = dict.fromkeys(output for group in groups for output in group.outputs)
-        for output in entry.cells or measured or ["embedding"]:
-            suffix = SUFFIX.get(output, f", {output.replace('_', ' ')}")
-            method = {"method": entry.label + suffix}
-            paper = entry.cells.get(output, {})
-            if paper:
-                halves = entry.half_widths.get(output, {})
-                cells = {metric_name(m): _as_printed(paper[m], halves.get(m)) for m in paper}
-                yield {**method, "numbers": "paper", **cells}
-                method = {}
-            elif not groups:
-                yield {**method, "numbers": "ours", "runs": "0"}
-            for group in groups:
-                yield {**method, **self._ours(entry, group, output, metrics)}
-                if paper and group.runs and not group.changes:
-                    yield {"numbers": "difference", **_difference(group, output, paper)}
-                method = {}
-
-    def _ours(
-        self, entry: Entry, group: Group, output: str, metrics: Sequence[str]
-    ) -> dict[str, str]:
-        model = group.first["config"]["model"]
-        over_parts = len(group.runs) == 1 and group.first.get("half_widths", {}).get(output)
-        ensemble, dirty = model.get("ensemble"), sum(bool(r.info.get("dirty")) for r in group.runs)
-        cells = {}
-        for metric in metrics:
-            if found := group.estimate(metric, output):
-                cells[metric_name(metric)] = found.percent()
-            elif metric in entry.cells.get(output, {}):
-                cells[metric_name(metric)] = "not measured"
-        return cells | {
-            "numbers": f"ours{', ± over parts' if over_parts else ''}{self._mark(entry, group)}",
-            "runs": group.count + (f" ({dirty} dirty)" if dirty else ""),
-            "trunk": model["trunk"]
-            + (f", ensemble of {ensemble['num_heads']}" if ensemble else ""),
-            "crop": str(group.first["data"].get("image_size") or ""),
-            "dimension": str(model["embedding_size"]),
-            **(_oracle(group) if output == "embedding" else {}),
-        }
-
-    def _mark(self, entry: Entry, group: Group) -> str:
-        """Mark after "ours", for a stale group or for one of several fresh groups of the entry."""
-        if self._fresh(entry) == [group]:
-            return ""
-        said = [
-            f"{c.key} is {shorten(json.dumps(c.before), 80)} in these runs, "
-            f"{shorten(json.dumps(c.now), 80)} in the recipe"
-            for c in group.changes
-        ]
-        text = f"{entry.training}: {'; '.join(said) or _tested_with(group)}"
-        if text not in self.marks:
-            self.marks.append(text)
-        return f"{', stale' if said else ''} (note {self.marks.index(text) + 1})"
-
-    def _remarks(self, key: str) -> list[str]:
-        """Remarks on trainings and paper, each with the names of its recipe rows unless it holds for all."""
-        rows: dict[str, list[str]] = {}
-        for entry in self.table.entries:
-            for remark in entry.remarks.get(key, []):
-                rows.setdefault(remark.text, []).append(entry.name.rpartition("/")[2])
-        return [
-            line if len(names) == len(self.table.entries) else f"{', '.join(names)}: {line}"
-            for line, names in rows.items()
-        ]
-
-    def _commands(self) -> list[str]:
-        """Commands that train the missing rows, one command for rows that share settings."""
-        missing: dict[tuple[str, ...], dict[str, None]] = {}  # ordered
-        for entry in self.table.entries:
-            if not self._fresh(entry):
-                missing.setdefault(_options(entry), {})[entry.training] = None
-        runs = [] if list(self.folders) == [RUNS] else ["--runs", str(self.folders[0])]
-        commands = []
-        for options, trainings in missing.items():
-            recipes = [*trainings] if len(missing) > 1 else [self.table.name]
-            sweep = ["python", "-m", "benchmarks.sweep", *recipes, *runs]
-            commands.append(shlex.join([*sweep, *(["--", *options] if options else [])]))
-        return commands
-
-
-def _options(entry: Entry) -> tuple[str, ...]:
-    """Options that a recipe leaves to the command line."""
-    options = () if _dataset(entry) == Data.dataset else ("--data.root", "data")
-    weights = WEIGHTS.get(entry.settings.get("model", {}).get("trunk", ""))
-    return (*options, "--model.weights", weights) if weights else options
-
-
-def _table(rows: Sequence[Mapping[str, str]], metrics: Sequence[str]) -> Table:
-    """The table without empty columns."""
-    first = ["method", "numbers", *metrics, "runs", "trunk", "crop", "dimension"]
-    oracles = dict.fromkeys(key for row in rows for key in row if key not in first)
-    columns = [name for name in (*first, *oracles) if any(row.get(name) for row in rows)]
-    header = [f"{name} (%)" if name in metrics or name in oracles else name for name in columns]
-    return Table(header, [[row.get(name, "") for name in columns] for row in rows], names=2)
+    entries, groups, left_out = table.entries, *_collect(table, folders)
+    fresh = {of: [one for one in found if not one.changes] for of, found in groups.items()}
+    datasets = dict.fromkeys([*map(_dataset, entries), *(row["dataset"] for row in table.quoted)])
+    marks: dict[str, int] = {}  # what is said about a group, and its number
+    blocks: list[str | Table] = []
+    for dataset in datasets:
+        of_it = [entry for entry in entries if _dataset(entry) == dataset]
+        for entry in of_it:
+            for group in groups[entry.training]:
+                if fresh[entry.training] != [group]:  # stale, or one of several
+                    number = marks.setdefault(_about(entry, group), len(marks) + 1)
+                    group.mark = f"{', stale' if group.changes else ''} (note {number})"
+        quoted = [row for row in table.quoted if row["dataset"] == dataset]
+        blocks += [f"### {dataset}", _table(of_it, quoted, groups)]
+    shown = Page("", blocks).markdown()
+    done = sum(bool(fresh[entry.training]) for entry in entries)
+    notes = [f"{done} of {len(entries)} rows have runs of the recipe as it is.", EXPLAINED]
+    notes += [note for words, note in NOTES.items() if words in shown]
+    notes += [f"note {number}: {mark}" for mark, number in marks.items()]
+    runs = chain(*(group.runs for of in groups.values() for group in of))
+    if commits := {str(run.info.get("commit")) for run in runs}:
+        notes.append(f"ours was run at commit {', '.join(sorted(commits))}.")
+    lists = {"Notes": [*notes, *left_out]}
+    lists |= {title: _remarks(entries, key) for key, title in REMARKS.items()}
+    for title, lines in lists.items():
+        if lines:
+            blocks += [f"### {title}", "\n".join(f"* {line}" for line in lines)]
+    missing = [entry for entry in entries if not fresh[entry.training]]
+    if commands := _commands(table.name, missing, folders):
+        blocks += ["### Rows that are missing", "\n".join(["```bash", *commands, "```"])]
+    return Page(table.title, blocks)
 
 
 def _dataset(entry: Entry) -> str:
@@ -222,42 +101,143 @@ def _dataset(entry: Entry) -> str:
     return dataset
 
 
-def _quoted_row(row: Mapping[str, Any]) -> dict[str, str]:
-    cells = {metric_name(key): _as_printed(value) for key, value in _quoted_metrics(row).items()}
-    about = {"trunk": row.get("backbone", ""), "dimension": str(row.get("embedding_dim", ""))}
-    return {"method": row["row"], "numbers": "quoted by the paper", **cells, **about}
+def _about(entry: Entry, group: Group) -> str:
+    """The changes of a stale group, or else the data and the weights that tell it from others."""
+    said = [
+        f"{c.key} is {shorten(json.dumps(c.before), 80)} in these runs, "
+        f"{shorten(json.dumps(c.now), 80)} in the recipe"
+        for c in group.changes
+    ]
+    data, weights = group.first["data"], group.first.get("weights")
+    tested = f"tested on {data['name']} with fingerprint {data['fingerprint'][:8]}"
+    if weights:
+        tested += f", weights {weights['file']} (SHA-256 {weights['sha256'][:8]})"
+    return f"{entry.training}: {'; '.join(said) or tested}"
 
 
-def _quoted_metrics(row: Mapping[str, Any]) -> dict[str, float]:
-    return {key: value for key, value in row.items() if key not in ABOUT_A_QUOTED_ROW}
+def _remarks(entries: Sequence[Entry], key: str) -> list[str]:
+    """Remarks on trainings and paper, each with the names of its recipe rows unless it holds for all."""
+    rows: dict[str, list[str]] = {}
+    for entry in entries:
+        for remark in entry.remarks.get(key, []):
+            rows.setdefault(remark.text, []).append(entry.name.rpartition("/")[2])
+    return [
+        line if len(names) == len(entries) else f"{', '.join(names)}: {line}"
+        for line, names in rows.items()
+    ]
+
+
+def _commands(table: str, missing: Sequence[Entry], folders: Sequence[Path]) -> list[str]:
+    """Commands that train the missing rows, one command for rows that share settings."""
+    found: dict[tuple[str, ...], dict[str, None]] = {}  # ordered
+    for entry in missing:
+        # Options that a recipe leaves to the command line.
+        options = () if _dataset(entry) == Data.dataset else ("--data.root", "data")
+        if weights := WEIGHTS.get(entry.settings.get("model", {}).get("trunk", "")):
+            options = (*options, "--model.weights", weights)
+        found.setdefault(options, {})[entry.training] = None
+    runs = [] if list(folders) == [RUNS] else ["--runs", str(folders[0])]
+    commands = []
+    for options, trainings in found.items():
+        recipes = [*trainings] if len(found) > 1 else [table]
+        sweep = ["python", "-m", "benchmarks.sweep", *recipes, *runs]
+        commands.append(shlex.join([*sweep, *(["--", *options] if options else [])]))
+    return commands
+
+
+# ------------------------------------------------------------------------------------------- the rows
+
+
+def _table(
+    entries: Sequence[Entry],
+    quoted: Sequence[Mapping[str, Any]],
+    groups: Mapping[str, Sequence[Group]],
+) -> Table:
+    """The table of a dataset without empty columns; its metrics are those that the paper reports, or else ours."""
+    copied = [
+        {key: value for key, value in row.items() if key not in ABOUT_A_QUOTED_ROW}
+        for row in quoted
+    ]
+    reported = [*chain(*(entry.cells.values() for entry in entries)), *copied]
+    if not reported:
+        every = chain(*(groups[entry.training] for entry in entries))
+        outputs = chain(*(group.outputs.values() for group in every))
+        reported = [*chain(*(seeds.values() for seeds in outputs))]
+    metrics = dict.fromkeys(chain(*reported))
+    rows = [
+        {"method": row["row"], "numbers": "quoted by the paper", "trunk": row.get("backbone", "")}
+        | {"dimension": str(row.get("embedding_dim", ""))}
+        | {metric_name(key): _as_printed(value) for key, value in cells.items()}
+        for row, cells in zip(quoted, copied, strict=True)
+    ]
+    for entry in entries:
+        rows += _entry_rows(entry, groups[entry.training], [*metrics])
+    names = [metric_name(metric) for metric in metrics]
+    first = ["method", "numbers", *names, "runs", "trunk", "crop", "dimension"]
+    oracles = dict.fromkeys(key for row in rows for key in row if key not in first)
+    columns = [name for name in (*first, *oracles) if any(row.get(name) for row in rows)]
+    header = [f"{name} (%)" if name in names or name in oracles else name for name in columns]
+    return Table(header, [[row.get(name, "") for name in columns] for row in rows], names=2)
+
+
+def _entry_rows(
+    entry: Entry, groups: Sequence[Group], metrics: Sequence[str]
+) -> Iterator[dict[str, str]]:
+    """Rows as {column: text}: for each output the paper's numbers, and ours of each group."""
+    measured = dict.fromkeys(output for group in groups for output in group.outputs)
+    for output in entry.cells or measured or ["embedding"]:
+        suffix = SUFFIX.get(output, f", {output.replace('_', ' ')}")
+        method = {"method": entry.label + suffix}
+        paper = entry.cells.get(output, {})
+        if paper:
+            halves = entry.half_widths.get(output, {})
+            cells = {metric_name(m): _as_printed(paper[m], halves.get(m)) for m in paper}
+            yield {**method, "numbers": "paper", **cells}
+            method = {}
+        elif not groups:
+            yield {**method, "numbers": "ours", "runs": "0"}
+        for group in groups:
+            yield {**method, **_ours(group, output, metrics, paper)}
+            if paper and group.runs and not group.changes:
+                differences = {
+                    metric_name(metric): f"{100 * ours.mean - number:+.2f}"
+                    for metric, number in paper.items()
+                    if (ours := group.estimate(metric, output))
+                }
+                yield {"numbers": "difference", **differences}
+            method = {}
+
+
+def _ours(
+    group: Group, output: str, metrics: Sequence[str], paper: Mapping[str, float]
+) -> dict[str, str]:
+    model, data = group.first["config"]["model"], group.first["data"]
+    over_parts = len(group.runs) == 1 and group.first.get("half_widths", {}).get(output)
+    ensemble, dirty = model.get("ensemble"), sum(bool(r.info.get("dirty")) for r in group.runs)
+    cells = {
+        "numbers": f"ours{', ± over parts' if over_parts else ''}{group.mark}",
+        "runs": group.count + (f" ({dirty} dirty)" if dirty else ""),
+        "trunk": model["trunk"] + (f", ensemble of {ensemble['num_heads']}" if ensemble else ""),
+        "crop": str(data.get("image_size") or ""),
+        "dimension": str(model["embedding_size"]),
+    }
+    for metric in metrics:
+        if found := group.estimate(metric, output):
+            cells[metric_name(metric)] = found.percent()
+        elif metric in paper:
+            cells[metric_name(metric)] = "not measured"
+    if output == "embedding":
+        metric = f"recall_at_{group.first['config']['evaluation']['recall_at'][0]}"
+        oracles = [run.info["oracle"][metric] for run in group.runs if run.info.get("oracle")]
+        if oracles and len(oracles) == len(group.runs):
+            cells[f"oracle (test-selected) {metric_name(metric)}"] = percent(oracles)
+    return cells
 
 
 def _as_printed(percent: float, half_width: float | None = None) -> str:
     """A paper's number, with at least one decimal."""
     numbers = [percent] if half_width is None else [percent, half_width]
     return " ± ".join(f"{n:.1f}" if round(n, 1) == n else f"{n:g}" for n in numbers)
-
-
-def _difference(group: Group, output: str, paper: Mapping[str, float]) -> dict[str, str]:
-    return {
-        metric_name(metric): f"{100 * ours.mean - number:+.2f}"
-        for metric, number in paper.items()
-        if (ours := group.estimate(metric, output))
-    }
-
-
-def _oracle(group: Group) -> dict[str, str]:
-    metric = f"recall_at_{group.first['config']['evaluation']['recall_at'][0]}"
-    values = [run.info["oracle"][metric] for run in group.runs if run.info.get("oracle")]
-    column = f"oracle (test-selected) {metric_name(metric)}"
-    return {column: percent(values)} if 0 < len(values) == len(group.runs) else {}
-
-
-def _tested_with(group: Group) -> str:
-    data, weights = group.first["data"], group.first.get("weights")
-    said = f"tested on {data['name']} with fingerprint {data['fingerprint'][:8]}"
-    file = weights and f", weights {weights['file']} (SHA-256 {weights['sha256'][:8]})"
-    return said + (file or "")
 
 
 # ------------------------------------------------------------------------------------------- the runs

@@ -14,7 +14,7 @@ TESTED_ON = ("name", "split", "fold", "fingerprint", "test_classes", "test_image
 """Facts about the data that must be equal in one table."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Group:
     """Runs that differ only in their seeds, by seed: those that finished, and those that diverged."""
 
@@ -22,6 +22,7 @@ class Group:
     diverged: list[Run]
     replaced: list[tuple[Run, Run]]  # a run of a seed, and the later one that counts
     changes: list[Change] = field(default_factory=list)  # before in these runs, now in the recipe
+    mark: str = ""  # in a paper's table
 
     @classmethod
     def of(cls, runs: Iterable[Run], changes: Sequence[Change] = ()) -> Self:
