@@ -51,11 +51,9 @@ THUMBNAIL = 96  # largest side of a retrieved image, in pixels
 
 Methods = dict[str, list[Run]]
 
-Floats = NDArray[np.floating]
+Line = tuple[NDArray[np.floating], NDArray[np.floating]]  # steps (T,), values (seeds, T)
 
-Saved = dict[str, NDArray[Any]]
-
-Lines = dict[str, tuple[Floats, Floats]]  # label -> steps (T,), values (seeds, T)
+Lines = dict[str, Line]
 
 
 def write_html(runs: Sequence[Run], path: Path, baseline: str | None = None) -> None:
@@ -131,8 +129,7 @@ def _recall_figures(methods: Methods) -> list[Markup]:
     every = [values.max() for lines in found.values() for _, values in lines.values()]
     if not every:
         return [Markup("<p>Recall@1 was not recorded while training.</p>")]
-    runs = [*chain(*methods.values())]
-    counts = set()
+    runs, counts = [*chain(*methods.values())], set()
     for run in runs:
         with damage_named(run.folder / "run.json"):
             counts.add(int(run.info["config"]["evaluation"]["curve_classes"]))
@@ -162,9 +159,7 @@ def _curves(methods: Methods, table: str, column: str, scale: float = 1) -> Line
     return lines
 
 
-def over_steps(
-    tables: Sequence[Mapping[str, list[float]]], column: str
-) -> tuple[Floats, Floats] | None:
+def over_steps(tables: Sequence[Mapping[str, list[float]]], column: str) -> Line | None:
     """Steps (T,) in the tables of all runs, and their values (runs, T); None if there are none."""
     if not all(column in t for t in tables):
         return None
@@ -180,9 +175,15 @@ def _seeds(lines: Lines) -> str:
     return " Strong: means over seeds; light: single seeds." if several else ""
 
 
-def _colours(methods: Methods) -> dict[str, str]:
-    """The colour of each method, the same in all figures."""
-    return {label: COLOURS[place % len(COLOURS)] for label, place in placed(methods).items()}
+def _looks(methods: Methods) -> dict[str, dict[str, str]]:
+    """Colour and marker of each method, the same in all figures."""
+    return {
+        label: {
+            "color": COLOURS[place % len(COLOURS)],
+            "marker": MARKERS[(place + place // len(COLOURS)) % len(MARKERS)],
+        }
+        for label, place in placed(methods).items()
+    }
 
 
 def line_figure(methods: Methods, lines: Lines, ylabel: str) -> tuple[Figure, Axes]:
@@ -196,17 +197,14 @@ def line_figure(methods: Methods, lines: Lines, ylabel: str) -> tuple[Figure, Ax
     axes.tick_params(colors=INK)
     axes.spines[["left", "bottom"]].set_color(INK)
     axes.spines[["top", "right"]].set_visible(False)
-    places, colours = placed(methods), _colours(methods)
+    looks = _looks(methods)
     for label, (steps, values) in lines.items():
-        place, colour = places[label], colours[label]
-        marker = MARKERS[(place + place // len(COLOURS)) % len(MARKERS)]
         if len(values) > 1:
-            axes.plot(steps, values.T, color=colour, alpha=0.3, linewidth=0.7)
-        look = {"color": colour, "linewidth": 1.6, "marker": marker, "markersize": 4}
-        every = max(1, len(steps) // 10)
+            axes.plot(steps, values.T, color=looks[label]["color"], alpha=0.3, linewidth=0.7)
+        size = {"linewidth": 1.6, "markersize": 4, "markevery": max(1, len(steps) // 10)}
         # Not for mathematics, nor hidden from the key.
         name = re.sub("^_", "\N{ZERO WIDTH SPACE}_", label.replace("$", r"\$"))
-        axes.plot(steps, values.mean(axis=0), markevery=every, label=name, **look)
+        axes.plot(steps, values.mean(axis=0), label=name, **size, **looks[label])
     measured = np.unique(np.concatenate([steps for steps, _ in lines.values()]))
     axes.set_xlim(0)
     if len(measured) <= TICKS:
@@ -275,7 +273,7 @@ def neighbours(methods: Methods) -> str:
                 answer = _answer(found, row) | {"method": label}
                 sections.setdefault(title, {}).setdefault(query, []).append(answer)
     names = chain(string.ascii_uppercase, count(27))
-    looks = {label: (next(names), colour) for label, colour in _colours(methods).items()}
+    looks = {label: (next(names), look["color"]) for label, look in _looks(methods).items()}
     template = Path(__file__).with_name("neighbours.html")
     return fill(template, sections=sections, spread=SPREAD, looks=looks)
 
@@ -283,7 +281,7 @@ def neighbours(methods: Methods) -> str:
 SPREAD = "Evenly spread over the test set"
 
 
-def _answer(found: Saved, row: int) -> dict[str, Any]:
+def _answer(found: Mapping[str, NDArray[Any]], row: int) -> dict[str, Any]:
     """A query and its neighbours, as pictures with texts."""
     of, name, precision = (found[f"query_{key}"][row] for key in ("labels", "names", "precision"))
     about = f", average precision {100 * precision:.1f} %" if np.isfinite(precision) else ""

@@ -9,10 +9,9 @@ from math import ceil, floor, log10
 from textwrap import wrap
 
 import numpy as np
-from numpy.typing import NDArray
 
 from benchmarks.console import printable
-from benchmarks.reporting.figures import COLOURS, over_steps, placed
+from benchmarks.reporting.figures import COLOURS, Line, over_steps, placed
 from benchmarks.reporting.paired import Paired
 from benchmarks.reporting.verdicts import (
     MAIN,
@@ -77,9 +76,6 @@ IN_THE_DARK = ("#4aa8e8", "#ff8c3a", "#2fc79a", "#e39ac2", "#e69f00", "#8fd3ff")
 CURVES = (
     ".line { fill: none; stroke-width: 2.2; }\n.grid { stroke: #8c959f; stroke-opacity: 0.3; }\n"
 )
-
-Line = tuple[NDArray[np.floating], NDArray[np.floating]]
-"""Steps, and means over seeds in percent."""
 
 
 def study_figures(
@@ -282,6 +278,7 @@ def curves(study: StudyFile, findings: Sequence[Finding], results: Results) -> b
 
 
 def _lines(runs: Mapping[int, Result]) -> dict[str, Line]:
+    """Of each panel the steps, and the means over seeds in percent."""
     kept = [run["curves"] for run in runs.values() if run.get("curves")]
     found = {name: over_steps(kept, name) for name in PANELS if kept}
     return {name: (of[0], 100 * of[1].mean(axis=0)) for name, of in found.items() if of}
