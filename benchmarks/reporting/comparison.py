@@ -105,7 +105,7 @@ def _group(runs: Sequence[Run]) -> dict[str, Group]:
             )
         check_alike(first, run)
     labels = dict.fromkeys(run.label for run in runs)
-    groups = {label: Group.of(run for run in runs if run.label == label) for label in labels}
+    groups = {label: Group(run for run in runs if run.label == label) for label in labels}
     for label, group in groups.items():
         for older, run in group.replaced:
             raise ValueError(

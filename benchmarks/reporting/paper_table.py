@@ -314,7 +314,7 @@ def _groups(training: str, runs: Sequence[Run], notes: list[str]) -> list[Group]
         key = json.dumps([data, weights, settings], sort_keys=True)
         members.setdefault(key, []).append(run)
         changes[key] = changed
-    groups = [Group.of(of, changes[key]) for key, of in members.items()]
+    groups = [Group(of, changes[key]) for key, of in members.items()]
     for group in groups:
         notes += [
             f"left out: {older.folder}, seed {run.seed} was run again in {run.folder}"

@@ -1,9 +1,8 @@
 """Runs as rows: grouped into methods, with one row per output and seed."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Self
+from typing import Any
 
 from benchmarks.records import Run, has_diverged
 from benchmarks.reporting.paired import Estimate, Rows, estimate, values_of
@@ -14,28 +13,29 @@ TESTED_ON = ("name", "split", "fold", "fingerprint", "test_classes", "test_image
 """Facts about the data that must be equal in one table."""
 
 
-@dataclass
 class Group:
-    """Runs that differ only in their seeds, by seed: those that finished, and those that diverged."""
+    """Runs that differ only in their seeds, by seed: those that finished, and those that diverged.
 
-    runs: list[Run]
-    diverged: list[Run]
-    replaced: list[tuple[Run, Run]]  # a run of a seed, and the later one that counts
-    changes: list[Change] = field(default_factory=list)  # before in these runs, now in the recipe
-    mark: str = ""  # in a paper's table
+    Args:
+        runs: Of those of one seed, the last counts.
+        changes: Settings before in these runs, and now in the recipe.
 
-    @classmethod
-    def of(cls, runs: Iterable[Run], changes: Sequence[Change] = ()) -> Self:
-        """Group runs; of those of one seed, the last counts."""
+    Attributes:
+        replaced: Pairs of a run of a seed, and the later one that counts.
+        mark: Of the group in a paper's table.
+    """
+
+    def __init__(self, runs: Iterable[Run], changes: Sequence[Change] = ()) -> None:
+        self.changes, self.mark = changes, ""
+        self.replaced: list[tuple[Run, Run]] = []
         seeds: dict[int, Run] = {}
-        replaced = []
         for run in runs:
             if older := seeds.get(run.seed):
-                replaced.append((older, run))
+                self.replaced.append((older, run))
             seeds[run.seed] = run
-        diverged = [seed for seed in sorted(seeds) if has_diverged(seeds[seed].info)]
-        finished = [seeds[seed] for seed in sorted(seeds.keys() - diverged)]
-        return cls(finished, [seeds[seed] for seed in diverged], replaced, [*changes])
+        of_seeds = [seeds[seed] for seed in sorted(seeds)]
+        self.runs = [run for run in of_seeds if not has_diverged(run.info)]
+        self.diverged = [run for run in of_seeds if has_diverged(run.info)]
 
     @property
     def first(self) -> dict[str, Any]:
@@ -51,10 +51,8 @@ class Group:
         """The metrics of each output and seed, those of the embedding first."""
         rows: Rows = {"embedding": {}}
         for run in self.runs:
-            for output, metrics in {
-                "embedding": run.info["metrics"],
-                **run.info.get("outputs", {}),
-            }.items():
+            rows["embedding"][run.seed] = run.info["metrics"]
+            for output, metrics in run.info.get("outputs", {}).items():
                 rows.setdefault(output, {})[run.seed] = metrics
         return rows
 
