@@ -1,7 +1,7 @@
 """Methods of runs on several folds and seeds, under the fair protocol: docs/protocols.md."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -27,19 +27,25 @@ SAME_DATA = tuple(key for key in TESTED_ON if key != "fold")
 ABOUT_THE_RUN = (*VOLATILE, "seed", "label", "data.fold")
 
 
-@dataclass
+@dataclass(frozen=True)
 class Method:
-    """Results of `evaluate` in a folder."""
+    """Results of `evaluate` in a folder.
+
+    Args:
+        run: One of its runs, for their common facts.
+        dimension: Of a single model's embeddings.
+        numbers: By kind and seed, of the seeds whose folds are all finished.
+        diverged: Other seeds, of which a run diverged.
+        left_out: Why other seeds are left out.
+    """
 
     folder: Path
-    run: Run  # one of the runs, for their common facts
+    run: Run
     folds: int
-    dimension: int = 0  # of a single model's embeddings
-    left_out: list[str] = field(default_factory=list)  # why other seeds are left out
-    diverged: list[int] = field(default_factory=list)  # those of them of which a run diverged
-    numbers: dict[str, dict[int, Metrics]] = field(
-        default_factory=lambda: {kind: {} for kind in KINDS}
-    )  # by kind and seed, if all folds are finished
+    dimension: int
+    numbers: dict[str, dict[int, Metrics]]
+    diverged: list[int]
+    left_out: list[str]
 
 
 def read_method(folder: Path) -> Method:
@@ -54,46 +60,40 @@ def read_method(folder: Path) -> Method:
             f"{folder}: found no run; expected a folder of python -m benchmarks.fair evaluate"
         )
     first = next((run for run in runs if run.info["status"] == "finished"), runs[0])
-    method = Method(folder, first, first.info["config"]["data"]["folds"])
+    folds, dimension = first.info["config"]["data"]["folds"], 0
+    numbers: dict[str, dict[int, Metrics]] = {kind: {} for kind in KINDS}
+    diverged, left_out = list[int](), list[str]()
     for seed in sorted({run.seed for run in runs}):
         models = [run for run in runs if run.seed == seed]
         finished = sum(run.info["status"] == "finished" for run in models)
-        if finished == method.folds:
-            _add_seed(method, seed, models)
-            continue
-        lost = [run.folder.name for run in models if has_diverged(run.info)]
-        method.diverged += [seed] * bool(lost)
-        method.left_out.append(
-            f"{folder}: seed {seed} is left out, {finished} of its {method.folds} folds are finished"
-            f"{', diverged: ' if lost else ''}{', '.join(lost)}."
-        )
-    if not method.dimension:
-        raise ValueError(
-            f"{folder}: no seed has all its {method.folds} folds finished; evaluate it again "
-            f"({' '.join(method.left_out)})"
-        )
-    return method
-
-
-def _add_seed(method: Method, seed: int, models: Sequence[Run]) -> None:
-    """Add the numbers of a seed's models."""
-    first = method.run
-    for run in models:
-        check_alike(first, run, SAME_DATA)
-        for setting in _differing([first, run]):
-            raise ValueError(
-                f"{run.folder}: its {setting} is not that of {first.folder}; the runs of a method "
-                "differ in seed and fold alone"
+        if finished != folds:
+            lost = [run.folder.name for run in models if has_diverged(run.info)]
+            diverged += [seed] * bool(lost)
+            left_out.append(
+                f"{folder}: seed {seed} is left out, {finished} of its {folds} folds are finished"
+                f"{', diverged: ' if lost else ''}{', '.join(lost)}."
             )
-    together, dimension = _ensemble(models)
-    method.dimension = dimension // method.folds
-    chosen_by = first.info["selection"]["metric"]
-    value = float(np.mean([run.info["selection"]["value"] for run in models]))
-    metrics = [run.info["metrics"] for run in models]
-    single = {key: float(np.mean([of[key] for of in metrics])) for key in metrics[0]}
-    method.numbers["validation"][seed] = {chosen_by: value}
-    method.numbers["single"][seed] = single
-    method.numbers["ensemble"][seed] = {key: together[key] for key in single}
+            continue
+        for run in models:
+            check_alike(first, run, SAME_DATA)
+            for setting in _differing([first, run]):
+                raise ValueError(
+                    f"{run.folder}: its {setting} is not that of {first.folder}; the runs of a method "
+                    "differ in seed and fold alone"
+                )
+        metrics = [run.info["metrics"] for run in models]
+        single = {key: float(np.mean([of[key] for of in metrics])) for key in metrics[0]}
+        together, dimension = _ensemble(models)
+        value = float(np.mean([run.info["selection"]["value"] for run in models]))
+        numbers["validation"][seed] = {first.info["selection"]["metric"]: value}
+        numbers["single"][seed] = single
+        numbers["ensemble"][seed] = {key: together[key] for key in single}
+    if not dimension:
+        raise ValueError(
+            f"{folder}: no seed has all its {folds} folds finished; evaluate it again "
+            f"({' '.join(left_out)})"
+        )
+    return Method(folder, first, folds, dimension // folds, numbers, diverged, left_out)
 
 
 def _differing(runs: Sequence[Run]) -> list[str]:

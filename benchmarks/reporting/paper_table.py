@@ -298,8 +298,7 @@ def _weights(info: dict[str, Any]) -> Any:
 
 
 def _groups(training: str, runs: Sequence[Run], notes: list[str]) -> list[Group]:
-    members: dict[str, list[Run]] = {}
-    changes: dict[str, list[Change]] = {}
+    alike: dict[str, tuple[list[Run], list[Change]]] = {}
     recipe = resolved(parse(["--recipe", training]).config) if runs else {}
     # Those that diverged come first: one that finished takes the place of the same seed.
     for run in sorted(runs, key=lambda run: str(run.info.get("finished") or "")):
@@ -312,9 +311,8 @@ def _groups(training: str, runs: Sequence[Run], notes: list[str]) -> list[Group]
         data = [run.info["data"].get(name) for name in TESTED_ON]
         settings = [(change.key, change.before) for change in changed]
         key = json.dumps([data, weights, settings], sort_keys=True)
-        members.setdefault(key, []).append(run)
-        changes[key] = changed
-    groups = [Group(of, changes[key]) for key, of in members.items()]
+        alike.setdefault(key, ([], changed))[0].append(run)
+    groups = [Group(*of) for of in alike.values()]
     for group in groups:
         notes += [
             f"left out: {older.folder}, seed {run.seed} was run again in {run.folder}"

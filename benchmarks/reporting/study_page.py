@@ -78,6 +78,10 @@ def study_page(
     chosen = [choice for choice in choices if choice.tried or choice.takes]
     shown = [of.secondary for of in findings] if study.agrees else []
     tested = [one for one in (*(of.tested for of in findings), *shown) if one]
+    sides = [
+        [of.name, f"`{of.better}` - `{of.than}`", name_of(study.metric(of)), of.paper]
+        for of in study.comparisons
+    ]
     page = fill(
         Path(__file__).with_suffix(".md"),
         **{"study": study, "registration": registration, "name_of": name_of},
@@ -97,7 +101,7 @@ def study_page(
         over={one.over for one in tested},
         equal=not all(one.has_interval for one in tested),
         exploratory=not any(finding.registered for finding in findings),
-        sides=_sides(study).markdown(),
+        sides=Table(["", "rows", "metric", "paper"], sides, names=4).markdown(),
         commits=", ".join(sorted({f"`{str(run['commit'])[:7]}`" for run in runs})),
         runs=len(runs),
         hours=f"{sum(run['wall_time_s'] for run in runs) / 3600:.1f}",
@@ -207,14 +211,6 @@ def _verdict(study: StudyFile, finding: Finding, results: Results, marked: bool)
 # ---------------------------------------------------------------------------------------- the appendix
 
 
-def _sides(study: StudyFile) -> Table:
-    rows = [
-        [of.name, f"`{of.better}` - `{of.than}`", name_of(study.metric(of)), of.paper]
-        for of in study.comparisons
-    ]
-    return Table(["", "rows", "metric", "paper"], rows, names=4)
-
-
 def _processors(findings: Sequence[Finding], results: Results) -> str:
     """The comparisons whose rows one processor measured, and the others."""
     one, several, unknown = "one", "several, which round differently,", "not recorded"
@@ -234,7 +230,7 @@ def _means(results: Results) -> Table:
         diverged = [
             seed
             for seed, run in runs.items()
-            if not run["metrics"] or any(has_diverged(run, of, SHOWN) for of in outputs_of(run))
+            if any(has_diverged(run, output, SHOWN) for output in outputs_of(run))
         ]
         outputs = [outputs_of(run) for seed, run in runs.items() if seed not in diverged]
         seeds = count_of_seeds(len(outputs), diverged)
