@@ -156,9 +156,9 @@ def _before_training(methods: Mapping[str, Sequence[Run]]) -> Rows:
     """The tests of the untrained networks: a row for all methods if these start with the same one."""
     starts: Rows = {}
     for label, members in methods.items():
-        found = {run.seed: run.info.get("before_training") for run in members}
-        if any(found.values()):
-            starts[label] = {seed: metrics for seed, metrics in found.items() if metrics}
+        for run in members:
+            if metrics := run.info.get("before_training"):
+                starts.setdefault(label, {})[run.seed] = metrics
     merged = {seed: metrics for found in starts.values() for seed, metrics in found.items()}
     if any(merged[seed] != of for found in starts.values() for seed, of in found.items()):
         return {f"{label}: before training": found for label, found in starts.items()}

@@ -39,13 +39,9 @@ MARKERS = ("o", "s", "^", "D", "v", "P")
 
 INK = "#010203"  # placeholder for the page's text colour in a figure
 
-LETTERS_PER_INCH = 15  # of a key
-
 ROWS, ROW = 2, 1 / 6  # of a key that a figure has room for; it grows by inches for each further one
 
 LOSS_POINTS = 75  # points of a loss curve, each the mean of a block of steps
-
-TICKS = 7  # at most; one at each measured step if these are no more
 
 THUMBNAIL = 96  # largest side of a retrieved image, in pixels
 
@@ -205,10 +201,7 @@ def line_figure(methods: Methods, lines: Lines, ylabel: str) -> tuple[Figure, Ax
         # Not for mathematics, nor hidden from the key.
         name = re.sub("^_", "\N{ZERO WIDTH SPACE}_", label.replace("$", r"\$"))
         axes.plot(steps, values.mean(axis=0), label=name, **size, **looks[label])
-    measured = np.unique(np.concatenate([steps for steps, _ in lines.values()]))
     axes.set_xlim(0)
-    if len(measured) <= TICKS:
-        axes.set_xticks(measured)
     return figure, axes
 
 
@@ -228,13 +221,9 @@ def placed(labels: Iterable[str]) -> dict[str, int]:
 def figure_html(figure: Figure, title: str, caption: str) -> Markup:
     """The figure as inline SVG that takes the page's colours, its key below it, then title and caption."""
     handles, names = figure.axes[-1].get_legend_handles_labels()
-    if names:
-        letters = max(map(len, names)) + 6  # with the line and the gap
-        columns = max(1, int(figure.get_figwidth() * LETTERS_PER_INCH) // letters)
-        further = max(0, -(-len(names) // columns) - ROWS)
-        figure.set_figheight(figure.get_figheight() + ROW * further)
-        key = {"ncols": columns, "fontsize": 8, "frameon": False, "labelcolor": INK}
-        figure.legend(handles, names, loc="outside lower center", **key)
+    figure.set_figheight(figure.get_figheight() + ROW * max(0, len(names) - ROWS))
+    key = {"fontsize": 8, "frameon": False, "labelcolor": INK}
+    figure.legend(handles, names, loc="outside lower center", **key)
     for text in figure.findobj(Text):
         text.set_text(printable(text.get_text(), keep="\n"))  # SVG holds no others
     file = io.BytesIO()
