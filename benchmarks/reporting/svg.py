@@ -68,6 +68,8 @@ KEY = {
 }
 """The meaning of each colour of an interval."""
 
+DIAMOND = "m-6.5 0l6.5 -6.5l6.5 6.5l-6.5 6.5z"
+
 PANELS = {"seen_recall_at_1": "training classes", "unseen_recall_at_1": "new classes"}
 LEFT, RIGHT = 38, 24  # beside a panel
 HEIGHT = 170  # of a panel
@@ -109,6 +111,9 @@ class _Drawing:
         self.parts.append(
             f'<text x="{x:g}" y="{y:g}"{kind and f" class={kind!r}"}>{written}</text>'
         )
+
+    def path(self, kind: str, points: str) -> None:
+        self.parts.append(f'<path class="{kind}" d="{points}"/>')
 
     def line(self, words: str, kind: str, right: str = "") -> None:
         """Text from edge to edge, with more at its right."""
@@ -177,18 +182,17 @@ def forest(
         """The band, the line at 0 and, between them, the interval and the paper's gain."""
         top, y, bottom = (svg.y + 5 + part for part in (0, half, 2 * half))
         wide = f"{x(margin) - x(-margin):.1f}"
-        svg.parts += [
-            f'<rect class="band" x="{x(-margin)}" y="{top:g}" width="{wide}" height="{2 * half}"/>',
-            f'<path class="rule" d="M{x(0)} {top:g}V{bottom:g}"/>',
-        ]
+        band = f'x="{x(-margin)}" y="{top:g}" width="{wide}" height="{2 * half}"'
+        svg.parts.append(f'<rect class="band" {band}/>')
+        svg.path("rule", f"M{x(0)} {top:g}V{bottom:g}")
         if of is not None and of.has_interval:
             first, last = map(x, of.limits())
-            svg.parts.append(f'<path class="{colour}" d="M{first} {y:g}H{last}"/>')
+            svg.path(colour, f"M{first} {y:g}H{last}")
         if of is not None:
             dot = f'cx="{x(of.mean)}" cy="{y:g}" r="{radius:g}"'
             svg.parts.append(f'<circle class="{colour}" {dot}/>')
         if gain is not None:
-            svg.parts.append(_diamond(f"{x(gain)}", f"{y:g}"))
+            svg.path("paper", f"M{x(gain)} {y:g}{DIAMOND}")
         svg.y = bottom + 4
 
     seen = {_colour(finding) for finding in findings} | {"seen"}
@@ -199,7 +203,8 @@ def forest(
     band = '<rect class="band" x="8" y="{top}" width="28" height="16"/>'
     svg.key(band, f"less than {margin:g} point{'s' * (margin != 1)}")
     if gains:
-        svg.key(_diamond("22", "{y}"), "the paper's gain, on its own dataset (Recall@1)")
+        mark = f'<path class="paper" d="M22 {{y}}{DIAMOND}"/>'
+        svg.key(mark, "the paper's gain, on its own dataset (Recall@1)")
     for group, members in grouped(findings).items():
         svg.y += 8
         if group:
@@ -212,9 +217,9 @@ def forest(
             svg.line("pooled, exploratory", "soft", _signed(pools[group].points()))
             strip(pools[group], "pool", 3, 7, None)
     svg.y += 8
-    svg.parts.append(f'<path class="rule" d="M{EDGE} {svg.y:g}H{WIDTH - EDGE}"/>')
+    svg.path("rule", f"M{EDGE} {svg.y:g}H{WIDTH - EDGE}")
     for number in _ticks(low, high, 8):
-        svg.parts.append(f'<path class="rule" d="M{x(number)} {svg.y:g}v5"/>')
+        svg.path("rule", f"M{x(number)} {svg.y:g}v5")
         svg.text(x(number), svg.y + 20, _signed(f"{number:+g}"), "soft middle")
     words = f"percentage points of {name_of(study.primary)}; right of 0: as claimed"
     svg.text(WIDTH / 2, svg.y + 42, words, "soft middle")
@@ -232,10 +237,6 @@ def _colour(finding: Finding) -> str:
 def _signed(text: str) -> str:
     """The text with signs as wide as each other, and no sign at 0."""
     return "0" if text == "+0" else text.replace("-", "\N{MINUS SIGN}")
-
-
-def _diamond(x: str, y: str) -> str:
-    return f'<path class="paper" d="M{x} {y}m-6.5 0l6.5 -6.5l6.5 6.5l-6.5 6.5z"/>'
 
 
 # ------------------------------------------------------------------------------------------ the curves
@@ -300,11 +301,11 @@ def _panel(
         return round(top + HEIGHT * (high - value) / (high - low), 1)
 
     for value in _ticks(low, high, 5):
-        svg.parts.append(f'<path class="grid" d="M{LEFT} {y(value)}h{wide}"/>')
+        svg.path("grid", f"M{LEFT} {y(value)}h{wide}")
         svg.text(LEFT - 6, y(value) + 4, f"{value:g}", "soft right")
-    svg.parts.append(f'<path class="rule" d="M{LEFT} {svg.y:g}h{wide}"/>')
+    svg.path("rule", f"M{LEFT} {svg.y:g}h{wide}")
     for step in _ticks(0, longest, 6):
-        svg.parts.append(f'<path class="rule" d="M{x(step)} {svg.y:g}v5"/>')
+        svg.path("rule", f"M{x(step)} {svg.y:g}v5")
         svg.text(x(step), svg.y + 19, f"{step:,.0f}", "soft middle")
     for row, (steps, values) in lines.items():
         points = [f"{x(step)} {y(value)}" for step, value in zip(steps, values, strict=True)]
