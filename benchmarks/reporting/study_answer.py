@@ -1,7 +1,6 @@
 """The first sentences of a study's page: which method helps, by how much, and what it costs."""
 
 from collections.abc import Mapping, Sequence
-from operator import itemgetter
 
 import numpy as np
 
@@ -38,7 +37,7 @@ def cost(results: Results, comparison: Comparison) -> float | None:
 def recommended(study: StudyFile, findings: Sequence[Finding], results: Results) -> str:
     """The row to use: the best of those that are shown to help, or else of the losses alone."""
     main = [of for of in findings if of.comparison.family == MAIN and of.tested] or findings
-    gains = {f.comparison.rows()[0]: f.tested.mean for f in main if f.tested and f.is_gain}
+    gains = {f.comparison.rows()[0]: f.tested.mean for f in main if f.is_gain}
     rows = list(gains) or [f.comparison.rows()[1] for f in main]
     if gains and study.has_blocks():  # the means of different test sets cannot be compared
         return max(gains, key=gains.__getitem__)
@@ -56,7 +55,7 @@ def answer(study: StudyFile, main: Sequence[Finding], results: Results) -> str:
         which = "The comparison" if one else f"{len(gains)} {of}"
         sentences.append(f"**{which} {verb[len(gains) > 1]} a gain**: {_list(study, gains)}.")
     elif gains:
-        gains.sort(key=lambda f: -f.tested.mean if f.tested else 0.0)
+        gains.sort(key=lambda f: -f.tested.mean)
         sentences.append(f"**Yes: {'; '.join(_gain(study, f, results) for f in gains)}.**")
         if others := len(tested) - len(gains) - len(harms):
             sentences.append(
@@ -97,16 +96,15 @@ def _gain(study: StudyFile, finding: Finding, results: Results) -> str:
     better, than = (results[row] for row in comparison.rows())
     ratio = cost(results, comparison)
     at = "" if ratio is None else f", at {ratio:.2f} times the time of a step"
-    span = ""
-    if comparison.metric is None and comparison.rows() == [comparison.better, comparison.than]:
-        before, after = _mean(than, study.primary), _mean(better, study.primary)
-        span = f" (from {before:.2f} to {after:.2f} %)"
+    before, after = _mean(than, study.primary), _mean(better, study.primary)
+    of_rows = comparison.rows() == [comparison.better, comparison.than]  # of embeddings
+    span = f" (from {before:.2f} to {after:.2f} %)" if of_rows and not comparison.metric else ""
     return f"{_list(study, [finding])}{span}{at}"
 
 
 def _would_tell(study: StudyFile, tested: Sequence[Finding]) -> str:
     """The seeds and classes that would narrow the widest interval."""
-    widest = max((f.tested for f in tested if f.tested), key=lambda one: one.half_width)
+    widest = max((f.tested for f in tested), key=lambda one: one.half_width)
     if study.seeds.count >= MANY or not widest.has_interval:
         return "More classes to train and to test on would tell."
     return (
@@ -130,7 +128,6 @@ def _list(study: StudyFile, findings: Sequence[Finding]) -> str:
     return "; ".join(
         f"{_claim(study, f.comparison)}, {f.tested.points()} points of {name_of(study.metric(f.comparison))}"
         for f in findings
-        if f.tested
     )
 
 
@@ -142,19 +139,18 @@ def _claim(study: StudyFile, comparison: Comparison) -> str:
 
 
 def _still_allowed(study: StudyFile, tested: Sequence[Finding]) -> list[str]:
-    known = [(f.tested.limits()[1], f) for f in tested if f.tested and f.tested.has_interval]
-    count = len(tested) - len(known)
-    has = "have" if count > 1 else "has"
-    equal = f"{count} {has} fewer than five differences, all equal, and no interval."
-    if not known:
-        return [equal]
-    limit, best = max(known, key=itemgetter(0))
-    claimed = [f for f in tested if (f.comparison.reported_gain() or 0) > 0]
-    excluded = sum(Word.EXCLUDED in finding.words for finding in claimed)
-    of_papers = f", and half of the paper's gain is excluded in {excluded} of {len(claimed)}"
-    metric = name_of(study.metric(best.comparison))
-    allowed = (
-        f"The largest gain that a 95 % interval still allows is {max(0.0, limit):.2f} points of {metric} "
-        f"({_claim(study, best.comparison)}){of_papers * bool(claimed)}."
-    )
-    return [allowed, equal] if count else [allowed]
+    known, told = [f for f in tested if f.tested.has_interval], []
+    if known:
+        best = max(known, key=lambda f: f.tested.limits()[1])
+        limit, metric = best.tested.limits()[1], name_of(study.metric(best.comparison))
+        claimed = [f for f in tested if (f.comparison.reported_gain() or 0) > 0]
+        excluded = sum(Word.EXCLUDED in finding.words for finding in claimed)
+        of_papers = f", and half of the paper's gain is excluded in {excluded} of {len(claimed)}"
+        told.append(
+            f"The largest gain that a 95 % interval still allows is {max(0.0, limit):.2f} points of {metric} "
+            f"({_claim(study, best.comparison)}){of_papers * bool(claimed)}."
+        )
+    if count := len(tested) - len(known):
+        has = "have" if count > 1 else "has"
+        told.append(f"{count} {has} fewer than five differences, all equal, and no interval.")
+    return told

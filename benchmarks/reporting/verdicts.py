@@ -116,9 +116,7 @@ def judge(
     claims = _adjusted(study, findings, [_p_of_claim(finding, margin) for finding in findings])
     above = [2 * of.tested.p_above(margin) if of.tested else 1.0 for of in findings]
     return [
-        replace(of, adjusted=p, words=_words(study, of, of.tested, p, p_of_margin))
-        if of.tested
-        else of
+        replace(of, adjusted=p, words=_words(study, of, p, p_of_margin)) if of.tested else of
         for of, p, p_of_margin in zip(
             findings, claims, _adjusted(study, findings, above), strict=True
         )
@@ -270,10 +268,9 @@ def _adjusted(study: StudyFile, findings: Sequence[Finding], p: Sequence[float])
     return found
 
 
-def _words(
-    study: StudyFile, finding: Finding, tested: Paired, p: float, p_of_margin: float
-) -> tuple[str, ...]:
-    comparison, margin, shown = finding.comparison, study.margin, p < SIGNIFICANT
+def _words(study: StudyFile, finding: Finding, p: float, p_of_margin: float) -> tuple[str, ...]:
+    comparison, tested = finding.comparison, finding.tested
+    margin, shown = study.margin, p < SIGNIFICANT
     if comparison.as_good:
         return (Word.NOISY if not shown else Word.AS_GOOD if tested.mean > -margin else Word.WORSE,)
     words = []
