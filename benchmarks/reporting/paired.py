@@ -92,7 +92,7 @@ class Paired:
     @property
     def half_width(self) -> float:
         """Half-width of the 95 % interval."""
-        return self._half_width(SIGNIFICANT)
+        return self.limits()[1] - self.mean
 
     def expected(self, seeds: int) -> float:
         """The half-width to expect with another number of seeds, which does nothing for that over classes."""
@@ -111,8 +111,8 @@ class Paired:
 
     def limits(self, level: float = SIGNIFICANT) -> tuple[float, float]:
         """The limits of the two-sided interval that misses the true mean with this chance."""
-        half_width = self._half_width(level)
-        return self.mean - half_width, self.mean + half_width
+        low, high = stats.t.interval(1 - level, self.freedom, self.mean, self.error)
+        return float(low), float(high)
 
     @property
     def p(self) -> float:
@@ -121,10 +121,7 @@ class Paired:
 
     def p_above(self, bound: float) -> float:
         """One-sided p: small if the true mean is larger than the bound."""
-        return float(stats.t.cdf((bound - self.mean) / self.error, self.freedom))
-
-    def _half_width(self, level: float) -> float:
-        return float(stats.t.ppf(1 - level / 2, self.freedom)) * self.error
+        return float(stats.t.cdf(bound, self.freedom, self.mean, self.error))
 
 
 def assess(
