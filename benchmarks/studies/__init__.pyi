@@ -7,7 +7,7 @@ from .auditing import (
 from .fitting import fitted as fitted
 from .jobs import Job as Job
 from .kept import Results as Results
-from .options import (
+from .launching import (
     add_arguments as add_arguments,
     launcher as launcher,
 )

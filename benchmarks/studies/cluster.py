@@ -19,7 +19,9 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from benchmarks.console import leave, reason
 from benchmarks.settings import ConfigError
 from benchmarks.studies.jobs import IN_USE, Job
-from benchmarks.studies.processes import POLL, RUN, start
+from benchmarks.studies.launching import POLL, RUN, Launcher, start
+
+MOST = 1000  # runs that Ray has to place at once
 
 RETRIES = 10  # of a run whose node is gone, or that was ended from outside
 
@@ -102,11 +104,13 @@ class Task:
     """A run that Ray places."""
 
     def __init__(self, reference: Any, log: Path) -> None:
-        self.reference, self.log = reference, log
+        self.reference, self.ended, self.log = reference, reference.future(), log
 
-    def wait(self) -> int:
+    def poll(self) -> int | None:
+        if not self.ended.done():
+            return None
         try:
-            return int(ray.get(self.reference))
+            return int(self.ended.result())
         except TaskCancelledError:  # before it had begun
             return -signal.SIGTERM
         except RayError as error:
@@ -120,8 +124,8 @@ class Task:
         ray.cancel(self.reference)
 
 
-class Cluster:
-    """The nodes of a cluster of Ray, where a run is a task.
+class Cluster(Launcher):
+    """Starts runs as tasks of Ray, on the nodes of its cluster.
 
     Args:
         options: Of the command line; see `add_arguments`.
@@ -129,6 +133,7 @@ class Cluster:
     """
 
     def __init__(self, options: Namespace, runs: Path) -> None:
+        super().__init__(options.launcher, options.jobs or MOST)
         self.runs, self.address = runs, options.ray
         self.asked = {"gpus": options.gpus_per_run, "cpus": options.cpus_per_run or 1}
 
@@ -174,7 +179,7 @@ class Cluster:
     def __exit__(self, *exception: object) -> None:
         ray.shutdown()
 
-    def start(self, command: Sequence[str], job: Job) -> Task:
+    def place(self, command: Sequence[str], job: Job) -> Task:
         log, record = job.log.resolve(), (job.folder / "run.json").resolve()
         return Task(self.task.remote(command, log, Path.cwd(), record), job.log)
 

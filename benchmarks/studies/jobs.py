@@ -34,6 +34,7 @@ class Job:
     Args:
         settings: Its command line, without --output and --resume.
         log: The file that it prints to.
+        process: That runs it, as a Popen, and `begun` when it did, by `time.monotonic`.
         exit_status: Once it has ended, negative if a signal ended it.
         log_begin: Where its log begins in the file.
         status: What a queue says of it, and why it is not finished.
@@ -43,6 +44,8 @@ class Job:
     folder: Path
     log: Path
     name: str
+    process: Any = None
+    begun: float = 0.0
     exit_status: int | None = None
     seconds: float | None = None
     log_begin: int = 0

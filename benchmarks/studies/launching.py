@@ -1,29 +1,63 @@
-"""Runs of `benchmarks/run.py` as processes of their own: started, watched, and stopped when this one is."""
+"""Runs of `benchmarks/run.py` as processes of their own, and the options of commands that say how they start."""
 
+import argparse
+import os
+import re
+import shlex
+import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
-from textwrap import shorten
-from typing import Any, Self, TypeVar
+from secrets import token_hex
+from shutil import which
+from typing import Any, Self
 
-from tqdm import tqdm
-
-from benchmarks.console import StopRequest
+from benchmarks.console import at_least
+from benchmarks.settings import ConfigError
 from benchmarks.studies.jobs import Job
-from benchmarks.studies.processes import POLL, RUN, start
 
-LONGEST = 60  # characters of the names of the runs at work
+RUN = Path(__file__).parents[1] / "run.py"
 
-SAVING = 60  # seconds that a run whose launcher is gone may take to save
+POLL = 0.2  # seconds between two looks at what runs
 
-Item = TypeVar("Item")
+# On Linux a command that gets a SIGTERM as soon as the thread that started it is gone, however that ended.
+BOUND = """
+import ctypes, os, sys
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(1, 15)
+if os.getppid() == int(sys.argv[1]):
+    os.execvp(sys.argv[2], sys.argv[2:])
+"""
 
 
-class Here:
-    """This machine, where a run is a process."""
+def start(command: Sequence[str], log: Path, folder: Path | None = None) -> subprocess.Popen[bytes]:
+    """Start a command in a folder, its output behind what the log holds; it ends with the thread that calls."""
+    with log.open("ab") as file:
+        file.write(f"$ {shlex.join(command)}\n".encode())
+        file.flush()
+        # A session of its own: a terminal's Ctrl-C reaches this process alone, which passes it on once.
+        return subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", BOUND, str(os.getpid()), *command],
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+
+class Launcher:
+    """Starts runs within a context, on this machine.
+
+    Args:
+        command: Starts `benchmarks/run.py`, up to its name.
+        jobs: How many run at once.
+    """
+
+    def __init__(self, command: Sequence[str] = (sys.executable,), jobs: int = 1) -> None:
+        self.command, self.jobs = command, jobs
 
     def __enter__(self) -> Self:
         return self
@@ -31,114 +65,71 @@ class Here:
     def __exit__(self, *exception: object) -> None:
         pass
 
-    def start(self, command: Sequence[str], job: Job) -> Any:
-        """Start a run; the result has `wait` and `terminate`, as a Popen."""
+    def start(self, job: Job) -> None:
+        """Start a run, from its last checkpoint."""
+        command = [*self.command, str(RUN), *job.settings, f"--output={job.folder}", "--resume"]
+        job.log.parent.mkdir(parents=True, exist_ok=True)
+        job.log_begin = job.log.stat().st_size if job.log.exists() else 0
+        job.begun, job.process = time.monotonic(), self.place(command, job)
+
+    def place(self, command: Sequence[str], job: Job) -> Any:
+        """Start its command; the result has `poll` and `terminate`, as a Popen."""
         return start(command, job.log)
 
 
-class Launcher:
-    """Starts runs within a context, each as a process; none outlives it.
+def add_arguments(parser: argparse.ArgumentParser, jobs: str) -> None:
+    """The options that `launcher` reads; `jobs` says what there is so many of at once."""
+    parser.add_argument("--jobs", type=at_least(1), metavar="N", help=jobs)
+    parser.add_argument(
+        "--launcher",
+        type=_command,
+        default=[sys.executable],
+        metavar="COMMAND",
+        help="what starts benchmarks/run.py; default: this Python",
+    )
+    parser.add_argument(
+        "--ray",
+        nargs="?",
+        const="local",
+        type=_address,
+        metavar="ADDRESS",
+        help="let Ray place the runs: on the devices of this machine, or on the cluster at HOST:PORT ('auto': the "
+        "one that this machine belongs to)",
+    )
+    parser.add_argument(
+        "--gpus-per-run", type=float, metavar="N", help="with --ray; 0.5: two runs share a GPU"
+    )
+    parser.add_argument("--cpus-per-run", type=float, metavar="N", help="with --ray; default: 1")
 
-    Every SIGINT or SIGTERM becomes one SIGTERM for each run at work, which saves and ends, and no run is started
-    any more once `stop` has a signal.
 
-    Args:
-        command: Starts `benchmarks/run.py`, up to its name.
-        jobs: How many at once.
-        machines: Where.
+def _command(text: str) -> list[str]:
+    command = shlex.split(text)
+    if not command or which(command[0]) is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is no command here")
+    return command
+
+
+def _address(text: str) -> str:
+    if text not in ("local", "auto") and not re.fullmatch(r"[^/]+:\d+", text):
+        raise argparse.ArgumentTypeError(f"expected HOST:PORT or auto, got {text!r}")
+    return text
+
+
+def launcher(options: argparse.Namespace, runs: Path, jobs: int = 1) -> Launcher:
+    """Build the launcher of runs below a folder from the command line; without --jobs and --ray, of `jobs` at once.
+
+    Raises:
+        ConfigError: if Ray is asked for and missing, or its options without it.
     """
+    if options.ray is None:
+        if options.gpus_per_run or options.cpus_per_run:
+            raise ConfigError("--gpus-per-run, --cpus-per-run: are Ray's; add --ray")
+        return Launcher(options.launcher, options.jobs or jobs)
+    if find_spec("ray") is None:
+        raise ConfigError("--ray: Ray is not installed; pip install '.[benchmarks,cluster]'")
+    if options.ray == "local":  # it listens to the network, and reads this when it is imported
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
+        os.environ.setdefault("RAY_AUTH_TOKEN", token_hex(32))
+    from benchmarks.studies.cluster import Cluster
 
-    def __init__(
-        self, command: Sequence[str] = (sys.executable,), jobs: int = 1, machines: Any = None
-    ) -> None:
-        self.command, self.jobs, self.machines = command, jobs, machines or Here()
-        self.stop = StopRequest(patient=True)
-        self._answered = 0
-        self._at_work: dict[Path, tuple[Job, Any]] = {}
-        self._threads = ThreadPoolExecutor(jobs)
-        self._closed = False
-        self._lock = threading.Lock()
-
-    def __enter__(self) -> Self:
-        self.machines.__enter__()
-        self.stop.__enter__()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._closed = True
-        if self.stop.signal is None:  # a second SIGTERM would keep a run from saving
-            self._terminate()
-        while self._at_work:
-            self._answer()
-            time.sleep(POLL)
-        self._threads.shutdown()
-        self.stop.__exit__()
-        self.machines.__exit__()
-
-    def each(
-        self,
-        work: Callable[[Item], Any],
-        following: Callable[[], Item | None],
-        bar: "tqdm[Any]",
-    ) -> Iterator[tuple[Item, Future[Any]]]:
-        """Do the work for items, `jobs` of them at once in threads, and hand on each as it ends.
-
-        `following` gives the next item; None if there is none, or none before another ends. Once there is a signal,
-        no further one is begun. The bar shows what runs.
-        """
-        left: dict[Future[Any], Item] = {}
-        shown = ""
-        while True:
-            while self.stop.signal is None and len(left) < self.jobs:
-                if (item := following()) is None:
-                    break
-                left[self._threads.submit(work, item)] = item
-            if not left:
-                return
-            done, _ = wait(left, timeout=POLL, return_when=FIRST_COMPLETED)
-            self._answer()
-            if (said := shorten("; ".join(self.at_work()), LONGEST)) != shown:
-                bar.set_description(shown := said)
-            for future in done:
-                yield left.pop(future), future
-
-    def run(self, job: Job) -> bool:
-        """Run it to its end, from its last checkpoint; False if there was a signal before.
-
-        Any thread may call this.
-        """
-        command = [*self.command, str(RUN), *job.settings, f"--output={job.folder}", "--resume"]
-        job.log.parent.mkdir(parents=True, exist_ok=True)
-        job.log_begin, begun = job.log.stat().st_size if job.log.exists() else 0, time.monotonic()
-        with self._lock:
-            if self._closed or self.stop.signal is not None:
-                return False
-            process = self.machines.start(command, job)
-            self._at_work[job.folder] = job, process
-        try:
-            job.exit_status = process.wait()
-        finally:
-            with self._lock:
-                del self._at_work[job.folder]
-        if self.stop.signal is not None:
-            # A launcher may be gone while its process saves; `in_use` waits itself.
-            deadline = time.monotonic() + SAVING
-            while job.in_use() and time.monotonic() < deadline:
-                pass
-        job.seconds = time.monotonic() - begun
-        return True
-
-    def at_work(self) -> list[str]:
-        """The names of the runs that were started, and have not ended."""
-        with self._lock:
-            return [job.name for job, _ in self._at_work.values()]
-
-    def _answer(self) -> None:
-        while self._answered < self.stop.requests:
-            self._answered += 1
-            self._terminate()
-
-    def _terminate(self) -> None:
-        with self._lock:
-            for _, process in self._at_work.values():
-                process.terminate()
+    return Cluster(options, runs)

@@ -1,20 +1,27 @@
-"""Runs a list of jobs, and goes on when one of them fails."""
+"""Runs a list of jobs, several at once, and goes on when one of them fails."""
 
 import signal
+import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from itertools import count
 from pathlib import Path
 from textwrap import shorten
 
-from benchmarks.console import InUseError, columns, printable, progress_bar
+from benchmarks.console import InUseError, StopRequest, columns, printable, progress_bar
 from benchmarks.records import RunFolder, has_diverged
 from benchmarks.studies.jobs import IN_USE, Job
-from benchmarks.studies.launching import Launcher
+from benchmarks.studies.launching import POLL, Launcher
+
+LONGEST = 60  # characters of the names of the runs at work
+
+SAVING = 60  # seconds that runs whose launcher is gone may take to save
 
 
 class Queue:
     """Jobs to run; they know what became of them.
+
+    Every SIGINT or SIGTERM becomes one SIGTERM for each run at work, which saves and ends, and no run is started any
+    more. None outlives the queue.
 
     Args:
         ready: The jobs that can run now, the first ones first; asked again whenever one has ended.
@@ -37,7 +44,10 @@ class Queue:
         self.launcher, self.redo_stale = launcher, redo_stale
         self.jobs: list[Job] = []
         self._is_waiting: dict[Path, bool] = {}
-        self._waiting: list[Job] | None = None  # None: to be asked for
+        self._waiting: list[Job] = []
+        self._has_news = True  # a job has ended since `ready` was asked
+        self._at_work: list[Job] = []
+        self._answered = 0  # signals
 
     def run(self) -> int | None:
         """Run what is left; the signal that stopped it, if one did.
@@ -46,15 +56,43 @@ class Queue:
             ConfigError: if no run can be started.
         """
         about = {"total": self._total, "unit": "run", "smoothing": 0}  # all runs so far
-        with self.launcher as launcher, progress_bar(**about) as self.bar:
-            for job, future in launcher.each(launcher.run, self._next, self.bar):
-                self._look_back(job, future)
-                self._waiting = None
-        return launcher.stop.signal
+        with (
+            self.launcher,
+            StopRequest(patient=True) as self.stop,
+            progress_bar(**about) as self.bar,
+        ):
+            try:
+                self._start()
+                while self._at_work:
+                    self._look()
+                    self._start()
+            finally:
+                if self.stop.signal is None:  # a second SIGTERM would keep a run from saving
+                    self._terminate()
+                while self._at_work:
+                    self._answer()
+                    self._at_work = [job for job in self._at_work if job.process.poll() is None]
+                    time.sleep(POLL)
+            # A launcher may be gone while its process saves; `in_use` waits itself.
+            deadline = time.monotonic() + SAVING
+            for job in self.jobs:
+                while job.status == "stopped" and job.in_use() and time.monotonic() < deadline:
+                    pass
+        return self.stop.signal
+
+    def _start(self) -> None:
+        """Start what is ready, as far as there is room."""
+        while self.stop.signal is None and len(self._at_work) < self.launcher.jobs:
+            if (job := self._next()) is None:
+                return
+            self.launcher.start(job)
+            self._at_work.append(job)
+            self.bar.set_description(shorten("; ".join(j.name for j in self._at_work), LONGEST))
 
     def _next(self) -> Job | None:
         """The next job to start; None if there is none, or none before another ends."""
-        if self._waiting is None:
+        while self._has_news:
+            self._has_news = False
             ready = self._ready()
             for job in ready:
                 if job.folder not in self._is_waiting:
@@ -98,14 +136,25 @@ class Queue:
         finally:
             folder.close()
 
-    def _look_back(self, job: Job, was_started: Future[bool]) -> None:
+    def _look(self) -> None:
+        """Pass signals on, and report the runs that have ended; wait a little if none has."""
+        self._answer()
+        for job in self._at_work:
+            job.exit_status = job.process.poll()
+        ended = [job for job in self._at_work if job.exit_status is not None]
+        self._at_work = [job for job in self._at_work if job.exit_status is None]
+        for job in ended:
+            job.seconds = time.monotonic() - job.begun
+            self._look_back(job)
+        if not ended:
+            time.sleep(POLL)
+
+    def _look_back(self, job: Job) -> None:
         """Report the end of a run."""
         try:
-            if not was_started.result():
-                return
             if (code := job.exit_status) == 0 and job.is_finished():
                 self._end(job, "finished", f"finished in {job.duration}")
-            elif self.launcher.stop.signal is not None and code != IN_USE:
+            elif self.stop.signal is not None and code != IN_USE:
                 self._end(job, "stopped", "stopped; the same command goes on with it")
             else:
                 record, why = job.record(), job.problem()
@@ -119,11 +168,20 @@ class Queue:
             self._end(job, "failed", str(error))
 
     def _end(self, job: Job, status: str, said: str, why: str | None = None) -> None:
-        job.status = status
+        job.status, self._has_news = status, True
         self.bar.write(printable(f"{job.name}: {said}"))
         self.bar.update()
         if status not in ("finished", "was finished"):
             job.why = why or said
+
+    def _answer(self) -> None:
+        while self._answered < self.stop.requests:
+            self._answered += 1
+            self._terminate()
+
+    def _terminate(self) -> None:
+        for job in self._at_work:
+            job.process.terminate()
 
 
 def some_are_missing(jobs: Sequence[Job]) -> bool:

@@ -11,10 +11,10 @@ No trial can see a test class: all are runs of `data.split: validation`, which d
 import csv
 import io
 import sys
-import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -25,17 +25,15 @@ from optuna.samplers import TPESampler
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from benchmarks.building import resolved
-from benchmarks.console import progress_bar
 from benchmarks.records import check_same, damage_named, read_json, replace_file, write_json
 from benchmarks.settings import Command, ConfigError, changed, dump, flat, parse, read_yaml
 from benchmarks.studies.jobs import Job
 from benchmarks.studies.launching import Launcher
 from benchmarks.studies.planning import check, fold_jobs
+from benchmarks.studies.queue import Queue
 from benchmarks.studies.search_space import Space, least
 
 MEASURED = "validation MAP@R"
-
-LOCK = threading.Lock()  # one trial step at a time
 
 
 class UnfinishedRunError(RuntimeError):
@@ -113,32 +111,51 @@ class Search:
         self.begin()
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         study = optuna.create_study(direction="maximize")
-        trials = (self._ask(study, number) for number in range(self.trials))  # each in its turn
+        trials = (self._trial(study, number) for number in range(self.trials))  # each in its turn
+        at_work: dict[Iterator[Job], Job] = {}
+
+        def ready() -> list[Job]:
+            """The next run of each trial at work; as these end, of further ones."""
+            ended = [runs for runs, job in at_work.items() if job.status != "not started"]
+            for runs in ended:
+                del at_work[runs]
+            left = chain(ended, trials)
+            while len(at_work) < launcher.jobs and (runs := next(left, None)):
+                if job := next(runs, None):
+                    at_work[runs] = job
+            return [*at_work.values()]
+
         try:
-            with launcher, progress_bar(total=self.trials, unit="trial") as bar:
-                work = partial(self._tell, study, launcher)
-                for _, trial in launcher.each(work, lambda: next(trials, None), bar):
-                    trial.result()
-                    bar.update()
+            stopped_by = Queue(ready, self.trials * len(self.folds), launcher).run()
         except UnfinishedRunError as error:
-            if launcher.stop.signal is None:
-                print(f"error: {error}", file=sys.stderr)
-                return 1
+            print(f"error: {error}", file=sys.stderr)
+            return 1
         over = [trial for trial in study.trials if trial.state.is_finished()]
         self._write_table(over)
-        if launcher.stop.signal is None:
+        if stopped_by is None:
             return self._report(over)
-        done = f"{len(over)} of {self.trials} trials"
-        print(f"\nstopped after {done}; the same command goes on from there")
-        return 128 + launcher.stop.signal
+        print(
+            f"\nstopped after {len(over)} of {self.trials} trials; the same command goes on from there"
+        )
+        return 128 + stopped_by
 
-    def _file_of(self, trial: int) -> Path:
-        """The settings of a trial."""
-        return self.folder / "trials" / f"{trial:04d}.yaml"
+    def _trial(self, study: optuna.Study, number: int) -> Iterator[Job]:
+        """A trial's runs that are left, one after the other; its value is the mean over the folds."""
+        path = self.folder / "trials" / f"{number:04d}.yaml"
+        trial = self._ask(study, number, path)
+        try:
+            for fold, job in zip(self.folds, self.jobs(path), strict=True):
+                if not _is_over(job):
+                    check([job.command.experiment], data=False)
+                    yield job
+                trial.set_user_attr(f"{MEASURED}, fold {fold}", _value(job, number))
+            study.tell(trial, float(np.mean([*trial.user_attrs.values()])))
+        except ConfigError as error:
+            trial.set_user_attr("failed", str(error))
+            study.tell(trial, state=TrialState.PRUNED)  # a bad one for TPE
 
-    def _ask(self, study: optuna.Study, number: int) -> Trial:
+    def _ask(self, study: optuna.Study, number: int, path: Path) -> Trial:
         """The next trial, with the values that its file of settings keeps."""
-        path = self._file_of(number)
         if path.exists():
             with damage_named(path, "delete it and the trial's runs, or choose another --runs"):
                 known = flat(read_yaml(path))
@@ -150,34 +167,6 @@ class Search:
         if not path.exists():
             replace_file(path, dump(self.changed(trial.params)).encode())
         return trial
-
-    def _tell(self, study: optuna.Study, launcher: Launcher, trial: Trial) -> None:
-        """Run a trial to its end; its value is the mean over the folds."""
-        try:
-            for fold, job in zip(self.folds, self.jobs(self._file_of(trial.number)), strict=True):
-                value = self._value(job, trial.number, launcher)
-                trial.set_user_attr(f"{MEASURED}, fold {fold}", value)
-            study.tell(trial, float(np.mean([*trial.user_attrs.values()])))
-        except ConfigError as error:
-            trial.set_user_attr("failed", str(error))
-            study.tell(trial, state=TrialState.PRUNED)  # a bad one for TPE
-
-    def _value(self, job: Job, trial: int, launcher: Launcher) -> float:
-        """The validation MAP@R by which a run's weights were chosen."""
-        if not _is_over(job):
-            with LOCK:
-                check([job.command.experiment], data=False)
-            launcher.run(job)
-        if (result := job.result()) is None:
-            if _is_over(job):
-                raise ConfigError(job.problem())
-            raise UnfinishedRunError(
-                f"trial {trial}: {job.problem()} ({job.log}); the same command goes on with this trial"
-            )
-        for checkpoint in (job.folder / "checkpoints").glob("*.pt"):
-            checkpoint.unlink()  # hundreds of runs would fill the disk
-        with damage_named(job.folder / "run.json"):
-            return float(result["selection"]["value"])
 
     def _report(self, trials: Sequence[FrozenTrial]) -> int:
         print(f"All trials, and why some failed: {self.folder / 'trials.csv'}")
@@ -212,6 +201,25 @@ class Search:
             row = {"trial": trial.number, MEASURED: trial.value}
             writer.writerow(row | trial.params | trial.user_attrs)
         replace_file(self.folder / "trials.csv", text.getvalue().encode())
+
+
+def _value(job: Job, trial: int) -> float:
+    """The validation MAP@R by which a run's weights were chosen.
+
+    Raises:
+        ConfigError: if it failed by its settings.
+        UnfinishedRunError: if it did not end by itself.
+    """
+    if (result := job.result()) is None:
+        if _is_over(job):
+            raise ConfigError(job.problem())
+        raise UnfinishedRunError(
+            f"trial {trial}: {job.why} ({job.log}); the same command goes on with this trial"
+        )
+    for checkpoint in (job.folder / "checkpoints").glob("*.pt"):
+        checkpoint.unlink()  # hundreds of runs would fill the disk
+    with damage_named(job.folder / "run.json"):
+        return float(result["selection"]["value"])
 
 
 def _is_over(job: Job) -> bool:

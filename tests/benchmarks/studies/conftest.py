@@ -1,7 +1,6 @@
 """Trainings that take no process of their own, or none at all."""
 
 from collections.abc import Callable
-from concurrent.futures import Executor, Future
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +10,12 @@ import yaml
 from benchmarks import studies
 from benchmarks.run import main as run_in_process
 from benchmarks.settings import recipe_files
-from benchmarks.studies import Pace, auditing, kept, launching, planning, search
+from benchmarks.studies import Pace, auditing, kept, planning, search
 from benchmarks.studies.jobs import Job
 from benchmarks.studies.launching import Launcher
 from benchmarks.studies.search import Search
 from benchmarks.studies.search_space import read_space
-from tests.benchmarks.studies.fakes import RECIPE, SPACE, TINY, Make, Trainings
+from tests.benchmarks.studies.fakes import RECIPE, SPACE, TINY, Ended, Make, Trainings
 from tests.benchmarks.studies.toy import descends
 
 
@@ -28,19 +27,10 @@ def trainings(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Trainings]:
 
     def install(*arguments: Any) -> Trainings:
         fake = Trainings(*arguments)
-        monkeypatch.setattr(Launcher, "run", lambda launcher, job: fake(job))
+        monkeypatch.setattr(Launcher, "place", lambda launcher, command, job: fake(job))
         return fake
 
     return install
-
-
-class MainThread(Executor):
-    """The runner handles signals, which a thread may not."""
-
-    def submit(self, work: Any, *arguments: Any) -> Future[Any]:  # type: ignore[override]
-        done: Future[Any] = Future()
-        done.set_result(work(*arguments))
-        return done
 
 
 @pytest.fixture
@@ -48,15 +38,12 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
     """Real runs, without the seconds that a new process takes to import torch."""
     done = []
 
-    def run(launcher: Launcher, job: Job) -> bool:
+    def place(launcher: Launcher, command: list[str], job: Job) -> Ended:
         done.append(job)
-        arguments = [*job.settings, f"--output={job.folder}", "--resume"]
-        job.exit_status = run_in_process(arguments)
-        return True
+        return Ended(lambda: run_in_process(command[2:]))
 
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
-    monkeypatch.setattr(Launcher, "run", run)
-    monkeypatch.setattr(launching, "ThreadPoolExecutor", lambda jobs: MainThread())
+    monkeypatch.setattr(Launcher, "place", place)
     return done
 
 

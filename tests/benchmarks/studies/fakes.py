@@ -28,8 +28,18 @@ model.pool: {choices: [avg, max]}
 """
 
 
+class Ended:
+    """A process that has ended when it is looked at, in place of a run's."""
+
+    def __init__(self, poll: Callable[[], int]) -> None:
+        self.poll = poll
+
+    def terminate(self) -> None:
+        pass
+
+
 class Trainings:
-    """In place of `Launcher.run`: `run.json` as a run leaves it, its value a function of settings and fold.
+    """In place of `Launcher.place`: `run.json` as a run leaves it, its value a function of settings and fold.
 
     Args:
         end: Called with the number of a run before it ends; returns its status, and may raise, as a kill would.
@@ -39,19 +49,23 @@ class Trainings:
         self.started: list[Job] = []
         self.end = end
 
-    def __call__(self, run: Job) -> bool:
+    def __call__(self, run: Job) -> Ended:
         self.started.append(run)
         config = run.config
         run.folder.mkdir(parents=True, exist_ok=True)
         record = record_of(config, value_of(config))
         write_json(run.folder / "run.json", record | {"status": "running"})
         run.log.write_text("training\n")
-        record["status"] = self.end(len(self.started), run)
-        if record["status"] == "failed":
-            record["error"] = "the loss is nan at step 7"
-        write_json(run.folder / "run.json", record)
-        run.exit_status = {"finished": 0, "failed": 1}.get(record["status"], -9)
-        return True
+        number = len(self.started)
+
+        def end() -> int:
+            record["status"] = self.end(number, run)
+            if record["status"] == "failed":
+                record["error"] = "the loss is nan at step 7"
+            write_json(run.folder / "run.json", record)
+            return {"finished": 0, "failed": 1}.get(record["status"], -9)
+
+        return Ended(end)
 
 
 def value_of(config: dict[str, Any]) -> float:

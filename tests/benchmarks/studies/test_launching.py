@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.console import progress_bar
 from benchmarks.studies import launching
 from benchmarks.studies.jobs import Job
 from benchmarks.studies.launching import Launcher
+from benchmarks.studies.queue import Queue
 from tests.benchmarks.made import write_record
 from tests.support.processes import ROOT, TIMEOUT
 
@@ -32,14 +32,8 @@ print("ready", flush=True)
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
     monkeypatch.setattr(launching, "RUN", tmp_path / "run.py")
+    monkeypatch.setattr(Job, "changes", lambda job: [])
     return Job([], tmp_path / "run", tmp_path / "logs" / "run.log", "run")
-
-
-def finish(launcher: Launcher, run: Job) -> None:
-    with progress_bar(shown=False) as bar:
-        runs = iter([run])
-        [(_, was_started)] = launcher.each(launcher.run, lambda: next(runs, None), bar)
-    assert was_started.result()
 
 
 def wait_for(run: Job, word: str) -> None:
@@ -52,11 +46,10 @@ def wait_for(run: Job, word: str) -> None:
 def test_a_signal_reaches_the_run(run: Job) -> None:
     launching.RUN.write_text(PATIENT + "os.kill(os.getppid(), signal.SIGINT)\ntime.sleep(60)\n")
     before = signal.getsignal(signal.SIGINT)
-    with Launcher() as launcher:
-        finish(launcher, run)
-        assert run.exit_status == 128 + signal.SIGTERM
-        assert not launcher.run(run)
-    assert launcher.stop.signal == signal.SIGINT
+    second = Job([], run.folder.with_name("second"), run.log, "second")
+    assert Queue(lambda: [run, second], 2, Launcher()).run() == signal.SIGINT
+    assert (run.status, run.exit_status) == ("stopped", 128 + signal.SIGTERM)
+    assert second.status == "not started"
     lines = run.log.read_text().splitlines()
     assert lines == [
         f"$ {sys.executable} {launching.RUN} --output={run.folder} --resume",
@@ -67,12 +60,18 @@ def test_a_signal_reaches_the_run(run: Job) -> None:
 
 
 def test_an_error_leaves_no_run_behind(run: Job) -> None:
-    launching.RUN.write_text(PATIENT + "time.sleep(60)\n")
-    with pytest.raises(ZeroDivisionError), Launcher() as launcher:
-        launcher._threads.submit(launcher.run, run)
-        wait_for(run, "ready")
-        raise ZeroDivisionError
-    assert run.exit_status == 128 + signal.SIGTERM
+    ends = "import sys\nif sys.argv[1].endswith('ended'): sys.exit()\n"
+    launching.RUN.write_text(ends + PATIENT + "time.sleep(60)\n")
+    ended = Job([], run.folder.with_name("ended"), run.log.with_name("ended.log"), "ended")
+
+    def ready() -> list[Job]:
+        if ended.status != "not started":
+            wait_for(run, "ready")
+            raise ZeroDivisionError
+        return [run, ended]
+
+    with pytest.raises(ZeroDivisionError):
+        Queue(ready, 2, Launcher(jobs=2)).run()
     assert "saved" in run.log.read_text()
 
 
@@ -105,8 +104,7 @@ def test_why_a_run_did_not_finish(run: Job, code: int, record: str, problem: str
         f"import sys; print('error: of the log'); print('more'); sys.exit({code})"
     )
     write_record(run.folder, **json.loads(f"{{{record}}}"))
-    with Launcher() as launcher:
-        finish(launcher, run)
+    Queue(lambda: [run], 1, Launcher()).run()
     assert run.problem() == problem
 
 

@@ -6,6 +6,7 @@ from benchmarks.studies.jobs import Job
 from benchmarks.studies.launching import Launcher
 from benchmarks.studies.queue import Queue
 from tests.benchmarks.made import write_record
+from tests.benchmarks.studies.fakes import Ended
 from tests.benchmarks.studies.toy import command, finish, kept_study
 
 
@@ -17,17 +18,16 @@ def test_a_job_that_becomes_ready_runs_before_later_ones(tmp_path, monkeypatch):
     first, second, follows = (made(tmp_path, name) for name in ("first", "second", "follows"))
     started: list[str] = []
 
-    def run(self: Launcher, job: Job) -> bool:
+    def place(launcher: Launcher, command: list[str], job: Job) -> Ended:
         started.append(job.name)
         write_record(job.folder)
-        job.exit_status = 0
-        return True
+        return Ended(lambda: 0)
 
     def ready() -> list[Job]:
         found = [first, follows, second] if first.is_finished() else [first, second]
         return [job for job in found if not job.is_finished()]
 
-    monkeypatch.setattr(Launcher, "run", run)
+    monkeypatch.setattr(Launcher, "place", place)
     monkeypatch.setattr(Job, "changes", lambda job: [])
     queue = Queue(ready, 2, Launcher())
     assert queue.run() is None

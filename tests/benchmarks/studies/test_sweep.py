@@ -101,7 +101,7 @@ def recipes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     work.mkdir()
     monkeypatch.setattr(recipe_files, "RECIPES", tmp_path / "recipes")
     monkeypatch.setattr(launching, "RUN", tmp_path / "fake.py")
-    monkeypatch.setattr(launching, "POLL", 0.02)
+    monkeypatch.setattr("benchmarks.studies.queue.POLL", 0.02)
     monkeypatch.setitem(sys.modules, "ray", None)
     monkeypatch.chdir(work)
     return work
