@@ -63,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(studies.summary(jobs))
     if stopped_by is not None:
         return 128 + stopped_by
-    return int(studies.some_are_missing(jobs))
+    return int(any(job.why is not None for job in jobs))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
-"""A training as a job: its command line and run folder, and what became of it."""
+"""Trainings as jobs, planned from recipes, seeds and folds: their command lines, and what became of them."""
 
+import fnmatch
 import json
 import os
 from collections.abc import Sequence
@@ -11,16 +12,22 @@ from pathlib import Path
 from typing import Any
 
 # Light, also for Ray's workers: torch is imported when settings are parsed or a record is read.
-from benchmarks import building, records
+from benchmarks import building, records, training
 from benchmarks.console import InUseError
 from benchmarks.settings import (
     Change,
     Command,
+    ConfigError,
     changes_of_results,
     digest,
     parse,
+    read_entry,
+    recipe_names,
     settings_of_results,
 )
+
+OURS = ("--recipe", "--seed", "--output", "--resume", "--list", "--print_config", "--help", "-h")
+"""Options of benchmarks/run.py that the commands set themselves."""
 
 IN_USE = 3  # exit status of benchmarks/run.py if another process writes the run folder
 
@@ -37,7 +44,7 @@ class Job:
         process: That runs it, as a Popen, and `begun` when it did, by `time.monotonic`.
         exit_status: Once it has ended, negative if a signal ended it.
         log_begin: Where its log begins in the file.
-        status: What a queue says of it, and why it is not finished.
+        status: A queue's word for it; `why` it is not finished.
     """
 
     settings: Sequence[str]
@@ -148,3 +155,79 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list):
         return [_plain(one) for one in value]
     return float(value) if type(value) is int else value
+
+
+def check_settings(settings: Sequence[str], ours: Sequence[str] = OURS) -> None:
+    """Refuse options behind -- that are not the user's to set."""
+    for option in settings:
+        if option.partition("=")[0] in ours:
+            raise ConfigError(
+                f"{option}: is set by this command; leave it out behind --, and see its --help"
+            )
+
+
+def trainings(patterns: Sequence[str]) -> list[str]:
+    """The distinct trainings of entries, tables and patterns, in their order."""
+    found: dict[str, None] = {}
+    everything = recipe_names()
+    for pattern in patterns:
+        names = fnmatch.filter(everything, pattern) or fnmatch.filter(everything, f"{pattern}/*")
+        found |= dict.fromkeys(read_entry(name).training for name in names or [pattern])
+    return list(found)
+
+
+def plan(
+    patterns: Sequence[str], seeds: Sequence[int], runs: Path, settings: Sequence[str]
+) -> list[Job]:
+    """A job for every training and seed, which benchmarks/run.py accepts; its log in a folder of logs."""
+    check_settings(settings)
+    jobs = []
+    for recipe in trainings(patterns):
+        for seed in seeds:
+            name = f"{recipe.replace('/', '-')}-seed{seed}"
+            arguments = ["--recipe", recipe, f"--seed={seed}", *settings]
+            log = runs / "logs" / f"{name}.log"
+            jobs.append(Job(arguments, runs / name, log, f"{recipe}, seed {seed}"))
+            weights = jobs[-1].command.experiment.model.weights
+            if weights is not None and not weights.is_file():
+                raise ConfigError(f"model.weights: {weights}: No such file")
+    return jobs
+
+
+def plan_folds(
+    recipe: str, settings: Sequence[str], seeds: Sequence[int], folder: Path
+) -> list[Job]:
+    """A job for every seed and fold, known to be buildable, on data that are there.
+
+    Raises:
+        ConfigError, RunFolderError: if one is not, or is there with other settings.
+    """
+    arguments = ["--recipe", recipe, *settings, "--protocol=fair", "--data.split=test"]
+    arguments.append("--evaluation.save_embeddings=true")
+    folds = range(parse(arguments).experiment.data.folds)
+    jobs = []
+    for seed in seeds:
+        jobs += fold_jobs([*arguments, f"--seed={seed}"], folds, folder / f"seed{seed}")
+    check(jobs[: len(folds)])
+    for job in jobs:
+        job.result()
+    return jobs
+
+
+def fold_jobs(settings: Sequence[str], folds: Sequence[int], name: Path) -> list[Job]:
+    """A training on all folds except one, for each of these; its log lies beside its folder."""
+    jobs = []
+    for fold in folds:
+        folder = name.with_name(f"{name.name}-fold{fold}")
+        log = folder.with_name(f"{folder.name}.log")
+        jobs.append(Job([*settings, f"--data.fold={fold}"], folder, log, folder.name))
+    return jobs
+
+
+def check(jobs: Sequence[Job]) -> None:
+    """Refuse, with a ConfigError, what cannot be built or moved a step, and data that are not there."""
+    experiments = [job.command.experiment for job in jobs]
+    datasets = [building.build_datasets(e.data, seed=e.seed, fair=True) for e in experiments]
+    model = training.try_one_step(experiments[0])
+    for experiment, shown in zip(experiments, datasets, strict=True):
+        building.show_to(model.trunk, shown, experiment.data)

@@ -20,8 +20,8 @@ SAVING = 60  # seconds that runs whose launcher is gone may take to save
 class Queue:
     """Jobs to run; they know what became of them.
 
-    Every SIGINT or SIGTERM becomes one SIGTERM for each run at work, which saves and ends, and no run is started any
-    more. None outlives the queue.
+    Every SIGINT or SIGTERM becomes one SIGTERM for each run at work, which saves and ends, and no run is started
+    after it. None outlives the queue.
 
     Args:
         ready: The jobs that can run now, the first ones first; asked again whenever one has ended.
@@ -182,11 +182,6 @@ class Queue:
     def _terminate(self) -> None:
         for job in self._at_work:
             job.process.terminate()
-
-
-def some_are_missing(jobs: Sequence[Job]) -> bool:
-    """True if a run has no result although it was not stopped."""
-    return any(job.status in ("failed", "diverged", "stale", "in use") for job in jobs)
 
 
 def summary(jobs: Sequence[Job]) -> str:

@@ -6,12 +6,25 @@ next command, so that it ends as if it had never been stopped. Trials that run a
 other's results: what they draw depends on which of them ends first.
 
 No trial can see a test class: all are runs of `data.split: validation`, which do not load them.
+
+The space is a YAML file of settings by their path, each with its range or its values:
+
+optimization.learning_rate: {low: 1e-5, high: 1e-2, log: true}
+model.embedding_size: {low: 32, high: 128, int: true}
+losses[0].loss.init_args.neg_margin: {low: 0.0, high: 1.0}
+model.pool: {choices: [avg, max]}
+
+A path is that of the resolved settings, as on the command line of `benchmarks/run.py`, with the position in a list
+in brackets.
 """
 
 import csv
 import io
+import math
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -21,19 +34,34 @@ from typing import Any
 
 import numpy as np
 import optuna
+from optuna.distributions import (
+    BaseDistribution,
+    CategoricalDistribution,
+    FloatDistribution,
+    IntDistribution,
+)
 from optuna.samplers import TPESampler
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from benchmarks.building import resolved
 from benchmarks.records import check_same, damage_named, read_json, replace_file, write_json
-from benchmarks.settings import Command, ConfigError, changed, dump, flat, parse, read_yaml
-from benchmarks.studies.jobs import Job
+from benchmarks.settings import Command, ConfigError, changed, dump, flat, misfit, parse, read_yaml
+from benchmarks.studies.jobs import Job, check, fold_jobs
 from benchmarks.studies.launching import Launcher
-from benchmarks.studies.planning import check, fold_jobs
 from benchmarks.studies.queue import Queue
-from benchmarks.studies.search_space import Space, least
+from benchmarks.training import try_one_step
 
 MEASURED = "validation MAP@R"
+
+Space = dict[str, BaseDistribution]
+
+FIXED = re.compile(
+    r"(output|seed|protocol|label|evaluation"
+    r"|data\.(dataset|root|split|folds?|test_classes|class_level|max_classes|stage))($|\.)"
+)
+"""Settings that say what a trial is measured on and how: a search may not choose them."""
+
+PLAIN = (bool, int, float, str, type(None))
 
 
 class UnfinishedRunError(RuntimeError):
@@ -91,7 +119,7 @@ class Search:
         with TemporaryDirectory() as folder:
             path = Path(folder) / "least.yaml"
             path.write_text(dump(self.changed(least(self.space))))
-            check([job.command.experiment for job in self.jobs(path)])
+            check(self.jobs(path))
 
     def begin(self) -> None:
         """Write what is asked; a RunFolderError if the search was begun otherwise."""
@@ -146,7 +174,7 @@ class Search:
         try:
             for fold, job in zip(self.folds, self.jobs(path), strict=True):
                 if not _is_over(job):
-                    check([job.command.experiment], data=False)
+                    try_one_step(job.command.experiment)
                     yield job
                 trial.set_user_attr(f"{MEASURED}, fold {fold}", _value(job, number))
             study.tell(trial, float(np.mean([*trial.user_attrs.values()])))
@@ -226,3 +254,42 @@ def _is_over(job: Job) -> bool:
     """True if a run is finished, or failed by its settings: it would fail again."""
     record = job.record()
     return record is not None and record["status"] in ("finished", "failed")
+
+
+def read_space(path: Path) -> Space:
+    """The ranges of a YAML file.
+
+    Raises:
+        ConfigError: naming the file and the key, if it is missing or not as described above.
+    """
+    content = read_yaml(path)
+    if not content:
+        raise ConfigError(f"{path}: expected at least one setting and its range, got none")
+    return {str(key): _distribution(f"{path}: {key}", given) for key, given in content.items()}
+
+
+def _distribution(place: str, given: Any) -> BaseDistribution:
+    if FIXED.match(place.rpartition(": ")[2]):
+        raise ConfigError(f"{place}: says what a trial is measured on or how; leave it out")
+    with suppress(TypeError, ValueError):  # of Optuna, too
+        match given:
+            case {"choices": [_, _, *_] as choices, **others} if not others:
+                if misfit(choices, [PLAIN]) is None:
+                    return CategoricalDistribution(choices)
+            case {"low": low, "high": high, **flags} if -math.inf < low < high < math.inf:
+                if not flags.pop("int", False):
+                    return FloatDistribution(low, high, **flags)
+                if type(low) is type(high) is int:
+                    return IntDistribution(low, high, **flags)
+    raise ConfigError(
+        f"{place}: expected {{low: NUMBER, high: LARGER NUMBER}}, with int: true (of whole numbers) or "
+        f"log: true (of numbers above 0) if need be, or {{choices: [two or more different values]}}, got {given!r}"
+    )
+
+
+def least(space: Space) -> dict[str, Any]:
+    """The low end of each range, and the first of each list of values."""
+    return {
+        key: kind.choices[0] if isinstance(kind, CategoricalDistribution) else kind.low
+        for key, kind in space.items()
+    }

@@ -14,9 +14,8 @@ import numpy as np
 from benchmarks import building, records
 from benchmarks.reporting import Choices, judge
 from benchmarks.settings import ConfigError, StudyFile, changed, digest, flat, parse
-from benchmarks.studies.jobs import Job
+from benchmarks.studies.jobs import Job, plan
 from benchmarks.studies.kept import Result, Results
-from benchmarks.studies.planning import plan
 
 Values = tuple[tuple[str, float], ...]
 """Settings and their values."""

@@ -10,11 +10,10 @@ import yaml
 from benchmarks import studies
 from benchmarks.run import main as run_in_process
 from benchmarks.settings import recipe_files
-from benchmarks.studies import Pace, auditing, kept, planning, search
+from benchmarks.studies import Pace, auditing, jobs, kept, search
 from benchmarks.studies.jobs import Job
 from benchmarks.studies.launching import Launcher
-from benchmarks.studies.search import Search
-from benchmarks.studies.search_space import read_space
+from benchmarks.studies.search import Search, read_space
 from tests.benchmarks.studies.fakes import RECIPE, SPACE, TINY, Ended, Make, Trainings
 from tests.benchmarks.studies.toy import descends
 
@@ -22,8 +21,8 @@ from tests.benchmarks.studies.toy import descends
 @pytest.fixture
 def trainings(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Trainings]:
     """Nothing is built or trained."""
-    for module in (planning, search):
-        monkeypatch.setattr(module, "check", lambda *arguments, **options: None)
+    for module, name in ((jobs, "check"), (search, "check"), (search, "try_one_step")):
+        monkeypatch.setattr(module, name, lambda *arguments: None)
 
     def install(*arguments: Any) -> Trainings:
         fake = Trainings(*arguments)

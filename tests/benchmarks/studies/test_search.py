@@ -21,7 +21,7 @@ from benchmarks.settings.command import parse
 from benchmarks.settings.errors import ConfigError
 from benchmarks.studies.jobs import Job
 from benchmarks.studies.launching import Launcher
-from benchmarks.studies.search_space import read_space
+from benchmarks.studies.search import read_space
 from tests.benchmarks.studies.fakes import RECIPE, SPACE, TINY, Make, Train, value_of
 
 

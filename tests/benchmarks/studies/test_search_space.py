@@ -9,7 +9,7 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 
 from benchmarks.settings.changing import changed
 from benchmarks.settings.errors import ConfigError
-from benchmarks.studies.search_space import least, read_space
+from benchmarks.studies.search import least, read_space
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,7 @@ import yaml
 from benchmarks import studies
 from benchmarks.settings import read_study
 from benchmarks.studies import Results, Study, kept
-from benchmarks.studies.jobs import Job
-from benchmarks.studies.planning import plan
+from benchmarks.studies.jobs import Job, plan
 from tests.benchmarks.studies.toy import change, command, finish, kept_study
 
 

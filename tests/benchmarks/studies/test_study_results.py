@@ -19,8 +19,7 @@ from benchmarks.building import build_datasets
 from benchmarks.records import load_run, write_json
 from benchmarks.settings import read_study
 from benchmarks.studies import Pace, Results, Study, auditing
-from benchmarks.studies.jobs import Job
-from benchmarks.studies.planning import plan
+from benchmarks.studies.jobs import Job, plan
 from benchmarks.training import build_parts
 from tests.benchmarks.made import RECORD
 from tests.benchmarks.studies.toy import RATE, ROWS, change, command, finish

@@ -19,7 +19,7 @@ from benchmarks.records.files import signed
 from benchmarks.records.run_folder import RunFolder
 from benchmarks.settings import recipe_files
 from benchmarks.studies import launching
-from benchmarks.studies.planning import plan, trainings
+from benchmarks.studies.jobs import plan, trainings
 from benchmarks.sweep import main
 from tests.benchmarks.made import DIVERGED, RECORD, write_record
 from tests.support.processes import ROOT
