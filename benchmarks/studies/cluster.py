@@ -21,13 +21,9 @@ from benchmarks.settings import ConfigError
 from benchmarks.studies.jobs import IN_USE, Job
 from benchmarks.studies.launching import POLL, RUN, Launcher, start
 
-MOST = 1000  # runs that Ray has to place at once
-
 RETRIES = 10  # of a run whose node is gone, or that was ended from outside
 
-IN_USE_RETRIES = (
-    2  # of a run whose folder another process writes: on a node that was lost, it ends soon
-)
+IN_USE_RETRIES = 2  # of a run whose folder another process writes: one of a lost node soon ends
 
 CONNECTING = 10  # seconds to wait for the cluster's address, and for its first word
 
@@ -75,20 +71,12 @@ def execute(
     return status
 
 
-def look_for(marker: Path, content: str, paths: Sequence[Path]) -> Callable[[], str | None]:
+def look_for(paths: Sequence[Path]) -> Callable[[], str | None]:
     """Make a function that returns the first path that its node does not see; None if it sees all.
 
     Ray sends a function within a function as it is: the node may not have this module.
     """
-
-    def lacking() -> str | None:
-        for path in paths:
-            if not path.exists():
-                return f"{path}"
-        seen = marker.exists() and marker.read_text() == content
-        return None if seen else f"{marker.parent} as the machine of this command does"
-
-    return lacking
+    return lambda: next((f"{path}" for path in paths if not path.exists()), None)
 
 
 def check_answers(host: str, port: int) -> None:
@@ -133,14 +121,14 @@ class Cluster(Launcher):
     """
 
     def __init__(self, options: Namespace, runs: Path) -> None:
-        super().__init__(options.launcher, options.jobs or MOST)
+        super().__init__(options.launcher, options.jobs or 1000)  # Ray lets them wait
         self.runs, self.address = runs, options.ray
         self.asked = {"gpus": options.gpus_per_run, "cpus": options.cpus_per_run or 1}
 
     def __enter__(self) -> Self:
         variables = {name: of for name, of in os.environ.items() if name.startswith(PASSED_ON)}
-        paths = [str(RUN.parents[1]), os.environ.get("PYTHONPATH")]
-        variables["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+        paths = filter(None, [str(RUN.parents[1]), os.environ.get("PYTHONPATH")])
+        variables["PYTHONPATH"] = os.pathsep.join(paths)
         if sys.platform == "linux":  # a run gets a SIGTERM then, and saves; Ray's is a SIGKILL
             variables["RAY_kill_child_processes_on_worker_exit"] = "0"
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # it would be told to Ray's makers
@@ -192,16 +180,12 @@ class Cluster(Launcher):
             if asked > most:
                 raise ConfigError(f"--{name}-per-run: {asked:g}; no node has more than {most:g}")
         self.runs.mkdir(parents=True, exist_ok=True)
-        marker, content = self.runs.resolve() / f".seen-{uuid4()}", str(uuid4())
-        marker.write_text(content)
-        look = ray.remote(num_cpus=0)(look_for(marker, content, [RUN, Path.cwd()]))
+        marker = self.runs.resolve() / f".seen-{uuid4()}"
+        marker.touch()
+        look = ray.remote(num_cpus=0)(look_for([RUN, Path.cwd(), marker]))
+        there = [NodeAffinitySchedulingStrategy(node["NodeID"], soft=False) for node in nodes]
         try:
-            answers = [
-                look.options(
-                    scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-                ).remote()
-                for node in nodes
-            ]
+            answers = [look.options(scheduling_strategy=one).remote() for one in there]
             for node, lacks in zip(nodes, ray.get(answers), strict=True):
                 if lacks is not None:
                     raise ConfigError(
