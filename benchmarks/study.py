@@ -57,10 +57,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(argv)
     for name, value in {"OMP_NUM_THREADS": "1", **KEEP_MEMORY}.items():
         os.environ.setdefault(name, value)
+    if options.root:
+        settings = [f"--data.root={options.root}", *settings]
     try:
-        return _run(
-            options, [*([f"--data.root={options.root}"] if options.root else []), *settings]
-        )
+        return _run(options, settings)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -74,7 +74,7 @@ def _run(options: argparse.Namespace, settings: Sequence[str]) -> int:
     output = options.output or runs / "study.md"
     if output.suffix != ".md" or output.is_dir():  # the kept results lie beside the page
         raise ConfigError(f"--output: expected a .md file, got {output}")
-    owner = _owner(options.study, runs)
+    _owner(options.study, runs)
     results = studies.Results(output.with_suffix(".json"))
     study = studies.Study(file, results, runs, settings)
     studies.check(study)
@@ -82,21 +82,15 @@ def _run(options: argparse.Namespace, settings: Sequence[str]) -> int:
         print(f"The folder has few classes: runs get {' '.join(fitted)}.")
         study = studies.Study(file, results, runs, [*settings, *fitted])
     study.keep_finished()
-    failed: list[studies.Job] = []
-    if not options.page_only:
-        stopped_by, failed = _train(options, study, owner)
-        if stopped_by is not None:
-            print(
-                f"Stopped. Kept: {results.count} results in {output.with_suffix('.json')}, and in {runs} the steps "
-                f"of runs at work. Trainings left: {len(study.left())}; the same command goes on."
-            )
-            return 128 + stopped_by
+    status = 0 if options.page_only else _train(options, study)
+    if status >= 128:
+        return status
     found = study.found()
     findings = reporting.judge(file, found, registered=studies.registered(study, found))
     if not findings:
         told = (
             f"no comparison has both rows finished at {file.seeds.count} seeds, neither in {runs} nor in "
-            f"{output.with_suffix('.json')}"
+            f"{results.path}"
         )
         if options.page_only:
             raise ConfigError(f"--page-only: {told}; leave it out to train them")
@@ -126,7 +120,7 @@ def _run(options: argparse.Namespace, settings: Sequence[str]) -> int:
                 f"--output {runs / 'report.html'}"
             )
         print(f"Its network: python -m benchmarks.export {folder} --output exported")
-    return int(any(study.results.of(job) is None for job in failed))
+    return status
 
 
 def _owner(study: str, runs: Path) -> str:
@@ -139,23 +133,17 @@ def _owner(study: str, runs: Path) -> str:
     return owner
 
 
-def _train(
-    options: argparse.Namespace, study: studies.Study, owner: str
-) -> tuple[int | None, list[studies.Job]]:
-    """Run what is left, comparison by comparison.
-
-    Returns:
-        The signal that stopped it, if one did, and the runs that failed.
-    """
-    failed: dict[Path, studies.Job] = {}
+def _train(options: argparse.Namespace, study: studies.Study) -> int:
+    """Run what is left, comparison by comparison; the exit status."""
     if not (left := study.left()):
-        return None, []
+        return 0
     print("Trying out the rows and timing a few steps ...", flush=True)
     studies.try_out(left)
     pace = None if options.ray else studies.measure(study.first_job(study.rows[-1]))
     study.runs.mkdir(parents=True, exist_ok=True)
-    records.replace_file(study.runs / OWNER, owner.encode())
+    records.replace_file(study.runs / OWNER, _owner(options.study, study.runs).encode())
     print(_forecast(left, pace, options.jobs or 2))
+    failed: dict[Path, studies.Job] = {}
 
     def ready() -> list[studies.Job]:
         study.keep_finished()
@@ -169,7 +157,12 @@ def _train(
         stopped_by = queue.run()
         study.keep_finished()
         if stopped_by is not None:
-            return stopped_by, []
+            kept = f"{len(study.results.kept)} results in {study.results.path}"
+            print(
+                f"Stopped. Kept: {kept}, and in {study.runs} the steps of runs at work. Trainings left: "
+                f"{len(study.left())}; the same command goes on."
+            )
+            return 128 + stopped_by
         lost = [job for job in queue.jobs if not job.is_finished()]
         in_use = [job for job in lost if job.status == "in use"]
         failed |= {job.folder: job for job in lost if job.status != "in use"}
@@ -179,7 +172,7 @@ def _train(
             time.sleep(1)
     if failed:
         print(studies.summary(list(failed.values())))
-    return None, list(failed.values())
+    return int(any(study.results.of(job) is None for job in failed.values()))
 
 
 def _forecast(left: Sequence[studies.Job], pace: studies.Pace | None, jobs: int) -> str:

@@ -18,19 +18,18 @@ def check(study: Study) -> None:
     """Refuse, with a ConfigError, metrics and outputs that no run will measure."""
     file = study.file
     choosing = [row for row in study.rows if file.rows[row].choose]
-    wanted = [(row, "", file.choice.metric, "choice.metric") for row in choosing]
+    wanted = [(row, file.choice.metric, "choice.metric") for row in choosing]
     for of in file.comparisons:
         metrics = [file.metric(of), *([file.agrees] if file.agrees and not of.metric else [])]
-        for side, row in zip((of.better, of.than), of.rows(), strict=True):
-            output = side.partition(":")[2]
-            wanted += [(row, output, metric, f"comparisons.{of.name}") for metric in metrics]
-    for row, output, metric, at in wanted:
+        wanted += [(s, m, f"comparisons.{of.name}") for s in (of.better, of.than) for m in metrics]
+    for side, metric, at in wanted:
+        row, _, output = side.partition(":")
         evaluation = study.first_job(row).config["evaluation"]
         known = {f"recall_at_{K}" for K in evaluation["recall_at"]}
         known |= {"mean_average_precision_at_r", "r_precision", "variance_correlation"}
         known |= {"NMI", "AMI", "F1"} if evaluation["clustering"] else set()
         if output == "curve":
-            known = {f"{kind}_recall_at_1" for kind in ("seen", "unseen")}
+            known = {"seen_recall_at_1", "unseen_recall_at_1"}
         elif output == "parts":
             known |= {"ideal_joint_error", "h_divergence"}
         option = ASKED_BY.get(output.partition("_")[0])
@@ -117,7 +116,7 @@ def registration(study: Study, found: Found) -> str:
     at = f"`{plan['commit'][:7]}`" if plan["commit"] else "code outside a repository"
     at += ", with changes that were not committed," if plan["dirty"] else ""
     begun = f"The plan ({plan['plan'][:12]}) was registered at {at} on {plan['date'][:10]}"
-    others = study.results.others(study.digest)
+    others = len({other["plan"] for other in study.results.plans} - {study.digest})
     more = f" This file has {others} other plan{'s' * (others > 1)}." if others else ""
     if due := study.due():
         more += f" **{due} tests of further seeds are due: no word on their rows is final.**"

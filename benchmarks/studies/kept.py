@@ -1,6 +1,7 @@
 """A study's JSON file: the plans that were registered, and the results of all its trainings."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,84 +27,93 @@ was registered when it began, and "commits" if other code resumed it.
 
 NUMBER = (int, float)
 
+CODE = {"commit": (str, type(None)), "dirty": (bool, type(None))}
+
 KEPT = {
-    **{"commit": (str, type(None)), "dirty": (bool, type(None)), "wall_time_s": NUMBER},
-    **{"metrics": {...: NUMBER}, "outputs": {...: {...: NUMBER}}, "curve": {...: NUMBER}},
+    **{**CODE, "wall_time_s": NUMBER, "metrics": {...: NUMBER}},
+    **{"outputs": {...: {...: NUMBER}}, "curve": {...: NUMBER}},
 }
 """Entries of a kept result, and the kinds of their values; see `misfit`."""
 
-PLAN = {"plan": str, "commit": (str, type(None)), "dirty": (bool, type(None)), "date": str}
+CONTENT = {"plans": [{"plan": str, "date": str, **CODE}], "results": {...: KEPT}}
 
 OF_TESTS = ("per_class", "before_training", "images_per_second")
-
-TOLD = ("commit", "dirty", "wall_time_s", "metrics", "outputs")
 
 
 class Results:
     """The file of plans and results; several commands may add to it at once.
+
+    Attributes:
+        plans: The registrations, the newest last.
+        kept: Results by the names of their trainings.
 
     Raises:
         ValueError: if it is damaged.
     """
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._plans, self._kept = self._read()
+        self.path = path
+        self.plans, self.kept = self._read()
 
     def _read(self) -> tuple[list[dict[str, Any]], dict[str, Result]]:
-        with damage_named(self._path, "restore it, since it holds the results of all trainings"):
-            content = read_json(self._path) if self._path.exists() else {"results": {}}
-            plans, kept = content.get("plans", []), content["results"]
-            if (place := misfit(kept, {...: KEPT})) is not None:
-                raise ValueError(f"results.{place} is missing or of another kind")
-            if (place := misfit(plans, [PLAN])) is not None:
-                raise ValueError(f"plans{place} is missing or of another kind")
-            return list(plans), dict(kept)
+        with damage_named(self.path, "restore it, since it holds the results of all trainings"):
+            content = read_json(self.path) if self.path.exists() else {"results": {}}
+            content = {"plans": [], **content}
+            if (place := misfit(content, CONTENT)) is not None:
+                raise ValueError(f"{place} is missing or of another kind")
+            return content["plans"], content["results"]
+
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        """Nobody else writes between reading and writing."""
+        with alone(self.path, wait=True):
+            self.plans, kept = self._read()
+            self.kept |= kept
+            yield
+            write_json(self.path, {"plans": self.plans, "results": self.kept})
 
     def of(self, job: Job) -> Result | None:
         """The result of a training with these weights and settings; None if there is none.
 
         Settings that cannot change a result do not count.
         """
-        return self._kept.get(_name(job))
+        return self.kept.get(_name(job))
 
     def add(self, jobs: Iterable[Job]) -> None:
-        """Keep the results from these run folders."""
-        found, begun = {}, {}
-        for job in jobs:
-            run, name = load_run(job.folder), _name(job)
-            curves = {name: of for name, of in run.table("evaluation").items() if of}
-            found[name] = {
-                **{key: run.info.get(key) for key in TOLD},
-                "processor": run.info["hardware"].get("processor"),
-                "data": run.info["data"].get("fingerprint"),
-                "curve": {name: of[-1] for name, of in curves.items()},
-            }
-            if job.config["data"]["split"] == "test":
-                begun[name] = str(run.info.get("started", ""))
-                sessions = run.info.get("sessions", [])
-                commits = {one.get("commit") for one in sessions} - {run.info.get("commit")}
-                tested = {key: run.info.get(key) for key in OF_TESTS}
-                tested |= {"curves": curves, "commits": [*commits]}
-                found[name] |= {key: of for key, of in tested.items() if of}
-        self._merge([], found, begun)
+        """Keep the results from these run folders; one that is there stays."""
+        with self._changing():
+            for job in jobs:
+                self.kept.setdefault(_name(job), self._result(job))
 
-    @property
-    def count(self) -> int:
-        return len(self._kept)
+    def _result(self, job: Job) -> Result:
+        run = load_run(job.folder)
+        curves = {name: of for name, of in run.table("evaluation").items() if of}
+        result = {
+            **{key: run.info.get(key) for key in KEPT if key != "curve"},
+            "processor": run.info["hardware"].get("processor"),
+            "data": run.info["data"].get("fingerprint"),
+            "curve": {name: of[-1] for name, of in curves.items()},
+        }
+        if job.config["data"]["split"] == "test":
+            sessions = run.info.get("sessions", [])
+            commits = {one.get("commit") for one in sessions} - {run.info.get("commit")}
+            tested = {key: run.info.get(key) for key in OF_TESTS}
+            # The newest plan that was registered when it began.
+            begun = str(run.info.get("started", ""))
+            plans = [plan["plan"] for plan in self.plans if plan["date"] <= begun]
+            tested |= {"curves": curves, "commits": [*commits], "plan": plans and plans[-1]}
+            result |= {key: of for key, of in tested.items() if of}
+        return result
 
     def plan(self, digest: str) -> dict[str, Any] | None:
         """The registration of a plan: the first one; None if there is none."""
-        return next((plan for plan in self._plans if plan["plan"] == digest), None)
-
-    def others(self, digest: str) -> int:
-        """The number of other plans that were registered in this file."""
-        return len({plan["plan"] for plan in self._plans} - {digest})
+        return next((plan for plan in self.plans if plan["plan"] == digest), None)
 
     def register(self, digest: str) -> None:
         """Write down that the tests from now on follow a plan, with the commit of the code."""
-        if not self._plans or self._plans[-1]["plan"] != digest:
-            self._merge([{"plan": digest, **describe_code(), "date": now()}], {}, {})
+        if not self.plans or self.plans[-1]["plan"] != digest:
+            with self._changing():
+                self.plans.append({"plan": digest, **describe_code(), "date": now()})
 
     def counts(self, result: Result, digest: str) -> bool:
         """True if a test was made under the registered plan, by committed code that descends from its commit."""
@@ -112,20 +122,6 @@ class Results:
             return False
         commits = [result["commit"], *result.get("commits", [])]
         return all(descends(commit, plan["commit"]) for commit in commits)
-
-    def _merge(
-        self, plans: list[dict[str, Any]], found: dict[str, Result], begun: dict[str, str]
-    ) -> None:
-        """Add plans and results; a test that began after a plan was registered has the newest such plan."""
-        with alone(self._path, wait=True):  # nobody writes between reading and writing
-            before, kept = self._read()
-            newest = before[-1]["plan"] if before else None
-            self._plans = before + [plan for plan in plans if plan["plan"] != newest]
-            for name, date in begun.items():
-                if under := [plan["plan"] for plan in self._plans if plan["date"] <= date]:
-                    found[name]["plan"] = under[-1]
-            self._kept |= found | kept  # a result that is there stays
-            write_json(self._path, {"plans": self._plans, "results": self._kept})
 
 
 def _name(job: Job) -> str:
