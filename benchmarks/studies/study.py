@@ -72,19 +72,14 @@ class Study:
     def _scored(self, row: str, candidates: dict[Values, list[Job]]) -> Choices | None:
         tried: list[tuple[dict[str, float], float | None, list[int]]] = []
         for values, jobs in candidates.items():
-            found = [self._of(job) for job in jobs]
-            if None in found:
+            found = [result for job in jobs if (result := self._of(job)) is not None]
+            if len(found) < len(jobs):
                 return None
-            metrics = [result["metrics"] for result in found if result is not None]
-            diverged = [draw for draw, of in enumerate(metrics) if not of]
-            metric = self.file.choice.metric
-            diverged += [
-                draw for draw, of in enumerate(metrics) if of and not np.isfinite(of[metric])
-            ]
-            score = None if diverged else float(np.mean([of[metric] for of in metrics]))
-            tried.append((dict(values), score, diverged))
-        finished = [(score, values) for values, score, _ in tried if score is not None]
-        best = max(finished, key=lambda one: one[0])[1] if finished else None
+            scores = [of["metrics"].get(self.file.choice.metric, np.nan) for of in found]
+            diverged = [draw for draw, score in enumerate(scores) if not np.isfinite(score)]
+            tried.append((dict(values), None if diverged else float(np.mean(scores)), diverged))
+        finished = [one for one in tried if one[1] is not None]
+        best = max(finished, key=lambda one: one[1] or 0.0)[0] if finished else None
         return Choices(row, best, self.file.rows[row].takes, tried, self._tried(row, len(tried)))
 
     def _tried(self, row: str, own: int) -> int:
@@ -131,19 +126,30 @@ class Study:
 
     # ---------------------------------------------------------------------------------------- tests
 
-    def tests(self, row: str) -> list[Job]:
-        """The trainings to test, one per seed; none until the settings are chosen."""
-        return self._tests(row, row in self.extended())
-
     def first_job(self, row: str, draw: int | None = None) -> Job:
         """The test with the first seed, or the training of a draw, before any setting is chosen."""
         first = self.file.seeds.first if draw is None else 0
         return self._jobs(row, (), range(first, first + 1), draw)[0]
 
-    def _tests(self, row: str, more: bool) -> list[Job]:
-        values, seeds = self.chosen(row), self.file.seeds
+    def tests(self, row: str, more: bool | None = None) -> list[Job]:
+        """The trainings to test, one per seed; none until the settings are chosen.
+
+        Args:
+            more: Also with the further seeds; default: if the first ones call for them.
+        """
+        if (values := self.chosen(row)) is None:
+            return []
+        seeds, more = self.file.seeds, row in self.extended() if more is None else more
         last = seeds.first + seeds.count + seeds.more * more
-        return [] if values is None else self._jobs(row, values, range(seeds.first, last))
+        return self._jobs(row, values, range(seeds.first, last))
+
+    def found(self, more: bool | None = None) -> Found:
+        """The results of these tests."""
+        found: Found = {}
+        for row in self.rows:
+            jobs = self.tests(row, more)
+            found[row] = {job.seed: result for job in jobs if (result := self._of(job))}
+        return found
 
     def extended(self) -> set[str]:
         """The rows that get more seeds: those of main comparisons that the first seeds leave too wide."""
@@ -151,15 +157,11 @@ class Study:
         if not seeds.more or seeds.wider_than is None:
             return set()
         rows: set[str] = set()
-        for finding in judge(self.file, {row: self._found(row, False) for row in self.rows}):
+        for finding in judge(self.file, self.found(more=False)):
             tested, is_main = finding.tested, finding.comparison.family == "main"
             if is_main and tested is not None and tested.half_width > seeds.wider_than:
                 rows |= set(finding.comparison.rows())
         return rows
-
-    def _found(self, row: str, more: bool) -> dict[int, Result]:
-        jobs = self._tests(row, more)
-        return {job.seed: found for job in jobs if (found := self._of(job))}
 
     def _of(self, job: Job) -> Result | None:
         """The kept result of a job; a ConfigError if it is one of other images."""
@@ -181,11 +183,6 @@ class Study:
         if data.dataset == "glyphs" or not data.root.is_dir():
             return None
         return building.build_datasets(data, seed=job.seed).test.fingerprint
-
-    def found(self) -> Found:
-        """The results of all tests."""
-        extended = self.extended()
-        return {row: self._found(row, row in extended) for row in self.rows}
 
     def missing(self) -> list[Job]:
         """The trainings without a result that can run now, because those they depend on have one."""
@@ -214,7 +211,7 @@ class Study:
     def due(self) -> int:
         """The number of further seeds that the first ones have called for, and that are not tested yet."""
         return sum(
-            self._of(job) is None for row in self.extended() for job in self._tests(row, True)
+            self._of(job) is None for row in self.extended() for job in self.tests(row, True)
         )
 
     def register(self, queue: Sequence[Job]) -> None:
