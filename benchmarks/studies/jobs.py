@@ -34,7 +34,7 @@ IN_USE = 3  # exit status of benchmarks/run.py if another process writes the run
 TAIL = 4096  # bytes of a log that are read for its last line
 
 
-@dataclass
+@dataclass(eq=False)
 class Job:
     """A training with one seed.
 

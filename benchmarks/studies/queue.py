@@ -107,9 +107,16 @@ class Queue:
         return job
 
     def _is_left(self, job: Job) -> bool:
+        """True if it has to run; a stale run is moved aside for it, if that is asked and nobody writes it."""
         try:
             if self.redo_stale and job.changes():
-                self._move_aside(job)
+                with RunFolder(job.folder) as folder:
+                    names = (f"{job.folder.name}.stale-{n}" for n in count(1))
+                    aside = next(
+                        path for path in map(job.folder.with_name, names) if not path.exists()
+                    )
+                    folder.move(aside)
+                self.bar.write(f"{job.name}: the stale run is now {aside}")
             if changes := job.changes():
                 said = "; ".join(f"{c.key} {c.before!r}, not {c.now!r}" for c in changes)
                 remedy = "run it again with --redo-stale, or choose another --runs"
@@ -125,34 +132,21 @@ class Queue:
             self._end(job, "failed", str(error))
         return False
 
-    def _move_aside(self, job: Job) -> None:
-        """Rename a stale run, unless it is being written."""
-        folder = RunFolder(job.folder)
-        try:
-            names = (job.folder.with_name(f"{job.folder.name}.stale-{n}") for n in count(1))
-            aside = next(path for path in names if not path.exists())
-            folder.move(aside)
-            self.bar.write(f"{job.name}: the stale run is now {aside}")
-        finally:
-            folder.close()
-
     def _look(self) -> None:
         """Pass signals on, and report the runs that have ended; wait a little if none has."""
         self._answer()
-        for job in self._at_work:
-            job.exit_status = job.process.poll()
-        ended = [job for job in self._at_work if job.exit_status is not None]
-        self._at_work = [job for job in self._at_work if job.exit_status is None]
-        for job in ended:
-            job.seconds = time.monotonic() - job.begun
-            self._look_back(job)
+        ended = [(job, code) for job in self._at_work if (code := job.process.poll()) is not None]
+        for job, code in ended:
+            self._at_work.remove(job)
+            job.exit_status, job.seconds = code, time.monotonic() - job.begun
+            self._look_back(job, code)
         if not ended:
             time.sleep(POLL)
 
-    def _look_back(self, job: Job) -> None:
+    def _look_back(self, job: Job, code: int) -> None:
         """Report the end of a run."""
         try:
-            if (code := job.exit_status) == 0 and job.is_finished():
+            if code == 0 and job.is_finished():
                 self._end(job, "finished", f"finished in {job.duration}")
             elif self.stop.signal is not None and code != IN_USE:
                 self._end(job, "stopped", "stopped; the same command goes on with it")
@@ -160,9 +154,8 @@ class Queue:
                 record, why = job.record(), job.problem()
                 status = "diverged" if record and has_diverged(record) else "failed"
                 status = "in use" if code == IN_USE else status
-                how = f"exit status {code}"
-                if code is not None and code < 0:
-                    how = f"ended by {signal.Signals(-code).name}"
+                ended_by = f"ended by {signal.Signals(-code).name}" if code < 0 else ""
+                how = ended_by or f"exit status {code}"
                 self._end(job, status, f"{status} ({how}): {why}; see {job.log}", why)
         except Exception as error:
             self._end(job, "failed", str(error))
