@@ -23,6 +23,7 @@ goes on.
 import argparse
 import sys
 from collections.abc import Sequence
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -52,8 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _compare(options, settings)
         studies.check_settings(settings, (*studies.OURS, *OURS))
         settings = [*(f"--config={path}" for path in options.config), *settings]
-        kind = {_search: "search", _evaluate: "fair"}[options.run]
-        folder = options.runs or Path("runs", kind, options.recipe.replace("/", "-"))
+        folder = options.runs or Path("runs", options.kind, options.recipe.replace("/", "-"))
         return int(options.run(options, settings, folder))
     except (records.RunFolderError, ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
@@ -63,15 +63,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = command_parser("fair", __doc__)
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    told = {
-        "search": (_search, "find settings on validation classes"),
-        "evaluate": (_evaluate, "train and test all seeds and folds"),
-        "compare": (_compare, "evaluated methods side by side, and paired by seed"),
-    }
-    for name, (run, about) in told.items():
-        commands.add_parser(name, allow_abbrev=False, help=about).set_defaults(run=run)
-    search, evaluate, compare = commands.choices.values()
-    for one, kind in ((search, "search"), (evaluate, "fair")):
+    add = partial(commands.add_parser, allow_abbrev=False)
+    search = add("search", help="find settings on validation classes")
+    evaluate = add("evaluate", help="train and test all seeds and folds")
+    compare = add("compare", help="evaluated methods side by side, and paired by seed")
+    for one, run, kind in ((search, _search, "search"), (evaluate, _evaluate, "fair")):
+        one.set_defaults(run=run, kind=kind)
         one.add_argument("recipe", metavar="RECIPE", help="PAPER/TABLE/ROW")
         files = "a YAML file of settings; repeatable"
         one.add_argument("--config", type=Path, action="append", default=[], help=files)
@@ -96,6 +93,7 @@ def _parser() -> argparse.ArgumentParser:
     evaluate.add_argument("--seeds", type=at_least(1), default=SEEDS, help=seeds)
     studies.add_arguments(evaluate, "so many runs at once; default: 1, with --ray as many as fit")
     compare.add_argument("folders", nargs="+", type=Path, metavar="FOLDER")
+    compare.set_defaults(run=_compare)
     return parser
 
 

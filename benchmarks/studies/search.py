@@ -188,12 +188,11 @@ class Search:
             with damage_named(path, "delete it and the trial's runs, or choose another --runs"):
                 known = flat(read_yaml(path))
                 study.enqueue_trial({key: known[key] for key in self.space})
-        else:
-            [seed] = np.random.SeedSequence([self.seed, number]).generate_state(1)
-            study.sampler = TPESampler(seed=int(seed))
+            return study.ask(self.space)
+        [seed] = np.random.SeedSequence([self.seed, number]).generate_state(1)
+        study.sampler = TPESampler(seed=int(seed))
         trial = study.ask(self.space)
-        if not path.exists():
-            replace_file(path, dump(self.changed(trial.params)).encode())
+        replace_file(path, dump(self.changed(trial.params)).encode())
         return trial
 
     def _report(self, trials: Sequence[FrozenTrial]) -> int:
@@ -205,12 +204,8 @@ class Search:
         best = max(found, key=lambda trial: trial.values[0])
         settings = self.changed(best.params)
         # The run that uses them says these.
-        del (
-            settings["seed"],
-            settings["protocol"],
-            settings["data"]["split"],
-            settings["data"]["fold"],
-        )
+        del settings["seed"], settings["protocol"]
+        del settings["data"]["split"], settings["data"]["fold"]
         value = f"{MEASURED} {100 * best.values[0]:.2f} %"
         head = (
             f"# {self.recipe}, trial {best.number} of {self.trials}: {value}, the "
