@@ -54,9 +54,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         jobs = studies.plan(options.recipes, seeds, options.runs, settings)
         launcher = studies.launcher(options, options.runs)
-        stopped_by = studies.Queue(
-            lambda: jobs, len(jobs), launcher, redo_stale=options.redo_stale
-        ).run()
+        queue = studies.Queue(lambda: jobs, len(jobs), launcher, redo_stale=options.redo_stale)
+        stopped_by = queue.run()
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

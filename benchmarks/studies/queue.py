@@ -85,7 +85,11 @@ class Queue:
         while self.stop.signal is None and len(self._at_work) < self.launcher.jobs:
             if (job := self._next()) is None:
                 return
-            self.launcher.start(job)
+            try:
+                self.launcher.start(job)
+            except OSError as error:  # the others go on
+                self._end(job, "failed", str(error))
+                continue
             self._at_work.append(job)
             self.bar.set_description(shorten("; ".join(j.name for j in self._at_work), LONGEST))
 

@@ -54,3 +54,13 @@ def test_a_study_waits_for_runs_of_another_command(toy, trained_by, monkeypatch,
     assert command() == 0
     assert "Waiting for 1 runs of another command" in capsys.readouterr().out
     assert [kept_study().results.of(job)["metrics"]["recall_at_1"] for job in taken] == [0.7]
+
+
+def test_a_job_that_cannot_be_started_is_one_failure(tmp_path, monkeypatch):
+    jobs = [made(tmp_path, name) for name in ("first", "second")]
+    jobs[0].log = tmp_path / "file" / "log"
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(Launcher, "place", lambda launcher, command, job: Ended(lambda: 1))
+    assert Queue(lambda: jobs, 2, Launcher()).run() is None
+    assert [job.exit_status for job in jobs] == [None, 1]
+    assert "File exists" in str(jobs[0].why)
