@@ -134,4 +134,4 @@ def _fraction(fraction: float, classes: list[str]) -> set[str]:
             f"test_classes: expected a fraction between 0 and 1 that leaves some of {len(classes)} classes "
             f"to train on and some to test on, got {fraction}"
         )
-    return {classes[i] for i in shuffled(classes)[:held_out]}
+    return set(shuffled(classes)[:held_out])

@@ -116,15 +116,12 @@ class Glyphs(torch.utils.data.Dataset[tuple[torch.Tensor, int, int]]):
         names, images = _cached(Path(root), image_size)
         self.fingerprint = hashlib.sha256("\n".join(names).encode() + images.tobytes()).hexdigest()
         chosen = _split(names, split, fold, folds, stage, seed)
-        kept = limited([names[i] for i in chosen], max_classes, draw_seed)
-        chosen = [chosen[i] for i in kept]
-
-        self.class_names = [names[i] for i in chosen]
-        self.num_classes = len(chosen)
+        self.class_names = limited(chosen, max_classes, draw_seed)
+        self.num_classes = len(self.class_names)
         self.labels = torch.arange(self.num_classes).repeat_interleave(len(FACES))
         self._clean = stage == "pretraining" and split in ("train", "development")
         self._grid = _grid(image_size)
-        self._images = images[chosen].reshape(-1, image_size, image_size)
+        self._images = images[np.isin(names, self.class_names)].reshape(-1, image_size, image_size)
 
     def __len__(self) -> int:
         return len(self._images)
@@ -219,25 +216,22 @@ def _grid(size: int) -> Floats:
 
 def _split(
     names: Sequence[str], split: Split, fold: int, folds: int, stage: Stage | None, seed: int
-) -> list[int]:
-    """Positions of a split's classes, ascending."""
-    order = shuffled(names)
-    half = len(names) // 2
+) -> list[str]:
+    """A split's classes, in the order of the names."""
+    order, half = shuffled(names), len(names) // 2
     if split == "test":
-        return sorted(order[half:])
-    if stage is not None:
+        kept = order[half:]
+    elif stage is not None:
         seen, others = order[:PRETRAINED], order[PRETRAINED:half]
         if stage == "fine_tuning":
-            drawn = shuffled([f"{seed} {fold} {names[i]}" for i in others])
-            seen, others = (
-                [others[i] for i in part] for part in (drawn[:FINE_TUNED], drawn[FINE_TUNED:])
-            )
-        return sorted(others if split == "validation" else seen)
-    training = sorted(order[:half])
-    if split == "train":
-        return training
-    parts = validation_fold([names[i] for i in training], fold, folds)
-    return [training[i] for i in parts[split == "validation"]]
+            drawn = shuffled(others, salt=f"{seed} {fold} ")
+            seen, others = drawn[:FINE_TUNED], drawn[FINE_TUNED:]
+        kept = others if split == "validation" else seen
+    elif split == "train":
+        kept = order[:half]
+    else:
+        kept = validation_fold(order[:half], fold, folds)[split == "validation"]
+    return sorted(kept, key=names.index)
 
 
 def _cached(root: Path, size: int) -> tuple[list[str], Pixels]:

@@ -86,14 +86,13 @@ class ImageSet(torch.utils.data.Dataset[tuple[torch.Tensor, int, int]]):
         parts = np.array(listing.parts)
         classes = np.array(listing.classes)
         rows = np.flatnonzero((parts == "train") != (split == "test"))
-        names = np.unique(classes[rows])
+        names = np.unique(classes[rows]).tolist()
         if split in ("development", "validation"):
-            kept = validation_fold(names.tolist(), fold, folds)[split == "validation"]
-            names = names[kept]
-        names = names[limited(names.tolist(), max_classes, draw_seed)]
+            names = validation_fold(names, fold, folds)[split == "validation"]
+        names = limited(names, max_classes, draw_seed)
         rows = rows[np.isin(classes[rows], names)]
 
-        self.class_names: list[str] = names.tolist()
+        self.class_names: list[str] = names
         self.num_classes = len(names)
         self.labels = torch.from_numpy(np.searchsorted(names, classes[rows]))
         self._rows: list[int] = rows.tolist()
@@ -113,14 +112,13 @@ class ImageSet(torch.utils.data.Dataset[tuple[torch.Tensor, int, int]]):
 
         The choice depends on the item's name and the order of its paths, which are the same in every layout.
         """
-        images: list[list[int]] = [[] for _ in self.class_names]
-        labels = self.labels.tolist()
+        images: dict[int, list[int]] = {}
         for index in sorted(range(len(self)), key=self.name):
-            images[labels[index]].append(index)
+            images.setdefault(int(self.labels[index]), []).append(index)
         is_query = torch.zeros(len(self), dtype=torch.bool)
-        for item, indices in zip(self.class_names, images, strict=True):
-            order = shuffled([f"{item} {place}" for place in range(len(indices))])
-            is_query[[indices[place] for place in order[: len(order) // 2]]] = True
+        for label, of_item in images.items():
+            places = shuffled(range(len(of_item)), salt=f"{self.class_names[label]} ")
+            is_query[[of_item[place] for place in places[: len(places) // 2]]] = True
         return is_query
 
     def __len__(self) -> int:
