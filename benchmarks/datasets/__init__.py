@@ -1,4 +1,4 @@
-"""Datasets for training and testing, one file each; a name is imported when it is first used."""
+"""Datasets for training and testing; a name is imported when it is first used."""
 
 import lazy_loader as lazy
 

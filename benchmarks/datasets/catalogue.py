@@ -1,14 +1,135 @@
-"""Names of the datasets and of their settings' choices. Imports nothing heavy, since every start reads it."""
+"""The datasets of the four papers: what is known of them before they are there, and readers of their index files.
 
+Imports nothing heavy, since every start reads the names in it.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Literal
 
-from benchmarks.datasets import cars, cub, inshop, sop
-from benchmarks.datasets.listing import DatasetInfo
+from benchmarks.datasets import cars
+from benchmarks.datasets.listing import Archive, DatasetInfo, Listing, find, read_lines, reading
 
 DatasetName = Literal["glyphs", "cub", "cars", "sop", "inshop", "folder"]
 Augmentation = Literal["multi_resolution", "random_crop", "random_resized_crop", "none"]
 Interpolation = Literal["bilinear", "bicubic", "lanczos"]
 
-IMAGE_DATASETS: dict[str, DatasetInfo] = {
-    info.name: info for info in (cub.INFO, cars.INFO, sop.INFO, inshop.INFO)
-}
+
+def read_cub(root: Path) -> Listing:
+    """Read Caltech-UCSD Birds-200-2011: 11,788 photographs of 200 species of birds.
+
+    The first 100 species train and the others test, as in the papers on metric learning since Oh Song et al. (CVPR
+    2016). The archive's own `train_test_split.txt` divides the images of every species and is not used here. The
+    paths in `images.txt` name the classes: 001.Black_footed_Albatross/...
+    """
+    folder, index = find(root, ["images.txt"])
+    with reading(folder / index):
+        paths = [path for _, path in map(str.split, read_lines(folder / index))]
+        classes = [path.partition("/")[0] for path in paths]
+        parts = ["train" if int(name.partition(".")[0]) <= 100 else "test" for name in classes]
+    paths = [f"images/{path}" for path in paths]
+    return Listing("cub", folder, "CUB_200_2011", paths, classes, parts)
+
+
+def read_sop(root: Path) -> Listing:
+    """Read Stanford Online Products: 120,053 photographs of 22,634 products from eBay offers.
+
+    Products 1-11,318 train and the others test. A product has few photographs, five on average.
+    """
+    folder, _ = find(root, ["Ebay_train.txt"])
+    paths, classes, parts = [], [], []
+    for part in ("train", "test"):
+        with reading(file := folder / f"Ebay_{part}.txt"):
+            for _, label, _, path in map(str.split, read_lines(file)[1:]):
+                paths.append(path)
+                classes.append(f"{int(label):05}")  # also sorted by number when sorted as text
+                parts.append(part)
+    return Listing("sop", folder, "Stanford_Online_Products", paths, classes, parts)
+
+
+def read_inshop(root: Path) -> Listing:
+    """Read In-Shop Clothes Retrieval of DeepFashion: 52,712 images of 7,982 items.
+
+    `list_eval_partition.txt` gives for every image the item that it shows, and its part: train, query or gallery.
+    Queries are searched in the gallery. No item both trains and tests, and queries and gallery have the same items.
+
+    The images come in two sizes with the same names below `img` and `img_highres`; the choice changes results. The
+    benchmark's README describes `img`, centred and resized to 256 x 256, so `img` is read if both are there. To
+    read the other, name the folder `img_highres` itself as the root.
+    """
+    layouts: Sequence[str] = ("img", "img_highres")
+    root = root.absolute()
+    if root.name in layouts:
+        layouts = [root.name]
+        root = root.parent.parent if root.parent.name == "Img" else root.parent
+    partition = "list_eval_partition.txt"
+    folder, index = find(root, [f"Eval/{partition}", partition], _is_of_inshop)
+    choices = [f"{above}{layout}" for layout in layouts for above in ("Img/", "")]
+    above, images = find(folder, choices, Path.is_dir)
+    layout = (above / images).name
+    with reading(folder / index):
+        rows = map(str.split, read_lines(folder / index)[2:])
+        names, items, parts = zip(*rows, strict=True)
+    paths = [f"{layout}{name.removeprefix('img')}" for name in names]
+    return Listing("inshop", (above / images).parent, layout, paths, items, parts)
+
+
+def _is_of_inshop(partition: Path) -> bool:
+    """True if the file is In-Shop's: DeepFashion's other benchmarks and CelebA have files of the same name."""
+    columns = ["image_name", "item_id", "evaluation_status"]
+    return partition.is_file() and "".join(read_lines(partition)[1:2]).split() == columns
+
+
+_PUBLISHED = (
+    DatasetInfo(
+        name="cub",
+        read=read_cub,
+        counts={"train": (5_864, 100), "test": (5_924, 100)},
+        archive=Archive(
+            url="https://data.caltech.edu/records/65de6-vp158/files/CUB_200_2011.tgz",
+            name="CUB_200_2011.tgz",
+            sha256="0c685df5597a8b24909f6a7c9db6d11e008733779a671760afef78feb49bf081",
+        ),
+    ),
+    DatasetInfo(
+        name="cars",
+        read=cars.read,
+        counts={"train": (8_054, 98), "test": (8_131, 98)},
+        by_hand="""\
+The owners' links are dead (https://ai.stanford.edu/~jkrause/cars/car_dataset.html). Put one of these into
+data.root:
+
+- car_devkit.tgz, cars_train.tgz and cars_test.tgz, all unpacked, and cars_test_annos_withlabels.mat beside the
+  folder devkit: the owners' archives, from somebody who has them;
+- car_ims.tgz, unpacked, and cars_annos.mat: the same images in one folder;
+- https://www.kaggle.com/datasets/jutrera/stanford-car-dataset-by-classes-folder, unpacked: a copy by others, which
+  pytorch-metric-learning reads too.""",
+    ),
+    DatasetInfo(
+        name="sop",
+        read=read_sop,
+        counts={"train": (59_551, 11_318), "test": (60_502, 11_316)},
+        archive=Archive(
+            # Stanford's own server speaks FTP. The authors' copy, as PML's StanfordOnlineProducts fetches it.
+            url=(
+                "https://drive.usercontent.google.com/download"
+                "?id=1TclrpQOF_ullUP99wk_gjGN8pKvtErG8&export=download&authuser=0&confirm=t"
+            ),
+            name="Stanford_Online_Products.zip",
+            sha256="b04fa78210e69fab050ce73939550e1cd0f96890bdd98ec9fee732c3b756ef48",
+        ),
+    ),
+    DatasetInfo(
+        name="inshop",
+        read=read_inshop,
+        counts={"train": (25_882, 3_997), "query": (14_218, 3_985), "gallery": (12_612, 3_985)},
+        by_hand="""\
+The owners hand it out by Google Drive, and the password of the larger images on request:
+https://mmlab.ie.cuhk.edu.hk/projects/DeepFashion/InShopRetrieval.html. Put into data.root:
+
+- Eval/list_eval_partition.txt;
+- Img/img.zip, unpacked to Img/img (or Img/img_highres.zip, unpacked to Img/img_highres).""",
+    ),
+)
+
+IMAGE_DATASETS = {info.name: info for info in _PUBLISHED}

@@ -1,6 +1,6 @@
 """Contents of a dataset's own index files: its images, their classes and their parts.
 
-A reader (`cub.read`, `cars.read`, ...) turns the files in a folder into a `Listing`; `load` compares it with the
+A reader (`catalogue.read_cub`, ...) turns the files in a folder into a `Listing`; `load` compares it with the
 published numbers. Images are not opened here.
 """
 
@@ -12,11 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
 
 from benchmarks.console import PrintableError, is_plain, reason
-
-Part = Literal["train", "test", "query", "gallery"]
 
 
 class DatasetError(PrintableError, ValueError):
@@ -59,7 +56,7 @@ class Listing:
     layout: str
     paths: Sequence[str]
     classes: Sequence[str]
-    parts: Sequence[Part]
+    parts: Sequence[str]
     upright: bool = False
 
     def __post_init__(self) -> None:
