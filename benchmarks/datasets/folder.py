@@ -2,7 +2,6 @@
 
 import os
 import unicodedata
-from collections.abc import Iterator
 from pathlib import Path
 
 from PIL import Image
@@ -31,10 +30,7 @@ def read(root: Path, test_classes: Path | float, class_level: int | None = None)
         ValueError: if test_classes names an unknown class, or leaves no class to test or to train on.
     """
     images = _images(root, class_level)
-    if isinstance(test_classes, Path):
-        testing = _named(test_classes, images)
-    else:
-        testing = _fraction(test_classes, list(images))
+    testing = _held_out(test_classes, list(images))
     rows = [(name, path) for name, paths in images.items() for path in sorted(paths)]
     return Listing(
         name="folder",
@@ -51,40 +47,47 @@ def _images(root: Path, level: int | None) -> dict[str, list[str]]:
     """The paths of each class, the classes sorted."""
     suffixes = tuple(end for end, kind in Image.registered_extensions().items() if kind in FORMATS)
     found: dict[str, list[str]] = {}
-    empty: list[str] = []
+    empty: set[str] = set()
     seen: set[str] = set()
-    for folder, folders, files in _walk(root):
-        if (real := os.path.realpath(folder)) in seen:
-            raise DatasetError(f"{folder}: a link leads to {real} again; remove the link")
+    waiting = [Path()]  # before Python 3.12, os.walk has a limit of a thousand levels
+    while waiting:
+        inside = waiting.pop()
+        if (real := os.path.realpath(root / inside)) in seen:
+            raise DatasetError(f"{root / inside}: a link leads to {real} again; remove the link")
         seen.add(real)
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        inside = folder[len(str(root)) + 1 :]
-        name = unicodedata.normalize("NFC", "/".join(inside.split("/")[:level]))
-        names = [
-            file for file in files if file.lower().endswith(suffixes) and not file.startswith(".")
+        try:
+            with os.scandir(root / inside) as every:
+                shown = [(entry.name, entry.is_dir()) for entry in every if entry.name[0] != "."]
+        except OSError as error:
+            why = f"{error.filename}: cannot be read as a folder ({error.strerror})"
+            raise DatasetError(why) from error
+        folders = [inside / name for name, is_folder in shown if is_folder]
+        images = [
+            name for name, is_folder in shown if not is_folder and name.lower().endswith(suffixes)
         ]
-        if names and not inside:
+        waiting += sorted(folders, reverse=True)
+        name = unicodedata.normalize("NFC", "/".join(inside.parts[:level]))
+        if images and not name:
             raise DatasetError(
-                f"{root}: {min(names)!r} lies beside the folders of the classes; move it into one of them"
+                f"{root}: {min(images)!r} lies beside the folders of the classes; move it into one of them"
             )
-        if names:
-            found.setdefault(name, []).extend(f"{inside}/{file}" for file in names)
-        elif inside and not folders:
-            empty.append(name)
-    for folder in empty:
-        if not any(f"{folder}/".startswith(f"{name}/") for name in found):
+        if images:
+            found.setdefault(name, []).extend(f"{inside}/{image}" for image in images)
+        elif name and not folders:
+            empty.add(name)
+    for name in sorted(empty.union(found)):
+        above = next((str(path) for path in Path(name).parents if str(path) in found), None)
+        if above is None and name not in found:
             raise DatasetError(
-                f"{root / folder}: holds no image; remove the folder, or put images into it "
+                f"{root / name}: holds no image; remove the folder, or put images into it "
                 f"({', '.join(sorted(suffixes))})"
             )
-    for name in found:
-        for above in map(str, Path(name).parents):
-            if above in found:
-                raise DatasetError(
-                    f"{root}: {above!r} holds images, and so does {name!r} in it, so that the classes are unclear; "
-                    "move the former into a folder of their own, or set data.class_level to "
-                    f"{above.count('/') + 1} to make them one class"
-                )
+        if above is not None and name in found:
+            raise DatasetError(
+                f"{root}: {above!r} holds images, and so does {name!r} in it, so that the classes are unclear; "
+                "move the former into a folder of their own, or set data.class_level to "
+                f"{above.count('/') + 1} to make them one class"
+            )
     if len(found) < 2:
         raise DatasetError(
             f"{root}: holds {len(found)} folders of classes, expected two or more, to train and test on; lay the "
@@ -93,45 +96,24 @@ def _images(root: Path, level: int | None) -> dict[str, list[str]]:
     return dict(sorted(found.items()))
 
 
-def _walk(root: Path) -> Iterator[tuple[str, list[str], list[str]]]:
-    """`os.walk` that follows links, without its limit of a thousand levels before Python 3.12."""
-    waiting = [str(root)]
-    while waiting:
-        for folder, folders, files in os.walk(waiting.pop(), onerror=_unreadable):
-            yield folder, folders, files
-            waiting += [f"{folder}/{name}" for name in reversed(folders)]
-            break
-
-
-def _unreadable(error: OSError) -> None:
-    raise DatasetError(
-        f"{error.filename}: cannot be read as a folder ({error.strerror})"
-    ) from error
-
-
-def _named(file: Path, classes: dict[str, list[str]]) -> set[str]:
-    try:  # spaces are part of a name
-        names = {unicodedata.normalize("NFC", line) for line in read_lines(file)} - {""}
-    except DatasetError as error:
-        raise ValueError(f"test_classes: {error}") from error
-    if unknown := sorted(names - classes.keys()):
-        raise ValueError(
-            f"test_classes: {file}: no class {unknown[0]!r}; name one class per line, by its path, such as "
-            f"{min(classes)!r}"
-        )
+def _held_out(chosen: Path | float, classes: list[str]) -> set[str]:
+    """The test classes, by a file of their names or by their fraction."""
+    if isinstance(chosen, Path):
+        try:  # spaces are part of a name
+            names = {unicodedata.normalize("NFC", line) for line in read_lines(chosen)} - {""}
+        except DatasetError as error:
+            raise ValueError(f"test_classes: {error}") from error
+        if unknown := sorted(names.difference(classes)):
+            raise ValueError(
+                f"test_classes: {chosen}: no class {unknown[0]!r}; name one class per line, by its path, such as "
+                f"{classes[0]!r}"
+            )
+    else:
+        count = round(chosen * len(classes)) if 0 < chosen < 1 else 0
+        names = set(shuffled(classes)[:count])
     if not 0 < len(names) < len(classes):
         raise ValueError(
-            f"test_classes: {file}: names {len(names)} of {len(classes)} classes; name at least one, and leave at "
-            "least one for training"
+            f"test_classes: expected a fraction between 0 and 1, or a file of names, that leaves some of "
+            f"{len(classes)} classes to train on and some to test on, got {chosen}"
         )
     return names
-
-
-def _fraction(fraction: float, classes: list[str]) -> set[str]:
-    held_out = round(fraction * len(classes)) if 0 < fraction < 1 else 0
-    if not 0 < held_out < len(classes):
-        raise ValueError(
-            f"test_classes: expected a fraction between 0 and 1 that leaves some of {len(classes)} classes "
-            f"to train on and some to test on, got {fraction}"
-        )
-    return set(shuffled(classes)[:held_out])
