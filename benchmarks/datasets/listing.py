@@ -7,7 +7,7 @@ published numbers. Images are not opened here.
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -48,7 +48,7 @@ class Listing:
         upright: Turn images by their EXIF orientation; by default their pixels stay as stored.
 
     Raises:
-        DatasetError: if a path leads out of the folder, or a name cannot be shown.
+        DatasetError: if a name leads out of the folder, or cannot be shown.
     """
 
     name: str
@@ -60,17 +60,11 @@ class Listing:
     upright: bool = False
 
     def __post_init__(self) -> None:
-        for path in self.paths:
-            if {"", ".", ".."} & set(path.split("/")):
-                raise DatasetError(
-                    f"{self.root}: expected a path below this folder, got {path!r}; restore the index files from "
-                    "the dataset's archive"
-                )
         for name in dict.fromkeys((*self.classes, *self.paths)):
-            if not is_plain(name):
+            if not is_plain(name) or {"", ".", ".."} & set(name.split("/")):
                 raise DatasetError(
-                    f"{self.root}: the name {name!r} has control characters or is not UTF-8; rename it, or restore "
-                    "the index files"
+                    f"{self.root}: the name {name!r} has control characters, leads out of the folder or is not "
+                    "UTF-8; rename it, or restore the index files"
                 )
 
     def __len__(self) -> int:
@@ -112,7 +106,7 @@ def counts_text(counts: Mapping[str, tuple[int, int]]) -> str:
 
 
 def find(
-    root: Path, markers: Iterable[str], suits: Callable[[Path], bool] = Path.exists
+    root: Path, markers: Collection[str], suits: Callable[[Path], bool] = Path.exists
 ) -> tuple[Path, str]:
     """The folder that holds one of these files or folders, and which: root, one in it, or one in such a folder.
 
@@ -124,7 +118,6 @@ def find(
     Raises:
         DatasetError: if there is none.
     """
-    markers = list(markers)
     for above in ("", "*/", "*/*/"):  # some unpackers make two
         for marker in markers:
             for path in sorted(root.glob(above + marker)):

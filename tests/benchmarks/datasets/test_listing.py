@@ -49,7 +49,7 @@ def test_the_fingerprint_is_a_function_of_what_is_listed_and_of_the_sizes(listin
 
 @pytest.mark.parametrize("path", ["../a.jpg", "/etc/a.jpg", "x//a.jpg", "x/../../a.jpg", ""])
 def test_no_path_leads_out_of_the_folder(tmp_path, path):
-    with pytest.raises(DatasetError, match=f"{tmp_path}: expected a path below this folder, got"):
+    with pytest.raises(DatasetError, match=f"{tmp_path}: the name {path!r} .*leads out of the f"):
         listing_of(tmp_path, (path, "x", "train"))
 
 
