@@ -27,6 +27,7 @@ import sys
 import unicodedata
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 import matplotlib
@@ -77,9 +78,8 @@ class Glyphs(torch.utils.data.Dataset[tuple[torch.Tensor, int, int]]):
     training view: a pure function of (i, seed). No global random state is read or written.
 
     Args:
-        root: Folder of the cache, created when missing. The images are rendered on first use (in some seconds),
-            by one of the processes that start at the same time; the others wait. A damaged file is replaced, with
-            a message.
+        root: Folder of the cache. The images are rendered on first use (in some seconds), by one of the processes
+            that start at the same time; the others wait. A damaged file is replaced, with a message.
         split, fold, folds, max_classes, draw_seed: As for `ImageSet`.
         image_size: Height and width S in pixels.
         stage: Split the training half by stages instead, see above. Default: by folds.
@@ -88,8 +88,7 @@ class Glyphs(torch.utils.data.Dataset[tuple[torch.Tensor, int, int]]):
         An item is (image, label, index): image (1, S, S), float32, normalised to -1 (background)
         to 1 (ink) plus noise; label in 0..num_classes-1; index as asked for.
     Attributes:
-        Those of `ImageSet`; fingerprint: SHA-256 in hexadecimal of all rendered images and their
-            class names, the same for every split.
+        Those of `ImageSet`; fingerprint: SHA-256 of all rendered images and their class names.
     Raises:
         ValueError: for an impossible fold, or an image_size below 16.
     """
@@ -120,7 +119,6 @@ class Glyphs(torch.utils.data.Dataset[tuple[torch.Tensor, int, int]]):
         self.num_classes = len(self.class_names)
         self.labels = torch.arange(self.num_classes).repeat_interleave(len(FACES))
         self._clean = stage == "pretraining" and split in ("train", "development")
-        self._grid = _grid(image_size)
         self._images = images[np.isin(names, self.class_names)].reshape(-1, image_size, image_size)
 
     def __len__(self) -> int:
@@ -132,7 +130,7 @@ class Glyphs(torch.utils.data.Dataset[tuple[torch.Tensor, int, int]]):
         if self._clean:
             view = _shifted(glyph, index, seed)
         else:
-            view = _view(glyph, self._grid, index, TEST_SEED if seed is None else seed)
+            view = _view(glyph, index, TEST_SEED if seed is None else seed)
         return torch.from_numpy(view), index // len(FACES), index
 
     def name(self, index: int) -> str:
@@ -157,11 +155,8 @@ def _shifted(glyph: Pixels, index: int, seed: int | None) -> Floats:
     return np.roll(glyph, (down, right), axis=(0, 1))[None].astype(np.float32) * (2 / 255) - 1
 
 
-def _view(glyph: Pixels, grid: Floats, index: int, seed: int) -> Floats:
-    """The view of a glyph (S, S) for a seed, (1, S, S): a pure function of its arguments.
-
-    `grid` is `_grid(S)`, passed in because computing it takes as long as the rest.
-    """
+def _view(glyph: Pixels, index: int, seed: int) -> Floats:
+    """The view of a glyph (S, S) for a seed, (1, S, S): a pure function of its arguments."""
     generator = np.random.Generator(np.random.SFC64((index, seed)))
     draws = generator.random(10).tolist()
     angle, shear, right, down = (2 * draw - 1 for draw in draws[:4])
@@ -175,11 +170,9 @@ def _view(glyph: Pixels, grid: Floats, index: int, seed: int) -> Floats:
         down=2 * down * TRANSLATION,
     )
     size = len(glyph)
-    where: Floats = grid @ np.array(affine, dtype=np.float32).T
+    where = torch.from_numpy((_grid(size) @ affine.T).reshape(1, size, size, 2))
     ink = torch.from_numpy(glyph[None, None].astype(np.float32))
-    view = F.grid_sample(
-        ink, torch.from_numpy(where.reshape(1, size, size, 2)), align_corners=False
-    ).numpy()[0]
+    view: Floats = F.grid_sample(ink, where, align_corners=False)[0].numpy()
 
     rows, columns = round(height * OCCLUDED_SIDE * size), round(width * OCCLUDED_SIDE * size)
     row, column = int(top * (size - rows + 1)), int(left * (size - columns + 1))
@@ -187,16 +180,12 @@ def _view(glyph: Pixels, grid: Floats, index: int, seed: int) -> Floats:
 
     view *= 2 / 255
     view -= 1
-    noise = generator.standard_normal(view.shape, dtype=np.float32)
-    noise *= 2 * NOISE
-    view += noise
+    view += generator.standard_normal(view.shape, dtype=np.float32) * np.float32(2 * NOISE)
     return view
 
 
-def _inverse_affine(
-    *, angle: float, shear: float, scale: float, right: float, down: float
-) -> tuple[tuple[float, float, float], tuple[float, float, float]]:
-    """[M^-1 | -M^-1 t], which maps a place in the view to its place in the glyph, as (x, y).
+def _inverse_affine(angle: float, shear: float, scale: float, right: float, down: float) -> Floats:
+    """[M^-1 | -M^-1 t], (2, 3), which maps a place in the view to its place in the glyph, as (x, y).
 
     M = scale * rotation(angle) @ [[1, shear], [0, 1]] and t = (right, down); the origin is the
     centre and the image's side is 2 long, as in `torch.nn.functional.grid_sample`.
@@ -204,9 +193,11 @@ def _inverse_affine(
     cos, sin = math.cos(angle) / scale, math.sin(angle) / scale
     xx, xy = cos + shear * sin, sin - shear * cos
     yx, yy = -sin, cos
-    return (xx, xy, -xx * right - xy * down), (yx, yy, -yx * right - yy * down)
+    rows = (xx, xy, -xx * right - xy * down), (yx, yy, -yx * right - yy * down)
+    return np.array(rows, dtype=np.float32)
 
 
+@cache
 def _grid(size: int) -> Floats:
     """The centres (x, y, 1) of an image's pixels in the coordinates above, (size * size, 3)."""
     axis = (2 * np.arange(size, dtype=np.float32) + 1) / size - 1
@@ -237,47 +228,44 @@ def _split(
 def _cached(root: Path, size: int) -> tuple[list[str], Pixels]:
     """The classes' names and their images (classes, faces, S, S), rendered if need be."""
     fonts = [Path(matplotlib.get_data_path(), "fonts", "ttf", file) for file in FACES.values()]
-    digest = hashlib.sha256(f"{FORMAT} {__freetype_version__}".encode())
-    for font in fonts:
-        digest.update(font.read_bytes())
-    path = root / f"glyphs-v{FORMAT}-{size}px-{digest.hexdigest()[:16]}.npz"
+    version = f"{FORMAT} {__freetype_version__}".encode()
+    digest = hashlib.sha256(version + b"".join(font.read_bytes() for font in fonts)).hexdigest()
+    path = root / f"glyphs-v{FORMAT}-{size}px-{digest[:16]}.npz"
     if (found := _read(path)) is None:
         with alone(path, wait=True) as partial:
             if (found := _read(path)) is None:  # no other process has rendered them
                 if path.exists():
                     print(f"{path}: is damaged; rendering the glyphs again", file=sys.stderr)
-                characters, images = found = _render(fonts, size)
+                code_points, images = found = _render([FT2Font(str(font)) for font in fonts], size)
                 whole = partial / path.name
-                code_points = np.array(list(map(ord, characters)))
                 np.savez_compressed(whole, code_points=code_points, images=images)
                 whole.replace(path)
-    characters, images = found
-    return [f"U+{ord(character):04X} {character}" for character in characters], images
+    code_points, images = found
+    return [f"U+{point:04X} {chr(point)}" for point in code_points], images
 
 
-def _read(path: Path) -> tuple[list[str], Pixels] | None:
-    """The characters and images in a file, which has checksums; None if it is missing or damaged."""
+def _read(path: Path) -> tuple[list[int], Pixels] | None:
+    """The code points and images in a file, which has checksums; None if it is missing or damaged."""
     with suppress(Exception), path.open("rb") as file, np.load(file) as archive:
-        return [chr(point) for point in archive["code_points"]], archive["images"]
+        return archive["code_points"].tolist(), archive["images"]
     return None
 
 
-def _render(paths: Sequence[Path], size: int) -> tuple[list[str], Pixels]:
-    """Find the classes and draw them; return the characters and the images (classes, faces, size, size)."""
-    fonts = [FT2Font(str(path)) for path in paths]
-    characters = _distinct_characters(fonts)
-    images = np.zeros((len(characters), len(fonts), size, size), dtype=np.uint8)
+def _render(fonts: Sequence[FT2Font], size: int) -> tuple[list[int], Pixels]:
+    """Find the classes and draw them; return the code points and the images (classes, faces, size, size)."""
+    code_points = _distinct_characters(fonts)
+    images = np.zeros((len(code_points), len(fonts), size, size), dtype=np.uint8)
     bar = progress_bar(fonts, desc="Rendering glyphs", unit="face", delay=1)
     for face, font in enumerate(bar):
-        for row, character in enumerate(characters):
-            ink = _ink(font, character, size)
+        for row, code_point in enumerate(code_points):
+            ink = _ink(font, chr(code_point), size)
             top, left = (size - ink.shape[0]) // 2, (size - ink.shape[1]) // 2
             images[row, face, top : top + ink.shape[0], left : left + ink.shape[1]] = ink
-    return characters, images
+    return code_points, images
 
 
-def _distinct_characters(fonts: Sequence[FT2Font]) -> list[str]:
-    """Characters that every font draws, except those that half of the fonts draw like another one."""
+def _distinct_characters(fonts: Sequence[FT2Font]) -> list[int]:
+    """Code points that every font draws, except those that half of the fonts draw like another one."""
     common = set.intersection(*(set(font.get_charmap()) for font in fonts))
     code_points = sorted(c for c in common if unicodedata.category(chr(c))[0] in DRAWABLE)
     # (characters, fonts): equal numbers in a column are equal outlines, 0 is none.
@@ -293,7 +281,7 @@ def _distinct_characters(fonts: Sequence[FT2Font]) -> list[str]:
         same = (drawings[kept] == drawing).sum(axis=1)
         if drawing.all() and not (2 * same >= len(fonts)).any():
             kept.append(row)
-    return [chr(code_points[row]) for row in kept]
+    return [code_points[row] for row in kept]
 
 
 def _outline(font: FT2Font, code_point: int) -> bytes:
