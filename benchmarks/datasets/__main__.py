@@ -21,8 +21,6 @@ from benchmarks.datasets.listing import DatasetError, DatasetInfo, load
 
 STUDY_NEEDS = 6  # classes to train on: two in each of the folds of photographs/own
 
-RESULTS = {True: "ok", False: "FAILED", None: ""}
-
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return the exit status; a usage error raises SystemExit, as in argparse."""
@@ -45,18 +43,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="for folder: the first N folders of a path are the class; default: all, the folder with the images",
     )
     options = parser.parse_args(argv)
-    own = options.name == "folder"
+    info = IMAGE_DATASETS.get(options.name)  # None: a folder of one's own
     for name in ("test_classes", "class_level"):
-        if getattr(options, name) is not None and not own:
+        if info and getattr(options, name) is not None:
             parser.error(
-                f"--data.{name}: {options.name} has its published classes and split; leave it out"
+                f"--data.{name}: {info.name} has its published classes and split; leave it out"
             )
     try:
         if options.command == "verify":
-            return check(options)
-        if own:
+            return check(options, info)
+        if info is None:
             parser.error("folder: is your own, and cannot be downloaded; name a published dataset")
-        return download(IMAGE_DATASETS[options.name], options.root)
+        return download(info, options.root)
     except (PrintableError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -100,27 +98,25 @@ def _summary(info: DatasetInfo, root: Path) -> str:
     return f"{info.name}: all {len(listing):,} images are in {listing.root}, fingerprint {listing.fingerprint}"
 
 
-def check(options: argparse.Namespace) -> int:
+def check(options: argparse.Namespace, info: DatasetInfo | None) -> int:
     from benchmarks.datasets import folder
     from benchmarks.datasets.verify import verify
 
-    if options.name == "folder":
+    if info is None:
         testing = 0.5 if options.test_classes is None else options.test_classes
         listing = folder.read(options.root, testing, options.class_level)
         few = listing.counts()["train"][1] < STUDY_NEEDS
         checks, broken = verify(listing)
     else:
-        info = IMAGE_DATASETS[options.name]
         checks, broken = verify(info.read(options.root), info.counts)
-    rows = [(name, RESULTS[passed], detail) for name, passed, detail in checks]
-    print(columns([("check", "result", "detail"), *rows]))
+    print(columns([("check", "result", "detail"), *checks]))
     if broken:
         print("\nThese files cannot be used:", *broken, sep="\n")
-    if any(check.passed is False for check in checks):
+    if any(result == "FAILED" for _, result, _ in checks):
         return 1
-    if options.name == "folder" and few:
+    if info is None and few:
         print(f"\nA study needs {STUDY_NEEDS} classes to train on; half of all are for the test.")
-    elif options.name == "folder":
+    elif info is None:
         print(f"\nNext: python -m benchmarks.study photographs/own --data.root {options.root}")
     return 0
 

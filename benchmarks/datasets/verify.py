@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Mapping
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
-from typing import NamedTuple
 
 import joblib
 from PIL import Image
@@ -15,21 +14,13 @@ from benchmarks.datasets.images import read_image, turn_of
 from benchmarks.datasets.listing import DatasetError, Listing, counts_text
 
 FILES_PER_TASK = 16
+RESULTS = {True: "ok", False: "FAILED"}
 
+Check = tuple[str, str, str]
+"""The subject, "ok" or "FAILED" (or "": neither right nor wrong), and the finding."""
 
-class Check(NamedTuple):
-    """A check: its subject, True if all is well (None: neither right nor wrong), and the finding."""
-
-    name: str
-    passed: bool | None
-    detail: str
-
-
-class Intact(NamedTuple):
-    """An image file that can be used: its SHA-256, and whether its EXIF data turn it."""
-
-    digest: bytes
-    turned: bool
+Intact = tuple[bytes, bool]
+"""Of an image file that can be used: its SHA-256, and whether its EXIF data turn it."""
 
 
 def verify(
@@ -51,23 +42,25 @@ def verify(
         found = dict(zip(paths, bar, strict=True))
 
     broken = [problem for problem in found.values() if isinstance(problem, str)]
-    turned = sum(file.turned for file in found.values() if isinstance(file, Intact))
+    turned = sum(file[1] for file in found.values() if not isinstance(file, str))
     shown = "shown upright" if listing.upright else "read as stored"
     counts = listing.counts()
-    wrong = "" if published in (None, counts) else f"; published: {counts_text(published)}"
-    depths = Counter(name.count("/") + 1 for name in set(listing.classes))
-    depth = ", ".join(f"{count:,} classes at depth {at}" for at, count in sorted(depths.items()))
-    checks = [
-        Check("listed", None, f"{len(listing):,} images, layout {listing.layout}"),
-        Check("counts", None if published is None else not wrong, counts_text(counts) + wrong),
-        *([Check("classes", None, depth)] if listing.name == "folder" else []),
+    checks = [("listed", "", f"{len(listing):,} images, layout {listing.layout}")]
+    if published is None:
+        depths = Counter(name.count("/") + 1 for name in set(listing.classes))
+        each = [f"{count:,} classes at depth {depth}" for depth, count in sorted(depths.items())]
+        checks += [("counts", "", counts_text(counts)), ("classes", "", ", ".join(each))]
+    else:
+        wrong = "" if counts == published else f"; published: {counts_text(published)}"
+        checks += [("counts", RESULTS[not wrong], counts_text(counts) + wrong)]
+    checks += [
         _several_images(listing),
-        Check("images", not broken, f"{len(broken):,} of {len(found):,} cannot be used"),
-        Check("rotated", None, f"{turned:,} images by their EXIF orientation, {shown}"),
+        ("images", RESULTS[not broken], f"{len(broken):,} of {len(found):,} cannot be used"),
+        ("rotated", "", f"{turned:,} images by their EXIF orientation, {shown}"),
         _same_content(listing, found),
     ]
     if not broken:
-        checks.append(Check("fingerprint", None, listing.fingerprint))
+        checks.append(("fingerprint", "", listing.fingerprint))
     return checks, broken
 
 
@@ -77,7 +70,7 @@ def _examine(path: Path) -> Intact | str:
         return f"{path}: is missing, or is no file; restore it"
     try:
         turned = turn_of(read_image(path)) is not None
-        return Intact(hashlib.sha256(path.read_bytes()).digest(), turned)
+        return hashlib.sha256(path.read_bytes()).digest(), turned
     except DatasetError as error:
         return str(error)
 
@@ -91,7 +84,7 @@ def _several_images(listing: Listing) -> Check:
     enough = all(alone[use] < classes[use] for use in classes)
     counts = [f"{alone[use]:,} of {classes[use]:,} classes to {use}" for use in sorted(classes)]
     why = "" if enough else ": nothing can be trained or retrieved from classes of one image"
-    return Check("one image", enough, f"{', '.join(counts)} have one image{why}")
+    return "one image", RESULTS[enough], f"{', '.join(counts)} have one image{why}"
 
 
 def _same_content(listing: Listing, found: Mapping[str, Intact | str]) -> Check:
@@ -100,4 +93,4 @@ def _same_content(listing: Listing, found: Mapping[str, Intact | str]) -> Check:
     tested = {found[path]: path for path, part in rows if part != "train"}
     same = [path for path, part in rows if part == "train" and found[path] in tested]
     first = f", the first is {same[0]} = {tested[found[same[0]]]}" if same else ""
-    return Check("same content", None, f"{len(same):,} images both train and test{first}")
+    return "same content", "", f"{len(same):,} images both train and test{first}"
