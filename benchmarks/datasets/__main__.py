@@ -19,8 +19,6 @@ from benchmarks.datasets.catalogue import IMAGE_DATASETS
 from benchmarks.datasets.fetch import fetch_file, unpack
 from benchmarks.datasets.listing import DatasetError, DatasetInfo, load
 
-STUDY_NEEDS = 6  # classes to train on: two in each of the folds of photographs/own
-
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return the exit status; a usage error raises SystemExit, as in argparse."""
@@ -104,9 +102,7 @@ def check(options: argparse.Namespace, info: DatasetInfo | None) -> int:
 
     if info is None:
         testing = 0.5 if options.test_classes is None else options.test_classes
-        listing = folder.read(options.root, testing, options.class_level)
-        few = listing.counts()["train"][1] < STUDY_NEEDS
-        checks, broken = verify(listing)
+        checks, broken = verify(folder.read(options.root, testing, options.class_level))
     else:
         checks, broken = verify(info.read(options.root), info.counts)
     print(columns([("check", "result", "detail"), *checks]))
@@ -114,9 +110,7 @@ def check(options: argparse.Namespace, info: DatasetInfo | None) -> int:
         print("\nThese files cannot be used:", *broken, sep="\n")
     if any(result == "FAILED" for _, result, _ in checks):
         return 1
-    if info is None and few:
-        print(f"\nA study needs {STUDY_NEEDS} classes to train on; half of all are for the test.")
-    elif info is None:
+    if info is None:
         print(f"\nNext: python -m benchmarks.study photographs/own --data.root {options.root}")
     return 0
 
