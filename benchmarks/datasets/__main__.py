@@ -73,20 +73,19 @@ def _file_or_fraction(text: str) -> Path | float:
 def download(info: DatasetInfo, root: Path) -> int:
     try:
         print(_summary(info, root))
-        return 0
     except DatasetError as error:
-        archive = info.archive
-        if archive is None:
+        if not info.url:
             print(f"{error}\n\n{info.by_hand}", file=sys.stderr)
             return 2
-        folder, path = root / Path(archive.name).stem, root / archive.name
+        archive = root / info.archive
+        folder = archive.with_suffix("")
         if folder.exists():
             again = f"{error}; or move {folder} away, to fetch the dataset anew"
             raise DatasetError(again) from error
-    fetch_file(archive.url, path, f"sha256:{archive.sha256}")
-    print(f"unpacking {path}", file=sys.stderr)
-    unpack(path, folder)
-    print(_summary(info, root))
+        fetch_file(info.url, archive, f"sha256:{info.sha256}")
+        print(f"unpacking {archive}", file=sys.stderr)
+        unpack(archive, folder)
+        print(_summary(info, root))
     return 0
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from benchmarks.datasets import cars
-from benchmarks.datasets.listing import Archive, DatasetInfo, Listing, find, read_lines, reading
+from benchmarks.datasets.listing import DatasetInfo, Listing, find, read_lines, reading
 
 DatasetName = Literal["glyphs", "cub", "cars", "sop", "inshop", "folder"]
 Augmentation = Literal["multi_resolution", "random_crop", "random_resized_crop", "none"]
@@ -85,11 +85,9 @@ _PUBLISHED = (
         name="cub",
         read=read_cub,
         counts={"train": (5_864, 100), "test": (5_924, 100)},
-        archive=Archive(
-            url="https://data.caltech.edu/records/65de6-vp158/files/CUB_200_2011.tgz",
-            name="CUB_200_2011.tgz",
-            sha256="0c685df5597a8b24909f6a7c9db6d11e008733779a671760afef78feb49bf081",
-        ),
+        url="https://data.caltech.edu/records/65de6-vp158/files/CUB_200_2011.tgz",
+        archive="CUB_200_2011.tgz",
+        sha256="0c685df5597a8b24909f6a7c9db6d11e008733779a671760afef78feb49bf081",
     ),
     DatasetInfo(
         name="cars",
@@ -109,15 +107,13 @@ data.root:
         name="sop",
         read=read_sop,
         counts={"train": (59_551, 11_318), "test": (60_502, 11_316)},
-        archive=Archive(
-            # Stanford's own server speaks FTP. The authors' copy, as PML's StanfordOnlineProducts fetches it.
-            url=(
-                "https://drive.usercontent.google.com/download"
-                "?id=1TclrpQOF_ullUP99wk_gjGN8pKvtErG8&export=download&authuser=0&confirm=t"
-            ),
-            name="Stanford_Online_Products.zip",
-            sha256="b04fa78210e69fab050ce73939550e1cd0f96890bdd98ec9fee732c3b756ef48",
+        # Stanford's own server speaks FTP. The authors' copy, as PML's StanfordOnlineProducts fetches it.
+        url=(
+            "https://drive.usercontent.google.com/download"
+            "?id=1TclrpQOF_ullUP99wk_gjGN8pKvtErG8&export=download&authuser=0&confirm=t"
         ),
+        archive="Stanford_Online_Products.zip",
+        sha256="b04fa78210e69fab050ce73939550e1cd0f96890bdd98ec9fee732c3b756ef48",
     ),
     DatasetInfo(
         name="inshop",

@@ -140,15 +140,6 @@ def read_lines(path: Path) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Archive:
-    """A file to fetch, to check and to unpack."""
-
-    url: str
-    name: str
-    sha256: str
-
-
-@dataclass(frozen=True)
 class DatasetInfo:
     """Description of a dataset, available before it is fetched.
 
@@ -156,14 +147,18 @@ class DatasetInfo:
         name: Name in `data.dataset`.
         read: Finds the dataset in a folder, in any of the layouts, and reads its index files.
         counts: The published (images, classes) of each part.
-        archive: The file to fetch; None if there is no lawful and working direct link.
-        by_hand: Instructions for people without an archive: where to get the dataset, and which files to put where.
+        url: Of its archive; empty if there is no lawful and working direct link.
+        archive: The archive's name.
+        sha256: Its checksum.
+        by_hand: For a dataset without a link: where to get it, and which files to put where.
     """
 
     name: str
     read: Callable[[Path], Listing]
     counts: Mapping[str, tuple[int, int]]
-    archive: Archive | None = None
+    url: str = ""
+    archive: str = ""
+    sha256: str = ""
     by_hand: str = ""
 
 

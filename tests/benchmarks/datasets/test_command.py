@@ -9,7 +9,7 @@ import pytest
 from PIL import ExifTags, Image
 
 from benchmarks.datasets import IMAGE_DATASETS, __main__, fetch
-from benchmarks.datasets.listing import Archive, Listing, load
+from benchmarks.datasets.listing import Listing, load
 from benchmarks.datasets.verify import verify
 from tests.support.fake_trees import cars, cub
 from tests.support.server import serving
@@ -217,8 +217,8 @@ def served(tmp_path, monkeypatch):
     content = path.read_bytes()
     with serving(path.parent) as server:
         digest = hashlib.sha256(content).hexdigest()
-        archive = Archive(server.url(path.name), path.name, digest)
-        publish(monkeypatch, "cub", counts=SMALL_CUB, archive=archive)
+        archive = {"url": server.url(path.name), "archive": path.name, "sha256": digest}
+        publish(monkeypatch, "cub", counts=SMALL_CUB, **archive)
         yield server.requests
 
 
