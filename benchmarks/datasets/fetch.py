@@ -31,8 +31,7 @@ def fetch_file(url: str, path: Path, checksum: str) -> None:
         checksum: "sha256:DIGEST" or another algorithm of `hashlib`; the digest's first digits are enough.
 
     Raises:
-        FetchError: if the file cannot be fetched, or its checksum is wrong (a wrong file that was already there
-            stays).
+        FetchError: if the file cannot be fetched, or its checksum is wrong (one that was there already stays).
         InUseError: if another process is at work on it.
         OSError: if it cannot be written.
     """

@@ -31,16 +31,10 @@ def read(root: Path, test_classes: Path | float, class_level: int | None = None)
     """
     images = _images(root, class_level)
     testing = _held_out(test_classes, list(images))
-    rows = [(name, path) for name, paths in images.items() for path in sorted(paths)]
-    return Listing(
-        name="folder",
-        root=root,
-        layout="root/class/image",
-        paths=[path for _, path in rows],
-        classes=[name for name, _ in rows],
-        parts=["test" if name in testing else "train" for name, _ in rows],
-        upright=True,
-    )
+    paths = [path for of_class in images.values() for path in sorted(of_class)]
+    classes = [name for name, of_class in images.items() for _ in of_class]
+    parts = ["test" if name in testing else "train" for name in classes]
+    return Listing("folder", root, "root/class/image", paths, classes, parts, upright=True)
 
 
 def _images(root: Path, level: int | None) -> dict[str, list[str]]:

@@ -201,8 +201,8 @@ def _inverse_affine(angle: float, shear: float, scale: float, right: float, down
 def _grid(size: int) -> Floats:
     """The centres (x, y, 1) of an image's pixels in the coordinates above, (size * size, 3)."""
     axis = (2 * np.arange(size, dtype=np.float32) + 1) / size - 1
-    ones = np.ones(size**2, dtype=np.float32)
-    return np.stack([np.tile(axis, size), np.repeat(axis, size), ones], axis=1)
+    x, y = np.tile(axis, size), np.repeat(axis, size)
+    return np.stack([x, y, np.ones_like(x)], axis=1)
 
 
 def _split(

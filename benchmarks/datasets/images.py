@@ -42,8 +42,7 @@ class ImageSet(torch.utils.data.Dataset[tuple[torch.Tensor, int, int]]):
         split: "train" or "test", or the two parts of the training classes, "development" and "validation", to
             choose settings without the test classes.
         views: Makes training and test views of an image.
-        fold: Which part of the training classes is "validation".
-        folds: Number of parts.
+        fold, folds: Which part of the training classes is "validation", and of how many.
         max_classes: Keep only the first classes of the split, by name; default: all.
         draw_seed: Keep as many classes, drawn by this seed, in place of the first ones.
 
@@ -53,13 +52,10 @@ class ImageSet(torch.utils.data.Dataset[tuple[torch.Tensor, int, int]]):
 
     Attributes:
         labels: (len,) int64.
-        class_names: One per label.
-        num_classes: Number of classes in this split.
+        class_names, num_classes: The classes of this split, one per label.
         is_query: (len,) bool, True for queries, which are searched in the gallery; None if every image is both.
-        layout: Layout of the listing.
         view: How a test view is cut out of an image: "image_size", "resize", "keep_aspect".
-        fingerprint: SHA-256 in hexadecimal of all listed names, classes, parts and file sizes of the dataset, the
-            same for every split.
+        layout, fingerprint: Those of the listing, the same for every split.
 
     Raises:
         DatasetError: if a listed file is missing; when an item is read, if it cannot be decoded, also in a
@@ -160,15 +156,13 @@ def read_image(path: Path, *, upright: bool = False) -> Image.Image:
             cannot be decoded to its end.
     """
     try:
-        image: Image.Image
         with Image.open(path, formats=FORMATS) as file:
+            image: Image.Image = file
             if file.mode.startswith("I;16"):  # Pillow would clip it to white
                 image = Image.fromarray((np.asarray(file) >> 8).astype(np.uint8))
                 image.info = file.info
             elif file.mode in ("I", "F"):
                 raise ValueError(f"the mode {file.mode} does not define which value is white")
-            else:
-                image = file
             image.load()
             # Invisible pixels have a colour, too; Pillow would warn of it.
             image.info.pop("transparency", None)

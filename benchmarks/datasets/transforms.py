@@ -49,8 +49,7 @@ class ImageViews:
             image smaller than S, a random S x S crop; "random_crop", the resized image and a random crop;
             "random_resized_crop", 8 to 100 % of the image's area at an aspect of 3/4 to 4/3, resized to S x S;
             "none", the test view.
-        mean: Mean of the network's training images, red, green, blue in [0, 1], as in timm's `pretrained_cfg`.
-        std: Their standard deviation, likewise.
+        mean, std: Of the network's training images, red, green, blue in [0, 1], as in timm's `pretrained_cfg`.
         interpolation: Filter for resizing.
 
     Shape:
