@@ -147,9 +147,8 @@ class DatasetInfo:
         name: Name in `data.dataset`.
         read: Finds the dataset in a folder, in any of the layouts, and reads its index files.
         counts: The published (images, classes) of each part.
-        url: Of its archive; empty if there is no lawful and working direct link.
-        archive: The archive's name.
-        sha256: Its checksum.
+        url, archive, sha256: Link to its archive, and the file's name and checksum; empty if there is no lawful and
+            working direct link.
         by_hand: For a dataset without a link: where to get it, and which files to put where.
     """
 
