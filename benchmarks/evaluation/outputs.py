@@ -22,8 +22,7 @@ from accelerate.utils import broadcast
 from torch import Tensor, nn
 
 from benchmarks.datasets import Glyphs, ImageSet
-from benchmarks.evaluation.embedding import embed
-from benchmarks.evaluation.tester import cluster_metrics, evaluate, measure, per_class
+from benchmarks.evaluation.tester import cluster_metrics, embed, evaluate, measure, per_class
 from benchmarks.records import EMBEDDINGS, read_table
 from benchmarks.settings import Evaluation
 from pml_regularizers import (

@@ -1,32 +1,200 @@
-"""PML's tester on the embeddings of all processes, and its metrics on given vectors.
+"""PML's tester for one process or many: embeddings of a dataset, and the metrics on them or on given vectors.
 
-Every image is a query, for which all other images are ranked by the distance of the L2-normalised embeddings. If
-a dataset has queries and a gallery (In-Shop), both are rows of one matrix, which is embedded in one pass and not
-copied.
+Recall@K, R-precision and MAP@R are those of `pml_regularizers.RankAccuracyCalculator`. Every image is a query,
+for which all other images are ranked by the distance of the L2-normalised embeddings. An image that is alone in
+its class is ranked for others but is no query; without queries, every metric is NaN. If a dataset has queries and
+a gallery (In-Shop), each query is ranked against the gallery alone; R is then the number of gallery images of its
+class. Both are rows of one matrix, which is embedded in one pass and not copied.
+
+Process i modulo the number of processes embeds batch i, so batches are composed as on one process and the
+embeddings are equal to the bit; every process gets all of them. Blocks of queries are shared in the same way.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from accelerate import Accelerator
+from accelerate.utils import gather_object
 from pytorch_metric_learning.testers import GlobalEmbeddingSpaceTester
 from pytorch_metric_learning.utils.inference import FaissKMeans
 from sklearn.metrics import adjusted_mutual_info_score, normalized_mutual_info_score
 from sklearn.metrics.cluster import pair_confusion_matrix
 from torch import Tensor, nn
 from torch.nn.functional import normalize
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset
 
-from benchmarks.console import progress_bar
-from benchmarks.evaluation.embedding import embed, evaluation_mode
+from benchmarks.console import ignore_signals, progress_bar
+from benchmarks.records import NonFiniteError
 from pml_regularizers import RankAccuracyCalculator
 from pml_regularizers._ranks import Ranks
 
 CPU = torch.device("cpu")
 RESTARTS = 5  # of k-means: the clustering with the least squared distances counts
+
+
+@contextmanager
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Set `model.eval()` inside the context; afterwards every submodule returns to its former mode."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+def embed(
+    accelerator: Accelerator,
+    model: nn.Module,
+    dataset: Dataset[Any],
+    *,
+    batch_size: int,
+    num_workers: int = 0,
+    extract: Callable[[Tensor], Tensor] | None = None,
+    progress: bool = True,
+    dtype: torch.dtype | None = None,
+) -> tuple[Tensor, ...]:
+    """Return the embeddings and labels of all images, in dataset order, on the CPU.
+
+    The model runs in evaluation mode, without gradients and without its DDP or torch.compile wrapper. Its modes
+    are restored at the end; the global random state does not change.
+
+    Args:
+        dataset: `dataset[i]` is (image, label, ...); a `Subset` of such a dataset works as well.
+        extract: Function called with the embeddings of a batch right after each forward pass; it returns one more
+            vector per image, such as `HORDELoss.descriptor`. The mode of a module that it uses is not changed.
+        progress: A progress bar on the main process.
+        dtype: Type that the images are cast to, such as `torch.float64` for a model in float64.
+    Returns:
+        (embeddings (n, E), labels (n,)), and with `extract` the descriptors (n, D) as a third.
+    Raises:
+        NonFiniteError: if the model or `extract` gives NaN or inf.
+    """
+    # `unwrap_model`, if it keeps the compilation, removes DDP from the caller's model for good.
+    model = accelerator.unwrap_model(model, keep_torch_compile=False)
+    n, first, processes = len(dataset), accelerator.process_index, accelerator.num_processes
+    batches = torch.arange(n).split(batch_size)
+    # All processes have equally many, or gathering would hang: some do one of the first batches again.
+    turns = range(first, len(batches) + -len(batches) % processes, processes)
+    mine = [batches[turn % len(batches)] for turn in turns]
+    # Without a generator of its own, a DataLoader draws its workers' seed from the global one.
+    loader = DataLoader(
+        dataset,
+        batch_sampler=[positions.tolist() for positions in mine],
+        num_workers=num_workers,
+        generator=torch.Generator(),
+        worker_init_fn=ignore_signals,
+    )
+    shown = progress and accelerator.is_main_process
+    bar = progress_bar(loader, shown=shown, desc="embedding", unit="batch", leave=False)
+    columns: list[Tensor] = []
+    with evaluation_mode(model), torch.no_grad():
+        for (images, labels, *_), positions in zip(bar, mine, strict=True):
+            embeddings = model(images.to(accelerator.device, dtype))
+            more = [] if extract is None else [extract(embeddings).cpu()]
+            for places, *parts in gather_object([(positions, embeddings.cpu(), labels, *more)]):
+                columns = columns or [part.new_empty(n, *part.shape[1:]) for part in parts]
+                for column, rows in zip(columns, parts, strict=True):
+                    column[places] = rows
+    for source, rows in zip(("model", "extract"), columns[::2], strict=False):
+        # Least and largest entries, which are NaN if one is: no table of truth values for all entries.
+        finite = torch.stack(rows.aminmax(dim=1)).isfinite().all(dim=0)
+        if bad := (~finite).nonzero().flatten().tolist():
+            raise NonFiniteError(
+                f"{source}: NaN or inf for {len(bad)} of {n} images, at dataset positions "
+                f"{', '.join(map(str, bad[:5]))}{', ...' if len(bad) > 5 else ''}; has the training diverged?"
+            )
+    return tuple(columns)
+
+
+class Calculator(RankAccuracyCalculator):
+    """Recall@K, MAP@R and R-precision, and beside them the `ranks` that they are made of.
+
+    Args:
+        recall_at: The K of each Recall@K.
+        accelerator: Processes that share the queries. None: this one ranks alone, on the CPU.
+    """
+
+    def __init__(
+        self, recall_at: Sequence[int], accelerator: Accelerator | None, *, progress: bool = False
+    ) -> None:
+        shown = progress and (accelerator is None or accelerator.is_main_process)
+        recalls = [f"recall_at_{K}" for K in dict.fromkeys(recall_at)]
+        super().__init__(
+            include=[*recalls, "mean_average_precision_at_r", "r_precision", "ranks"],
+            recall_at=recall_at,
+            device=CPU if accelerator is None else None,
+            accelerator=accelerator,
+            progress=partial(progress_bar, shown=shown, desc="ranking", unit="block", leave=False),
+        )
+
+    def calculate_ranks(self, ranks: Ranks, **_: Any) -> Ranks:
+        """The results of each query."""
+        return ranks
+
+    def of(self, vectors: Tensor, labels: Tensor, is_query: Tensor | None) -> dict[str, Any]:
+        """Metrics of vectors (n, D), L2-normalised before comparison; call it on all processes."""
+        references = None if is_query is None else ~is_query
+        return self.get_accuracy_within(
+            vectors, labels, queries=is_query, references=references, normalize=True
+        )
+
+
+def measure(
+    vectors: Tensor,
+    labels: Tensor,
+    recall_at: Sequence[int],
+    is_query: Tensor | None = None,
+    accelerator: Accelerator | None = None,
+) -> dict[str, float]:
+    """Recall@K, MAP@R and R-precision of vectors (n, D), by all processes or by this one alone."""
+    found = Calculator(recall_at, accelerator).of(vectors, labels, is_query)
+    del found["ranks"]
+    return found
+
+
+class SharedTester(GlobalEmbeddingSpaceTester):
+    """PML's tester of one dataset, for several processes, which share the images and the queries.
+
+    Args:
+        is_query: (n,) bool; the other rows are the gallery. None: each row is both.
+        embedding: The keyword arguments of `embed`.
+
+    Attributes:
+        columns: What `embed` returned.
+    """
+
+    columns: tuple[Tensor, ...]
+
+    def __init__(
+        self,
+        accelerator: Accelerator,
+        calculator: Calculator,
+        is_query: Tensor | None,
+        embedding: dict[str, Any],
+    ) -> None:
+        super().__init__(
+            accuracy_calculator=calculator,
+            data_device=accelerator.device,
+            end_of_testing_hook=lambda tester: None,  # PML's default hook logs the metrics
+        )
+        self.accelerator, self.is_query, self.embedding = accelerator, is_query, embedding
+
+    def get_all_embeddings(
+        self, dataset: Any, trunk_model: nn.Module, *arguments: Any, **options: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Return (embeddings (n, E), labels (n, 1))."""
+        self.columns = embed(self.accelerator, trunk_model, dataset, **self.embedding)
+        return self.columns[0], self.columns[1][:, None]
+
+    def do_knn_and_accuracies(self, accuracies: dict[str, Any], *arguments: Any) -> None:
+        """The metrics under the calculator's own names."""
+        accuracies |= self.accuracy_calculator.of(*self.columns[:2], self.is_query)
 
 
 @dataclass(frozen=True)
@@ -42,105 +210,10 @@ class Measured:
     """
 
     metrics: dict[str, float]
+    ranks: Ranks
     embeddings: Tensor
     labels: Tensor
-    ranks: Ranks
     descriptors: Tensor | None = None
-
-
-class RanksCalculator(RankAccuracyCalculator):
-    """Calculator that gives the ranks beside the metrics that are made of them."""
-
-    def calculate_ranks(self, ranks: Ranks, **_: Any) -> Ranks:
-        """The results of each query."""
-        return ranks
-
-
-class SharedTester(GlobalEmbeddingSpaceTester):
-    """PML's tester for several processes, which share the images.
-
-    Its `dataset_dict` holds one dataset, `{"test": dataset}`.
-
-    Args:
-        accelerator: The processes.
-        calculator: Computes the metrics; it shares the queries among the processes.
-        is_query: (n,) bool; the other rows are the gallery. None: each row is both.
-        embedding: The keyword arguments of `embed`: `batch_size`, `num_workers`, `extract`, ...
-    """
-
-    def __init__(
-        self,
-        accelerator: Accelerator,
-        calculator: RanksCalculator,
-        is_query: Tensor | None,
-        **embedding: Any,
-    ) -> None:
-        super().__init__(
-            accuracy_calculator=calculator,
-            data_device=accelerator.device,
-            end_of_testing_hook=lambda tester: None,  # PML's default hook logs the metrics
-        )
-        self.accelerator = accelerator
-        self.is_query = is_query
-        self.embedding = embedding
-        self.descriptors: Tensor | None = None
-
-    def get_all_embeddings(
-        self, dataset: Any, trunk_model: nn.Module, *arguments: Any, **options: Any
-    ) -> tuple[Tensor, Tensor]:
-        """Return (embeddings (n, E), labels (n, 1)); the results of `extract` are kept in `descriptors`."""
-        embeddings, labels, *more = embed(self.accelerator, trunk_model, dataset, **self.embedding)
-        self.descriptors = more[0] if more else None
-        return embeddings, labels[:, None]
-
-    def do_knn_and_accuracies(
-        self, accuracies: dict[str, float], embeddings_and_labels: Any, *splits: Any
-    ) -> None:
-        """The metrics under the calculator's own names."""
-        [(embeddings, labels)] = embeddings_and_labels.values()
-        self.embeddings, self.labels = embeddings, labels[:, 0]
-        found, self.ranks = _accuracy(
-            self.accuracy_calculator, embeddings, self.labels, self.is_query
-        )
-        accuracies |= found
-
-
-def _accuracy(
-    calculator: RanksCalculator, vectors: Tensor, labels: Tensor, is_query: Tensor | None
-) -> tuple[dict[str, float], Ranks]:
-    """Metrics and ranks of vectors (n, D), L2-normalised before comparison; call it on all processes."""
-    references = None if is_query is None else ~is_query
-    found = calculator.get_accuracy_within(
-        vectors, labels, queries=is_query, references=references, normalize=True
-    )
-    ranks: Ranks = found.pop("ranks")
-    return found, ranks
-
-
-def _calculator(
-    recall_at: Sequence[int], accelerator: Accelerator | None, *, progress: bool = False
-) -> RanksCalculator:
-    """Calculator of Recall@K, MAP@R and R-precision, for all processes or for this one alone."""
-    shown = progress and (accelerator is None or accelerator.is_main_process)
-    recalls = [f"recall_at_{K}" for K in dict.fromkeys(recall_at)]
-    return RanksCalculator(
-        include=[*recalls, "mean_average_precision_at_r", "r_precision", "ranks"],
-        recall_at=recall_at,
-        device=CPU if accelerator is None else None,
-        accelerator=accelerator,
-        progress=partial(progress_bar, shown=shown, desc="ranking", unit="block", leave=False),
-    )
-
-
-def measure(
-    vectors: Tensor,
-    labels: Tensor,
-    recall_at: Sequence[int],
-    is_query: Tensor | None = None,
-    accelerator: Accelerator | None = None,
-) -> dict[str, float]:
-    """Recall@K, MAP@R and R-precision of vectors (n, D), by all processes or by this one alone."""
-    return _accuracy(_calculator(recall_at, accelerator), vectors, labels, is_query)[0]
 
 
 def evaluate(
@@ -150,7 +223,6 @@ def evaluate(
     recall_at: Sequence[int],
     *,
     is_query: Tensor | None = None,
-    progress: bool = True,
     **embedding: Any,
 ) -> Measured:
     """Test a model with PML's tester; call it on all processes.
@@ -163,12 +235,12 @@ def evaluate(
     Raises:
         NonFiniteError: as `embed`.
     """
-    calculator = _calculator(recall_at, accelerator, progress=progress)
-    tester = SharedTester(accelerator, calculator, is_query, progress=progress, **embedding)
+    calculator = Calculator(recall_at, accelerator, progress=embedding.get("progress", True))
+    tester = SharedTester(accelerator, calculator, is_query, embedding)
     with evaluation_mode(model):
-        [found] = tester.test({"test": dataset}, 0, model).values()
-    found.pop("epoch")
-    return Measured(found, tester.embeddings, tester.labels, tester.ranks, tester.descriptors)
+        metrics = tester.test({"test": dataset}, 0, model)["test"]
+    del metrics["epoch"]
+    return Measured(metrics, metrics.pop("ranks"), *tester.columns)
 
 
 def per_class(ranks: Ranks, classes: int) -> dict[str, list[int]]:

@@ -15,8 +15,7 @@ from torch.nn.functional import normalize
 from torch.utils.data import Dataset, Subset
 
 from benchmarks.evaluation import outputs, tester
-from benchmarks.evaluation.embedding import embed
-from benchmarks.evaluation.tester import Measured, cluster_metrics, pairwise_f1
+from benchmarks.evaluation.tester import Measured, cluster_metrics, embed, pairwise_f1
 from pml_regularizers import BinomialDevianceLoss, HORDELoss, VEMAttention
 from tests.benchmarks.runs import as_accelerator
 from tests.support.pool import Pool, Processes
