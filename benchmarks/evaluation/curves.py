@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import Dataset, Subset
 
 from benchmarks.building import Datasets
@@ -45,7 +45,7 @@ class Curves:
         validation = self.datasets.validation
         if validation is None:
             return row | {"unseen_recall_at_1": self._recall_at_1(self.datasets.test)}
-        found = self._tested(validation, [1]).metrics
+        found = self._tested(validation, validation.is_query, [1]).metrics
         value = found[SELECTED_BY]
         if step and (self.best is None or value > self.best["value"]):
             self.best = {"step": step, "value": value}
@@ -53,7 +53,8 @@ class Curves:
 
     def oracle(self) -> dict[str, float]:
         """Measure all test classes, for curves and for the column *oracle (test-selected)*."""
-        found = self._tested(self.datasets.test, self.settings.recall_at)
+        test = self.datasets.test
+        found = self._tested(test, test.is_query, self.settings.recall_at)
         if not (self.settings.clustering and self.accelerator.is_main_process):
             return found.metrics
         return found.metrics | cluster_metrics(found.embeddings, found.labels)
@@ -62,16 +63,12 @@ class Curves:
         """Recall@1 of some of the classes, for the report's curves and never for a choice."""
         count = min(self.settings.curve_classes, dataset.num_classes)
         chosen = torch.linspace(0, dataset.num_classes - 1, count).long()
-        some = torch.isin(dataset.labels, chosen).nonzero().flatten()
-        return self._tested(dataset, [1], some).metrics["recall_at_1"]
+        rows = torch.isin(dataset.labels, chosen).nonzero().flatten()
+        is_query = None if dataset.is_query is None else dataset.is_query[rows]
+        return self._tested(Subset(dataset, rows.tolist()), is_query, [1]).metrics["recall_at_1"]
 
     def _tested(
-        self, dataset: Glyphs | ImageSet, recall_at: list[int], rows: torch.Tensor | None = None
+        self, images: Dataset[Any], is_query: Tensor | None, recall_at: list[int]
     ) -> Measured:
-        is_query = dataset.is_query
-        images: Dataset[Any] = dataset
-        if rows is not None:
-            images = Subset(dataset, rows.tolist())
-            is_query = None if is_query is None else is_query[rows]
         options = {"is_query": is_query, "progress": False, **self.embedding}
         return evaluate(self.accelerator, self.model, images, recall_at, **options)

@@ -74,20 +74,18 @@ def test_outputs(
     """
     extract = horde.descriptor if horde and (settings.orders or settings.descriptor) else None
     options = {"extract": extract, **embedding}
-    is_query = test_set.is_query
-    K = settings.recall_at
+    is_query, K = test_set.is_query, settings.recall_at
     found = evaluate(accelerator, model, test_set, K, is_query=is_query, **options)
-    trained: tuple[Tensor, ...] = ()
-    predicted: Metrics = {}
-    attention = next((m for m in model.modules() if isinstance(m, VEMAttention)), None)
-    if attention is not None:
-        predicted["variance_correlation"] = variance_correlation(
-            accelerator, model, attention, train_set, **embedding
-        )
-    if settings.divergence or (extract is not None and settings.descriptor):
-        trained = embed(accelerator, model, train_set, **options)
     of_classes = per_class(found.ranks, test_set.num_classes)
     outputs = Outputs(found.embeddings, {"embedding": found.metrics}, of_classes)
+    attention = next((m for m in model.modules() if isinstance(m, VEMAttention)), None)
+    if attention is not None:
+        found.metrics["variance_correlation"] = variance_correlation(
+            accelerator, model, attention, train_set, **embedding
+        )
+    trained: tuple[Tensor, ...] = ()
+    if settings.divergence or (horde is not None and settings.descriptor):
+        trained = embed(accelerator, model, train_set, **options)
     vectors: dict[str, Tensor] = {}
     if horde is not None and found.descriptors is not None:
         if settings.orders:
@@ -99,9 +97,8 @@ def test_outputs(
         outputs.metrics[name] = measure(rows, found.labels, K, is_query, accelerator)
     if not accelerator.is_main_process:
         return outputs
-    outputs.metrics["embedding"] |= predicted
     if settings.clustering:
-        outputs.metrics["embedding"] |= cluster_metrics(found.embeddings, found.labels)
+        found.metrics.update(cluster_metrics(found.embeddings, found.labels))
     if settings.parts is not None:
         means, half_widths = over_parts(found.embeddings, found.labels, trained, settings)
         outputs.metrics["parts"], outputs.half_widths["parts"] = means, half_widths
@@ -158,18 +155,14 @@ def over_parts(
         unseen_labels = labels + seen_labels.max() + 1
         seen_parts = stratified_parts(seen_labels, settings.parts)
         for row, part, seen_part in zip(rows, parts, seen_parts, strict=True):
-            both = (
-                *(seen[seen_part], seen_labels[seen_part]),
-                *(embeddings[part], unseen_labels[part]),
-            )
+            both = seen[seen_part], seen_labels[seen_part], embeddings[part], unseen_labels[part]
             # The mean of the two errors: JRD's printed value is small for a sum.
             row["ideal_joint_error"] = ideal_joint_error(*both) / 2
             row["h_divergence"] = h_divergence(*both)
-    intervals = {name: mean_interval([row[name] for row in rows]) for name in rows[0]}
-    return (
-        {name: interval.mean for name, interval in intervals.items()},
-        {name: interval.half_width for name, interval in intervals.items()},
-    )
+    means, half_widths = {}, {}
+    for name in rows[0]:
+        means[name], half_widths[name] = mean_interval([row[name] for row in rows])
+    return means, half_widths
 
 
 def best_by_the_test(run: Path, recall_at: Sequence[int]) -> Metrics | None:
