@@ -22,49 +22,12 @@ Key = tuple[int, int]
 """Request of a batch to the dataset: (index of the image, seed of its augmentation)."""
 
 
-class SeededMPerClassSampler(MPerClassSampler):
-    """PML's sampler, with every epoch a function of its generator.
-
-    PML draws the classes of each batch independently, so an epoch with the dataset's number of images may show
-    one class several times and another one never. With `every_class`, an epoch is one pass over all classes
-    (PML's behaviour without a `batch_size`); the classes that do not fill a batch wait for the next epoch.
-
-    Args:
-        labels: (n,) integers, the class of each image.
-        m: Images per class in a batch. An image repeats within a batch only if its class has fewer.
-        batch_size: Images per batch, a multiple of m.
-        every_class: Make an epoch a pass over all classes.
-    """
-
-    def __init__(
-        self, labels: Tensor, m: int, batch_size: int, *, every_class: bool = False
-    ) -> None:
-        classes = len(labels.unique())
-        if classes * m < batch_size:
-            more = next(
-                n
-                for n in range(m, batch_size + 1)
-                if not batch_size % n and batch_size <= n * classes
-            )
-            raise ConfigError(
-                f"data.batch_size: {batch_size} images, {m} per class, need {batch_size // m} classes, but there "
-                f"are {classes}; expected at most {m * classes}, or data.samples_per_class: {more}"
-            )
-        images = m * classes if every_class else max(len(labels), batch_size)
-        super().__init__(labels, m, None if every_class else batch_size, images)
-
-    def epoch(self, generator: np.random.RandomState) -> np.ndarray:
-        """The images of an epoch, batch after batch."""
-        self.labels.sort()  # PML shuffles them in place
-        others, c_f.NUMPY_RANDOM = c_f.NUMPY_RANDOM, generator
-        try:
-            return np.array(list(super().__iter__()))
-        finally:
-            c_f.NUMPY_RANDOM = others
-
-
 class StepSampler(Sampler[list[Key]]):
     """The batches of a training, from any step on: of PML's sampler, or of shuffled images, each once in an epoch.
+
+    PML draws the classes of each batch independently, so an epoch with the dataset's number of images may show
+    one class several times and another one never. With `data.every_class`, an epoch is one pass over all classes
+    (PML's behaviour without a `batch_size`); the classes that do not fill a batch wait for the next epoch.
 
     Args:
         labels: (n,) integers, the class of each training image.
@@ -82,22 +45,20 @@ class StepSampler(Sampler[list[Key]]):
     drop_last = True
 
     def __init__(self, labels: Tensor, data: Data, *, steps: int, seed: int) -> None:
-        self.batch_size = data.batch_size
-        self.steps = steps
-        self.seed = seed
-        self.step = 0
-        self._by_class: SeededMPerClassSampler | None = None
-        if data.samples_per_class is not None:
-            self._by_class = SeededMPerClassSampler(
-                labels, data.samples_per_class, data.batch_size, every_class=data.every_class
-            )
-            self._images_per_epoch = len(self._by_class) // data.batch_size * data.batch_size
-        elif len(labels) < data.batch_size:
+        self.batch_size, self.steps, self.seed, self.step = data.batch_size, steps, seed, 0
+        n, m, size = len(labels), data.samples_per_class, data.batch_size
+        self._by_class: MPerClassSampler | None = None
+        self._images_per_epoch = n
+        if m is not None:
+            classes = len(labels.unique())
+            _check_classes(classes, m, size)
+            whole = m * classes if data.every_class else max(n, size)
+            self._by_class = MPerClassSampler(labels, m, None if data.every_class else size, whole)
+            self._images_per_epoch = len(self._by_class) // size * size
+        elif n < size:
             raise ConfigError(
-                f"data.batch_size: {data.batch_size} images, but there are {len(labels)}; expected at most so many"
+                f"data.batch_size: {size} images, but there are {n}; expected at most so many"
             )
-        else:
-            self._images_per_epoch = len(labels)
         # Never 0, which would add nothing to numpy's entropy.
         self._draw = () if data.batch_draw is None else (data.batch_draw,)
         self._epoch = lru_cache(maxsize=2)(self._drawn)
@@ -108,7 +69,12 @@ class StepSampler(Sampler[list[Key]]):
         generator = np.random.RandomState(np.random.MT19937(sequence))
         if self._by_class is None:
             return generator.permutation(self._images_per_epoch)
-        return self._by_class.epoch(generator)
+        self._by_class.labels.sort()  # PML shuffles them in place
+        others, c_f.NUMPY_RANDOM = c_f.NUMPY_RANDOM, generator
+        try:
+            return np.array(list(self._by_class))
+        finally:
+            c_f.NUMPY_RANDOM = others
 
     def batch(self, step: int) -> list[Key]:
         """The batch of a step."""
@@ -126,6 +92,17 @@ class StepSampler(Sampler[list[Key]]):
 
     def __len__(self) -> int:
         return self.steps - self.step
+
+
+def _check_classes(classes: int, m: int, batch_size: int) -> None:
+    if classes * m < batch_size:
+        more = next(
+            n for n in range(m, batch_size + 1) if not batch_size % n and batch_size <= n * classes
+        )
+        raise ConfigError(
+            f"data.batch_size: {batch_size} images, {m} per class, need {batch_size // m} classes, but there are "
+            f"{classes}; expected at most {m * classes}, or data.samples_per_class: {more}"
+        )
 
 
 def training_loader(
