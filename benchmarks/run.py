@@ -200,23 +200,23 @@ class OngoingRun:
 
     def execute(self) -> int:
         """Train, test and report; return the exit status."""
-        path, progress = self.record.path, self.state.progress
+        path, state = self.record.path, self.state
         if self.record.finished:
             if self.accelerator.is_main_process:
                 print(f"{path} is finished (delete it to run it again); its results:\n")
                 self._report()
             return 0
         self.open_images()
-        if progress.step == 0:
+        if state.step == 0:
             self.test_start()
-        if progress.step < self.sampler.steps:
+        if state.step < self.sampler.steps:
             self.train()
-        if progress.stopped_by is not None:
-            self.record.update(status="stopped", wall_time_s=progress.seconds)
+        if state.stopped_by is not None:
+            self.record.update(status="stopped", wall_time_s=state.seconds)
             self.accelerator.print(
-                f"\nstopped at step {progress.step}, saved; the same command with --resume goes on"
+                f"\nstopped at step {state.step}, saved; the same command with --resume goes on"
             )
-            return 128 + progress.stopped_by
+            return 128 + state.stopped_by
         self.test()
         return 0
 
@@ -238,7 +238,7 @@ class OngoingRun:
             evaluate: Called every `evaluation.every` steps; default: a point of the curves.
             watch: Wraps the loader of batches, and hands its batches on.
         """
-        self.sampler.step = self.state.progress.step
+        self.sampler.step = self.state.step
         loader = training.training_loader(
             self.accelerator, self.images.train, self.sampler, self.num_workers
         )
@@ -287,7 +287,7 @@ class OngoingRun:
             evaluation.save_showcase(path, self.datasets.test, found.embeddings)
         if self.experiment.evaluation.save_embeddings:
             evaluation.save_embeddings(path, self.datasets.test, found.embeddings)
-        progress, metrics = self.state.progress, dict(found.metrics)
+        state, metrics = self.state, dict(found.metrics)
         self.record.update(
             status="finished",
             finished=records.now(),
@@ -299,8 +299,8 @@ class OngoingRun:
             oracle=evaluation.best_by_the_test(path, self.experiment.evaluation.recall_at),
             peak_memory_gib=records.peak_memory(),
             files=records.digests(path),
-            wall_time_s=progress.seconds + time.perf_counter() - begun,
-            images_per_second=progress.step * self.sampler.batch_size / progress.busy_seconds,
+            wall_time_s=state.seconds + time.perf_counter() - begun,
+            images_per_second=state.step * self.sampler.batch_size / state.busy_seconds,
         )
         self._report()
 

@@ -77,8 +77,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         except (ConfigError, NonFiniteError, DatasetError) as error:
             print(f"error: {error}", file=sys.stderr)
             return 2 if isinstance(error, ConfigError) else 1
-        if run.state.progress.stopped_by is not None:
-            return 128 + run.state.progress.stopped_by
+        if run.state.stopped_by is not None:
+            return 128 + run.state.stopped_by
         print(f"{options.recipe}, {run.num_workers} workers; {turns.table(run.sampler.batch_size)}")
     return 0
 

@@ -8,6 +8,7 @@ that continues from it ends as if it had never stopped.
 import random
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
@@ -20,7 +21,7 @@ from benchmarks.console import StopRequest, progress_bar
 from benchmarks.records import NonFiniteError, Row
 from benchmarks.settings import Experiment
 from benchmarks.training.batches import StepSampler
-from benchmarks.training.state import Progress, TrainingState
+from benchmarks.training.state import TrainingState
 from pml_regularizers import gradient_norm_ratios, record_terms
 from pml_regularizers.gradient_ratios import term_names
 
@@ -100,49 +101,49 @@ class Trainer:
         Raises:
             NonFiniteError: for a NaN or infinity, before any checkpoint that would contain its effects.
         """
-        accelerator, progress = self.state.accelerator, self.state.progress
-        self.state.model.train()
-        start, begun = progress.seconds, time.perf_counter()
+        state, accelerator = self.state, self.state.accelerator
+        state.model.train()
+        start, begun = state.seconds, time.perf_counter()
         pending = Pending(self.sampler.batch_size)
         with (
             StopRequest() as stop,
             progress_bar(
                 total=self.sampler.steps,
-                initial=progress.step,
+                initial=state.step,
                 desc="training",
                 unit="step",
                 shown=accelerator.is_main_process,
             ) as bar,
         ):
-            if progress.step == 0 and self._due(0):
+            if state.step == 0 and self._due(0):
                 yield Pause(0, "evaluate")
                 pending.resume()
             noted: dict[str, list[Row]] = {}  # since the last check
             for images, labels, indices in loader:
-                rate = self.state.optimizer.param_groups[0]["lr"]
-                value, found = self._step(progress.step, images, labels)
-                progress.step += 1
-                pending.add(progress.step, value, rate, indices)
+                rate = state.optimizer.param_groups[0]["lr"]
+                value, found = self._step(state.step, images, labels)
+                state.step += 1
+                pending.add(state.step, value, rate, indices)
                 bar.update()
                 for table, row in found.items():
-                    noted.setdefault(table, []).append((progress.step, row))
+                    noted.setdefault(table, []).append((state.step, row))
 
-                todo = self._due(progress.step)
+                todo = self._due(state.step)
                 # More frequent checks would make a GPU wait.
                 if todo or accelerator.device.type == "cpu":
-                    todo = self._due(progress.step, stopping=stop.agreed(accelerator))
-                    progress.stopped_by = stop.signal
+                    todo = self._due(state.step, stopping=stop.agreed(accelerator))
+                    state.stopped_by = stop.signal
                 for what in todo:
                     rows = {}
                     if what == "log":
-                        losses, shown = pending.flush(progress)
+                        losses, shown = pending.flush(state)
                         bar.set_postfix(shown, refresh=False)
                         rows, noted = {"training": losses, **noted}, {}
                     elif what == todo[1]:  # an evaluation leaves the weights as they are
-                        self._check_weights(progress.step)
-                    progress.seconds = start + time.perf_counter() - begun
-                    yield Pause(progress.step, what, rows)
-                if progress.stopped_by is not None:
+                        self._check_weights(state.step)
+                    state.seconds = start + time.perf_counter() - begun
+                    yield Pause(state.step, what, rows)
+                if state.stopped_by is not None:
                     return
                 if todo[1:]:
                     pending.resume()
@@ -166,16 +167,13 @@ class Trainer:
         diagnose_every = self.experiment.diagnose_every
         diagnose = diagnose_every > 0 and (step + 1) % diagnose_every == 0
         note_terms = self._is_sum and (step + 1) % self._log_every == 0
-        if diagnose or note_terms:
-            with record_terms(loss) as terms:
-                value = loss(embeddings, labels)
-            if note_terms:
-                found["terms"] = {name: term.item() for name, term in terms.items()}
-            if diagnose:
-                bare = accelerator.unwrap_model(model)
-                found["gradient_ratios"] = gradient_ratios(terms, bare, embeddings)
-        else:
+        with record_terms(loss) if diagnose or note_terms else nullcontext({}) as terms:
             value = loss(embeddings, labels)
+        if note_terms:
+            found["terms"] = {name: term.item() for name, term in terms.items()}
+        if diagnose:
+            bare = accelerator.unwrap_model(model)
+            found["gradient_ratios"] = gradient_ratios(terms, bare, embeddings)
         accelerator.backward(value)
         self.state.optimizer.step()
         if self.state.scheduler is not None and not accelerator.optimizer_step_was_skipped:
@@ -234,11 +232,11 @@ class Pending:
         """Restart the clock after other work."""
         self._since = time.perf_counter()
 
-    def flush(self, progress: Progress) -> tuple[list[Row], dict[str, str]]:
+    def flush(self, state: TrainingState) -> tuple[list[Row], dict[str, str]]:
         """The rows to log, checked, and the text of the progress bar."""
         losses = torch.stack([loss.double() for _, loss, _, _ in self._rows]).tolist()
         now = time.perf_counter()
-        progress.busy_seconds += now - self._since
+        state.busy_seconds += now - self._since
         speed = len(losses) * self._batch_size / (now - self._since)
         rows = []
         for value, (step, _, rate, indices) in zip(losses, self._rows, strict=True):

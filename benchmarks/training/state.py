@@ -1,6 +1,6 @@
 """State of a training, as a checkpoint holds it."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
@@ -15,22 +15,16 @@ from pml_regularizers import DistributedLoss, prepare_loss
 
 
 @dataclass
-class Progress:
-    """Progress of the loop."""
-
-    step: int = 0
-    seconds: float = 0.0
-    """Seconds since the start, including evaluations and checkpoints."""
-    busy_seconds: float = 0.0
-    """Seconds in training steps only."""
-    stopped_by: int | None = None
-
-
-@dataclass
 class TrainingState:
-    """The prepared parts of a training, saved and restored together.
+    """The prepared parts of a training and how far it is, saved and restored together.
 
     A step is a function of the seed and its number, so the parts include no generator and no sampler.
+
+    Attributes:
+        step: Number of steps done.
+        seconds: Since the start, including evaluations and checkpoints.
+        busy_seconds: In training steps only.
+        stopped_by: The signal that stopped it.
     """
 
     accelerator: Accelerator
@@ -38,7 +32,10 @@ class TrainingState:
     loss: nn.Module
     optimizer: Any
     scheduler: Any
-    progress: Progress = field(default_factory=Progress)
+    step: int = 0
+    seconds: float = 0.0
+    busy_seconds: float = 0.0
+    stopped_by: int | None = None
 
     @classmethod
     def prepare(
@@ -84,8 +81,8 @@ class TrainingState:
             "optimizer": self.optimizer.state_dict(),
             "scheduler": self.scheduler.state_dict() if self.scheduler else None,
             "scaler": scaler.state_dict() if scaler else None,
-            "seconds": self.progress.seconds,
-            "busy_seconds": self.progress.busy_seconds,
+            "seconds": self.seconds,
+            "busy_seconds": self.busy_seconds,
             "memories": [
                 [memory.queue_idx, memory.has_been_filled] for memory in _memories(self.loss)
             ],
@@ -101,7 +98,9 @@ class TrainingState:
             self.accelerator.scaler.load_state_dict(saved["scaler"])
         for memory, place in zip(_memories(self.loss), saved["memories"], strict=True):
             memory.queue_idx, memory.has_been_filled = place
-        self.progress = Progress(saved["step"], saved["seconds"], saved["busy_seconds"])
+        self.step, self.seconds, self.busy_seconds = (
+            saved[name] for name in ("step", "seconds", "busy_seconds")
+        )
 
 
 def _memories(loss: nn.Module) -> list[CrossBatchMemory]:
