@@ -159,9 +159,11 @@ class OngoingRun:
             accelerator, experiment, parts.model, parts.loss
         )
         self.images = parts.datasets
-        self.caches: list[training.ViewCache | None] = []
+        self.caches: list[training.CachedViews | None] = []
         if experiment.data.cached_views is not None:
-            keep = partial(training.ViewCache, accelerator, self.state.model, experiment=experiment)
+            keep = partial(
+                training.CachedViews, accelerator, self.state.model, experiment=experiment
+            )
             train, *tested = parts.datasets
             self.caches = [keep(train), *(of and keep(of, test=True) for of in tested)]
         # Nothing is left to do for an image whose output is kept.

@@ -1,5 +1,5 @@
 from .batches import training_loader as training_loader
-from .cached_views import ViewCache as ViewCache
+from .cached_views import CachedViews as CachedViews
 from .loop import Trainer as Trainer
 from .state import TrainingState as TrainingState
 from .trial import (

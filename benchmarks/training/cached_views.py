@@ -7,8 +7,9 @@ image is kept too, and of the tested classes this one alone, which serves the ru
 
 import hashlib
 import json
+import math
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import psutil
@@ -18,52 +19,25 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from benchmarks.building import EmbeddingModel
-from benchmarks.console import alone, ignore_signals, progress_bar
+from benchmarks.console import alone, ignore_signals, progress_bar, replacing
 from benchmarks.datasets import Glyphs, ImageSet
 from benchmarks.records import file_digest
 from benchmarks.settings import ConfigError, Experiment, num_workers
 
 BATCH = 64  # images at a time: fixed, so that no output depends on the number of processes
 
-_STORED = {torch.bfloat16: torch.int16}  # numpy has no bfloat16
-
 
 class CachedViews(Dataset[tuple[Tensor, int, int]]):
-    """Images as the kept outputs of the frozen stages.
-
-    Args:
-        path: Folder that a `ViewCache` made.
-        images: What it was made from.
-
-    Shape:
-        `dataset[i, seed]` of a training view, or `dataset[i]` of the test view, is (output, label, index); output
-        without its batch dimension, as the stages gave it.
-    """
-
-    def __init__(self, path: Path, images: Glyphs | ImageSet) -> None:
-        about = json.loads((path / "about.json").read_text())
-        self.labels, self.num_classes = images.labels, images.num_classes
-        self.is_query = images.is_query
-        self._outputs = np.load(path / "outputs.npy", mmap_mode="r")
-        self._dtype = getattr(torch, about["dtype"])
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def __getitem__(self, key: int | tuple[int, int]) -> tuple[Tensor, int, int]:
-        last = self._outputs.shape[1] - 1  # the test view
-        index, view = (key[0], key[1] % last) if isinstance(key, tuple) else (key, last)
-        output = torch.from_numpy(self._outputs[index, view].copy())
-        return output.view(self._dtype), int(self.labels[index]), index
-
-
-class ViewCache:
-    """Folder of the outputs that a run needs; runs with the same ones share it.
+    """Images as the kept outputs of the frozen stages; runs with the same ones share the folder.
 
     Args:
         model: The network, on its device and in its precision, as it starts.
-        dataset: The images.
+        images: What to keep the outputs of.
         test: Keep no training views of them.
+
+    Shape:
+        After `open`, `dataset[i, seed]` of a training view, or `dataset[i]` of the test view, is (output, label,
+        index); output without its batch dimension, as the stages gave it.
 
     Raises:
         ConfigError: if they are damaged, or if they are not there yet and need more than `data.cache_gib` or the
@@ -75,24 +49,26 @@ class ViewCache:
         self,
         accelerator: Accelerator,
         model: Any,
-        dataset: Glyphs | ImageSet,
+        images: Glyphs | ImageSet,
         experiment: Experiment,
         *,
         test: bool = False,
     ) -> None:
+        self.labels, self.num_classes = images.labels, images.num_classes
+        self.is_query = images.is_query
         self.accelerator = accelerator
         self.model: EmbeddingModel = accelerator.unwrap_model(model)
-        self.dataset = dataset
+        self.images = images
         self.experiment = experiment
         self.views = 0 if test else experiment.data.cached_views or 0
         self.path = experiment.data.cache / self._key()
         if self.path.exists():
-            _check(self.path)
+            self._check()
         else:
             self._check_room()
 
-    def open(self) -> CachedViews:
-        """The outputs, computed unless they are there; other processes that need them wait.
+    def open(self) -> Self:
+        """Find the outputs, or compute them; other processes that need them wait.
 
         Raises:
             DatasetError: if an image cannot be read.
@@ -101,7 +77,19 @@ class ViewCache:
             if not self.path.exists():
                 self._compute(partial)
                 partial.rename(self.path)
-        return CachedViews(self.path, self.dataset)
+        about = json.loads((self.path / "about.json").read_text())
+        file, size = str(self.path / "outputs.bin"), math.prod(about["shape"])
+        stored = torch.from_file(file, size=size, dtype=getattr(torch, about["dtype"]))  # mapped
+        self._outputs = stored.view(about["shape"])
+        return self
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, key: int | tuple[int, int]) -> tuple[Tensor, int, int]:
+        # The test view is the last one.
+        index, view = (key[0], key[1] % self.views) if isinstance(key, tuple) else (key, self.views)
+        return self._outputs[index, view].clone(), int(self.labels[index]), index
 
     def view_seeds(self) -> list[int]:
         """The seeds of the training views that are kept of each image."""
@@ -111,18 +99,16 @@ class ViewCache:
 
     def _key(self) -> str:
         """Name of all that the outputs depend on."""
-        experiment, data, dataset = self.experiment, self.experiment.data, self.dataset
+        experiment, data, images = self.experiment, self.experiment.data, self.images
         described = [
             *(self.views and experiment.seed, experiment.precision, self.accelerator.device.type),
-            *(self.views, "and the test view", data.stage),
-            *(dataset.view, getattr(dataset, "views", None)),
+            *(self.views, data.stage, images.view, getattr(images, "views", None)),
             *(experiment.model.trunk, experiment.model.frozen_stages, torch.__version__),
             *(experiment.model.channels_last, experiment.model.trunk_args),
-            *(dataset.fingerprint, *(dataset.name(i) for i in range(len(dataset)))),
+            *(images.fingerprint, *(images.name(i) for i in range(len(images)))),
         ]
-        if isinstance(dataset, ImageSet):  # the fingerprint has sizes only
-            root = dataset.listing.root
-            paths = (root / dataset.name(i) for i in range(len(dataset)))
+        if isinstance(images, ImageSet):  # the fingerprint has sizes only
+            paths = (images.listing.root / images.name(i) for i in range(len(images)))
             described += [path.stat().st_mtime_ns for path in paths]
         digest = hashlib.sha256(json.dumps(described, default=str).encode())
         for name, tensor in self.model.frozen_stages.state_dict().items():
@@ -130,19 +116,22 @@ class ViewCache:
             digest.update(tensor.cpu().numpy().tobytes())
         return digest.hexdigest()[:16]
 
-    def _outputs(self, images: Tensor) -> Tensor:
-        """The frozen stages' outputs of a batch, on the CPU."""
-        with self.accelerator.autocast():
-            dtype = next(self.model.parameters()).dtype
-            outputs = self.model.frozen_stages.lower(images.to(self.accelerator.device, dtype))
-        return outputs.cpu()
+    def _check(self) -> None:
+        try:
+            about = json.loads((self.path / "about.json").read_text())
+            same = about["sha256"] == file_digest(self.path / "outputs.bin")
+        except (OSError, ValueError, KeyError, TypeError):
+            same = False
+        if not same:
+            raise ConfigError(
+                f"data.cache: {self.path} is damaged; delete it, and it is computed again"
+            )
 
     def _check_room(self) -> None:
-        image, *_ = self.dataset[0]
-        output = self._outputs(image[None])
-        data = self.experiment.data
-        needed = output.nbytes * len(self.dataset) * (self.views + 1)
-        free = psutil.disk_usage(_existing(data.cache)).free
+        output, data = self._lowered(self.images[0][0][None]), self.experiment.data
+        needed = output.nbytes * len(self) * (self.views + 1)
+        folders = (data.cache.absolute(), *data.cache.absolute().parents)
+        free = psutil.disk_usage(next(folder for folder in folders if folder.exists())).free
         if needed > min(data.cache_gib * 2**30, free):
             raise ConfigError(
                 f"data.cached_views: {needed / 2**30:.2g} GiB are needed, data.cache_gib allows "
@@ -150,45 +139,32 @@ class ViewCache:
                 "freeze more stages, or set data.cache_gib or data.cache"
             )
 
+    def _lowered(self, images: Tensor) -> Tensor:
+        """The frozen stages' outputs of a batch, on the CPU."""
+        with self.accelerator.autocast():
+            dtype = next(self.model.parameters()).dtype
+            outputs = self.model.frozen_stages.lower(images.to(self.accelerator.device, dtype))
+        return outputs.cpu()
+
     def _compute(self, folder: Path) -> None:
+        """Write the outputs one after the other: of each image the training views, then the test view."""
         seeds = self.view_seeds()
         keys: list[int | tuple[int, int]] = []
-        for i in range(len(self.dataset)):
+        for i in range(len(self)):
             keys += [*((i, seed) for seed in seeds), i]
-        batches = [keys[start:][:BATCH] for start in range(0, len(keys), BATCH)]
         loader = DataLoader(
-            self.dataset,
-            batch_sampler=batches,
+            self.images,
+            batch_sampler=[keys[start : start + BATCH] for start in range(0, len(keys), BATCH)],
             num_workers=num_workers(self.experiment.data, self.accelerator.num_processes),
             generator=torch.Generator(),
             worker_init_fn=ignore_signals,
         )
-        path, rows, done = folder / "outputs.npy", None, 0
-        for images, *_ in progress_bar(loader, desc="frozen stages", unit="batch", leave=False):
-            outputs = self._outputs(images)
-            stored = outputs.view(_STORED.get(outputs.dtype, outputs.dtype)).numpy()
-            if rows is None:
-                shape = (len(self.dataset), len(keys) // len(self.dataset), *stored.shape[1:])
-                file = np.lib.format.open_memmap(path, "w+", dtype=stored.dtype, shape=shape)
-                rows = file.reshape(-1, *stored.shape[1:])
-            rows[done : done + len(stored)] = stored
-            done += len(stored)
-        file.flush()
-        about = {"dtype": str(outputs.dtype).removeprefix("torch."), "sha256": file_digest(path)}
+        path = folder / "outputs.bin"
+        with replacing(path) as file:
+            for images, *_ in progress_bar(loader, desc="frozen stages", unit="batch", leave=False):
+                outputs = self._lowered(images)
+                file.write(outputs.view(torch.uint8).numpy())
+        shape = [len(self), self.views + 1, *outputs.shape[1:]]
+        dtype = str(outputs.dtype).removeprefix("torch.")
+        about = {"dtype": dtype, "shape": shape, "sha256": file_digest(path)}
         (folder / "about.json").write_text(json.dumps(about))
-
-
-def _existing(path: Path) -> Path:
-    """The nearest folder above a path that is there."""
-    return next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.exists())
-
-
-def _check(path: Path) -> None:
-    try:
-        same = json.loads((path / "about.json").read_text())["sha256"] == file_digest(
-            path / "outputs.npy"
-        )
-    except (OSError, ValueError, KeyError, TypeError):
-        same = False
-    if not same:
-        raise ConfigError(f"data.cache: {path} is damaged; delete it, and it is computed again")

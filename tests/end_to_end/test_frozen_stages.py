@@ -22,7 +22,7 @@ from benchmarks.settings import ConfigError, parse
 from benchmarks.studies import measure
 from benchmarks.studies.jobs import Job
 from benchmarks.training import loop
-from benchmarks.training.cached_views import CachedViews, ViewCache
+from benchmarks.training.cached_views import CachedViews
 from tests.benchmarks.runs import finished, forget, same_on_all
 from tests.support.fake_trees import write_pictures
 from tests.support.pool import Pool
@@ -138,10 +138,10 @@ def test_a_kept_output_is_that_of_a_view(cached: list[str], tmp_path: Path) -> N
     torch.manual_seed(experiment.seed)
     model = build_model(experiment.model, experiment.data).eval()
     images = build_datasets(experiment.data, model.trunk, seed=0).train
-    cache = ViewCache(Accelerator(cpu=True), model, images, experiment)
-    seeds = cache.view_seeds()
-    assert cache.path.is_dir()
-    kept = CachedViews(cache.path, images)
+    kept = CachedViews(Accelerator(cpu=True), model, images, experiment)
+    seeds = kept.view_seeds()
+    assert kept.path.is_dir()
+    kept.open()
     assert len(kept) == len(images) and len(set(seeds)) == 3
     for index, draw in ((0, 0), (0, 4), (17, 2), (len(images) - 1, 3)):
         view, label, _ = images[index, seeds[draw % 3]]
@@ -163,7 +163,7 @@ def test_kept_outputs_are_tested_as_the_images(cached: list[str], tmp_path: Path
 def test_outputs_are_computed_once(cached: list[str], tmp_path: Path) -> None:
     records: dict[str, dict[str, Any]] = {}
     with mock.patch.object(
-        ViewCache, "_compute", autospec=True, side_effect=ViewCache._compute
+        CachedViews, "_compute", autospec=True, side_effect=CachedViews._compute
     ) as computed:
         for name, more, calls in (
             ("first", [], 2),  # of the training classes and of the tested ones
@@ -183,7 +183,7 @@ def test_outputs_are_computed_once(cached: list[str], tmp_path: Path) -> None:
     first, other = records["first"], records["other_batches"]
     assert first["before_training"] == other["before_training"]  # the same start
     assert first["metrics"] != other["metrics"]
-    stored = {path.stat().st_size for path in (tmp_path / "cache").glob("*/outputs.npy")}
+    stored = {path.stat().st_size for path in (tmp_path / "cache").glob("*/outputs.bin")}
     assert len(stored) == 6  # bfloat16 needs half
 
 
@@ -196,7 +196,7 @@ def test_kept_outputs_that_do_not_fit_or_are_damaged(
     assert not list(tmp_path.iterdir())
     forget()
     assert main(run) == 0
-    file = max((tmp_path / "cache").glob("*/outputs.npy"), key=lambda path: path.stat().st_size)
+    file = max((tmp_path / "cache").glob("*/outputs.bin"), key=lambda path: path.stat().st_size)
     damaged = bytearray(file.read_bytes())
     damaged[-1] ^= 1
     file.write_bytes(damaged)
@@ -225,7 +225,7 @@ def test_outputs_of_changed_photographs_are_computed_again(tmp_path: Path) -> No
     for path in photos:
         os.utime(tmp_path / "photos" / path, (0, 0))
     finished(settings, tmp_path / "two")
-    assert len(list((tmp_path / "cache").glob("*/outputs.npy"))) == 4
+    assert len(list((tmp_path / "cache").glob("*/outputs.bin"))) == 4
 
 
 def test_a_stopped_run_ends_as_if_it_had_not_been(cached: list[str], tmp_path: Path) -> None:
@@ -261,7 +261,7 @@ def test_several_processes_train_as_one(cached: list[str], tmp_path: Path, pool:
     one, _ = same_on_all(pool, settings, tmp_path, (1, 2))
     names = [name for name in one[0]["gradients"] if name.startswith("model.trunk")]
     assert names and not [name for name in names if "stages.1." in name or "stem" in name]
-    assert len(list((tmp_path / "cache").glob("*/outputs.npy"))) == 2
+    assert len(list((tmp_path / "cache").glob("*/outputs.bin"))) == 2
 
 
 def test_the_pace_of_a_training_is_measured_and_nothing_is_written(
