@@ -109,7 +109,7 @@ class CachedViews(Dataset[tuple[Tensor, int, int]]):
         ]
         if isinstance(images, ImageSet):  # the fingerprint has sizes only
             paths = (images.listing.root / images.name(i) for i in range(len(images)))
-            described += [path.stat().st_mtime_ns for path in paths]
+            described += map(file_digest, paths)
         digest = hashlib.sha256(json.dumps(described, default=str).encode())
         for name, tensor in self.model.frozen_stages.state_dict().items():
             digest.update(name.encode())

@@ -208,7 +208,7 @@ def test_kept_outputs_that_do_not_fit_or_are_damaged(
 
 
 def test_outputs_of_changed_photographs_are_computed_again(tmp_path: Path) -> None:
-    """Also if names and sizes stay as they are."""
+    """Also if names and sizes stay as they are; not if the same files were only written again."""
     photos = [f"{name}/{number}.jpg" for name in "abcd" for number in range(4)]
     write_pictures(tmp_path / "photos", photos, different=len(photos))
     weights = tmp_path / "weights.safetensors"
@@ -221,11 +221,13 @@ def test_outputs_of_changed_photographs_are_computed_again(tmp_path: Path) -> No
         *(*FROZEN[:3], "--optimization.steps=2", "--model.trunk_args={}"),
         *(f"--model.weights={weights}", "--data.cached_views=1"),
     ]
-    finished(settings, tmp_path / "one")
-    for path in photos:
-        os.utime(tmp_path / "photos" / path, (0, 0))
-    finished(settings, tmp_path / "two")
-    assert len(list((tmp_path / "cache").glob("*/outputs.bin"))) == 4
+    for name, changed, kept in (("first", 0, 2), ("copied", 0, 2), ("changed", 1, 4)):
+        for path in (tmp_path / "photos").rglob("*.jpg"):
+            content = bytearray(path.read_bytes())
+            content[25] ^= changed  # of the table of quantisation
+            path.write_bytes(content)
+        finished(settings, tmp_path / name)
+        assert len(list((tmp_path / "cache").glob("*/outputs.bin"))) == kept
 
 
 def test_a_stopped_run_ends_as_if_it_had_not_been(cached: list[str], tmp_path: Path) -> None:
