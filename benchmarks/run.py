@@ -155,9 +155,7 @@ class OngoingRun:
         self.horde = training.find_horde(parts.loss)
         self.sampler = parts.sampler
         about = records.describe_data(experiment, parts.datasets, parts.model.trunk)
-        self.state = training.TrainingState.prepare(
-            accelerator, experiment, parts.model, parts.loss
-        )
+        self.state = training.TrainingState(accelerator, experiment, parts.model, parts.loss)
         self.images = parts.datasets
         self.caches: list[training.CachedViews | None] = []
         if experiment.data.cached_views is not None:
@@ -245,15 +243,15 @@ class OngoingRun:
             self.accelerator, self.images.train, self.sampler, self.num_workers
         )
         trainer = training.Trainer(self.state, self.sampler, self.experiment)
-        for pause in trainer.run(watch(loader)):
-            match pause.due:
+        for due, rows in trainer.run(watch(loader)):
+            match due:
                 case "log":
-                    self.record.log(pause.rows)
+                    self.record.log(rows)
                 case "evaluate":
-                    (evaluate or self._point)(pause.step)
+                    (evaluate or self._point)(self.state.step)
                 case "checkpoint" if self.record.folder is not None:
                     state = {**self.state.state_dict(), "best": self.curves.best}
-                    self.record.save(pause.step, state)
+                    self.record.save(self.state.step, state)
 
     def _point(self, step: int) -> None:
         before = self.curves.best

@@ -56,7 +56,7 @@ def _measure(settings: Sequence[str]) -> Pace:
     experiment = parse(settings).experiment
     accelerator = start(experiment)
     model, (train, test, _), loss, sampler = build_parts(experiment, accelerator)
-    state = TrainingState.prepare(accelerator, experiment, model, loss)
+    state = TrainingState(accelerator, experiment, model, loss)
     begun = time.time() - psutil.Process().create_time()
 
     def timed(work: Callable[[], Any]) -> tuple[float, Any]:

@@ -9,7 +9,7 @@ import random
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
@@ -55,19 +55,6 @@ def due(
     return [what for what, is_due in found.items() if is_due]
 
 
-@dataclass(frozen=True)
-class Pause:
-    """Pause of the loop at a step, the same on all processes, for the caller to do what is due.
-
-    Attributes:
-        rows: Rows to log, by table.
-    """
-
-    step: int
-    due: Due
-    rows: dict[str, list[Row]] = field(default_factory=dict)
-
-
 @dataclass
 class Trainer:
     """Trains the network and the loss, and pauses for logging, checkpoints and evaluation.
@@ -95,9 +82,11 @@ class Trainer:
         )
         self._is_sum = bool(term_names(self.state.loss))
 
-    def run(self, loader: Any) -> Iterator[Pause]:
-        """Train to the sampler's last step, or until asked to stop; pause when something is due.
+    def run(self, loader: Any) -> Iterator[tuple[Due, dict[str, list[Row]]]]:
+        """Train to the sampler's last step, or until asked to stop; pause, on all processes, when something is due.
 
+        Yields:
+            What the caller has to do after `state.step` steps, and the rows to log, by table.
         Raises:
             NonFiniteError: for a NaN or infinity, before any checkpoint that would contain its effects.
         """
@@ -116,7 +105,7 @@ class Trainer:
             ) as bar,
         ):
             if state.step == 0 and self._due(0):
-                yield Pause(0, "evaluate")
+                yield "evaluate", {}
                 pending.resume()
             noted: dict[str, list[Row]] = {}  # since the last check
             for images, labels, indices in loader:
@@ -142,7 +131,7 @@ class Trainer:
                     elif what == todo[1]:  # an evaluation leaves the weights as they are
                         self._check_weights(state.step)
                     state.seconds = start + time.perf_counter() - begun
-                    yield Pause(state.step, what, rows)
+                    yield what, rows
                 if state.stopped_by is not None:
                     return
                 if todo[1:]:
@@ -198,19 +187,12 @@ def seed_generators(seed: int, device: torch.device) -> None:
 def gradient_ratios(
     terms: Mapping[str, Tensor], model: Any, embeddings: Tensor
 ) -> dict[str, float]:
-    """Strength of each term of a loss, relative to the first.
-
-    Returns:
-        `{"TERM at PLACE": ratio}` of gradient norms, at the embeddings, the head and the trunk.
+    """`{"TERM at PLACE": ratio}`: the gradient norm of each term of a loss, relative to the first term's.
 
     Raises:
         ValueError: if a place is frozen.
     """
-    places = {
-        "embeddings": embeddings,
-        "head": model.head.parameters(),
-        "trunk": model.trunk.parameters(),
-    }
+    places = {"embeddings": embeddings, "head": model.head, "trunk": model.trunk}
     ratios = gradient_norm_ratios(terms, base=next(iter(terms)), at=places)
     return {
         f"{term} at {place}": ratio for term, at in ratios.items() for place, ratio in at.items()

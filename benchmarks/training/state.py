@@ -1,7 +1,6 @@
 """State of a training, as a checkpoint holds it."""
 
-from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -14,9 +13,8 @@ from benchmarks.settings import Experiment
 from pml_regularizers import DistributedLoss, prepare_loss
 
 
-@dataclass
 class TrainingState:
-    """The prepared parts of a training and how far it is, saved and restored together.
+    """The parts of a training, prepared by Accelerate, and how far it is: saved and restored together.
 
     A step is a function of the seed and its number, so the parts include no generator and no sampler.
 
@@ -27,34 +25,24 @@ class TrainingState:
         stopped_by: The signal that stopped it.
     """
 
-    accelerator: Accelerator
-    model: nn.Module
-    loss: nn.Module
-    optimizer: Any
-    scheduler: Any
-    step: int = 0
-    seconds: float = 0.0
-    busy_seconds: float = 0.0
     stopped_by: int | None = None
 
-    @classmethod
-    def prepare(
-        cls,
+    def __init__(
+        self,
         accelerator: Accelerator,
         experiment: Experiment,
         model: EmbeddingModel,
         loss: DistributedLoss,
-    ) -> Self:
-        """Prepare the built parts with Accelerate."""
+    ) -> None:
         if accelerator.num_processes > 1 and any(norm.training for norm in batch_norms(model)):
             # Unlike torch's function, timm's keeps the activation inside its layers.
             model = convert_sync_batchnorm(model)
             if model.frozen_stages is not None:
                 model.frozen_stages.cut()
-        prepared_loss = prepare_loss(accelerator, loss)
-        optimizer, scheduler = build_optimizer(experiment.optimization, model, prepared_loss)
-        prepared, optimizer = accelerator.prepare(model, optimizer)
-        return cls(accelerator, prepared, prepared_loss, optimizer, scheduler)
+        self.accelerator, self.loss = accelerator, prepare_loss(accelerator, loss)
+        optimizer, self.scheduler = build_optimizer(experiment.optimization, model, self.loss)
+        self.model, self.optimizer = accelerator.prepare(model, optimizer)
+        self.step, self.seconds, self.busy_seconds = 0, 0.0, 0.0
 
     @property
     def dtype(self) -> torch.dtype:
