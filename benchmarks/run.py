@@ -276,7 +276,7 @@ class OngoingRun:
         begun, path, best = time.perf_counter(), self.record.path, self.curves.best
         if best is not None:
             self.state.load_weights(records.load_best(path, best["step"]))
-        found = evaluation.test_outputs(
+        found, outputs, half_widths = evaluation.test_outputs(
             *(self.accelerator, self.state.model, self.horde),
             *(self.images.train, self.images.test),
             *(self.experiment.evaluation, self.embedding),
@@ -287,14 +287,14 @@ class OngoingRun:
             evaluation.save_showcase(path, self.datasets.test, found.embeddings)
         if self.experiment.evaluation.save_embeddings:
             evaluation.save_embeddings(path, self.datasets.test, found.embeddings)
-        state, metrics = self.state, dict(found.metrics)
+        state, classes = self.state, self.images.test.num_classes
         self.record.update(
             status="finished",
             finished=records.now(),
-            metrics=metrics.pop("embedding"),
-            outputs=metrics,
-            per_class=found.per_class,
-            half_widths=found.half_widths,
+            metrics=found.metrics,
+            outputs=outputs,
+            per_class=evaluation.per_class(found.ranks, classes),
+            half_widths=half_widths,
             selection=best and {"metric": evaluation.SELECTED_BY, **best},
             oracle=evaluation.best_by_the_test(path, self.experiment.evaluation.recall_at),
             peak_memory_gib=records.peak_memory(),

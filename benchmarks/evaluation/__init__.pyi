@@ -12,4 +12,5 @@ from .tester import (
     cluster_metrics as cluster_metrics,
     evaluate as evaluate,
     measure as measure,
+    per_class as per_class,
 )

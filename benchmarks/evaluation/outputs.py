@@ -11,7 +11,6 @@ A model with VEM attention also has `variance_correlation`.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from accelerate.utils import broadcast
 from torch import Tensor, nn
 
 from benchmarks.datasets import Glyphs, ImageSet
-from benchmarks.evaluation.tester import cluster_metrics, embed, evaluate, measure, per_class
+from benchmarks.evaluation.tester import Measured, cluster_metrics, embed, evaluate, measure
 from benchmarks.records import EMBEDDINGS, read_table
 from benchmarks.settings import Evaluation
 from pml_regularizers import (
@@ -37,23 +36,6 @@ from pml_regularizers import (
 Metrics = dict[str, float]
 
 
-@dataclass
-class Outputs:
-    """Results of `test_outputs`; only the main process has all metrics.
-
-    Attributes:
-        metrics: {output: {metric: value}}.
-        half_widths: Half-widths of the 95 % intervals, for outputs that are means.
-        embeddings: (n, E), of the test images.
-        per_class: Of the embedding, see `tester.per_class`.
-    """
-
-    embeddings: Tensor
-    metrics: dict[str, Metrics]
-    per_class: dict[str, list[int]]
-    half_widths: dict[str, Metrics] = field(default_factory=dict)
-
-
 def test_outputs(
     accelerator: Accelerator,
     model: nn.Module,
@@ -62,13 +44,16 @@ def test_outputs(
     test_set: Glyphs | ImageSet,
     settings: Evaluation,
     embedding: dict[str, Any],
-) -> Outputs:
+) -> tuple[Measured, dict[str, Metrics], dict[str, Metrics]]:
     """Test all outputs that the settings ask for, in one pass over the images; call it on all processes.
 
     Args:
         horde: The loss whose orders and descriptor are tested.
         embedding: The keyword arguments of `embed`.
 
+    Returns:
+        The embedding's results, the metrics of the other outputs, and the half-widths of the 95 % intervals of
+        those that are means. Only the main process has all metrics.
     Raises:
         NonFiniteError: as `embed`.
     """
@@ -76,8 +61,6 @@ def test_outputs(
     options = {"extract": extract, **embedding}
     is_query, K = test_set.is_query, settings.recall_at
     found = evaluate(accelerator, model, test_set, K, is_query=is_query, **options)
-    of_classes = per_class(found.ranks, test_set.num_classes)
-    outputs = Outputs(found.embeddings, {"embedding": found.metrics}, of_classes)
     attention = next((m for m in model.modules() if isinstance(m, VEMAttention)), None)
     if attention is not None:
         found.metrics["variance_correlation"] = variance_correlation(
@@ -93,16 +76,19 @@ def test_outputs(
             del vectors["order_1"]
         if settings.descriptor:
             vectors["descriptor"] = _reduced(accelerator, horde, trained[2], found.descriptors)
-    for name, rows in vectors.items():
-        outputs.metrics[name] = measure(rows, found.labels, K, is_query, accelerator)
-    if not accelerator.is_main_process:
-        return outputs
-    if settings.clustering:
-        found.metrics.update(cluster_metrics(found.embeddings, found.labels))
-    if settings.parts is not None:
-        means, half_widths = over_parts(found.embeddings, found.labels, trained, settings)
-        outputs.metrics["parts"], outputs.half_widths["parts"] = means, half_widths
-    return outputs
+    outputs = {
+        name: measure(rows, found.labels, K, is_query, accelerator)
+        for name, rows in vectors.items()
+    }
+    half_widths: dict[str, Metrics] = {}
+    if accelerator.is_main_process:
+        if settings.clustering:
+            found.metrics.update(cluster_metrics(found.embeddings, found.labels))
+        if settings.parts is not None:
+            outputs["parts"], half_widths["parts"] = over_parts(
+                found.embeddings, found.labels, trained, settings
+            )
+    return found, outputs, half_widths
 
 
 def variance_correlation(

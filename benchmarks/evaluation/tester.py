@@ -32,7 +32,6 @@ from benchmarks.records import NonFiniteError
 from pml_regularizers import RankAccuracyCalculator
 from pml_regularizers._ranks import Ranks
 
-CPU = torch.device("cpu")
 RESTARTS = 5  # of k-means: the clustering with the least squared distances counts
 
 
@@ -128,7 +127,7 @@ class Calculator(RankAccuracyCalculator):
         super().__init__(
             include=[*recalls, "mean_average_precision_at_r", "r_precision", "ranks"],
             recall_at=recall_at,
-            device=CPU if accelerator is None else None,
+            device=torch.device("cpu") if accelerator is None else None,
             accelerator=accelerator,
             progress=partial(progress_bar, shown=shown, desc="ranking", unit="block", leave=False),
         )
@@ -281,14 +280,9 @@ def cluster_metrics(vectors: Tensor, labels: Tensor) -> dict[str, float]:
         **{"min_points_per_centroid": 1, "max_points_per_centroid": len(labels)},
     )
     clusters = k_means(normalize(vectors), len(classes))
+    (_, wrong), (missed, right) = pair_confusion_matrix(labels, clusters)
     return {
         "NMI": float(normalized_mutual_info_score(labels, clusters)),
         "AMI": float(adjusted_mutual_info_score(labels, clusters)),
-        "F1": pairwise_f1(labels, clusters),
+        "F1": float(2 * right / (2 * right + wrong + missed)),
     }
-
-
-def pairwise_f1(labels: Tensor, clusters: Tensor) -> float:
-    """F1 over all pairs of images, with "same cluster" as the prediction of "same class": (n,), (n,) integers."""
-    (_, wrong), (missed, right) = pair_confusion_matrix(labels, clusters)
-    return float(2 * right / (2 * right + wrong + missed))

@@ -61,6 +61,8 @@ class CachedViews(Dataset[tuple[Tensor, int, int]]):
         self.images = images
         self.experiment = experiment
         self.views = 0 if test else experiment.data.cached_views or 0
+        generator = np.random.default_rng((experiment.seed, 2))
+        self.view_seeds: list[int] = generator.integers(2**63, size=self.views).tolist()
         self.path = experiment.data.cache / self._key()
         if self.path.exists():
             self._check()
@@ -90,12 +92,6 @@ class CachedViews(Dataset[tuple[Tensor, int, int]]):
         # The test view is the last one.
         index, view = (key[0], key[1] % self.views) if isinstance(key, tuple) else (key, self.views)
         return self._outputs[index, view].clone(), int(self.labels[index]), index
-
-    def view_seeds(self) -> list[int]:
-        """The seeds of the training views that are kept of each image."""
-        generator = np.random.default_rng((self.experiment.seed, 2))
-        seeds: list[int] = generator.integers(2**63, size=self.views).tolist()
-        return seeds
 
     def _key(self) -> str:
         """Name of all that the outputs depend on."""
@@ -148,10 +144,9 @@ class CachedViews(Dataset[tuple[Tensor, int, int]]):
 
     def _compute(self, folder: Path) -> None:
         """Write the outputs one after the other: of each image the training views, then the test view."""
-        seeds = self.view_seeds()
         keys: list[int | tuple[int, int]] = []
         for i in range(len(self)):
-            keys += [*((i, seed) for seed in seeds), i]
+            keys += [*((i, seed) for seed in self.view_seeds), i]
         loader = DataLoader(
             self.images,
             batch_sampler=[keys[start : start + BATCH] for start in range(0, len(keys), BATCH)],

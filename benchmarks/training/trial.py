@@ -205,8 +205,7 @@ def try_one_step(experiment: Experiment, accelerator: Accelerator | None = None)
     Raises:
         ConfigError: naming the setting that does not fit, or the part that failed.
     """
-    accelerator = accelerator or Accelerator()
-    model = _built(experiment, accelerator)
+    model = _built(experiment, accelerator or Accelerator())
     with torch.random.fork_rng(devices=[]):
         _step_and_back(experiment, model)
     return model

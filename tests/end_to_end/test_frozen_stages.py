@@ -139,7 +139,7 @@ def test_a_kept_output_is_that_of_a_view(cached: list[str], tmp_path: Path) -> N
     model = build_model(experiment.model, experiment.data).eval()
     images = build_datasets(experiment.data, model.trunk, seed=0).train
     kept = CachedViews(Accelerator(cpu=True), model, images, experiment)
-    seeds = kept.view_seeds()
+    seeds = kept.view_seeds
     assert kept.path.is_dir()
     kept.open()
     assert len(kept) == len(images) and len(set(seeds)) == 3
