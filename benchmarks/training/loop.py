@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -26,33 +25,6 @@ from pml_regularizers import gradient_norm_ratios, record_terms
 from pml_regularizers.gradient_ratios import term_names
 
 Due = Literal["log", "evaluate", "checkpoint"]
-
-
-def due(
-    step: int,
-    steps: int,
-    *,
-    log_every: int,
-    evaluate_every: int,
-    checkpoint_every: int,
-    stopping: bool = False,
-) -> list[Due]:
-    """Name what is due after a step, in order: a checkpoint vouches for all that was recorded before it.
-
-    After the last step everything is due. Before the first one, at step 0, only an evaluation is.
-
-    Args:
-        evaluate_every: 0: never.
-        stopping: This is the last step for now: it is saved.
-    """
-    last = step == steps
-    evaluate = evaluate_every > 0 and (step % evaluate_every == 0 or last)
-    if step == 0:
-        return ["evaluate"] if evaluate else []
-    save = step % checkpoint_every == 0 or last or stopping
-    log = step % log_every == 0 or evaluate or save
-    found: dict[Due, bool] = {"log": log, "evaluate": evaluate, "checkpoint": save}
-    return [what for what, is_due in found.items() if is_due]
 
 
 @dataclass
@@ -72,15 +44,26 @@ class Trainer:
 
     def __post_init__(self) -> None:
         # record-keeper reads its whole csv file again for every group of rows.
-        self._log_every = max(10, self.sampler.steps // 200)
-        self._due = partial(
-            due,
-            steps=self.sampler.steps,
-            log_every=self._log_every,
-            evaluate_every=self.experiment.evaluation.every,
-            checkpoint_every=self.experiment.checkpoint_every,
-        )
+        self.log_every = max(10, self.sampler.steps // 200)
         self._is_sum = bool(term_names(self.state.loss))
+
+    def due(self, *, stopping: bool = False) -> list[Due]:
+        """Name what is due now, in order: a checkpoint vouches for all that was recorded before it.
+
+        After the last step everything is due. Before the first one only an evaluation is.
+
+        Args:
+            stopping: The last step was the last one for now: it is saved.
+        """
+        step, last = self.state.step, self.state.step == self.sampler.steps
+        every = self.experiment.evaluation.every  # 0: never
+        evaluate = every > 0 and (step % every == 0 or last)
+        if step == 0:
+            return ["evaluate"] if evaluate else []
+        save = step % self.experiment.checkpoint_every == 0 or last or stopping
+        log = step % self.log_every == 0 or evaluate or save
+        found: dict[Due, bool] = {"log": log, "evaluate": evaluate, "checkpoint": save}
+        return [what for what, is_due in found.items() if is_due]
 
     def run(self, loader: Any) -> Iterator[tuple[Due, dict[str, list[Row]]]]:
         """Train to the sampler's last step, or until asked to stop; pause, on all processes, when something is due.
@@ -104,7 +87,7 @@ class Trainer:
                 shown=accelerator.is_main_process,
             ) as bar,
         ):
-            if state.step == 0 and self._due(0):
+            if state.step == 0 and self.due():
                 yield "evaluate", {}
                 pending.resume()
             noted: dict[str, list[Row]] = {}  # since the last check
@@ -117,10 +100,10 @@ class Trainer:
                 for table, row in found.items():
                     noted.setdefault(table, []).append((state.step, row))
 
-                todo = self._due(state.step)
+                todo = self.due()
                 # More frequent checks would make a GPU wait.
                 if todo or accelerator.device.type == "cpu":
-                    todo = self._due(state.step, stopping=stop.agreed(accelerator))
+                    todo = self.due(stopping=stop.agreed(accelerator))
                     state.stopped_by = stop.signal
                 for what in todo:
                     rows = {}
@@ -155,7 +138,7 @@ class Trainer:
         embeddings = model(images.to(self.state.dtype))
         diagnose_every = self.experiment.diagnose_every
         diagnose = diagnose_every > 0 and (step + 1) % diagnose_every == 0
-        note_terms = self._is_sum and (step + 1) % self._log_every == 0
+        note_terms = self._is_sum and (step + 1) % self.log_every == 0
         with record_terms(loss) if diagnose or note_terms else nullcontext({}) as terms:
             value = loss(embeddings, labels)
         if note_terms:

@@ -1,12 +1,22 @@
 """The loop does what is due after a step, in order."""
 
-from functools import partial
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from torch import nn
 
-from benchmarks.training.loop import due
+from benchmarks.training.loop import Trainer
 
 LOG, EVALUATE, SAVE = "log", "evaluate", "checkpoint"
+
+
+def due(step: int, steps: int = 31, every: int = 5, **stopping: bool) -> list[str]:
+    settings = SimpleNamespace(evaluation=SimpleNamespace(every=every), checkpoint_every=6)
+    state: Any = SimpleNamespace(step=step, loss=nn.Identity())
+    trainer = Trainer(state, SimpleNamespace(steps=steps), settings)  # type: ignore[arg-type]
+    trainer.log_every = 4
+    return [*trainer.due(**stopping)]
 
 
 @pytest.mark.parametrize(
@@ -22,12 +32,10 @@ LOG, EVALUATE, SAVE = "log", "evaluate", "checkpoint"
     ],
 )
 def test_what_is_due(step: int, expected: list[str], stopping: list[str]) -> None:
-    of_step = partial(due, step, 31, log_every=4, evaluate_every=5, checkpoint_every=6)
-    assert of_step() == expected
-    assert of_step(stopping=True) == stopping
+    assert due(step) == expected
+    assert due(step, stopping=True) == stopping
 
 
 def test_without_evaluations() -> None:
-    every = {"log_every": 4, "evaluate_every": 0, "checkpoint_every": 6}
-    assert due(0, 8, **every) == []
-    assert due(8, 8, **every) == [LOG, SAVE]
+    assert due(0, 8, every=0) == []
+    assert due(8, 8, every=0) == [LOG, SAVE]
