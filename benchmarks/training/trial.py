@@ -206,39 +206,34 @@ def try_one_step(experiment: Experiment, accelerator: Accelerator | None = None)
         ConfigError: naming the setting that does not fit, or the part that failed.
     """
     model = _built(experiment, accelerator or Accelerator())
-    with torch.random.fork_rng(devices=[]):
-        _step_and_back(experiment, model)
-    return model
-
-
-def _step_and_back(experiment: Experiment, model: EmbeddingModel) -> None:
-    before = deepcopy(model.state_dict())
-    loss = build_loss(experiment, model, num_classes=2)
-    optimizer, scheduler = build_optimizer(experiment.optimization, model, loss)
+    before, part = deepcopy(model.state_dict()), "losses"
     side = image_size(experiment.data, model.trunk)
-    part = "losses"
-    try:
-        embeddings = model(torch.randn(4, experiment.data.in_chans, side, side))
-        if experiment.diagnose_every:
-            part = "diagnose_every"
-            with record_terms(loss) as terms:
+    with torch.random.fork_rng(devices=[]):
+        loss = build_loss(experiment, model, num_classes=2)
+        optimizer, scheduler = build_optimizer(experiment.optimization, model, loss)
+        try:
+            embeddings = model(torch.randn(4, experiment.data.in_chans, side, side))
+            if experiment.diagnose_every:
+                part = "diagnose_every"
+                with record_terms(loss) as terms:
+                    value = loss(embeddings, torch.arange(4) % 2)
+                gradient_ratios(terms, model, embeddings)
+            else:
                 value = loss(embeddings, torch.arange(4) % 2)
-            gradient_ratios(terms, model, embeddings)
-        else:
-            value = loss(embeddings, torch.arange(4) % 2)
-        part = "losses"
-        if not value.isfinite().all():
-            raise ValueError(f"the loss is {value.item()}, expected a finite number")
-        value.backward()
-        part = "optimization.optimizer"
-        optimizer.step()
-        part = "optimization.scheduler"
-        if scheduler is not None:
-            scheduler.step()
-    except Exception as error:
-        hint = " (or the miner)" if part == "losses" and experiment.miner else ""
-        raise ConfigError(
-            f"{part}{hint}: a trial step failed: {type(error).__name__}: {reason(error)}"
-        ) from error
+            part = "losses"
+            if not value.isfinite().all():
+                raise ValueError(f"the loss is {value.item()}, expected a finite number")
+            value.backward()
+            part = "optimization.optimizer"
+            optimizer.step()
+            part = "optimization.scheduler"
+            if scheduler is not None:
+                scheduler.step()
+        except Exception as error:
+            hint = " (or the miner)" if part == "losses" and experiment.miner else ""
+            raise ConfigError(
+                f"{part}{hint}: a trial step failed: {type(error).__name__}: {reason(error)}"
+            ) from error
     optimizer.zero_grad()
     model.load_state_dict(before)
+    return model

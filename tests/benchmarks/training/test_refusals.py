@@ -66,7 +66,7 @@ def test_missing_images_hide_no_other_fault(refused: Any, tmp_path: Path) -> Non
 def test_all_that_does_not_fit_is_said_at_once(
     refused: Any, photographs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delattr(trial, "_step_and_back")  # which takes long
+    monkeypatch.delattr(trial, "try_one_step")  # which takes long
     assert refused(f"--data.root={photographs}") == [
         "data.batch_size: 80 images, 4 per class, need 20 classes, but there are 5; expected at most 20, or "
         "data.samples_per_class: 16",
