@@ -139,12 +139,11 @@ def test_a_kept_output_is_that_of_a_view(cached: list[str], tmp_path: Path) -> N
     model = build_model(experiment.model, experiment.data).eval()
     images = build_datasets(experiment.data, model.trunk, seed=0).train
     kept = CachedViews(Accelerator(cpu=True), model, images, experiment)
-    seeds = kept.view_seeds
     assert kept.path.is_dir()
     kept.open()
-    assert len(kept) == len(images) and len(set(seeds)) == 3
+    assert len(kept) == len(images) and len(set(kept.view_seeds)) == 3
     for index, draw in ((0, 0), (0, 4), (17, 2), (len(images) - 1, 3)):
-        view, label, _ = images[index, seeds[draw % 3]]
+        view, label, _ = images[index, kept.view_seeds[draw % 3]]
         output, *rest = kept[index, draw]
         assert rest == [label, index]
         torch.testing.assert_close(output, model.frozen_stages.lower(view[None])[0])

@@ -83,14 +83,10 @@ def accelerator() -> Accelerator:
 def test_f1_equals_a_count_of_all_pairs(seed, monkeypatch):
     rng = np.random.default_rng(seed)
     labels, clusters = rng.integers(0, 4, 30), rng.integers(0, 6, 30)
-    pairs = [(i, j) for i in range(30) for j in range(i)]
-    same = [(labels[i] == labels[j], clusters[i] == clusters[j]) for i, j in pairs]
-    both, in_class, in_cluster = (
-        sum(map(all, same)),
-        sum(s for s, _ in same),
-        sum(c for _, c in same),
-    )
-    precision, recall = both / in_cluster, both / in_class
+    pairs = np.tril_indices(30, -1)
+    in_class, in_cluster = ((of[:, None] == of)[pairs] for of in (labels, clusters))
+    both = (in_class & in_cluster).sum()
+    precision, recall = both / in_cluster.sum(), both / in_class.sum()
     expected = 2 * precision * recall / (precision + recall)
     monkeypatch.setattr(tester, "FaissKMeans", lambda **_: lambda vectors, k: clusters)
     found = cluster_metrics(torch.randn(30, 2), torch.tensor(labels))["F1"]
@@ -294,21 +290,13 @@ def test_the_mean_over_the_queries_of_all_classes_is_the_metric(accelerator, gal
 def evaluated(processes: Processes) -> dict[str, dict[str, Any]]:
     """The results of every case, on a process of a pool."""
     accelerator = as_accelerator(processes)
-    return {
-        name: asdict(
-            evaluate(
-                accelerator,
-                accelerator.prepare(build_model().to(dtype)),
-                dataset,
-                batch_size=batch_size,
-                is_query=is_query,
-                extract=lambda embeddings: embeddings.pow(2)[:, :4],
-                progress=False,
-                dtype=dtype,
-            )
-        )
-        for name, (dataset, batch_size, dtype, is_query) in CASES.items()
-    }
+    options = {"extract": lambda embeddings: embeddings.pow(2)[:, :4], "progress": False}
+    found = {}
+    for name, (dataset, batch_size, dtype, is_query) in CASES.items():
+        model = accelerator.prepare(build_model().to(dtype))
+        options |= {"batch_size": batch_size, "is_query": is_query, "dtype": dtype}
+        found[name] = asdict(evaluate(accelerator, model, dataset, **options))
+    return found
 
 
 def test_every_process_finds_what_one_finds(pool: Pool):

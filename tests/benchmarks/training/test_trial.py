@@ -27,11 +27,8 @@ def test_the_trial_step_leaves_no_trace(
             monkeypatch.setattr(trial, "try_one_step", trial._built)
         parts = trial.build_parts(experiment, Accelerator(cpu=True))
         weights = {**parts.model.state_dict(), **parts.loss.state_dict(prefix="loss.")}
-        found[name] = (
-            weights,
-            torch.get_rng_state(),
-            len(parts.model.head.feature_map._forward_hooks),
-        )
+        hooks = len(parts.model.head.feature_map._forward_hooks)
+        found[name] = weights, torch.get_rng_state(), hooks
         assert all(p.grad is None for p in parts.model.parameters())
         assert parts.model.training
     tried, untried = found.values()
