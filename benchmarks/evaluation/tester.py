@@ -10,8 +10,7 @@ Process i modulo the number of processes embeds batch i, so batches are composed
 embeddings are equal to the bit; every process gets all of them. Blocks of queries are shared in the same way.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -35,18 +34,6 @@ from pml_regularizers._ranks import Ranks
 RESTARTS = 5  # of k-means: the clustering with the least squared distances counts
 
 
-@contextmanager
-def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Set `model.eval()` inside the context; afterwards every submodule returns to its former mode."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training
-
-
 def embed(
     accelerator: Accelerator,
     model: nn.Module,
@@ -60,8 +47,8 @@ def embed(
 ) -> tuple[Tensor, ...]:
     """Return the embeddings and labels of all images, in dataset order, on the CPU.
 
-    The model runs in evaluation mode, without gradients and without its DDP or torch.compile wrapper. Its modes
-    are restored at the end; the global random state does not change.
+    The model runs, and is left, in evaluation mode, without gradients and without its DDP or torch.compile
+    wrapper. The global random state does not change.
 
     Args:
         dataset: `dataset[i]` is (image, label, ...); a `Subset` of such a dataset works as well.
@@ -92,7 +79,8 @@ def embed(
     shown = progress and accelerator.is_main_process
     bar = progress_bar(loader, shown=shown, desc="embedding", unit="batch", leave=False)
     columns: list[Tensor] = []
-    with evaluation_mode(model), torch.no_grad():
+    model.eval()
+    with torch.no_grad():
         for (images, labels, *_), positions in zip(bar, mine, strict=True):
             embeddings = model(images.to(accelerator.device, dtype))
             more = [] if extract is None else [extract(embeddings).cpu()]
@@ -224,7 +212,7 @@ def evaluate(
     is_query: Tensor | None = None,
     **embedding: Any,
 ) -> Measured:
-    """Test a model with PML's tester; call it on all processes.
+    """Test a model with PML's tester, which leaves it in evaluation mode; call it on all processes.
 
     Args:
         recall_at: The K of each Recall@K.
@@ -236,10 +224,10 @@ def evaluate(
     """
     calculator = Calculator(recall_at, accelerator, progress=embedding.get("progress", True))
     tester = SharedTester(accelerator, calculator, is_query, embedding)
-    with evaluation_mode(model):
-        metrics = tester.test({"test": dataset}, 0, model)["test"]
+    metrics = tester.test({"test": dataset}, 0, model)["test"]
+    ranks = metrics.pop("ranks")
     del metrics["epoch"]
-    return Measured(metrics, metrics.pop("ranks"), *tester.columns)
+    return Measured(metrics, ranks, *tester.columns)
 
 
 def per_class(ranks: Ranks, classes: int) -> dict[str, list[int]]:

@@ -74,9 +74,7 @@ class Trainer:
             NonFiniteError: for a NaN or infinity, before any checkpoint that would contain its effects.
         """
         state, accelerator = self.state, self.state.accelerator
-        state.model.train()
         start, begun = state.seconds, time.perf_counter()
-        pending = Pending(self.sampler.batch_size)
         with (
             StopRequest() as stop,
             progress_bar(
@@ -89,7 +87,8 @@ class Trainer:
         ):
             if state.step == 0 and self.due():
                 yield "evaluate", {}
-                pending.resume()
+            state.model.train()
+            pending = Pending(self.sampler.batch_size)
             noted: dict[str, list[Row]] = {}  # since the last check
             for images, labels, indices in loader:
                 rate = state.optimizer.param_groups[0]["lr"]
@@ -118,6 +117,7 @@ class Trainer:
                 if state.stopped_by is not None:
                     return
                 if todo[1:]:
+                    state.model.train()  # the caller has tested it
                     pending.resume()
 
     def _check_weights(self, step: int) -> None:

@@ -83,8 +83,13 @@ def test_fair_tests_the_weights_that_validation_classes_choose(train: Any, tmp_p
 def test_the_network_is_tested_before_training(
     train: Any, glyphs_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """This moves no number, reads no test class under protocol fair, and is kept when the run goes on."""
-    settings = ["--seed=3", "--optimization.steps=4", "--checkpoint_every=2"]
+    """This moves no number, as later tests do; it reads no test class under protocol fair, and is kept."""
+    settings = [
+        "--seed=3",
+        "--optimization.steps=4",
+        "--checkpoint_every=2",
+        "--evaluation.every=1",
+    ]
     with traced() as steps:
         record = train(*settings)
     run = parse([f"--config={tmp_path / 'run' / 'config.yaml'}"]).experiment
@@ -112,7 +117,7 @@ def test_the_network_is_tested_before_training(
     (tmp_path / "run").rename(tmp_path / "before")
     monkeypatch.setattr(OngoingRun, "test_start", lambda run: None)
     with traced() as untested:
-        plain = train(*settings)
+        plain = train(*settings, "--evaluation.every=0")
     assert (plain["before_training"], plain["metrics"]) == (None, record["metrics"])
     assert len(steps) == 4
     assert_same_trace(steps, untested, 0)
