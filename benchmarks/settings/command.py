@@ -3,28 +3,24 @@
 import argparse
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
-from itertools import pairwise
+from itertools import accumulate, pairwise, product
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import jsonargparse
 import yaml
 
-from benchmarks.settings.data import Data
-from benchmarks.settings.differences import flat, without_former
+from benchmarks.settings.differences import without_former
 from benchmarks.settings.errors import ConfigError, one_line
-from benchmarks.settings.experiment import Experiment, Model
+from benchmarks.settings.experiment import Experiment
 from benchmarks.settings.recipe_files import GROUPS, read_entry
 from benchmarks.settings.trusted import TRUST, trust
-from benchmarks.settings.yaml_files import dump, read_yaml
+from benchmarks.settings.yaml_files import read_yaml
 
 DEFAULT_RECIPE = "glyphs/demo/binomial"
-
-ON_THE_COMMAND_LINE = ("recipe", "resume", "trust", "config", "print_config")
-"""Options that may not stand in a file."""
 
 REFUSALS = (argparse.ArgumentError, RecursionError, ValueError)
 """The parser's errors."""
@@ -56,88 +52,79 @@ def parse(argv: Sequence[str]) -> Command:
     Raises:
         ConfigError: unless the settings describe a complete, known and consistent experiment.
     """
-    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    first.add_argument("--recipe")
-    first.add_argument("--config", type=Path, action="append", default=[])
-    first.add_argument("--resume", action="store_true")
-    first.add_argument("--trust", action="append", default=[])
+    first, parser = _parsers()
     try:
-        files, options = first.parse_known_args(argv)
+        given, options = first.parse_known_args(argv)
     except argparse.ArgumentError as error:
         raise ConfigError(str(error)) from error
-    trust(files.trust)
-    recipe = files.recipe or (None if files.config else DEFAULT_RECIPE)
+    trust(given.trust)
+    recipe = given.recipe or (None if given.config else DEFAULT_RECIPE)
     entry = read_entry(recipe or DEFAULT_RECIPE)
-    if recipe is not None:
-        recipe = entry.training
-    layers = [entry.settings, *(without_former(read_yaml(path)) for path in files.config)]
-    for layer in layers:
-        for name, value in layer.items():
-            if name in ON_THE_COMMAND_LINE:
-                raise ConfigError(
-                    f"{name}: belongs on the command line, not into a file of settings"
-                )
-            if name in GROUPS and not isinstance(value, Mapping):
-                raise ConfigError(f"{name}: expected a mapping of settings, got {value!r}")
-    parser = _parser()
-    parsed = _parsed(parser, layers, options)
-    for name in ON_THE_COMMAND_LINE:
-        parsed.pop(name, None)
-    config = yaml.safe_load(parser.dump(parsed, skip_unset=False))
-    _refuse_null(Experiment, config)
-    try:
-        built = parser.instantiate(parsed)
-    except ConfigError:
-        raise
-    except (TypeError, ValueError) as error:
-        raise ConfigError(one_line(error)) from error
-    experiment = Experiment(**{name: built[name] for name in Experiment.__dataclass_fields__})
-    _plain(experiment)
+    layers = [entry.settings, *(without_former(read_yaml(path)) for path in given.config)]
+    for layer, group in product(layers, GROUPS):
+        if not isinstance(layer.get(group, {}), Mapping):
+            raise ConfigError(f"{group}: expected a mapping of settings, got {layer[group]!r}")
+    stages = _parsed(parser, layers, options)
+    config = yaml.safe_load(parser.dump(stages[-1]))
+    experiment = Experiment(**vars(parser.instantiate(stages[-1])))
     if experiment.output is None:
-        stem = recipe.replace("/", "-") if recipe else files.config[-1].stem
-        name = _name(experiment, stem, layers[:1] if recipe else layers)
+        described = stages[0] if recipe else stages[-2]
+        stem = entry.training.replace("/", "-") if recipe else given.config[-1].stem
+        name = _name(experiment, stem, described)
         experiment.output = Path("runs") / f"{name}-seed{experiment.seed}"
-    return Command(experiment, config, recipe, files.resume, tuple(files.trust))
+    training = entry.training if recipe else None
+    return Command(experiment, config, training, given.resume, tuple(given.trust))
 
 
 @cache
-def _parser() -> jsonargparse.ArgumentParser:
-    parser = jsonargparse.ArgumentParser(
+def _parsers() -> tuple[argparse.ArgumentParser, jsonargparse.ArgumentParser]:
+    """The parser of what may not stand in a file, and that of the settings."""
+    settings = jsonargparse.ArgumentParser(
+        usage=argparse.SUPPRESS,
+        add_help=False,
+        exit_on_error=False,
+        allow_abbrev=False,
+        parser_mode="strict",
+    )
+    settings.add_class_arguments(Experiment)
+    first = argparse.ArgumentParser(
         prog="benchmarks/run.py",
         usage="%(prog)s [--recipe PAPER/TABLE/ROW] [--config FILE.yaml]\n"
         "           [--resume] [--SETTING VALUE ...]",
         description="Train, test and report one experiment.",
+        epilog=settings.format_help(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
         exit_on_error=False,
         allow_abbrev=False,
-        parser_mode="strict",
-        print_config=None,  # jsonargparse's own option knows no defaults of classes
     )
-    parser.add_argument(
-        "--recipe",
-        metavar="PAPER/TABLE/ROW",
-        help="an entry of benchmarks/recipes; --list shows them",
-    )
-    parser.add_argument("--resume", action="store_true", help="continue from the last checkpoint")
-    parser.add_argument("--trust", metavar="MODULE", help=TRUST)
-    parser.add_argument("--print_config", action="store_true", help="print every default, and exit")
-    parser.add_argument("--config", action="config", help="a YAML file of settings; repeatable")
-    parser.add_class_arguments(Experiment)
-    return parser
+    text = "an entry of benchmarks/recipes; --list shows them"
+    first.add_argument("--recipe", metavar="PAPER/TABLE/ROW", help=text)
+    text = "a YAML file of settings; repeatable"
+    first.add_argument("--config", type=Path, action="append", default=[], help=text)
+    first.add_argument("--resume", action="store_true", help="continue from the last checkpoint")
+    first.add_argument("--trust", metavar="MODULE", action="append", default=[], help=TRUST)
+    first.add_argument("--print_config", action="store_true", help="print every default, and exit")
+    return first, settings
 
 
 def _parsed(
     parser: jsonargparse.ArgumentParser, layers: Sequence[dict[str, Any]], options: Sequence[str]
-) -> jsonargparse.Namespace:
-    """Parse all settings together; a ConfigError has a line for each wrong one."""
-    given = [f"--config={dump(layer)}" for layer in layers]
+) -> list[jsonargparse.Namespace]:
+    """All settings after each of the layers, and with the options; a ConfigError has a line for each wrong one."""
+
+    def parsed(before: Any, given: Any) -> jsonargparse.Namespace:
+        if isinstance(given, Mapping):
+            return parser.parse_object(given, before)
+        return parser.parse_args(given, before)
+
     try:
-        return parser.parse_args([*given, *options])
-    except REFUSALS as error:  # the first
+        return [*accumulate([None, *layers, options], parsed)][1:]
+    except REFUSALS as error:
         first = error
     faults = []
-    for arguments in _one_by_one(layers[1:], options):
+    for one in _one_by_one(layers[1:], options):
         try:
-            parser.parse_args([given[0], *arguments])
+            parsed(parsed(None, layers[0]), one)
         except REFUSALS as error:
             faults.append(_line(error, parser))
     raise ConfigError(*dict.fromkeys(faults or [_line(first, parser)])) from first
@@ -145,25 +132,21 @@ def _parsed(
 
 def _one_by_one(
     layers: Sequence[dict[str, Any]], options: Sequence[str]
-) -> Iterator[Sequence[str]]:
+) -> Iterator[Mapping[str, Any] | Sequence[str]]:
     for layer in layers:
         for name, value in layer.items():
-            parts = [{inner: value[inner]} for inner in value] if name in GROUPS else [value]
-            yield from ([f"--config={dump({name: part})}"] for part in parts)
+            inner = isinstance(value, Mapping) and name in GROUPS
+            yield from ({name: {key: value[key]}} for key in value) if inner else [{name: value}]
     starts = [i for i, word in enumerate(options) if word.startswith("--") or i == 0]
     for start, end in pairwise([*starts, len(options)]):
         yield options[start:end]
 
 
-def _name(experiment: Experiment, stem: str, described: Sequence[Mapping[str, Any]]) -> str:
+def _name(experiment: Experiment, stem: str, described: jsonargparse.Namespace) -> str:
     """The recipe's or file's name if dataset, trunk and label are those described there; else these."""
-    before = {"data.dataset": Data.dataset, "model.trunk": Model.trunk}
-    for layer in described:
-        before |= flat(layer)
     data, trunk, label = experiment.data, experiment.model.trunk, experiment.label
-    if (data.dataset, trunk, label) == tuple(
-        map(before.get, ("data.dataset", "model.trunk", "label"))
-    ):
+    before = [described[key] for key in ("data.dataset", "model.trunk", "label")]
+    if before == [data.dataset, trunk, label]:
         return stem
     images = data.root.resolve().name if data.dataset == "folder" else data.dataset
     return re.sub(r"[^\w.]+", "-", f"{images}-{trunk}-{label}").strip("-.")[:100]
@@ -185,24 +168,3 @@ def _line(error: Exception, parser: argparse.ArgumentParser) -> str:
     known = [name.removeprefix("--") for name in names]
     close = get_close_matches(".".join(filter(None, found.groups())), known, n=1)
     return f"{line}; " + (f"did you mean {close[0]}?" if close else "--help lists the settings")
-
-
-def _refuse_null(described: Any, config: Mapping[str, Any], prefix: str = "") -> None:
-    for entry in fields(described):
-        value, key = config.get(entry.name), prefix + entry.name
-        if is_dataclass(entry.type) and isinstance(value, Mapping):
-            _refuse_null(entry.type, value, f"{key}.")
-        elif value is None and type(None) not in get_args(entry.type):
-            raise ConfigError(f"{key}: expected a value, got null; leave it out for the default")
-
-
-def _plain(value: Any) -> Any:
-    """Plain Python numbers: those with a range have classes of their own, which numpy takes for float64."""
-    if is_dataclass(value):
-        for entry in fields(value):
-            setattr(value, entry.name, _plain(getattr(value, entry.name)))
-    elif isinstance(value, list):
-        return [_plain(item) for item in value]
-    elif isinstance(value, (int, float)) and not isinstance(value, bool):
-        return int(value) if isinstance(value, int) else float(value)
-    return value

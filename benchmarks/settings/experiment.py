@@ -16,7 +16,6 @@ from benchmarks.console import printable
 from benchmarks.settings.data import Data
 from benchmarks.settings.errors import ConfigError, refuse
 from benchmarks.settings.ranges import AtLeast2, Finite, NonNegativeInt, PositiveInt, Rate, Seed
-from benchmarks.settings.yaml_files import load_yaml
 
 
 class ClassSpec:
@@ -25,18 +24,13 @@ class ClassSpec:
     The parser does not look inside: `build` checks it, once the sizes are known.
     """
 
-    def __init__(self, description: Any) -> None:
-        if isinstance(description, str):
-            description = load_yaml(description)
+    def __init__(self, description: dict[str, Any]) -> None:
         if not isinstance(description, dict):
             raise ValueError(f"expected {{class_path: ..., init_args: ...}}, got {description!r}")
-        self.description: dict[str, Any] = description
+        self.description = description
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ClassSpec) and self.description == other.description
-
-    def __repr__(self) -> str:
-        return repr(self.description)
 
 
 register_type(ClassSpec, serializer=lambda spec: spec.description, deserializer=ClassSpec)
@@ -127,11 +121,7 @@ def _read_term(described: Any) -> WeightedLoss:
     """A term by itself: the parser would fill its gaps from the term that had its place before."""
     if not isinstance(described, dict) or not {"loss"} <= described.keys() <= {"loss", "weight"}:
         raise ValueError(f"expected {{loss: ..., weight: ...}}, got {described!r}")
-    loss, weight = ClassSpec(described["loss"]), described.get("weight", 1.0)
-    try:
-        return WeightedLoss(loss, float(Finite(weight)))
-    except (TypeError, ValueError, OverflowError) as error:
-        raise ValueError(f"weight: expected a finite number, got {weight!r}") from error
+    return WeightedLoss(ClassSpec(described["loss"]), Finite(described.get("weight", 1.0)))
 
 
 def _described_term(term: WeightedLoss) -> dict[str, Any]:

@@ -8,8 +8,9 @@ import jsonargparse
 from benchmarks.settings.errors import ConfigError
 
 # jsonargparse would import what a value names, and call it if any value is accepted; the types of the settings are
-# in `benchmarks.settings`.
+# in `benchmarks.settings`. It would also take null for any value that is not given.
 jsonargparse.set_parsing_settings(
+    unset_sentinel=True,
     import_path_denylist=["*"],
     import_path_allowlist=["benchmarks.settings"],
     instantiate_subclass_spec_in_any=False,
