@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from benchmarks.datasets import Augmentation, DatasetName, Interpolation, Stage
-from benchmarks.settings.errors import refuse
+from benchmarks.settings.errors import idle
 from benchmarks.settings.ranges import AtLeast2, NonNegativeInt, Pixels, PositiveInt, Rate
 
 MOST_WORKERS = 8  # by default
@@ -84,45 +84,28 @@ class Data:
     cache_gib: Rate = 8
     num_workers: NonNegativeInt | None = None
 
-    def __post_init__(self) -> None:
-        refuse(self._faults())
-
-    def _faults(self) -> Iterator[str]:
-        if self.dataset == "glyphs":
-            for name in VIEWS:
-                if getattr(self, name) is not None:
-                    yield f"data.{name}: Glyphs has its own perturbation; leave it out"
+    def faults(self) -> Iterator[str]:
+        """Lines on settings that do not go together."""
+        stage = f"data.stage {self.stage} has its own classes to train and to validate on"
+        shuffled = "shuffled batches (data.samples_per_class: null) have no passes over classes"
+        published = f"{self.dataset} has its published classes and split, as all except a folder"
+        drawn = "draws as many classes as data.train_classes says, none"
+        yield from idle(
+            *("data", self),
+            (self.dataset == "glyphs", VIEWS, "Glyphs has its own perturbation"),
+            (self.dataset != "glyphs", ["stage"], f"{self.dataset} has no stages"),
+            (self.dataset != "folder", ["test_classes", "class_level"], published),
+            (self.stage is not None, ["folds", "draw_classes"], stage),
+            (self.train_classes is None, ["draw_classes"], drawn),
+            (self.samples_per_class is None, ["every_class"], shuffled),
+        )
         if self.fold >= self.folds:
             yield f"data.fold: expected 0 to {self.folds - 1}, one of data.folds ({self.folds}), got {self.fold}"
-        for name in ("test_classes", "class_level"):
-            if getattr(self, name) is not None and self.dataset != "folder":
-                yield (
-                    f"data.{name}: {self.dataset} has its published classes and split; leave it out, or set "
-                    "data.dataset: folder"
-                )
-        if self.stage is not None and self.dataset != "glyphs":
-            yield f"data.stage: {self.dataset} has no stages; leave it out"
-        if self.stage is not None and self.folds != type(self).folds:
+        excess = self.batch_size % (self.samples_per_class or 1)
+        if excess:
             yield (
-                f"data.folds: data.stage {self.stage} has its own classes to train and to validate on, got "
-                f"{self.folds}; leave it out"
-            )
-        if self.draw_classes and self.stage is not None:
-            yield f"data.draw_classes: data.stage {self.stage} has its own classes to train on; leave it out"
-        elif self.draw_classes and self.train_classes is None:
-            yield "data.draw_classes: draws as many classes as data.train_classes says; set it, or leave it out"
-        if self.every_class and self.samples_per_class is None:
-            yield (
-                "data.every_class: shuffled batches (data.samples_per_class: null) have no passes over classes; "
-                "leave it out"
-            )
-        per_class = self.samples_per_class
-        if per_class is not None and self.batch_size % per_class:
-            below = self.batch_size // per_class * per_class
-            near = f"{below} or {below + per_class} fit" if below else f"{per_class} fits"
-            yield (
-                f"data.batch_size: expected a multiple of data.samples_per_class ({per_class}), got "
-                f"{self.batch_size}; {near}"
+                f"data.batch_size: expected a multiple of data.samples_per_class ({self.samples_per_class}), got "
+                f"{self.batch_size}; {self.batch_size - excess + self.samples_per_class} fits"
             )
 
     @property

@@ -1,7 +1,8 @@
 """Errors that end a run before it starts."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 from benchmarks.console import PrintableError
 
@@ -13,10 +14,12 @@ class ConfigError(PrintableError, ValueError):
     """Error: the description of the run is wrong; one line with the key, the value and the remedy of each fault."""
 
 
-def refuse(faults: Iterable[str]) -> None:
-    """Raise a ConfigError with these lines, if there are any."""
-    if lines := list(faults):
-        raise ConfigError(*lines)
+def idle(group: str, settings: Any, *reasons: tuple[bool, Iterable[str], str]) -> Iterator[str]:
+    """A line on each of the settings named by a reason that holds, unless it has its default."""
+    for holds, names, reason in reasons:
+        for name in names:
+            if holds and getattr(settings, name) != getattr(type(settings), name):
+                yield f"{group}.{name}: {reason}; leave it out"
 
 
 def one_line(error: BaseException) -> str:

@@ -14,7 +14,7 @@ from jsonargparse.typing import register_type
 
 from benchmarks.console import printable
 from benchmarks.settings.data import Data
-from benchmarks.settings.errors import ConfigError, refuse
+from benchmarks.settings.errors import ConfigError, idle
 from benchmarks.settings.ranges import AtLeast2, Finite, NonNegativeInt, PositiveInt, Rate, Seed
 
 
@@ -95,13 +95,11 @@ class Model:
     ensemble: Ensemble | None = None
     channels_last: bool = False
 
-    def __post_init__(self) -> None:
+    def faults(self) -> Iterator[str]:
+        """Lines on settings that do not go together."""
         own = ("pool", "bias", "normalize", "attention", "frozen_stages")
-        for name in own if self.ensemble is not None else ():
-            if getattr(self, name) != getattr(Model, name):
-                raise ConfigError(
-                    f"model.{name}: an ensemble has its own head and cut; leave it out"
-                )
+        has = self.ensemble is not None
+        yield from idle("model", self, (has, own, "an ensemble has its own head and cut"))
 
 
 @dataclass
@@ -154,18 +152,6 @@ class Optimization:
     overrides: dict[str, dict[str, Any]] = field(default_factory=dict)
     scheduler: ClassSpec | None = None
 
-    def __post_init__(self) -> None:
-        for path, settings in self.overrides.items():
-            rate = settings.get("lr", 1.0)
-            if not settings:
-                raise ConfigError(
-                    f"optimization.overrides.{path}: expected settings such as {{lr: 1e-4}}, got {settings}"
-                )
-            if not isinstance(rate, (int, float)) or not 0 < rate < inf:
-                raise ConfigError(
-                    f"optimization.overrides.{path}.lr: expected a positive number, got {rate}"
-                )
-
 
 @dataclass
 class Evaluation:
@@ -200,14 +186,6 @@ class Evaluation:
     clustering: bool = False
     divergence: bool = False
     save_embeddings: bool = False
-
-    def __post_init__(self) -> None:
-        if not self.recall_at:
-            raise ConfigError("evaluation.recall_at: expected at least one K, got an empty list")
-        if len(set(self.recall_at)) < len(self.recall_at):
-            raise ConfigError(
-                f"evaluation.recall_at: expected each K once, got {list(map(int, self.recall_at))}"
-            )
 
 
 @dataclass
@@ -254,35 +232,34 @@ class Experiment:
     def __post_init__(self) -> None:
         folder = self.model.weights
         files = sorted(folder.glob("*.safetensors")) if folder is not None else []
-        refuse(self._faults(files))
+        if faults := [*self.data.faults(), *self.model.faults(), *self._faults(files)]:
+            raise ConfigError(*faults)
         if files:
             turn = (self.seed + self.data.fold) % len(files)
             self.model = replace(self.model, weights=files[turn])
 
     def _faults(self, files: list[Path]) -> Iterator[str]:
+        evaluation, weights = self.evaluation, self.model.weights
         if (shown := printable(self.label)) != self.label:
             yield f"label: expected one line of printable text, got '{shown}'"
         if not self.losses:
             yield "losses: expected at least one loss, got an empty list"
-        if (weights := self.model.weights) is not None and weights.is_dir() and not files:
+        if weights is not None and weights.is_dir() and not files:
             yield f"model.weights: {weights} holds no .safetensors file"
         if self.data.cached_views is not None and not self.model.frozen_stages:
             yield "data.cached_views: keeps the outputs of frozen stages; set model.frozen_stages, or leave it out"
-        test, curves = self.data.split == "test", self.evaluation.every > 0
-        if self.evaluation.divergence and (self.evaluation.parts is None or not test):
-            yield (
-                "evaluation.divergence: compares seen classes with parts of the test classes; set "
-                "evaluation.parts, and leave data.split at test"
-            )
+        for path, settings in self.optimization.overrides.items():
+            rate = settings.get("lr", 1.0)
+            if not settings or not isinstance(rate, (int, float)) or not 0 < rate < inf:
+                yield f"optimization.overrides.{path}: expected settings such as {{lr: 1e-4}}, got {settings}"
+        if not evaluation.recall_at or len(set(evaluation.recall_at)) < len(evaluation.recall_at):
+            yield f"evaluation.recall_at: expected at least one K, and each K once, got {evaluation.recall_at}"
+        test, curves = self.data.split == "test", evaluation.every > 0
+        if evaluation.divergence and (evaluation.parts is None or not test):
+            yield "evaluation.divergence: compares with parts of the test; set parts, and data.split: test"
         if self.protocol == "fair" and not curves:
             yield "evaluation.every: protocol fair chooses the weights at these steps; expected at least 1, got 0"
-        if self.protocol == "fair" and self.evaluation.oracle:
-            yield (
-                "evaluation.oracle: protocol fair reads the test classes once, at the end; leave it out, or set "
-                "protocol: paper"
-            )
-        if self.evaluation.oracle and not (curves and test):
-            yield (
-                "evaluation.oracle: tests at every evaluation.every steps, which must not be 0; data.split must be "
-                "test"
-            )
+        if self.protocol == "fair" and evaluation.oracle:
+            yield "evaluation.oracle: protocol fair reads the test classes once, at the end; leave it out"
+        if evaluation.oracle and not (curves and test):
+            yield "evaluation.oracle: tests at every evaluation.every steps, not 0; data.split must be test"

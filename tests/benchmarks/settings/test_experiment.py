@@ -79,7 +79,7 @@ MISTAKES = {  # {name: (argument or content of a file, message)}
     ),
     "a draw of no number": (
         "--data={train_classes: null, draw_classes: true}",
-        "data.draw_classes: draws as many classes as data.train_classes says; set it",
+        "data.draw_classes: draws as many classes as data.train_classes says, none; leave it out",
     ),
     "fold": ("--data.fold=4", "data.fold: expected 0 to 3, one of"),
     "resize of glyphs": ("--data.resize=40", "data.resize: Glyphs has its own"),
@@ -91,7 +91,10 @@ MISTAKES = {  # {name: (argument or content of a file, message)}
         "data.every_class: shuffled batches",
     ),
     "no K": ("--evaluation.recall_at=[]", "evaluation.recall_at: expected at least one K"),
-    "a K twice": ("--evaluation.recall_at=[1, 2, 1]", "evaluation.recall_at: expected each K"),
+    "a K twice": (
+        "--evaluation.recall_at=[1, 2, 1]",
+        "at least one K, and each K once, got [1, 2, 1]",
+    ),
     "chosen by the test set": (
         "{protocol: fair, evaluation: {oracle: true}}",
         "evaluation.oracle: protocol fair reads the test classes once",
@@ -99,7 +102,7 @@ MISTAKES = {  # {name: (argument or content of a file, message)}
     "never chosen": ("{protocol: fair, evaluation: {every: 0}}", "evaluation.every: protocol fair"),
     "oracle without points": (
         "--evaluation={oracle: true, every: 0}",
-        "evaluation.oracle: tests at every evaluation.every steps",
+        "evaluation.oracle: tests at every evaluation.every steps, not 0",
     ),
     "bound without parts": ("--evaluation.divergence=true", "evaluation.divergence: compares"),
     "views without frozen stages": ("--data.cached_views=2", "data.cached_views: keeps"),
@@ -110,7 +113,7 @@ MISTAKES = {  # {name: (argument or content of a file, message)}
     ),
     "rate of a part": (
         "--optimization.overrides={model.head.fc: {lr: fast}}",
-        "optimization.overrides.model.head.fc.lr: expected a positive number, got fast",
+        "optimization.overrides.model.head.fc: expected settings such as {lr: 1e-4}, got {'lr': 'fast'}",
     ),
     # What is built of them.
     "no such part": (
