@@ -45,8 +45,6 @@ from .study_files import (
     StudyFile as StudyFile,
     StudyRow as StudyRow,
     digest as digest,
-)
-from .study_reading import (
     read_study as read_study,
     study_names as study_names,
 )

@@ -38,5 +38,5 @@ def one_line(error: BaseException) -> str:
     text = ": ".join(line.rstrip(":") for line in lines)
     text = DENIED.sub(r"\1 is not imported; a class is described by {class_path: ...}", text)
     text = re.sub(r'in "<unicode string>", (?=line)', "", text)
-    text = re.sub(r"Not of type \w+: ", "", text)
+    text = re.sub(r"Not of type \w+: |Problem with given class_path '[\w.]+': ", "", text)
     return re.sub(r'Parser key "([^"]*)"', r"\1", re.sub(r"<class '([^']*)'>", r"\1", text))

@@ -18,17 +18,26 @@ agrees: METRIC                 a gain or harm must have the same sign by it, too
 margin: 1.0                    percentage points that are worth having, and that "as good as" allows
 """
 
+import argparse
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
 from typing import Any
 
-from jsonargparse.typing import NonNegativeInt, PositiveFloat, PositiveInt
+import jsonargparse
 
-from benchmarks.settings.ranges import AtLeast2
-from benchmarks.settings.recipe_files import read_entry
+from benchmarks.console import printable_names
+from benchmarks.settings.errors import ConfigError, one_line
+from benchmarks.settings.ranges import AtLeast2, NonNegativeInt, Points, PositiveInt
+from benchmarks.settings.recipe_files import RECIPES, read_entry, recipe_names
+from benchmarks.settings.yaml_files import read_yaml
+
+STUDIES = RECIPES / "studies"
 
 CONTROL = "controls"
 """The family of comparisons that test the study itself: their words are no findings."""
@@ -126,7 +135,7 @@ class Seeds:
     count: AtLeast2 = 10
     first: NonNegativeInt = 0
     more: NonNegativeInt = 0
-    wider_than: PositiveFloat | None = None
+    wider_than: Points | None = None
     draw: str = "the start, the batches and the views"
 
 
@@ -143,7 +152,7 @@ class StudyFile:
     seeds: Seeds = field(default_factory=Seeds)
     primary: str = "recall_at_1"
     agrees: str | None = None
-    margin: PositiveFloat = 1.0
+    margin: Points = 1.0
 
     def metric(self, comparison: Comparison) -> str:
         """The metric of a comparison."""
@@ -207,3 +216,102 @@ def _decisive(value: Any) -> Any:
 def digest(text: str) -> str:
     """SHA-256 of a text."""
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def study_names() -> list[str]:
+    """The studies that come with the runner."""
+    return sorted(
+        path.relative_to(STUDIES).with_suffix("").as_posix() for path in STUDIES.rglob("*.yaml")
+    )
+
+
+def read_study(study: str) -> StudyFile:
+    """Read a study by its name or its file.
+
+    Raises:
+        ConfigError: naming the file and what is wrong in it, also if its comparisons would not be fair.
+    """
+    path = Path(study) if study.endswith((".yaml", ".yml")) else STUDIES / f"{study}.yaml"
+    if not path.exists():
+        raise ConfigError(
+            f"STUDY: no {study!r}; expected a file .yaml, or one of {', '.join(study_names())}"
+        )
+    content = read_yaml(path)
+    for part in ("rows", "comparisons"):
+        if not isinstance(content.get(part), dict):
+            said = f"expected a mapping of names, got {content.get(part)!r}"
+            raise ConfigError(f"{path}: {part}: {said}")
+    recipes = content.pop("recipes", None)
+    content["name"] = study if path.parent.is_relative_to(STUDIES) else path.stem
+    parser = jsonargparse.ArgumentParser(exit_on_error=False)
+    parser.add_class_arguments(StudyFile)
+    try:
+        content["rows"] = {
+            str(name): {"recipe": f"{recipes}/{name}", **(row or {})}
+            for name, row in content["rows"].items()
+        }
+        content["comparisons"] = [
+            {"name": str(name), **comparison} for name, comparison in content["comparisons"].items()
+        ]
+        parsed = parser.parse_object(printable_names(content))
+        found = StudyFile(**vars(parser.instantiate(parsed)))
+    except (argparse.ArgumentError, TypeError, ValueError) as error:
+        raise ConfigError(f"{path}: {one_line(error)}") from error
+    if (fault := next(_faults(found), None)) is not None:
+        raise ConfigError(f"{path}: {fault}")
+    return found
+
+
+def _faults(study: StudyFile) -> Iterator[str]:
+    """Lines on unknown rows, circles of rows and unfair comparisons; what comes after the first is not sure."""
+    if bool(study.seeds.more) != (study.seeds.wider_than is not None):
+        yield "seeds: more and wider_than belong together; give both, or neither"
+    if study.agrees == study.primary:
+        yield f"agrees: expected another metric than the primary one, {study.primary}"
+    if not study.comparisons:
+        yield "comparisons: expected at least one"
+    recipes = recipe_names()
+    for name, row in study.rows.items():
+        if not re.fullmatch(r"\w[\w.-]*", name):
+            yield f"rows: {name!r} is a folder's name, too; expected letters, digits, . _ and -"
+        if row.recipe not in recipes:
+            yield f"rows.{name}.recipe: no recipe {row.recipe!r}; expected PAPER/TABLE/ROW"
+        for other in row.takes:
+            if other not in study.rows:
+                yield f"rows.{name}.takes: no row {other!r}"
+            if study.tested_on(other) != study.tested_on(name):
+                yield f"rows.{name}.takes: settings of {other!r}, which may have seen this row's test classes"
+        for setting, values in row.choose.items():
+            if setting.startswith(("data.split", "data.fold", "seed", "evaluation")):
+                yield f"rows.{name}.choose.{setting}: says how a candidate is measured"
+            if len(set(values)) < len(values) or not values:
+                yield f"rows.{name}.choose.{setting}: expected different values"
+    try:
+        TopologicalSorter({name: row.takes for name, row in study.rows.items()}).prepare()
+    except CycleError as error:
+        yield f"rows: {' takes over the settings of '.join(reversed(error.args[1]))}"
+    for name in study.rows:
+        choosing = [setting for one in study.needed([name]) for setting in study.rows[one].choose]
+        if twice := [setting for setting in choosing if choosing.count(setting) > 1]:
+            yield f"rows.{name}: {twice[0]} is chosen by two of the rows that it takes over"
+    for comparison in study.comparisons:
+        at, rows = f"comparisons.{comparison.name}", comparison.rows()
+        if comparison.better == comparison.than:
+            yield f"{at}: compares {comparison.than!r} with itself"
+        try:
+            comparison.reported_gain()
+        except (ConfigError, KeyError, RuntimeError, ValueError):
+            yield (
+                f"{at}.reported: expected two recipes of a paper that report Recall@1, got {comparison.reported}"
+            )
+        if unknown := [row for row in rows if row not in study.rows]:
+            yield f"{at}: no row {unknown[0]!r}"
+        if len(set(map(study.tested_on, rows))) > 1:
+            yield f"{at}: its rows have different --data.test_classes"
+        budgets = [study.budget(row) for row in rows]
+        wholes = [study.budget(row, whole=True) for row in rows]
+        if study.choice.equal_budget and len({*zip(budgets, wholes, strict=True)}) > 1:
+            yield (
+                f"{at}: its rows choose from unequal numbers of settings, {budgets[0]} for {rows[0]} and "
+                f"{budgets[1]} for {rows[1]}; give both as many, or set choice.equal_budget: false"
+            )

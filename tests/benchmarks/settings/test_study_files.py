@@ -63,7 +63,7 @@ def test_own_study(tmp_path):
     [
         ({"margn": 1}, "margn"),
         ({"margin": 0}, "margin"),
-        ({"rows": {"a": {"take": ["b"]}}}, "take: no key of StudyRow"),
+        ({"rows": {"a": {"take": ["b"]}}}, "rows: Option 'take' is not accepted"),
         (rows({"takes": ["b"]}), "rows.binomial.takes: no row 'b'"),
         (rows({"takes": ["binomial_horde"]}, takes=["binomial"]), "takes over the settings of"),
         (rows({"choose": {RATE: [1, 1]}}), "expected different values"),
@@ -73,7 +73,7 @@ def test_own_study(tmp_path):
         ),
         ({"comparisons": {}}, "comparisons: expected at least one"),
         ({"rows": None}, "rows: expected a mapping of names, got None"),
-        ({"margin": float("inf")}, "margin: expected percentage points, at most 100"),
+        ({"margin": float("inf")}, "margin: expected a number >0 and <100, got inf"),
         ({"seeds": {"more": 5}}, "seeds: more and wider_than belong together"),
         ({"rows": {"../up": {}}}, "rows: '../up' is a folder's name, too"),
         ({"rows": {"binomial": {"recipe": "glyphs/finetune"}}}, "no recipe 'glyphs/finetune'"),
@@ -127,7 +127,7 @@ def test_a_row_that_is_taken_over_by_two_ways_counts_once(tmp_path):
 def test_missing_parts_are_named(tmp_path):
     path = tmp_path / "mine.yaml"
     path.write_text(yaml.safe_dump({"question": "?", "rows": {}}))
-    with pytest.raises(ConfigError, match=r"mine\.yaml: comparisons is missing"):
+    with pytest.raises(ConfigError, match=r"mine\.yaml: comparisons: expected a mapping of names"):
         read_study(str(path))
     with pytest.raises(ConfigError, match=r"no 'other'; expected a file \.yaml, or one of glyphs"):
         read_study("other")
