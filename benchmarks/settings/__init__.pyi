@@ -1,4 +1,3 @@
-from .changing import changed as changed
 from .command import (
     Command as Command,
     parse as parse,
@@ -11,6 +10,7 @@ from .data import (
 from .differences import (
     VOLATILE as VOLATILE,
     Change as Change,
+    changed as changed,
     changes_of_methods as changes_of_methods,
     changes_of_results as changes_of_results,
     config_changes as config_changes,
@@ -28,7 +28,6 @@ from .experiment import (
     Model as Model,
     Optimization as Optimization,
 )
-from .kinds import misfit as misfit
 from .recipe_files import (
     GROUPS as GROUPS,
     Entry as Entry,
@@ -56,5 +55,6 @@ from .trusted import (
 )
 from .yaml_files import (
     dump as dump,
+    misfit as misfit,
     read_yaml as read_yaml,
 )

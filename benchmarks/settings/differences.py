@@ -1,8 +1,14 @@
-"""Differences of settings between two runs, and their effect: on nothing, on the record, or on the result."""
+"""Settings by their paths: changed, and compared between two runs.
 
+A difference has an effect on nothing, on the record, or on the result.
+"""
+
+import copy
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from benchmarks.settings.errors import ConfigError
 
 ABSENT = "absent"
 """Placeholder for an argument that one of two descriptions of a class lacks, such as an old record's."""
@@ -104,3 +110,35 @@ def without_former(settings: Mapping[str, Any], prefix: str = "") -> dict[str, A
         for name, value in settings.items()
         if FORMER.get(f"{prefix}{name}", ABSENT) != value
     }
+
+
+def changed(settings: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of resolved settings with the values at their paths.
+
+    Raises:
+        ConfigError: naming the path, if it leads nowhere; whether the setting is known shows when it is parsed.
+    """
+    result = copy.deepcopy(dict(settings))
+    for path, value in values.items():
+        part, rest = result, path
+        while rest not in (steps := _steps(part)):
+            # Names may hold dots: those of optimization.overrides do.
+            ways = [step for step in steps if rest.startswith((f"{step}.", f"{step}["))]
+            if not ways:
+                break
+            step = max(ways, key=len)
+            part, rest = part[steps[step]], rest[len(step) :].removeprefix(".")
+        # Values that the runner fills in, and those that YAML cannot hold, may be missing.
+        if rest not in steps and (not isinstance(part, dict) or "." in rest or "[" in rest):
+            raise ConfigError(
+                f"{path}: leads nowhere in the settings of the recipe, which benchmarks/run.py --print_config shows"
+            )
+        part[steps.get(rest, rest)] = value
+    return result
+
+
+def _steps(part: Any) -> dict[str, Any]:
+    """What leads on in a path, with the key or the index that it stands for."""
+    if isinstance(part, list):
+        return {f"[{i}]": i for i in range(len(part))}
+    return {str(name): name for name in part} if isinstance(part, dict) else {}

@@ -32,8 +32,7 @@ from types import NoneType
 from typing import Any
 
 from benchmarks.settings.errors import ConfigError
-from benchmarks.settings.kinds import misfit
-from benchmarks.settings.yaml_files import read_yaml
+from benchmarks.settings.yaml_files import misfit, read_yaml
 
 RECIPES = Path(__file__).parents[1] / "recipes"
 
@@ -137,23 +136,21 @@ def read_entry(name: str) -> Entry:
     if row not in content["trainings"]:
         there = ", ".join(content["trainings"])
         raise ConfigError(f"recipe: no {row!r} in {table}; there are {there}")
-    own = dict(content["trainings"][row] or {})
-    _check(name, own, ENTRY)
-    cells, half_widths = own.pop("cells", {}), own.pop("half_widths", {})
-    training = own.pop("same_as", name)
+    own = content["trainings"][row] or {}
+    settings = merge(content.get("shared", {}), own)
+    _check(name, settings, ENTRY)
+    cells, half_widths = settings.pop("cells", {}), settings.pop("half_widths", {})
+    training = settings.pop("same_as", name)
     if training != name:
-        if own.keys() - {"label"}:
-            raise ConfigError(f"{name}: has the settings of {training}; leave out {', '.join(own)}")
+        if further := own.keys() - {"label", "cells", "half_widths", "same_as"}:
+            said = f"has the settings of {training}; leave out {', '.join(sorted(further))}"
+            raise ConfigError(f"{name}: {said}")
         origin = read_entry(training)
         training, settings, label = origin.training, origin.settings, own.get("label", origin.label)
     else:
-        settings = merge(content.get("shared", {}), own)
-        _check(name, settings, ENTRY)
-        if weights := settings.get("model", {}).get("weights"):
-            settings["model"] = settings["model"] | {
-                "weights": str(RECIPES.parents[1] / str(weights))
-            }
         label = settings.get("label", name)
+        if weights := settings.get("model", {}).get("weights"):
+            settings["model"] = {**settings["model"], "weights": str(RECIPES.parents[1] / str(weights))}
     remarks = _remarks(table, f"{settings.get('data', {}).get('dataset', '')} {label}")
     return Entry(name, training, settings, label, remarks, cells, half_widths)
 

@@ -1,4 +1,4 @@
-"""YAML of settings: read strictly, and written so that it reads back as it was."""
+"""YAML of settings: read strictly, written so that it reads back as it was, and its kinds of values."""
 
 import re
 from collections.abc import Mapping
@@ -98,3 +98,25 @@ def read_yaml(path: Path) -> dict[str, Any]:
 def dump(config: Mapping[str, Any]) -> str:
     """Settings as YAML for `--config`."""
     return yaml.dump(dict(config), Dumper=StrictDumper, sort_keys=False)
+
+
+def misfit(value: Any, kind: Any) -> str | None:
+    """Place of a value that is not of its kind: "data.split", "" for the value itself; None if all is well.
+
+    Args:
+        kind: A type or a tuple of types, a set of words, a list of the kind of all entries, or a mapping of the
+            kinds of entries by their names, the name ... standing for all.
+    """
+    if isinstance(kind, list) and isinstance(value, list):
+        value, kind = {str(i): entry for i, entry in enumerate(value)}, {...: kind[0]}
+    if not isinstance(kind, (dict, list)):
+        fits = value in tuple(kind) if isinstance(kind, set) else isinstance(value, kind)
+        fits &= not isinstance(value, int) or abs(value) < 2**63
+        return None if fits else ""
+    if not isinstance(value, dict):
+        return ""
+    for name in value if ... in kind else kind:
+        inner = misfit(value.get(name), kind.get(name, kind.get(...)))
+        if inner is not None or not isinstance(name, str):
+            return f"{name}.{inner or ''}".rstrip(".")
+    return None

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
-from benchmarks.settings.changing import changed
-from benchmarks.settings.errors import ConfigError
+from benchmarks.settings import ConfigError, changed
 from benchmarks.studies.search import least, read_space
 
 
