@@ -42,23 +42,32 @@ if TYPE_CHECKING:
 
 def main(argv: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
-    with console.signals_handled(console.leave):
+    with console.signals_handled(console.leave), console.workers_dismissed():
         try:
             if "--list" in argv:
                 console.say(reporting.recipe_table())
                 return 0
             command = settings.parse(argv)
             command = replace(command, config=building.resolved(command.config))
+            if "--print_config" in argv:
+                console.say(settings.dump(command.config), end="")
+                return 0
+            return _run(command, argv)
         except settings.ConfigError as error:
             return _refuse(error, 2)
-        if "--print_config" in argv:
-            console.say(settings.dump(command.config), end="")
-            return 0
-        with console.workers_dismissed():
-            try:
-                return _run(command, argv)
-            except Stopped as stop:  # while a failure was written down
-                return 128 + stop.signal
+        except records.RunFolderError as error:
+            return _refuse(error, 2)
+        except console.InUseError as error:
+            return _refuse(error, 3)
+        except Stopped as stop:
+            print("\nstopped; the same command with --resume goes on from the last checkpoint")
+            return 128 + stop.args[0]
+
+
+def _refuse(error: Exception, status: int) -> int:
+    if os.environ.get("LOCAL_RANK", "0") == "0":
+        print(f"error: {error}", file=sys.stderr)
+    return status
 
 
 def _run(command: settings.Command, argv: Sequence[str]) -> int:
@@ -68,15 +77,11 @@ def _run(command: settings.Command, argv: Sequence[str]) -> int:
         run = OngoingRun(command, argv, accelerator)
         console.handle_signals(_stop)  # during the training: StopRequest's
         return run.execute()
-    except (settings.ConfigError, records.RunFolderError) as error:
-        return _refuse(error, 2)
-    except console.InUseError as error:
-        return _refuse(error, 3)
-    except Stopped as stop:
-        if run is not None:
-            run.record.update(status="stopped")
-        print("\nstopped; the same command with --resume goes on from the last checkpoint")
-        return 128 + stop.signal
+    except (settings.ConfigError, records.RunFolderError, console.InUseError):
+        raise
+    except Stopped:
+        run.record.update(status="stopped")
+        raise
     except BaseException as error:
         line, diverged = _told(error, command), isinstance(error, records.NonFiniteError)
         if run is not None:
@@ -93,12 +98,6 @@ def _run(command: settings.Command, argv: Sequence[str]) -> int:
             run.record.close()
         if accelerator is not None:
             accelerator.end_training()
-
-
-def _refuse(error: Exception, status: int) -> int:
-    if os.environ.get("LOCAL_RANK", "0") == "0":
-        print(f"error: {error}", file=sys.stderr)
-    return status
 
 
 def _told(error: BaseException, command: settings.Command) -> str | None:
@@ -125,10 +124,7 @@ def _of_the_disk(error: BaseException | None) -> OSError | None:
 
 
 class Stopped(BaseException):
-    """Handle SIGINT or SIGTERM outside of the training loop."""
-
-    def __init__(self, number: int) -> None:
-        self.signal = number
+    """SIGINT or SIGTERM, its argument, outside of the training loop."""
 
 
 def _stop(number: int, frame: object) -> None:

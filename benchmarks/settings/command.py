@@ -13,6 +13,7 @@ from typing import Any
 import jsonargparse
 import yaml
 
+from benchmarks.console import command_parser
 from benchmarks.settings.differences import without_former
 from benchmarks.settings.errors import ConfigError, one_line
 from benchmarks.settings.experiment import Experiment
@@ -58,8 +59,8 @@ def parse(argv: Sequence[str]) -> Command:
     except argparse.ArgumentError as error:
         raise ConfigError(str(error)) from error
     trust(given.trust)
-    recipe = given.recipe or (None if given.config else DEFAULT_RECIPE)
-    entry = read_entry(recipe or DEFAULT_RECIPE)
+    entry = read_entry(given.recipe or DEFAULT_RECIPE)
+    recipe = entry.training if given.recipe or not given.config else None
     layers = [entry.settings, *(without_former(read_yaml(path)) for path in given.config)]
     for layer, group in product(layers, GROUPS):
         if not isinstance(layer.get(group, {}), Mapping):
@@ -68,12 +69,10 @@ def parse(argv: Sequence[str]) -> Command:
     config = yaml.safe_load(parser.dump(stages[-1]))
     experiment = Experiment(**vars(parser.instantiate(stages[-1])))
     if experiment.output is None:
-        described = stages[0] if recipe else stages[-2]
-        stem = entry.training.replace("/", "-") if recipe else given.config[-1].stem
-        name = _name(experiment, stem, described)
+        stem = recipe.replace("/", "-") if recipe else given.config[-1].stem
+        name = _name(experiment, stem, stages[0] if recipe else stages[-2])
         experiment.output = Path("runs") / f"{name}-seed{experiment.seed}"
-    training = entry.training if recipe else None
-    return Command(experiment, config, training, given.resume, tuple(given.trust))
+    return Command(experiment, config, recipe, given.resume, tuple(given.trust))
 
 
 @cache
@@ -87,16 +86,9 @@ def _parsers() -> tuple[argparse.ArgumentParser, jsonargparse.ArgumentParser]:
         parser_mode="strict",
     )
     settings.add_class_arguments(Experiment)
-    first = argparse.ArgumentParser(
-        prog="benchmarks/run.py",
-        usage="%(prog)s [--recipe PAPER/TABLE/ROW] [--config FILE.yaml]\n"
-        "           [--resume] [--SETTING VALUE ...]",
-        description="Train, test and report one experiment.",
-        epilog=settings.format_help(),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        exit_on_error=False,
-        allow_abbrev=False,
-    )
+    text = "Train, test and report one experiment; --SETTING VALUE changes a setting below."
+    first = command_parser("run", text)
+    first.exit_on_error, first.epilog = False, settings.format_help()
     text = "an entry of benchmarks/recipes; --list shows them"
     first.add_argument("--recipe", metavar="PAPER/TABLE/ROW", help=text)
     text = "a YAML file of settings; repeatable"

@@ -9,8 +9,6 @@ from benchmarks.datasets import Augmentation, DatasetName, Interpolation, Stage
 from benchmarks.settings.errors import idle
 from benchmarks.settings.ranges import AtLeast2, NonNegativeInt, Pixels, PositiveInt, Rate
 
-MOST_WORKERS = 8  # by default
-
 VIEWS = ("resize", "keep_aspect", "augmentation", "interpolation")
 """Settings of `ImageViews` whose default is there or comes from the trunk."""
 
@@ -122,4 +120,4 @@ def num_workers(data: Data, processes: int) -> int:
         return 0
     import joblib  # imported late, for a quick start
 
-    return min(MOST_WORKERS, joblib.cpu_count() // processes)
+    return min(8, joblib.cpu_count() // processes)

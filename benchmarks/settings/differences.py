@@ -54,17 +54,15 @@ def config_changes(
     If the class differs, its arguments are not listed.
     """
     old, new = FORMER | flat(before), FORMER | flat(now)
-    keys = sorted({*old, *new} - set(ignored))
-    missing = {key: ABSENT if ".init_args." in key else None for key in keys}
-    old, new = missing | old, missing | new
-    changed = [
-        Change(key, old[key], new[key])
-        for key in keys
-        if old[key] != new[key] and repr(old[key]) != repr(new[key])  # nan differs from itself
-    ]
-    classes = [change.key for change in changed if change.key.endswith(".class_path")]
+    found = []
+    for key in sorted({*old, *new} - set(ignored)):
+        missing = ABSENT if ".init_args." in key else None
+        change = Change(key, old.get(key, missing), new.get(key, missing))
+        if change.before != change.now and repr(change.before) != repr(change.now):  # nan != nan
+            found.append(change)
+    classes = [change.key for change in found if change.key.endswith(".class_path")]
     others = tuple(key.removesuffix("class_path") + "init_args." for key in classes)
-    return [change for change in changed if not change.key.startswith(others)]
+    return [change for change in found if not change.key.startswith(others)]
 
 
 def changes_of_results(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:

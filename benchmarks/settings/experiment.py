@@ -122,11 +122,11 @@ def _read_term(described: Any) -> WeightedLoss:
     return WeightedLoss(ClassSpec(described["loss"]), Finite(described.get("weight", 1.0)))
 
 
-def _described_term(term: WeightedLoss) -> dict[str, Any]:
-    return {"loss": term.loss.description, "weight": term.weight}
-
-
-register_type(WeightedLoss, serializer=_described_term, deserializer=_read_term)
+register_type(
+    WeightedLoss,
+    serializer=lambda term: {"loss": term.loss.description, "weight": term.weight},
+    deserializer=_read_term,
+)
 
 
 @dataclass

@@ -150,7 +150,10 @@ def read_entry(name: str) -> Entry:
     else:
         label = settings.get("label", name)
         if weights := settings.get("model", {}).get("weights"):
-            settings["model"] = {**settings["model"], "weights": str(RECIPES.parents[1] / str(weights))}
+            settings["model"] = {
+                **settings["model"],
+                "weights": str(RECIPES.parents[1] / str(weights)),
+            }
     remarks = _remarks(table, f"{settings.get('data', {}).get('dataset', '')} {label}")
     return Entry(name, training, settings, label, remarks, cells, half_widths)
 

@@ -97,9 +97,8 @@ class Comparison:
 
     def reported_on(self) -> str:
         """The dataset of the paper's gain, such as "cub"."""
-        return (
-            str(read_entry(self.reported[0]).settings["data"]["dataset"]) if self.reported else ""
-        )
+        of = [read_entry(name).settings["data"]["dataset"] for name in self.reported]
+        return of[0] if of else ""
 
 
 @dataclass(frozen=True)
@@ -220,9 +219,8 @@ def digest(text: str) -> str:
 
 def study_names() -> list[str]:
     """The studies that come with the runner."""
-    return sorted(
-        path.relative_to(STUDIES).with_suffix("").as_posix() for path in STUDIES.rglob("*.yaml")
-    )
+    paths = STUDIES.rglob("*.yaml")
+    return sorted(path.relative_to(STUDIES).with_suffix("").as_posix() for path in paths)
 
 
 def read_study(study: str) -> StudyFile:
