@@ -21,29 +21,18 @@ from benchmarks.settings import ConfigError, is_trusted, one_line, trusted_modul
 
 SIZES = ("num_classes", "in_channels", "embedding_size")
 
-PROVIDED = {
-    "losses": SIZES,
-    "miner": SIZES,
-    "model.attention": ("num_features",),
-    "optimization.optimizer": ("params", "lr"),
-    "optimization.scheduler": ("optimizer", "max_lr", "total_steps"),
+DESCRIBED = {
+    "losses": ("a loss", "torch.nn:Module", SIZES),
+    "miner": ("a miner", "pytorch_metric_learning.miners:BaseMiner", SIZES),
+    "model.attention": ("a module", "torch.nn:Module", ("num_features",)),
+    "optimization.optimizer": ("an optimizer", "torch.optim:Optimizer", ("params", "lr")),
+    "optimization.scheduler": (
+        "a scheduler",
+        "torch.optim.lr_scheduler:LRScheduler",
+        ("optimizer", "max_lr", "total_steps"),
+    ),
 }
-"""Settings that describe classes, and the arguments that the runner fills in there from other settings."""
-
-KINDS = {
-    "losses.loss": ("a loss", "torch.nn:Module"),
-    "miner": ("a miner", "pytorch_metric_learning.miners:BaseMiner"),
-    "model.attention": ("a module", "torch.nn:Module"),
-    "optimization.optimizer": ("an optimizer", "torch.optim:Optimizer"),
-    "optimization.scheduler": ("a scheduler", "torch.optim.lr_scheduler:LRScheduler"),
-}
-"""The kinds of class that these settings expect, each with its base."""
-
-ARGUMENT = (
-    "a module, an optimizer or a scheduler",
-    *("torch.nn:Module", "torch.optim:Optimizer", "torch.optim.lr_scheduler:LRScheduler"),
-)
-"""The kinds of class inside the description of another class; this library's, such as kernels, suit, too."""
+"""Settings that describe classes: the kind, its base, and the arguments that the runner fills in there."""
 
 UNSAID = object()
 """Placeholder for a default that YAML cannot hold, such as a function, or that does not exist."""
@@ -54,12 +43,13 @@ def resolved(value: Any, key: str = "") -> Any:
 
     A null stays if the class does not say what it means; values that YAML cannot hold are left out.
     """
-    provided = next((names for place, names in PROVIDED.items() if key.startswith(place)), None)
-    if isinstance(value, dict) and "class_path" in value and provided is not None:
-        cls, given = _read(value, key)
+    place = next((place for place in DESCRIBED if key.startswith(place)), None)
+    if isinstance(value, dict) and "class_path" in value and place is not None:
+        *_, provided = DESCRIBED[place]
+        cls, given, defaults = _read(value, key)
         said = {
             name: default
-            for name, default in _defaults(cls, given).items()
+            for name, default in defaults.items()
             if default is not UNSAID and name not in provided
         }
         for name in getattr(cls, "completed", ()):
@@ -86,23 +76,20 @@ def build(spec: Any, key: str, **provided: Any) -> Any:
         ConfigError: for a class that is unknown, not trusted or of the wrong kind, and for an argument that is
             unknown, of a wrong type, or refused by the class itself.
     """
-    cls, given = _read(spec, key)
-    defaults = _defaults(cls, given)
-    for name in given:
+    cls, given, defaults = _read(spec, key)
+    arguments = {}
+    for name, value in given.items():
         where = f"{key}.init_args.{name}"
-        if name in provided and given[name] is not None:
+        if name in provided and value is not None:
             raise ConfigError(f"{where}: follows from the data and the model; leave it out")
         if name not in defaults:
             raise ConfigError(
                 f"{where}: {cls.__name__} takes no such argument; it takes {', '.join(defaults)}"
             )
-    arguments = {
-        name: _argument(value, f"{key}.init_args.{name}", provided)
-        for name, value in given.items()
         # Some classes refuse even their own default if it is passed.
-        if value != defaults[name] or type(value) is not type(defaults[name])
-    }
-    plain = {name: value for name, value in arguments.items() if not _describes(given[name])}
+        if value != defaults[name] or type(value) is not type(defaults[name]):
+            arguments[name] = _argument(value, where, provided)
+    plain = {name: given[name] for name in arguments if not _describes(given[name])}
     _check_types(cls, plain, defaults, key)
     # A null prevents filling in: MarginLoss(num_classes=None) has one boundary for all classes.
     filled = {name: provided[name] for name in provided.keys() & defaults.keys() - given.keys()}
@@ -112,8 +99,8 @@ def build(spec: Any, key: str, **provided: Any) -> Any:
         raise ConfigError(f"{key}: {cls.__name__}: {reason(error)}") from error
 
 
-def _read(spec: Any, key: str) -> tuple[type, dict[str, Any]]:
-    """The class that a description names, and the arguments that it gives."""
+def _read(spec: Any, key: str) -> tuple[type, dict[str, Any], dict[str, Any]]:
+    """The class that a description names, the arguments that it gives, and all arguments with their defaults."""
     if not isinstance(spec, dict) or spec.keys() - {"init_args"} != {"class_path"}:
         raise ConfigError(f"{key}: expected {{class_path: ..., init_args: ...}}, got {spec!r}")
     given = {} if spec.get("init_args") is None else spec["init_args"]
@@ -125,21 +112,22 @@ def _read(spec: Any, key: str) -> tuple[type, dict[str, Any]]:
         cls = getattr(importlib.import_module(module), name)
     except (Exception, SystemExit) as error:  # importing runs the module
         raise ConfigError(f"{where}: cannot import {path!r} ({reason(error)})") from error
-    place = re.sub(r"\[\d+\]", "", key)
-    kind, *bases = KINDS.get(place, ARGUMENT)
+    place = re.sub(r"^losses\[\d+\]\.loss$", "losses", key)
+    # Inside the description of another class suit all kinds, and any class of ours or of a trusted module.
+    inside = place not in DESCRIBED
+    kinds, bases, _ = zip(*(DESCRIBED.values() if inside else [DESCRIBED[place]]), strict=True)
     suits = isinstance(cls, type) and (
         issubclass(cls, tuple(map(resolve_name, bases)))
-        or (place not in KINDS and is_trusted(cls.__module__, ["pml_regularizers"]))
+        or (inside and is_trusted(cls.__module__, ["pml_regularizers"]))
     )
     if not suits:
-        raise ConfigError(f"{where}: expected {kind}, got {path!r}")
+        raise ConfigError(f"{where}: expected {' or '.join(kinds)}, got {path!r}")
     try:
-        _arguments(cls)
+        return cls, given, _defaults(cls, given)
     except ValueError as error:
         raise ConfigError(
             f"{where}: {path} has no readable list of arguments ({reason(error)})"
         ) from error
-    return cls, given
 
 
 def _defaults(cls: type, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import yaml
 from pytorch_metric_learning import losses
 from torch import nn
 
-from benchmarks.building.class_paths import PROVIDED, build, resolved
+from benchmarks.building.class_paths import DESCRIBED, build, resolved
 from benchmarks.run import main
 from benchmarks.settings import read_entry, recipe_names
 from benchmarks.settings.command import parse
@@ -24,7 +24,7 @@ MADE = (nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
 MINER = f"--miner={{class_path: {PML}.miners.DistanceWeightedMiner}}"
 
 
-def arguments(description: dict[str, Any], key: str = "losses") -> dict[str, Any]:
+def arguments(description: dict[str, Any], key: str = "losses.x") -> dict[str, Any]:
     """Arguments in the resolved settings for a description without its defaults."""
     return dict(resolved(description, key)["init_args"])
 
@@ -137,7 +137,7 @@ def descriptions() -> dict[str, tuple[str, Any]]:
                 look(key, inner)
 
     for settings in [read_entry(name).settings for name in recipe_names()]:
-        for key in PROVIDED:
+        for key in DESCRIBED:
             value: Any = settings
             for part in key.split("."):
                 value = (value or {}).get(part)
@@ -193,4 +193,4 @@ def test_what_the_builders_provide_is_what_is_left_out(monkeypatch: pytest.Monke
         monkeypatch.setattr(f"benchmarks.{module}.build", spy)
     attention = "--model.attention={class_path: pml_regularizers.VEMAttention}"
     try_one_step(parse([MINER, attention]).experiment)
-    assert seen == {key: set(names) for key, names in PROVIDED.items()}
+    assert seen == {key: set(names) for key, (*_, names) in DESCRIBED.items()}

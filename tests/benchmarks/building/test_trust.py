@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from benchmarks.building import build, resolved
-from benchmarks.building.class_paths import KINDS
+from benchmarks.building.class_paths import DESCRIBED
 from benchmarks.run import main
 from benchmarks.settings import ConfigError, parse
 
@@ -116,7 +116,7 @@ def test_what_belongs_nowhere_is_refused(
     path: str, act: Callable[..., Any], hostile: Path, trusting: Callable[..., None]
 ) -> None:
     trusting("hostile")
-    for key in (*KINDS, "losses[0].loss", "losses[0].loss.init_args.distance"):
+    for key in (*DESCRIBED, "losses[0].loss", "losses[0].loss.init_args.distance"):
         with pytest.raises(ConfigError, match=r"class_path: expected an? "):
             act({"class_path": path}, key)
 

@@ -19,7 +19,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.building.class_paths import PROVIDED, resolved
+from benchmarks.building.class_paths import DESCRIBED, resolved
 from benchmarks.console import printable
 from benchmarks.settings import ConfigError, Experiment, parse
 from benchmarks.training import try_one_step
@@ -80,7 +80,7 @@ def places(described: Any = Experiment, prefix: tuple[str, ...] = ()) -> Iterato
                 yield from places(kind, path)
 
 
-PLACES = sorted({*places(), *(tuple(key.split(".")) for key in PROVIDED)})
+PLACES = sorted({*places(), *(tuple(key.split(".")) for key in DESCRIBED)})
 
 
 PLAIN: tuple[Any, ...] = (
@@ -145,7 +145,7 @@ def drawn_settings(draw: random.Random, base: dict[str, Any]) -> dict[str, Any]:
             term = draw.choice(was)
             other = {"loss": drawn_description(draw, term["loss"])}
             value = [draw.choice((other, {**term, "weight": drawn_value(draw)}))]
-        elif isinstance(was, dict | None) and ".".join((*groups, name)) in PROVIDED and right:
+        elif isinstance(was, dict | None) and ".".join((*groups, name)) in DESCRIBED and right:
             value = drawn_description(draw, was)
         inner[name] = value
     return settings
