@@ -40,7 +40,12 @@ class FrozenStages:
         self.trunk = trunk
         self._behind = names[stages - 1]
         self._kept = torch.Size()  # the shape of an output, without the batch
-        self.cut()
+        try:
+            self.cut()
+        except ValueError as error:
+            raise ConfigError(
+                f"model.frozen_stages: {kind} cannot be cut behind {self._behind}: {reason(error)}"
+            ) from error
         self._lower.requires_grad_(False)
         trunk.eval()
         with torch.no_grad():
@@ -54,13 +59,7 @@ class FrozenStages:
 
     def cut(self) -> None:
         """Cut again, after layers of the trunk were replaced."""
-        try:
-            self._lower, self._upper = split_trunk(self.trunk, self._behind)
-        except ValueError as error:
-            kind = type(self.trunk).__name__
-            raise ConfigError(
-                f"model.frozen_stages: {kind} cannot be cut behind {self._behind}: {reason(error)}"
-            ) from error
+        self._lower, self._upper = split_trunk(self.trunk, self._behind)
         # Without a backward pass this layout is the faster one, also where it is slower for the rest.
         self._lower.to(memory_format=torch.channels_last)
 
@@ -93,9 +92,5 @@ def stage_names(trunk: nn.Module) -> list[str]:
     groups = trunk.group_matcher(coarse=True) if hasattr(trunk, "group_matcher") else None
     blocks = groups["blocks"] if isinstance(groups, dict) else []
     patterns = [blocks] if isinstance(blocks, str) else [pattern for pattern, _ in blocks]
-    numbered = [re.compile(pattern) for pattern in patterns if "(" in pattern]
-    return [
-        name
-        for name, _ in trunk.named_modules()
-        if any(pattern.fullmatch(name) for pattern in numbered)
-    ]
+    numbered = "|".join(pattern for pattern in patterns if "(" in pattern)
+    return [name for name, _ in trunk.named_modules() if name and re.fullmatch(numbered, name)]
