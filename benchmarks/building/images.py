@@ -26,7 +26,7 @@ from benchmarks.settings import VIEWS, ConfigError, Data
 GLYPHS_SIZE = 32
 
 UNSEEN = ImageViews(image_size=1, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
-"""Views of photographs until the network is known."""
+"""Views of photographs before `show_to`."""
 
 
 def image_size(data: Data, trunk: nn.Module) -> int:
@@ -44,14 +44,10 @@ class Datasets(NamedTuple):
     validation: Glyphs | ImageSet | None = None
 
 
-def build_datasets(
-    data: Data, trunk: nn.Module | None = None, *, seed: int = 0, fair: bool = False
-) -> Datasets:
-    """Load the images of an experiment.
+def build_datasets(data: Data, *, seed: int = 0, fair: bool = False) -> Datasets:
+    """Load the images of an experiment; photographs can be counted, but have no views before `show_to`.
 
     Args:
-        trunk: The network that gives the normalisation, and the images' size unless `data` does. Without it,
-            photographs can be counted, but have no views before `show_to`.
         seed: The run's seed, if it decides which classes are trained on.
         fair: Keep a part of the training classes to choose weights by.
 
@@ -71,23 +67,22 @@ def build_datasets(
                 listing = folder.read(data.root, testing, data.class_level)
             else:
                 listing = load(IMAGE_DATASETS[data.dataset], data.root)
-            views = UNSEEN if trunk is None else image_views(data, trunk)
-            make = partial(ImageSet, listing, views=views)
+            make = partial(ImageSet, listing, views=UNSEEN)
         make = partial(make, fold=data.fold, folds=data.folds)
-        held_out = fair or data.split == "validation"
         train = make(
-            split="development" if held_out else "train",
+            split="development" if fair or data.split == "validation" else "train",
             max_classes=min(limits, default=None),
             draw_seed=seed if data.draw_classes else None,
         )
         splits = ["test", "validation"] if fair and data.split == "test" else [data.split]
         tested = {split: make(split=split, max_classes=data.max_classes) for split in splits}
+        for use, images in [("train", train), *(("test", images) for images in tested.values())]:
+            if images.num_classes < 2:
+                raise DatasetError(
+                    f"{data.root}: all images to {use} on are of one class; take two classes or more"
+                )
         for images in tested.values():
             _check_retrieval(data.root, images)
-        if train.num_classes < 2:
-            raise DatasetError(
-                f"{data.root}: all images to train on are of one class; take two classes or more"
-            )
         if os.environ.get("LOCAL_RANK", "0") == "0":
             for note in _notes(data, train):
                 print(f"note: {note}", file=sys.stderr)
@@ -100,26 +95,20 @@ def build_datasets(
         raise ConfigError(f"data.{error}") from error
 
 
-def show_to(trunk: nn.Module, datasets: Datasets, data: Data) -> None:
+def show_to(trunk: nn.Module, datasets: Datasets, data: Data) -> Datasets:
     """Give photographs the size and the normalisation of a network.
 
     Raises:
         ConfigError: if a setting does not suit them.
     """
-    try:
-        for dataset in datasets:
-            if isinstance(dataset, ImageSet):
-                dataset.views = image_views(data, trunk)
-    except ValueError as error:
-        raise ConfigError(f"data.{error}") from error
+    for dataset in datasets:
+        if isinstance(dataset, ImageSet):
+            dataset.views = image_views(data, trunk)
+    return datasets
 
 
 def _check_retrieval(root: Path, test: Glyphs | ImageSet) -> None:
-    """Raise a DatasetError unless some image has another one to retrieve, and one of another class beside it."""
-    if test.num_classes < 2:
-        raise DatasetError(
-            f"{root}: all images to test on are of one class, so that any answer is right; take two classes or more"
-        )
+    """Raise a DatasetError unless some image has another one to retrieve."""
     counts = torch.bincount(test.labels)
     found = counts > 1
     if test.is_query is not None:
@@ -154,4 +143,7 @@ def image_views(data: Data, trunk: nn.Module) -> ImageViews:
     }
     given = {name: value for name in VIEWS if (value := getattr(data, name)) is not None}
     size, mean, std = image_size(data, trunk), config["mean"], config["std"]
-    return ImageViews(image_size=size, mean=mean, std=std, **usual | given)
+    try:
+        return ImageViews(image_size=size, mean=mean, std=std, **usual | given)
+    except ValueError as error:
+        raise ConfigError(f"data.{error}") from error

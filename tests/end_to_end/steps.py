@@ -4,7 +4,7 @@ import torch
 from torch import nn
 from torch.utils.data import default_collate
 
-from benchmarks.building.images import build_datasets
+from benchmarks.building.images import build_datasets, show_to
 from benchmarks.building.network import build_model
 from benchmarks.building.objective import build_loss, build_optimizer
 from benchmarks.settings.experiment import Experiment
@@ -15,7 +15,7 @@ def two_steps(experiment: Experiment) -> tuple[nn.Module, nn.Module, set[str]]:
     """A network and its loss after two steps, and the names of their weights and buffers that moved."""
     torch.manual_seed(0)
     model = build_model(experiment.model, experiment.data)
-    train = build_datasets(experiment.data, model.trunk).train
+    train = show_to(model.trunk, build_datasets(experiment.data), experiment.data).train
     loss = build_loss(experiment, model, train.num_classes)
     optimizer, scheduler = build_optimizer(experiment.optimization, model, loss)
     both = {**model.state_dict(), **loss.state_dict(prefix="loss.")}

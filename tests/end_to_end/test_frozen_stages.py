@@ -14,7 +14,7 @@ from accelerate import Accelerator
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from benchmarks.building import build_datasets, build_model
+from benchmarks.building import build_datasets, build_model, show_to
 from benchmarks.building.frozen_stages import FrozenStages, stage_names
 from benchmarks.records.run_folder import saved_checkpoints
 from benchmarks.run import main
@@ -137,7 +137,7 @@ def test_a_kept_output_is_that_of_a_view(cached: list[str], tmp_path: Path) -> N
     experiment = parse(cached).experiment
     torch.manual_seed(experiment.seed)
     model = build_model(experiment.model, experiment.data).eval()
-    images = build_datasets(experiment.data, model.trunk, seed=0).train
+    images = show_to(model.trunk, build_datasets(experiment.data), experiment.data).train
     kept = CachedViews(Accelerator(cpu=True), model, images, experiment)
     assert kept.path.is_dir()
     kept.open()

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-from benchmarks.building.images import build_datasets
+from benchmarks.building.images import build_datasets, show_to
 from benchmarks.building.network import EmbeddingModel, build_model
 from benchmarks.building.objective import build_loss, build_optimizer
 from benchmarks.datasets import IMAGE_DATASETS
@@ -80,7 +80,8 @@ def training(entry: Entry, trees: Mapping[str, Path], monkeypatch: pytest.Monkey
     with monkeypatch.context() as few:
         counts = info.read(trees[data.dataset]).counts()
         few.setitem(IMAGE_DATASETS, data.dataset, replace(info, counts=counts))
-        datasets = build_datasets(replace(data, root=trees[data.dataset]), network.trunk)
+        datasets = build_datasets(replace(data, root=trees[data.dataset]))
+        show_to(network.trunk, datasets, data)
     loss = build_loss(experiment, network, info.counts["train"][1])
     optimizer, scheduler = build_optimizer(experiment.optimization, network, loss)
     pretrained = entry.settings["model"]["trunk_args"]["pretrained"]

@@ -12,7 +12,7 @@ from torch import nn
 
 from benchmarks import evaluation
 from benchmarks import run as runner
-from benchmarks.building.images import build_datasets
+from benchmarks.building.images import build_datasets, show_to
 from benchmarks.building.network import build_model
 from benchmarks.evaluation.curves import Curves
 from benchmarks.evaluation.tester import evaluate, measure
@@ -45,7 +45,8 @@ def rebuilt(folder: Path, state: dict[str, Any]) -> tuple[nn.Module, Any]:
     run = parse([f"--config={folder / 'config.yaml'}"]).experiment
     model = build_model(run.model, run.data)
     model.load_state_dict(state["model"])
-    return model, build_datasets(run.data, model.trunk, fair=run.protocol == "fair")
+    datasets = build_datasets(run.data, fair=run.protocol == "fair")
+    return model, show_to(model.trunk, datasets, run.data)
 
 
 # ------------------------------------------------------------------------------------------- fair
@@ -95,7 +96,7 @@ def test_the_network_is_tested_before_training(
     run = parse([f"--config={tmp_path / 'run' / 'config.yaml'}"]).experiment
     torch.manual_seed(3)
     model = build_model(run.model, run.data)
-    images = build_datasets(run.data, model.trunk)
+    images = show_to(model.trunk, build_datasets(run.data), run.data)
     options = {"batch_size": 256, "progress": False}
     found = evaluate(Accelerator(), model, images.test, [1, 2, 4, 8], **options)
     assert record["before_training"] == found.metrics

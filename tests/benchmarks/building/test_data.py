@@ -12,7 +12,7 @@ from PIL import Image
 from torch import nn
 
 from benchmarks.building import images
-from benchmarks.building.images import build_datasets, image_size
+from benchmarks.building.images import build_datasets, image_size, image_views, show_to
 from benchmarks.run import main
 from benchmarks.settings.data import Data, num_workers
 from benchmarks.settings.errors import ConfigError
@@ -57,7 +57,7 @@ def test_a_trunk_says_how_images_are_normalised_and_how_large(full_cub: Path) ->
     """Caffe's statistics: what comes out is 0..255 less the mean, red first."""
     data = Data(dataset="cub", root=full_cub)
     assert image_size(data, Trunk()) == 24
-    train, *_ = build_datasets(data, Trunk())
+    train, *_ = show_to(Trunk(), build_datasets(data), data)
     view, _, _ = train[0]
     assert view.shape == (3, 24, 24)
     bytes_ = view + torch.tensor([123.0, 117.0, 104.0]).view(3, 1, 1)
@@ -68,10 +68,8 @@ def test_a_trunk_says_how_images_are_normalised_and_how_large(full_cub: Path) ->
 
 def test_settings_reach_the_images(full_cub: Path) -> None:
     given = {"resize": 30, "keep_aspect": False, "augmentation": "none", "interpolation": "bicubic"}
-    train, test, _ = build_datasets(
-        small(full_cub, dataset="cub", train_classes=7, max_classes=9, **given),
-        Trunk(),
-    )
+    data = small(full_cub, dataset="cub", train_classes=7, max_classes=9, **given)
+    train, test, _ = show_to(Trunk(), build_datasets(data), data)
     assert {name: getattr(train.views, name) for name in given} == given
     assert (train.num_classes, test.num_classes) == (7, 9)
     assert torch.equal(train[0][0], train[0, 5][0])  # no augmentation
@@ -83,7 +81,7 @@ def test_a_folder_of_ones_own(tmp_path: Path) -> None:
     listed.write_text("b\nd\n")
     for chosen, classes in ((None, 4), (0.25, 2), (listed, 2)):
         data = small(tmp_path, dataset="folder", test_classes=chosen)
-        train, test, _ = build_datasets(data, Trunk())
+        train, test, _ = show_to(Trunk(), build_datasets(data), data)
         assert (test.view["image_size"], test.view["keep_aspect"]) == (24, True)
         assert (train.num_classes, test.num_classes) == (8 - classes, classes)
     assert test.class_names == ["b", "d"]
@@ -98,7 +96,7 @@ def test_a_single_class_is_neither_trained_nor_tested(
     listed.write_text("\n".join(chosen))
     data = small(tmp_path / "photos", dataset="folder", test_classes=listed)
     with pytest.raises(ConfigError, match=f"data.root: .* images to {which} on are of one class"):
-        build_datasets(data, Trunk())
+        build_datasets(data)
 
 
 @pytest.mark.parametrize(
@@ -117,7 +115,7 @@ def test_what_is_missing_is_one_sentence(
     if "test_classes" in settings:
         photographs(root, "abcd", count=1)
     with pytest.raises(ConfigError, match=message) as caught:
-        build_datasets(small(root, **settings), Trunk())
+        build_datasets(small(root, **settings))
     assert "\n" not in str(caught.value)
 
 
@@ -127,7 +125,7 @@ def test_the_level_of_the_classes_reaches_the_images(tmp_path: Path) -> None:
     leaves = [f"{name}/{leaf}" for name in "abcd" for leaf in "xy"]
     for level, classes in ((None, leaves), (1, [*"abcd"])):
         data = small(tmp_path, dataset="folder", class_level=level)
-        train, test, _ = build_datasets(data, Trunk())
+        train, test, _ = build_datasets(data)
         assert sorted(train.class_names + test.class_names) == classes
 
 
@@ -136,7 +134,7 @@ def test_more_training_classes_than_there_are_are_told(
     full_cub: Path, capsys: pytest.CaptureFixture[str], most: int | None, told: bool
 ) -> None:
     data = small(full_cub, dataset="cub", train_classes=500, max_classes=most)
-    assert build_datasets(data, Trunk()).train.num_classes == min(100, most or 100)
+    assert build_datasets(data).train.num_classes == min(100, most or 100)
     line = "note: data.train_classes: 500, but there are 100 to train on: takes all\n"
     assert capsys.readouterr().err == (line if told else "")
 
@@ -146,10 +144,9 @@ def test_the_seed_draws_training_classes_and_no_others(tmp_path: Path) -> None:
     data = small(root, dataset="folder", train_classes=5)
     for how in ({}, {"split": "validation", "fold": 1}, {"max_classes": 4}):
         settings = replace(data, **how)
-        first, *rest = build_datasets(settings, Trunk(), seed=3)
+        first, *rest = build_datasets(settings, seed=3)
         one, two, again = (
-            build_datasets(replace(settings, draw_classes=True), Trunk(), seed=seed)
-            for seed in (3, 4, 3)
+            build_datasets(replace(settings, draw_classes=True), seed=seed) for seed in (3, 4, 3)
         )
         assert one.train.class_names == again.train.class_names
         assert len({*map(tuple, (x.class_names for x in (first, one.train, two.train)))}) == 3
@@ -158,7 +155,7 @@ def test_the_seed_draws_training_classes_and_no_others(tmp_path: Path) -> None:
             assert drawn.test.class_names == rest[0].class_names
             assert not {*drawn.train.class_names} & {*drawn.test.class_names}
     fair = replace(data, draw_classes=True)
-    kept = [build_datasets(fair, Trunk(), seed=seed, fair=True).validation for seed in (3, 4)]
+    kept = [build_datasets(fair, seed=seed, fair=True).validation for seed in (3, 4)]
     assert kept[0].class_names == kept[1].class_names
 
 
@@ -172,7 +169,7 @@ def test_classes_of_one_image_are_told(
     listed = tmp_path.parent / f"{tmp_path.name}.txt"
     listed.write_text("a\nb\n")
     data = small(tmp_path, dataset="folder", test_classes=listed, samples_per_class=copies)
-    build_datasets(data, Trunk())
+    build_datasets(data)
     told = capsys.readouterr().err
     if copies == 2:
         assert told.startswith(
@@ -185,9 +182,9 @@ def test_classes_of_one_image_are_told(
 
 def test_sizes_that_do_not_fit_are_named(full_cub: Path) -> None:
     with pytest.raises(ConfigError, match=r"data\.resize: expected at least image_size \(24\)"):
-        build_datasets(small(full_cub, dataset="cub", resize=20), Trunk())
+        image_views(small(full_cub, dataset="cub", resize=20), Trunk())
     with pytest.raises(ConfigError, match=r"data\.folds: expected 2 to 100, .* got 101"):
-        build_datasets(small(full_cub, dataset="cub", split="validation", folds=101), Trunk())
+        build_datasets(small(full_cub, dataset="cub", split="validation", folds=101))
 
 
 def test_processors_are_shared_by_processes(monkeypatch: pytest.MonkeyPatch) -> None:

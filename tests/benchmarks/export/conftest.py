@@ -16,7 +16,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from benchmarks import run as runner
-from benchmarks.building.images import build_datasets
+from benchmarks.building.images import build_datasets, show_to
 from benchmarks.building.network import EmbeddingModel, build_model
 from benchmarks.export.__main__ import main
 from benchmarks.records.files import write_json
@@ -159,5 +159,5 @@ def snippets(folder: Path) -> list[str]:
 def views(pictures: Path, network: EmbeddingModel) -> dict[str, Tensor]:
     """Test views of all images, as the runner makes them."""
     data = Data(dataset="folder", root=pictures, image_size=SIZE)
-    train, test, _ = build_datasets(data, network.trunk)
+    train, test, _ = show_to(network.trunk, build_datasets(data), data)
     return {part.name(i): part[i][0] for part in (train, test) for i in range(len(part))}

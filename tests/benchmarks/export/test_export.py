@@ -15,7 +15,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from benchmarks.backbones import register
-from benchmarks.building.images import build_datasets
+from benchmarks.building.images import build_datasets, show_to
 from benchmarks.export import writing
 from benchmarks.export.__main__ import main
 from benchmarks.export.writing import pooling, preprocessing
@@ -114,7 +114,7 @@ def test_timm_prepares_images_as_the_runner_does(name: str, pictures: Path) -> N
     register()
     trunk = timm.create_model(trunk_name, num_classes=0, global_pool="")
     data = Data(dataset="folder", root=pictures, image_size=SIZE, **given)
-    _, test, _ = build_datasets(data, trunk)
+    _, test, _ = show_to(trunk, build_datasets(data), data)
     transform = timm.data.create_transform(**preprocessing(data, trunk))
     with Image.open(pictures / test.name(0)) as image:
         assert_close(transform(image), test[0][0])
