@@ -4,7 +4,6 @@ import fcntl
 import math
 import os
 import shutil
-import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -70,36 +69,30 @@ class OwnedFolder:
     def __init__(self, path: Path, *, patience: float = 0) -> None:
         self.path, self._lock = path, -1
         deadline = time.monotonic() + patience
-        while not self._acquire(time.monotonic() > deadline):
-            pass
+        while owner := self._acquire():
+            if time.monotonic() > deadline:
+                raise InUseError(
+                    f"{path} is being written by another process ({owner}); wait for it, or choose another folder"
+                )
+            time.sleep(POLL)
         os.ftruncate(self._lock, 0)
         os.pwrite(self._lock, f"{os.getpid()}".encode(), 0)
 
-    def _acquire(self, at_last: bool) -> bool:
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-        except FileExistsError:  # also if the owner deletes the folder between two looks of `mkdir`
-            with suppress(FileNotFoundError):
-                if not stat.S_ISDIR(self.path.lstat().st_mode):
-                    raise
-            return False
+    def _acquire(self) -> str | None:
+        """Try to own the folder; None on success, otherwise the process id of its owner."""
+        owner = "unknown"
         with suppress(FileNotFoundError):  # the owner has just deleted the folder
+            with suppress(FileExistsError):  # deleted meanwhile, or a file, which `open` names
+                self.path.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
             try:
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if self._is_ours():
-                    return True
-            except BlockingIOError as error:
-                if at_last:
-                    writer = os.pread(self._lock, 20, 0).decode(errors="replace") or "unknown"
-                    os.close(self._lock)
-                    raise InUseError(
-                        f"{self.path} is being written by another process ({writer}); wait for it, or choose "
-                        "another folder"
-                    ) from error
-                time.sleep(POLL)
+                    return None
+            except BlockingIOError:
+                owner = os.pread(self._lock, 20, 0).decode() or owner
             os.close(self._lock)
-        return False
+        return owner
 
     def _is_ours(self) -> bool:
         """False if another owner has deleted the lock, or moved the folder, since this process opened it."""
@@ -141,23 +134,14 @@ def alone(target: Path, *, wait: bool = False) -> Iterator[Path]:
         OSError: if the folder cannot be made.
     """
     partial = target.with_name(f".{target.name}.partial")
+    work = partial / "work"
     owned = OwnedFolder(partial, patience=math.inf if wait else 0)
     try:
-        _empty(partial)
-        work = partial / "work"
+        shutil.rmtree(work, ignore_errors=True)
         work.mkdir()
         yield work
     finally:
-        _empty(partial)
+        shutil.rmtree(work, ignore_errors=True)
         owned.close()
         with suppress(OSError):  # the next owner has it
             partial.rmdir()
-
-
-def _empty(folder: Path) -> None:
-    """Delete everything in an owned folder, as far as possible."""
-    for path in folder.iterdir():
-        if path.name != LOCK:
-            shutil.rmtree(path, ignore_errors=True)
-            with suppress(OSError):  # a folder, which is gone
-                path.unlink()
