@@ -15,15 +15,11 @@ class HelpFormatter(argparse.HelpFormatter):
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         lines = re.sub(r"(?<=\S)\n(?=\S)", " ", text.strip()).splitlines()
-        return "\n".join(
-            fill(
-                line,
-                width,
-                subsequent_indent="        " if line.startswith(" ") else "",
-                break_on_hyphens=False,
-            )
-            for line in lines
-        )
+        filled = []
+        for line in lines:
+            deeper = " " * 8 if line.startswith(" ") else ""
+            filled.append(fill(line, width, subsequent_indent=deeper, break_on_hyphens=False))
+        return "\n".join(filled)
 
 
 def command_parser(name: str, description: str | None) -> argparse.ArgumentParser:

@@ -88,20 +88,17 @@ class StopRequest:
         """True if any process was asked to stop."""
         if self._launcher not in (None, os.getppid()) and self.signal is None:
             self.signal = signal.SIGTERM
-        if accelerator.num_processes == 1:
-            return self.signal is not None
-        import torch
+        if accelerator.num_processes > 1:
+            import torch
 
-        asked = torch.tensor(float(self.signal or 0), device=accelerator.device)
-        largest = accelerator.gather(asked.view(1)).max().item()
-        self.signal = int(largest) or None
+            asked = torch.tensor([float(self.signal or 0)], device=accelerator.device)
+            self.signal = int(accelerator.gather(asked).max()) or None
         return self.signal is not None
 
 
 def ignore_signals(worker: int) -> None:
     """For `DataLoader(worker_init_fn=...)`: let workers survive Ctrl-C until the run stops them."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    handle_signals(signal.SIG_IGN)
 
 
 @contextmanager
