@@ -41,9 +41,7 @@ def read_json(path: Path) -> dict[str, Any]:
         ValueError: for any other file; the caller names it.
     """
     entries = json.loads(path.read_text(encoding="utf-8"))
-    if not isinstance(entries, dict):
-        raise ValueError(f"expected a mapping, got {type(entries).__name__}")
-    if entries.get("sha256") != signed(entries)["sha256"]:
+    if not isinstance(entries, dict) or entries.get("sha256") != signed(entries)["sha256"]:
         raise ValueError("its sha256 is not that of its content")
     return entries
 

@@ -15,14 +15,11 @@ import hashlib
 import sqlite3
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 
 from record_keeper import RecordKeeper, RecordWriter
 from torch.utils.tensorboard import SummaryWriter
 
-from benchmarks.records.files import replace_file
-
-STEP_COLUMN = "~iteration~"  # record-keeper's name of the first column
+from benchmarks.records.files import damage_named, replace_file
 
 REMEDY = "delete it to continue without its rows"
 
@@ -49,12 +46,12 @@ class StepTables:
         ValueError: if a table is not that of the checkpoint; then nothing is removed.
     """
 
-    def __init__(self, folder: Path, *, step: int = -1, ends: Ends = MappingProxyType({})) -> None:
+    def __init__(self, folder: Path, *, step: int = -1, ends: Ends | None = None) -> None:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         kept = {}
         for path in sorted(folder.glob("*.csv")):
-            size, digest = ends.get(path.stem, (0, hashlib.sha256().hexdigest()))
+            size, digest = (ends or {}).get(path.stem, (0, hashlib.sha256().hexdigest()))
             kept[path] = path.read_bytes()[:size]
             if hashlib.sha256(kept[path]).hexdigest() != digest:
                 raise ValueError(
@@ -63,7 +60,8 @@ class StepTables:
                 )
         for path, content in kept.items():
             replace_file(path, content)
-        self._columns = {path.stem: names[1:] for path in kept if (names := _read_csv(path)[0])}
+        tables = {path.stem: read_table(folder, path.stem) for path in kept}
+        self._columns = {name: [*table][1:] for name, table in tables.items() if table}
         self._tensorboard = SummaryWriter(str(folder), purge_step=step + 1)
         self._keeper = RecordKeeper(self._tensorboard, RecordWriter(str(folder)))
 
@@ -112,27 +110,19 @@ def read_table(folder: Path, table: str) -> dict[str, list[float]]:
     """Read the columns of a table, "step" first; {} if it was never written.
 
     A last line that is still being written is left out.
+
+    Raises:
+        ValueError: if it is no table of numbers.
     """
     path = folder / f"{table}.csv"
     if not path.exists():
         return {}
-    names, rows = _read_csv(path)
-    return {
-        "step" if name == STEP_COLUMN else name: [float(row[i]) for row in rows]
-        for i, name in enumerate(names)
-    }
-
-
-def _read_csv(path: Path) -> tuple[list[str], list[list[str]]]:
-    try:
+    with damage_named(path, REMEDY):
         lines = path.read_bytes().splitlines(keepends=True)
-        whole = [line.decode() for line in lines if line.endswith(b"\n")]
-        header, *rows = list(csv.reader(whole)) or [[]]
-        if header[:1] not in ([], [STEP_COLUMN]):
-            raise ValueError(f"its first column is {header[0][:40]!r}, not {STEP_COLUMN!r}")
+        rows = csv.reader(line.decode() for line in lines if line.endswith(b"\n"))
+        names = ["step" if name == "~iteration~" else name for name in next(rows, [])]
+        columns: dict[str, list[float]] = {name: [] for name in names}
         for row in rows:
-            if len([int(row[0]), *map(float, row[1:])]) != len(header):
-                raise ValueError(f"{len(row)} values under {len(header)} names")
-    except (OSError, ValueError, IndexError, csv.Error) as error:
-        raise ValueError(f"{path}: is not a table of numbers ({error}); {REMEDY}") from error
-    return header, rows
+            for column, cell in zip(columns.values(), row, strict=True):
+                column.append(float(cell))
+    return columns
