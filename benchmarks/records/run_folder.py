@@ -4,7 +4,6 @@ The name of a checkpoint ends with the SHA-256 of its bytes, and the checkpoint 
 both are right.
 """
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -26,14 +25,7 @@ class RunFolderError(PrintableError, RuntimeError):
 
 
 class RunFolder(OwnedFolder):
-    """Exclusive use of a run folder, from construction to `close` or the end of the process.
-
-    Incomplete files of killed processes are removed.
-
-    Raises:
-        InUseError: if another process is writing there.
-        OSError: if it cannot be made.
-    """
+    """The folder of a run, owned by this process; incomplete files of killed processes are removed."""
 
     def __init__(self, path: Path) -> None:
         self.checkpoints = path / "checkpoints"
@@ -44,21 +36,22 @@ class RunFolder(OwnedFolder):
                 left.unlink()
 
     def save(self, step: int, state: dict[str, Any]) -> None:
-        """Write a checkpoint: completely under its name, or not at all. The last two are kept."""
+        """Write a checkpoint: completely under its name, or not at all.
+
+        The last two are kept, and of the best weights those that this one names.
+        """
         _write(self.checkpoints, f"step_{step:09d}", {"step": step, **state})
         for old in saved_checkpoints(self.path)[:-KEPT]:
             old.unlink()
+        best = state.get("best")
+        kept = best and _best(self.path, best["step"])
+        for path in self.checkpoints.glob("best_*.pt"):
+            if path != kept:
+                path.unlink()
 
     def save_best(self, step: int, state: dict[str, Any]) -> None:
         """Write the best weights so far, beside those of earlier steps."""
         _write(self.checkpoints, f"best_{step:09d}", {"step": step, **state})
-
-    def keep_best(self, step: int | None) -> None:
-        """Delete all best weights except those that the checkpoint names."""
-        kept = [] if step is None else _saved(self.path, "best", step)
-        for path in self.checkpoints.glob("best_*.pt"):
-            if path not in kept:
-                path.unlink()
 
 
 def check_same(before: Mapping[str, Any], now: Mapping[str, Any], folder: Path) -> None:
@@ -74,25 +67,18 @@ def check_same(before: Mapping[str, Any], now: Mapping[str, Any], folder: Path) 
         )
 
 
-def holds_other_files(run: Path) -> bool:
-    """True if a folder without run.json is not just a run that was killed at its start."""
-    return any(
-        path.is_file() and path.name != ".lock" and path.suffix != ".tmp" for path in run.rglob("*")
-    )
-
-
 def saved_checkpoints(run: Path) -> list[Path]:
     """Checkpoints of a run, oldest first."""
-    return _saved(run, "step")
+    return sorted((run / "checkpoints").glob("step_*-*.pt"))
 
 
-def _saved(run: Path, kind: str, step: int | None = None) -> list[Path]:
-    number = r"\d{9}" if step is None else f"{step:09d}"
-    name = re.compile(rf"{kind}_{number}-[0-9a-f]{{64}}\.pt")
-    return sorted(path for path in (run / "checkpoints").glob("*.pt") if name.fullmatch(path.name))
+def _best(run: Path, step: int) -> Path:
+    """The file of the best weights, of this step; it may be missing."""
+    folder, name = run / "checkpoints", f"best_{step:09d}"
+    return next(folder.glob(f"{name}-*.pt"), folder / f"{name}.pt")
 
 
-def load_checkpoint(run: Path, identity: Mapping[str, Any] | None = None) -> dict[str, Any] | None:
+def load_checkpoint(run: Path, identity: dict[str, Any] | None = None) -> dict[str, Any] | None:
     """The last checkpoint of a run, on the CPU; None if there is none.
 
     Args:
@@ -104,17 +90,19 @@ def load_checkpoint(run: Path, identity: Mapping[str, Any] | None = None) -> dic
     paths = saved_checkpoints(run)
     if not paths:
         return None
-    try:
-        state = _read(paths[-1])
-        if identity is not None:
-            _check_identity(paths[-1], state["run"], identity)
-            for best in _saved(run, "best", state["best"]["step"]) if state["best"] else []:
-                _read(best)
-    except RunFolderError as error:
-        before = f"delete it to continue from {paths[-2].name}, or " if paths[:-1] else ""
+    older = f"delete it to continue from {paths[-2].name}, or " if paths[1:] else ""
+    remedy = f"{older}delete {run / 'checkpoints'} to start again from the first step"
+    state = _read(paths[-1], remedy)
+    if identity is None:
+        return state
+    saved = state["run"]
+    others = config_changes(saved | {"config": {}}, identity | {"config": {}})
+    for change in [*others, *changes_of_results(saved["config"], identity["config"])]:
         raise RunFolderError(
-            f"{error}; {before}delete {run / 'checkpoints'} to start again from the first step"
-        ) from error
+            f"{paths[-1]}: is of a run with {change.key}: {change.before!r}, expected {change.now!r}; {remedy}"
+        )
+    if state["best"] and (best := _best(run, state["best"]["step"])).exists():
+        _read(best, remedy)
     return state
 
 
@@ -124,19 +112,7 @@ def load_best(run: Path, step: int) -> dict[str, Any]:
     Raises:
         RunFolderError: if they are damaged or missing.
     """
-    default = run / "checkpoints" / f"best_{step:09d}.pt"
-    try:
-        return _read(next(iter(_saved(run, "best", step)), default))
-    except RunFolderError as error:
-        raise RunFolderError(f"{error}; run that training again") from error
-
-
-def _check_identity(path: Path, saved: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
-    others = config_changes({**saved, "config": {}}, {**identity, "config": {}})
-    for change in [*others, *changes_of_results(saved["config"], identity["config"])]:
-        raise RunFolderError(
-            f"{path}: is of a run with {change.key}: {change.before!r}, expected {change.now!r}"
-        )
+    return _read(_best(run, step), "run that training again")
 
 
 def _write(folder: Path, stem: str, state: dict[str, Any]) -> None:
@@ -149,10 +125,11 @@ def _write(folder: Path, stem: str, state: dict[str, Any]) -> None:
     temporary.replace(folder / f"{stem}-{digest}.pt")
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path, remedy: str) -> dict[str, Any]:
     """Load a checkpoint, which must have the SHA-256 of its name."""
-    # Anything but a file, such as a pipe, might never end.
-    if not path.is_file() or path.stem.rpartition("-")[2] != file_digest(path):
-        raise RunFolderError(f"{path}: missing or damaged (its SHA-256 is not the one in its name)")
+    if not path.exists() or path.stem.rpartition("-")[2] != file_digest(path):
+        raise RunFolderError(
+            f"{path}: missing or damaged (its SHA-256 is not the one in its name); {remedy}"
+        )
     state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     return state

@@ -17,7 +17,7 @@ from benchmarks.records.provenance import (
     now,
 )
 from benchmarks.records.results import load_run
-from benchmarks.records.run_folder import RunFolder, RunFolderError, check_same, holds_other_files
+from benchmarks.records.run_folder import RunFolder, RunFolderError, check_same
 from benchmarks.records.steps import Row, StepTables
 from benchmarks.settings import Command, dump
 
@@ -86,7 +86,9 @@ class RunWriter:
 
     def _claim(self, command: Command, about: dict[str, Any]) -> None:
         self._used = used = (self.path / "run.json").exists()
-        if not used and holds_other_files(self.path):
+        left = (".lock", ".tmp")  # by a run that was killed at its start
+        inside = (path for path in self.path.rglob("*") if not path.name.endswith(left))
+        if not used and any(path.is_file() for path in inside):
             raise RunFolderError(
                 f"output: {self.path} holds files but no run.json; choose an empty or new folder"
             )
@@ -152,7 +154,6 @@ class RunWriter:
         if self.folder is not None and self._steps is not None:
             about = {"run": self.identity, "records": self._steps.ends()}
             self.folder.save(step, state | about)
-            self.folder.keep_best(state["best"] and state["best"]["step"])
 
     def log(self, rows: dict[str, list[Row]]) -> None:
         """Write rows of (step, values) by table."""
