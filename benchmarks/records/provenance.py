@@ -2,6 +2,7 @@
 
 import os
 import platform
+import re
 import resource
 import shlex
 import subprocess
@@ -11,23 +12,19 @@ from datetime import UTC, datetime
 from functools import cache
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import joblib
 import psutil
 import torch
 from torch import nn
 
-from benchmarks import building  # its dependencies are imported only when used
+from benchmarks import building, settings  # their dependencies are imported only when used
 from benchmarks.records.files import file_digest
-
-if TYPE_CHECKING:
-    from benchmarks.building import Datasets
-    from benchmarks.settings import Experiment, Model
 
 
 def describe_data(
-    experiment: "Experiment", datasets: "Datasets", trunk: nn.Module
+    experiment: "settings.Experiment", datasets: "building.Datasets", trunk: nn.Module
 ) -> dict[str, dict[str, Any] | None]:
     """Images and pretrained weights of a run, for its run.json."""
     data, test = experiment.data, datasets.test
@@ -50,7 +47,7 @@ def describe_data(
     }
 
 
-def describe_weights(model: "Model") -> dict[str, str] | None:
+def describe_weights(model: "settings.Model") -> dict[str, str] | None:
     """Name and SHA-256 of the file of pretrained weights, if there is one."""
     if model.weights is None:
         return None
@@ -68,18 +65,14 @@ def describe_code() -> dict[str, Any]:
 
     Both are None if git does not track this file, e.g. when it was installed. Never raises.
     """
-    here = Path(__file__).resolve()
     try:
         # Not tracked: the repository around this file is another project's.
-        git(here.parent, "ls-files", "--error-unmatch", here.name)
-        return {
-            "commit": git(here.parent, "rev-parse", "HEAD"),
-            "dirty": bool(
-                git(here.parent, "status", "--porcelain", "--", ":/", ":(top,exclude)docs")
-            ),
-        }
+        git("ls-files", "--error-unmatch", Path(__file__).resolve().name)
+        commit = git("rev-parse", "HEAD")
+        changed = git("status", "--porcelain", "--", ":/", ":(top,exclude)docs")
     except (OSError, subprocess.SubprocessError):
         return {"commit": None, "dirty": None}
+    return {"commit": commit, "dirty": bool(changed)}
 
 
 @cache  # a study asks for each of its tests, which share few commits
@@ -88,14 +81,14 @@ def descends(commit: str | None, ancestor: str | None) -> bool:
     if commit is None or ancestor is None:
         return False
     try:
-        git(Path(__file__).parent, "merge-base", "--is-ancestor", ancestor, commit)
+        git("merge-base", "--is-ancestor", ancestor, commit)
     except (OSError, subprocess.SubprocessError):
         return commit == ancestor
     return True
 
 
-def git(folder: Path, *arguments: str) -> str:
-    command = ["git", "-C", str(folder), *arguments]
+def git(*arguments: str) -> str:
+    command = ["git", "-C", str(Path(__file__).resolve().parent), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
     return done.stdout.strip()
 
@@ -104,10 +97,8 @@ def describe_versions() -> dict[str, str]:
     """Versions of Python and of the installed packages that can change a number."""
     versions = {"python": platform.python_version()}
     for package in PACKAGES:
-        try:
+        with suppress(metadata.PackageNotFoundError):
             versions[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
     return versions
 
 
@@ -135,14 +126,25 @@ def _processor() -> str | None:
     """Name and vector instructions: both decide how sums are rounded."""
     name = platform.processor()
     with suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                name = line.partition(":")[2].strip()
-                break
+        cpus = Path("/proc/cpuinfo").read_text()
+        if found := re.search(r"^model name\s*:(.*)", cpus, re.MULTILINE):
+            name = found[1].strip()
     return f"{name}, {torch.backends.cpu.get_cpu_capability()}" if name else None
 
 
-def command_line(argv: Sequence[str]) -> str:
+def describe_session(argv: Sequence[str], processes: int) -> dict[str, Any]:
+    """Command, code, versions and hardware of a run from now on."""
+    return {
+        "command": _command_line(argv),
+        **describe_code(),
+        "versions": describe_versions(),
+        "hardware": describe_hardware(),
+        "world_size": processes,
+        "started": now(),
+    }
+
+
+def _command_line(argv: Sequence[str]) -> str:
     processes = os.environ.get("WORLD_SIZE", "1")
     on_cpu = os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("true", "1", "yes")
     if "ACCELERATE_MIXED_PRECISION" in os.environ:  # accelerate sets it for its processes
@@ -150,10 +152,8 @@ def command_line(argv: Sequence[str]) -> str:
         launcher += ["--num_processes", processes]
     else:
         launcher = ["ACCELERATE_USE_CPU=true"] if on_cpu else []
-        if "TORCHELASTIC_RUN_ID" in os.environ:
-            launcher += ["torchrun", "--nproc_per_node", processes]
-        else:
-            launcher += ["python"]
+        torchrun = "TORCHELASTIC_RUN_ID" in os.environ
+        launcher += ["torchrun", "--nproc_per_node", processes] if torchrun else ["python"]
     return shlex.join([*launcher, "benchmarks/run.py", *argv])
 
 

@@ -9,20 +9,11 @@ from accelerate.utils import broadcast_object_list
 
 from benchmarks.console import InUseError
 from benchmarks.records.files import replace_file, write_json
-from benchmarks.records.provenance import (
-    command_line,
-    describe_code,
-    describe_hardware,
-    describe_versions,
-    now,
-)
+from benchmarks.records.provenance import describe_session
 from benchmarks.records.results import load_run
 from benchmarks.records.run_folder import RunFolder, RunFolderError, check_same
 from benchmarks.records.steps import Row, StepTables
 from benchmarks.settings import Command, dump
-
-NO_RESULTS = {"wall_time_s": 0.0, "metrics": {}, "before_training": None}
-"""Entries of run.json until the run has results."""
 
 
 class RunWriter:
@@ -55,8 +46,7 @@ class RunWriter:
         self.info: dict[str, Any] = {}
         self.folder: RunFolder | None = None
         self._steps: StepTables | None = None
-        self._accelerator = accelerator
-        self._argv, self._used = argv, False
+        self._accelerator, self._argv = accelerator, argv
         weights = about["weights"]
         self.identity = {
             "seed": command.experiment.seed,
@@ -69,23 +59,24 @@ class RunWriter:
 
     def _agree(self, work: Callable[[], None]) -> None:
         """Do something on the main process; all processes raise its error."""
-        problem: Exception | None = None
+        error: Exception | None = None
         if self._accelerator.is_main_process:
             try:
                 work()
-            except OSError as error:
-                place = error.filename or self.path
-                problem = RunFolderError(f"output: {place}: {error.strerror or error}")
-            except (RunFolderError, ValueError, KeyError) as error:
-                problem = error
-        said = None if problem is None else str(problem)
-        [line, in_use] = broadcast_object_list([said, isinstance(problem, InUseError)])
-        if line is not None:
+            except (InUseError, RunFolderError) as raised:
+                error = raised
+            except OSError as raised:
+                place = raised.filename or self.path
+                error = RunFolderError(f"output: {place}: {raised.strerror or raised}")
+            except ValueError as raised:
+                error = RunFolderError(str(raised))
+        [error] = broadcast_object_list([error])
+        if error is not None:
             self.close()
-            raise (InUseError if in_use else RunFolderError)(line)
+            raise error
 
     def _claim(self, command: Command, about: dict[str, Any]) -> None:
-        self._used = used = (self.path / "run.json").exists()
+        used = (self.path / "run.json").exists()
         left = (".lock", ".tmp")  # by a run that was killed at its start
         inside = (path for path in self.path.rglob("*") if not path.name.endswith(left))
         if not used and any(path.is_file() for path in inside):
@@ -108,7 +99,7 @@ class RunWriter:
                 )
         else:
             self.info = {"name": self.path.name, "recipe": command.recipe, "config": command.config}
-            self.info |= NO_RESULTS
+            self.info |= {"wall_time_s": 0.0, "metrics": {}, "before_training": None}
         experiment = command.experiment
         self.info |= {
             "label": experiment.label,
@@ -127,18 +118,11 @@ class RunWriter:
         self._agree(lambda: self._begin(saved))
 
     def _begin(self, saved: Mapping[str, Any] | None) -> None:
-        session = {
-            "command": command_line(self._argv),
-            **describe_code(),
-            "versions": describe_versions(),
-            "hardware": describe_hardware(),
-            "world_size": self._accelerator.num_processes,
-            "started": now(),
-        }
-        step = saved["step"] if saved else 0
-        sessions = [*self.info.get("sessions", []), {"from_step": step, **session}]
+        session = describe_session(self._argv, self._accelerator.num_processes)
+        step, before = saved["step"] if saved else 0, self.info.get("sessions", [])
+        sessions = [*before, {"from_step": step, **session}]
         work = {"sessions": sessions, "status": "running", "error": None}
-        if not self._used:  # the sessions show whether other code or another machine resumed it
+        if not before:  # the sessions show whether other code or another machine resumed it
             # run.json first: if killed from here on, the folder is a run that --resume can continue.
             self.update(**session, **work)
         self._steps = StepTables(
@@ -157,10 +141,9 @@ class RunWriter:
 
     def log(self, rows: dict[str, list[Row]]) -> None:
         """Write rows of (step, values) by table."""
-        if self._steps is None:
-            return
         for table, of_table in rows.items():
-            self._steps.log_rows(table, of_table)
+            if self._steps is not None:
+                self._steps.log_rows(table, of_table)
 
     def update(self, **changes: Any) -> None:
         """Change entries of run.json."""
