@@ -109,12 +109,10 @@ def load_run(folder: Path) -> Run:
         raise ValueError(
             f"{path}: is damaged or of an earlier version ({error}); run that training again"
         ) from error
-    absent = {key for key in OTHERS if key not in info or (key in NULLABLE and info[key] is None)}
-    there = {key: kind for key, kind in OTHERS.items() if key not in absent}
+    null = {key for key in NULLABLE if info.get(key) is None}
+    there = {key: kind for key, kind in OTHERS.items() if key in info and key not in null}
     damaged = misfit(info, REQUIRED | there)
-    if damaged is None and info["status"] == "finished" and not info["metrics"]:
-        damaged = "metrics"
     if damaged:
         raise ValueError(f"{path}: its {damaged} is damaged; run that training again")
-    # Settings are compared as they were written.
+    # Settings are compared as they are.
     return Run(folder, printable_names(info) | {"config": info["config"]})
