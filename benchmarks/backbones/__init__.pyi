@@ -3,7 +3,6 @@ from .published import (
     KnownWeights as KnownWeights,
 )
 from .weights import (
-    WeightsError as WeightsError,
     can_be_fetched as can_be_fetched,
     load_weights as load_weights,
 )

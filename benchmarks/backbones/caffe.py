@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
@@ -39,7 +39,7 @@ def read_caffemodel(path: Path) -> dict[str, Tensor]:
             does not match its shape.
     """
     try:
-        net = _message("Net").FromString(path.read_bytes())
+        net = _net().FromString(path.read_bytes())
     except DecodeError as error:
         raise ValueError("it is cut off, or no .caffemodel") from error
     weights = {}
@@ -55,20 +55,17 @@ def read_caffemodel(path: Path) -> dict[str, Tensor]:
     return weights
 
 
-def _message(name: str) -> Any:
-    """The class of a message of the schema."""
+def _net() -> Any:
+    """The class of the schema's last message, a whole network."""
     file = FileDescriptorProto(name="caffe.proto")
     for message, fields in SCHEMA.items():
         described = file.message_type.add(name=message)
         for field, (number, kind) in fields.items():
-            added = described.field.add(name=field, number=number, label="LABEL_REPEATED")
-            if kind in SCHEMA:
-                added.type, added.type_name = FieldDescriptorProto.TYPE_MESSAGE, kind
-            else:
-                added.type = FieldDescriptorProto.Type.Value(f"TYPE_{kind}")
+            type_ = {"type_name": kind} if kind in SCHEMA else {"type": f"TYPE_{kind}"}
+            described.field.add(name=field, number=number, label="LABEL_REPEATED", **type_)
     pool = DescriptorPool()
     pool.Add(file)
-    return GetMessageClass(pool.FindMessageTypeByName(name))
+    return GetMessageClass(pool.FindMessageTypeByName("Net"))
 
 
 def _tensor(blob: Any) -> Tensor:

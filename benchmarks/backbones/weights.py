@@ -10,22 +10,18 @@ from huggingface_hub import get_hf_file_metadata, hf_hub_url
 from huggingface_hub.constants import HF_HUB_CACHE
 from huggingface_hub.errors import HfHubHTTPError
 from timm.models import adapt_input_conv, load_state_dict
-from torch import Tensor, nn
+from torch import Tensor
 
 from benchmarks.backbones.caffe import read_caffemodel
 from benchmarks.backbones.published import KNOWN_WEIGHTS
-from benchmarks.console import PrintableError, reason
+from benchmarks.console import reason
 from benchmarks.datasets import what_differs
+from benchmarks.settings import ConfigError
 
 RGB = 3  # number of channels that timm can convert into others
-SUFFIXES = (".pth", ".pt", ".safetensors", ".caffemodel")
 
 
-class WeightsError(PrintableError, ValueError):
-    """Error: a file of weights cannot be used; one sentence with its name, the fault and the remedy."""
-
-
-def load_weights(model: nn.Module, path: str | Path) -> None:
+def load_weights(model: Any, path: Path) -> None:
     """Fill a timm model from a file, strictly.
 
     The file's layout is converted by the model's own `checkpoint_filter_fn`, the first convolution is adapted to
@@ -36,22 +32,21 @@ def load_weights(model: nn.Module, path: str | Path) -> None:
             checkpoint, the first of the entries `state_dict_ema`, `model_ema`, `state_dict` and `model` is taken.
 
     Raises:
-        WeightsError: if the file cannot be read or has a wrong checksum, or if a tensor is missing, unknown to the
+        ConfigError: if the file cannot be read or has a wrong checksum, or if a tensor is missing, unknown to the
             model or of another shape.
     """
-    path = Path(path)
     state_dict = _read(path)
     for checksum in _checksums(path):
         if problem := what_differs(path, checksum):
-            raise WeightsError(
-                f"{path}: has the name of a published file, but {problem}; fetch it again, or give other weights "
-                "another name"
+            raise ConfigError(
+                f"model.weights: {path}: has the name of a published file, but {problem}; fetch it again, or give "
+                "other weights another name"
             )
     try:
         model.load_state_dict(_convert(state_dict, model))
     except Exception as error:  # a converter may fail in any way on another model's file
-        name = getattr(model, "pretrained_cfg", {}).get("architecture", type(model).__name__)
-        raise WeightsError(f"{path}: does not fit {name}: {reason(error)}") from error
+        name = model.pretrained_cfg["architecture"]
+        raise ConfigError(f"model.weights: {path}: does not fit {name}: {reason(error)}") from error
 
 
 def can_be_fetched(trunk: str) -> bool:
@@ -60,10 +55,8 @@ def can_be_fetched(trunk: str) -> bool:
     timm tries for a minute until it gives up, in the words of its library.
     """
     repository = getattr(timm.get_pretrained_cfg(trunk), "hf_hub_id", None)
-    if repository is None:
-        return True
-    kept = f"models--{repository.replace('/', '--')}/snapshots/*/*"
-    if any(Path(HF_HUB_CACHE).glob(kept)):
+    kept = f"models--{str(repository).replace('/', '--')}/snapshots/*/*"
+    if repository is None or any(Path(HF_HUB_CACHE).glob(kept)):
         return True
     try:
         get_hf_file_metadata(hf_hub_url(repository, "config.json"))
@@ -84,10 +77,10 @@ def _checksums(path: Path) -> list[str]:
 
 
 def _read(path: Path) -> dict[str, Tensor]:
-    if path.exists() and path.suffix not in SUFFIXES:
-        *most, last = SUFFIXES
-        raise WeightsError(
-            f"{path}: expected a file of weights named {', '.join(most)} or {last}, got {path.suffix!r}"
+    if path.suffix not in (".pth", ".pt", ".safetensors", ".caffemodel"):
+        raise ConfigError(
+            f"model.weights: {path}: expected a file of weights named .pth, .pt, .safetensors or .caffemodel, got "
+            f"{path.suffix!r}"
         )
     try:
         with path.open("rb"):  # timm would not say why it cannot
@@ -98,38 +91,39 @@ def _read(path: Path) -> dict[str, Tensor]:
         if not all(isinstance(value, Tensor) for value in state_dict.values()):
             raise ValueError("it holds something other than tensors by name")
     except OSError as error:
-        raise WeightsError(f"{path}: cannot be read ({error.strerror or error})") from error
+        raise ConfigError(
+            f"model.weights: {path}: cannot be read ({error.strerror or error})"
+        ) from error
     except Exception as error:  # each library has its own
         why = reason(error)
         if isinstance(error.__cause__, pickle.UnpicklingError):  # says how to run the code in it
             why = "it holds objects other than tensors, or is damaged"
-        raise WeightsError(
-            f"{path}: not a complete {path.suffix} file of weights ({why}); download it again, or save the "
-            "model's state_dict() alone"
+        raise ConfigError(
+            f"model.weights: {path}: not a complete {path.suffix} file of weights ({why}); download it again, or "
+            "save the model's state_dict() alone"
         ) from error
     return state_dict
 
 
-def _convert(state_dict: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+def _convert(state_dict: dict[str, Tensor], model: Any) -> dict[str, Tensor]:
     """A file's tensors, converted as `timm.create_model(pretrained=True)` does before it loads them."""
     module = sys.modules[type(model).__module__]
     if hasattr(module, "checkpoint_filter_fn"):
         state_dict = module.checkpoint_filter_fn(state_dict, model)
-    published: dict[str, Any] = getattr(model, "pretrained_cfg", {})
-    if not getattr(model, "num_classes", None):
-        heads = tuple(f"{layer}." for layer in _names(published, "classifier"))
+    if not model.num_classes:
+        heads = tuple(f"{layer}." for layer in _names(model, "classifier"))
         state_dict = {
             name: value for name, value in state_dict.items() if not name.startswith(heads)
         }
     own = model.state_dict()
-    for layer in _names(published, "first_conv"):
+    for layer in _names(model, "first_conv"):
         name = f"{layer}.weight"
         if name in own and name in state_dict and state_dict[name].shape[1] == RGB:
             state_dict[name] = adapt_input_conv(own[name].shape[1], state_dict[name])
     return state_dict
 
 
-def _names(published: dict[str, Any], entry: str) -> tuple[str, ...]:
+def _names(model: Any, entry: str) -> tuple[str, ...]:
     """The layers in an entry of timm, which holds one name, several or none."""
-    names = published.get(entry) or ()
+    names = model.pretrained_cfg.get(entry) or ()
     return (names,) if isinstance(names, str) else tuple(names)

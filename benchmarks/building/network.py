@@ -7,7 +7,7 @@ import timm
 import torch
 from torch import Tensor, nn
 
-from benchmarks.backbones import WeightsError, can_be_fetched, load_weights, register
+from benchmarks.backbones import can_be_fetched, load_weights, register
 from benchmarks.building.class_paths import build
 from benchmarks.building.frozen_stages import FrozenStages
 from benchmarks.building.images import image_size
@@ -121,8 +121,6 @@ def build_model(model: Model, data: Data) -> EmbeddingModel:
             network(image)
     except ConfigError:
         raise
-    except WeightsError as error:
-        raise ConfigError(f"model.weights: {error}") from error
     except Exception as error:
         hint = f"; {WITHOUT_FETCHING}" if trunk_args.get("pretrained") else ""
         raise ConfigError(f"model: {model.trunk}: {reason(error).rstrip('.')}{hint}") from error

@@ -11,8 +11,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from benchmarks.backbones import KnownWeights, WeightsError, load_weights, weights
+from benchmarks.backbones import KnownWeights, load_weights, weights
 from benchmarks.backbones.__main__ import main
+from benchmarks.settings import ConfigError
 from tests.benchmarks.backbones.test_caffe import caffemodel
 from tests.support.server import serving
 from tests.support.tolerances import assert_close
@@ -20,6 +21,9 @@ from tests.support.tolerances import assert_close
 
 class Network(nn.Sequential):
     """Network of an unknown module: no conversion, no classifier to drop."""
+
+    num_classes = 4
+    pretrained_cfg = {"architecture": "Network"}
 
     def __init__(self) -> None:
         super().__init__(OrderedDict(conv=nn.Conv2d(3, 2, 1), fc=nn.Linear(2, 4)))
@@ -64,7 +68,7 @@ def test_every_format_fills_the_model(tmp_path, suffix):
     model = Network()
     expected = values(model)
     SAVE[suffix](expected, tmp_path / f"file.{suffix}")
-    load_weights(model, str(tmp_path / f"file.{suffix}"))
+    load_weights(model, tmp_path / f"file.{suffix}")
     assert_holds(model, expected)
 
 
@@ -134,9 +138,9 @@ def test_what_does_not_fit_is_named_in_one_line(tmp_path, case):
     model = Network()
     path = tmp_path / "file.pth"
     torch.save(change(values(model)), path)
-    with pytest.raises(WeightsError, match=message) as caught:
+    with pytest.raises(ConfigError, match=message) as caught:
         load_weights(model, path)
-    assert str(caught.value).startswith(f"{path}: ")
+    assert str(caught.value).startswith(f"model.weights: {path}: ")
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 800
 
@@ -150,20 +154,20 @@ def test_a_damaged_file_is_named(tmp_path, suffix, content):
     cut = whole[: int(0.6 * len(whole))]
     path.write_bytes(cut if content == "cut off" else content.encode())
     with pytest.raises(
-        WeightsError, match=rf"file.{suffix}: not a complete .* file of weights \(.+\)"
+        ConfigError, match=rf"file.{suffix}: not a complete .* file of weights \(.+\)"
     ):
         load_weights(Network(), path)
 
 
 def test_a_missing_file_a_folder_and_an_unknown_suffix_are_named(tmp_path):
-    with pytest.raises(WeightsError, match=r"none.pth: cannot be read \(No such file"):
+    with pytest.raises(ConfigError, match=r"none.pth: cannot be read \(No such file"):
         load_weights(Network(), tmp_path / "none.pth")
     (tmp_path / "folder.pth").mkdir()
-    with pytest.raises(WeightsError, match=r"folder.pth: cannot be read \(Is a directory\)"):
+    with pytest.raises(ConfigError, match=r"folder.pth: cannot be read \(Is a directory\)"):
         load_weights(Network(), tmp_path / "folder.pth")
     (tmp_path / "w.h5").touch()
     with pytest.raises(
-        WeightsError, match=r"w.h5: expected .* \.safetensors or \.caffemodel, got '\.h5'"
+        ConfigError, match=r"w.h5: expected .* \.safetensors or \.caffemodel, got '\.h5'"
     ):
         load_weights(Network(), tmp_path / "w.h5")
 
@@ -177,7 +181,7 @@ class Payload:
 
 def test_code_in_a_checkpoint_does_not_run(tmp_path):
     torch.save(values(Network()) | {"x": Payload()}, tmp_path / "file.pth")
-    with pytest.raises(WeightsError, match="holds objects other than tensors"):
+    with pytest.raises(ConfigError, match="holds objects other than tensors"):
         load_weights(Network(), tmp_path / "file.pth")
     assert not Payload.ran
 
@@ -201,7 +205,7 @@ def test_a_published_name_promises_the_published_content(tmp_path, monkeypatch, 
     assert_holds(model, expected)
 
     torch.save(values(Network()), path)
-    with pytest.raises(WeightsError, match=rf"net-1234.pth: .* expected {algorithm}:\w+, got "):
+    with pytest.raises(ConfigError, match=rf"net-1234.pth: .* expected {algorithm}:\w+, got "):
         load_weights(Network(), path)
     load_weights(model, path.rename(tmp_path / "own.pth"))
 
@@ -215,7 +219,7 @@ def test_a_file_of_sums_beside_the_weights_is_heeded(tmp_path):
     load_weights(Network(), path)
     load_weights(Network(), other)
     path.write_bytes(other.read_bytes())
-    with pytest.raises(WeightsError, match=r"net.pth: .*expected sha256:\w{64}, got"):
+    with pytest.raises(ConfigError, match=r"net.pth: .*expected sha256:\w{64}, got"):
         load_weights(Network(), path)
 
 

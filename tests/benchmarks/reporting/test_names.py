@@ -8,7 +8,6 @@ from xml.etree import ElementTree
 
 import pytest
 
-from benchmarks.backbones import WeightsError
 from benchmarks.console import printable
 from benchmarks.datasets import DatasetError
 from benchmarks.records import RunFolderError
@@ -29,7 +28,7 @@ def test_escapes_stand_for_control_characters() -> None:
             assert printable(chr(code)).isascii()
 
 
-@pytest.mark.parametrize("kind", [ConfigError, DatasetError, RunFolderError, WeightsError])
+@pytest.mark.parametrize("kind", [ConfigError, DatasetError, RunFolderError])
 def test_an_error_is_one_line(kind: type[Exception]) -> None:
     error = kind(f"{HOSTILE}: is missing")
     assert str(error) == f"{SHOWN}: is missing"
