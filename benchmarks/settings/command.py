@@ -62,6 +62,11 @@ def parse(argv: Sequence[str]) -> Command:
     entry = read_entry(given.recipe or DEFAULT_RECIPE)
     recipe = entry.training if given.recipe or not given.config else None
     layers = [entry.settings, *(without_former(read_yaml(path)) for path in given.config)]
+    for layer in layers:
+        if names := layer.keys() & vars(given).keys():
+            raise ConfigError(
+                f"{min(names)}: belongs on the command line, not into a file of settings"
+            )
     for layer, group in product(layers, GROUPS):
         if not isinstance(layer.get(group, {}), Mapping):
             raise ConfigError(f"{group}: expected a mapping of settings, got {layer[group]!r}")

@@ -20,8 +20,10 @@ def _number(name: str, kind: type, least: float, limit: float = 2**31) -> Any:
     """
     what, sign, above = {
         int: ("an integer", ">=", operator.ge),
-        float: ("a number", ">", operator.gt),
+        float: ("a finite number", ">", operator.gt),
     }[kind]
+
+    low, high = f" {sign}{least}" * (least > -inf), f" and <{limit}" * (limit < inf)
 
     def read(_: type, value: Any) -> Any:
         with suppress(OverflowError, TypeError, ValueError):
@@ -29,7 +31,7 @@ def _number(name: str, kind: type, least: float, limit: float = 2**31) -> Any:
             inside = above(number, least) and number < limit
             if inside and number == float(value) and not isinstance(value, bool):
                 return number
-        raise ValueError(f"expected {what} {sign}{least} and <{limit}, got {value!r}")
+        raise ValueError(f"expected {what}{low}{high}, got {value!r}")
 
     made = type(name, (kind,), {"__new__": read})
     register_type(made, serializer=kind)

@@ -60,7 +60,7 @@ MISTAKES = {  # {name: (argument or content of a file, message)}
     "key twice": ("seed: 1\nseed: 2", "'seed' appears twice"),
     "number of a group": ("data: 5", "error: data: expected a mapping of settings, got 5"),
     "null": ("seed: null", "seed: expected an integer >=0 and <4294967296, got None"),
-    "not in a file": ("recipe: nonsense", "Option 'recipe' is not accepted"),
+    "not in a file": ("recipe: nonsense", "recipe: belongs on the command line"),
     # What they say together.
     "label of two lines": ("--label=a\nb", "label: expected one line of printable text"),
     "no losses": ("--losses=[]", "losses: expected at least one loss"),
@@ -69,7 +69,7 @@ MISTAKES = {  # {name: (argument or content of a file, message)}
     "weight of null": ("--losses=[{loss: {class_path: x.Y}, weight: null}]", "got None"),
     "weight of nan": (
         "--losses=[{loss: {class_path: x.Y}, weight: .nan}]",
-        "expected a number >-inf and <inf, got nan",
+        "expected a finite number, got nan",
     ),
     "stage": ("--data={dataset: cub, stage: pretraining}", "data.stage: cub has no stages"),
     "folds of a stage": ("--data={stage: fine_tuning, folds: 2}", "data.folds: data.stage fine"),
