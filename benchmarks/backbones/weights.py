@@ -3,14 +3,13 @@
 import pickle
 import sys
 from pathlib import Path
-from typing import Any
 
 import timm
 from huggingface_hub import get_hf_file_metadata, hf_hub_url
 from huggingface_hub.constants import HF_HUB_CACHE
 from huggingface_hub.errors import HfHubHTTPError
 from timm.models import adapt_input_conv, load_state_dict
-from torch import Tensor
+from torch import Tensor, nn
 
 from benchmarks.backbones.caffe import read_caffemodel
 from benchmarks.backbones.published import KNOWN_WEIGHTS
@@ -21,7 +20,7 @@ from benchmarks.settings import ConfigError
 RGB = 3  # number of channels that timm can convert into others
 
 
-def load_weights(model: Any, path: Path) -> None:
+def load_weights(model: nn.Module, path: Path) -> None:
     """Fill a timm model from a file, strictly.
 
     The file's layout is converted by the model's own `checkpoint_filter_fn`, the first convolution is adapted to
@@ -105,7 +104,7 @@ def _read(path: Path) -> dict[str, Tensor]:
     return state_dict
 
 
-def _convert(state_dict: dict[str, Tensor], model: Any) -> dict[str, Tensor]:
+def _convert(state_dict: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
     """A file's tensors, converted as `timm.create_model(pretrained=True)` does before it loads them."""
     module = sys.modules[type(model).__module__]
     if hasattr(module, "checkpoint_filter_fn"):
@@ -123,7 +122,7 @@ def _convert(state_dict: dict[str, Tensor], model: Any) -> dict[str, Tensor]:
     return state_dict
 
 
-def _names(model: Any, entry: str) -> tuple[str, ...]:
+def _names(model: nn.Module, entry: str) -> tuple[str, ...]:
     """The layers in an entry of timm, which holds one name, several or none."""
     names = model.pretrained_cfg.get(entry) or ()
     return (names,) if isinstance(names, str) else tuple(names)

@@ -87,7 +87,7 @@ class Data:
         stage = f"data.stage {self.stage} has its own classes to train and to validate on"
         shuffled = "shuffled batches (data.samples_per_class: null) have no passes over classes"
         published = f"{self.dataset} has its published classes and split, as all except a folder"
-        drawn = "draws as many classes as data.train_classes says, none"
+        drawn = "draws as many classes as data.train_classes, which is not set"
         yield from idle(
             *("data", self),
             (self.dataset == "glyphs", VIEWS, "Glyphs has its own perturbation"),

@@ -79,7 +79,7 @@ MISTAKES = {  # {name: (argument or content of a file, message)}
     ),
     "a draw of no number": (
         "--data={train_classes: null, draw_classes: true}",
-        "data.draw_classes: draws as many classes as data.train_classes says, none; leave it out",
+        "data.draw_classes: draws as many classes as data.train_classes, which is not set; leave it out",
     ),
     "fold": ("--data.fold=4", "data.fold: expected 0 to 3, one of"),
     "resize of glyphs": ("--data.resize=40", "data.resize: Glyphs has its own"),

@@ -73,7 +73,7 @@ def test_own_study(tmp_path):
         ),
         ({"comparisons": {}}, "comparisons: expected at least one"),
         ({"rows": None}, "rows: expected a mapping of names, got None"),
-        ({"margin": float("inf")}, "margin: expected a number >0 and <100, got inf"),
+        ({"margin": float("inf")}, "margin: expected a finite number >0 and <100, got inf"),
         ({"seeds": {"more": 5}}, "seeds: more and wider_than belong together"),
         ({"rows": {"../up": {}}}, "rows: '../up' is a folder's name, too"),
         ({"rows": {"binomial": {"recipe": "glyphs/finetune"}}}, "no recipe 'glyphs/finetune'"),
