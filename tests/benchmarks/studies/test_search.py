@@ -287,7 +287,10 @@ def test_trials_at_once(make_search: Make, trainings: Train) -> None:
         ),
         ("losses[1].weight: {low: 1, high: 2}", r"losses\[1\].weight: leads nowhere"),
         ("model.pool: {choices: [mean, avg]}", "model.pool: .*mean"),
-        ("optimization.learning_rate: {low: 0, high: 1}", "learning_rate: expected a finite number >0"),
+        (
+            "optimization.learning_rate: {low: 0, high: 1}",
+            "learning_rate: expected a finite number >0",
+        ),
     ],
 )
 def test_spaces_that_do_not_suit_the_recipe(
