@@ -93,6 +93,7 @@ def _parsers() -> tuple[argparse.ArgumentParser, jsonargparse.ArgumentParser]:
     settings.add_class_arguments(Experiment)
     text = "Train, test and report one experiment; --SETTING VALUE changes a setting below."
     first = command_parser("run", text)
+    first.prog = "python benchmarks/run.py"
     first.exit_on_error, first.epilog = False, settings.format_help()
     text = "an entry of benchmarks/recipes; --list shows them"
     first.add_argument("--recipe", metavar="PAPER/TABLE/ROW", help=text)
