@@ -20,7 +20,7 @@ Check = tuple[str, str, str]
 """The subject, "ok" or "FAILED" (or "": neither right nor wrong), and the finding."""
 
 Intact = tuple[bytes, bool]
-"""Of an image file that can be used: its SHA-256, and whether its EXIF data turn it."""
+"""The SHA-256 of an image file that can be used, and whether its EXIF data turn it."""
 
 
 def verify(

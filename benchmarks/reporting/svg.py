@@ -279,7 +279,7 @@ def curves(study: StudyFile, findings: Sequence[Finding], results: Results) -> b
 
 
 def _lines(runs: Mapping[int, Result]) -> dict[str, Line]:
-    """Of each panel the steps, and the means over seeds in percent."""
+    """The steps of each panel, and the means over seeds in percent."""
     kept = [run["curves"] for run in runs.values() if run.get("curves")]
     found = {name: over_steps(kept, name) for name in PANELS if kept}
     return {name: (of[0], 100 * of[1].mean(axis=0)) for name, of in found.items() if of}

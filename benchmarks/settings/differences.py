@@ -136,7 +136,7 @@ def changed(settings: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str,
 
 
 def _steps(part: Any) -> dict[str, Any]:
-    """What leads on in a path, with the key or the index that it stands for."""
+    """The possible next steps of a path, each with its key or index."""
     if isinstance(part, list):
         return {f"[{i}]": i for i in range(len(part))}
     return {str(name): name for name in part} if isinstance(part, dict) else {}
