@@ -11,7 +11,7 @@ import numpy as np
 
 from benchmarks.reporting.comparison import metric_name
 from benchmarks.reporting.paired import SIGNIFICANT, Paired, assess, holm
-from benchmarks.settings import CONTROL, Comparison, ConfigError, StudyFile, misfit
+from benchmarks.settings import CONTROL, Comparison, ConfigError, StudyFile
 
 Result = dict[str, Any]
 
@@ -225,15 +225,8 @@ def _assess(results: Results, comparison: Comparison, metric: str, seeds: Sequen
     stored = {
         (row, seed): results[row][seed].get("per_class", {}) for row, _ in sides for seed in seeds
     }
-    if any(metric not in of for of in stored.values() if isinstance(of, dict)):
+    if any(metric not in of for of in stored.values()):
         return replace(assess(values), over=SEEDS_ALONE if any(stored.values()) else "seeds")
-    for (row, seed), of in stored.items():
-        fits = misfit(of, {"queries": [int], metric: [int]}) is None
-        if not fits or len(of["queries"]) != len(of[metric]):
-            raise ConfigError(
-                f"{place}: per_class of {row}, seed {seed}, is damaged: expected as many whole numbers of "
-                f"queries as of {metric}; measure it again"
-            )
     queries, *others = (of["queries"] for of in stored.values())
     if any(other != queries for other in others):
         raise ConfigError(

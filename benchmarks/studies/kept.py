@@ -15,27 +15,17 @@ from benchmarks.records import (
     read_json,
     write_json,
 )
-from benchmarks.settings import misfit
 from benchmarks.studies.jobs import Job
 
 Result = dict[str, Any]
-"""Result of a training: the entries of `KEPT`, its "processor", and "data", the fingerprint of the images.
+"""Result of a training: the entries of `KEPT`, its "processor", "data", the fingerprint of the images, and "curve",
+the last point of its curves.
 
 A training that diverged has no metrics. A test also has the entries of `OF_TESTS`, its "curves", the "plan" that
 was registered when it began, and "commits" if other code resumed it.
 """
 
-NUMBER = (int, float)
-
-CODE = {"commit": (str, type(None)), "dirty": (bool, type(None))}
-
-KEPT = {
-    **{**CODE, "wall_time_s": NUMBER, "metrics": {...: NUMBER}},
-    **{"outputs": {...: {...: NUMBER}}, "curve": {...: NUMBER}},
-}
-"""Entries of a kept result, and the kinds of their values; see `misfit`."""
-
-CONTENT = {"plans": [{"plan": str, "date": str, **CODE}], "results": {...: KEPT}}
+KEPT = ("commit", "dirty", "wall_time_s", "metrics", "outputs")
 
 OF_TESTS = ("per_class", "before_training", "images_per_second")
 
@@ -57,11 +47,8 @@ class Results:
 
     def _read(self) -> tuple[list[dict[str, Any]], dict[str, Result]]:
         with damage_named(self.path, "restore it, since it holds the results of all trainings"):
-            content = read_json(self.path) if self.path.exists() else {"results": {}}
-            content = {"plans": [], **content}
-            if (place := misfit(content, CONTENT)) is not None:
-                raise ValueError(f"{place} is missing or of another kind")
-            return content["plans"], content["results"]
+            content = read_json(self.path) if self.path.exists() else {}
+        return content.get("plans", []), content.get("results", {})
 
     @contextmanager
     def _changing(self) -> Iterator[None]:
@@ -89,7 +76,7 @@ class Results:
         run = load_run(job.folder)
         curves = {name: of for name, of in run.table("evaluation").items() if of}
         result = {
-            **{key: run.info.get(key) for key in KEPT if key != "curve"},
+            **{key: run.info.get(key) for key in KEPT},
             "processor": run.info["hardware"].get("processor"),
             "data": run.info["data"].get("fingerprint"),
             "curve": {name: of[-1] for name, of in curves.items()},

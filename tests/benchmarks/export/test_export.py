@@ -180,7 +180,7 @@ MISTAKES: dict[str, tuple[Callable[[Path], Any], str]] = {
             run / "run.json",
             json.loads((run / "run.json").read_text()) | {"files": {"config.yaml": "0" * 64}},
         ),
-        "config.yaml: is damaged or no file (run.json has the SHA-256 000",
+        "config.yaml: is damaged (run.json has the SHA-256 000",
     ),
     "unknown setting": (lambda run: change(run, "model", trunks=1), "config.yaml: "),
     "another network": (

@@ -284,8 +284,10 @@ def test_weights_that_seeds_take_in_turn_are(make: Make, show: Show, tmp_path: P
         ({"data": DATA | {"split": "validation"}}, "runs/odd was measured on validation classes"),
         ({"protocol": "fair"}, "runs/odd is of protocol fair; python -m benchmarks.fair compare"),
         ({"config": {"evaluation": 5}}, "runs/odd has a damaged config; run that training again"),
-        ({"outputs": None}, "runs/odd/run.json: its outputs is damaged; run that training again"),
-        ({"seed": "1"}, "runs/odd/run.json: its seed is damaged; run that training again"),
+        (
+            {"seed": ...},
+            "runs/odd/run.json: is damaged or of an earlier version (it has no seed); run",
+        ),
         ({"protocol": ...}, "runs/odd is a record of older code; run that training again"),
     ],
     ids=str,

@@ -275,28 +275,6 @@ def test_test_classes_take_part_where_both_rows_have_them():
     assert some.tested.half_width == alone.tested.half_width
 
 
-@pytest.mark.parametrize(
-    "damaged",
-    [
-        None,
-        {"queries": [3, 3], RECALL: [5000]},
-        {"queries": [3, 3], RECALL: [5000, float("nan")]},
-    ],
-)
-def test_damaged_results_of_classes_are_named(damaged):
-    rows = {"base": row_of([50.0] * N), "new": row_of(50 + NOISE)}
-    for runs in rows.values():
-        for result in runs.values():
-            result["per_class"] = {"queries": [3, 3], RECALL: [5000, 5000]}
-    rows["new"][2]["per_class"] = damaged
-    with pytest.raises(ConfigError) as caught:
-        judge(study_of(compared()), rows)
-    assert str(caught.value) == (
-        "comparisons.1: per_class of new, seed 2, is damaged: expected as many whole numbers of queries as of "
-        "recall_at_1; measure it again"
-    )
-
-
 def test_equal_differences_of_few_seeds_claim_nothing():
     for count, words in ((4, ("too noisy",)), (5, ("worth having",))):
         results = {"base": row_of([50.0] * count), "new": row_of([52.5] * count)}
