@@ -9,7 +9,6 @@ from .printing import (
     PrintableError as PrintableError,
     is_plain as is_plain,
     printable as printable,
-    printable_names as printable_names,
     progress_bar as progress_bar,
     reason as reason,
 )

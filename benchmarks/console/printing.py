@@ -31,15 +31,6 @@ def printable(text: str, keep: str = "") -> str:
     return CONTROLS.sub(lambda found: found[0] if found[0] in keep else ascii(found[0])[1:-1], text)
 
 
-def printable_names(content: Any) -> Any:
-    """The content of a JSON file with all its texts `printable`."""
-    if isinstance(content, dict):
-        return {printable(key): printable_names(value) for key, value in content.items()}
-    if isinstance(content, list):
-        return [printable_names(value) for value in content]
-    return printable(content) if isinstance(content, str) else content
-
-
 class PrintableError(Exception):
     """An error whose message is one line for each of its arguments, whatever names are in it."""
 

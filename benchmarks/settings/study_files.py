@@ -31,7 +31,6 @@ from typing import Any
 
 import jsonargparse
 
-from benchmarks.console import printable_names
 from benchmarks.settings.errors import ConfigError, one_line
 from benchmarks.settings.ranges import AtLeast2, NonNegativeInt, Points, PositiveInt
 from benchmarks.settings.recipe_files import RECIPES, read_entry, recipe_names
@@ -251,7 +250,7 @@ def read_study(study: str) -> StudyFile:
         content["comparisons"] = [
             {"name": str(name), **comparison} for name, comparison in content["comparisons"].items()
         ]
-        parsed = parser.parse_object(printable_names(content))
+        parsed = parser.parse_object(content)
         found = StudyFile(**vars(parser.instantiate(parsed)))
     except (argparse.ArgumentError, TypeError, ValueError) as error:
         raise ConfigError(f"{path}: {one_line(error)}") from error
