@@ -1,6 +1,5 @@
 """The origin of a run: command, code, versions, weights and hardware."""
 
-import os
 import platform
 import re
 import resource
@@ -17,6 +16,7 @@ from typing import Any
 import joblib
 import psutil
 import torch
+from accelerate.utils import parse_flag_from_env
 from torch import nn
 
 from benchmarks import building, settings  # their dependencies are imported only when used
@@ -133,28 +133,17 @@ def _processor() -> str | None:
 
 
 def describe_session(argv: Sequence[str], processes: int) -> dict[str, Any]:
-    """Command, code, versions and hardware of a run from now on."""
+    """A command that does the same, code, versions and hardware of a run from now on."""
+    launcher = ["ACCELERATE_USE_CPU=true"] if parse_flag_from_env("ACCELERATE_USE_CPU") else []
+    launcher += ["torchrun", "--nproc_per_node", f"{processes}"] if processes > 1 else ["python"]
     return {
-        "command": _command_line(argv),
+        "command": shlex.join([*launcher, "benchmarks/run.py", *argv]),
         **describe_code(),
         "versions": describe_versions(),
         "hardware": describe_hardware(),
         "world_size": processes,
         "started": now(),
     }
-
-
-def _command_line(argv: Sequence[str]) -> str:
-    processes = os.environ.get("WORLD_SIZE", "1")
-    on_cpu = os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("true", "1", "yes")
-    if "ACCELERATE_MIXED_PRECISION" in os.environ:  # accelerate sets it for its processes
-        launcher = ["accelerate", "launch", *(["--cpu"] if on_cpu else [])]
-        launcher += ["--num_processes", processes]
-    else:
-        launcher = ["ACCELERATE_USE_CPU=true"] if on_cpu else []
-        torchrun = "TORCHELASTIC_RUN_ID" in os.environ
-        launcher += ["torchrun", "--nproc_per_node", processes] if torchrun else ["python"]
-    return shlex.join([*launcher, "benchmarks/run.py", *argv])
 
 
 def now() -> str:

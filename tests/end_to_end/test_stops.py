@@ -248,7 +248,6 @@ def test_sigterm_to_accelerate_saves(data: str, tmp_path: Path) -> None:
         assert time.monotonic() < deadline
         time.sleep(0.1)
     assert load_checkpoint(folder) is not None
-    assert json.loads((folder / "run.json").read_text())["command"].startswith("accelerate launch")
 
 
 def test_signals_that_come_together_are_one(monkeypatch: pytest.MonkeyPatch) -> None:
