@@ -14,7 +14,6 @@ import jsonargparse
 import yaml
 
 from benchmarks.console import command_parser
-from benchmarks.settings.differences import without_former
 from benchmarks.settings.errors import ConfigError, one_line
 from benchmarks.settings.experiment import Experiment
 from benchmarks.settings.recipe_files import GROUPS, read_entry
@@ -61,7 +60,7 @@ def parse(argv: Sequence[str]) -> Command:
     trust(given.trust)
     entry = read_entry(given.recipe or DEFAULT_RECIPE)
     recipe = entry.training if given.recipe or not given.config else None
-    layers = [entry.settings, *(without_former(read_yaml(path)) for path in given.config)]
+    layers = [entry.settings, *map(read_yaml, given.config)]
     for layer in layers:
         if names := layer.keys() & vars(given).keys():
             raise ConfigError(

@@ -101,15 +101,6 @@ def flat(config: Any, prefix: str = "") -> dict[str, Any]:
     return {name: leaf for key, value in items for name, leaf in flat(value, key).items()}
 
 
-def without_former(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Settings without those of older code that had no effect, as their files can be read today."""
-    return {
-        name: without_former(value, f"{prefix}{name}.") if isinstance(value, Mapping) else value
-        for name, value in settings.items()
-        if FORMER.get(f"{prefix}{name}", ABSENT) != value
-    }
-
-
 def changed(settings: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
     """A copy of resolved settings with the values at their paths.
 
