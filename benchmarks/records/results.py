@@ -8,7 +8,8 @@ from typing import Any
 from benchmarks.records.files import file_digest, read_json
 
 REQUIRED = {
-    *("label", "seed", "status", "steps", "config", "data", "metrics", "wall_time_s", "hardware"),
+    *("label", "seed", "protocol", "status", "steps", "config", "data"),
+    *("metrics", "hardware", "wall_time_s"),
 }
 """Entries of run.json that older code may not have written, and that every reader needs."""
 

@@ -7,6 +7,7 @@ from benchmarks.records import write_json
 
 RECORD: dict[str, Any] = {
     **{"label": "", "seed": 0, "status": "finished", "steps": 30, "config": {}},
+    "protocol": "paper",
     **{"metrics": {"recall_at_1": 0.5}, "outputs": {}, "weights": None},
     "data": {
         **{"name": "glyphs", "split": "test", "fingerprint": "abc"},
@@ -22,5 +23,8 @@ DIVERGED = {"status": "failed", "diverged": True, "error": "the loss is nan", "m
 def write_record(folder: Path, **changes: Any) -> Path:
     """Make a run folder; `changes` replace entries of its run.json."""
     folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / "run.json", RECORD | changes)
+    record = RECORD | changes
+    if record["status"] == "failed":
+        del record["outputs"]  # it has tested nothing
+    write_json(folder / "run.json", record)
     return folder
