@@ -60,8 +60,8 @@ class StepTables:
                 )
         for path, content in kept.items():
             replace_file(path, content)
-        tables = {path.stem: read_table(folder, path.stem) for path in kept}
-        self._columns = {name: [*table][1:] for name, table in tables.items() if table}
+        tables = [path.stem for path, content in kept.items() if content]
+        self._columns = {name: [*read_table(folder, name)][1:] for name in tables}
         self._tensorboard = SummaryWriter(str(folder), purge_step=step + 1)
         self._keeper = RecordKeeper(self._tensorboard, RecordWriter(str(folder)))
 

@@ -29,7 +29,6 @@ from .experiment import (
     Optimization as Optimization,
 )
 from .recipe_files import (
-    GROUPS as GROUPS,
     Entry as Entry,
     RecipeTable as RecipeTable,
     merge as merge,
