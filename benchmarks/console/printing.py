@@ -8,16 +8,14 @@ from tqdm import tqdm
 
 LONGEST = 300  # characters of an error's message
 
-STEERING = "\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff"
-"""Control characters, bytes that are not UTF-8, ends of lines, and marks that change the writing direction."""
-
-CONTROLS = re.compile(f"[{STEERING}\u061c\u200e\u200f\ufffe\uffff]")
-"""These, other direction marks, and characters that XML cannot hold."""
+CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
+"""Control characters, ends of lines, changes of the writing direction, bytes that are not UTF-8, and what XML
+cannot hold."""
 
 
 def is_plain(text: str) -> bool:
     """True for one line of text without control characters, as a file's name should be."""
-    return re.search(f"[{STEERING}]", text) is None
+    return CONTROLS.search(text) is None
 
 
 def reason(error: BaseException) -> str:
