@@ -10,8 +10,7 @@ import pytest
 import yaml
 
 from benchmarks.export.__main__ import main
-from benchmarks.export.trained import load_trained
-from benchmarks.export.writing import card
+from benchmarks.export.writing import card, load_trained
 from benchmarks.records.files import write_json
 from benchmarks.settings.recipe_files import read_yaml
 from tests.benchmarks.export.conftest import change

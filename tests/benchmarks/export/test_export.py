@@ -12,6 +12,7 @@ import pytest
 import timm
 import torch
 from PIL import Image
+from timm.models import save_for_hf
 from torch import Tensor, nn
 
 from benchmarks.backbones import register
@@ -235,12 +236,11 @@ def test_files_that_give_other_embeddings_are_not_kept(
     monkeypatch: pytest.MonkeyPatch, refused: Refused
 ) -> None:
 
-    def spoiled(folder: Path) -> nn.Module:
-        model = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
+    def spoiled(model: nn.Module, folder: Path, **options: Any) -> None:
         model.fc.weight.data[0] += 0.01
-        return model
+        save_for_hf(model, folder, **options)
 
-    monkeypatch.setattr(writing, "_reload", spoiled)
+    monkeypatch.setattr(writing, "save_for_hf", spoiled)
     refused("run: the embeddings of what was written differ by ")
 
 
