@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from inspect import signature
 from math import floor
 from pathlib import Path
@@ -139,16 +140,19 @@ def _write_timm(trained: Trained, folder: Path) -> tuple[list[str], float]:
     files, head = ["model.safetensors", "config.json"], trained.network.head
     model, arguments, described = _for_timm(trained)
     of_timm = signature(timm.create_model).parameters
-    trunk_args = trained.experiment.model.trunk_args
+    data, trunk_args = trained.experiment.data, trained.experiment.model.trunk_args
     save_for_hf(
         model,
         folder,
         safe_serialization=True,
-        model_args={name: arg for name, arg in trunk_args.items() if name not in of_timm}
-        | arguments,
+        model_args={
+            **{name: value for name, value in trunk_args.items() if name not in of_timm},
+            **arguments,
+            "in_chans": data.in_chans,
+        },
         model_config={
             "pretrained_cfg": {
-                **preprocessing(trained.experiment.data, trained.network.trunk),
+                **preprocessing(data, trained.network.trunk),
                 "custom_load": False,
                 # timm's facts about its own weights do not hold for these.
                 **dict.fromkeys(("tag", "license", "test_input_size", "test_crop_pct")),
@@ -177,12 +181,13 @@ def _for_timm(trained: Trained) -> tuple[nn.Module, dict[str, Any], dict[str, An
     """
     trunk, head = trained.network
     of_run, in_chans = trained.experiment.model, trained.experiment.data.in_chans
+    create = partial(timm.create_model, of_run.trunk, in_chans=in_chans, **of_run.trunk_args)
     size, bias = head.embedding_size, head.fc.bias
     for norm in NORM_BEFORE_POOLING if hasattr(trunk, "fc_norm") else ({},):
-        arguments = {"num_classes": size, "global_pool": head.pool, **norm, "in_chans": in_chans}
+        arguments = {"num_classes": size, "global_pool": head.pool, **norm}
         # A trunk without such a pooling or classifier may raise any error.
         with suppress(Exception):
-            model = timm.create_model(of_run.trunk, **of_run.trunk_args, **arguments).eval()
+            model = create(**arguments).eval()
             classifier = model.get_classifier()
             [name] = [name for name, module in model.named_modules() if module is classifier]
             linear = {"weight": head.fc.weight, "bias": torch.zeros(size) if bias is None else bias}
@@ -190,10 +195,11 @@ def _for_timm(trained: Trained) -> tuple[nn.Module, dict[str, Any], dict[str, An
             model.load_state_dict({**trunk.state_dict(), **own})
             if trained.difference(model) <= SAME:
                 return model, arguments, {}
-    trunk.to(memory_format=torch.contiguous_format)  # as safetensors needs it
-    arguments = {"num_classes": 0, "global_pool": "", "in_chans": in_chans}
+    arguments = {"num_classes": 0, "global_pool": ""}
+    model = create(**arguments)
+    model.load_state_dict(trunk.state_dict())
     layer = {"embedding_size": size, "pool": head.pool, "bias": bias is not None}
-    return trunk, arguments, {"embedding_head": layer}
+    return model, arguments, {"embedding_head": layer}
 
 
 def preprocessing(data: Data, trunk: nn.Module) -> dict[str, Any]:
