@@ -51,12 +51,12 @@ def horde_moments(tiny: bool, device: Device) -> Comparison:
             torch.mm(gradient, weight.T, out=dx)
             torch.mm(x.T, gradient, out=dw)
 
-    kinds = ("autograd", "store", "recompute")
+    row = partial(moments, maps, K, d)
     return Comparison(
         "HORDE's moments, forward and backward",
         f"{N} maps of {side} x {side} x {C}, {K} orders of {d}, float32",
         {"matrix products alone": products}
-        | {kind: moments(maps, K, d, activations=kind) for kind in kinds},
+        | {kind: row(activations=kind) for kind in ("autograd", "store", "recompute")},
     )
 
 
@@ -64,13 +64,14 @@ def horde_sketches(activations: str, tiny: bool, device: Device) -> Comparison:
     """HORDE's moments by tensor sketches against fixed matrices, with the same kind of backward pass."""
     N, side, C, d, K = (3, 2, 16, 64, 3) if tiny else (40, 8, 1024, 8192, 5)
     maps = torch.randn(N, C, side, side, device=device, requires_grad=True)
-    options = {"activations": activations}
+    row = partial(moments, maps, K, activations=activations)
     return Comparison(
         f"HORDE's moments by sketches, {activations}, forward and backward",
         f"{N} maps of {side} x {side} x {C}, {K} orders, float32",
         {
-            f"{kind}, d = {width:,}": moments(maps, K, width, projections=kind, **options)
-            for kind, width in (("random", d), ("sketch", d // 4), ("sketch", d))
+            f"random, d = {d:,}": row(d, projections="random"),
+            f"sketch, d = {d // 4:,}": row(d // 4, projections="sketch"),
+            f"sketch, d = {d:,}": row(d, projections="sketch"),
         },
     )
 
@@ -276,4 +277,3 @@ CASES: Mapping[str, Callable[[bool, Device], Comparison]] = {
     "retrieval": partial(retrieval, "Stanford Online Products", 60_502, 60_502, 11_316),
     "query_gallery": partial(retrieval, "In-Shop", 26_830, 14_218, 3_985),
 }
-"""By their names on the command line."""

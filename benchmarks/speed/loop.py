@@ -36,15 +36,12 @@ from benchmarks.training import start
 
 RECIPE = "glyphs/compare/binomial_horde"
 
-SYNTHETIC_CLASSES = 40  # half of them train
-
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = command_parser("speed.loop", __doc__)
     parser.add_argument("--recipe", default=RECIPE, help="default: %(default)s")
     parser.add_argument("--rounds", type=at_least(1), default=7, metavar="R", help="default: 7")
-    text = "steps of a turn; default: 40"
-    parser.add_argument("--steps", type=at_least(1), default=40, metavar="N", help=text)
+    parser.add_argument("--steps", type=at_least(1), default=40, metavar="N", help="default: 40")
     text = "train on M generated JPEG files of 500 x 375 pixels"
     parser.add_argument("--synthetic", type=at_least(1), metavar="M", help=text)
     options, settings = parser.parse_known_args(argv)
@@ -62,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"--optimization.steps={steps}",
             f"--evaluation.every={options.steps}",
             f"--checkpoint_every={steps}",
-            *("--protocol=paper", "--diagnose_every=0", "--report=false"),
+            *("--protocol=paper", "--diagnose_every=0"),
             *("--evaluation.descriptor=false", "--evaluation.parts=null"),  # nothing is tested
         ]
         try:
@@ -83,12 +80,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def write_synthetic(root: Path, images: int) -> None:
     """Write JPEG files with the contours and the grain of photographs, about 60 kB each, one folder per class."""
-    generator = np.random.default_rng(0)
-    for number in range(-(-images // SYNTHETIC_CLASSES) * SYNTHETIC_CLASSES):
+    generator, classes = np.random.default_rng(0), 40  # half of them train
+    for number in range(-(-images // classes) * classes):
         shapes = Image.fromarray(generator.integers(0, 256, (24, 32, 3), dtype=np.uint8))
         pixels = np.asarray(shapes.resize((500, 375))).astype(np.int16)  # CUB-200-2011's usual size
         pixels += generator.integers(-12, 13, pixels.shape, dtype=np.int16)
-        path = root / f"{number % SYNTHETIC_CLASSES:02}" / f"{number:05}.jpg"
+        path = root / f"{number % classes:02}" / f"{number:05}.jpg"
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(path, quality=90)
 

@@ -51,11 +51,9 @@ class _Storages(TorchDispatchMode):
         # Weak references compare by address, which no later storage has while they are kept.
         self.history: list[dict[StorageWeakRef, int]] = [{}]
 
-    def __torch_dispatch__(
-        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = _sizes((args, kwargs))
-        result = function(*args, **(kwargs or {}))
+        result = op(*args, **(kwargs or {}))
         made = {storage: size for storage, size in _sizes(result).items() if storage not in given}
         live = {old: size for old, size in self.history[-1].items() if not old.expired()}
         self.history.append(made | live)
@@ -87,9 +85,7 @@ def _growth(run: partial[object]) -> int:
 
 
 def _peak() -> int:
-    [kilobytes] = re.findall(
-        r"^VmHWM:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE
-    )
+    [kilobytes] = re.findall(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
     return int(kilobytes) * 1024
 
 
@@ -147,9 +143,8 @@ def table(size: str, seconds: Mapping[str, Sequence[float]], memory: Mapping[str
     for name, own in seconds.items():
         ratios = [a / b for a, b in zip(own, first, strict=True)]
         spread = f"{min(ratios):.2f} to {max(ratios):.2f}"
-        if not rows:
-            spread = f"{statistics.median(own):.3g} s"
-        rows.append([name, f"{statistics.median(ratios):.2f}", spread])
+        of_first = f"{statistics.median(own):.3g} s"
+        rows.append([name, f"{statistics.median(ratios):.2f}", spread if rows else of_first])
         if memory:
             rows[-1] += [f"{memory[name] / unit:.3f}", f"{memory[name] / 1e6:,.1f}"]
     size = f"{size}; {len(first)} round{'s' * (len(first) > 1)}."
@@ -180,23 +175,20 @@ def current_device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def origin(command: str, device: torch.device, commit: str | None = None) -> str:
+def origin(command: str, commit: str | None = None) -> str:
     """Commit, command and machine of measured numbers, in the words that the tests of the documents expect."""
     code = {"commit": commit, "dirty": False} if commit else describe_code()
-    commit = f"`{code['commit'][:7]}`" if code["commit"] else "an unknown commit"
-    dirty = " (with uncommitted changes)" if code["dirty"] else ""
-    threads = os.environ.get("OMP_NUM_THREADS")
-    command = f"OMP_NUM_THREADS={threads} " * (threads is not None) + command
-    return f"Measured at {commit}{dirty} by\n`{command}`:\n{_machine(device)}."
-
-
-def _machine(device: torch.device) -> str:
-    hardware = describe_hardware()
-    name = "{processor}, {cores} cores, {torch_threads} threads".format(**hardware)
+    place = f"`{code['commit'][:7]}`" if code["commit"] else "an unknown commit"
+    if code["dirty"]:
+        place += " (with uncommitted changes)"
+    if threads := os.environ.get("OMP_NUM_THREADS"):
+        command = f"OMP_NUM_THREADS={threads} {command}"
+    machine = "{processor}, {cores} cores, {torch_threads} threads".format(**describe_hardware())
     if _one_thread():
-        name = "{processor}, one thread, timed by the processor's clock".format(**hardware)
-    if device.type == "cuda":
-        name = torch.cuda.get_device_name(device)
+        machine = f"{describe_hardware()['processor']}, one thread, timed by the processor's clock"
+    if torch.cuda.is_available():
+        machine = torch.cuda.get_device_name()
     wanted = ("torch", "pytorch-metric-learning", "faiss-cpu", "faiss-gpu", "timm")
     found = describe_versions().items()
-    return ", ".join([name, *(f"{key} {number}" for key, number in found if key in wanted)])
+    about = [machine, *(f"{key} {number}" for key, number in found if key in wanted)]
+    return f"Measured at {place} by\n`{command}`:\n{', '.join(about)}."
