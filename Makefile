@@ -61,7 +61,7 @@ claims: install
 
 # The tables in docs/speed.md.
 speed: install
-	$(BIN)/python -m benchmarks.speed --output docs/speed.md
+	$(BIN)/python -m benchmarks.speed
 
 # The site of README, docs/ and the docstrings, in site/: open site/index.html, with or without a network.
 docs: install

@@ -10,11 +10,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks import console, records, settings
+from benchmarks import console, settings
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the files with their errors, and return the exit status: 2 if nothing was written."""
+    """Print the folder with its error, and return the exit status: 2 if nothing was written."""
     parser = console.command_parser("export", __doc__)
     parser.add_argument("run", type=Path, metavar="RUN_FOLDER")
     parser.add_argument("--output", type=Path, required=True, metavar="FOLDER", help="new or empty")
@@ -26,17 +26,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     settings.trust(options.trust)
     try:
-        files, difference = export(options.run, options.output)
+        difference = export(options.run, options.output)
     except settings.ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    if (status := records.load_run(options.run).info["status"]) != "finished":
-        print(f"note: {options.run} is {status}: this is its last checkpoint")
-    print(f"{', '.join(files)}: the checkpoint's embeddings except for at most {difference:.1e}")
-    search = (
-        f"python examples/search_folder.py {options.output} IMAGES QUERY --html neighbours.html"
-    )
-    print(f"Next, a search in a folder of images: {search}")
+    print(f"{options.output}: the checkpoint's embeddings except for at most {difference:.1e}")
+    print(f"Search with it: python examples/search_folder.py {options.output} IMAGES QUERY")
     return 0
 
 

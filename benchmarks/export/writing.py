@@ -1,7 +1,8 @@
 """Writes a run as files for timm, with a model card: all of them, or none."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
 from inspect import signature
 from math import floor
 from pathlib import Path
@@ -11,13 +12,14 @@ import timm
 import torch
 from safetensors.torch import load_file, save_file
 from timm.models import model_entrypoint, save_for_hf, split_model_name_tag
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.functional import normalize
 
-from benchmarks.building import image_size, image_views
+from benchmarks import building
 from benchmarks.console import InUseError, alone, let_others_read, reason
-from benchmarks.export.trained import Trained, load_trained, without_weights
+from benchmarks.records import Run, RunFolderError, load_best, load_checkpoint, load_run
 from benchmarks.reporting import compare, fill
-from benchmarks.settings import ConfigError, Data, dump
+from benchmarks.settings import ConfigError, Data, Experiment, dump, parse
 from pml_regularizers import EmbeddingHead
 
 HEAD_FILE = "head.safetensors"
@@ -30,98 +32,102 @@ NORM_BEFORE_POOLING = ({}, {"fc_norm": False}, {"use_fc_norm": False})
 """Arguments that keep vision transformers from normalising after they pool their patches."""
 
 
-def export(run: Path, output: Path) -> tuple[list[str], float]:
+@dataclass(frozen=True)
+class Trained:
+    """The network of a run folder, with its facts."""
+
+    run: Run
+    experiment: Experiment  # without the weights that the run began with
+    step: int  # of the checkpoint
+    network: building.EmbeddingModel  # in evaluation mode, on the CPU, its attention folded
+    images: Tensor  # (N, C, S, S), noise
+    embeddings: Tensor  # (N, E), the checkpoint's of these images
+
+    def difference(self, network: nn.Module) -> float:
+        """The largest difference of a coordinate between a network's embeddings and the checkpoint's."""
+        return (_embed(network, self.images) - self.embeddings).abs().max().item()
+
+
+def export(run: Path, output: Path) -> float:
     """Export a run folder into a new or empty one, completely or not at all.
 
     Returns:
-        The names of the files, and the largest difference between their embeddings and the checkpoint's.
+        The largest difference of a coordinate between the embeddings of the files and the checkpoint's.
 
     Raises:
         ConfigError: if the run cannot be read, the output is in use, or timm would give other embeddings than the
             checkpoint.
     """
-    if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise ConfigError(f"--output: {output} is not an empty folder; choose a new one")
     trained = load_trained(run)
     try:
         with alone(output.absolute()) as folder:
-            files, difference = write_timm(trained, folder)
-            text = card(trained, files, difference)
+            difference = _write_timm(trained, folder)
+            text = card(trained, difference, parts=(folder / HEAD_FILE).exists())
             (folder / "README.md").write_text(text, encoding="utf-8")
             for file in folder.iterdir():
                 let_others_read(file)
             folder.rename(output.absolute())
     except (InUseError, OSError) as error:
         raise ConfigError(f"--output: {output}: {reason(error)}") from error
-    return files, difference
+    return difference
 
 
-def write_timm(trained: Trained, folder: Path) -> tuple[list[str], float]:
-    """Write the files for `timm.create_model("local-dir:FOLDER", pretrained=True)`; return as `export` does.
+def load_trained(folder: Path) -> Trained:
+    """Load the network that a run has tested, or that of its last checkpoint so far; no other files are read.
 
-    The embedding layer is the model's classifier, or stands in a file of its own where that gives other embeddings.
+    Raises:
+        ConfigError: if the folder has no such checkpoint, or if timm cannot have such a network.
     """
-    head, files = trained.network.head, ["model.safetensors", "config.json"]
-    if head.attention is not None:
+    try:
+        run, state = load_run(folder), load_checkpoint(folder)
+        settings = run.file("config.yaml")
+        if run.info.get("selection"):  # the weights that validation classes chose were tested
+            state = load_best(folder, run.info["selection"]["step"])
+    except (ValueError, RunFolderError) as error:
+        raise ConfigError(str(error)) from error
+    if state is None:
+        raise ConfigError(f"{folder}: has no checkpoint yet; go on with the run by --resume")
+    try:
+        # The current contents of a folder of weights do not matter.
+        experiment = parse([f"--config={settings}", "--model.weights=null"]).experiment
+        for name in building.STARTING_WEIGHTS:
+            experiment.model.trunk_args.pop(name, None)
+        network = building.build_model(experiment.model, experiment.data).eval()
+        network.load_state_dict(state["model"])
+    except ConfigError as error:
+        raise ConfigError(f"{settings}: {error}") from error
+    except RuntimeError as error:
+        line = f"{settings}: describes another network than the checkpoint holds"
+        raise ConfigError(f"{line} ({reason(error)})") from error
+
+    head = network.head
+    part = head.attention if isinstance(head, EmbeddingHead) else head
+    if part is not None and not hasattr(part, "fold"):
         raise ConfigError(
-            f"{trained.run.folder}: timm has no {type(head.attention).__name__}, and it has no fold(linear) to "
-            "merge it into the embedding layer"
+            f"{folder}: timm has no {type(part).__name__}, and it has no fold(linear) to merge it into the "
+            "embedding layer"
         )
-    if _save_whole(trained, folder):
-        network = _reload(folder)
-    else:
-        arguments = {"num_classes": 0, "global_pool": ""}
-        model = _create(trained, arguments)
-        model.load_state_dict(trained.network.trunk.state_dict())
-        bias = head.fc.bias is not None
-        described = {"embedding_size": head.embedding_size, "pool": head.pool, "bias": bias}
-        _save(model, trained, arguments, folder, embedding_head=described)
-        save_file(head.state_dict(), folder / HEAD_FILE)
-        head.load_state_dict(load_file(folder / HEAD_FILE))
-        network, files = nn.Sequential(_reload(folder), head), [*files, HEAD_FILE]
-    difference = trained.difference(network)
-    if not difference <= SAME:
-        raise ConfigError(
-            f"{trained.run.folder}: the embeddings of what was written differ by {difference:.1e} from the "
-            f"checkpoint's, expected at most {SAME:.0e}"
-        )
-    return files, difference
+
+    head.normalize = True  # as it was tested
+    size = building.image_size(experiment.data, network.trunk)
+    noise = torch.Generator().manual_seed(0)
+    images = torch.randn(3, experiment.data.in_chans, size, size, generator=noise)
+    embeddings = _embed(network, images)
+    if part is not None:
+        head.fold()
+    return Trained(run, experiment, state["step"], network, images, embeddings)
 
 
-def _save_whole(trained: Trained, folder: Path) -> bool:
-    """Save the trunk with the embedding layer as its classifier, unless that gives other embeddings."""
-    trunk, head = trained.network
-    for norm in NORM_BEFORE_POOLING if hasattr(trunk, "fc_norm") else ({},):
-        arguments = {"num_classes": head.embedding_size, "global_pool": head.pool, **norm}
-        try:
-            model = _create(trained, arguments)
-            classifier = model.get_classifier()
-            [name] = [name for name, module in model.named_modules() if module is classifier]
-            bias = torch.zeros(head.embedding_size) if head.fc.bias is None else head.fc.bias
-            linear = {f"{name}.weight": head.fc.weight, f"{name}.bias": bias}
-            model.load_state_dict({**trunk.state_dict(), **linear})
-            same = trained.difference(model) <= SAME
-        except Exception:  # a trunk without such a pooling or classifier may raise any error
-            continue
-        if same:
-            _save(model, trained, arguments, folder)
-            return True
-    return False
+def _embed(model: nn.Module, images: Tensor) -> Tensor:
+    with torch.no_grad():
+        return normalize(model(images))
 
 
-def _create(trained: Trained, arguments: Mapping[str, Any]) -> nn.Module:
-    """The timm model of a run, in another form than its trunk."""
-    model = without_weights(trained.experiment.model)
-    channels = trained.experiment.data.in_chans
-    return timm.create_model(model.trunk, in_chans=channels, **model.trunk_args, **arguments).eval()
-
-
-def _save(
-    model: nn.Module, trained: Trained, arguments: Mapping[str, Any], folder: Path, **more: Any
-) -> None:
-    """A file of tensors, and what timm needs to build their model."""
+def _write_timm(trained: Trained, folder: Path) -> float:
+    """Write the files for `timm.create_model("local-dir:FOLDER", pretrained=True)`; return as `export` does."""
+    model, arguments, described = _for_timm(trained)
     of_timm = signature(timm.create_model).parameters
-    trunk_args = trained.experiment.model.trunk_args
+    data, trunk_args = trained.experiment.data, trained.experiment.model.trunk_args
     save_for_hf(
         model,
         folder,
@@ -129,31 +135,68 @@ def _save(
         model_args={
             **{name: value for name, value in trunk_args.items() if name not in of_timm},
             **arguments,
-            "in_chans": trained.experiment.data.in_chans,
+            "in_chans": data.in_chans,
         },
         model_config={
             "pretrained_cfg": {
-                **preprocessing(trained.experiment.data, trained.network.trunk),
+                **preprocessing(data, trained.network.trunk),
                 "custom_load": False,
                 # timm's facts about its own weights do not hold for these.
                 **dict.fromkeys(("tag", "license", "test_input_size", "test_crop_pct")),
             },
-            **more,
+            **described,
         },
     )
+    network = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
+    if described:
+        head = trained.network.head
+        save_file(head.state_dict(), folder / HEAD_FILE)
+        head.load_state_dict(load_file(folder / HEAD_FILE))
+        network = nn.Sequential(network, head)
+    difference = trained.difference(network)
+    if not difference <= SAME:
+        raise ConfigError(
+            f"{trained.run.folder}: the embeddings of what was written differ by {difference:.1e} from the "
+            f"checkpoint's, expected at most {SAME:.0e}"
+        )
+    return difference
 
 
-def _reload(folder: Path) -> nn.Module:
-    return timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
+def _for_timm(trained: Trained) -> tuple[nn.Module, dict[str, Any], dict[str, Any]]:
+    """A model of timm's with the embedding layer as its classifier, and its arguments.
+
+    Where that gives other embeddings: the trunk alone, and the description of the layer.
+    """
+    trunk, head = trained.network
+    of_run, in_chans = trained.experiment.model, trained.experiment.data.in_chans
+    create = partial(timm.create_model, of_run.trunk, in_chans=in_chans, **of_run.trunk_args)
+    size, bias = head.embedding_size, head.fc.bias
+    for norm in NORM_BEFORE_POOLING if hasattr(trunk, "fc_norm") else ({},):
+        arguments = {"num_classes": size, "global_pool": head.pool, **norm}
+        # A trunk without such a pooling or classifier may raise any error.
+        with suppress(Exception):
+            model = create(**arguments).eval()
+            classifier = model.get_classifier()
+            [name] = [name for name, module in model.named_modules() if module is classifier]
+            linear = {"weight": head.fc.weight, "bias": torch.zeros(size) if bias is None else bias}
+            own = {f"{name}.{key}": tensor for key, tensor in linear.items()}
+            model.load_state_dict({**trunk.state_dict(), **own})
+            if trained.difference(model) <= SAME:
+                return model, arguments, {}
+    arguments = {"num_classes": 0, "global_pool": ""}
+    model = create(**arguments)
+    model.load_state_dict(trunk.state_dict())
+    layer = {"embedding_size": size, "pool": head.pool, "bias": bias is not None}
+    return model, arguments, {"embedding_head": layer}
 
 
 def preprocessing(data: Data, trunk: nn.Module) -> dict[str, Any]:
     """The test view of an image, as entries of timm's `pretrained_cfg`."""
-    size = image_size(data, trunk)
+    size = building.image_size(data, trunk)
     if data.dataset == "glyphs":  # rendered in gray, seen in -1..1
         crop = {"interpolation": "bilinear", "crop_mode": "squash", "crop_pct": 1.0}
         return {"input_size": (1, size, size), **crop, "mean": (0.5,), "std": (0.5,)}
-    views = image_views(data, trunk)
+    views = building.image_views(data, trunk)
     return {
         "input_size": (3, size, size),
         "interpolation": views.interpolation,
@@ -164,7 +207,7 @@ def preprocessing(data: Data, trunk: nn.Module) -> dict[str, Any]:
     }
 
 
-def card(trained: Trained, files: Sequence[str], difference: float) -> str:
+def card(trained: Trained, difference: float, parts: bool) -> str:
     """The model card, README.md: how to use the files, results, and the training's settings."""
     info, trunk = trained.run.info, trained.experiment.model.trunk
     view = preprocessing(trained.experiment.data, trained.network.trunk)
@@ -180,7 +223,7 @@ def card(trained: Trained, files: Sequence[str], difference: float) -> str:
         **{"view": view, "results": results, "step": trained.step, "config": dump(info["config"])},
         # timm knows such a trunk only once `benchmarks.backbones` has registered it.
         ours=entrypoint.__module__.startswith("benchmarks."),
-        parts=HEAD_FILE if HEAD_FILE in files else None,
+        parts=HEAD_FILE if parts else None,
         pooled=pooling(trained.network.head, trained.network.trunk(trained.images).ndim),
         shown=floor(view["input_size"][1] / view["crop_pct"]),
     )

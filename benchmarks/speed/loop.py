@@ -14,7 +14,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -31,22 +31,17 @@ from benchmarks.datasets import DatasetError
 from benchmarks.records import NonFiniteError
 from benchmarks.run import OngoingRun
 from benchmarks.settings import ConfigError, parse
-from benchmarks.speed.measuring import Comparison, Target, synchronize
+from benchmarks.speed.measuring import synchronize, table
 from benchmarks.training import start
 
 RECIPE = "glyphs/compare/binomial_horde"
-
-SYNTHETIC_CLASSES = 40  # half of them train
-
-TARGET = Target(time=1 / 0.95)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = command_parser("speed.loop", __doc__)
     parser.add_argument("--recipe", default=RECIPE, help="default: %(default)s")
     parser.add_argument("--rounds", type=at_least(1), default=7, metavar="R", help="default: 7")
-    text = "steps of a turn; default: 40"
-    parser.add_argument("--steps", type=at_least(1), default=40, metavar="N", help=text)
+    parser.add_argument("--steps", type=at_least(1), default=40, metavar="N", help="default: 40")
     text = "train on M generated JPEG files of 500 x 375 pixels"
     parser.add_argument("--synthetic", type=at_least(1), metavar="M", help=text)
     options, settings = parser.parse_known_args(argv)
@@ -64,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"--optimization.steps={steps}",
             f"--evaluation.every={options.steps}",
             f"--checkpoint_every={steps}",
-            *("--protocol=paper", "--diagnose_every=0", "--report=false"),
+            *("--protocol=paper", "--diagnose_every=0"),
             *("--evaluation.descriptor=false", "--evaluation.parts=null"),  # nothing is tested
         ]
         try:
@@ -85,12 +80,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def write_synthetic(root: Path, images: int) -> None:
     """Write JPEG files with the contours and the grain of photographs, about 60 kB each, one folder per class."""
-    generator = np.random.default_rng(0)
-    for number in range(-(-images // SYNTHETIC_CLASSES) * SYNTHETIC_CLASSES):
+    generator, classes = np.random.default_rng(0), 40  # half of them train
+    for number in range(-(-images // classes) * classes):
         shapes = Image.fromarray(generator.integers(0, 256, (24, 32, 3), dtype=np.uint8))
         pixels = np.asarray(shapes.resize((500, 375))).astype(np.int16)  # CUB-200-2011's usual size
         pixels += generator.integers(-12, 13, pixels.shape, dtype=np.int16)
-        path = root / f"{number % SYNTHETIC_CLASSES:02}" / f"{number:05}.jpg"
+        path = root / f"{number % classes:02}" / f"{number:05}.jpg"
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(path, quality=90)
 
@@ -98,13 +93,12 @@ def write_synthetic(root: Path, images: int) -> None:
 def bare_steps(run: OngoingRun) -> Generator[Tensor]:
     """Train in a bare loop from the run's initial weights, and yield the loss of each step."""
     experiment, device = run.experiment, run.accelerator.device
-    optimization = experiment.optimization
     model = building.build_model(experiment.model, experiment.data)
     loss: nn.Module = building.build_loss(experiment, model, run.datasets.train.num_classes)
     for own, other in ((model, run.state.model), (loss, run.state.loss)):
         own.load_state_dict(run.accelerator.unwrap_model(other).state_dict())
         own.to(device, run.state.dtype)
-    optimizer, scheduler = building.build_optimizer(optimization, model, loss)
+    optimizer, scheduler = building.build_optimizer(experiment.optimization, model, loss)
     loader = DataLoader(
         run.images.train,
         batch_sampler=[run.sampler.batch(step) for step in range(run.sampler.steps)],
@@ -131,20 +125,34 @@ def bare_steps(run: OngoingRun) -> Generator[Tensor]:
 
 
 class Turns:
-    """Times of the bare loop and of the runner, which alternate after each `steps` steps.
-
-    Attributes:
-        seconds: Of each turn.
-        waiting: Seconds that the runner waited for its data loader, by turn.
-        losses: Losses of the bare loop.
-    """
+    """Seconds of the bare loop and of the runner, which alternate after each `steps` steps."""
 
     def __init__(self, bare: Iterator[Tensor], steps: int) -> None:
         self.bare, self.steps = bare, steps
-        self.seconds: dict[str, list[float]] = {"bare loop": [], "runner": []}
-        self.waiting = [0.0]
-        self.losses: list[Tensor] = []
+        self.seconds: dict[str, list[float]] = {"bare loop": [], "runner": []}  # of each turn
+        self.waiting = [0.0]  # of the runner for its data loader, in each turn
+        self.losses: list[Tensor] = []  # of the bare loop
+        self._begun = 0.0
+
+    def end(self, step: int) -> None:
+        """End the runner's turn, let the bare loop take its turn, and begin the runner's next one."""
+        if step > 0:
+            synchronize()
+            ended = time.perf_counter()
+            self.losses += [next(self.bare) for _ in range(self.steps)]
+            synchronize()
+            self.seconds["bare loop"].append(time.perf_counter() - ended)
+            self.seconds["runner"].append(ended - self._begun)
+            self.waiting.append(0.0)
         self._begun = time.perf_counter()
+
+    def watched(self, loader: Iterable[Any]) -> Iterator[Any]:
+        """The same batches; adds up the time until each arrives."""
+        asked = time.perf_counter()
+        for batch in loader:
+            self.waiting[-1] += time.perf_counter() - asked
+            yield batch
+            asked = time.perf_counter()
 
     def table(self, batch_size: int) -> str:
         """The measured times in words and as a Markdown table; the first turns do not count."""
@@ -155,33 +163,7 @@ class Turns:
             f"{self.steps} steps of {batch_size} images; the runner: {speed:.1f} images/s, {waited:.1%} of its "
             "time waiting for its data loader"
         )
-        return Comparison("", size, {}, targets={"runner": TARGET}).table(seconds, {})
-
-    def end(self, step: int) -> None:
-        """End the runner's turn, let the bare loop take its turn, and begin the runner's next one."""
-        if step > 0:
-            self._lap("runner")
-            self.losses += [next(self.bare) for _ in range(self.steps)]
-            self._lap("bare loop")
-            self.waiting.append(0.0)
-        self._begun = time.perf_counter()
-
-    def watched(self, loader: Any) -> Iterator[Any]:
-        """The same batches; adds up the time until each arrives."""
-        batches = iter(loader)
-        while True:
-            asked = time.perf_counter()
-            batch = next(batches, None)
-            self.waiting[-1] += time.perf_counter() - asked
-            if batch is None:
-                return
-            yield batch
-
-    def _lap(self, name: str) -> None:
-        synchronize()
-        now = time.perf_counter()
-        self.seconds[name].append(now - self._begun)
-        self._begun = now
+        return table(size, seconds, {})
 
 
 def measure(run: OngoingRun, steps: int) -> Turns:

@@ -46,4 +46,4 @@ def pytest_runtest_makereport(item: pytest.Function, call: pytest.CallInfo[None]
 
 
 def _origin(config: pytest.Config) -> str:
-    return origin("make gpu", current_device(), config.option.commit)
+    return origin("make gpu", config.option.commit)

@@ -61,7 +61,7 @@ def test_a_part_fails_goes_on_and_has_passed(
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(conftest, "current_device", lambda: CPU)
-    monkeypatch.setattr(conftest, "origin", lambda command, _, commit: f"{command} at {commit}")
+    monkeypatch.setattr(conftest, "origin", lambda command, commit: f"{command} at {commit}")
 
     def run(number: float | None) -> str:
         words = ["-q", "-p", "no:cacheprovider", f"--page={page}", "--commit=a"]

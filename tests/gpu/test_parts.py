@@ -24,7 +24,7 @@ from torch.nn import functional as F
 import pml_regularizers as ours
 from benchmarks.records import load_run
 from benchmarks.reporting import Table, compare
-from benchmarks.speed.measuring import Comparison, Target, tensor_bytes
+from benchmarks.speed.measuring import Comparison, tensor_bytes
 from pml_regularizers import _summed_convolutions as convolutions
 from pml_regularizers import _summed_products as products
 from tests.gpu.networks import TERMS, Objective, behind, loss_and_gradients
@@ -53,8 +53,7 @@ def measure_blocks(
 
     blocks = [getattr(module, name), *(2**k for k in ((8, 10) if part.tiny else range(18, 27)))]
     rows = {f"{block:,}": partial(at, block) for block in blocks}
-    first = next(iter(rows))
-    part.measure(Comparison(f"{title}, {name}", size, rows, memory_against=first))
+    part.measure(Comparison(f"{title}, {name}", size, rows))
 
 
 # ------------------------------------------------------------------------------------------ HORDE
@@ -212,7 +211,7 @@ def test_training_step(part: Part) -> None:
     autocast. Then times of the whole step with each method, including Adam, against the step without. The memory
     is the peak of torch's allocator (`torch.cuda.max_memory_allocated`), less the memory held before.
     """
-    from benchmarks.speed.cases import ALONE, Sizes, network_steps
+    from benchmarks.speed.cases import PAPER, training_step
 
     tiny, device = part.tiny, part.device
 
@@ -225,9 +224,8 @@ def test_training_step(part: Part) -> None:
         part.check(f"{trunk}, float32, gradients", found[1:], expected[1:], 1e-2)
         part.check(f"{trunk}, bfloat16, loss", half[0], expected[0], 0.05)
     for trunk in TRUNKS:
-        steps = network_steps(trunk, Sizes(40), tiny, device)
-        targets = {"HORDE, stored": Target(1.15)}
-        part.measure(replace(steps, memory_against=ALONE, memory=peak_bytes, targets=targets))
+        steps = training_step(trunk, (40, *PAPER), (), tiny, device)
+        part.measure(replace(steps, memory=peak_bytes))
 
 
 def test_float16(part: Part) -> None:
@@ -288,7 +286,7 @@ def test_retrieval(part: Part) -> None:
     for name in names:
         part.check(name, found[name], expected[name], 1e-4)
     rows = {name: partial(accuracy, place) for name, place in places.items()}
-    part.measure(Comparison("Time", f"{n:,} vectors of {width}", rows, rounds=1))
+    part.measure(Comparison("Time", f"{n:,} vectors of {width}", rows, rounds=1, memory=None))
 
 
 @pytest.mark.slow

@@ -10,8 +10,7 @@ import pytest
 import yaml
 
 from benchmarks.export.__main__ import main
-from benchmarks.export.trained import load_trained
-from benchmarks.export.writing import card
+from benchmarks.export.writing import card, load_trained
 from benchmarks.records.files import write_json
 from benchmarks.settings.recipe_files import read_yaml
 from tests.benchmarks.export.conftest import change
@@ -36,8 +35,7 @@ def told(plain: Path, info: dict[str, Any], **model: Any) -> str:
     trained = load_trained(plain)
     run = replace(trained.run, info=trained.run.info | info)
     experiment = replace(trained.experiment, model=replace(trained.experiment.model, **model))
-    files = ["model.safetensors", "config.json"]
-    return card(replace(trained, run=run, experiment=experiment), files, 0.0)
+    return card(replace(trained, run=run, experiment=experiment), 0.0, parts=False)
 
 
 def test_the_card_of_an_unfinished_run_has_no_results(plain: Path) -> None:
