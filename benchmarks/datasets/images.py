@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import ExifTags, Image
+from PIL import Image, ImageOps
 
 from benchmarks.console import reason
 from benchmarks.datasets.listing import DatasetError, Listing
@@ -15,17 +15,6 @@ from benchmarks.datasets.transforms import ImageViews
 
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "PPM", "TIFF", "WEBP", "JPEG2000", "AVIF")
 """Formats to open files as, whatever their names; otherwise Pillow would hand PostScript to Ghostscript."""
-
-TURNS = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
-"""The turn for each EXIF orientation; `ImageOps.exif_transpose` fails if other parts of the EXIF are damaged."""
 
 # From twice as many pixels on it is an error.
 warnings.simplefilter("ignore", Image.DecompressionBombWarning)
@@ -167,16 +156,13 @@ def read_image(path: Path, *, upright: bool = False) -> Image.Image:
             # Invisible pixels have a colour, too; Pillow would warn of it.
             image.info.pop("transparency", None)
             image = image.convert("RGB")
-            turn = turn_of(image) if upright else None
-            return image if turn is None else image.transpose(turn)
     except Exception as error:  # damaged bytes make decoders raise almost any error
-        too_large = isinstance(error, Image.DecompressionBombError)
-        remedy = "shrink the image" if too_large else "restore the file"
-        raise DatasetError(f"{path}: cannot be decoded ({reason(error)}); {remedy}") from error
-
-
-def turn_of(image: Image.Image) -> Image.Transpose | None:
-    """Find the turn that puts an image upright, by its EXIF orientation; None if it has none, or a damaged one."""
-    with suppress(Exception):
-        return TURNS.get(image.getexif()[ExifTags.Base.Orientation])
-    return None
+        raise DatasetError(
+            f"{path}: cannot be decoded ({reason(error)}); restore or convert the file"
+        ) from error
+    if upright:
+        with suppress(
+            Exception
+        ):  # other parts of the EXIF are damaged: Pillow fails after the turn
+            ImageOps.exif_transpose(image, in_place=True)
+    return image
