@@ -63,21 +63,15 @@ def read_inshop(root: Path) -> Listing:
         layouts = [root.name]
         root = root.parent.parent if root.parent.name == "Img" else root.parent
     partition = "list_eval_partition.txt"
-    folder, index = find(root, [f"Eval/{partition}", partition], _is_of_inshop)
+    folder, index = find(root, [f"Eval/{partition}", partition])
     choices = [f"{above}{layout}" for layout in layouts for above in ("Img/", "")]
-    above, images = find(folder, choices, Path.is_dir)
+    above, images = find(folder, choices)
     layout = (above / images).name
     with reading(folder / index):
         rows = map(str.split, read_lines(folder / index)[2:])
         names, items, parts = zip(*rows, strict=True)
     paths = [f"{layout}{name.removeprefix('img')}" for name in names]
     return Listing("inshop", (above / images).parent, layout, paths, items, parts)
-
-
-def _is_of_inshop(partition: Path) -> bool:
-    """True if the file is In-Shop's: DeepFashion's other benchmarks and CelebA have files of the same name."""
-    columns = ["image_name", "item_id", "evaluation_status"]
-    return partition.is_file() and "".join(read_lines(partition)[1:2]).split() == columns
 
 
 _PUBLISHED = (
@@ -93,15 +87,6 @@ _PUBLISHED = (
         name="cars",
         read=cars.read,
         counts={"train": (8_054, 98), "test": (8_131, 98)},
-        by_hand="""\
-The owners' links are dead (https://ai.stanford.edu/~jkrause/cars/car_dataset.html). Put one of these into
-data.root:
-
-- car_devkit.tgz, cars_train.tgz and cars_test.tgz, all unpacked, and cars_test_annos_withlabels.mat beside the
-  folder devkit: the owners' archives, from somebody who has them;
-- car_ims.tgz, unpacked, and cars_annos.mat: the same images in one folder;
-- https://www.kaggle.com/datasets/jutrera/stanford-car-dataset-by-classes-folder, unpacked: a copy by others, which
-  pytorch-metric-learning reads too.""",
     ),
     DatasetInfo(
         name="sop",
@@ -119,12 +104,6 @@ data.root:
         name="inshop",
         read=read_inshop,
         counts={"train": (25_882, 3_997), "query": (14_218, 3_985), "gallery": (12_612, 3_985)},
-        by_hand="""\
-The owners hand it out by Google Drive, and the password of the larger images on request:
-https://mmlab.ie.cuhk.edu.hk/projects/DeepFashion/InShopRetrieval.html. Put into data.root:
-
-- Eval/list_eval_partition.txt;
-- Img/img.zip, unpacked to Img/img (or Img/img_highres.zip, unpacked to Img/img_highres).""",
     ),
 )
 
