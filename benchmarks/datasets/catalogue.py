@@ -3,7 +3,6 @@
 Imports nothing heavy, since every start reads the names in it.
 """
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -54,18 +53,11 @@ def read_inshop(root: Path) -> Listing:
     Queries are searched in the gallery. No item both trains and tests, and queries and gallery have the same items.
 
     The images come in two sizes with the same names below `img` and `img_highres`; the choice changes results. The
-    benchmark's README describes `img`, centred and resized to 256 x 256, so `img` is read if both are there. To
-    read the other, name the folder `img_highres` itself as the root.
+    benchmark's README describes `img`, centred and resized to 256 x 256, so `img` is read if both are there.
     """
-    layouts: Sequence[str] = ("img", "img_highres")
-    root = root.absolute()
-    if root.name in layouts:
-        layouts = [root.name]
-        root = root.parent.parent if root.parent.name == "Img" else root.parent
     partition = "list_eval_partition.txt"
     folder, index = find(root, [f"Eval/{partition}", partition])
-    choices = [f"{above}{layout}" for layout in layouts for above in ("Img/", "")]
-    above, images = find(folder, choices)
+    above, images = find(folder, ["Img/img", "img", "Img/img_highres", "img_highres"])
     layout = (above / images).name
     with reading(folder / index):
         rows = map(str.split, read_lines(folder / index)[2:])
@@ -83,11 +75,7 @@ _PUBLISHED = (
         archive="CUB_200_2011.tgz",
         sha256="0c685df5597a8b24909f6a7c9db6d11e008733779a671760afef78feb49bf081",
     ),
-    DatasetInfo(
-        name="cars",
-        read=cars.read,
-        counts={"train": (8_054, 98), "test": (8_131, 98)},
-    ),
+    DatasetInfo("cars", cars.read, {"train": (8_054, 98), "test": (8_131, 98)}),
     DatasetInfo(
         name="sop",
         read=read_sop,
@@ -101,9 +89,9 @@ _PUBLISHED = (
         sha256="b04fa78210e69fab050ce73939550e1cd0f96890bdd98ec9fee732c3b756ef48",
     ),
     DatasetInfo(
-        name="inshop",
-        read=read_inshop,
-        counts={"train": (25_882, 3_997), "query": (14_218, 3_985), "gallery": (12_612, 3_985)},
+        "inshop",
+        read_inshop,
+        {"train": (25_882, 3_997), "query": (14_218, 3_985), "gallery": (12_612, 3_985)},
     ),
 )
 

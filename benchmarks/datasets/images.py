@@ -8,8 +8,7 @@ import numpy as np
 import torch
 from PIL import Image, ImageOps
 
-from benchmarks.console import reason
-from benchmarks.datasets.listing import DatasetError, Listing
+from benchmarks.datasets.listing import Listing, reading
 from benchmarks.datasets.splits import Split, limited, shuffled, validation_fold
 from benchmarks.datasets.transforms import ImageViews
 
@@ -97,13 +96,11 @@ class ImageSet(torch.utils.data.Dataset[tuple[torch.Tensor, int, int]]):
 
         The choice depends on the item's name and the order of its paths, which are the same in every layout.
         """
-        images: dict[int, list[int]] = {}
-        for index in sorted(range(len(self)), key=self.name):
-            images.setdefault(int(self.labels[index]), []).append(index)
         is_query = torch.zeros(len(self), dtype=torch.bool)
-        for label, of_item in images.items():
-            places = shuffled(range(len(of_item)), salt=f"{self.class_names[label]} ")
-            is_query[[of_item[place] for place in places[: len(places) // 2]]] = True
+        for label, item in enumerate(self.class_names):
+            images = sorted((self.labels == label).nonzero().flatten().tolist(), key=self.name)
+            places = shuffled(range(len(images)), salt=f"{item} ")
+            is_query[[images[place] for place in places[: len(places) // 2]]] = True
         return is_query
 
     def __len__(self) -> int:
@@ -144,22 +141,17 @@ def read_image(path: Path, *, upright: bool = False) -> Image.Image:
         DatasetError: if there is no such file, its format is not in `FORMATS`, it has too many pixels, or it
             cannot be decoded to its end.
     """
-    try:
-        with Image.open(path, formats=FORMATS) as file:
-            image: Image.Image = file
-            if file.mode.startswith("I;16"):  # Pillow would clip it to white
-                image = Image.fromarray((np.asarray(file) >> 8).astype(np.uint8))
-                image.info = file.info
-            elif file.mode in ("I", "F"):
-                raise ValueError(f"the mode {file.mode} does not define which value is white")
-            image.load()
-            # Invisible pixels have a colour, too; Pillow would warn of it.
-            image.info.pop("transparency", None)
-            image = image.convert("RGB")
-    except Exception as error:  # damaged bytes make decoders raise almost any error
-        raise DatasetError(
-            f"{path}: cannot be decoded ({reason(error)}); restore or convert the file"
-        ) from error
+    with reading(path), Image.open(path, formats=FORMATS) as file:
+        image: Image.Image = file
+        if file.mode.startswith("I;16"):  # Pillow would clip it to white
+            image = Image.fromarray((np.asarray(file) >> 8).astype(np.uint8))
+            image.info = file.info
+        elif file.mode in ("I", "F"):
+            raise ValueError(f"the mode {file.mode} does not define which value is white")
+        image.load()
+        # Invisible pixels have a colour, too; Pillow would warn of it.
+        image.info.pop("transparency", None)
+        image = image.convert("RGB")
     if upright:
         with suppress(
             Exception

@@ -22,14 +22,14 @@ class DatasetError(PrintableError, ValueError):
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Name an index file in the error that its content raises in the context."""
+    """Name an index file or an image in the error that its content raises in the context."""
     try:
         yield
     except DatasetError:
         raise
-    except Exception as error:  # damaged bytes make parsers raise almost any error
+    except Exception as error:  # damaged bytes make parsers and decoders raise almost any error
         why = f"{type(error).__name__}: {reason(error)}"
-        raise DatasetError(f"{path}: cannot be read ({why}); restore the file") from error
+        raise DatasetError(f"{path}: cannot be read ({why}); restore or replace it") from error
 
 
 @dataclass(frozen=True)
@@ -100,9 +100,6 @@ def find(root: Path, markers: Collection[str]) -> tuple[Path, str]:
     """The folder that holds one of these files or folders, and which: root, one in it, or one in such a folder.
 
     The uppermost folder is taken, there the first marker, and of equal folders the first by name.
-
-    Raises:
-        DatasetError: if there is none.
     """
     for above in ("", "*/", "*/*/"):  # some unpackers make two
         for marker in markers:
@@ -115,11 +112,7 @@ def find(root: Path, markers: Collection[str]) -> tuple[Path, str]:
 
 
 def read_lines(path: Path) -> list[str]:
-    """Read the lines of a UTF-8 text file, with any line ends; blank lines at the end are left out.
-
-    Raises:
-        DatasetError: if the file cannot be read, or is not UTF-8.
-    """
+    """Read the lines of a UTF-8 text file, with any line ends; blank lines at the end are left out."""
     with reading(path):
         return path.read_text(encoding="utf-8-sig").rstrip("\n").splitlines()
 

@@ -96,9 +96,12 @@ def test_all_that_is_wrong_is_told_at_once(command, tmp_path, monkeypatch):
     assert status == 1
     assert failed(output) == ["counts", "images"]
     assert "train 33 / 8, test 20 / 5; published: train 34 / 8, test 20 / 5" in output
-    assert output.count("cannot be decoded ([Errno 2] No such file") == 30
-    assert f"\n{folder / paths[40]}: cannot be decoded (image file is truncated" in output
-    assert f"\n{folder / paths[41]}: cannot be decoded (cannot identify image" in output
+    assert output.count("cannot be read (FileNotFoundError: ") == 30
+    assert f"\n{folder / paths[40]}: cannot be read (OSError: image file is truncated" in output
+    assert (
+        f"\n{folder / paths[41]}: cannot be read (UnidentifiedImageError: cannot identify image"
+        in output
+    )
     assert "fingerprint" not in table(output)  # of half a dataset
 
 

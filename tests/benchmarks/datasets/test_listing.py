@@ -55,7 +55,7 @@ def test_no_path_leads_out_of_the_folder(tmp_path, path):
 
 def test_a_missing_file_is_named(listing, tmp_path):
     (tmp_path / "b.jpg").unlink()
-    message = rf"{tmp_path}: cannot be read \(FileNotFoundError: .*b.jpg'\); restore the file"
+    message = rf"{tmp_path}: cannot be read \(FileNotFoundError: .*b.jpg'\); restore or replace it"
     with pytest.raises(DatasetError, match=message):
         _ = listing.fingerprint
 
