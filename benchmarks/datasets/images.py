@@ -1,6 +1,5 @@
 """A dataset of image files for the runner."""
 
-import warnings
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,9 +13,6 @@ from benchmarks.datasets.transforms import ImageViews
 
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "PPM", "TIFF", "WEBP", "JPEG2000", "AVIF")
 """Formats to open files as, whatever their names; otherwise Pillow would hand PostScript to Ghostscript."""
-
-# From twice as many pixels on it is an error.
-warnings.simplefilter("ignore", Image.DecompressionBombWarning)
 
 
 class ImageSet(torch.utils.data.Dataset[tuple[torch.Tensor, int, int]]):

@@ -31,11 +31,10 @@ def verify(
         All checks, and a line for every listed file that cannot be used.
     """
     Image.init()  # opening an image loads them, which is not thread-safe
-    paths = dict.fromkeys(listing.paths)
     with ThreadPool(joblib.cpu_count()) as pool:  # Pillow decodes without Python's lock
-        tasks = pool.imap(_examine, [listing.root / path for path in paths], chunksize=16)
-        bar = progress_bar(tasks, total=len(paths), desc=listing.name, unit="image")
-        found = dict(zip(paths, bar, strict=True))
+        tasks = pool.imap(_examine, [listing.root / path for path in listing.paths], chunksize=16)
+        bar = progress_bar(tasks, total=len(listing), desc=listing.name, unit="image")
+        found = dict(zip(listing.paths, bar, strict=True))
     broken = [problem for problem in found.values() if isinstance(problem, str)]
 
     counts = listing.counts()
