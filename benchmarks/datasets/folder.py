@@ -62,10 +62,10 @@ def _images(root: Path, level: int | None) -> dict[str, list[str]]:
             f"images out as {root}/CLASS/IMAGE"
         )
     for name in sorted(found.keys() | empty):
-        above = next((path for path in map(str, Path(name).parents) if path in found), None)
+        above = [path for path in map(str, Path(name).parents) if path in found]
         if above and name in found:
             raise DatasetError(
-                f"{root / above}: holds images, and so does {name!r} in it, so that the classes are unclear; move "
+                f"{root / above[0]}: holds images, and so does {name!r} in it, so that the classes are unclear; move "
                 "the former into a folder of their own, or set data.class_level to make them one class"
             )
         if not above and name not in found:

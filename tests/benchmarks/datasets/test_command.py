@@ -1,6 +1,7 @@
 """`python -m benchmarks.datasets`: lists, fetches and checks; on complete trees, and on each kind of broken one."""
 
 import hashlib
+import shutil
 import tarfile
 from dataclasses import replace
 from pathlib import Path
@@ -176,13 +177,16 @@ def test_a_usage_error_is_told(command, tmp_path, monkeypatch, arguments, messag
 # --------------------------------------------------------------------------------------- download
 
 
-@pytest.fixture
-def served(tmp_path, monkeypatch):
+@pytest.fixture(params=["tgz", "zip"])
+def served(tmp_path, monkeypatch, request):
     """CUB-200-2011 as an archive on a local server; the paths that were asked for."""
     folder = cub.write(tmp_path / "server")
-    path = tmp_path / "server" / "CUB_200_2011.tgz"
-    with tarfile.open(path, "w:gz", dereference=True) as archive:
-        archive.add(folder, folder.name)
+    path = tmp_path / "server" / f"CUB_200_2011.{request.param}"
+    if request.param == "zip":
+        shutil.make_archive(str(path.with_suffix("")), "zip", folder.parent, folder.name)
+    else:
+        with tarfile.open(path, "w:gz", dereference=True) as archive:
+            archive.add(folder, folder.name)
     monkeypatch.setenv("no_proxy", "*")
     content = path.read_bytes()
     with serving(path.parent) as server:
