@@ -65,8 +65,8 @@ def _images(root: Path, level: int | None) -> dict[str, list[str]]:
         above = [path for path in map(str, Path(name).parents) if path in found]
         if above and name in found:
             raise DatasetError(
-                f"{root / above[0]}: holds images, and so does {name!r} in it, so that the classes are unclear; move "
-                "the former into a folder of their own, or set data.class_level to make them one class"
+                f"{root / above[0]}: holds images, and so does {name!r} in it, so that the classes are unclear; "
+                "move the former into a folder of their own, or set data.class_level to make them one class"
             )
         if not above and name not in found:
             raise DatasetError(
