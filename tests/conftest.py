@@ -109,5 +109,5 @@ def glyphs_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     base = tmp_path_factory.getbasetemp()
     root = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "glyphs"
     root.mkdir(exist_ok=True)
-    Glyphs(root)  # one process renders, the others wait
+    Glyphs(root)
     return root

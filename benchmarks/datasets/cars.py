@@ -8,10 +8,9 @@ named by its id and name ("014 Audi TTS Coupe 2012"), so that sorted names follo
 from pathlib import Path
 from typing import Any
 
-from benchmarks.datasets.listing import DatasetError, Listing, find, read_lines, reading
+from benchmarks.datasets.listing import Listing, find, read_lines, reading
 
 TRAINING_CLASSES = 98
-LABELLED = "cars_test_annos_withlabels.mat"
 
 Images = list[tuple[str, int]]
 """Paths and ids of classes, from 1."""
@@ -35,15 +34,10 @@ def read(root: Path) -> Listing:
 
 def _devkit(folder: Path) -> tuple[Images, list[str]]:
     """Read the owners' annotations, with a file and a folder of images for each of their parts."""
-    index, labelled = folder / "devkit", folder / LABELLED  # its download was separate
-    if not labelled.exists():
-        labelled = index / LABELLED
-    if not labelled.exists():
-        raise DatasetError(
-            f"{labelled}: is missing, and the devkit's own list of these images has no classes; get this file, "
-            f"which was a download of its own, and put it into {folder}"
-        )
+    index = folder / "devkit"
     images = _annotated(index / "cars_train_annos.mat", "fname", above="cars_train/")
+    # A download of its own: the devkit's list of these images has no classes.
+    labelled = folder / "cars_test_annos_withlabels.mat"
     images += _annotated(labelled, "fname", above="cars_test/")
     return images, list(_variable(index / "cars_meta.mat", "class_names"))
 
@@ -83,10 +77,7 @@ def _annotated(file: Path, name_field: str, above: str = "") -> Images:
 
 
 def _variable(file: Path, name: str) -> Any:
-    """A variable of a .mat file, without the dimensions of length one that MATLAB gives to every scalar.
-
-    Such a file holds only data: SciPy runs no code from it.
-    """
+    """A variable of a .mat file, without the dimensions of length one that MATLAB gives to every scalar."""
     from scipy.io import loadmat  # takes a while to import
 
     # SciPy would not say that a file is missing; `squeeze_me` turns a single row into a scalar.

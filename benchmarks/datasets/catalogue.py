@@ -3,7 +3,6 @@
 Imports nothing heavy, since every start reads the names in it.
 """
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -54,30 +53,17 @@ def read_inshop(root: Path) -> Listing:
     Queries are searched in the gallery. No item both trains and tests, and queries and gallery have the same items.
 
     The images come in two sizes with the same names below `img` and `img_highres`; the choice changes results. The
-    benchmark's README describes `img`, centred and resized to 256 x 256, so `img` is read if both are there. To
-    read the other, name the folder `img_highres` itself as the root.
+    benchmark's README describes `img`, centred and resized to 256 x 256, so `img` is read if both are there.
     """
-    layouts: Sequence[str] = ("img", "img_highres")
-    root = root.absolute()
-    if root.name in layouts:
-        layouts = [root.name]
-        root = root.parent.parent if root.parent.name == "Img" else root.parent
     partition = "list_eval_partition.txt"
-    folder, index = find(root, [f"Eval/{partition}", partition], _is_of_inshop)
-    choices = [f"{above}{layout}" for layout in layouts for above in ("Img/", "")]
-    above, images = find(folder, choices, Path.is_dir)
+    folder, index = find(root, [f"Eval/{partition}", partition])
+    above, images = find(folder, ["Img/img", "img", "Img/img_highres", "img_highres"])
     layout = (above / images).name
     with reading(folder / index):
         rows = map(str.split, read_lines(folder / index)[2:])
         names, items, parts = zip(*rows, strict=True)
     paths = [f"{layout}{name.removeprefix('img')}" for name in names]
     return Listing("inshop", (above / images).parent, layout, paths, items, parts)
-
-
-def _is_of_inshop(partition: Path) -> bool:
-    """True if the file is In-Shop's: DeepFashion's other benchmarks and CelebA have files of the same name."""
-    columns = ["image_name", "item_id", "evaluation_status"]
-    return partition.is_file() and "".join(read_lines(partition)[1:2]).split() == columns
 
 
 _PUBLISHED = (
@@ -89,20 +75,7 @@ _PUBLISHED = (
         archive="CUB_200_2011.tgz",
         sha256="0c685df5597a8b24909f6a7c9db6d11e008733779a671760afef78feb49bf081",
     ),
-    DatasetInfo(
-        name="cars",
-        read=cars.read,
-        counts={"train": (8_054, 98), "test": (8_131, 98)},
-        by_hand="""\
-The owners' links are dead (https://ai.stanford.edu/~jkrause/cars/car_dataset.html). Put one of these into
-data.root:
-
-- car_devkit.tgz, cars_train.tgz and cars_test.tgz, all unpacked, and cars_test_annos_withlabels.mat beside the
-  folder devkit: the owners' archives, from somebody who has them;
-- car_ims.tgz, unpacked, and cars_annos.mat: the same images in one folder;
-- https://www.kaggle.com/datasets/jutrera/stanford-car-dataset-by-classes-folder, unpacked: a copy by others, which
-  pytorch-metric-learning reads too.""",
-    ),
+    DatasetInfo("cars", cars.read, {"train": (8_054, 98), "test": (8_131, 98)}),
     DatasetInfo(
         name="sop",
         read=read_sop,
@@ -116,15 +89,9 @@ data.root:
         sha256="b04fa78210e69fab050ce73939550e1cd0f96890bdd98ec9fee732c3b756ef48",
     ),
     DatasetInfo(
-        name="inshop",
-        read=read_inshop,
-        counts={"train": (25_882, 3_997), "query": (14_218, 3_985), "gallery": (12_612, 3_985)},
-        by_hand="""\
-The owners hand it out by Google Drive, and the password of the larger images on request:
-https://mmlab.ie.cuhk.edu.hk/projects/DeepFashion/InShopRetrieval.html. Put into data.root:
-
-- Eval/list_eval_partition.txt;
-- Img/img.zip, unpacked to Img/img (or Img/img_highres.zip, unpacked to Img/img_highres).""",
+        "inshop",
+        read_inshop,
+        {"train": (25_882, 3_997), "query": (14_218, 3_985), "gallery": (12_612, 3_985)},
     ),
 )
 

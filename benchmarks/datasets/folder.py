@@ -7,7 +7,7 @@ from pathlib import Path
 from PIL import Image
 
 from benchmarks.datasets.images import FORMATS
-from benchmarks.datasets.listing import DatasetError, Listing, read_lines
+from benchmarks.datasets.listing import DatasetError, Listing, read_lines, reading
 from benchmarks.datasets.splits import shuffled
 
 
@@ -25,8 +25,8 @@ def read(root: Path, test_classes: Path | float, class_level: int | None = None)
             that each folder that holds images is a class.
 
     Raises:
-        DatasetError: if there are fewer than two classes, a folder has no images, images lie beside the classes,
-            a class lies in another one, or a name is not UTF-8 or has control characters.
+        DatasetError: if there are fewer than two classes, a folder has no images, a class lies in another one, or
+            a name is not UTF-8 or has control characters.
         ValueError: if test_classes names an unknown class, or leaves no class to test or to train on.
     """
     images = _images(root, class_level)
@@ -39,54 +39,40 @@ def read(root: Path, test_classes: Path | float, class_level: int | None = None)
 
 def _images(root: Path, level: int | None) -> dict[str, list[str]]:
     """The paths of each class, the classes sorted."""
+
+    def stop(error: OSError) -> None:
+        raise error
+
     suffixes = tuple(end for end, kind in Image.registered_extensions().items() if kind in FORMATS)
     found: dict[str, list[str]] = {}
     empty: set[str] = set()
-    seen: set[str] = set()
-    waiting = [Path()]  # before Python 3.12, os.walk has a limit of a thousand levels
-    while waiting:
-        inside = waiting.pop()
-        if (real := os.path.realpath(root / inside)) in seen:
-            raise DatasetError(f"{root / inside}: a link leads to {real} again; remove the link")
-        seen.add(real)
-        try:
-            with os.scandir(root / inside) as every:
-                shown = [(entry.name, entry.is_dir()) for entry in every if entry.name[0] != "."]
-        except OSError as error:
-            why = f"{error.filename}: cannot be read as a folder ({error.strerror})"
-            raise DatasetError(why) from error
-        folders = [inside / name for name, is_folder in shown if is_folder]
-        images = [
-            name for name, is_folder in shown if not is_folder and name.lower().endswith(suffixes)
-        ]
-        waiting += sorted(folders, reverse=True)
-        name = unicodedata.normalize("NFC", "/".join(inside.parts[:level]))
-        if images and not name:
-            raise DatasetError(
-                f"{root}: {min(images)!r} lies beside the folders of the classes; move it into one of them"
-            )
-        if images:
-            found.setdefault(name, []).extend(f"{inside}/{image}" for image in images)
-        elif name and not folders:
-            empty.add(name)
-    for name in sorted(empty.union(found)):
-        above = next((str(path) for path in Path(name).parents if str(path) in found), None)
-        if above is None and name not in found:
-            raise DatasetError(
-                f"{root / name}: holds no image; remove the folder, or put images into it "
-                f"({', '.join(sorted(suffixes))})"
-            )
-        if above is not None and name in found:
-            raise DatasetError(
-                f"{root}: {above!r} holds images, and so does {name!r} in it, so that the classes are unclear; "
-                "move the former into a folder of their own, or set data.class_level to "
-                f"{above.count('/') + 1} to make them one class"
-            )
+    with reading(root):
+        for folder, inner, files in os.walk(root, onerror=stop, followlinks=True):
+            inner[:] = [name for name in inner if name[0] != "."]
+            inside = Path(folder).relative_to(root)
+            name = unicodedata.normalize("NFC", "/".join(inside.parts[:level])) or "."
+            images = [file for file in files if file[0] != "." and file.lower().endswith(suffixes)]
+            if images:
+                found.setdefault(name, []).extend(f"{inside}/{image}" for image in images)
+            elif not inner:
+                empty.add(name)
     if len(found) < 2:
         raise DatasetError(
             f"{root}: holds {len(found)} folders of classes, expected two or more, to train and test on; lay the "
             f"images out as {root}/CLASS/IMAGE"
         )
+    for name in sorted(found.keys() | empty):
+        above = [path for path in map(str, Path(name).parents) if path in found]
+        if above and name in found:
+            raise DatasetError(
+                f"{root / above[0]}: holds images, and so does {name!r} in it, so that the classes are unclear; "
+                "move the former into a folder of their own, or set data.class_level to make them one class"
+            )
+        if not above and name not in found:
+            raise DatasetError(
+                f"{root / name}: holds no image; remove the folder, or put images into it "
+                f"({', '.join(sorted(suffixes))})"
+            )
     return dict(sorted(found.items()))
 
 

@@ -15,18 +15,14 @@ Construction:
 4. Splits: classes are ordered by the SHA-256 of their name. The first half trains; it is cut into the validation
    folds.
 
-The papers fine-tune a trunk that was trained elsewhere. Here a stage "pretraining" stands for "elsewhere": its
-classes are the first 750 of the training half, shifted but not otherwise perturbed. The stage "fine_tuning" draws
-100 of the 334 other classes for each seed and fold; the remaining 234 validate. Both stages test on the same
-half.
+For the stages of training, docs/glyphs.md, the training half is cut another way: its first 750 classes are for
+"pretraining", shifted but not otherwise perturbed; "fine_tuning" draws 100 of the others for each seed and fold.
 """
 
 import hashlib
 import math
-import sys
 import unicodedata
 from collections.abc import Sequence
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -37,7 +33,8 @@ import torch
 import torch.nn.functional as F
 from matplotlib.ft2font import FT2Font, LoadFlags, __freetype_version__
 
-from benchmarks.console import alone, progress_bar
+from benchmarks.console import progress_bar, replacing
+from benchmarks.datasets.listing import DatasetError
 from benchmarks.datasets.splits import Split, Stage, limited, shuffled, validation_fold
 
 Pixels = npt.NDArray[np.uint8]
@@ -78,8 +75,7 @@ class Glyphs(torch.utils.data.Dataset[tuple[torch.Tensor, int, int]]):
     training view: a pure function of (i, seed). No global random state is read or written.
 
     Args:
-        root: Folder of the cache. The images are rendered on first use (in some seconds), by one of the processes
-            that start at the same time; the others wait. A damaged file is replaced, with a message.
+        root: Folder of the cache. The images are rendered on first use, in some seconds.
         split, fold, folds, max_classes, draw_seed: As for `ImageSet`.
         image_size: Height and width S in pixels.
         stage: Split the training half by stages instead, see above. Default: by folds.
@@ -90,6 +86,7 @@ class Glyphs(torch.utils.data.Dataset[tuple[torch.Tensor, int, int]]):
     Attributes:
         Those of `ImageSet`; fingerprint: SHA-256 of all rendered images and their class names.
     Raises:
+        DatasetError: if the cache is damaged.
         ValueError: for an impossible fold, or an image_size below 16.
     """
 
@@ -227,28 +224,21 @@ def _split(
 
 def _cached(root: Path, size: int) -> tuple[list[str], Pixels]:
     """The classes' names and their images (classes, faces, S, S), rendered if need be."""
-    fonts = [Path(matplotlib.get_data_path(), "fonts", "ttf", file) for file in FACES.values()]
+    files = [Path(matplotlib.get_data_path(), "fonts", "ttf", file) for file in FACES.values()]
     version = f"{FORMAT} {__freetype_version__}".encode()
-    digest = hashlib.sha256(version + b"".join(font.read_bytes() for font in fonts)).hexdigest()
+    digest = hashlib.sha256(version + b"".join(file.read_bytes() for file in files)).hexdigest()
     path = root / f"glyphs-v{FORMAT}-{size}px-{digest[:16]}.npz"
-    if (found := _read(path)) is None:
-        with alone(path, wait=True) as partial:
-            if (found := _read(path)) is None:  # no other process has rendered them
-                if path.exists():
-                    print(f"{path}: is damaged; rendering the glyphs again", file=sys.stderr)
-                code_points, images = found = _render([FT2Font(str(font)) for font in fonts], size)
-                whole = partial / path.name
-                np.savez_compressed(whole, code_points=code_points, images=images)
-                whole.replace(path)
-    code_points, images = found
+    if not path.exists():
+        rendered, drawn = _render([FT2Font(str(file)) for file in files], size)
+        root.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as file:
+            np.savez_compressed(file, code_points=rendered, images=drawn)
+    try:  # the file has checksums
+        with np.load(path) as archive:
+            code_points, images = archive["code_points"].tolist(), archive["images"]
+    except Exception as error:  # damaged bytes make numpy raise almost any error
+        raise DatasetError(f"{path}: is damaged; delete it, and it is made again") from error
     return [f"U+{point:04X} {chr(point)}" for point in code_points], images
-
-
-def _read(path: Path) -> tuple[list[int], Pixels] | None:
-    """The code points and images in a file, which has checksums; None if it is missing or damaged."""
-    with suppress(Exception), path.open("rb") as file, np.load(file) as archive:
-        return archive["code_points"].tolist(), archive["images"]
-    return None
 
 
 def _render(fonts: Sequence[FT2Font], size: int) -> tuple[list[int], Pixels]:

@@ -1,34 +1,18 @@
 """A dataset of image files for the runner."""
 
-import warnings
 from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import ExifTags, Image
+from PIL import Image, ImageOps
 
-from benchmarks.console import reason
-from benchmarks.datasets.listing import DatasetError, Listing
+from benchmarks.datasets.listing import Listing, reading
 from benchmarks.datasets.splits import Split, limited, shuffled, validation_fold
 from benchmarks.datasets.transforms import ImageViews
 
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "PPM", "TIFF", "WEBP", "JPEG2000", "AVIF")
 """Formats to open files as, whatever their names; otherwise Pillow would hand PostScript to Ghostscript."""
-
-TURNS = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
-"""The turn for each EXIF orientation; `ImageOps.exif_transpose` fails if other parts of the EXIF are damaged."""
-
-# From twice as many pixels on it is an error.
-warnings.simplefilter("ignore", Image.DecompressionBombWarning)
 
 
 class ImageSet(torch.utils.data.Dataset[tuple[torch.Tensor, int, int]]):
@@ -108,13 +92,11 @@ class ImageSet(torch.utils.data.Dataset[tuple[torch.Tensor, int, int]]):
 
         The choice depends on the item's name and the order of its paths, which are the same in every layout.
         """
-        images: dict[int, list[int]] = {}
-        for index in sorted(range(len(self)), key=self.name):
-            images.setdefault(int(self.labels[index]), []).append(index)
         is_query = torch.zeros(len(self), dtype=torch.bool)
-        for label, of_item in images.items():
-            places = shuffled(range(len(of_item)), salt=f"{self.class_names[label]} ")
-            is_query[[of_item[place] for place in places[: len(places) // 2]]] = True
+        for label, item in enumerate(self.class_names):
+            images = sorted((self.labels == label).nonzero().flatten().tolist(), key=self.name)
+            places = shuffled(range(len(images)), salt=f"{item} ")
+            is_query[[images[place] for place in places[: len(places) // 2]]] = True
         return is_query
 
     def __len__(self) -> int:
@@ -155,28 +137,20 @@ def read_image(path: Path, *, upright: bool = False) -> Image.Image:
         DatasetError: if there is no such file, its format is not in `FORMATS`, it has too many pixels, or it
             cannot be decoded to its end.
     """
-    try:
-        with Image.open(path, formats=FORMATS) as file:
-            image: Image.Image = file
-            if file.mode.startswith("I;16"):  # Pillow would clip it to white
-                image = Image.fromarray((np.asarray(file) >> 8).astype(np.uint8))
-                image.info = file.info
-            elif file.mode in ("I", "F"):
-                raise ValueError(f"the mode {file.mode} does not define which value is white")
-            image.load()
-            # Invisible pixels have a colour, too; Pillow would warn of it.
-            image.info.pop("transparency", None)
-            image = image.convert("RGB")
-            turn = turn_of(image) if upright else None
-            return image if turn is None else image.transpose(turn)
-    except Exception as error:  # damaged bytes make decoders raise almost any error
-        too_large = isinstance(error, Image.DecompressionBombError)
-        remedy = "shrink the image" if too_large else "restore the file"
-        raise DatasetError(f"{path}: cannot be decoded ({reason(error)}); {remedy}") from error
-
-
-def turn_of(image: Image.Image) -> Image.Transpose | None:
-    """Find the turn that puts an image upright, by its EXIF orientation; None if it has none, or a damaged one."""
-    with suppress(Exception):
-        return TURNS.get(image.getexif()[ExifTags.Base.Orientation])
-    return None
+    with reading(path), Image.open(path, formats=FORMATS) as file:
+        image: Image.Image = file
+        if file.mode.startswith("I;16"):  # Pillow would clip it to white
+            image = Image.fromarray((np.asarray(file) >> 8).astype(np.uint8))
+            image.info = file.info
+        elif file.mode in ("I", "F"):
+            raise ValueError(f"the mode {file.mode} does not define which value is white")
+        image.load()
+        # Invisible pixels have a colour, too; Pillow would warn of it.
+        image.info.pop("transparency", None)
+        image = image.convert("RGB")
+    if upright:
+        with suppress(
+            Exception
+        ):  # other parts of the EXIF are damaged: Pillow fails after the turn
+            ImageOps.exif_transpose(image, in_place=True)
+    return image

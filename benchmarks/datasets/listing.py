@@ -22,16 +22,14 @@ class DatasetError(PrintableError, ValueError):
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Name an index file in the error that its content raises in the context."""
+    """Name an index file or an image in the error that its content raises in the context."""
     try:
-        if path.exists() and not (path.is_file() or path.is_dir()):
-            raise OSError("it is a pipe or a device")  # which may never end
         yield
     except DatasetError:
         raise
-    except Exception as error:  # damaged bytes make parsers raise almost any error
+    except Exception as error:  # damaged bytes make parsers and decoders raise almost any error
         why = f"{type(error).__name__}: {reason(error)}"
-        raise DatasetError(f"{path}: cannot be read ({why}); restore the file") from error
+        raise DatasetError(f"{path}: cannot be read ({why}); restore or replace it") from error
 
 
 @dataclass(frozen=True)
@@ -81,18 +79,11 @@ class Listing:
         """SHA-256 in hexadecimal of the listed paths, classes and parts and of the files' sizes.
 
         Raises:
-            DatasetError: if files are missing; it says how many.
+            DatasetError: if a file is missing.
         """
-        sizes = [  # Path's methods take twice the time
-            os.path.getsize(file) if os.path.isfile(file) else None  # noqa: PTH113, PTH202
-            for file in (f"{self.root}/{path}" for path in self.paths)
-        ]
-        missing = [path for path, size in zip(self.paths, sizes, strict=True) if size is None]
-        if missing:
-            raise DatasetError(
-                f"{self.root}: {len(missing):,} of {len(self):,} images are missing, the first is {missing[0]}; "
-                "unpack the dataset's archive again"
-            )
+        with reading(self.root):
+            # Path's methods take twice the time.
+            sizes = [os.path.getsize(f"{self.root}/{path}") for path in self.paths]  # noqa: PTH202
         digest = hashlib.sha256(self.name.encode())
         for row in zip(self.paths, self.classes, self.parts, sizes, strict=True):
             digest.update("\0".join(map(str, row)).encode() + b"\n")
@@ -105,36 +96,23 @@ def counts_text(counts: Mapping[str, tuple[int, int]]) -> str:
     return ", ".join(texts)
 
 
-def find(
-    root: Path, markers: Collection[str], suits: Callable[[Path], bool] = Path.exists
-) -> tuple[Path, str]:
+def find(root: Path, markers: Collection[str]) -> tuple[Path, str]:
     """The folder that holds one of these files or folders, and which: root, one in it, or one in such a folder.
 
     The uppermost folder is taken, there the first marker, and of equal folders the first by name.
-
-    Args:
-        suits: True for a marker that is the dataset's.
-
-    Raises:
-        DatasetError: if there is none.
     """
     for above in ("", "*/", "*/*/"):  # some unpackers make two
         for marker in markers:
-            for path in sorted(root.glob(above + marker)):
-                if suits(path):
-                    return path.parents[marker.count("/")], marker
+            if found := sorted(root.glob(above + marker)):
+                return found[0].parents[marker.count("/")], marker
     raise DatasetError(
         f"{root}: found no {' or '.join(markers)}, here or in the folders here; name the folder that the dataset "
-        "was unpacked in"
+        "was unpacked in (docs/datasets.md says where to get it)"
     )
 
 
 def read_lines(path: Path) -> list[str]:
-    """Read the lines of a UTF-8 text file, with any line ends; blank lines at the end are left out.
-
-    Raises:
-        DatasetError: if the file cannot be read, or is not UTF-8.
-    """
+    """Read the lines of a UTF-8 text file, with any line ends; blank lines at the end are left out."""
     with reading(path):
         return path.read_text(encoding="utf-8-sig").rstrip("\n").splitlines()
 
@@ -149,7 +127,6 @@ class DatasetInfo:
         counts: The published (images, classes) of each part.
         url, archive, sha256: Link to its archive, and the file's name and checksum; empty if there is no lawful and
             working direct link.
-        by_hand: For a dataset without a link: where to get it, and which files to put where.
     """
 
     name: str
@@ -158,7 +135,6 @@ class DatasetInfo:
     url: str = ""
     archive: str = ""
     sha256: str = ""
-    by_hand: str = ""
 
 
 def load(info: DatasetInfo, root: Path) -> Listing:

@@ -34,12 +34,9 @@ def limited(names: Sequence[str], most: int | None, draw_seed: int | None = None
 
 
 def validation_fold(names: Sequence[str], fold: int, folds: int) -> tuple[list[str], list[str]]:
-    """The classes to train on and those held out, both in their order.
+    """The training classes to train on and those held out, both in their order.
 
-    Args:
-        names: All training classes.
-        fold: The fold to hold out, 0..folds-1.
-        folds: Number of parts; their sizes differ by at most one class.
+    The sizes of folds differ by at most one class.
 
     Raises:
         ValueError: for a fold outside 0..folds-1, or if there are fewer classes than folds.

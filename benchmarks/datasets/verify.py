@@ -10,17 +10,13 @@ import joblib
 from PIL import Image
 
 from benchmarks.console import progress_bar
-from benchmarks.datasets.images import read_image, turn_of
+from benchmarks.datasets.images import read_image
 from benchmarks.datasets.listing import DatasetError, Listing, counts_text
 
-FILES_PER_TASK = 16
 RESULTS = {True: "ok", False: "FAILED"}
 
 Check = tuple[str, str, str]
 """The subject, "ok" or "FAILED" (or "": neither right nor wrong), and the finding."""
-
-Intact = tuple[bytes, bool]
-"""The SHA-256 of an image file that can be used, and whether its EXIF data turn it."""
 
 
 def verify(
@@ -35,28 +31,23 @@ def verify(
         All checks, and a line for every listed file that cannot be used.
     """
     Image.init()  # opening an image loads them, which is not thread-safe
-    paths = dict.fromkeys(listing.paths)
     with ThreadPool(joblib.cpu_count()) as pool:  # Pillow decodes without Python's lock
-        tasks = pool.imap(_examine, [listing.root / path for path in paths], FILES_PER_TASK)
-        bar = progress_bar(tasks, total=len(paths), desc=listing.name, unit="image")
-        found = dict(zip(paths, bar, strict=True))
-
+        tasks = pool.imap(_examine, [listing.root / path for path in listing.paths], chunksize=16)
+        bar = progress_bar(tasks, total=len(listing), desc=listing.name, unit="image")
+        found = dict(zip(listing.paths, bar, strict=True))
     broken = [problem for problem in found.values() if isinstance(problem, str)]
-    turned = sum(file[1] for file in found.values() if not isinstance(file, str))
-    shown = "shown upright" if listing.upright else "read as stored"
+
     counts = listing.counts()
-    checks = [("listed", "", f"{len(listing):,} images, layout {listing.layout}")]
     if published is None:
         depths = Counter(name.count("/") + 1 for name in set(listing.classes))
         each = [f"{count:,} classes at depth {depth}" for depth, count in sorted(depths.items())]
-        checks += [("counts", "", counts_text(counts)), ("classes", "", ", ".join(each))]
+        checks = [("counts", "", counts_text(counts)), ("classes", "", ", ".join(each))]
     else:
         wrong = "" if counts == published else f"; published: {counts_text(published)}"
-        checks += [("counts", RESULTS[not wrong], counts_text(counts) + wrong)]
+        checks = [("counts", RESULTS[not wrong], counts_text(counts) + wrong)]
     checks += [
         _several_images(listing),
         ("images", RESULTS[not broken], f"{len(broken):,} of {len(found):,} cannot be used"),
-        ("rotated", "", f"{turned:,} images by their EXIF orientation, {shown}"),
         _same_content(listing, found),
     ]
     if not broken:
@@ -64,13 +55,11 @@ def verify(
     return checks, broken
 
 
-def _examine(path: Path) -> Intact | str:
-    """Read an image file; if it cannot be used, return the reason."""
-    if not path.is_file():
-        return f"{path}: is missing, or is no file; restore it"
+def _examine(path: Path) -> bytes | str:
+    """The SHA-256 of an image file; if it cannot be used, the reason as text."""
     try:
-        turned = turn_of(read_image(path)) is not None
-        return hashlib.sha256(path.read_bytes()).digest(), turned
+        read_image(path)
+        return hashlib.sha256(path.read_bytes()).digest()
     except DatasetError as error:
         return str(error)
 
@@ -87,7 +76,7 @@ def _several_images(listing: Listing) -> Check:
     return "one image", RESULTS[enough], f"{', '.join(counts)} have one image{why}"
 
 
-def _same_content(listing: Listing, found: Mapping[str, Intact | str]) -> Check:
+def _same_content(listing: Listing, found: Mapping[str, bytes | str]) -> Check:
     """Count the training images with an equal file in the test part."""
     rows = list(zip(listing.paths, listing.parts, strict=True))
     tested = {found[path]: path for path, part in rows if part != "train"}

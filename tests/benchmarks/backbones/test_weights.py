@@ -231,7 +231,6 @@ def test_download_fetches_a_file_once_and_checks_it(tmp_path, monkeypatch, capsy
     path.parent.mkdir()
     torch.save(values(Network()), path)
     monkeypatch.setenv("no_proxy", "*")
-    monkeypatch.setattr("benchmarks.datasets.fetch.RETRIES", 0)
     with serving(path.parent) as server:
         entry = known(path, url=server.url(path.name))
         monkeypatch.setattr("benchmarks.backbones.__main__.KNOWN_WEIGHTS", [entry])

@@ -283,6 +283,6 @@ def test_an_image_that_cannot_be_decoded_stops_the_run_with_its_path(
     error = capsys.readouterr().err
     [line] = [line for line in error.splitlines() if line.startswith("error:")]
     assert line.startswith(f"error: {tmp_path / 'data'}/")
-    assert "1.jpg: cannot be decoded" in line
+    assert "1.jpg: cannot be read" in line
     assert "benchmarks.datasets verify" in line
     assert json.loads((tmp_path / "run" / "run.json").read_text())["status"] == "failed"

@@ -1,7 +1,5 @@
 """Your own folder of images."""
 
-import inspect
-import sys
 from collections import Counter
 
 import pytest
@@ -90,9 +88,7 @@ def test_the_first_folders_can_be_the_class(tmp_path, level, classes):
 
 def test_a_class_in_a_class_is_refused_unless_the_level_joins_them(tmp_path):
     put(tmp_path, "Fruit/Apple/1.jpg", "Fruit/Apple/2019/2.jpg", "Milk/3.jpg")
-    message = (
-        r"'Fruit/Apple' holds images, and so does 'Fruit/Apple/2019' .* data\.class_level to 2 to"
-    )
+    message = r"Fruit/Apple: holds images, and so does 'Fruit/Apple/2019' .* data\.class_level to make them"
     with pytest.raises(DatasetError, match=message):
         folder.read(tmp_path, 0.5)
     assert folder.read(tmp_path, 0.5, 2).classes == ["Fruit/Apple", "Fruit/Apple", "Milk"]
@@ -164,7 +160,11 @@ def test_a_fraction_is_held_out_by_name_alone(root):
         ([], "\n", "^test_classes: expected a .* of names, that leaves some of 6 .*test.txt$"),
         ([], "\n".join(CLASSES), "of 6 classes to train on and some to test on, got .*test.txt$"),
         ([], b"ant\nb\xe9e\n", "test.txt: cannot be read .UnicodeDecodeError: 'utf-8' codec can't"),
-        (["stray.jpeg"], 0.5, "ROOT: 'stray.jpeg' lies beside the folders of the c"),
+        (
+            ["stray.jpeg"],
+            0.5,
+            "ROOT: holds images, and so does 'Dog' in it, .*; move the former into",
+        ),
         (
             ["gnu/calf/1.jpg", "gnu/bull/index.html"],
             0.5,
@@ -196,27 +196,7 @@ def test_a_root_that_is_no_folder(tmp_path, kind):
     root = tmp_path / "root"
     if kind == "a file":
         root.touch()
-    with pytest.raises(DatasetError, match=rf"{root}: cannot be read as a folder \((No|Not a)"):
-        folder.read(root, 0.5)
-
-
-@pytest.fixture
-def few_calls():
-    """Python may call 250 functions in each other."""
-    before = sys.getrecursionlimit()
-    sys.setrecursionlimit(len(inspect.stack(0)) + 250)
-    yield
-    sys.setrecursionlimit(before)
-
-
-def test_folders_may_be_deeper_than_python_recurses(tmp_path, request):
-    deep = "/".join(["a", *"d" * 300])
-    put(tmp_path, f"{deep}/1.jpg", "b/1.jpg")
-    request.getfixturevalue("few_calls")
-    assert folder.read(tmp_path, 0.5).paths == [f"{deep}/1.jpg", "b/1.jpg"]
-
-
-def test_a_link_back_is_refused(root):
-    (root / "ant" / "back").symlink_to(root, target_is_directory=True)
-    with pytest.raises(DatasetError, match=rf"back: a link leads to {root} again; remove"):
+    with pytest.raises(
+        DatasetError, match=rf"{root}: cannot be read \((FileNotFound|NotADirectory)"
+    ):
         folder.read(root, 0.5)

@@ -51,7 +51,9 @@ def refused(
 def test_missing_images_hide_no_other_fault(refused: Any, tmp_path: Path) -> None:
     missing = f"--data.root={tmp_path / 'nowhere'}"
     images, *others = refused(missing)
-    assert images.startswith(f"data.root: {tmp_path / 'nowhere'}: cannot be read as a folder")
+    assert images.startswith(
+        f"data.root: {tmp_path / 'nowhere'}: cannot be read (FileNotFoundError"
+    )
     assert others == [FETCHED]
     losses = "--losses=[{loss: {class_path: pml_regularizers.HORDELoss, init_args: {ordr: 3}}}]"
     assert [line.partition(": ")[0] for line in refused(missing, losses)] == [

@@ -77,13 +77,13 @@ def _write_devkit(root: Path, cars: Sequence[Car]) -> list[str]:
     index = root / "devkit"
     index.mkdir(parents=True)
     save(index / "cars_meta.mat", class_names=cells(CLASS_NAMES))
-    for part, labels in (("train", ""), ("test", "_withlabels")):
+    for part, place, labels in (("train", index, ""), ("test", root, "_withlabels")):
         rows = [
             {"bbox_x1": 30, "class": car.class_id, "fname": car.file}
             for car in cars
             if car.part == part
         ]
-        save(index / f"cars_{part}_annos{labels}.mat", annotations=structs(rows))
+        save(place / f"cars_{part}_annos{labels}.mat", annotations=structs(rows))
     for row in rows:
         del row["class"]
     save(index / "cars_test_annos.mat", annotations=structs(rows))
