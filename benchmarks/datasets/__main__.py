@@ -68,20 +68,23 @@ def _file_or_fraction(text: str) -> Path | float:
 def download(info: DatasetInfo, root: Path) -> int:
     archive = root / info.archive
     folder = archive.with_suffix("")
-    if not folder.exists():
+    try:
+        print(_summary(info, root))
+    except DatasetError as error:
+        if folder.exists():
+            again = f"{error}; or move {folder} away, to fetch the dataset anew"
+            raise DatasetError(again) from error
         fetch_file(info.url, archive, f"sha256:{info.sha256}")
         print(f"unpacking {archive}", file=sys.stderr)
         shutil.unpack_archive(archive, folder, filter=None if archive.suffix == ".zip" else "data")
-    try:
-        listing = load(info, root)
-        found = (
-            f"all {len(listing):,} images are in {listing.root}, fingerprint {listing.fingerprint}"
-        )
-    except DatasetError as error:
-        again = f"{error}; or move {folder} away, to fetch the dataset anew"
-        raise DatasetError(again) from error
-    print(f"{info.name}: {found}")
+        print(_summary(info, root))
     return 0
+
+
+def _summary(info: DatasetInfo, root: Path) -> str:
+    """Report of a dataset that is there and complete."""
+    listing = load(info, root)
+    return f"{info.name}: all {len(listing):,} images are in {listing.root}, fingerprint {listing.fingerprint}"
 
 
 def check(options: argparse.Namespace) -> int:

@@ -149,8 +149,6 @@ def read_image(path: Path, *, upright: bool = False) -> Image.Image:
         image.info.pop("transparency", None)
         image = image.convert("RGB")
     if upright:
-        with suppress(
-            Exception
-        ):  # other parts of the EXIF are damaged: Pillow fails after the turn
+        with suppress(Exception):  # where other parts of the EXIF are damaged, after the turn
             ImageOps.exif_transpose(image, in_place=True)
     return image
