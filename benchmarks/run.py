@@ -39,6 +39,9 @@ from benchmarks import (
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
+DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
+"""Errors of a disk that is full, over its quota, read-only or broken."""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
@@ -53,40 +56,32 @@ def main(argv: Sequence[str] | None = None) -> int:
                 console.say(settings.dump(command.config), end="")
                 return 0
             return _run(command, argv)
-        except settings.ConfigError as error:
-            return _refuse(error, 2)
-        except records.RunFolderError as error:
-            return _refuse(error, 2)
-        except console.InUseError as error:
-            return _refuse(error, 3)
-        except Stopped as stop:
-            print("\nstopped; the same command with --resume goes on from the last checkpoint")
+        except console.PrintableError as error:
+            if os.environ.get("LOCAL_RANK", "0") == "0":
+                print(f"error: {error}", file=sys.stderr)
+            return 3 if isinstance(error, console.InUseError) else 2
+        except KeyboardInterrupt as stop:
             return 128 + stop.args[0]
 
 
-def _refuse(error: Exception, status: int) -> int:
-    if os.environ.get("LOCAL_RANK", "0") == "0":
-        print(f"error: {error}", file=sys.stderr)
-    return status
-
-
 def _run(command: settings.Command, argv: Sequence[str]) -> int:
-    run, accelerator = None, None
+    accelerator, run = training.start(command.experiment), None
     try:
-        accelerator = training.start(command.experiment)
         run = OngoingRun(command, argv, accelerator)
         console.handle_signals(_stop)  # during the training: StopRequest's
-        return run.execute()
+        run.execute()
+        return 0
     except (settings.ConfigError, records.RunFolderError, console.InUseError):
         raise
-    except Stopped:
+    except KeyboardInterrupt:
         run.record.update(status="stopped")
+        accelerator.print("\nstopped and saved; the same command with --resume goes on")
         raise
     except BaseException as error:
         line, diverged = _told(error, command), isinstance(error, records.NonFiniteError)
-        if run is not None:
-            told = line or f"{type(error).__name__}: {console.reason(error)}"
-            with suppress(OSError):
+        told = line or f"{type(error).__name__}: {console.reason(error)}"
+        with suppress(OSError):
+            if run is not None:
                 run.record.update(status="failed", error=told, diverged=diverged)
         if line is None:
             raise
@@ -96,15 +91,17 @@ def _run(command: settings.Command, argv: Sequence[str]) -> int:
         console.handle_signals(console.leave)
         if run is not None:
             run.record.close()
-        if accelerator is not None:
-            accelerator.end_training()
+        accelerator.end_training()
 
 
 def _told(error: BaseException, command: settings.Command) -> str | None:
     """One line about an expected failure; None for a fault of the program."""
-    if (full := _of_the_disk(error)) is not None:
-        place = full.filename or command.experiment.output
-        return f"{place}: {full.strerror}; repair that, and the same command with --resume goes on"
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.errno in DISK:
+            place = cause.filename or command.experiment.output
+            return f"{place}: {cause.strerror}; repair that, and the same command with --resume goes on"
+        cause = cause.__cause__ or cause.__context__
     if not isinstance(error, (records.NonFiniteError, datasets.DatasetError)):
         return None
     # A data-loader worker's error carries the worker's traceback before its own line.
@@ -115,21 +112,9 @@ def _told(error: BaseException, command: settings.Command) -> str | None:
     return line
 
 
-def _of_the_disk(error: BaseException | None) -> OSError | None:
-    """Find the error of a disk that is full, over its quota, read-only or broken, among the errors it caused."""
-    disk = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
-    while error is not None and not (isinstance(error, OSError) and error.errno in disk):
-        error = error.__cause__ or error.__context__
-    return error
-
-
-class Stopped(BaseException):
-    """SIGINT or SIGTERM, its argument, outside of the training loop."""
-
-
-def _stop(number: int, frame: object) -> None:
+def _stop(number: int, frame: object = None) -> None:
     console.handle_signals(signal.SIG_IGN)  # the run is saving now
-    raise Stopped(number)
+    raise KeyboardInterrupt(number)
 
 
 class OngoingRun:
@@ -137,8 +122,8 @@ class OngoingRun:
 
     Raises:
         ConfigError: if the data cannot be read, or something does not suit the experiment.
-        RunFolderError: if the folder is in use, or holds another run or a checkpoint that is damaged or of
-            another run.
+        InUseError: if another process writes the folder.
+        RunFolderError: if the folder holds another run, or a checkpoint that is damaged or of another run.
     """
 
     def __init__(
@@ -146,43 +131,36 @@ class OngoingRun:
     ) -> None:
         self.experiment = experiment = command.experiment
         self.accelerator = accelerator
-        parts = training.build_parts(experiment, accelerator)
-        self.datasets = parts.datasets
-        self.horde = training.find_horde(parts.loss)
-        self.sampler = parts.sampler
-        about = records.describe_data(experiment, parts.datasets, parts.model.trunk)
-        self.state = training.TrainingState(accelerator, experiment, parts.model, parts.loss)
-        self.images = parts.datasets
+        model, self.datasets, loss, self.sampler = training.build_parts(experiment, accelerator)
+        about = records.describe_data(experiment, self.datasets, model.trunk)
+        self.images = self.datasets
+        self.state = training.TrainingState(accelerator, experiment, model, loss)
+        model, tests = self.state.model, experiment.evaluation
+        self.num_workers = settings.num_workers(experiment.data, accelerator.num_processes)
         self.caches: list[training.CachedViews | None] = []
         if experiment.data.cached_views is not None:
-            keep = partial(
-                training.CachedViews, accelerator, self.state.model, experiment=experiment
-            )
-            train, *tested = parts.datasets
+            self.num_workers = 0  # nothing is left to do for an image whose output is kept
+            keep = partial(training.CachedViews, accelerator, model, experiment=experiment)
+            train, *tested = self.datasets
             self.caches = [keep(train), *(of and keep(of, test=True) for of in tested)]
-        # Nothing is left to do for an image whose output is kept.
-        self.num_workers = (
-            0 if self.caches else settings.num_workers(experiment.data, accelerator.num_processes)
-        )
         self.embedding = {
-            "batch_size": experiment.evaluation.batch_size,
+            "batch_size": tests.batch_size,
             "num_workers": self.num_workers,
             "dtype": self.state.dtype,
         }
-        self.curves = evaluation.Curves(
-            accelerator, self.state.model, self.images, experiment.evaluation, self.embedding
-        )
+        self.curves = evaluation.Curves(accelerator, model, self.images, tests, self.embedding)
         self.record = records.RunWriter(command, argv, accelerator, about)
         if not self.record.finished:
             try:
-                self._restore(command.resume)
+                self._restore()
             except BaseException:
                 self.record.close()
                 raise
 
-    def _restore(self, resume: bool) -> None:
+    def _restore(self) -> None:
+        """Continue from the last checkpoint, if there is one."""
         path = self.record.path
-        saved = records.load_checkpoint(path, self.record.identity) if resume else None
+        saved = records.load_checkpoint(path, self.record.identity)
         if saved is not None:
             try:
                 self.state.load_state_dict(saved)
@@ -194,27 +172,23 @@ class OngoingRun:
             self.curves.best = saved["best"]
         self.record.begin(saved)
 
-    def execute(self) -> int:
-        """Train, test and report; return the exit status."""
-        path, state = self.record.path, self.state
+    def execute(self) -> None:
+        """Train, test and report."""
+        state = self.state
         if self.record.finished:
             if self.accelerator.is_main_process:
-                print(f"{path} is finished (delete it to run it again); its results:\n")
+                print(f"{self.record.path} is finished (delete it to run it again); its results:\n")
                 self._report()
-            return 0
+            return
         self.open_images()
         if state.step == 0:
             self.test_start()
         if state.step < self.sampler.steps:
             self.train()
         if state.stopped_by is not None:
-            self.record.update(status="stopped", wall_time_s=state.seconds)
-            self.accelerator.print(
-                f"\nstopped at step {state.step}, saved; the same command with --resume goes on"
-            )
-            return 128 + state.stopped_by
+            self.record.update(wall_time_s=state.seconds)
+            _stop(state.stopped_by)
         self.test()
-        return 0
 
     def open_images(self) -> None:
         """Read the kept outputs of frozen stages in place of the images; compute them, unless they are there."""
@@ -230,9 +204,8 @@ class OngoingRun:
     ) -> None:
         """Train to the last step, or until asked to stop.
 
-        Args:
-            evaluate: Called every `evaluation.every` steps; default: a point of the curves.
-            watch: Wraps the loader of batches, and hands its batches on.
+        `evaluate` is called every `evaluation.every` steps, and measures a point of the curves unless it is given;
+        `watch` wraps the loader of batches.
         """
         self.sampler.step = self.state.step
         loader = training.training_loader(
@@ -269,30 +242,29 @@ class OngoingRun:
 
     def test(self) -> None:
         """Test the trained network, or the one that validation classes chose."""
-        begun, path, best = time.perf_counter(), self.record.path, self.curves.best
+        begun, path, state = time.perf_counter(), self.record.path, self.state
+        best, tests = self.curves.best, self.experiment.evaluation
         if best is not None:
-            self.state.load_weights(records.load_best(path, best["step"]))
+            state.load_weights(records.load_best(path, best["step"]))
         found, outputs, half_widths = evaluation.test_outputs(
-            *(self.accelerator, self.state.model, self.horde),
-            *(self.images.train, self.images.test),
-            *(self.experiment.evaluation, self.embedding),
+            *(self.accelerator, state.model, training.find_horde(state.loss)),
+            *(self.images.train, self.images.test, tests, self.embedding),
         )
         if not self.accelerator.is_main_process:
             return
         if self.experiment.report:
             evaluation.save_showcase(path, self.datasets.test, found.embeddings)
-        if self.experiment.evaluation.save_embeddings:
+        if tests.save_embeddings:
             evaluation.save_embeddings(path, self.datasets.test, found.embeddings)
-        state, classes = self.state, self.images.test.num_classes
         self.record.update(
             status="finished",
             finished=records.now(),
             metrics=found.metrics,
             outputs=outputs,
-            per_class=evaluation.per_class(found.ranks, classes),
+            per_class=evaluation.per_class(found.ranks, self.images.test.num_classes),
             half_widths=half_widths,
             selection=best and {"metric": evaluation.SELECTED_BY, **best},
-            oracle=evaluation.best_by_the_test(path, self.experiment.evaluation.recall_at),
+            oracle=evaluation.best_by_the_test(path, tests.recall_at),
             peak_memory_gib=records.peak_memory(),
             files=records.digests(path),
             wall_time_s=state.seconds + time.perf_counter() - begun,

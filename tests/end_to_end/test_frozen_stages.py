@@ -37,11 +37,6 @@ FROZEN = ("--model.frozen_stages=2", "--optimization.steps=10", "--checkpoint_ev
 TRAINED_WEIGHTS = "trunk.layer4.0.conv1.weight"
 
 
-@pytest.fixture(autouse=True)
-def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
-
-
 @pytest.fixture
 def cached(data: str, tmp_path: Path) -> list[str]:
     return [data, *TINY, *FROZEN, "--data.cached_views=3", f"--data.cache={tmp_path / 'cache'}"]
@@ -100,7 +95,6 @@ def test_what_cannot_be_frozen(data: str) -> None:
             ["--model.trunk=inception_v3", "--model.trunk_args={}", "--model.frozen_stages=1"],
             "expected a trunk whose stages timm lists",
         ),
-        (["--data.cached_views=2"], "data.cached_views: keeps .* set model.frozen_stages"),
     ):
         with pytest.raises(ConfigError, match=said):
             experiment = parse([data, *TINY, *arguments]).experiment

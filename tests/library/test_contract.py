@@ -225,14 +225,6 @@ def test_parameters_are_never_recast(name: str) -> None:
     assert {k: v[1:] for k, v in after.items()} == {k: v[1:] for k, v in before.items()}
 
 
-@each_loss
-def test_to_float64(name: str) -> None:
-    case = LOSSES[name]
-    loss = case.make().to(torch.float64)
-    found = measure(loss, Batch.draw(case).to(torch.float64))
-    assert {x.dtype for x in found.values() if x is not None} == {torch.float64}
-
-
 # Arguments that every loss of PML takes
 
 REDUCERS: dict[str, Callable[[], Any]] = {

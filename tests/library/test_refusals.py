@@ -73,7 +73,10 @@ Refused = list[tuple[Callable[[], object], str]]
 PAIRS: Refused = [
     (lambda: BinomialDevianceLoss(alpha=0), "alpha: expected a positive number, got 0"),
     (lambda: BinomialDevianceLoss(negative_weight=-1.5), "negative_weight: .*, got -1.5"),
-    (lambda: prepare_loss(object()), r"loss: .* got object; call prepare_loss\(loss\)"),
+    (
+        lambda: prepare_loss(object()),
+        r"loss: expected a module, got object; call prepare_loss\(loss\)",
+    ),
     (
         lambda: DistributedLoss(CONTRASTIVE)(X, LABELS, features=X),
         "features: .* takes no features; attach the losses inside",

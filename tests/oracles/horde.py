@@ -37,23 +37,10 @@ def independent(
 
 
 def sketched(image: Sequence[np.ndarray], matrices: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Pham and Pagh, KDD 2013: products of complex projections, averaged and transformed back; orders 2 .. K.
+    """Pham and Pagh, KDD 2013: circular convolutions of projections, entry by entry; orders 2 .. K.
 
-    `matrices` (C, d) hold one -1 or +1 per row; complex ones are their Fourier transforms.
+    `matrices` (C, d) hold one -1 or +1 per row.
     """
-    d = matrices[0].shape[1]
-    waves = np.exp(-2j * np.pi * np.outer(np.arange(d), np.arange(d)) / d)
-    dense = [W @ waves for W in matrices]
-    orders = []
-    for k in range(2, len(dense) + 1):
-        products = [np.prod([x @ W for W in dense[:k]], axis=0) for x in image]
-        mean = sum(products) / len(image)
-        orders.append((waves.conj() @ mean).real / d)
-    return orders
-
-
-def convolved(image: Sequence[np.ndarray], matrices: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """The same without a Fourier transform: circular convolutions, entry by entry."""
     d = matrices[0].shape[1]
     orders = [np.zeros(d) for _ in matrices[1:]]
     for x in image:

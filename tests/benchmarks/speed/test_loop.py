@@ -122,13 +122,6 @@ def test_the_command_prints_what_it_found(
     assert "\n| bare loop | 1.00 | " in said and "\n| runner | " in said
 
 
-@pytest.mark.slow
-def test_generated_files_are_a_dataset(capsys: pytest.CaptureFixture[str]) -> None:
-    more = ["--synthetic=160", "--data.image_size=32", "--data.num_workers=0", *TINY]
-    assert loop.main([*more, "--rounds=1", "--steps=1", "--data.max_classes=4"]) == 0
-    assert "images/s" in capsys.readouterr().out
-
-
 def test_what_the_bare_loop_does_not_do_is_refused(
     glyphs_root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,8 +1,7 @@
-"""Runs as processes: signals reach them, and none outlives a launcher."""
+"""Runs as processes: none outlives a launcher."""
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -41,22 +40,6 @@ def wait_for(run: Job, word: str) -> None:
     while not run.log.exists() or word not in run.log.read_text().split():
         assert time.monotonic() < deadline
         time.sleep(0.02)
-
-
-def test_a_signal_reaches_the_run(run: Job) -> None:
-    launching.RUN.write_text(PATIENT + "os.kill(os.getppid(), signal.SIGINT)\ntime.sleep(60)\n")
-    before = signal.getsignal(signal.SIGINT)
-    second = Job([], run.folder.with_name("second"), run.log, "second")
-    assert Queue(lambda: [run, second], 2, Launcher()).run() == signal.SIGINT
-    assert (run.status, run.exit_status) == ("stopped", 128 + signal.SIGTERM)
-    assert second.status == "not started"
-    lines = run.log.read_text().splitlines()
-    assert lines == [
-        f"$ {sys.executable} {launching.RUN} --output={run.folder} --resume",
-        "ready",
-        f"saved {signal.SIGTERM.value}",
-    ]
-    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_an_error_leaves_no_run_behind(run: Job) -> None:

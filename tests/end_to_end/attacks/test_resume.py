@@ -58,7 +58,6 @@ def built_once(monkeypatch: pytest.MonkeyPatch) -> None:
         return training.trial.Parts(model, datasets, loss, sampler)
 
     monkeypatch.setattr(training, "build_parts", parts)
-    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
 
 
 @pytest.fixture
