@@ -137,12 +137,13 @@ def _train(options: argparse.Namespace, study: studies.Study) -> int:
     """Run what is left, comparison by comparison; the exit status."""
     if not (left := study.left()):
         return 0
-    print("Trying out the rows and timing a few steps ...", flush=True)
+    launcher = studies.launcher(options, study.runs, jobs=2)
+    print("Trying out the rows ...", flush=True)
     studies.try_out(left)
-    pace = None if options.ray else studies.measure(study.first_job(study.rows[-1]))
     study.runs.mkdir(parents=True, exist_ok=True)
     records.replace_file(study.runs / OWNER, _owner(options.study, study.runs).encode())
-    print(_forecast(left, pace, options.jobs or 2))
+    at_once = f", {launcher.jobs} at a time" * (options.ray is None)
+    print(f"Trainings left: {len(left)}{at_once}.")
     failed: dict[Path, studies.Job] = {}
 
     def ready() -> list[studies.Job]:
@@ -152,7 +153,6 @@ def _train(options: argparse.Namespace, study: studies.Study) -> int:
         return jobs
 
     while ready():
-        launcher = studies.launcher(options, study.runs, jobs=2)
         queue = studies.Queue(ready, len(study.left()), launcher, redo_stale=True)
         stopped_by = queue.run()
         study.keep_finished()
@@ -173,16 +173,6 @@ def _train(options: argparse.Namespace, study: studies.Study) -> int:
     if failed:
         print(studies.summary(list(failed.values())))
     return int(any(study.results.of(job) is None for job in failed.values()))
-
-
-def _forecast(left: Sequence[studies.Job], pace: studies.Pace | None, jobs: int) -> str:
-    """Trainings and time left, as measured before the first run."""
-    told = f"Trainings left: {len(left)}"
-    if pace is None:
-        return f"{told}."
-    minutes = pace.seconds(left) / min(jobs, len(left)) / 60
-    span = f"{minutes / 60:.1f} hours" if minutes > 90 else f"{max(1, minutes):.0f} min"
-    return f"{told}, about {span}, {jobs} at a time (as a few steps on these images took)."
 
 
 if __name__ == "__main__":

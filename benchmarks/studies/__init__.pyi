@@ -17,10 +17,6 @@ from .launching import (
     add_arguments as add_arguments,
     launcher as launcher,
 )
-from .pace import (
-    Pace as Pace,
-    measure as measure,
-)
 from .queue import (
     Queue as Queue,
     summary as summary,

@@ -47,7 +47,7 @@ def test_settings_are_chosen_on_validation_classes_and_taken_by_others(toy, trai
     page = Path("toy.md").read_text()
     told = capsys.readouterr().out
     assert [line for line in told.splitlines() if "left" in line] == [
-        "Trainings left: 14, about 2.3 hours, 2 at a time (as a few steps on these images took).",
+        "Trainings left: 14, 2 at a time.",
     ]
     shutil.rmtree("runs")  # the results outlive them
     assert command() == 0

@@ -18,7 +18,7 @@ from benchmarks import study
 from benchmarks.building import build_datasets
 from benchmarks.records import load_run, write_json
 from benchmarks.settings import read_study
-from benchmarks.studies import Pace, Results, Study, auditing
+from benchmarks.studies import Results, Study, auditing
 from benchmarks.studies.jobs import Job, plan
 from benchmarks.training import build_parts
 from tests.benchmarks.made import RECORD
@@ -148,21 +148,6 @@ def test_studies_of_one_name_take_no_folder_from_each_other(toy, trained_by, cap
     assert f"--runs: runs/studies/toy is of the study {whose}; name" in capsys.readouterr().err
     Path("toy.yaml").unlink()  # moved
     assert study.main(["other/toy.yaml"]) == 0
-
-
-def test_the_time_of_trainings_counts_shared_views_once(toy):
-    pace = Pace(start=10, view=0.1, step=1, image=0.5, train_images=30, test_images=20)
-    weights = ROOT / "benchmarks" / "backbones" / "glyphs" / "seed0.safetensors"
-    settings = [f"--model.weights={weights}", "--model.frozen_stages=2", "--data.cached_views=2"]
-    settings += ["--optimization.steps=7", "--evaluation.every=0"]
-    jobs = plan(["toy/table/base", "toy/table/new"], [0], Path("runs"), settings)
-    views = (30 * (2 + 1) + 20) * 0.1
-    assert pace.seconds(jobs[:1]) == pytest.approx(10 + 7 + 2 * 20 * 0.5 + views)
-    assert pace.seconds(jobs) == pytest.approx(2 * (10 + 7 + 2 * 20 * 0.5) + views)
-    [held] = plan(["toy/table/base"], [0], Path("runs"), [*settings, "--data.split=validation"])
-    of_fold = 30 / held.command.experiment.data.folds
-    views = ((30 - of_fold) * (2 + 1) + of_fold) * 0.1
-    assert pace.seconds([held]) == pytest.approx(10 + 7 + of_fold * 0.5 + views)
 
 
 @pytest.mark.parametrize(
