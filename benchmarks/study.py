@@ -28,7 +28,6 @@ from benchmarks.console import at_least, command_parser, leave, signals_handled,
 from benchmarks.settings import ConfigError, read_study, study_names
 
 PROTOCOLS = Path(__file__).parents[1] / "docs" / "protocols.md"
-OWNER = ".study"  # the file of a folder of runs that says whose they are
 
 # The C library would hand large tensors back after each use, and the system clear their pages for the next one.
 KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**32)}
@@ -74,7 +73,6 @@ def _run(options: argparse.Namespace, settings: Sequence[str]) -> int:
     output = options.output or runs / "study.md"
     if output.suffix != ".md" or output.is_dir():  # the kept results lie beside the page
         raise ConfigError(f"--output: expected a .md file, got {output}")
-    _owner(options.study, runs)
     results = studies.Results(output.with_suffix(".json"))
     study = studies.Study(file, results, runs, settings)
     studies.check(study)
@@ -111,26 +109,14 @@ def _run(options: argparse.Namespace, settings: Sequence[str]) -> int:
     for path, content in {output: page.encode(), **files}.items():
         records.replace_file(path, content)
     print(f"{page.partition(chr(10) + '## ')[0].strip()}\n\nPage: {output}")
-    row = reporting.recommended(file, findings, found)
-    if (folder := study.tests(row)[0].folder).is_dir():
+    network = study.tests(reporting.recommended(file, findings, found))[0].folder
+    if network.is_dir():
         base = study.first_job(file.comparisons[0].rows()[1]).config["label"]
+        report = f"{runs}/*/*-seed? --baseline {shlex.quote(base)} --output {runs / 'report.html'}"
         if not file.has_blocks():  # a report is of one test set
-            print(
-                f"Its runs:    python -m benchmarks.report {runs}/*/*-seed? --baseline {shlex.quote(base)} "
-                f"--output {runs / 'report.html'}"
-            )
-        print(f"Its network: python -m benchmarks.export {folder} --output exported")
+            print(f"Its runs:    python -m benchmarks.report {report}")
+        print(f"Its network: python -m benchmarks.export {network} --output exported")
     return status
-
-
-def _owner(study: str, runs: Path) -> str:
-    """The name or file of a study, as its folder of runs keeps it; a ConfigError if the folder is another one's."""
-    path, known = runs / OWNER, study_names()
-    owner = study if study in known else str(Path(study).resolve())
-    other = path.read_text() if path.exists() else owner
-    if other != owner and (other in known or Path(other).exists()):
-        raise ConfigError(f"--runs: {runs} is of the study {other}; name another folder")
-    return owner
 
 
 def _train(options: argparse.Namespace, study: studies.Study) -> int:
@@ -140,8 +126,6 @@ def _train(options: argparse.Namespace, study: studies.Study) -> int:
     launcher = studies.launcher(options, study.runs, jobs=2)
     print("Trying out the rows ...", flush=True)
     studies.try_out(left)
-    study.runs.mkdir(parents=True, exist_ok=True)
-    records.replace_file(study.runs / OWNER, _owner(options.study, study.runs).encode())
     at_once = f", {launcher.jobs} at a time" * (options.ray is None)
     print(f"Trainings left: {len(left)}{at_once}.")
     failed: dict[Path, studies.Job] = {}

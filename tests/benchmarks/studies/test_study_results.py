@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +13,6 @@ import torch
 import yaml
 from PIL import Image
 
-from benchmarks import study
 from benchmarks.building import build_datasets
 from benchmarks.records import load_run, write_json
 from benchmarks.settings import read_study
@@ -136,18 +134,6 @@ def test_a_folder_of_too_few_classes_to_choose_on_is_refused(folders, capsys):
         in (capsys.readouterr().err)
     )
     assert not Path("runs").exists()
-
-
-def test_studies_of_one_name_take_no_folder_from_each_other(toy, trained_by, capsys):
-    trained_by(lambda jobs: [finish(job, 0.5) for job in jobs])
-    assert command() == 0
-    Path("other").mkdir()
-    shutil.copy("toy.yaml", "other")
-    assert study.main(["other/toy.yaml"]) == 2
-    whose = Path("toy.yaml").resolve()
-    assert f"--runs: runs/studies/toy is of the study {whose}; name" in capsys.readouterr().err
-    Path("toy.yaml").unlink()  # moved
-    assert study.main(["other/toy.yaml"]) == 0
 
 
 @pytest.mark.parametrize(
