@@ -17,7 +17,6 @@ import argparse
 import os
 import shlex
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -86,28 +85,23 @@ def _run(options: argparse.Namespace, settings: Sequence[str]) -> int:
     found = study.found()
     findings = reporting.judge(file, found, registered=studies.registered(study, found))
     if not findings:
-        told = (
-            f"no comparison has both rows finished at {file.seeds.count} seeds, neither in {runs} nor in "
-            f"{results.path}"
-        )
-        if options.page_only:
-            raise ConfigError(f"--page-only: {told}; leave it out to train them")
-        print(f"{told}; see above for what became of the runs", file=sys.stderr)
-        return 1
+        lacking = f"no comparison has both rows finished at {file.seeds.count} seeds"
+        print(f"error: {lacking}, neither in {runs} nor in {results.path}", file=sys.stderr)
+        return 2 if options.page_only else 1
     drawn = reporting.study_figures(file, findings, found)
-    figures = {name: output.with_name(f"{output.stem}{name}.svg") for name in drawn}
+    figures = {name: f"{output.stem}{name}.svg" for name in drawn}
     page = reporting.study_page(
         file,
         findings,
         found,
         choices=[of for row in study.rows if (of := study.choices(row))],
         registration=studies.registration(study, found),
-        figures={name: path.name for name, path in figures.items()},
+        figures=figures,
         protocols=os.path.relpath(PROTOCOLS, output.parent),
     )
-    files = {figures[name]: content for name, content in drawn.items()}
-    for path, content in {output: page.encode(), **files}.items():
-        records.replace_file(path, content)
+    records.replace_file(output, page.encode())
+    for name, content in drawn.items():
+        records.replace_file(output.with_name(figures[name]), content)
     print(f"{page.partition(chr(10) + '## ')[0].strip()}\n\nPage: {output}")
     network = study.tests(reporting.recommended(file, findings, found))[0].folder
     if network.is_dir():
@@ -128,11 +122,11 @@ def _train(options: argparse.Namespace, study: studies.Study) -> int:
     studies.try_out(left)
     at_once = f", {launcher.jobs} at a time" * (options.ray is None)
     print(f"Trainings left: {len(left)}{at_once}.")
-    failed: dict[Path, studies.Job] = {}
+    failed: list[studies.Job] = []
 
     def ready() -> list[studies.Job]:
         study.keep_finished()
-        jobs = [job for job in study.missing() if job.folder not in failed]
+        jobs = [job for job in study.missing() if job not in failed]
         study.register(jobs)
         return jobs
 
@@ -141,22 +135,17 @@ def _train(options: argparse.Namespace, study: studies.Study) -> int:
         stopped_by = queue.run()
         study.keep_finished()
         if stopped_by is not None:
-            kept = f"{len(study.results.kept)} results in {study.results.path}"
-            print(
-                f"Stopped. Kept: {kept}, and in {study.runs} the steps of runs at work. Trainings left: "
-                f"{len(study.left())}; the same command goes on."
-            )
+            print(f"Trainings left: {len(study.left())}; the same command goes on.")
             return 128 + stopped_by
         lost = [job for job in queue.jobs if not job.is_finished()]
         in_use = [job for job in lost if job.status == "in use"]
-        failed |= {job.folder: job for job in lost if job.status != "in use"}
+        failed += [job for job in lost if job.status != "in use"]
         if in_use:
             print(f"Waiting for {len(in_use)} runs of another command ...", flush=True)
-        while any(job.in_use() for job in in_use):
-            time.sleep(1)
+            studies.wait_for(in_use)
     if failed:
-        print(studies.summary(list(failed.values())))
-    return int(any(study.results.of(job) is None for job in failed.values()))
+        print(studies.summary(failed))
+    return int(any(study.results.of(job) is None for job in failed))
 
 
 if __name__ == "__main__":

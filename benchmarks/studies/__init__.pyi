@@ -11,6 +11,7 @@ from .jobs import (
     check_settings as check_settings,
     plan as plan,
     plan_folds as plan_folds,
+    wait_for as wait_for,
 )
 from .kept import Results as Results
 from .launching import (

@@ -6,7 +6,6 @@ import re
 import shlex
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -70,7 +69,7 @@ class Launcher:
         command = [*self.command, str(RUN), *job.settings, f"--output={job.folder}", "--resume"]
         job.log.parent.mkdir(parents=True, exist_ok=True)
         job.log_begin = job.log.stat().st_size if job.log.exists() else 0
-        job.begun, job.process = time.monotonic(), self.place(command, job)
+        job.process = self.place(command, job)
 
     def place(self, command: Sequence[str], job: Job) -> Any:
         """Start its command; the result has `poll` and `terminate`, as a Popen."""
