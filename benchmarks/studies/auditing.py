@@ -47,17 +47,14 @@ def try_out(jobs: Sequence[Job]) -> None:
     """Read the data, build the parts and take one step of a job of each training and test set, before any is run.
 
     Raises:
-        ConfigError: with a line for each setting that does not fit.
+        ConfigError: if a setting does not fit.
     """
-    faults: dict[str, None] = {}
     some = {(job.training, job.config["data"]["test_classes"]): job for job in reversed(jobs)}
     for job in some.values():
         try:
             build_parts(job.command.experiment, Accelerator())
         except ConfigError as error:
-            faults |= dict.fromkeys(f"{job.training}: {fault}" for fault in error.args)
-    if faults:
-        raise ConfigError(*faults)
+            raise ConfigError(f"{job.training}: {error}") from error
 
 
 def fitted(study: Study) -> list[str]:
