@@ -94,7 +94,7 @@ def _run(options: argparse.Namespace, settings: Sequence[str]) -> int:
         file,
         findings,
         found,
-        choices=[of for row in study.rows if (of := study.choices(row))],
+        tried={row: study.tried(row) for row in study.rows},
         registration=studies.registration(study, found),
         figures=figures,
         protocols=os.path.relpath(PROTOCOLS, output.parent),

@@ -156,17 +156,13 @@ def pooled(study: StudyFile, findings: Sequence[Finding]) -> dict[str, Paired | 
     Comparisons by a metric of their own are left out, and so are methods of which a row is compared with two
     others: it would count twice. None if a run diverged.
     """
-    groups: dict[str, list[Finding]] = {}
-    for finding in findings:
-        comparison = finding.comparison
-        is_gain = comparison.family == MAIN and not comparison.as_good
-        if is_gain and comparison.method and study.metric(comparison) == study.primary:
-            groups.setdefault(comparison.method, []).append(finding)
+    main = [of for of in findings if of.comparison.family == MAIN and not of.comparison.as_good]
+    by_primary = [of for of in main if study.metric(of.comparison) == study.primary]
     found: dict[str, Paired | None] = {}
-    for method, of in groups.items():
+    for method, of in grouped(by_primary).items():
         common = sorted(set.intersection(*(set(finding.seeds) for finding in of)))
         twice = len({finding.comparison.better for finding in of}) < len(of)
-        if twice or len(of) < 2 or len(common) < 2:
+        if not method or twice or len(of) < 2 or len(common) < 2:
             continue
         by_seed = [dict(zip(f.seeds, f.tested.differences, strict=True)) for f in of if f.tested]
         whole = len(by_seed) == len(of)
@@ -182,11 +178,10 @@ def name_of(metric: str) -> str:
 
 def name_of_claim(study: StudyFile, comparison: Comparison) -> str:
     """The claim, its name that stays on one line, and its metric if that is another than the study's."""
-    nbsp, metric = "\N{NO-BREAK SPACE}", study.metric(comparison)
-    about = f"{nbsp}({comparison.name.replace(' ', nbsp)}"
-    if metric != study.primary:
-        about += f", {name_of(metric)}"
-    return f"{comparison.claim[:1].upper()}{comparison.claim[1:]}{about})"
+    metric, claim = study.metric(comparison), comparison.claim
+    name = f" ({comparison.name}".replace(" ", "\N{NO-BREAK SPACE}")
+    about = f", {name_of(metric)}" if metric != study.primary else ""
+    return f"{claim[:1].upper()}{claim[1:]}{name}{about})"
 
 
 def grouped(findings: Sequence[Finding]) -> dict[str, list[Finding]]:
