@@ -2,11 +2,11 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from itertools import chain, compress
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.reporting.paired import estimate
+from benchmarks.reporting.paired import Paired, estimate
 from benchmarks.reporting.study_answer import answer, cost, has_papers
 from benchmarks.reporting.table import Table, count_of_seeds, named
 from benchmarks.reporting.templates import fill
@@ -79,8 +79,7 @@ def study_page(
     judged = [of for of in findings if of.comparison.family != CONTROL]
     main = [of for of in judged if of.comparison.family == MAIN]
     others = [of for of in judged if of.comparison.family != MAIN]
-    shown = [of.secondary for of in findings] if study.agrees else []
-    tested = [one for one in (*(of.tested for of in findings), *shown) if one]
+    tested = [one for of in findings for one in (of.tested, of.secondary) if one]
     settings = _settings(study, tried)
     sides = [
         [of.name, f"`{of.better}` - `{of.than}`", name_of(study.metric(of)), of.paper]
@@ -164,50 +163,49 @@ def _ends(study: StudyFile, findings: Sequence[Finding], tried: Tried) -> str:
 
 def _verdicts(study: StudyFile, findings: Sequence[Finding], results: Results) -> str:
     pools, marked = pooled(study, findings), any(finding.registered for finding in findings)
-    rows = []
+    rows: list[dict[str, str]] = []
     for group, of in grouped(findings).items():
         rows += [_verdict(study, finding, results, marked) for finding in of]
-        if pool := pools.get(group):
-            about = [f"*{group}, pooled*", "*exploratory*", pool.points(), "", ""]
-            rows.append([*about, f"{len(pool.differences)}", ""])
-        elif group in pools:
-            rows.append([f"*{group}, pooled*", Word.DIVERGED, "", "", "", "", ""])
-    p = "p" if findings[0].comparison.family == CONTROL else "adjusted p"
-    beside = "paper's gain" if has_papers(study) else "time of a step"
-    by_other = f"by {name_of(study.agrees or '')}"
-    header = ["comparison", "verdict", "difference", by_other, beside, "seeds", p]
-    filled = [name in ("seeds", p) or any(row[i] for row in rows) for i, name in enumerate(header)]
-    header, *rows = (list(compress(row, filled)) for row in (header, *rows))
-    return Table(header, rows, names=2).markdown()
+        if group in pools:
+            row = {"comparison": f"*{group}, pooled*", "verdict": str(Word.DIVERGED)}
+            if pool := pools[group]:
+                seeds = f"{len(pool.differences)}"
+                row |= {"verdict": "*exploratory*", "difference": pool.points(), "seeds": seeds}
+            rows.append(row)
+    *others, p = rows[0]
+    shown = [*(name for name in others if any(row.get(name) for row in rows)), p]
+    return Table(shown, [[row.get(name, "") for name in shown] for row in rows], 2).markdown()
 
 
-def _verdict(study: StudyFile, finding: Finding, results: Results, marked: bool) -> list[str]:
+def _verdict(study: StudyFile, finding: Finding, results: Results, marked: bool) -> dict[str, str]:
+    """The cells of a comparison, by the names of their columns."""
     comparison, tested, p = finding.comparison, finding.tested, finding.adjusted
-    words, second, by_other = ", ".join(finding.words), finding.secondary, ""
-    if second and study.agrees:
-        by_other = second.points() + MARKS.get(second.over, "")
-    elif second and Word.EXCLUDED in finding.words:
-        words += f" ({name_of(PAPERS)} {second.points()})"
+    words, second = ", ".join(finding.words), finding.secondary
     if marked and not finding.registered:
         words += ", exploratory"
     lost = (f"`{row}`, {named('seed', seeds)}" for row, seeds in finding.diverged.items())
-    if has_papers(study):
-        gain, dataset = comparison.reported_gain(), comparison.reported_on()
+    gain, ratio, dataset = comparison.reported_gain(), cost(results, comparison), ""
+    if gain is not None and study.metric(comparison).endswith(PAPERS):
+        dataset = comparison.reported_on()
         dataset = dataset.upper() if len(dataset) == 3 else dataset.title()
-        ours = study.metric(comparison).endswith(PAPERS)
-        beside = f"{gain:+.1f}\N{NO-BREAK SPACE}({dataset})" if gain is not None and ours else ""
-    else:
-        ratio = cost(results, comparison)
-        beside = "" if ratio is None else f"× {ratio:.2f}"
-    return [
-        name_of_claim(study, comparison).replace("-", "\N{NON-BREAKING HYPHEN}"),
-        words,
-        tested.points() + MARKS.get(tested.over, "") if tested else "; ".join(lost),
-        by_other,
-        beside,
-        f"{len(finding.seeds)}",
-        "" if p is None else "< 0.001" if p < 0.001 else f"{p:.3f}",
-    ]
+    beside = {"time of a step": "" if ratio is None else f"× {ratio:.2f}"}
+    if has_papers(study):
+        beside = {"paper's gain": dataset and f"{gain:+.1f}\N{NO-BREAK SPACE}({dataset})"}
+    return {
+        "comparison": name_of_claim(study, comparison).replace("-", "\N{NON-BREAKING HYPHEN}"),
+        "verdict": words,
+        "difference": _points(tested) if tested else "; ".join(lost),
+        f"by {name_of(study.agrees or '')}": _points(second) if second else "",
+        **beside,
+        "seeds": f"{len(finding.seeds)}",
+        "p" if comparison.family == CONTROL else "adjusted p": (
+            "" if p is None else "< 0.001" if p < 0.001 else f"{p:.3f}"
+        ),
+    }
+
+
+def _points(tested: Paired) -> str:
+    return tested.points() + MARKS.get(tested.over, "")
 
 
 # ---------------------------------------------------------------------------------------- the appendix

@@ -58,7 +58,7 @@ class Finding:
         tested: None if a run diverged.
         diverged: {row: seeds}.
         adjusted: Holm's p; not corrected for a control, None if a run diverged.
-        secondary: The differences by the metric that must agree, or by the papers' one.
+        secondary: The differences by the metric that must agree, unless the comparison has a metric of its own.
         registered: False for an exploratory comparison.
     """
 
@@ -96,7 +96,8 @@ def judge(
         seeds = _seeds(study, better.keys() & than.keys())
         if not seeds:
             continue
-        metrics = (study.metric(comparison), _secondary_metric(study, comparison))
+        metric = study.metric(comparison)
+        metrics = (metric, study.agrees if metric == study.primary else None)
         lost: dict[str, list[int]] = {}
         for row, output in _sides(comparison):
             found = {
@@ -127,14 +128,6 @@ def _sides(comparison: Comparison) -> list[tuple[str, str]]:
     """The compared rows, each with its output."""
     sides = (side.partition(":") for side in (comparison.better, comparison.than))
     return [(row, output) for row, _, output in sides]
-
-
-def _secondary_metric(study: StudyFile, comparison: Comparison) -> str | None:
-    """The metric that must agree; else Recall@1, if a paper's gain needs it; none for a metric of its own."""
-    if study.metric(comparison) != study.primary:
-        return None
-    papers = comparison.reported and study.primary != PAPERS
-    return study.agrees or (PAPERS if papers else None)
 
 
 def outputs_of(result: Result) -> dict[str, Any]:
@@ -272,13 +265,12 @@ def _words(study: StudyFile, finding: Finding, p: float, p_of_margin: float) -> 
     if shown:
         gain = Word.WORTH if p_of_margin < SIGNIFICANT else Word.HELPS
         words.append(gain if tested.mean > 0 else Word.HARMS)
-        if study.agrees and finding.secondary and finding.secondary.mean * tested.mean <= 0:
+        if finding.secondary and finding.secondary.mean * tested.mean <= 0:
             words = [Word.DISAGREE]
     low, high = tested.limits(0.1)
     if -margin < low and high < margin:
         words.append(Word.LESS if words and Word.DISAGREE not in words else Word.NEGLIGIBLE)
-    second = _secondary_metric(study, comparison)
-    by_metric = {second: finding.secondary, study.metric(comparison): tested}
+    by_metric = {study.agrees: finding.secondary, study.metric(comparison): tested}
     reported, measured = comparison.reported_gain() or 0.0, by_metric.get(PAPERS)
     if reported > 0 and measured and measured.limits()[1] < reported / 2:
         words.append(Word.EXCLUDED)
