@@ -51,25 +51,16 @@ PAPERS = "recall_at_1"
 
 @dataclass(frozen=True)
 class Finding:
-    """A comparison's differences in percentage points, tested, and the words for them.
-
-    Args:
-        seeds: Those of the pairs.
-        tested: None if a run diverged.
-        diverged: {row: seeds}.
-        adjusted: Holm's p; not corrected for a control, None if a run diverged.
-        secondary: The differences by the metric that must agree, unless the comparison has a metric of its own.
-        registered: False for an exploratory comparison.
-    """
+    """A comparison's differences in percentage points, tested, and the words for them."""
 
     comparison: Comparison
-    seeds: list[int]
-    tested: Paired | None
-    diverged: dict[str, list[int]]
+    seeds: list[int]  # of the pairs
+    tested: Paired | None  # None if a run diverged
+    diverged: dict[str, list[int]]  # {row: seeds}
     words: tuple[str, ...]
-    adjusted: float | None
-    secondary: Paired | None
-    registered: bool
+    adjusted: float | None  # Holm's p; not corrected for a control, None if a run diverged
+    secondary: Paired | None  # by the metric that must agree, if the comparison has none of its own
+    registered: bool  # or else it is exploratory
 
     @property
     def is_gain(self) -> bool:

@@ -33,26 +33,17 @@ IN_USE = 3  # exit status of benchmarks/run.py if another process writes the run
 
 @dataclass(eq=False)
 class Job:
-    """A training with one seed.
+    """A training with one seed."""
 
-    Args:
-        settings: Its command line, without --output and --resume.
-        log: The file that it prints to.
-        process: That runs it, as a Popen.
-        exit_status: Once it has ended, negative if a signal ended it.
-        log_begin: Where its log begins in the file.
-        status: A queue's word for it; `why` it is not finished.
-    """
-
-    settings: Sequence[str]
+    settings: Sequence[str]  # its command line, without --output and --resume
     folder: Path
-    log: Path
+    log: Path  # the file that it prints to
     name: str
-    process: Any = None
-    exit_status: int | None = None
-    log_begin: int = 0
-    status: str = "not started"
-    why: str | None = None
+    process: Any = None  # that runs it, as a Popen
+    exit_status: int | None = None  # once it has ended, negative if a signal ended it
+    log_begin: int = 0  # in its file
+    status: str = "not started"  # a queue's word for it
+    why: str | None = None  # it is not finished
 
     @cached_property
     def command(self) -> Command:

@@ -27,9 +27,6 @@ class Queue:
         ready: The jobs that can run now, the first ones first; asked again whenever one has ended.
         total: Number of jobs that are expected.
         redo_stale: Move stale runs aside, and run them again.
-
-    Attributes:
-        jobs: All that were looked at.
     """
 
     def __init__(
@@ -42,7 +39,7 @@ class Queue:
     ) -> None:
         self._ready, self._total = ready, total
         self.launcher, self.redo_stale = launcher, redo_stale
-        self.jobs: list[Job] = []
+        self.jobs: list[Job] = []  # all that were looked at
         self._waiting: list[Job] = []
         self._has_news = True  # a job has ended since `ready` was asked
         self._at_work: list[Job] = []

@@ -7,15 +7,7 @@ other's results: what they draw depends on which of them ends first.
 
 No trial can see a test class: all are runs of `data.split: validation`, which do not load them.
 
-The space is a YAML file of settings by their path, each with its range or its values:
-
-optimization.learning_rate: {low: 1e-5, high: 1e-2, log: true}
-model.embedding_size: {low: 32, high: 128, int: true}
-losses[0].loss.init_args.neg_margin: {low: 0.0, high: 1.0}
-model.pool: {choices: [avg, max]}
-
-A path is that of the resolved settings, as on the command line of `benchmarks/run.py`, with the position in a list
-in brackets.
+The space is a YAML file of settings by their path, each with its range or its values: docs/protocols.md has one.
 """
 
 import csv
@@ -72,23 +64,16 @@ class UnfinishedRunError(RuntimeError):
 class Search:
     """A search, as it was asked for; its budget of trials is fixed when it begins.
 
-    Args:
-        recipe: PAPER/TABLE/ROW.
-        settings: Further arguments of `benchmarks/run.py`.
-        space: What the trials change.
-        some_folds: The parts of the training classes that a trial is validated on, by a training each. None:
-            all of them, as Musgrave et al. do; fewer cost less, and settings may come to suit them.
-        trials: How many; one that fails is one of them.
-        seed: Of the sampler and of all trainings.
-        folder: Where everything goes.
+    A trial has a training for each fold, validated on it: for all, as Musgrave et al. do, or for some, which cost
+    less and which the settings may come to suit.
     """
 
     recipe: str
-    settings: Sequence[str]
+    settings: Sequence[str]  # further arguments of `benchmarks/run.py`
     space: Space
     some_folds: Sequence[int] | None
-    trials: int
-    seed: int
+    trials: int  # one that fails is one of them
+    seed: int  # of the sampler and of all trainings
     folder: Path
 
     @cached_property
@@ -105,7 +90,6 @@ class Search:
 
     @property
     def folds(self) -> list[int]:
-        """The folds that trials are validated on."""
         return sorted(set(self.some_folds or range(self.command.experiment.data.folds)))
 
     def jobs(self, settings: Path) -> list[Job]:

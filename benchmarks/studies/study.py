@@ -25,12 +25,7 @@ Found = dict[str, dict[int, Result]]
 
 
 class Study:
-    """The jobs of all rows, as far as they are known, and their results.
-
-    Args:
-        runs: Where the run folders are.
-        settings: Further arguments of all runs.
-    """
+    """The jobs of all rows, as far as they are known, and their results; all runs get the settings."""
 
     def __init__(
         self, file: StudyFile, results: Results, runs: Path, settings: Sequence[str] = ()
