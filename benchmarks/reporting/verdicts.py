@@ -87,8 +87,8 @@ def judge(
         seeds = _seeds(study, better.keys() & than.keys())
         if not seeds:
             continue
-        metric = study.metric(comparison)
-        metrics = (metric, study.agrees if metric == study.primary else None)
+        own = study.metric(comparison)
+        metrics = (own, study.agrees if own == study.primary else None)
         lost: dict[str, list[int]] = {}
         for row, output in _sides(comparison):
             found = {
