@@ -78,16 +78,11 @@ def _parser() -> argparse.ArgumentParser:
     search.add_argument("--space", type=Path, required=True, help=ranges)
     budget = "fixed once begun; default %(default)s"
     search.add_argument("--trials", type=at_least(1), default=50, help=budget)
-    some = (
-        "validate on these folds only; default: all, a training each, as the paper does, so that the "
-        "settings fit no fold better than another"
-    )
+    some = "validate on these folds only; default: all, a training each, as the paper does"
     search.add_argument("--fold", type=int, nargs="+", metavar="N", help=some)
     seed = "of the sampler and the trainings; default %(default)s"
     search.add_argument("--seed", type=at_least(0), default=0, help=seed)
-    studies.add_arguments(
-        search, "so many trials at once; default: 1, which draws with all results known"
-    )
+    studies.add_arguments(search, "so many trials at once; default: 1, which knows all results")
 
     seeds = "0 to N - 1; default %(default)s"
     evaluate.add_argument("--seeds", type=at_least(1), default=SEEDS, help=seeds)
@@ -115,12 +110,8 @@ def _evaluate(options: argparse.Namespace, settings: Sequence[str], folder: Path
     with OwnedFolder(folder):
         stopped_by = studies.Queue(lambda: runs, len(runs), launcher).run()
         if stopped_by is not None:
-            finished = sum(run.is_finished() for run in runs)
-            print(f"\nstopped after {finished} of {len(runs)} runs; the same command goes on")
             return 128 + stopped_by
         failed = [run for run in runs if run.why is not None]
-        for run in failed:
-            print(f"error: {run.name}: {run.why} ({run.log})", file=sys.stderr)
         if len(failed) < len(runs):
             text = reporting.fair_comparison([reporting.read_method(folder)], SEEDS)
             records.replace_file(folder / "summary.md", text.encode())

@@ -17,7 +17,6 @@ import argparse
 import os
 import shlex
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -28,7 +27,6 @@ from benchmarks.console import at_least, command_parser, leave, signals_handled,
 from benchmarks.settings import ConfigError, read_study, study_names
 
 PROTOCOLS = Path(__file__).parents[1] / "docs" / "protocols.md"
-OWNER = ".study"  # the file of a folder of runs that says whose they are
 
 # The C library would hand large tensors back after each use, and the system clear their pages for the next one.
 KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**32)}
@@ -74,7 +72,6 @@ def _run(options: argparse.Namespace, settings: Sequence[str]) -> int:
     output = options.output or runs / "study.md"
     if output.suffix != ".md" or output.is_dir():  # the kept results lie beside the page
         raise ConfigError(f"--output: expected a .md file, got {output}")
-    _owner(options.study, runs)
     results = studies.Results(output.with_suffix(".json"))
     study = studies.Study(file, results, runs, settings)
     studies.check(study)
@@ -88,101 +85,67 @@ def _run(options: argparse.Namespace, settings: Sequence[str]) -> int:
     found = study.found()
     findings = reporting.judge(file, found, registered=studies.registered(study, found))
     if not findings:
-        told = (
-            f"no comparison has both rows finished at {file.seeds.count} seeds, neither in {runs} nor in "
-            f"{results.path}"
-        )
-        if options.page_only:
-            raise ConfigError(f"--page-only: {told}; leave it out to train them")
-        print(f"{told}; see above for what became of the runs", file=sys.stderr)
-        return 1
+        lacking = f"no comparison has both rows finished at {file.seeds.count} seeds"
+        print(f"error: {lacking}, neither in {runs} nor in {results.path}", file=sys.stderr)
+        return 2 if options.page_only else 1
     drawn = reporting.study_figures(file, findings, found)
-    figures = {name: output.with_name(f"{output.stem}{name}.svg") for name in drawn}
+    figures = {name: f"{output.stem}{name}.svg" for name in drawn}
     page = reporting.study_page(
         file,
         findings,
         found,
-        choices=[of for row in study.rows if (of := study.choices(row))],
+        tried={row: study.tried(row) for row in study.rows},
         registration=studies.registration(study, found),
-        figures={name: path.name for name, path in figures.items()},
+        figures=figures,
         protocols=os.path.relpath(PROTOCOLS, output.parent),
     )
-    files = {figures[name]: content for name, content in drawn.items()}
-    for path, content in {output: page.encode(), **files}.items():
-        records.replace_file(path, content)
+    records.replace_file(output, page.encode())
+    for name, content in drawn.items():
+        records.replace_file(output.with_name(figures[name]), content)
     print(f"{page.partition(chr(10) + '## ')[0].strip()}\n\nPage: {output}")
-    row = reporting.recommended(file, findings, found)
-    if (folder := study.tests(row)[0].folder).is_dir():
+    network = study.tests(reporting.recommended(file, findings, found))[0].folder
+    if network.is_dir():
         base = study.first_job(file.comparisons[0].rows()[1]).config["label"]
+        report = f"{runs}/*/*-seed? --baseline {shlex.quote(base)} --output {runs / 'report.html'}"
         if not file.has_blocks():  # a report is of one test set
-            print(
-                f"Its runs:    python -m benchmarks.report {runs}/*/*-seed? --baseline {shlex.quote(base)} "
-                f"--output {runs / 'report.html'}"
-            )
-        print(f"Its network: python -m benchmarks.export {folder} --output exported")
+            print(f"Its runs:    python -m benchmarks.report {report}")
+        print(f"Its network: python -m benchmarks.export {network} --output exported")
     return status
-
-
-def _owner(study: str, runs: Path) -> str:
-    """The name or file of a study, as its folder of runs keeps it; a ConfigError if the folder is another one's."""
-    path, known = runs / OWNER, study_names()
-    owner = study if study in known else str(Path(study).resolve())
-    other = path.read_text() if path.exists() else owner
-    if other != owner and (other in known or Path(other).exists()):
-        raise ConfigError(f"--runs: {runs} is of the study {other}; name another folder")
-    return owner
 
 
 def _train(options: argparse.Namespace, study: studies.Study) -> int:
     """Run what is left, comparison by comparison; the exit status."""
     if not (left := study.left()):
         return 0
-    print("Trying out the rows and timing a few steps ...", flush=True)
+    launcher = studies.launcher(options, study.runs, jobs=2)
+    print("Trying out the rows ...", flush=True)
     studies.try_out(left)
-    pace = None if options.ray else studies.measure(study.first_job(study.rows[-1]))
-    study.runs.mkdir(parents=True, exist_ok=True)
-    records.replace_file(study.runs / OWNER, _owner(options.study, study.runs).encode())
-    print(_forecast(left, pace, options.jobs or 2))
-    failed: dict[Path, studies.Job] = {}
+    at_once = f", {launcher.jobs} at a time" * (options.ray is None)
+    print(f"Trainings left: {len(left)}{at_once}.")
+    failed: list[studies.Job] = []
 
     def ready() -> list[studies.Job]:
         study.keep_finished()
-        jobs = [job for job in study.missing() if job.folder not in failed]
+        jobs = [job for job in study.missing() if job not in failed]
         study.register(jobs)
         return jobs
 
     while ready():
-        launcher = studies.launcher(options, study.runs, jobs=2)
         queue = studies.Queue(ready, len(study.left()), launcher, redo_stale=True)
         stopped_by = queue.run()
         study.keep_finished()
         if stopped_by is not None:
-            kept = f"{len(study.results.kept)} results in {study.results.path}"
-            print(
-                f"Stopped. Kept: {kept}, and in {study.runs} the steps of runs at work. Trainings left: "
-                f"{len(study.left())}; the same command goes on."
-            )
+            print(f"Trainings left: {len(study.left())}; the same command goes on.")
             return 128 + stopped_by
         lost = [job for job in queue.jobs if not job.is_finished()]
         in_use = [job for job in lost if job.status == "in use"]
-        failed |= {job.folder: job for job in lost if job.status != "in use"}
+        failed += [job for job in lost if job.status != "in use"]
         if in_use:
             print(f"Waiting for {len(in_use)} runs of another command ...", flush=True)
-        while any(job.in_use() for job in in_use):
-            time.sleep(1)
+            studies.wait_for(in_use)
     if failed:
-        print(studies.summary(list(failed.values())))
-    return int(any(study.results.of(job) is None for job in failed.values()))
-
-
-def _forecast(left: Sequence[studies.Job], pace: studies.Pace | None, jobs: int) -> str:
-    """Trainings and time left, as measured before the first run."""
-    told = f"Trainings left: {len(left)}"
-    if pace is None:
-        return f"{told}."
-    minutes = pace.seconds(left) / min(jobs, len(left)) / 60
-    span = f"{minutes / 60:.1f} hours" if minutes > 90 else f"{max(1, minutes):.0f} min"
-    return f"{told}, about {span}, {jobs} at a time (as a few steps on these images took)."
+        print(studies.summary(failed))
+    return int(any(study.results.of(job) is None for job in failed))
 
 
 if __name__ == "__main__":

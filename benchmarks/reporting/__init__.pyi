@@ -11,7 +11,8 @@ from .paper_table import (
 from .recipe_list import recipe_table as recipe_table
 from .study_answer import recommended as recommended
 from .study_page import (
-    Choices as Choices,
+    Candidate as Candidate,
+    best as best,
     study_page as study_page,
 )
 from .svg import study_figures as study_figures

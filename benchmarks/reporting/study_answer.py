@@ -4,15 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from benchmarks.reporting.verdicts import (
-    MAIN,
-    PAPERS,
-    Finding,
-    Result,
-    Results,
-    Word,
-    name_of,
-)
+from benchmarks.reporting.verdicts import MAIN, PAPERS, Finding, Result, Results, Word, name_of
 from benchmarks.settings import Comparison, StudyFile
 
 MANY = 10
@@ -57,20 +49,17 @@ def answer(study: StudyFile, main: Sequence[Finding], results: Results) -> str:
     elif gains:
         gains.sort(key=lambda f: -f.tested.mean)
         sentences.append(f"**Yes: {'; '.join(_gain(study, f, results) for f in gains)}.**")
-        if others := len(tested) - len(gains) - len(harms):
-            sentences.append(
-                f"{others} other comparison{'s' * (others > 1)} {verb[others > 1]} no gain."
-            )
+        if n := len(tested) - len(gains) - len(harms):
+            sentences.append(f"{n} other comparison{'s' * (n > 1)} {verb[n > 1]} no gain.")
     elif tested:
-        none = "The comparison shows no gain." if one else f"None {of} shows a gain."
-        decided = papers or all(
-            {Word.NEGLIGIBLE, Word.HARMS, Word.DISAGREE} & {*f.words} for f in tested
-        )
-        if not papers:
-            none = (
-                "No: no method helps." if decided else "The data are too few to tell if one helps."
-            )
-        more = [] if decided else [_would_tell(study, tested)]
+        clear = {Word.NEGLIGIBLE, Word.HARMS, Word.DISAGREE}
+        few = not papers and not all(clear & {*f.words} for f in tested)
+        none = "No: no method helps."
+        if papers:
+            none = "The comparison shows no gain." if one else f"None {of} shows a gain."
+        elif few:
+            none = "The data are too few to tell if one helps."
+        more = [_would_tell(study, tested)] if few else []
         sentences += [f"**{none}**", *_still_allowed(study, tested), *more]
     elif not equal:
         why = "a run of each diverged" if main else "no main one is measured"
@@ -92,14 +81,13 @@ def _mean(runs: Mapping[int, Result], metric: str, of: str = "metrics") -> float
 
 
 def _gain(study: StudyFile, finding: Finding, results: Results) -> str:
-    comparison = finding.comparison
-    better, than = (results[row] for row in comparison.rows())
-    ratio = cost(results, comparison)
-    at = "" if ratio is None else f", at {ratio:.2f} times the time of a step"
-    before, after = _mean(than, study.primary), _mean(better, study.primary)
+    comparison, told = finding.comparison, _list(study, [finding])
+    after, before = (_mean(results[row], study.primary) for row in comparison.rows())
     of_rows = comparison.rows() == [comparison.better, comparison.than]  # of embeddings
-    span = f" (from {before:.2f} to {after:.2f} %)" if of_rows and not comparison.metric else ""
-    return f"{_list(study, [finding])}{span}{at}"
+    if of_rows and not comparison.metric:
+        told += f" (from {before:.2f} to {after:.2f} %)"
+    ratio = cost(results, comparison)
+    return told + ("" if ratio is None else f", at {ratio:.2f} times the time of a step")
 
 
 def _would_tell(study: StudyFile, tested: Sequence[Finding]) -> str:
@@ -133,9 +121,8 @@ def _list(study: StudyFile, findings: Sequence[Finding]) -> str:
 
 def _claim(study: StudyFile, comparison: Comparison) -> str:
     """The claim, with the comparison's name if another main one has the same claim."""
-    claims = [of.claim for of in study.comparisons if of.family == MAIN]
-    several = claims.count(comparison.claim) > 1
-    return comparison.claim + f" ({comparison.name})" * several
+    same = [of for of in study.comparisons if (of.family, of.claim) == (MAIN, comparison.claim)]
+    return comparison.claim + f" ({comparison.name})" * (len(same) > 1)
 
 
 def _still_allowed(study: StudyFile, tested: Sequence[Finding]) -> list[str]:

@@ -2,12 +2,11 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import chain, compress
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
-from benchmarks.reporting.paired import estimate
+from benchmarks.reporting.paired import Paired, estimate
 from benchmarks.reporting.study_answer import answer, cost, has_papers
 from benchmarks.reporting.table import Table, count_of_seeds, named
 from benchmarks.reporting.templates import fill
@@ -34,23 +33,27 @@ MARKS = {"seeds and classes": " †", SEEDS_ALONE: " ‡"}
 """Marks of intervals that are not simply over seeds."""
 
 
-@dataclass(frozen=True)
-class Choices:
-    """How the settings of a row were chosen.
+class Candidate(NamedTuple):
+    """Settings that were tried for a row: the mean of the metric that chooses, None if a draw diverged."""
 
-    Args:
-        settings: The chosen ones; None if there are none, or not yet.
-        takes: The rows whose chosen settings it takes over.
-        tried: Of each candidate: its values, the mean of the metric that chooses (None if a draw diverged), and the
-            draws that diverged.
-        budget: The number of candidates, with those of the rows that it takes over.
-    """
+    values: dict[str, float]
+    score: float | None
+    diverged: list[int]  # draws
 
-    row: str
-    settings: dict[str, Any] | None
-    takes: list[str]
-    tried: list[tuple[dict[str, float], float | None, list[int]]]
-    budget: int
+    def told(self) -> str:
+        lost = f"diverged ({named('draw', self.diverged)})"
+        score = lost if self.score is None else f"{100 * self.score:.2f}"
+        return f"{', '.join(f'{value:g}' for value in self.values.values())}: {score}"
+
+
+Tried = Mapping[str, Sequence[Candidate]]
+"""The candidates of each row whose scores are known."""
+
+
+def best(tried: Sequence[Candidate]) -> Candidate | None:
+    """The candidate that is chosen; None if all diverged."""
+    finished = [one for one in tried if one.score is not None]
+    return max(finished, key=lambda one: one.score or 0.0, default=None)
 
 
 def study_page(
@@ -58,7 +61,7 @@ def study_page(
     findings: Sequence[Finding],
     results: Results,
     *,
-    choices: Sequence[Choices],
+    tried: Tried,
     registration: str,
     figures: Mapping[str, str],
     protocols: str = "protocols.md",
@@ -72,12 +75,12 @@ def study_page(
         protocols: The path of docs/protocols.md from the page.
     """
     runs = [result for of in results.values() for result in of.values()]
-    families = [MAIN, CONTROL]
-    main, controls = ([f for f in findings if f.comparison.family == one] for one in families)
-    others = [finding for finding in findings if finding.comparison.family not in families]
-    chosen = [choice for choice in choices if choice.tried or choice.takes]
-    shown = [of.secondary for of in findings] if study.agrees else []
-    tested = [one for one in (*(of.tested for of in findings), *shown) if one]
+    controls = [of for of in findings if of.comparison.family == CONTROL]
+    judged = [of for of in findings if of.comparison.family != CONTROL]
+    main = [of for of in judged if of.comparison.family == MAIN]
+    others = [of for of in judged if of.comparison.family != MAIN]
+    tested = [one for of in findings for one in (of.tested, of.secondary) if one]
+    settings = _settings(study, tried)
     sides = [
         [of.name, f"`{of.better}` - `{of.than}`", name_of(study.metric(of)), of.paper]
         for of in study.comparisons
@@ -91,9 +94,9 @@ def study_page(
         papers=has_papers(study),
         reported=any(of.reported for of in study.comparisons),
         costs=not has_papers(study) and any(cost(results, of.comparison) for of in findings),
-        counts=_counts(findings),
-        lacking=_lacking(study, findings, choices),
-        ends=_ends(study, main + others, chosen),
+        counts=_counts(judged),
+        lacking=_lacking(study, findings, tried),
+        ends=_ends(study, judged, tried),
         alt="Paired differences with 95 % intervals",
         main=main and _verdicts(study, main, results),
         others=others and _verdicts(study, others, results),
@@ -108,7 +111,7 @@ def study_page(
         dirty=any(run["dirty"] for run in runs),
         processors=_processors(findings, results),
         means=_means(results).markdown(),
-        settings=chosen and _settings(study, chosen).markdown(),
+        settings=settings.rows and settings.markdown(),
         paths=sorted({path for row in study.rows.values() for path in row.choose}),
         short=_short,
     )
@@ -119,40 +122,38 @@ def study_page(
 
 
 def _counts(findings: Sequence[Finding]) -> str:
-    """How often each word was said, controls aside."""
-    counted = [f for f in findings if f.comparison.family != CONTROL]
-    counts = Counter(word for finding in counted for word in finding.words)
+    """How often each word was said."""
+    counts = Counter(word for finding in findings for word in finding.words)
     told = ", ".join(f"{count} *{word}*" for word, count in counts.most_common())
-    number = f"{len(counted)} comparisons" if len(counted) > 1 else "comparison"
-    several = ", which may have several" if counts.total() > len(counted) else ""
+    number = f"{len(findings)} comparisons" if len(findings) > 1 else "comparison"
+    several = ", which may have several" if counts.total() > len(findings) else ""
     return f"Words on the {number}{several}: {told}." if told else ""
 
 
-def _lacking(study: StudyFile, findings: Sequence[Finding], choices: Sequence[Choices]) -> str:
+def _lacking(study: StudyFile, findings: Sequence[Finding], tried: Tried) -> str:
     """The comparisons without a finding."""
     measured = {finding.comparison.name for finding in findings}
-    tried = {choice.row: [score for _, score, _ in choice.tried] for choice in choices}
-    hopeless = {row for row, scores in tried.items() if scores and set(scores) == {None}}
+    hopeless = [row for row, of in tried.items() if of and best(of) is None]
+    told = {row: f" (all settings of `{row}` diverged)" for row in hopeless}
     lacking = [
-        f"`{of.name}`"
-        + "".join(f" (all settings of `{row}` diverged)" for row in of.rows() if row in hopeless)
+        f"`{of.name}`{''.join(told.get(row, '') for row in of.rows())}"
         for of in study.comparisons
         if of.name not in measured
     ]
     return f"Not measured yet: {'; '.join(lacking)}." if lacking else ""
 
 
-def _ends(study: StudyFile, findings: Sequence[Finding], chosen: Sequence[Choices]) -> str:
+def _ends(study: StudyFile, findings: Sequence[Finding], tried: Tried) -> str:
     """The rows that a gain was found over and that chose the end of a list: beyond it they may be better."""
     gains = (finding.comparison.rows() for finding in findings if finding.is_gain)
     beaten = {*chain(*(study.needed([than]) for better, than in gains if than != better))}
     rows: dict[tuple[str, str], list[str]] = {}
-    for choice in (one for one in chosen if one.row in beaten and one.settings):
-        for setting, values in study.rows[choice.row].choose.items():
+    for row, chosen in ((row, best(of)) for row, of in tried.items() if row in beaten):
+        for setting, value in chosen.values.items() if chosen else ():
+            values = study.rows[row].choose[setting]
             ends = {min(values): "lowest", max(values): "highest"} if len(values) > 1 else {}
-            value = choice.settings[setting]
             if value and value in ends:
-                rows.setdefault((ends[value], setting), []).append(f"`{choice.row}`")
+                rows.setdefault((ends[value], setting), []).append(f"`{row}`")
     return " ".join(
         f"The {end} {_short(setting)} of its list was chosen for {', '.join(of)}: a {end[:-2]}r one may suit a row "
         "better, and lessen a gain over it."
@@ -162,50 +163,49 @@ def _ends(study: StudyFile, findings: Sequence[Finding], chosen: Sequence[Choice
 
 def _verdicts(study: StudyFile, findings: Sequence[Finding], results: Results) -> str:
     pools, marked = pooled(study, findings), any(finding.registered for finding in findings)
-    rows = []
+    rows: list[dict[str, str]] = []
     for group, of in grouped(findings).items():
         rows += [_verdict(study, finding, results, marked) for finding in of]
-        if pool := pools.get(group):
-            about = [f"*{group}, pooled*", "*exploratory*", pool.points(), "", ""]
-            rows.append([*about, f"{len(pool.differences)}", ""])
-        elif group in pools:
-            rows.append([f"*{group}, pooled*", Word.DIVERGED, "", "", "", "", ""])
-    p = "p" if findings[0].comparison.family == CONTROL else "adjusted p"
-    beside = "paper's gain" if has_papers(study) else "time of a step"
-    by_other = f"by {name_of(study.agrees or '')}"
-    header = ["comparison", "verdict", "difference", by_other, beside, "seeds", p]
-    filled = [name in ("seeds", p) or any(row[i] for row in rows) for i, name in enumerate(header)]
-    header, *rows = (list(compress(row, filled)) for row in (header, *rows))
-    return Table(header, rows, names=2).markdown()
+        if group in pools:
+            row = {"comparison": f"*{group}, pooled*", "verdict": str(Word.DIVERGED)}
+            if pool := pools[group]:
+                seeds = f"{len(pool.differences)}"
+                row |= {"verdict": "*exploratory*", "difference": pool.points(), "seeds": seeds}
+            rows.append(row)
+    *others, p = rows[0]
+    shown = [*(name for name in others if any(row.get(name) for row in rows)), p]
+    return Table(shown, [[row.get(name, "") for name in shown] for row in rows], 2).markdown()
 
 
-def _verdict(study: StudyFile, finding: Finding, results: Results, marked: bool) -> list[str]:
+def _verdict(study: StudyFile, finding: Finding, results: Results, marked: bool) -> dict[str, str]:
+    """The cells of a comparison, by the names of their columns."""
     comparison, tested, p = finding.comparison, finding.tested, finding.adjusted
-    words, second, by_other = ", ".join(finding.words), finding.secondary, ""
-    if second and study.agrees:
-        by_other = second.points() + MARKS.get(second.over, "")
-    elif second and Word.EXCLUDED in finding.words:
-        words += f" ({name_of(PAPERS)} {second.points()})"
+    words, second = ", ".join(finding.words), finding.secondary
     if marked and not finding.registered:
         words += ", exploratory"
     lost = (f"`{row}`, {named('seed', seeds)}" for row, seeds in finding.diverged.items())
-    if has_papers(study):
-        gain, dataset = comparison.reported_gain(), comparison.reported_on()
+    gain, ratio, dataset = comparison.reported_gain(), cost(results, comparison), ""
+    if gain is not None and study.metric(comparison).endswith(PAPERS):
+        dataset = comparison.reported_on()
         dataset = dataset.upper() if len(dataset) == 3 else dataset.title()
-        ours = study.metric(comparison).endswith(PAPERS)
-        beside = f"{gain:+.1f}\N{NO-BREAK SPACE}({dataset})" if gain is not None and ours else ""
-    else:
-        ratio = cost(results, comparison)
-        beside = "" if ratio is None else f"× {ratio:.2f}"
-    return [
-        name_of_claim(study, comparison).replace("-", "\N{NON-BREAKING HYPHEN}"),
-        words,
-        tested.points() + MARKS.get(tested.over, "") if tested else "; ".join(lost),
-        by_other,
-        beside,
-        f"{len(finding.seeds)}",
-        "" if p is None else "< 0.001" if p < 0.001 else f"{p:.3f}",
-    ]
+    beside = {"time of a step": "" if ratio is None else f"× {ratio:.2f}"}
+    if has_papers(study):
+        beside = {"paper's gain": dataset and f"{gain:+.1f}\N{NO-BREAK SPACE}({dataset})"}
+    return {
+        "comparison": name_of_claim(study, comparison).replace("-", "\N{NON-BREAKING HYPHEN}"),
+        "verdict": words,
+        "difference": _points(tested) if tested else "; ".join(lost),
+        f"by {name_of(study.agrees or '')}": _points(second) if second else "",
+        **beside,
+        "seeds": f"{len(finding.seeds)}",
+        "p" if comparison.family == CONTROL else "adjusted p": (
+            "" if p is None else "< 0.001" if p < 0.001 else f"{p:.3f}"
+        ),
+    }
+
+
+def _points(tested: Paired) -> str:
+    return tested.points() + MARKS.get(tested.over, "")
 
 
 # ---------------------------------------------------------------------------------------- the appendix
@@ -244,20 +244,19 @@ def _means(results: Results) -> Table:
     return Table(["row", *map(name_of, SHOWN), "seeds"], rows)
 
 
-def _settings(study: StudyFile, chosen: Sequence[Choices]) -> Table:
+def _settings(study: StudyFile, tried: Tried) -> Table:
+    """The rows that chose settings, or take them over without choosing more."""
     rows = []
-    for choice in chosen:
-        best, others = list[str](), list[str]()
-        for values, score, diverged in choice.tried:
-            lost = f"diverged ({named('draw', diverged)})"
-            told = lost if score is None else f"{100 * score:.2f}"
-            is_best = choice.settings and values.items() <= choice.settings.items()
-            given = ", ".join(f"{value:g}" for value in values.values())
-            (best if is_best else others).append(f"{given}: {told}")
-        taken = ", ".join(f"`{one}`" for one in choice.takes)
-        names = ", ".join(map(_short, study.rows[choice.row].choose)) or "none"
-        about = [f"`{choice.row}`", taken, names, ", ".join(best), ", ".join(others)]
-        rows.append([*about, f"{choice.budget}"])
+    for row, candidates in tried.items():
+        about, chosen = study.rows[row], best(candidates)
+        if not candidates and (about.choose or not about.takes):
+            continue
+        taken = ", ".join(f"`{one}`" for one in about.takes)
+        names = ", ".join(map(_short, about.choose)) or "none"
+        others = ", ".join(one.told() for one in candidates if one is not chosen)
+        budget = sum(len(tried[one]) for one in study.needed([row]))
+        cells = [taken, names, chosen.told() if chosen else "", others, f"{budget}"]
+        rows.append([f"`{row}`", *cells])
     header = ["row", "takes over", "setting", f"chosen: {name_of(study.choice.metric)}"]
     return Table([*header, "also tried", "budget"], rows, names=5)
 

@@ -71,13 +71,12 @@ KEY = {
 DIAMOND = "m-6.5 0l6.5 -6.5l6.5 6.5l-6.5 6.5z"
 
 PANELS = {"seen_recall_at_1": "training classes", "unseen_recall_at_1": "new classes"}
-LEFT, RIGHT = 38, 24  # beside a panel
-HEIGHT = 170  # of a panel
+LEFT, RIGHT, HEIGHT = 38, 24, 170  # beside a panel, and its own
 DASHES = ("", "7 4", "2 4")
 IN_THE_DARK = ("#4aa8e8", "#ff8c3a", "#2fc79a", "#e39ac2", "#e69f00", "#8fd3ff")
-CURVES = (
-    ".line { fill: none; stroke-width: 2.2; }\n.grid { stroke: #8c959f; stroke-opacity: 0.3; }\n"
-)
+CURVES = """.line { fill: none; stroke-width: 2.2; }
+.grid { stroke: #8c959f; stroke-opacity: 0.3; }
+"""
 
 
 def study_figures(
@@ -90,10 +89,9 @@ def study_figures(
     """
     main = [of for of in findings if of.comparison.family == MAIN]
     others = [of for of in findings if of.comparison.family not in (MAIN, CONTROL)]
-    pools = {method: pool for method, pool in pooled(study, main).items() if pool}
     drawn = {
-        "": forest(study, main, pools),
-        "_mechanisms": forest(study, others, {}),
+        "": forest(study, main),
+        "_mechanisms": forest(study, others),
         "_curves": curves(study, [*main, *others], results),
     }
     return {name: figure for name, figure in drawn.items() if figure}
@@ -106,11 +104,8 @@ class _Drawing:
         self.y, self.parts = 0.0, list[str]()
 
     def text(self, x: float, y: float, words: str, kind: str = "") -> None:
-        """Text of a class, in printable characters."""
-        written = escape(printable(words))
-        self.parts.append(
-            f'<text x="{x:g}" y="{y:g}"{kind and f" class={kind!r}"}>{written}</text>'
-        )
+        about = f'x="{x:g}" y="{y:g}"{kind and f" class={kind!r}"}'
+        self.parts.append(f"<text {about}>{escape(printable(words))}</text>")
 
     def path(self, kind: str, points: str) -> None:
         self.parts.append(f'<path class="{kind}" d="{points}"/>')
@@ -130,13 +125,11 @@ class _Drawing:
         self.text(46, self.y, words, "soft")
 
     def file(self, title: str, style: str, dark: str) -> bytes:
-        return (
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {self.y:g}" width="{WIDTH}" '
-            f'height="{self.y:g}" role="img">\n<title>{title}</title>\n'
-            f"<style>{STYLE}{style}@media (prefers-color-scheme: dark) {{{DARK}{dark}}}\n</style>\n"
-            + "\n".join(self.parts)
-            + "\n</svg>\n"
-        ).encode()
+        size = f'viewBox="0 0 {WIDTH} {self.y:g}" width="{WIDTH}" height="{self.y:g}"'
+        begin = f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img">'
+        in_the_dark = f"@media (prefers-color-scheme: dark) {{{DARK}{dark}}}"
+        head = [begin, f"<title>{title}</title>", f"<style>{STYLE}{style}{in_the_dark}\n</style>"]
+        return "\n".join([*head, *self.parts, "</svg>\n"]).encode()
 
 
 def _ticks(low: float, high: float, most: int) -> list[float]:
@@ -147,12 +140,7 @@ def _ticks(low: float, high: float, most: int) -> list[float]:
     return [number * step for number in range(ceil(low / step), floor(high / step) + 1)]
 
 
-# ------------------------------------------------------------------------------------- the differences
-
-
-def forest(
-    study: StudyFile, findings: Sequence[Finding], pools: Mapping[str, Paired]
-) -> bytes | None:
+def forest(study: StudyFile, findings: Sequence[Finding]) -> bytes | None:
     """Each comparison's difference and interval, beside the paper's gain; None if none was measured.
 
     The axis reaches from the lowest limit to the highest, and to the papers' gains, which are drawn where the
@@ -161,39 +149,35 @@ def forest(
     tested = [finding.tested for finding in findings if finding.tested]
     if not tested:
         return None
-    comparisons = [finding.comparison for finding in findings]
-    reported = {of.name: of.reported_gain() for of in comparisons if study.metric(of) == PAPERS}
-    gains = {name: gain for name, gain in reported.items() if gain is not None}
-    limits = [
-        limit
-        for of in (*tested, *pools.values())
-        for limit in (of.limits() if of.has_interval else [of.mean])
-    ]
+    pools = {method: pool for method, pool in pooled(study, findings).items() if pool}
+    of_papers = [of.comparison for of in findings if study.metric(of.comparison) == PAPERS]
+    gains = {of.name: gain for of in of_papers if (gain := of.reported_gain()) is not None}
     svg, margin = _Drawing(), study.margin
-    reached = [-margin, margin, *limits, *gains.values()]
+    reached = [-margin, margin, *gains.values()]
+    for of in (*tested, *pools.values()):
+        reached += of.limits() if of.has_interval else [of.mean]
     edge = 0.04 * (max(reached) - min(reached))
     low, high = min(reached) - edge, max(reached) + edge
 
     def x(points: float) -> float:
-        """The place of a difference, with a tenth of a pixel."""
         return round(EDGE + (points - low) / (high - low) * (WIDTH - 2 * EDGE), 1)
 
     def strip(of: Paired | None, colour: str, radius: float, half: int, gain: float | None) -> None:
         """The band, the line at 0 and, between them, the interval and the paper's gain."""
-        top, y, bottom = (svg.y + 5 + part for part in (0, half, 2 * half))
-        wide = f"{x(margin) - x(-margin):.1f}"
-        band = f'x="{x(-margin)}" y="{top:g}" width="{wide}" height="{2 * half}"'
+        top, y, bottom = (f"{svg.y + 5 + part:g}" for part in (0, half, 2 * half))
+        wide = x(margin) - x(-margin)
+        band = f'x="{x(-margin)}" y="{top}" width="{wide:.1f}" height="{2 * half}"'
         svg.parts.append(f'<rect class="band" {band}/>')
-        svg.path("rule", f"M{x(0)} {top:g}V{bottom:g}")
-        if of is not None and of.has_interval:
+        svg.path("rule", f"M{x(0)} {top}V{bottom}")
+        if of and of.has_interval:
             first, last = map(x, of.limits())
-            svg.path(colour, f"M{first} {y:g}H{last}")
-        if of is not None:
-            dot = f'cx="{x(of.mean)}" cy="{y:g}" r="{radius:g}"'
+            svg.path(colour, f"M{first} {y}H{last}")
+        if of:
+            dot = f'cx="{x(of.mean)}" cy="{y}" r="{radius:g}"'
             svg.parts.append(f'<circle class="{colour}" {dot}/>')
         if gain is not None:
-            svg.path("paper", f"M{x(gain)} {y:g}{DIAMOND}")
-        svg.y = bottom + 4
+            svg.path("paper", f"M{x(gain)} {y}{DIAMOND}")
+        svg.y += 9 + 2 * half
 
     seen = {_colour(finding) for finding in findings} | {"seen"}
     for colour, words in KEY.items():
@@ -203,8 +187,8 @@ def forest(
     band = '<rect class="band" x="8" y="{top}" width="28" height="16"/>'
     svg.key(band, f"less than {margin:g} point{'s' * (margin != 1)}")
     if gains:
-        mark = f'<path class="paper" d="M22 {{y}}{DIAMOND}"/>'
-        svg.key(mark, "the paper's gain, on its own dataset (Recall@1)")
+        diamond = f'<path class="paper" d="M22 {{y}}{DIAMOND}"/>'
+        svg.key(diamond, "the paper's gain, on its own dataset (Recall@1)")
     for group, members in grouped(findings).items():
         svg.y += 8
         if group:
@@ -239,9 +223,6 @@ def _signed(text: str) -> str:
     return "0" if text == "+0" else text.replace("-", "\N{MINUS SIGN}")
 
 
-# ------------------------------------------------------------------------------------------ the curves
-
-
 def curves(study: StudyFile, findings: Sequence[Finding], results: Results) -> bytes | None:
     """Recall@1 of the compared rows, those of main comparisons first, as many as there are colours.
 
@@ -256,8 +237,8 @@ def curves(study: StudyFile, findings: Sequence[Finding], results: Results) -> b
         return None
     rows = [*drawn][: len(COLOURS)]
     labels = {row: read_entry(study.rows[row].recipe).label for row in rows}
-    twice = {of for of in labels.values() if [*labels.values()].count(of) > 1}
-    labels = {row: f"{of}, {row}" if of in twice else of for row, of in labels.items()}
+    every = [*labels.values()]
+    labels = {row: f"{of}, {row}" if every.count(of) > 1 else of for row, of in labels.items()}
     places = placed(f"{labels[row]} ({row})" for row in rows)
     looks = {row: place % len(COLOURS) for row, place in zip(rows, places.values(), strict=True)}
     svg = _Drawing()
@@ -285,9 +266,7 @@ def _lines(runs: Mapping[int, Result]) -> dict[str, Line]:
     return {name: (of[0], 100 * of[1].mean(axis=0)) for name, of in found.items() if of}
 
 
-def _panel(
-    svg: _Drawing, lines: Mapping[str, Line], looks: Mapping[str, int], longest: float
-) -> None:
+def _panel(svg: _Drawing, lines: dict[str, Line], looks: dict[str, int], longest: float) -> None:
     every = np.concatenate([values for _, values in lines.values()])
     spare = max(1.0, 0.08 * float(np.ptp(every)))
     low, high = float(every.min()) - spare, float(every.max()) + spare

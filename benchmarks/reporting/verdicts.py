@@ -51,25 +51,16 @@ PAPERS = "recall_at_1"
 
 @dataclass(frozen=True)
 class Finding:
-    """A comparison's differences in percentage points, tested, and the words for them.
-
-    Args:
-        seeds: Those of the pairs.
-        tested: None if a run diverged.
-        diverged: {row: seeds}.
-        adjusted: Holm's p; not corrected for a control, None if a run diverged.
-        secondary: The differences by the metric that must agree, or by the papers' one.
-        registered: False for an exploratory comparison.
-    """
+    """A comparison's differences in percentage points, tested, and the words for them."""
 
     comparison: Comparison
-    seeds: list[int]
-    tested: Paired | None
-    diverged: dict[str, list[int]]
+    seeds: list[int]  # of the pairs
+    tested: Paired | None  # None if a run diverged
+    diverged: dict[str, list[int]]  # {row: seeds}
     words: tuple[str, ...]
-    adjusted: float | None
-    secondary: Paired | None
-    registered: bool
+    adjusted: float | None  # Holm's p; not corrected for a control, None if a run diverged
+    secondary: Paired | None  # by the metric that must agree, if the comparison has none of its own
+    registered: bool  # or else it is exploratory
 
     @property
     def is_gain(self) -> bool:
@@ -96,7 +87,8 @@ def judge(
         seeds = _seeds(study, better.keys() & than.keys())
         if not seeds:
             continue
-        metrics = (study.metric(comparison), _secondary_metric(study, comparison))
+        own = study.metric(comparison)
+        metrics = (own, study.agrees if own == study.primary else None)
         lost: dict[str, list[int]] = {}
         for row, output in _sides(comparison):
             found = {
@@ -129,14 +121,6 @@ def _sides(comparison: Comparison) -> list[tuple[str, str]]:
     return [(row, output) for row, _, output in sides]
 
 
-def _secondary_metric(study: StudyFile, comparison: Comparison) -> str | None:
-    """The metric that must agree; else Recall@1, if a paper's gain needs it; none for a metric of its own."""
-    if study.metric(comparison) != study.primary:
-        return None
-    papers = comparison.reported and study.primary != PAPERS
-    return study.agrees or (PAPERS if papers else None)
-
-
 def outputs_of(result: Result) -> dict[str, Any]:
     """The metrics of each output: "" for the embedding, "curve" for the last point of its curves."""
     return {"": result["metrics"], "curve": result["curve"], **(result["outputs"] or {})}
@@ -156,17 +140,13 @@ def pooled(study: StudyFile, findings: Sequence[Finding]) -> dict[str, Paired | 
     Comparisons by a metric of their own are left out, and so are methods of which a row is compared with two
     others: it would count twice. None if a run diverged.
     """
-    groups: dict[str, list[Finding]] = {}
-    for finding in findings:
-        comparison = finding.comparison
-        is_gain = comparison.family == MAIN and not comparison.as_good
-        if is_gain and comparison.method and study.metric(comparison) == study.primary:
-            groups.setdefault(comparison.method, []).append(finding)
+    main = [of for of in findings if of.comparison.family == MAIN and not of.comparison.as_good]
+    by_primary = [of for of in main if study.metric(of.comparison) == study.primary]
     found: dict[str, Paired | None] = {}
-    for method, of in groups.items():
+    for method, of in grouped(by_primary).items():
         common = sorted(set.intersection(*(set(finding.seeds) for finding in of)))
         twice = len({finding.comparison.better for finding in of}) < len(of)
-        if twice or len(of) < 2 or len(common) < 2:
+        if not method or twice or len(of) < 2 or len(common) < 2:
             continue
         by_seed = [dict(zip(f.seeds, f.tested.differences, strict=True)) for f in of if f.tested]
         whole = len(by_seed) == len(of)
@@ -182,11 +162,10 @@ def name_of(metric: str) -> str:
 
 def name_of_claim(study: StudyFile, comparison: Comparison) -> str:
     """The claim, its name that stays on one line, and its metric if that is another than the study's."""
-    nbsp, metric = "\N{NO-BREAK SPACE}", study.metric(comparison)
-    about = f"{nbsp}({comparison.name.replace(' ', nbsp)}"
-    if metric != study.primary:
-        about += f", {name_of(metric)}"
-    return f"{comparison.claim[:1].upper()}{comparison.claim[1:]}{about})"
+    metric, claim = study.metric(comparison), comparison.claim
+    name = f" ({comparison.name}".replace(" ", "\N{NO-BREAK SPACE}")
+    about = f", {name_of(metric)}" if metric != study.primary else ""
+    return f"{claim[:1].upper()}{claim[1:]}{name}{about})"
 
 
 def grouped(findings: Sequence[Finding]) -> dict[str, list[Finding]]:
@@ -270,13 +249,12 @@ def _words(study: StudyFile, finding: Finding, p: float, p_of_margin: float) -> 
     if shown:
         gain = Word.WORTH if p_of_margin < SIGNIFICANT else Word.HELPS
         words.append(gain if tested.mean > 0 else Word.HARMS)
-        if study.agrees and finding.secondary and finding.secondary.mean * tested.mean <= 0:
+        if finding.secondary and finding.secondary.mean * tested.mean <= 0:
             words = [Word.DISAGREE]
     low, high = tested.limits(0.1)
     if -margin < low and high < margin:
         words.append(Word.LESS if words and Word.DISAGREE not in words else Word.NEGLIGIBLE)
-    second = _secondary_metric(study, comparison)
-    by_metric = {second: finding.secondary, study.metric(comparison): tested}
+    by_metric = {study.agrees: finding.secondary, study.metric(comparison): tested}
     reported, measured = comparison.reported_gain() or 0.0, by_metric.get(PAPERS)
     if reported > 0 and measured and measured.limits()[1] < reported / 2:
         words.append(Word.EXCLUDED)

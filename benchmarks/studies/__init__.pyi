@@ -11,15 +11,12 @@ from .jobs import (
     check_settings as check_settings,
     plan as plan,
     plan_folds as plan_folds,
+    wait_for as wait_for,
 )
 from .kept import Results as Results
 from .launching import (
     add_arguments as add_arguments,
     launcher as launcher,
-)
-from .pace import (
-    Pace as Pace,
-    measure as measure,
 )
 from .queue import (
     Queue as Queue,

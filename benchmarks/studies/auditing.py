@@ -47,17 +47,14 @@ def try_out(jobs: Sequence[Job]) -> None:
     """Read the data, build the parts and take one step of a job of each training and test set, before any is run.
 
     Raises:
-        ConfigError: with a line for each setting that does not fit.
+        ConfigError: if a setting does not fit.
     """
-    faults: dict[str, None] = {}
     some = {(job.training, job.config["data"]["test_classes"]): job for job in reversed(jobs)}
     for job in some.values():
         try:
             build_parts(job.command.experiment, Accelerator())
         except ConfigError as error:
-            faults |= dict.fromkeys(f"{job.training}: {fault}" for fault in error.args)
-    if faults:
-        raise ConfigError(*faults)
+            raise ConfigError(f"{job.training}: {error}") from error
 
 
 def fitted(study: Study) -> list[str]:
@@ -72,38 +69,33 @@ def fitted(study: Study) -> list[str]:
     choosing = [row for row in study.rows if study.file.rows[row].choose]
     # The first row of each test set, of those that choose if there are any.
     blocks = {study.file.tested_on(row): row for row in reversed([*choosing, *study.rows])}
-    fewest = min(_fewest(study, row) for row in blocks.values())
-    size = fewest * (data.samples_per_class or data.batch_size)
+    numbers: list[int] = []
+    for row in blocks.values():
+        classes = _classes(study.first_job(row))
+        if row in choosing and classes < 2 * data.folds:
+            raise ConfigError(
+                f"data.root: {data.root} has {classes} classes to train on, and choosing settings needs "
+                f"{2 * data.folds}, two in each of data.folds; add classes, or name fewer for the test with "
+                "-- --data.test_classes"
+            )
+        draws = range(study.file.choice.draws if row in choosing else 0)
+        numbers += [classes, *(_classes(study.first_job(row, draw)) for draw in draws)]
+    size = min(numbers) * (data.samples_per_class or data.batch_size)
     given = any(setting.startswith("--data.batch_size") for setting in study.settings)
     return [] if given or size >= data.batch_size else [f"--data.batch_size={size}"]
 
 
-def _fewest(study: Study, row: str) -> int:
-    """The classes of a row's smallest training."""
-    draws = range(study.file.choice.draws if study.file.rows[row].choose else 0)
-    data = study.first_job(row).command.experiment.data
-    classes = build_datasets(data).train.num_classes
-    if draws and classes < 2 * data.folds:
-        raise ConfigError(
-            f"data.root: {data.root} has {classes} classes to train on, and choosing settings needs "
-            f"{2 * data.folds}, two in each of data.folds; add classes, or name fewer for the test with "
-            "-- --data.test_classes"
-        )
-    held = (study.first_job(row, draw).command.experiment.data for draw in draws)
-    return min([classes, *(build_datasets(of).train.num_classes for of in held)])
+def _classes(job: Job) -> int:
+    return build_datasets(job.command.experiment.data).train.num_classes
 
 
 def registered(study: Study, found: Found) -> dict[str, bool]:
     """For each comparison: were all its tests made under the registered plan?"""
-    plan = study.digest
-    return {
-        of.name: all(
-            study.results.counts(result, plan)
-            for row in of.rows()
-            for result in found[row].values()
-        )
-        for of in study.file.comparisons
+    counted = {
+        row: all(study.results.counts(result, study.digest) for result in results.values())
+        for row, results in found.items()
     }
+    return {of.name: all(counted[row] for row in of.rows()) for of in study.file.comparisons}
 
 
 def registration(study: Study, found: Found) -> str:

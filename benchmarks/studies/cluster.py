@@ -113,12 +113,7 @@ class Task:
 
 
 class Cluster(Launcher):
-    """Starts runs as tasks of Ray, on the nodes of its cluster.
-
-    Args:
-        options: Of the command line; see `add_arguments`.
-        runs: Where they are written, seen by all nodes.
-    """
+    """Starts runs as tasks of Ray, on the nodes of its cluster, all of which see the folder of runs."""
 
     def __init__(self, options: Namespace, runs: Path) -> None:
         super().__init__(options.launcher, options.jobs or 1000)  # Ray lets them wait

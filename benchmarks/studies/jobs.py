@@ -2,12 +2,11 @@
 
 import fnmatch
 import json
-import os
+import time
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from datetime import timedelta
 from functools import cached_property
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -31,33 +30,20 @@ OURS = ("--recipe", "--seed", "--output", "--resume", "--list", "--print_config"
 
 IN_USE = 3  # exit status of benchmarks/run.py if another process writes the run folder
 
-TAIL = 4096  # bytes of a log that are read for its last line
-
 
 @dataclass(eq=False)
 class Job:
-    """A training with one seed.
+    """A training with one seed."""
 
-    Args:
-        settings: Its command line, without --output and --resume.
-        log: The file that it prints to.
-        process: That runs it, as a Popen, and `begun` when it did, by `time.monotonic`.
-        exit_status: Once it has ended, negative if a signal ended it.
-        log_begin: Where its log begins in the file.
-        status: A queue's word for it; `why` it is not finished.
-    """
-
-    settings: Sequence[str]
+    settings: Sequence[str]  # its command line, without --output and --resume
     folder: Path
-    log: Path
+    log: Path  # the file that it prints to
     name: str
-    process: Any = None
-    begun: float = 0.0
-    exit_status: int | None = None
-    seconds: float | None = None
-    log_begin: int = 0
-    status: str = "not started"
-    why: str | None = None
+    process: Any = None  # that runs it, as a Popen
+    exit_status: int | None = None  # once it has ended, negative if a signal ended it
+    log_begin: int = 0  # in its file
+    status: str = "not started"  # a queue's word for it
+    why: str | None = None  # it is not finished
 
     @cached_property
     def command(self) -> Command:
@@ -95,10 +81,6 @@ class Job:
             moving["data.test_classes"] = records.file_digest(Path(chosen))
         weights = self.weights and self.weights["sha256"]
         return digest(json.dumps([moving, weights, curves], sort_keys=True))
-
-    @property
-    def duration(self) -> str:
-        return "" if self.seconds is None else str(timedelta(seconds=round(self.seconds)))
 
     def record(self) -> dict[str, Any] | None:
         """Its run.json; None if there is none, a ValueError if it is damaged."""
@@ -142,10 +124,8 @@ class Job:
         record = None if refused else self.record()
         if record is not None and record["status"] == "failed" and record.get("error"):
             return f"{record['error']}"
-        lines: list[str] = []
-        with suppress(FileNotFoundError), self.log.open("rb") as log:  # a signal came before it
-            log.seek(max(self.log_begin, log.seek(0, os.SEEK_END) - TAIL))
-            lines = log.read().decode(errors="replace").splitlines()
+        log = self.log.read_bytes() if self.log.exists() else b""  # a signal may come before it
+        lines = log[self.log_begin :].decode(errors="replace").splitlines()
         said = [line.strip() for line in lines if not line.startswith("$ ")]
         errors = [line for line in said if line.startswith("error: ")]  # a launcher may say more
         return next((line for line in reversed(errors or said) if line), "it said nothing")
@@ -155,6 +135,13 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list):
         return [_plain(one) for one in value]
     return float(value) if type(value) is int else value
+
+
+def wait_for(jobs: Sequence[Job], seconds: float = inf) -> None:
+    """Wait until no other process writes their folders; `in_use` takes its time."""
+    deadline = time.monotonic() + seconds
+    while any(job.in_use() for job in jobs) and time.monotonic() < deadline:
+        pass
 
 
 def check_settings(settings: Sequence[str], ours: Sequence[str] = OURS) -> None:

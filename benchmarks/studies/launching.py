@@ -6,7 +6,6 @@ import re
 import shlex
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -49,12 +48,7 @@ def start(command: Sequence[str], log: Path, folder: Path | None = None) -> subp
 
 
 class Launcher:
-    """Starts runs within a context, on this machine.
-
-    Args:
-        command: Starts `benchmarks/run.py`, up to its name.
-        jobs: How many run at once.
-    """
+    """Starts runs within a context, on this machine: so many at once, by the command up to `benchmarks/run.py`."""
 
     def __init__(self, command: Sequence[str] = (sys.executable,), jobs: int = 1) -> None:
         self.command, self.jobs = command, jobs
@@ -70,7 +64,7 @@ class Launcher:
         command = [*self.command, str(RUN), *job.settings, f"--output={job.folder}", "--resume"]
         job.log.parent.mkdir(parents=True, exist_ok=True)
         job.log_begin = job.log.stat().st_size if job.log.exists() else 0
-        job.begun, job.process = time.monotonic(), self.place(command, job)
+        job.process = self.place(command, job)
 
     def place(self, command: Sequence[str], job: Job) -> Any:
         """Start its command; the result has `poll` and `terminate`, as a Popen."""

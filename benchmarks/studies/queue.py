@@ -2,14 +2,14 @@
 
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import count
-from pathlib import Path
 from textwrap import shorten
 
 from benchmarks.console import InUseError, StopRequest, columns, printable, progress_bar
 from benchmarks.records import RunFolder, has_diverged
-from benchmarks.studies.jobs import IN_USE, Job
+from benchmarks.studies.jobs import IN_USE, Job, wait_for
 from benchmarks.studies.launching import POLL, Launcher
 
 LONGEST = 60  # characters of the names of the runs at work
@@ -27,9 +27,6 @@ class Queue:
         ready: The jobs that can run now, the first ones first; asked again whenever one has ended.
         total: Number of jobs that are expected.
         redo_stale: Move stale runs aside, and run them again.
-
-    Attributes:
-        jobs: All that were looked at.
     """
 
     def __init__(
@@ -42,8 +39,7 @@ class Queue:
     ) -> None:
         self._ready, self._total = ready, total
         self.launcher, self.redo_stale = launcher, redo_stale
-        self.jobs: list[Job] = []
-        self._is_waiting: dict[Path, bool] = {}
+        self.jobs: list[Job] = []  # all that were looked at
         self._waiting: list[Job] = []
         self._has_news = True  # a job has ended since `ready` was asked
         self._at_work: list[Job] = []
@@ -73,11 +69,8 @@ class Queue:
                     self._answer()
                     self._at_work = [job for job in self._at_work if job.process.poll() is None]
                     time.sleep(POLL)
-            # A launcher may be gone while its process saves; `in_use` waits itself.
-            deadline = time.monotonic() + SAVING
-            for job in self.jobs:
-                while job.status == "stopped" and job.in_use() and time.monotonic() < deadline:
-                    pass
+            # A launcher may be gone while its process saves.
+            wait_for([job for job in self.jobs if job.status == "stopped"], SAVING)
         return self.stop.signal
 
     def _start(self) -> None:
@@ -85,13 +78,10 @@ class Queue:
         while self.stop.signal is None and len(self._at_work) < self.launcher.jobs:
             if (job := self._next()) is None:
                 return
-            try:
+            with self._others_go_on(job):
                 self.launcher.start(job)
-            except OSError as error:  # the others go on
-                self._end(job, "failed", str(error))
-                continue
-            self._at_work.append(job)
-            self.bar.set_description(shorten("; ".join(j.name for j in self._at_work), LONGEST))
+                self._at_work.append(job)
+                self.bar.set_description(shorten("; ".join(j.name for j in self._at_work), LONGEST))
 
     def _next(self) -> Job | None:
         """The next job to start; None if there is none, or none before another ends."""
@@ -99,42 +89,31 @@ class Queue:
             self._has_news = False
             ready = self._ready()
             for job in ready:
-                if job.folder not in self._is_waiting:
+                if job not in self.jobs:
                     self.jobs.append(job)
-                    self._is_waiting[job.folder] = self._is_left(job)
-            self._waiting = [job for job in ready if self._is_waiting[job.folder]]
+                    job.status, job.why = "not started", None
+                    with self._others_go_on(job):
+                        self._look_at(job)
+            left = [job for job in ready if job.status == "not started"]
+            self._waiting = [job for job in left if job not in self._at_work]
             self.bar.total = max(self.bar.total, len(self.jobs))
-        if not self._waiting:
-            return None
-        job = self._waiting.pop(0)
-        self._is_waiting[job.folder] = False
-        return job
+        return self._waiting.pop(0) if self._waiting else None
 
-    def _is_left(self, job: Job) -> bool:
-        """True if it has to run; a stale run is moved aside for it, if that is asked and nobody writes it."""
-        try:
-            if self.redo_stale and job.changes():
-                with RunFolder(job.folder) as folder:
-                    names = (f"{job.folder.name}.stale-{n}" for n in count(1))
-                    aside = next(
-                        path for path in map(job.folder.with_name, names) if not path.exists()
-                    )
-                    folder.move(aside)
-                self.bar.write(f"{job.name}: the stale run is now {aside}")
-            if changes := job.changes():
-                said = "; ".join(f"{c.key} {c.before!r}, not {c.now!r}" for c in changes)
-                remedy = "run it again with --redo-stale, or choose another --runs"
-                told = f"{job.folder} was run with {shorten(said, 400)}; {remedy}"
-                self._end(job, "stale", told)
-            elif job.is_finished():
-                self._end(job, "was finished", "was finished")
-            else:
-                return True
-        except InUseError as error:
-            self._end(job, "in use", str(error))
-        except Exception as error:  # the others go on
-            self._end(job, "failed", str(error))
-        return False
+    def _look_at(self, job: Job) -> None:
+        """End it if it need not run; a stale run is moved aside for it, if that is asked and nobody writes it."""
+        changes = job.changes()
+        if changes and self.redo_stale:
+            with RunFolder(job.folder) as folder:
+                names = (f"{job.folder.name}.stale-{n}" for n in count(1))
+                places = map(job.folder.with_name, names)
+                folder.move(next(path for path in places if not path.exists()))
+            self.bar.write(f"{job.name}: the stale run is now {folder.path}")
+        elif changes:
+            said = "; ".join(f"{c.key} {c.before!r}, not {c.now!r}" for c in changes)
+            remedy = "run it again with --redo-stale, or choose another --runs"
+            self._end(job, "stale", f"{job.folder} was run with {shorten(said, 400)}; {remedy}")
+        elif job.is_finished():
+            self._end(job, "was finished")
 
     def _look(self) -> None:
         """Pass signals on, and report the runs that have ended; wait a little if none has."""
@@ -142,34 +121,39 @@ class Queue:
         ended = [(job, code) for job in self._at_work if (code := job.process.poll()) is not None]
         for job, code in ended:
             self._at_work.remove(job)
-            job.exit_status, job.seconds = code, time.monotonic() - job.begun
-            self._look_back(job, code)
+            job.exit_status = code
+            with self._others_go_on(job):
+                self._look_back(job, code)
         if not ended:
             time.sleep(POLL)
 
     def _look_back(self, job: Job, code: int) -> None:
         """Report the end of a run."""
+        if code == 0 and job.is_finished():
+            self._end(job, "finished")
+        elif self.stop.signal is not None and code != IN_USE:
+            self._end(job, "stopped", "stopped; the same command goes on with it")
+        else:
+            record, why = job.record(), job.problem()
+            status = "diverged" if record and has_diverged(record) else "failed"
+            status = "in use" if code == IN_USE else status
+            how = f"ended by {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
+            self._end(job, status, f"{status} ({how}): {why}; see {job.log}", why)
+
+    @contextmanager
+    def _others_go_on(self, job: Job) -> Iterator[None]:
+        """Take an error as what became of a job."""
         try:
-            if code == 0 and job.is_finished():
-                self._end(job, "finished", f"finished in {job.duration}")
-            elif self.stop.signal is not None and code != IN_USE:
-                self._end(job, "stopped", "stopped; the same command goes on with it")
-            else:
-                record, why = job.record(), job.problem()
-                status = "diverged" if record and has_diverged(record) else "failed"
-                status = "in use" if code == IN_USE else status
-                ended_by = f"ended by {signal.Signals(-code).name}" if code < 0 else ""
-                how = ended_by or f"exit status {code}"
-                self._end(job, status, f"{status} ({how}): {why}; see {job.log}", why)
+            yield
+        except InUseError as error:
+            self._end(job, "in use", str(error))
         except Exception as error:
             self._end(job, "failed", str(error))
 
-    def _end(self, job: Job, status: str, said: str, why: str | None = None) -> None:
-        job.status, self._has_news = status, True
-        self.bar.write(printable(f"{job.name}: {said}"))
+    def _end(self, job: Job, status: str, said: str | None = None, why: str | None = None) -> None:
+        job.status, job.why, self._has_news = status, why or said, True
+        self.bar.write(printable(f"{job.name}: {said or status}"))
         self.bar.update()
-        if status not in ("finished", "was finished"):
-            job.why = why or said
 
     def _answer(self) -> None:
         while self._answered < self.stop.requests:
@@ -183,7 +167,6 @@ class Queue:
 
 def summary(jobs: Sequence[Job]) -> str:
     rows = [
-        [job.training, str(job.seed), job.status, job.duration, str(job.log) * job.log.exists()]
-        for job in jobs
+        [job.training, f"{job.seed}", job.status, f"{job.log}" * job.log.exists()] for job in jobs
     ]
-    return columns([["recipe", "seed", "status", "time", "log"], *rows])
+    return columns([["recipe", "seed", "status", "log"], *rows])

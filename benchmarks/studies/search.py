@@ -7,15 +7,7 @@ other's results: what they draw depends on which of them ends first.
 
 No trial can see a test class: all are runs of `data.split: validation`, which do not load them.
 
-The space is a YAML file of settings by their path, each with its range or its values:
-
-optimization.learning_rate: {low: 1e-5, high: 1e-2, log: true}
-model.embedding_size: {low: 32, high: 128, int: true}
-losses[0].loss.init_args.neg_margin: {low: 0.0, high: 1.0}
-model.pool: {choices: [avg, max]}
-
-A path is that of the resolved settings, as on the command line of `benchmarks/run.py`, with the position in a list
-in brackets.
+The space is a YAML file of settings by their path, each with its range or its values: docs/protocols.md has one.
 """
 
 import csv
@@ -72,23 +64,16 @@ class UnfinishedRunError(RuntimeError):
 class Search:
     """A search, as it was asked for; its budget of trials is fixed when it begins.
 
-    Args:
-        recipe: PAPER/TABLE/ROW.
-        settings: Further arguments of `benchmarks/run.py`.
-        space: What the trials change.
-        some_folds: The parts of the training classes that a trial is validated on, by a training each. None:
-            all of them, as Musgrave et al. do; fewer cost less, and settings may come to suit them.
-        trials: How many; one that fails is one of them.
-        seed: Of the sampler and of all trainings.
-        folder: Where everything goes.
+    A trial has a training for each fold, validated on it: for all, as Musgrave et al. do, or for some, which cost
+    less and which the settings may come to suit.
     """
 
     recipe: str
-    settings: Sequence[str]
+    settings: Sequence[str]  # further arguments of `benchmarks/run.py`
     space: Space
     some_folds: Sequence[int] | None
-    trials: int
-    seed: int
+    trials: int  # one that fails is one of them
+    seed: int  # of the sampler and of all trainings
     folder: Path
 
     @cached_property
@@ -105,7 +90,6 @@ class Search:
 
     @property
     def folds(self) -> list[int]:
-        """The folds that trials are validated on."""
         return sorted(set(self.some_folds or range(self.command.experiment.data.folds)))
 
     def jobs(self, settings: Path) -> list[Job]:
@@ -116,9 +100,13 @@ class Search:
 
     def check(self) -> None:
         """Build the run of the low ends and first choices, and move it one step; writes nothing."""
+        least = {
+            key: kind.choices[0] if isinstance(kind, CategoricalDistribution) else kind.low
+            for key, kind in self.space.items()
+        }
         with TemporaryDirectory() as folder:
             path = Path(folder) / "least.yaml"
-            path.write_text(dump(self.changed(least(self.space))))
+            path.write_text(dump(self.changed(least)))
             check(self.jobs(path))
 
     def begin(self) -> None:
@@ -160,12 +148,16 @@ class Search:
             return 1
         over = [trial for trial in study.trials if trial.state.is_finished()]
         self._write_table(over)
-        if stopped_by is None:
-            return self._report(over)
-        print(
-            f"\nstopped after {len(over)} of {self.trials} trials; the same command goes on from there"
-        )
-        return 128 + stopped_by
+        if stopped_by is not None:
+            print(f"\nstopped after {len(over)} of {self.trials} trials; the same command goes on")
+            return 128 + stopped_by
+        print(f"All trials, and why some failed: {self.folder / 'trials.csv'}")
+        found = [trial for trial in over if trial.state == TrialState.COMPLETE]
+        if found:
+            self._write_best(max(found, key=lambda trial: trial.values[0]))
+        else:
+            print("No trial succeeded: there is no best.yaml.")
+        return int(not found)
 
     def _trial(self, study: optuna.Study, number: int) -> Iterator[Job]:
         """A trial's runs that are left, one after the other; its value is the mean over the folds."""
@@ -176,7 +168,11 @@ class Search:
                 if not _is_over(job):
                     try_one_step(job.command.experiment)
                     yield job
-                trial.set_user_attr(f"{MEASURED}, fold {fold}", _value(job, number))
+                if not _is_over(job):
+                    raise UnfinishedRunError(
+                        f"trial {number}: {job.why} ({job.log}); the same command goes on with this trial"
+                    )
+                trial.set_user_attr(f"{MEASURED}, fold {fold}", _value(job))
             study.tell(trial, float(np.mean([*trial.user_attrs.values()])))
         except ConfigError as error:
             trial.set_user_attr("failed", str(error))
@@ -195,13 +191,7 @@ class Search:
         replace_file(path, dump(self.changed(trial.params)).encode())
         return trial
 
-    def _report(self, trials: Sequence[FrozenTrial]) -> int:
-        print(f"All trials, and why some failed: {self.folder / 'trials.csv'}")
-        found = [trial for trial in trials if trial.state == TrialState.COMPLETE]
-        if not found:
-            print("No trial succeeded: there is no best.yaml.")
-            return 1
-        best = max(found, key=lambda trial: trial.values[0])
+    def _write_best(self, best: FrozenTrial) -> None:
         settings = self.changed(best.params)
         # The run that uses them says these.
         del settings["seed"], settings["protocol"]
@@ -213,7 +203,6 @@ class Search:
         )
         replace_file(self.folder / "best.yaml", (head + dump(settings)).encode())
         print(f"Best settings, {value}: {self.folder / 'best.yaml'}")
-        return 0
 
     def _write_table(self, trials: Sequence[FrozenTrial]) -> None:
         text = io.StringIO()
@@ -221,24 +210,15 @@ class Search:
         writer = csv.DictWriter(text, ["trial", MEASURED, *folds, *self.space, "failed"])
         writer.writeheader()
         for trial in trials:
-            row = {"trial": trial.number, MEASURED: trial.value}
-            writer.writerow(row | trial.params | trial.user_attrs)
+            measured = {"trial": trial.number, MEASURED: trial.value}
+            writer.writerow(measured | trial.params | trial.user_attrs)
         replace_file(self.folder / "trials.csv", text.getvalue().encode())
 
 
-def _value(job: Job, trial: int) -> float:
-    """The validation MAP@R by which a run's weights were chosen.
-
-    Raises:
-        ConfigError: if it failed by its settings.
-        UnfinishedRunError: if it did not end by itself.
-    """
+def _value(job: Job) -> float:
+    """The validation MAP@R by which a run's weights were chosen; a ConfigError if it failed by its settings."""
     if (result := job.result()) is None:
-        if _is_over(job):
-            raise ConfigError(job.problem())
-        raise UnfinishedRunError(
-            f"trial {trial}: {job.why} ({job.log}); the same command goes on with this trial"
-        )
+        raise ConfigError(job.problem())
     for checkpoint in (job.folder / "checkpoints").glob("*.pt"):
         checkpoint.unlink()  # hundreds of runs would fill the disk
     with damage_named(job.folder / "run.json"):
@@ -247,8 +227,7 @@ def _value(job: Job, trial: int) -> float:
 
 def _is_over(job: Job) -> bool:
     """True if a run is finished, or failed by its settings: it would fail again."""
-    record = job.record()
-    return record is not None and record["status"] in ("finished", "failed")
+    return (job.record() or {}).get("status") in ("finished", "failed")
 
 
 def read_space(path: Path) -> Space:
@@ -280,11 +259,3 @@ def _distribution(place: str, given: Any) -> BaseDistribution:
         f"{place}: expected {{low: NUMBER, high: LARGER NUMBER}}, with int: true (of whole numbers) or "
         f"log: true (of numbers above 0) if need be, or {{choices: [two or more different values]}}, got {given!r}"
     )
-
-
-def least(space: Space) -> dict[str, Any]:
-    """The low end of each range, and the first of each list of values."""
-    return {
-        key: kind.choices[0] if isinstance(kind, CategoricalDistribution) else kind.low
-        for key, kind in space.items()
-    }

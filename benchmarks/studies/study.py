@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import building, records
-from benchmarks.reporting import Choices, judge
+from benchmarks.reporting import Candidate, best, judge
 from benchmarks.settings import ConfigError, StudyFile, changed, digest, flat, parse
 from benchmarks.studies.jobs import Job, plan
 from benchmarks.studies.kept import Result, Results
@@ -25,12 +25,7 @@ Found = dict[str, dict[int, Result]]
 
 
 class Study:
-    """The jobs of all rows, as far as they are known, and their results.
-
-    Args:
-        runs: Where the run folders are.
-        settings: Further arguments of all runs.
-    """
+    """The jobs of all rows, as far as they are known, and their results; all runs get the settings."""
 
     def __init__(
         self, file: StudyFile, results: Results, runs: Path, settings: Sequence[str] = ()
@@ -47,45 +42,33 @@ class Study:
         """The compared rows, and those whose settings they take, each after these."""
         return self.file.needed(list(chain(*(of.rows() for of in self.file.comparisons))))
 
-    def choices(self, row: str) -> Choices | None:
-        """The candidates of a row with their scores, and the best; None as long as one is not trained."""
-        about = self.file.rows[row]
-        if not about.choose:
-            return Choices(row, {}, about.takes, [], self._tried(row, 0)) if about.takes else None
-        candidates = self.candidates(row)
-        return self._scored(row, candidates) if candidates else None
+    def tried(self, row: str) -> list[Candidate]:
+        """The candidates of a row with their scores; [] as long as one is not trained."""
+        return self._scored(self.candidates(row)) or []
 
     def chosen(self, row: str) -> Values | None:
         """The chosen settings of a row; None as long as one is not chosen."""
         taken = self._taken(row)
         if taken is None or not self.file.rows[row].choose:
             return taken
-        found = self.choices(row)
-        if found is None or found.settings is None:
-            return None
-        return (*taken, *found.settings.items())
+        found = best(self.tried(row))
+        return None if found is None else (*taken, *found.values.items())
 
     def _taken(self, row: str) -> Values | None:
         given = [self.chosen(other) for other in self.file.rows[row].takes]
         return None if None in given else tuple(dict(chain(*given)).items())  # type: ignore[arg-type]
 
-    def _scored(self, row: str, candidates: dict[Values, list[Job]]) -> Choices | None:
-        tried: list[tuple[dict[str, float], float | None, list[int]]] = []
+    def _scored(self, candidates: dict[Values, list[Job]]) -> list[Candidate] | None:
+        tried = []
         for values, jobs in candidates.items():
             found = [result for job in jobs if (result := self._of(job)) is not None]
             if len(found) < len(jobs):
                 return None
             scores = [of["metrics"].get(self.file.choice.metric, np.nan) for of in found]
             diverged = [draw for draw, score in enumerate(scores) if not np.isfinite(score)]
-            tried.append((dict(values), None if diverged else float(np.mean(scores)), diverged))
-        finished = [one for one in tried if one[1] is not None]
-        best = max(finished, key=lambda one: one[1] or 0.0)[0] if finished else None
-        return Choices(row, best, self.file.rows[row].takes, tried, self._tried(row, len(tried)))
-
-    def _tried(self, row: str, own: int) -> int:
-        """The number of candidates that were tried for a row, with those of the rows that it takes over."""
-        others = [self.choices(other) for other in self.file.needed([row])[:-1]]
-        return own + sum(len(of.tried) for of in others if of)
+            mean = None if diverged else float(np.mean(scores))
+            tried.append(Candidate(dict(values), mean, diverged))
+        return tried
 
     def candidates(self, row: str) -> dict[Values, list[Job]]:
         """The trainings of each candidate to try now; none until the settings that the row takes are chosen.
@@ -108,13 +91,13 @@ class Study:
                 values: [self._jobs(row, (*taken, *values), range(1), draw)[0] for draw in draws]
                 for values in tried
             }
-            scored = self._scored(row, found)
-            if scored is None:
+            if (scored := self._scored(found)) is None:
                 return found
+            leader = best(scored)
             before = dict(low), dict(high)
             for name, of in choose.items():
                 lower, higher = max(0, low[name] - 1), min(len(of), high[name] + 1)
-                at = None if scored.settings is None else of.index(scored.settings[name])
+                at = None if leader is None else of.index(leader.values[name])
                 if at is None:
                     low[name], high[name] = lower, higher
                 elif at == low[name] > 0:

@@ -19,8 +19,6 @@ from benchmarks.building.frozen_stages import FrozenStages, stage_names
 from benchmarks.records.run_folder import saved_checkpoints
 from benchmarks.run import main
 from benchmarks.settings import ConfigError, parse
-from benchmarks.studies import measure
-from benchmarks.studies.jobs import Job
 from benchmarks.training import loop
 from benchmarks.training.cached_views import CachedViews
 from tests.benchmarks.runs import finished, forget, same_on_all
@@ -257,12 +255,3 @@ def test_several_processes_train_as_one(cached: list[str], tmp_path: Path, pool:
     names = [name for name in one[0]["gradients"] if name.startswith("model.trunk")]
     assert names and not [name for name in names if "stages.1." in name or "stem" in name]
     assert len(list((tmp_path / "cache").glob("*/outputs.bin"))) == 2
-
-
-def test_the_pace_of_a_training_is_measured_and_nothing_is_written(
-    cached: list[str], tmp_path: Path
-) -> None:
-    pace = measure(Job(cached, tmp_path / "run", tmp_path / "log", "a training"))
-    assert min(pace.start, pace.view, pace.step, pace.image) > 0
-    assert min(pace.train_images, pace.test_images) > 0
-    assert not list(tmp_path.iterdir())

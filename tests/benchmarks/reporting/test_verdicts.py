@@ -178,13 +178,13 @@ def test_a_gain_and_a_harm_need_the_same_sign_by_the_metric_that_must_agree():
 
 
 def test_the_papers_gain_is_one_in_recall_whatever_decides():
-    for changes in ({}, {"agrees": RECALL}):
-        found = with_map(0.5, 1.6, primary=MAP, reported=TRIPLET, **changes)
-        assert found.tested.mean == pytest.approx(1.6)
-        assert found.secondary.mean == pytest.approx(0.5)
-        assert found.words == ("worth having", "paper's size excluded")
-        found = with_map(1.6, 0.5, primary=MAP, reported=TRIPLET, **changes)
-        assert found.words == ("helps", "by less than the margin")
+    changes = {"primary": MAP, "agrees": RECALL, "reported": TRIPLET}
+    found = with_map(0.5, 1.6, **changes)
+    assert found.tested.mean == pytest.approx(1.6)
+    assert found.secondary.mean == pytest.approx(0.5)
+    assert found.words == ("worth having", "paper's size excluded")
+    found = with_map(1.6, 0.5, **changes)
+    assert found.words == ("helps", "by less than the margin")
 
 
 # -------------------------------------------------------------------------------------- the pairs

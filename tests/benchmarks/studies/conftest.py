@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 import yaml
 
-from benchmarks import studies
 from benchmarks.run import main as run_in_process
 from benchmarks.settings import recipe_files
-from benchmarks.studies import Pace, auditing, jobs, kept, search
+from benchmarks.studies import auditing, jobs, kept, search
 from benchmarks.studies.jobs import Job
 from benchmarks.studies.launching import Launcher
 from benchmarks.studies.search import Search, read_space
@@ -85,8 +84,6 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "toy.yaml").write_text(yaml.safe_dump(content))
     monkeypatch.setattr(recipe_files, "RECIPES", tmp_path / "recipes")
     monkeypatch.setattr(auditing, "build_parts", lambda *arguments: None)
-    pace = Pace(start=1200, view=0, step=0, image=0, train_images=0, test_images=0)
-    monkeypatch.setattr(studies, "measure", lambda job: pace)
     monkeypatch.setattr(kept, "describe_code", lambda: {"commit": "registration", "dirty": False})
     monkeypatch.setattr(kept, "descends", descends)
     monkeypatch.setattr(kept, "now", lambda: "2026-02-01T00:00:00+00:00")

@@ -229,7 +229,7 @@ def test_evaluation_goes_on_after_a_failure(
     assert fair.main(command) == 1
     assert len(done.started) == 4
     captured = capsys.readouterr()
-    assert "error: seed0-fold1: the loss is nan at step 7" in captured.err
+    assert "seed0-fold1: failed (exit status 1): the loss is nan at step 7; see" in captured.out
     assert "seed 0 is left out" in captured.out
     assert fair.main(command) == 0
     assert [run.folder.name for run in done.started[4:]] == ["seed0-fold1"]

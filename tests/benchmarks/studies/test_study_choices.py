@@ -47,7 +47,7 @@ def test_settings_are_chosen_on_validation_classes_and_taken_by_others(toy, trai
     page = Path("toy.md").read_text()
     told = capsys.readouterr().out
     assert [line for line in told.splitlines() if "left" in line] == [
-        "Trainings left: 14, about 2.3 hours, 2 at a time (as a few steps on these images took).",
+        "Trainings left: 14, 2 at a time.",
     ]
     shutil.rmtree("runs")  # the results outlive them
     assert command() == 0
@@ -131,7 +131,7 @@ def test_a_value_that_diverges_is_not_chosen_and_stops_nothing(toy, trained_by):
     assert command() == 0
     made = kept_study()
     assert made.chosen("base") == ((RATE, 0.01),)
-    assert made.choices("base").tried[1] == ({RATE: 0.02}, None, [1])
+    assert made.tried("base")[1] == ({RATE: 0.02}, None, [1])
     assert (made.chosen("third"), made.tests("third")) == (None, [])
     assert command() == 0
     assert len(started) == 2 * 2 + 2 * 2 + 2 + 2  # nothing twice

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,11 +13,10 @@ import torch
 import yaml
 from PIL import Image
 
-from benchmarks import study
 from benchmarks.building import build_datasets
 from benchmarks.records import load_run
 from benchmarks.settings import read_study
-from benchmarks.studies import Pace, Results, Study, auditing
+from benchmarks.studies import Results, Study, auditing
 from benchmarks.studies.jobs import Job, plan
 from benchmarks.training import build_parts
 from tests.benchmarks.made import RECORD
@@ -52,13 +50,12 @@ def folders(toy) -> None:
     Path("recipes/toy/table.yaml").write_text(yaml.safe_dump(table | {"trainings": rows}))
 
 
-def test_what_does_not_fit_is_told_of_all_rows_before_the_first_run(folders, capsys, monkeypatch):
+def test_what_does_not_fit_is_told_before_the_first_run(folders, capsys, monkeypatch):
     monkeypatch.setattr(auditing, "build_parts", build_parts)
     sizes = ["--data.batch_size=4", "--data.samples_per_class=2", "--evaluation.parts=3"]
     assert command("--data.root=a", "--", *sizes) == 2
     told = capsys.readouterr().err
-    for row in ("base", "new", "third"):
-        assert f"toy/table/{row}: evaluation.parts: each of 3 parts needs two images" in told
+    assert "toy/table/third: evaluation.parts: each of 3 parts needs two images" in told
     assert not Path("runs").exists()
     assert not Path("toy.json").exists()
 
@@ -136,33 +133,6 @@ def test_a_folder_of_too_few_classes_to_choose_on_is_refused(folders, capsys):
         in (capsys.readouterr().err)
     )
     assert not Path("runs").exists()
-
-
-def test_studies_of_one_name_take_no_folder_from_each_other(toy, trained_by, capsys):
-    trained_by(lambda jobs: [finish(job, 0.5) for job in jobs])
-    assert command() == 0
-    Path("other").mkdir()
-    shutil.copy("toy.yaml", "other")
-    assert study.main(["other/toy.yaml"]) == 2
-    whose = Path("toy.yaml").resolve()
-    assert f"--runs: runs/studies/toy is of the study {whose}; name" in capsys.readouterr().err
-    Path("toy.yaml").unlink()  # moved
-    assert study.main(["other/toy.yaml"]) == 0
-
-
-def test_the_time_of_trainings_counts_shared_views_once(toy):
-    pace = Pace(start=10, view=0.1, step=1, image=0.5, train_images=30, test_images=20)
-    weights = ROOT / "benchmarks" / "backbones" / "glyphs" / "seed0.safetensors"
-    settings = [f"--model.weights={weights}", "--model.frozen_stages=2", "--data.cached_views=2"]
-    settings += ["--optimization.steps=7", "--evaluation.every=0"]
-    jobs = plan(["toy/table/base", "toy/table/new"], [0], Path("runs"), settings)
-    views = (30 * (2 + 1) + 20) * 0.1
-    assert pace.seconds(jobs[:1]) == pytest.approx(10 + 7 + 2 * 20 * 0.5 + views)
-    assert pace.seconds(jobs) == pytest.approx(2 * (10 + 7 + 2 * 20 * 0.5) + views)
-    [held] = plan(["toy/table/base"], [0], Path("runs"), [*settings, "--data.split=validation"])
-    of_fold = 30 / held.command.experiment.data.folds
-    views = ((30 - of_fold) * (2 + 1) + of_fold) * 0.1
-    assert pace.seconds([held]) == pytest.approx(10 + 7 + of_fold * 0.5 + views)
 
 
 @pytest.mark.parametrize(
