@@ -82,10 +82,6 @@ def build(spec: Any, key: str, **provided: Any) -> Any:
         where = f"{key}.init_args.{name}"
         if name in provided and value is not None:
             raise ConfigError(f"{where}: follows from the data and the model; leave it out")
-        if name not in defaults:
-            raise ConfigError(
-                f"{where}: {cls.__name__} takes no such argument; it takes {', '.join(defaults)}"
-            )
         # Some classes refuse even their own default if it is passed.
         if value != defaults[name] or type(value) is not type(defaults[name]):
             arguments[name] = _argument(value, where, provided)
@@ -123,11 +119,16 @@ def _read(spec: Any, key: str) -> tuple[type, dict[str, Any], dict[str, Any]]:
     if not suits:
         raise ConfigError(f"{where}: expected {' or '.join(kinds)}, got {path!r}")
     try:
-        return cls, given, _defaults(cls, given)
+        defaults = _defaults(cls, given)
     except ValueError as error:
         raise ConfigError(
             f"{where}: {path} has no readable list of arguments ({reason(error)})"
         ) from error
+    if unknown := [name for name in given if name not in defaults]:
+        raise ConfigError(
+            f"{key}.init_args.{unknown[0]}: {name} takes no such argument; it takes {', '.join(defaults)}"
+        )
+    return cls, given, defaults
 
 
 def _defaults(cls: type, given: Mapping[str, Any]) -> dict[str, Any]:
