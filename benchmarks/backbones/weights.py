@@ -4,10 +4,6 @@ import pickle
 import sys
 from pathlib import Path
 
-import timm
-from huggingface_hub import get_hf_file_metadata, hf_hub_url
-from huggingface_hub.constants import HF_HUB_CACHE
-from huggingface_hub.errors import HfHubHTTPError
 from timm.models import adapt_input_conv, load_state_dict
 from torch import Tensor, nn
 
@@ -46,22 +42,6 @@ def load_weights(model: nn.Module, path: Path) -> None:
     except Exception as error:  # a converter may fail in any way on another model's file
         name = model.pretrained_cfg["architecture"]
         raise ConfigError(f"model.weights: {path}: does not fit {name}: {reason(error)}") from error
-
-
-def can_be_fetched(trunk: str) -> bool:
-    """False if the Hub has the published weights of a registered trunk, but cannot be reached, nor its cache used.
-
-    timm tries for a minute until it gives up, in the words of its library.
-    """
-    repository = getattr(timm.get_pretrained_cfg(trunk), "hf_hub_id", None)
-    kept = f"models--{str(repository).replace('/', '--')}/snapshots/*/*"
-    if repository is None or any(Path(HF_HUB_CACHE).glob(kept)):
-        return True
-    try:
-        get_hf_file_metadata(hf_hub_url(repository, "config.json"))
-    except Exception as error:  # each version has its own
-        return isinstance(error, HfHubHTTPError)  # which is an answer
-    return True
 
 
 def _checksums(path: Path) -> list[str]:
