@@ -198,25 +198,6 @@ def test_a_mistake_is_one_line_and_status_2(
     assert [*empty.iterdir()] == before
 
 
-def test_all_wrong_values_and_names_are_said_at_once(
-    empty: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (empty / "c.yaml").write_text("data: {folds: 1, fold: 2, dataset: birds}\nnope: 4")
-    options = ["--data.fold", "x", "--data.batch_sise", "3", "--seed=-1", "--label=fine"]
-    assert main(["--config=c.yaml", *options]) == 2
-    expected = [
-        *("data.folds: expected an integer >=2", "data.dataset: ", "Option 'nope' is not accepted"),
-        *(
-            "data.fold: expected an integer >=0",
-            "unrecognized arguments: --data.batch_sise 3; did you",
-        ),
-        "seed: expected an integer >=0",
-    ]
-    lines = capsys.readouterr().err.removeprefix("error: ").splitlines()
-    for line, start in zip(lines, expected, strict=True):
-        assert line.strip().startswith(start)
-
-
 @pytest.mark.parametrize(
     ("argument", "meant"),
     [("--losess=1", "losses"), ("--data.batch-size=3", "data.batch_size")],
