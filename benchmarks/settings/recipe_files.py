@@ -50,7 +50,7 @@ TABLE = {
     **{"quoted": [{"row": str, "dataset": str}], ...: set()},
 }
 PAPER = {
-    **dict.fromkeys(("differs", "not_given", "printed", "published_code"), [{"text": str}]),
+    **{key: [{"text": str}] for key in ("differs", "not_given", "printed", "published_code")},
     ...: set(),
 }
 """Kinds of the values of an entry and of the two files, which have no other keys; see `misfit`."""
