@@ -16,7 +16,6 @@ from benchmarks.backbones.__main__ import main
 from benchmarks.settings import ConfigError
 from tests.benchmarks.backbones.test_caffe import caffemodel
 from tests.support.server import serving
-from tests.support.tolerances import assert_close
 
 
 class Network(nn.Sequential):
@@ -90,14 +89,6 @@ def test_a_trunk_without_classifier_drops_the_files(tmp_path):
     trunk = timm.create_model("test_resnet", num_classes=0, global_pool="")
     load_weights(trunk, tmp_path / "file.pth")
     assert_holds(trunk, {name: value for name, value in expected.items() if name[:3] != "fc."})
-
-
-def test_the_first_convolution_is_adapted_to_the_channels(tmp_path):
-    expected = values(timm.create_model("test_resnet"))
-    torch.save(expected, tmp_path / "file.pth")
-    model = timm.create_model("test_resnet", in_chans=1)
-    load_weights(model, tmp_path / "file.pth")
-    assert_close(model.conv1[0].weight, expected["conv1.0.weight"].sum(1, keepdim=True))
 
 
 def test_timms_own_conversion_is_used(tmp_path):
