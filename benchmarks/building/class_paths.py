@@ -85,8 +85,8 @@ def build(spec: Any, key: str, **provided: Any) -> Any:
         # Some classes refuse even their own default if it is passed.
         if value != defaults[name] or type(value) is not type(defaults[name]):
             arguments[name] = _argument(value, where, provided)
-    plain = {name: given[name] for name in arguments if not _describes(given[name])}
-    _check_types(cls, plain, defaults, key)
+    plain = {name: value for name, value in arguments.items() if value == given[name]}
+    _check_types(cls, plain, defaults, key)  # an object was checked when it was built
     # A null prevents filling in: MarginLoss(num_classes=None) has one boundary for all classes.
     filled = {name: provided[name] for name in provided.keys() & defaults.keys() - given.keys()}
     try:
@@ -193,13 +193,6 @@ def _argument(value: Any, key: str, provided: Mapping[str, Any]) -> Any:
     if isinstance(value, list):
         return [_argument(item, f"{key}[{index}]", provided) for index, item in enumerate(value)]
     return value
-
-
-def _describes(value: Any) -> bool:
-    """True if the value contains the description of a class."""
-    if isinstance(value, dict):
-        return "class_path" in value or any(map(_describes, value.values()))
-    return isinstance(value, list) and any(map(_describes, value))
 
 
 def _check_types(
