@@ -89,29 +89,22 @@ def _read(experiment: Experiment, accelerator: Accelerator) -> tuple[Datasets, S
 def _check_batch_norm(
     experiment: Experiment, model: EmbeddingModel, accelerator: Accelerator
 ) -> None:
-    settings, norms = experiment.model, batch_norms(model.trunk)
+    settings, processes = experiment.model, accelerator.num_processes
     started = settings.weights is not None or any(map(settings.trunk_args.get, STARTING_WEIGHTS))
-    load = "load weights (--model.weights FILE, or --model.trunk_args '{pretrained: true}')"
-    if settings.batch_norm != "train" and norms and not started:
+    norms = batch_norms(model.trunk) if settings.batch_norm != "train" else []
+    if (settings.frozen_stages or norms) and not started:
         raise ConfigError(
-            f"model.batch_norm: {settings.batch_norm} keeps the statistics of a trunk with random weights, which "
-            f"has seen no image; {load}, or pass --model.batch_norm train"
+            "model: batch_norm and frozen_stages would keep what random weights gave; load weights "
+            "(--model.weights FILE, or --model.trunk_args '{pretrained: true}'), or pass --model.batch_norm train "
+            "and --model.frozen_stages null"
         )
-    if settings.frozen_stages and not started:
+    moving = any(norm.training for norm in batch_norms(model))
+    if moving and processes > 1 and accelerator.device.type == "cpu":
         raise ConfigError(
-            f"model.frozen_stages: the {settings.frozen_stages} stages would keep random weights; {load}, or pass "
-            "--model.frozen_stages null"
+            f"model: has batch norm, whose statistics would differ on {processes} processes, and synchronised "
+            "batch norm needs GPUs; take one process, or a trunk and a head without it, or freeze it "
+            "(model.batch_norm: frozen, with loaded weights)"
         )
-    if accelerator.num_processes == 1 or accelerator.device.type != "cpu":
-        return
-    for name, part in {"trunk": model.trunk, "head": model.head}.items():
-        if any(norm.training for norm in batch_norms(part)):
-            freeze = "freeze it (model.batch_norm: frozen), " if name == "trunk" and started else ""
-            raise ConfigError(
-                f"model.{name}: has batch norm, whose statistics would differ on {accelerator.num_processes} "
-                f"processes, and synchronised batch norm needs GPUs; {freeze}take a {name} without it or one "
-                "process"
-            )
 
 
 def find_horde(loss: nn.Module) -> HORDELoss | None:

@@ -65,15 +65,14 @@ def test_the_values_that_fit_do(refused: Any, photographs: Path) -> None:
     """Each fault of the one before it is mended as it says."""
     root = f"--data.root={photographs}"
     assert refused(root) == (
-        "data.batch_size: 80 images, 4 per class, need 20 classes, but there are 5; expected at most 20, or "
-        "data.samples_per_class: 16"
+        "data.batch_size: 80 images, 4 per class, need 20 classes, but there are 5; expected at most 20"
     )
-    assert refused(root, "--data.samples_per_class=16") == FETCHED
-    tag = refused(root, "--data.samples_per_class=16", "--model.trunk=test_resnet.nobodys")
+    assert refused(root, "--data.batch_size=20") == FETCHED
+    tag = refused(root, "--data.batch_size=20", "--model.trunk=test_resnet.nobodys")
     assert tag.startswith("model: test_resnet.nobodys: Invalid pretrained tag (nobodys)")
     frozen = refused(root, *SMALL)
-    assert frozen.startswith("model.batch_norm: frozen_statistics keeps the statistics of a trunk")
-    assert "--model.weights FILE" in frozen and frozen.endswith("--model.batch_norm train")
+    assert frozen.startswith("model: batch_norm and frozen_stages would keep what random weights")
+    assert "--model.weights FILE" in frozen and frozen.endswith("--model.frozen_stages null")
     assert refused(root, *SMALL, "--model.batch_norm=train") == (
         "evaluation.descriptor: its PCA to 512 dimensions needs more training images than the 10 there are; set it "
         "to false, or model.embedding_size to at most 9"
