@@ -25,13 +25,12 @@ input channels of the first convolution.
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import chain
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from timm.layers import ClassifierHead, ConvNormAct
-from timm.models import build_model_with_cfg, checkpoint, generate_default_cfgs, register_model
+from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
 from torch import Tensor, nn
 
 HALF = partial(nn.MaxPool2d, 3, stride=2, ceil_mode=True)
@@ -112,9 +111,6 @@ class Inception(nn.ModuleDict):
 class Network(nn.Module):
     """A chain of layers and a classifier, with timm's interface.
 
-    Gradient checkpointing keeps only the layers' outputs and computes the rest again. As in all of timm, a batch
-    norm that is not frozen then counts each batch twice in its running statistics.
-
     Args:
         parts: Name -> layers, in the order of the chain.
         taps: (module, channels) of the last feature map of each size, H/2 to H/32.
@@ -136,7 +132,6 @@ class Network(nn.Module):
         super().__init__()
         self.num_classes = num_classes
         self.drop_rate = drop_rate
-        self.grad_checkpointing = False
         self.feature_info = [
             {"num_chs": channels, "reduction": 2**i, "module": module}
             for i, (module, channels) in enumerate(taps, 1)
@@ -148,16 +143,13 @@ class Network(nn.Module):
             self.num_features, num_classes, pool_type=global_pool, drop_rate=drop_rate
         )
 
-    def set_grad_checkpointing(self, enable: bool = True) -> None:
-        self.grad_checkpointing = enable
-
     def get_classifier(self) -> nn.Module:
         return self.head.fc
 
     def forward_features(self, x: Tensor) -> Tensor:
         *parts, _ = self.children()
-        for layer in chain(*parts):
-            x = checkpoint(layer, x) if self.grad_checkpointing else layer(x)
+        for part in parts:
+            x = part(x)
         return x
 
     def forward_head(self, x: Tensor) -> Tensor:
@@ -290,15 +282,11 @@ default_cfgs = generate_default_cfgs(
             "crop_mode": "squash",  # Caffe's ImageNet database holds images of 256x256, whatever their shape
             "mean": (123 / 255, 117 / 255, 104 / 255),
             "first_conv": "stem.conv1",
-            "origin_url": "https://github.com/BVLC/caffe/tree/master/models/bvlc_googlenet",
-            "paper_ids": "arXiv:1409.4842",
         },
         "bn_inception.caffe_in1k": CAFFE
         | {
             "mean": (128 / 255, 117 / 255, 104 / 255),
             "first_conv": "features.conv1.conv",
-            "origin_url": "https://github.com/Cadene/pretrained-models.pytorch",
-            "paper_ids": "arXiv:1502.03167",
         },
     }
 )

@@ -1,4 +1,4 @@
-"""Published weights of these networks: docs/backbones.md has their licences."""
+"""Published weights of these networks: docs/backbones.md has their addresses and licences."""
 
 from typing import NamedTuple
 
@@ -7,24 +7,16 @@ class KnownWeights(NamedTuple):
     """A published file of weights for a timm model."""
 
     model: str
-    url: str
+    file: str
     checksum: str
     """ "ALGORITHM:DIGEST", or the published beginning of it."""
 
-    @property
-    def file(self) -> str:
-        return self.url.rpartition("/")[2]
-
 
 KNOWN_WEIGHTS = [
-    KnownWeights(  # the checksum's beginning, in the file's name, is the only published part of it
-        "bn_inception",
-        "http://data.lip6.fr/cadene/pretrainedmodels/bn_inception-52deb4733.pth",
-        "sha256:52deb4733",
-    ),
-    KnownWeights(  # the checksum is from the readme of models/bvlc_googlenet in Caffe's repository
-        "googlenet",
-        "http://dl.caffe.berkeleyvision.org/bvlc_googlenet.caffemodel",
-        "sha1:405fc5acd08a3bb12de8ee5e23a96bec22f08204",
+    # The checksum's beginning, in the file's name, is the only published part of it.
+    KnownWeights("bn_inception", "bn_inception-52deb4733.pth", "sha256:52deb4733"),
+    # The checksum is from the readme of models/bvlc_googlenet in Caffe's repository.
+    KnownWeights(
+        "googlenet", "bvlc_googlenet.caffemodel", "sha1:405fc5acd08a3bb12de8ee5e23a96bec22f08204"
     ),
 ]

@@ -4,11 +4,7 @@ import pickle
 import sys
 from pathlib import Path
 
-import timm
-from huggingface_hub import get_hf_file_metadata, hf_hub_url
-from huggingface_hub.constants import HF_HUB_CACHE
-from huggingface_hub.errors import HfHubHTTPError
-from timm.models import adapt_input_conv, load_state_dict
+from timm.models import load_state_dict
 from torch import Tensor, nn
 
 from benchmarks.backbones.caffe import read_caffemodel
@@ -17,14 +13,12 @@ from benchmarks.console import reason
 from benchmarks.datasets import what_differs
 from benchmarks.settings import ConfigError
 
-RGB = 3  # number of channels that timm can convert into others
-
 
 def load_weights(model: nn.Module, path: Path) -> None:
     """Fill a timm model from a file, strictly.
 
-    The file's layout is converted by the model's own `checkpoint_filter_fn`, the first convolution is adapted to
-    the model's input channels, and the classifier is dropped if the model has none, as timm does.
+    The file's layout is converted by the model's own `checkpoint_filter_fn`, and the classifier is dropped if the
+    model has none, as timm does.
 
     Args:
         path: .pth or .pt (read without running any code in it), .safetensors or .caffemodel. From a training
@@ -46,22 +40,6 @@ def load_weights(model: nn.Module, path: Path) -> None:
     except Exception as error:  # a converter may fail in any way on another model's file
         name = model.pretrained_cfg["architecture"]
         raise ConfigError(f"model.weights: {path}: does not fit {name}: {reason(error)}") from error
-
-
-def can_be_fetched(trunk: str) -> bool:
-    """False if the Hub has the published weights of a registered trunk, but cannot be reached, nor its cache used.
-
-    timm tries for a minute until it gives up, in the words of its library.
-    """
-    repository = getattr(timm.get_pretrained_cfg(trunk), "hf_hub_id", None)
-    kept = f"models--{str(repository).replace('/', '--')}/snapshots/*/*"
-    if repository is None or any(Path(HF_HUB_CACHE).glob(kept)):
-        return True
-    try:
-        get_hf_file_metadata(hf_hub_url(repository, "config.json"))
-    except Exception as error:  # each version has its own
-        return isinstance(error, HfHubHTTPError)  # which is an answer
-    return True
 
 
 def _checksums(path: Path) -> list[str]:
@@ -109,20 +87,10 @@ def _convert(state_dict: dict[str, Tensor], model: nn.Module) -> dict[str, Tenso
     module = sys.modules[type(model).__module__]
     if hasattr(module, "checkpoint_filter_fn"):
         state_dict = module.checkpoint_filter_fn(state_dict, model)
-    if not model.num_classes:
-        heads = tuple(f"{layer}." for layer in _names(model, "classifier"))
-        state_dict = {
-            name: value for name, value in state_dict.items() if not name.startswith(heads)
-        }
-    own = model.state_dict()
-    for layer in _names(model, "first_conv"):
-        name = f"{layer}.weight"
-        if name in own and name in state_dict and state_dict[name].shape[1] == RGB:
-            state_dict[name] = adapt_input_conv(own[name].shape[1], state_dict[name])
-    return state_dict
-
-
-def _names(model: nn.Module, entry: str) -> tuple[str, ...]:
-    """The layers in an entry of timm, which holds one name, several or none."""
-    names = model.pretrained_cfg.get(entry) or ()
-    return (names,) if isinstance(names, str) else tuple(names)
+    layers = model.pretrained_cfg.get("classifier") or ()
+    heads = tuple(f"{layer}." for layer in ([layers] if isinstance(layers, str) else layers))
+    return {
+        name: value
+        for name, value in state_dict.items()
+        if model.num_classes or not name.startswith(heads)
+    }

@@ -15,7 +15,6 @@ from .network import (
     EmbeddingModel as EmbeddingModel,
     batch_norms as batch_norms,
     build_model as build_model,
-    check_fetching as check_fetching,
 )
 from .objective import (
     build_loss as build_loss,

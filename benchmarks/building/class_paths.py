@@ -82,15 +82,11 @@ def build(spec: Any, key: str, **provided: Any) -> Any:
         where = f"{key}.init_args.{name}"
         if name in provided and value is not None:
             raise ConfigError(f"{where}: follows from the data and the model; leave it out")
-        if name not in defaults:
-            raise ConfigError(
-                f"{where}: {cls.__name__} takes no such argument; it takes {', '.join(defaults)}"
-            )
         # Some classes refuse even their own default if it is passed.
         if value != defaults[name] or type(value) is not type(defaults[name]):
             arguments[name] = _argument(value, where, provided)
-    plain = {name: given[name] for name in arguments if not _describes(given[name])}
-    _check_types(cls, plain, defaults, key)
+    plain = {name: value for name, value in arguments.items() if value == given[name]}
+    _check_types(cls, plain, defaults, key)  # an object was checked when it was built
     # A null prevents filling in: MarginLoss(num_classes=None) has one boundary for all classes.
     filled = {name: provided[name] for name in provided.keys() & defaults.keys() - given.keys()}
     try:
@@ -123,11 +119,16 @@ def _read(spec: Any, key: str) -> tuple[type, dict[str, Any], dict[str, Any]]:
     if not suits:
         raise ConfigError(f"{where}: expected {' or '.join(kinds)}, got {path!r}")
     try:
-        return cls, given, _defaults(cls, given)
+        defaults = _defaults(cls, given)
     except ValueError as error:
         raise ConfigError(
             f"{where}: {path} has no readable list of arguments ({reason(error)})"
         ) from error
+    if unknown := [name for name in given if name not in defaults]:
+        raise ConfigError(
+            f"{key}.init_args.{unknown[0]}: {name} takes no such argument; it takes {', '.join(defaults)}"
+        )
+    return cls, given, defaults
 
 
 def _defaults(cls: type, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -192,13 +193,6 @@ def _argument(value: Any, key: str, provided: Mapping[str, Any]) -> Any:
     if isinstance(value, list):
         return [_argument(item, f"{key}[{index}]", provided) for index, item in enumerate(value)]
     return value
-
-
-def _describes(value: Any) -> bool:
-    """True if the value contains the description of a class."""
-    if isinstance(value, dict):
-        return "class_path" in value or any(map(_describes, value.values()))
-    return isinstance(value, list) and any(map(_describes, value))
 
 
 def _check_types(

@@ -20,6 +20,9 @@ class FrozenStages:
         stages: Number of stages to freeze, as timm groups the model's layers.
         image: (N, C, S, S), one or more images of the size that the trunk will see.
 
+    Attributes:
+        frozen: The frozen stages; their weights have the trunk's names.
+
     The trunk is left in evaluation mode.
 
     Raises:
@@ -28,14 +31,10 @@ class FrozenStages:
 
     def __init__(self, trunk: nn.Module, stages: int, image: Tensor) -> None:
         names, kind = stage_names(trunk), type(trunk).__name__
-        if not names:
-            raise ConfigError(
-                f"model.frozen_stages: expected a trunk whose stages timm lists, got {kind}; freeze none"
-            )
         if not 0 < stages < len(names):
             raise ConfigError(
-                f"model.frozen_stages: expected 1 to {len(names) - 1} of the {len(names)} stages of {kind} "
-                f"({', '.join(names)}), got {stages}; the last one must train"
+                f"model.frozen_stages: timm lists {len(names)} stages of {kind} ({', '.join(names)}), of which the "
+                f"last one must train; got {stages}"
             )
         self.trunk = trunk
         self._behind = names[stages - 1]
@@ -46,7 +45,7 @@ class FrozenStages:
             raise ConfigError(
                 f"model.frozen_stages: {kind} cannot be cut behind {self._behind}: {reason(error)}"
             ) from error
-        self._lower.requires_grad_(False)
+        self.frozen.requires_grad_(False)
         trunk.eval()
         with torch.no_grad():
             maps = self.lower(image)
@@ -59,29 +58,21 @@ class FrozenStages:
 
     def cut(self) -> None:
         """Cut again, after layers of the trunk were replaced."""
-        self._lower, self._upper = split_trunk(self.trunk, self._behind)
+        self.frozen, self._rest = split_trunk(self.trunk, self._behind)
         # Without a backward pass this layout is the faster one, also where it is slower for the rest.
-        self._lower.to(memory_format=torch.channels_last)
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """Weights and buffers of the frozen stages, by the trunk's names."""
-        return self._lower.state_dict()
-
-    def freeze_modes(self) -> None:
-        """Put the frozen layers into evaluation mode."""
-        self._lower.eval()
+        self.frozen.to(memory_format=torch.channels_last)
 
     def lower(self, images: Tensor) -> Tensor:
         """The output of the frozen stages, without a graph; such an output itself stays as it is."""
         if images.shape[1:] == self._kept:
             return images
         with torch.no_grad():
-            output: Tensor = self._lower(images.contiguous(memory_format=torch.channels_last))
+            output: Tensor = self.frozen(images.contiguous(memory_format=torch.channels_last))
         return output.contiguous()
 
     def upper(self, maps: Tensor) -> Tensor:
         """The trunk's output for an output of the frozen stages."""
-        features: Tensor = self._upper(maps)
+        features: Tensor = self._rest(maps)
         if hasattr(self.trunk, "forward_head"):  # split_trunk cuts timm's forward_features
             features = self.trunk.forward_head(features)
         return features

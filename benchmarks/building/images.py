@@ -1,9 +1,6 @@
 """The images of an experiment: the dataset, the part to use, and the views of an image."""
 
-import math
-import os
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -83,9 +80,6 @@ def build_datasets(data: Data, *, seed: int = 0, fair: bool = False) -> Datasets
                 )
         for images in tested.values():
             _check_retrieval(data.root, images)
-        if os.environ.get("LOCAL_RANK", "0") == "0":
-            for note in _notes(data, train):
-                print(f"note: {note}", file=sys.stderr)
         return Datasets(train, tested[data.split], tested["validation"] if fair else None)
     except DatasetError as error:
         raise ConfigError(f"data.root: {error}") from error
@@ -118,19 +112,6 @@ def _check_retrieval(root: Path, test: Glyphs | ImageSet) -> None:
         raise DatasetError(
             f"{root}: no test class has two images, one to search with and one to find; "
             "take more classes or images"
-        )
-
-
-def _notes(data: Data, train: Glyphs | ImageSet) -> Iterator[str]:
-    """Notes on training classes: fewer than were asked for, or with one image each."""
-    classes, most = train.num_classes, data.max_classes or math.inf
-    if classes < min(data.train_classes or 0, most):
-        yield f"data.train_classes: {data.train_classes}, but there are {classes:,} to train on: takes all"
-    alone = int((torch.bincount(train.labels) == 1).sum())
-    if alone and (data.samples_per_class or 1) > 1:
-        yield (
-            f"data.samples_per_class: {alone:,} of {classes:,} training classes have one image, which a batch "
-            f"shows {data.samples_per_class} times; add images to these classes, or leave them out"
         )
 
 

@@ -7,7 +7,7 @@ import timm
 import torch
 from torch import Tensor, nn
 
-from benchmarks.backbones import can_be_fetched, load_weights, register
+from benchmarks.backbones import load_weights, register
 from benchmarks.building.class_paths import build
 from benchmarks.building.frozen_stages import FrozenStages
 from benchmarks.building.images import image_size
@@ -17,11 +17,6 @@ from pml_regularizers import AttentionEnsemble, EmbeddingHead
 
 STARTING_WEIGHTS = ("pretrained", "checkpoint_path")
 """Arguments of `timm.create_model` that load weights."""
-
-WITHOUT_FETCHING = (
-    "--model.weights FILE loads them from a file, --model.trunk_args '{}' with --model.batch_norm train begins "
-    "with random ones"
-)
 
 
 class EmbeddingModel(nn.Sequential):
@@ -50,7 +45,7 @@ class EmbeddingModel(nn.Sequential):
             for module in self._frozen():
                 module.eval()
         if self.frozen_stages is not None:
-            self.frozen_stages.freeze_modes()
+            self.frozen_stages.frozen.eval()
         return self
 
     def forward(self, images: Tensor) -> Tensor:
@@ -75,17 +70,6 @@ def batch_norms(module: nn.Module) -> list[nn.Module]:
     return [inner for inner in module.modules() if isinstance(inner, kind)]
 
 
-def check_fetching(model: Model) -> None:
-    """Raise a ConfigError if the weights have to be fetched, but cannot be."""
-    register()
-    fetched = model.weights is None and model.trunk_args.get("pretrained")
-    if fetched and timm.is_model_pretrained(model.trunk) and not can_be_fetched(model.trunk):
-        raise ConfigError(
-            f"model.trunk_args: pretrained: the Hub, which has the weights of {model.trunk}, cannot be reached; "
-            f"{WITHOUT_FETCHING}"
-        )
-
-
 def build_model(model: Model, data: Data) -> EmbeddingModel:
     """Build the network of an experiment; weights from no file are drawn from torch's global generator.
 
@@ -93,10 +77,7 @@ def build_model(model: Model, data: Data) -> EmbeddingModel:
         ConfigError: if timm has no such model or refuses an argument, or if the weights or the image size do not
             fit.
     """
-    for name in ("num_classes", "global_pool", "in_chans"):
-        if name in model.trunk_args:
-            raise ConfigError(f"model.trunk_args.{name}: follows from the data; leave it out")
-    check_fetching(model)
+    register()
     if not timm.is_model(model.trunk):
         near = timm.list_models(f"*{model.trunk.split('.')[0][:8]}*")[:5]
         hint = f"; near: {', '.join(near)}" if near else ""
@@ -122,8 +103,13 @@ def build_model(model: Model, data: Data) -> EmbeddingModel:
     except ConfigError:
         raise
     except Exception as error:
-        hint = f"; {WITHOUT_FETCHING}" if trunk_args.get("pretrained") else ""
-        raise ConfigError(f"model: {model.trunk}: {reason(error).rstrip('.')}{hint}") from error
+        said = f"model: {model.trunk}: {reason(error).rstrip('.')}"
+        if trunk_args.get("pretrained"):
+            said += (
+                "; --model.weights FILE loads them from a file, --model.trunk_args '{}' with --model.batch_norm "
+                "train begins with random ones"
+            )
+        raise ConfigError(said) from error
     return network.train()
 
 

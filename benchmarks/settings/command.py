@@ -2,11 +2,10 @@
 
 import argparse
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
-from itertools import accumulate, pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +20,6 @@ from benchmarks.settings.trusted import TRUST, trust
 from benchmarks.settings.yaml_files import read_yaml
 
 DEFAULT_RECIPE = "glyphs/demo/binomial"
-
-REFUSALS = (argparse.ArgumentError, RecursionError, ValueError)
-"""The parser's errors."""
 
 
 @dataclass(frozen=True)
@@ -61,20 +57,23 @@ def parse(argv: Sequence[str]) -> Command:
     entry = read_entry(given.recipe or DEFAULT_RECIPE)
     recipe = entry.training if given.recipe or not given.config else None
     layers = [entry.settings, *map(read_yaml, given.config)]
-    for layer in layers:
-        if names := layer.keys() & vars(given).keys():
-            raise ConfigError(
-                f"{min(names)}: belongs on the command line, not into a file of settings"
-            )
-    for layer, group in product(layers, GROUPS):
-        if not isinstance(layer.get(group, {}), Mapping):
-            raise ConfigError(f"{group}: expected a mapping of settings, got {layer[group]!r}")
-    stages = _parsed(parser, layers, options)
-    config = yaml.safe_load(parser.dump(stages[-1]))
-    experiment = Experiment(**vars(parser.instantiate(stages[-1])))
+    for name, value in (item for layer in layers for item in layer.items()):
+        if name in given:
+            raise ConfigError(f"{name}: belongs on the command line, not into a file of settings")
+        if name in GROUPS and not isinstance(value, Mapping):
+            raise ConfigError(f"{name}: expected a mapping of settings, got {value!r}")
+    stages: list[Any] = [None]
+    try:
+        for layer in layers:
+            stages.append(parser.parse_object(layer, stages[-1]))
+        settings = parser.parse_args(options, stages[-1])
+    except (argparse.ArgumentError, RecursionError, ValueError) as error:
+        raise ConfigError(_line(error, parser)) from error
+    config = yaml.safe_load(parser.dump(settings))
+    experiment = Experiment(**vars(parser.instantiate(settings)))
     if experiment.output is None:
         stem = recipe.replace("/", "-") if recipe else given.config[-1].stem
-        name = _name(experiment, stem, stages[0] if recipe else stages[-2])
+        name = _name(experiment, stem, stages[1 if recipe else -1])
         experiment.output = Path("runs") / f"{name}-seed{experiment.seed}"
     return Command(experiment, config, recipe, given.resume, tuple(given.trust))
 
@@ -102,41 +101,6 @@ def _parsers() -> tuple[argparse.ArgumentParser, jsonargparse.ArgumentParser]:
     first.add_argument("--trust", metavar="MODULE", action="append", default=[], help=TRUST)
     first.add_argument("--print_config", action="store_true", help="print every default, and exit")
     return first, settings
-
-
-def _parsed(
-    parser: jsonargparse.ArgumentParser, layers: Sequence[dict[str, Any]], options: Sequence[str]
-) -> list[jsonargparse.Namespace]:
-    """All settings after each of the layers, and with the options; a ConfigError has a line for each wrong one."""
-
-    def parsed(before: Any, given: Any) -> jsonargparse.Namespace:
-        if isinstance(given, Mapping):
-            return parser.parse_object(given, before)
-        return parser.parse_args(given, before)
-
-    try:
-        return [*accumulate([None, *layers, options], parsed)][1:]
-    except REFUSALS as error:
-        first = error
-    faults = []
-    for one in _one_by_one(layers[1:], options):
-        try:
-            parsed(parsed(None, layers[0]), one)
-        except REFUSALS as error:
-            faults.append(_line(error, parser))
-    raise ConfigError(*dict.fromkeys(faults or [_line(first, parser)])) from first
-
-
-def _one_by_one(
-    layers: Sequence[dict[str, Any]], options: Sequence[str]
-) -> Iterator[Mapping[str, Any] | Sequence[str]]:
-    for layer in layers:
-        for name, value in layer.items():
-            inner = isinstance(value, Mapping) and name in GROUPS
-            yield from ({name: {key: value[key]}} for key in value) if inner else [{name: value}]
-    starts = [i for i, word in enumerate(options) if word.startswith("--") or i == 0]
-    for start, end in pairwise([*starts, len(options)]):
-        yield options[start:end]
 
 
 def _name(experiment: Experiment, stem: str, described: jsonargparse.Namespace) -> str:

@@ -11,7 +11,7 @@ DENIED = re.compile(r"Importing ('.*?') is not allowed, denied by .*? to allow i
 
 
 class ConfigError(PrintableError, ValueError):
-    """Error: the description of the run is wrong; one line with the key, the value and the remedy of each fault."""
+    """Error: the description of the run is wrong; one line with the key, the value and the remedy."""
 
 
 def idle(group: str, settings: Any, *reasons: tuple[bool, Iterable[str], str]) -> Iterator[str]:

@@ -6,6 +6,7 @@ Any mistake raises a `ConfigError` of one line that names the key, before anythi
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from math import inf
 from pathlib import Path
 from typing import Any, Literal
@@ -232,8 +233,8 @@ class Experiment:
     def __post_init__(self) -> None:
         folder = self.model.weights
         files = sorted(folder.glob("*.safetensors")) if folder is not None else []
-        if faults := [*self.data.faults(), *self.model.faults(), *self._faults(files)]:
-            raise ConfigError(*faults)
+        for fault in chain(self.data.faults(), self.model.faults(), self._faults(files)):
+            raise ConfigError(fault)
         if files:
             turn = (self.seed + self.data.fold) % len(files)
             self.model = replace(self.model, weights=files[turn])

@@ -89,15 +89,13 @@ class Comparison:
         """The paper's gain, in percentage points of Recall@1 on its own data; None if it reports none."""
         if not self.reported:
             return None
-        better, than = (
-            next(iter(read_entry(name).cells.values()))["recall_at_1"] for name in self.reported
-        )
+        outputs = [next(iter(read_entry(name).cells.values())) for name in self.reported]
+        better, than = (cells["recall_at_1"] for cells in outputs)
         return better - than
 
     def reported_on(self) -> str:
         """The dataset of the paper's gain, such as "cub"."""
-        of = [read_entry(name).settings["data"]["dataset"] for name in self.reported]
-        return of[0] if of else ""
+        return next((read_entry(of).settings["data"]["dataset"] for of in self.reported), "")
 
 
 @dataclass(frozen=True)
@@ -167,10 +165,8 @@ class StudyFile:
 
     def needed(self, rows: list[str]) -> list[str]:
         """The rows and all rows whose settings they take, each once and after those it depends on."""
-        found: dict[str, None] = {}
-        for row in rows:
-            found |= dict.fromkeys([*self.needed(self.rows[row].takes), row])
-        return list(found)
+        found = [one for row in rows for one in (*self.needed(self.rows[row].takes), row)]
+        return list(dict.fromkeys(found))
 
     def budget(self, row: str, *, whole: bool = False) -> int:
         """Candidates among which the settings of a row are chosen, with those that it takes over.
@@ -192,10 +188,6 @@ class StudyFile:
         return json.dumps(_decisive(self), sort_keys=True)
 
 
-PROSE = ("question", "name", "claim", "method", "paper", "draw")
-"""Keys that decide nothing."""
-
-
 def _decisive(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {name: _decisive(of) for name, of in value.items()}
@@ -203,10 +195,10 @@ def _decisive(value: Any) -> Any:
         return [_decisive(of) for of in value]
     if not is_dataclass(value):
         return value
-    found = {}
+    found, prose = {}, ("question", "name", "claim", "method", "paper", "draw")
     for of in fields(value):
         default = of.default_factory() if callable(of.default_factory) else of.default
-        if of.name not in PROSE and (given := getattr(value, of.name)) != default:
+        if of.name not in prose and (given := getattr(value, of.name)) != default:
             found[of.name] = _decisive(given)
     return found
 
@@ -235,9 +227,8 @@ def read_study(study: str) -> StudyFile:
         )
     content = read_yaml(path)
     for part in ("rows", "comparisons"):
-        if not isinstance(content.get(part), dict):
-            said = f"expected a mapping of names, got {content.get(part)!r}"
-            raise ConfigError(f"{path}: {part}: {said}")
+        if not isinstance(names := content.get(part), dict):
+            raise ConfigError(f"{path}: {part}: expected a mapping of names, got {names!r}")
     recipes = content.pop("recipes", None)
     content["name"] = study if path.parent.is_relative_to(STUDIES) else path.stem
     parser = jsonargparse.ArgumentParser(exit_on_error=False)
@@ -247,14 +238,13 @@ def read_study(study: str) -> StudyFile:
             str(name): {"recipe": f"{recipes}/{name}", **(row or {})}
             for name, row in content["rows"].items()
         }
-        content["comparisons"] = [
-            {"name": str(name), **comparison} for name, comparison in content["comparisons"].items()
-        ]
+        comparisons = content["comparisons"].items()
+        content["comparisons"] = [{"name": str(name), **keys} for name, keys in comparisons]
         parsed = parser.parse_object(content)
         found = StudyFile(**vars(parser.instantiate(parsed)))
     except (argparse.ArgumentError, TypeError, ValueError) as error:
         raise ConfigError(f"{path}: {one_line(error)}") from error
-    if (fault := next(_faults(found), None)) is not None:
+    for fault in _faults(found):
         raise ConfigError(f"{path}: {fault}")
     return found
 
@@ -263,26 +253,25 @@ def _faults(study: StudyFile) -> Iterator[str]:
     """Lines on unknown rows, circles of rows and unfair comparisons; what comes after the first is not sure."""
     if bool(study.seeds.more) != (study.seeds.wider_than is not None):
         yield "seeds: more and wider_than belong together; give both, or neither"
-    if study.agrees == study.primary:
-        yield f"agrees: expected another metric than the primary one, {study.primary}"
     if not study.comparisons:
         yield "comparisons: expected at least one"
     recipes = recipe_names()
     for name, row in study.rows.items():
+        at = f"rows.{name}"
         if not re.fullmatch(r"\w[\w.-]*", name):
             yield f"rows: {name!r} is a folder's name, too; expected letters, digits, . _ and -"
         if row.recipe not in recipes:
-            yield f"rows.{name}.recipe: no recipe {row.recipe!r}; expected PAPER/TABLE/ROW"
+            yield f"{at}.recipe: no recipe {row.recipe!r}; expected PAPER/TABLE/ROW"
         for other in row.takes:
             if other not in study.rows:
-                yield f"rows.{name}.takes: no row {other!r}"
+                yield f"{at}.takes: no row {other!r}"
             if study.tested_on(other) != study.tested_on(name):
-                yield f"rows.{name}.takes: settings of {other!r}, which may have seen this row's test classes"
+                yield f"{at}.takes: settings of {other!r}, which may have seen this row's test classes"
         for setting, values in row.choose.items():
             if setting.startswith(("data.split", "data.fold", "seed", "evaluation")):
-                yield f"rows.{name}.choose.{setting}: says how a candidate is measured"
+                yield f"{at}.choose.{setting}: says how a candidate is measured"
             if len(set(values)) < len(values) or not values:
-                yield f"rows.{name}.choose.{setting}: expected different values"
+                yield f"{at}.choose.{setting}: expected different values"
     try:
         TopologicalSorter({name: row.takes for name, row in study.rows.items()}).prepare()
     except CycleError as error:
@@ -298,17 +287,12 @@ def _faults(study: StudyFile) -> Iterator[str]:
         try:
             comparison.reported_gain()
         except (ConfigError, KeyError, RuntimeError, ValueError):
-            yield (
-                f"{at}.reported: expected two recipes of a paper that report Recall@1, got {comparison.reported}"
-            )
+            yield f"{at}.reported: expected two recipes of a paper that report Recall@1"
         if unknown := [row for row in rows if row not in study.rows]:
             yield f"{at}: no row {unknown[0]!r}"
         if len(set(map(study.tested_on, rows))) > 1:
             yield f"{at}: its rows have different --data.test_classes"
-        budgets = [study.budget(row) for row in rows]
-        wholes = [study.budget(row, whole=True) for row in rows]
-        if study.choice.equal_budget and len({*zip(budgets, wholes, strict=True)}) > 1:
-            yield (
-                f"{at}: its rows choose from unequal numbers of settings, {budgets[0]} for {rows[0]} and "
-                f"{budgets[1]} for {rows[1]}; give both as many, or set choice.equal_budget: false"
-            )
+        for whole in (False, True):
+            budgets = [study.budget(row, whole=whole) for row in rows]
+            if study.choice.equal_budget and budgets[0] != budgets[1]:
+                yield f"{at}: its rows choose from unequal numbers of settings, {budgets}; see choice.equal_budget"

@@ -51,7 +51,11 @@ class StepSampler(Sampler[list[Key]]):
         self._images_per_epoch = n
         if m is not None:
             classes = len(labels.unique())
-            _check_classes(classes, m, size)
+            if classes * m < size:
+                raise ConfigError(
+                    f"data.batch_size: {size} images, {m} per class, need {size // m} classes, but there are "
+                    f"{classes}; expected at most {m * classes}"
+                )
             whole = m * classes if data.every_class else max(n, size)
             self._by_class = MPerClassSampler(labels, m, None if data.every_class else size, whole)
             self._images_per_epoch = len(self._by_class) // size * size
@@ -92,17 +96,6 @@ class StepSampler(Sampler[list[Key]]):
 
     def __len__(self) -> int:
         return self.steps - self.step
-
-
-def _check_classes(classes: int, m: int, batch_size: int) -> None:
-    if classes * m < batch_size:
-        more = next(
-            n for n in range(m, batch_size + 1) if not batch_size % n and batch_size <= n * classes
-        )
-        raise ConfigError(
-            f"data.batch_size: {batch_size} images, {m} per class, need {batch_size // m} classes, but there are "
-            f"{classes}; expected at most {m * classes}, or data.samples_per_class: {more}"
-        )
 
 
 def training_loader(

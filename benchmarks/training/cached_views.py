@@ -107,7 +107,7 @@ class CachedViews(Dataset[tuple[Tensor, int, int]]):
             paths = (images.listing.root / images.name(i) for i in range(len(images)))
             described += map(file_digest, paths)
         digest = hashlib.sha256(json.dumps(described, default=str).encode())
-        for name, tensor in self.model.frozen_stages.state_dict().items():
+        for name, tensor in self.model.frozen_stages.frozen.state_dict().items():
             digest.update(name.encode())
             digest.update(tensor.cpu().numpy().tobytes())
         return digest.hexdigest()[:16]

@@ -1,10 +1,6 @@
 """The parts of a run, and a trial step with them: a run that cannot work fails before anything is written."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import replace
-from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -21,7 +17,6 @@ from benchmarks.building import (
     build_loss,
     build_model,
     build_optimizer,
-    check_fetching,
     image_size,
     show_to,
 )
@@ -66,86 +61,50 @@ def start(experiment: Experiment) -> Accelerator:
 
 
 def build_parts(experiment: Experiment, accelerator: Accelerator) -> Parts:
-    """Read the data, then build everything else from the experiment's seed and try one step.
+    """Read the data, and build everything else from the experiment's seed.
 
     Raises:
-        ConfigError: with a line for each setting that does not fit. A run that cannot start fetches no weights
-            and takes no step.
+        ConfigError: naming the setting that does not fit.
     """
-    faults: list[str] = []
-    read = partial(_read, experiment, accelerator, faults)
-    rendered = experiment.data.dataset == "glyphs"  # into a file, for a run that can start
-    datasets, sampler = (None, None) if rendered else read()
-    with noted(faults):
-        check_fetching(experiment.model)
+    # Photographs are read before weights are fetched, Glyphs are rendered for a run that can start.
+    read = None if experiment.data.dataset == "glyphs" else _read(experiment, accelerator)
     torch.manual_seed(experiment.seed)
-    model = loss = None
-    with noted(faults):
-        build = partial(_built, fetch=False) if faults else try_one_step
-        model = build(experiment, accelerator)
-        if rendered and not faults:
-            datasets, sampler = read()
-        if datasets is not None:
-            show_to(model.trunk, datasets, experiment.data)
-        loss = build_loss(experiment, model, datasets.train.num_classes if datasets else 2)
-        if datasets is not None:
-            faults += _unfit_outputs(experiment, datasets, find_horde(loss))
-        if faults:  # no step was tried
-            build_optimizer(experiment.optimization, model, loss)
-    if faults or model is None or datasets is None or loss is None or sampler is None:
-        raise ConfigError(*faults)
+    model = try_one_step(experiment, accelerator)
+    datasets, sampler = read or _read(experiment, accelerator)
+    show_to(model.trunk, datasets, experiment.data)
+    loss = build_loss(experiment, model, datasets.train.num_classes)
+    _check_outputs(experiment, datasets, find_horde(loss))
     if experiment.precision == "float64":
         model, loss = model.double(), loss.double()
     return Parts(model, datasets, loss, sampler)
 
 
-def _read(
-    experiment: Experiment, accelerator: Accelerator, faults: list[str]
-) -> tuple[Datasets | None, StepSampler | None]:
+def _read(experiment: Experiment, accelerator: Accelerator) -> tuple[Datasets, StepSampler]:
     data, seed, steps = experiment.data, experiment.seed, experiment.optimization.steps
-    datasets = sampler = None
-    # The first process renders, the others read.
-    with torch.random.fork_rng(devices=[]), accelerator.local_main_process_first(), noted(faults):
+    with accelerator.local_main_process_first():  # which renders, the others read
         datasets = build_datasets(data, seed=seed, fair=experiment.protocol == "fair")
-        sampler = StepSampler(datasets.train.labels, data, steps=steps, seed=seed)
-    return datasets, sampler
-
-
-@contextmanager
-def noted(faults: list[str]) -> Iterator[None]:
-    """Note what does not fit, and go on."""
-    try:
-        yield
-    except ConfigError as error:
-        faults.append(str(error))
+        return datasets, StepSampler(datasets.train.labels, data, steps=steps, seed=seed)
 
 
 def _check_batch_norm(
     experiment: Experiment, model: EmbeddingModel, accelerator: Accelerator
 ) -> None:
-    settings, norms = experiment.model, batch_norms(model.trunk)
+    settings, processes = experiment.model, accelerator.num_processes
     started = settings.weights is not None or any(map(settings.trunk_args.get, STARTING_WEIGHTS))
-    load = "load weights (--model.weights FILE, or --model.trunk_args '{pretrained: true}')"
-    if settings.batch_norm != "train" and norms and not started:
+    norms = batch_norms(model.trunk) if settings.batch_norm != "train" else []
+    if (settings.frozen_stages or norms) and not started:
         raise ConfigError(
-            f"model.batch_norm: {settings.batch_norm} keeps the statistics of a trunk with random weights, which "
-            f"has seen no image; {load}, or pass --model.batch_norm train"
+            "model: batch_norm and frozen_stages would keep what random weights gave; load weights "
+            "(--model.weights FILE, or --model.trunk_args '{pretrained: true}'), or pass --model.batch_norm train "
+            "and --model.frozen_stages null"
         )
-    if settings.frozen_stages and not started:
+    moving = any(norm.training for norm in batch_norms(model))
+    if moving and processes > 1 and accelerator.device.type == "cpu":
         raise ConfigError(
-            f"model.frozen_stages: the {settings.frozen_stages} stages would keep random weights; {load}, or pass "
-            "--model.frozen_stages null"
+            f"model: has batch norm, whose statistics would differ on {processes} processes, and synchronised "
+            "batch norm needs GPUs; take one process, or a trunk and a head without it, or freeze it "
+            "(model.batch_norm: frozen, with loaded weights)"
         )
-    if accelerator.num_processes == 1 or accelerator.device.type != "cpu":
-        return
-    for name, part in {"trunk": model.trunk, "head": model.head}.items():
-        if any(norm.training for norm in batch_norms(part)):
-            freeze = "freeze it (model.batch_norm: frozen), " if name == "trunk" and started else ""
-            raise ConfigError(
-                f"model.{name}: has batch norm, whose statistics would differ on {accelerator.num_processes} "
-                f"processes, and synchronised batch norm needs GPUs; {freeze}take a {name} without it or one "
-                "process"
-            )
 
 
 def find_horde(loss: nn.Module) -> HORDELoss | None:
@@ -154,46 +113,31 @@ def find_horde(loss: nn.Module) -> HORDELoss | None:
     return found[0] if len(found) == 1 else None
 
 
-def _unfit_outputs(
-    experiment: Experiment, datasets: Datasets, horde: HORDELoss | None
-) -> Iterator[str]:
-    """Lines on tests that would fail at the end."""
+def _check_outputs(experiment: Experiment, datasets: Datasets, horde: HORDELoss | None) -> None:
+    """Refuse tests that would fail at the end."""
     settings, size = experiment.evaluation, experiment.model.embedding_size
     if settings.descriptor and horde is not None and len(datasets.train) <= size:
-        yield (
+        raise ConfigError(
             f"evaluation.descriptor: its PCA to {size} dimensions needs more training images than the "
             f"{len(datasets.train)} there are; set it to false, or model.embedding_size to at most "
             f"{len(datasets.train) - 1}"
         )
     if settings.orders and horde is None:
-        yield "evaluation.orders: needs one HORDELoss among the losses; leave it out"
+        raise ConfigError("evaluation.orders: needs one HORDELoss among the losses; leave it out")
     if settings.parts is None:
         return
     if datasets.test.is_query is not None:
-        yield (
+        raise ConfigError(
             "evaluation.parts: images of a part are ranked among themselves, but this dataset has a gallery; "
             "leave it out"
         )
-        return
     for dataset in (datasets.test, *([datasets.train] if settings.divergence else [])):
         smallest = int(torch.bincount(dataset.labels).min())
         if smallest // settings.parts < 2:
-            yield (
+            raise ConfigError(
                 f"evaluation.parts: each of {settings.parts} parts needs two images of every class, but a class "
                 f"has {smallest}; expected at most {smallest // 2}, or leave it out"
             )
-
-
-def _built(
-    experiment: Experiment, accelerator: Accelerator, *, fetch: bool = True
-) -> EmbeddingModel:
-    """The network; without fetching, published weights are left out."""
-    settings = experiment.model
-    if not fetch and settings.trunk_args.get("pretrained"):
-        settings = replace(settings, trunk_args=settings.trunk_args | {"pretrained": False})
-    model = build_model(settings, experiment.data)
-    _check_batch_norm(experiment, model, accelerator)
-    return model
 
 
 def try_one_step(experiment: Experiment, accelerator: Accelerator | None = None) -> EmbeddingModel:
@@ -205,7 +149,8 @@ def try_one_step(experiment: Experiment, accelerator: Accelerator | None = None)
     Raises:
         ConfigError: naming the setting that does not fit, or the part that failed.
     """
-    model = _built(experiment, accelerator or Accelerator())
+    model = build_model(experiment.model, experiment.data)
+    _check_batch_norm(experiment, model, accelerator or Accelerator())
     before, part = deepcopy(model.state_dict()), "losses"
     side = image_size(experiment.data, model.trunk)
     with torch.random.fork_rng(devices=[]):

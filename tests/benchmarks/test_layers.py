@@ -88,7 +88,6 @@ LIGHT = {
     "export --help": ["-m", "benchmarks.export", "--help"],
     "sweep --help": ["-m", "benchmarks.sweep", "--help"],
     "datasets --help": ["-m", "benchmarks.datasets", "--help"],
-    "backbones --help": ["-m", "benchmarks.backbones", "--help"],
 }
 HEAVY = ("torch", "numpy", "matplotlib", "scipy", "optuna", "timm")
 

@@ -116,7 +116,7 @@ def test_a_gallery_on_several_processes(tmp_path: Path, pool: Pool) -> None:
 @pytest.mark.parametrize(
     ("settings", "line"),
     [
-        ([], "model.trunk: has batch norm"),
+        ([], "model: has batch norm"),
         (
             [*NO_BATCH_STATISTICS, "--data.batch_size=55"],
             "data.batch_size: 55 images do not divide by 2",

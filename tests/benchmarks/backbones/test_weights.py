@@ -12,11 +12,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from benchmarks.backbones import KnownWeights, load_weights, weights
-from benchmarks.backbones.__main__ import main
 from benchmarks.settings import ConfigError
 from tests.benchmarks.backbones.test_caffe import caffemodel
-from tests.support.server import serving
-from tests.support.tolerances import assert_close
 
 
 class Network(nn.Sequential):
@@ -90,14 +87,6 @@ def test_a_trunk_without_classifier_drops_the_files(tmp_path):
     trunk = timm.create_model("test_resnet", num_classes=0, global_pool="")
     load_weights(trunk, tmp_path / "file.pth")
     assert_holds(trunk, {name: value for name, value in expected.items() if name[:3] != "fc."})
-
-
-def test_the_first_convolution_is_adapted_to_the_channels(tmp_path):
-    expected = values(timm.create_model("test_resnet"))
-    torch.save(expected, tmp_path / "file.pth")
-    model = timm.create_model("test_resnet", in_chans=1)
-    load_weights(model, tmp_path / "file.pth")
-    assert_close(model.conv1[0].weight, expected["conv1.0.weight"].sum(1, keepdim=True))
 
 
 def test_timms_own_conversion_is_used(tmp_path):
@@ -189,17 +178,14 @@ def test_code_in_a_checkpoint_does_not_run(tmp_path):
 # ------------------------------------------------------------------------------------- known files
 
 
-def known(path: Path, algorithm: str = "sha256", digits: int = 64, url: str = "") -> KnownWeights:
-    digest = hashlib.new(algorithm, path.read_bytes()).hexdigest()[:digits]
-    return KnownWeights("net", url or f"https://example.org/{path.name}", f"{algorithm}:{digest}")
-
-
 @pytest.mark.parametrize(("algorithm", "digits"), [("sha256", 9), ("sha1", 40)])
 def test_a_published_name_promises_the_published_content(tmp_path, monkeypatch, algorithm, digits):
     path = tmp_path / "net-1234.pth"
     expected = values(Network())
     torch.save(expected, path)
-    monkeypatch.setattr(weights, "KNOWN_WEIGHTS", [known(path, algorithm, digits)])
+    digest = hashlib.new(algorithm, path.read_bytes()).hexdigest()[:digits]
+    known = KnownWeights("net", path.name, f"{algorithm}:{digest}")
+    monkeypatch.setattr(weights, "KNOWN_WEIGHTS", [known])
     model = Network()
     load_weights(model, path)
     assert_holds(model, expected)
@@ -221,31 +207,3 @@ def test_a_file_of_sums_beside_the_weights_is_heeded(tmp_path):
     path.write_bytes(other.read_bytes())
     with pytest.raises(ConfigError, match=r"net.pth: .*expected sha256:\w{64}, got"):
         load_weights(Network(), path)
-
-
-# ----------------------------------------------------------------------------------- command line
-
-
-def test_download_fetches_a_file_once_and_checks_it(tmp_path, monkeypatch, capsys):
-    path, output = tmp_path / "server" / "net-1234.pth", tmp_path / "new"
-    path.parent.mkdir()
-    torch.save(values(Network()), path)
-    monkeypatch.setenv("no_proxy", "*")
-    with serving(path.parent) as server:
-        entry = known(path, url=server.url(path.name))
-        monkeypatch.setattr("benchmarks.backbones.__main__.KNOWN_WEIGHTS", [entry])
-        for _ in range(2):
-            assert main(["download", "net", "--output", str(output)]) == 0
-            assert str(output / "net-1234.pth") in capsys.readouterr().out
-            load_weights(Network(), output / "net-1234.pth")
-            assert server.requests == ["/net-1234.pth"]
-        path.write_bytes(b"another")
-        assert main(["download", "net", "--output", str(tmp_path)]) == 2
-    assert "net-1234.pth: expected sha256:" in capsys.readouterr().err
-    assert not (tmp_path / "net-1234.pth").exists()
-
-
-def test_an_unknown_name_is_refused(capsys):
-    with pytest.raises(SystemExit, match="2"):
-        main(["download", "vgg", "--output", "."])
-    assert "bn_inception" in capsys.readouterr().err

@@ -129,16 +129,6 @@ def test_the_level_of_the_classes_reaches_the_images(tmp_path: Path) -> None:
         assert sorted(train.class_names + test.class_names) == classes
 
 
-@pytest.mark.parametrize(("most", "told"), [(None, True), (600, True), (9, False)])
-def test_more_training_classes_than_there_are_are_told(
-    full_cub: Path, capsys: pytest.CaptureFixture[str], most: int | None, told: bool
-) -> None:
-    data = small(full_cub, dataset="cub", train_classes=500, max_classes=most)
-    assert build_datasets(data).train.num_classes == min(100, most or 100)
-    line = "note: data.train_classes: 500, but there are 100 to train on: takes all\n"
-    assert capsys.readouterr().err == (line if told else "")
-
-
 def test_the_seed_draws_training_classes_and_no_others(tmp_path: Path) -> None:
     root = photographs(tmp_path, "abcdefghijklmnopqrstuvwxyz")
     data = small(root, dataset="folder", train_classes=5)
@@ -157,27 +147,6 @@ def test_the_seed_draws_training_classes_and_no_others(tmp_path: Path) -> None:
     fair = replace(data, draw_classes=True)
     kept = [build_datasets(fair, seed=seed, fair=True).validation for seed in (3, 4)]
     assert kept[0].class_names == kept[1].class_names
-
-
-@pytest.mark.parametrize("copies", [None, 2])
-def test_classes_of_one_image_are_told(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], copies: int | None
-) -> None:
-    photographs(tmp_path, "abcdef")
-    for name in "bd":
-        (tmp_path / name / "0.jpg").unlink()
-    listed = tmp_path.parent / f"{tmp_path.name}.txt"
-    listed.write_text("a\nb\n")
-    data = small(tmp_path, dataset="folder", test_classes=listed, samples_per_class=copies)
-    build_datasets(data)
-    told = capsys.readouterr().err
-    if copies == 2:
-        assert told.startswith(
-            "note: data.samples_per_class: 1 of 4 training classes have one image, "
-        )
-        assert told.count("\n") == 1
-    else:
-        assert told == ""
 
 
 def test_sizes_that_do_not_fit_are_named(full_cub: Path) -> None:

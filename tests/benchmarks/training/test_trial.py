@@ -24,7 +24,9 @@ def test_the_trial_step_leaves_no_trace(
     found = {}
     for name in ("tried", "untried"):
         if name == "untried":
-            monkeypatch.setattr(trial, "try_one_step", trial._built)
+            monkeypatch.setattr(
+                trial, "try_one_step", lambda of, accelerator: trial.build_model(of.model, of.data)
+            )
         parts = trial.build_parts(experiment, Accelerator(cpu=True))
         weights = {**parts.model.state_dict(), **parts.loss.state_dict(prefix="loss.")}
         hooks = len(parts.model.head.feature_map._forward_hooks)
