@@ -280,7 +280,7 @@ class OngoingRun:
         if not self.accelerator.is_main_process:
             return
         if self.experiment.report:
-            evaluation.save_showcase(path, self.datasets.test, found.embeddings)
+            evaluation.save_showcase(path, self.datasets.test, found)
         if self.experiment.evaluation.save_embeddings:
             evaluation.save_embeddings(path, self.datasets.test, found.embeddings)
         state, classes = self.state, self.images.test.num_classes
