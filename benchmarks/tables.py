@@ -2,8 +2,8 @@
 
     python -m benchmarks.tables PAPER/TABLE [--runs FOLDER ...] [--format markdown] [--output FILE]
 
-Runs are found by their run.json below the folders. A row is the mean over seeds: its runs differ in no other
-setting that can change a number. A run whose settings differ from the recipe's is *stale*: docs/tables.md.
+Runs are found by their run.json below the folders. A row is the mean over seeds. A run whose settings differ from
+the recipe's is left out and named: docs/tables.md.
 """
 
 import sys

@@ -17,7 +17,6 @@ class Table:
 
     Args:
         names: Number of columns that hold names.
-        best: (row, column) of the cells to mark.
 
     >>> print(Table(["method", "Recall@1"], [["triplets", "52.0"]]).terminal())
     method    Recall@1
@@ -27,46 +26,30 @@ class Table:
     header: list[str]
     rows: list[list[str]]
     names: int = 1
-    best: frozenset[tuple[int, int]] = frozenset()
 
     def markdown(self) -> str:
         """Compact, as our pages have it: `tabulate` fills the cells up."""
-        numbers = len(self.header) - self.names
-        rule = f"| {' | '.join([':--'] * self.names + ['--:'] * numbers)} |"
-        table = [self.header, *self._rows("**{}**", "{}")]
+        rule = [":--"] * self.names + ["--:"] * (len(self.header) - self.names)
+        table = [self.header, rule, *self.rows]
         cells = ([cell.replace("|", "\\|") for cell in row] for row in table)
-        header, *rows = [f"| {' | '.join(row)} |" for row in cells]
-        return "\n".join([header, rule, *rows])
+        return "\n".join(f"| {' | '.join(row)} |" for row in cells)
 
     def terminal(self, width: int = WIDTH) -> str:
-        """Aligned columns; those that do not fit the width follow below, with the names repeated."""
-        blank = " " * bool(self.best)
-        header = [cell.replace(" (%)", f"{blank}\n(%)") + blank for cell in self.header]
-        rows = self._rows("{}*", "{}" + blank)
-        widths = [
-            max(len(line) for cell in column for line in cell.split("\n")) + 2
-            for column in zip(header, *rows, strict=True)
-        ]
-        blocks: list[list[int]] = []
-        for column in range(self.names, len(widths)):
-            if not blocks or sum(widths[c] for c in (*blocks[-1], column)) - 2 > width:
-                blocks.append([*range(self.names)])
-            blocks[-1].append(column)
-        shown = ([[row[c] for c in block] for row in (header, *rows)] for block in blocks)
-        aligned = ["left"] * self.names + ["right"] * len(widths)
+        """Aligned columns; if they are too wide, in parts below each other, each with the names."""
+        header = [cell.replace(" (%)", "\n(%)") for cell in self.header]
+        columns = list(zip(header, *self.rows, strict=True))
+        names, numbers, text = columns[: self.names], columns[self.names :], ""
         how = {"disable_numparse": True, "preserve_whitespace": True, "tablefmt": "plain"}
-        return "\n\n".join(
-            tabulate(rows, colalign=aligned[: len(rows[0])], **how) for rows in shown
-        )
-
-    def _rows(self, best: str, other: str) -> list[list[str]]:
-        return [
-            [
-                cell if j < self.names else (best if (i, j) in self.best else other).format(cell)
-                for j, cell in enumerate(row)
-            ]
-            for i, row in enumerate(self.rows)
-        ]
+        for most in range(len(numbers), 0, -1):
+            parts = [names + numbers[i : i + most] for i in range(0, len(numbers), most)]
+            aligned = ["left"] * self.names + ["right"] * most
+            text = "\n\n".join(
+                tabulate(zip(*part, strict=True), colalign=aligned[: len(part)], **how)
+                for part in parts
+            )
+            if max(map(len, text.splitlines())) <= width:
+                break
+        return text
 
 
 @dataclass(frozen=True)
