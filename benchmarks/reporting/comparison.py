@@ -14,14 +14,10 @@ NAMES = {
     "h_divergence": "H-divergence",
 }
 
-SPLITS = {"test": "unseen test classes", "validation": "unseen validation classes"}
-
 DESCRIPTOR = (
     "† the test-time descriptor of the same training: the embeddings of all orders concatenated, "
     "reduced by PCA."
 )
-
-BEFORE = "before training: the baseline's network at its start, tested likewise."
 
 
 def compare(runs: Sequence[Run], baseline: str | None = None) -> Page:
@@ -57,7 +53,7 @@ def compare(runs: Sequence[Run], baseline: str | None = None) -> Page:
         "± is the half-width of the 95 % Student-t interval over seeds.": max(sizes) > 1,
         "A row of one seed has no interval: it cannot separate a method from chance.": 1 in sizes,
         DESCRIPTOR: any(name.endswith("†") for name in rows),
-        BEFORE: start,
+        "before training: the baseline's network at its start, tested likewise.": start,
     }
     notes = [note for group in groups.values() for note in group.diverged_notes]
     notes += [note for note, holds in told.items() if holds]
@@ -150,7 +146,7 @@ def _heading(groups: Mapping[str, Group]) -> str:
     infos = [run.info for group in groups.values() for run in group.runs]
     steps, data = dict.fromkeys(f"{info['steps']:,}" for info in infos), infos[0]["data"]
     return (
-        f"{data['name']}: {SPLITS[data['split']]} "
+        f"{data['name']}: unseen {data['split']} classes "
         f"({data['test_classes']:,} classes, {data['test_images']:,} images) "
         f"after {' or '.join(steps)} steps"
     )

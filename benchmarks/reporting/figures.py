@@ -21,6 +21,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 from numpy.typing import NDArray
 from PIL import Image
+from scipy.ndimage import uniform_filter1d
 
 from benchmarks.records import Run, damage_named, replace_file
 from benchmarks.reporting.comparison import compare, grouped
@@ -36,6 +37,8 @@ METHODS = {"horde": 3, "energy": 4, "ecaml": 4, "vem": 5, "jr": 2, "ensemble": 1
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
 INK = "#010203"  # placeholder for the page's text colour in a figure
+
+POINTS = 75  # a line of twice as many or more is a moving mean
 
 THUMBNAIL = 96  # largest side of a retrieved image, in pixels
 
@@ -73,11 +76,14 @@ def curves(methods: Methods) -> Markup:
             for label, members in methods.items()
             if (line := over_steps([run.table(table) for run in members], column))
         }
+        for label, (steps, values) in lines.items():
+            stride = max(1, len(steps) // POINTS)
+            lines[label] = steps[::stride], uniform_filter1d(values, stride)[:, ::stride]
         if lines:
             figure, axes = line_figure(methods, lines, ylabel)
             if table == "evaluation":
                 axes.set_ylim(0, 1)
-                axes.yaxis.set_major_formatter(PercentFormatter(1))
+                axes.yaxis.set_major_formatter(PercentFormatter(1, symbol=" %"))
             figures += figure_html(figure, title)
     return figures or Markup("<p>No curves were recorded.</p>")
 

@@ -35,21 +35,23 @@ class Table:
         return "\n".join(f"| {' | '.join(row)} |" for row in cells)
 
     def terminal(self, width: int = WIDTH) -> str:
-        """Aligned columns; if they are too wide, in parts below each other, each with the names."""
+        """Aligned columns; those that do not fit the width follow below, with the names repeated."""
+
+        def aligned(columns: list[tuple[str, ...]]) -> str:
+            sides = ["left"] * self.names + ["right"] * (len(columns) - self.names)
+            rows = zip(*columns, strict=True)
+            how = {"disable_numparse": True, "preserve_whitespace": True, "tablefmt": "plain"}
+            return tabulate(rows, colalign=sides, **how)
+
         header = [cell.replace(" (%)", "\n(%)") for cell in self.header]
         columns = list(zip(header, *self.rows, strict=True))
-        names, numbers, text = columns[: self.names], columns[self.names :], ""
-        how = {"disable_numparse": True, "preserve_whitespace": True, "tablefmt": "plain"}
-        for most in range(len(numbers), 0, -1):
-            parts = [names + numbers[i : i + most] for i in range(0, len(numbers), most)]
-            aligned = ["left"] * self.names + ["right"] * most
-            text = "\n\n".join(
-                tabulate(zip(*part, strict=True), colalign=aligned[: len(part)], **how)
-                for part in parts
-            )
-            if max(map(len, text.splitlines())) <= width:
-                break
-        return text
+        parts: list[list[tuple[str, ...]]] = []
+        for column in columns[self.names :]:
+            if parts and len(aligned([*parts[-1], column]).split("\n")[0]) <= width:
+                parts[-1].append(column)
+            else:
+                parts.append([*columns[: self.names], column])
+        return "\n\n".join(map(aligned, parts))
 
 
 @dataclass(frozen=True)

@@ -251,7 +251,7 @@ def test_html_holds_curves_tables_and_provenance(page: str) -> None:
     ]
     for name in ("base", "ho&lt;r&gt;de", "training step"):
         assert page.count(f">{name}</text>") == 3
-    assert page.count(">Recall@1</text>") == 2 and page.count(">100%</text>") == 2
+    assert page.count(">Recall@1</text>") == 2 and page.count(">100 %</text>") == 2
     lights = page.count("stroke-opacity: 0.3")
     assert lights == 6, "two seeds: a light line each for loss, seen and unseen"
     assert "no setting may be chosen by test classes" in page
