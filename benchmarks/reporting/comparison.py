@@ -117,10 +117,12 @@ def compared(
 
 def _result(rows: Rows, baseline: str) -> str:
     """The result in one sentence, by the first metric."""
-    key = next(key for metrics in rows[baseline].values() for key in metrics)
+    reference = rows[baseline]
+    key = next(key for metrics in reference.values() for key in metrics)
     name, said = metric_name(key), []
     for label, seeds in rows.items():
-        if values := differences(seeds, rows[baseline], key):
+        values = differences(seeds, reference, key)
+        if label != baseline and values:
             found = estimate(values)
             clear = found.half_width is not None and abs(found.mean) > found.half_width
             verdict = ("higher" if found.mean > 0 else "lower") if clear else "undecided"
@@ -128,7 +130,7 @@ def _result(rows: Rows, baseline: str) -> str:
             said.append(f"{found.percent('+')} points for {label} ({pairs}: {verdict})")
     if said:
         return f"{name} compared with {baseline}: {'; '.join(said)}."
-    return f"{name} of {baseline}: {percent(values_of(rows[baseline], key))} %."
+    return f"{name} of {baseline}: {percent(values_of(reference, key))} %."
 
 
 def metric_name(metric: str) -> str:

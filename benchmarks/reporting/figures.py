@@ -182,17 +182,13 @@ def neighbours(methods: Methods) -> str:
             found = dict(arrays)
             for row, group in enumerate(found["query_groups"].tolist()):
                 # All methods share these queries; the others differ between methods.
-                title = SPREAD if group == "evenly spread" else f"{group} queries of {label}"
+                title = group if group == "evenly spread" else f"{group} queries of {label}"
                 query = row, str(found["query_names"][row])
                 answer = _answer(found, row) | {"method": label}
                 sections.setdefault(title, {}).setdefault(query, []).append(answer)
     looks = [(label, look["color"]) for label, look in _looks(methods).items()]
     numbered = {label: (number, colour) for number, (label, colour) in enumerate(looks, start=1)}
-    template = Path(__file__).with_name("neighbours.html")
-    return fill(template, sections=sections, spread=SPREAD, looks=numbered)
-
-
-SPREAD = "Evenly spread over the test set"
+    return fill(Path(__file__).with_name("neighbours.html"), sections=sections, looks=numbered)
 
 
 def _answer(found: Mapping[str, NDArray[Any]], row: int) -> dict[str, Any]:
