@@ -253,7 +253,7 @@ class OngoingRun:
         if not self.accelerator.is_main_process:
             return
         if self.experiment.report:
-            evaluation.save_showcase(path, self.datasets.test, found.embeddings)
+            evaluation.save_showcase(path, self.datasets.test, found)
         if tests.save_embeddings:
             evaluation.save_embeddings(path, self.datasets.test, found.embeddings)
         self.record.update(

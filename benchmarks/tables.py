@@ -1,25 +1,24 @@
 """A paper's table with our results beside its numbers.
 
-    python -m benchmarks.tables PAPER/TABLE [--runs FOLDER ...] [--format markdown] [--output FILE]
+    python -m benchmarks.tables PAPER/TABLE [--runs FOLDER ...] [--markdown]
 
-Runs are found by their run.json below the folders. A row is the mean over seeds: its runs differ in no other
-setting that can change a number. A run whose settings differ from the recipe's is *stale*: docs/tables.md.
+Runs are found by their run.json below the folders. A row is the mean over seeds. A run whose settings differ from
+the recipe's is left out and named: docs/tables.md.
 """
 
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks import console, records, reporting, settings
+from benchmarks import console, reporting, settings
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the table or write it to a file; return 2 if the table or a folder does not exist."""
+    """Print the table; return 2 if the table or a folder does not exist."""
     parser = console.command_parser("tables", __doc__)
     parser.add_argument("table", metavar="PAPER/TABLE")
     parser.add_argument("--runs", nargs="+", type=Path, metavar="FOLDER", help="default: runs")
-    parser.add_argument("--format", choices=("terminal", "markdown"))
-    parser.add_argument("--output", type=Path, metavar="FILE", help="default: the terminal")
+    parser.add_argument("--markdown", action="store_true", help="print Markdown, for pasting")
     parser.add_argument(
         "--trust", action="append", default=[], metavar="MODULE", help=settings.TRUST
     )
@@ -33,16 +32,9 @@ def main(argv: Sequence[str] | None = None) -> int:
                     f"--runs: {folder} is not a folder; expected one with runs below it"
                 )
         page = reporting.paper_page(table, options.runs or [reporting.RUNS])
-        text = getattr(page, options.format or ("markdown" if options.output else "terminal"))()
-        if options.output is None:
-            console.say(text, end="")
-        else:
-            records.replace_file(options.output, text.encode())
+        console.say(page.markdown() if options.markdown else page.terminal(), end="")
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
-        return 2
-    except OSError as error:
-        print(f"error: --output: {options.output}: {error.strerror}", file=sys.stderr)
         return 2
     return 0
 

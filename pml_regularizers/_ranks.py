@@ -46,17 +46,19 @@ PART = 1024
 
 
 class Ranks(NamedTuple):
-    """Results of the queries that have right references, (q,) each; in float64, except for the labels.
+    """Results of the queries that have right references, (q,) each; in float64, except for labels and rows.
 
     Attributes:
         nearest: Rank of the nearest right reference: exact up to the largest K of `recall_at`, else some rank
             above that K.
+        rows: Places of the queries among all rows.
     """
 
     nearest: Tensor
     average_precision: Tensor
     r_precision: Tensor
     labels: Tensor
+    rows: Tensor
 
 
 @dataclass
@@ -117,7 +119,8 @@ def count_ranks(
             found[:, block] = _measured(out, places, no_right, R, furthest)
     # Exact: all summands except one are zero.
     nearest, average_precision, r_precision = sharing.sum(found)
-    return Ranks(nearest, average_precision, r_precision, labels[plan.order[plan.queries]])
+    queries = plan.order[plan.queries]
+    return Ranks(nearest, average_precision, r_precision, labels[queries], queries)
 
 
 @dataclass(frozen=True)

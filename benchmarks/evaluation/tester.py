@@ -145,28 +145,21 @@ def measure(
     return found
 
 
-class SharedTester(GlobalEmbeddingSpaceTester):
-    """PML's tester of one dataset, for several processes, which share the images and the queries.
-
-    Args:
-        is_query: (n,) bool; the other rows are the gallery. None: each row is both.
-        embedding: The keyword arguments of `embed`.
-
-    Attributes:
-        columns: What `embed` returned.
-    """
+class _SharedTester(GlobalEmbeddingSpaceTester):
+    """PML's tester, with the arguments of `evaluate`; afterwards, `columns` are the results of `embed`."""
 
     columns: tuple[Tensor, ...]
 
     def __init__(
         self,
         accelerator: Accelerator,
-        calculator: Calculator,
+        recall_at: Sequence[int],
         is_query: Tensor | None,
         embedding: dict[str, Any],
     ) -> None:
+        progress = embedding.get("progress", True)
         super().__init__(
-            accuracy_calculator=calculator,
+            accuracy_calculator=Calculator(recall_at, accelerator, progress=progress),
             data_device=accelerator.device,
             end_of_testing_hook=lambda tester: None,  # PML's default hook logs the metrics
         )
@@ -175,7 +168,7 @@ class SharedTester(GlobalEmbeddingSpaceTester):
     def get_all_embeddings(
         self, dataset: Any, trunk_model: nn.Module, *arguments: Any, **options: Any
     ) -> tuple[Tensor, Tensor]:
-        """Return (embeddings (n, E), labels (n, 1))."""
+        """The embeddings (n, E) and the labels (n, 1)."""
         self.columns = embed(self.accelerator, trunk_model, dataset, **self.embedding)
         return self.columns[0], self.columns[1][:, None]
 
@@ -222,8 +215,7 @@ def evaluate(
     Raises:
         NonFiniteError: as `embed`.
     """
-    calculator = Calculator(recall_at, accelerator, progress=embedding.get("progress", True))
-    tester = SharedTester(accelerator, calculator, is_query, embedding)
+    tester = _SharedTester(accelerator, recall_at, is_query, embedding)
     metrics = tester.test({"test": dataset}, 0, model)["test"]
     ranks = metrics.pop("ranks")
     del metrics["epoch"]

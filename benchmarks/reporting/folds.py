@@ -10,7 +10,7 @@ from torch.nn.functional import normalize
 
 from benchmarks.evaluation import cluster_metrics, measure
 from benchmarks.records import EMBEDDINGS, Run, damage_named, has_diverged, load_run
-from benchmarks.reporting.comparison import difference_table, metric_table
+from benchmarks.reporting.comparison import compared
 from benchmarks.reporting.paired import Metrics
 from benchmarks.reporting.rows import TESTED_ON, check_alike
 from benchmarks.reporting.table import Page, Table, count_of_seeds
@@ -145,19 +145,16 @@ def fair_comparison(methods: Sequence[Method], expected_seeds: int) -> str:
     }
     blocks: list[str | Table] = []
     for kind, heading in KINDS.items():
-        rows = {name: method.numbers[kind] for name, method in names.items()}
-        together, beside = kind == "ensemble", dict[str, list[str]]()
+        together, beside = kind == "ensemble", dict[str, dict[str, str]]()
         for name, method in names.items():
-            models = f"{method.folds} together" if together else f"1 (mean of {method.folds})"
-            dimension = f"{method.dimension * (method.folds if together else 1)}"
-            seeds = count_of_seeds(len(rows[name]), method.diverged)
-            beside[name] = [models, dimension, seeds]
+            beside[name] = {
+                "models": f"{method.folds} together" if together else f"1 (mean of {method.folds})",
+                "dimensions": f"{method.dimension * (method.folds if together else 1)}",
+                "seeds": count_of_seeds(len(method.numbers[kind]), method.diverged),
+            }
+        rows = {name: method.numbers[kind] for name, method in names.items()}
         where = "validation " if kind == "validation" else "test "
-        header = ["models", "dimensions", "seeds"]
-        blocks += [f"### {heading}", metric_table(rows, header, beside, where)]
-        if differences := difference_table(rows, next(iter(names))):
-            told = f"Difference to {next(iter(names))}, same seeds, in percentage points:"
-            blocks += [told, differences]
+        blocks += [f"### {heading}", *compared(rows, next(iter(names)), beside, where)]
     blocks.append("± is the half-width of the 95 % Student-t interval over seeds.")
     fewest = min(len(method.numbers["single"]) for method in methods)
     if fewest < expected_seeds:

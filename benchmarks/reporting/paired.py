@@ -54,8 +54,8 @@ def estimate(values: Sequence[float]) -> Estimate:
     return Estimate(*mean_interval(values, student=True))
 
 
-def percent(values: Sequence[float], sign: str = "", empty: str = "–") -> str:
-    return estimate(values).percent(sign) if values else empty
+def percent(values: Sequence[float], sign: str = "") -> str:
+    return estimate(values).percent(sign) if values else "–"
 
 
 def values_of(seeds: Mapping[int, Metrics], metric: str) -> list[float]:
@@ -65,9 +65,7 @@ def values_of(seeds: Mapping[int, Metrics], metric: str) -> list[float]:
 def differences(
     seeds: Mapping[int, Metrics], reference: Mapping[int, Metrics], metric: str
 ) -> list[float]:
-    """Differences over the seeds that both have, in their order; none between a row and itself."""
-    if seeds is reference:
-        return []
+    """Differences over the seeds that both have, in their order."""
     common = sorted(seeds.keys() & reference.keys())
     return [seeds[s][metric] - reference[s][metric] for s in common if metric in seeds[s]]
 

@@ -7,7 +7,6 @@ from typing import Any
 from benchmarks.records import Run, has_diverged
 from benchmarks.reporting.paired import Estimate, Rows, estimate, values_of
 from benchmarks.reporting.table import count_of_seeds
-from benchmarks.settings import Change
 
 TESTED_ON = ("name", "split", "fold", "fingerprint", "test_classes", "test_images", "view")
 """Facts about the data that must be equal in one table."""
@@ -18,15 +17,12 @@ class Group:
 
     Args:
         runs: Of those of one seed, the last counts.
-        changes: Settings before in these runs, and now in the recipe.
 
     Attributes:
         replaced: Pairs of a run of a seed, and the later one that counts.
-        mark: Of the group in a paper's table.
     """
 
-    def __init__(self, runs: Iterable[Run], changes: Sequence[Change] = ()) -> None:
-        self.changes, self.mark = changes, ""
+    def __init__(self, runs: Iterable[Run]) -> None:
         self.replaced: list[tuple[Run, Run]] = []
         seeds: dict[int, Run] = {}
         for run in runs:
@@ -41,6 +37,14 @@ class Group:
     def first(self) -> dict[str, Any]:
         """The record of the first run."""
         return (self.runs or self.diverged)[0].info
+
+    @property
+    def diverged_notes(self) -> list[str]:
+        """Notes on the runs that diverged."""
+        return [
+            f"diverged: {run.folder}, seed {run.seed}: {run.info.get('error')}"
+            for run in self.diverged
+        ]
 
     @property
     def count(self) -> str:
@@ -80,7 +84,7 @@ def check_alike(first: Run, run: Run, keys: Sequence[str] = TESTED_ON) -> None:
                 "only runs tested on the same data can be compared"
             )
     measured, expected = (one.info["metrics"].keys() - OF_A_METHOD for one in (run, first))
-    if measured != expected and not has_diverged(run.info):
+    if measured != expected and not any(has_diverged(one.info) for one in (run, first)):
         raise ValueError(
             f"{run.folder}: measured {sorted(measured)}, but {first.folder} {sorted(expected)}; test both with the "
             "same evaluation settings"

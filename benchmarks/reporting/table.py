@@ -17,7 +17,6 @@ class Table:
 
     Args:
         names: Number of columns that hold names.
-        best: (row, column) of the cells to mark.
 
     >>> print(Table(["method", "Recall@1"], [["triplets", "52.0"]]).terminal())
     method    Recall@1
@@ -27,46 +26,32 @@ class Table:
     header: list[str]
     rows: list[list[str]]
     names: int = 1
-    best: frozenset[tuple[int, int]] = frozenset()
 
     def markdown(self) -> str:
         """Compact, as our pages have it: `tabulate` fills the cells up."""
-        numbers = len(self.header) - self.names
-        rule = f"| {' | '.join([':--'] * self.names + ['--:'] * numbers)} |"
-        table = [self.header, *self._rows("**{}**", "{}")]
+        rule = [":--"] * self.names + ["--:"] * (len(self.header) - self.names)
+        table = [self.header, rule, *self.rows]
         cells = ([cell.replace("|", "\\|") for cell in row] for row in table)
-        header, *rows = [f"| {' | '.join(row)} |" for row in cells]
-        return "\n".join([header, rule, *rows])
+        return "\n".join(f"| {' | '.join(row)} |" for row in cells)
 
     def terminal(self, width: int = WIDTH) -> str:
         """Aligned columns; those that do not fit the width follow below, with the names repeated."""
-        blank = " " * bool(self.best)
-        header = [cell.replace(" (%)", f"{blank}\n(%)") + blank for cell in self.header]
-        rows = self._rows("{}*", "{}" + blank)
-        widths = [
-            max(len(line) for cell in column for line in cell.split("\n")) + 2
-            for column in zip(header, *rows, strict=True)
-        ]
-        blocks: list[list[int]] = []
-        for column in range(self.names, len(widths)):
-            if not blocks or sum(widths[c] for c in (*blocks[-1], column)) - 2 > width:
-                blocks.append([*range(self.names)])
-            blocks[-1].append(column)
-        shown = ([[row[c] for c in block] for row in (header, *rows)] for block in blocks)
-        aligned = ["left"] * self.names + ["right"] * len(widths)
-        how = {"disable_numparse": True, "preserve_whitespace": True, "tablefmt": "plain"}
-        return "\n\n".join(
-            tabulate(rows, colalign=aligned[: len(rows[0])], **how) for rows in shown
-        )
 
-    def _rows(self, best: str, other: str) -> list[list[str]]:
-        return [
-            [
-                cell if j < self.names else (best if (i, j) in self.best else other).format(cell)
-                for j, cell in enumerate(row)
-            ]
-            for i, row in enumerate(self.rows)
-        ]
+        def aligned(columns: list[tuple[str, ...]]) -> str:
+            sides = ["left"] * self.names + ["right"] * (len(columns) - self.names)
+            rows = zip(*columns, strict=True)
+            how = {"disable_numparse": True, "preserve_whitespace": True, "tablefmt": "plain"}
+            return tabulate(rows, colalign=sides, **how)
+
+        header = [cell.replace(" (%)", "\n(%)") for cell in self.header]
+        columns = list(zip(header, *self.rows, strict=True))
+        parts: list[list[tuple[str, ...]]] = []
+        for column in columns[self.names :]:
+            if parts and len(aligned([*parts[-1], column]).split("\n")[0]) <= width:
+                parts[-1].append(column)
+            else:
+                parts.append([*columns[: self.names], column])
+        return "\n\n".join(map(aligned, parts))
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.evaluation import showcase
-from benchmarks.evaluation.showcase import (
-    average_precision,
-    neighbours,
-    retrieval,
-    save_showcase,
-)
-from benchmarks.evaluation.tester import measure
+from benchmarks.evaluation.showcase import neighbours, save_showcase
+from benchmarks.evaluation.tester import Calculator, Measured
 
 CHANNELS, SIZE = 5, 3
 ROUNDING = 1e-12  # float64 sums of at most some tens of terms
@@ -86,25 +81,26 @@ def data(request: pytest.FixtureRequest) -> Images:
     return SETS[request.param]
 
 
-@pytest.mark.parametrize("ranked", [1, 2**22])
-def test_every_query_is_ranked_as_by_brute_force(
-    data: Images, ranked: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(showcase, "RANKED", ranked)
-    embeddings = data.embeddings()
-    precision = average_precision(embeddings, data.labels, data.is_query)
-    expected = rankings(data, embeddings)
-    assert len(expected) > 4
-    for image in range(len(data)):
-        if image in expected:
-            others = expected[image]
-            assert precision[image].item() == pytest.approx(
-                precision_of(data, image, others), rel=0, abs=ROUNDING
-            )
-        else:
-            assert precision[image].isnan()
-    metrics = measure(embeddings, data.labels, [1], is_query=data.is_query)
-    assert precision.nanmean().item() == pytest.approx(metrics["mean_average_precision_at_r"])
+def found_in(data: Images, embeddings: Tensor) -> Measured:
+    metrics = Calculator([1], None).of(embeddings, data.labels, data.is_query)
+    return Measured(metrics, metrics.pop("ranks"), embeddings, data.labels)
+
+
+def shown(data: Images, embeddings: Tensor, folder: Path) -> dict[str, np.ndarray]:
+    save_showcase(folder, data, found_in(data, embeddings))  # type: ignore[arg-type]
+    with np.load(folder / "retrieval.npz") as saved:
+        return dict(saved)
+
+
+def test_every_query_is_ranked_as_by_brute_force(data: Images) -> None:
+    ranks, expected = found_in(data, data.embeddings()).ranks, rankings(data, data.embeddings())
+    assert sorted(ranks.rows.tolist()) == sorted(expected) and len(expected) > 4
+    for query, label, precision in zip(
+        ranks.rows.tolist(), ranks.labels, ranks.average_precision.tolist(), strict=True
+    ):
+        assert data.labels[query] == label
+        by_hand = precision_of(data, query, expected[query])
+        assert precision == pytest.approx(by_hand, rel=0, abs=ROUNDING)
 
 
 @pytest.mark.parametrize("k", [1, 6])
@@ -117,31 +113,28 @@ def test_neighbours_among_duplicates(k: int) -> None:
         assert query not in row and len(set(row)) == k
 
 
-def test_the_best_and_the_worst_are_of_different_classes(data: Images) -> None:
-    precision = average_precision(data.embeddings(), data.labels, data.is_query)
-    shown = retrieval(data, data.embeddings(), precision)
-    number = {f"image {i}": i for i in range(len(data))}
-    queries = np.array([number[name] for name in shown["query_names"]])
-    groups = shown["query_groups"]
+def test_the_best_and_the_worst_are_of_different_classes(data: Images, tmp_path: Path) -> None:
+    ranks, saved = found_in(data, data.embeddings()).ranks, shown(data, data.embeddings(), tmp_path)
+    precision = dict(zip(ranks.rows.tolist(), ranks.average_precision.tolist(), strict=True))
+    queries = np.array([int(name.split()[1]) for name in saved["query_names"]])
+    groups = saved["query_groups"]
     assert list(dict.fromkeys(groups)) == ["evenly spread", "best", "worst"]
-    asked = (~precision.isnan()).nonzero()[:, 0].tolist()
     for group, sign in (("best", -1), ("worst", 1)):
-        order = sorted(asked, key=lambda i: (sign * precision[i].item(), i))
+        order = sorted(precision, key=lambda i: (sign * precision[i], i))
         expected: dict[int, int] = {}
         for i in order:
             expected.setdefault(int(data.labels[i]), i)
         assert queries[groups == group].tolist() == list(expected.values())[: showcase.EXTREMES]
-    np.testing.assert_equal(shown["query_precision"], precision[queries].numpy())
+    wanted = [precision.get(query, np.nan) for query in queries]
+    np.testing.assert_equal(saved["query_precision"], wanted)
     assert len(set(queries[groups == "evenly spread"])) == (groups == "evenly spread").sum()
 
 
-def test_neighbours_of_the_shown_queries(data: Images) -> None:
-    embeddings = data.embeddings()
-    precision = average_precision(embeddings, data.labels, data.is_query)
-    shown = retrieval(data, embeddings, precision)
-    expected = rankings(data, embeddings)
+def test_neighbours_of_the_shown_queries(data: Images, tmp_path: Path) -> None:
+    saved = shown(data, data.embeddings(), tmp_path)
+    expected = rankings(data, data.embeddings())
     checked = 0
-    for name, found in zip(shown["query_names"], shown["neighbour_names"], strict=True):
+    for name, found in zip(saved["query_names"], saved["neighbour_names"], strict=True):
         query = int(name.split()[1])
         if query in expected:
             checked += 1
@@ -151,6 +144,5 @@ def test_neighbours_of_the_shown_queries(data: Images) -> None:
 
 
 def test_the_file(data: Images, tmp_path: Path) -> None:
-    save_showcase(tmp_path, data, data.embeddings(size=1))  # type: ignore[arg-type]
-    with np.load(tmp_path / "retrieval.npz") as saved:
-        assert len(saved["query_groups"]) == len(saved["query_images"])
+    saved = shown(data, data.embeddings(size=1), tmp_path)
+    assert len(saved["query_groups"]) == len(saved["query_images"])

@@ -36,10 +36,7 @@ def metrics(recall: float) -> dict[str, float]:
 
 def write_run(parent: Path, label: str, seed: int, recall: float, /, **changes: Any) -> Path:
     """A finished run folder; `changes` replace entries of its run.json."""
-    config = {
-        "optimizer": {"lr": 0.003, "note": "<b>not html</b>"},
-        "evaluation": {"curve_classes": 100},
-    }
+    config = {"optimizer": {"lr": 0.003, "note": "<b>not html</b>"}}
     info = {
         **{"label": label, "seed": seed, "config": config, "commit": "0123abc", "dirty": True},
         **{"data": DATA, "steps": 1500, "metrics": metrics(recall)},
