@@ -55,7 +55,6 @@ def build_datasets(data: Data, *, seed: int = 0, fair: bool = False) -> Datasets
     try:
         make: Callable[..., Glyphs | ImageSet]
         if data.dataset == "glyphs":
-            data.root.mkdir(parents=True, exist_ok=True)
             size = data.image_size or GLYPHS_SIZE
             make = partial(Glyphs, data.root, image_size=size, stage=data.stage, seed=seed)
         else:

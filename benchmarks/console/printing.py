@@ -30,10 +30,10 @@ def printable(text: str, keep: str = "") -> str:
 
 
 class PrintableError(Exception):
-    """An error whose message is one line for each of its arguments, whatever names are in it."""
+    """An error whose message is one line, whatever names are in it."""
 
     def __str__(self) -> str:
-        return "\n  ".join(printable(str(line)) for line in self.args)
+        return printable(super().__str__())
 
 
 def progress_bar(iterable: Any = None, *, shown: bool = True, **options: Any) -> Any:
