@@ -6,7 +6,7 @@ import pytest
 
 COMMANDS = (
     *("report", "run", "sweep", "tables", "study", "fair", "fair search"),
-    *("backbones.__main__", "export.__main__", "datasets.__main__", "datasets.__main__ verify"),
+    *("export.__main__", "datasets.__main__", "datasets.__main__ verify"),
     *("speed.__main__", "speed.loop"),
 )
 

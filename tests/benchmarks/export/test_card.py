@@ -46,11 +46,10 @@ def test_the_card_of_an_unfinished_run_has_no_results(plain: Path) -> None:
     assert "Recall" not in told(plain, {"steps": 4}), "measured at another checkpoint"
 
 
-def test_a_name_writes_no_lines_into_the_card(run: Path) -> None:
+def test_a_setting_writes_no_lines_into_the_card(run: Path) -> None:
     lines = "x\n\n# Mine\n\n```\n\n````\n# Mine"
     info = json.loads((run / "run.json").read_text())
-    config = info["config"] | {"label": lines}
-    info |= {"label": lines, "recipe": lines, "config": config}
+    info["config"]["label"] = lines
     write_json(run / "run.json", info)
     text = told(run, {})
     card, settings = text.split("<summary>")
