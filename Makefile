@@ -59,7 +59,7 @@ compare: install
 claims: install
 	$(BIN)/python -m benchmarks.study glyphs --data.root $(DATA) --output docs/claims.md
 
-# The tables in docs/speed.md.
+# Prints the tables of docs/speed.md.
 speed: install
 	$(BIN)/python -m benchmarks.speed
 

@@ -82,7 +82,9 @@ def _parser() -> argparse.ArgumentParser:
     search.add_argument("--fold", type=int, nargs="+", metavar="N", help=some)
     seed = "of the sampler and the trainings; default %(default)s"
     search.add_argument("--seed", type=at_least(0), default=0, help=seed)
-    studies.add_arguments(search, "so many trials at once; default: 1, which knows all results")
+    studies.add_arguments(
+        search, "so many trials at once; default: 1, so that each knows all earlier results"
+    )
 
     seeds = "0 to N - 1; default %(default)s"
     evaluate.add_argument("--seeds", type=at_least(1), default=SEEDS, help=seeds)

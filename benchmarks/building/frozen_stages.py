@@ -33,8 +33,8 @@ class FrozenStages:
         names, kind = stage_names(trunk), type(trunk).__name__
         if not 0 < stages < len(names):
             raise ConfigError(
-                f"model.frozen_stages: timm lists {len(names)} stages of {kind} ({', '.join(names)}), of which the "
-                f"last one must train; got {stages}"
+                f"model.frozen_stages: timm's stages of {kind}: {', '.join(names) or 'none'}; the last one must "
+                f"train, got {stages}"
             )
         self.trunk = trunk
         self._behind = names[stages - 1]

@@ -77,6 +77,9 @@ def build_model(model: Model, data: Data) -> EmbeddingModel:
         ConfigError: if timm has no such model or refuses an argument, or if the weights or the image size do not
             fit.
     """
+    for name in ("num_classes", "global_pool", "in_chans"):
+        if name in model.trunk_args:
+            raise ConfigError(f"model.trunk_args.{name}: follows from the data; leave it out")
     register()
     if not timm.is_model(model.trunk):
         near = timm.list_models(f"*{model.trunk.split('.')[0][:8]}*")[:5]

@@ -3,13 +3,15 @@
     python -m benchmarks.datasets download NAME --data.root DIR
     python -m benchmarks.datasets verify NAME --data.root DIR
 
-Exit status: 0 if all is well, 1 if something is wrong with the data, 2 if the command cannot run.
+Exit status: 0 if all is well, 1 if something is wrong with the data, 2 if the command cannot run, 130 after Ctrl-C.
 """
 
 import argparse
 import shutil
+import signal
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from benchmarks.console import PrintableError, at_least, columns, command_parser
@@ -24,13 +26,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     root = argparse.ArgumentParser(add_help=False)
     root.add_argument("--data.root", dest="root", type=Path, metavar="DIR", required=True)
-    fetched = commands.add_parser("download", parents=[root])
+    fetched = commands.add_parser("download", parents=[root], allow_abbrev=False)
     linked = [name for name, info in IMAGE_DATASETS.items() if info.url]
     fetched.add_argument("name", choices=linked, help="fetch others by hand: docs/datasets.md")
     names = commands.add_parser("verify").add_subparsers(dest="name", required=True)
+    add = partial(names.add_parser, parents=[root], allow_abbrev=False)
     for name in IMAGE_DATASETS:
-        names.add_parser(name, parents=[root])
-    own = names.add_parser("folder", parents=[root], help="of your own images")
+        add(name)
+    own = add("folder", help="of your own images")
     own.add_argument(
         "--data.test_classes",
         dest="test_classes",
@@ -56,6 +59,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except ValueError as error:
         parser.error(f"--data.{error}")
+    except KeyboardInterrupt:  # pooch has deleted what it had fetched
+        print("\nstopped", file=sys.stderr)
+        return 128 + signal.SIGINT
 
 
 def _file_or_fraction(text: str) -> Path | float:

@@ -75,7 +75,11 @@ _PUBLISHED = (
         archive="CUB_200_2011.tgz",
         sha256="0c685df5597a8b24909f6a7c9db6d11e008733779a671760afef78feb49bf081",
     ),
-    DatasetInfo("cars", cars.read, {"train": (8_054, 98), "test": (8_131, 98)}),
+    DatasetInfo(
+        name="cars",
+        read=cars.read,
+        counts={"train": (8_054, 98), "test": (8_131, 98)},
+    ),
     DatasetInfo(
         name="sop",
         read=read_sop,
@@ -89,9 +93,9 @@ _PUBLISHED = (
         sha256="b04fa78210e69fab050ce73939550e1cd0f96890bdd98ec9fee732c3b756ef48",
     ),
     DatasetInfo(
-        "inshop",
-        read_inshop,
-        {"train": (25_882, 3_997), "query": (14_218, 3_985), "gallery": (12_612, 3_985)},
+        name="inshop",
+        read=read_inshop,
+        counts={"train": (25_882, 3_997), "query": (14_218, 3_985), "gallery": (12_612, 3_985)},
     ),
 )
 

@@ -12,7 +12,7 @@ def fetch_file(url: str, path: Path, checksum: str) -> None:
     Args:
         url: An http or https address. Proxies are taken from the environment.
         path: Where the file goes; folders are created.
-        checksum: "sha256:DIGEST" or another algorithm of `hashlib`; the digest's first digits are enough.
+        checksum: "sha256:DIGEST", or another algorithm of `hashlib`.
 
     Raises:
         PrintableError: if the file cannot be fetched, or its checksum is wrong (one that was there already stays).
@@ -27,7 +27,7 @@ def fetch_file(url: str, path: Path, checksum: str) -> None:
             raise PrintableError(f"{path}: {problem}; move it away, or {by_hand}")
         return
     pooch.get_logger().setLevel("WARNING")
-    try:  # pooch cannot check a part of a checksum
+    try:
         pooch.retrieve(url, None, path.name, path.parent, progressbar=True)
     except RequestException as error:
         raise PrintableError(f"{url}: {error}; try again later, or {by_hand}") from error

@@ -58,7 +58,7 @@ def _images(root: Path, level: int | None) -> dict[str, list[str]]:
                 empty.add(name)
     if len(found) < 2:
         raise DatasetError(
-            f"{root}: holds {len(found)} folders of classes, expected two or more, to train and test on; lay the "
+            f"{root}: expected two or more folders of classes, to train and test on, got {len(found)}; lay the "
             f"images out as {root}/CLASS/IMAGE"
         )
     for name in sorted(found.keys() | empty):
@@ -66,7 +66,7 @@ def _images(root: Path, level: int | None) -> dict[str, list[str]]:
         if above and name in found:
             raise DatasetError(
                 f"{root / above[0]}: holds images, and so does {name!r} in it, so that the classes are unclear; "
-                "move the former into a folder of their own, or set data.class_level to make them one class"
+                "move the former into a folder of their own, or, if both are one class, set data.class_level"
             )
         if not above and name not in found:
             raise DatasetError(

@@ -149,6 +149,6 @@ def read_image(path: Path, *, upright: bool = False) -> Image.Image:
         image.info.pop("transparency", None)
         image = image.convert("RGB")
     if upright:
-        with suppress(Exception):  # where other parts of the EXIF are damaged, after the turn
+        with suppress(Exception):  # damage in other EXIF data shows only after the turn
             ImageOps.exif_transpose(image, in_place=True)
     return image

@@ -100,7 +100,8 @@ def compared(
     """
     reference = rows[baseline]
     metrics = list(next(iter(reference.values())))
-    means, paired = list[list[str]](), list[list[str]]()
+    means: list[list[str]] = []
+    paired: list[list[str]] = []
     for name, seeds in rows.items():
         cells = [percent(values_of(seeds, metric)) for metric in metrics]
         means.append([name, *cells, *beside[name].values()])

@@ -51,7 +51,7 @@ CURVES = {
     "Recall@1 on unseen classes": ("evaluation", "unseen_recall_at_1", "Recall@1"),
     "Training loss": ("training", "loss", "training loss"),
 }
-"""Of each figure the table of the records, its column, and the name of the axis."""
+"""For each figure: the table of the records, the column in it, and the name of the axis."""
 
 
 def write_html(runs: Sequence[Run], path: Path, baseline: str | None = None) -> None:
@@ -60,7 +60,10 @@ def write_html(runs: Sequence[Run], path: Path, baseline: str | None = None) -> 
     methods = {label: group.runs for label, group in grouped(runs).items() if group.runs}
     page = fill(
         Path(__file__).with_name("page.html"),
-        **{"title": " vs. ".join(methods), "comparison": comparison, "runs": runs, "yaml": dump},
+        title=" vs. ".join(methods),
+        comparison=comparison,
+        runs=runs,
+        yaml=dump,
         curves=curves(methods),
         neighbours=neighbours(methods),
     )

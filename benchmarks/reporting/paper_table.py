@@ -93,18 +93,19 @@ def _remarks(entries: Sequence[Entry], key: str) -> list[str]:
 
 def _commands(table: str, missing: Sequence[Entry], folders: Sequence[Path]) -> list[str]:
     """Commands that train the missing rows, one command for rows that share settings."""
-    found: dict[str, dict[str, None]] = {}  # ordered
+    found: dict[tuple[str, ...], dict[str, None]] = {}  # ordered
     for entry in missing:
         # Options that a recipe leaves to the command line.
-        options = "" if _dataset(entry) == Data.dataset else " --data.root data"
+        options = [] if _dataset(entry) == Data.dataset else ["--data.root", "data"]
         if weights := WEIGHTS.get(entry.settings.get("model", {}).get("trunk", "")):
-            options += f" --model.weights {weights}"
-        found.setdefault(options and f" --{options}", {})[entry.training] = None
+            options += ["--model.weights", weights]
+        found.setdefault(tuple(options), {})[entry.training] = None
     runs = [] if list(folders) == [RUNS] else ["--runs", str(folders[0])]
     commands = []
     for options, trainings in found.items():
         recipes = trainings if len(found) > 1 else [table]
-        commands.append(shlex.join(["python", "-m", "benchmarks.sweep", *recipes, *runs]) + options)
+        sweep = ["python", "-m", "benchmarks.sweep", *recipes, *runs]
+        commands.append(shlex.join([*sweep, *(["--", *options] if options else [])]))
     return commands
 
 
@@ -207,11 +208,12 @@ def _collect(table: RecipeTable, folders: Sequence[Path]) -> tuple[dict[str, Gro
     groups: dict[str, Group] = {}
     for training in dict.fromkeys(entry.training for entry in table.entries):
         of_it = [run for run in runs if run.info.get("recipe") == training]
-        recipe, alike = resolved(parse(["--recipe", training]).config) if of_it else {}, []
-        for run in of_it:
+        recipe = resolved(parse(["--recipe", training]).config) if of_it else {}
+        alike: list[Run] = []
+        for run in reversed(of_it):  # the newest one says which images and weights
             try:
-                _check(run, recipe, *alike[:1])
-                alike.append(run)
+                _check(run, recipe, *alike[-1:])
+                alike.insert(0, run)
             except ValueError as error:
                 notes.append(f"left out: {error}")
         if alike:
@@ -224,20 +226,20 @@ def _collect(table: RecipeTable, folders: Sequence[Path]) -> tuple[dict[str, Gro
     return groups, [printable(note) for note in notes]
 
 
-def _check(run: Run, recipe: Mapping[str, Any], first: Run | None = None) -> None:
-    """Raise a ValueError unless the run is one of the recipe as it is, with the first run's data and weights."""
+def _check(run: Run, recipe: Mapping[str, Any], other: Run | None = None) -> None:
+    """Raise a ValueError unless the run is one of the recipe as it is, with the data and weights of the other."""
     info = run.info
-    changes = [c for c in changes_of_methods(info["config"], recipe) if c.key != ORACLE]
     if info["status"] != "finished" and not has_diverged(info):
-        reason = f"is {info['status']}, not finished"
-    elif changes:
-        key, before, now = changes[0].key, changes[0].before, changes[0].now
-        reason = f"was run with {shorten(f'{key} {before!r}', 120)}, not {shorten(repr(now), 80)}"
-    elif first and _weights(info) != _weights(first.info):
-        reason = f"started from other weights than {first.folder}"
-    else:
-        return check_alike(first or run, run)
-    raise ValueError(f"{run.folder} {reason}")
+        raise ValueError(f"{run.folder} is {info['status']}, not finished")
+    changes = [c for c in changes_of_methods(info["config"], recipe) if c.key != ORACLE]
+    if changes:
+        before = shorten(f"{changes[0].key} {changes[0].before!r}", 120)
+        now = shorten(repr(changes[0].now), 80)
+        raise ValueError(f"{run.folder} was run with {before}, not {now}")
+    if other is not None:
+        if _weights(info) != _weights(other.info):
+            raise ValueError(f"{run.folder} started from other weights than {other.folder}")
+        check_alike(other, run)
 
 
 def _weights(info: dict[str, Any]) -> Any:

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import chain
+from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -53,7 +54,7 @@ Tried = Mapping[str, Sequence[Candidate]]
 def best(tried: Sequence[Candidate]) -> Candidate | None:
     """The candidate that is chosen; None if all diverged."""
     finished = [one for one in tried if one.score is not None]
-    return max(finished, key=lambda one: one.score or 0.0, default=None)
+    return max(finished, key=attrgetter("score"), default=None)
 
 
 def study_page(

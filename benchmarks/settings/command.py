@@ -62,7 +62,7 @@ def parse(argv: Sequence[str]) -> Command:
             raise ConfigError(f"{name}: belongs on the command line, not into a file of settings")
         if name in GROUPS and not isinstance(value, Mapping):
             raise ConfigError(f"{name}: expected a mapping of settings, got {value!r}")
-    stages: list[Any] = [None]
+    stages: list[Any] = [None]  # then all settings after the recipe, and after each file
     try:
         for layer in layers:
             stages.append(parser.parse_object(layer, stages[-1]))

@@ -233,7 +233,8 @@ class Experiment:
     def __post_init__(self) -> None:
         folder = self.model.weights
         files = sorted(folder.glob("*.safetensors")) if folder is not None else []
-        for fault in chain(self.data.faults(), self.model.faults(), self._faults(files)):
+        faults = chain(self.data.faults(), self.model.faults(), self._faults(files))
+        if (fault := next(faults, None)) is not None:
             raise ConfigError(fault)
         if files:
             turn = (self.seed + self.data.fold) % len(files)

@@ -43,17 +43,19 @@ CELLS = {...: {...: (int, float)}}
 
 ENTRY = {
     **{"label": str, "cells": CELLS, "half_widths": CELLS, "same_as": str},
-    **{**dict.fromkeys(GROUPS, dict), ...: object},
+    **dict.fromkeys(GROUPS, dict),
+    ...: object,
 }
 TABLE = {
     **{"title": str, "shared": dict, "trainings": {...: (dict, NoneType)}},
-    **{"quoted": [{"row": str, "dataset": str}], ...: ()},
+    "quoted": [{"row": str, "dataset": str}],
+    ...: (),  # the kind of no value: there are no other keys
 }
 PAPER = {
     **{key: [{"text": str}] for key in ("differs", "not_given", "printed", "published_code")},
     ...: (),
 }
-"""Kinds of the values of an entry and of the two files, which have no other keys; see `misfit`."""
+"""Kinds of the values of an entry and of the two files; see `misfit`."""
 
 Cells = dict[str, dict[str, float]]
 """{test-time output: {metric: percent}}"""
@@ -163,11 +165,16 @@ def _remarks(name: str, about: str) -> dict[str, list[Remark]]:
     path = RECIPES / f"{paper}.yaml"
     content = read_yaml(path) if path.exists() else {}
     _check(path, content, PAPER)
-    remarks = {key: [Remark(**line) for line in lines] for key, lines in content.items()}
-    return {
-        key: [remark for remark in found if re.search(remark.of, f"{table} {about}")]
-        for key, found in remarks.items()
-    }
+    try:
+        remarks = {key: [Remark(**line) for line in lines] for key, lines in content.items()}
+        return {
+            key: [remark for remark in found if re.search(remark.of, f"{table} {about}")]
+            for key, found in remarks.items()
+        }
+    except (TypeError, re.error) as error:
+        raise ConfigError(
+            f"{path}: expected lines {{facts: {{...}}, of: REGEX, text: ...}}: {error}"
+        ) from error
 
 
 def _content(table: str) -> dict[str, Any]:

@@ -244,7 +244,7 @@ def read_study(study: str) -> StudyFile:
         found = StudyFile(**vars(parser.instantiate(parsed)))
     except (argparse.ArgumentError, TypeError, ValueError) as error:
         raise ConfigError(f"{path}: {one_line(error)}") from error
-    for fault in _faults(found):
+    if (fault := next(_faults(found), None)) is not None:
         raise ConfigError(f"{path}: {fault}")
     return found
 

@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import timm
 import torch
@@ -19,11 +19,17 @@ from benchmarks.speed.measuring import Comparison, process_bytes, tensor_bytes
 
 Device = torch.device
 
-PAPER, PHOTOGRAPHS = (256, 5, 8192, 512, 0), (128, 3, 1024, 128, 6)
-"""Sizes of a training step after the number of images, in HORDE's paper and in the recipes photographs/frozen: the
-side of an image, K, d, the width of an embedding, and the number of frozen stages, whose outputs are kept."""
-
 FEW = ("binomial deviance alone", "HORDE, stored", "HORDE, sketch", "HORDE, sketch of d / 4")
+
+
+class Sizes(NamedTuple):
+    """Sizes of a training step; by default those of HORDE's paper."""
+
+    side: int = 256
+    order: int = 5
+    d: int = 8192
+    embedding: int = 512
+    frozen_stages: int = 0  # whose outputs are kept
 
 
 def moments(maps: Tensor, K: int, d: int, **options: Any) -> Callable[[], object]:
@@ -77,14 +83,14 @@ def horde_sketches(activations: str, tiny: bool, device: Device) -> Comparison:
 
 
 def training_step(
-    trunk_name: str, sizes: tuple[int, ...], methods: Sequence[str], tiny: bool, device: Device
+    trunk_name: str, images: int, sizes: Sizes, methods: Sequence[str], tiny: bool, device: Device
 ) -> Comparison:
     """A step of the optimizer with the metric loss alone, against the same step with each method, or those named.
 
     A step is a forward pass, a backward pass and Adam, with 4 images per class. On a GPU, or with frozen stages,
     the network runs in bfloat16; on a GPU the loss runs in TF32. Only a comparison of named methods shows memory.
     """
-    images, side, order, d, embedding, frozen_stages = sizes
+    side, order, d, embedding, frozen_stages = sizes
     if tiny:
         trunk_name, images, side, d, frozen_stages = "test_resnet", 2, 64, 64, min(1, frozen_stages)
     register()
@@ -262,15 +268,18 @@ def retrieval(
     )
 
 
+PHOTOGRAPHS = Sizes(side=128, order=3, d=1024, embedding=128, frozen_stages=6)
+"""As the recipes photographs/frozen train."""
+
 CASES: Mapping[str, Callable[[bool, Device], Comparison]] = {
     "horde_moments": horde_moments,
     "horde_sketch_stored": partial(horde_sketches, "store"),
     "horde_sketch_recomputed": partial(horde_sketches, "recompute"),
-    "horde_resnet50": partial(training_step, "resnet50", (40, *PAPER), FEW),
-    "horde_googlenet": partial(training_step, "googlenet", (40, *PAPER), FEW),
-    "methods_resnet50": partial(training_step, "resnet50", (8, *PAPER), ()),
-    "methods_googlenet": partial(training_step, "googlenet", (8, *PAPER), ()),
-    "methods_photographs": partial(training_step, "tf_efficientnet_lite0", (32, *PHOTOGRAPHS), ()),
+    "horde_resnet50": partial(training_step, "resnet50", 40, Sizes(), FEW),
+    "horde_googlenet": partial(training_step, "googlenet", 40, Sizes(), FEW),
+    "methods_resnet50": partial(training_step, "resnet50", 8, Sizes(), ()),
+    "methods_googlenet": partial(training_step, "googlenet", 8, Sizes(), ()),
+    "methods_photographs": partial(training_step, "tf_efficientnet_lite0", 32, PHOTOGRAPHS, ()),
     "joint_similarity": joint_similarity,
     "energy_confusion": energy_confusion,
     "vem": vem,

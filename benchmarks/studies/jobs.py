@@ -39,11 +39,11 @@ class Job:
     folder: Path
     log: Path  # the file that it prints to
     name: str
-    process: Any = None  # that runs it, as a Popen
+    process: Any = None  # the Popen that runs it
     exit_status: int | None = None  # once it has ended, negative if a signal ended it
-    log_begin: int = 0  # in its file
+    log_begin: int = 0  # where its own part of the file begins
     status: str = "not started"  # a queue's word for it
-    why: str | None = None  # it is not finished
+    why: str | None = None  # the reason why it is not finished
 
     @cached_property
     def command(self) -> Command:
@@ -138,7 +138,7 @@ def _plain(value: Any) -> Any:
 
 
 def wait_for(jobs: Sequence[Job], seconds: float = inf) -> None:
-    """Wait until no other process writes their folders; `in_use` takes its time."""
+    """Wait until no other process writes their folders; `in_use` itself waits some seconds."""
     deadline = time.monotonic() + seconds
     while any(job.in_use() for job in jobs) and time.monotonic() < deadline:
         pass

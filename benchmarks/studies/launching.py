@@ -48,7 +48,7 @@ def start(command: Sequence[str], log: Path, folder: Path | None = None) -> subp
 
 
 class Launcher:
-    """Starts runs within a context, on this machine: so many at once, by the command up to `benchmarks/run.py`."""
+    """Starts runs on this machine within a context, `jobs` at once; `command` stands before `benchmarks/run.py`."""
 
     def __init__(self, command: Sequence[str] = (sys.executable,), jobs: int = 1) -> None:
         self.command, self.jobs = command, jobs

@@ -64,8 +64,8 @@ class UnfinishedRunError(RuntimeError):
 class Search:
     """A search, as it was asked for; its budget of trials is fixed when it begins.
 
-    A trial has a training for each fold, validated on it: for all, as Musgrave et al. do, or for some, which cost
-    less and which the settings may come to suit.
+    A trial trains once for each fold and is validated on it: on all folds, as Musgrave et al. do, or on some, which
+    costs less, but settings may come to suit them.
     """
 
     recipe: str

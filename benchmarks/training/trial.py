@@ -67,10 +67,10 @@ def build_parts(experiment: Experiment, accelerator: Accelerator) -> Parts:
         ConfigError: naming the setting that does not fit.
     """
     # Photographs are read before weights are fetched, Glyphs are rendered for a run that can start.
-    read = None if experiment.data.dataset == "glyphs" else _read(experiment, accelerator)
+    read = None if experiment.data.dataset == "glyphs" else _read(experiment)
     torch.manual_seed(experiment.seed)
     model = try_one_step(experiment, accelerator)
-    datasets, sampler = read or _read(experiment, accelerator)
+    datasets, sampler = read or _read(experiment)
     show_to(model.trunk, datasets, experiment.data)
     loss = build_loss(experiment, model, datasets.train.num_classes)
     _check_outputs(experiment, datasets, find_horde(loss))
@@ -79,11 +79,10 @@ def build_parts(experiment: Experiment, accelerator: Accelerator) -> Parts:
     return Parts(model, datasets, loss, sampler)
 
 
-def _read(experiment: Experiment, accelerator: Accelerator) -> tuple[Datasets, StepSampler]:
+def _read(experiment: Experiment) -> tuple[Datasets, StepSampler]:
     data, seed, steps = experiment.data, experiment.seed, experiment.optimization.steps
-    with accelerator.local_main_process_first():  # which renders, the others read
-        datasets = build_datasets(data, seed=seed, fair=experiment.protocol == "fair")
-        return datasets, StepSampler(datasets.train.labels, data, steps=steps, seed=seed)
+    datasets = build_datasets(data, seed=seed, fair=experiment.protocol == "fair")
+    return datasets, StepSampler(datasets.train.labels, data, steps=steps, seed=seed)
 
 
 def _check_batch_norm(
@@ -94,7 +93,7 @@ def _check_batch_norm(
     norms = batch_norms(model.trunk) if settings.batch_norm != "train" else []
     if (settings.frozen_stages or norms) and not started:
         raise ConfigError(
-            "model: batch_norm and frozen_stages would keep what random weights gave; load weights "
+            "model: batch_norm or frozen_stages would keep random weights or their statistics; load weights "
             "(--model.weights FILE, or --model.trunk_args '{pretrained: true}'), or pass --model.batch_norm train "
             "and --model.frozen_stages null"
         )

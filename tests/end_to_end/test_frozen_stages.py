@@ -88,10 +88,10 @@ class Twice(nn.Module):
 
 def test_what_cannot_be_frozen(data: str) -> None:
     for arguments, said in (
-        (["--model.frozen_stages=4"], r"timm lists 4 stages of ResNet \(layer1, .*got 4"),
+        (["--model.frozen_stages=4"], r"timm's stages of ResNet: layer1, .*got 4"),
         (
             ["--model.trunk=inception_v3", "--model.trunk_args={}", "--model.frozen_stages=1"],
-            "timm lists 0 stages of InceptionV3",
+            "timm's stages of InceptionV3: none; the last one must train",
         ),
     ):
         with pytest.raises(ConfigError, match=said):
@@ -105,10 +105,8 @@ def test_random_stages_are_not_frozen(
     data: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([data, *TINY, *FROZEN[:3], f"--output={tmp_path / 'run'}"]) == 2
-    assert (
-        "model: batch_norm and frozen_stages would keep what random weights"
-        in capsys.readouterr().err
-    )
+    said = "model: batch_norm or frozen_stages would keep random weights"
+    assert said in capsys.readouterr().err
 
 
 def test_frozen_stages_stay_as_they_are(data: str, tmp_path: Path) -> None:

@@ -121,6 +121,10 @@ def test_a_gallery_on_several_processes(tmp_path: Path, pool: Pool) -> None:
             [*NO_BATCH_STATISTICS, "--data.batch_size=55"],
             "data.batch_size: 55 images do not divide by 2",
         ),
+        (
+            [*NO_BATCH_STATISTICS, "--data.max_classes=2"],
+            "data.batch_size: 60 images, 5 per class, need 12 classes",
+        ),
     ],
 )
 def test_refused_on_several_processes(

@@ -88,7 +88,7 @@ def test_the_first_folders_can_be_the_class(tmp_path, level, classes):
 
 def test_a_class_in_a_class_is_refused_unless_the_level_joins_them(tmp_path):
     put(tmp_path, "Fruit/Apple/1.jpg", "Fruit/Apple/2019/2.jpg", "Milk/3.jpg")
-    message = r"Fruit/Apple: holds images, and so does 'Fruit/Apple/2019' .* data\.class_level to make them"
+    message = r"Fruit/Apple: holds images, and so does 'Fruit/Apple/2019' .* set data\.class_level"
     with pytest.raises(DatasetError, match=message):
         folder.read(tmp_path, 0.5)
     assert folder.read(tmp_path, 0.5, 2).classes == ["Fruit/Apple", "Fruit/Apple", "Milk"]
@@ -186,7 +186,7 @@ def test_what_is_wrong_is_named(root, names, paths, chosen, message):
 def test_too_few_classes_are_refused(tmp_path, classes):
     put(tmp_path, *["only/1.png"][:classes])
     with pytest.raises(
-        DatasetError, match=f"holds {classes} folders of classes, expected two or more"
+        DatasetError, match=f"expected two or more folders of classes, .* got {classes};"
     ):
         folder.read(tmp_path, 0.5)
 

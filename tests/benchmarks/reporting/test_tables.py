@@ -256,7 +256,7 @@ def test_other_weights_and_images_are_left_out(
     make: Make, show: Show, changes: dict[str, Any], said: str
 ) -> None:
     make("base", 0, 0.48)
-    folder = make("base", 1, 0.40, **changes)
+    folder = make("base", 1, 0.40, finished="2020-01-01T00:00:00+00:00", **changes)
     text = show()
     assert [cells[1:] for cells in lines(text)[2:4]] == [("ours", "48.00"), ("difference", "-1.50")]
     assert f"* left out: {folder}{said}" in text

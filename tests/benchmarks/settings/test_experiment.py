@@ -147,7 +147,7 @@ MISTAKES = {  # {name: (argument or content of a file, message)}
     "unknown trunk argument": ("--model.trunk_args={output_strid: 8}", "output_strid"),
     "trunk argument of ours": (
         "--model.trunk_args={global_pool: avg}",
-        "got multiple values for keyword argument 'global_pool'",
+        "model.trunk_args.global_pool: follows from the data; leave it out",
     ),
     "unpublished weights": (
         "--model={trunk: bn_inception, trunk_args: {pretrained: true}}",

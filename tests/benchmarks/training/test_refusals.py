@@ -71,7 +71,7 @@ def test_the_values_that_fit_do(refused: Any, photographs: Path) -> None:
     tag = refused(root, "--data.batch_size=20", "--model.trunk=test_resnet.nobodys")
     assert tag.startswith("model: test_resnet.nobodys: Invalid pretrained tag (nobodys)")
     frozen = refused(root, *SMALL)
-    assert frozen.startswith("model: batch_norm and frozen_stages would keep what random weights")
+    assert frozen.startswith("model: batch_norm or frozen_stages would keep random weights")
     assert "--model.weights FILE" in frozen and frozen.endswith("--model.frozen_stages null")
     assert refused(root, *SMALL, "--model.batch_norm=train") == (
         "evaluation.descriptor: its PCA to 512 dimensions needs more training images than the 10 there are; set it "
