@@ -164,6 +164,8 @@ class Search:
         path = self.folder / "trials" / f"{number:04d}.yaml"
         trial = self._ask(study, number, path)
         try:
+            if not path.exists():
+                replace_file(path, dump(self.changed(trial.params)).encode())
             for fold, job in zip(self.folds, self.jobs(path), strict=True):
                 if not _is_over(job):
                     try_one_step(job.command.experiment)
@@ -187,9 +189,7 @@ class Search:
             return study.ask(self.space)
         [seed] = np.random.SeedSequence([self.seed, number]).generate_state(1)
         study.sampler = TPESampler(seed=int(seed))
-        trial = study.ask(self.space)
-        replace_file(path, dump(self.changed(trial.params)).encode())
-        return trial
+        return study.ask(self.space)
 
     def _write_best(self, best: FrozenTrial) -> None:
         settings = self.changed(best.params)

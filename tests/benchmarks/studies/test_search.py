@@ -219,6 +219,21 @@ def test_values_that_do_not_go_together_fail_without_a_run(
     assert len(done.started) == len(rows) - len(impossible)
 
 
+def test_a_class_without_the_recipes_arguments_fails_its_trial(
+    make_search: Make, trainings: Train, glyphs_root: Path, space: Path
+) -> None:
+    name = "optimization.optimizer.class_path"
+    space.write_text(f"{name}: {{choices: [torch.optim.Adam, torch.optim.SGD]}}\n")
+    adam = "{class_path: torch.optim.Adam, init_args: {betas: [0.5, 0.9]}}"
+    settings = [f"--data.root={glyphs_root}", *TINY, f"--optimization.optimizer={adam}"]
+    trainings()
+    searched = make_search(settings=settings, trials=4, some_folds=[0], space=read_space(space))
+    assert searched.execute(Launcher()) == 0
+    failed = {row[name]: row["failed"] for row in table(searched.folder)}
+    assert failed["torch.optim.Adam"] == ""
+    assert "init_args.betas: SGD takes no such argument" in failed["torch.optim.SGD"]
+
+
 def test_a_run_ended_from_outside_is_not_the_settings_fault(
     make_search: Make, trainings: Train, capsys: pytest.CaptureFixture[str]
 ) -> None:
