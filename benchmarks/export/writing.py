@@ -58,6 +58,8 @@ def export(run: Path, output: Path) -> float:
         ConfigError: if the run cannot be read, the output is in use, or timm would give other embeddings than the
             checkpoint.
     """
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise ConfigError(f"--output: {output} is not an empty folder; choose a new one")
     trained = load_trained(run)
     try:
         with alone(output.absolute()) as folder:

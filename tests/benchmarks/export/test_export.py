@@ -209,8 +209,9 @@ def test_an_output_in_use_is_left_alone(tmp_path: Path, refused: Refused) -> Non
     mine = tmp_path / "out" / "mine.txt"
     mine.parent.mkdir()
     mine.write_text("mine")
-    for output in (mine.parent, mine, mine / "new"):
-        refused(f"error: --output: {output}", f"--output={output}")
+    for output in (mine.parent, mine):
+        refused(f"--output: {output} is not an empty folder; choose a new", f"--output={output}")
+    refused(f"error: --output: {mine / 'new'}", f"--output={mine / 'new'}")
     assert mine.read_text() == "mine"
 
 
