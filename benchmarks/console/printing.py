@@ -24,9 +24,9 @@ def reason(error: BaseException) -> str:
     return said if len(said) <= LONGEST else f"{said[:LONGEST]} ..."
 
 
-def printable(text: str, keep: str = "") -> str:
-    """The text with escapes such as \\x1b in place of control characters, except those given."""
-    return CONTROLS.sub(lambda found: found[0] if found[0] in keep else ascii(found[0])[1:-1], text)
+def printable(text: str) -> str:
+    """The text with escapes such as \\x1b in place of control characters."""
+    return CONTROLS.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
 class PrintableError(Exception):

@@ -17,7 +17,7 @@ SHOWN = r"a\x1b[2Jb\nc\r\x07\x00\x85\u202ed\u2028e\ud800\uffff"
 def test_escapes_stand_for_control_characters() -> None:
     assert printable(HOSTILE) == SHOWN
     assert printable("Bücher, 本, 👩‍🔬, α±1 %") == "Bücher, 本, 👩‍🔬, α±1 %"
-    assert printable("a\nb\x1b", keep="\n") == "a\nb\\x1b"
+    assert printable("a\nb\x1b") == "a\\nb\\x1b"
     for code in range(0x110000):
         if unicodedata.category(chr(code)) in ("Cc", "Cs", "Zl", "Zp"):
             assert printable(chr(code)).isascii()
