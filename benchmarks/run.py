@@ -75,7 +75,7 @@ def _run(command: settings.Command, argv: Sequence[str]) -> int:
         raise
     except KeyboardInterrupt:
         run.record.update(status="stopped")
-        accelerator.print("\nstopped and saved; the same command with --resume goes on")
+        accelerator.print("\nstopped; the same command with --resume goes on")
         raise
     except BaseException as error:
         line, diverged = _told(error, command), isinstance(error, records.NonFiniteError)

@@ -5,10 +5,7 @@ from .catalogue import (
     DatasetName as DatasetName,
     Interpolation as Interpolation,
 )
-from .fetch import (
-    fetch_file as fetch_file,
-    what_differs as what_differs,
-)
+from .fetch import what_differs as what_differs
 from .glyphs import Glyphs as Glyphs
 from .images import ImageSet as ImageSet
 from .listing import (

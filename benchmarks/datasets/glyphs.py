@@ -15,8 +15,8 @@ Construction:
 4. Splits: classes are ordered by the SHA-256 of their name. The first half trains; it is cut into the validation
    folds.
 
-For the stages of training, docs/glyphs.md, the training half is cut another way: its first 750 classes are for
-"pretraining", shifted but not otherwise perturbed; "fine_tuning" draws 100 of the others for each seed and fold.
+The stages of docs/glyphs.md cut the training half in another way: its first 750 classes are for "pretraining",
+shifted but not otherwise perturbed; "fine_tuning" draws 100 of the others for each seed and fold.
 """
 
 import hashlib

@@ -18,7 +18,7 @@ from benchmarks.reporting.verdicts import (
     Finding,
     Results,
     Word,
-    grouped,
+    by_method,
     has_diverged,
     name_of,
     name_of_claim,
@@ -165,7 +165,7 @@ def _ends(study: StudyFile, findings: Sequence[Finding], tried: Tried) -> str:
 def _verdicts(study: StudyFile, findings: Sequence[Finding], results: Results) -> str:
     pools, marked = pooled(study, findings), any(finding.registered for finding in findings)
     rows: list[dict[str, str]] = []
-    for group, of in grouped(findings).items():
+    for group, of in by_method(findings).items():
         rows += [_verdict(study, finding, results, marked) for finding in of]
         if group in pools:
             row = {"comparison": f"*{group}, pooled*", "verdict": str(Word.DIVERGED)}

@@ -20,7 +20,7 @@ from benchmarks.reporting.verdicts import (
     Result,
     Results,
     Word,
-    grouped,
+    by_method,
     name_of,
     name_of_claim,
     pooled,
@@ -189,7 +189,7 @@ def forest(study: StudyFile, findings: Sequence[Finding]) -> bytes | None:
     if gains:
         diamond = f'<path class="paper" d="M22 {{y}}{DIAMOND}"/>'
         svg.key(diamond, "the paper's gain, on its own dataset (Recall@1)")
-    for group, members in grouped(findings).items():
+    for group, members in by_method(findings).items():
         svg.y += 8
         if group:
             svg.line(group[:1].upper() + group[1:], "group")

@@ -143,7 +143,7 @@ def pooled(study: StudyFile, findings: Sequence[Finding]) -> dict[str, Paired | 
     main = [of for of in findings if of.comparison.family == MAIN and not of.comparison.as_good]
     by_primary = [of for of in main if study.metric(of.comparison) == study.primary]
     found: dict[str, Paired | None] = {}
-    for method, of in grouped(by_primary).items():
+    for method, of in by_method(by_primary).items():
         common = sorted(set.intersection(*(set(finding.seeds) for finding in of)))
         twice = len({finding.comparison.better for finding in of}) < len(of)
         if not method or twice or len(of) < 2 or len(common) < 2:
@@ -168,7 +168,7 @@ def name_of_claim(study: StudyFile, comparison: Comparison) -> str:
     return f"{claim[:1].upper()}{claim[1:]}{name}{about})"
 
 
-def grouped(findings: Sequence[Finding]) -> dict[str, list[Finding]]:
+def by_method(findings: Sequence[Finding]) -> dict[str, list[Finding]]:
     """The findings by the method of a main comparison, or else by family, in the order of their first ones."""
     groups: dict[str, list[Finding]] = {}
     for finding in findings:

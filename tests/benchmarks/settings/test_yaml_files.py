@@ -1,4 +1,4 @@
-"""Settings that are none end in one line."""
+"""A file that holds no settings is refused in one line."""
 
 from pathlib import Path
 

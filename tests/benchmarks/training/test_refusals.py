@@ -1,4 +1,4 @@
-"""What does not fit the images is said before weights are fetched, with a value that fits."""
+"""A run whose settings do not fit the images is refused before weights are fetched, with a value that fits."""
 
 from pathlib import Path
 from typing import Any
