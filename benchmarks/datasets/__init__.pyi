@@ -5,7 +5,6 @@ from .catalogue import (
     DatasetName as DatasetName,
     Interpolation as Interpolation,
 )
-from .fetch import what_differs as what_differs
 from .glyphs import Glyphs as Glyphs
 from .images import ImageSet as ImageSet
 from .listing import (
