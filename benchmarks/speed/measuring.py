@@ -154,10 +154,10 @@ def table(size: str, seconds: Mapping[str, Sequence[float]], memory: Mapping[str
 def _seconds(run: Callable[[], object]) -> float:
     gc.collect()
     clock = time.process_time if _one_thread() else time.perf_counter
-    synchronize()
+    _synchronize()
     start = clock()
     _result = run()  # freed after the clock has stopped
-    synchronize()
+    _synchronize()
     return clock() - start
 
 
@@ -166,7 +166,7 @@ def _one_thread() -> bool:
     return current_device().type == "cpu" and torch.get_num_threads() == 1
 
 
-def synchronize() -> None:
+def _synchronize() -> None:
     if torch.cuda.is_initialized():
         torch.cuda.synchronize()
 
