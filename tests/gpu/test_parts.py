@@ -209,7 +209,7 @@ def test_training_step(part: Part) -> None:
     autocast. Then times of the whole step with each method, including Adam, against the step without. The memory
     is the peak of torch's allocator (`torch.cuda.max_memory_allocated`), less the memory held before.
     """
-    from benchmarks.speed.cases import Sizes, training_step
+    from benchmarks.speed.cases import training_step
 
     tiny, device = part.tiny, part.device
 
@@ -222,7 +222,7 @@ def test_training_step(part: Part) -> None:
         part.check(f"{trunk}, float32, gradients", found[1:], expected[1:], 1e-2)
         part.check(f"{trunk}, bfloat16, loss", half[0], expected[0], 0.05)
     for trunk in TRUNKS:
-        steps = training_step(trunk, 40, Sizes(), (), tiny, device)
+        steps = training_step(trunk, 40, (), tiny, device)
         part.measure(replace(steps, memory=peak_bytes))
 
 
