@@ -9,7 +9,6 @@ from .glyphs import Glyphs as Glyphs
 from .images import ImageSet as ImageSet
 from .listing import (
     DatasetError as DatasetError,
-    Listing as Listing,
     load as load,
 )
 from .splits import Stage as Stage

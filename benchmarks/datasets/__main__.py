@@ -1,6 +1,7 @@
-"""Checks every file of a dataset, and reports all faults at once.
+"""Checks every file of a dataset, or of a folder of your own images, and reports all faults at once.
 
     python -m benchmarks.datasets verify NAME --data.root DIR
+    python -m benchmarks.datasets verify folder --help
 
 Exit status: 0 if all is well, 1 if something is wrong with the data, 2 if the command cannot run, 130 after Ctrl-C.
 """
@@ -19,9 +20,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return the exit status; a usage error raises SystemExit, as in argparse."""
     parser = command_parser("datasets", __doc__)
     parser.add_argument("command", choices=["verify"])
-    names = parser.add_subparsers(
-        dest="name", required=True, prog=f"{parser.prog} verify", help="folder: of your own images"
-    )
+    names = parser.add_subparsers(dest="name", required=True, prog=f"{parser.prog} verify")
     for name in (*IMAGE_DATASETS, "folder"):
         named = names.add_parser(name, allow_abbrev=False)
         named.add_argument("--data.root", dest="root", type=Path, metavar="DIR", required=True)
