@@ -3,6 +3,7 @@
 import hashlib
 import pickle
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from timm.models import load_state_dict
@@ -45,15 +46,14 @@ def load_weights(model: nn.Module, path: Path) -> None:
         raise ConfigError(f"model.weights: {path}: does not fit {name}: {reason(error)}") from error
 
 
-def _checksums(path: Path) -> list[str]:
+def _checksums(path: Path) -> Iterator[str]:
     """Checksums that the file must have: the published one for its name, and that in its folder's SHA256SUMS."""
-    found = [known.checksum for known in KNOWN_WEIGHTS if known.file == path.name]
+    yield from (known.checksum for known in KNOWN_WEIGHTS if known.file == path.name)
     sums = path.with_name("SHA256SUMS")
     for line in sums.read_text(errors="replace").splitlines() if sums.exists() else []:
         digest, _, name = line.partition(" ")
         if name.lstrip(" *") == path.name:
-            found.append(f"sha256:{digest}")
-    return found
+            yield f"sha256:{digest}"
 
 
 def _read(path: Path) -> dict[str, Tensor]:
