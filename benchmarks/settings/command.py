@@ -15,11 +15,14 @@ import yaml
 from benchmarks.console import command_parser
 from benchmarks.settings.errors import ConfigError, one_line
 from benchmarks.settings.experiment import Experiment
-from benchmarks.settings.recipe_files import GROUPS, read_entry
+from benchmarks.settings.recipe_files import read_entry
 from benchmarks.settings.trusted import TRUST, trust
 from benchmarks.settings.yaml_files import read_yaml
 
 DEFAULT_RECIPE = "glyphs/demo/binomial"
+
+GROUPS = ("data", "model", "optimization", "evaluation")
+"""Settings that hold mappings."""
 
 
 @dataclass(frozen=True)
