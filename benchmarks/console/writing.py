@@ -4,10 +4,10 @@ import math
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from secrets import token_hex
-from typing import BinaryIO, Self
+from typing import BinaryIO
 
 from filelock import FileLock, Timeout
 
@@ -51,7 +51,7 @@ def let_others_read(path: Path) -> None:
     path.chmod(0o666 & ~mask)
 
 
-class OwnedFolder:
+class OwnedFolder(AbstractContextManager["OwnedFolder"]):
     """A folder that this process alone uses, from construction to `close` or the end of the process.
 
     It is made if need be. Its file `.lock` holds the owner's process id, and `close` deletes it.
@@ -77,9 +77,6 @@ class OwnedFolder:
         if self._lock.is_locked:
             (self.path / LOCK).unlink(missing_ok=True)  # before others can lock it
             self._lock.release()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()

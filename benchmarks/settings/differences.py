@@ -114,7 +114,7 @@ def _put(part: Any, path: str, value: Any) -> bool:
     elif isinstance(part, dict):
         # Values that the runner fills in, and those that YAML cannot hold, may be missing.
         new = {} if "." in path or "[" in path else {path: path}
-        steps = {str(name): name for name in part} | new
+        steps = new | {str(name): name for name in part}
     if path in steps:
         part[steps[path]] = value
         return True

@@ -63,9 +63,9 @@ class Entry:
     training: str
     settings: dict[str, Any]
     label: str
-    remarks: dict[str, list[Remark]] = field(default_factory=dict)
-    cells: dict[str, dict[str, float]] = field(default_factory=dict)
-    half_widths: dict[str, dict[str, float]] = field(default_factory=dict)
+    remarks: dict[str, list[Remark]]
+    cells: dict[str, dict[str, float]]
+    half_widths: dict[str, dict[str, float]]
 
 
 @dataclass(frozen=True)
