@@ -2,7 +2,6 @@
 
 import argparse
 import os
-import re
 import shlex
 import subprocess
 import sys
@@ -85,7 +84,6 @@ def add_arguments(parser: argparse.ArgumentParser, jobs: str) -> None:
         "--ray",
         nargs="?",
         const="local",
-        type=_address,
         metavar="ADDRESS",
         help="let Ray place the runs: on the devices of this machine, or on the cluster at HOST:PORT ('auto': the "
         "one that this machine belongs to)",
@@ -101,12 +99,6 @@ def _command(text: str) -> list[str]:
     if not command or which(command[0]) is None:
         raise argparse.ArgumentTypeError(f"{text!r} is no command here")
     return command
-
-
-def _address(text: str) -> str:
-    if text not in ("local", "auto") and not re.fullmatch(r"[^/]+:\d+", text):
-        raise argparse.ArgumentTypeError(f"expected HOST:PORT or auto, got {text!r}")
-    return text
 
 
 def launcher(options: argparse.Namespace, runs: Path, jobs: int = 1) -> Launcher:
