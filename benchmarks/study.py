@@ -15,7 +15,6 @@ Exit status: 1 if a run failed, 2 if the command cannot start, 128 + signal if i
 
 import argparse
 import os
-import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -105,10 +104,6 @@ def _run(options: argparse.Namespace, settings: Sequence[str]) -> int:
     print(f"{page.partition(chr(10) + '## ')[0].strip()}\n\nPage: {output}")
     network = study.tests(reporting.recommended(file, findings, found))[0].folder
     if network.is_dir():
-        base = study.first_job(file.comparisons[0].rows()[1]).config["label"]
-        report = f"{runs}/*/*-seed? --baseline {shlex.quote(base)} --output {runs / 'report.html'}"
-        if not file.has_blocks():  # a report is of one test set
-            print(f"Its runs:    python -m benchmarks.report {report}")
         print(f"Its network: python -m benchmarks.export {network} --output exported")
     return status
 
@@ -132,19 +127,17 @@ def _train(options: argparse.Namespace, study: studies.Study) -> int:
 
     while ready():
         queue = studies.Queue(ready, len(study.left()), launcher, redo_stale=True)
-        stopped_by = queue.run()
+        stopped = queue.run()
         study.keep_finished()
-        if stopped_by is not None:
+        if stopped:
             print(f"Trainings left: {len(study.left())}; the same command goes on.")
-            return 128 + stopped_by
+            return stopped
         lost = [job for job in queue.jobs if not job.is_finished()]
         in_use = [job for job in lost if job.status == "in use"]
         failed += [job for job in lost if job.status != "in use"]
         if in_use:
             print(f"Waiting for {len(in_use)} runs of another command ...", flush=True)
             studies.wait_for(in_use)
-    if failed:
-        print(studies.summary(failed))
     return int(any(study.results.of(job) is None for job in failed))
 
 

@@ -16,6 +16,7 @@ sweep that cannot be started, 130 or 143 after Ctrl-C or SIGTERM, once the runs 
 
 import argparse
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -55,14 +56,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         jobs = studies.plan(options.recipes, seeds, options.runs, settings)
         launcher = studies.launcher(options, options.runs)
         queue = studies.Queue(lambda: jobs, len(jobs), launcher, redo_stale=options.redo_stale)
-        stopped_by = queue.run()
+        stopped = queue.run()
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    print(studies.summary(jobs))
-    if stopped_by is not None:
-        return 128 + stopped_by
-    return int(any(job.why is not None for job in jobs))
+    found = Counter(job.status for job in jobs)
+    print(", ".join(f"{count} {status}" for status, count in found.items()))
+    return stopped or int(any(job.why is not None for job in jobs))
 
 
 if __name__ == "__main__":
