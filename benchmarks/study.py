@@ -31,27 +31,19 @@ PROTOCOLS = Path(__file__).parents[1] / "docs" / "protocols.md"
 KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**32)}
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = command_parser("study", __doc__)
-    path = {"type": Path, "metavar": "PATH"}
-    parser.add_argument(
-        "study", metavar="STUDY", help=f"a file, or one of {', '.join(study_names())}"
-    )
-    parser.add_argument("--data.root", dest="root", metavar="DIR", help="the folder of your images")
-    studies.add_arguments(parser, "so many runs at once; default: 2, with --ray as many as fit")
-    parser.add_argument("--runs", help="run folders; default: runs/studies/STUDY", **path)
-    parser.add_argument("--output", help="the page; default: study.md in --runs", **path)
-    parser.add_argument(
-        "--seeds", type=at_least(2), metavar="N", help="test so many; default: those of STUDY"
-    )
-    parser.add_argument("--page-only", action="store_true", help="train nothing")
-    return parser
-
-
 @signals_handled(leave)  # until there is a run that can save
 def main(argv: Sequence[str] | None = None) -> int:
     argv, settings = split_settings(sys.argv[1:] if argv is None else argv)
-    options = _parser().parse_args(argv)
+    parser = command_parser("study", __doc__)
+    add, path = parser.add_argument, {"type": Path, "metavar": "PATH"}
+    add("study", metavar="STUDY", help=f"a file, or one of {', '.join(study_names())}")
+    add("--data.root", dest="root", metavar="DIR", help="the folder of your images")
+    studies.add_arguments(parser, "so many runs at once; default: 2, with --ray as many as fit")
+    add("--runs", help="run folders; default: runs/studies/STUDY", **path)
+    add("--output", help="the page; default: study.md in --runs", **path)
+    add("--seeds", type=at_least(2), metavar="N", help="test so many; default: those of STUDY")
+    add("--page-only", action="store_true", help="train nothing")
+    options = parser.parse_args(argv)
     for name, value in {"OMP_NUM_THREADS": "1", **KEEP_MEMORY}.items():
         os.environ.setdefault(name, value)
     if options.root:
@@ -69,7 +61,7 @@ def _run(options: argparse.Namespace, settings: Sequence[str]) -> int:
         file = replace(file, seeds=replace(file.seeds, count=options.seeds))
     runs = options.runs or Path("runs") / "studies" / file.name
     output = options.output or runs / "study.md"
-    if output.suffix != ".md" or output.is_dir():  # the kept results lie beside the page
+    if output.suffix != ".md":  # the kept results lie beside the page
         raise ConfigError(f"--output: expected a .md file, got {output}")
     results = studies.Results(output.with_suffix(".json"))
     study = studies.Study(file, results, runs, settings)

@@ -86,8 +86,8 @@ class Cluster(Launcher):
         self.share = {"gpu": options.gpus_per_run, "cpu": options.cpus_per_run or 1}
 
     def __enter__(self) -> Self:
-        names = (name for name in os.environ if name.startswith(("OMP_NUM_THREADS", "ACCELERATE_")))
-        variables = {name: os.environ[name] for name in names}
+        inherited = ("OMP_NUM_THREADS", "ACCELERATE_")
+        variables = {name: of for name, of in os.environ.items() if name.startswith(inherited)}
         paths = filter(None, [str(RUN.parents[1]), os.environ.get("PYTHONPATH")])
         variables["PYTHONPATH"] = os.pathsep.join(paths)
         if sys.platform == "linux":  # a run gets a SIGTERM then, and saves; Ray's is a SIGKILL
