@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv, settings = split_settings(sys.argv[1:] if argv is None else argv)
     options = _parser().parse_args(argv)
     try:
-        if options.run is None:
+        if options.run is None:  # compare
             methods = [reporting.read_method(folder) for folder in options.folders]
             print(reporting.fair_comparison(methods, SEEDS))
             return 0
@@ -98,8 +98,7 @@ def _search(options: argparse.Namespace, settings: Sequence[str], folder: Path) 
     if find_spec("optuna") is None:
         raise ConfigError("search: Optuna is not installed; pip install '.[benchmarks,search]'")
     space = studies.read_space(options.space)
-    asked = options.recipe, settings, space, options.trials, options.seed
-    search = studies.Search(*asked, folder)
+    search = studies.Search(options.recipe, settings, space, options.trials, options.seed, folder)
     options.jobs = options.jobs or 1  # with Ray, too
     launcher = studies.launcher(options, folder)
     search.check()

@@ -88,8 +88,7 @@ class Job:
         return records.load_run(self.folder).info if there else None
 
     def is_finished(self) -> bool:
-        record = self.record()
-        return record is not None and record["status"] == "finished"
+        return (self.record() or {}).get("status") == "finished"
 
     def result(self) -> dict[str, Any] | None:
         """Its run.json, once it is finished; a RunFolderError if it is that of other settings."""
@@ -185,8 +184,8 @@ def plan_folds(
     recipe: str, settings: Sequence[str], seeds: Sequence[int], folder: Path
 ) -> list[Job]:
     """A job for every seed and fold; a ConfigError or RunFolderError if one cannot run, or has other settings."""
-    arguments = ["--recipe", recipe, *settings, "--protocol=fair", "--data.split=test"]
-    arguments.append("--evaluation.save_embeddings=true")
+    mine = ["--protocol=fair", "--data.split=test", "--evaluation.save_embeddings=true"]
+    arguments = ["--recipe", recipe, *settings, *mine]
     folds = range(parse(arguments).experiment.data.folds)
     jobs = []
     for seed in seeds:

@@ -104,8 +104,7 @@ class Queue:
         changes = job.changes()
         if changes and self.redo_stale:
             with RunFolder(job.folder) as folder:
-                names = (f"{job.folder.name}.stale-{n}" for n in count(1))
-                places = map(job.folder.with_name, names)
+                places = (job.folder.with_name(f"{job.folder.name}.stale-{n}") for n in count(1))
                 folder.move(next(path for path in places if not path.exists()))
             self.bar.write(f"{job.name}: the stale run is now {folder.path}")
         elif changes:

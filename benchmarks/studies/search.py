@@ -180,13 +180,12 @@ class Search:
 
     def _ask(self, study: optuna.Study, number: int, path: Path) -> Trial:
         """The next trial, with the values that its file of settings keeps."""
+        [seed] = np.random.SeedSequence([self.seed, number]).generate_state(1)
+        study.sampler = TPESampler(seed=int(seed))
         if path.exists():
             with damage_named(path, "delete it and the trial's runs, or choose another --runs"):
                 known = flat(read_yaml(path))
                 study.enqueue_trial({key: known[key] for key in self.space})
-            return study.ask(self.space)
-        [seed] = np.random.SeedSequence([self.seed, number]).generate_state(1)
-        study.sampler = TPESampler(seed=int(seed))
         return study.ask(self.space)
 
     def _write_best(self, best: FrozenTrial) -> None:
