@@ -131,9 +131,7 @@ class Cluster(Launcher):
         with NamedTemporaryFile(dir=self.runs.resolve(), prefix=".seen-") as marker:
             paths = [RUN, Path.cwd(), Path(marker.name)]
             # Sent as it is: the node may not have this module.
-            look = ray.remote(num_cpus=0)(
-                lambda: [str(path) for path in paths if not path.exists()]
-            )
+            look = ray.remote(num_cpus=0)(lambda: [path for path in paths if not path.exists()])
             there = [NodeAffinitySchedulingStrategy(node["NodeID"], soft=False) for node in nodes]
             answers = ray.get([look.options(scheduling_strategy=one).remote() for one in there])
         for node, lacks in zip(nodes, answers, strict=True):

@@ -285,8 +285,7 @@ def test_trials_at_once(make_search: Make, trainings: Train) -> None:
     assert len(begun) == 10
 
     after = trainings(lambda number, run: "finished")
-    again = make_search(trials=6)
-    assert again.execute(Launcher(jobs=2)) == 0
+    assert make_search(trials=6).execute(Launcher(jobs=2)) == 0
     assert len(after.started) == 4
     assert {run.folder: run.command.config for run in after.started[:2]} == {
         folder: config for folder, config in begun.items() if folder.name[:4] in ("0004", "0005")
