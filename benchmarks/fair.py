@@ -49,9 +49,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv, settings = split_settings(sys.argv[1:] if argv is None else argv)
     options = _parser().parse_args(argv)
     try:
-        if options.run == _compare:
-            return _compare(options, settings)
-        studies.check_settings(settings, (*studies.OURS, *OURS))
+        if options.run is None:  # compare
+            methods = [reporting.read_method(folder) for folder in options.folders]
+            print(reporting.fair_comparison(methods, SEEDS))
+            return 0
+        studies.check_settings(settings, OURS)
         settings = [*(f"--config={path}" for path in options.config), *settings]
         folder = options.runs or Path("runs", options.kind, options.recipe.replace("/", "-"))
         return int(options.run(options, settings, folder))
@@ -78,8 +80,6 @@ def _parser() -> argparse.ArgumentParser:
     search.add_argument("--space", type=Path, required=True, help=ranges)
     budget = "fixed once begun; default %(default)s"
     search.add_argument("--trials", type=at_least(1), default=50, help=budget)
-    some = "validate on these folds only; default: all, a training each, as the paper does"
-    search.add_argument("--fold", type=int, nargs="+", metavar="N", help=some)
     seed = "of the sampler and the trainings; default %(default)s"
     search.add_argument("--seed", type=at_least(0), default=0, help=seed)
     studies.add_arguments(
@@ -90,15 +90,15 @@ def _parser() -> argparse.ArgumentParser:
     evaluate.add_argument("--seeds", type=at_least(1), default=SEEDS, help=seeds)
     studies.add_arguments(evaluate, "so many runs at once; default: 1, with --ray as many as fit")
     compare.add_argument("folders", nargs="+", type=Path, metavar="FOLDER")
-    compare.set_defaults(run=_compare)
+    compare.set_defaults(run=None)
     return parser
 
 
 def _search(options: argparse.Namespace, settings: Sequence[str], folder: Path) -> int:
     if find_spec("optuna") is None:
         raise ConfigError("search: Optuna is not installed; pip install '.[benchmarks,search]'")
-    asked = options.recipe, settings, studies.read_space(options.space), options.fold
-    search = studies.Search(*asked, options.trials, options.seed, folder)
+    space = studies.read_space(options.space)
+    search = studies.Search(options.recipe, settings, space, options.trials, options.seed, folder)
     options.jobs = options.jobs or 1  # with Ray, too
     launcher = studies.launcher(options, folder)
     search.check()
@@ -110,23 +110,14 @@ def _evaluate(options: argparse.Namespace, settings: Sequence[str], folder: Path
     runs = studies.plan_folds(options.recipe, settings, range(options.seeds), folder)
     launcher = studies.launcher(options, folder)
     with OwnedFolder(folder):
-        stopped_by = studies.Queue(lambda: runs, len(runs), launcher).run()
-        if stopped_by is not None:
-            return 128 + stopped_by
+        if stopped := studies.Queue(lambda: runs, len(runs), launcher).run():
+            return stopped
         failed = [run for run in runs if run.why is not None]
         if len(failed) < len(runs):
             text = reporting.fair_comparison([reporting.read_method(folder)], SEEDS)
             records.replace_file(folder / "summary.md", text.encode())
             print(text)
     return int(bool(failed))
-
-
-def _compare(options: argparse.Namespace, settings: Sequence[str]) -> int:
-    if settings:
-        raise ConfigError(f"{settings[0]}: compare trains nothing and takes no settings")
-    methods = [reporting.read_method(folder) for folder in options.folders]
-    print(reporting.fair_comparison(methods, SEEDS))
-    return 0
 
 
 if __name__ == "__main__":

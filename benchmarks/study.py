@@ -15,7 +15,6 @@ Exit status: 1 if a run failed, 2 if the command cannot start, 128 + signal if i
 
 import argparse
 import os
-import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -32,27 +31,19 @@ PROTOCOLS = Path(__file__).parents[1] / "docs" / "protocols.md"
 KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**32)}
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = command_parser("study", __doc__)
-    path = {"type": Path, "metavar": "PATH"}
-    parser.add_argument(
-        "study", metavar="STUDY", help=f"a file, or one of {', '.join(study_names())}"
-    )
-    parser.add_argument("--data.root", dest="root", metavar="DIR", help="the folder of your images")
-    studies.add_arguments(parser, "so many runs at once; default: 2, with --ray as many as fit")
-    parser.add_argument("--runs", help="run folders; default: runs/studies/STUDY", **path)
-    parser.add_argument("--output", help="the page; default: study.md in --runs", **path)
-    parser.add_argument(
-        "--seeds", type=at_least(2), metavar="N", help="test so many; default: those of STUDY"
-    )
-    parser.add_argument("--page-only", action="store_true", help="train nothing")
-    return parser
-
-
 @signals_handled(leave)  # until there is a run that can save
 def main(argv: Sequence[str] | None = None) -> int:
     argv, settings = split_settings(sys.argv[1:] if argv is None else argv)
-    options = _parser().parse_args(argv)
+    parser = command_parser("study", __doc__)
+    add, path = parser.add_argument, {"type": Path, "metavar": "PATH"}
+    add("study", metavar="STUDY", help=f"a file, or one of {', '.join(study_names())}")
+    add("--data.root", dest="root", metavar="DIR", help="the folder of your images")
+    studies.add_arguments(parser, "so many runs at once; default: 2, with --ray as many as fit")
+    add("--runs", help="run folders; default: runs/studies/STUDY", **path)
+    add("--output", help="the page; default: study.md in --runs", **path)
+    add("--seeds", type=at_least(2), metavar="N", help="test so many; default: those of STUDY")
+    add("--page-only", action="store_true", help="train nothing")
+    options = parser.parse_args(argv)
     for name, value in {"OMP_NUM_THREADS": "1", **KEEP_MEMORY}.items():
         os.environ.setdefault(name, value)
     if options.root:
@@ -70,7 +61,7 @@ def _run(options: argparse.Namespace, settings: Sequence[str]) -> int:
         file = replace(file, seeds=replace(file.seeds, count=options.seeds))
     runs = options.runs or Path("runs") / "studies" / file.name
     output = options.output or runs / "study.md"
-    if output.suffix != ".md" or output.is_dir():  # the kept results lie beside the page
+    if output.suffix != ".md":  # the kept results lie beside the page
         raise ConfigError(f"--output: expected a .md file, got {output}")
     results = studies.Results(output.with_suffix(".json"))
     study = studies.Study(file, results, runs, settings)
@@ -105,10 +96,6 @@ def _run(options: argparse.Namespace, settings: Sequence[str]) -> int:
     print(f"{page.partition(chr(10) + '## ')[0].strip()}\n\nPage: {output}")
     network = study.tests(reporting.recommended(file, findings, found))[0].folder
     if network.is_dir():
-        base = study.first_job(file.comparisons[0].rows()[1]).config["label"]
-        report = f"{runs}/*/*-seed? --baseline {shlex.quote(base)} --output {runs / 'report.html'}"
-        if not file.has_blocks():  # a report is of one test set
-            print(f"Its runs:    python -m benchmarks.report {report}")
         print(f"Its network: python -m benchmarks.export {network} --output exported")
     return status
 
@@ -132,19 +119,17 @@ def _train(options: argparse.Namespace, study: studies.Study) -> int:
 
     while ready():
         queue = studies.Queue(ready, len(study.left()), launcher, redo_stale=True)
-        stopped_by = queue.run()
+        stopped = queue.run()
         study.keep_finished()
-        if stopped_by is not None:
+        if stopped:
             print(f"Trainings left: {len(study.left())}; the same command goes on.")
-            return 128 + stopped_by
+            return stopped
         lost = [job for job in queue.jobs if not job.is_finished()]
         in_use = [job for job in lost if job.status == "in use"]
         failed += [job for job in lost if job.status != "in use"]
         if in_use:
             print(f"Waiting for {len(in_use)} runs of another command ...", flush=True)
             studies.wait_for(in_use)
-    if failed:
-        print(studies.summary(failed))
     return int(any(study.results.of(job) is None for job in failed))
 
 

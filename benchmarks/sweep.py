@@ -14,8 +14,8 @@ Exit status: 0 if all runs are finished, 1 if one is not (failed, stale, or in u
 sweep that cannot be started, 130 or 143 after Ctrl-C or SIGTERM, once the runs have saved.
 """
 
-import argparse
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -25,27 +25,18 @@ from benchmarks.console import at_least, command_parser, leave, signals_handled,
 from benchmarks.settings import ConfigError
 
 
-def _parser() -> argparse.ArgumentParser:
+@signals_handled(leave)  # until there is a run that can save
+def main(argv: Sequence[str] | None = None) -> int:
+    argv, settings = split_settings(sys.argv[1:] if argv is None else argv)
     parser = command_parser("sweep", __doc__)
     parser.add_argument("recipes", nargs="+", metavar="RECIPE")
+    which = "one number: so many seeds, from 0 on; several: these; default: seed 0"
     parser.add_argument(
-        "--seeds",
-        nargs="+",
-        type=at_least(0),
-        default=[1],
-        metavar="N",
-        help="one number: so many seeds, from 0 on; several: these; default: seed 0",
+        "--seeds", nargs="+", type=at_least(0), default=[1], metavar="N", help=which
     )
     parser.add_argument("--runs", type=Path, default=Path("runs"), metavar="DIR")
     studies.add_arguments(parser, "so many runs at once; default: 1, with --ray as many as fit")
     parser.add_argument("--redo-stale", action="store_true", help="move stale runs aside")
-    return parser
-
-
-@signals_handled(leave)  # until there is a run that can save
-def main(argv: Sequence[str] | None = None) -> int:
-    argv, settings = split_settings(sys.argv[1:] if argv is None else argv)
-    parser = _parser()
     options = parser.parse_args(argv)
     given = options.seeds
     seeds = list(range(given[0]) if len(given) == 1 else dict.fromkeys(given))
@@ -55,14 +46,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         jobs = studies.plan(options.recipes, seeds, options.runs, settings)
         launcher = studies.launcher(options, options.runs)
         queue = studies.Queue(lambda: jobs, len(jobs), launcher, redo_stale=options.redo_stale)
-        stopped_by = queue.run()
+        stopped = queue.run()
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    print(studies.summary(jobs))
-    if stopped_by is not None:
-        return 128 + stopped_by
-    return int(any(job.why is not None for job in jobs))
+    found = Counter(job.status for job in jobs)
+    print(", ".join(f"{count} {status}" for status, count in found.items()))
+    return stopped or int(any(job.why is not None for job in jobs))
 
 
 if __name__ == "__main__":

@@ -3,14 +3,13 @@ from .auditing import (
     fitted as fitted,
     registered as registered,
     registration as registration,
-    try_out as try_out,
 )
 from .jobs import (
-    OURS as OURS,
     Job as Job,
     check_settings as check_settings,
     plan as plan,
     plan_folds as plan_folds,
+    try_out as try_out,
     wait_for as wait_for,
 )
 from .kept import Results as Results
@@ -18,10 +17,7 @@ from .launching import (
     add_arguments as add_arguments,
     launcher as launcher,
 )
-from .queue import (
-    Queue as Queue,
-    summary as summary,
-)
+from .queue import Queue as Queue
 from .search import (
     Search as Search,
     read_space as read_space,

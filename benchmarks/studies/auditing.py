@@ -1,14 +1,9 @@
 """Checks before a study's first run, and after its last one: was the plan written down before the tests?"""
 
-from collections.abc import Sequence
-
-from accelerate import Accelerator
-
 from benchmarks.building import build_datasets
 from benchmarks.settings import ConfigError
 from benchmarks.studies.jobs import Job
 from benchmarks.studies.study import Found, Study
-from benchmarks.training import build_parts
 
 ASKED_BY = {"descriptor": "descriptor", "parts": "parts", "order": "orders", "curve": "every"}
 """The setting of `evaluation` that asks for an output."""
@@ -41,20 +36,6 @@ def check(study: Study) -> None:
             raise ConfigError(
                 f"{at}: {row} does not measure {metric!r}; expected one of {', '.join(sorted(known))}"
             )
-
-
-def try_out(jobs: Sequence[Job]) -> None:
-    """Read the data, build the parts and take one step of a job of each training and test set, before any is run.
-
-    Raises:
-        ConfigError: if a setting does not fit.
-    """
-    some = {(job.training, job.config["data"]["test_classes"]): job for job in reversed(jobs)}
-    for job in some.values():
-        try:
-            build_parts(job.command.experiment, Accelerator())
-        except ConfigError as error:
-            raise ConfigError(f"{job.training}: {error}") from error
 
 
 def fitted(study: Study) -> list[str]:

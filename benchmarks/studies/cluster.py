@@ -7,46 +7,29 @@ import socket
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any, Self
-from uuid import uuid4
 
 import ray
 from ray.exceptions import RayError, TaskCancelledError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from benchmarks.console import leave, reason
+from benchmarks.console import reason
 from benchmarks.settings import ConfigError
 from benchmarks.studies.jobs import IN_USE, Job
 from benchmarks.studies.launching import POLL, RUN, Launcher, start
 
-RETRIES = 10  # of a run whose node is gone, or that was ended from outside
-
-IN_USE_RETRIES = 2  # of a run whose folder another process writes: one of a lost node soon ends
-
-CONNECTING = 10  # seconds to wait for the cluster's address, and for its first word
-
-HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
-"""What a client of HTTP/2 says first, with no settings; the server's settings are the answer."""
-
-PASSED_ON = ("OMP_NUM_THREADS", "ACCELERATE_")
-"""Beginnings of the variables that runs have from who starts the command."""
+RETRIES = 10  # of a run that was ended from outside, or whose folder one of a lost node still has
 
 
 class EndedFromOutsideError(RuntimeError):
-    """A run was stopped or killed though nobody asked: Ray starts it again."""
+    """A run was stopped or killed though nobody asked, or refused a folder in use: Ray starts it again."""
 
 
-def execute(
-    command: Sequence[str], log: Path, folder: Path, record: Path, retries: int = IN_USE_RETRIES
-) -> int:
-    """A run on this node; its exit status. It saves and ends when the task is cancelled, and with this process.
-
-    Args:
-        record: Its run.json, which tells that it was stopped where its launcher's exit status does not.
-        retries: How often it is started again while another process writes its folder.
-    """
+def execute(command: Sequence[str], log: Path, folder: Path, record: Path) -> int:
+    """A run on this node; its exit status. It saves and ends when the task is cancelled, and with this process."""
     # Where Ray was started with SIGINT ignored, as by a script in the background, it could cancel nothing.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     before = record.read_bytes() if record.exists() else b""
@@ -61,31 +44,13 @@ def execute(
     finally:
         process.terminate()
         status = process.wait()
+    # Its run.json tells that it was stopped where its launcher's exit status does not.
     now = record.read_bytes() if record.exists() else b""
     stopped = now != before and json.loads(now)["status"] == "stopped"
-    saved = (128 + signal.SIGINT, 128 + signal.SIGTERM)
-    if not asked and (stopped or status < 0 or status in saved):
+    again = (128 + signal.SIGINT, 128 + signal.SIGTERM, IN_USE)
+    if not asked and (stopped or status < 0 or status in again):
         raise EndedFromOutsideError(status)
-    if not asked and status == IN_USE and retries:
-        return execute(command, log, folder, record, retries - 1)
     return status
-
-
-def look_for(paths: Sequence[Path]) -> Callable[[], str | None]:
-    """Make a function that returns the first path that its node does not see; None if it sees all.
-
-    Ray sends a function within a function as it is: the node may not have this module.
-    """
-    return lambda: next((f"{path}" for path in paths if not path.exists()), None)
-
-
-def check_answers(host: str, port: int) -> None:
-    """Raise an OSError unless a server is there that speaks as Ray's: Ray itself waits for minutes."""
-    with socket.create_connection((host, port), timeout=CONNECTING) as connection:
-        connection.sendall(HELLO)
-        begin = connection.recv(1)
-    if begin != b"\0" and "RAY_USE_TLS" not in os.environ:  # it closes, or sends an alert
-        raise OSError("no cluster of Ray answers there")
 
 
 class Task:
@@ -118,45 +83,33 @@ class Cluster(Launcher):
     def __init__(self, options: Namespace, runs: Path) -> None:
         super().__init__(options.launcher, options.jobs or 1000)  # Ray lets them wait
         self.runs, self.address = runs, options.ray
-        self.asked = {"gpus": options.gpus_per_run, "cpus": options.cpus_per_run or 1}
+        self.share = {"gpu": options.gpus_per_run, "cpu": options.cpus_per_run or 1}
 
     def __enter__(self) -> Self:
-        variables = {name: of for name, of in os.environ.items() if name.startswith(PASSED_ON)}
+        inherited = ("OMP_NUM_THREADS", "ACCELERATE_")
+        variables = {name: of for name, of in os.environ.items() if name.startswith(inherited)}
         paths = filter(None, [str(RUN.parents[1]), os.environ.get("PYTHONPATH")])
         variables["PYTHONPATH"] = os.pathsep.join(paths)
         if sys.platform == "linux":  # a run gets a SIGTERM then, and saves; Ray's is a SIGKILL
             variables["RAY_kill_child_processes_on_worker_exit"] = "0"
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # it would be told to Ray's makers
-        own = {"object_store_memory": 10**8} if self.address == "local" else {}
+        about = {"log_to_driver": False, "logging_level": "error"}
+        about |= {"object_store_memory": 10**8} if self.address == "local" else {}
         host, _, port = self.address.rpartition(":")
         try:
-            if host:
-                check_answers(host, int(port))
-            context = ray.init(
-                self.address,
-                log_to_driver=False,
-                logging_level="error",
-                runtime_env={"env_vars": variables},
-                **own,
-            )
+            if host:  # where nothing answers, Ray tries for many minutes
+                socket.create_connection((host, int(port)), timeout=10).close()
+            context = ray.init(self.address, runtime_env={"env_vars": variables}, **about)
             self._check_nodes()
-            self.task = ray.remote(
-                num_cpus=self.asked["cpus"],
-                num_gpus=self.asked["gpus"],
-                max_retries=RETRIES,
-                retry_exceptions=[EndedFromOutsideError],
-            )(execute)
-        except BaseException as error:
+            share = {f"num_{kind}s": share for kind, share in self.share.items()}
+            again = {"max_retries": RETRIES, "retry_exceptions": [EndedFromOutsideError]}
+            self.task = ray.remote(**share, **again)(execute)
+        except (OSError, OverflowError, RayError, RuntimeError, ValueError) as error:
             ray.shutdown()
-            if isinstance(error, SystemExit):  # of Ray's handler of SIGTERM
-                leave(signal.SIGTERM, None)
-            expected = (OSError, OverflowError, RayError, RuntimeError, ValueError)
-            if isinstance(error, expected) and not isinstance(error, ConfigError):
-                raise ConfigError(f"--ray: {self.address}: {reason(error)}") from error
-            raise
-        url = context.dashboard_url
+            raise ConfigError(f"--ray: {self.address}: {reason(error)}") from error
         token = f", token {os.environ['RAY_AUTH_TOKEN']}" if self.address == "local" else ""
-        print(f"dashboard: http://{url}{token}" if url else "no dashboard; see `ray status`")
+        if context.dashboard_url:
+            print(f"dashboard: http://{context.dashboard_url}{token}")
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -169,24 +122,21 @@ class Cluster(Launcher):
     def _check_nodes(self) -> None:
         """Raise a ConfigError unless all nodes see the runs and one is large enough."""
         nodes = [node for node in ray.nodes() if node["Alive"]]
-        for name, asked in self.asked.items():
-            most = max(node["Resources"].get(name[:-1].upper(), 0) for node in nodes)
-            self.asked[name] = asked = min(most, 1) if asked is None else asked
-            if asked > most:
-                raise ConfigError(f"--{name}-per-run: {asked:g}; no node has more than {most:g}")
+        for kind, share in self.share.items():
+            most = max(node["Resources"].get(kind.upper(), 0) for node in nodes)
+            self.share[kind] = min(most, 1) if share is None else share
+            if self.share[kind] > most:
+                raise ConfigError(f"--{kind}s-per-run: {share:g}; no node has more than {most:g}")
         self.runs.mkdir(parents=True, exist_ok=True)
-        marker = self.runs.resolve() / f".seen-{uuid4()}"
-        marker.touch()
-        look = ray.remote(num_cpus=0)(look_for([RUN, Path.cwd(), marker]))
-        there = [NodeAffinitySchedulingStrategy(node["NodeID"], soft=False) for node in nodes]
-        try:
-            answers = [look.options(scheduling_strategy=one).remote() for one in there]
-            for node, lacks in zip(nodes, ray.get(answers), strict=True):
-                if lacks is not None:
-                    raise ConfigError(
-                        f"--runs: the node {node['NodeManagerHostname']} does not see {lacks}; all nodes need the "
-                        "runs, the repository and the data under the same paths"
-                    )
-        finally:
-            marker.unlink(missing_ok=True)
-        print(f"Ray: {len(nodes)} nodes, all of which see {self.runs}")
+        with NamedTemporaryFile(dir=self.runs.resolve(), prefix=".seen-") as marker:
+            paths = [RUN, Path.cwd(), Path(marker.name)]
+            # Sent as it is: the node may not have this module.
+            look = ray.remote(num_cpus=0)(lambda: [path for path in paths if not path.exists()])
+            there = [NodeAffinitySchedulingStrategy(node["NodeID"], soft=False) for node in nodes]
+            answers = ray.get([look.options(scheduling_strategy=one).remote() for one in there])
+        for node, lacks in zip(nodes, answers, strict=True):
+            if lacks:
+                raise ConfigError(
+                    f"the node {node['NodeManagerHostname']} does not see {lacks[0]}; all nodes need the runs, the "
+                    "repository and the data under the same paths"
+                )

@@ -88,8 +88,7 @@ class Job:
         return records.load_run(self.folder).info if there else None
 
     def is_finished(self) -> bool:
-        record = self.record()
-        return record is not None and record["status"] == "finished"
+        return (self.record() or {}).get("status") == "finished"
 
     def result(self) -> dict[str, Any] | None:
         """Its run.json, once it is finished; a RunFolderError if it is that of other settings."""
@@ -144,10 +143,10 @@ def wait_for(jobs: Sequence[Job], seconds: float = inf) -> None:
         pass
 
 
-def check_settings(settings: Sequence[str], ours: Sequence[str] = OURS) -> None:
+def check_settings(settings: Sequence[str], ours: Sequence[str] = ()) -> None:
     """Refuse options behind -- that are not the user's to set."""
     for option in settings:
-        if option.partition("=")[0] in ours:
+        if option.partition("=")[0] in (*OURS, *ours):
             raise ConfigError(
                 f"{option}: is set by this command; leave it out behind --, and see its --help"
             )
@@ -184,18 +183,14 @@ def plan(
 def plan_folds(
     recipe: str, settings: Sequence[str], seeds: Sequence[int], folder: Path
 ) -> list[Job]:
-    """A job for every seed and fold, known to be buildable, on data that are there.
-
-    Raises:
-        ConfigError, RunFolderError: if one is not, or is there with other settings.
-    """
-    arguments = ["--recipe", recipe, *settings, "--protocol=fair", "--data.split=test"]
-    arguments.append("--evaluation.save_embeddings=true")
+    """A job for every seed and fold; a ConfigError or RunFolderError if one cannot run, or has other settings."""
+    mine = ["--protocol=fair", "--data.split=test", "--evaluation.save_embeddings=true"]
+    arguments = ["--recipe", recipe, *settings, *mine]
     folds = range(parse(arguments).experiment.data.folds)
     jobs = []
     for seed in seeds:
         jobs += fold_jobs([*arguments, f"--seed={seed}"], folds, folder / f"seed{seed}")
-    check(jobs[: len(folds)])
+    try_out(jobs)
     for job in jobs:
         job.result()
     return jobs
@@ -211,10 +206,17 @@ def fold_jobs(settings: Sequence[str], folds: Sequence[int], name: Path) -> list
     return jobs
 
 
-def check(jobs: Sequence[Job]) -> None:
-    """Refuse, with a ConfigError, what cannot be built or moved a step, and data that are not there."""
-    experiments = [job.command.experiment for job in jobs]
-    datasets = [building.build_datasets(e.data, seed=e.seed, fair=True) for e in experiments]
-    model = training.try_one_step(experiments[0])
-    for experiment, shown in zip(experiments, datasets, strict=True):
-        building.show_to(model.trunk, shown, experiment.data)
+def try_out(jobs: Sequence[Job]) -> None:
+    """Read the data, build the parts and take one step of a job of each training and test set, before any is run.
+
+    Raises:
+        ConfigError: if a setting does not fit.
+    """
+    from accelerate import Accelerator
+
+    some = {(job.training, job.config["data"]["test_classes"]): job for job in reversed(jobs)}
+    for job in some.values():
+        try:
+            training.build_parts(job.command.experiment, Accelerator())
+        except ConfigError as error:
+            raise ConfigError(f"{job.training}: {error}") from error

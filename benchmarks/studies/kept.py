@@ -60,10 +60,7 @@ class Results:
             write_json(self.path, {"plans": self.plans, "results": self.kept})
 
     def of(self, job: Job) -> Result | None:
-        """The result of a training with these weights and settings; None if there is none.
-
-        Settings that cannot change a result do not count.
-        """
+        """The result of a training with these weights and settings that can change it; None if there is none."""
         return self.kept.get(_name(job))
 
     def add(self, jobs: Iterable[Job]) -> None:

@@ -2,16 +2,16 @@
 
 import argparse
 import os
-import re
 import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from importlib.util import find_spec
 from pathlib import Path
 from secrets import token_hex
 from shutil import which
-from typing import Any, Self
+from typing import Any
 
 from benchmarks.console import at_least
 from benchmarks.settings import ConfigError
@@ -47,14 +47,11 @@ def start(command: Sequence[str], log: Path, folder: Path | None = None) -> subp
         )
 
 
-class Launcher:
+class Launcher(AbstractContextManager["Launcher"]):
     """Starts runs on this machine within a context, `jobs` at once; `command` stands before `benchmarks/run.py`."""
 
     def __init__(self, command: Sequence[str] = (sys.executable,), jobs: int = 1) -> None:
         self.command, self.jobs = command, jobs
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *exception: object) -> None:
         pass
@@ -73,27 +70,14 @@ class Launcher:
 
 def add_arguments(parser: argparse.ArgumentParser, jobs: str) -> None:
     """The options that `launcher` reads; `jobs` says what there is so many of at once."""
-    parser.add_argument("--jobs", type=at_least(1), metavar="N", help=jobs)
-    parser.add_argument(
-        "--launcher",
-        type=_command,
-        default=[sys.executable],
-        metavar="COMMAND",
-        help="what starts benchmarks/run.py; default: this Python",
-    )
-    parser.add_argument(
-        "--ray",
-        nargs="?",
-        const="local",
-        type=_address,
-        metavar="ADDRESS",
-        help="let Ray place the runs: on the devices of this machine, or on the cluster at HOST:PORT ('auto': the "
-        "one that this machine belongs to)",
-    )
-    parser.add_argument(
-        "--gpus-per-run", type=float, metavar="N", help="with --ray; 0.5: two runs share a GPU"
-    )
-    parser.add_argument("--cpus-per-run", type=float, metavar="N", help="with --ray; default: 1")
+    add = parser.add_argument
+    add("--jobs", type=at_least(1), metavar="N", help=jobs)
+    program = "what starts benchmarks/run.py; default: this Python"
+    add("--launcher", type=_command, default=[sys.executable], metavar="COMMAND", help=program)
+    where = "let Ray place the runs: on this machine, or on the cluster at HOST:PORT ('auto': this machine's)"
+    add("--ray", nargs="?", const="local", metavar="ADDRESS", help=where)
+    add("--gpus-per-run", type=float, metavar="N", help="with --ray; 0.5: two runs share a GPU")
+    add("--cpus-per-run", type=float, metavar="N", help="with --ray; default: 1")
 
 
 def _command(text: str) -> list[str]:
@@ -101,12 +85,6 @@ def _command(text: str) -> list[str]:
     if not command or which(command[0]) is None:
         raise argparse.ArgumentTypeError(f"{text!r} is no command here")
     return command
-
-
-def _address(text: str) -> str:
-    if text not in ("local", "auto") and not re.fullmatch(r"[^/]+:\d+", text):
-        raise argparse.ArgumentTypeError(f"expected HOST:PORT or auto, got {text!r}")
-    return text
 
 
 def launcher(options: argparse.Namespace, runs: Path, jobs: int = 1) -> Launcher:

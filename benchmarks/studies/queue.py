@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from itertools import count
 from textwrap import shorten
 
-from benchmarks.console import InUseError, StopRequest, columns, printable, progress_bar
+from benchmarks.console import InUseError, StopRequest, printable, progress_bar
 from benchmarks.records import RunFolder, has_diverged
 from benchmarks.studies.jobs import IN_USE, Job, wait_for
 from benchmarks.studies.launching import POLL, Launcher
@@ -43,10 +43,10 @@ class Queue:
         self._waiting: list[Job] = []
         self._has_news = True  # a job has ended since `ready` was asked
         self._at_work: list[Job] = []
-        self._answered = 0  # signals
+        self._passed_on = 0  # signals
 
-    def run(self) -> int | None:
-        """Run what is left; the signal that stopped it, if one did.
+    def run(self) -> int:
+        """Run what is left; 0, or 128 + the signal that stopped it.
 
         Raises:
             ConfigError: if no run can be started.
@@ -66,12 +66,12 @@ class Queue:
                 if self.stop.signal is None:  # a second SIGTERM would keep a run from saving
                     self._terminate()
                 while self._at_work:
-                    self._answer()
+                    self._pass_signals_on()
                     self._at_work = [job for job in self._at_work if job.process.poll() is None]
                     time.sleep(POLL)
             # A launcher may be gone while its process saves.
             wait_for([job for job in self.jobs if job.status == "stopped"], SAVING)
-        return self.stop.signal
+        return 0 if self.stop.signal is None else 128 + self.stop.signal
 
     def _start(self) -> None:
         """Start what is ready, as far as there is room."""
@@ -104,8 +104,7 @@ class Queue:
         changes = job.changes()
         if changes and self.redo_stale:
             with RunFolder(job.folder) as folder:
-                names = (f"{job.folder.name}.stale-{n}" for n in count(1))
-                places = map(job.folder.with_name, names)
+                places = (job.folder.with_name(f"{job.folder.name}.stale-{n}") for n in count(1))
                 folder.move(next(path for path in places if not path.exists()))
             self.bar.write(f"{job.name}: the stale run is now {folder.path}")
         elif changes:
@@ -117,7 +116,7 @@ class Queue:
 
     def _look(self) -> None:
         """Pass signals on, and report the runs that have ended; wait a little if none has."""
-        self._answer()
+        self._pass_signals_on()
         ended = [(job, code) for job in self._at_work if (code := job.process.poll()) is not None]
         for job, code in ended:
             self._at_work.remove(job)
@@ -132,41 +131,33 @@ class Queue:
         if code == 0 and job.is_finished():
             self._end(job, "finished")
         elif self.stop.signal is not None and code != IN_USE:
-            self._end(job, "stopped", "stopped; the same command goes on with it")
+            self._end(job, "stopped", "the same command goes on with it")
         else:
             record, why = job.record(), job.problem()
-            status = "diverged" if record and has_diverged(record) else "failed"
-            status = "in use" if code == IN_USE else status
+            failed = "diverged" if record and has_diverged(record) else "failed"
+            status = "in use" if code == IN_USE else failed
             how = f"ended by {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
-            self._end(job, status, f"{status} ({how}): {why}; see {job.log}", why)
+            self._end(job, status, why, f"{status} ({how}): {why}; see {job.log}")
 
     @contextmanager
     def _others_go_on(self, job: Job) -> Iterator[None]:
         """Take an error as what became of a job."""
         try:
             yield
-        except InUseError as error:
-            self._end(job, "in use", str(error))
         except Exception as error:
-            self._end(job, "failed", str(error))
+            self._end(job, "in use" if isinstance(error, InUseError) else "failed", str(error))
 
-    def _end(self, job: Job, status: str, said: str | None = None, why: str | None = None) -> None:
-        job.status, job.why, self._has_news = status, why or said, True
-        self.bar.write(printable(f"{job.name}: {said or status}"))
+    def _end(self, job: Job, status: str, why: str | None = None, said: str | None = None) -> None:
+        job.status, job.why, self._has_news = status, why, True
+        said = said or (f"{status}: {why}" if why else status)
+        self.bar.write(printable(f"{job.name}: {said}"))
         self.bar.update()
 
-    def _answer(self) -> None:
-        while self._answered < self.stop.requests:
-            self._answered += 1
+    def _pass_signals_on(self) -> None:
+        while self._passed_on < self.stop.requests:
+            self._passed_on += 1
             self._terminate()
 
     def _terminate(self) -> None:
         for job in self._at_work:
             job.process.terminate()
-
-
-def summary(jobs: Sequence[Job]) -> str:
-    rows = [
-        [job.training, f"{job.seed}", job.status, f"{job.log}" * job.log.exists()] for job in jobs
-    ]
-    return columns([["recipe", "seed", "status", "log"], *rows])

@@ -38,7 +38,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 from benchmarks.building import resolved
 from benchmarks.records import check_same, damage_named, read_json, replace_file, write_json
 from benchmarks.settings import Command, ConfigError, changed, dump, flat, parse, read_yaml
-from benchmarks.studies.jobs import Job, check, fold_jobs
+from benchmarks.studies.jobs import Job, fold_jobs, try_out
 from benchmarks.studies.launching import Launcher
 from benchmarks.studies.queue import Queue
 from benchmarks.training import try_one_step
@@ -64,14 +64,12 @@ class UnfinishedRunError(RuntimeError):
 class Search:
     """A search, as it was asked for; its budget of trials is fixed when it begins.
 
-    A trial trains once for each fold and is validated on it: on all folds, as Musgrave et al. do, or on some, which
-    costs less, but settings may come to suit them.
+    A trial trains once for each fold and is validated on it.
     """
 
     recipe: str
     settings: Sequence[str]  # further arguments of `benchmarks/run.py`
     space: Space
-    some_folds: Sequence[int] | None
     trials: int  # one that fails is one of them
     seed: int  # of the sampler and of all trainings
     folder: Path
@@ -90,7 +88,7 @@ class Search:
 
     @property
     def folds(self) -> list[int]:
-        return sorted(set(self.some_folds or range(self.command.experiment.data.folds)))
+        return [*range(self.command.experiment.data.folds)]
 
     def jobs(self, settings: Path) -> list[Job]:
         """The trainings of a trial with these settings, one for each fold."""
@@ -107,7 +105,7 @@ class Search:
         with TemporaryDirectory() as folder:
             path = Path(folder) / "least.yaml"
             path.write_text(dump(self.changed(least)))
-            check(self.jobs(path))
+            try_out(self.jobs(path))
 
     def begin(self) -> None:
         """Write what is asked; a RunFolderError if the search was begun otherwise."""
@@ -142,15 +140,15 @@ class Search:
             return [*at_work.values()]
 
         try:
-            stopped_by = Queue(ready, self.trials * len(self.folds), launcher).run()
+            stopped = Queue(ready, self.trials * len(self.folds), launcher).run()
         except UnfinishedRunError as error:
             print(f"error: {error}", file=sys.stderr)
             return 1
         over = [trial for trial in study.trials if trial.state.is_finished()]
         self._write_table(over)
-        if stopped_by is not None:
+        if stopped:
             print(f"\nstopped after {len(over)} of {self.trials} trials; the same command goes on")
-            return 128 + stopped_by
+            return stopped
         print(f"All trials, and why some failed: {self.folder / 'trials.csv'}")
         found = [trial for trial in over if trial.state == TrialState.COMPLETE]
         if found:
@@ -182,13 +180,12 @@ class Search:
 
     def _ask(self, study: optuna.Study, number: int, path: Path) -> Trial:
         """The next trial, with the values that its file of settings keeps."""
+        [seed] = np.random.SeedSequence([self.seed, number]).generate_state(1)
+        study.sampler = TPESampler(seed=int(seed))
         if path.exists():
             with damage_named(path, "delete it and the trial's runs, or choose another --runs"):
                 known = flat(read_yaml(path))
                 study.enqueue_trial({key: known[key] for key in self.space})
-            return study.ask(self.space)
-        [seed] = np.random.SeedSequence([self.seed, number]).generate_state(1)
-        study.sampler = TPESampler(seed=int(seed))
         return study.ask(self.space)
 
     def _write_best(self, best: FrozenTrial) -> None:
@@ -230,15 +227,11 @@ def _is_over(job: Job) -> bool:
 
 
 def read_space(path: Path) -> Space:
-    """The ranges of a YAML file.
-
-    Raises:
-        ConfigError: naming the file and the key, if it is missing or not as described above.
-    """
+    """The ranges of a YAML file; a ConfigError, naming the file and the key, if it is not as described above."""
     content = read_yaml(path)
     if not content:
         raise ConfigError(f"{path}: expected at least one setting and its range, got none")
-    return {str(key): _distribution(f"{path}: {key}", given) for key, given in content.items()}
+    return {key: _distribution(f"{path}: {key}", of) for key, of in content.items()}
 
 
 def _distribution(place: str, given: Any) -> BaseDistribution:

@@ -79,32 +79,26 @@ class Study:
         taken, choose = self._taken(row), self.file.rows[row].choose
         if taken is None or not choose:
             return {}
-        first = {name: self.file.choice.first or len(values) for name, values in choose.items()}
-        low = {name: max(0, (len(of) - first[name]) // 2) for name, of in choose.items()}
-        high = {name: min(len(of), low[name] + first[name]) for name, of in choose.items()}
+        draws, first, bounds = range(self.file.choice.draws), self.file.choice.first, {}
+        for name, of in choose.items():
+            low = max(0, (len(of) - (first or len(of))) // 2)
+            bounds[name] = low, min(len(of), low + (first or len(of)))
         while True:
-            tried = product(
-                *([(name, v) for v in of[low[name] : high[name]]] for name, of in choose.items())
-            )
-            draws = range(self.file.choice.draws)
+            lists = ([(name, v) for v in of[slice(*bounds[name])]] for name, of in choose.items())
             found = {
                 values: [self._jobs(row, (*taken, *values), range(1), draw)[0] for draw in draws]
-                for values in tried
+                for values in product(*lists)
             }
             if (scored := self._scored(found)) is None:
                 return found
-            leader = best(scored)
-            before = dict(low), dict(high)
+            leader, before = best(scored), dict(bounds)
             for name, of in choose.items():
-                lower, higher = max(0, low[name] - 1), min(len(of), high[name] + 1)
+                low, high = bounds[name]
                 at = None if leader is None else of.index(leader.values[name])
-                if at is None:
-                    low[name], high[name] = lower, higher
-                elif at == low[name] > 0:
-                    low[name] = lower
-                elif at == high[name] - 1:
-                    high[name] = higher
-            if (low, high) == before:
+                lower = low > 0 and at in (None, low)
+                higher = high < len(of) and (at is None or (at == high - 1 and not lower))
+                bounds[name] = low - lower, high + higher
+            if bounds == before:
                 return found
 
     # ---------------------------------------------------------------------------------------- tests

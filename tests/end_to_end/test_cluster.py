@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -117,7 +118,7 @@ def test_a_sweep_survives_its_nodes_and_its_driver(cluster: Any, data: str, tmp_
     driver.send_signal(signal.SIGINT)
     said, _ = driver.communicate(timeout=TIMEOUT)
     assert driver.returncode == 128 + signal.SIGINT, said
-    assert said.count("stopped; the same command goes on with it") == 2
+    assert said.count("stopped: the same command goes on with it") == 2
     assert writers() == []
     assert statuses() == ["stopped", "stopped"]
 
@@ -172,7 +173,7 @@ def refused(
     return line
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1:1", "127.0.0.1:99999"])
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "127.0.0.1:99999", "ray://127.0.0.1:10001"])
 def test_an_address_without_a_cluster_is_told(address: str, refused: Callable[[str], str]) -> None:
     assert refused(address).startswith(f"error: --ray: {address}: ")
 
@@ -201,20 +202,20 @@ def test_a_run_has_its_share_of_a_node(
     assert logs == [f"0 {ROOT}:{tmp_path}"] * SEEDS
 
 
-def test_a_node_with_other_folders_is_told(tmp_path: Path) -> None:
-    """Also where the node has no module of ours."""
-    from benchmarks.studies.cluster import look_for
-
-    program = "import sys; sys.modules['benchmarks'] = None; from ray import cloudpickle; "
-    program += "print(cloudpickle.loads(sys.stdin.buffer.read())())"
-
-    def lacks(*paths: Path) -> str:
-        sent = ray.cloudpickle.dumps(look_for(paths))
-        done = subprocess.run([sys.executable, "-c", program], input=sent, stdout=subprocess.PIPE)
-        return done.stdout.decode().strip()
-
-    assert lacks(tmp_path, tmp_path / "none") == f"{tmp_path / 'none'}"
-    assert lacks(tmp_path) == "None"
+def test_a_node_with_other_folders_is_told(
+    cluster: Any,
+    data: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    program = tmp_path / "none" / "benchmarks" / "run.py"
+    monkeypatch.setattr("benchmarks.studies.cluster.RUN", program)
+    assert sweep.main(command(tmp_path / "runs", data, "--ray", cluster.address)) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert re.search(rf": the node \S+ does not see {program}; all nodes need the runs, ", line)
+    assert not list((tmp_path / "runs").iterdir())
+    assert not ray.is_initialized()
 
 
 @pytest.mark.parametrize("status", ["stopped", "failed"])
@@ -233,14 +234,13 @@ def test_a_launcher_that_hides_how_a_run_ended(status: str, tmp_path: Path) -> N
     assert execute(*arguments) == 1, "refused: it has written nothing"
 
 
-def test_a_run_in_use_is_started_twice_more(tmp_path: Path) -> None:
-    """Its slot is free for others then; Ray's own retries, which are many, are for what was lost."""
-    from benchmarks.studies.cluster import execute
+def test_a_run_in_use_is_started_again(tmp_path: Path) -> None:
+    """One of a lost node may still have its folder."""
+    from benchmarks.studies.cluster import EndedFromOutsideError, execute
 
-    log, program = tmp_path / "log", f"print('in use'); raise SystemExit({jobs.IN_USE})"
-    arguments = [sys.executable, "-c", program], log, tmp_path, tmp_path / "run.json"
-    assert execute(*arguments) == jobs.IN_USE
-    assert log.read_text().splitlines().count("in use") == 3
+    program = f"raise SystemExit({jobs.IN_USE})"
+    with pytest.raises(EndedFromOutsideError, match=f"^{jobs.IN_USE}$"):
+        execute([sys.executable, "-c", program], tmp_path / "log", tmp_path, tmp_path / "run.json")
 
 
 def test_a_task_can_be_cancelled_where_signals_were_ignored(tmp_path: Path) -> None:

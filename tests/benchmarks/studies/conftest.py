@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 import yaml
 
+from benchmarks import training
 from benchmarks.run import main as run_in_process
 from benchmarks.settings import recipe_files
-from benchmarks.studies import auditing, jobs, kept, search
+from benchmarks.studies import jobs, kept, search
 from benchmarks.studies.jobs import Job
 from benchmarks.studies.launching import Launcher
 from benchmarks.studies.search import Search, read_space
@@ -20,7 +21,7 @@ from tests.benchmarks.studies.toy import descends
 @pytest.fixture
 def trainings(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Trainings]:
     """Nothing is built or trained."""
-    for module, name in ((jobs, "check"), (search, "check"), (search, "try_one_step")):
+    for module, name in ((jobs, "try_out"), (search, "try_out"), (search, "try_one_step")):
         monkeypatch.setattr(module, name, lambda *arguments: None)
 
     def install(*arguments: Any) -> Trainings:
@@ -56,7 +57,7 @@ def space(tmp_path: Path) -> Path:
 def make_search(tmp_path: Path, space: Path) -> Make:
     def make(**changes: Any) -> Search:
         asked = {"recipe": RECIPE, "settings": TINY, "space": read_space(space), "trials": 4}
-        asked |= {"some_folds": None, "seed": 0, "folder": tmp_path / "search"}
+        asked |= {"seed": 0, "folder": tmp_path / "search"}
         return Search(**asked | changes)
 
     return make
@@ -83,7 +84,7 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     }
     (tmp_path / "toy.yaml").write_text(yaml.safe_dump(content))
     monkeypatch.setattr(recipe_files, "RECIPES", tmp_path / "recipes")
-    monkeypatch.setattr(auditing, "build_parts", lambda *arguments: None)
+    monkeypatch.setattr(training, "build_parts", lambda *arguments: None)
     monkeypatch.setattr(kept, "describe_code", lambda: {"commit": "registration", "dirty": False})
     monkeypatch.setattr(kept, "descends", descends)
     monkeypatch.setattr(kept, "now", lambda: "2026-02-01T00:00:00+00:00")

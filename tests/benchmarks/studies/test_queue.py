@@ -30,7 +30,7 @@ def test_a_job_that_becomes_ready_runs_before_later_ones(tmp_path, monkeypatch):
     monkeypatch.setattr(Launcher, "place", place)
     monkeypatch.setattr(Job, "changes", lambda job: [])
     queue = Queue(ready, 2, Launcher())
-    assert queue.run() is None
+    assert queue.run() == 0
     assert started == ["first", "follows", "second"]
     assert [job.status for job in queue.jobs] == ["finished"] * 3
     assert queue.bar.total == queue.bar.n == 3
@@ -61,6 +61,6 @@ def test_a_job_that_cannot_be_started_is_one_failure(tmp_path, monkeypatch):
     jobs[0].log = tmp_path / "file" / "log"
     (tmp_path / "file").touch()
     monkeypatch.setattr(Launcher, "place", lambda launcher, command, job: Ended(lambda: 1))
-    assert Queue(lambda: jobs, 2, Launcher()).run() is None
+    assert Queue(lambda: jobs, 2, Launcher()).run() == 0
     assert [job.exit_status for job in jobs] == [None, 1]
     assert "File exists" in str(jobs[0].why)

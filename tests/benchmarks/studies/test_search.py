@@ -66,7 +66,7 @@ def test_trials_differ_and_are_the_seeds(make_search: Make, trainings: Train) ->
     trainings()
 
     def rates(name: str, seed: int) -> list[str]:
-        searched = make_search(trials=2, some_folds=[1], seed=seed)
+        searched = make_search(trials=2, seed=seed)
         searched.folder = searched.folder.with_name(name)
         searched.execute(Launcher())
         return [row["optimization.learning_rate"] for row in table(searched.folder)]
@@ -89,7 +89,7 @@ def test_a_killed_study_goes_on_as_if_it_never_was(
     tmp_path: Path,
 ) -> None:
     trainings()
-    whole = make_search(folder=tmp_path / "whole", some_folds=[0], trials=3)
+    whole = make_search(folder=tmp_path / "whole", trials=3)
     whole.execute(Launcher())
 
     def deadly(original: Callable[..., Any], calls: int) -> Callable[..., Any]:
@@ -107,7 +107,7 @@ def test_a_killed_study_goes_on_as_if_it_never_was(
         "training": (Launcher, "place"),
         "telling": (np, "mean"),
     }[moment]
-    stopped = make_search(folder=tmp_path / "stopped", some_folds=[0], trials=3)
+    stopped = make_search(folder=tmp_path / "stopped", trials=3)
     for calls in (0, 6 if moment == "drawing" else 1):
         with monkeypatch.context() as patch, pytest.raises(KilledError):
             patch.setattr(owner, name, deadly(getattr(owner, name), calls))
@@ -124,7 +124,7 @@ def test_an_interrupted_trial_keeps_its_values(
 ) -> None:
     """Also where another version of Optuna or NumPy would draw others: its runs have begun with them."""
     before = trainings(lambda number, run: "running")
-    searched = make_search(trials=1, some_folds=[0])
+    searched = make_search(trials=1)
     assert searched.execute(Launcher()) == 1
     monkeypatch.setattr(
         "benchmarks.studies.search.TPESampler", lambda seed: RandomSampler(seed + 1)
@@ -140,7 +140,7 @@ def test_an_interrupted_trial_keeps_its_values(
     ("changes", "message"),
     [
         ({"trials": 3}, "--trials: .* was started with 2, not 3"),
-        ({"some_folds": [0]}, r"--fold: .* was started with \[0, 1\], not \[0\]"),
+        ({"more": "--data.folds=3"}, r"--fold: .* was started with \[0, 1\], not \[0, 1, 2\]"),
         ({"space": None}, r"--space\.losses.*alpha: .* was started with 'Float"),
         ({"more": "--optimization.steps=3"}, "optimization.steps: .* was started with 2, not 3"),
     ],
@@ -208,7 +208,7 @@ def test_values_that_do_not_go_together_fail_without_a_run(
         "losses[0].loss.init_args.alpha: {low: 1, high: 2}\n"
     )
     done = trainings()
-    searched = make_search(trials=8, some_folds=[0], space=read_space(space))
+    searched = make_search(trials=8, space=read_space(space))
     assert searched.execute(Launcher()) == 0
     rows = table(searched.folder)
     keys = ("data.batch_size", "data.samples_per_class")
@@ -216,7 +216,7 @@ def test_values_that_do_not_go_together_fail_without_a_run(
     assert impossible, "the seed draws no such trial"
     for row in impossible:
         assert "data.batch_size: expected a multiple of data.samples_per_class" in row["failed"]
-    assert len(done.started) == len(rows) - len(impossible)
+    assert len(done.started) == 2 * (len(rows) - len(impossible))
 
 
 def test_a_class_without_the_recipes_arguments_fails_its_trial(
@@ -227,7 +227,7 @@ def test_a_class_without_the_recipes_arguments_fails_its_trial(
     adam = "{class_path: torch.optim.Adam, init_args: {betas: [0.5, 0.9]}}"
     settings = [f"--data.root={glyphs_root}", *TINY, f"--optimization.optimizer={adam}"]
     trainings()
-    searched = make_search(settings=settings, trials=4, some_folds=[0], space=read_space(space))
+    searched = make_search(settings=settings, trials=4, space=read_space(space))
     assert searched.execute(Launcher()) == 0
     failed = {row[name]: row["failed"] for row in table(searched.folder)}
     assert failed["torch.optim.Adam"] == ""
@@ -253,15 +253,15 @@ def test_a_signal_stops_a_search_between_two_runs(
     make_search: Make, trainings: Train, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def end(number: int, run: Job) -> str:
-        if number == 2:
+        if number == 3:
             os.kill(os.getpid(), signal.SIGTERM)
             return "stopped"
         return "finished"
 
     done = trainings(end)
-    searched = make_search(trials=2, some_folds=[0])
+    searched = make_search(trials=2)
     assert searched.execute(Launcher()) == 128 + signal.SIGTERM
-    assert len(done.started) == 2
+    assert len(done.started) == 3
     assert "stopped after 1 of 2 trials; the same command goes on" in capsys.readouterr().out
     trainings()
     assert searched.execute(Launcher()) == 0
@@ -273,21 +273,21 @@ def test_trials_at_once(make_search: Make, trainings: Train) -> None:
 
     def end(number: int, run: Job) -> str:
         assert len(killed.started) % 2 == 0
-        if number > 4:
+        if number > 8:
             raise KilledError
         return "finished"
 
     killed = trainings(end)
-    searched = make_search(trials=6, some_folds=[0])
+    searched = make_search(trials=6)
     with pytest.raises(KilledError):
         searched.execute(Launcher(jobs=2))
     begun = {run.folder: run.command.config for run in killed.started}
-    assert len(begun) == 6
+    assert len(begun) == 10
 
     after = trainings(lambda number, run: "finished")
-    again = make_search(trials=6, some_folds=[0])
-    assert again.execute(Launcher(jobs=2)) == 0
-    assert {run.folder: run.command.config for run in after.started} == {
+    assert make_search(trials=6).execute(Launcher(jobs=2)) == 0
+    assert len(after.started) == 4
+    assert {run.folder: run.command.config for run in after.started[:2]} == {
         folder: config for folder, config in begun.items() if folder.name[:4] in ("0004", "0005")
     }
     assert [int(row["trial"]) for row in table(searched.folder)] == list(range(6))
@@ -334,15 +334,15 @@ def test_a_search_never_loads_the_test_classes(
     space = tmp_path / "space.yaml"
     space.write_text("losses[0].loss.init_args.alpha: {low: 1.0, high: 4.0}")
     settings = [f"--data.root={glyphs_root}", *TINY]
-    command = ["search", RECIPE, "--trials=1", "--fold=1", f"--space={space}"]
+    command = ["search", RECIPE, "--trials=1", f"--space={space}"]
     assert fair.main([*command, f"--runs={tmp_path / 'search'}", "--", *settings]) == 0
     assert set(splits) == {"development", "validation"}
-    [run] = in_process
+    run, _ = in_process
     record = json.loads((run.folder / "run.json").read_text())
     [row] = table(tmp_path / "search")
     assert record["recipe"] == RECIPE
     assert record["data"]["split"] == "validation"
     alpha = record["config"]["losses"][0]["loss"]["init_args"]["alpha"]
     assert alpha == float(row["losses[0].loss.init_args.alpha"])
-    assert record["selection"]["value"] == float(row["validation MAP@R"])
+    assert record["selection"]["value"] == float(row["validation MAP@R, fold 0"])
     assert not [*(run.folder / "checkpoints").glob("*.pt")]

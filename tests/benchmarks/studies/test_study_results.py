@@ -13,10 +13,11 @@ import torch
 import yaml
 from PIL import Image
 
+from benchmarks import training
 from benchmarks.building import build_datasets
 from benchmarks.records import load_run
 from benchmarks.settings import read_study
-from benchmarks.studies import Results, Study, auditing
+from benchmarks.studies import Results, Study
 from benchmarks.studies.jobs import Job, plan
 from benchmarks.training import build_parts
 from tests.benchmarks.made import RECORD
@@ -51,7 +52,7 @@ def folders(toy) -> None:
 
 
 def test_what_does_not_fit_is_told_before_the_first_run(folders, capsys, monkeypatch):
-    monkeypatch.setattr(auditing, "build_parts", build_parts)
+    monkeypatch.setattr(training, "build_parts", build_parts)
     sizes = ["--data.batch_size=4", "--data.samples_per_class=2", "--evaluation.parts=3"]
     assert command("--data.root=a", "--", *sizes) == 2
     told = capsys.readouterr().err
@@ -100,7 +101,7 @@ def test_rows_may_have_test_classes_of_their_own(blocks, trained_by, capsys):
 
 
 def test_every_draw_of_test_classes_is_read_before_the_first_run(blocks, capsys, monkeypatch):
-    monkeypatch.setattr(auditing, "build_parts", build_parts)
+    monkeypatch.setattr(training, "build_parts", build_parts)
     Path("draw2.txt").unlink()
     sizes = ["--data.batch_size=4", "--data.samples_per_class=2"]
     assert command("--data.root=a", "--", *sizes) == 2
