@@ -231,7 +231,7 @@ def read_space(path: Path) -> Space:
     content = read_yaml(path)
     if not content:
         raise ConfigError(f"{path}: expected at least one setting and its range, got none")
-    return {key: _distribution(f"{path}: {key}", of) for key, of in content.items()}
+    return {str(key): _distribution(f"{path}: {key}", of) for key, of in content.items()}
 
 
 def _distribution(place: str, given: Any) -> BaseDistribution:

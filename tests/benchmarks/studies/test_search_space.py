@@ -15,6 +15,7 @@ from benchmarks.studies.search import read_space
     ("text", "message"),
     [
         ("", "space.yaml: expected a mapping"),
+        ("{}", "at least one setting"),
         *(
             (f"a: {given}", "a: expected {low: NUMBER, high: LARGER NUMBER}.* got")
             for given in (
