@@ -1,4 +1,4 @@
-"""PML's tester for one process or many: embeddings of a dataset, and the metrics on them or on given vectors.
+"""Tester for one process or many: embeddings of a dataset, and the metrics on them or on given vectors.
 
 Recall@K, R-precision and MAP@R are those of `pml_regularizers.RankAccuracyCalculator`. Every image is a query,
 for which all other images are ranked by the distance of the L2-normalised embeddings. An image that is alone in
@@ -18,7 +18,6 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
-from pytorch_metric_learning.testers import GlobalEmbeddingSpaceTester
 from pytorch_metric_learning.utils.inference import FaissKMeans
 from sklearn.metrics import adjusted_mutual_info_score, normalized_mutual_info_score
 from sklearn.metrics.cluster import pair_confusion_matrix
@@ -99,37 +98,40 @@ def embed(
     return tuple(columns)
 
 
-class Calculator(RankAccuracyCalculator):
-    """Recall@K, MAP@R and R-precision, and beside them the `ranks` that they are made of.
-
-    Args:
-        recall_at: The K of each Recall@K.
-        accelerator: Processes that share the queries. None: this one ranks alone, on the CPU.
-    """
-
-    def __init__(
-        self, recall_at: Sequence[int], accelerator: Accelerator | None, *, progress: bool = False
-    ) -> None:
-        shown = progress and (accelerator is None or accelerator.is_main_process)
-        recalls = [f"recall_at_{K}" for K in dict.fromkeys(recall_at)]
-        super().__init__(
-            include=[*recalls, "mean_average_precision_at_r", "r_precision", "ranks"],
-            recall_at=recall_at,
-            device=torch.device("cpu") if accelerator is None else None,
-            accelerator=accelerator,
-            progress=partial(progress_bar, shown=shown, desc="ranking", unit="block", leave=False),
-        )
-
+class _Calculator(RankAccuracyCalculator):
     def calculate_ranks(self, ranks: Ranks, **_: Any) -> Ranks:
-        """The results of each query."""
         return ranks
 
-    def of(self, vectors: Tensor, labels: Tensor, is_query: Tensor | None) -> dict[str, Any]:
-        """Metrics of vectors (n, D), L2-normalised before comparison; call it on all processes."""
-        references = None if is_query is None else ~is_query
-        return self.get_accuracy_within(
-            vectors, labels, queries=is_query, references=references, normalize=True
-        )
+
+def rank(
+    vectors: Tensor,
+    labels: Tensor,
+    recall_at: Sequence[int],
+    is_query: Tensor | None = None,
+    accelerator: Accelerator | None = None,
+    *,
+    progress: bool = False,
+) -> tuple[dict[str, float], Ranks]:
+    """Recall@K, MAP@R and R-precision of vectors (n, D), and the ranks that they are made of.
+
+    Args:
+        vectors: They are L2-normalised here.
+        accelerator: Processes that share the queries, all of which call this. None: this one ranks alone, on the CPU.
+    """
+    shown = progress and (accelerator is None or accelerator.is_main_process)
+    recalls = [f"recall_at_{K}" for K in dict.fromkeys(recall_at)]
+    calculator = _Calculator(
+        include=[*recalls, "mean_average_precision_at_r", "r_precision", "ranks"],
+        recall_at=recall_at,
+        device=torch.device("cpu") if accelerator is None else None,
+        accelerator=accelerator,
+        progress=partial(progress_bar, shown=shown, desc="ranking", unit="block", leave=False),
+    )
+    references = None if is_query is None else ~is_query
+    found = calculator.get_accuracy_within(
+        vectors, labels, queries=is_query, references=references, normalize=True
+    )
+    return found, found.pop("ranks")
 
 
 def measure(
@@ -139,42 +141,9 @@ def measure(
     is_query: Tensor | None = None,
     accelerator: Accelerator | None = None,
 ) -> dict[str, float]:
-    """Recall@K, MAP@R and R-precision of vectors (n, D), by all processes or by this one alone."""
-    found = Calculator(recall_at, accelerator).of(vectors, labels, is_query)
-    del found["ranks"]
-    return found
-
-
-class _SharedTester(GlobalEmbeddingSpaceTester):
-    """PML's tester, with the arguments of `evaluate`; afterwards, `columns` are the results of `embed`."""
-
-    columns: tuple[Tensor, ...]
-
-    def __init__(
-        self,
-        accelerator: Accelerator,
-        recall_at: Sequence[int],
-        is_query: Tensor | None,
-        embedding: dict[str, Any],
-    ) -> None:
-        progress = embedding.get("progress", True)
-        super().__init__(
-            accuracy_calculator=Calculator(recall_at, accelerator, progress=progress),
-            data_device=accelerator.device,
-            end_of_testing_hook=lambda tester: None,  # PML's default hook logs the metrics
-        )
-        self.accelerator, self.is_query, self.embedding = accelerator, is_query, embedding
-
-    def get_all_embeddings(
-        self, dataset: Any, trunk_model: nn.Module, *arguments: Any, **options: Any
-    ) -> tuple[Tensor, Tensor]:
-        """The embeddings (n, E) and the labels (n, 1)."""
-        self.columns = embed(self.accelerator, trunk_model, dataset, **self.embedding)
-        return self.columns[0], self.columns[1][:, None]
-
-    def do_knn_and_accuracies(self, accuracies: dict[str, Any], *arguments: Any) -> None:
-        """The metrics under the calculator's own names."""
-        accuracies |= self.accuracy_calculator.of(*self.columns[:2], self.is_query)
+    """The metrics of `rank` alone."""
+    metrics, _ = rank(vectors, labels, recall_at, is_query, accelerator)
+    return metrics
 
 
 @dataclass(frozen=True)
@@ -203,23 +172,18 @@ def evaluate(
     recall_at: Sequence[int],
     *,
     is_query: Tensor | None = None,
+    progress: bool = True,
     **embedding: Any,
 ) -> Measured:
-    """Test a model with PML's tester, which leaves it in evaluation mode; call it on all processes.
+    """Embed and rank a dataset; call it on all processes.
 
     Args:
-        recall_at: The K of each Recall@K.
         is_query: (n,) bool; the other images are the gallery. Default: each is both.
-        embedding: The keyword arguments of `embed`.
-
-    Raises:
-        NonFiniteError: as `embed`.
+        embedding: The other keyword arguments of `embed`.
     """
-    tester = _SharedTester(accelerator, recall_at, is_query, embedding)
-    metrics = tester.test({"test": dataset}, 0, model)["test"]
-    ranks = metrics.pop("ranks")
-    del metrics["epoch"]
-    return Measured(metrics, ranks, *tester.columns)
+    columns = embed(accelerator, model, dataset, progress=progress, **embedding)
+    found = rank(*columns[:2], recall_at, is_query, accelerator, progress=progress)
+    return Measured(*found, *columns)
 
 
 def per_class(ranks: Ranks, classes: int) -> dict[str, list[int]]:

@@ -1,7 +1,6 @@
 """The parts of a run, and a trial step with them: a run that cannot work fails before anything is written."""
 
 from copy import deepcopy
-from typing import NamedTuple
 
 import torch
 from accelerate import Accelerator, DataLoaderConfiguration
@@ -25,15 +24,6 @@ from benchmarks.settings import ConfigError, Experiment
 from benchmarks.training.batches import StepSampler
 from benchmarks.training.loop import gradient_ratios
 from pml_regularizers import DistributedLoss, HORDELoss, record_terms
-
-
-class Parts(NamedTuple):
-    """Network, images, objective and batches of an experiment, after a trial step."""
-
-    model: EmbeddingModel
-    datasets: Datasets
-    loss: DistributedLoss
-    sampler: StepSampler
 
 
 def start(experiment: Experiment) -> Accelerator:
@@ -60,8 +50,10 @@ def start(experiment: Experiment) -> Accelerator:
     return accelerator
 
 
-def build_parts(experiment: Experiment, accelerator: Accelerator) -> Parts:
-    """Read the data, and build everything else from the experiment's seed.
+def build_parts(
+    experiment: Experiment, accelerator: Accelerator
+) -> tuple[EmbeddingModel, Datasets, DistributedLoss, StepSampler]:
+    """Read the data, build everything else from the experiment's seed, and take a trial step.
 
     Raises:
         ConfigError: naming the setting that does not fit.
@@ -76,7 +68,7 @@ def build_parts(experiment: Experiment, accelerator: Accelerator) -> Parts:
     _check_outputs(experiment, datasets, find_horde(loss))
     if experiment.precision == "float64":
         model, loss = model.double(), loss.double()
-    return Parts(model, datasets, loss, sampler)
+    return model, datasets, loss, sampler
 
 
 def _read(experiment: Experiment) -> tuple[Datasets, StepSampler]:
