@@ -143,11 +143,7 @@ class OngoingRun:
             keep = partial(training.CachedViews, accelerator, model, experiment=experiment)
             train, *tested = self.datasets
             self.caches = [keep(train), *(of and keep(of, test=True) for of in tested)]
-        self.embedding = {
-            "batch_size": tests.batch_size,
-            "num_workers": self.num_workers,
-            "dtype": self.state.dtype,
-        }
+        self.embedding = {"batch_size": tests.batch_size, "num_workers": self.num_workers}
         self.curves = evaluation.Curves(accelerator, model, self.images, tests, self.embedding)
         self.record = records.RunWriter(command, argv, accelerator, about)
         if not self.record.finished:

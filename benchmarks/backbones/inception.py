@@ -8,9 +8,10 @@ GoogLeNet: Szegedy et al., "Going Deeper with Convolutions", CVPR 2015; the pape
 
     norm: y_c = x_c / (1 + alpha / 5 * sum of x_j^2 over j = c-2..c+2)^0.75,  alpha = 1e-4
 
-Convolutions have biases and no batch norm; max pooling rounds sizes up. The two auxiliary classifiers and the dropout
-before the classifier help only when training from scratch and are left out. torchvision's `googlenet` is another network: it has batch norm, no
-response normalisation, and 3x3 convolutions where the paper has 5x5 (github.com/pytorch/vision/issues/906).
+Convolutions have biases and no batch norm; max pooling rounds sizes up. Left out is what helps only when training
+from scratch: two auxiliary classifiers, and dropout before the classifier. torchvision's `googlenet` is another
+network: it has batch norm, no response normalisation, and 3x3 convolutions where the paper has 5x5
+(github.com/pytorch/vision/issues/906).
 
 BN-Inception: Ioffe and Szegedy, "Batch Normalization", ICML 2015, section 4.2.1, as it was trained with Caffe:
 layer widths, biases before the batch norms and poolings in ceil mode are that training's own. Sizes of images are

@@ -89,11 +89,7 @@ def build_datasets(data: Data, *, seed: int = 0, fair: bool = False) -> Datasets
 
 
 def show_to(trunk: nn.Module, datasets: Datasets, data: Data) -> Datasets:
-    """Give photographs the size and the normalisation of a network.
-
-    Raises:
-        ConfigError: if a setting does not suit them.
-    """
+    """Give photographs the size and the normalisation of a network."""
     for dataset in datasets:
         if isinstance(dataset, ImageSet):
             dataset.views = image_views(data, trunk)

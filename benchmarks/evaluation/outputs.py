@@ -54,8 +54,6 @@ def test_outputs(
     Returns:
         The embedding's results, the metrics of the other outputs, and the half-widths of the 95 % intervals of
         those that are means. Only the main process has all metrics.
-    Raises:
-        NonFiniteError: as `embed`.
     """
     extract = horde.descriptor if horde and (settings.orders or settings.descriptor) else None
     options = {"extract": extract, **embedding}

@@ -42,19 +42,17 @@ def embed(
     num_workers: int = 0,
     extract: Callable[[Tensor], Tensor] | None = None,
     progress: bool = True,
-    dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, ...]:
     """Return the embeddings and labels of all images, in dataset order, on the CPU.
 
     The model runs, and is left, in evaluation mode, without gradients and without its DDP or torch.compile
-    wrapper. The global random state does not change.
+    wrapper; images are cast to its parameters' type. The global random state does not change.
 
     Args:
         dataset: `dataset[i]` is (image, label, ...); a `Subset` of such a dataset works as well.
         extract: Function called with the embeddings of a batch right after each forward pass; it returns one more
             vector per image, such as `HORDELoss.descriptor`. The mode of a module that it uses is not changed.
         progress: A progress bar on the main process.
-        dtype: Type that the images are cast to, such as `torch.float64` for a model in float64.
     Returns:
         (embeddings (n, E), labels (n,)), and with `extract` the descriptors (n, D) as a third.
     Raises:
@@ -81,6 +79,7 @@ def embed(
     model.eval()
     with torch.no_grad():
         for (images, labels, *_), positions in zip(bar, mine, strict=True):
+            dtype = next(model.parameters(), images).dtype
             embeddings = model(images.to(accelerator.device, dtype))
             more = [] if extract is None else [extract(embeddings).cpu()]
             for places, *parts in gather_object([(positions, embeddings.cpu(), labels, *more)]):
@@ -116,7 +115,7 @@ def rank(
 
     Args:
         vectors: They are L2-normalised here.
-        accelerator: Processes that share the queries, all of which call this. None: this one ranks alone, on the CPU.
+        accelerator: Processes that share the queries; all call this. None: this one ranks alone, on the CPU.
     """
     shown = progress and (accelerator is None or accelerator.is_main_process)
     recalls = [f"recall_at_{K}" for K in dict.fromkeys(recall_at)]

@@ -2,7 +2,6 @@
 
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from inspect import signature
 from math import floor
 from pathlib import Path
@@ -125,19 +124,14 @@ def _write_timm(trained: Trained, folder: Path) -> float:
     """Write the files for `timm.create_model("local-dir:FOLDER", pretrained=True)`; return as `export` does."""
     model, arguments = _for_timm(trained)
     of_timm = signature(timm.create_model).parameters
-    data, trunk_args = trained.experiment.data, trained.experiment.model.trunk_args
     save_for_hf(
         model,
         folder,
         safe_serialization=True,
-        model_args={
-            **{name: value for name, value in trunk_args.items() if name not in of_timm},
-            **arguments,
-            "in_chans": data.in_chans,
-        },
+        model_args={name: value for name, value in arguments.items() if name not in of_timm},
         model_config={
             "pretrained_cfg": {
-                **preprocessing(data, trained.network.trunk),
+                **preprocessing(trained.experiment.data, trained.network.trunk),
                 "custom_load": False,
                 # timm's facts about its own weights do not hold for these.
                 **dict.fromkeys(("tag", "license", "test_input_size", "test_crop_pct")),
@@ -158,13 +152,13 @@ def _for_timm(trained: Trained) -> tuple[nn.Module, dict[str, Any]]:
     """A model of timm's with the embedding layer as its classifier, and its arguments."""
     trunk, head = trained.network
     of_run, in_chans = trained.experiment.model, trained.experiment.data.in_chans
-    create = partial(timm.create_model, of_run.trunk, in_chans=in_chans, **of_run.trunk_args)
     size, bias = head.embedding_size, head.fc.bias
-    for norm in NORM_BEFORE_POOLING if hasattr(trunk, "fc_norm") else ({},):
-        arguments = {"num_classes": size, "global_pool": head.pool, **norm}
+    of_head = {"in_chans": in_chans, "num_classes": size, "global_pool": head.pool}
+    for norm in NORM_BEFORE_POOLING:
+        arguments = {**of_run.trunk_args, **of_head, **norm}
         # A trunk without such a pooling or classifier may raise any error.
         with suppress(Exception):
-            model = create(**arguments).eval()
+            model = timm.create_model(of_run.trunk, **arguments).eval()
             classifier = model.get_classifier()
             [name] = [name for name, module in model.named_modules() if module is classifier]
             linear = {"weight": head.fc.weight, "bias": torch.zeros(size) if bias is None else bias}

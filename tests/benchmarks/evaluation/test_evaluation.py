@@ -269,7 +269,7 @@ def evaluated(processes: Processes) -> dict[str, dict[str, Any]]:
     found = {}
     for name, (dataset, batch_size, dtype, is_query) in CASES.items():
         model = accelerator.prepare(build_model().to(dtype))
-        options |= {"batch_size": batch_size, "is_query": is_query, "dtype": dtype}
+        options |= {"batch_size": batch_size, "is_query": is_query}
         found[name] = asdict(evaluate(accelerator, model, dataset, **options))
     return found
 

@@ -82,9 +82,7 @@ def data(request: pytest.FixtureRequest) -> Images:
 
 
 def found_in(data: Images, embeddings: Tensor) -> Measured:
-    return Measured(
-        *rank(embeddings, data.labels, [1], data.is_query), embeddings, data.labels
-    )
+    return Measured(*rank(embeddings, data.labels, [1], data.is_query), embeddings, data.labels)
 
 
 def shown(data: Images, embeddings: Tensor, folder: Path) -> dict[str, np.ndarray]:
