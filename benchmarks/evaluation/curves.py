@@ -70,5 +70,5 @@ class Curves:
     def _tested(
         self, images: Dataset[Any], is_query: Tensor | None, recall_at: list[int]
     ) -> Measured:
-        options = {"is_query": is_query, "progress": False, **self.embedding}
+        options = {"is_query": is_query, **self.embedding}
         return evaluate(self.accelerator, self.model, images, recall_at, **options)

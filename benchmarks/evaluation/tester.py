@@ -41,7 +41,6 @@ def embed(
     batch_size: int,
     num_workers: int = 0,
     extract: Callable[[Tensor], Tensor] | None = None,
-    progress: bool = True,
 ) -> tuple[Tensor, ...]:
     """Return the embeddings and labels of all images, in dataset order, on the CPU.
 
@@ -52,7 +51,6 @@ def embed(
         dataset: `dataset[i]` is (image, label, ...); a `Subset` of such a dataset works as well.
         extract: Function called with the embeddings of a batch right after each forward pass; it returns one more
             vector per image, such as `HORDELoss.descriptor`. The mode of a module that it uses is not changed.
-        progress: A progress bar on the main process.
     Returns:
         (embeddings (n, E), labels (n,)), and with `extract` the descriptors (n, D) as a third.
     Raises:
@@ -73,8 +71,7 @@ def embed(
         generator=torch.Generator(),
         worker_init_fn=ignore_signals,
     )
-    shown = progress and accelerator.is_main_process
-    bar = progress_bar(loader, shown=shown, desc="embedding", unit="batch", leave=False)
+    bar = _bar(loader, accelerator, desc="embedding", unit="batch")
     columns: list[Tensor] = []
     model.eval()
     with torch.no_grad():
@@ -97,6 +94,12 @@ def embed(
     return tuple(columns)
 
 
+def _bar(work: Any, accelerator: Accelerator | None, **words: str) -> Any:
+    """A bar for what takes more than a second, on the main process."""
+    shown = accelerator is None or accelerator.is_main_process
+    return progress_bar(work, shown=shown, delay=1, leave=False, **words)
+
+
 class _Calculator(RankAccuracyCalculator):
     def calculate_ranks(self, ranks: Ranks, **_: Any) -> Ranks:
         return ranks
@@ -108,8 +111,6 @@ def rank(
     recall_at: Sequence[int],
     is_query: Tensor | None = None,
     accelerator: Accelerator | None = None,
-    *,
-    progress: bool = False,
 ) -> tuple[dict[str, float], Ranks]:
     """Recall@K, MAP@R and R-precision of vectors (n, D), and the ranks that they are made of.
 
@@ -117,14 +118,13 @@ def rank(
         vectors: They are L2-normalised here.
         accelerator: Processes that share the queries; all call this. None: this one ranks alone, on the CPU.
     """
-    shown = progress and (accelerator is None or accelerator.is_main_process)
-    recalls = [f"recall_at_{K}" for K in dict.fromkeys(recall_at)]
+    recalls = [f"recall_at_{K}" for K in recall_at]
     calculator = _Calculator(
         include=[*recalls, "mean_average_precision_at_r", "r_precision", "ranks"],
         recall_at=recall_at,
         device=torch.device("cpu") if accelerator is None else None,
         accelerator=accelerator,
-        progress=partial(progress_bar, shown=shown, desc="ranking", unit="block", leave=False),
+        progress=partial(_bar, accelerator=accelerator, desc="ranking", unit="block"),
     )
     references = None if is_query is None else ~is_query
     found = calculator.get_accuracy_within(
@@ -171,18 +171,16 @@ def evaluate(
     recall_at: Sequence[int],
     *,
     is_query: Tensor | None = None,
-    progress: bool = True,
     **embedding: Any,
 ) -> Measured:
     """Embed and rank a dataset; call it on all processes.
 
     Args:
         is_query: (n,) bool; the other images are the gallery. Default: each is both.
-        embedding: The other keyword arguments of `embed`.
+        embedding: The keyword arguments of `embed`.
     """
-    columns = embed(accelerator, model, dataset, progress=progress, **embedding)
-    found = rank(*columns[:2], recall_at, is_query, accelerator, progress=progress)
-    return Measured(*found, *columns)
+    columns = embed(accelerator, model, dataset, **embedding)
+    return Measured(*rank(*columns[:2], recall_at, is_query, accelerator), *columns)
 
 
 def per_class(ranks: Ranks, classes: int) -> dict[str, list[int]]:

@@ -128,9 +128,6 @@ def try_one_step(experiment: Experiment, accelerator: Accelerator | None = None)
 
     Args:
         accelerator: Accelerator of the training processes. Default: this process alone.
-
-    Raises:
-        ConfigError: naming the setting that does not fit, or the part that failed.
     """
     model = build_model(experiment.model, experiment.data)
     _check_batch_norm(experiment, model, accelerator or Accelerator())

@@ -109,9 +109,7 @@ def test_the_predicted_variance_is_compared_with_that_of_all_images(accelerator)
     width = images.flatten(1).shape[1]
     attention = VEMAttention(width)
     model = nn.Sequential(nn.Flatten(), attention, nn.Linear(width, 3))
-    found = outputs.variance_correlation(
-        accelerator, model, attention, dataset, batch_size=8, progress=False
-    )
+    found = outputs.variance_correlation(accelerator, model, attention, dataset, batch_size=8)
     measured = images.flatten(1).var(dim=0).numpy()
     expected = np.corrcoef(measured, attention.variance.detach().numpy())[0, 1]
     assert found == pytest.approx(expected, rel=1e-4)
@@ -126,7 +124,7 @@ def test_the_predicted_variance_is_compared_with_that_of_all_images(accelerator)
 
 def test_evaluate_measures_unit_vectors(accelerator):
     model, dataset = build_model(), Images(41)
-    found = evaluate(accelerator, model, dataset, batch_size=8, recall_at=(1, 3), progress=False)
+    found = evaluate(accelerator, model, dataset, batch_size=8, recall_at=(1, 3))
     images, labels, _ = zip(*(dataset[i] for i in range(41)), strict=True)
     with torch.no_grad():
         expected = model.eval()(torch.stack(images))
@@ -159,7 +157,7 @@ class Interrupted(Images):
 
 def test_workers_outlive_a_signal_to_the_whole_group(accelerator):
     """The main process decides when to stop, after it has saved."""
-    options = {"batch_size": 4, "progress": False}
+    options = {"batch_size": 4}
     found, _ = embed(accelerator, build_model(), Interrupted(10), num_workers=1, **options)
     expected, _ = embed(accelerator, build_model(), Images(10), **options)
     assert torch.equal(found, expected)
@@ -174,7 +172,6 @@ def test_extract_follows_each_forward(accelerator):
         Images(10),
         batch_size=4,
         extract=lambda embeddings: torch.cat([seen.pop()[:, :2], embeddings], dim=1),
-        progress=False,
     )
     assert found.descriptors.shape == (10, 8)
     assert torch.equal(found.descriptors[:, 2:], found.embeddings)
@@ -185,14 +182,14 @@ def test_extract_follows_each_forward(accelerator):
 def test_no_module_trains_meanwhile(accelerator):
     model, during = build_model().train(), []
     model.register_forward_hook(lambda m, *_: during.append(any(c.training for c in m.modules())))
-    evaluate(accelerator, model, Images(4), batch_size=2, progress=False)
+    evaluate(accelerator, model, Images(4), batch_size=2)
     assert during == [False, False]
 
 
 def test_the_global_random_state_is_left_alone(accelerator):
     model = build_model()
     states = torch.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
-    evaluate(accelerator, model, Images(10), batch_size=4, num_workers=1, progress=False)
+    evaluate(accelerator, model, Images(10), batch_size=4, num_workers=1)
     assert torch.equal(states[0], torch.get_rng_state())
     assert np.array_equal(states[1], np.random.get_state()[1])  # noqa: NPY002
 
@@ -207,7 +204,7 @@ class Broken(nn.Module):
 
 
 def test_embeddings_that_are_not_finite_are_named(accelerator):
-    options = {"batch_size": 4, "progress": False}
+    options = {"batch_size": 4}
     expected = r"model: NaN or inf for 6 of 12 images, at dataset positions 1, 3, 5, 7, 9, \.\.\."
     with pytest.raises(ValueError, match=expected):
         evaluate(accelerator, Broken(), Images(12), **options)
@@ -217,7 +214,7 @@ def test_embeddings_that_are_not_finite_are_named(accelerator):
 
 
 def test_rows_of_queries_and_gallery_come_in_dataset_order(accelerator):
-    model, options = build_model(), {"batch_size": 8, "progress": False}
+    model, options = build_model(), {"batch_size": 8}
     embeddings, labels = embed(accelerator, model, Images(21), **options)
     queries = torch.rand(21, generator=torch.Generator().manual_seed(0)) < 0.5
     found = evaluate(
@@ -237,7 +234,7 @@ def test_the_mean_over_the_queries_of_all_classes_is_the_metric(accelerator, gal
     vectors = torch.randn(60, 4) + torch.randn(13, 4)[labels]
     is_query = torch.rand(60) < 0.5 if gallery else None
     dataset = list(zip(vectors, labels, strict=True))
-    options = {"is_query": is_query, "batch_size": 9, "progress": False}
+    options = {"is_query": is_query, "batch_size": 9}
     found = evaluate(accelerator, nn.Identity(), dataset, recall_at=(2, 1), **options)
     classes = tester.per_class(found.ranks, 14)
     queries = torch.tensor(classes.pop("queries"))
@@ -265,7 +262,7 @@ def test_the_mean_over_the_queries_of_all_classes_is_the_metric(accelerator, gal
 def evaluated(processes: Processes) -> dict[str, dict[str, Any]]:
     """The results of every case, on a process of a pool."""
     accelerator = as_accelerator(processes)
-    options = {"extract": lambda embeddings: embeddings.pow(2)[:, :4], "progress": False}
+    options = {"extract": lambda embeddings: embeddings.pow(2)[:, :4]}
     found = {}
     for name, (dataset, batch_size, dtype, is_query) in CASES.items():
         model = accelerator.prepare(build_model().to(dtype))
