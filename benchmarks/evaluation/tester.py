@@ -33,67 +33,6 @@ from pml_regularizers._ranks import Ranks
 RESTARTS = 5  # of k-means: the clustering with the least squared distances counts
 
 
-def embed(
-    accelerator: Accelerator,
-    model: nn.Module,
-    dataset: Dataset[Any],
-    *,
-    batch_size: int,
-    num_workers: int = 0,
-    extract: Callable[[Tensor], Tensor] | None = None,
-) -> tuple[Tensor, ...]:
-    """Return the embeddings and labels of all images, in dataset order, on the CPU.
-
-    The model runs, and is left, in evaluation mode, without gradients and without its DDP or torch.compile
-    wrapper; images are cast to its parameters' type. The global random state does not change.
-
-    Args:
-        dataset: `dataset[i]` is (image, label, ...); a `Subset` of such a dataset works as well.
-        extract: Function called with the embeddings of a batch right after each forward pass; it returns one more
-            vector per image, such as `HORDELoss.descriptor`. The mode of a module that it uses is not changed.
-    Returns:
-        (embeddings (n, E), labels (n,)), and with `extract` the descriptors (n, D) as a third.
-    Raises:
-        NonFiniteError: if the model or `extract` gives NaN or inf.
-    """
-    # `unwrap_model`, if it keeps the compilation, removes DDP from the caller's model for good.
-    model = accelerator.unwrap_model(model, keep_torch_compile=False)
-    n, first, processes = len(dataset), accelerator.process_index, accelerator.num_processes
-    batches = torch.arange(n).split(batch_size)
-    # All processes have equally many, or gathering would hang: some do one of the first batches again.
-    turns = range(first, len(batches) + -len(batches) % processes, processes)
-    mine = [batches[turn % len(batches)] for turn in turns]
-    # Without a generator of its own, a DataLoader draws its workers' seed from the global one.
-    loader = DataLoader(
-        dataset,
-        batch_sampler=[positions.tolist() for positions in mine],
-        num_workers=num_workers,
-        generator=torch.Generator(),
-        worker_init_fn=ignore_signals,
-    )
-    bar = _bar(loader, accelerator, desc="embedding", unit="batch")
-    columns: list[Tensor] = []
-    model.eval()
-    with torch.no_grad():
-        for (images, labels, *_), positions in zip(bar, mine, strict=True):
-            dtype = next(model.parameters(), images).dtype
-            embeddings = model(images.to(accelerator.device, dtype))
-            more = [] if extract is None else [extract(embeddings).cpu()]
-            for places, *parts in gather_object([(positions, embeddings.cpu(), labels, *more)]):
-                columns = columns or [part.new_empty(n, *part.shape[1:]) for part in parts]
-                for column, rows in zip(columns, parts, strict=True):
-                    column[places] = rows
-    for source, rows in zip(("model", "extract"), columns[::2], strict=False):
-        # Least and largest entries, which are NaN if one is: no table of truth values for all entries.
-        finite = torch.stack(rows.aminmax(dim=1)).isfinite().all(dim=0)
-        if bad := (~finite).nonzero().flatten().tolist():
-            raise NonFiniteError(
-                f"{source}: NaN or inf for {len(bad)} of {n} images, at dataset positions "
-                f"{', '.join(map(str, bad[:5]))}{', ...' if len(bad) > 5 else ''}; has the training diverged?"
-            )
-    return tuple(columns)
-
-
 def _bar(work: Any, accelerator: Accelerator | None, **words: str) -> Any:
     """A bar for what takes more than a second, on the main process."""
     shown = accelerator is None or accelerator.is_main_process
@@ -164,23 +103,85 @@ class Measured:
     descriptors: Tensor | None = None
 
 
-def evaluate(
-    accelerator: Accelerator,
-    model: nn.Module,
-    dataset: Dataset[Any],
-    recall_at: Sequence[int],
-    *,
-    is_query: Tensor | None = None,
-    **embedding: Any,
-) -> Measured:
-    """Embed and rank a dataset; call it on all processes.
+@dataclass(frozen=True)
+class Evaluator:
+    """Tests a model on datasets, with all processes, which all call the methods.
 
-    Args:
-        is_query: (n,) bool; the other images are the gallery. Default: each is both.
-        embedding: The keyword arguments of `embed`.
+    The model runs, and is left, in evaluation mode, without gradients and without its DDP or torch.compile
+    wrapper; images are cast to its parameters' type. The global random state does not change.
     """
-    columns = embed(accelerator, model, dataset, **embedding)
-    return Measured(*rank(*columns[:2], recall_at, is_query, accelerator), *columns)
+
+    accelerator: Accelerator
+    model: nn.Module
+    batch_size: int
+    num_workers: int = 0
+
+    def embed(
+        self, dataset: Dataset[Any], extract: Callable[[Tensor], Tensor] | None = None
+    ) -> tuple[Tensor, ...]:
+        """The embeddings (n, E) and labels (n,) of all images, in dataset order, on the CPU.
+
+        Args:
+            dataset: `dataset[i]` is (image, label, ...); a `Subset` of such a dataset works as well.
+            extract: Function called with the embeddings of a batch right after each forward pass; it returns one
+                more vector per image, such as `HORDELoss.descriptor`: the descriptors (n, D), which are returned
+                as a third. The mode of a module that it uses is not changed.
+        Raises:
+            NonFiniteError: if the model or `extract` gives NaN or inf.
+        """
+        accelerator, n = self.accelerator, len(dataset)
+        # `unwrap_model`, if it keeps the compilation, removes DDP from the caller's model for good.
+        model = accelerator.unwrap_model(self.model, keep_torch_compile=False)
+        first, processes = accelerator.process_index, accelerator.num_processes
+        batches = torch.arange(n).split(self.batch_size)
+        # All processes have equally many, or gathering would hang: some do one of the first batches again.
+        turns = range(first, len(batches) + -len(batches) % processes, processes)
+        mine = [batches[turn % len(batches)] for turn in turns]
+        # Without a generator of its own, a DataLoader draws its workers' seed from the global one.
+        loader = DataLoader(
+            dataset,
+            batch_sampler=[positions.tolist() for positions in mine],
+            num_workers=self.num_workers,
+            generator=torch.Generator(),
+            worker_init_fn=ignore_signals,
+        )
+        bar = _bar(loader, accelerator, desc="embedding", unit="batch")
+        columns: list[Tensor] = []
+        model.eval()
+        with torch.no_grad():
+            for (images, labels, *_), positions in zip(bar, mine, strict=True):
+                dtype = next(model.parameters(), images).dtype
+                embeddings = model(images.to(accelerator.device, dtype))
+                more = [] if extract is None else [extract(embeddings).cpu()]
+                for places, *parts in gather_object([(positions, embeddings.cpu(), labels, *more)]):
+                    columns = columns or [part.new_empty(n, *part.shape[1:]) for part in parts]
+                    for column, rows in zip(columns, parts, strict=True):
+                        column[places] = rows
+        for source, rows in zip(("model", "extract"), columns[::2], strict=False):
+            # Least and largest entries, which are NaN if one is: no table of truth values for all entries.
+            finite = torch.stack(rows.aminmax(dim=1)).isfinite().all(dim=0)
+            if bad := (~finite).nonzero().flatten().tolist():
+                raise NonFiniteError(
+                    f"{source}: NaN or inf for {len(bad)} of {n} images, at dataset positions "
+                    f"{', '.join(map(str, bad[:5]))}{', ...' if len(bad) > 5 else ''}; has the training diverged?"
+                )
+        return tuple(columns)
+
+    def evaluate(
+        self,
+        dataset: Dataset[Any],
+        recall_at: Sequence[int],
+        is_query: Tensor | None = None,
+        extract: Callable[[Tensor], Tensor] | None = None,
+    ) -> Measured:
+        """Embed and rank a dataset.
+
+        Args:
+            is_query: (n,) bool; the other images are the gallery. Default: each is both.
+            extract: As in `embed`.
+        """
+        columns = self.embed(dataset, extract)
+        return Measured(*rank(*columns[:2], recall_at, is_query, self.accelerator), *columns)
 
 
 def per_class(ranks: Ranks, classes: int) -> dict[str, list[int]]:

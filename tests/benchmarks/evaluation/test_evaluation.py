@@ -15,7 +15,7 @@ from torch.nn.functional import normalize
 from torch.utils.data import Dataset, Subset
 
 from benchmarks.evaluation import outputs, tester
-from benchmarks.evaluation.tester import Measured, cluster_metrics, embed
+from benchmarks.evaluation.tester import Evaluator, Measured, cluster_metrics
 from pml_regularizers import BinomialDevianceLoss, HORDELoss, VEMAttention
 from tests.benchmarks.runs import as_accelerator
 from tests.support.pool import Pool, Processes
@@ -23,8 +23,8 @@ from tests.support.pool import Pool, Processes
 RECALL_AT = (1, 2, 4, 8)
 
 
-def evaluate(accelerator, model, dataset, *, recall_at=RECALL_AT, **options) -> Measured:
-    return tester.evaluate(accelerator, model, dataset, recall_at, **options)
+def evaluate(accelerator, model, dataset, batch_size, recall_at=RECALL_AT, **options) -> Measured:
+    return Evaluator(accelerator, model, batch_size).evaluate(dataset, recall_at, **options)
 
 
 def measure(vectors, labels, recall_at=RECALL_AT, is_query=None) -> dict[str, float]:
@@ -109,16 +109,15 @@ def test_the_predicted_variance_is_compared_with_that_of_all_images(accelerator)
     width = images.flatten(1).shape[1]
     attention = VEMAttention(width)
     model = nn.Sequential(nn.Flatten(), attention, nn.Linear(width, 3))
-    found = outputs.variance_correlation(accelerator, model, attention, dataset, batch_size=8)
+    found = outputs.variance_correlation(Evaluator(accelerator, model, 8), attention, dataset)
     measured = images.flatten(1).var(dim=0).numpy()
     expected = np.corrcoef(measured, attention.variance.detach().numpy())[0, 1]
     assert found == pytest.approx(expected, rel=1e-4)
     assert abs(found) < 1
     with torch.no_grad():
         attention.variance.copy_(torch.from_numpy(3 * measured + 1))
-    assert outputs.variance_correlation(
-        accelerator, model, attention, dataset, batch_size=41
-    ) == pytest.approx(1)
+    whole = Evaluator(accelerator, model, 41)
+    assert outputs.variance_correlation(whole, attention, dataset) == pytest.approx(1)
     assert not attention.statistics._forward_hooks
 
 
@@ -157,9 +156,8 @@ class Interrupted(Images):
 
 def test_workers_outlive_a_signal_to_the_whole_group(accelerator):
     """The main process decides when to stop, after it has saved."""
-    options = {"batch_size": 4}
-    found, _ = embed(accelerator, build_model(), Interrupted(10), num_workers=1, **options)
-    expected, _ = embed(accelerator, build_model(), Images(10), **options)
+    found, _ = Evaluator(accelerator, build_model(), 4, num_workers=1).embed(Interrupted(10))
+    expected, _ = Evaluator(accelerator, build_model(), 4).embed(Images(10))
     assert torch.equal(found, expected)
 
 
@@ -189,7 +187,7 @@ def test_no_module_trains_meanwhile(accelerator):
 def test_the_global_random_state_is_left_alone(accelerator):
     model = build_model()
     states = torch.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
-    evaluate(accelerator, model, Images(10), batch_size=4, num_workers=1)
+    Evaluator(accelerator, model, 4, num_workers=1).evaluate(Images(10), RECALL_AT)
     assert torch.equal(states[0], torch.get_rng_state())
     assert np.array_equal(states[1], np.random.get_state()[1])  # noqa: NPY002
 
@@ -204,21 +202,20 @@ class Broken(nn.Module):
 
 
 def test_embeddings_that_are_not_finite_are_named(accelerator):
-    options = {"batch_size": 4}
     expected = r"model: NaN or inf for 6 of 12 images, at dataset positions 1, 3, 5, 7, 9, \.\.\."
     with pytest.raises(ValueError, match=expected):
-        evaluate(accelerator, Broken(), Images(12), **options)
+        evaluate(accelerator, Broken(), Images(12), 4)
     with pytest.raises(ValueError, match="extract: NaN or inf for 4 of 4 images"):
         nan = torch.full((4, 2), math.nan)
-        embed(accelerator, build_model(), Images(4), extract=lambda _: nan, **options)
+        Evaluator(accelerator, build_model(), 4).embed(Images(4), lambda _: nan)
 
 
 def test_rows_of_queries_and_gallery_come_in_dataset_order(accelerator):
-    model, options = build_model(), {"batch_size": 8}
-    embeddings, labels = embed(accelerator, model, Images(21), **options)
+    model = build_model()
+    embeddings, labels = Evaluator(accelerator, model, 8).embed(Images(21))
     queries = torch.rand(21, generator=torch.Generator().manual_seed(0)) < 0.5
     found = evaluate(
-        accelerator, model, Images(21), is_query=queries, extract=lambda rows: 2 * rows, **options
+        accelerator, model, Images(21), 8, is_query=queries, extract=lambda rows: 2 * rows
     )
     assert torch.equal(found.labels, labels)
     torch.testing.assert_close(found.embeddings, embeddings)
