@@ -13,12 +13,12 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if __package__ in (None, ""):  # started as a file
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python's own handler prints a traceback
@@ -178,7 +178,9 @@ class OngoingRun:
                 print(f"{self.record.path} is finished (delete it to run it again); its results:\n")
                 self._report()
             return
-        self.open_images()
+        if self.caches:  # the kept outputs of frozen stages, computed unless they are there
+            self.images = building.Datasets(*(of and of.open() for of in self.caches))
+            self.curves.datasets = self.images
         if state.step == 0:
             self.test_start()
         if state.step < self.sampler.steps:
@@ -188,34 +190,19 @@ class OngoingRun:
             _stop(state.stopped_by)
         self.test()
 
-    def open_images(self) -> None:
-        """Read the kept outputs of frozen stages in place of the images; compute them, unless they are there."""
-        if self.caches:
-            self.images = building.Datasets(*(of and of.open() for of in self.caches))
-            self.curves.datasets = self.images
-
-    def train(
-        self,
-        *,
-        evaluate: Callable[[int], None] | None = None,
-        watch: Callable[[Any], Iterable[Any]] = lambda loader: loader,
-    ) -> None:
-        """Train to the last step, or until asked to stop.
-
-        `evaluate` is called every `evaluation.every` steps, and measures a point of the curves unless it is given;
-        `watch` wraps the loader of batches.
-        """
+    def train(self) -> None:
+        """Train to the last step, or until asked to stop."""
         self.sampler.step = self.state.step
         loader = training.training_loader(
             self.accelerator, self.images.train, self.sampler, self.num_workers
         )
         trainer = training.Trainer(self.state, self.sampler, self.experiment)
-        for due, rows in trainer.run(watch(loader)):
+        for due, rows in trainer.run(loader):
             match due:
                 case "log":
                     self.record.log(rows)
                 case "evaluate":
-                    (evaluate or self._point)(self.state.step)
+                    self._point(self.state.step)
                 case "checkpoint" if self.record.folder is not None:
                     state = {**self.state.state_dict(), "best": self.curves.best}
                     self.record.save(self.state.step, state)

@@ -1,7 +1,9 @@
 """Loading of pretrained weights into a timm model, from files in any of the layouts in circulation."""
 
+import hashlib
 import pickle
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from timm.models import load_state_dict
@@ -10,7 +12,6 @@ from torch import Tensor, nn
 from benchmarks.backbones.caffe import read_caffemodel
 from benchmarks.backbones.published import KNOWN_WEIGHTS
 from benchmarks.console import reason
-from benchmarks.datasets import what_differs
 from benchmarks.settings import ConfigError
 
 
@@ -30,10 +31,13 @@ def load_weights(model: nn.Module, path: Path) -> None:
     """
     state_dict = _read(path)
     for checksum in _checksums(path):
-        if problem := what_differs(path, checksum):
+        algorithm, _, expected = checksum.partition(":")
+        with path.open("rb") as file:
+            found = hashlib.file_digest(file, algorithm).hexdigest()[: len(expected)]
+        if found != expected:
             raise ConfigError(
-                f"model.weights: {path}: has the name of a published file, but {problem}; fetch it again, or give "
-                "other weights another name"
+                f"model.weights: {path}: has the name of a published file, but expected {checksum}, got {found}; "
+                "fetch it again, or give other weights another name"
             )
     try:
         model.load_state_dict(_convert(state_dict, model))
@@ -42,15 +46,14 @@ def load_weights(model: nn.Module, path: Path) -> None:
         raise ConfigError(f"model.weights: {path}: does not fit {name}: {reason(error)}") from error
 
 
-def _checksums(path: Path) -> list[str]:
+def _checksums(path: Path) -> Iterator[str]:
     """Checksums that the file must have: the published one for its name, and that in its folder's SHA256SUMS."""
-    found = [known.checksum for known in KNOWN_WEIGHTS if known.file == path.name]
+    yield from (known.checksum for known in KNOWN_WEIGHTS if known.file == path.name)
     sums = path.with_name("SHA256SUMS")
     for line in sums.read_text(errors="replace").splitlines() if sums.exists() else []:
         digest, _, name = line.partition(" ")
         if name.lstrip(" *") == path.name:
-            found.append(f"sha256:{digest}")
-    return found
+            yield f"sha256:{digest}"
 
 
 def _read(path: Path) -> dict[str, Tensor]:

@@ -5,12 +5,10 @@ from .catalogue import (
     DatasetName as DatasetName,
     Interpolation as Interpolation,
 )
-from .fetch import what_differs as what_differs
 from .glyphs import Glyphs as Glyphs
 from .images import ImageSet as ImageSet
 from .listing import (
     DatasetError as DatasetError,
-    Listing as Listing,
     load as load,
 )
 from .splits import Stage as Stage

@@ -10,8 +10,6 @@ from typing import Any
 
 from benchmarks.datasets.listing import Listing, find, read_lines, reading
 
-TRAINING_CLASSES = 98
-
 Images = list[tuple[str, int]]
 """Paths and ids of classes, from 1."""
 
@@ -28,7 +26,7 @@ def read(root: Path) -> Listing:
     with reading(folder):
         classes = [f"{class_id:03d} {names[class_id - 1]}" for _, class_id in images]
     paths = [path for path, _ in images]
-    parts = ["train" if class_id <= TRAINING_CLASSES else "test" for _, class_id in images]
+    parts = ["train" if class_id <= 98 else "test" for _, class_id in images]
     return Listing("cars", folder, layout, paths, classes, parts)
 
 

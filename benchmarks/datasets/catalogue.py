@@ -67,35 +67,13 @@ def read_inshop(root: Path) -> Listing:
 
 
 _PUBLISHED = (
+    DatasetInfo("cub", read_cub, {"train": (5_864, 100), "test": (5_924, 100)}),
+    DatasetInfo("cars", cars.read, {"train": (8_054, 98), "test": (8_131, 98)}),
+    DatasetInfo("sop", read_sop, {"train": (59_551, 11_318), "test": (60_502, 11_316)}),
     DatasetInfo(
-        name="cub",
-        read=read_cub,
-        counts={"train": (5_864, 100), "test": (5_924, 100)},
-        url="https://data.caltech.edu/records/65de6-vp158/files/CUB_200_2011.tgz",
-        archive="CUB_200_2011.tgz",
-        sha256="0c685df5597a8b24909f6a7c9db6d11e008733779a671760afef78feb49bf081",
-    ),
-    DatasetInfo(
-        name="cars",
-        read=cars.read,
-        counts={"train": (8_054, 98), "test": (8_131, 98)},
-    ),
-    DatasetInfo(
-        name="sop",
-        read=read_sop,
-        counts={"train": (59_551, 11_318), "test": (60_502, 11_316)},
-        # Stanford's own server speaks FTP. The authors' copy, as PML's StanfordOnlineProducts fetches it.
-        url=(
-            "https://drive.usercontent.google.com/download"
-            "?id=1TclrpQOF_ullUP99wk_gjGN8pKvtErG8&export=download&authuser=0&confirm=t"
-        ),
-        archive="Stanford_Online_Products.zip",
-        sha256="b04fa78210e69fab050ce73939550e1cd0f96890bdd98ec9fee732c3b756ef48",
-    ),
-    DatasetInfo(
-        name="inshop",
-        read=read_inshop,
-        counts={"train": (25_882, 3_997), "query": (14_218, 3_985), "gallery": (12_612, 3_985)},
+        "inshop",
+        read_inshop,
+        {"train": (25_882, 3_997), "query": (14_218, 3_985), "gallery": (12_612, 3_985)},
     ),
 )
 

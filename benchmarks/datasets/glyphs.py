@@ -65,7 +65,6 @@ SHIFT = 3 / 32  # of the image's side, at most: the only perturbation in pretrai
 PRETRAINED, FINE_TUNED = 750, 100  # classes of the stages
 
 TEST_SEED = 2**63  # larger than that of any training view
-SMALLEST_IMAGE = 16  # pixels: below it accents vanish
 
 
 class Glyphs(torch.utils.data.Dataset[tuple[torch.Tensor, int, int]]):
@@ -107,8 +106,8 @@ class Glyphs(torch.utils.data.Dataset[tuple[torch.Tensor, int, int]]):
         seed: int = 0,
         draw_seed: int | None = None,
     ) -> None:
-        if image_size < SMALLEST_IMAGE:
-            raise ValueError(f"image_size: expected at least {SMALLEST_IMAGE}, got {image_size}")
+        if image_size < 16:  # accents would vanish
+            raise ValueError(f"image_size: expected at least 16, got {image_size}")
         names, images = _cached(Path(root), image_size)
         self.fingerprint = hashlib.sha256("\n".join(names).encode() + images.tobytes()).hexdigest()
         chosen = _split(names, split, fold, folds, stage, seed)

@@ -119,22 +119,17 @@ def read_lines(path: Path) -> list[str]:
 
 @dataclass(frozen=True)
 class DatasetInfo:
-    """Description of a dataset, available before it is fetched.
+    """Description of a dataset, whether it is there or not.
 
     Args:
         name: Name in `data.dataset`.
         read: Finds the dataset in a folder, in any of the layouts, and reads its index files.
         counts: The published (images, classes) of each part.
-        url, archive, sha256: Link to its archive, and the file's name and checksum; empty if there is no lawful and
-            working direct link.
     """
 
     name: str
     read: Callable[[Path], Listing]
     counts: Mapping[str, tuple[int, int]]
-    url: str = ""
-    archive: str = ""
-    sha256: str = ""
 
 
 def load(info: DatasetInfo, root: Path) -> Listing:

@@ -83,7 +83,8 @@ class ImageViews:
             case "random_crop":
                 view = self._random_crop(self._resized(image))
             case "random_resized_crop":
-                view = self._random_resized_crop(image)
+                filtered = InterpolationMode(self.interpolation)
+                view = v2.RandomResizedCrop(self.image_size, interpolation=filtered)(image)
         if torch.rand(()) < 0.5:
             view = F.horizontal_flip(view)
         return self._normalised(view)
@@ -119,12 +120,6 @@ class ImageViews:
     def _random_crop(self, image: Image.Image) -> Image.Image:
         left, top = (_random_start(side - self.image_size) for side in image.size)
         return F.crop(image, top, left, self.image_size, self.image_size)  # black outside the image
-
-    @cached_property
-    def _random_resized_crop(self) -> v2.Transform:
-        return v2.RandomResizedCrop(
-            self.image_size, interpolation=InterpolationMode(self.interpolation)
-        )
 
     @cached_property
     def _statistics(self) -> torch.Tensor:

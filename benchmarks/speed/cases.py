@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import timm
 import torch
@@ -17,19 +17,7 @@ from benchmarks.backbones import register
 from benchmarks.building import FrozenStages
 from benchmarks.speed.measuring import Comparison, process_bytes, tensor_bytes
 
-Device = torch.device
-
 FEW = ("binomial deviance alone", "HORDE, stored", "HORDE, sketch", "HORDE, sketch of d / 4")
-
-
-class Sizes(NamedTuple):
-    """Sizes of a training step; by default those of HORDE's paper."""
-
-    side: int = 256
-    order: int = 5
-    d: int = 8192
-    embedding: int = 512
-    frozen_stages: int = 0  # whose outputs are kept
 
 
 def moments(maps: Tensor, K: int, d: int, **options: Any) -> Callable[[], object]:
@@ -41,7 +29,7 @@ def moments(maps: Tensor, K: int, d: int, **options: Any) -> Callable[[], object
     return lambda: torch.autograd.grad(module(maps), inputs, gradients)
 
 
-def horde_moments(tiny: bool, device: Device) -> Comparison:
+def horde_moments(tiny: bool, device: torch.device) -> Comparison:
     """HORDE's moments against their matrix products alone."""
     N, side, C, d, K = (3, 2, 16, 300, 3) if tiny else (40, 8, 1024, 8192, 5)
     maps = torch.randn(N, C, side, side, device=device, requires_grad=True)
@@ -66,7 +54,7 @@ def horde_moments(tiny: bool, device: Device) -> Comparison:
     )
 
 
-def horde_sketches(activations: str, tiny: bool, device: Device) -> Comparison:
+def horde_sketches(activations: str, tiny: bool, device: torch.device) -> Comparison:
     """HORDE's moments by tensor sketches against fixed matrices, with the same kind of backward pass."""
     N, side, C, d, K = (3, 2, 16, 64, 3) if tiny else (40, 8, 1024, 8192, 5)
     maps = torch.randn(N, C, side, side, device=device, requires_grad=True)
@@ -83,14 +71,24 @@ def horde_sketches(activations: str, tiny: bool, device: Device) -> Comparison:
 
 
 def training_step(
-    trunk_name: str, images: int, sizes: Sizes, methods: Sequence[str], tiny: bool, device: Device
+    trunk_name: str,
+    images: int,
+    methods: Sequence[str],
+    tiny: bool,
+    device: torch.device,
+    *,
+    side: int = 256,
+    order: int = 5,
+    d: int = 8192,
+    embedding: int = 512,
+    frozen_stages: int = 0,
 ) -> Comparison:
     """A step of the optimizer with the metric loss alone, against the same step with each method, or those named.
 
-    A step is a forward pass, a backward pass and Adam, with 4 images per class. On a GPU, or with frozen stages,
-    the network runs in bfloat16; on a GPU the loss runs in TF32. Only a comparison of named methods shows memory.
+    A step is a forward pass, a backward pass and Adam, with 4 images per class, by default at the sizes of HORDE's
+    paper. On a GPU, or with frozen stages, whose outputs are kept, the network runs in bfloat16; on a GPU the loss
+    runs in TF32. Only a comparison of named methods shows memory.
     """
-    side, order, d, embedding, frozen_stages = sizes
     if tiny:
         trunk_name, images, side, d, frozen_stages = "test_resnet", 2, 64, 64, min(1, frozen_stages)
     register()
@@ -154,7 +152,7 @@ def training_step(
     )
 
 
-def joint_similarity(tiny: bool, device: Device) -> Comparison:
+def joint_similarity(tiny: bool, device: torch.device) -> Comparison:
     """JRS on the paper's three representations against its equations in plain torch."""
     M, widths = (8, (16, 8, 40)) if tiny else (120, (1024, 512, 11_318))
     labels = torch.arange(M, device=device) // 2
@@ -189,7 +187,7 @@ def joint_similarity(tiny: bool, device: Device) -> Comparison:
     )
 
 
-def energy_confusion(tiny: bool, device: Device) -> Comparison:
+def energy_confusion(tiny: bool, device: torch.device) -> Comparison:
     """Energy confusion computed from class means, against all pairs of images."""
     N, C, E = (16, 4, 8) if tiny else (4096, 64, 512)
     x = torch.randn(N, E, device=device, requires_grad=True)
@@ -213,7 +211,7 @@ def energy_confusion(tiny: bool, device: Device) -> Comparison:
     )
 
 
-def vem(tiny: bool, device: Device) -> Comparison:
+def vem(tiny: bool, device: torch.device) -> Comparison:
     """The same network without VEM, with it, and with it folded into the linear layer."""
     N, size, trunk = (2, 64, "test_resnet") if tiny else (8, 256, "resnet50")
     network = timm.create_model(trunk, num_classes=0, global_pool="").to(device).eval()
@@ -236,7 +234,7 @@ def vem(tiny: bool, device: Device) -> Comparison:
 
 
 def retrieval(
-    dataset: str, n: int, queries: int, classes: int, tiny: bool, device: Device
+    dataset: str, n: int, queries: int, classes: int, tiny: bool, device: torch.device
 ) -> Comparison:
     """Accuracies on a test set: of each image among all others, or of some queries among the rest."""
     width = 512
@@ -268,18 +266,18 @@ def retrieval(
     )
 
 
-PHOTOGRAPHS = Sizes(side=128, order=3, d=1024, embedding=128, frozen_stages=6)
+PHOTOGRAPHS = {"side": 128, "order": 3, "d": 1024, "embedding": 128, "frozen_stages": 6}
 """As the recipes photographs/frozen train."""
 
-CASES: Mapping[str, Callable[[bool, Device], Comparison]] = {
+CASES: Mapping[str, Callable[[bool, torch.device], Comparison]] = {
     "horde_moments": horde_moments,
     "horde_sketch_stored": partial(horde_sketches, "store"),
     "horde_sketch_recomputed": partial(horde_sketches, "recompute"),
-    "horde_resnet50": partial(training_step, "resnet50", 40, Sizes(), FEW),
-    "horde_googlenet": partial(training_step, "googlenet", 40, Sizes(), FEW),
-    "methods_resnet50": partial(training_step, "resnet50", 8, Sizes(), ()),
-    "methods_googlenet": partial(training_step, "googlenet", 8, Sizes(), ()),
-    "methods_photographs": partial(training_step, "tf_efficientnet_lite0", 32, PHOTOGRAPHS, ()),
+    "horde_resnet50": partial(training_step, "resnet50", 40, FEW),
+    "horde_googlenet": partial(training_step, "googlenet", 40, FEW),
+    "methods_resnet50": partial(training_step, "resnet50", 8, ()),
+    "methods_googlenet": partial(training_step, "googlenet", 8, ()),
+    "methods_photographs": partial(training_step, "tf_efficientnet_lite0", 32, (), **PHOTOGRAPHS),
     "joint_similarity": joint_similarity,
     "energy_confusion": energy_confusion,
     "vem": vem,

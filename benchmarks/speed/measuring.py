@@ -154,21 +154,17 @@ def table(size: str, seconds: Mapping[str, Sequence[float]], memory: Mapping[str
 def _seconds(run: Callable[[], object]) -> float:
     gc.collect()
     clock = time.process_time if _one_thread() else time.perf_counter
-    synchronize()
+    wait = torch.cuda.synchronize if torch.cuda.is_initialized() else lambda: None
+    wait()
     start = clock()
     _result = run()  # freed after the clock has stopped
-    synchronize()
+    wait()
     return clock() - start
 
 
 def _one_thread() -> bool:
     """True on a CPU with one thread: the processor's clock then leaves out the time of other processes."""
     return current_device().type == "cpu" and torch.get_num_threads() == 1
-
-
-def synchronize() -> None:
-    if torch.cuda.is_initialized():
-        torch.cuda.synchronize()
 
 
 def current_device() -> torch.device:

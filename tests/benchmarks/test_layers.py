@@ -14,13 +14,11 @@ LAYERS = (
     *("console", "datasets", "settings", "backbones", "building", "records", "training"),
     *("evaluation", "reporting", "studies"),
 )
-"""The packages, from the lowest. Commands stand above them, and the measurements of the runner above all."""
+"""The packages, from the lowest. Commands stand above them."""
 FILES = sorted(BENCHMARKS.rglob("*.py"))
 
 
 def layer(package: str) -> int:
-    if package == "speed":
-        return len(LAYERS) + 1
     return LAYERS.index(package) if package in LAYERS else len(LAYERS)
 
 

@@ -6,10 +6,8 @@ The first line of a part's docstring is its title on the page docs/gpu.md, the o
 import os
 import tempfile
 from collections.abc import Callable, Sequence
-from contextlib import redirect_stdout
 from dataclasses import replace
 from functools import partial
-from io import StringIO
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -211,7 +209,7 @@ def test_training_step(part: Part) -> None:
     autocast. Then times of the whole step with each method, including Adam, against the step without. The memory
     is the peak of torch's allocator (`torch.cuda.max_memory_allocated`), less the memory held before.
     """
-    from benchmarks.speed.cases import Sizes, training_step
+    from benchmarks.speed.cases import training_step
 
     tiny, device = part.tiny, part.device
 
@@ -224,7 +222,7 @@ def test_training_step(part: Part) -> None:
         part.check(f"{trunk}, float32, gradients", found[1:], expected[1:], 1e-2)
         part.check(f"{trunk}, bfloat16, loss", half[0], expected[0], 0.05)
     for trunk in TRUNKS:
-        steps = training_step(trunk, 40, Sizes(), (), tiny, device)
+        steps = training_step(trunk, 40, (), tiny, device)
         part.measure(replace(steps, memory=peak_bytes))
 
 
@@ -261,7 +259,7 @@ def test_float16(part: Part) -> None:
     part.tell(f"Loss of the first step {values[0]:.4f}, of step {len(values)} {values[-1]:.4f}.")
 
 
-# ------------------------------------------------------------------- evaluation, processes, runner
+# --------------------------------------------------------------------- evaluation, processes, a run
 
 
 def test_retrieval(part: Part) -> None:
@@ -348,11 +346,11 @@ def test_glyphs(part: Part) -> None:
     from benchmarks.run import main
 
     tiny = part.tiny
-    less = ("--data.max_classes=24", "--optimization.steps=2", "--evaluation.every=0")
+    words = ["--recipe=glyphs/demo/binomial_horde", "--report=false"]
+    if tiny:
+        words += ["--data.max_classes=24", "--optimization.steps=2", "--evaluation.every=0"]
     with tempfile.TemporaryDirectory() as folder:
-        places = f"--data.root={folder}/data", f"--output={folder}/run", "--report=false"
-        recipe = "--recipe=glyphs/demo/binomial_horde"
-        _printed(main, recipe, *places, *(less if tiny else ()))
+        assert main([*words, f"--data.root={folder}/data", f"--output={folder}/run"]) == 0
         run = load_run(Path(folder, "run"))
     results = run.info
     if not tiny:
@@ -362,34 +360,3 @@ def test_glyphs(part: Part) -> None:
     rows = [["images per second", f"{results['images_per_second']:.0f}"]]
     rows += [[f"peak memory, {k}", f"{v:.2f} GiB"] for k, v in results["peak_memory_gib"].items()]
     part.tell(Table(["the run", ""], rows).markdown())
-
-
-@pytest.mark.slow
-def test_runner(part: Part) -> None:
-    """Images per second of the runner.
-
-    `python -m benchmarks.speed.loop` on generated photographs with data-loader workers, in bfloat16, beside a
-    loop in plain torch over the same batches.
-    """
-    from benchmarks.speed.loop import main
-
-    tiny = part.tiny
-    words = ["--synthetic=4000", "--recipe=images/resnet50/binomial", "--model.trunk_args={}"]
-    words += ["--model.batch_norm=train"]  # random weights have no statistics to keep
-    if tiny:
-        words[0] = "--synthetic=160"
-        words += ["--rounds=1", "--steps=1", "--data.image_size=32", "--data.num_workers=0"]
-        words += ["--data.batch_size=8", "--data.samples_per_class=4", "--data.max_classes=4"]
-    part.tell(_printed(main, *words, "--precision=bf16"))
-
-
-def _printed(main: Callable[[Sequence[str]], int], *words: str) -> str:
-    """The output of a command.
-
-    Raises:
-        RuntimeError: unless it succeeds.
-    """
-    with redirect_stdout(StringIO()) as output:
-        if status := main(words):
-            raise RuntimeError(f"status {status} of {' '.join(words)}")
-    return output.getvalue()

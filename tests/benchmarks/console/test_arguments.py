@@ -6,8 +6,7 @@ import pytest
 
 COMMANDS = (
     *("report", "run", "sweep", "tables", "study", "fair", "fair search"),
-    *("export.__main__", "datasets.__main__", "datasets.__main__ verify"),
-    *("speed.__main__", "speed.loop"),
+    *("export.__main__", "datasets.__main__", "datasets.__main__ verify", "speed.__main__"),
 )
 
 

@@ -1,8 +1,5 @@
-"""`python -m benchmarks.datasets`: lists, fetches and checks; on complete trees, and on each kind of broken one."""
+"""`python -m benchmarks.datasets` checks: on complete trees, and on each kind of broken one."""
 
-import hashlib
-import shutil
-import tarfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,10 +7,9 @@ import pytest
 from PIL import Image
 
 from benchmarks.datasets import IMAGE_DATASETS, __main__
-from benchmarks.datasets.listing import Listing, load
+from benchmarks.datasets.listing import Listing
 from benchmarks.datasets.verify import verify
 from tests.support.fake_trees import cub
-from tests.support.server import serving
 
 SMALL_CUB = {"train": (33, 8), "test": (20, 5)}
 
@@ -51,9 +47,6 @@ def table(output: str) -> dict[str, str]:
 
 def failed(output: str) -> list[str]:
     return [name for name, rest in table(output).items() if rest.startswith("FAILED")]
-
-
-# ----------------------------------------------------------------------------------------- verify
 
 
 def test_the_table_says_what_there_is(command, small_cub):
@@ -156,8 +149,6 @@ def test_a_folder_of_ones_own_is_checked(command, tmp_path):
     ("arguments", "message"),
     [
         ("verify cub", "arguments are required: --data.root"),
-        ("download folder --data.root .", "name: invalid choice: 'folder' (choose from"),
-        ("download cars --data.root .", "name: invalid choice: 'cars' (choose from"),
         ("verify cub --data.root . --data.test_classes 0.5", "arguments: --data.test_classes 0.5"),
         ("verify cub --data.root . --data.class_level 1", "arguments: --data.class_level 1"),
         (
@@ -172,51 +163,3 @@ def test_a_usage_error_is_told(command, tmp_path, monkeypatch, arguments, messag
     status, output, errors = command(*arguments.split())
     assert (status, output) == (2, "")
     assert message in errors
-
-
-# --------------------------------------------------------------------------------------- download
-
-
-@pytest.fixture(params=["tgz", "zip"])
-def served(tmp_path, monkeypatch, request):
-    """CUB-200-2011 as an archive on a local server; the paths that were asked for."""
-    folder = cub.write(tmp_path / "server")
-    path = tmp_path / "server" / f"CUB_200_2011.{request.param}"
-    if request.param == "zip":
-        shutil.make_archive(str(path.with_suffix("")), "zip", folder.parent, folder.name)
-    else:
-        with tarfile.open(path, "w:gz", dereference=True) as archive:
-            archive.add(folder, folder.name)
-    monkeypatch.setenv("no_proxy", "*")
-    content = path.read_bytes()
-    with serving(path.parent) as server:
-        digest = hashlib.sha256(content).hexdigest()
-        archive = {"url": server.url(path.name), "archive": path.name, "sha256": digest}
-        publish(monkeypatch, "cub", counts=SMALL_CUB, **archive)
-        yield server.requests
-
-
-def test_download_fetches_and_unpacks_once(command, tmp_path, served):
-    root = tmp_path / "new" / "data"
-    arguments = ["download", "cub", "--data.root", root]
-    status, output, _ = command(*arguments)
-    assert status == 0
-    listing = load(IMAGE_DATASETS["cub"], root)
-    assert output == (
-        f"cub: all 53 images are in {listing.root}, fingerprint {listing.fingerprint}\n"
-    )
-    assert listing.root == root / "CUB_200_2011" / "CUB_200_2011"
-    assert len(served) == 1
-    assert command(*arguments)[:2] == (0, output)
-    assert len(served) == 1
-
-
-def test_an_incomplete_folder_is_not_fetched_in_vain(command, tmp_path, served):
-    root = tmp_path / "data"
-    folder = cub.write(root)
-    remove(folder / IMAGE_DATASETS["cub"].read(root).paths[7])
-    status, _, errors = command("download", "cub", "--data.root", root)
-    assert status == 1
-    assert "No such file or directory" in errors
-    assert f"or move {folder} away" in errors
-    assert not served

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from pytorch_metric_learning.datasets import CUB, Cars196, StanfordOnlineProducts
 
 from benchmarks.datasets import IMAGE_DATASETS, load
 from benchmarks.datasets.listing import DatasetError, Listing
@@ -150,6 +151,22 @@ def test_of_several_layouts_of_cars_the_owners_comes_first(tmp_path):
     # The devkit beside the combined images has no images of its own.
     (tmp_path / "cars_train").rename(tmp_path / "elsewhere")
     assert read("devkit", tmp_path).layout == "combined"
+
+
+@pytest.mark.parametrize(
+    ("layout", "fetched"),
+    [
+        ("CUB_200_2011", CUB),
+        ("kaggle", Cars196),
+        ("Stanford_Online_Products", StanfordOnlineProducts),
+    ],
+)
+def test_what_pml_fetches_is_read_as_pml_reads_it(layout, fetched, tmp_path):
+    SMALL[layout][1](tmp_path, pictures=False)
+    listing = read(layout, tmp_path)
+    for split in ("train", "test"):
+        ours = [str(listing.root / path) for path, _, part in rows(listing) if part == split]
+        assert fetched(str(tmp_path), split).paths == ours
 
 
 # ---------------------------------------------------------------------------------- what is wrong

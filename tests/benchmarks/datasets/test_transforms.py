@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torchvision.transforms import v2
 
 from benchmarks.datasets.transforms import ImageViews
 
@@ -215,11 +216,16 @@ def test_multi_resolution_is_the_resized_image_on_black():
 
 
 def test_random_resized_crops_have_areas_and_aspects_of_the_range():
+    image = noise(50, 40)
     for name in FILTERS:
-        settings = {"augmentation": "random_resized_crop", "interpolation": name}
-        crop = views(32, **settings)._random_resized_crop
-        assert (crop.scale, crop.ratio) == ((0.08, 1.0), (3 / 4, 4 / 3))
-        assert crop.interpolation.value == name
+        make = views(32, augmentation="random_resized_crop", interpolation=name)
+        crop = v2.RandomResizedCrop(32, (0.08, 1.0), (3 / 4, 4 / 3), v2.InterpolationMode(name))
+        for seed in range(4):
+            torch.manual_seed(seed)
+            expected = np.asarray(crop(image))
+            torch.manual_seed(seed)
+            picture = make.to_picture(make.train(image))
+            assert any(np.array_equal(picture, side) for side in (expected, expected[:, ::-1]))
 
 
 # --------------------------------------------------------------------------------- seeds and copies

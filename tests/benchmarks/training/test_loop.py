@@ -1,12 +1,17 @@
 """The loop does what is due after a step, in order."""
 
+import random
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from accelerate.utils import set_seed
 from torch import nn
 
-from benchmarks.training.loop import Trainer
+from benchmarks.training.loop import Trainer, seed_generators
 
 LOG, EVALUATE, SAVE = "log", "evaluate", "checkpoint"
 
@@ -39,3 +44,12 @@ def test_what_is_due(step: int, expected: list[str], stopping: list[str]) -> Non
 def test_without_evaluations() -> None:
     assert due(0, 8, every=0) == []
     assert due(8, 8, every=0) == [LOG, SAVE]
+
+
+def test_a_step_draws_what_accelerate_would_seed() -> None:
+    drawn = []
+    for seed in (partial(seed_generators, device=torch.device("cpu")), set_seed):
+        torch.rand(3)
+        seed(2**32 - 1)
+        drawn.append((random.random(), np.random.random(), torch.rand(()).item()))  # noqa: NPY002
+    assert drawn[0] == drawn[1]

@@ -29,6 +29,7 @@ def write(root: Path, sizes: Mapping[int, int] = SMALL, *, pictures: bool = True
     ]
     lists = {
         "images.txt": [f"{i} {path}" for i, (_, path) in enumerate(images, start=1)],
+        "image_class_labels.txt": [f"{i} {label}" for i, (label, _) in enumerate(images, start=1)],
         "train_test_split.txt": [f"{i} {i % 2}" for i in range(1, len(images) + 1)],
     }
     for name, lines in lists.items():
