@@ -135,7 +135,7 @@ class Trainer:
         accelerator, model, loss = self.state.accelerator, self.state.model, self.state.loss
         found: dict[str, dict[str, float]] = {}
         seed_generators((self.experiment.seed * 1_000_003 + step) % 2**32, images.device)
-        embeddings = model(images.to(self.state.dtype))
+        embeddings = model(images.to(next(model.parameters()).dtype))
         diagnose_every = self.experiment.diagnose_every
         diagnose = diagnose_every > 0 and (step + 1) % diagnose_every == 0
         note_terms = self._is_sum and (step + 1) % self.log_every == 0
