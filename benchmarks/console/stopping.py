@@ -53,15 +53,11 @@ class StopRequest:
     Args:
         patient: Catch all signals. If False, only the first one and those that come together with it; a later one
             has its former effect.
-
-    Attributes:
-        signal: The first signal; None until it comes.
-        requests: Number of signals so far.
     """
 
     def __init__(self, *, patient: bool = False) -> None:
-        self.signal: int | None = None
-        self.requests = 0
+        self.signal: int | None = None  # the first one
+        self.requests = 0  # signals so far
         self._patient = patient
         self._old: dict[int, Any] = {}
         launched = "ACCELERATE_MIXED_PRECISION" in os.environ  # set by accelerate launch

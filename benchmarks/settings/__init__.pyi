@@ -31,7 +31,6 @@ from .experiment import (
 from .recipe_files import (
     Entry as Entry,
     RecipeTable as RecipeTable,
-    merge as merge,
     read_entry as read_entry,
     read_table as read_table,
     recipe_names as recipe_names,
@@ -54,6 +53,5 @@ from .trusted import (
 )
 from .yaml_files import (
     dump as dump,
-    misfit as misfit,
     read_yaml as read_yaml,
 )

@@ -15,28 +15,25 @@ import yaml
 from benchmarks.console import command_parser
 from benchmarks.settings.errors import ConfigError, one_line
 from benchmarks.settings.experiment import Experiment
-from benchmarks.settings.recipe_files import GROUPS, read_entry
+from benchmarks.settings.recipe_files import read_entry
 from benchmarks.settings.trusted import TRUST, trust
 from benchmarks.settings.yaml_files import read_yaml
 
 DEFAULT_RECIPE = "glyphs/demo/binomial"
 
+GROUPS = ("data", "model", "optimization", "evaluation")
+"""Settings that hold mappings."""
+
 
 @dataclass(frozen=True)
 class Command:
-    """A parsed command line.
-
-    Args:
-        config: All settings; classes in them as they were described.
-        recipe: The entry of the training; see `recipe_files.Entry`.
-        trusted: Modules of these classes that are neither ours nor those that we build on.
-    """
+    """A parsed command line."""
 
     experiment: Experiment
-    config: dict[str, Any]
-    recipe: str | None
+    config: dict[str, Any]  # all settings; classes in them as they were described
+    recipe: str | None  # the entry of the training
     resume: bool
-    trusted: tuple[str, ...] = ()
+    trusted: tuple[str, ...]  # modules that are neither ours nor those that we build on
 
 
 def parse(argv: Sequence[str]) -> Command:
@@ -58,8 +55,6 @@ def parse(argv: Sequence[str]) -> Command:
     recipe = entry.training if given.recipe or not given.config else None
     layers = [entry.settings, *map(read_yaml, given.config)]
     for name, value in (item for layer in layers for item in layer.items()):
-        if name in given:
-            raise ConfigError(f"{name}: belongs on the command line, not into a file of settings")
         if name in GROUPS and not isinstance(value, Mapping):
             raise ConfigError(f"{name}: expected a mapping of settings, got {value!r}")
     stages: list[Any] = [None]  # then all settings after the recipe, and after each file
@@ -113,19 +108,12 @@ def _name(experiment: Experiment, stem: str, described: jsonargparse.Namespace) 
     return re.sub(r"[^\w.]+", "-", f"{images}-{trunk}-{label}").strip("-.")[:100]
 
 
-UNKNOWN = re.compile(
-    r"unrecognized arguments: --([\w.-]+)|Group '([\w.]+)' does not accept option '([\w-]+)'|"
-    r"Option '([\w.-]+)' is not accepted"
-)
-"""jsonargparse's messages on an unknown setting."""
-
-
 def _line(error: Exception, parser: argparse.ArgumentParser) -> str:
     """The parser's message; of an unknown setting with the one that may be meant."""
     line = one_line(error)
-    if not (found := UNKNOWN.search(line)):
+    found = re.findall(r"(?:unrecognized arguments: --|Group '|[Oo]ption ')([\w.-]+)", line)
+    if not found:
         return line
-    names = parser._option_string_actions  # there is no public way
-    known = [name.removeprefix("--") for name in names]
-    close = get_close_matches(".".join(filter(None, found.groups())), known, n=1)
+    known = [name.removeprefix("--") for name in parser._option_string_actions]  # no public way
+    close = get_close_matches(".".join(found), known, n=1)
     return f"{line}; " + (f"did you mean {close[0]}?" if close else "--help lists the settings")

@@ -13,10 +13,7 @@ from benchmarks.settings.errors import ConfigError
 ABSENT = "absent"
 """Placeholder for an argument that one of two descriptions of a class lacks, such as an old record's."""
 
-VOLATILE = (
-    *("output", "report", "data.root", "data.num_workers"),
-    *("data.cache", "data.cache_gib"),
-)
+VOLATILE = ("output", "report", "data.root", "data.num_workers", "data.cache", "data.cache_gib")
 """Settings without effect, which may differ between a run and its resumption."""
 
 MOVES = (
@@ -27,13 +24,8 @@ MOVES = (
 )
 """Settings that change no more than the record; those that are not named can change the result."""
 
-
-FORMER: dict[str, Any] = {
-    **{"data.crop_to_box": False, "model.compile": False, "trackers": []},
-    **dict.fromkeys(("evaluation.accuracy_calculator", "optimization.max_gradient_norm")),
-    "optimization.chunk_size": None,
-}
-"""Settings that older runs recorded, with the value that has the same effect as their absence."""
+FORMER: dict[str, Any] = {"data.crop_to_box": False, "model.compile": False, "trackers": []}
+"""Settings that older runs recorded, with the value that means their absence; of all others it is null."""
 
 
 @dataclass(frozen=True)
@@ -71,10 +63,9 @@ def changes_of_results(before: Mapping[str, Any], now: Mapping[str, Any]) -> lis
 
 
 def settings_of_results(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings, by their keys, that can change a number of the test, given the seed and the file of weights."""
-    ignored = _without_effect(config)
-    settings = FORMER | flat(config)
-    return {key: value for key, value in settings.items() if key not in ignored}
+    """The settings, without nulls, that can change a number of the test, given the seed and the file of weights."""
+    settings, ignored = FORMER | flat(config), _without_effect(config)
+    return {key: of for key, of in settings.items() if key not in ignored and of is not None}
 
 
 def _without_effect(*configs: Mapping[str, Any]) -> set[str]:
@@ -102,32 +93,31 @@ def flat(config: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def changed(settings: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of resolved settings with the values at their paths.
+    """A copy of resolved settings with the values at their paths; a ConfigError if one leads nowhere.
 
-    Raises:
-        ConfigError: naming the path, if it leads nowhere; whether the setting is known shows when it is parsed.
+    Whether the setting is known shows when it is parsed.
     """
     result = copy.deepcopy(dict(settings))
     for path, value in values.items():
-        part, rest = result, path
-        while rest not in (steps := _steps(part)):
-            # Names may hold dots: those of optimization.overrides do.
-            ways = [step for step in steps if rest.startswith((f"{step}.", f"{step}["))]
-            if not ways:
-                break
-            step = max(ways, key=len)
-            part, rest = part[steps[step]], rest[len(step) :].removeprefix(".")
-        # Values that the runner fills in, and those that YAML cannot hold, may be missing.
-        if rest not in steps and (not isinstance(part, dict) or "." in rest or "[" in rest):
+        if not _put(result, path, value):
             raise ConfigError(
                 f"{path}: leads nowhere in the settings of the recipe, which benchmarks/run.py --print_config shows"
             )
-        part[steps.get(rest, rest)] = value
     return result
 
 
-def _steps(part: Any) -> dict[str, Any]:
-    """The possible next steps of a path, each with its key or index."""
+def _put(part: Any, path: str, value: Any) -> bool:
+    """Set the value at a path below this part; False if it leads nowhere."""
+    steps: dict[str, Any] = {}
     if isinstance(part, list):
-        return {f"[{i}]": i for i in range(len(part))}
-    return {str(name): name for name in part} if isinstance(part, dict) else {}
+        steps = {f"[{i}]": i for i in range(len(part))}
+    elif isinstance(part, dict):
+        # Values that the runner fills in, and those that YAML cannot hold, may be missing.
+        new = {} if "." in path or "[" in path else {path: path}
+        steps = new | {str(name): name for name in part}
+    if path in steps:
+        part[steps[path]] = value
+        return True
+    # Names may hold dots: those of optimization.overrides do.
+    ways = [step for step in steps if path.startswith((f"{step}.", f"{step}["))]
+    return any(_put(part[steps[way]], path[len(way) :].removeprefix("."), value) for way in ways)

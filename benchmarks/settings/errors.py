@@ -6,9 +6,6 @@ from typing import Any
 
 from benchmarks.console import PrintableError
 
-DENIED = re.compile(r"Importing ('.*?') is not allowed, denied by .*? to allow it\.?", re.DOTALL)
-"""jsonargparse's message on a value that names something to import."""
-
 
 class ConfigError(PrintableError, ValueError):
     """Error: the description of the run is wrong; one line with the key, the value and the remedy."""
@@ -36,7 +33,6 @@ def one_line(error: BaseException) -> str:
     )
     lines = [line for line in lines if line and not line.startswith(noise)]
     text = ": ".join(line.rstrip(":") for line in lines)
-    text = DENIED.sub(r"\1 is not imported; a class is described by {class_path: ...}", text)
     text = re.sub(r'in "<unicode string>", (?=line)', "", text)
     text = re.sub(r"Not of type \w+: |Problem with given class_path '[\w.]+': ", "", text)
     return re.sub(r'Parser key "([^"]*)"', r"\1", re.sub(r"<class '([^']*)'>", r"\1", text))

@@ -6,7 +6,6 @@ Any mistake raises a `ConfigError` of one line that names the key, before anythi
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from itertools import chain
 from math import inf
 from pathlib import Path
 from typing import Any, Literal
@@ -95,12 +94,6 @@ class Model:
     attention: ClassSpec | None = None
     ensemble: Ensemble | None = None
     channels_last: bool = False
-
-    def faults(self) -> Iterator[str]:
-        """Lines on settings that do not go together."""
-        own = ("pool", "bias", "normalize", "attention", "frozen_stages")
-        has = self.ensemble is not None
-        yield from idle("model", self, (has, own, "an ensemble has its own head and cut"))
 
 
 @dataclass
@@ -233,15 +226,19 @@ class Experiment:
     def __post_init__(self) -> None:
         folder = self.model.weights
         files = sorted(folder.glob("*.safetensors")) if folder is not None else []
-        faults = chain(self.data.faults(), self.model.faults(), self._faults(files))
-        if (fault := next(faults, None)) is not None:
+        if (fault := next(self._faults(files), None)) is not None:
             raise ConfigError(fault)
         if files:
             turn = (self.seed + self.data.fold) % len(files)
             self.model = replace(self.model, weights=files[turn])
 
     def _faults(self, files: list[Path]) -> Iterator[str]:
+        """Lines on settings that do not go together."""
         evaluation, weights = self.evaluation, self.model.weights
+        own = ("pool", "bias", "normalize", "attention", "frozen_stages")
+        has, why = self.model.ensemble is not None, "an ensemble has its own head and cut"
+        yield from self.data.faults()
+        yield from idle("model", self.model, (has, own, why))
         if (shown := printable(self.label)) != self.label:
             yield f"label: expected one line of printable text, got '{shown}'"
         if not self.losses:

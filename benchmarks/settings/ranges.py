@@ -1,9 +1,9 @@
 """Types of numbers with a range, which the parser reads as plain Python numbers."""
 
-import operator
 import os
+from collections.abc import Callable
 from contextlib import suppress
-from math import inf
+from math import inf, isfinite
 from pathlib import Path
 from typing import Any
 
@@ -13,36 +13,29 @@ from jsonargparse.typing import register_type
 register_type(Path, os.fspath, Path, type_check=isinstance)
 
 
-def _number(name: str, kind: type, least: float, limit: float = 2**31) -> Any:
-    """A type of the integers from `least` on, or of the numbers above it; all are below the limit.
-
-    The limit is that of any count: no machine has more, and torch would overflow.
-    """
-    what, sign, above = {
-        int: ("an integer", ">=", operator.ge),
-        float: ("a finite number", ">", operator.gt),
-    }[kind]
-
-    low, high = f" {sign}{least}" * (least > -inf), f" and <{limit}" * (limit < inf)
-
+def _number(name: str, kind: type, expected: str, inside: Callable[[Any], bool]) -> Any:
     def read(_: type, value: Any) -> Any:
         with suppress(OverflowError, TypeError, ValueError):
             number = kind(value)
-            inside = above(number, least) and number < limit
-            if inside and number == float(value) and not isinstance(value, bool):
+            if inside(number) and number == float(value) and not isinstance(value, bool):
                 return number
-        raise ValueError(f"expected {what}{low}{high}, got {value!r}")
+        raise ValueError(f"expected {expected}, got {value!r}")
 
     made = type(name, (kind,), {"__new__": read})
     register_type(made, serializer=kind)
     return made
 
 
-NonNegativeInt = _number("Count", int, 0)
-PositiveInt = _number("AtLeast1", int, 1)
-AtLeast2 = _number("AtLeast2", int, 2)
-Pixels = _number("Pixels", int, 8, 2**15)
-Seed = _number("Seed", int, 0, 2**32)
-Points = _number("Points", float, 0, 100)
-Rate = _number("Rate", float, 0, inf)
-Finite = _number("Finite", float, -inf, inf)
+def _integer(name: str, least: int, limit: int = 2**31) -> Any:
+    """Integers below the limit of any count: no machine has more, and torch would overflow."""
+    return _number(name, int, f"an integer >={least} and <{limit}", lambda n: least <= n < limit)
+
+
+NonNegativeInt = _integer("Count", 0)
+PositiveInt = _integer("AtLeast1", 1)
+AtLeast2 = _integer("AtLeast2", 2)
+Pixels = _integer("Pixels", 8, 2**15)
+Seed = _integer("Seed", 0, 2**32)
+Points = _number("Points", float, "a finite number >0 and <100", lambda n: 0 < n < 100)
+Rate = _number("Rate", float, "a finite number >0", lambda n: 0 < n < inf)
+Finite = _number("Finite", float, "a finite number", isfinite)

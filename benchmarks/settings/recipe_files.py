@@ -28,37 +28,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import NoneType
 from typing import Any
 
 from benchmarks.settings.errors import ConfigError
-from benchmarks.settings.yaml_files import misfit, read_yaml
+from benchmarks.settings.yaml_files import read_yaml
 
 RECIPES = Path(__file__).parents[1] / "recipes"
-
-GROUPS = ("data", "model", "optimization", "evaluation")
-"""Settings that hold mappings."""
-
-CELLS = {...: {...: (int, float)}}
-
-ENTRY = {
-    **{"label": str, "cells": CELLS, "half_widths": CELLS, "same_as": str},
-    **dict.fromkeys(GROUPS, dict),
-    ...: object,
-}
-TABLE = {
-    **{"title": str, "shared": dict, "trainings": {...: (dict, NoneType)}},
-    "quoted": [{"row": str, "dataset": str}],
-    ...: (),  # the kind of no value: there are no other keys
-}
-PAPER = {
-    **{key: [{"text": str}] for key in ("differs", "not_given", "printed", "published_code")},
-    ...: (),
-}
-"""Kinds of the values of an entry and of the two files; see `misfit`."""
-
-Cells = dict[str, dict[str, float]]
-"""{test-time output: {metric: percent}}"""
 
 
 @dataclass(frozen=True)
@@ -80,7 +55,7 @@ class Entry:
         settings: Settings of the training.
         label: The paper's name of the row.
         remarks: Remarks on the training and its paper, by the keys of PAPER.yaml.
-        cells: The paper's numbers.
+        cells: The paper's numbers, {test-time output: {metric: percent}}.
         half_widths: Half-widths of the paper's own 95 % intervals.
     """
 
@@ -88,9 +63,9 @@ class Entry:
     training: str
     settings: dict[str, Any]
     label: str
-    remarks: dict[str, list[Remark]] = field(default_factory=dict)
-    cells: Cells = field(default_factory=dict)
-    half_widths: Cells = field(default_factory=dict)
+    remarks: dict[str, list[Remark]]
+    cells: dict[str, dict[str, float]]
+    half_widths: dict[str, dict[str, float]]
 
 
 @dataclass(frozen=True)
@@ -118,22 +93,14 @@ def recipe_names() -> list[str]:
 
 
 def read_table(name: str) -> RecipeTable:
-    """Read all entries of PAPER/TABLE.
-
-    Raises:
-        ConfigError: if there is no such file, or it is not as described above.
-    """
+    """Read all entries of PAPER/TABLE; a ConfigError if there is no such file."""
     content = _content(name)
     entries = [read_entry(f"{name}/{row}") for row in content["trainings"]]
     return RecipeTable(name, content.get("title", name), entries, content.get("quoted", []))
 
 
 def read_entry(name: str) -> Entry:
-    """Read the entry PAPER/TABLE/ROW.
-
-    Raises:
-        ConfigError: if there is no such entry; it lists the existing ones.
-    """
+    """Read the entry PAPER/TABLE/ROW; a ConfigError, which lists the existing ones, if there is no such entry."""
     table, _, row = name.rpartition("/")
     content = _content(table)
     if row not in content["trainings"]:
@@ -141,20 +108,15 @@ def read_entry(name: str) -> Entry:
         raise ConfigError(f"recipe: no {row!r} in {table}; there are {there}")
     own = content["trainings"][row] or {}
     settings = merge(content.get("shared", {}), own)
-    _check(name, settings, ENTRY)
     cells, half_widths = settings.pop("cells", {}), settings.pop("half_widths", {})
     training = settings.pop("same_as", name)
     if training != name:
-        if further := own.keys() - {"label", "cells", "half_widths", "same_as"}:
-            said = f"has the settings of {training}; leave out {', '.join(sorted(further))}"
-            raise ConfigError(f"{name}: {said}")
         origin = read_entry(training)
         training, settings, label = origin.training, origin.settings, own.get("label", origin.label)
     else:
         label = settings.get("label", name)
         if weights := settings.get("model", {}).get("weights"):
-            from_root = str(RECIPES.parents[1] / str(weights))
-            settings = merge(settings, {"model": {"weights": from_root}})
+            settings["model"]["weights"] = str(RECIPES.parents[1] / weights)
     remarks = _remarks(table, f"{settings.get('data', {}).get('dataset', '')} {label}")
     return Entry(name, training, settings, label, remarks, cells, half_widths)
 
@@ -164,17 +126,11 @@ def _remarks(name: str, about: str) -> dict[str, list[Remark]]:
     paper, _, table = name.partition("/")
     path = RECIPES / f"{paper}.yaml"
     content = read_yaml(path) if path.exists() else {}
-    _check(path, content, PAPER)
-    try:
-        remarks = {key: [Remark(**line) for line in lines] for key, lines in content.items()}
-        return {
-            key: [remark for remark in found if re.search(remark.of, f"{table} {about}")]
-            for key, found in remarks.items()
-        }
-    except (TypeError, re.error) as error:
-        raise ConfigError(
-            f"{path}: expected lines {{facts: {{...}}, of: REGEX, text: ...}}: {error}"
-        ) from error
+    found: dict[str, list[Remark]] = {}
+    for key, lines in content.items():
+        remarks = [Remark(**line) for line in lines]
+        found[key] = [of for of in remarks if re.search(of.of, f"{table} {about}")]
+    return found
 
 
 def _content(table: str) -> dict[str, Any]:
@@ -182,17 +138,7 @@ def _content(table: str) -> dict[str, Any]:
         raise ConfigError(
             f"recipe: no table {table!r}; there are {', '.join(table_names())}, and --list shows their entries"
         )
-    path = RECIPES / f"{table}.yaml"
-    content = {"trainings": {}} | read_yaml(path)
-    _check(path, content, TABLE)
-    return content
-
-
-def _check(place: object, content: Mapping[str, Any], kinds: Mapping[Any, Any]) -> None:
-    if (wrong := misfit(content, kinds)) is not None:
-        raise ConfigError(
-            f"{place}: its {wrong} is not as benchmarks/settings/recipe_files.py describes it"
-        )
+    return read_yaml(RECIPES / f"{table}.yaml")
 
 
 def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

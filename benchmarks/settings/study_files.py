@@ -7,7 +7,7 @@ rows:
   ROW:                         an entry of that table, or with `recipe: PAPER/TABLE/ROW` any other
     settings: [...]            further arguments of its runs, such as --data.test_classes=FILE
     measures: [...]            further arguments of its tests, such as --evaluation.orders=true
-    takes: [ROW, ...]          rows whose chosen settings it takes over, before its own are chosen
+    takes: [ROW, ...]          rows above it whose chosen settings it takes over, before its own are chosen
     choose: {SETTING: [...]}   values to choose from, in order; of several settings, all combinations
 comparisons:
   NAME: {claim: ..., better: ROW, than: ROW}     see `Comparison`
@@ -25,7 +25,6 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
-from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any
 
@@ -169,11 +168,7 @@ class StudyFile:
         return list(dict.fromkeys(found))
 
     def budget(self, row: str, *, whole: bool = False) -> int:
-        """Candidates among which the settings of a row are chosen, with those that it takes over.
-
-        Args:
-            whole: Count all values of the lists, not only those that are tried first.
-        """
+        """Candidates for the settings of a row and of those that it takes over: all, or those tried first."""
         first = None if whole else self.choice.first
         grids = [self.rows[one].choose for one in self.needed([row])]
         return sum(
@@ -215,11 +210,7 @@ def study_names() -> list[str]:
 
 
 def read_study(study: str) -> StudyFile:
-    """Read a study by its name or its file.
-
-    Raises:
-        ConfigError: naming the file and what is wrong in it, also if its comparisons would not be fair.
-    """
+    """Read a study by its name or its file; a ConfigError of what is wrong in it, such as an unfair comparison."""
     path = Path(study) if study.endswith((".yaml", ".yml")) else STUDIES / f"{study}.yaml"
     if not path.exists():
         raise ConfigError(
@@ -250,12 +241,12 @@ def read_study(study: str) -> StudyFile:
 
 
 def _faults(study: StudyFile) -> Iterator[str]:
-    """Lines on unknown rows, circles of rows and unfair comparisons; what comes after the first is not sure."""
+    """Lines on unknown rows and unfair comparisons; what comes after the first is not sure."""
     if bool(study.seeds.more) != (study.seeds.wider_than is not None):
         yield "seeds: more and wider_than belong together; give both, or neither"
     if not study.comparisons:
         yield "comparisons: expected at least one"
-    recipes = recipe_names()
+    recipes, above = recipe_names(), []
     for name, row in study.rows.items():
         at = f"rows.{name}"
         if not re.fullmatch(r"\w[\w.-]*", name):
@@ -263,8 +254,8 @@ def _faults(study: StudyFile) -> Iterator[str]:
         if row.recipe not in recipes:
             yield f"{at}.recipe: no recipe {row.recipe!r}; expected PAPER/TABLE/ROW"
         for other in row.takes:
-            if other not in study.rows:
-                yield f"{at}.takes: no row {other!r}"
+            if other not in above:
+                yield f"{at}.takes: no row {other!r} above it"
             if study.tested_on(other) != study.tested_on(name):
                 yield f"{at}.takes: settings of {other!r}, which may have seen this row's test classes"
         for setting, values in row.choose.items():
@@ -272,14 +263,10 @@ def _faults(study: StudyFile) -> Iterator[str]:
                 yield f"{at}.choose.{setting}: says how a candidate is measured"
             if len(set(values)) < len(values) or not values:
                 yield f"{at}.choose.{setting}: expected different values"
-    try:
-        TopologicalSorter({name: row.takes for name, row in study.rows.items()}).prepare()
-    except CycleError as error:
-        yield f"rows: {' takes over the settings of '.join(reversed(error.args[1]))}"
-    for name in study.rows:
+        above.append(name)
         choosing = [setting for one in study.needed([name]) for setting in study.rows[one].choose]
         if twice := [setting for setting in choosing if choosing.count(setting) > 1]:
-            yield f"rows.{name}: {twice[0]} is chosen by two of the rows that it takes over"
+            yield f"{at}: {twice[0]} is chosen by two of the rows that it takes over"
     for comparison in study.comparisons:
         at, rows = f"comparisons.{comparison.name}", comparison.rows()
         if comparison.better == comparison.than:

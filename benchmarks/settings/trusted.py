@@ -38,11 +38,7 @@ def is_trusted(module: str, packages: Iterable[str] = OURS) -> bool:
 
 
 def trusted_module(path: object, key: str) -> tuple[str, str]:
-    """Split a dotted path into (module, name of the class).
-
-    Raises:
-        ConfigError: if it is not such a path, or its module is not trusted.
-    """
+    """Split the dotted path of a class into module and name; a ConfigError if the module is not trusted."""
     if not isinstance(path, str) or not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)+", path):
         raise ConfigError(f"{key}: expected a path such as torch.optim.SGD, got {path!r}")
     module, _, name = path.rpartition(".")

@@ -1,4 +1,4 @@
-"""YAML of settings: read strictly, written so that it reads back as it was, and its kinds of values."""
+"""YAML of settings: read strictly, and written so that it reads back as it was."""
 
 import re
 from collections.abc import Mapping
@@ -40,11 +40,7 @@ for either in (StrictLoader, StrictDumper):
 
 
 def load_yaml(text: str) -> Any:
-    """Read YAML text with `StrictLoader`.
-
-    Raises:
-        ValueError: of one line, if the text is not valid YAML.
-    """
+    """Read YAML text with `StrictLoader`; a ValueError of one line if it is not valid."""
     try:
         return yaml.load(text, StrictLoader)
     except Exception as error:  # a tag may declare any text a number, a date or binary
@@ -58,11 +54,7 @@ _load_once = cache(load_yaml)  # every command reads the recipes several times
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """Read a YAML file that holds a mapping.
-
-    Raises:
-        ConfigError: if the file is missing, unreadable, or holds something else.
-    """
+    """Read a YAML file of a mapping; a ConfigError if it is missing, unreadable, or holds something else."""
     try:
         content = deepcopy(_load_once(path.read_text()))
     except OSError as error:
@@ -77,23 +69,3 @@ def read_yaml(path: Path) -> dict[str, Any]:
 def dump(config: Mapping[str, Any]) -> str:
     """Settings as YAML for `--config`."""
     return yaml.dump(dict(config), Dumper=StrictDumper, sort_keys=False)
-
-
-def misfit(value: Any, kind: Any) -> str | None:
-    """Place of a value that is not of its kind: "data.split", "" for the value itself; None if all is well.
-
-    Args:
-        kind: A type or a tuple of types, a list of the kind of all entries, or a mapping of the kinds of entries by
-            their names, the name ... standing for all.
-    """
-    if isinstance(kind, list) and isinstance(value, list):
-        value, kind = {str(i): entry for i, entry in enumerate(value)}, {...: kind[0]}
-    if not isinstance(kind, (dict, list)):
-        return None if isinstance(value, kind) else ""
-    if not isinstance(value, dict):
-        return ""
-    for name in value if ... in kind else kind:
-        inner = misfit(value.get(name), kind.get(name, kind.get(...)))
-        if inner is not None or not isinstance(name, str):
-            return f"{name}.{inner or ''}".rstrip(".")
-    return None

@@ -37,7 +37,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 
 from benchmarks.building import resolved
 from benchmarks.records import check_same, damage_named, read_json, replace_file, write_json
-from benchmarks.settings import Command, ConfigError, changed, dump, flat, misfit, parse, read_yaml
+from benchmarks.settings import Command, ConfigError, changed, dump, flat, parse, read_yaml
 from benchmarks.studies.jobs import Job, check, fold_jobs
 from benchmarks.studies.launching import Launcher
 from benchmarks.studies.queue import Queue
@@ -247,7 +247,7 @@ def _distribution(place: str, given: Any) -> BaseDistribution:
     with suppress(TypeError, ValueError):  # of Optuna, too
         match given:
             case {"choices": [_, _, *_] as choices, **others} if not others:
-                if misfit(choices, [PLAIN]) is None:
+                if all(isinstance(choice, PLAIN) for choice in choices):
                     return CategoricalDistribution(choices)
             case {"low": low, "high": high, **flags} if -math.inf < low < high < math.inf:
                 if not flags.pop("int", False):
