@@ -143,12 +143,10 @@ class OngoingRun:
             keep = partial(training.CachedViews, accelerator, model, experiment=experiment)
             train, *tested = self.datasets
             self.caches = [keep(train), *(of and keep(of, test=True) for of in tested)]
-        self.embedding = {
-            "batch_size": tests.batch_size,
-            "num_workers": self.num_workers,
-            "dtype": self.state.dtype,
-        }
-        self.curves = evaluation.Curves(accelerator, model, self.images, tests, self.embedding)
+        self.evaluator = evaluation.Evaluator(
+            accelerator, model, tests.batch_size, self.num_workers
+        )
+        self.curves = evaluation.Curves(self.evaluator, self.images, tests)
         self.record = records.RunWriter(command, argv, accelerator, about)
         if not self.record.finished:
             try:
@@ -223,8 +221,7 @@ class OngoingRun:
         test, recall_at = self.images.test, self.experiment.evaluation.recall_at
         if self.experiment.protocol == "fair" or self.experiment.data.split != "test":
             return
-        options = {"is_query": test.is_query, **self.embedding}
-        found = evaluation.evaluate(self.accelerator, self.state.model, test, recall_at, **options)
+        found = self.evaluator.evaluate(test, recall_at, test.is_query)
         self.record.update(before_training=found.metrics)
 
     def test(self) -> None:
@@ -234,8 +231,11 @@ class OngoingRun:
         if best is not None:
             state.load_weights(records.load_best(path, best["step"]))
         found, outputs, half_widths = evaluation.test_outputs(
-            *(self.accelerator, state.model, training.find_horde(state.loss)),
-            *(self.images.train, self.images.test, tests, self.embedding),
+            self.evaluator,
+            training.find_horde(state.loss),
+            self.images.train,
+            self.images.test,
+            tests,
         )
         if not self.accelerator.is_main_process:
             return

@@ -10,7 +10,6 @@ says. Trunks that timm lacks, GoogLeNet and BN-Inception, need `benchmarks.backb
 import argparse
 import base64
 import io
-import json
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -21,12 +20,9 @@ import timm
 import torch
 from PIL import Image, ImageOps
 from pytorch_metric_learning.utils.inference import InferenceModel
-from safetensors.torch import load_file
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.data import Dataset
 from torchvision.datasets.folder import IMG_EXTENSIONS
-
-from pml_regularizers import EmbeddingHead
 
 FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP")  # of those endings; nothing else is opened
 
@@ -76,26 +72,16 @@ def figure(path: Path, text: str) -> str:
     return f'<figure><img src="{source}" alt=""><br>{escape(str(path))}<br>{text}</figure>\n'
 
 
-def load(folder: Path) -> tuple[nn.Module, EmbeddingHead | None]:
-    """The trunk and, where timm's classifier is not the embedding layer, the head."""
-    trunk = timm.create_model(f"local-dir:{folder}", pretrained=True)
-    head = json.loads((folder / "config.json").read_text()).get("embedding_head")
-    if head is not None:
-        head = EmbeddingHead.for_trunk(trunk, **head)
-        head.load_state_dict(load_file(folder / "head.safetensors"))
-    return trunk, head
-
-
 def search(
     exported: Path, paths: Sequence[Path], queries: Sequence[Path], neighbours: int
 ) -> tuple[Tensor, Tensor]:
     """Squared distances and indices into `paths`, (queries, neighbours), the nearest first."""
-    trunk, head = load(exported)
-    config = timm.data.resolve_model_data_config(trunk)
+    network = timm.create_model(f"local-dir:{exported}", pretrained=True)
+    config = timm.data.resolve_model_data_config(network)
     view = timm.data.create_transform(**config)
     mode = "RGB" if config["input_size"][0] == 3 else "L"
     sought = torch.stack([image for image, _ in Images(queries, view, mode)])
-    model = InferenceModel(trunk, head, data_device="cpu")
+    model = InferenceModel(network, data_device="cpu")
     model.train_knn(Images(paths, view, mode))
     return model.get_nearest_neighbors(sought, min(neighbours, len(paths)))
 

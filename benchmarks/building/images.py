@@ -47,9 +47,6 @@ def build_datasets(data: Data, *, seed: int = 0, fair: bool = False) -> Datasets
     Args:
         seed: The run's seed, if it decides which classes are trained on.
         fair: Keep a part of the training classes to choose weights by.
-
-    Raises:
-        ConfigError: if the dataset is missing or damaged, or a setting does not suit it.
     """
     limits = [limit for limit in (data.train_classes, data.max_classes) if limit is not None]
     try:
@@ -89,11 +86,7 @@ def build_datasets(data: Data, *, seed: int = 0, fair: bool = False) -> Datasets
 
 
 def show_to(trunk: nn.Module, datasets: Datasets, data: Data) -> Datasets:
-    """Give photographs the size and the normalisation of a network.
-
-    Raises:
-        ConfigError: if a setting does not suit them.
-    """
+    """Give photographs the size and the normalisation of a network."""
     for dataset in datasets:
         if isinstance(dataset, ImageSet):
             dataset.views = image_views(data, trunk)

@@ -9,8 +9,8 @@ from .outputs import (
 )
 from .showcase import save_showcase as save_showcase
 from .tester import (
+    Evaluator as Evaluator,
     cluster_metrics as cluster_metrics,
-    evaluate as evaluate,
     measure as measure,
     per_class as per_class,
 )

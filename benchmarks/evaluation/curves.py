@@ -4,13 +4,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from accelerate import Accelerator
-from torch import Tensor, nn
-from torch.utils.data import Dataset, Subset
+from torch.utils.data import Subset
 
 from benchmarks.building import Datasets
 from benchmarks.datasets import Glyphs, ImageSet
-from benchmarks.evaluation.tester import Measured, cluster_metrics, evaluate
+from benchmarks.evaluation.tester import Evaluator, cluster_metrics
 from benchmarks.settings import Evaluation
 
 SELECTED_BY = "mean_average_precision_at_r"
@@ -21,19 +19,15 @@ class Curves:
     """Measures the model at a step of its training.
 
     Args:
-        accelerator: The processes, all of which call the methods.
-        model: The prepared network.
+        evaluator: It tests the model with all processes, which call the methods.
         datasets: Seen, unseen and validation classes.
         settings: The number of classes, and the K.
-        embedding: The keyword arguments of `embed`.
         best: {"step", "value"} of the best weights so far, by the validation classes.
     """
 
-    accelerator: Accelerator
-    model: nn.Module
+    evaluator: Evaluator
     datasets: Datasets
     settings: Evaluation
-    embedding: dict[str, Any]
     best: dict[str, Any] | None = None
 
     def point(self, step: int) -> dict[str, float]:
@@ -45,7 +39,7 @@ class Curves:
         validation = self.datasets.validation
         if validation is None:
             return row | {"unseen_recall_at_1": self._recall_at_1(self.datasets.test)}
-        found = self._tested(validation, validation.is_query, [1]).metrics
+        found = self.evaluator.evaluate(validation, [1], validation.is_query).metrics
         value = found[SELECTED_BY]
         if step and (self.best is None or value > self.best["value"]):
             self.best = {"step": step, "value": value}
@@ -54,8 +48,8 @@ class Curves:
     def oracle(self) -> dict[str, float]:
         """Measure all test classes, for curves and for the column *oracle (test-selected)*."""
         test = self.datasets.test
-        found = self._tested(test, test.is_query, self.settings.recall_at)
-        if not (self.settings.clustering and self.accelerator.is_main_process):
+        found = self.evaluator.evaluate(test, self.settings.recall_at, test.is_query)
+        if not (self.settings.clustering and self.evaluator.accelerator.is_main_process):
             return found.metrics
         return found.metrics | cluster_metrics(found.embeddings, found.labels)
 
@@ -65,10 +59,5 @@ class Curves:
         chosen = torch.linspace(0, dataset.num_classes - 1, count).long()
         rows = torch.isin(dataset.labels, chosen).nonzero().flatten()
         is_query = None if dataset.is_query is None else dataset.is_query[rows]
-        return self._tested(Subset(dataset, rows.tolist()), is_query, [1]).metrics["recall_at_1"]
-
-    def _tested(
-        self, images: Dataset[Any], is_query: Tensor | None, recall_at: list[int]
-    ) -> Measured:
-        options = {"is_query": is_query, "progress": False, **self.embedding}
-        return evaluate(self.accelerator, self.model, images, recall_at, **options)
+        found = self.evaluator.evaluate(Subset(dataset, rows.tolist()), [1], is_query)
+        return found.metrics["recall_at_1"]

@@ -21,7 +21,7 @@ from accelerate.utils import broadcast
 from torch import Tensor, nn
 
 from benchmarks.datasets import Glyphs, ImageSet
-from benchmarks.evaluation.tester import Measured, cluster_metrics, embed, evaluate, measure
+from benchmarks.evaluation.tester import Evaluator, Measured, cluster_metrics, measure
 from benchmarks.records import EMBEDDINGS, read_table
 from benchmarks.settings import Evaluation
 from pml_regularizers import (
@@ -37,38 +37,31 @@ Metrics = dict[str, float]
 
 
 def test_outputs(
-    accelerator: Accelerator,
-    model: nn.Module,
+    evaluator: Evaluator,
     horde: HORDELoss | None,
     train_set: Glyphs | ImageSet,
     test_set: Glyphs | ImageSet,
     settings: Evaluation,
-    embedding: dict[str, Any],
 ) -> tuple[Measured, dict[str, Metrics], dict[str, Metrics]]:
     """Test all outputs that the settings ask for, in one pass over the images; call it on all processes.
 
     Args:
         horde: The loss whose orders and descriptor are tested.
-        embedding: The keyword arguments of `embed`.
 
     Returns:
         The embedding's results, the metrics of the other outputs, and the half-widths of the 95 % intervals of
         those that are means. Only the main process has all metrics.
-    Raises:
-        NonFiniteError: as `embed`.
     """
     extract = horde.descriptor if horde and (settings.orders or settings.descriptor) else None
-    options = {"extract": extract, **embedding}
-    is_query, K = test_set.is_query, settings.recall_at
-    found = evaluate(accelerator, model, test_set, K, is_query=is_query, **options)
-    attention = next((m for m in model.modules() if isinstance(m, VEMAttention)), None)
+    accelerator, is_query, K = evaluator.accelerator, test_set.is_query, settings.recall_at
+    found = evaluator.evaluate(test_set, K, is_query, extract)
+    attention = next((m for m in evaluator.model.modules() if isinstance(m, VEMAttention)), None)
     if attention is not None:
-        found.metrics["variance_correlation"] = variance_correlation(
-            accelerator, model, attention, train_set, **embedding
-        )
+        correlation = variance_correlation(evaluator, attention, train_set)
+        found.metrics["variance_correlation"] = correlation
     trained: tuple[Tensor, ...] = ()
     if settings.divergence or (horde is not None and settings.descriptor):
-        trained = embed(accelerator, model, train_set, **options)
+        trained = evaluator.embed(train_set, extract)
     vectors: dict[str, Tensor] = {}
     if horde is not None and found.descriptors is not None:
         if settings.orders:
@@ -92,11 +85,7 @@ def test_outputs(
 
 
 def variance_correlation(
-    accelerator: Accelerator,
-    model: nn.Module,
-    attention: VEMAttention,
-    dataset: Glyphs | ImageSet,
-    **embedding: Any,
+    evaluator: Evaluator, attention: VEMAttention, dataset: Glyphs | ImageSet
 ) -> float:
     """Pearson's, over all features, of the variance that VEM attention predicts with that of a dataset's images."""
     seen: list[tuple[Tensor, Tensor]] = []
@@ -105,9 +94,7 @@ def variance_correlation(
         seen.append(pair)
 
     with attention.statistics.register_forward_hook(see):
-        pooled = embed(
-            accelerator, model, dataset, extract=lambda _: seen.pop()[0].float(), **embedding
-        )[2]
+        _, _, pooled = evaluator.embed(dataset, lambda _: seen.pop()[0].float())
     both = [pooled.var(dim=0), attention.variance.detach().float().cpu()]
     return float(torch.corrcoef(torch.stack(both))[0, 1])
 

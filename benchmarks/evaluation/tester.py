@@ -1,4 +1,4 @@
-"""PML's tester for one process or many: embeddings of a dataset, and the metrics on them or on given vectors.
+"""Tester for one process or many: embeddings of a dataset, and the metrics on them or on given vectors.
 
 Recall@K, R-precision and MAP@R are those of `pml_regularizers.RankAccuracyCalculator`. Every image is a query,
 for which all other images are ranked by the distance of the L2-normalised embeddings. An image that is alone in
@@ -18,7 +18,6 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
-from pytorch_metric_learning.testers import GlobalEmbeddingSpaceTester
 from pytorch_metric_learning.utils.inference import FaissKMeans
 from sklearn.metrics import adjusted_mutual_info_score, normalized_mutual_info_score
 from sklearn.metrics.cluster import pair_confusion_matrix
@@ -34,102 +33,43 @@ from pml_regularizers._ranks import Ranks
 RESTARTS = 5  # of k-means: the clustering with the least squared distances counts
 
 
-def embed(
-    accelerator: Accelerator,
-    model: nn.Module,
-    dataset: Dataset[Any],
-    *,
-    batch_size: int,
-    num_workers: int = 0,
-    extract: Callable[[Tensor], Tensor] | None = None,
-    progress: bool = True,
-    dtype: torch.dtype | None = None,
-) -> tuple[Tensor, ...]:
-    """Return the embeddings and labels of all images, in dataset order, on the CPU.
-
-    The model runs, and is left, in evaluation mode, without gradients and without its DDP or torch.compile
-    wrapper. The global random state does not change.
-
-    Args:
-        dataset: `dataset[i]` is (image, label, ...); a `Subset` of such a dataset works as well.
-        extract: Function called with the embeddings of a batch right after each forward pass; it returns one more
-            vector per image, such as `HORDELoss.descriptor`. The mode of a module that it uses is not changed.
-        progress: A progress bar on the main process.
-        dtype: Type that the images are cast to, such as `torch.float64` for a model in float64.
-    Returns:
-        (embeddings (n, E), labels (n,)), and with `extract` the descriptors (n, D) as a third.
-    Raises:
-        NonFiniteError: if the model or `extract` gives NaN or inf.
-    """
-    # `unwrap_model`, if it keeps the compilation, removes DDP from the caller's model for good.
-    model = accelerator.unwrap_model(model, keep_torch_compile=False)
-    n, first, processes = len(dataset), accelerator.process_index, accelerator.num_processes
-    batches = torch.arange(n).split(batch_size)
-    # All processes have equally many, or gathering would hang: some do one of the first batches again.
-    turns = range(first, len(batches) + -len(batches) % processes, processes)
-    mine = [batches[turn % len(batches)] for turn in turns]
-    # Without a generator of its own, a DataLoader draws its workers' seed from the global one.
-    loader = DataLoader(
-        dataset,
-        batch_sampler=[positions.tolist() for positions in mine],
-        num_workers=num_workers,
-        generator=torch.Generator(),
-        worker_init_fn=ignore_signals,
-    )
-    shown = progress and accelerator.is_main_process
-    bar = progress_bar(loader, shown=shown, desc="embedding", unit="batch", leave=False)
-    columns: list[Tensor] = []
-    model.eval()
-    with torch.no_grad():
-        for (images, labels, *_), positions in zip(bar, mine, strict=True):
-            embeddings = model(images.to(accelerator.device, dtype))
-            more = [] if extract is None else [extract(embeddings).cpu()]
-            for places, *parts in gather_object([(positions, embeddings.cpu(), labels, *more)]):
-                columns = columns or [part.new_empty(n, *part.shape[1:]) for part in parts]
-                for column, rows in zip(columns, parts, strict=True):
-                    column[places] = rows
-    for source, rows in zip(("model", "extract"), columns[::2], strict=False):
-        # Least and largest entries, which are NaN if one is: no table of truth values for all entries.
-        finite = torch.stack(rows.aminmax(dim=1)).isfinite().all(dim=0)
-        if bad := (~finite).nonzero().flatten().tolist():
-            raise NonFiniteError(
-                f"{source}: NaN or inf for {len(bad)} of {n} images, at dataset positions "
-                f"{', '.join(map(str, bad[:5]))}{', ...' if len(bad) > 5 else ''}; has the training diverged?"
-            )
-    return tuple(columns)
+def _bar(work: Any, accelerator: Accelerator | None, **words: str) -> Any:
+    """A bar for what takes more than a second, on the main process."""
+    shown = accelerator is None or accelerator.is_main_process
+    return progress_bar(work, shown=shown, delay=1, leave=False, **words)
 
 
-class Calculator(RankAccuracyCalculator):
-    """Recall@K, MAP@R and R-precision, and beside them the `ranks` that they are made of.
-
-    Args:
-        recall_at: The K of each Recall@K.
-        accelerator: Processes that share the queries. None: this one ranks alone, on the CPU.
-    """
-
-    def __init__(
-        self, recall_at: Sequence[int], accelerator: Accelerator | None, *, progress: bool = False
-    ) -> None:
-        shown = progress and (accelerator is None or accelerator.is_main_process)
-        recalls = [f"recall_at_{K}" for K in dict.fromkeys(recall_at)]
-        super().__init__(
-            include=[*recalls, "mean_average_precision_at_r", "r_precision", "ranks"],
-            recall_at=recall_at,
-            device=torch.device("cpu") if accelerator is None else None,
-            accelerator=accelerator,
-            progress=partial(progress_bar, shown=shown, desc="ranking", unit="block", leave=False),
-        )
-
+class _Calculator(RankAccuracyCalculator):
     def calculate_ranks(self, ranks: Ranks, **_: Any) -> Ranks:
-        """The results of each query."""
         return ranks
 
-    def of(self, vectors: Tensor, labels: Tensor, is_query: Tensor | None) -> dict[str, Any]:
-        """Metrics of vectors (n, D), L2-normalised before comparison; call it on all processes."""
-        references = None if is_query is None else ~is_query
-        return self.get_accuracy_within(
-            vectors, labels, queries=is_query, references=references, normalize=True
-        )
+
+def rank(
+    vectors: Tensor,
+    labels: Tensor,
+    recall_at: Sequence[int],
+    is_query: Tensor | None = None,
+    accelerator: Accelerator | None = None,
+) -> tuple[dict[str, float], Ranks]:
+    """Recall@K, MAP@R and R-precision of vectors (n, D), and the ranks that they are made of.
+
+    Args:
+        vectors: They are L2-normalised here.
+        accelerator: Processes that share the queries; all call this. None: this one ranks alone, on the CPU.
+    """
+    recalls = [f"recall_at_{K}" for K in recall_at]
+    calculator = _Calculator(
+        include=[*recalls, "mean_average_precision_at_r", "r_precision", "ranks"],
+        recall_at=recall_at,
+        device=torch.device("cpu") if accelerator is None else None,
+        accelerator=accelerator,
+        progress=partial(_bar, accelerator=accelerator, desc="ranking", unit="block"),
+    )
+    references = None if is_query is None else ~is_query
+    found = calculator.get_accuracy_within(
+        vectors, labels, queries=is_query, references=references, normalize=True
+    )
+    return found, found.pop("ranks")
 
 
 def measure(
@@ -139,42 +79,9 @@ def measure(
     is_query: Tensor | None = None,
     accelerator: Accelerator | None = None,
 ) -> dict[str, float]:
-    """Recall@K, MAP@R and R-precision of vectors (n, D), by all processes or by this one alone."""
-    found = Calculator(recall_at, accelerator).of(vectors, labels, is_query)
-    del found["ranks"]
-    return found
-
-
-class _SharedTester(GlobalEmbeddingSpaceTester):
-    """PML's tester, with the arguments of `evaluate`; afterwards, `columns` are the results of `embed`."""
-
-    columns: tuple[Tensor, ...]
-
-    def __init__(
-        self,
-        accelerator: Accelerator,
-        recall_at: Sequence[int],
-        is_query: Tensor | None,
-        embedding: dict[str, Any],
-    ) -> None:
-        progress = embedding.get("progress", True)
-        super().__init__(
-            accuracy_calculator=Calculator(recall_at, accelerator, progress=progress),
-            data_device=accelerator.device,
-            end_of_testing_hook=lambda tester: None,  # PML's default hook logs the metrics
-        )
-        self.accelerator, self.is_query, self.embedding = accelerator, is_query, embedding
-
-    def get_all_embeddings(
-        self, dataset: Any, trunk_model: nn.Module, *arguments: Any, **options: Any
-    ) -> tuple[Tensor, Tensor]:
-        """The embeddings (n, E) and the labels (n, 1)."""
-        self.columns = embed(self.accelerator, trunk_model, dataset, **self.embedding)
-        return self.columns[0], self.columns[1][:, None]
-
-    def do_knn_and_accuracies(self, accuracies: dict[str, Any], *arguments: Any) -> None:
-        """The metrics under the calculator's own names."""
-        accuracies |= self.accuracy_calculator.of(*self.columns[:2], self.is_query)
+    """The metrics of `rank` alone."""
+    metrics, _ = rank(vectors, labels, recall_at, is_query, accelerator)
+    return metrics
 
 
 @dataclass(frozen=True)
@@ -196,30 +103,85 @@ class Measured:
     descriptors: Tensor | None = None
 
 
-def evaluate(
-    accelerator: Accelerator,
-    model: nn.Module,
-    dataset: Dataset[Any],
-    recall_at: Sequence[int],
-    *,
-    is_query: Tensor | None = None,
-    **embedding: Any,
-) -> Measured:
-    """Test a model with PML's tester, which leaves it in evaluation mode; call it on all processes.
+@dataclass(frozen=True)
+class Evaluator:
+    """Tests a model on datasets, with all processes, which all call the methods.
 
-    Args:
-        recall_at: The K of each Recall@K.
-        is_query: (n,) bool; the other images are the gallery. Default: each is both.
-        embedding: The keyword arguments of `embed`.
-
-    Raises:
-        NonFiniteError: as `embed`.
+    The model runs, and is left, in evaluation mode, without gradients and without its DDP or torch.compile
+    wrapper; images are cast to its parameters' type. The global random state does not change.
     """
-    tester = _SharedTester(accelerator, recall_at, is_query, embedding)
-    metrics = tester.test({"test": dataset}, 0, model)["test"]
-    ranks = metrics.pop("ranks")
-    del metrics["epoch"]
-    return Measured(metrics, ranks, *tester.columns)
+
+    accelerator: Accelerator
+    model: nn.Module
+    batch_size: int
+    num_workers: int = 0
+
+    def embed(
+        self, dataset: Dataset[Any], extract: Callable[[Tensor], Tensor] | None = None
+    ) -> tuple[Tensor, ...]:
+        """The embeddings (n, E) and labels (n,) of all images, in dataset order, on the CPU.
+
+        Args:
+            dataset: `dataset[i]` is (image, label, ...); a `Subset` of such a dataset works as well.
+            extract: Function called with the embeddings of a batch right after each forward pass; it returns one
+                more vector per image, such as `HORDELoss.descriptor`: the descriptors (n, D), which are returned
+                as a third. The mode of a module that it uses is not changed.
+        Raises:
+            NonFiniteError: if the model or `extract` gives NaN or inf.
+        """
+        accelerator, n = self.accelerator, len(dataset)
+        # `unwrap_model`, if it keeps the compilation, removes DDP from the caller's model for good.
+        model = accelerator.unwrap_model(self.model, keep_torch_compile=False)
+        first, processes = accelerator.process_index, accelerator.num_processes
+        batches = torch.arange(n).split(self.batch_size)
+        # All processes have equally many, or gathering would hang: some do one of the first batches again.
+        turns = range(first, len(batches) + -len(batches) % processes, processes)
+        mine = [batches[turn % len(batches)] for turn in turns]
+        # Without a generator of its own, a DataLoader draws its workers' seed from the global one.
+        loader = DataLoader(
+            dataset,
+            batch_sampler=[positions.tolist() for positions in mine],
+            num_workers=self.num_workers,
+            generator=torch.Generator(),
+            worker_init_fn=ignore_signals,
+        )
+        bar = _bar(loader, accelerator, desc="embedding", unit="batch")
+        columns: list[Tensor] = []
+        model.eval()
+        with torch.no_grad():
+            for (images, labels, *_), positions in zip(bar, mine, strict=True):
+                dtype = next(model.parameters(), images).dtype
+                embeddings = model(images.to(accelerator.device, dtype))
+                more = [] if extract is None else [extract(embeddings).cpu()]
+                for places, *parts in gather_object([(positions, embeddings.cpu(), labels, *more)]):
+                    columns = columns or [part.new_empty(n, *part.shape[1:]) for part in parts]
+                    for column, rows in zip(columns, parts, strict=True):
+                        column[places] = rows
+        for source, rows in zip(("model", "extract"), columns[::2], strict=False):
+            # Least and largest entries, which are NaN if one is: no table of truth values for all entries.
+            finite = torch.stack(rows.aminmax(dim=1)).isfinite().all(dim=0)
+            if bad := (~finite).nonzero().flatten().tolist():
+                raise NonFiniteError(
+                    f"{source}: NaN or inf for {len(bad)} of {n} images, at dataset positions "
+                    f"{', '.join(map(str, bad[:5]))}{', ...' if len(bad) > 5 else ''}; has the training diverged?"
+                )
+        return tuple(columns)
+
+    def evaluate(
+        self,
+        dataset: Dataset[Any],
+        recall_at: Sequence[int],
+        is_query: Tensor | None = None,
+        extract: Callable[[Tensor], Tensor] | None = None,
+    ) -> Measured:
+        """Embed and rank a dataset.
+
+        Args:
+            is_query: (n,) bool; the other images are the gallery. Default: each is both.
+            extract: As in `embed`.
+        """
+        columns = self.embed(dataset, extract)
+        return Measured(*rank(*columns[:2], recall_at, is_query, self.accelerator), *columns)
 
 
 def per_class(ranks: Ranks, classes: int) -> dict[str, list[int]]:

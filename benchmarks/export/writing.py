@@ -2,7 +2,6 @@
 
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from inspect import signature
 from math import floor
 from pathlib import Path
@@ -10,7 +9,6 @@ from typing import Any
 
 import timm
 import torch
-from safetensors.torch import load_file, save_file
 from timm.models import model_entrypoint, save_for_hf, split_model_name_tag
 from torch import Tensor, nn
 from torch.nn.functional import normalize
@@ -21,8 +19,6 @@ from benchmarks.records import Run, RunFolderError, load_best, load_checkpoint, 
 from benchmarks.reporting import compare, fill
 from benchmarks.settings import ConfigError, Data, Experiment, dump, parse
 from pml_regularizers import EmbeddingHead
-
-HEAD_FILE = "head.safetensors"
 
 SAME = 1e-4
 """Largest allowed difference of a coordinate of a unit embedding. Other kernels differ by rounding, 1e-7 to 1e-5
@@ -64,8 +60,7 @@ def export(run: Path, output: Path) -> float:
     try:
         with alone(output.absolute()) as folder:
             difference = _write_timm(trained, folder)
-            text = card(trained, difference, parts=(folder / HEAD_FILE).exists())
-            (folder / "README.md").write_text(text, encoding="utf-8")
+            (folder / "README.md").write_text(card(trained, difference), encoding="utf-8")
             for file in folder.iterdir():
                 let_others_read(file)
             folder.rename(output.absolute())
@@ -127,34 +122,23 @@ def _embed(model: nn.Module, images: Tensor) -> Tensor:
 
 def _write_timm(trained: Trained, folder: Path) -> float:
     """Write the files for `timm.create_model("local-dir:FOLDER", pretrained=True)`; return as `export` does."""
-    model, arguments, described = _for_timm(trained)
+    model, arguments = _for_timm(trained)
     of_timm = signature(timm.create_model).parameters
-    data, trunk_args = trained.experiment.data, trained.experiment.model.trunk_args
     save_for_hf(
         model,
         folder,
         safe_serialization=True,
-        model_args={
-            **{name: value for name, value in trunk_args.items() if name not in of_timm},
-            **arguments,
-            "in_chans": data.in_chans,
-        },
+        model_args={name: value for name, value in arguments.items() if name not in of_timm},
         model_config={
             "pretrained_cfg": {
-                **preprocessing(data, trained.network.trunk),
+                **preprocessing(trained.experiment.data, trained.network.trunk),
                 "custom_load": False,
                 # timm's facts about its own weights do not hold for these.
                 **dict.fromkeys(("tag", "license", "test_input_size", "test_crop_pct")),
             },
-            **described,
         },
     )
     network = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
-    if described:
-        head = trained.network.head
-        save_file(head.state_dict(), folder / HEAD_FILE)
-        head.load_state_dict(load_file(folder / HEAD_FILE))
-        network = nn.Sequential(network, head)
     difference = trained.difference(network)
     if not difference <= SAME:
         raise ConfigError(
@@ -164,32 +148,28 @@ def _write_timm(trained: Trained, folder: Path) -> float:
     return difference
 
 
-def _for_timm(trained: Trained) -> tuple[nn.Module, dict[str, Any], dict[str, Any]]:
-    """A model of timm's with the embedding layer as its classifier, and its arguments.
-
-    Where that gives other embeddings: the trunk alone, and the description of the layer.
-    """
+def _for_timm(trained: Trained) -> tuple[nn.Module, dict[str, Any]]:
+    """A model of timm's with the embedding layer as its classifier, and its arguments."""
     trunk, head = trained.network
     of_run, in_chans = trained.experiment.model, trained.experiment.data.in_chans
-    create = partial(timm.create_model, of_run.trunk, in_chans=in_chans, **of_run.trunk_args)
     size, bias = head.embedding_size, head.fc.bias
-    for norm in NORM_BEFORE_POOLING if hasattr(trunk, "fc_norm") else ({},):
-        arguments = {"num_classes": size, "global_pool": head.pool, **norm}
+    of_head = {"in_chans": in_chans, "num_classes": size, "global_pool": head.pool}
+    for norm in NORM_BEFORE_POOLING:
+        arguments = {**of_run.trunk_args, **of_head, **norm}
         # A trunk without such a pooling or classifier may raise any error.
         with suppress(Exception):
-            model = create(**arguments).eval()
+            model = timm.create_model(of_run.trunk, **arguments).eval()
             classifier = model.get_classifier()
             [name] = [name for name, module in model.named_modules() if module is classifier]
             linear = {"weight": head.fc.weight, "bias": torch.zeros(size) if bias is None else bias}
             own = {f"{name}.{key}": tensor for key, tensor in linear.items()}
             model.load_state_dict({**trunk.state_dict(), **own})
             if trained.difference(model) <= SAME:
-                return model, arguments, {}
-    arguments = {"num_classes": 0, "global_pool": ""}
-    model = create(**arguments)
-    model.load_state_dict(trunk.state_dict())
-    layer = {"embedding_size": size, "pool": head.pool, "bias": bias is not None}
-    return model, arguments, {"embedding_head": layer}
+                return model, arguments
+    raise ConfigError(
+        f"{trained.run.folder}: timm's {of_run.trunk} with model.pool {head.pool} and the embedding layer as its "
+        "classifier gives other embeddings, or has no such pooling or classifier"
+    )
 
 
 def preprocessing(data: Data, trunk: nn.Module) -> dict[str, Any]:
@@ -209,7 +189,7 @@ def preprocessing(data: Data, trunk: nn.Module) -> dict[str, Any]:
     }
 
 
-def card(trained: Trained, difference: float, parts: bool) -> str:
+def card(trained: Trained, difference: float) -> str:
     """The model card, README.md: how to use the files, results, and the training's settings."""
     info, trunk = trained.run.info, trained.experiment.model.trunk
     view = preprocessing(trained.experiment.data, trained.network.trunk)
@@ -225,17 +205,5 @@ def card(trained: Trained, difference: float, parts: bool) -> str:
         **{"view": view, "results": results, "step": trained.step, "config": dump(info["config"])},
         # timm knows such a trunk only once `benchmarks.backbones` has registered it.
         ours=entrypoint.__module__.startswith("benchmarks."),
-        parts=HEAD_FILE if parts else None,
-        pooled=pooling(trained.network.head, trained.network.trunk(trained.images).ndim),
         shown=floor(view["input_size"][1] / view["crop_pct"]),
     )
-
-
-def pooling(head: EmbeddingHead, ndim: int) -> str:
-    """Code of the head's pooling, before its linear layer, in torch."""
-    if head.pool == "token":
-        return "features[:, 0]"
-    reduce = {"avg": "mean", "max": "amax"}[head.pool]
-    if ndim == 3:
-        return f"features[:, {head.num_prefix_tokens}:].{reduce}(dim=1)"
-    return f"features.{reduce}(dim={(1, 2) if head.data_format == 'NHWC' else (2, 3)})"

@@ -54,11 +54,7 @@ class RunFolder(OwnedFolder):
 
 
 def check_same(before: Mapping[str, Any], now: Mapping[str, Any], folder: Path) -> None:
-    """Refuse settings that differ from those that a folder was started with.
-
-    Raises:
-        RunFolderError: naming the first setting that differs.
-    """
+    """Raise a RunFolderError for the first setting that differs from those that a folder was started with."""
     for change in config_changes(before, now):
         raise RunFolderError(
             f"{change.key}: {folder} was started with {change.before!r}, not {change.now!r}; resume with the same "
@@ -106,11 +102,7 @@ def load_checkpoint(run: Path, identity: dict[str, Any] | None = None) -> dict[s
 
 
 def load_best(run: Path, step: int) -> dict[str, Any]:
-    """Load the weights that validation classes chose, on the CPU.
-
-    Raises:
-        RunFolderError: if they are damaged or missing.
-    """
+    """Load the weights that validation classes chose, on the CPU; raise a RunFolderError if that fails."""
     return _read(_best(run, step), "run that training again")
 
 

@@ -70,11 +70,7 @@ class CachedViews(Dataset[tuple[Tensor, int, int]]):
             self._check_room()
 
     def open(self) -> Self:
-        """Find the outputs, or compute them; other processes that need them wait.
-
-        Raises:
-            DatasetError: if an image cannot be read.
-        """
+        """Find the outputs, or compute them; other processes that need them wait."""
         with alone(self.path, wait=True) as partial:
             if not self.path.exists():
                 self._compute(partial)

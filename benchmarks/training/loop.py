@@ -135,7 +135,7 @@ class Trainer:
         accelerator, model, loss = self.state.accelerator, self.state.model, self.state.loss
         found: dict[str, dict[str, float]] = {}
         seed_generators((self.experiment.seed * 1_000_003 + step) % 2**32, images.device)
-        embeddings = model(images.to(self.state.dtype))
+        embeddings = model(images.to(next(model.parameters()).dtype))
         diagnose_every = self.experiment.diagnose_every
         diagnose = diagnose_every > 0 and (step + 1) % diagnose_every == 0
         note_terms = self._is_sum and (step + 1) % self.log_every == 0
@@ -170,11 +170,7 @@ def seed_generators(seed: int, device: torch.device) -> None:
 def gradient_ratios(
     terms: Mapping[str, Tensor], model: Any, embeddings: Tensor
 ) -> dict[str, float]:
-    """`{"TERM at PLACE": ratio}`: the gradient norm of each term of a loss, relative to the first term's.
-
-    Raises:
-        ValueError: if a place is frozen.
-    """
+    """`{"TERM at PLACE": ratio}`: the gradient norm of each term of a loss, relative to the first term's."""
     places = {"embeddings": embeddings, "head": model.head, "trunk": model.trunk}
     ratios = gradient_norm_ratios(terms, base=next(iter(terms)), at=places)
     return {

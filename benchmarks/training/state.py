@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import torch
 from accelerate import Accelerator
 from pytorch_metric_learning.losses import CrossBatchMemory
 from timm.layers import convert_sync_batchnorm
@@ -43,11 +42,6 @@ class TrainingState:
         optimizer, self.scheduler = build_optimizer(experiment.optimization, model, self.loss)
         self.model, self.optimizer = accelerator.prepare(model, optimizer)
         self.step, self.seconds, self.busy_seconds = 0, 0.0, 0.0
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Type of parameters and images."""
-        return next(self.model.parameters()).dtype
 
     def weights(self) -> dict[str, Any]:
         """Weights of the network and of the loss."""

@@ -1,7 +1,6 @@
 """The parts of a run, and a trial step with them: a run that cannot work fails before anything is written."""
 
 from copy import deepcopy
-from typing import NamedTuple
 
 import torch
 from accelerate import Accelerator, DataLoaderConfiguration
@@ -27,21 +26,8 @@ from benchmarks.training.loop import gradient_ratios
 from pml_regularizers import DistributedLoss, HORDELoss, record_terms
 
 
-class Parts(NamedTuple):
-    """Network, images, objective and batches of an experiment, after a trial step."""
-
-    model: EmbeddingModel
-    datasets: Datasets
-    loss: DistributedLoss
-    sampler: StepSampler
-
-
 def start(experiment: Experiment) -> Accelerator:
-    """Make the accelerator that a run trains on.
-
-    Raises:
-        ConfigError: if the machine or the number of processes does not suit the experiment.
-    """
+    """Make the accelerator that a run trains on, if machine and number of processes suit the experiment."""
     on_gpu = torch.cuda.is_available() and not parse_flag_from_env("ACCELERATE_USE_CPU")
     # Accelerate would silently train in float32.
     if experiment.precision == "fp16" and not on_gpu:
@@ -60,12 +46,10 @@ def start(experiment: Experiment) -> Accelerator:
     return accelerator
 
 
-def build_parts(experiment: Experiment, accelerator: Accelerator) -> Parts:
-    """Read the data, and build everything else from the experiment's seed.
-
-    Raises:
-        ConfigError: naming the setting that does not fit.
-    """
+def build_parts(
+    experiment: Experiment, accelerator: Accelerator
+) -> tuple[EmbeddingModel, Datasets, DistributedLoss, StepSampler]:
+    """Read the data, build everything else from the experiment's seed, and take a trial step."""
     # Photographs are read before weights are fetched, Glyphs are rendered for a run that can start.
     read = None if experiment.data.dataset == "glyphs" else _read(experiment)
     torch.manual_seed(experiment.seed)
@@ -76,7 +60,7 @@ def build_parts(experiment: Experiment, accelerator: Accelerator) -> Parts:
     _check_outputs(experiment, datasets, find_horde(loss))
     if experiment.precision == "float64":
         model, loss = model.double(), loss.double()
-    return Parts(model, datasets, loss, sampler)
+    return model, datasets, loss, sampler
 
 
 def _read(experiment: Experiment) -> tuple[Datasets, StepSampler]:
@@ -144,9 +128,6 @@ def try_one_step(experiment: Experiment, accelerator: Accelerator | None = None)
 
     Args:
         accelerator: Accelerator of the training processes. Default: this process alone.
-
-    Raises:
-        ConfigError: naming the setting that does not fit, or the part that failed.
     """
     model = build_model(experiment.model, experiment.data)
     _check_batch_norm(experiment, model, accelerator or Accelerator())

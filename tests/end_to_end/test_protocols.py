@@ -15,7 +15,7 @@ from benchmarks import run as runner
 from benchmarks.building.images import build_datasets, show_to
 from benchmarks.building.network import build_model
 from benchmarks.evaluation.curves import Curves
-from benchmarks.evaluation.tester import evaluate, measure
+from benchmarks.evaluation.tester import Evaluator, measure
 from benchmarks.records.run_folder import load_best, load_checkpoint
 from benchmarks.records.steps import read_table
 from benchmarks.run import OngoingRun
@@ -73,7 +73,7 @@ def test_fair_tests_the_weights_that_validation_classes_choose(train: Any, tmp_p
         (images.validation, record["selection"]["value"]),
         (images.test, record["metrics"][MAP]),
     ):
-        found = evaluate(Accelerator(), model, dataset, [1], batch_size=256, progress=False)
+        found = Evaluator(Accelerator(), model, 256).evaluate(dataset, [1])
         assert found.metrics[MAP] == expected
     assert record["data"]["fold"] == "0 of 4"
     [kept] = (tmp_path / "run" / "checkpoints").glob("best_*.pt")
@@ -96,8 +96,7 @@ def test_the_network_is_tested_before_training(
     torch.manual_seed(3)
     model = build_model(run.model, run.data)
     images = show_to(model.trunk, build_datasets(run.data), run.data)
-    options = {"batch_size": 256, "progress": False}
-    found = evaluate(Accelerator(), model, images.test, [1, 2, 4, 8], **options)
+    found = Evaluator(Accelerator(), model, 256).evaluate(images.test, [1, 2, 4, 8])
     assert record["before_training"] == found.metrics
     assert found.metrics.keys() == record["metrics"].keys()
     assert found.metrics != record["metrics"]

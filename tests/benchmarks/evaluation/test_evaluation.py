@@ -15,7 +15,7 @@ from torch.nn.functional import normalize
 from torch.utils.data import Dataset, Subset
 
 from benchmarks.evaluation import outputs, tester
-from benchmarks.evaluation.tester import Measured, cluster_metrics, embed
+from benchmarks.evaluation.tester import Evaluator, Measured, cluster_metrics
 from pml_regularizers import BinomialDevianceLoss, HORDELoss, VEMAttention
 from tests.benchmarks.runs import as_accelerator
 from tests.support.pool import Pool, Processes
@@ -23,8 +23,8 @@ from tests.support.pool import Pool, Processes
 RECALL_AT = (1, 2, 4, 8)
 
 
-def evaluate(accelerator, model, dataset, *, recall_at=RECALL_AT, **options) -> Measured:
-    return tester.evaluate(accelerator, model, dataset, recall_at, **options)
+def evaluate(accelerator, model, dataset, batch_size, recall_at=RECALL_AT, **options) -> Measured:
+    return Evaluator(accelerator, model, batch_size).evaluate(dataset, recall_at, **options)
 
 
 def measure(vectors, labels, recall_at=RECALL_AT, is_query=None) -> dict[str, float]:
@@ -109,24 +109,21 @@ def test_the_predicted_variance_is_compared_with_that_of_all_images(accelerator)
     width = images.flatten(1).shape[1]
     attention = VEMAttention(width)
     model = nn.Sequential(nn.Flatten(), attention, nn.Linear(width, 3))
-    found = outputs.variance_correlation(
-        accelerator, model, attention, dataset, batch_size=8, progress=False
-    )
+    found = outputs.variance_correlation(Evaluator(accelerator, model, 8), attention, dataset)
     measured = images.flatten(1).var(dim=0).numpy()
     expected = np.corrcoef(measured, attention.variance.detach().numpy())[0, 1]
     assert found == pytest.approx(expected, rel=1e-4)
     assert abs(found) < 1
     with torch.no_grad():
         attention.variance.copy_(torch.from_numpy(3 * measured + 1))
-    assert outputs.variance_correlation(
-        accelerator, model, attention, dataset, batch_size=41
-    ) == pytest.approx(1)
+    whole = Evaluator(accelerator, model, 41)
+    assert outputs.variance_correlation(whole, attention, dataset) == pytest.approx(1)
     assert not attention.statistics._forward_hooks
 
 
 def test_evaluate_measures_unit_vectors(accelerator):
     model, dataset = build_model(), Images(41)
-    found = evaluate(accelerator, model, dataset, batch_size=8, recall_at=(1, 3), progress=False)
+    found = evaluate(accelerator, model, dataset, batch_size=8, recall_at=(1, 3))
     images, labels, _ = zip(*(dataset[i] for i in range(41)), strict=True)
     with torch.no_grad():
         expected = model.eval()(torch.stack(images))
@@ -159,9 +156,8 @@ class Interrupted(Images):
 
 def test_workers_outlive_a_signal_to_the_whole_group(accelerator):
     """The main process decides when to stop, after it has saved."""
-    options = {"batch_size": 4, "progress": False}
-    found, _ = embed(accelerator, build_model(), Interrupted(10), num_workers=1, **options)
-    expected, _ = embed(accelerator, build_model(), Images(10), **options)
+    found, _ = Evaluator(accelerator, build_model(), 4, num_workers=1).embed(Interrupted(10))
+    expected, _ = Evaluator(accelerator, build_model(), 4).embed(Images(10))
     assert torch.equal(found, expected)
 
 
@@ -174,7 +170,6 @@ def test_extract_follows_each_forward(accelerator):
         Images(10),
         batch_size=4,
         extract=lambda embeddings: torch.cat([seen.pop()[:, :2], embeddings], dim=1),
-        progress=False,
     )
     assert found.descriptors.shape == (10, 8)
     assert torch.equal(found.descriptors[:, 2:], found.embeddings)
@@ -185,14 +180,14 @@ def test_extract_follows_each_forward(accelerator):
 def test_no_module_trains_meanwhile(accelerator):
     model, during = build_model().train(), []
     model.register_forward_hook(lambda m, *_: during.append(any(c.training for c in m.modules())))
-    evaluate(accelerator, model, Images(4), batch_size=2, progress=False)
+    evaluate(accelerator, model, Images(4), batch_size=2)
     assert during == [False, False]
 
 
 def test_the_global_random_state_is_left_alone(accelerator):
     model = build_model()
     states = torch.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
-    evaluate(accelerator, model, Images(10), batch_size=4, num_workers=1, progress=False)
+    Evaluator(accelerator, model, 4, num_workers=1).evaluate(Images(10), RECALL_AT)
     assert torch.equal(states[0], torch.get_rng_state())
     assert np.array_equal(states[1], np.random.get_state()[1])  # noqa: NPY002
 
@@ -207,21 +202,20 @@ class Broken(nn.Module):
 
 
 def test_embeddings_that_are_not_finite_are_named(accelerator):
-    options = {"batch_size": 4, "progress": False}
     expected = r"model: NaN or inf for 6 of 12 images, at dataset positions 1, 3, 5, 7, 9, \.\.\."
     with pytest.raises(ValueError, match=expected):
-        evaluate(accelerator, Broken(), Images(12), **options)
+        evaluate(accelerator, Broken(), Images(12), 4)
     with pytest.raises(ValueError, match="extract: NaN or inf for 4 of 4 images"):
         nan = torch.full((4, 2), math.nan)
-        embed(accelerator, build_model(), Images(4), extract=lambda _: nan, **options)
+        Evaluator(accelerator, build_model(), 4).embed(Images(4), lambda _: nan)
 
 
 def test_rows_of_queries_and_gallery_come_in_dataset_order(accelerator):
-    model, options = build_model(), {"batch_size": 8, "progress": False}
-    embeddings, labels = embed(accelerator, model, Images(21), **options)
+    model = build_model()
+    embeddings, labels = Evaluator(accelerator, model, 8).embed(Images(21))
     queries = torch.rand(21, generator=torch.Generator().manual_seed(0)) < 0.5
     found = evaluate(
-        accelerator, model, Images(21), is_query=queries, extract=lambda rows: 2 * rows, **options
+        accelerator, model, Images(21), 8, is_query=queries, extract=lambda rows: 2 * rows
     )
     assert torch.equal(found.labels, labels)
     torch.testing.assert_close(found.embeddings, embeddings)
@@ -237,7 +231,7 @@ def test_the_mean_over_the_queries_of_all_classes_is_the_metric(accelerator, gal
     vectors = torch.randn(60, 4) + torch.randn(13, 4)[labels]
     is_query = torch.rand(60) < 0.5 if gallery else None
     dataset = list(zip(vectors, labels, strict=True))
-    options = {"is_query": is_query, "batch_size": 9, "progress": False}
+    options = {"is_query": is_query, "batch_size": 9}
     found = evaluate(accelerator, nn.Identity(), dataset, recall_at=(2, 1), **options)
     classes = tester.per_class(found.ranks, 14)
     queries = torch.tensor(classes.pop("queries"))
@@ -265,11 +259,11 @@ def test_the_mean_over_the_queries_of_all_classes_is_the_metric(accelerator, gal
 def evaluated(processes: Processes) -> dict[str, dict[str, Any]]:
     """The results of every case, on a process of a pool."""
     accelerator = as_accelerator(processes)
-    options = {"extract": lambda embeddings: embeddings.pow(2)[:, :4], "progress": False}
+    options = {"extract": lambda embeddings: embeddings.pow(2)[:, :4]}
     found = {}
     for name, (dataset, batch_size, dtype, is_query) in CASES.items():
         model = accelerator.prepare(build_model().to(dtype))
-        options |= {"batch_size": batch_size, "is_query": is_query, "dtype": dtype}
+        options |= {"batch_size": batch_size, "is_query": is_query}
         found[name] = asdict(evaluate(accelerator, model, dataset, **options))
     return found
 

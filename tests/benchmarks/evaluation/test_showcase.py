@@ -9,7 +9,7 @@ from torch import Tensor
 
 from benchmarks.evaluation import showcase
 from benchmarks.evaluation.showcase import neighbours, save_showcase
-from benchmarks.evaluation.tester import Calculator, Measured
+from benchmarks.evaluation.tester import Measured, rank
 
 CHANNELS, SIZE = 5, 3
 ROUNDING = 1e-12  # float64 sums of at most some tens of terms
@@ -82,8 +82,7 @@ def data(request: pytest.FixtureRequest) -> Images:
 
 
 def found_in(data: Images, embeddings: Tensor) -> Measured:
-    metrics = Calculator([1], None).of(embeddings, data.labels, data.is_query)
-    return Measured(metrics, metrics.pop("ranks"), embeddings, data.labels)
+    return Measured(*rank(embeddings, data.labels, [1], data.is_query), embeddings, data.labels)
 
 
 def shown(data: Images, embeddings: Tensor, folder: Path) -> dict[str, np.ndarray]:

@@ -35,7 +35,7 @@ def told(plain: Path, info: dict[str, Any], **model: Any) -> str:
     trained = load_trained(plain)
     run = replace(trained.run, info=trained.run.info | info)
     experiment = replace(trained.experiment, model=replace(trained.experiment.model, **model))
-    return card(replace(trained, run=run, experiment=experiment), 0.0, parts=False)
+    return card(replace(trained, run=run, experiment=experiment), 0.0)
 
 
 def test_the_card_of_an_unfinished_run_has_no_results(plain: Path) -> None:

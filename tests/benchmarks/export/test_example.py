@@ -24,9 +24,7 @@ def search() -> Callable[[Sequence[str]], int]:
     return runpy.run_path(str(ROOT / "examples" / "search_folder.py"))["main"]
 
 
-@pytest.mark.parametrize("trunk", ["test_resnet", "test_convnext"])
 def test_the_example_finds_the_nearest_images(
-    trunk: str,
     trained: Path,
     pictures: Path,
     tmp_path: Path,
@@ -34,7 +32,7 @@ def test_the_example_finds_the_nearest_images(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     run, output = tmp_path / "run", tmp_path / "exported"
-    network = make_run(trained, run, trunk=trunk)
+    network = make_run(trained, run)
     assert main([str(run), f"--output={output}"]) == 0
     capsys.readouterr()
     queries = ["class5/2.png", "class1/0.png"]

@@ -19,10 +19,9 @@ from benchmarks.backbones import register
 from benchmarks.building.images import build_datasets, show_to
 from benchmarks.export import writing
 from benchmarks.export.__main__ import main
-from benchmarks.export.writing import pooling, preprocessing
+from benchmarks.export.writing import preprocessing
 from benchmarks.records.files import write_json
 from benchmarks.settings.data import Data
-from pml_regularizers import EmbeddingHead
 from tests.benchmarks.export.conftest import (
     SIZE,
     VEM,
@@ -46,18 +45,13 @@ def test_timm_gives_the_embeddings_of_a_trained_run(trained: Path, exported: Pat
 
 
 NETWORKS = {
-    "ViT": ({"trunk": "test_vit", "trunk_args": {"img_size": SIZE}}, False),
-    "ViT, token": ({"trunk": "test_vit", "trunk_args": {"img_size": SIZE}, "pool": "token"}, False),
-    "ResNet": (
-        {
-            **{"pool": "max", "bias": True, "weights": "gone.pth"},
-            "trunk_args": {"pretrained": True, "output_stride": 8},
-        },
-        False,
-    ),
-    "ResNet, folded": ({"attention": VEM}, False),
-    "ConvNeXt": ({"trunk": "test_convnext", "bias": True}, True),
-    "ConvNeXt, folded": ({"trunk": "test_convnext", "pool": "max", "attention": VEM}, True),
+    "ViT": {"trunk": "test_vit", "trunk_args": {"img_size": SIZE}},
+    "ViT, token": {"trunk": "test_vit", "trunk_args": {"img_size": SIZE}, "pool": "token"},
+    "ResNet": {
+        **{"pool": "max", "bias": True, "weights": "gone.pth"},
+        "trunk_args": {"pretrained": True, "output_stride": 8},
+    },
+    "ResNet, folded": {"attention": VEM},
 }
 
 
@@ -65,40 +59,18 @@ NETWORKS = {
 def test_the_cards_code_gives_the_checkpoints_embeddings(
     name: str, trained: Path, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, parts = NETWORKS[name]
     monkeypatch.setattr(
         "timm.models._builder.load_state_dict_from_hf", lambda *_, **__: pytest.fail("a download")
     )
     run, output = tmp_path / "run", tmp_path / "exported"
-    network = make_run(trained, run, **model)
+    network = make_run(trained, run, **NETWORKS[name])
     assert main([str(run), f"--output={output}"]) == 0
-    assert (output / "head.safetensors").exists() == parts
     [code] = snippets(output)
     monkeypatch.chdir(output)
     shutil.copy(pictures / "class3" / "1.png", "image.jpg")
     found: dict[str, Any] = {}
     exec(code, found)
     assert_close(found["embedding"], embed(network, views(pictures, network)["class3/1.png"][None]))
-
-
-@pytest.mark.parametrize(
-    ("pool", "shape", "layout"),
-    [
-        ("avg", (2, 5, 4, 3), {"data_format": "NCHW"}),
-        ("max", (2, 4, 3, 5), {"data_format": "NHWC"}),
-        ("avg", (2, 7, 5), {"num_prefix_tokens": 2}),
-        ("token", (2, 7, 5), {"num_prefix_tokens": 2}),
-    ],
-)
-def test_the_pooling_in_the_card_is_the_heads(
-    pool: Any, shape: tuple[int, ...], layout: dict[str, Any]
-) -> None:
-    head = EmbeddingHead(5, 6, pool=pool, **layout)
-    pooled = []
-    head.pooled.register_forward_hook(lambda *call: pooled.append(call[-1]))
-    features = torch.randn(shape)
-    head(features)
-    assert_close(eval(pooling(head, features.ndim), {"features": features}), pooled[0])
 
 
 VIEWS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -241,3 +213,11 @@ def test_an_attention_that_does_not_fold_is_not_for_timm(
     trusting()
     refused(f"--trust {__name__}")
     refused("timm has no Doubled", f"--trust={__name__}")
+
+
+def test_a_trunk_that_normalises_after_pooling_is_not_for_timm(
+    trained: Path, tmp_path: Path, refused: Refused
+) -> None:
+    shutil.rmtree(tmp_path / "run")
+    make_run(trained, tmp_path / "run", trunk="test_convnext")
+    refused("timm's test_convnext with model.pool avg and the embedding layer as its classifier")

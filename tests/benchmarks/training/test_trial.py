@@ -27,12 +27,12 @@ def test_the_trial_step_leaves_no_trace(
             monkeypatch.setattr(
                 trial, "try_one_step", lambda of, accelerator: trial.build_model(of.model, of.data)
             )
-        parts = trial.build_parts(experiment, Accelerator(cpu=True))
-        weights = {**parts.model.state_dict(), **parts.loss.state_dict(prefix="loss.")}
-        hooks = len(parts.model.head.feature_map._forward_hooks)
+        model, _, loss, _ = trial.build_parts(experiment, Accelerator(cpu=True))
+        weights = {**model.state_dict(), **loss.state_dict(prefix="loss.")}
+        hooks = len(model.head.feature_map._forward_hooks)
         found[name] = weights, torch.get_rng_state(), hooks
-        assert all(p.grad is None for p in parts.model.parameters())
-        assert parts.model.training
+        assert all(p.grad is None for p in model.parameters())
+        assert model.training
     tried, untried = found.values()
     assert tried[0].keys() == untried[0].keys()
     for name, tensor in untried[0].items():

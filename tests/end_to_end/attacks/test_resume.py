@@ -55,7 +55,7 @@ def built_once(monkeypatch: pytest.MonkeyPatch) -> None:
             made.append(build(*arguments))
         model, datasets, loss, sampler = made[0]
         model, loss, sampler = deepcopy((model, loss, sampler))
-        return training.trial.Parts(model, datasets, loss, sampler)
+        return model, datasets, loss, sampler
 
     monkeypatch.setattr(training, "build_parts", parts)
 
