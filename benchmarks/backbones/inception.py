@@ -4,14 +4,13 @@ GoogLeNet: Szegedy et al., "Going Deeper with Convolutions", CVPR 2015; the pape
 `bvlc_googlenet` (github.com/BVLC/caffe, models/bvlc_googlenet/train_val.prototxt):
 
     image -> conv1 7x7/2 -> pool1 -> norm1 -> conv2 1x1, 3x3 -> norm2 -> pool2
-          -> inception 3a, 3b -> pool3 -> 4a .. 4e -> pool4 -> 5a, 5b -> average -> classifier
+          -> inception 3a, 3b -> pool3 -> 4a .. 4e -> pool4 -> 5a, 5b -> average -> dropout 0.4 -> classifier
 
     norm: y_c = x_c / (1 + alpha / 5 * sum of x_j^2 over j = c-2..c+2)^0.75,  alpha = 1e-4
 
-Convolutions have biases and no batch norm; max pooling rounds sizes up. Left out is what helps only when training
-from scratch: two auxiliary classifiers, and dropout before the classifier. torchvision's `googlenet` is another
-network: it has batch norm, no response normalisation, and 3x3 convolutions where the paper has 5x5
-(github.com/pytorch/vision/issues/906).
+Convolutions have biases and no batch norm; max pooling rounds sizes up. The two auxiliary classifiers help only
+when training from scratch and are left out. torchvision's `googlenet` is another network: it has batch norm, no
+response normalisation, and 3x3 convolutions where the paper has 5x5 (github.com/pytorch/vision/issues/906).
 
 BN-Inception: Ioffe and Szegedy, "Batch Normalization", ICML 2015, section 4.2.1, as it was trained with Caffe:
 layer widths, biases before the batch norms and poolings in ceil mode are that training's own. Sizes of images are
@@ -115,6 +114,7 @@ class Network(nn.Module):
     Args:
         parts: Name -> layers, in the order of the chain.
         taps: (module, channels) of the last feature map of each size, H/2 to H/32.
+        drop_rate: Dropout between the pooling and the classifier; none without a classifier.
 
     Shape:
         Images (N, in_chans, H, W), H and W at least 31, to features (N, 1024, about H/32, about W/32).
@@ -127,9 +127,11 @@ class Network(nn.Module):
         *,
         num_classes: int = 1000,
         global_pool: str = "avg",
+        drop_rate: float,
     ) -> None:
         super().__init__()
         self.num_classes = num_classes
+        self.drop_rate = drop_rate
         self.feature_info = [
             {"num_chs": channels, "reduction": 2**i, "module": module}
             for i, (module, channels) in enumerate(taps, 1)
@@ -137,7 +139,9 @@ class Network(nn.Module):
         self.num_features = taps[-1][1]
         for name, layers in parts.items():
             self.add_module(name, nn.Sequential(OrderedDict(layers)))
-        self.head = ClassifierHead(self.num_features, num_classes, pool_type=global_pool)
+        self.head = ClassifierHead(
+            self.num_features, num_classes, pool_type=global_pool, drop_rate=drop_rate
+        )
 
     def get_classifier(self) -> nn.Module:
         return self.head.fc
@@ -149,9 +153,8 @@ class Network(nn.Module):
         return x
 
     def forward_head(self, x: Tensor) -> Tensor:
-        """Feature map -> logits, or without a classifier its input."""
-        logits: Tensor = self.head(x)
-        return logits
+        """Feature map -> logits; without a classifier, its input before dropout."""
+        return self.head(x) if self.num_classes else self.head.global_pool(x)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.forward_head(self.forward_features(x))
@@ -193,7 +196,7 @@ class ResponseNorm(nn.LocalResponseNorm):
 class GoogLeNet(Network):
     """GoogLeNet, with 6,998,552 parameters of which 1,025,000 are the classifier's."""
 
-    def __init__(self, in_chans: int = 3, **kwargs: Any) -> None:
+    def __init__(self, in_chans: int = 3, drop_rate: float = 0.4, **kwargs: Any) -> None:
         stem = {
             "conv1": Conv(in_chans, 64, 7, stride=2),
             "pool1": HALF(),
@@ -207,13 +210,17 @@ class GoogLeNet(Network):
             *(("stem.conv1", 64), ("stem.norm2", 192), ("blocks.inception_3b", 480)),
             *(("blocks.inception_4e", 832), ("blocks.inception_5b", 1024)),
         ]
-        super().__init__({"stem": stem, "blocks": _blocks(Conv, GOOGLENET)}, taps, **kwargs)
+        parts = {"stem": stem, "blocks": _blocks(Conv, GOOGLENET)}
+        super().__init__(parts, taps, drop_rate=drop_rate, **kwargs)
+        if self.num_classes:
+            nn.init.kaiming_uniform_(self.head.fc.weight, nonlinearity="linear")
+            nn.init.zeros_(self.head.fc.bias)
 
 
 class BNInception(Network):
     """BN-Inception, with 11,295,240 parameters of which 1,025,000 are the classifier's."""
 
-    def __init__(self, in_chans: int = 3, **kwargs: Any) -> None:
+    def __init__(self, in_chans: int = 3, drop_rate: float = 0.0, **kwargs: Any) -> None:
         conv = partial(ConvNormAct, bias=True)
         stem = {
             "conv1": conv(in_chans, 64, 7, stride=2),
@@ -226,7 +233,8 @@ class BNInception(Network):
             *(("features.conv1", 64), ("features.conv2", 192), ("features.inception_3b", 320)),
             *(("features.inception_4d", 608), ("features.inception_5b", 1024)),
         ]
-        super().__init__({"features": stem | _blocks(conv, BN_INCEPTION)}, taps, **kwargs)
+        parts = {"features": stem | _blocks(conv, BN_INCEPTION)}
+        super().__init__(parts, taps, drop_rate=drop_rate, **kwargs)
 
 
 PUBLISHED = {"conv1": "conv1_7x7_s2", "conv2_reduce": "conv2_3x3_reduce", "conv2": "conv2_3x3"}

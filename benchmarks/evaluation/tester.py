@@ -1,4 +1,4 @@
-"""Tester for one process or many: embeddings of a dataset, and the metrics on them or on given vectors.
+"""PML's tester for one process or many: embeddings of a dataset, and the metrics on them or on given vectors.
 
 Recall@K, R-precision and MAP@R are those of `pml_regularizers.RankAccuracyCalculator`. Every image is a query,
 for which all other images are ranked by the distance of the L2-normalised embeddings. An image that is alone in
@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
+from pytorch_metric_learning.testers import GlobalEmbeddingSpaceTester
 from pytorch_metric_learning.utils.inference import FaissKMeans
 from sklearn.metrics import adjusted_mutual_info_score, normalized_mutual_info_score
 from sklearn.metrics.cluster import pair_confusion_matrix
@@ -174,14 +175,42 @@ class Evaluator:
         is_query: Tensor | None = None,
         extract: Callable[[Tensor], Tensor] | None = None,
     ) -> Measured:
-        """Embed and rank a dataset.
+        """Test the model with PML's tester.
 
         Args:
             is_query: (n,) bool; the other images are the gallery. Default: each is both.
             extract: As in `embed`.
         """
-        columns = self.embed(dataset, extract)
-        return Measured(*rank(*columns[:2], recall_at, is_query, self.accelerator), *columns)
+        tester = _Tester(self, recall_at, is_query, extract)
+        metrics = tester.test({"test": dataset}, 0, self.model)["test"]
+        del metrics["epoch"]
+        return Measured(metrics, tester.ranks, *tester.columns)
+
+
+class _Tester(GlobalEmbeddingSpaceTester):
+    """PML's tester, with the arguments of `evaluate`; afterwards, `columns` are the results of `embed`."""
+
+    columns: tuple[Tensor, ...]
+    ranks: Ranks
+
+    def __init__(self, evaluator: Evaluator, *arguments: Any) -> None:
+        super().__init__(
+            data_device=evaluator.accelerator.device,
+            end_of_testing_hook=lambda tester: None,  # PML's default hook logs the metrics
+        )
+        self.evaluator = evaluator
+        self.recall_at, self.is_query, self.extract = arguments
+
+    def get_all_embeddings(self, dataset: Any, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        """The embeddings (n, E) and the labels (n, 1)."""
+        self.columns = self.evaluator.embed(dataset, self.extract)
+        return self.columns[0], self.columns[1][:, None]
+
+    def do_knn_and_accuracies(self, accuracies: dict[str, Any], *_: Any) -> None:
+        """The metrics under the calculator's own names."""
+        ways = self.recall_at, self.is_query, self.evaluator.accelerator
+        found, self.ranks = rank(*self.columns[:2], *ways)
+        accuracies |= found
 
 
 def per_class(ranks: Ranks, classes: int) -> dict[str, list[int]]:

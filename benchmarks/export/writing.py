@@ -24,8 +24,8 @@ SAME = 1e-4
 """Largest allowed difference of a coordinate of a unit embedding. Other kernels differ by rounding, 1e-7 to 1e-5
 in a deep network; a normalisation on the other side of the pooling differs by 1e-2."""
 
-NORM_BEFORE_POOLING = ({}, {"fc_norm": False}, {"use_fc_norm": False})
-"""Arguments that keep vision transformers from normalising after they pool their patches."""
+NORM_BEFORE_POOLING = ({}, {"fc_norm": False}, {"use_fc_norm": False}, {"head_norm_first": True})
+"""Arguments that make vision transformers and ConvNeXts normalise before they pool, not after it."""
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,10 @@ def _for_timm(trained: Trained) -> tuple[nn.Module, dict[str, Any]]:
             [name] = [name for name, module in model.named_modules() if module is classifier]
             linear = {"weight": head.fc.weight, "bias": torch.zeros(size) if bias is None else bias}
             own = {f"{name}.{key}": tensor for key, tensor in linear.items()}
-            model.load_state_dict({**trunk.state_dict(), **own})
+            weights = {**trunk.state_dict(), **own}
+            if "head_norm_first" in norm:  # the same layer has another name there
+                weights = {k.replace("head.norm.", "norm_pre."): of for k, of in weights.items()}
+            model.load_state_dict(weights)
             if trained.difference(model) <= SAME:
                 return model, arguments
     raise ConfigError(

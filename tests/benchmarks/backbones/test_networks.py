@@ -53,6 +53,16 @@ def test_feature_maps_are_those_of_the_whole_network(name):
         assert isinstance(whole.get_submodule(info["module"]), torch.nn.Module)
 
 
+@BOTH
+def test_dropout_is_for_the_classifier_alone(name):
+    model = create(name, drop_rate=0.9, num_classes=4).train()
+    features = torch.randn(1, 1024, 2, 2)
+    assert not torch.equal(model.forward_head(features), model.forward_head(features))
+    pooled = create(name, drop_rate=0.9, num_classes=0).train().forward_head(features)
+    assert torch.equal(pooled, features.mean(dim=(2, 3)))
+    assert shaped(name).head.drop.p == {"googlenet": 0.4, "bn_inception": 0}[name]
+
+
 PUBLISHED = {
     "googlenet": lambda: {
         f"{layer}.{blob}": value

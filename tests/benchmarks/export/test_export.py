@@ -52,6 +52,8 @@ NETWORKS = {
         "trunk_args": {"pretrained": True, "output_stride": 8},
     },
     "ResNet, folded": {"attention": VEM},
+    "ConvNeXt": {"trunk": "test_convnext", "bias": True},
+    "ConvNeXt, folded": {"trunk": "test_convnext", "pool": "max", "attention": VEM},
 }
 
 
@@ -216,8 +218,9 @@ def test_an_attention_that_does_not_fold_is_not_for_timm(
 
 
 def test_a_trunk_that_normalises_after_pooling_is_not_for_timm(
-    trained: Path, tmp_path: Path, refused: Refused
+    trained: Path, tmp_path: Path, refused: Refused, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(writing, "NORM_BEFORE_POOLING", ({},))
     shutil.rmtree(tmp_path / "run")
     make_run(trained, tmp_path / "run", trunk="test_convnext")
     refused("timm's test_convnext with model.pool avg and the embedding layer as its classifier")
