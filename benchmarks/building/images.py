@@ -47,6 +47,9 @@ def build_datasets(data: Data, *, seed: int = 0, fair: bool = False) -> Datasets
     Args:
         seed: The run's seed, if it decides which classes are trained on.
         fair: Keep a part of the training classes to choose weights by.
+
+    Raises:
+        ConfigError: if the dataset is missing or damaged, or a setting does not suit it.
     """
     limits = [limit for limit in (data.train_classes, data.max_classes) if limit is not None]
     try:
@@ -86,7 +89,11 @@ def build_datasets(data: Data, *, seed: int = 0, fair: bool = False) -> Datasets
 
 
 def show_to(trunk: nn.Module, datasets: Datasets, data: Data) -> Datasets:
-    """Give photographs the size and the normalisation of a network."""
+    """Give photographs the size and the normalisation of a network.
+
+    Raises:
+        ConfigError: if a setting does not suit them.
+    """
     for dataset in datasets:
         if isinstance(dataset, ImageSet):
             dataset.views = image_views(data, trunk)

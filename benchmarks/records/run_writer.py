@@ -110,7 +110,11 @@ class RunWriter:
         }
 
     def begin(self, saved: Mapping[str, Any] | None) -> None:
-        """Cut the records back to the checkpoint that the run continues from, and note that it is running."""
+        """Cut the records back to the checkpoint that the run continues from, and note that it is running.
+
+        Raises:
+            RunFolderError: on all processes, if the records do not match the checkpoint.
+        """
         self._agree(lambda: self._begin(saved))
 
     def _begin(self, saved: Mapping[str, Any] | None) -> None:

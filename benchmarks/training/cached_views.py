@@ -70,7 +70,11 @@ class CachedViews(Dataset[tuple[Tensor, int, int]]):
             self._check_room()
 
     def open(self) -> Self:
-        """Find the outputs, or compute them; other processes that need them wait."""
+        """Find the outputs, or compute them; other processes that need them wait.
+
+        Raises:
+            DatasetError: if an image cannot be read.
+        """
         with alone(self.path, wait=True) as partial:
             if not self.path.exists():
                 self._compute(partial)

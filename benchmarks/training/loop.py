@@ -170,7 +170,11 @@ def seed_generators(seed: int, device: torch.device) -> None:
 def gradient_ratios(
     terms: Mapping[str, Tensor], model: Any, embeddings: Tensor
 ) -> dict[str, float]:
-    """`{"TERM at PLACE": ratio}`: the gradient norm of each term of a loss, relative to the first term's."""
+    """`{"TERM at PLACE": ratio}`: the gradient norm of each term of a loss, relative to the first term's.
+
+    Raises:
+        ValueError: if a place is frozen.
+    """
     places = {"embeddings": embeddings, "head": model.head, "trunk": model.trunk}
     ratios = gradient_norm_ratios(terms, base=next(iter(terms)), at=places)
     return {

@@ -27,7 +27,11 @@ from pml_regularizers import DistributedLoss, HORDELoss, record_terms
 
 
 def start(experiment: Experiment) -> Accelerator:
-    """Make the accelerator that a run trains on, if machine and number of processes suit the experiment."""
+    """Make the accelerator that a run trains on.
+
+    Raises:
+        ConfigError: if the machine or the number of processes does not suit the experiment.
+    """
     on_gpu = torch.cuda.is_available() and not parse_flag_from_env("ACCELERATE_USE_CPU")
     # Accelerate would silently train in float32.
     if experiment.precision == "fp16" and not on_gpu:
@@ -49,7 +53,11 @@ def start(experiment: Experiment) -> Accelerator:
 def build_parts(
     experiment: Experiment, accelerator: Accelerator
 ) -> tuple[EmbeddingModel, Datasets, DistributedLoss, StepSampler]:
-    """Read the data, build everything else from the experiment's seed, and take a trial step."""
+    """Read the data, build everything else from the experiment's seed, and take a trial step.
+
+    Raises:
+        ConfigError: naming the setting that does not fit.
+    """
     # Photographs are read before weights are fetched, Glyphs are rendered for a run that can start.
     read = None if experiment.data.dataset == "glyphs" else _read(experiment)
     torch.manual_seed(experiment.seed)
@@ -128,6 +136,9 @@ def try_one_step(experiment: Experiment, accelerator: Accelerator | None = None)
 
     Args:
         accelerator: Accelerator of the training processes. Default: this process alone.
+
+    Raises:
+        ConfigError: naming the setting that does not fit, or the part that failed.
     """
     model = build_model(experiment.model, experiment.data)
     _check_batch_norm(experiment, model, accelerator or Accelerator())
