@@ -1,13 +1,11 @@
 """A paper's table, with our results beside its numbers."""
 
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
-from benchmarks.backbones import KNOWN_WEIGHTS
 from benchmarks.building import resolved
 from benchmarks.console import printable
 from benchmarks.records import Run, has_diverged, load_run
@@ -16,11 +14,6 @@ from benchmarks.reporting.paired import percent
 from benchmarks.reporting.rows import Group, check_alike
 from benchmarks.reporting.table import Page, Table
 from benchmarks.settings import Data, Entry, RecipeTable, changes_of_methods, parse
-
-RUNS = Path("runs")
-
-WEIGHTS = {known.model: f"weights/{known.file}" for known in KNOWN_WEIGHTS}
-"""Weights that timm lacks, where docs/backbones.md puts them."""
 
 ABOUT_A_QUOTED_ROW = ("row", "dataset", "backbone", "embedding_dim")
 ABOUT_OURS = ("runs", "trunk", "crop", "dimension")
@@ -40,7 +33,6 @@ REMARKS = {
 
 NOTES = {
     "over parts": "± over parts: of a single run, the half-width of the 95 % interval over parts of the test set.",
-    " dirty)": "dirty: the code had changes that were in no commit.",
     "†": DESCRIPTOR,
 }
 """Notes on what stands in a heading or a cell."""
@@ -58,8 +50,7 @@ def paper_page(table: RecipeTable, folders: Sequence[Path]) -> Page:
         quoted = [row for row in table.quoted if row["dataset"] == dataset]
         blocks += [f"### {dataset}", _table(of_it, quoted, groups)]
     shown = Page("", blocks).markdown()
-    missing = [entry for entry in entries if entry.training not in groups]
-    done = len(entries) - len(missing)
+    done = sum(entry.training in groups for entry in entries)
     notes = [f"{done} of {len(entries)} rows have runs of the recipe as it is.", EXPLAINED]
     notes += [note for words, note in NOTES.items() if words in shown]
     runs = chain(*(group.runs for group in groups.values()))
@@ -70,8 +61,6 @@ def paper_page(table: RecipeTable, folders: Sequence[Path]) -> Page:
     for title, lines in lists.items():
         if lines:
             blocks += [f"### {title}", "\n".join(f"* {line}" for line in lines)]
-    if commands := _commands(table.name, missing, folders):
-        blocks += ["### Rows that are missing", "\n".join(["```bash", *commands, "```"])]
     return Page(table.title, blocks)
 
 
@@ -89,24 +78,6 @@ def _remarks(entries: Sequence[Entry], key: str) -> list[str]:
         line if len(names) == len(entries) else f"{', '.join(names)}: {line}"
         for line, names in rows.items()
     ]
-
-
-def _commands(table: str, missing: Sequence[Entry], folders: Sequence[Path]) -> list[str]:
-    """Commands that train the missing rows, one command for rows that share settings."""
-    found: dict[tuple[str, ...], dict[str, None]] = {}  # ordered
-    for entry in missing:
-        # Options that a recipe leaves to the command line.
-        options = [] if _dataset(entry) == Data.dataset else ["--data.root", "data"]
-        if weights := WEIGHTS.get(entry.settings.get("model", {}).get("trunk", "")):
-            options += ["--model.weights", weights]
-        found.setdefault(tuple(options), {})[entry.training] = None
-    runs = [] if list(folders) == [RUNS] else ["--runs", str(folders[0])]
-    commands = []
-    for options, trainings in found.items():
-        recipes = trainings if len(found) > 1 else [table]
-        sweep = ["python", "-m", "benchmarks.sweep", *recipes, *runs]
-        commands.append(shlex.join([*sweep, *(["--", *options] if options else [])]))
-    return commands
 
 
 # ------------------------------------------------------------------------------------------- the rows
@@ -163,10 +134,10 @@ def _ours(
 ) -> dict[str, str]:
     model, data = group.first["config"]["model"], group.first["data"]
     over_parts = len(group.runs) == 1 and group.first.get("half_widths", {}).get(output)
-    ensemble, dirty = model.get("ensemble"), sum(bool(r.info.get("dirty")) for r in group.runs)
+    ensemble = model.get("ensemble")
     cells = {
         "numbers": f"ours{', ± over parts' if over_parts else ''}",
-        "runs": group.count + (f" ({dirty} dirty)" if dirty else ""),
+        "runs": group.count,
         "trunk": model["trunk"] + (f", ensemble of {ensemble['num_heads']}" if ensemble else ""),
         "crop": str(data.get("image_size") or ""),
         "dimension": str(model["embedding_size"]),

@@ -59,7 +59,7 @@ class Page:
     """Content in any format.
 
     Args:
-        blocks: Tables, and other blocks of Markdown: headings, paragraphs, lists and commands.
+        blocks: Tables, and other blocks of Markdown: headings, paragraphs and lists.
     """
 
     title: str
@@ -78,9 +78,7 @@ class Page:
 
 
 def _folded(block: str) -> str:
-    """A block without its marks, in lines that fit the terminal; commands stay as they are."""
-    if block.startswith("```"):
-        return "\n".join(block.splitlines()[1:-1])
+    """A block without its marks, in lines that fit the terminal."""
     return "\n".join(
         fill(line, WIDTH, subsequent_indent="  " * line.startswith("* "), break_on_hyphens=False)
         for line in block.lstrip("# ").splitlines()
