@@ -135,8 +135,8 @@ def _result(rows: Rows, baseline: str) -> str:
 
 
 def metric_name(metric: str) -> str:
-    """The column of a metric: "Recall@1" for "recall_at_1"."""
-    return NAMES.get(metric, metric.replace("recall_at_", "Recall@"))
+    """E.g. "seen Recall@1" for "seen_recall_at_1"."""
+    return NAMES.get(metric, metric.replace("recall_at_", "Recall@").replace("_", " "))
 
 
 def row_name(label: str, output: str) -> str:

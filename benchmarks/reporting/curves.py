@@ -18,12 +18,7 @@ from benchmarks.console import printable
 # Okabe and Ito's colours: colour-blind readers can distinguish them, on light and dark backgrounds.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 
-# A line shows through the dashes of the next one.
-LOOKS = [
-    {"color": colour, "linestyle": dash}
-    for dashes in (("-", "--"), (":", "-."))
-    for colour, dash in zip(COLOURS, dashes * 3, strict=True)
-]
+DASHES = ("-", "--", "-.", ":")  # a line shows through those of the next one
 
 POINTS = 75  # a line of twice as many or more is a moving mean
 
@@ -36,17 +31,11 @@ text { font-family: system-ui, -apple-system, "Segoe UI", Roboto, sans-serif !im
 """
 
 DESIGN = {
-    **{
-        "font.size": 12,
-        "axes.titlesize": 12,
-        "axes.titleweight": "bold",
-        "axes.titlelocation": "left",
-    },
-    **{"axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.2},
     **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "grid.color"), INK),
     **dict.fromkeys(("xtick.color", "ytick.color"), INK),
-    **{"legend.frameon": False, "lines.linewidth": 1.8, "text.parse_math": False},
-    **{"svg.fonttype": "none", "svg.hashsalt": "curves"},  # the same file each time
+    **dict.fromkeys(("axes.spines.top", "axes.spines.right", "legend.frameon"), False),
+    **{"font.size": 12, "axes.titlelocation": "left", "axes.grid": True, "grid.alpha": 0.2},
+    **{"text.parse_math": False, "svg.fonttype": "none", "svg.hashsalt": "curves"},
 }
 
 CURVES = {
@@ -57,9 +46,6 @@ CURVES = {
 """For each panel: the table of the records, the column in it, and its factor."""
 
 Line = tuple[NDArray[np.floating], NDArray[np.floating]]  # steps (T,), values (runs, T)
-
-Panels = Mapping[str, Mapping[str, Line]]
-"""{title: {label: line}}"""
 
 
 def over_steps(
@@ -75,13 +61,18 @@ def over_steps(
     return (steps[::stride], uniform_filter1d(values, stride)[:, ::stride]) if len(steps) else None
 
 
-def curves_svg(labels: Iterable[str], panels: Panels) -> bytes:
+def curves_svg(labels: Iterable[str], panels: Mapping[str, Mapping[str, Line]]) -> bytes:
     """Draw the means over runs, and behind them the single runs in light lines; panels stand below each other.
 
     Args:
-        labels: Of all lines, in the order of the colours, the same in several figures.
+        labels: Of all lines, in the order of their colours, which are then the same in several figures.
+        panels: {title: {label: line}}.
     """
-    looks, key = dict(zip(labels, cycle(LOOKS), strict=False)), dict[str, Line2D]()
+    looks = {
+        label: {"color": colour, "linestyle": dash}
+        for label, colour, dash in zip(labels, cycle(COLOURS), cycle(DASHES), strict=False)
+    }
+    key: dict[str, Line2D] = {}
     with rc_context(DESIGN), warnings.catch_warnings():
         # The browser has a font for it.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
@@ -91,7 +82,7 @@ def curves_svg(labels: Iterable[str], panels: Panels) -> bytes:
             panel.set_title(title)
             for label, (steps, values) in lines.items():
                 if len(values) > 1:
-                    panel.plot(steps, values.T, alpha=0.3, **looks[label] | {"linewidth": 0.7})
+                    panel.plot(steps, values.T, alpha=0.3, linewidth=0.7, **looks[label])
                 [key[label]] = panel.plot(steps, values.mean(axis=0), **looks[label])
         panel.set(xlabel="training step", xlim=(0, None))
         panel.xaxis.set_major_formatter("{x:,g}")

@@ -29,23 +29,21 @@ ABOUT_THE_RUN = (*VOLATILE, "seed", "label", "data.fold")
 
 @dataclass(frozen=True)
 class Method:
-    """Results of `evaluate` in a folder.
-
-    Args:
-        run: One of its runs, for their common facts.
-        dimension: Of a single model's embeddings.
-        numbers: By kind and seed, of the seeds whose folds are all finished.
-        diverged: Other seeds, of which a run diverged.
-        left_out: Why other seeds are left out.
-    """
+    """Results of `evaluate` in a folder."""
 
     folder: Path
-    run: Run
+    run: Run  # one of its runs, for their common facts
     folds: int
-    dimension: int
-    numbers: dict[str, dict[int, Metrics]]
-    diverged: list[int]
-    left_out: list[str]
+    numbers: dict[
+        str, dict[int, Metrics]
+    ]  # by kind and seed, of the seeds whose folds are all finished
+    diverged: list[int]  # other seeds, of which a run diverged
+    left_out: list[str]  # why other seeds are left out
+
+    @property
+    def dimension(self) -> int:
+        """Of a single model's embeddings."""
+        return int(self.run.info["config"]["model"]["embedding_size"])
 
 
 def read_method(folder: Path) -> Method:
@@ -60,7 +58,7 @@ def read_method(folder: Path) -> Method:
             f"{folder}: found no run; expected a folder of python -m benchmarks.fair evaluate"
         )
     first = next((run for run in runs if run.info["status"] == "finished"), runs[0])
-    folds, dimension = first.info["config"]["data"]["folds"], 0
+    folds = first.info["config"]["data"]["folds"]
     numbers: dict[str, dict[int, Metrics]] = {kind: {} for kind in KINDS}
     diverged, left_out = list[int](), list[str]()
     for seed in sorted({run.seed for run in runs}):
@@ -83,17 +81,17 @@ def read_method(folder: Path) -> Method:
                 )
         metrics = [run.info["metrics"] for run in models]
         single = {key: float(np.mean([of[key] for of in metrics])) for key in metrics[0]}
-        together, dimension = _ensemble(models)
+        together = _ensemble(models)
         value = float(np.mean([run.info["selection"]["value"] for run in models]))
         numbers["validation"][seed] = {first.info["selection"]["metric"]: value}
         numbers["single"][seed] = single
         numbers["ensemble"][seed] = {key: together[key] for key in single}
-    if not dimension:
+    if not numbers["single"]:
         raise ValueError(
             f"{folder}: no seed has all its {folds} folds finished; evaluate it again "
             f"({' '.join(left_out)})"
         )
-    return Method(folder, first, folds, dimension // folds, numbers, diverged, left_out)
+    return Method(folder, first, folds, numbers, diverged, left_out)
 
 
 def _differing(runs: Sequence[Run]) -> list[str]:
@@ -103,8 +101,7 @@ def _differing(runs: Sequence[Run]) -> list[str]:
     return list(dict.fromkeys(change.key for one in changes for change in one))
 
 
-def _ensemble(runs: Sequence[Run]) -> tuple[Metrics, int]:
-    """The metrics of the ensemble of the runs' models, and its dimension."""
+def _ensemble(runs: Sequence[Run]) -> Metrics:
     parts, first = [], dict[str, torch.Tensor]()
     for run in runs:
         vectors_of_run = run.file(EMBEDDINGS)
@@ -121,7 +118,7 @@ def _ensemble(runs: Sequence[Run]) -> tuple[Metrics, int]:
     )
     if settings["clustering"]:
         metrics |= cluster_metrics(vectors, labels)
-    return metrics, vectors.shape[1]
+    return metrics
 
 
 def fair_comparison(methods: Sequence[Method], expected_seeds: int) -> str:

@@ -9,6 +9,7 @@ from math import ceil, floor, log10
 from textwrap import wrap
 
 from benchmarks.console import printable
+from benchmarks.reporting.comparison import metric_name
 from benchmarks.reporting.curves import COLOURS, CURVES, Line, curves_svg, over_steps
 from benchmarks.reporting.paired import Paired
 from benchmarks.reporting.verdicts import (
@@ -18,7 +19,6 @@ from benchmarks.reporting.verdicts import (
     Results,
     Word,
     by_method,
-    name_of,
     name_of_claim,
     pooled,
 )
@@ -190,7 +190,7 @@ def forest(study: StudyFile, findings: Sequence[Finding]) -> bytes | None:
     for number in _ticks(low, high):
         svg.path("rule", f"M{x(number)} {svg.y:g}v5")
         svg.text(x(number), svg.y + 20, _signed(f"{number:+g}"), "soft middle")
-    words = f"percentage points of {name_of(study.primary)}; right of 0: as claimed"
+    words = f"percentage points of {metric_name(study.primary)}; right of 0: as claimed"
     svg.text(WIDTH / 2, svg.y + 42, words, "soft middle")
     svg.y += 54
     return svg.file("Paired differences with 95 % intervals")

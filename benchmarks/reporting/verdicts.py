@@ -155,16 +155,11 @@ def pooled(study: StudyFile, findings: Sequence[Finding]) -> dict[str, Paired | 
     return found
 
 
-def name_of(metric: str) -> str:
-    """E.g. "seen Recall@1"."""
-    return metric_name(metric).replace("_", " ")
-
-
 def name_of_claim(study: StudyFile, comparison: Comparison) -> str:
     """The claim, its name that stays on one line, and its metric if that is another than the study's."""
     metric, claim = study.metric(comparison), comparison.claim
     name = f" ({comparison.name}".replace(" ", "\N{NO-BREAK SPACE}")
-    about = f", {name_of(metric)}" if metric != study.primary else ""
+    about = f", {metric_name(metric)}" if metric != study.primary else ""
     return f"{claim[:1].upper()}{claim[1:]}{name}{about})"
 
 
