@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from markupsafe import Markup
 from numpy.typing import NDArray
 from PIL import Image
 
@@ -39,7 +38,7 @@ def write_html(runs: Sequence[Run], path: Path, baseline: str | None = None) -> 
     replace_file(path, page.encode())
 
 
-def curves(methods: Methods) -> list[Markup]:
+def curves(methods: Methods) -> list[str]:
     """A figure for each of `CURVES` that the runs recorded."""
     figures = []
     for title, (table, column, factor) in CURVES.items():
@@ -49,7 +48,7 @@ def curves(methods: Methods) -> list[Markup]:
             if (line := over_steps([run.table(table) for run in members], column, factor))
         }
         if lines:
-            figures.append(Markup(curves_svg(methods, {title: lines}).decode()))
+            figures.append(curves_svg(methods, {title: lines}).decode())
     return figures
 
 

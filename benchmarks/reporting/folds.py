@@ -11,7 +11,7 @@ from torch.nn.functional import normalize
 from benchmarks.evaluation import cluster_metrics, measure
 from benchmarks.records import EMBEDDINGS, Run, damage_named, has_diverged, load_run
 from benchmarks.reporting.comparison import compared
-from benchmarks.reporting.paired import Metrics
+from benchmarks.reporting.paired import Metrics, Rows
 from benchmarks.reporting.rows import TESTED_ON, check_alike
 from benchmarks.reporting.table import Page, Table, count_of_seeds
 from benchmarks.settings import VOLATILE, config_changes
@@ -34,9 +34,7 @@ class Method:
     folder: Path
     run: Run  # one of its runs, for their common facts
     folds: int
-    numbers: dict[
-        str, dict[int, Metrics]
-    ]  # by kind and seed, of the seeds whose folds are all finished
+    numbers: Rows  # by kind and seed, of the seeds whose folds are all finished
     diverged: list[int]  # other seeds, of which a run diverged
     left_out: list[str]  # why other seeds are left out
 
@@ -59,7 +57,7 @@ def read_method(folder: Path) -> Method:
         )
     first = next((run for run in runs if run.info["status"] == "finished"), runs[0])
     folds = first.info["config"]["data"]["folds"]
-    numbers: dict[str, dict[int, Metrics]] = {kind: {} for kind in KINDS}
+    numbers: Rows = {kind: {} for kind in KINDS}
     diverged, left_out = list[int](), list[str]()
     for seed in sorted({run.seed for run in runs}):
         models = [run for run in runs if run.seed == seed]
@@ -79,11 +77,11 @@ def read_method(folder: Path) -> Method:
                     f"{run.folder}: its {setting} is not that of {first.folder}; the runs of a method "
                     "differ in seed and fold alone"
                 )
-        metrics = [run.info["metrics"] for run in models]
+        selections = [run.info["selection"] for run in models]
+        value = float(np.mean([selection["value"] for selection in selections]))
+        numbers["validation"][seed] = {selections[0]["metric"]: value}
+        metrics, together = [run.info["metrics"] for run in models], _ensemble(models)
         single = {key: float(np.mean([of[key] for of in metrics])) for key in metrics[0]}
-        together = _ensemble(models)
-        value = float(np.mean([run.info["selection"]["value"] for run in models]))
-        numbers["validation"][seed] = {first.info["selection"]["metric"]: value}
         numbers["single"][seed] = single
         numbers["ensemble"][seed] = {key: together[key] for key in single}
     if not numbers["single"]:
@@ -104,12 +102,12 @@ def _differing(runs: Sequence[Run]) -> list[str]:
 def _ensemble(runs: Sequence[Run]) -> Metrics:
     parts, first = [], dict[str, torch.Tensor]()
     for run in runs:
-        vectors_of_run = run.file(EMBEDDINGS)
-        with damage_named(vectors_of_run), np.load(vectors_of_run) as file:
+        path = run.file(EMBEDDINGS)
+        with damage_named(path), np.load(path) as file:
             arrays = {name: torch.from_numpy(file[name]) for name in file.files}
         first = first or arrays
         if not torch.equal(first["labels"], arrays["labels"]):
-            raise ValueError(f"{vectors_of_run}: holds other images than {runs[0].folder}")
+            raise ValueError(f"{path}: holds other images than {runs[0].folder}")
         parts.append(normalize(arrays["embeddings"], dim=1))
     vectors, labels = torch.cat(parts, dim=1), first["labels"]
     settings = runs[0].info["config"]["evaluation"]

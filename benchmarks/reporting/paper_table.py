@@ -117,7 +117,7 @@ def _rows(entry: Entry, group: Group | None, metrics: Sequence[str]) -> Iterator
         elif not group:
             rows.append({"numbers": "ours", "runs": "0"})
         if group:
-            rows.append(_ours(group, output, metrics, paper))
+            rows.append(_ours(group, output, metrics))
             differences = {
                 metric_name(metric): f"{100 * ours.mean - number:+.2f}"
                 for metric, number in paper.items()
@@ -129,9 +129,7 @@ def _rows(entry: Entry, group: Group | None, metrics: Sequence[str]) -> Iterator
         yield from rows
 
 
-def _ours(
-    group: Group, output: str, metrics: Sequence[str], paper: Mapping[str, float]
-) -> dict[str, str]:
+def _ours(group: Group, output: str, metrics: Sequence[str]) -> dict[str, str]:
     model, data = group.first["config"]["model"], group.first["data"]
     over_parts = len(group.runs) == 1 and group.first.get("half_widths", {}).get(output)
     ensemble = model.get("ensemble")
@@ -145,8 +143,6 @@ def _ours(
     for metric in metrics:
         if found := group.estimate(metric, output):
             cells[metric_name(metric)] = found.percent()
-        elif metric in paper:
-            cells[metric_name(metric)] = "not measured"
     if output == "embedding":
         metric = f"recall_at_{group.first['config']['evaluation']['recall_at'][0]}"
         oracles = [run.info["oracle"][metric] for run in group.runs if run.info.get("oracle")]

@@ -98,7 +98,6 @@ def study_page(
         counts=_counts(judged),
         lacking=_lacking(study, findings, tried),
         ends=_ends(study, judged, tried),
-        alt="Paired differences with 95 % intervals",
         main=main and _verdicts(study, main, results),
         others=others and _verdicts(study, others, results),
         controls=controls and _verdicts(study, controls, results),
