@@ -2,7 +2,7 @@
 
 import io
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import cycle
 from textwrap import fill
 
@@ -10,7 +10,6 @@ import numpy as np
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from numpy.typing import NDArray
 from scipy.ndimage import uniform_filter1d
 
 from benchmarks.console import printable
@@ -38,50 +37,46 @@ DESIGN = {
     **{"text.parse_math": False, "svg.fonttype": "none", "svg.hashsalt": "curves"},
 }
 
-CURVES = {
-    "Recall@1 (%) on training classes": ("evaluation", "seen_recall_at_1", 100),
-    "Recall@1 (%) on new classes": ("evaluation", "unseen_recall_at_1", 100),
-    "Training loss": ("training", "loss", 1),
+RECALLS = {
+    "Recall@1 (%) on training classes": "seen_recall_at_1",
+    "Recall@1 (%) on new classes": "unseen_recall_at_1",
 }
-"""For each panel: the table of the records, the column in it, and its factor."""
 
-Line = tuple[NDArray[np.floating], NDArray[np.floating]]  # steps (T,), values (runs, T)
-
-
-def over_steps(
-    tables: Sequence[Mapping[str, list[float]]], column: str, factor: float
-) -> Line | None:
-    """The steps that the tables of all runs have, and their values; None if there are none."""
-    if not all(column in table for table in tables):
-        return None
-    series = [dict(zip(table["step"], table[column], strict=True)) for table in tables]
-    steps = np.array(sorted(set.intersection(*map(set, series))))
-    values = factor * np.array([[of[step] for step in steps] for of in series])
-    stride = max(1, len(steps) // POINTS)
-    return (steps[::stride], uniform_filter1d(values, stride)[:, ::stride]) if len(steps) else None
+Columns = Mapping[str, Sequence[float]]  # of a table with the column "step"
 
 
-def curves_svg(labels: Iterable[str], panels: Mapping[str, Mapping[str, Line]]) -> bytes:
-    """Draw the means over runs, and behind them the single runs in light lines; panels stand below each other.
+def curves_svg(
+    tables: Mapping[str, Sequence[Columns]], panels: Mapping[str, str], *, singles: bool
+) -> str:
+    """Draw the means over the runs of each label, in panels below each other; empty if there are none.
 
     Args:
-        labels: Of all lines, in the order of their colours, which are then the same in several figures.
-        panels: {title: {label: line}}.
+        tables: {label: the tables of its runs}; colours follow its order, also of labels without a line.
+        panels: {title: column of the tables}.
+        singles: Draw the single runs, too, in light lines.
     """
     looks = {
         label: {"color": colour, "linestyle": dash}
-        for label, colour, dash in zip(labels, cycle(COLOURS), cycle(DASHES), strict=False)
+        for label, colour, dash in zip(tables, cycle(COLOURS), cycle(DASHES), strict=False)
     }
+    lines = {
+        title: {of: line for of in tables if (line := over_steps(tables[of], column))}
+        for title, column in panels.items()
+    }
+    lines = {title: of for title, of in lines.items() if of}
+    if not lines:
+        return ""
     key: dict[str, Line2D] = {}
     with rc_context(DESIGN), warnings.catch_warnings():
         # The browser has a font for it.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         figure = Figure(layout="constrained")
-        axes = figure.subplots(len(panels), sharex=True, squeeze=False)[:, 0]
-        for panel, (title, lines) in zip(axes, panels.items(), strict=True):
+        axes = figure.subplots(len(lines), sharex=True, squeeze=False)[:, 0]
+        for panel, (title, by_label) in zip(axes, lines.items(), strict=True):
             panel.set_title(title)
-            for label, (steps, values) in lines.items():
-                if len(values) > 1:
+            for label, (steps, values) in by_label.items():
+                values = values * (100 if "%" in title else 1)
+                if singles and len(values) > 1:
                     panel.plot(steps, values.T, alpha=0.3, linewidth=0.7, **looks[label])
                 [key[label]] = panel.plot(steps, values.mean(axis=0), **looks[label])
         panel.set(xlabel="training step", xlim=(0, None))
@@ -89,9 +84,20 @@ def curves_svg(labels: Iterable[str], panels: Mapping[str, Mapping[str, Line]]) 
         names = [fill(printable(label), 40) for label in key]
         figure.legend(key.values(), names, loc="outside upper left")
         rows = sum(name.count("\n") + 1 for name in names)
-        figure.set_size_inches(4.6, 0.4 + 2.6 * len(panels) + 0.28 * rows)  # a phone shows its text
+        figure.set_size_inches(4.6, 0.4 + 2.6 * len(lines) + 0.28 * rows)  # a phone shows its text
         file, metadata = io.BytesIO(), dict.fromkeys(("Creator", "Date", "Format", "Type"))
         figure.savefig(file, format="svg", metadata=metadata, transparent=True)
     drawn = file.getvalue().decode().partition("<svg")[2].replace(INK, "currentColor")
     drawn = drawn.replace("</style>", f"{STYLE}</style>", 1)
-    return f'<svg role="img" aria-label="{", ".join(panels)}"{drawn}'.encode()
+    return f'<svg role="img" aria-label="{", ".join(lines)}"{drawn}'
+
+
+def over_steps(tables: Sequence[Columns], column: str) -> tuple[np.ndarray, np.ndarray] | None:
+    """The steps (T,) that the tables of all runs have, and the values (runs, T); None if there are none."""
+    if not all(column in table for table in tables):
+        return None
+    series = [dict(zip(table["step"], table[column], strict=True)) for table in tables]
+    steps = np.array(sorted(set.intersection(*map(set, series))))
+    values = np.array([[of[step] for step in steps] for of in series])
+    stride = max(1, len(steps) // POINTS)
+    return (steps[::stride], uniform_filter1d(values, stride)[:, ::stride]) if len(steps) else None

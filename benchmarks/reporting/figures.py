@@ -13,7 +13,7 @@ from PIL import Image
 
 from benchmarks.records import Run, damage_named, replace_file
 from benchmarks.reporting.comparison import compare, grouped
-from benchmarks.reporting.curves import COLOURS, CURVES, curves_svg, over_steps
+from benchmarks.reporting.curves import COLOURS, RECALLS, curves_svg
 from benchmarks.reporting.templates import fill
 from benchmarks.settings import dump
 
@@ -39,17 +39,14 @@ def write_html(runs: Sequence[Run], path: Path, baseline: str | None = None) -> 
 
 
 def curves(methods: Methods) -> list[str]:
-    """A figure for each of `CURVES` that the runs recorded."""
-    figures = []
-    for title, (table, column, factor) in CURVES.items():
-        lines = {
-            label: line
-            for label, members in methods.items()
-            if (line := over_steps([run.table(table) for run in members], column, factor))
-        }
-        if lines:
-            figures.append(curves_svg(methods, {title: lines}).decode())
-    return figures
+    """Recall@1 on seen and on unseen classes, and the loss, over steps: those that were recorded."""
+    of_tests, of_steps = (
+        {label: [run.table(name) for run in members] for label, members in methods.items()}
+        for name in ("evaluation", "training")
+    )
+    drawn = [curves_svg(of_tests, {title: RECALLS[title]}, singles=True) for title in RECALLS]
+    drawn.append(curves_svg(of_steps, {"Training loss": "loss"}, singles=True))
+    return [figure for figure in drawn if figure]
 
 
 def neighbours(methods: Methods) -> str:

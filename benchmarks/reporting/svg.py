@@ -10,7 +10,7 @@ from textwrap import wrap
 
 from benchmarks.console import printable
 from benchmarks.reporting.comparison import metric_name
-from benchmarks.reporting.curves import COLOURS, CURVES, Line, curves_svg, over_steps
+from benchmarks.reporting.curves import COLOURS, RECALLS, curves_svg
 from benchmarks.reporting.paired import Paired
 from benchmarks.reporting.verdicts import (
     MAIN,
@@ -125,15 +125,15 @@ def _ticks(low: float, high: float) -> list[float]:
     return [number * step for number in range(ceil(low / step), floor(high / step) + 1)]
 
 
-def forest(study: StudyFile, findings: Sequence[Finding]) -> bytes | None:
-    """Each comparison's difference and interval, beside the paper's gain; None if none was measured.
+def forest(study: StudyFile, findings: Sequence[Finding]) -> bytes:
+    """Each comparison's difference and interval, beside the paper's gain; empty if none was measured.
 
     The axis reaches from the lowest limit to the highest, and to the papers' gains, which are drawn where the
     metric is theirs.
     """
     tested = [finding.tested for finding in findings if finding.tested]
     if not tested:
-        return None
+        return b""
     pools = {method: pool for method, pool in pooled(study, findings).items() if pool}
     of_papers = [of.comparison for of in findings if study.metric(of.comparison) == PAPERS]
     gains = {of.name: gain for of in of_papers if (gain := of.reported_gain()) is not None}
@@ -208,8 +208,8 @@ def _signed(text: str) -> str:
     return "0" if text == "+0" else text.replace("-", "\N{MINUS SIGN}")
 
 
-def curves(study: StudyFile, findings: Sequence[Finding], results: Results) -> bytes | None:
-    """Recall@1 of the first compared rows, as many as there are colours; None if no row kept its curves."""
+def curves(study: StudyFile, findings: Sequence[Finding], results: Results) -> bytes:
+    """Recall@1 of the first compared rows, as many as there are colours; empty if no row kept its curves."""
     kept = {
         row: [run["curves"] for run in results.get(row, {}).values() if run.get("curves")]
         for of in findings
@@ -219,10 +219,4 @@ def curves(study: StudyFile, findings: Sequence[Finding], results: Results) -> b
     labels = {row: read_entry(study.rows[row].recipe).label for row in rows}
     every = [*labels.values()]
     labels = {row: f"{of}, {row}" if every.count(of) > 1 else of for row, of in labels.items()}
-    panels: dict[str, dict[str, Line]] = {}
-    for title, (_, column, factor) in CURVES.items():
-        for row, label in labels.items():
-            if line := over_steps(kept[row], column, factor):
-                mean = line[1].mean(axis=0, keepdims=True)
-                panels.setdefault(title, {})[label] = line[0], mean
-    return curves_svg(labels.values(), panels) if panels else None
+    return curves_svg({labels[row]: kept[row] for row in rows}, RECALLS, singles=False).encode()
