@@ -50,11 +50,7 @@ def curves(methods: Methods) -> list[str]:
 
 
 def neighbours(methods: Methods) -> str:
-    """Queries, each with the nearest neighbours that every method found for it.
-
-    Raises:
-        ValueError: naming a file that cannot be drawn.
-    """
+    """Queries, each with the nearest neighbours that every method found for it; a damaged file is named."""
     sections: dict[str, dict[tuple[int, str], list[dict[str, Any]]]] = {}
     for label, members in methods.items():
         path = members[0].file("retrieval.npz")

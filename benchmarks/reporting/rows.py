@@ -15,15 +15,11 @@ TESTED_ON = ("name", "split", "fold", "fingerprint", "test_classes", "test_image
 class Group:
     """Runs that differ only in their seeds, by seed: those that finished, and those that diverged.
 
-    Args:
-        runs: Of those of one seed, the last counts.
-
-    Attributes:
-        replaced: Pairs of a run of a seed, and the later one that counts.
+    Of several runs of one seed, the last counts.
     """
 
     def __init__(self, runs: Iterable[Run]) -> None:
-        self.replaced: list[tuple[Run, Run]] = []
+        self.replaced: list[tuple[Run, Run]] = []  # each with the later one that counts
         seeds: dict[int, Run] = {}
         for run in runs:
             if older := seeds.get(run.seed):

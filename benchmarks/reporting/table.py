@@ -15,9 +15,6 @@ WIDTH = get_terminal_size().columns
 class Table:
     """A header and rows of text; the first columns hold names, the others numbers.
 
-    Args:
-        names: Number of columns that hold names.
-
     >>> print(Table(["method", "Recall@1"], [["triplets", "52.0"]]).terminal())
     method    Recall@1
     triplets      52.0
@@ -25,7 +22,7 @@ class Table:
 
     header: list[str]
     rows: list[list[str]]
-    names: int = 1
+    names: int = 1  # so many columns hold names
 
     def markdown(self) -> str:
         """Compact, as our pages have it: `tabulate` fills the cells up."""
@@ -56,14 +53,12 @@ class Table:
 
 @dataclass(frozen=True)
 class Page:
-    """Content in any format.
-
-    Args:
-        blocks: Tables, and other blocks of Markdown: headings, paragraphs and lists.
-    """
+    """Content in any format."""
 
     title: str
-    blocks: list[str | Table]
+    blocks: list[
+        str | Table
+    ]  # tables, and other blocks of Markdown: headings, paragraphs and lists
 
     def terminal(self) -> str:
         parts = [
