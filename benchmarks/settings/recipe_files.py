@@ -97,7 +97,6 @@ class Entry:
 class RecipeTable:
     """A file of recipes."""
 
-    name: str
     title: str
     entries: list[Entry]
     quoted: list[dict[str, Any]]
@@ -125,7 +124,7 @@ def read_table(name: str) -> RecipeTable:
     """
     content = _content(name)
     entries = [read_entry(f"{name}/{row}") for row in content["trainings"]]
-    return RecipeTable(name, content.get("title", name), entries, content.get("quoted", []))
+    return RecipeTable(content.get("title", name), entries, content.get("quoted", []))
 
 
 def read_entry(name: str) -> Entry:
