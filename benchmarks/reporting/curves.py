@@ -17,7 +17,7 @@ from benchmarks.console import printable
 # Okabe and Ito's colours: colour-blind readers can distinguish them, on light and dark backgrounds.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 
-DASHES = ("-", "--", "-.", ":")  # a line shows through those of the next one
+DASHES = ("-", "--", "-.", (0, (8, 2)))  # a line shows through those of the next one
 
 POINTS = 75  # a line of twice as many or more is a moving mean
 
@@ -34,7 +34,8 @@ DESIGN = {
     **dict.fromkeys(("xtick.color", "ytick.color"), INK),
     **dict.fromkeys(("axes.spines.top", "axes.spines.right", "legend.frameon"), False),
     **{"font.size": 12, "axes.titlelocation": "left", "axes.grid": True, "grid.alpha": 0.2},
-    **{"text.parse_math": False, "svg.fonttype": "none", "svg.hashsalt": "curves"},
+    **{"lines.linewidth": 1.8, "text.parse_math": False},
+    **{"svg.fonttype": "none", "svg.hashsalt": "curves"},
 }
 
 RECALLS = {
