@@ -18,12 +18,6 @@ from benchmarks.settings import Data, Entry, RecipeTable, changes_of_methods, pa
 ABOUT_A_QUOTED_ROW = ("row", "dataset", "backbone", "embedding_dim")
 ABOUT_OURS = ("runs", "trunk", "crop", "dimension")
 
-EXPLAINED = (
-    "paper: what the paper reports, in percent, with its own 95 % interval where it gives one; quoted: what the "
-    "paper copied from elsewhere. ours: the mean over seeds ± the half-width of its 95 % Student-t interval, of "
-    "single models on the test classes; one seed has no interval. difference: ours - paper, in percentage points."
-)
-
 REMARKS = {
     "differs": "Differs from the paper",
     "not_given": "Not given by the paper",
@@ -32,6 +26,7 @@ REMARKS = {
 }
 
 NOTES = {
+    "| ours |": "± of ours: the half-width of the 95 % Student-t interval over seeds; one seed has none.",
     "over parts": "± over parts: of a single run, the half-width of the 95 % interval over parts of the test set.",
     "†": DESCRIPTOR,
 }
@@ -51,7 +46,7 @@ def paper_page(table: RecipeTable, folders: Sequence[Path]) -> Page:
         blocks += [f"### {dataset}", _table(of_it, quoted, groups)]
     shown = Page("", blocks).markdown()
     done = sum(entry.training in groups for entry in entries)
-    notes = [f"{done} of {len(entries)} rows have runs of the recipe as it is.", EXPLAINED]
+    notes = [f"{done} of {len(entries)} rows have runs of the recipe as it is."]
     notes += [note for words, note in NOTES.items() if words in shown]
     runs = chain(*(group.runs for group in groups.values()))
     if commits := {str(run.info.get("commit")) for run in runs}:

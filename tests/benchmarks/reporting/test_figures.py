@@ -36,14 +36,11 @@ def test_a_long_key_takes_no_room_from_its_figure() -> None:
         assert low - high > 150, "of 331 units of width"
 
 
-def test_colours_come_in_the_order_of_the_labels_and_neighbours_differ_in_their_dashes() -> None:
-    found = drawn([*"abcdefgh"], without=("a", "c"))
-    looks = re.findall(
-        r"stroke(?:-dasharray: ([^;]*); stroke-dashoffset: 0; stroke)?: (#\w+)", found
-    )
+def test_colours_come_in_the_order_of_the_labels_and_then_differ_in_dashes() -> None:
+    look = r"stroke(?:-dasharray: ([^;]*); stroke-dashoffset: 0; stroke)?: (#\w+)"
+    looks = re.findall(look, drawn([*"abcdefgh"], without=("a", "c")))
     colours = [COLOURS[i].lower() for i in (1, 3, 4, 5, 0, 1)]
     assert [colour for _, colour in looks] == colours * 2, "in the panel, and in the key"
-    assert [bool(dash) for dash, _ in looks[:4]] == [True, True, False, True]
     assert len({*looks}) == 6
 
 
