@@ -34,14 +34,10 @@ class Method:
     folder: Path
     run: Run  # one of its runs, for their common facts
     folds: int
+    dimension: int  # of a single model's embeddings
     numbers: Rows  # by kind and seed, of the seeds whose folds are all finished
     diverged: list[int]  # other seeds, of which a run diverged
     left_out: list[str]  # why other seeds are left out
-
-    @property
-    def dimension(self) -> int:
-        """Of a single model's embeddings."""
-        return int(self.run.info["config"]["model"]["embedding_size"])
 
 
 def read_method(folder: Path) -> Method:
@@ -56,7 +52,8 @@ def read_method(folder: Path) -> Method:
             f"{folder}: found no run; expected a folder of python -m benchmarks.fair evaluate"
         )
     first = next((run for run in runs if run.info["status"] == "finished"), runs[0])
-    folds = first.info["config"]["data"]["folds"]
+    config = first.info["config"]
+    folds, dimension = config["data"]["folds"], config["model"]["embedding_size"]
     numbers: Rows = {kind: {} for kind in KINDS}
     diverged, left_out = list[int](), list[str]()
     for seed in sorted({run.seed for run in runs}):
@@ -89,7 +86,7 @@ def read_method(folder: Path) -> Method:
             f"{folder}: no seed has all its {folds} folds finished; evaluate it again "
             f"({' '.join(left_out)})"
         )
-    return Method(folder, first, folds, numbers, diverged, left_out)
+    return Method(folder, first, folds, dimension, numbers, diverged, left_out)
 
 
 def _differing(runs: Sequence[Run]) -> list[str]:

@@ -22,12 +22,8 @@ Rows = dict[str, dict[int, Metrics]]
 """Metrics by row and seed; a method's descriptor is a separate row."""
 
 SIGNIFICANT = 0.05  # of Holm's adjusted p
-
-ENOUGH = 5
-"""Fewer seeds with equal differences do not show how far others would spread."""
-
-ROUNDING = 1e-5
-"""Differences in percentage points that are as near as this are equal."""
+ENOUGH = 5  # fewer seeds with equal differences do not show how far others would spread
+ROUNDING = 1e-5  # differences in percentage points that are as near as this are equal
 
 
 @dataclass(frozen=True)

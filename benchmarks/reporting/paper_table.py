@@ -12,7 +12,7 @@ from benchmarks.records import Run, has_diverged, load_run
 from benchmarks.reporting.comparison import DESCRIPTOR, metric_name, row_name
 from benchmarks.reporting.paired import percent
 from benchmarks.reporting.rows import Group, check_alike
-from benchmarks.reporting.table import Page, Table
+from benchmarks.reporting.table import Page, Table, count_of_seeds
 from benchmarks.settings import Data, Entry, RecipeTable, changes_of_methods, parse
 
 ABOUT_A_QUOTED_ROW = ("row", "dataset", "backbone", "embedding_dim")
@@ -31,8 +31,6 @@ NOTES = {
     "†": DESCRIPTOR,
 }
 """Notes on what stands in a heading or a cell."""
-
-ORACLE = "evaluation.oracle"  # adds a number and changes none
 
 
 def paper_page(table: RecipeTable, folders: Sequence[Path]) -> Page:
@@ -130,7 +128,7 @@ def _ours(group: Group, output: str, metrics: Sequence[str]) -> dict[str, str]:
     ensemble = model.get("ensemble")
     cells = {
         "numbers": f"ours{', ± over parts' if over_parts else ''}",
-        "runs": group.count,
+        "runs": count_of_seeds(len(group.runs), [run.seed for run in group.diverged]),
         "trunk": model["trunk"] + (f", ensemble of {ensemble['num_heads']}" if ensemble else ""),
         "crop": str(data.get("image_size") or ""),
         "dimension": str(model["embedding_size"]),
@@ -193,11 +191,10 @@ def _check(run: Run, recipe: Mapping[str, Any], other: Run | None = None) -> Non
     info = run.info
     if info["status"] != "finished" and not has_diverged(info):
         raise ValueError(f"{run.folder} is {info['status']}, not finished")
-    changes = [c for c in changes_of_methods(info["config"], recipe) if c.key != ORACLE]
-    if changes:
-        before = shorten(f"{changes[0].key} {changes[0].before!r}", 120)
-        now = shorten(repr(changes[0].now), 80)
-        raise ValueError(f"{run.folder} was run with {before}, not {now}")
+    for change in changes_of_methods(info["config"], recipe):
+        if change.key != "evaluation.oracle":  # adds a number and changes none
+            before, now = (shorten(repr(value), 80) for value in (change.before, change.now))
+            raise ValueError(f"{run.folder} was run with {change.key} {before}, not {now}")
     if other is not None:
         if _weights(info) != _weights(other.info):
             raise ValueError(f"{run.folder} started from other weights than {other.folder}")

@@ -6,7 +6,6 @@ from typing import Any
 
 from benchmarks.records import Run, has_diverged
 from benchmarks.reporting.paired import Estimate, Rows, estimate, values_of
-from benchmarks.reporting.table import count_of_seeds
 
 TESTED_ON = ("name", "split", "fold", "fingerprint", "test_classes", "test_images", "view")
 """Facts about the data that must be equal in one table."""
@@ -42,10 +41,6 @@ class Group:
             for run in self.diverged
         ]
 
-    @property
-    def count(self) -> str:
-        return count_of_seeds(len(self.runs), [run.seed for run in self.diverged])
-
     @cached_property
     def outputs(self) -> Rows:
         """The metrics of each output and seed, those of the embedding first."""
@@ -66,8 +61,7 @@ class Group:
         return Estimate(values[0], over_parts) if only else estimate(values)
 
 
-OF_A_METHOD = {"variance_correlation"}
-"""Metrics that only networks with a method have."""
+OF_A_METHOD = {"variance_correlation"}  # metrics that only networks with a method have
 
 
 def check_alike(first: Run, run: Run, keys: Sequence[str] = TESTED_ON) -> None:

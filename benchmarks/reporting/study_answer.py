@@ -8,8 +8,7 @@ from benchmarks.reporting.comparison import metric_name
 from benchmarks.reporting.verdicts import MAIN, PAPERS, Finding, Result, Results, Word
 from benchmarks.settings import Comparison, StudyFile
 
-MANY = 10
-"""So many seeds are recommended where fewer leave the answer open."""
+MANY = 10  # seeds, recommended where fewer leave the answer open
 
 
 def has_papers(study: StudyFile) -> bool:

@@ -27,11 +27,10 @@ from benchmarks.reporting.verdicts import (
 )
 from benchmarks.settings import CONTROL, StudyFile
 
+# Metrics of the rows' table.
 SHOWN = ("recall_at_1", "mean_average_precision_at_r", "seen_recall_at_1", "unseen_recall_at_1")
-"""Metrics of the rows' table."""
 
-MARKS = {"seeds and classes": " †", SEEDS_ALONE: " ‡"}
-"""Marks of intervals that are not simply over seeds."""
+MARKS = {"seeds and classes": " †", SEEDS_ALONE: " ‡"}  # of intervals
 
 
 class Candidate(NamedTuple):
@@ -70,7 +69,6 @@ def study_page(
     """The page in Markdown.
 
     Args:
-        results: {row: {seed: result}}.
         registration: A paragraph that says if the comparisons were registered beforehand.
         figures: The names of the files of `study_figures`, which lie beside the page.
         protocols: The path of docs/protocols.md from the page.
@@ -255,8 +253,8 @@ def _settings(study: StudyFile, tried: Tried) -> Table:
         names = ", ".join(map(_short, about.choose)) or "none"
         others = ", ".join(one.told() for one in candidates if one is not chosen)
         budget = sum(len(tried[one]) for one in study.needed([row]))
-        cells = [taken, names, chosen.told() if chosen else "", others, f"{budget}"]
-        rows.append([f"`{row}`", *cells])
+        told = chosen.told() if chosen else ""
+        rows.append([f"`{row}`", taken, names, told, others, f"{budget}"])
     header = ["row", "takes over", "setting", f"chosen: {metric_name(study.choice.metric)}"]
     return Table([*header, "also tried", "budget"], rows, names=5)
 

@@ -55,12 +55,11 @@ text { fill: #e6edf3; }
 }
 """
 
-KEY = {
+KEY = {  # colours of intervals
     "seen": "here: mean and 95 % interval",
     "gain": "a gain, or as good as claimed",
     "harm": "a harm, or worse than claimed",
 }
-"""The meaning of each colour of an interval."""
 
 DIAMOND = "m-6.5 0l6.5 -6.5l6.5 6.5l-6.5 6.5z"
 

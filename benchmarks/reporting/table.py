@@ -7,8 +7,7 @@ from textwrap import fill
 
 from tabulate import tabulate
 
-WIDTH = get_terminal_size().columns
-"""Columns of the terminal; 80 if there is none."""
+WIDTH = get_terminal_size().columns  # 80 if there is no terminal
 
 
 @dataclass(frozen=True)

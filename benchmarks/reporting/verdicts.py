@@ -39,14 +39,9 @@ class Word(StrEnum):
     DIVERGED = "diverged"
 
 
-SEEDS_ALONE = "seeds alone"
-"""The interval of a comparison of which only some runs stored the result of each test class."""
-
-MAIN = "main"
-"""The family of the papers' main claims."""
-
-PAPERS = "recall_at_1"
-"""The metric in which papers report their gains."""
+MAIN = "main"  # the family of the papers' main claims
+PAPERS = "recall_at_1"  # the metric in which papers report their gains
+SEEDS_ALONE = "seeds alone"  # an interval where only some runs stored the result of each test class
 
 
 @dataclass(frozen=True)
@@ -107,11 +102,10 @@ def judge(
     margin = study.margin
     claims = _adjusted(study, findings, [_p_of_claim(finding, margin) for finding in findings])
     above = [2 * of.tested.p_above(margin) if of.tested else 1.0 for of in findings]
+    margins = _adjusted(study, findings, above)
     return [
         replace(of, adjusted=p, words=_words(study, of, p, p_of_margin)) if of.tested else of
-        for of, p, p_of_margin in zip(
-            findings, claims, _adjusted(study, findings, above), strict=True
-        )
+        for of, p, p_of_margin in zip(findings, claims, margins, strict=True)
     ]
 
 
