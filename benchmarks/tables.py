@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 raise settings.ConfigError(
                     f"--runs: {folder} is not a folder; expected one with runs below it"
                 )
-        page = reporting.paper_page(table, options.runs or [reporting.RUNS])
+        page = reporting.paper_page(table, options.runs or [Path("runs")])
         console.say(page.markdown() if options.markdown else page.terminal(), end="")
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)

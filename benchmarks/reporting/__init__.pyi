@@ -4,10 +4,7 @@ from .folds import (
     fair_comparison as fair_comparison,
     read_method as read_method,
 )
-from .paper_table import (
-    RUNS as RUNS,
-    paper_page as paper_page,
-)
+from .paper_table import paper_page as paper_page
 from .recipe_list import recipe_table as recipe_table
 from .study_answer import recommended as recommended
 from .study_page import (

@@ -92,11 +92,8 @@ def compared(
 ) -> list[str | Table]:
     """The means over seeds, and what rows differ from the baseline, paired by seed.
 
-    Rows that share fewer than two seeds with the baseline have no difference.
-
-    Args:
-        beside: Of each row, the texts of further columns.
-        where: Stands before the names of metrics.
+    Rows that share fewer than two seeds with the baseline have no difference. `beside` has further columns of each
+    row, and `where` stands before the names of metrics.
     """
     reference = rows[baseline]
     metrics = list(next(iter(reference.values())))
@@ -135,8 +132,8 @@ def _result(rows: Rows, baseline: str) -> str:
 
 
 def metric_name(metric: str) -> str:
-    """The column of a metric: "Recall@1" for "recall_at_1"."""
-    return NAMES.get(metric, metric.replace("recall_at_", "Recall@"))
+    """E.g. "seen Recall@1" for "seen_recall_at_1"."""
+    return NAMES.get(metric, metric.replace("recall_at_", "Recall@").replace("_", " "))
 
 
 def row_name(label: str, output: str) -> str:

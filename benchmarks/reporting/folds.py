@@ -11,7 +11,7 @@ from torch.nn.functional import normalize
 from benchmarks.evaluation import cluster_metrics, measure
 from benchmarks.records import EMBEDDINGS, Run, damage_named, has_diverged, load_run
 from benchmarks.reporting.comparison import compared
-from benchmarks.reporting.paired import Metrics
+from benchmarks.reporting.paired import Metrics, Rows
 from benchmarks.reporting.rows import TESTED_ON, check_alike
 from benchmarks.reporting.table import Page, Table, count_of_seeds
 from benchmarks.settings import VOLATILE, config_changes
@@ -29,23 +29,15 @@ ABOUT_THE_RUN = (*VOLATILE, "seed", "label", "data.fold")
 
 @dataclass(frozen=True)
 class Method:
-    """Results of `evaluate` in a folder.
-
-    Args:
-        run: One of its runs, for their common facts.
-        dimension: Of a single model's embeddings.
-        numbers: By kind and seed, of the seeds whose folds are all finished.
-        diverged: Other seeds, of which a run diverged.
-        left_out: Why other seeds are left out.
-    """
+    """Results of `evaluate` in a folder."""
 
     folder: Path
-    run: Run
+    run: Run  # one of its runs, for their common facts
     folds: int
-    dimension: int
-    numbers: dict[str, dict[int, Metrics]]
-    diverged: list[int]
-    left_out: list[str]
+    dimension: int  # of a single model's embeddings
+    numbers: Rows  # by kind and seed, of the seeds whose folds are all finished
+    diverged: list[int]  # other seeds, of which a run diverged
+    left_out: list[str]  # why other seeds are left out
 
 
 def read_method(folder: Path) -> Method:
@@ -60,8 +52,9 @@ def read_method(folder: Path) -> Method:
             f"{folder}: found no run; expected a folder of python -m benchmarks.fair evaluate"
         )
     first = next((run for run in runs if run.info["status"] == "finished"), runs[0])
-    folds, dimension = first.info["config"]["data"]["folds"], 0
-    numbers: dict[str, dict[int, Metrics]] = {kind: {} for kind in KINDS}
+    config = first.info["config"]
+    folds, dimension = config["data"]["folds"], config["model"]["embedding_size"]
+    numbers: Rows = {kind: {} for kind in KINDS}
     diverged, left_out = list[int](), list[str]()
     for seed in sorted({run.seed for run in runs}):
         models = [run for run in runs if run.seed == seed]
@@ -81,19 +74,19 @@ def read_method(folder: Path) -> Method:
                     f"{run.folder}: its {setting} is not that of {first.folder}; the runs of a method "
                     "differ in seed and fold alone"
                 )
-        metrics = [run.info["metrics"] for run in models]
+        selections = [run.info["selection"] for run in models]
+        value = float(np.mean([selection["value"] for selection in selections]))
+        numbers["validation"][seed] = {selections[0]["metric"]: value}
+        metrics, together = [run.info["metrics"] for run in models], _ensemble(models)
         single = {key: float(np.mean([of[key] for of in metrics])) for key in metrics[0]}
-        together, dimension = _ensemble(models)
-        value = float(np.mean([run.info["selection"]["value"] for run in models]))
-        numbers["validation"][seed] = {first.info["selection"]["metric"]: value}
         numbers["single"][seed] = single
         numbers["ensemble"][seed] = {key: together[key] for key in single}
-    if not dimension:
+    if not numbers["single"]:
         raise ValueError(
             f"{folder}: no seed has all its {folds} folds finished; evaluate it again "
             f"({' '.join(left_out)})"
         )
-    return Method(folder, first, folds, dimension // folds, numbers, diverged, left_out)
+    return Method(folder, first, folds, dimension, numbers, diverged, left_out)
 
 
 def _differing(runs: Sequence[Run]) -> list[str]:
@@ -103,16 +96,15 @@ def _differing(runs: Sequence[Run]) -> list[str]:
     return list(dict.fromkeys(change.key for one in changes for change in one))
 
 
-def _ensemble(runs: Sequence[Run]) -> tuple[Metrics, int]:
-    """The metrics of the ensemble of the runs' models, and its dimension."""
+def _ensemble(runs: Sequence[Run]) -> Metrics:
     parts, first = [], dict[str, torch.Tensor]()
     for run in runs:
-        vectors_of_run = run.file(EMBEDDINGS)
-        with damage_named(vectors_of_run), np.load(vectors_of_run) as file:
+        path = run.file(EMBEDDINGS)
+        with damage_named(path), np.load(path) as file:
             arrays = {name: torch.from_numpy(file[name]) for name in file.files}
         first = first or arrays
         if not torch.equal(first["labels"], arrays["labels"]):
-            raise ValueError(f"{vectors_of_run}: holds other images than {runs[0].folder}")
+            raise ValueError(f"{path}: holds other images than {runs[0].folder}")
         parts.append(normalize(arrays["embeddings"], dim=1))
     vectors, labels = torch.cat(parts, dim=1), first["labels"]
     settings = runs[0].info["config"]["evaluation"]
@@ -121,7 +113,7 @@ def _ensemble(runs: Sequence[Run]) -> tuple[Metrics, int]:
     )
     if settings["clustering"]:
         metrics |= cluster_metrics(vectors, labels)
-    return metrics, vectors.shape[1]
+    return metrics
 
 
 def fair_comparison(methods: Sequence[Method], expected_seeds: int) -> str:

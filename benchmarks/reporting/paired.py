@@ -22,12 +22,8 @@ Rows = dict[str, dict[int, Metrics]]
 """Metrics by row and seed; a method's descriptor is a separate row."""
 
 SIGNIFICANT = 0.05  # of Holm's adjusted p
-
-ENOUGH = 5
-"""Fewer seeds with equal differences do not show how far others would spread."""
-
-ROUNDING = 1e-5
-"""Differences in percentage points that are as near as this are equal."""
+ENOUGH = 5  # fewer seeds with equal differences do not show how far others would spread
+ROUNDING = 1e-5  # differences in percentage points that are as near as this are equal
 
 
 @dataclass(frozen=True)
@@ -72,20 +68,13 @@ def differences(
 
 @dataclass(frozen=True)
 class Paired:
-    """Paired differences, and the wider one of two intervals of their mean.
+    """Paired differences, and the wider one of two intervals of their mean."""
 
-    Attributes:
-        differences: By seed.
-        error: Standard error of the mean; infinite if fewer than `ENOUGH` differences are equal and not 0.
-        freedom: Degrees of freedom of Student's t.
-        over: "seeds", or "seeds and classes" if that interval is the wider one.
-    """
-
-    differences: tuple[float, ...]
+    differences: tuple[float, ...]  # by seed
     mean: float
-    error: float
-    freedom: int
-    over: str
+    error: float  # standard error of the mean; infinite if it cannot be known
+    freedom: int  # degrees of freedom of Student's t
+    over: str  # "seeds", or "seeds and classes" if that interval is the wider one
 
     @property
     def half_width(self) -> float:

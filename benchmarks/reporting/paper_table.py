@@ -1,35 +1,22 @@
 """A paper's table, with our results beside its numbers."""
 
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
-from benchmarks.backbones import KNOWN_WEIGHTS
 from benchmarks.building import resolved
 from benchmarks.console import printable
 from benchmarks.records import Run, has_diverged, load_run
 from benchmarks.reporting.comparison import DESCRIPTOR, metric_name, row_name
 from benchmarks.reporting.paired import percent
 from benchmarks.reporting.rows import Group, check_alike
-from benchmarks.reporting.table import Page, Table
+from benchmarks.reporting.table import Page, Table, count_of_seeds
 from benchmarks.settings import Data, Entry, RecipeTable, changes_of_methods, parse
-
-RUNS = Path("runs")
-
-WEIGHTS = {known.model: f"weights/{known.file}" for known in KNOWN_WEIGHTS}
-"""Weights that timm lacks, where docs/backbones.md puts them."""
 
 ABOUT_A_QUOTED_ROW = ("row", "dataset", "backbone", "embedding_dim")
 ABOUT_OURS = ("runs", "trunk", "crop", "dimension")
-
-EXPLAINED = (
-    "paper: what the paper reports, in percent, with its own 95 % interval where it gives one; quoted: what the "
-    "paper copied from elsewhere. ours: the mean over seeds ± the half-width of its 95 % Student-t interval, of "
-    "single models on the test classes; one seed has no interval. difference: ours - paper, in percentage points."
-)
 
 REMARKS = {
     "differs": "Differs from the paper",
@@ -39,13 +26,11 @@ REMARKS = {
 }
 
 NOTES = {
+    "| ours |": "± of ours: the half-width of the 95 % Student-t interval over seeds; one seed has none.",
     "over parts": "± over parts: of a single run, the half-width of the 95 % interval over parts of the test set.",
-    " dirty)": "dirty: the code had changes that were in no commit.",
     "†": DESCRIPTOR,
 }
 """Notes on what stands in a heading or a cell."""
-
-ORACLE = "evaluation.oracle"  # adds a number and changes none
 
 
 def paper_page(table: RecipeTable, folders: Sequence[Path]) -> Page:
@@ -58,9 +43,8 @@ def paper_page(table: RecipeTable, folders: Sequence[Path]) -> Page:
         quoted = [row for row in table.quoted if row["dataset"] == dataset]
         blocks += [f"### {dataset}", _table(of_it, quoted, groups)]
     shown = Page("", blocks).markdown()
-    missing = [entry for entry in entries if entry.training not in groups]
-    done = len(entries) - len(missing)
-    notes = [f"{done} of {len(entries)} rows have runs of the recipe as it is.", EXPLAINED]
+    done = sum(entry.training in groups for entry in entries)
+    notes = [f"{done} of {len(entries)} rows have runs of the recipe as it is."]
     notes += [note for words, note in NOTES.items() if words in shown]
     runs = chain(*(group.runs for group in groups.values()))
     if commits := {str(run.info.get("commit")) for run in runs}:
@@ -70,8 +54,6 @@ def paper_page(table: RecipeTable, folders: Sequence[Path]) -> Page:
     for title, lines in lists.items():
         if lines:
             blocks += [f"### {title}", "\n".join(f"* {line}" for line in lines)]
-    if commands := _commands(table.name, missing, folders):
-        blocks += ["### Rows that are missing", "\n".join(["```bash", *commands, "```"])]
     return Page(table.title, blocks)
 
 
@@ -89,24 +71,6 @@ def _remarks(entries: Sequence[Entry], key: str) -> list[str]:
         line if len(names) == len(entries) else f"{', '.join(names)}: {line}"
         for line, names in rows.items()
     ]
-
-
-def _commands(table: str, missing: Sequence[Entry], folders: Sequence[Path]) -> list[str]:
-    """Commands that train the missing rows, one command for rows that share settings."""
-    found: dict[tuple[str, ...], dict[str, None]] = {}  # ordered
-    for entry in missing:
-        # Options that a recipe leaves to the command line.
-        options = [] if _dataset(entry) == Data.dataset else ["--data.root", "data"]
-        if weights := WEIGHTS.get(entry.settings.get("model", {}).get("trunk", "")):
-            options += ["--model.weights", weights]
-        found.setdefault(tuple(options), {})[entry.training] = None
-    runs = [] if list(folders) == [RUNS] else ["--runs", str(folders[0])]
-    commands = []
-    for options, trainings in found.items():
-        recipes = trainings if len(found) > 1 else [table]
-        sweep = ["python", "-m", "benchmarks.sweep", *recipes, *runs]
-        commands.append(shlex.join([*sweep, *(["--", *options] if options else [])]))
-    return commands
 
 
 # ------------------------------------------------------------------------------------------- the rows
@@ -146,7 +110,7 @@ def _rows(entry: Entry, group: Group | None, metrics: Sequence[str]) -> Iterator
         elif not group:
             rows.append({"numbers": "ours", "runs": "0"})
         if group:
-            rows.append(_ours(group, output, metrics, paper))
+            rows.append(_ours(group, output, metrics))
             differences = {
                 metric_name(metric): f"{100 * ours.mean - number:+.2f}"
                 for metric, number in paper.items()
@@ -158,15 +122,13 @@ def _rows(entry: Entry, group: Group | None, metrics: Sequence[str]) -> Iterator
         yield from rows
 
 
-def _ours(
-    group: Group, output: str, metrics: Sequence[str], paper: Mapping[str, float]
-) -> dict[str, str]:
+def _ours(group: Group, output: str, metrics: Sequence[str]) -> dict[str, str]:
     model, data = group.first["config"]["model"], group.first["data"]
     over_parts = len(group.runs) == 1 and group.first.get("half_widths", {}).get(output)
-    ensemble, dirty = model.get("ensemble"), sum(bool(r.info.get("dirty")) for r in group.runs)
+    ensemble = model.get("ensemble")
     cells = {
         "numbers": f"ours{', ± over parts' if over_parts else ''}",
-        "runs": group.count + (f" ({dirty} dirty)" if dirty else ""),
+        "runs": count_of_seeds(len(group.runs), [run.seed for run in group.diverged]),
         "trunk": model["trunk"] + (f", ensemble of {ensemble['num_heads']}" if ensemble else ""),
         "crop": str(data.get("image_size") or ""),
         "dimension": str(model["embedding_size"]),
@@ -174,8 +136,6 @@ def _ours(
     for metric in metrics:
         if found := group.estimate(metric, output):
             cells[metric_name(metric)] = found.percent()
-        elif metric in paper:
-            cells[metric_name(metric)] = "not measured"
     if output == "embedding":
         metric = f"recall_at_{group.first['config']['evaluation']['recall_at'][0]}"
         oracles = [run.info["oracle"][metric] for run in group.runs if run.info.get("oracle")]
@@ -231,11 +191,10 @@ def _check(run: Run, recipe: Mapping[str, Any], other: Run | None = None) -> Non
     info = run.info
     if info["status"] != "finished" and not has_diverged(info):
         raise ValueError(f"{run.folder} is {info['status']}, not finished")
-    changes = [c for c in changes_of_methods(info["config"], recipe) if c.key != ORACLE]
-    if changes:
-        before = shorten(f"{changes[0].key} {changes[0].before!r}", 120)
-        now = shorten(repr(changes[0].now), 80)
-        raise ValueError(f"{run.folder} was run with {before}, not {now}")
+    for change in changes_of_methods(info["config"], recipe):
+        if change.key != "evaluation.oracle":  # adds a number and changes none
+            before, now = (shorten(repr(value), 80) for value in (change.before, change.now))
+            raise ValueError(f"{run.folder} was run with {change.key} {before}, not {now}")
     if other is not None:
         if _weights(info) != _weights(other.info):
             raise ValueError(f"{run.folder} started from other weights than {other.folder}")

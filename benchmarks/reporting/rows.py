@@ -6,7 +6,6 @@ from typing import Any
 
 from benchmarks.records import Run, has_diverged
 from benchmarks.reporting.paired import Estimate, Rows, estimate, values_of
-from benchmarks.reporting.table import count_of_seeds
 
 TESTED_ON = ("name", "split", "fold", "fingerprint", "test_classes", "test_images", "view")
 """Facts about the data that must be equal in one table."""
@@ -15,15 +14,11 @@ TESTED_ON = ("name", "split", "fold", "fingerprint", "test_classes", "test_image
 class Group:
     """Runs that differ only in their seeds, by seed: those that finished, and those that diverged.
 
-    Args:
-        runs: Of those of one seed, the last counts.
-
-    Attributes:
-        replaced: Pairs of a run of a seed, and the later one that counts.
+    Of several runs of one seed, the last counts.
     """
 
     def __init__(self, runs: Iterable[Run]) -> None:
-        self.replaced: list[tuple[Run, Run]] = []
+        self.replaced: list[tuple[Run, Run]] = []  # each with the later one that counts
         seeds: dict[int, Run] = {}
         for run in runs:
             if older := seeds.get(run.seed):
@@ -46,10 +41,6 @@ class Group:
             for run in self.diverged
         ]
 
-    @property
-    def count(self) -> str:
-        return count_of_seeds(len(self.runs), [run.seed for run in self.diverged])
-
     @cached_property
     def outputs(self) -> Rows:
         """The metrics of each output and seed, those of the embedding first."""
@@ -70,8 +61,7 @@ class Group:
         return Estimate(values[0], over_parts) if only else estimate(values)
 
 
-OF_A_METHOD = {"variance_correlation"}
-"""Metrics that only networks with a method have."""
+OF_A_METHOD = {"variance_correlation"}  # metrics that only networks with a method have
 
 
 def check_alike(first: Run, run: Run, keys: Sequence[str] = TESTED_ON) -> None:

@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from benchmarks.reporting.verdicts import MAIN, PAPERS, Finding, Result, Results, Word, name_of
+from benchmarks.reporting.comparison import metric_name
+from benchmarks.reporting.verdicts import MAIN, PAPERS, Finding, Result, Results, Word
 from benchmarks.settings import Comparison, StudyFile
 
-MANY = 10
-"""So many seeds are recommended where fewer leave the answer open."""
+MANY = 10  # seeds, recommended where fewer leave the answer open
 
 
 def has_papers(study: StudyFile) -> bool:
@@ -114,7 +114,7 @@ def _before(study: StudyFile, comparison: Comparison, results: Results) -> list[
 
 def _list(study: StudyFile, findings: Sequence[Finding]) -> str:
     return "; ".join(
-        f"{_claim(study, f.comparison)}, {f.tested.points()} points of {name_of(study.metric(f.comparison))}"
+        f"{_claim(study, f.comparison)}, {f.tested.points()} points of {metric_name(study.metric(f.comparison))}"
         for f in findings
     )
 
@@ -129,7 +129,7 @@ def _still_allowed(study: StudyFile, tested: Sequence[Finding]) -> list[str]:
     known, told = [f for f in tested if f.tested.has_interval], []
     if known:
         best = max(known, key=lambda f: f.tested.limits()[1])
-        limit, metric = best.tested.limits()[1], name_of(study.metric(best.comparison))
+        limit, metric = best.tested.limits()[1], metric_name(study.metric(best.comparison))
         claimed = [f for f in tested if (f.comparison.reported_gain() or 0) > 0]
         excluded = sum(Word.EXCLUDED in finding.words for finding in claimed)
         of_papers = f", and half of the paper's gain is excluded in {excluded} of {len(claimed)}"

@@ -7,6 +7,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple
 
+from benchmarks.reporting.comparison import metric_name
 from benchmarks.reporting.paired import Paired, estimate
 from benchmarks.reporting.study_answer import answer, cost, has_papers
 from benchmarks.reporting.table import Table, count_of_seeds, named
@@ -20,18 +21,16 @@ from benchmarks.reporting.verdicts import (
     Word,
     by_method,
     has_diverged,
-    name_of,
     name_of_claim,
     outputs_of,
     pooled,
 )
 from benchmarks.settings import CONTROL, StudyFile
 
+# Metrics of the rows' table.
 SHOWN = ("recall_at_1", "mean_average_precision_at_r", "seen_recall_at_1", "unseen_recall_at_1")
-"""Metrics of the rows' table."""
 
-MARKS = {"seeds and classes": " †", SEEDS_ALONE: " ‡"}
-"""Marks of intervals that are not simply over seeds."""
+MARKS = {"seeds and classes": " †", SEEDS_ALONE: " ‡"}  # of intervals
 
 
 class Candidate(NamedTuple):
@@ -70,7 +69,6 @@ def study_page(
     """The page in Markdown.
 
     Args:
-        results: {row: {seed: result}}.
         registration: A paragraph that says if the comparisons were registered beforehand.
         figures: The names of the files of `study_figures`, which lie beside the page.
         protocols: The path of docs/protocols.md from the page.
@@ -83,12 +81,12 @@ def study_page(
     tested = [one for of in findings for one in (of.tested, of.secondary) if one]
     settings = _settings(study, tried)
     sides = [
-        [of.name, f"`{of.better}` - `{of.than}`", name_of(study.metric(of)), of.paper]
+        [of.name, f"`{of.better}` - `{of.than}`", metric_name(study.metric(of)), of.paper]
         for of in study.comparisons
     ]
     page = fill(
         Path(__file__).with_suffix(".md"),
-        **{"study": study, "registration": registration, "name_of": name_of},
+        **{"study": study, "registration": registration, "metric_name": metric_name},
         protocols=protocols,
         figures=figures,
         answer=answer(study, main, results),
@@ -98,7 +96,6 @@ def study_page(
         counts=_counts(judged),
         lacking=_lacking(study, findings, tried),
         ends=_ends(study, judged, tried),
-        alt="Paired differences with 95 % intervals",
         main=main and _verdicts(study, main, results),
         others=others and _verdicts(study, others, results),
         controls=controls and _verdicts(study, controls, results),
@@ -196,7 +193,7 @@ def _verdict(study: StudyFile, finding: Finding, results: Results, marked: bool)
         "comparison": name_of_claim(study, comparison).replace("-", "\N{NON-BREAKING HYPHEN}"),
         "verdict": words,
         "difference": _points(tested) if tested else "; ".join(lost),
-        f"by {name_of(study.agrees or '')}": _points(second) if second else "",
+        f"by {metric_name(study.agrees or '')}": _points(second) if second else "",
         **beside,
         "seeds": f"{len(finding.seeds)}",
         "p" if comparison.family == CONTROL else "adjusted p": (
@@ -242,7 +239,7 @@ def _means(results: Results) -> Table:
             cells = ["" if None in values else estimate(values).percent() for values in found]
             if any(cells):
                 rows.append([f"`{row}{output and ':'}{output}`", *cells, seeds])
-    return Table(["row", *map(name_of, SHOWN), "seeds"], rows)
+    return Table(["row", *map(metric_name, SHOWN), "seeds"], rows)
 
 
 def _settings(study: StudyFile, tried: Tried) -> Table:
@@ -256,9 +253,9 @@ def _settings(study: StudyFile, tried: Tried) -> Table:
         names = ", ".join(map(_short, about.choose)) or "none"
         others = ", ".join(one.told() for one in candidates if one is not chosen)
         budget = sum(len(tried[one]) for one in study.needed([row]))
-        cells = [taken, names, chosen.told() if chosen else "", others, f"{budget}"]
-        rows.append([f"`{row}`", *cells])
-    header = ["row", "takes over", "setting", f"chosen: {name_of(study.choice.metric)}"]
+        told = chosen.told() if chosen else ""
+        rows.append([f"`{row}`", taken, names, told, others, f"{budget}"])
+    header = ["row", "takes over", "setting", f"chosen: {metric_name(study.choice.metric)}"]
     return Table([*header, "also tried", "budget"], rows, names=5)
 
 

@@ -3,25 +3,22 @@
 Text stands above what it tells about, so that a phone shows it large enough.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from html import escape
 from math import ceil, floor, log10
 from textwrap import wrap
 
-import numpy as np
-
 from benchmarks.console import printable
-from benchmarks.reporting.figures import COLOURS, Line, over_steps, placed
+from benchmarks.reporting.comparison import metric_name
+from benchmarks.reporting.curves import COLOURS, RECALLS, curves_svg
 from benchmarks.reporting.paired import Paired
 from benchmarks.reporting.verdicts import (
     MAIN,
     PAPERS,
     Finding,
-    Result,
     Results,
     Word,
     by_method,
-    name_of,
     name_of_claim,
     pooled,
 )
@@ -39,44 +36,32 @@ text { fill: #1f2328; }
 .right { text-anchor: end; }
 .middle { text-anchor: middle; }
 .rule { stroke: #59636e; stroke-width: 1; }
-"""
-DARK = """
-text { fill: #e6edf3; }
-.soft { fill: #a5aeb8; }
-.rule { stroke: #a5aeb8; }
-"""
-
-FOREST = """.band { fill: #8c959f; fill-opacity: 0.22; }
+.band { fill: #8c959f; fill-opacity: 0.22; }
 .seen { fill: #0072b2; stroke: #0072b2; stroke-width: 2.5; }
 .gain { fill: #007d5b; stroke: #007d5b; stroke-width: 2.5; }
 .harm { fill: #c25500; stroke: #c25500; stroke-width: 2.5; }
 .pool { fill: #6e7781; stroke: #6e7781; stroke-width: 1.5; }
 .paper { fill: none; stroke: #1f2328; stroke-width: 1.5; }
-"""
-DARK_FOREST = """.band { fill-opacity: 0.34; }
+@media (prefers-color-scheme: dark) {
+text { fill: #e6edf3; }
+.soft { fill: #a5aeb8; }
+.rule { stroke: #a5aeb8; }
+.band { fill-opacity: 0.34; }
 .seen { fill: #56b4e9; stroke: #56b4e9; }
 .gain { fill: #2fc79a; stroke: #2fc79a; }
 .harm { fill: #ff8c3a; stroke: #ff8c3a; }
 .pool { fill: #a5aeb8; stroke: #a5aeb8; }
 .paper { stroke: #e6edf3; }
+}
 """
 
-KEY = {
+KEY = {  # colours of intervals
     "seen": "here: mean and 95 % interval",
     "gain": "a gain, or as good as claimed",
     "harm": "a harm, or worse than claimed",
 }
-"""The meaning of each colour of an interval."""
 
 DIAMOND = "m-6.5 0l6.5 -6.5l6.5 6.5l-6.5 6.5z"
-
-PANELS = {"seen_recall_at_1": "training classes", "unseen_recall_at_1": "new classes"}
-LEFT, RIGHT, HEIGHT = 38, 24, 170  # beside a panel, and its own
-DASHES = ("", "7 4", "2 4")
-IN_THE_DARK = ("#4aa8e8", "#ff8c3a", "#2fc79a", "#e39ac2", "#e69f00", "#8fd3ff")
-CURVES = """.line { fill: none; stroke-width: 2.2; }
-.grid { stroke: #8c959f; stroke-opacity: 0.3; }
-"""
 
 
 def study_figures(
@@ -124,31 +109,30 @@ class _Drawing:
         self.parts.append(mark.format(y=f"{self.y - 5:g}", top=f"{self.y - 13:g}"))
         self.text(46, self.y, words, "soft")
 
-    def file(self, title: str, style: str, dark: str) -> bytes:
+    def file(self, title: str) -> bytes:
         size = f'viewBox="0 0 {WIDTH} {self.y:g}" width="{WIDTH}" height="{self.y:g}"'
         begin = f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img">'
-        in_the_dark = f"@media (prefers-color-scheme: dark) {{{DARK}{dark}}}"
-        head = [begin, f"<title>{title}</title>", f"<style>{STYLE}{style}{in_the_dark}\n</style>"]
+        head = [begin, f"<title>{title}</title>", f"<style>{STYLE}</style>"]
         return "\n".join([*head, *self.parts, "</svg>\n"]).encode()
 
 
-def _ticks(low: float, high: float, most: int) -> list[float]:
-    """Round numbers from `low` to `high`, at most so many steps apart: 1, 2, 5, 10, ... or 0.5, 0.2, ..."""
-    least = (high - low) / most
+def _ticks(low: float, high: float) -> list[float]:
+    """Round numbers from `low` to `high`, at most eight steps apart: 1, 2, 5, 10, ... or 0.5, 0.2, ..."""
+    least = (high - low) / 8
     power = float(10.0 ** floor(log10(least)))
     step = next(step * power for step in (1, 2, 5, 10) if step * power >= least)
     return [number * step for number in range(ceil(low / step), floor(high / step) + 1)]
 
 
-def forest(study: StudyFile, findings: Sequence[Finding]) -> bytes | None:
-    """Each comparison's difference and interval, beside the paper's gain; None if none was measured.
+def forest(study: StudyFile, findings: Sequence[Finding]) -> bytes:
+    """Each comparison's difference and interval, beside the paper's gain; empty if none was measured.
 
     The axis reaches from the lowest limit to the highest, and to the papers' gains, which are drawn where the
     metric is theirs.
     """
     tested = [finding.tested for finding in findings if finding.tested]
     if not tested:
-        return None
+        return b""
     pools = {method: pool for method, pool in pooled(study, findings).items() if pool}
     of_papers = [of.comparison for of in findings if study.metric(of.comparison) == PAPERS]
     gains = {of.name: gain for of in of_papers if (gain := of.reported_gain()) is not None}
@@ -202,13 +186,13 @@ def forest(study: StudyFile, findings: Sequence[Finding]) -> bytes | None:
             strip(pools[group], "pool", 3, 7, None)
     svg.y += 8
     svg.path("rule", f"M{EDGE} {svg.y:g}H{WIDTH - EDGE}")
-    for number in _ticks(low, high, 8):
+    for number in _ticks(low, high):
         svg.path("rule", f"M{x(number)} {svg.y:g}v5")
         svg.text(x(number), svg.y + 20, _signed(f"{number:+g}"), "soft middle")
-    words = f"percentage points of {name_of(study.primary)}; right of 0: as claimed"
+    words = f"percentage points of {metric_name(study.primary)}; right of 0: as claimed"
     svg.text(WIDTH / 2, svg.y + 42, words, "soft middle")
     svg.y += 54
-    return svg.file("Paired differences with 95 % intervals", FOREST, DARK_FOREST)
+    return svg.file("Paired differences with 95 % intervals")
 
 
 def _colour(finding: Finding) -> str:
@@ -223,75 +207,15 @@ def _signed(text: str) -> str:
     return "0" if text == "+0" else text.replace("-", "\N{MINUS SIGN}")
 
 
-def curves(study: StudyFile, findings: Sequence[Finding], results: Results) -> bytes | None:
-    """Recall@1 of the compared rows, those of main comparisons first, as many as there are colours.
-
-    None if no row kept its curves. A row's line is the mean over the seeds that kept theirs, at the steps that all
-    of them have.
-    """
-    main = {row for of in findings if of.comparison.family == MAIN for row in of.comparison.rows()}
-    every = main.union(*(of.comparison.rows() for of in findings))
-    by_place = sorted((row for row in study.rows if row in every), key=lambda row: row not in main)
-    drawn = {row: lines for row in by_place if (lines := _lines(results.get(row, {})))}
-    if not drawn:
-        return None
-    rows = [*drawn][: len(COLOURS)]
+def curves(study: StudyFile, findings: Sequence[Finding], results: Results) -> bytes:
+    """Recall@1 of the first compared rows, as many as there are colours; empty if no row kept its curves."""
+    kept = {
+        row: [run["curves"] for run in results.get(row, {}).values() if run.get("curves")]
+        for of in findings
+        for row in reversed(of.comparison.rows())  # a base loss before its methods
+    }
+    rows = [row for row in kept if kept[row]][: len(COLOURS)]
     labels = {row: read_entry(study.rows[row].recipe).label for row in rows}
     every = [*labels.values()]
     labels = {row: f"{of}, {row}" if every.count(of) > 1 else of for row, of in labels.items()}
-    places = placed(f"{labels[row]} ({row})" for row in rows)
-    looks = {row: place % len(COLOURS) for row, place in zip(rows, places.values(), strict=True)}
-    svg = _Drawing()
-    for row in rows:
-        svg.key(_path("M8 {y}h28", looks[row]), labels[row])
-    longest = max(float(drawn[row][name][0][-1]) for row in rows for name in drawn[row])
-    for name, classes in PANELS.items():
-        if lines := {row: drawn[row][name] for row in rows if name in drawn[row]}:
-            svg.y += 30
-            svg.text(EDGE, svg.y, f"Recall@1 (%) on {classes}", "group")
-            _panel(svg, lines, looks, longest)
-    svg.text(WIDTH / 2, svg.y + 16, "training step", "soft middle")
-    svg.y += 26
-    light, dark = (
-        "".join(f".c{i} {{ stroke: {colour}; }}\n" for i, colour in enumerate(colours))
-        for colours in (COLOURS, IN_THE_DARK)
-    )
-    return svg.file("Recall@1 over the steps of a training", CURVES + light, dark)
-
-
-def _lines(runs: Mapping[int, Result]) -> dict[str, Line]:
-    """The steps of each panel, and the means over seeds in percent."""
-    kept = [run["curves"] for run in runs.values() if run.get("curves")]
-    found = {name: over_steps(kept, name) for name in PANELS if kept}
-    return {name: (of[0], 100 * of[1].mean(axis=0)) for name, of in found.items() if of}
-
-
-def _panel(svg: _Drawing, lines: dict[str, Line], looks: dict[str, int], longest: float) -> None:
-    every = np.concatenate([values for _, values in lines.values()])
-    spare = max(1.0, 0.08 * float(np.ptp(every)))
-    low, high = float(every.min()) - spare, float(every.max()) + spare
-    top, wide, longest = svg.y + 12, WIDTH - LEFT - RIGHT, max(longest, 1)
-    svg.y = top + HEIGHT
-
-    def x(step: float) -> float:
-        return round(LEFT + wide * step / longest, 1)
-
-    def y(value: float) -> float:
-        return round(top + HEIGHT * (high - value) / (high - low), 1)
-
-    for value in _ticks(low, high, 5):
-        svg.path("grid", f"M{LEFT} {y(value)}h{wide}")
-        svg.text(LEFT - 6, y(value) + 4, f"{value:g}", "soft right")
-    svg.path("rule", f"M{LEFT} {svg.y:g}h{wide}")
-    for step in _ticks(0, longest, 6):
-        svg.path("rule", f"M{x(step)} {svg.y:g}v5")
-        svg.text(x(step), svg.y + 19, f"{step:,.0f}", "soft middle")
-    for row, (steps, values) in lines.items():
-        points = [f"{x(step)} {y(value)}" for step, value in zip(steps, values, strict=True)]
-        svg.parts.append(_path(f"M{'L'.join(points)}", looks[row]))
-    svg.y += 22
-
-
-def _path(points: str, place: int) -> str:
-    dash = DASHES[place % len(DASHES)]
-    return f'<path class="line c{place}" d="{points}"{dash and f" stroke-dasharray={dash!r}"}/>'
+    return curves_svg({labels[row]: kept[row] for row in rows}, RECALLS, singles=False).encode()

@@ -7,16 +7,12 @@ from textwrap import fill
 
 from tabulate import tabulate
 
-WIDTH = get_terminal_size().columns
-"""Columns of the terminal; 80 if there is none."""
+WIDTH = get_terminal_size().columns  # 80 if there is no terminal
 
 
 @dataclass(frozen=True)
 class Table:
     """A header and rows of text; the first columns hold names, the others numbers.
-
-    Args:
-        names: Number of columns that hold names.
 
     >>> print(Table(["method", "Recall@1"], [["triplets", "52.0"]]).terminal())
     method    Recall@1
@@ -25,7 +21,7 @@ class Table:
 
     header: list[str]
     rows: list[list[str]]
-    names: int = 1
+    names: int = 1  # so many columns hold names
 
     def markdown(self) -> str:
         """Compact, as our pages have it: `tabulate` fills the cells up."""
@@ -56,14 +52,12 @@ class Table:
 
 @dataclass(frozen=True)
 class Page:
-    """Content in any format.
-
-    Args:
-        blocks: Tables, and other blocks of Markdown: headings, paragraphs, lists and commands.
-    """
+    """Content in any format."""
 
     title: str
-    blocks: list[str | Table]
+    blocks: list[
+        str | Table
+    ]  # tables, and other blocks of Markdown: headings, paragraphs and lists
 
     def terminal(self) -> str:
         parts = [
@@ -78,9 +72,7 @@ class Page:
 
 
 def _folded(block: str) -> str:
-    """A block without its marks, in lines that fit the terminal; commands stay as they are."""
-    if block.startswith("```"):
-        return "\n".join(block.splitlines()[1:-1])
+    """A block without its marks, in lines that fit the terminal."""
     return "\n".join(
         fill(line, WIDTH, subsequent_indent="  " * line.startswith("* "), break_on_hyphens=False)
         for line in block.lstrip("# ").splitlines()

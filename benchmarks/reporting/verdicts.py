@@ -39,14 +39,9 @@ class Word(StrEnum):
     DIVERGED = "diverged"
 
 
-SEEDS_ALONE = "seeds alone"
-"""The interval of a comparison of which only some runs stored the result of each test class."""
-
-MAIN = "main"
-"""The family of the papers' main claims."""
-
-PAPERS = "recall_at_1"
-"""The metric in which papers report their gains."""
+MAIN = "main"  # the family of the papers' main claims
+PAPERS = "recall_at_1"  # the metric in which papers report their gains
+SEEDS_ALONE = "seeds alone"  # an interval where only some runs stored the result of each test class
 
 
 @dataclass(frozen=True)
@@ -107,11 +102,10 @@ def judge(
     margin = study.margin
     claims = _adjusted(study, findings, [_p_of_claim(finding, margin) for finding in findings])
     above = [2 * of.tested.p_above(margin) if of.tested else 1.0 for of in findings]
+    margins = _adjusted(study, findings, above)
     return [
         replace(of, adjusted=p, words=_words(study, of, p, p_of_margin)) if of.tested else of
-        for of, p, p_of_margin in zip(
-            findings, claims, _adjusted(study, findings, above), strict=True
-        )
+        for of, p, p_of_margin in zip(findings, claims, margins, strict=True)
     ]
 
 
@@ -155,16 +149,11 @@ def pooled(study: StudyFile, findings: Sequence[Finding]) -> dict[str, Paired | 
     return found
 
 
-def name_of(metric: str) -> str:
-    """E.g. "seen Recall@1"."""
-    return metric_name(metric).replace("_", " ")
-
-
 def name_of_claim(study: StudyFile, comparison: Comparison) -> str:
     """The claim, its name that stays on one line, and its metric if that is another than the study's."""
     metric, claim = study.metric(comparison), comparison.claim
     name = f" ({comparison.name}".replace(" ", "\N{NO-BREAK SPACE}")
-    about = f", {name_of(metric)}" if metric != study.primary else ""
+    about = f", {metric_name(metric)}" if metric != study.primary else ""
     return f"{claim[:1].upper()}{claim[1:]}{name}{about})"
 
 

@@ -72,7 +72,6 @@ class Entry:
 class RecipeTable:
     """A file of recipes."""
 
-    name: str
     title: str
     entries: list[Entry]
     quoted: list[dict[str, Any]]
@@ -96,7 +95,7 @@ def read_table(name: str) -> RecipeTable:
     """Read all entries of PAPER/TABLE; a ConfigError if there is no such file."""
     content = _content(name)
     entries = [read_entry(f"{name}/{row}") for row in content["trainings"]]
-    return RecipeTable(name, content.get("title", name), entries, content.get("quoted", []))
+    return RecipeTable(content.get("title", name), entries, content.get("quoted", []))
 
 
 def read_entry(name: str) -> Entry:

@@ -184,7 +184,7 @@ def test_a_published_name_promises_the_published_content(tmp_path, monkeypatch, 
     expected = values(Network())
     torch.save(expected, path)
     digest = hashlib.new(algorithm, path.read_bytes()).hexdigest()[:digits]
-    known = KnownWeights("net", path.name, f"{algorithm}:{digest}")
+    known = KnownWeights(path.name, f"{algorithm}:{digest}")
     monkeypatch.setattr(weights, "KNOWN_WEIGHTS", [known])
     model = Network()
     load_weights(model, path)

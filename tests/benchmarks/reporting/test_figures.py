@@ -1,16 +1,13 @@
-"""The report's pictures: keys, colours and terms of curves, and neighbours."""
+"""The report's pictures: keys and colours of curves, and neighbours."""
 
 import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from benchmarks.records.results import Run
-from benchmarks.reporting import figures
+from benchmarks.reporting.curves import COLOURS, curves_svg
 from benchmarks.reporting.figures import neighbours
 
 BASE = {"loss": {"class_path": "some.BaseLoss"}, "weight": 1.0}
@@ -21,28 +18,30 @@ def run(folder: Path, label: str = "base", recall: float = 0.5, **info: Any) -> 
     return Run(folder, {"label": label, "config": {"losses": [BASE]}, **defaults, **info})
 
 
-def drawn(labels: list[str]) -> tuple[Figure, Axes]:
-    lines = {label: (np.arange(2.0), np.ones((1, 2))) for label in labels}
-    return figures.line_figure({label: [] for label in labels}, lines, "y")
+def drawn(labels: list[str], without: tuple[str, ...] = ()) -> str:
+    table = {"step": [0, 1], "loss": [1.0, 1.0]}
+    tables = {label: [{} if label in without else table] for label in labels}
+    return curves_svg(tables, {"t": "loss"}, singles=True)
 
 
-def test_a_label_with_an_underscore_stands_in_the_key() -> None:
-    figure, _ = drawn(["_base"])
-    assert "_base</text>" in figures.figure_html(figure, "t")
+def test_labels_are_neither_hidden_nor_mathematics() -> None:
+    assert "_base $x$, &lt;b&gt; \\x1b</text>" in drawn(["_base $x$, <b> \x1b"])
 
 
-@pytest.mark.parametrize("count", [2, 12])
-def test_a_long_key_takes_no_room_from_its_figure(count: int) -> None:
-    figure, axes = drawn([f"binomial deviance + energy confusion {i}" for i in range(count)])
-    figures.figure_html(figure, "t")
-    assert axes.get_position().height * figure.get_figheight() > 2.5  # inches
+def test_a_long_key_takes_no_room_from_its_figure() -> None:
+    names = [f"binomial deviance + energy confusion and a long name {i}" for i in range(12)]
+    for some in (names[:1], names[:2], names):
+        patch = drawn(some).partition('id="patch_2"')[2]
+        low, high = (float(y) for y in re.findall(r"[ML] [\d.]+ ([\d.]+)", patch)[1:3])
+        assert low - high > 150, "of 331 units of width"
 
 
-def test_a_method_has_one_colour_in_all_reports() -> None:
-    labels = ["margin", "margin + VEM attention", "triplet", "triplet + HORDE", "HORDE, sketches"]
-    assert list(figures.placed(labels).values()) == [0, 5, 1, 3, 2]
-    assert figures.placed(reversed(labels[:2])) == {"margin + VEM attention": 5, "margin": 0}
-    assert list(figures.placed(map(str, range(14))).values()) == list(range(14))
+def test_colours_come_in_the_order_of_the_labels_and_then_differ_in_dashes() -> None:
+    look = r"stroke(?:-dasharray: ([^;]*); stroke-dashoffset: 0; stroke)?: (#\w+)"
+    looks = re.findall(look, drawn([*"abcdefgh"], without=("a", "c")))
+    colours = [COLOURS[i].lower() for i in (1, 3, 4, 5, 0, 1)]
+    assert [colour for _, colour in looks] == colours * 2, "in the panel, and in the key"
+    assert len({*looks}) == 6
 
 
 # ---------------------------------------------------------------------------------------- neighbours
@@ -104,6 +103,7 @@ def test_methods_answer_the_same_query_below_each_other(tmp_path: Path) -> None:
     assert page.count("<details>") == 4, "the best and the worst of each"
     assert ">1</b> base" in page
     assert ">2</b> &lt;HORDE&gt;" in page
+    assert re.findall('border-color: (#.*?)"', page)[:2] == [*COLOURS[:2]]
 
 
 def test_a_method_without_pictures_is_left_out(tmp_path: Path) -> None:

@@ -71,6 +71,7 @@ def evaluated(tmp_path: Path) -> Callable[..., Path]:
                     "seed": seed,
                     "data": {"split": "test", "fold": fold, "folds": len(folds)},
                     "evaluation": {"recall_at": [1], "clustering": False},
+                    "model": {"embedding_size": 2},
                     "losses": [name],
                 }
                 run = folder / f"seed{seed}-fold{fold}"
