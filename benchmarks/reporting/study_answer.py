@@ -36,12 +36,19 @@ def recommended(study: StudyFile, findings: Sequence[Finding], results: Results)
     return max(rows, key=lambda row: _mean(results[row], study.primary))
 
 
-def answer(study: StudyFile, main: Sequence[Finding], results: Results) -> str:
-    """Sentences that answer the question: what helps, and by how much; if nothing, how much could be missed."""
+def answer(
+    study: StudyFile, main: Sequence[Finding], results: Results, others: Sequence[Finding] = ()
+) -> str:
+    """Sentences that answer the question: what helps, and by how much; if nothing, how much could be missed.
+
+    Args:
+        main: The main comparisons; the others are mentioned if they alone show that a method helps.
+    """
     tested = [f for f in main if f.tested and not f.comparison.as_good]
     equal = [f for f in main if f.tested and f.comparison.as_good]
     gains, harms = [f for f in tested if f.is_gain], [f for f in tested if Word.HARMS in f.words]
     one, of, verb = len(tested) == 1, f"of {len(tested)} comparisons", ("shows", "show")
+    beside = [f for f in others if f.is_gain and f.comparison.method]
     papers, sentences = has_papers(study), []
     if gains and papers:
         which = "The comparison" if one else f"{len(gains)} {of}"
@@ -54,13 +61,15 @@ def answer(study: StudyFile, main: Sequence[Finding], results: Results) -> str:
     elif tested:
         clear = {Word.NEGLIGIBLE, Word.HARMS, Word.DISAGREE}
         few = not papers and not all(clear & {*f.words} for f in tested)
-        none = "No: no method helps."
+        none = "No main comparison shows a gain." if beside else "No: no method helps."
         if papers:
             none = "The comparison shows no gain." if one else f"None {of} shows a gain."
         elif few:
             none = "The data are too few to tell if one helps."
         more = [_would_tell(study, tested)] if few else []
         sentences += [f"**{none}**", *_still_allowed(study, tested), *more]
+        if beside and not papers:
+            sentences.append(f"**Another one does**: {_list(study, beside)}.")
     elif not equal:
         why = "a run of each diverged" if main else "no main one is measured"
         sentences.append(f"No comparison is decided: {why}.")

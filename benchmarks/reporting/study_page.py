@@ -89,7 +89,7 @@ def study_page(
         **{"study": study, "registration": registration, "metric_name": metric_name},
         protocols=protocols,
         figures=figures,
-        answer=answer(study, main, results),
+        answer=answer(study, main, results, others),
         papers=has_papers(study),
         reported=any(of.reported for of in study.comparisons),
         costs=not has_papers(study) and any(cost(results, of.comparison) for of in findings),

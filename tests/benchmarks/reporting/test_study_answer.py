@@ -90,6 +90,14 @@ def test_without_papers_the_answer_is_a_method_its_gain_and_its_cost():
     )
 
 
+def test_a_gain_outside_the_main_comparisons_is_mentioned_if_these_show_none():
+    study, results = without_papers({"a": 0.0, "b": 1.5})
+    own = [replace(of, family="own" if of.name == "2" else of.family) for of in study.comparisons]
+    told = first_lines(page_of(replace(study, comparisons=own), results))
+    assert told.startswith("**No main comparison shows a gain.** The largest gain that")
+    assert f"**Another one does**: b helps, +1.50 ± {HALF} points of Recall@1." in told
+
+
 def test_too_few_data_to_tell_come_with_the_means_that_would_tell():
     noise = [-3.0, 3.0, 0.0]
     results = {"base": row_of(noise=[0, 0, 0]), "a": row_of(noise=noise), "b": row_of(noise=noise)}
