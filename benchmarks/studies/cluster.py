@@ -21,7 +21,7 @@ from benchmarks.settings import ConfigError
 from benchmarks.studies.jobs import IN_USE, Job
 from benchmarks.studies.launching import POLL, RUN, Launcher, start
 
-RETRIES = 10  # of a run that was ended from outside, or whose folder one of a lost node still has
+RETRIES = 10  # of a run that was ended from outside, or whose folder a lost node's run still has
 
 
 class EndedFromOutsideError(RuntimeError):
