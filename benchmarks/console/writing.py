@@ -83,7 +83,7 @@ class OwnedFolder(AbstractContextManager["OwnedFolder"]):
 
 
 def _locked(file: Path, used: Path, patience: float) -> FileLock:
-    """Lock a file of what is used, and write this process's id into it."""
+    """Lock the file that stands for a path in use, and write this process's id into it."""
     lock = FileLock(file, timeout=patience, thread_local=False, fallback_to_soft=False)
     try:
         lock.acquire()

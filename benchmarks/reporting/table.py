@@ -55,9 +55,7 @@ class Page:
     """Content in any format."""
 
     title: str
-    blocks: list[
-        str | Table
-    ]  # tables, and other blocks of Markdown: headings, paragraphs and lists
+    blocks: list[str | Table]  # text: headings, paragraphs and lists in Markdown
 
     def terminal(self) -> str:
         parts = [

@@ -16,12 +16,12 @@ import ray
 from ray.exceptions import RayError, TaskCancelledError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from benchmarks.console import reason
+from benchmarks.console import leave, reason
 from benchmarks.settings import ConfigError
 from benchmarks.studies.jobs import IN_USE, Job
 from benchmarks.studies.launching import POLL, RUN, Launcher, start
 
-RETRIES = 10  # of a run that was ended from outside, or whose folder one of a lost node still has
+RETRIES = 10  # of a run that was ended from outside, or whose folder a lost node's run still has
 
 
 class EndedFromOutsideError(RuntimeError):
@@ -104,6 +104,9 @@ class Cluster(Launcher):
             share = {f"num_{kind}s": share for kind, share in self.share.items()}
             again = {"max_retries": RETRIES, "retry_exceptions": [EndedFromOutsideError]}
             self.task = ray.remote(**share, **again)(execute)
+        except SystemExit:  # of Ray's handler of SIGTERM
+            ray.shutdown()
+            leave(signal.SIGTERM, None)
         except (OSError, OverflowError, RayError, RuntimeError, ValueError) as error:
             ray.shutdown()
             raise ConfigError(f"--ray: {self.address}: {reason(error)}") from error

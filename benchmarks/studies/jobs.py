@@ -76,7 +76,7 @@ class Job:
         evaluation, chosen = self.config["evaluation"], self.config["data"].get("test_classes")
         curves = [evaluation["every"] > 0, evaluation["curve_classes"]]
         found = settings_of_results(self.config).items()
-        moving = {key: _plain(value) for key, value in found if value is not None}
+        moving = {key: _plain(value) for key, value in found}
         if isinstance(chosen, str) and Path(chosen).is_file():  # wherever it is, whatever its name
             moving["data.test_classes"] = records.file_digest(Path(chosen))
         weights = self.weights and self.weights["sha256"]

@@ -60,7 +60,7 @@ class Results:
             write_json(self.path, {"plans": self.plans, "results": self.kept})
 
     def of(self, job: Job) -> Result | None:
-        """The result of a training with these weights and settings that can change it; None if there is none."""
+        """The result of a training whose weights and settings, as far as they change it, are these; or None."""
         return self.kept.get(_name(job))
 
     def add(self, jobs: Iterable[Job]) -> None:

@@ -109,8 +109,8 @@ class Search:
 
     def begin(self) -> None:
         """Write what is asked; a RunFolderError if the search was begun otherwise."""
-        asked = {"RECIPE": self.recipe, "--trials": self.trials, "--fold": self.folds}
-        asked |= {"--seed": self.seed, "--space": {key: repr(of) for key, of in self.space.items()}}
+        asked = {"RECIPE": self.recipe, "--trials": self.trials, "--seed": self.seed}
+        asked["--space"] = {key: repr(of) for key, of in self.space.items()}
         now, path = {"asked": asked, "settings": self.changed({})}, self.folder / "search.json"
         if not path.exists():
             write_json(path, now)

@@ -2,6 +2,8 @@
 
 import json
 import signal
+from contextlib import closing
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +11,13 @@ import pytest
 import torch
 from accelerate import Accelerator
 from torch import nn
+from torch.utils.data import default_collate
 
 from benchmarks import evaluation
 from benchmarks import run as runner
 from benchmarks.building.images import build_datasets, show_to
 from benchmarks.building.network import build_model
+from benchmarks.building.objective import build_optimizer
 from benchmarks.evaluation.curves import Curves
 from benchmarks.evaluation.tester import Evaluator, measure
 from benchmarks.records.run_folder import load_best, load_checkpoint
@@ -280,3 +284,30 @@ def test_mixed_precision_is_close_to_float32(glyphs_root: Path, tmp_path: Path) 
 def test_fp16_without_a_gpu_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert runner.main(["--precision=fp16", f"--output={tmp_path / 'run'}"]) == 2
     assert "error: precision: fp16 needs a GPU" in capsys.readouterr().err
+
+
+def test_the_runner_trains_as_a_plain_loop(data: str, tmp_path: Path) -> None:
+    """The same batches, weights and learning rates give the same losses, to the bit."""
+    schedule = "{class_path: torch.optim.lr_scheduler.ExponentialLR, init_args: {gamma: 0.5}}"
+    settings = [data, *TINY, horde(), f"--optimization.scheduler={schedule}"]
+    settings += ["--precision=float64", "--optimization.steps=5", "--evaluation.every=2"]
+    settings.append(f"--output={tmp_path / 'run'}")
+    command = parse(settings)
+    run = OngoingRun(command, settings, trial.start(command.experiment))
+    with closing(run.record):
+        model, loss = deepcopy((run.state.model, run.state.loss))
+        optimizer, scheduler = build_optimizer(command.experiment.optimization, model, loss)
+        assert scheduler is not None
+        expected = []
+        for step in range(5):
+            keys = run.sampler.batch(step)
+            images, labels, _ = default_collate([run.images.train[key] for key in keys])
+            value = loss(model(images.double()), labels)
+            value.backward()
+            optimizer.step()
+            scheduler.step()
+            optimizer.zero_grad()
+            expected.append(value.item())
+        run.train()
+    assert read_table(tmp_path / "run" / "records", "training")["loss"] == expected
+    assert len({*expected}) == 5

@@ -131,6 +131,21 @@ def test_every_case_runs_at_a_tiny_size(name: str, capsys: pytest.CaptureFixture
         assert f"\n| {candidate} | " in text
 
 
+def test_all_cases_run_unless_some_are_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    few = {name: CASES[name] for name in ("energy_confusion", "joint_similarity")}
+    monkeypatch.setattr("benchmarks.speed.__main__.CASES", few)
+    assert main(["--tiny"]) == 0
+    assert capsys.readouterr().out.count("\n## ") == 2
+    with pytest.raises(SystemExit) as error:
+        main(["energy_confusion", "vam"])
+    assert error.value.code == 2
+    assert "CASE: expected some of energy_confusion, joint_similarity, got 'vam'" in (
+        capsys.readouterr().err
+    )
+
+
 def test_figures_name_their_commit_and_the_settings_of_their_command(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
