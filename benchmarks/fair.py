@@ -50,6 +50,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(argv)
     try:
         if options.run is None:  # compare
+            if settings:
+                raise ConfigError(f"{settings[0]}: compare trains nothing and takes no settings")
             methods = [reporting.read_method(folder) for folder in options.folders]
             print(reporting.fair_comparison(methods, SEEDS))
             return 0

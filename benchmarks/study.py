@@ -61,7 +61,7 @@ def _run(options: argparse.Namespace, settings: Sequence[str]) -> int:
         file = replace(file, seeds=replace(file.seeds, count=options.seeds))
     runs = options.runs or Path("runs") / "studies" / file.name
     output = options.output or runs / "study.md"
-    if output.suffix != ".md":  # the kept results lie beside the page
+    if output.suffix != ".md" or output.is_dir():  # the kept results lie beside the page
         raise ConfigError(f"--output: expected a .md file, got {output}")
     results = studies.Results(output.with_suffix(".json"))
     study = studies.Study(file, results, runs, settings)

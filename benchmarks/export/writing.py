@@ -171,7 +171,7 @@ def _for_timm(trained: Trained) -> tuple[nn.Module, dict[str, Any]]:
                 return model, arguments
     raise ConfigError(
         f"{trained.run.folder}: timm's {of_run.trunk} with model.pool {head.pool} and the embedding layer as its "
-        "classifier gives other embeddings, or has no such pooling or classifier"
+        "classifier gives other embeddings, or has no such pooling or classifier; train another pooling or trunk"
     )
 
 

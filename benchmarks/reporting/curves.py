@@ -79,7 +79,9 @@ def curves_svg(
                 values = values * (100 if "%" in title else 1)
                 if singles and len(values) > 1:
                     panel.plot(steps, values.T, alpha=0.3, linewidth=0.7, **looks[label])
-                [key[label]] = panel.plot(steps, values.mean(axis=0), **looks[label])
+                point = "o" if len(steps) == 1 else None
+                mean = values.mean(axis=0)
+                [key[label]] = panel.plot(steps, mean, marker=point, **looks[label])
         panel.set(xlabel="training step", xlim=(0, None))
         panel.xaxis.set_major_formatter("{x:,g}")
         names = [fill(printable(label), 40) for label in key]

@@ -55,6 +55,8 @@ def parse(argv: Sequence[str]) -> Command:
     recipe = entry.training if given.recipe or not given.config else None
     layers = [entry.settings, *map(read_yaml, given.config)]
     for name, value in (item for layer in layers for item in layer.items()):
+        if name in given:
+            raise ConfigError(f"{name}: belongs on the command line, not into a file of settings")
         if name in GROUPS and not isinstance(value, Mapping):
             raise ConfigError(f"{name}: expected a mapping of settings, got {value!r}")
     stages: list[Any] = [None]  # then all settings after the recipe, and after each file

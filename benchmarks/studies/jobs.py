@@ -207,14 +207,15 @@ def fold_jobs(settings: Sequence[str], folds: Sequence[int], name: Path) -> list
 
 
 def try_out(jobs: Sequence[Job]) -> None:
-    """Read the data, build the parts and take one step of a job of each training and test set, before any is run.
+    """Read the data, build the parts and take one step of a job of each training, test set and fold, before any runs.
 
     Raises:
         ConfigError: if a setting does not fit.
     """
     from accelerate import Accelerator
 
-    some = {(job.training, job.config["data"]["test_classes"]): job for job in reversed(jobs)}
+    keys = ("test_classes", "fold")
+    some = {(job.training, *map(job.config["data"].get, keys)): job for job in reversed(jobs)}
     for job in some.values():
         try:
             training.build_parts(job.command.experiment, Accelerator())

@@ -127,6 +127,22 @@ def test_tensorboard_shows_each_step_once_after_a_resume(
     assert [event.step for event in events] == list(range(1, 13))
 
 
+def test_columns_are_fixed_by_the_first_row_also_after_a_resume(tmp_path: Path) -> None:
+    with closing(StepTables(tmp_path)) as run:
+        run.log_rows("training", [(1, {"loss": 1.0, "learning_rate": 0.1})])
+        # Another order is the same columns: record-keeper alone would write a second header.
+        run.log_rows("training", [(2, {"learning_rate": 0.1, "loss": 2.0})])
+        with pytest.raises(
+            ValueError, match=r"step 3: expected .*'learning_rate'\], got \['loss'\]"
+        ):
+            run.log_rows("training", [(3, {"loss": 3.0})])
+        ends = run.ends()
+    with closing(StepTables(tmp_path, step=2, ends=ends)) as run:
+        with pytest.raises(ValueError, match=r"expected .*, got .*'extra'\]"):
+            run.log_rows("training", [(3, {"loss": 3.0, "learning_rate": 0.1, "extra": 0.0})])
+        assert read_table(run.folder, "training")["loss"] == [1.0, 2.0]
+
+
 def test_numpy_scalars_infinity_and_nan_are_kept(tmp_path: Path) -> None:
     values = [np.float32(0.5), float("inf"), float("nan")]
     with closing(StepTables(tmp_path)) as run:

@@ -60,7 +60,7 @@ MISTAKES = {  # {name: (argument or content of a file, message)}
     "key twice": ("seed: 1\nseed: 2", "'seed' appears twice"),
     "number of a group": ("data: 5", "error: data: expected a mapping of settings, got 5"),
     "null": ("seed: null", "seed: expected an integer >=0 and <4294967296, got None"),
-    "not in a file": ("recipe: nonsense", "Option 'recipe' is not accepted"),
+    "not in a file": ("recipe: nonsense", "recipe: belongs on the command line"),
     # What they say together.
     "label of two lines": ("--label=a\nb", "label: expected one line of printable text"),
     "no losses": ("--losses=[]", "losses: expected at least one loss"),

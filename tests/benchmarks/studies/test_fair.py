@@ -253,6 +253,7 @@ def test_evaluation_goes_on_after_a_failure(
         (["evaluate", RECIPE, "--", "--evaluation.oracle=true"], "evaluation.oracle"),
         (["search", RECIPE, "--space=none.yaml"], "none.yaml: cannot be read"),
         (["search", RECIPE, "--space=SPACE", "--", "--protocol=paper"], "--protocol=paper: is set"),
+        (["compare", "a", "--", "--seed=1"], "--seed=1: compare trains nothing"),
         (["compare", "nowhere"], "nowhere: found no run"),
     ],
 )
