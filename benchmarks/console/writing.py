@@ -1,19 +1,21 @@
 """Files that are written whole, and folders that one process owns: safe for any number of processes at once."""
 
+import fcntl
 import math
 import os
 import shutil
+import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from secrets import token_hex
-from typing import BinaryIO
-
-from filelock import FileLock, Timeout
+from typing import BinaryIO, Self
 
 from benchmarks.console.printing import PrintableError
 
 LOCK = ".lock"
+
+POLL = 0.1  # seconds between two tries to own a folder
 
 
 class InUseError(PrintableError, ValueError):
@@ -51,7 +53,7 @@ def let_others_read(path: Path) -> None:
     path.chmod(0o666 & ~mask)
 
 
-class OwnedFolder(AbstractContextManager["OwnedFolder"]):
+class OwnedFolder:
     """A folder that this process alone uses, from construction to `close` or the end of the process.
 
     It is made if need be. Its file `.lock` holds the owner's process id, and `close` deletes it.
@@ -65,8 +67,38 @@ class OwnedFolder(AbstractContextManager["OwnedFolder"]):
     """
 
     def __init__(self, path: Path, *, patience: float = 0) -> None:
-        path.mkdir(parents=True, exist_ok=True)
-        self.path, self._lock = path, _locked(path / LOCK, path, patience)
+        self.path, self._lock = path, -1
+        deadline = time.monotonic() + patience
+        while owner := self._acquire():
+            if time.monotonic() > deadline:
+                raise InUseError(
+                    f"{path} is being written by another process ({owner}); wait for it, or choose another folder"
+                )
+            time.sleep(POLL)
+        os.ftruncate(self._lock, 0)
+        os.pwrite(self._lock, f"{os.getpid()}".encode(), 0)
+
+    def _acquire(self) -> str | None:
+        """Try to own the folder; None on success, otherwise the process id of its owner."""
+        owner = "unknown"
+        with suppress(FileNotFoundError):  # the owner has just deleted the folder
+            with suppress(FileExistsError):  # deleted meanwhile, or a file, which `open` names
+                self.path.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+            try:
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if self._is_ours():
+                    return None
+            except BlockingIOError:
+                owner = os.pread(self._lock, 20, 0).decode() or owner
+            os.close(self._lock)
+        return owner
+
+    def _is_ours(self) -> bool:
+        """False if another owner has deleted the lock, or moved the folder, since this process opened it."""
+        with suppress(FileNotFoundError):
+            return os.path.samestat(os.fstat(self._lock), (self.path / LOCK).stat())
+        return False
 
     def move(self, path: Path) -> None:
         """Rename the folder, still owned."""
@@ -74,27 +106,17 @@ class OwnedFolder(AbstractContextManager["OwnedFolder"]):
 
     def close(self) -> None:
         """Let others use the folder."""
-        if self._lock.is_locked:
-            (self.path / LOCK).unlink(missing_ok=True)  # before others can lock it
-            self._lock.release()
+        if self._lock >= 0:
+            if self._is_ours():
+                (self.path / LOCK).unlink()
+            os.close(self._lock)
+            self._lock = -1
+
+    def __enter__(self) -> Self:
+        return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()
-
-
-def _locked(file: Path, used: Path, patience: float) -> FileLock:
-    """Lock the file that stands for a path in use, and write this process's id into it."""
-    lock = FileLock(file, timeout=patience, thread_local=False, fallback_to_soft=False)
-    try:
-        lock.acquire()
-    except Timeout as error:
-        owner = ""
-        with suppress(FileNotFoundError):  # it has just ended
-            owner = file.read_text()
-        said = f"{used} is being written by another process ({owner or 'unknown'})"
-        raise InUseError(f"{said}; wait for it, or choose another folder") from error
-    file.write_text(f"{os.getpid()}")
-    return lock
 
 
 @contextmanager
@@ -111,14 +133,15 @@ def alone(target: Path, *, wait: bool = False) -> Iterator[Path]:
         InUseError: if another process is at work on it.
         OSError: if the folder cannot be made.
     """
-    target.parent.mkdir(parents=True, exist_ok=True)
-    file, partial = (target.with_name(f".{target.name}.{kind}") for kind in ("lock", "partial"))
-    lock = _locked(file, target, math.inf if wait else 0)
+    partial = target.with_name(f".{target.name}.partial")
+    work = partial / "work"
+    owned = OwnedFolder(partial, patience=math.inf if wait else 0)
     try:
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir()
-        yield partial
+        shutil.rmtree(work, ignore_errors=True)
+        work.mkdir()
+        yield work
     finally:
-        shutil.rmtree(partial, ignore_errors=True)
-        file.unlink(missing_ok=True)
-        lock.release()
+        shutil.rmtree(work, ignore_errors=True)
+        owned.close()
+        with suppress(OSError):  # the next owner has it
+            partial.rmdir()

@@ -3,7 +3,8 @@
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from inspect import signature
-from math import floor
+from math import floor, inf
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -149,11 +150,12 @@ def _write_timm(trained: Trained, folder: Path) -> float:
 
 
 def _for_timm(trained: Trained) -> tuple[nn.Module, dict[str, Any]]:
-    """A model of timm's with the embedding layer as its classifier, and its arguments."""
+    """A model of timm's with the embedding layer as its classifier, and its arguments, the nearest one."""
     trunk, head = trained.network
     of_run, in_chans = trained.experiment.model, trained.experiment.data.in_chans
     size, bias = head.embedding_size, head.fc.bias
     of_head = {"in_chans": in_chans, "num_classes": size, "global_pool": head.pool}
+    found: list[tuple[float, nn.Module, dict[str, Any]]] = []
     for norm in NORM_BEFORE_POOLING:
         arguments = {**of_run.trunk_args, **of_head, **norm}
         # A trunk without such a pooling or classifier may raise any error.
@@ -167,8 +169,10 @@ def _for_timm(trained: Trained) -> tuple[nn.Module, dict[str, Any]]:
             if "head_norm_first" in norm:  # the same layer has another name there
                 weights = {k.replace("head.norm.", "norm_pre."): of for k, of in weights.items()}
             model.load_state_dict(weights)
-            if trained.difference(model) <= SAME:
-                return model, arguments
+            found.append((trained.difference(model), model, arguments))
+    difference, model, arguments = min(found, key=itemgetter(0), default=(inf, trunk, {}))
+    if difference <= SAME:
+        return model, arguments
     raise ConfigError(
         f"{trained.run.folder}: timm's {of_run.trunk} with model.pool {head.pool} and the embedding layer as its "
         "classifier gives other embeddings, or has no such pooling or classifier; train another pooling or trunk"

@@ -7,6 +7,12 @@ from typing import Any
 
 from benchmarks.records.files import file_digest, read_json
 
+REQUIRED = {
+    *("label", "seed", "protocol", "status", "steps", "config", "data"),
+    *("metrics", "hardware", "wall_time_s"),
+}
+"""Entries of run.json that older code may not have written, and that every reader needs."""
+
 
 @dataclass(frozen=True)
 class Run:
@@ -67,7 +73,9 @@ def load_run(folder: Path) -> Run:
     """
     path = folder / "run.json"
     try:
-        return Run(folder, read_json(path))
+        info = read_json(path)
+        if missing := REQUIRED - info.keys():
+            raise ValueError(f"it has no {min(missing)}")
     except OSError as error:
         raise ValueError(
             f"{path}: {error.strerror}; expected a folder of benchmarks/run.py"
@@ -76,3 +84,4 @@ def load_run(folder: Path) -> Run:
         raise ValueError(
             f"{path}: is damaged or of an earlier version ({error}); run that training again"
         ) from error
+    return Run(folder, info)

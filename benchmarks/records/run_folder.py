@@ -16,7 +16,8 @@ from benchmarks.settings import changes_of_results, config_changes
 
 EMBEDDINGS = "test_embeddings.npz"
 KEPT = 2  # checkpoints
-PATIENCE = 8  # seconds: a run that was told to stop may still be saving
+PATIENCE = 8
+"""Seconds: data-loader workers of a killed run share its lock until they notice, 5 s later."""
 
 
 class RunFolderError(PrintableError, RuntimeError):

@@ -21,6 +21,11 @@ from benchmarks.settings import ConfigError
 from benchmarks.studies.jobs import IN_USE, Job
 from benchmarks.studies.launching import POLL, RUN, Launcher, start
 
+CONNECTING = 10  # seconds to wait for the cluster's address, and for its first word
+
+HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
+"""What a client of HTTP/2 says first, with no settings; the server's settings are the answer."""
+
 RETRIES = 10  # of a run that was ended from outside, or whose folder a lost node's run still has
 
 
@@ -51,6 +56,15 @@ def execute(command: Sequence[str], log: Path, folder: Path, record: Path) -> in
     if not asked and (stopped or status < 0 or status in again):
         raise EndedFromOutsideError(status)
     return status
+
+
+def check_answers(host: str, port: int) -> None:
+    """Raise an OSError unless a server is there that speaks as Ray's: Ray itself waits for minutes."""
+    with socket.create_connection((host, port), timeout=CONNECTING) as connection:
+        connection.sendall(HELLO)
+        begin = connection.recv(1)
+    if begin != b"\0" and "RAY_USE_TLS" not in os.environ:  # it closes, or sends an alert
+        raise OSError("no cluster of Ray answers there")
 
 
 class Task:
@@ -97,8 +111,8 @@ class Cluster(Launcher):
         about |= {"object_store_memory": 10**8} if self.address == "local" else {}
         host, _, port = self.address.rpartition(":")
         try:
-            if host:  # where nothing answers, Ray tries for many minutes
-                socket.create_connection((host, int(port)), timeout=10).close()
+            if host:
+                check_answers(host, int(port))
             context = ray.init(self.address, runtime_env={"env_vars": variables}, **about)
             self._check_nodes()
             share = {f"num_{kind}s": share for kind, share in self.share.items()}

@@ -207,7 +207,7 @@ def fold_jobs(settings: Sequence[str], folds: Sequence[int], name: Path) -> list
 
 
 def try_out(jobs: Sequence[Job]) -> None:
-    """Read the data, build the parts and take one step of a job of each training, test set and fold, before any runs.
+    """Before any run: read the data, build the parts and take a step, for each training, test set and fold.
 
     Raises:
         ConfigError: if a setting does not fit.

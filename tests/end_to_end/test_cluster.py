@@ -4,11 +4,13 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from threading import Thread
 from typing import Any
 from unittest import mock
 
@@ -176,6 +178,19 @@ def refused(
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "127.0.0.1:99999", "ray://127.0.0.1:10001"])
 def test_an_address_without_a_cluster_is_told(address: str, refused: Callable[[str], str]) -> None:
     assert refused(address).startswith(f"error: --ray: {address}: ")
+
+
+def test_another_server_is_told(refused: Callable[[str], str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            with server.accept()[0] as connection:
+                connection.recv(100)
+                connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+        Thread(target=answer, daemon=True).start()
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        assert refused(address) == f"error: --ray: {address}: no cluster of Ray answers there"
 
 
 def test_runs_that_cannot_be_written_are_told(

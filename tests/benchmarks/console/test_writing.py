@@ -104,7 +104,7 @@ def test_a_moved_folder_stays_owned(tmp_path: Path) -> None:
 
 
 def test_what_a_killed_process_left_of_a_target_is_deleted(tmp_path: Path) -> None:
-    left = tmp_path / ".target.partial" / "half"
+    left = tmp_path / ".target.partial" / "work" / "half"
     left.mkdir(parents=True)
     with alone(tmp_path / "target") as folder:
         assert list(folder.iterdir()) == []
