@@ -190,7 +190,7 @@ def test_another_server_is_told(refused: Callable[[str], str]) -> None:
 
         Thread(target=answer, daemon=True).start()
         address = f"127.0.0.1:{server.getsockname()[1]}"
-        assert refused(address) == f"error: --ray: {address}: no cluster of Ray answers there"
+        assert refused(address) == f"error: --ray: {address}: no cluster of Ray answers there\n"
 
 
 def test_runs_that_cannot_be_written_are_told(
