@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from benchmarks.backbones import KnownWeights, load_weights, weights
+from benchmarks.backbones import load_weights, weights
 from benchmarks.settings import ConfigError
 from tests.benchmarks.backbones.test_caffe import caffemodel
 
@@ -184,8 +184,7 @@ def test_a_published_name_promises_the_published_content(tmp_path, monkeypatch, 
     expected = values(Network())
     torch.save(expected, path)
     digest = hashlib.new(algorithm, path.read_bytes()).hexdigest()[:digits]
-    known = KnownWeights(path.name, f"{algorithm}:{digest}")
-    monkeypatch.setattr(weights, "KNOWN_WEIGHTS", [known])
+    monkeypatch.setitem(weights.PUBLISHED, path.name, f"{algorithm}:{digest}")
     model = Network()
     load_weights(model, path)
     assert_holds(model, expected)

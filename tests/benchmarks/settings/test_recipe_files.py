@@ -26,7 +26,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("name", table_names())
 def test_a_table_is_as_described(name: str) -> None:
-    """What its trainings build is held by the tests of the recipes."""
+    """Other tests check what its trainings build."""
     content = read_yaml(RECIPES / f"{name}.yaml")
     assert {"trainings"} <= content.keys() <= {"title", "shared", "trainings", "quoted"}
     for entry, own in zip(read_table(name).entries, content["trainings"].values(), strict=True):
