@@ -5,6 +5,9 @@
 | `embedding` | the model's output, on all test images | always |
 | `order_2` .. `order_K` | inputs of the losses of HORDE's orders (HORDE, Tables 3 to 5) | `evaluation.orders` |
 | `descriptor` | all orders, reduced by a PCA fitted on the training images (HORDE, dagger rows) | `.descriptor` |
+| `features` | the head's pooled features, in place of the embedding | `.features` |
+| `features_centred` | these less the mean of the training images | `.features` |
+| `features_pca` | their first principal components on the training images | `.features` |
 | `parts` | the embedding, as the mean over class-stratified parts (JRD, Tables 2 and 3) | `.parts`, `.divergence` |
 
 A model with VEM attention also has `variance_correlation`.
@@ -12,12 +15,13 @@ A model with VEM attention also has `variance_correlation`.
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
 from accelerate import Accelerator
 from accelerate.utils import broadcast
+from sklearn.decomposition import PCA
 from torch import Tensor, nn
 
 from benchmarks.datasets import Glyphs, ImageSet
@@ -25,6 +29,7 @@ from benchmarks.evaluation.tester import Evaluator, Measured, cluster_metrics, m
 from benchmarks.records import EMBEDDINGS, read_table
 from benchmarks.settings import Evaluation
 from pml_regularizers import (
+    EmbeddingHead,
     HORDELoss,
     VEMAttention,
     h_divergence,
@@ -32,6 +37,7 @@ from pml_regularizers import (
     mean_interval,
     stratified_parts,
 )
+from pml_regularizers._precision import full_precision
 
 Metrics = dict[str, float]
 
@@ -52,23 +58,37 @@ def test_outputs(
         The embedding's results, the metrics of the other outputs, and the half-widths of the 95 % intervals of
         those that are means. Only the main process has all metrics.
     """
-    extract = horde.descriptor if horde and (settings.orders or settings.descriptor) else None
+    if not (settings.orders or settings.descriptor):
+        horde = None
     accelerator, is_query, K = evaluator.accelerator, test_set.is_query, settings.recall_at
-    found = evaluator.evaluate(test_set, K, is_query, extract)
+    reading = Extract(evaluator.model, horde, features=settings.features is not None)
+    extract = reading if reading.widths else None
+    with reading:
+        found = evaluator.evaluate(test_set, K, is_query, extract)
     attention = next((m for m in evaluator.model.modules() if isinstance(m, VEMAttention)), None)
     if attention is not None:
         correlation = variance_correlation(evaluator, attention, train_set)
         found.metrics["variance_correlation"] = correlation
     trained: tuple[Tensor, ...] = ()
-    if settings.divergence or (horde is not None and settings.descriptor):
-        trained = evaluator.embed(train_set, extract)
+    seen: dict[str, Tensor] = {}
+    if settings.divergence or settings.features or (horde is not None and settings.descriptor):
+        with reading:
+            trained = evaluator.embed(train_set, extract)
+        seen = reading.split(trained[2] if extract else None)
+    tested = reading.split(found.descriptors)
     vectors: dict[str, Tensor] = {}
-    if horde is not None and found.descriptors is not None:
+    if horde is not None:
         if settings.orders:
-            vectors |= horde.split_orders(found.descriptors)
+            vectors |= horde.split_orders(tested["descriptor"])
             del vectors["order_1"]
         if settings.descriptor:
-            vectors["descriptor"] = _reduced(accelerator, horde, trained[2], found.descriptors)
+            vectors["descriptor"] = _reduced(
+                accelerator, horde, seen["descriptor"], tested["descriptor"]
+            )
+    if settings.features is not None:
+        vectors |= feature_outputs(
+            accelerator, seen["features"], tested["features"], settings.features
+        )
     outputs = {
         name: measure(rows, found.labels, K, is_query, accelerator)
         for name, rows in vectors.items()
@@ -82,6 +102,50 @@ def test_outputs(
                 found.embeddings, found.labels, trained, settings
             )
     return found, outputs, half_widths
+
+
+class Extract:
+    """After a forward pass: HORDE's descriptor and the pooled features of its images, side by side.
+
+    A context, in which the model's head is watched.
+
+    Attributes:
+        widths: Of these parts, by name; 0 before the first pass.
+    """
+
+    def __init__(self, model: nn.Module, horde: HORDELoss | None, *, features: bool) -> None:
+        self.horde = horde
+        self.head = next((m for m in model.modules() if isinstance(m, EmbeddingHead)), None)
+        names = {"descriptor": horde is not None, "features": features}
+        self.widths = {name: 0 for name, wanted in names.items() if wanted}
+        self._pooled: list[Tensor] = []
+
+    def __enter__(self) -> Self:
+        if "features" in self.widths:
+            assert self.head is not None
+            self._hook = self.head.pooled.register_forward_hook(self._see)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if "features" in self.widths:
+            self._hook.remove()
+
+    def _see(self, module: nn.Module, arguments: Any, pooled: Tensor) -> None:
+        self._pooled.append(pooled)
+
+    def __call__(self, embeddings: Tensor) -> Tensor:
+        parts = [] if self.horde is None else [self.horde.descriptor(embeddings)]
+        if "features" in self.widths:
+            parts.append(full_precision(self._pooled.pop()))
+        self.widths = dict(zip(self.widths, (part.shape[1] for part in parts), strict=True))
+        return torch.cat(parts, dim=1)
+
+    def split(self, rows: Tensor | None) -> dict[str, Tensor]:
+        """The parts by name, from rows of all of them."""
+        if rows is None:
+            return {}
+        parts = rows.split([*self.widths.values()], dim=1)
+        return dict(zip(self.widths, parts, strict=True))
 
 
 def variance_correlation(
@@ -107,7 +171,32 @@ def _reduced(
     if accelerator.is_main_process:
         horde.fit_pca(trained)
         reduced = horde.reduce(descriptors)
-    found: Tensor = broadcast(reduced.to(accelerator.device))
+    return _from_main(accelerator, reduced)
+
+
+def feature_outputs(
+    accelerator: Accelerator, trained: Tensor, features: Tensor, size: int
+) -> dict[str, Tensor]:
+    """The pooled features of the tested images, these centred, and their principal components.
+
+    Args:
+        trained: Pooled features of the training images, which give the mean and the components.
+        size: Number of principal components.
+    """
+    reduced = features.new_empty(len(features), size)
+    if accelerator.is_main_process:
+        pca = PCA(size, svd_solver="full").fit(trained.double().numpy())
+        reduced = torch.from_numpy(pca.transform(features.double().numpy())).to(features.dtype)
+    return {
+        "features": features,
+        "features_centred": features - trained.mean(dim=0),
+        "features_pca": _from_main(accelerator, reduced),
+    }
+
+
+def _from_main(accelerator: Accelerator, rows: Tensor) -> Tensor:
+    """The main process's rows, on all processes."""
+    found: Tensor = broadcast(rows.to(accelerator.device))
     return found.cpu()
 
 

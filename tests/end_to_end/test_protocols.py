@@ -217,6 +217,38 @@ def test_orders_and_parts_are_what_they_say(train: Any, tmp_path: Path) -> None:
     assert list(record["outputs"]) == ["order_2", "order_3", "descriptor", "parts"]
 
 
+def test_the_pooled_features_in_place_of_the_embeddings(
+    train: Any, glyphs_root: Path, tmp_path: Path
+) -> None:
+    """Beside HORDE's descriptor, which the same pass reads."""
+    asked = (horde(), "--evaluation.descriptor=true")
+    record = train(*asked, "--evaluation.features=5")
+    plain = finished([f"--data.root={glyphs_root}", *SHORT, *asked], tmp_path / "plain")
+    names = ["descriptor", "features", "features_centred", "features_pca"]
+    assert list(record["outputs"]) == names
+    assert record["outputs"]["descriptor"] == plain["outputs"]["descriptor"]
+    assert record["metrics"] == plain["metrics"]
+    checkpoint = load_checkpoint(tmp_path / "run")
+    assert checkpoint is not None
+    model, images = rebuilt(tmp_path / "run", checkpoint)
+    model.eval()
+    pooled = []
+    for dataset in (images.train, images.test):
+        with torch.no_grad():
+            maps = model.trunk(torch.stack([dataset[i][0] for i in range(len(dataset))]))
+        pooled.append(maps.mean(dim=(2, 3)))
+    trained, tested = pooled
+    centred = tested - trained.mean(dim=0)
+    components = torch.linalg.eigh((trained - trained.mean(dim=0)).T.cov()).eigenvectors[:, -5:]
+    vectors = dict(zip(names[1:], (tested, centred, centred @ components), strict=True))
+    found = {
+        name: measure(rows, images.test.labels, [1, 2, 4, 8]) for name, rows in vectors.items()
+    }
+    for name, expected in found.items():
+        assert record["outputs"][name] == pytest.approx(expected, abs=0.02)
+    assert found["features"] != found["features_centred"] != found["features_pca"]
+
+
 def test_scores_of_clusters_and_of_the_bound_only_on_request(train: Any, tmp_path: Path) -> None:
     record = train(
         "--evaluation.clustering=true", "--evaluation.parts=3", "--evaluation.divergence=true"

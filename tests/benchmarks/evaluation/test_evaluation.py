@@ -145,6 +145,21 @@ def test_descriptors_are_reduced_by_the_pca_of_the_training_images(accelerator):
     assert torch.equal(found, other.reduce(descriptors))
 
 
+def test_features_are_centred_and_reduced_by_the_training_images(accelerator):
+    trained, features = torch.rand(30, 6) + 3, torch.rand(9, 6) + 1
+    found = outputs.feature_outputs(accelerator, trained, features, 2)
+    seen, tested = trained.double().numpy(), features.double().numpy()
+    mean = [math.fsum(column) / 30 for column in seen.T]
+    values, vectors = np.linalg.eigh(np.cov(seen.T))
+    assert list(found) == ["features", "features_centred", "features_pca"]
+    assert torch.equal(found["features"], features)
+    np.testing.assert_allclose(found["features_centred"], tested - mean, atol=1e-5)
+    components = (tested - mean) @ vectors[:, values.argsort()[::-1][:2]]
+    # A component has no sign of its own.
+    np.testing.assert_allclose(found["features_pca"].abs(), np.abs(components), atol=1e-5)
+    assert not torch.allclose(features.mean(dim=0), trained.mean(dim=0), atol=0.1)
+
+
 class Interrupted(Images):
     """The reader of an image gets the signals of a Ctrl-C and of a scheduler first."""
 
