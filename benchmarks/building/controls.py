@@ -149,7 +149,7 @@ class FeatureProxyAnchorLoss(ProxyAnchorLoss):
     """Proxy-Anchor with proxies as wide as the pooled features, for `FeatureCosinesLoss`."""
 
     def __init__(self, num_classes: int, in_channels: int, **kwargs: Any) -> None:
-        super().__init__(num_classes, in_channels, **kwargs)
+        super().__init__(num_classes=num_classes, embedding_size=in_channels, **kwargs)
 
 
 class FeatureCosFaceLoss(CosFaceLoss):
@@ -167,4 +167,10 @@ class FeatureCosFaceLoss(CosFaceLoss):
         scale: float = 20.0,
         **kwargs: Any,
     ) -> None:
-        super().__init__(num_classes, in_channels, margin=margin, scale=scale, **kwargs)
+        super().__init__(
+            num_classes=num_classes,
+            embedding_size=in_channels,
+            margin=margin,
+            scale=scale,
+            **kwargs,
+        )
