@@ -15,7 +15,7 @@ A model with VEM attention also has `variance_correlation`.
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,11 +25,11 @@ from sklearn.decomposition import PCA
 from torch import Tensor, nn
 
 from benchmarks.datasets import Glyphs, ImageSet
+from benchmarks.evaluation.extract import Extract
 from benchmarks.evaluation.tester import Evaluator, Measured, cluster_metrics, measure
 from benchmarks.records import EMBEDDINGS, read_table
 from benchmarks.settings import Evaluation
 from pml_regularizers import (
-    EmbeddingHead,
     HORDELoss,
     VEMAttention,
     h_divergence,
@@ -37,7 +37,6 @@ from pml_regularizers import (
     mean_interval,
     stratified_parts,
 )
-from pml_regularizers._precision import full_precision
 
 Metrics = dict[str, float]
 
@@ -102,50 +101,6 @@ def test_outputs(
                 found.embeddings, found.labels, trained, settings
             )
     return found, outputs, half_widths
-
-
-class Extract:
-    """After a forward pass: HORDE's descriptor and the pooled features of its images, side by side.
-
-    A context, in which the model's head is watched.
-
-    Attributes:
-        widths: Of these parts, by name; 0 before the first pass.
-    """
-
-    def __init__(self, model: nn.Module, horde: HORDELoss | None, *, features: bool) -> None:
-        self.horde = horde
-        self.head = next((m for m in model.modules() if isinstance(m, EmbeddingHead)), None)
-        names = {"descriptor": horde is not None, "features": features}
-        self.widths = {name: 0 for name, wanted in names.items() if wanted}
-        self._pooled: list[Tensor] = []
-
-    def __enter__(self) -> Self:
-        if "features" in self.widths:
-            assert self.head is not None
-            self._hook = self.head.pooled.register_forward_hook(self._see)
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        if "features" in self.widths:
-            self._hook.remove()
-
-    def _see(self, module: nn.Module, arguments: Any, pooled: Tensor) -> None:
-        self._pooled.append(pooled)
-
-    def __call__(self, embeddings: Tensor) -> Tensor:
-        parts = [] if self.horde is None else [self.horde.descriptor(embeddings)]
-        if "features" in self.widths:
-            parts.append(full_precision(self._pooled.pop()))
-        self.widths = dict(zip(self.widths, (part.shape[1] for part in parts), strict=True))
-        return torch.cat(parts, dim=1)
-
-    def split(self, rows: Tensor | None) -> dict[str, Tensor]:
-        """The parts by name, from rows of all of them."""
-        if rows is None:
-            return {}
-        parts = rows.split([*self.widths.values()], dim=1)
-        return dict(zip(self.widths, parts, strict=True))
 
 
 def variance_correlation(

@@ -19,6 +19,7 @@ from benchmarks.building.images import build_datasets, show_to
 from benchmarks.building.network import build_model
 from benchmarks.building.objective import build_optimizer
 from benchmarks.evaluation.curves import Curves
+from benchmarks.evaluation.extract import class_cosines
 from benchmarks.evaluation.tester import Evaluator, measure
 from benchmarks.records.run_folder import load_best, load_checkpoint
 from benchmarks.records.steps import read_table
@@ -222,6 +223,7 @@ def test_the_pooled_features_in_place_of_the_embeddings(
 ) -> None:
     """Beside HORDE's descriptor, which the same pass reads."""
     asked = (horde(), "--evaluation.descriptor=true")
+    asked += ("--evaluation.every=6",)
     record = train(*asked, "--evaluation.features=5")
     plain = finished([f"--data.root={glyphs_root}", *SHORT, *asked], tmp_path / "plain")
     names = ["descriptor", "features", "features_centred", "features_pca"]
@@ -238,6 +240,12 @@ def test_the_pooled_features_in_place_of_the_embeddings(
             maps = model.trunk(torch.stack([dataset[i][0] for i in range(len(dataset))]))
         pooled.append(maps.mean(dim=(2, 3)))
     trained, tested = pooled
+    curve = read_table(tmp_path / "run" / "records", "evaluation")
+    expected = class_cosines(tested, images.test.labels)  # Glyphs with few classes: all of them
+    last = [curve[f"unseen_{kind}_class_cosine"][-1] for kind in ("same", "other")]
+    assert last == pytest.approx(expected, abs=1e-4)
+    assert curve["seen_same_class_cosine"][-1] > curve["seen_other_class_cosine"][-1]
+    assert "seen_same_class_cosine" not in read_table(tmp_path / "plain" / "records", "evaluation")
     centred = tested - trained.mean(dim=0)
     components = torch.linalg.eigh((trained - trained.mean(dim=0)).T.cov()).eigenvectors[:, -5:]
     vectors = dict(zip(names[1:], (tested, centred, centred @ components), strict=True))

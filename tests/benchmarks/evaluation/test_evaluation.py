@@ -15,6 +15,7 @@ from torch.nn.functional import normalize
 from torch.utils.data import Dataset, Subset
 
 from benchmarks.evaluation import outputs, tester
+from benchmarks.evaluation.extract import class_cosines
 from benchmarks.evaluation.tester import Evaluator, Measured, cluster_metrics
 from pml_regularizers import BinomialDevianceLoss, HORDELoss, VEMAttention
 from tests.benchmarks.runs import as_accelerator
@@ -143,6 +144,18 @@ def test_descriptors_are_reduced_by_the_pca_of_the_training_images(accelerator):
     other.fit_pca(trained)
     found = outputs._reduced(accelerator, horde, trained, descriptors)
     assert torch.equal(found, other.reduce(descriptors))
+
+
+def test_mean_cosines_of_one_class_and_of_two():
+    features, labels = torch.rand(9, 4), torch.tensor([3, 5, 3, 3, 5, 0, 0, 5, 7])
+    pairs = {True: [], False: []}
+    for i, a in enumerate(features.double().numpy()):
+        for j, b in enumerate(features.double().numpy()):
+            if i != j:
+                cosine = a @ b / math.sqrt((a @ a) * (b @ b))
+                pairs[bool(labels[i] == labels[j])].append(cosine)
+    expected = [math.fsum(pairs[same]) / len(pairs[same]) for same in (True, False)]
+    assert class_cosines(features, labels) == pytest.approx(expected, rel=1e-9)
 
 
 def test_features_are_centred_and_reduced_by_the_training_images(accelerator):
