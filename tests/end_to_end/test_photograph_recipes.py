@@ -110,7 +110,6 @@ def test_a_row_of_the_mechanism_adds_to_its_base_loss(
 
 BASE_CONTROLS = {
     "again": {"data.batch_draw": 1},
-    "short": {"optimization.steps": 300},
     "triple": {"losses[0].weight": 3},
     "wide": {"model.embedding_size": 512},
 }
