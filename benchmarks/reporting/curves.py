@@ -43,6 +43,12 @@ RECALLS = {
     "Recall@1 (%) on new classes": "unseen_recall_at_1",
 }
 
+COSINES = {
+    f"Cosines of features, {pairs}, {classes}": f"{seen}_{kind}_class_cosine"
+    for seen, classes in (("seen", "training classes"), ("unseen", "new classes"))
+    for kind, pairs in (("same", "same class"), ("other", "two classes"))
+}
+
 Columns = Mapping[str, Sequence[float]]  # of a table with the column "step"
 
 

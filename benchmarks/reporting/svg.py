@@ -3,14 +3,14 @@
 Text stands above what it tells about, so that a phone shows it large enough.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from math import ceil, floor, log10
 from textwrap import wrap
 
 from benchmarks.console import printable
 from benchmarks.reporting.comparison import metric_name
-from benchmarks.reporting.curves import COLOURS, RECALLS, curves_svg
+from benchmarks.reporting.curves import COLOURS, COSINES, RECALLS, curves_svg
 from benchmarks.reporting.paired import Paired
 from benchmarks.reporting.verdicts import (
     MAIN,
@@ -70,14 +70,15 @@ def study_figures(
     """The SVG files that have something to show.
 
     "" has the main comparisons by method, with their pooled effects, "_mechanisms" all others by family except
-    controls, and "_curves" the compared rows over the steps of a training.
+    controls, and "_curves" the compared rows over the steps of a training, "_cosines" likewise those of features.
     """
     main = [of for of in findings if of.comparison.family == MAIN]
     others = [of for of in findings if of.comparison.family not in (MAIN, CONTROL)]
     drawn = {
         "": forest(study, main),
         "_mechanisms": forest(study, others),
-        "_curves": curves(study, [*main, *others], results),
+        "_curves": curves(study, [*main, *others], results, RECALLS),
+        "_cosines": curves(study, [*main, *others], results, COSINES),
     }
     return {name: figure for name, figure in drawn.items() if figure}
 
@@ -207,8 +208,10 @@ def _signed(text: str) -> str:
     return "0" if text == "+0" else text.replace("-", "\N{MINUS SIGN}")
 
 
-def curves(study: StudyFile, findings: Sequence[Finding], results: Results) -> bytes:
-    """Recall@1 of the first compared rows, as many as there are colours; empty if no row kept its curves."""
+def curves(
+    study: StudyFile, findings: Sequence[Finding], results: Results, panels: Mapping[str, str]
+) -> bytes:
+    """The panels of the first compared rows, as many as there are colours; empty if no row kept such curves."""
     kept = {
         row: [run["curves"] for run in results.get(row, {}).values() if run.get("curves")]
         for of in findings
@@ -218,4 +221,4 @@ def curves(study: StudyFile, findings: Sequence[Finding], results: Results) -> b
     labels = {row: read_entry(study.rows[row].recipe).label for row in rows}
     every = [*labels.values()]
     labels = {row: f"{of}, {row}" if every.count(of) > 1 else of for row, of in labels.items()}
-    return curves_svg({labels[row]: kept[row] for row in rows}, RECALLS, singles=False).encode()
+    return curves_svg({labels[row]: kept[row] for row in rows}, panels, singles=False).encode()

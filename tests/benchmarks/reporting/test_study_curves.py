@@ -23,12 +23,12 @@ def curves(steps: list[int], seen: list[float], unseen: list[float]) -> dict[str
     return {"curves": {"step": steps, "seen_recall_at_1": seen, "unseen_recall_at_1": unseen}}
 
 
-def drawn(results: dict[str, Any]) -> ElementTree.Element | None:
+def drawn(results: dict[str, Any], name: str = "_curves") -> ElementTree.Element | None:
     compared = [Comparison("a", "new helps", "new", "base")]
     compared.append(Comparison("b", "control", "base", "control", family=CONTROL))
     study = StudyFile("toy", "?", {row: StudyRow(of) for row, of in RECIPES.items()}, compared)
     findings = [Finding(of, [0, 1], None, {}, (), None, None, True) for of in compared]
-    content = study_figures(study, findings, results).get("_curves")
+    content = study_figures(study, findings, results).get(name)
     return None if content is None else ElementTree.fromstring(content)
 
 
@@ -90,6 +90,24 @@ def test_the_axes_tell_the_numbers():
     last = lines(figure)[2]  # the base on new classes: 20, 30 and 40 %
     assert last[0][1] == pytest.approx(ticks[20], abs=0.2)
     assert last[2][1] == pytest.approx(ticks[40], abs=0.2)
+
+
+def test_cosines_of_features_have_a_figure_where_they_were_kept():
+    assert drawn(RESULTS, "_cosines") is None
+    kinds = ("seen_same", "seen_other", "unseen_same", "unseen_other")
+    values = dict(zip(kinds, ([0.5, 0.7], [0.5, 0.2], [0.5, 0.6], [0.5, 0.4]), strict=True))
+    kept = {"step": [0, 20], **{f"{kind}_class_cosine": of for kind, of in values.items()}}
+    figure = drawn({"base": {0: {"curves": kept}, 1: {"curves": kept}}, "new": {}}, "_cosines")
+    assert figure is not None
+    titles = [text for text in texts(figure) if text.startswith("Cosines of features, ")]
+    assert titles[::3] == [
+        "Cosines of features, same class, training classes",
+        "Cosines of features, two classes, new classes",
+    ]
+    found = lines(figure)
+    assert len(found) == 4
+    rises = [start > end for (_, start), (_, end) in found]
+    assert rises == [True, False, True, False]
 
 
 def test_without_kept_curves_there_is_no_figure():
