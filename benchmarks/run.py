@@ -230,7 +230,7 @@ class OngoingRun:
         best, tests = self.curves.best, self.experiment.evaluation
         if best is not None:
             state.load_weights(records.load_best(path, best["step"]))
-        found, outputs, half_widths = evaluation.test_outputs(
+        found, outputs, half_widths, by_class = evaluation.test_outputs(
             self.evaluator,
             training.find_horde(state.loss),
             self.images.train,
@@ -249,6 +249,7 @@ class OngoingRun:
             metrics=found.metrics,
             outputs=outputs,
             per_class=evaluation.per_class(found.ranks, self.images.test.num_classes),
+            per_class_of_outputs=by_class,
             half_widths=half_widths,
             selection=best and {"metric": evaluation.SELECTED_BY, **best},
             oracle=evaluation.best_by_the_test(path, tests.recall_at),

@@ -26,7 +26,14 @@ from torch import Tensor, nn
 
 from benchmarks.datasets import Glyphs, ImageSet
 from benchmarks.evaluation.extract import Extract
-from benchmarks.evaluation.tester import Evaluator, Measured, cluster_metrics, measure
+from benchmarks.evaluation.tester import (
+    Evaluator,
+    Measured,
+    cluster_metrics,
+    measure,
+    per_class,
+    rank,
+)
 from benchmarks.records import EMBEDDINGS, read_table
 from benchmarks.settings import Evaluation
 from pml_regularizers import (
@@ -40,6 +47,9 @@ from pml_regularizers import (
 
 Metrics = dict[str, float]
 
+ByClass = dict[str, dict[str, list[int]]]
+"""What `per_class` gives, by output."""
+
 
 def test_outputs(
     evaluator: Evaluator,
@@ -47,15 +57,15 @@ def test_outputs(
     train_set: Glyphs | ImageSet,
     test_set: Glyphs | ImageSet,
     settings: Evaluation,
-) -> tuple[Measured, dict[str, Metrics], dict[str, Metrics]]:
+) -> tuple[Measured, dict[str, Metrics], dict[str, Metrics], ByClass]:
     """Test all outputs that the settings ask for, in one pass over the images; call it on all processes.
 
     Args:
         horde: The loss whose orders and descriptor are tested.
 
     Returns:
-        The embedding's results, the metrics of the other outputs, and the half-widths of the 95 % intervals of
-        those that are means. Only the main process has all metrics.
+        The embedding's results, the metrics of the other outputs, the half-widths of the 95 % intervals of those
+        that are means, and the results by class of those that are vectors. Only the main process has all metrics.
     """
     if not (settings.orders or settings.descriptor):
         horde = None
@@ -88,10 +98,11 @@ def test_outputs(
         vectors |= feature_outputs(
             accelerator, seen["features"], tested["features"], settings.features
         )
-    outputs = {
-        name: measure(rows, found.labels, K, is_query, accelerator)
-        for name, rows in vectors.items()
-    }
+    outputs: dict[str, Metrics] = {}
+    by_class: ByClass = {}
+    for name, rows in vectors.items():
+        outputs[name], ranks = rank(rows, found.labels, K, is_query, accelerator)
+        by_class[name] = per_class(ranks, test_set.num_classes)
     half_widths: dict[str, Metrics] = {}
     if accelerator.is_main_process:
         if settings.clustering:
@@ -100,7 +111,7 @@ def test_outputs(
             outputs["parts"], half_widths["parts"] = over_parts(
                 found.embeddings, found.labels, trained, settings
             )
-    return found, outputs, half_widths
+    return found, outputs, half_widths, by_class
 
 
 def variance_correlation(

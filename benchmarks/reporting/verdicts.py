@@ -120,6 +120,16 @@ def outputs_of(result: Result) -> dict[str, Any]:
     return {"": result["metrics"], "curve": result["curve"], **(result["outputs"] or {})}
 
 
+def classes_of(result: Result, output: str) -> dict[str, list[int]]:
+    """What the run stored of each test class; {} if it stored none."""
+    found: dict[str, list[int]] = (
+        result.get("per_class_of_outputs", {}).get(output, {})
+        if output
+        else result.get("per_class", {})
+    )
+    return found
+
+
 def has_diverged(result: Result, output: str, metrics: Iterable[str]) -> bool:
     """True if a run has no metrics, or one of the given metrics of an output is not finite."""
     if not result["metrics"]:
@@ -176,7 +186,7 @@ def _seeds(study: StudyFile, common: Collection[int]) -> list[int]:
 
 
 def _assess(results: Results, comparison: Comparison, metric: str, seeds: Sequence[int]) -> Paired:
-    """Test the differences by seed and, of embeddings whose runs stored them, by test class."""
+    """Test the differences by seed and, of vectors whose runs stored them, by test class."""
     place, sides = f"comparisons.{comparison.name}", _sides(comparison)
     try:
         better, than = (
@@ -188,21 +198,18 @@ def _assess(results: Results, comparison: Comparison, metric: str, seeds: Sequen
             f"{place}: no run has measured {metric} of {comparison.better} and {comparison.than}"
         ) from error
     values = [one - other for one, other in zip(better, than, strict=True)]
-    if any(output for _, output in sides):
-        return assess(values)
-    stored = {
-        (row, seed): results[row][seed].get("per_class", {}) for row, _ in sides for seed in seeds
-    }
-    if any(metric not in of for of in stored.values()):
-        return replace(assess(values), over=SEEDS_ALONE if any(stored.values()) else "seeds")
-    queries, *others = (of["queries"] for of in stored.values())
+    stored = [[classes_of(results[row][seed], output) for seed in seeds] for row, output in sides]
+    if any(output and not any(of) for (_, output), of in zip(sides, stored, strict=True)):
+        return assess(values)  # curves, and outputs of runs that stored embeddings' classes alone
+    every = [*stored[0], *stored[1]]
+    if any(metric not in of for of in every):
+        return replace(assess(values), over=SEEDS_ALONE if any(every) else "seeds")
+    queries, *others = (of["queries"] for of in every)
     if any(other != queries for other in others):
         raise ConfigError(
             f"{place}: its runs were tested on different classes; measure them on the same data"
         )
-    of_better, of_than = np.reshape(
-        [of[metric] for of in stored.values()], (2, len(seeds), len(queries))
-    )
+    of_better, of_than = np.reshape([of[metric] for of in every], (2, len(seeds), len(queries)))
     return assess(values, (of_better - of_than) / 100, queries)  # in percent
 
 

@@ -27,7 +27,7 @@ was registered when it began, and "commits" if other code resumed it.
 
 KEPT = ("commit", "dirty", "wall_time_s", "metrics", "outputs")
 
-OF_TESTS = ("per_class", "before_training", "images_per_second")
+OF_TESTS = ("per_class", "per_class_of_outputs", "before_training", "images_per_second")
 
 
 class Results:

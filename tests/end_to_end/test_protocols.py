@@ -254,6 +254,12 @@ def test_the_pooled_features_in_place_of_the_embeddings(
     }
     for name, expected in found.items():
         assert record["outputs"][name] == pytest.approx(expected, abs=0.02)
+        classes = record["per_class_of_outputs"][name]
+        assert classes["queries"] == record["per_class"]["queries"]
+        for metric in ("recall_at_1", MAP):
+            weighted = torch.tensor(classes[metric]) * torch.tensor(classes["queries"])
+            mean = weighted.sum() / sum(classes["queries"]) / 1e4
+            assert mean.item() == pytest.approx(record["outputs"][name][metric], abs=1e-4)
     assert found["features"] != found["features_centred"] != found["features_pca"]
 
 

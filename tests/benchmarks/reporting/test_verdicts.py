@@ -269,6 +269,17 @@ def test_test_classes_take_part_where_both_rows_have_them():
     assert tested.tested.error == pytest.approx((spread**2 + ERROR**2) ** 0.5, rel=0.1)
     with pytest.raises(ConfigError, match=r"comparisons\.1: its runs were tested on different"):
         judge(study, both | {"base": with_classes(base, 0 * of_classes, queries=10)})
+    of_outputs = {
+        row: {
+            seed: {**of, "outputs": {"features": of["metrics"]}, "metrics": {RECALL: 0.0}}
+            | {"per_class_of_outputs": {"features": of["per_class"]}, "per_class": {"queries": []}}
+            for seed, of in runs.items()
+        }
+        for row, runs in both.items()
+    }
+    compare_outputs = study_of(Comparison("1", "c", "new:features", "base:features"))
+    [found] = judge(compare_outputs, of_outputs)
+    assert found.tested == tested.tested, "the classes of the compared output count"
     del both["base"][3]["per_class"], both["base"][4]["per_class"], both["new"][0]["per_class"]
     [some] = judge(study, both)
     assert some.tested.over == "seeds alone"  # the page marks what would look like certainty
