@@ -15,9 +15,8 @@ The second line of eq. 3 needs no pair of images: the cost is linear in the batc
 
 Differs from the paper:
 * The default is the mean over class pairs, whose scale does not depend on the number of classes. Eqs. 7 and 11
-  sum over ordered pairs, so that each pair of classes counts twice: `reduction="ordered_sum"`.
-* All pairs of classes count by default; the paper's "randomly chosen in the current minibatch" does not say
-  how many are: `num_pairs`.
+  sum over ordered pairs, so that each pair of classes counts twice: `reducer=SumReducer()`.
+* All pairs of classes count; the paper's "randomly chosen in the current minibatch" does not say how many do.
 * Unit-length embeddings by default. The paper assumes them for the triplet loss (eq. 8) and uses cosines in
   the binomial (eq. 10), but inner products of raw embeddings in N-pair (eq. 9): give the regularizer a `distance`
   that treats the embeddings as the metric loss does.
@@ -26,15 +25,14 @@ Differs from the paper:
 from typing import Any, Literal, get_args
 
 import torch
-from pytorch_metric_learning.distances import BaseDistance, LpDistance
+from pytorch_metric_learning.distances import LpDistance
+from pytorch_metric_learning.reducers import MeanReducer, SumReducer
+from pytorch_metric_learning.utils import common_functions as c_f
 from torch import Tensor
-from torch.nn import functional as F
 
-from ._precision import CheckedIntegers
 from .distributed import gather_rows
 from .feature_loss import LabelAwareRegularizer, already_reduced
 
-Reduction = Literal["mean", "ordered_sum"]
 Gradient = Literal["fc", "all"]
 
 
@@ -58,79 +56,89 @@ def energy_confusion(x: Tensor, classes: Tensor, num_classes: int) -> Tensor:
         tensor([[ 2., 10.],
                 [10.,  0.]])
     """
-    dtype = x.dtype
-    # The terms below cancel if classes are close: hence float64 (which MPS lacks), and distances from the mean
-    # of the batch, so that the terms are no larger than the distances.
-    if x.device.type != "mps":
-        x = x.double()
-    x = x - x.detach().mean(dim=0)
-    p = _probabilities(x, classes, num_classes)
-    mu = p.unsqueeze(1) * _class_sums(x, classes, num_classes)  # (C, E)
-    q = p * _class_sums(torch.linalg.vecdot(x, x), classes, num_classes)  # (C,)
-    energies = q.unsqueeze(1) + q - 2 * mu @ mu.T  # eq. 3
-    return energies.clamp(min=0).to(dtype)
+    energies, terms = _closed_form(x, classes, num_classes)
+    if x.dtype != torch.float64 and _cancels(energies, terms):
+        energies, _ = _closed_form(x.double(), classes, num_classes)
+    return energies.clamp(min=0).to(x.dtype)
 
 
-def _mean_distances(distances: Tensor, classes: Tensor, num_classes: int) -> Tensor:
-    """Eq. 3 with another distance: (N, N) between images -> (C, C) means between classes."""
-    p = _probabilities(distances, classes, num_classes)
-    rows = _class_sums(distances, classes, num_classes)
-    return p.unsqueeze(1) * p * _class_sums(rows.T, classes, num_classes).T  # eq. 3
+def _closed_form(x: Tensor, classes: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
+    """Eq. 3, and the terms q_I + q_J that it subtracts from: (C, C), (C, C)."""
+    x = x - x.detach().mean(dim=0)  # a common offset would drown the distances
+    mu = _class_means(x, classes, num_classes)  # (C, E)
+    q = _class_means((x * x).sum(dim=1), classes, num_classes)  # (C,)
+    terms = q.unsqueeze(1) + q
+    return torch.addmm(terms, mu, mu.t(), alpha=-2), terms  # eq. 3
 
 
-def _probabilities(like: Tensor, classes: Tensor, num_classes: int) -> Tensor:
-    """1 / N_I, the probability of each image of a class: (C,); 1 for a class without images."""
-    sizes = _class_sums(like.new_ones(len(classes)), classes, num_classes)
-    return 1 / sizes.clamp(min=1)
+def _cancels(energies: Tensor, terms: Tensor) -> bool:
+    """True if two classes are so close that float32 would leave too few digits of their energy."""
+    if energies.device.type == "mps":  # has no float64
+        return False
+    if torch.compiler.is_compiling():  # follows no values
+        return True
+    return bool((16 * energies < terms).fill_diagonal_(False).any())
 
 
-def _class_sums(values: Tensor, classes: Tensor, num_classes: int) -> Tensor:
-    """(N, ...) -> (C, ...)."""
-    return values.new_zeros(num_classes, *values.shape[1:]).index_add(0, classes, values)
+def _class_means(values: Tensor, classes: Tensor, num_classes: int) -> Tensor:
+    """(N, ...) -> (C, ...); 0 for a class without images."""
+    sizes = values.new_zeros(num_classes).index_add(0, classes, values.new_ones(len(classes)))
+    sums = values.new_zeros(num_classes, *values.shape[1:]).index_add(0, classes, values)
+    return sums / sizes.clamp(min=1).view(-1, *[1] * (values.dim() - 1))
 
 
-class EnergyConfusionRegularizer(CheckedIntegers, LabelAwareRegularizer):
+def _ranks(labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The rank of each label among the classes; the indices that sort the labels; which of these begin a class.
+
+    Like `torch.unique`'s inverse, but waits for no size from the device: (N,), (N,), (N,).
+    """
+    labels, order = labels.sort()
+    begins = torch.ones_like(labels, dtype=torch.bool)
+    begins[1:] = labels[1:] != labels[:-1]
+    return torch.empty_like(order).scatter(0, order, begins.cumsum(dim=0) - 1), order, begins
+
+
+def _off_diagonal(x: Tensor) -> Tensor:
+    """The entries of a (C, C) matrix that are not on its diagonal, row by row: (C * (C - 1),)."""
+    C = len(x)
+    return x.flatten()[1:].view(C - 1, C + 1)[:, :-1].flatten()
+
+
+class EnergyConfusionRegularizer(LabelAwareRegularizer):
     """Regularizer that keeps a metric loss from being too sure of the training classes, by pulling them together.
 
     Add it to a metric loss and choose its weight there:
     `MultipleLosses({"metric": loss, "confusion": regularizer}, weights={"metric": 1, "confusion": w})`. It has no
     parameters.
 
-    **The weight.** With `reduction="mean"` the value is the mean of log(1 + L_ec), at most log 5 on the unit
-    sphere for any batch; choose w as for any mean-reduced loss. The paper's lambdas (triplet 0.02, N-pair 0.3,
-    binomial 0.13; a tenth of that on SOP and In-Shop) multiply a *sum over ordered pairs*, beside metric losses
-    that are *sums over the batch* (eqs. 8 to 10): use them with `reduction="ordered_sum"` and base losses with
-    `SumReducer()`, never beside a mean-reduced loss. The paper's batches of 64 classes have 4,032 ordered pairs:
-    lambda = 0.02 equals the weight 80.6 on the mean beside the summed loss, or the weight 0.63 beside that loss
-    divided by the 128 images.
+    **The weight.** By default the value is the mean of log(1 + L_ec), at most log 5 on the unit sphere for any
+    batch; choose w as for any mean-reduced loss. The paper's lambdas (triplet 0.02, N-pair 0.3, binomial 0.13; a
+    tenth of that on SOP and In-Shop) multiply a *sum over ordered pairs*, beside metric losses that are *sums over
+    the batch* (eqs. 8 to 10): use them with `reducer=SumReducer()` here and in the base losses, never beside a
+    mean-reduced loss. The paper's batches of 64 classes have 4,032 ordered pairs: lambda = 0.02 equals the weight
+    80.6 on the mean beside the summed loss, or the weight 0.63 beside that loss divided by the 128 images.
 
     Args:
-        reduction: "mean" over pairs of classes, or the paper's "ordered_sum" (eqs. 7 and 11), which counts each
-            pair of classes twice.
         log: Take log(1 + L_ec) of each pair (eq. 11), or L_ec itself (eq. 7).
         gradient: "fc": the gradient reaches the linear layer of the embeddings only, the paper's rule
             (section 4.2: "the overfitting mainly appears at the fc layer"); the regularizer then reads the
             `stopgrad_embeddings` of an `EmbeddingHead`, through `attach(head)` or `features=`. "all": it reads
             the embeddings that it is called with, and the whole network is regularised. The default is the method
             that the paper evaluates; without a head it raises an error.
-        num_pairs: In every call, draw this many of the batch's pairs of classes ("randomly chosen", eq. 7), or
-            all if there are fewer. Default: all. "ordered_sum" adds up only the drawn pairs.
-        seed: Seed of the draws. They depend on it and on the number of calls so far, kept in the `state_dict`:
-            all processes draw the same pairs, a resumed training continues the sequence, and no generator is
-            touched.
-        **kwargs: `distance` (any of PML's except similarities; squared Euclidean in closed form, others from the
-            N x N matrix), `collect_stats`, `embedding_regularizer`, `embedding_reg_weight`, and `reducer`, which
-            changes nothing, since the value is reduced over classes already.
+        **kwargs: `reducer`, `distance` (any of PML's except similarities; squared Euclidean in closed form, others
+            from the N x N matrix), `collect_stats`, `embedding_regularizer`, `embedding_reg_weight`.
 
     Default distance: `LpDistance(p=2, power=2)`, of normalised embeddings.
-    Reducer input: **loss**, reduction type "already_reduced".
+    Default reducer: `MeanReducer()`.
+    Reducer input: **loss**, for every ordered pair of classes in the batch, so that each pair counts in both
+    orders. Its indices are those of one image of each class. Reduction type "neg_pair".
 
     Shape:
         embeddings (N, E), labels (N,); features (N, E) where `gradient="fc"`. `indices_tuple` is ignored:
         the equation has no tuples. With only one class, or no image, the value is 0, with a working backward.
 
     Raises:
-        ValueError: for arguments out of range, for a similarity, or if embeddings and features are not matrices
+        ValueError: for an unknown `gradient`, for a similarity, or if embeddings and features are not matrices
             of one width.
         MissingFeaturesError: in the call, see `FeatureLoss`.
 
@@ -140,43 +148,20 @@ class EnergyConfusionRegularizer(CheckedIntegers, LabelAwareRegularizer):
         tensor(1.0986)
     """
 
-    draws: Tensor | None
-
-    def __init__(
-        self,
-        *,
-        reduction: Reduction = "mean",
-        log: bool = True,
-        gradient: Gradient = "fc",
-        num_pairs: int | None = None,
-        seed: int = 0,
-        **kwargs: Any,
-    ) -> None:
+    def __init__(self, *, log: bool = True, gradient: Gradient = "fc", **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        for name, word, words in (
-            ("reduction", reduction, get_args(Reduction)),
-            ("gradient", gradient, get_args(Gradient)),
-        ):
-            if word not in words:
-                raise ValueError(f"{name}: expected one of {', '.join(words)}; got {word!r}")
-        if num_pairs is not None and (not isinstance(num_pairs, int) or num_pairs < 1):
+        if getattr(self.distance, "is_inverted", True):
             raise ValueError(
-                f"num_pairs: expected a whole number from 1 on, or None for all pairs, got {num_pairs!r}"
+                "distance: expected one of PML's that grow with distance, such as LpDistance(power=2), "
+                f"got {type(self.distance).__name__}"
             )
-        if not isinstance(seed, int):
-            raise ValueError(f"seed: expected a whole number, got {seed!r}")
-        _check_distance(self.distance)
-        self.reduction = reduction
-        self.log = log
+        if gradient not in get_args(Gradient):
+            raise ValueError(f"gradient: expected one of fc, all; got {gradient!r}")
         self.gradient = gradient
-        self.num_pairs = num_pairs
-        self.seed = seed
         self.reads = "stopgrad_embeddings" if gradient == "fc" else ()
-        start = None if num_pairs is None else _scramble(torch.tensor(seed % 2**32))
-        self.register_buffer("draws", start)
-        self.add_to_recordable_attributes(
-            list_of_names=["reduction", "log", "gradient", "num_pairs", "seed"], is_stat=False
-        )
+        self.add_to_recordable_attributes(name="gradient", is_stat=False)
+        self.log = log
+        self.add_to_recordable_attributes(name="log", is_stat=False)
         self.add_to_recordable_attributes(name="between_class_energy", is_stat=True)
 
     def compute_loss(
@@ -187,25 +172,54 @@ class EnergyConfusionRegularizer(CheckedIntegers, LabelAwareRegularizer):
         ref_emb: Tensor,
         ref_labels: Tensor,
     ) -> dict[str, dict[str, Any]]:
-        if embeddings.ndim != 2:
-            raise ValueError(f"embeddings: expected (N, E), got shape {tuple(embeddings.shape)}")
-        x = self._own_embeddings(embeddings) if self.gradient == "fc" else embeddings
-        classes, last = _ranks(labels)
-        # Compiled code needs one shape for all batches of a size: room for as many classes as images.
-        room = len(labels) if torch.compiler.is_compiling() else int(last) + 1
-        energies = self._energies(x, classes, room)
-        pairs = self._pairs(last, room)
-        terms = torch.log1p(energies) if self.log else energies  # eq. 11, or eq. 7
-        value = (terms * pairs).sum()
-        count = pairs.sum().clamp(min=1)
-        if self.reduction == "mean":
-            value = value / count
+        c_f.labels_required(labels)
+        c_f.ref_not_supported(embeddings, labels, ref_emb, ref_labels)
+        self.distance.check_shapes(embeddings, None)
+        x = embeddings if self.gradient == "all" else self._own_embeddings(embeddings)
+        if torch.compiler.is_compiling() and type(self.reducer) in (MeanReducer, SumReducer):
+            return {"loss": already_reduced(self._in_one_graph(x, labels))}
+        classes, order, begins = _ranks(labels)
+        members = order[begins]  # an image of each class
+        C = len(members)
+        if C < 2:
+            return {"loss": already_reduced((x * 0).sum())}
+        energies = self._energies(x, classes, C)
         if self.collect_stats:
-            self.between_class_energy = ((energies.detach() * pairs).sum() / count).item()
-        return {"loss": already_reduced(value)}
+            self.between_class_energy = _off_diagonal(energies.detach()).mean().item()
+        members = members.expand(C, C)
+        return {
+            "loss": {
+                "losses": _off_diagonal(self._terms(energies)),
+                "indices": (_off_diagonal(members.t()), _off_diagonal(members)),
+                "reduction_type": "neg_pair",
+            }
+        }
 
     def get_default_distance(self) -> LpDistance:
         return LpDistance(p=2, power=2)
+
+    def _energies(self, x: Tensor, classes: Tensor, num_classes: int) -> Tensor:
+        """Mean distances between all classes: (C, C)."""
+        distance = self.distance
+        if type(distance) is LpDistance and distance.p == 2 and distance.power == 2:
+            normalized = distance.maybe_normalize(x)
+            distance.set_default_stats(x, x, normalized, normalized)
+            return energy_confusion(normalized, classes, num_classes)
+        rows = _class_means(distance(x), classes, num_classes)
+        return _class_means(rows.t(), classes, num_classes).t()  # eq. 3
+
+    def _terms(self, energies: Tensor) -> Tensor:
+        return torch.log1p(energies) if self.log else energies  # eq. 11, or eq. 7
+
+    def _in_one_graph(self, x: Tensor, labels: Tensor) -> Tensor:
+        """The reduced value, with room for N classes: compiled code needs one shape for all batches of a size."""
+        classes, _, begins = _ranks(labels)
+        N = len(labels)
+        index = torch.arange(N, device=x.device)
+        exists = index < begins.sum()
+        pairs = exists.unsqueeze(1) & exists & (index.unsqueeze(1) != index)
+        total = (self._terms(self._energies(x, classes, N)) * pairs).sum()
+        return total / pairs.sum().clamp(min=1) if type(self.reducer) is MeanReducer else total
 
     def _own_embeddings(self, embeddings: Tensor) -> Tensor:
         """Embeddings of the whole batch whose gradient ends at the linear layer."""
@@ -218,60 +232,3 @@ class EnergyConfusionRegularizer(CheckedIntegers, LabelAwareRegularizer):
                 "or pass features=fc(pooled.detach())"
             )
         return gather_rows(x, embeddings)
-
-    def _energies(self, x: Tensor, classes: Tensor, room: int) -> Tensor:
-        """Mean distances between all classes: (C, C)."""
-        distance = self.distance
-        if type(distance) is LpDistance and distance.p == 2 and distance.power == 2:
-            normalized = distance.maybe_normalize(x)
-            distance.set_default_stats(x, x, normalized, normalized)
-            return energy_confusion(normalized, classes, room)
-        return _mean_distances(distance(x), classes, room)
-
-    def _pairs(self, last: Tensor, room: int) -> Tensor:
-        """Mask of the ordered pairs of classes 0 .. last that count, each with its reverse: (C, C) booleans."""
-        index = torch.arange(room, device=last.device)
-        low = torch.minimum(index.unsqueeze(1), index)
-        high = torch.maximum(index.unsqueeze(1), index)
-        pairs = (low < high) & (high <= last)
-        if self.num_pairs is None or self.draws is None:
-            return pairs
-        # A bijection, new in every call, scrambles the pairs' numbers: the lowest results are drawn.
-        tickets = _scramble(_scramble(self.draws) + high * (high - 1) // 2 + low)
-        tickets = tickets.masked_fill(~pairs, 2**32)
-        self.draws += 1
-        worst = tickets.flatten().kthvalue(min(2 * self.num_pairs, tickets.numel())).values
-        return pairs & (tickets <= worst)
-
-
-def _ranks(labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Ranks of the labels (N,), 0 for the smallest one, and the highest rank, a scalar; 0 without labels.
-
-    Equals `torch.unique`'s inverse, but waits for no size from the device.
-    """
-    ordered, order = labels.sort()
-    ranks = F.pad((ordered[1:] != ordered[:-1]).cumsum(dim=0), (1, 0))
-    return torch.empty_like(order).scatter(0, order, ranks), ranks[-1]
-
-
-def _scramble(x: Tensor) -> Tensor:
-    """A bijection of the integers below 2^32 that sends neighbours far apart.
-
-    It multiplies and xor-shifts; the products stay below 2^63, so that all devices agree.
-    """
-    x = x & 0xFFFFFFFF
-    for _ in range(2):
-        x = ((x ^ (x >> 16)) * 0x045D9F3B) & 0xFFFFFFFF
-    return x ^ (x >> 16)
-
-
-def _check_distance(distance: Any) -> None:
-    if not isinstance(distance, BaseDistance):
-        raise ValueError(
-            f"distance: expected one of PML's distances, such as LpDistance(power=2), got {distance!r}"
-        )
-    if distance.is_inverted:
-        raise ValueError(
-            f"distance: expected one that grows with distance, got the similarity {type(distance).__name__}; "
-            "pass LpDistance(power=2), as the paper, or another of PML's"
-        )

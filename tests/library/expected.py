@@ -106,7 +106,7 @@ def confusion(loss: Any, batch: Any) -> float:
         return float((np.abs(a - b) ** distance.p).sum() ** (distance.power / distance.p))
 
     terms = ec_oracle.terms(x, batch.labels.tolist(), log=loss.log, distance=between).values()
-    return math.fsum(terms) / (len(terms) if loss.reduction == "mean" else 1)
+    return math.fsum(terms) / len(terms)
 
 
 def variance(loss: Any, batch: Any) -> float:

@@ -83,16 +83,10 @@ PAIRS: Refused = [
     ),
 ]
 ENERGY_CONFUSION: Refused = [
-    (lambda: confusion(reduction="sum"), "reduction: expected one of mean, ordered_sum; got 'sum'"),
     (lambda: confusion(gradient="trunk"), "gradient: expected one of fc, all; got 'trunk'"),
-    (lambda: confusion(num_pairs=0), "num_pairs: expected a whole .* from 1 on, or None .*, got 0"),
-    (lambda: confusion(seed=0.5), r"seed: expected a whole number, got 0\.5"),
-    (lambda: confusion(distance="l2"), "distance: expected one of PML's distances, .* got 'l2'"),
-    (lambda: confusion(distance=distances.CosineSimilarity()), "distance: .* similarity Cosine"),
-    (
-        lambda: confusion()(X[:, :, None], LABELS),
-        r"embeddings: expected \(N, E\), got shape .*4, 1",
-    ),
+    (lambda: confusion(distance="l2"), "distance: expected one of PML's .*, got str"),
+    (lambda: confusion(distance=distances.CosineSimilarity()), "distance: .* got CosineSimilarity"),
+    (lambda: confusion()(X[:, :, None], LABELS), "embeddings must be a 2D tensor"),
     (lambda: confusion()(X, LABELS, features=X), "features"),
     *(
         (

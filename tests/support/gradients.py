@@ -13,7 +13,6 @@ from pml_regularizers import (
     DistributedLoss,
     DivergenceLoss,
     EmbeddingHead,
-    EnergyConfusionRegularizer,
     EnsembleLoss,
     HORDELoss,
     VarianceRegularizer,
@@ -177,9 +176,6 @@ def check_errors(processes: Processes) -> None:
             reading(torch.randn(3, WIDTH), labels, features=odd_maps if odd else maps)
     for make in (
         lambda: horde(losses.ContrastiveLoss(), projections="sketch"),
-        lambda: with_base(
-            EnergyConfusionRegularizer(gradient="all", num_pairs=2, seed=torch.initial_seed())
-        ),
         lambda: with_buffer(torch.randn(2)),
         lambda: with_buffer((torch.arange(1000) == 501 + rank).long()),
     ):
