@@ -192,6 +192,7 @@ class EnergyConfusionRegularizer(LabelAwareRegularizer):
                 "losses": _off_diagonal(self._terms(energies)),
                 "indices": (_off_diagonal(members.t()), _off_diagonal(members)),
                 "reduction_type": "neg_pair",
+                "divisor": C * (C - 1),
             }
         }
 

@@ -1,7 +1,7 @@
 r"""Second-order estimation based attention (Sun, Kamata, "Second-Order Estimation Based Attention Network for
 Metric Learning").
 
-    loss_var = 1/m sum_i (a_i - A_i)^2      eq. 3     `variance_loss`, `VarianceRegularizer`
+    loss_var = 1/m sum_i (a_i - A_i)^2      eq. 3     `variance_errors`, `VarianceRegularizer`
     L        = w loss_var + loss_metric     eq. 4     w = 1: a weight of `MultipleLosses`
     s_i      = sigmoid(A_i) v_i             eq. 5     `variance_gate`, `VEMAttention`
 
@@ -21,13 +21,13 @@ none.
 """
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal
 
 import torch
 from pytorch_metric_learning.regularizers import BaseRegularizer
+from pytorch_metric_learning.utils import common_functions as c_f
 from torch import Tensor, nn
 
-from ._precision import full_precision
 from .distributed import gather_rows
 from .feature_loss import FeatureLoss, already_reduced
 
@@ -49,20 +49,18 @@ def variance_gate(features: Tensor, predicted: Tensor) -> Tensor:
     return (features * gate).to(features.dtype)  # eq. 5
 
 
-def variance_loss(features: Tensor, predicted: Tensor, *, unbiased: bool = False) -> Tensor:
-    """Mean squared error between the variance of each feature over the batch and its prediction (eq. 3).
+def variance_errors(features: Tensor, predicted: Tensor, *, unbiased: bool = False) -> Tensor:
+    """Squared errors of the predicted variances of all features over the batch, the terms of eq. 3: (m,).
 
     Args:
-        features: (N, m).
+        features: (N, m), in float32 or float64.
         predicted: (m,).
         unbiased: Divide by N - 1 instead of N. The variance of one sample is 0 either way.
     """
     # Not `var`, which reads the rows of a matrix one number at a time, nor a matrix product, which autocast rounds.
-    features = full_precision(features)
     centred = features - features.mean(dim=0)
-    squares = centred.square().sum(dim=0)
-    variance = squares / (len(features) - int(unbiased and len(features) > 1))
-    return (variance - predicted).square().mean()  # eq. 3
+    variance = (centred * centred).sum(dim=0) / max(len(features) - int(unbiased), 1)
+    return (variance - predicted) ** 2
 
 
 class VEMAttention(nn.Module):
@@ -107,8 +105,8 @@ class VEMAttention(nn.Module):
         super().__init__()
         if num_features < 1:
             raise ValueError(f"num_features: expected at least 1, got {num_features}")
-        if init not in get_args(Init):
-            raise ValueError(f"init: expected one of {', '.join(get_args(Init))}; got {init!r}")
+        if init not in ("normal", "zeros"):
+            raise ValueError(f"init: expected one of normal, zeros; got {init!r}")
         self.num_features = num_features
         self.init = init
         self.variance = nn.Parameter(torch.empty(num_features))
@@ -123,6 +121,12 @@ class VEMAttention(nn.Module):
             nn.init.zeros_(self.variance)
 
     def forward(self, features: Tensor) -> Tensor:
+        self._check(features)
+        if self.statistics._forward_hooks:
+            self._show(features)
+        return variance_gate(features, self.variance)
+
+    def _check(self, features: Tensor) -> None:
         axis = {2: 1, 3: 2, 4: 1}.get(features.ndim)
         if axis is None or features.shape[axis] != self.num_features:
             m = self.num_features
@@ -130,13 +134,16 @@ class VEMAttention(nn.Module):
                 f"features: expected (N, {m}), (N, L, {m}) or (N, {m}, H, W), got shape {tuple(features.shape)}; "
                 "pass num_features=... to match the network, and maps with their channels first"
             )
-        if self.statistics._forward_hooks:
-            pooled = _mean_over_positions(features)
-            # One row per sample: records of several passes then join, and the processes share the gradient of A
-            # as they share that of the features. A copy: an expanded view of a parameter requires a gradient even
-            # under torch.no_grad, and testing would look like training.
-            self.statistics((pooled, self.variance.repeat(len(pooled), 1)))
-        return variance_gate(features, self.variance)
+
+    def _show(self, features: Tensor) -> None:
+        """Hand the pooled features and A to what is attached."""
+        if features.ndim > 2:
+            dtype = torch.promote_types(features.dtype, torch.float32)
+            features = features.mean(dim=1 if features.ndim == 3 else (2, 3), dtype=dtype)
+        # One row per sample: records of several passes then join, and the processes share the gradient of A
+        # as they share that of the features. A copy: an expanded view of a parameter requires a gradient even
+        # under torch.no_grad, and testing would look like training.
+        self.statistics((features, self.variance.repeat(len(features), 1)))
 
     def fold(self, linear: nn.Linear) -> nn.Linear:
         """A linear layer that does the work of this attention followed by `linear`.
@@ -172,8 +179,8 @@ class VEMAttention(nn.Module):
 class VarianceRegularizer(FeatureLoss, BaseRegularizer):
     """Regularizer that trains a `VEMAttention` to predict the variance of the features that it weighs (eq. 3).
 
-    It reads no labels and no embeddings, and ignores `indices_tuple`; its value is already reduced, so
-    `reducer=` and `distance=` have no effect. Add it to a metric loss with
+    It reads no labels and no embeddings, and ignores `indices_tuple`; `distance=` has no effect. Add it to a metric
+    loss with
     `MultipleLosses({"metric": loss, "variance": regularizer.attach(head)}, weights={"metric": 1, "variance": w})`,
     eq. 4; the paper's w is 1 (section III-B).
     The slot `embedding_regularizer=` of a PML loss takes it as well.
@@ -187,7 +194,11 @@ class VarianceRegularizer(FeatureLoss, BaseRegularizer):
             has the variance 0 either way.
         detach_features: Train only the prediction. Default: no, since eq. 6 also minimises over the trunk, so
             that the variance of the features moves towards its prediction.
-        **kwargs: `collect_stats`, as in any PML loss.
+        **kwargs: `reducer` and `collect_stats`, as in any PML loss.
+
+    Default reducer: `MeanReducer()`, eq. 3.
+    Reducer input: **loss**, the squared error of each feature's predicted variance, reduction type "element". The
+    elements are features, so that reducers which look up the labels of elements have no meaning here.
 
     Shape:
         features: the pair of (N, m), the features before the gate, and their predicted variance (N, m),
@@ -234,14 +245,21 @@ class VarianceRegularizer(FeatureLoss, BaseRegularizer):
         if self.detach_features:  # else eq. 6: the trunk is trained too
             pooled = pooled.detach()
         both = gather_rows(torch.cat([pooled, predicted.expand_as(pooled)], dim=1), embeddings)
-        if len(both) == 0:
-            return {"loss": already_reduced(both.sum())}  # 0, with a graph
         features, rows = both.chunk(2, dim=1)
+        if len(features) == 0:
+            return {"loss": already_reduced(features.sum() + rows.sum())}
         predicted = rows.mean(dim=0)  # equal rows: each sample gets its share of A's gradient
+        losses = variance_errors(features, predicted, unbiased=self.unbiased)
         if self.collect_stats:
             self._record(features.detach(), predicted.detach())
-        value = variance_loss(features, predicted, unbiased=self.unbiased)
-        return {"loss": already_reduced(value)}
+        return {
+            "loss": {
+                "losses": losses,
+                "indices": c_f.torch_arange_from_size(losses),
+                "reduction_type": "element",
+                "divisor": len(losses),
+            }
+        }
 
     def get_default_distance(self) -> None:
         """Return None: nothing uses it."""
@@ -249,7 +267,7 @@ class VarianceRegularizer(FeatureLoss, BaseRegularizer):
     def _record(self, features: Tensor, predicted: Tensor) -> None:
         """Record means over the features, and the range of the gates."""
         gate = torch.sigmoid(predicted)
-        self.batch_variance = features.var(dim=0, correction=0).mean().item()
+        self.batch_variance = features.var(dim=0, unbiased=False).mean().item()
         self.predicted_variance = predicted.mean().item()
         self.gate_range = (gate.max() - gate.min()).item()
 
@@ -262,14 +280,6 @@ class VarianceRegularizer(FeatureLoss, BaseRegularizer):
                 "make the head with EmbeddingHead(..., attention=VEMAttention)"
             )
         return {"attention": statistics}
-
-
-def _mean_over_positions(features: Tensor) -> Tensor:
-    """(N, m), (N, L, m) or (N, m, H, W) -> (N, m)."""
-    if features.ndim == 2:
-        return features
-    dtype = torch.promote_types(features.dtype, torch.float32)
-    return features.mean(dim=1 if features.ndim == 3 else (2, 3), dtype=dtype)
 
 
 def _pair(features: Any) -> tuple[Tensor, Tensor]:

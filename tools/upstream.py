@@ -144,6 +144,7 @@ def _shortened(text: str, drop: set[str], docstrings: dict[str, str]) -> tuple[s
     raw, seen = text.encode(), set()
     starts = [0, *itertools.accumulate(map(len, raw.splitlines(keepends=True)))]
     cuts: list[tuple[int, int, str]] = []  # byte offsets, and what stands there instead
+    short: dict[ast.AST, str] = {}
 
     def begin(node: Any) -> int:
         return int(starts[node.lineno - 1] + node.col_offset)
@@ -152,28 +153,27 @@ def _shortened(text: str, drop: set[str], docstrings: dict[str, str]) -> tuple[s
         return int(starts[node.end_lineno - 1] + node.end_col_offset)
 
     def visit(node: Any, name: str) -> None:
-        defined = node.targets[0] if isinstance(node, ast.Assign) else node
-        own = getattr(defined, "id" if isinstance(node, ast.Assign) else "name", None)
-        if isinstance(node, (ast.Assign, ast.FunctionDef, ast.ClassDef)) and own is not None:
+        target = next(iter(getattr(node, "targets", [getattr(node, "target", node)])))
+        own = getattr(target, "name", getattr(target, "id", None))
+        if isinstance(node, (ast.Assign, ast.AnnAssign, ast.FunctionDef, ast.ClassDef)) and own:
             name = f"{name}.{own}".lstrip(".")
             seen.add(name)
         compiler = isinstance(node, ast.If) and "is_compiling()" in ast.unparse(node.test)
         unset = isinstance(node, ast.AnnAssign) and node.value is None
         if name in drop or compiler or unset:
-            decorators = getattr(node, "decorator_list", [])
-            cuts.append((begin(min([node, *decorators], key=begin)), end(node), ""))
+            first = min(part.lineno for part in [node, *getattr(node, "decorator_list", [])])
+            cuts.append((starts[first - 1], starts[node.end_lineno], ""))
             return
         if isinstance(node, ast.FunctionDef) and node.returns is not None:
             cuts.append((raw.rindex(b"->", 0, begin(node.returns)), end(node.returns), ""))
         if isinstance(node, (ast.arg, ast.AnnAssign)) and node.annotation is not None:
             start = begin(node) + len(node.arg) if isinstance(node, ast.arg) else end(node.target)
             cuts.append((start, end(node.annotation), ""))
-        if isinstance(node, (ast.Module, ast.FunctionDef, ast.ClassDef)) and (
-            docstring := ast.get_docstring(node)
-        ):
-            short = docstrings.get(name, docstring.split("\n\n")[0])
-            new = "" if isinstance(node, ast.Module) else f'"""{short}"""'
-            cuts.append((begin(node.body[0]), end(node.body[0]), new))
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and (text := ast.get_docstring(node)):
+            paragraph, *_ = text.split("\n\n")
+            short[node.body[0]] = f'"""{docstrings.get(name, paragraph)}"""'
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            cuts.append((begin(node), end(node), short.get(node, "")))
         for child in ast.iter_child_nodes(node):
             visit(child, name)
 
