@@ -6,12 +6,10 @@ r"""Energy confusion (Chen, Deng, "Energy Confused Adversarial Metric Learning",
     L = L_m + lambda sum_{I != J} L_ec(I, J)                            eq. 7
     L = L_m + lambda sum_{I != J} log(1 + L_ec(I, J))                   eq. 11
 
-The term pulls the classes of a batch together, and the images of each class, while the metric loss L_m
-pulls the classes apart: the network becomes less sure of the features that separate the training classes, and
-keeps more of those that may separate other classes. Both terms are minimised; nothing is "adversarial" beyond
-that.
-
-The second line of eq. 3 needs no pair of images: the cost is linear in the batch, plus one matrix of classes.
+The term pulls the classes of a batch together, and the images of each class, while the metric loss L_m pulls the
+classes apart: the network becomes less sure of the features that separate the training classes, and keeps more of
+those that may separate other classes. Both terms are minimised; nothing is "adversarial" beyond that. The second
+line of eq. 3 needs no pair of images: the cost is linear in the batch, plus one matrix of classes.
 
 Differs from the paper:
 * The default is the mean over class pairs, whose scale does not depend on the number of classes. Eqs. 7 and 11
@@ -29,6 +27,7 @@ from pytorch_metric_learning.distances import LpDistance
 from pytorch_metric_learning.reducers import MeanReducer, SumReducer
 from pytorch_metric_learning.utils import common_functions as c_f
 from torch import Tensor
+from torch.nn import functional as F
 
 from .distributed import gather_rows
 from .feature_loss import LabelAwareRegularizer, already_reduced
@@ -65,8 +64,9 @@ def energy_confusion(x: Tensor, classes: Tensor, num_classes: int) -> Tensor:
 def _closed_form(x: Tensor, classes: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
     """Eq. 3, and the terms q_I + q_J that it subtracts from: (C, C), (C, C)."""
     x = x - x.detach().mean(dim=0)  # a common offset would drown the distances
-    mu = _class_means(x, classes, num_classes)  # (C, E)
-    q = _class_means((x * x).sum(dim=1), classes, num_classes)  # (C,)
+    p = _probabilities(x, classes, num_classes)
+    mu = p.unsqueeze(1) * _class_sums(x, classes, num_classes)  # (C, E)
+    q = p * _class_sums((x * x).sum(dim=1), classes, num_classes)  # (C,)
     terms = q.unsqueeze(1) + q
     return torch.addmm(terms, mu, mu.t(), alpha=-2), terms  # eq. 3
 
@@ -80,22 +80,14 @@ def _cancels(energies: Tensor, terms: Tensor) -> bool:
     return bool((16 * energies < terms).fill_diagonal_(False).any())
 
 
-def _class_means(values: Tensor, classes: Tensor, num_classes: int) -> Tensor:
-    """(N, ...) -> (C, ...); 0 for a class without images."""
-    sizes = values.new_zeros(num_classes).index_add(0, classes, values.new_ones(len(classes)))
-    sums = values.new_zeros(num_classes, *values.shape[1:]).index_add(0, classes, values)
-    return sums / sizes.clamp(min=1).view(-1, *[1] * (values.dim() - 1))
+def _probabilities(like: Tensor, classes: Tensor, num_classes: int) -> Tensor:
+    """1 / N_I, the probability of each image of a class: (C,); 1 for a class without images."""
+    return 1 / _class_sums(like.new_ones(len(classes)), classes, num_classes).clamp(min=1)
 
 
-def _ranks(labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The rank of each label among the classes; the indices that sort the labels; which of these begin a class.
-
-    Like `torch.unique`'s inverse, but waits for no size from the device: (N,), (N,), (N,).
-    """
-    labels, order = labels.sort()
-    begins = torch.ones_like(labels, dtype=torch.bool)
-    begins[1:] = labels[1:] != labels[:-1]
-    return torch.empty_like(order).scatter(0, order, begins.cumsum(dim=0) - 1), order, begins
+def _class_sums(values: Tensor, classes: Tensor, num_classes: int) -> Tensor:
+    """(N, ...) -> (C, ...)."""
+    return values.new_zeros(num_classes, *values.shape[1:]).index_add(0, classes, values)
 
 
 def _off_diagonal(x: Tensor) -> Tensor:
@@ -107,16 +99,11 @@ def _off_diagonal(x: Tensor) -> Tensor:
 class EnergyConfusionRegularizer(LabelAwareRegularizer):
     """Regularizer that keeps a metric loss from being too sure of the training classes, by pulling them together.
 
-    Add it to a metric loss and choose its weight there:
-    `MultipleLosses({"metric": loss, "confusion": regularizer}, weights={"metric": 1, "confusion": w})`. It has no
-    parameters.
-
-    **The weight.** By default the value is the mean of log(1 + L_ec), at most log 5 on the unit sphere for any
-    batch; choose w as for any mean-reduced loss. The paper's lambdas (triplet 0.02, N-pair 0.3, binomial 0.13; a
-    tenth of that on SOP and In-Shop) multiply a *sum over ordered pairs*, beside metric losses that are *sums over
-    the batch* (eqs. 8 to 10): use them with `reducer=SumReducer()` here and in the base losses, never beside a
-    mean-reduced loss. The paper's batches of 64 classes have 4,032 ordered pairs: lambda = 0.02 equals the weight
-    80.6 on the mean beside the summed loss, or the weight 0.63 beside that loss divided by the 128 images.
+    Add it to a metric loss, `MultipleLosses({"metric": loss, "confusion": regularizer}, weights={...})`. It has no
+    parameters. By default the value is a mean, at most log 5 on the unit sphere: choose its weight as for any
+    mean-reduced loss. The paper's lambdas (triplet 0.02, N-pair 0.3, binomial 0.13; a tenth of that on SOP and
+    In-Shop) multiply a *sum over ordered pairs*, beside metric losses that are *sums over the batch* (eqs. 8 to
+    10): use them with `reducer=SumReducer()` here and in the base losses, never beside a mean-reduced loss.
 
     Args:
         log: Take log(1 + L_ec) of each pair (eq. 11), or L_ec itself (eq. 7).
@@ -130,8 +117,8 @@ class EnergyConfusionRegularizer(LabelAwareRegularizer):
 
     Default distance: `LpDistance(p=2, power=2)`, of normalised embeddings.
     Default reducer: `MeanReducer()`.
-    Reducer input: **loss**, for every ordered pair of classes in the batch, so that each pair counts in both
-    orders. Its indices are those of one image of each class. Reduction type "neg_pair".
+    Reducer input: **loss**, for every ordered pair of classes, (I, J) and (J, I), by the indices of one image of
+    each. Reduction type "neg_pair".
 
     Shape:
         embeddings (N, E), labels (N,); features (N, E) where `gradient="fc"`. `indices_tuple` is ignored:
@@ -178,15 +165,15 @@ class EnergyConfusionRegularizer(LabelAwareRegularizer):
         x = embeddings if self.gradient == "all" else self._own_embeddings(embeddings)
         if torch.compiler.is_compiling() and type(self.reducer) in (MeanReducer, SumReducer):
             return {"loss": already_reduced(self._in_one_graph(x, labels))}
-        classes, order, begins = _ranks(labels)
-        members = order[begins]  # an image of each class
-        C = len(members)
+        names, classes = torch.unique(labels, return_inverse=True)
+        C = len(names)
         if C < 2:
             return {"loss": already_reduced((x * 0).sum())}
         energies = self._energies(x, classes, C)
         if self.collect_stats:
             self.between_class_energy = _off_diagonal(energies.detach()).mean().item()
-        members = members.expand(C, C)
+        members = classes.new_empty(C).scatter_(0, classes, c_f.torch_arange_from_size(x))
+        members = members.expand(C, C)  # an image of each class
         return {
             "loss": {
                 "losses": _off_diagonal(self._terms(energies)),
@@ -206,18 +193,24 @@ class EnergyConfusionRegularizer(LabelAwareRegularizer):
             normalized = distance.maybe_normalize(x)
             distance.set_default_stats(x, x, normalized, normalized)
             return energy_confusion(normalized, classes, num_classes)
-        rows = _class_means(distance(x), classes, num_classes)
-        return _class_means(rows.t(), classes, num_classes).t()  # eq. 3
+        distances = distance(x)
+        p = _probabilities(distances, classes, num_classes)
+        rows = _class_sums(distances, classes, num_classes)
+        return p.unsqueeze(1) * p * _class_sums(rows.t(), classes, num_classes).t()  # eq. 3
 
     def _terms(self, energies: Tensor) -> Tensor:
         return torch.log1p(energies) if self.log else energies  # eq. 11, or eq. 7
 
     def _in_one_graph(self, x: Tensor, labels: Tensor) -> Tensor:
         """The reduced value, with room for N classes: compiled code needs one shape for all batches of a size."""
-        classes, _, begins = _ranks(labels)
+        labels, order = labels.sort()
+        ranks = F.pad(
+            (labels[1:] != labels[:-1]).cumsum(dim=0), (1, 0)
+        )  # `unique` has no fixed shape
+        classes = torch.empty_like(order).scatter(0, order, ranks)
         N = len(labels)
         index = torch.arange(N, device=x.device)
-        exists = index < begins.sum()
+        exists = index <= ranks[-1]
         pairs = exists.unsqueeze(1) & exists & (index.unsqueeze(1) != index)
         total = (self._terms(self._energies(x, classes, N)) * pairs).sum()
         return total / pairs.sum().clamp(min=1) if type(self.reducer) is MeanReducer else total

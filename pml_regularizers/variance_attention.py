@@ -68,10 +68,7 @@ class VEMAttention(nn.Module):
 
     Put it between pooling and the linear layer: `EmbeddingHead(..., attention=VEMAttention)`. On maps and tokens
     it weighs the channels, and predicts the variance of their means over all positions: the gate commutes with
-    that average. To predict the variance of every position of a map, the other reading of section III-B, give it
-    `x.flatten(1)` and `num_features=C * H * W`.
-
-    The output depends on no statistic of the batch, in training or in testing.
+    that average. The output depends on no statistic of the batch, in training or in testing.
 
     **Adam moves a parameter by about its learning rate per step**: at a pretrained trunk's rate of 1e-5, A stays
     at its random start for a whole training. `optimizer_settings` holds the learning rate that it needs, without
@@ -159,10 +156,9 @@ class VEMAttention(nn.Module):
             raise ValueError(
                 f"linear: expected a torch.nn.Linear with {self.num_features} inputs, got {linear}"
             )
-        own = next(linear.parameters(), linear.weight)
         with torch.enable_grad():  # a computed weight knows whether it is trained
             # torch.nn.utils.weight_norm computes the weight only in a call: before, it may be out of date.
-            linear(own.new_zeros(1, self.num_features))
+            linear(next(linear.parameters(), linear.weight).new_zeros(1, self.num_features))
             weight, bias = linear.weight, linear.bias
         with torch.random.fork_rng(devices=[]):
             folded = nn.Linear(linear.in_features, linear.out_features, bias=bias is not None)
@@ -179,11 +175,9 @@ class VEMAttention(nn.Module):
 class VarianceRegularizer(FeatureLoss, BaseRegularizer):
     """Regularizer that trains a `VEMAttention` to predict the variance of the features that it weighs (eq. 3).
 
-    It reads no labels and no embeddings, and ignores `indices_tuple`; `distance=` has no effect. Add it to a metric
-    loss with
+    It reads no labels and no embeddings, and ignores `indices_tuple` and `distance=`. Add it to a metric loss with
     `MultipleLosses({"metric": loss, "variance": regularizer.attach(head)}, weights={"metric": 1, "variance": w})`,
-    eq. 4; the paper's w is 1 (section III-B).
-    The slot `embedding_regularizer=` of a PML loss takes it as well.
+    eq. 4; the paper's w is 1 (section III-B). The slot `embedding_regularizer=` of a PML loss takes it as well.
 
     It trains the attention's parameter, in the network; see `VEMAttention` for the learning rate. The variance is
     that of the whole batch, also under `DistributedLoss` and PML's `DistributedLossWrapper`; the same holds for

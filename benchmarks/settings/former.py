@@ -55,7 +55,21 @@ class Former:
         return {**self.left, **self.rewrite(former)}
 
 
-CLASSES: dict[str, Former] = {}
+def _ordered_sum(arguments: Arguments) -> Arguments:
+    """`reducer=SumReducer()` was `reduction="ordered_sum"`, and the reducer had no effect."""
+    if "reduction" in arguments:
+        return arguments
+    reducer = arguments.get("reducer") or {}
+    if reducer.get("class_path", "").rpartition(".")[2] != "SumReducer":
+        return {**arguments, "reduction": "mean"}
+    path = "pytorch_metric_learning.reducers.mean_reducer.MeanReducer"
+    mean = {"class_path": path, "init_args": {"collect_stats": False}}
+    return {**arguments, "reduction": "ordered_sum", "reducer": mean}
+
+
+CLASSES: dict[str, Former] = {
+    "EnergyConfusionRegularizer": Former(left={"num_pairs": None, "seed": 0}, rewrite=_ordered_sum),
+}
 """{class of this project: how it was described before}."""
 
 
