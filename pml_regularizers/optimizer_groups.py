@@ -116,13 +116,13 @@ def parameter_groups(
     return list(groups.values())
 
 
-def warn_untrained(loss: nn.Module, *optimizers: Any) -> list[str]:
+def check_optimized(loss: nn.Module, *optimizers: Any) -> list[str]:
     """Warn of parameters that no optimizer has; PML would silently leave them untrained.
 
     Args:
         loss: Any loss, wrapped or not; a network works as well. Frozen parameters do not count.
         *optimizers: All optimizers that take steps, Accelerate's included, as in
-            `warn_untrained(loss, *trainer.optimizers.values())`.
+            `check_optimized(loss, *trainer.optimizers.values())`.
 
     Returns:
         The names of the parameters that are not trained.
@@ -133,7 +133,7 @@ def warn_untrained(loss: nn.Module, *optimizers: Any) -> list[str]:
     Example:
         >>> import torch
         >>> from pytorch_metric_learning import losses
-        >>> warn_untrained(loss := losses.ArcFaceLoss(3, 4), torch.optim.Adam(loss.parameters()))
+        >>> check_optimized(loss := losses.ArcFaceLoss(3, 4), torch.optim.Adam(loss.parameters()))
         []
     """
     _check_module(loss, "loss")
@@ -142,7 +142,7 @@ def warn_untrained(loss: nn.Module, *optimizers: Any) -> list[str]:
         if not hasattr(optimizer, "param_groups"):
             raise ValueError(
                 f"optimizers: expected torch optimizers, got {type(optimizer).__name__}; unpack a dict of them, as "
-                "in warn_untrained(loss, *optimizers.values())"
+                "in check_optimized(loss, *optimizers.values())"
             )
         trained |= {id(p) for group in optimizer.param_groups for p in group["params"]}
     names = {

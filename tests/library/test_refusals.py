@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from pytorch_metric_learning import distances, losses, miners, reducers
+from pytorch_metric_learning import distances, losses, reducers
 from torch import nn
 
 from pml_regularizers import (
@@ -25,18 +25,16 @@ from pml_regularizers import (
     JRDLoss,
     JRSRegularizer,
     LaplaceKernel,
-    LinearRamp,
     PolynomialKernel,
     RankAccuracyCalculator,
-    ScheduledLosses,
     VarianceRegularizer,
     VEMAttention,
+    check_optimized,
     h_divergence,
     mean_interval,
     parameter_groups,
     prepare_loss,
     stratified_parts,
-    warn_untrained,
 )
 from pml_regularizers._summed_products import summed_products
 from pml_regularizers.attention_ensemble import split_heads
@@ -317,33 +315,8 @@ JOINT_SIMILARITY: Refused = [
     (lambda: LINEAR(X, X[:, :3]), r"y: .* got shape \(6, 3\)"),
 ]
 SUMS_AND_GROUPS: Refused = [
-    (lambda: LinearRamp(0.0, 1.0, 0), "steps: expected at least 1, got 0"),
-    (
-        lambda: ScheduledLosses([CONTRASTIVE], miners=[miners.BatchHardMiner()])(X, LABELS, MASK),
-        "indices_tuple: the losses have miners of their own",
-    ),
-    *(
-        (
-            lambda weights=weights: ScheduledLosses(
-                {"a": CONTRASTIVE, "b": CONTRASTIVE}, None, weights
-            ),
-            f"weights: .*{message}",
-        )
-        for weights, message in (
-            ({"a": 1.0}, "one for each of a, b, got a"),
-            ([1.0, 2.0], "expected a dict with one for each of a, b, got list"),
-            ({"a": 1.0, "b": "1"}, "a number or a function of the step for b, got '1'"),
-        )
-    ),
-    *(
-        (
-            lambda wrong=wrong: ScheduledLosses(wrong),
-            f"losses: expected a dict or a list .* got {type(wrong).__name__};",
-        )
-        for wrong in (CONTRASTIVE, nn.ModuleDict({"a": CONTRASTIVE}), iter([CONTRASTIVE]))
-    ),
     (lambda: parameter_groups({"a": head()}, lr=1), "model: expected a module, got dict; pass"),
-    (lambda: warn_untrained({"a": CONTRASTIVE}), "loss: expected a module, got dict; pass"),
+    (lambda: check_optimized({"a": CONTRASTIVE}), "loss: expected a module, got dict; pass"),
 ]
 RANKS: Refused = [
     *(

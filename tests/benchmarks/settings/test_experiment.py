@@ -17,7 +17,7 @@ from benchmarks.settings.errors import ConfigError
 from benchmarks.settings.experiment import Model
 from benchmarks.settings.recipe_files import recipe_names
 from benchmarks.settings.yaml_files import dump
-from pml_regularizers import HORDELoss, ScheduledLosses
+from pml_regularizers import HORDELoss
 
 OURS, PML = "pml_regularizers", "pytorch_metric_learning"
 HORDE, CONTRASTIVE = f"{OURS}.HORDELoss", f"{PML}.losses.ContrastiveLoss"
@@ -314,7 +314,7 @@ def test_builds_nested_classes_with_the_sizes_of_the_run() -> None:
     model = build_model(Model(embedding_size=8), Data())
     loss = build_loss(command.experiment, model, num_classes=11)
     assert isinstance(loss.miner, miners.MultiSimilarityMiner)
-    assert isinstance(loss.loss, ScheduledLosses)
+    assert isinstance(loss.loss, losses.MultipleLosses)
     assert loss.loss.weights == {
         "HORDELoss": 1.0,
         "ContrastiveLoss": 0.5,
