@@ -11,18 +11,16 @@ from torch import Tensor, nn
 
 from pml_regularizers import (
     DistributedLoss,
-    HORDELoss,
     VarianceRegularizer,
     attach_all,
     capture_loss_terms,
     gradient_norm_ratios,
-    parameter_groups,
 )
 from tests.library.test_parameter_groups import horde
 from tests.support.composition import STEPS, measure, measure_all
 from tests.support.pool import Pool
 from tests.support.tolerances import assert_close
-from tests.support.toys import CHANNELS, WIDTH, Attended, Network, images
+from tests.support.toys import WIDTH, Attended, Network, images
 
 
 def two_losses() -> losses.MultipleLosses:
@@ -131,23 +129,7 @@ class TestGradientNormRatios:
             gradient_norm_ratios({"a": term, "b": term}, base="a", at=at)
 
 
-def test_the_boundary_of_margin_loss_has_a_rate_of_its_own() -> None:
-    """5e-4 unless one is given, also within other losses."""
-    model, margin = nn.Linear(4, 4), losses.MarginLoss(learn_beta=True)
-    loss = HORDELoss(margin, CHANNELS, WIDTH, order=2, moment_dim=8)
-
-    def settings(**given: Any) -> dict[str, Any]:
-        groups = parameter_groups(model, loss, lr=1e-5, weight_decay=1e-4, **given)
-        return {group["name"]: (group["lr"], group["weight_decay"]) for group in groups}
-
-    beta = "loss.losses.order_2.beta"
-    assert settings()[beta] == (5e-4, 0)
-    assert settings()["loss"] == (1e-5, 1e-4)
-    assert settings(overrides={beta: {"lr": 1e-3}})[beta] == (1e-3, 0)
-    assert settings(loss_lr=1e-3) == {"model": (1e-5, 1e-4), "loss": (1e-3, 1e-4)}
-
-
-class TestRecordTerms:
+class TestCaptureLossTerms:
     def test_terms_add_up_to_the_total(self) -> None:
         network = Attended()
         inner = losses.MultipleLosses([losses.ContrastiveLoss(), horde()], weights=[0.5, 2.0])

@@ -109,7 +109,7 @@ class TestParameterGroups:
             parameter_groups(model, losses.ContrastiveLoss(), lr=1, overrides={path: {"lr": 2}})
 
 
-class TestWarnUntrained:
+class TestCheckOptimized:
     def test_silent_when_all_are_trained(self) -> None:
         model, loss = Network(), horde()
         optimizer = torch.optim.Adam(parameter_groups(model, loss, lr=1))
