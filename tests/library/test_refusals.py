@@ -155,10 +155,6 @@ HEADS: Refused = [
         lambda: head(pool="token", num_prefix_tokens=1)(torch.randn(4, 5, 2, 3)),
         'pool: "token" needs tokens',
     ),
-    (
-        lambda: EmbeddingHead.for_trunk(nn.Identity(), 4),
-        "trunk: expected a timm model .* got Identity",
-    ),
     (lambda: VEMAttention(0), "num_features: expected at least 1, got 0"),
     (lambda: VEMAttention(6, init="ones"), "init: expected one of normal, zeros; got 'ones'"),
     *(
