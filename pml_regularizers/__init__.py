@@ -11,7 +11,6 @@ from .energy_confusion import EnergyConfusionRegularizer, energy_confusion
 from .ensemble_loss import DivergenceLoss, EnsembleLoss
 from .feature_loss import FeatureLoss, attach_all
 from .feature_tap import FeatureTap, MissingFeaturesError
-from .generalization_bound import h_divergence, ideal_joint_error
 from .gradient_ratios import capture_loss_terms, gradient_norm_ratios
 from .heads import EmbeddingHead
 from .horde import HORDELoss
@@ -34,7 +33,6 @@ from .reproducing_kernels import (
     ReproducingKernel,
 )
 from .split_trunk import split_trunk
-from .stratified_parts import mean_interval, stratified_parts
 from .variance_attention import VarianceRegularizer, VEMAttention
 
 if TYPE_CHECKING:
@@ -77,15 +75,11 @@ __all__ = [
     "check_optimized",
     "energy_confusion",
     "gradient_norm_ratios",
-    "h_divergence",
-    "ideal_joint_error",
     "joint_kernel",
-    "mean_interval",
     "parameter_groups",
     "prepare_loss",
     "sketched_moments",
     "split_trunk",
-    "stratified_parts",
 ]
 
 

@@ -44,7 +44,7 @@ API = {
     "networks": ("Networks", "heads attention_ensemble split_trunk feature_tap"),
     "training": ("Training", "distributed gradient_ratios optimizer_groups"),
     "mathematics": ("Mathematics", "moments reproducing_kernels"),
-    "evaluation": ("Evaluation", "rank_accuracy stratified_parts generalization_bound"),
+    "evaluation": ("Evaluation", "rank_accuracy"),
 }
 
 

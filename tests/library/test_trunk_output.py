@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 import torch
+from pytorch_metric_learning import losses
 from torch import Tensor, nn
 
-from pml_regularizers import EmbeddingHead
+from pml_regularizers import EmbeddingHead, HORDELoss
 from pml_regularizers.trunk_output import TrunkOutput, trial_image, trunk_output
 from tests.support.toys import timm_model
 
