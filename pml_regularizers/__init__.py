@@ -11,8 +11,7 @@ from .energy_confusion import EnergyConfusionRegularizer, energy_confusion
 from .ensemble_loss import DivergenceLoss, EnsembleLoss
 from .feature_loss import FeatureLoss, attach_all
 from .feature_tap import FeatureTap, MissingFeaturesError
-from .generalization_bound import h_divergence, ideal_joint_error
-from .gradient_ratios import gradient_norm_ratios, record_terms
+from .gradient_ratios import capture_loss_terms, gradient_norm_ratios
 from .heads import EmbeddingHead
 from .horde import HORDELoss
 from .joint_similarity import (
@@ -24,7 +23,7 @@ from .joint_similarity import (
 )
 from .jrd import JRDLoss
 from .moments import HighOrderMoments, cascaded_moments, sketched_moments
-from .optimizer_groups import parameter_groups, warn_untrained
+from .optimizer_groups import check_optimized, parameter_groups
 from .reproducing_kernels import (
     ExponentialKernel,
     GaussianKernel,
@@ -33,9 +32,7 @@ from .reproducing_kernels import (
     PolynomialKernel,
     ReproducingKernel,
 )
-from .scheduled_losses import LinearRamp, ScheduledLosses
 from .split_trunk import split_trunk
-from .stratified_parts import mean_interval, stratified_parts
 from .variance_attention import VarianceRegularizer, VEMAttention
 
 if TYPE_CHECKING:
@@ -66,29 +63,23 @@ __all__ = [
     "JRDLoss",
     "JRSRegularizer",
     "LaplaceKernel",
-    "LinearRamp",
     "MissingFeaturesError",
     "PolynomialKernel",
     "RankAccuracyCalculator",
     "ReproducingKernel",
-    "ScheduledLosses",
     "VEMAttention",
     "VarianceRegularizer",
     "attach_all",
+    "capture_loss_terms",
     "cascaded_moments",
+    "check_optimized",
     "energy_confusion",
     "gradient_norm_ratios",
-    "h_divergence",
-    "ideal_joint_error",
     "joint_kernel",
-    "mean_interval",
     "parameter_groups",
     "prepare_loss",
-    "record_terms",
     "sketched_moments",
     "split_trunk",
-    "stratified_parts",
-    "warn_untrained",
 ]
 
 

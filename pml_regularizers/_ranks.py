@@ -62,7 +62,7 @@ class Ranks(NamedTuple):
 
 
 @dataclass
-class Sharing:
+class QuerySharding:
     """The processes and the device that compute ranks; `RankAccuracyCalculator` explains the arguments."""
 
     device: torch.device
@@ -89,8 +89,8 @@ def count_ranks(
     is_reference: Tensor,
     *,
     normalize: bool,
-    furthest: int,
-    sharing: Sharing,
+    max_rank: int,
+    sharing: QuerySharding,
 ) -> Ranks:
     """Find the ranks of each query's right references among all references.
 
@@ -100,7 +100,7 @@ def count_ranks(
         labels: (n,).
         is_query, is_reference: (n,) bool. A query that is also a reference is left out of its own ranking.
         normalize: Compare the L2-normalised rows.
-        furthest: Up to this rank the rank of the nearest is exact; a larger one may be any larger number.
+        max_rank: Up to this rank the rank of the nearest is exact; a larger one may be any larger number.
         sharing: The processes that call this, all with the same arguments.
     """
     plan = _Plan.of(labels, is_query, is_reference)
@@ -116,7 +116,7 @@ def count_ranks(
             out = distances[: len(queries)]
             torch.addmm(halves, queries, references.T, alpha=-1, out=out)
             places, no_right, R = (part.to(rows.device) for part in plan.right(block))
-            found[:, block] = _measured(out, places, no_right, R, furthest)
+            found[:, block] = _measured(out, places, no_right, R, max_rank)
     # Exact: all summands except one are zero.
     nearest, average_precision, r_precision = sharing.sum(found)
     queries = plan.order[plan.queries]
@@ -177,14 +177,14 @@ class _Plan:
 
 
 def _measured(
-    distances: Tensor, places: Tensor, no_right: Tensor, R: Tensor, furthest: int
+    distances: Tensor, places: Tensor, no_right: Tensor, R: Tensor, max_rank: int
 ) -> Tensor:
     """(3, b): rank of the nearest right reference, average precision and precision among the R nearest.
 
     Args:
         distances: (b, n), between queries and references; overwritten.
         places, no_right, R: See `_Plan.right`.
-        furthest: Up to this rank the first result is exact; a larger one may be any larger number.
+        max_rank: Up to this rank the first result is exact; a larger one may be any larger number.
     """
     right = distances.gather(1, places).masked_fill_(no_right, torch.inf).sort(dim=1).values
     distances.scatter_(1, places, torch.inf)  # leaves only the wrong ones
@@ -196,7 +196,7 @@ def _measured(
     found = ranks <= R[:, None]
     precision = torch.where(found, nth / ranks.double(), 0)
     nearest = ranks[:, 0]
-    if furthest > deepest:
+    if max_rank > deepest:
         # In place: a mask of booleans is summed at a tenth of the speed. Exact up to 2^24 references.
         nearest = 1 + distances.le_(right[:, :1]).sum(dim=1)
     return torch.stack([nearest.double(), precision.sum(dim=1) / R, found.sum(dim=1) / R.double()])
@@ -224,7 +224,9 @@ def taken_rows(parts: Sequence[Tensor], index: Tensor) -> list[Tensor]:
     return taken
 
 
-def _prepared(parts: Sequence[Tensor], order: Tensor, normalize: bool, sharing: Sharing) -> Tensor:
+def _prepared(
+    parts: Sequence[Tensor], order: Tensor, normalize: bool, sharing: QuerySharding
+) -> Tensor:
     """The vectors to compare, in the plan's order."""
     dtype = torch.float32
     for part in parts:

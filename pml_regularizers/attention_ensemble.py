@@ -18,9 +18,11 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
+from ._checks import at_least
 from ._feature_maps import Staged
 from .heads import EmbeddingHead
 from .split_trunk import split_trunk
+from .trunk_output import layout, trial_image, try_out
 
 
 def join_heads(heads: Tensor) -> Tensor:
@@ -38,8 +40,7 @@ def split_heads(embeddings: Tensor, num_heads: int) -> Tensor:
     Raises:
         ValueError: for M < 1, or if the width is not a multiple of M.
     """
-    if num_heads < 1:
-        raise ValueError(f"num_heads: expected at least 1, got {num_heads}")
+    at_least("num_heads", num_heads, 1)
     if embeddings.ndim != 2 or embeddings.shape[1] % num_heads:
         raise ValueError(
             f"embeddings: expected (N, {num_heads} x E), the heads' embeddings one after the other, got shape "
@@ -122,15 +123,12 @@ class AttentionEnsemble(Staged):
         super().__init__()
         if attention_channels is None:
             attention_channels = stem_channels
-        for name, value in (
-            ("stem_channels", stem_channels),
-            ("body_channels", body_channels),
-            ("num_heads", num_heads),
-            ("attention_channels", attention_channels),
-            ("map_channels", map_channels),
-        ):
-            if value is not None and value < 1:
-                raise ValueError(f"{name}: expected at least 1, got {value}")
+        at_least("stem_channels", stem_channels, 1)
+        at_least("body_channels", body_channels, 1)
+        at_least("num_heads", num_heads, 1)
+        at_least("attention_channels", attention_channels, 1)
+        if map_channels is not None:
+            at_least("map_channels", map_channels, 1)
         if embedding_size < 1 or embedding_size % num_heads:
             raise ValueError(
                 f"embedding_size: expected a multiple of num_heads={num_heads}, got {embedding_size}"
@@ -158,7 +156,13 @@ class AttentionEnsemble(Staged):
 
     @classmethod
     def for_trunk(
-        cls, trunk: nn.Module, stage: str, *, attention_stage: str | None = None, **kwargs: Any
+        cls,
+        trunk: nn.Module,
+        stage: str,
+        *,
+        attention_stage: str | None = None,
+        image: Tensor | None = None,
+        **kwargs: Any,
     ) -> Self:
         """Make an ensemble by cutting a trunk in two.
 
@@ -167,28 +171,26 @@ class AttentionEnsemble(Staged):
             stage: Name of the module whose output is masked, as in `trunk.named_modules()`.
             attention_stage: Copy the trunk from there to this module as `attention`. Its map must be as
                 large as the stage's. The paper's: inception 4e.
-            **kwargs: As in the constructor. The channels of a timm model are found; otherwise pass
-                `stem_channels`, `body_channels` and, with `attention_stage`, `attention_channels`.
+            image: An image (1, 3, H, W) as the trunk takes them, for a trial forward pass that finds the channels.
+                Default: of the size that a timm model states, else 224 x 224.
+            **kwargs: As in the constructor; they override what is found.
 
         Raises:
-            ValueError: if the trunk cannot be cut there, or does not state its channels.
+            ValueError: if the trunk cannot be cut there, or does not take the image.
         """
         stem, body = split_trunk(trunk, stage)
+        x = try_out(stem, trial_image(trunk) if image is None else image)
+        maps = {"stem_channels": x, "body_channels": try_out(body, x)}
         if attention_stage is not None:
             kwargs["attention"] = copy.deepcopy(split_trunk(body, attention_stage)[0])
-        channels = {info["module"]: info["num_chs"] for info in getattr(trunk, "feature_info", [])}
-        for name, found in (
-            ("stem_channels", channels.get(stage)),
-            ("body_channels", getattr(trunk, "num_features", None)),
-            ("attention_channels", channels.get(attention_stage)),
-        ):
-            if name == "attention_channels" and attention_stage is None:
-                continue
-            if kwargs.setdefault(name, found) is None:
-                raise ValueError(
-                    f"{name}: {type(trunk).__name__} does not state it; pass {name}=..."
-                )
-        return cls(stem, body, **kwargs)
+            maps["attention_channels"] = try_out(kwargs["attention"], x)
+        outputs = {name: layout(output, trunk) for name, output in maps.items()}
+        if any(output.data_format != "NCHW" for output in outputs.values()):
+            raise ValueError(
+                f"stage: expected maps (N, C, H, W) at {stage!r} and behind it, got shape {tuple(x.shape)}; "
+                "channels-last maps, as Swin's, need a stem and a body that permute them"
+            )
+        return cls(stem, body, **{**{name: o.channels for name, o in outputs.items()}, **kwargs})
 
     def masks(self, x: Tensor) -> Tensor:
         """The masks A_m of the stem's map x (N, C, H, W) -> (N, M, C, H, W), between 0 and 1."""

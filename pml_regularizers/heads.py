@@ -6,8 +6,10 @@ from typing import Any, Literal, Self, get_args
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ._checks import at_least, one_of
 from ._feature_maps import Staged, masked_mean, positions
 from ._precision import full_precision
+from .trunk_output import last_hidden_state, trunk_output
 
 Pool = Literal["avg", "max", "token"]
 DataFormat = Literal["auto", "NCHW", "NHWC"]
@@ -17,9 +19,8 @@ Init = Literal["uniform", "glorot"]
 class EmbeddingHead(Staged):
     """Pool, [attention,] linear, L2: the embedder of a PML pipeline.
 
-    It takes the output of timm's `forward_features` (or of a model made with `num_classes=0, global_pool=""`):
-    maps (N, C, H, W) or (N, H, W, C) from convolutional and Swin-like trunks, tokens (N, L, C) from vision
-    transformers. Losses attach to its children:
+    It takes the output of a trunk: maps (N, C, H, W) or (N, H, W, C) from convolutional and Swin-like networks,
+    tokens (N, L, C) from vision transformers. `for_trunk` makes one that fits. Losses attach to its children:
 
     * `feature_map`: (N, C, H, W), or tokens (N, L, C) without prefix tokens, or the pair (tokens, mask);
     * `pooled`: (N, C), before the attention; without an attention, the input of the linear layer;
@@ -65,20 +66,12 @@ class EmbeddingHead(Staged):
         attention: nn.Module | Callable[[int], nn.Module] | None = None,
     ) -> None:
         super().__init__()
-        for name, value, least in (
-            ("in_channels", in_channels, 1),
-            ("embedding_size", embedding_size, 1),
-            ("num_prefix_tokens", num_prefix_tokens, 1 if pool == "token" else 0),
-        ):
-            if value < least:
-                raise ValueError(f"{name}: expected at least {least}, got {value}")
-        for name, word, words in (
-            ("pool", pool, get_args(Pool)),
-            ("init", init, get_args(Init)),
-            ("data_format", data_format, get_args(DataFormat)),
-        ):
-            if word not in words:
-                raise ValueError(f"{name}: expected one of {', '.join(words)}; got {word!r}")
+        one_of("pool", pool, get_args(Pool))
+        one_of("init", init, get_args(Init))
+        one_of("data_format", data_format, get_args(DataFormat))
+        at_least("in_channels", in_channels, 1)
+        at_least("embedding_size", embedding_size, 1)
+        at_least("num_prefix_tokens", num_prefix_tokens, 1 if pool == "token" else 0)
         self.in_channels = in_channels
         self.embedding_size = embedding_size
         self.pool = pool
@@ -94,41 +87,39 @@ class EmbeddingHead(Staged):
         self.stopgrad_embeddings = nn.Identity()
 
     @classmethod
-    def for_trunk(cls, trunk: nn.Module, embedding_size: int, **kwargs: Any) -> Self:
-        """A head that fits a timm model: its channels, prefix tokens and layout.
+    def for_trunk(
+        cls, trunk: nn.Module, embedding_size: int, *, image: Tensor | None = None, **kwargs: Any
+    ) -> Self:
+        """A head that fits a trunk: its channels, layout and prefix tokens, from a trial forward pass.
 
         Args:
-            trunk: A timm model made with `num_classes=0, global_pool=""`. Call its `forward_features`
-                where `trunk(x)` is wider than its features, as in MobileNetV3.
+            trunk: Any network that gives a map or tokens, such as a timm model made with `num_classes=0,
+                global_pool=""` or a vision model of Hugging Face's transformers.
             embedding_size: E.
-            **kwargs: As in the constructor, which they override.
+            image: A square image (1, 3, H, H) as the trunk takes them. Default: of the size that a timm or Hugging
+                Face model states, else 224 x 224.
+            **kwargs: As in the constructor; they override what is found.
 
         Raises:
-            ValueError: if `trunk` does not state its `num_features`.
+            ValueError: if the trunk does not take the image, or gives no map or tokens.
         """
-        if not hasattr(trunk, "num_features"):
-            raise ValueError(
-                f"trunk: expected a timm model with num_features, got {type(trunk).__name__}; "
-                "call EmbeddingHead(in_channels, embedding_size)"
-            )
-        layout = getattr(trunk, "output_fmt", "NCHW")
-        found = {
-            "in_channels": trunk.num_features,
-            "num_prefix_tokens": getattr(trunk, "num_prefix_tokens", 0),
-            "data_format": layout if layout in get_args(DataFormat) else "auto",  # "NLC": tokens
-        }
-        return cls(embedding_size=embedding_size, **{**found, **kwargs})
+        output = trunk_output(trunk, image)
+        layout = "auto" if output.data_format == "NLC" else output.data_format
+        settings = {**output._asdict(), "data_format": layout}
+        return cls(settings.pop("channels"), embedding_size, **{**settings, **kwargs})
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Embeddings of a trunk's output.
 
         Args:
-            x: (N, C, H, W), (N, H, W, C) or (N, L, C).
+            x: (N, C, H, W), (N, H, W, C) or (N, L, C); or an output of Hugging Face's models that has it as
+                `last_hidden_state`.
             mask: (N, L') booleans, True for the patch tokens that count (prefix tokens left out).
 
         Returns:
             (N, E).
         """
+        x = last_hidden_state(x)
         if x.ndim == 4:
             x = self._channels_first(x)
         elif x.ndim == 3:

@@ -11,7 +11,7 @@ from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
 from torch import Tensor
 from torch.nn.functional import normalize as unit_rows
 
-from ._ranks import PART, Ranks, Sharing, count_ranks, largest_entry, taken_rows
+from ._ranks import PART, QuerySharding, Ranks, count_ranks, largest_entry, taken_rows
 
 
 class RankAccuracyCalculator(AccuracyCalculator):
@@ -19,16 +19,16 @@ class RankAccuracyCalculator(AccuracyCalculator):
 
     Use it wherever PML takes an `accuracy_calculator`. As in PML, vectors are not normalised, a query without a
     right reference is left out (metrics are NaN if no other query is left), and NMI and AMI cluster the queries.
-    Unlike PML, it keeps all digits of float64 and integer labels, and a tie counts against the model. Distances
-    come from one matrix product: if float32 vectors form clouds that lie a hundred times farther apart than the
-    points in a cloud, digits are lost. Normalise such vectors, or pass float64.
+    Unlike PML, it keeps all digits of float64 and integer labels, and a tie counts against the model. PML's `k`,
+    `label_comparison_fn` and `knn_func` have no place here: ranks are counted over all references, by equal labels
+    and Euclidean distances. These come from one matrix product: if float32 vectors form clouds that lie a hundred
+    times farther apart than the points in a cloud, digits are lost. Normalise such vectors, or pass float64.
 
     Metrics: `recall_at_K` for each K, `precision_at_1`, `mean_reciprocal_rank`, `mean_average_precision_at_r`,
     `r_precision`, `NMI` and `AMI` (with faiss). A subclass's method `calculate_NAME` gets `ranks`, a `Ranks`.
 
     Args:
         include, exclude, avg_of_avgs, return_per_class, kmeans_func: See PML's class.
-        k, label_comparison_fn, knn_func: Refused: neighbours are not listed, and labels are compared by equality.
         device: Device to rank on. Default: the accelerator's device, else a GPU if there is one.
         recall_at: The K of each Recall@K; a K above the number of references means all of them. Default: the K of
             the papers on CUB-200-2011 and Cars-196.
@@ -37,7 +37,7 @@ class RankAccuracyCalculator(AccuracyCalculator):
         progress: Function that wraps the blocks of queries that this process ranks, such as `tqdm.tqdm`.
 
     Raises:
-        ValueError: if an argument is refused, or `recall_at` is empty or holds anything but integers >= 1.
+        ValueError: if `recall_at` is empty or holds anything but integers >= 1.
 
     Example:
         >>> calculator = RankAccuracyCalculator(include=("recall_at_1", "recall_at_2"), recall_at=(1, 2))
@@ -54,23 +54,13 @@ class RankAccuracyCalculator(AccuracyCalculator):
         exclude: Sequence[str] = (),
         avg_of_avgs: bool = False,
         return_per_class: bool = False,
-        k: None = None,
-        label_comparison_fn: None = None,
-        device: torch.device | None = None,
-        knn_func: None = None,
-        kmeans_func: Callable[[Tensor, int], Tensor] | None = None,
         *,
+        device: torch.device | None = None,
+        kmeans_func: Callable[[Tensor, int], Tensor] | None = None,
         recall_at: Sequence[int] = (1, 2, 4, 8),
         accelerator: Any = None,
         progress: Callable[[Sequence[Tensor]], Iterable[Tensor]] = iter,
     ) -> None:
-        refused = {"k": k, "label_comparison_fn": label_comparison_fn, "knn_func": knn_func}
-        for name, value in refused.items():
-            if value is not None:
-                raise ValueError(
-                    f"{name}: expected None, got {value!r}: ranks are counted over all references, by equal labels "
-                    "and Euclidean distances; use PML's AccuracyCalculator for it"
-                )
         if not recall_at or not all(type(K) is int and K >= 1 for K in recall_at):
             raise ValueError(f"recall_at: expected integers >= 1, got {recall_at!r}")
         if device is None and accelerator is not None:
@@ -89,8 +79,8 @@ class RankAccuracyCalculator(AccuracyCalculator):
         self.check_primary_metrics(include, exclude)
         self.original_function_dict = self.get_function_dict(include, exclude)
         self.curr_function_dict = self.get_function_dict()
-        self.furthest = max(recall_at)
-        self.sharing = Sharing(self.device, accelerator, progress)
+        self.max_rank = max(recall_at)
+        self.sharing = QuerySharding(self.device, accelerator, progress)
 
     @torch.no_grad()
     def get_accuracy(
@@ -196,7 +186,7 @@ class RankAccuracyCalculator(AccuracyCalculator):
             found["ranks"] = count_ranks(
                 *(parts, labels, is_query, is_reference),
                 normalize=normalize,
-                furthest=len(labels) if exact else self.furthest,
+                max_rank=len(labels) if exact else self.max_rank,
                 sharing=self.sharing,
             )
             if len(found["ranks"].labels) == 0:

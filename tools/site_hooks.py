@@ -42,9 +42,9 @@ API = {
         "cosine_contrastive dense_n_pairs feature_loss",
     ),
     "networks": ("Networks", "heads attention_ensemble split_trunk feature_tap"),
-    "training": ("Training", "distributed scheduled_losses gradient_ratios optimizer_groups"),
+    "training": ("Training", "distributed gradient_ratios optimizer_groups"),
     "mathematics": ("Mathematics", "moments reproducing_kernels"),
-    "evaluation": ("Evaluation", "rank_accuracy stratified_parts generalization_bound"),
+    "evaluation": ("Evaluation", "rank_accuracy"),
 }
 
 

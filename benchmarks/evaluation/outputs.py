@@ -21,17 +21,16 @@ from accelerate.utils import broadcast
 from torch import Tensor, nn
 
 from benchmarks.datasets import Glyphs, ImageSet
+from benchmarks.evaluation.generalization_bound import (
+    confidence_interval,
+    h_divergence,
+    ideal_joint_error,
+    stratified_parts,
+)
 from benchmarks.evaluation.tester import Evaluator, Measured, cluster_metrics, measure
 from benchmarks.records import EMBEDDINGS, read_table
 from benchmarks.settings import Evaluation
-from pml_regularizers import (
-    HORDELoss,
-    VEMAttention,
-    h_divergence,
-    ideal_joint_error,
-    mean_interval,
-    stratified_parts,
-)
+from pml_regularizers import HORDELoss, VEMAttention
 
 Metrics = dict[str, float]
 
@@ -134,7 +133,7 @@ def over_parts(
             row["h_divergence"] = h_divergence(*both)
     means, half_widths = {}, {}
     for name in rows[0]:
-        means[name], half_widths[name] = mean_interval([row[name] for row in rows])
+        means[name], half_widths[name] = confidence_interval([row[name] for row in rows])
     return means, half_widths
 
 

@@ -16,6 +16,9 @@ Arguments = dict[str, Any]
 SETTINGS: Arguments = {"data.crop_to_box": False, "model.compile": False, "trackers": []}
 """Settings that left, with the value that means their absence; of all others it is null."""
 
+BETA: Arguments = {"lr": 5e-4, "weight_decay": 0.0}
+"""Settings that the trained beta of PML's MarginLoss had before they were stated in `optimization.overrides`."""
+
 MODULES: dict[str, str] = {}
 """{module: its former name}."""
 
@@ -78,7 +81,11 @@ def identity(settings: Any) -> Any:
     if isinstance(settings, Mapping):
         if "class_path" in settings:
             settings = _described(settings)
-        return {name: identity(value) for name, value in settings.items()}
+        return {
+            name: identity(value)
+            for name, value in settings.items()
+            if not (str(name).endswith(".beta") and value == BETA)
+        }
     if isinstance(settings, list):
         return [identity(value) for value in settings]
     return settings

@@ -23,7 +23,7 @@ from benchmarks.console import reason
 from benchmarks.settings import ConfigError, Experiment
 from benchmarks.training.batches import StepSampler
 from benchmarks.training.loop import gradient_ratios
-from pml_regularizers import DistributedLoss, HORDELoss, record_terms
+from pml_regularizers import DistributedLoss, HORDELoss, capture_loss_terms
 
 
 def start(experiment: Experiment) -> Accelerator:
@@ -151,7 +151,7 @@ def try_one_step(experiment: Experiment, accelerator: Accelerator | None = None)
             embeddings = model(torch.randn(4, experiment.data.in_chans, side, side))
             if experiment.diagnose_every:
                 part = "diagnose_every"
-                with record_terms(loss) as terms:
+                with capture_loss_terms(loss) as terms:
                     value = loss(embeddings, torch.arange(4) % 2)
                 gradient_ratios(terms, model, embeddings)
             else:

@@ -34,9 +34,7 @@ from pml_regularizers import (
     JRDLoss,
     JRSRegularizer,
     LaplaceKernel,
-    LinearRamp,
     PolynomialKernel,
-    ScheduledLosses,
     VarianceRegularizer,
     VEMAttention,
     attach_all,
@@ -193,15 +191,15 @@ def ensemble(base: Callable[[], nn.Module], **settings: Any) -> Case:
     )
 
 
-def together() -> ScheduledLosses:
-    return ScheduledLosses(
+def together() -> losses.MultipleLosses:
+    return losses.MultipleLosses(
         {
             "horde": HORDELoss(BinomialDevianceLoss(), CHANNELS, WIDTH, order=2, moment_dim=7),
             "variance": VarianceRegularizer(),
             "confusion": EnergyConfusionRegularizer(),
             "joint": JRSRegularizer(),
         },
-        weights={"horde": 1.0, "variance": 0.5, "confusion": LinearRamp(0.3, 1, 5), "joint": 2.0},
+        weights={"horde": 1.0, "variance": 0.5, "confusion": 0.3, "joint": 2.0},
     )
 
 
