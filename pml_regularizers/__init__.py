@@ -15,13 +15,7 @@ from .generalization_bound import h_divergence, ideal_joint_error
 from .gradient_ratios import gradient_norm_ratios, record_terms
 from .heads import EmbeddingHead
 from .horde import HORDELoss
-from .joint_similarity import (
-    IntraClassRegularizer,
-    JIntraRegularizer,
-    JMMDRegularizer,
-    JRSRegularizer,
-    joint_kernel,
-)
+from .joint_similarity import IntraClassRegularizer, JRSRegularizer, joint_kernel
 from .jrd import JRDLoss
 from .moments import HighOrderMoments, cascaded_moments, sketched_moments
 from .optimizer_groups import parameter_groups, warn_untrained
@@ -61,8 +55,6 @@ __all__ = [
     "HORDELoss",
     "HighOrderMoments",
     "IntraClassRegularizer",
-    "JIntraRegularizer",
-    "JMMDRegularizer",
     "JRDLoss",
     "JRSRegularizer",
     "LaplaceKernel",
