@@ -86,16 +86,18 @@ def between_classes(
     values: Tensor, labels: Tensor, indices_tuple: tuple[Tensor, ...] | None, reducer: Any
 ) -> dict[str, Any]:
     """A sub-loss for PML's reducer: the values (N, N) of pairs of different classes, or of mined negative ones."""
-    one_graph = torch.compiler.is_compiling() and type(reducer) in (MeanReducer, SumReducer)
-    if (
-        one_graph and indices_tuple is None
-    ):  # without a list of pairs, whose length is not known before
-        same = _same_class(values, labels)
-        total = values.masked_fill(same, 0).sum()
-        count = (~same).sum().clamp(min=1) if type(reducer) is MeanReducer else 1
-        return already_reduced(total / count)
-    _, _, a, n = lmu.convert_to_pairs(indices_tuple, labels)
-    losses = values[a, n]
+    if indices_tuple is None:
+        different = ~_same_class(values, labels)
+        if torch.compiler.is_compiling() and type(reducer) in (MeanReducer, SumReducer):
+            # In one graph, without a list of pairs, whose length depends on the labels.
+            total = values.masked_fill(~different, 0).sum()
+            mean = type(reducer) is MeanReducer
+            return already_reduced(total / different.sum().clamp(min=1) if mean else total)
+        a, n = torch.where(different)
+        losses = values.masked_select(different)
+    else:
+        _, _, a, n = lmu.convert_to_pairs(indices_tuple, labels)
+        losses = values[a, n]
     if len(a) == 0:
         return already_reduced(losses.sum())  # 0; the mean over no pair would be NaN
     return {"losses": losses, "indices": (a, n), "reduction_type": "neg_pair", "divisor": len(a)}
