@@ -136,8 +136,7 @@ class JRDLoss(FeatureLoss):
         self.kernels = kernel_modules(self.get_default_kernels() | kernels)
         self.reads = tuple(name for name in self.kernels if name not in ("embeddings", "classes"))
         self.add_to_recordable_attributes(
-            list_of_names=["embedding_size", "similarity_weight", "regularizer"],
-            is_stat=False,
+            list_of_names=["embedding_size", "similarity_weight", "regularizer"], is_stat=False
         )
         self.add_to_recordable_attributes(name="similarity", is_stat=True)
 
@@ -198,7 +197,8 @@ def class_cosines(unit: Tensor, W: Tensor) -> Tensor:
     W = W.to(unit.dtype)
     # Divides the products, which are fewer than the weights.
     lengths = torch.linalg.vector_norm(W, dim=0).clamp(min=1e-12)
-    return unit @ W / lengths  # eq. 9
+    cosines: Tensor = unit @ W / lengths  # eq. 9
+    return cosines
 
 
 def _check_classes(labels: Tensor, num_classes: int) -> None:

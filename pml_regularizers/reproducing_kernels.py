@@ -201,15 +201,9 @@ class GaussianMixtureKernel(_DistanceKernel):
 
 
 class GaussianKernel(GaussianMixtureKernel):
-    """exp(-|x - x'|^2 / tau): the mixture's single component.
+    """exp(-|x - x'|^2 / tau): the mixture's single component, with its arguments.
 
-    Args:
-        bandwidth: tau; 2.0 gives exp(-|x - x'|^2 / 2). Default: the mean squared distance.
-        normalize: L2-normalise the rows first.
-        collect_stats: Record `mean_distance`.
-
-    Raises:
-        ValueError: if bandwidth <= 0.
+    `bandwidth=2.0` gives exp(-|x - x'|^2 / 2).
     """
 
     def __init__(
@@ -225,14 +219,8 @@ class GaussianKernel(GaussianMixtureKernel):
 class LaplaceKernel(_DistanceKernel):
     """exp(-|x - x'|_1 / sigma), Table 4.
 
-    Args:
-        bandwidth: sigma, in the units of an L1 distance. Default: the mean L1 distance over all pairs of
-            different rows; no gradient flows through it. The paper does not give sigma.
-        normalize: L2-normalise the rows first.
-        collect_stats: Record `mean_distance`.
-
-    Raises:
-        ValueError: if bandwidth <= 0.
+    Arguments as of `GaussianKernel`: `bandwidth` is sigma, in the units of an L1 distance. Default: the mean L1
+    distance over all pairs of different rows, without a gradient. The paper does not give sigma.
     """
 
     def distances(self, x: Tensor) -> Tensor:
