@@ -14,13 +14,7 @@ from .feature_tap import FeatureTap, MissingFeaturesError
 from .gradient_ratios import capture_loss_terms, gradient_norm_ratios
 from .heads import EmbeddingHead
 from .horde import HORDELoss
-from .joint_similarity import (
-    IntraClassRegularizer,
-    JIntraRegularizer,
-    JMMDRegularizer,
-    JRSRegularizer,
-    joint_kernel,
-)
+from .joint_similarity import IntraClassRegularizer, JRSRegularizer, joint_kernel
 from .jrd import JRDLoss
 from .moments import HighOrderMoments, cascaded_moments, sketched_moments
 from .optimizer_groups import check_optimized, parameter_groups
@@ -58,8 +52,6 @@ __all__ = [
     "HORDELoss",
     "HighOrderMoments",
     "IntraClassRegularizer",
-    "JIntraRegularizer",
-    "JMMDRegularizer",
     "JRDLoss",
     "JRSRegularizer",
     "LaplaceKernel",

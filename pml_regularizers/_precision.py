@@ -3,6 +3,7 @@
 Integers are not to be cast: half precision rounds them.
 """
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -12,6 +13,12 @@ from torch import Tensor, nn
 def full_precision(x: Tensor) -> Tensor:
     """`x`, raised to float32 if it is in half precision."""
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
+def without_autocast(x: Tensor) -> AbstractContextManager[Any]:
+    """A context that switches autocast off on the device of `x`; free where it is off."""
+    kind = x.device.type
+    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
 
 
 def as_parameters(x: Tensor, module: nn.Module) -> Tensor:

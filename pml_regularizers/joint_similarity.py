@@ -6,7 +6,7 @@ diversification", ICML 2020): keep the classes' distributions apart, at several 
     S_IJ            = mean of K_ij over i in class I, j in class J: <C_I, C_J>                    eq. 8
     L_JRS           = sum_{I != J} n_I n_J S_IJ = sum of K_ij over pairs of different classes     eq. 10
 
-and the regularizers that the paper compares it with, with the same weights n_I n_J / N_pairs:
+and what the paper compares it with, by the same weights n_I n_J / N_pairs:
 
     JMMD            = -|C_I - C_J|,         |C_I - C_J|^2 = S_II + S_JJ - 2 S_IJ                  eqs. 14, 15
     JIntra          = -|C_I| - |C_J|,       |C_I|^2 = S_II                                        eq. 16
@@ -22,17 +22,21 @@ L_ec = 2 - 2 S_IJ. The signs are opposite: energy confusion draws classes togeth
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
+from pytorch_metric_learning.reducers import MeanReducer, SumReducer
+from pytorch_metric_learning.utils import loss_and_miner_utils as lmu
 from torch import Tensor, nn
 
 from .distributed import gather_parts
 from .feature_loss import LabelAwareRegularizer, already_reduced
-from .reproducing_kernels import GaussianKernel, GaussianMixtureKernel, ReproducingKernel
-
-PairReduction = Literal["mean", "ordered_sum"]
-"""The reduction of all pairs of samples of different classes to one number."""
+from .reproducing_kernels import (
+    GaussianKernel,
+    GaussianMixtureKernel,
+    ReproducingKernel,
+    diagonal,
+)
 
 
 def joint_kernel(
@@ -52,33 +56,51 @@ def joint_kernel(
     return product
 
 
-def between_class_similarity(
-    K: Tensor, labels: Tensor, reduction: PairReduction = "mean"
-) -> Tensor:
-    """Eq. 10: mean or sum of the joint kernel (N, N) over pairs of different classes; 0 without such pairs."""
-    return _over_pairs(K, labels, reduction)
+def joint_mmd(K: Tensor, labels: Tensor) -> Tensor:
+    """Eq. 15: minus the distance of the classes of samples i and j, (N, N) -> (N, N)."""
+    average = _class_average(K, labels)
+    means = average @ K  # over the class of i
+    norms = (means * average).sum(dim=1)
+    squares = norms[:, None] + norms - 2 * means @ average.T  # eq. 14
+    scale = average @ diagonal(K.detach())
+    return -_sqrt(squares, scale[:, None] + scale)  # eq. 15
 
 
-def joint_mmd(K: Tensor, labels: Tensor, reduction: PairReduction = "mean") -> Tensor:
-    """Eq. 15: minus the distance of the classes of a pair."""
-    S = _class_means(K, labels)
-    norms, scale = S.diagonal(), _class_scales(K, labels)
-    squares = norms[:, None] + norms - 2 * S  # eq. 14
-    return -_over_pairs(_sqrt(squares, scale[:, None] + scale), labels, reduction)  # eq. 15
-
-
-def joint_intra(K: Tensor, labels: Tensor, reduction: PairReduction = "mean") -> Tensor:
-    """Eq. 16: minus the norms of both classes of a pair."""
-    norms = _sqrt(_class_means(K, labels).diagonal(), _class_scales(K, labels))
-    return -_over_pairs(norms[:, None] + norms, labels, reduction)  # eq. 16
+def joint_intra(K: Tensor, labels: Tensor) -> Tensor:
+    """Eq. 16: minus the norms of the classes of samples i and j, (N, N) -> (N, N)."""
+    average = _class_average(K, labels)
+    norms = _sqrt((average @ K * average).sum(dim=1), average @ diagonal(K.detach()))
+    return -(norms[:, None] + norms)  # eq. 16
 
 
 def intra_class_similarity(K: Tensor, labels: Tensor) -> Tensor:
     """Eq. 4's sum over classes of the mean of K_ij over their pairs i != j; a class of one image has none."""
     same = _same_class(K, labels)
     sizes = same.sum(dim=1)
-    per_row = K.masked_fill(~same, 0).sum(dim=1) - K.diagonal()
+    pairs = same.fill_diagonal_(False)
+    per_row = K.masked_fill(~pairs, 0).sum(dim=1)
     return (per_row / (sizes * (sizes - 1)).clamp(min=1)).sum()  # eq. 4, its sum
+
+
+def between_classes(
+    values: Tensor, labels: Tensor, indices_tuple: tuple[Tensor, ...] | None, reducer: Any
+) -> dict[str, Any]:
+    """A sub-loss for PML's reducer: the values (N, N) of pairs of different classes, or of mined negative ones."""
+    if indices_tuple is None:
+        different = ~_same_class(values, labels)
+        if torch.compiler.is_compiling() and type(reducer) in (MeanReducer, SumReducer):
+            # In one graph, without a list of pairs, whose length depends on the labels.
+            total = values.masked_fill(~different, 0).sum()
+            mean = type(reducer) is MeanReducer
+            return already_reduced(total / different.sum().clamp(min=1) if mean else total)
+        a, n = torch.where(different)
+        losses = values.masked_select(different)
+    else:
+        _, _, a, n = lmu.convert_to_pairs(indices_tuple, labels)
+        losses = values[a, n]
+    if len(a) == 0:
+        return already_reduced(losses.sum())  # 0; the mean over no pair would be NaN
+    return {"losses": losses, "indices": (a, n), "reduction_type": "neg_pair", "divisor": len(a)}
 
 
 def _same_class(K: Tensor, labels: Tensor) -> Tensor:
@@ -91,30 +113,13 @@ def _same_class(K: Tensor, labels: Tensor) -> Tensor:
     return labels[:, None] == labels
 
 
-def _over_pairs(values: Tensor, labels: Tensor, reduction: PairReduction) -> Tensor:
-    if reduction not in get_args(PairReduction):
-        raise ValueError(
-            f"reduction: expected one of {', '.join(get_args(PairReduction))}; got {reduction!r}"
-        )
-    same = _same_class(values, labels)
-    total = values.masked_fill(same, 0).sum()  # eq. 10
-    return total if reduction == "ordered_sum" else total / (~same).sum().clamp(min=1)
-
-
-def _class_means(K: Tensor, labels: Tensor) -> Tensor:
-    """S of the classes of samples i and j, eq. 8: (N, N).
+def _class_average(K: Tensor, labels: Tensor) -> Tensor:
+    """The matrix whose row i averages over the class of sample i: A K A^T is S of the samples' classes, eq. 8.
 
     A sum over pairs of samples of a function of S has the weights n_I n_J, with no search for classes.
     """
     same = _same_class(K, labels).to(K.dtype)
-    average = same / same.sum(dim=1, keepdim=True)
-    return average @ K @ average.T  # eqs. 7, 8
-
-
-def _class_scales(K: Tensor, labels: Tensor) -> Tensor:
-    """Mean of K_ii over the class of sample i, the scale of S_II's rounding error: (N,)."""
-    same = _same_class(K, labels).to(K.dtype)
-    return (same / same.sum(dim=1, keepdim=True)) @ K.diagonal().detach()
+    return same / same.sum(dim=1, keepdim=True)  # eq. 7
 
 
 def _sqrt(squares: Tensor, scale: Tensor) -> Tensor:
@@ -126,10 +131,12 @@ def _sqrt(squares: Tensor, scale: Tensor) -> Tensor:
 class _JointRegularizer(LabelAwareRegularizer):
     """Base of the regularizers that are a function of the joint kernel and the labels."""
 
-    def __init__(self, kernels: Mapping[str, ReproducingKernel], **kwargs: Any) -> None:
+    def __init__(
+        self, kernels: Mapping[str, ReproducingKernel] | None = None, **kwargs: Any
+    ) -> None:
         super().__init__(**kwargs)
-        self.kernels = kernel_modules(kernels)
-        self.reads = tuple(name for name in kernels if name != "embeddings")
+        self.kernels = kernel_modules(self.get_default_kernels() if kernels is None else kernels)
+        self.reads = tuple(name for name in self.kernels if name != "embeddings")
 
     def compute_loss(
         self,
@@ -139,23 +146,27 @@ class _JointRegularizer(LabelAwareRegularizer):
         ref_emb: Tensor,
         ref_labels: Tensor,
     ) -> dict[str, dict[str, Any]]:
-        found = {"embeddings": embeddings, **whole_batch(self.features, embeddings)}
-        K = joint_kernel({name: found[name] for name in self.kernels}, self.kernels)
-        return {"loss": already_reduced(self.compute(K, labels))}
+        rows = {"embeddings": embeddings, **whole_batch(self.features, embeddings)}
+        K = joint_kernel({name: rows[name] for name in self.kernels}, self.kernels)
+        return {"loss": self.sub_loss(K, labels, indices_tuple)}
 
     def get_default_distance(self) -> None:
         """Return None: nothing uses it."""
 
-    def compute(self, K: Tensor, labels: Tensor) -> Tensor:
-        """The value, from the joint kernel (N, N) of the whole batch."""
+    def get_default_kernels(self) -> dict[str, ReproducingKernel]:
+        raise NotImplementedError
+
+    def sub_loss(
+        self, K: Tensor, labels: Tensor, indices_tuple: tuple[Tensor, ...] | None
+    ) -> dict[str, Any]:
+        """The values for the reducer, from the joint kernel (N, N) of the whole batch."""
         raise NotImplementedError
 
 
 class JRSRegularizer(_JointRegularizer):
     """Similarity of the joint distributions of different classes (eq. 10), a value to minimise.
 
-    Only pairs of images of different classes count, so nothing pulls a class together. A mined `indices_tuple` is
-    ignored: the equation takes all pairs.
+    Only pairs of images of different classes count, so nothing pulls a class together.
 
     Args:
         kernels: A kernel for each representation, by name. "embeddings" are those that the loss is called with;
@@ -163,18 +174,19 @@ class JRSRegularizer(_JointRegularizer):
             `attach({"pooled": ..., ...})`, or `features={"pooled": ..., ...}`. Default: the paper's Gaussian
             mixture on "pooled" and on the L2-normalised "embeddings". The paper's third representation needs
             class weights: `JRDLoss`.
-        reduction: "mean" over the pairs, which is L_JRS / N_pairs in eq. 11, or "ordered_sum", eq. 10.
-        **kwargs: `collect_stats`, `embedding_regularizer` and `embedding_reg_weight`, as in any PML loss.
+        **kwargs: `reducer`, `collect_stats`, `embedding_regularizer` and `embedding_reg_weight`, as in any PML
+            loss.
 
-    Default reducer: `MeanReducer()`; another one has no effect.
-    Reducer input: **loss**, one number, reduction type "already_reduced".
+    Default reducer: `MeanReducer()`, L_JRS / N_pairs in eq. 11. `SumReducer()` gives eq. 10.
+    Reducer input: **loss**, K_ij of every ordered pair of different classes, reduction type "neg_pair". Of a mined
+    `indices_tuple` only the negative pairs count; the equation takes all.
 
     Shape:
         embeddings (N, E), labels (N,), each feature (N, D).
 
     Raises:
-        ValueError: if there are no kernels, or one is not a kernel; for unknown words, features that are not
-            matrices, a call without labels or with a reference set.
+        ValueError: if there are no kernels, or one is not a kernel; for features that are not matrices, a call
+            without labels or with a reference set.
         MissingFeaturesError: in the call, see `FeatureLoss`.
 
     Example:
@@ -185,82 +197,29 @@ class JRSRegularizer(_JointRegularizer):
         tensor(0.1368)
     """
 
-    def __init__(
-        self,
-        kernels: Mapping[str, ReproducingKernel] | None = None,
-        *,
-        reduction: PairReduction = "mean",
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(self.get_default_kernels() if kernels is None else kernels, **kwargs)
-        if reduction not in get_args(PairReduction):
-            raise ValueError(
-                f"reduction: expected one of {', '.join(get_args(PairReduction))}; got {reduction!r}"
-            )
-        self.reduction = reduction
-        self.add_to_recordable_attributes(name="reduction", is_stat=False)
-
     def get_default_kernels(self) -> dict[str, ReproducingKernel]:
         return {
             "pooled": GaussianMixtureKernel(),
             "embeddings": GaussianMixtureKernel(normalize=True),
         }
 
-    def compute(self, K: Tensor, labels: Tensor) -> Tensor:
-        return between_class_similarity(K, labels, self.reduction)
-
-
-class JMMDRegularizer(JRSRegularizer):
-    """Minus the joint maximum mean discrepancy of different classes (eq. 15), for the paper's comparison.
-
-    It keeps classes apart, but also draws each class together, which the paper finds harmful (section 5.3, Figure
-    5). Each pair of classes has the weight n_I n_J / N_pairs, as in `JRSRegularizer`. Its gradient grows without
-    bound as two classes approach each other, and is 0 if they coincide.
-
-    Args:
-        kernels: As in `JRSRegularizer`.
-        reduction: As in `JRSRegularizer`.
-        **kwargs: As in `JRSRegularizer`, whose shapes, reducer and errors it shares.
-
-    Example:
-        >>> import torch
-        >>> regularizer = JMMDRegularizer({"embeddings": GaussianMixtureKernel()})
-        >>> regularizer(torch.eye(4), torch.tensor([0, 0, 1, 1]))
-        tensor(-0.7938)
-    """
-
-    def compute(self, K: Tensor, labels: Tensor) -> Tensor:
-        return joint_mmd(K, labels, self.reduction)
-
-
-class JIntraRegularizer(JRSRegularizer):
-    """Minus the norms of the classes' kernel means (eq. 16): the paper's comparison that only compacts classes.
-
-    Args:
-        kernels: As in `JRSRegularizer`.
-        reduction: As in `JRSRegularizer`.
-        **kwargs: As in `JRSRegularizer`, whose shapes, reducer and errors it shares.
-
-    Example:
-        >>> import torch
-        >>> regularizer = JIntraRegularizer({"embeddings": GaussianMixtureKernel()})
-        >>> regularizer(torch.eye(4), torch.tensor([0, 0, 1, 1]))
-        tensor(-1.6552)
-    """
-
-    def compute(self, K: Tensor, labels: Tensor) -> Tensor:
-        return joint_intra(K, labels, self.reduction)
+    def sub_loss(
+        self, K: Tensor, labels: Tensor, indices_tuple: tuple[Tensor, ...] | None
+    ) -> dict[str, Any]:
+        return between_classes(K, labels, indices_tuple, self.reducer)  # eq. 10
 
 
 class IntraClassRegularizer(_JointRegularizer):
     """Minus the similarity of the images of a class, summed over the classes: eq. 4, the paper's Figure 2.
 
     The paper adds it to AM-softmax to show what is lost when classes are made too compact. A class with one
-    image in the batch adds nothing.
+    image in the batch adds nothing. A mined `indices_tuple` and the reducer have no effect.
 
     Args:
         kernels: As in `JRSRegularizer`. Default: exp(-|x - x'|^2 / 2) on the L2-normalised embeddings.
-        **kwargs: As in `JRSRegularizer`, whose shapes, reducer and errors it shares.
+        **kwargs: As in `JRSRegularizer`, whose shapes and errors it shares.
+
+    Reducer input: **loss**, one number, reduction type "already_reduced".
 
     Example:
         >>> import torch
@@ -268,19 +227,17 @@ class IntraClassRegularizer(_JointRegularizer):
         tensor(-0.3679)
     """
 
-    def __init__(
-        self, kernels: Mapping[str, ReproducingKernel] | None = None, **kwargs: Any
-    ) -> None:
-        super().__init__(self.get_default_kernels() if kernels is None else kernels, **kwargs)
-
     def get_default_kernels(self) -> dict[str, ReproducingKernel]:
         return {"embeddings": GaussianKernel(bandwidth=2.0, normalize=True)}
 
-    def compute(self, K: Tensor, labels: Tensor) -> Tensor:
-        return -intra_class_similarity(K, labels)  # eq. 4
+    def sub_loss(
+        self, K: Tensor, labels: Tensor, indices_tuple: tuple[Tensor, ...] | None
+    ) -> dict[str, Any]:
+        return already_reduced(-intra_class_similarity(K, labels))  # eq. 4
 
 
 def kernel_modules(kernels: Mapping[str, ReproducingKernel]) -> nn.ModuleDict:
+    """The kernels by name; raises a ValueError if there are none, or one is not a kernel."""
     if not isinstance(kernels, Mapping) or not kernels:
         raise ValueError(
             f'kernels: expected a dict such as {{"embeddings": GaussianMixtureKernel()}}, got {kernels!r}'
@@ -303,9 +260,9 @@ def whole_batch(features: Mapping[str, Any], embeddings: Tensor) -> dict[str, Te
     """Each feature's rows of the whole batch, gathered from all processes."""
     if not features:
         return {}
-    for name in features:
-        if not isinstance(features[name], Tensor) or features[name].ndim != 2:
-            came = tuple(getattr(features[name], "shape", ())) or type(features[name]).__name__
+    for name, x in features.items():
+        if not isinstance(x, Tensor) or x.ndim != 2:
+            came = tuple(getattr(x, "shape", ())) or type(x).__name__
             raise ValueError(
                 f"features: expected a matrix (N, D) of {name}, got {came}; read pooled features, or flatten(1)"
             )

@@ -5,7 +5,7 @@ L_AMS           = mean_i -log softmax_{y_i} of s (cos_ij - m [j = y_i])         
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -14,10 +14,10 @@ from pytorch_metric_learning.utils import common_functions as c_f
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ._precision import full_precision
+from ._precision import full_precision, without_autocast
 from .feature_loss import FeatureLoss, already_reduced, check_width
 from .joint_similarity import (
-    between_class_similarity,
+    between_classes,
     joint_intra,
     joint_kernel,
     joint_mmd,
@@ -26,7 +26,11 @@ from .joint_similarity import (
 )
 from .reproducing_kernels import GaussianMixtureKernel, ReproducingKernel
 
-_REGULARIZERS = {"jrs": between_class_similarity, "jmmd": joint_mmd, "jintra": joint_intra}
+_REGULARIZERS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "jrs": lambda K, labels: K,
+    "jmmd": joint_mmd,
+    "jintra": joint_intra,
+}
 
 
 class JRDLoss(FeatureLoss):
@@ -54,10 +58,10 @@ class JRDLoss(FeatureLoss):
         **kwargs: `reducer`, `collect_stats`, `embedding_regularizer` and `embedding_reg_weight`, as in any PML
             loss.
 
-    Default reducer: `MeanReducer()`, eq. 12's 1/M.
-    Reducer input: **metric**, AM-softmax, one value per image, reduction type "element"; **similarity**,
-    alpha times the mean over pairs, "already_reduced". With another reducer, alpha weighs that mean against the
-    reduced AM-softmax. A mined `indices_tuple` weighs AM-softmax, as in any PML classification loss.
+    Default reducer: `MeanReducer()`, the 1/M of eq. 12 and the 1/N_pairs of eq. 11.
+    Reducer input: **metric**, AM-softmax, one value per image, reduction type "element"; **similarity**, alpha
+    times the value of every ordered pair of different classes, "neg_pair". A mined `indices_tuple` weighs
+    AM-softmax, as in any PML classification loss, and of the pairs only its negative ones count.
 
     Shape:
         embeddings (N, E), labels (N,) in 0..C-1, each feature (N, D).
@@ -132,8 +136,7 @@ class JRDLoss(FeatureLoss):
         self.kernels = kernel_modules(self.get_default_kernels() | kernels)
         self.reads = tuple(name for name in self.kernels if name not in ("embeddings", "classes"))
         self.add_to_recordable_attributes(
-            list_of_names=["embedding_size", "similarity_weight", "regularizer"],
-            is_stat=False,
+            list_of_names=["embedding_size", "similarity_weight", "regularizer"], is_stat=False
         )
         self.add_to_recordable_attributes(name="similarity", is_stat=True)
 
@@ -148,32 +151,30 @@ class JRDLoss(FeatureLoss):
         check_width(embeddings, self.embedding_size)
         c_f.labels_required(labels)
         labels = labels.long()  # PML's AM-softmax indexes by them
-        W = self.metric.W
-        cosines = class_cosines(embeddings, W)
-        found = {
-            "embeddings": F.normalize(embeddings),  # eq. 9
-            "classes": cosines,
-            **whole_batch(self.features, embeddings),
-        }
-        K = joint_kernel({name: found[name] for name in self.kernels}, self.kernels)
-        similarity = _REGULARIZERS[self.regularizer](K, labels)
+        _check_classes(labels, self.num_classes)
+        unit = F.normalize(embeddings)
+        cosines = class_cosines(unit, self.metric.W)
+        rows = {"embeddings": unit, "classes": cosines, **whole_batch(self.features, embeddings)}
+        K = joint_kernel({name: rows[name] for name in self.kernels}, self.kernels)
+        values = _REGULARIZERS[self.regularizer](K, labels)
+        reducer = getattr(getattr(self.reducer, "reducers", None), "similarity", None)
+        similarity = between_classes(values, labels, indices_tuple, reducer)
         if self.collect_stats:
-            self.similarity = similarity.item()
+            self.similarity = similarity["losses"].mean().item()
         metric = self.metric.compute_loss(cosines, labels, indices_tuple, cosines, labels)["loss"]
         if len(embeddings) == 0:  # the mean over no image would be NaN
             metric = already_reduced(metric["losses"].sum())
         return {  # eq. 11
             "metric": {**metric, "divisor": len(embeddings)},
-            "similarity": already_reduced(self.similarity_weight * similarity),
+            "similarity": {**similarity, "losses": self.similarity_weight * similarity["losses"]},
         }
 
     def get_logits(self, embeddings: Tensor) -> Tensor:
         """s times the cosines with the class weights: (N, E) -> (N, C), as PML's classification losses return."""
         check_width(embeddings, self.embedding_size)
-        with torch.autocast(embeddings.device.type, enabled=False):
-            logits: Tensor = self.metric.get_logits(
-                class_cosines(full_precision(embeddings), self.metric.W)
-            )
+        with without_autocast(embeddings):
+            unit = F.normalize(full_precision(embeddings))
+            logits: Tensor = self.metric.get_logits(class_cosines(unit, self.metric.W))
             return logits
 
     def get_default_distance(self) -> None:
@@ -191,13 +192,25 @@ class JRDLoss(FeatureLoss):
         return ["metric", "similarity"]
 
 
-def class_cosines(embeddings: Tensor, W: Tensor) -> Tensor:
-    """x^+ of eq. 9: (N, E), class weights (E, C) -> (N, C)."""
-    W = W.to(embeddings.dtype)
+def class_cosines(unit: Tensor, W: Tensor) -> Tensor:
+    """x^+ of eq. 9: L2-normalised embeddings (N, E), class weights (E, C) -> (N, C)."""
+    W = W.to(unit.dtype)
     # Divides the products, which are fewer than the weights.
     lengths = torch.linalg.vector_norm(W, dim=0).clamp(min=1e-12)
-    cosines: Tensor = F.normalize(embeddings) @ W / lengths  # eq. 9
+    cosines: Tensor = unit @ W / lengths  # eq. 9
     return cosines
+
+
+def _check_classes(labels: Tensor, num_classes: int) -> None:
+    """Raise a ValueError for labels that are no classes; a GPU, whose kernels refuse them, need not wait for it."""
+    if labels.device.type != "cpu" or len(labels) == 0 or torch.compiler.is_compiling():
+        return
+    least, most = (int(label) for label in labels.aminmax())
+    if least < 0 or most >= num_classes:
+        raise ValueError(
+            f"labels: expected 0 to {num_classes - 1} (num_classes={num_classes}), got {least} to {most}; "
+            "number the classes from 0, or pass num_classes=... to match them"
+        )
 
 
 class _AMSoftmaxLoss(CosFaceLoss):

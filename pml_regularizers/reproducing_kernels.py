@@ -14,8 +14,9 @@ What the paper leaves open, and the choices made here:
   the batch, of any classes, and a constant for the gradient, as in the authors' code. Here it is never 0:
   identical rows have kernel 1 and gradient 0, while the code gives nan.
 * The Laplace kernel's sigma is not given: here it is the mean L1 distance, computed in the same way.
-* Squared distances are computed after a translation by the median of three rows. A common offset then costs no
-  digits, nor does a row that is far away, and equal rows stay equal.
+* Squared distances have an error of about eps max_i |x_i - x_0|^2. The batch's mean is at least an (N-1)-th of
+  that maximum, so that a kernel with this bandwidth is exact to about N eps, wherever the rows are. A bandwidth
+  that is given may be far smaller: distances for it are computed in float64.
 """
 
 from typing import Any
@@ -25,67 +26,46 @@ from pytorch_metric_learning.utils.module_with_records import ModuleWithRecords
 from torch import Tensor
 from torch.nn import functional as F
 
-from ._precision import full_precision
+from ._precision import full_precision, without_autocast
 
 
 class _SquaredDistances(torch.autograd.Function):
     """|x_i - x_j|^2: (N, D) -> (N, N), exactly 0 on the diagonal, with gradients of every order.
 
     The gradient takes one product of rows; autograd takes two for x @ x.T and two passes over the rows for their
-    squares. There is no forward-mode derivative: torch.compile would refuse the function.
+    squares.
     """
 
-    generate_vmap_rule = True
-
     @staticmethod
-    def forward(x: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
         gram = x @ x.T
-        # The diagonal as a sum: torch 2.14's inductor overwrites `gram` while the gradient of
-        # `gram.diagonal()` still reads it.
-        squares = gram.tril().triu().sum(dim=1)
-        return squares[:, None] + squares - 2 * gram
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
+        squares = diagonal(gram)
+        return (squares[:, None] + squares).sub_(gram, alpha=2).clamp_(min=0)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Tensor:
         """sum_j w_ij (x_i - x_j), w_ij = 2 (grad_ij + grad_ji): the Laplacian of a graph, times x."""
         (x,) = ctx.saved_tensors
         w = 2 * (grads[0] + grads[0].T)
-        with torch.autocast(x.device.type, enabled=False):
+        with without_autocast(x):
             gradient: Tensor = (w.sum(dim=1).diag_embed() - w) @ x
         return gradient
 
 
-def squared_distances(x: Tensor, y: Tensor | None = None) -> Tensor:
-    """|x_i - y_j|^2: (N, D), (M, D) -> (N, M), never negative and without an N x M x D tensor.
+def squared_distances(x: Tensor) -> Tensor:
+    """|x_i - x_j|^2: (N, D) -> (N, N), never negative and without an N x N x D tensor."""
+    # From one of the rows: a common offset costs no digits, and equal rows stay equal.
+    distances: Tensor = _SquaredDistances.apply(x - x[:1].detach())
+    return distances
 
-    Without y, the distances within x, at half the cost.
+
+def diagonal(matrix: Tensor) -> Tensor:
+    """The diagonal of a square matrix (N, N) -> (N,), as a sum.
+
+    torch 2.14's inductor overwrites a matrix while its view `matrix.diagonal()` is still to be read.
     """
-    origin = _origin(x)
-    x = x - origin
-    if y is None:
-        distances: Tensor = _SquaredDistances.apply(x)
-    else:
-        y = y - origin
-        squares = x.square().sum(dim=1, keepdim=True) + y.square().sum(dim=1)
-        distances = squares - 2 * (x @ y.T)
-    return distances.clamp(min=0)
-
-
-def _origin(x: Tensor) -> Tensor:
-    """A point among the rows: the median of three of them, which one far-away row does not move."""
-    rows = x.detach()[:: max((len(x) - 1) // 2, 1)]
-    return rows.median(dim=0, keepdim=True).values if len(rows) else rows
-
-
-def mean_distance(distances: Tensor, pairs: int) -> Tensor:
-    """The self-adapting bandwidth: the mean of `distances`, detached and never 0."""
-    info = torch.finfo(distances.dtype)
-    # Half or a quarter of it must still be a normal number, to avoid 0/0.
-    return (distances.detach().sum() / max(pairs, 1)).clamp(min=info.tiny / info.eps)
+    return matrix.tril().triu().sum(dim=1)
 
 
 class ReproducingKernel(ModuleWithRecords):
@@ -98,10 +78,10 @@ class ReproducingKernel(ModuleWithRecords):
         collect_stats: Record statistics, as in any PML module.
 
     Shape:
-        x: (N, D), y: (M, D) -> (N, M); without y, the rows of x with each other: (N, N).
+        x: (N, D) -> (N, N).
 
     Raises:
-        ValueError: in the call, unless x and y are matrices of one width.
+        ValueError: in the call, unless x is a matrix.
     """
 
     def __init__(self, *, normalize: bool = False, collect_stats: bool | None = None) -> None:
@@ -109,25 +89,23 @@ class ReproducingKernel(ModuleWithRecords):
         self.normalize = normalize
         self.add_to_recordable_attributes(name="normalize", is_stat=False)
 
-    def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         self.reset_stats()
-        for name, rows in (("x", x), ("y", x if y is None else y)):
-            if rows.ndim != 2 or rows.shape[1] != x.shape[1]:
-                raise ValueError(
-                    f"{name}: expected one row per sample, as wide for x as for y, got shape "
-                    f"{tuple(rows.shape)}; pool features with more axes, or flatten(1) them"
-                )
-        with torch.autocast(x.device.type, enabled=False):
-            x = self._prepared(x)
-            return self.compute(x, None if y is None else self._prepared(y))
+        if x.ndim != 2:
+            raise ValueError(
+                f"x: expected one row per sample, got shape {tuple(x.shape)}; pool features with more axes, or "
+                "flatten(1) them"
+            )
+        with without_autocast(x):
+            x = full_precision(x)
+            return self.compute(F.normalize(x) if self.normalize else x)
 
-    def _prepared(self, x: Tensor) -> Tensor:
-        x = full_precision(x)
-        return F.normalize(x) if self.normalize else x
-
-    def compute(self, x: Tensor, y: Tensor | None) -> Tensor:
-        """The matrix of kernel values; y is None for pairs within x."""
+    def compute(self, x: Tensor) -> Tensor:
+        """The matrix of kernel values, from rows in full precision."""
         raise NotImplementedError
+
+    def extra_repr(self) -> str:
+        return ", ".join(f"{name}={getattr(self, name)}" for name in self._record_these)
 
 
 class _DistanceKernel(ReproducingKernel):
@@ -149,22 +127,26 @@ class _DistanceKernel(ReproducingKernel):
         self.add_to_recordable_attributes(name="bandwidth", is_stat=False)
         self.add_to_recordable_attributes(name="mean_distance", is_stat=True)
 
-    def compute(self, x: Tensor, y: Tensor | None) -> Tensor:
-        distances = self.distances(x, y)
-        n = len(x)
-        tau = mean_distance(distances, n * (n - 1) if y is None else n * len(y))
-        if self.collect_stats:
-            self.mean_distance = tau.item()
-        return self.of_distances(distances, tau if self.bandwidth is None else self.bandwidth)
+    def compute(self, x: Tensor) -> Tensor:
+        distances = self.distances(x)
+        tau: Tensor | float | None = self.bandwidth
+        if tau is None or self.collect_stats:
+            info = torch.finfo(x.dtype)
+            # Never 0, and half or a quarter of it is still a normal number: to avoid 0/0.
+            mean = distances.detach().sum() / max(len(x) * (len(x) - 1), 1)
+            mean = mean.clamp(min=info.tiny / info.eps)
+            if self.collect_stats:
+                self.mean_distance = mean.item()
+            tau = mean if tau is None else tau
+        return self.from_exponents(distances / -tau)
 
-    def distances(self, x: Tensor, y: Tensor | None) -> Tensor:
+    def distances(self, x: Tensor) -> Tensor:
+        """Distances of all pairs of rows, (N, D) -> (N, N)."""
         raise NotImplementedError
 
-    def of_distances(self, distances: Tensor, tau: Tensor | float) -> Tensor:
-        raise NotImplementedError
-
-    def extra_repr(self) -> str:
-        return f"bandwidth={self.bandwidth}, normalize={self.normalize}"
+    def from_exponents(self, exponents: Tensor) -> Tensor:
+        """The kernel, from minus the distances divided by the bandwidth."""
+        return exponents.exp()
 
 
 class GaussianMixtureKernel(_DistanceKernel):
@@ -203,30 +185,25 @@ class GaussianMixtureKernel(_DistanceKernel):
         self.components = components
         self.add_to_recordable_attributes(name="components", is_stat=False)
 
-    def distances(self, x: Tensor, y: Tensor | None) -> Tensor:
-        return squared_distances(x, y)
+    def distances(self, x: Tensor) -> Tensor:
+        if self.bandwidth is None or x.device.type == "mps":  # which has no float64
+            return squared_distances(x)
+        return squared_distances(x.double()).to(x.dtype)
 
-    def of_distances(self, distances: Tensor, tau: Tensor | float) -> Tensor:
+    def from_exponents(self, exponents: Tensor) -> Tensor:
         K = self.components
-        total = torch.zeros_like(distances)
-        for k in range(K):
-            total = total + torch.exp(-distances / (tau * 2.0 ** (k - K // 2)))
+        gaussian = (exponents / 2.0 ** (K - 1 - K // 2)).exp()  # the widest
+        total = gaussian
+        for _ in range(K - 1):
+            gaussian = gaussian * gaussian  # half as wide
+            total = total + gaussian
         return total / K
-
-    def extra_repr(self) -> str:
-        return f"components={self.components}, {super().extra_repr()}"
 
 
 class GaussianKernel(GaussianMixtureKernel):
-    """exp(-|x - x'|^2 / tau): the mixture's single component.
+    """exp(-|x - x'|^2 / tau): the mixture's single component, with its arguments.
 
-    Args:
-        bandwidth: tau; 2.0 gives exp(-|x - x'|^2 / 2). Default: the mean squared distance.
-        normalize: L2-normalise the rows first.
-        collect_stats: Record `mean_distance`.
-
-    Raises:
-        ValueError: if bandwidth <= 0.
+    `bandwidth=2.0` gives exp(-|x - x'|^2 / 2).
     """
 
     def __init__(
@@ -242,21 +219,12 @@ class GaussianKernel(GaussianMixtureKernel):
 class LaplaceKernel(_DistanceKernel):
     """exp(-|x - x'|_1 / sigma), Table 4.
 
-    Args:
-        bandwidth: sigma, in the units of an L1 distance. Default: the mean L1 distance over all pairs of
-            different rows; no gradient flows through it. The paper does not give sigma.
-        normalize: L2-normalise the rows first.
-        collect_stats: Record `mean_distance`.
-
-    Raises:
-        ValueError: if bandwidth <= 0.
+    Arguments as of `GaussianKernel`: `bandwidth` is sigma, in the units of an L1 distance. Default: the mean L1
+    distance over all pairs of different rows, without a gradient. The paper does not give sigma.
     """
 
-    def distances(self, x: Tensor, y: Tensor | None) -> Tensor:
-        return torch.cdist(x, x if y is None else y, p=1.0)
-
-    def of_distances(self, distances: Tensor, tau: Tensor | float) -> Tensor:
-        return torch.exp(-distances / tau)
+    def distances(self, x: Tensor) -> Tensor:
+        return torch.cdist(x, x, p=1.0)
 
 
 class PolynomialKernel(ReproducingKernel):
@@ -291,11 +259,8 @@ class PolynomialKernel(ReproducingKernel):
         self.constant = constant
         self.add_to_recordable_attributes(list_of_names=["degree", "constant"], is_stat=False)
 
-    def compute(self, x: Tensor, y: Tensor | None) -> Tensor:
-        return (_inner_products(x, y) + self.constant) ** self.degree
-
-    def extra_repr(self) -> str:
-        return f"degree={self.degree}, constant={self.constant}, normalize={self.normalize}"
+    def compute(self, x: Tensor) -> Tensor:
+        return (x @ x.T + self.constant) ** self.degree
 
 
 class ExponentialKernel(ReproducingKernel):
@@ -308,12 +273,5 @@ class ExponentialKernel(ReproducingKernel):
         normalize: L2-normalise the rows first.
     """
 
-    def compute(self, x: Tensor, y: Tensor | None) -> Tensor:
-        return _inner_products(x, y).exp()
-
-    def extra_repr(self) -> str:
-        return f"normalize={self.normalize}"
-
-
-def _inner_products(x: Tensor, y: Tensor | None) -> Tensor:
-    return x @ (x if y is None else y).T
+    def compute(self, x: Tensor) -> Tensor:
+        return (x @ x.T).exp()

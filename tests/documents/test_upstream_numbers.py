@@ -115,15 +115,14 @@ def test_horde(order: int, shape: tuple[int, ...], base: nn.Module, train: bool)
         assert_close(one, other)
 
 
-@pytest.mark.parametrize(
-    ("reduction", "reducer"), [("mean", None), ("ordered_sum", reducers.SumReducer())]
-)
-def test_joint_similarity(reduction: Any, reducer: Any) -> None:
+@pytest.mark.parametrize("reducer", [None, reducers.SumReducer()])
+@pytest.mark.parametrize("mined", [None, miners.BatchHardMiner()])
+def test_joint_similarity(reducer: Any, mined: Any) -> None:
     x, pooled = random(8, 5), random(8, 7)
     theirs = offered("joint_similarity", "losses.jrs_loss").JRSLoss(reducer=reducer)
-    ours = JRSRegularizer(reduction=reduction)
-    found = theirs(x, LABELS, features=[pooled])
-    assert_same(found, ours(x, LABELS, features={"pooled": pooled}), x, pooled)
+    ours, tuples = JRSRegularizer(reducer=reducer), mined and mined(x, LABELS)
+    found = theirs(x, LABELS, tuples, features=[pooled])
+    assert_same(found, ours(x, LABELS, tuples, features={"pooled": pooled}), x, pooled)
 
 
 def test_joint_similarity_beside_classification() -> None:

@@ -29,8 +29,6 @@ from pml_regularizers import (
     HighOrderMoments,
     HORDELoss,
     IntraClassRegularizer,
-    JIntraRegularizer,
-    JMMDRegularizer,
     JRDLoss,
     JRSRegularizer,
     LaplaceKernel,
@@ -173,7 +171,7 @@ def joint(
             kwargs["kernels"] = {name: kernel() for name in ("pooled", "embeddings")}
         return loss(**settings, **kwargs)
 
-    return Case(make, ("pooled",), expected.joint(value))
+    return Case(make, ("pooled",), expected.joint(value), tuples=loss is JRSRegularizer)
 
 
 def jrd(*representations: str, **settings: Any) -> Case:
@@ -253,12 +251,10 @@ LOSSES: dict[str, Case] = {
     },
     "JRS": joint("jrs", JRSRegularizer),
     "JRS, Gaussian": joint("jrs", JRSRegularizer, GaussianKernel),
-    "JRS, Laplace": joint("jrs", JRSRegularizer, LaplaceKernel, reduction="ordered_sum"),
+    "JRS, Laplace": joint("jrs", JRSRegularizer, LaplaceKernel),
     "JRS, polynomial": joint("jrs", JRSRegularizer, partial(PolynomialKernel, normalize=True)),
     "JRS, exponential": joint("jrs", JRSRegularizer, partial(ExponentialKernel, normalize=True)),
     "JRS, linear": joint("jrs", JRSRegularizer, partial(PolynomialKernel, 1, 0.0)),
-    "JMMD": joint("jmmd", JMMDRegularizer),
-    "JIntra": joint("jintra", JIntraRegularizer),
     "intra-class": Case(IntraClassRegularizer, exact=expected.joint("intra_class")),
     "intra-class, joint": joint("intra_class", IntraClassRegularizer, GaussianMixtureKernel),
     "JRD": jrd("pooled", "embeddings", "classes"),

@@ -3,7 +3,7 @@
 import copy
 import pickle
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -26,6 +26,7 @@ from pml_regularizers import (
 from pml_regularizers.feature_loss import LabelAwareRegularizer
 from tests.library.contract import LABELS, LOSSES, WIDTH, Batch, call, feed
 from tests.library.test_contract import (
+    MADE,
     assert_agree,
     assert_same,
     check_gradients_arrive,
@@ -294,32 +295,27 @@ ONE_GRAPH = (
     EnergyConfusionRegularizer,
     IntraClassRegularizer,
     JRDLoss,
-    JRSRegularizer,  # and the joint regularizers that derive from it
+    JRSRegularizer,
     VarianceRegularizer,
 )
 
 
-def one_is_quick(names: Iterable[str], quick: str) -> pytest.MarkDecorator:
-    """Compiling takes seconds: with `make test` it is done to one of them."""
-    slow = pytest.mark.slow
-    return pytest.mark.parametrize(
-        "name", [name if name == quick else pytest.param(name, marks=slow) for name in names]
-    )
-
-
-@one_is_quick([name for name in one_per_class() if name != "several"], "EC")
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name == "EC" else pytest.param(name, marks=pytest.mark.slow)
+        for name in one_per_class()
+        if isinstance(MADE[name], ONE_GRAPH)
+    ],
+)
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
-def test_compiled(name: str) -> None:
-    """Energy confusion, the joint regularizers and the variance in one graph, all with equal results.
-
-    (A sum with a schedule has its own test.)
-    """
+def test_one_graph(name: str) -> None:
+    """Without a graph break; what inductor makes of it is in test_compiled.py."""
     case = LOSSES[name]
     loss, batch = case.make(), Batch.draw(case)
-    whole = isinstance(loss, ONE_GRAPH)
     expected = measure(loss, batch)
     leaves = batch.map(lambda x: x.requires_grad_())
-    value = call(torch.compile(loss, backend="eager", fullgraph=whole), leaves)
+    value = call(torch.compile(loss, backend="eager", fullgraph=True), leaves)
     inputs = dict(leaves.tensors()) | dict(loss.named_parameters())
     gradients = torch.autograd.grad(value, list(inputs.values()), allow_unused=True)
     assert_agree({"value": value.detach(), **dict(zip(inputs, gradients, strict=True))}, expected)

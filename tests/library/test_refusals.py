@@ -257,7 +257,6 @@ JOINT_SIMILARITY: Refused = [
         lambda: JRSRegularizer({"embeddings": torch.exp}),
         "kernels: expected a kernel such as GaussianMixtureKernel.* for embeddings, got",
     ),
-    (lambda: JRSRegularizer(reduction="sum"), "reduction: expected one of mean, ordered_sum"),
     (
         lambda: JRSRegularizer({"a.b": LINEAR}),
         r"kernels: expected names without dots .* got 'a\.b' \(.*\); choose",
@@ -272,6 +271,14 @@ JOINT_SIMILARITY: Refused = [
     ),
     (lambda: jrd(distance=nn.Identity()), "distance: AM-softmax uses cosines"),
     (
+        lambda: jrd()(X, torch.tensor([0, 1, 2, 3, 2, 1]), features=POOLED),
+        r"labels: expected 0 to 2 \(num_classes=3\), got 0 to 3; number the classes from 0",
+    ),
+    (
+        lambda: jrd()(X, LABELS - 1, features=POOLED),
+        "labels: expected 0 to 2 .*, got -1 to 1",
+    ),
+    (
         lambda: JRDLoss(3, 5)(X, LABELS, features=POOLED),
         r"embeddings: expected \(N, 5\), got .*6, 4",
     ),
@@ -285,7 +292,6 @@ JOINT_SIMILARITY: Refused = [
     (lambda: PolynomialKernel(0), "degree: expected an integer of at least 1, got 0"),
     (lambda: PolynomialKernel(2, -1.0), "constant: expected a number of at least 0, got -1.0"),
     (lambda: LINEAR(torch.ones(2, 3, 4)), r"x: .* got shape \(2, 3, 4\)"),
-    (lambda: LINEAR(X, X[:, :3]), r"y: .* got shape \(6, 3\)"),
 ]
 SUMS_AND_GROUPS: Refused = [
     (lambda: parameter_groups({"a": head()}, lr=1), "model: expected a module, got dict; pass"),

@@ -78,7 +78,7 @@ CASES: dict[str, Callable[[], nn.Module]] = {
 }
 # Under PML's own wrapper, where the gradients of the network and of projections are exact.
 PML_CASES = (
-    *("HORDE, not in a sum", "EC", "EC, eq. 7", "variance", "JRS", "JMMD", "JRD", "ensemble"),
+    *("HORDE, not in a sum", "EC", "EC, eq. 7", "variance", "JRS", "JRD", "ensemble"),
     *("ensemble with HORDE", "several"),
 )
 MINER = miners.BatchHardMiner()
