@@ -30,7 +30,7 @@ def attached(network: Network) -> HORDELoss:
 
 
 def horde() -> HORDELoss:
-    return HORDELoss(losses.ContrastiveLoss(), CHANNELS, WIDTH, order=3, moment_dim=8)
+    return HORDELoss(losses.ContrastiveLoss(), CHANNELS, WIDTH, moment_dim=8)
 
 
 def horde_like(loss: HORDELoss) -> HORDELoss:

@@ -125,7 +125,7 @@ class TestGradientNormRatios:
 def test_the_boundary_of_margin_loss_has_a_rate_of_its_own() -> None:
     """5e-4 unless one is given, also within other losses."""
     model, margin = nn.Linear(4, 4), losses.MarginLoss(learn_beta=True)
-    loss = HORDELoss(margin, CHANNELS, WIDTH, order=2, moment_dim=8)
+    loss = HORDELoss(margin, CHANNELS, WIDTH, order=2, moment_dim=8, projections="cascaded")
 
     def settings(**given: Any) -> dict[str, Any]:
         groups = parameter_groups(model, loss, lr=1e-5, weight_decay=1e-4, **given)

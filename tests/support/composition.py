@@ -30,7 +30,7 @@ STEPS = 2
 
 
 def criterion() -> ScheduledLosses:
-    sizes = {"order": 3, "moment_dim": 7, "order_weights": (0.5, 2)}
+    sizes: Any = {"moment_dim": 7, "projections": "cascaded", "order_weights": (0.5, 2)}
     return ScheduledLosses(
         {
             "horde": HORDELoss(losses.ContrastiveLoss(), CHANNELS, WIDTH, **sizes),
