@@ -55,7 +55,9 @@ class Former:
         return {**self.left, **self.rewrite(former)}
 
 
-CLASSES: dict[str, Former] = {}
+CLASSES: dict[str, Former] = {
+    "HORDELoss": Former(renamed={"embedding_loss": ("first_loss", {})}),
+}
 """{class of this project: how it was described before}."""
 
 
