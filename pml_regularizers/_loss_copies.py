@@ -4,27 +4,31 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from pytorch_metric_learning.losses import CrossBatchMemory, SelfSupervisedLoss
 from pytorch_metric_learning.reducers import DoNothingReducer
 from torch import Tensor, nn
 
-from ._precision import as_parameters
+from ._precision import call_in_full_precision
 from .distributed import DistributedLoss
 from .feature_loss import FeatureLoss
 
 
-class WrapperLoss(FeatureLoss):
-    """Deep copies of PML losses by name, each of which gives one number.
+class PerOutputLoss(FeatureLoss):
+    """A copy of a PML loss for each of several outputs, by name; each copy gives one number.
 
-    A subclass calls `hold` in its constructor, and `part` for each name in `compute_loss`. Only the copies are
-    trained. With `collect_stats`, each value is recorded as NAME_loss.
+    A subclass calls `copy_losses` in its constructor, and `sub_loss` for each name in `compute_loss`. Only the
+    copies are trained. With `collect_stats`, each value is recorded as NAME_loss.
 
     Args:
-        **kwargs: As in any PML loss, except `reducer` and `distance`, which belong to the wrapped losses.
+        **kwargs: As in any PML loss, except `reducer` and `distance`, which belong to the copied losses.
     """
 
-    cannot_read = ""
-    """End of the error message: why a wrapped loss cannot read features itself, and what to do instead."""
+    nested_feature_loss_hint = ""
+    """End of the error message: why a copied loss cannot read features itself, and what to do instead."""
+
+    width_hint = ""
+    """End of the error message if a copy was made for vectors of another width: what else would help."""
 
     def __init__(self, **kwargs: Any) -> None:
         for name in ("reducer", "distance"):
@@ -39,66 +43,62 @@ class WrapperLoss(FeatureLoss):
         """Return None: nothing uses it."""
 
     def check_wrapped(self, name: str, loss: Any) -> None:
-        """Refuse, as argument `name`, anything except a loss that returns one number.
-
-        Raises:
-            ValueError: for another object, a loss that reads features, a DistributedLoss or a DoNothingReducer.
-        """
+        """Raise ValueError, about argument `name`, unless this is a loss that returns one number."""
         if not isinstance(loss, nn.Module):
             raise ValueError(f"{name}: expected a PML loss, got {type(loss).__name__}")
-        if isinstance(loss, SelfSupervisedLoss):
-            raise ValueError(
-                f"{name}: expected a loss of embeddings and labels, got SelfSupervisedLoss, which takes two sets "
-                f"of embeddings; pass the {type(loss.loss).__name__} in it, join the two sets, and number the "
-                "images as labels"
-            )
         for module in loss.modules():
             if isinstance(module, FeatureLoss) and module.reads:
                 raise ValueError(
-                    f"{name}: {type(module).__name__} reads features {self.cannot_read}"
+                    f"{name}: {type(module).__name__} reads features {self.nested_feature_loss_hint}"
                 )
-            if isinstance(module, DistributedLoss):
-                wrapper = type(self).__name__
-                raise ValueError(
-                    f"{name}: DistributedLoss goes around, as in DistributedLoss({wrapper}(loss, ...))"
-                )
-            if isinstance(module, DoNothingReducer):
-                raise ValueError(
-                    f"{name}: expected a loss that returns one number, got one with DoNothingReducer; use "
-                    "another reducer"
-                )
+            for refused, reason in (
+                (SelfSupervisedLoss, "takes two sets of embeddings; pass the loss in it"),
+                (
+                    DistributedLoss,
+                    f"goes around, as in DistributedLoss({type(self).__name__}(...))",
+                ),
+                (DoNothingReducer, "does not return one number; use another reducer"),
+            ):
+                if isinstance(module, refused):
+                    raise ValueError(f"{name}: {refused.__name__} {reason}")
 
-    def hold(self, losses: Mapping[str, nn.Module]) -> None:
+    def copy_losses(self, losses: Mapping[str, nn.Module]) -> None:
         """Copy these losses."""
         # By name, not in a ModuleList: record-keeper names its tables after them, and "0" is no table name.
         self.losses = nn.ModuleDict({name: copy.deepcopy(loss) for name, loss in losses.items()})
-        self._has_memory = any(isinstance(part, CrossBatchMemory) for part in self.losses.modules())
         self.add_to_recordable_attributes(
             list_of_names=[f"{name}_loss" for name in losses], is_stat=True
         )
 
-    def check_tuples(self, indices_tuple: tuple[Tensor, ...] | None) -> None:
-        """Refuse tuples that a memory would misread.
-
-        Raises:
-            ValueError: if there are tuples and a wrapped loss has a CrossBatchMemory.
-        """
-        if indices_tuple is not None and self._has_memory:
-            raise ValueError(
-                "indices_tuple: CrossBatchMemory would take a batch's tuples for rows of its memory; give it "
-                f"the miner, as in {type(self).__name__}(CrossBatchMemory(loss, E, miner=...), ...)"
-            )
-
-    def part(
+    def sub_loss(
         self,
         name: str,
         vectors: Tensor,
         labels: Tensor,
         indices_tuple: tuple[Tensor, ...] | None,
     ) -> Tensor:
-        """Compute and record the value of the copy `name`."""
+        """Compute and record the value of the copy `name`.
+
+        Raises:
+            ValueError: for tuples beside a memory; if the copy has proxies, weights or a memory and fails, as it
+                does on vectors of another width.
+        """
         loss = self.losses[name]
-        value: Tensor = loss(as_parameters(vectors, loss), labels, indices_tuple).view(())
+        has_memory = any(isinstance(module, CrossBatchMemory) for module in loss.modules())
+        if has_memory and indices_tuple is not None:
+            raise ValueError(
+                "indices_tuple: CrossBatchMemory would take a batch's tuples for rows of its memory; give it "
+                f"the miner, as in {type(self).__name__}(CrossBatchMemory(loss, E, miner=...), ...)"
+            )
+        try:
+            value = call_in_full_precision(loss, vectors, labels, indices_tuple).view(())
+        except RuntimeError as error:
+            if isinstance(error, torch.cuda.OutOfMemoryError) or not loss.state_dict():
+                raise
+            raise ValueError(
+                f"loss: {type(loss).__name__} failed on the vectors {tuple(vectors.shape)} of {name} ({error}); "
+                f"where it has an embedding_size, that must be {vectors.shape[1]}{self.width_hint}"
+            ) from error
         if len(vectors) == 0:  # a classification loss is a mean over images
             value = value.nan_to_num()
         if self.collect_stats:

@@ -54,7 +54,7 @@ class PairLoss(GenericPairLoss):
 def pairs(
     values: Tensor, mask: Tensor, reduction_type: str, divisor: int | Tensor
 ) -> dict[str, Any]:
-    """A sub-loss for PML's reducers: the values where the mask is set; 0 if it is set nowhere.
+    """A sub-loss for PML's reducers: the values where the mask is set.
 
     Args:
         values: (N, M).
@@ -63,11 +63,18 @@ def pairs(
         divisor: The number by which `DivisorReducer` divides the sum.
     """
     indices = torch.where(mask)
-    if len(indices[0]) == 0:
+    return unreduced(values[indices], indices, reduction_type, int(divisor))
+
+
+def unreduced(
+    losses: Tensor, indices: Tensor | tuple[Tensor, ...], reduction_type: str, divisor: int
+) -> dict[str, Any]:
+    """A sub-loss for PML's reducers; 0 if there are no losses, of which a mean would be NaN."""
+    if len(losses) == 0:
         return {"losses": 0, "indices": None, "reduction_type": "already_reduced"}
     return {
-        "losses": values[indices],
+        "losses": losses,
         "indices": indices,
         "reduction_type": reduction_type,
-        "divisor": int(divisor),
+        "divisor": divisor,
     }

@@ -8,11 +8,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
+
+HALF = (torch.float16, torch.bfloat16)
 
 
 def full_precision(x: Tensor) -> Tensor:
     """`x`, raised to float32 if it is in half precision."""
-    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+    return x.float() if x.dtype in HALF else x
 
 
 def without_autocast(x: Tensor) -> AbstractContextManager[Any]:
@@ -21,23 +24,30 @@ def without_autocast(x: Tensor) -> AbstractContextManager[Any]:
     return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
 
 
-def as_parameters(x: Tensor, module: nn.Module) -> Tensor:
-    """`x` in the precision of a module's parameters; PML would recast the parameters, in place."""
-    own = next(module.parameters(), None)
-    if own is None or own.dtype not in (torch.float32, torch.float64):
-        return x
-    return x.to(own.dtype)
+def call_in_full_precision(loss: nn.Module, vectors: Tensor, *args: Any) -> Tensor:
+    """The value of a PML loss in the precision of its parameters, or in float32 if that is half.
+
+    The parameters keep their precision: PML would recast them in place to that of the vectors.
+    """
+    raised = {name: full_precision(own) for name, own in loss.named_parameters()}
+    if raised:
+        vectors = vectors.to(next(iter(raised.values())).dtype)
+    if any(own.dtype in HALF for own in loss.parameters()):
+        value: Tensor = functional_call(loss, raised, (vectors, *args))
+    else:
+        value = loss(vectors, *args)
+    return value
 
 
 def integer_fault(x: Tensor) -> str | None:
     """The fault of a tensor that should hold signed integers; None if it does."""
-    if x.dtype in (torch.int8, torch.int16, torch.int32, torch.int64):
+    if x.dtype.is_signed and not x.is_floating_point():
         return None
     return f"expected signed integers, got {x.dtype}; cast only floating tensors, since others are rounded"
 
 
 class CheckedIntegers:
-    """Checks what is loaded into a module's own buffers of integers: torch would silently round floats.
+    """Refuses floats for a module's own buffers of integers in `load_state_dict`, where torch would round them.
 
     Stands before the `nn.Module` among the bases.
     """
@@ -45,22 +55,21 @@ class CheckedIntegers:
     _buffers: dict[str, Tensor | None]
 
     def buffer_fault(self, saved: Tensor) -> str | None:
-        """The fault of a saved tensor that has the shape of its buffer; None if it has none."""
+        """The fault of a saved tensor; None if it has none."""
         return integer_fault(saved)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         *_, errors = args
-        before = len(errors)
-        for name, buffer in self._buffers.items():
-            saved = state_dict.get(prefix + name)
-            if buffer is None or buffer.is_floating_point() or not isinstance(saved, Tensor):
-                continue
-            fault = None
-            if saved.layout is not torch.strided:
-                fault = f"expected a dense tensor, got {saved.layout}; load its to_dense()"
-            elif saved.shape == buffer.shape:
-                fault = self.buffer_fault(saved)
-            if fault is not None:
-                errors.append(f"{prefix}{name}: {fault}")
-        if len(errors) == before:
+        tables = [
+            name
+            for name, own in self._buffers.items()
+            if own is not None and not own.is_floating_point()
+        ]
+        faults = {
+            name: self.buffer_fault(state_dict[prefix + name])
+            for name in tables
+            if prefix + name in state_dict
+        }
+        errors += [f"{prefix}{name}: {fault}" for name, fault in faults.items() if fault]
+        if not any(faults.values()):
             super()._load_from_state_dict(state_dict, prefix, *args)  # type: ignore[misc]

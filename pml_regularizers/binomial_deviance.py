@@ -18,7 +18,7 @@ from pytorch_metric_learning.utils import common_functions as c_f
 from torch import Tensor
 from torch.nn import functional as F
 
-from ._pair_loss import PairLoss
+from ._pair_loss import PairLoss, unreduced
 
 
 class BinomialDevianceLoss(PairLoss):
@@ -79,14 +79,7 @@ class BinomialDevianceLoss(PairLoss):
         negatives = _softplus(-self.alpha * self.negative_weight * too_far)
         over = _row_mean if self.balanced else _row_sum  # the sum: ECAML, eq. 10
         losses = over(positives, pos_mask) + over(negatives, neg_mask)
-        return {
-            "loss": {
-                "losses": losses,
-                "indices": c_f.torch_arange_from_size(mat),
-                "reduction_type": "element",
-                "divisor": len(mat),
-            }
-        }
+        return {"loss": unreduced(losses, c_f.torch_arange_from_size(mat), "element", len(mat))}
 
     def get_default_distance(self) -> Any:
         return CosineSimilarity()

@@ -20,7 +20,9 @@ from pytorch_metric_learning.distances import CosineSimilarity
 from pytorch_metric_learning.reducers import AvgNonZeroReducer
 from torch import Tensor, nn
 
-from ._loss_copies import WrapperLoss
+from ._checks import at_least, one_of
+from ._loss_copies import PerOutputLoss
+from ._pair_loss import unreduced
 from .attention_ensemble import between_heads, split_heads
 from .feature_loss import FeatureLoss, already_reduced
 
@@ -28,7 +30,7 @@ Images = Literal["all", "same"]
 Reduction = Literal["mean", "sum"]
 
 
-class EnsembleLoss(WrapperLoss):
+class EnsembleLoss(PerOutputLoss):
     """A metric loss on every head of an ensemble.
 
     The loss is deep-copied, one copy per head: **where it has parameters, give `parameters()` to an
@@ -61,23 +63,21 @@ class EnsembleLoss(WrapperLoss):
     """
 
     reads = ()
-    cannot_read = (
+    nested_feature_loss_hint = (
         "and a head has none of its own; give the ensemble's loss to it (HORDELoss(loss, ..., "
-        "first_loss=EnsembleLoss(...))), or add it beside with MultipleLosses"
+        "embedding_loss=EnsembleLoss(...))), or add it beside with MultipleLosses"
     )
 
     def __init__(
         self, loss: nn.Module, num_heads: int, *, reduction: Reduction = "mean", **kwargs: Any
     ) -> None:
         super().__init__(**kwargs)
-        if num_heads < 1:
-            raise ValueError(f"num_heads: expected at least 1, got {num_heads}")
-        if reduction not in get_args(Reduction):
-            raise ValueError(f"reduction: expected one of mean, sum; got {reduction!r}")
+        at_least("num_heads", num_heads, 1)
+        one_of("reduction", reduction, get_args(Reduction))
         self.check_wrapped("loss", loss)
         self.num_heads = num_heads
         self.reduction = reduction
-        self.hold({f"head_{m}": loss for m in range(1, num_heads + 1)})
+        self.copy_losses({f"head_{m}": loss for m in range(1, num_heads + 1)})
         self.add_to_recordable_attributes(list_of_names=["num_heads", "reduction"], is_stat=False)
 
     def compute_loss(
@@ -88,20 +88,11 @@ class EnsembleLoss(WrapperLoss):
         ref_emb: Tensor,
         ref_labels: Tensor,
     ) -> dict[str, dict[str, Any]]:
-        self.check_tuples(indices_tuple)
-        values = []
         heads = split_heads(embeddings, self.num_heads).unbind(dim=1)
-        for (name, loss), head in zip(self.losses.items(), heads, strict=True):
-            try:
-                value = self.part(name, head, labels, indices_tuple)
-            except RuntimeError as error:
-                if isinstance(error, torch.cuda.OutOfMemoryError) or not loss.state_dict():
-                    raise
-                raise ValueError(
-                    f"loss: {type(loss).__name__} failed on a head's embeddings {tuple(head.shape)} ({error}); "
-                    f"where it has an embedding_size, pass that of one head, {head.shape[1]}"
-                ) from error
-            values.append(value)
+        values = [
+            self.sub_loss(name, head, labels, indices_tuple)
+            for name, head in zip(self.losses, heads, strict=True)
+        ]
         total = torch.stack(values).sum()  # section 3.4
         value = total / self.num_heads if self.reduction == "mean" else total
         return {"loss": already_reduced(value)}
@@ -149,12 +140,8 @@ class DivergenceLoss(FeatureLoss):
         self, num_heads: int, margin: float = 0.5, *, images: Images = "all", **kwargs: Any
     ) -> None:
         super().__init__(**kwargs)
-        if num_heads < 2:
-            raise ValueError(
-                f"num_heads: expected at least 2, got {num_heads}; one head has no other to diverge from"
-            )
-        if images not in get_args(Images):
-            raise ValueError(f"images: expected one of all, same; got {images!r}")
+        at_least("num_heads", num_heads, 2)
+        one_of("images", images, get_args(Images))
         self.num_heads = num_heads
         self.margin = margin
         self.images = images
@@ -179,15 +166,9 @@ class DivergenceLoss(FeatureLoss):
             mat = between_heads(self.distance(heads.flatten(0, 1)), self.num_heads)
             first = first.unsqueeze(1)
         losses = torch.relu(self.distance.margin(self.margin, mat))  # section 3.4, the hinge
-        return {
-            "loss": {
-                # A reducer that counts values above zero would drop NaN: let one NaN spoil all, as in a mean.
-                "losses": (losses + 0 * losses.sum()).flatten(),
-                "indices": first.expand_as(mat).flatten(),
-                "reduction_type": "element",
-                "divisor": mat.numel(),
-            }
-        }
+        # A reducer that counts values above zero would drop NaN: let one NaN spoil all, as in a mean.
+        losses = (losses + 0 * losses.sum()).flatten()
+        return {"loss": unreduced(losses, first.expand_as(mat).flatten(), "element", mat.numel())}
 
     def get_default_distance(self) -> Any:
         return CosineSimilarity()

@@ -6,12 +6,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pml_regularizers._loss_copies import WrapperLoss
+from pml_regularizers._loss_copies import PerOutputLoss
 from pml_regularizers.distributed import gather_parts
 from pml_regularizers.feature_loss import already_reduced
 
 
-class PooledFeaturesLoss(WrapperLoss):
+class PooledFeaturesLoss(PerOutputLoss):
     """A metric loss on a fixed random projection of the pooled features, L2-normalised.
 
     HORDE's order 1, as wide and with as much weight as one of its orders with fixed projections: whatever such
@@ -34,7 +34,7 @@ class PooledFeaturesLoss(WrapperLoss):
     ) -> None:
         super().__init__(**kwargs)
         self.check_wrapped("loss", loss)
-        self.hold({"pooled": loss})
+        self.copy_losses({"pooled": loss})
         self.register_buffer("projection", torch.randint(2, (in_channels, width)) * 2.0 - 1)
 
     def compute_loss(
@@ -47,4 +47,4 @@ class PooledFeaturesLoss(WrapperLoss):
     ) -> dict[str, dict[str, Any]]:
         projected = F.normalize(self.features @ self.projection.to(self.features.dtype))
         (gathered,) = gather_parts([projected], embeddings)
-        return {"loss": already_reduced(self.part("pooled", gathered, labels, indices_tuple))}
+        return {"loss": already_reduced(self.sub_loss("pooled", gathered, labels, indices_tuple))}

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from accelerate import Accelerator
 from accelerate.utils import broadcast
+from sklearn.decomposition import PCA
 from torch import Tensor, nn
 
 from benchmarks.datasets import Glyphs, ImageSet
@@ -67,7 +68,9 @@ def test_outputs(
             vectors |= horde.split_orders(found.descriptors)
             del vectors["order_1"]
         if settings.descriptor:
-            vectors["descriptor"] = _reduced(accelerator, horde, trained[2], found.descriptors)
+            vectors["descriptor"] = reduced(
+                accelerator, trained[2], found.descriptors, horde.embedding_size
+            )
     outputs = {
         name: measure(rows, found.labels, K, is_query, accelerator)
         for name, rows in vectors.items()
@@ -98,15 +101,19 @@ def variance_correlation(
     return float(torch.corrcoef(torch.stack(both))[0, 1])
 
 
-def _reduced(
-    accelerator: Accelerator, horde: HORDELoss, trained: Tensor, descriptors: Tensor
-) -> Tensor:
-    """Principal components, computed by the main process for all."""
-    reduced = descriptors.new_empty(len(descriptors), horde.embedding_size)
+def reduced(accelerator: Accelerator, trained: Tensor, descriptors: Tensor, size: int) -> Tensor:
+    """Principal components of descriptors (M, D) -> (M, size), computed by the main process for all.
+
+    The PCA is that of the training images' descriptors (N, D); the paper does not say on which images it was
+    fitted. They are centred, but not whitened and not normalised again.
+    """
+    components = descriptors.new_empty(len(descriptors), size)
     if accelerator.is_main_process:
-        horde.fit_pca(trained)
-        reduced = horde.reduce(descriptors)
-    found: Tensor = broadcast(reduced.to(accelerator.device))
+        # Exact solvers, whose result does not depend on a seed; the first is slow, and large, for wide descriptors.
+        solver = "covariance_eigh" if len(trained) > trained.shape[1] else "full"
+        pca = PCA(size, svd_solver=solver).fit(trained.double().numpy())
+        components.copy_(torch.from_numpy(pca.transform(descriptors.double().numpy())))
+    found: Tensor = broadcast(components.to(accelerator.device))
     return found.cpu()
 
 

@@ -72,6 +72,7 @@ def _ordered_sum(arguments: Arguments) -> Arguments:
 
 CLASSES: dict[str, Former] = {
     "EnergyConfusionRegularizer": Former(left={"num_pairs": None, "seed": 0}, rewrite=_ordered_sum),
+    "HORDELoss": Former(renamed={"embedding_loss": ("first_loss", {})}),
 }
 """{class of this project: how it was described before}."""
 

@@ -11,7 +11,9 @@ from torch import Tensor, nn
 import pml_regularizers as ours
 
 TERMS: dict[str, Callable[[int, int, int], nn.Module]] = {
-    "HORDE": lambda C, E, d: ours.HORDELoss(ours.BinomialDevianceLoss(), C, E, moment_dim=d),
+    "HORDE": lambda C, E, d: ours.HORDELoss(
+        ours.BinomialDevianceLoss(), C, E, projections="cascaded", order=5, moment_dim=d
+    ),
     "JRS": lambda *_: ours.JRSRegularizer(),
     "energy confusion": lambda *_: ours.EnergyConfusionRegularizer(),
     "VEM": lambda *_: ours.VarianceRegularizer(),

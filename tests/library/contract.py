@@ -145,7 +145,7 @@ def feed(loss: nn.Module, batch: Batch) -> None:
 
 
 def horde(base: Callable[[], nn.Module], **settings: Any) -> Callable[..., HORDELoss]:
-    settings = {"order": 5, "moment_dim": 7, **settings}
+    settings = {"order": 5, "moment_dim": 7, "projections": "cascaded", **settings}
     return lambda **kwargs: HORDELoss(base(), CHANNELS, WIDTH, **settings, **kwargs)
 
 
@@ -192,7 +192,7 @@ def ensemble(base: Callable[[], nn.Module], **settings: Any) -> Case:
 def together() -> losses.MultipleLosses:
     return losses.MultipleLosses(
         {
-            "horde": HORDELoss(BinomialDevianceLoss(), CHANNELS, WIDTH, order=2, moment_dim=7),
+            "horde": horde(BinomialDevianceLoss, order=2)(),
             "variance": VarianceRegularizer(),
             "confusion": EnergyConfusionRegularizer(),
             "joint": JRSRegularizer(),
@@ -228,9 +228,9 @@ LOSSES: dict[str, Case] = {
             "independent": horde(BinomialDevianceLoss, projections="independent", order=3),
             "random": horde(BinomialDevianceLoss, projections="random", order=3),
             "sketch": horde(BinomialDevianceLoss, projections="sketch", order=3),
-            "random proxies": horde(proxies, projections="random", order=3),
+            "random proxies": horde(proxies, projections="random", embed_orders=True, order=3),
             "own order 1": lambda **more: horde(
-                CosineContrastiveLoss, first_loss=proxies(), order=2
+                CosineContrastiveLoss, embedding_loss=proxies(), order=2
             )(**more),
         }.items()
     },

@@ -30,7 +30,9 @@ def attached(network: Network) -> HORDELoss:
 
 
 def horde() -> HORDELoss:
-    return HORDELoss(losses.ContrastiveLoss(), CHANNELS, WIDTH, order=3, moment_dim=8)
+    return HORDELoss(
+        losses.ContrastiveLoss(), CHANNELS, WIDTH, moment_dim=8, projections="cascaded"
+    )
 
 
 def horde_like(loss: HORDELoss) -> HORDELoss:

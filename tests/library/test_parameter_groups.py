@@ -21,7 +21,8 @@ from tests.support.toys import CHANNELS, WIDTH, Attended, Network
 
 def horde(base: nn.Module | None = None, **kwargs: Any) -> HORDELoss:
     base = losses.ContrastiveLoss() if base is None else base
-    return HORDELoss(base, CHANNELS, WIDTH, order=3, moment_dim=8, **kwargs)
+    settings = {"order": 3, "moment_dim": 8, "projections": "cascaded", **kwargs}
+    return HORDELoss(base, CHANNELS, WIDTH, **settings)
 
 
 def paths(groups: list[dict[str, Any]]) -> dict[str, int]:

@@ -54,7 +54,9 @@ class Pipeline:
     def __init__(self) -> None:
         self.network = Attended()
         parts = {
-            "horde": HORDELoss(BinomialDevianceLoss(), CHANNELS, WIDTH, order=3, moment_dim=8),
+            "horde": HORDELoss(
+                BinomialDevianceLoss(), CHANNELS, WIDTH, moment_dim=8, projections="cascaded"
+            ),
             "variance": VarianceRegularizer(),
             "confusion": EnergyConfusionRegularizer(),
             "joint": JRSRegularizer(),

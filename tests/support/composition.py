@@ -28,7 +28,7 @@ STEPS = 2
 
 
 def criterion() -> losses.MultipleLosses:
-    sizes = {"order": 3, "moment_dim": 7, "order_weights": (0.5, 2)}
+    sizes: Any = {"moment_dim": 7, "projections": "cascaded", "order_weights": (0.5, 2)}
     return losses.MultipleLosses(
         {
             "horde": HORDELoss(losses.ContrastiveLoss(), CHANNELS, WIDTH, **sizes),

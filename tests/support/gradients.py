@@ -26,8 +26,10 @@ from tests.support.pool import Processes
 BATCH = 12
 
 
-def horde(base: nn.Module, **settings: object) -> HORDELoss:
-    return HORDELoss(base, CHANNELS, WIDTH, order=3, moment_dim=7, **settings)  # type: ignore[arg-type]
+def horde(base: nn.Module, **settings: Any) -> HORDELoss:
+    return HORDELoss(
+        base, CHANNELS, WIDTH, **{"moment_dim": 7, "projections": "cascaded"} | settings
+    )
 
 
 def with_base(loss: nn.Module) -> nn.Module:
@@ -50,7 +52,7 @@ def ensemble_with_horde() -> nn.Module:
         embedding_regularizer=DivergenceLoss(HEADS, 0.1),
         embedding_reg_weight=0.5,
     )
-    return horde(losses.ContrastiveLoss(), first_loss=first)
+    return horde(losses.ContrastiveLoss(), embedding_loss=first)
 
 
 CASES: dict[str, Callable[[], nn.Module]] = {

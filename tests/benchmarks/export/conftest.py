@@ -34,6 +34,7 @@ HORDE = {
         "loss": {"class_path": "pml_regularizers.BinomialDevianceLoss"},
         "order": 3,
         "moment_dim": 16,
+        "projections": "cascaded",
     },
 }
 

@@ -306,7 +306,7 @@ def test_builds_nested_classes_with_the_sizes_of_the_run() -> None:
     arcface = spec(f"{PML}.losses.ArcFaceLoss", margin=20)
     cosine = spec(f"{PML}.distances.CosineSimilarity")
     terms = [
-        {"loss": spec(HORDE, order=3, moment_dim=16, loss=arcface)},
+        {"loss": spec(HORDE, embed_orders=True, moment_dim=16, loss=arcface)},
         {"loss": spec(CONTRASTIVE, distance=cosine, pos_margin=1, neg_margin=0), "weight": 0.5},
         {"loss": spec(CONTRASTIVE), "weight": 2},
     ]
