@@ -69,3 +69,10 @@ def test_a_former_description_stays(name: str, monkeypatch: pytest.MonkeyPatch) 
     before = former.CLASSES[name]
     arguments = {kept: next(iter(values.values()), 1) for kept, values in before.renamed.values()}
     assert before.arguments(before.arguments(arguments)) == before.arguments(arguments)
+
+
+def test_a_stated_rate_of_the_boundary_is_the_one_that_was_unsaid() -> None:
+    stated = {"loss.beta": {"lr": 5e-4, "weight_decay": 0.0}}
+    other = {"loss.beta": {"lr": 1e-3, "weight_decay": 0.0}}
+    assert identity({"overrides": stated}) == {"overrides": {}}
+    assert identity({"overrides": other}) == {"overrides": other}
