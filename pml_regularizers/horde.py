@@ -169,10 +169,8 @@ class HORDELoss(PerOutputLoss):
 
     def order_embeddings(self, features: Features) -> list[Tensor]:
         """Inputs of the losses of orders 2..K: K - 1 tensors (N, E), or (N, d) without embeddings."""
-        state = [*self.moments.weights(), *self.embeddings.parameters()]
-        if any(
-            own.is_meta for own in state
-        ):  # torch's matrix products would return uninitialised memory
+        # With matrices on the meta device, torch's products return uninitialised memory.
+        if any(own.is_meta for own in (*self.moments.weights(), *self.embeddings.parameters())):
             raise ValueError(
                 "HORDELoss: the projections are on the meta device and have no values; call "
                 "to_empty(device=...) and load_state_dict(...) first"
