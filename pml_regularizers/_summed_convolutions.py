@@ -28,8 +28,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._precision import integer_fault
-from ._summed_products import Activations, is_transformed
+from ._summed_products import is_transformed
 
 BLOCK = 2**17
 """Numbers of a sketch per block of positions: half a mebibyte, so that a CPU caches those of all orders."""
@@ -47,55 +46,43 @@ def draw_table(table: Tensor, channels: int) -> None:
 
 def table_fault(table: Tensor, channels: int) -> str | None:
     """The fault of a table that should hold each of 1 .. C once, with either sign; None if it does."""
-    if (fault := integer_fault(table)) is not None:
-        return fault
-    if (found := int(table.count_nonzero())) != channels:
-        return (
-            f"expected a table of {channels} channels, got one of {found}; in_channels must match"
-        )
-    numbers = table.abs().flatten().sort().values[-channels:]
-    if torch.equal(numbers, torch.arange(1, channels + 1).to(numbers)):
+    numbers = table[table != 0].abs().sort().values
+    expected = torch.arange(1, channels + 1).to(numbers)
+    if not table.is_floating_point() and torch.equal(numbers, expected):
         return None
     return (
-        f"expected each of the channels 1 to {channels} once, with either sign, got others: the table is "
-        "damaged; take it from another copy, or draw it anew (reset_parameters())"
+        f"expected integers, each of the channels 1 to {channels} once, with either sign, got "
+        f"{len(numbers)} of {table.dtype}; in_channels must match, and only floating tensors may be cast"
     )
 
 
+def fast_width(width: int) -> int:
+    """The least number from `width` on whose prime factors are 2, 3, 5 or 7, for which transforms are fast."""
+    while pow(210, 64, width):
+        width += 1
+    return width
+
+
 def summed_convolutions(
-    x: Tensor,
-    tables: Sequence[Tensor],
-    *,
-    size: Tensor | None = None,
-    activations: Activations = "store",
+    x: Tensor, tables: Sequence[Tensor], size: Tensor | None = None, checkpoint: bool = False
 ) -> Tensor:
-    """Return s_2 .. s_K.
+    """Return s_2 .. s_K of x (N, P, C): (K - 1, N, d), in x's dtype, float32 or float64.
 
     Args:
-        x: (N, P, C), P features of C channels for each of N images, in float32 or float64; a transposed map works
-            as well.
         tables: Tables of C_1 .. C_K, K >= 2, each (d, R), as above, d R >= C.
         size: (N, 1), constants by which the features of each image are divided; default: 1.
-        activations: "store" the transforms for the backward pass, "recompute" them there, or "autograd": as in
-            `summed_products`.
-
-    Returns:
-        (K - 1, N, d), in x's dtype.
+        checkpoint: Transform again in the backward pass instead of storing the transforms.
     """
     if len(x) == 0:  # torch refuses transforms of nothing
         return x.new_zeros(len(tables) - 1, 0, tables[0].shape[0]) * x.sum()
     size = x.new_ones(1, 1).expand(len(x), 1) if size is None else size.detach()
     size = size.unsqueeze(2)
-    if activations == "autograd" or torch.compiler.is_compiling() or is_transformed():
-        return _differentiable(x, size, tables)
-    store = activations == "store" and x.requires_grad and torch.is_grad_enabled()
+    if torch.compiler.is_compiling() or is_transformed():
+        phis = list(accumulate(_factors(x, size, tables), torch.mul))
+        return _inverse(torch.stack([phi.sum(dim=1) for phi in phis[1:]]), tables[0].shape[0])
+    store = torch.is_grad_enabled() and x.requires_grad and not checkpoint
     result: Tensor = _SummedConvolutions.apply(store, x, size, *tables)
     return result
-
-
-def _differentiable(x: Tensor, size: Tensor, tables: Sequence[Tensor]) -> Tensor:
-    phis = list(accumulate(_factors(x, size, tables), torch.mul))
-    return _inverse(torch.stack([phi.sum(dim=1) for phi in phis[1:]]), tables[0].shape[0])
 
 
 class _SummedConvolutions(torch.autograd.Function):
@@ -103,8 +90,7 @@ class _SummedConvolutions(torch.autograd.Function):
     def forward(ctx: Any, store: bool, x: Tensor, size: Tensor, *tables: Tensor) -> Tensor:
         buckets = tables[0].shape[0]
         shape = len(tables) - 1, len(x), buckets // 2 + 1
-        dtype = torch.promote_types(x.dtype, torch.complex64)
-        sums = torch.zeros(shape, dtype=dtype, device=x.device)
+        sums = x.new_zeros(shape, dtype=torch.promote_types(x.dtype, torch.complex64))
         stored = []
         for block in _blocks(x, buckets):
             factors = _factors(x[block], size[block[0]], tables)
@@ -112,8 +98,7 @@ class _SummedConvolutions(torch.autograd.Function):
             for total, factor in zip(sums[:, block[0]], factors[1:], strict=True):
                 phi = phi * factor
                 total += phi.sum(dim=1)
-            if store:
-                stored += factors
+            stored += factors if store else []
         ctx.save_for_backward(x, size, *tables, *stored)
         return _inverse(sums, buckets)
 
@@ -122,34 +107,31 @@ class _SummedConvolutions(torch.autograd.Function):
         order, buckets = len(gradient) + 1, gradient.shape[2]
         x, size, *others = ctx.saved_tensors
         tables, stored = others[:order], others[order:]
-        if torch.is_grad_enabled() or is_transformed():  # for the gradient of this gradient
-            dx = _differentiable_gradient(x, size, tables, gradient)
-            return None, dx, None, *[None] * order
         targets = [_targets(table, x) for table in tables]
         # In reverse, j at -j modulo d: the transform is the conjugate.
         conjugates = torch.fft.rfft(gradient.flip(2).roll(1, 2)).unsqueeze(2)
-        dx = torch.empty_like(x)
-        for number, block in enumerate(_blocks(x, buckets)):
-            if stored:
-                factors = stored[number * order : (number + 1) * order]
-            else:
+        dx = gradient.new_empty(x.shape)
+        for index, block in enumerate(_blocks(x, buckets)):
+            if stored and not torch.is_grad_enabled():
+                factors = stored[index * order : (index + 1) * order]
+            else:  # also for the gradient of this gradient: the transforms as functions of x
                 factors = _factors(x[block], size[block[0]], tables)
             phis = list(accumulate(factors[:-1], torch.mul))
             G = conjugates[:, block[0]]
-            E, total = G[-1], torch.zeros((), dtype=x.dtype, device=x.device)
+            E, total = G[-1], x.new_zeros(())
             for k in range(order - 1, 0, -1):
                 total = total + _gather(_inverse(phis[k - 1] * E, buckets), *targets[k])
                 E = factors[k] * E
                 if k > 1:
                     E += G[k - 2]
             total += _gather(_inverse(E, buckets), *targets[0])
-            torch.div(total, size[block[0]], out=dx[block])
+            dx[block] = total / size[block[0]]
         return None, dx, None, *[None] * order
 
 
 def _blocks(x: Tensor, buckets: int) -> Iterator[tuple[slice, slice]]:
     """Slices of images and positions: whole images, or a part of one image."""
-    numbers = GPU_BLOCK if x.device.type == "cuda" else BLOCK
+    numbers = GPU_BLOCK if x.is_cuda else BLOCK
     images, positions, _ = x.shape
     rows = min(max(numbers // buckets, 1), positions)
     count = max(numbers // (buckets * rows), 1) if rows == positions else 1
@@ -165,17 +147,13 @@ def _factors(x: Tensor, size: Tensor, tables: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _transform(x: Tensor, table: Tensor) -> Tensor:
-    sketch = _gather(x, *_sources(table.T.reshape(-1), x.dtype))
+    places = table.T.reshape(-1)
+    # A place without a channel takes any, with the sign 0; torch 2.4's vmap takes no other integers than long.
+    sketch = _gather(x, (places.abs() - 1).clamp(min=0).long(), places.sign().to(x.dtype))
     if table.shape[1] > 1:
         sketch = sketch.view(*x.shape[:2], *table.T.shape).sum(dim=2)
     transform: Tensor = torch.fft.rfft(sketch)
     return transform
-
-
-def _sources(table: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Channel and sign of each place of a table; a place without a channel has any channel and the sign 0."""
-    channels = (table.abs() - 1).clamp(min=0).long()  # torch 2.4's vmap takes no other integers
-    return channels, table.sign().to(dtype)
 
 
 def _targets(table: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -198,13 +176,3 @@ def _gather(x: Tensor, index: Tensor, signs: Tensor) -> Tensor:
 def _inverse(transforms: Tensor, buckets: int) -> Tensor:
     result: Tensor = torch.fft.irfft(transforms, n=buckets)
     return result
-
-
-def _differentiable_gradient(
-    x: Tensor, size: Tensor, tables: Sequence[Tensor], gradient: Tensor
-) -> Tensor:
-    with torch.enable_grad():
-        alias = x.view_as(x)  # x may depend on other inputs, whose gradients are not computed here
-        sums = _differentiable(alias, size, tables)
-    (dx,) = torch.autograd.grad(sums, alias, gradient, create_graph=True)
-    return dx

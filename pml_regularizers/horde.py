@@ -28,11 +28,10 @@ from torch.nn import functional as F
 from ._checks import at_least
 from ._loss_copies import PerOutputLoss
 from ._precision import full_precision
-from ._summed_products import Activations
 from .distributed import gather_parts
 from .feature_loss import already_reduced, check_width
 from .feature_tap import Features
-from .moments import FIXED, HighOrderMoments, Init, Products, Projections
+from .moments import FIXED, HighOrderMoments, Init, Projections
 
 
 class HORDELoss(PerOutputLoss):
@@ -63,9 +62,9 @@ class HORDELoss(PerOutputLoss):
         init: Start of trained projections, "glorot" (the authors' code) or "rademacher" (Algorithm 1).
         embedding_loss: Loss of order 1 if it differs from that of the other orders, as on the ensembles of
             Table 1: `EnsembleLoss`. Deep-copied too. Default: `loss`.
-        activations: "store" what the backward pass needs (fast) or "recompute" it (less memory); `repr` and
-            `activation_bytes` show how much it is. See `HighOrderMoments`.
-        products: "full", or "bfloat16" for only the matrix products. See `HighOrderMoments`.
+        checkpoint: Compute projections again in the backward pass instead of storing them; `repr` and
+            `activation_bytes` show how much is stored. See `HighOrderMoments`.
+        matmul_dtype: "bfloat16" for only the matrix products. See `HighOrderMoments`.
         **kwargs: `collect_stats`, `embedding_regularizer` and `embedding_reg_weight`, as in any PML loss.
 
     Shape:
@@ -106,8 +105,8 @@ class HORDELoss(PerOutputLoss):
         order_weights: float | Sequence[float] | Literal["sum", "mean"] = "sum",
         init: Init = "glorot",
         embedding_loss: nn.Module | None = None,
-        activations: Activations = "store",
-        products: Products = "full",
+        checkpoint: bool = False,
+        matmul_dtype: Literal["bfloat16"] | None = None,
         **kwargs: Any,
     ) -> None:
         self.order = order  # before super().__init__: PML asks for the sub-loss names there
@@ -123,8 +122,8 @@ class HORDELoss(PerOutputLoss):
             moment_dim=moment_dim,
             projections=projections,
             init=init,
-            activations=activations,
-            products=products,
+            checkpoint=checkpoint,
+            matmul_dtype=matmul_dtype,
             scale=not normalize,
         )
         self.order_weights = _weights(order_weights, order)

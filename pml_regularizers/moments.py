@@ -21,27 +21,26 @@ and the result is multiplied by s^k, which gives the same moment. Otherwise orde
 """
 
 import math
-from collections.abc import Iterable, Sequence
+import warnings
+from collections.abc import Sequence
 from itertools import islice
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
-from . import _triton_products
-from ._feature_maps import masked_mean, positions
-from ._precision import CheckedIntegers, integer_fault
-from ._summed_convolutions import draw_table, summed_convolutions, table_fault
-from ._summed_products import Activations, Kernels, kept_projections, summed_products
+from ._checks import at_least, one_of
+from ._feature_maps import positions
+from ._summed_convolutions import draw_table, fast_width, summed_convolutions, table_fault
+from ._summed_products import summed_products
 
 Projections = Literal["cascaded", "independent", "random", "sketch"]
 FIXED = {"random", "sketch"}
 Init = Literal["glorot", "rademacher"]
-Products = Literal["full", "bfloat16"]
 
 
 def cascaded_moments(
-    x: Tensor, projections: Sequence[Tensor], mask: Tensor | None = None, **options: Any
+    x: Tensor, projections: Sequence[Tensor], mask: Tensor | None = None
 ) -> list[Tensor]:
     """Moments of orders 2..K by the recursion of eq. 6.
 
@@ -49,85 +48,43 @@ def cascaded_moments(
         x: (N, P, C), P features of C channels for each of N images.
         projections: W_1 .. W_K, each (C, d).
         mask: (N, P) booleans, True where a feature counts; default: all.
-        **options: `dtype`, `activations` and `kernels` of `summed_products`; they do not change the result.
 
     Returns:
         K - 1 tensors (N, d).
     """
-    return _means(x, [projections], mask, first=2, **options)
+    x, count = _counted(x, mask)
+    sums = summed_products(x, projections, 2, x.dtype, checkpoint=False)
+    return _means(sums, count * math.sqrt(projections[0].shape[1]))
 
 
 def sketched_moments(
-    x: Tensor,
-    tables: Sequence[Tensor],
-    mask: Tensor | None = None,
-    *,
-    size: Tensor | None = None,
-    activations: Activations = "store",
+    x: Tensor, tables: Sequence[Tensor], mask: Tensor | None = None
 ) -> list[Tensor]:
     """Moments of orders 2..K as tensor sketches, means over all positions (eq. 8).
 
     Args:
         x: (N, P, C).
         tables: Tables of C_1 .. C_K, each (d, R), from `HighOrderMoments(..., projections="sketch").weights()`.
-            Fast if d is a power of two.
         mask: (N, P) booleans, True where a feature counts; default: all.
-        size: (N, 1), constants by which the features of each image are divided; default: 1.
-        activations: As in `HighOrderMoments`.
 
     Returns:
         K - 1 tensors (N, d).
 
     Raises:
-        ValueError: for fewer than two tables, tables that do not fit C or each other, or that are none: every
-            one holds each channel once (in compiled code, only the dtype is checked).
+        ValueError: for fewer than two tables, tables of several shapes, or tables that do not hold each of the C
+            channels once (not in compiled code).
     """
     shapes = [tuple(table.shape) for table in tables]
-    alike = len(shapes) > 1 and len({*shapes}) == 1 and len(shapes[0]) == 2
-    if not alike or math.prod(shapes[0]) < x.shape[2]:
+    if len(shapes) < 2 or len({*shapes}) > 1:
         raise ValueError(
-            f"tables: expected two or more of one shape (moment_dim, R) with room for the {x.shape[2]} "
-            f"channels, got {shapes}; pass weights() of one module"
+            f"tables: expected two or more of one shape (moment_dim, R), got {shapes}; pass weights() of one module"
         )
     if not torch.compiler.is_compiling():
         for table in tables:
-            if (fault := table_fault(table, x.shape[2])) is not None:
+            if fault := table_fault(table, x.shape[2]):
                 raise ValueError(f"tables: {fault}")
-    return _sketched(x, tables, mask, size=size, activations=activations)
-
-
-def _sketched(
-    x: Tensor,
-    tables: Sequence[Tensor],
-    mask: Tensor | None,
-    *,
-    size: Tensor | None,
-    activations: Activations,
-) -> list[Tensor]:
-    """`sketched_moments` of tables that were checked when loaded: to look at them again, a GPU would wait."""
-    for table in tables:
-        if (fault := integer_fault(table)) is not None:
-            raise ValueError(f"tables: {fault}")
     x, count = _counted(x, mask)
-    sums = summed_convolutions(x, tables, size=size, activations=activations)
-    return list((sums / count).unbind())  # eq. 8
-
-
-def _means(
-    x: Tensor,
-    sets: Iterable[Sequence[Tensor]],
-    mask: Tensor | None,
-    first: int | None,
-    **options: Any,
-) -> list[Tensor]:
-    """Moments of the last orders of each set of matrices, from `first` on; without it, only the last (eq. 4)."""
-    x, count = _counted(x, mask)
-    moments: list[Tensor] = []
-    for matrices in sets:
-        sums = summed_products(x, matrices, first=first or len(matrices), **options)
-        # Eq. 8's mean, and the root of eq. 5's 1/d, as in Algorithm 1, line 2.
-        moments += (sums / (count * math.sqrt(matrices[0].shape[1]))).unbind()
-    return moments
+    return _means(summed_convolutions(x, tables), count)
 
 
 def _counted(x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -139,7 +96,20 @@ def _counted(x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
     return x.masked_fill(~mask.unsqueeze(2), 0), count
 
 
-class HighOrderMoments(CheckedIntegers, nn.Module):
+def _size(x: Tensor, count: Tensor) -> Tensor:
+    """Root mean square (N, 1) of the features (N, P, C) that count; 1e-12 if smaller, as in F.normalize."""
+    # Above about 1e12 features are divided by a number near their largest, because squares might overflow.
+    largest = torch.linalg.vector_norm(x, math.inf, dim=(1, 2)).unsqueeze(1)
+    unit = (2.0**-40 * largest).clamp(min=1)
+    squares = (x / unit.unsqueeze(2)).square().sum(dim=1) / count
+    return (unit * squares.mean(dim=1, keepdim=True).sqrt()).clamp(min=1e-12)
+
+
+def _means(sums: Tensor, count: Tensor) -> list[Tensor]:
+    return list((sums / count).unbind())  # eq. 8
+
+
+class HighOrderMoments(nn.Module):
     """One vector per order 2..K that approximates a moment of an image's features.
 
     Args:
@@ -149,16 +119,13 @@ class HighOrderMoments(CheckedIntegers, nn.Module):
         projections: "cascaded" (eq. 6, one matrix per order: the paper's method), "independent" (eq. 4,
             k matrices for order k: its Table 4), both trained; "random" (fixed matrices of -1 and +1, the first k
             for order k: its Table 3), stored as buffers of one byte per entry; or "sketch" (tensor sketches, not
-            in the paper): also fixed, with a fraction of the arithmetic and, at the same d, a smaller variance; d
-            should be a power of two.
+            in the paper): also fixed, with a fraction of the arithmetic and, at the same d, a smaller variance.
         init: Start of trained matrices: "glorot", as in the authors' code, or "rademacher", {-1, +1}.
-        activations: How to keep what the backward pass needs: "store" it, K d P numbers per image; "recompute"
-            it, with a third more arithmetic and almost no memory; or leave it to "autograd", for comparison.
-        products: "full": matrix products in the precision of the moments; "bfloat16": only the matrix products in
-            bfloat16, which halves what is stored. At C = 1024 errors stay below 2^-6 of the largest entry
-            (tested). Sketches have no matrix products.
-        kernels: "triton" (CUDA devices), "torch", or "auto": Triton where it runs. They differ only in speed.
-            Sketches have no kernel.
+        checkpoint: Compute the projections again in the backward pass, with a third more arithmetic, instead of
+            storing them, K d P numbers per image.
+        matmul_dtype: "bfloat16": only the matrix products in bfloat16, which halves what is stored. At C = 1024
+            errors stay below 2^-6 of the largest entry (tested). Default: in the precision of the moments.
+            Sketches have no matrix products.
         scale: Multiply by s^k (see above). If an L2 normalisation follows, the factor changes nothing but may
             overflow: `HORDELoss` then leaves it out. Without the factor, the gradient is exact only if such a
             normalisation follows.
@@ -168,8 +135,16 @@ class HighOrderMoments(CheckedIntegers, nn.Module):
         is True for the tokens that count. Output: K - 1 tensors (N, d), in float32 or float64.
 
     Raises:
-        ValueError: for order < 2, sizes < 1, an unknown word, bfloat16 or Triton with sketches, or features that
-            do not fit.
+        ValueError: for order < 2, sizes < 1, an unknown word, bfloat16 with sketches, or features that do not fit.
+
+    Warns:
+        UserWarning: for sketches of a width with a prime factor above 7, which Fourier transforms are slow on.
+
+    Example:
+        >>> import torch
+        >>> moments = HighOrderMoments(32, order=3, moment_dim=64, projections="sketch")
+        >>> [z.shape for z in moments(torch.randn(4, 32, 7, 7))]
+        [torch.Size([4, 64]), torch.Size([4, 64])]
     """
 
     def __init__(
@@ -180,62 +155,51 @@ class HighOrderMoments(CheckedIntegers, nn.Module):
         moment_dim: int = 8192,
         projections: Projections = "cascaded",
         init: Init = "glorot",
-        activations: Activations = "store",
-        products: Products = "full",
-        kernels: Kernels = "auto",
+        checkpoint: bool = False,
+        matmul_dtype: Literal["bfloat16"] | None = None,
         scale: bool = True,
     ) -> None:
         super().__init__()
-        for name, value, least in (
-            ("in_channels", in_channels, 1),
-            ("order", order, 2),
-            ("moment_dim", moment_dim, 1),
-        ):
-            if value < least:
-                raise ValueError(f"{name}: expected at least {least}, got {value}")
-        for name, word, words in (
-            ("projections", projections, get_args(Projections)),
-            ("init", init, get_args(Init)),
-            ("products", products, get_args(Products)),
-            ("activations", activations, get_args(Activations)),
-            ("kernels", kernels, get_args(Kernels)),
-        ):
-            if word not in words:
-                raise ValueError(f"{name}: expected one of {', '.join(words)}; got {word!r}")
-        if projections == "sketch" and (products != "full" or kernels == "triton"):
+        at_least("in_channels", in_channels, 1)
+        at_least("order", order, 2)
+        at_least("moment_dim", moment_dim, 1)
+        one_of("projections", projections, get_args(Projections))
+        one_of("init", init, get_args(Init))
+        one_of("matmul_dtype", matmul_dtype, (None, "bfloat16"))
+        if projections == "sketch" and matmul_dtype is not None:
             raise ValueError(
-                'projections: "sketch" has no matrix products and no kernel; expected products="full" and '
-                f'kernels="auto" or "torch", got {products!r} and {kernels!r}'
+                'matmul_dtype: expected None for projections="sketch", which has no matrix products, '
+                f"got {matmul_dtype!r}"
             )
-        if kernels == "triton" and not _triton_products.available:
-            raise ValueError(
-                'kernels: Triton is not installed; pip install triton, or pass "torch"'
+        if projections == "sketch" and (fast := fast_width(moment_dim)) != moment_dim:
+            warnings.warn(
+                f"moment_dim: sketches are slow at {moment_dim}, which has a prime factor above 7; the next fast "
+                f"width is {fast}",
+                stacklevel=2,
             )
         self.in_channels = in_channels
         self.order = order
         self.moment_dim = moment_dim
         self.projections = projections
         self.init = init
-        self.activations = activations
-        self.products = products
-        self.kernels = kernels
+        self.checkpoint = checkpoint
+        self.matmul_dtype = matmul_dtype
         self.scale = scale
         # "independent" order k owns k matrices; the others share one per order.
-        count = order if projections != "independent" else sum(range(2, order + 1))
-        for index in range(count):
+        self._count = order if projections != "independent" else sum(range(2, order + 1))
+        for name in self._names():
             if projections == "sketch":
-                table = torch.empty(
-                    moment_dim, math.ceil(in_channels / moment_dim), dtype=torch.int32
-                )
-                self.register_buffer(f"weight_{index}", table)
-                continue
-            weight = torch.empty(in_channels, moment_dim)
-            if projections == "random":
-                self.register_buffer(f"weight_{index}", weight.to(torch.int8))
+                shape = moment_dim, math.ceil(in_channels / moment_dim)
+                self.register_buffer(name, torch.empty(shape, dtype=torch.int32))
+            elif projections == "random":
+                signs = torch.empty(in_channels, moment_dim, dtype=torch.int8)
+                self.register_buffer(name, signs)
             else:
-                self.register_parameter(f"weight_{index}", nn.Parameter(weight))
-        self._count = count
+                setattr(self, name, nn.Parameter(torch.empty(in_channels, moment_dim)))
         self.reset_parameters()
+
+    def _names(self) -> list[str]:
+        return [f"weight_{index}" for index in range(self._count)]
 
     def reset_parameters(self) -> None:
         """Draw the matrices or tables anew from torch's global generator."""
@@ -254,43 +218,43 @@ class HighOrderMoments(CheckedIntegers, nn.Module):
         With sketches: the tables, (d, R) with the least R that leaves room for C. Row j holds c or -c for each
         channel c, counted from 1, that is added to or subtracted from entry j of the sketch, and 0 elsewhere.
         """
-        return [getattr(self, f"weight_{index}") for index in range(self._count)]
+        return [getattr(self, name) for name in self._names()]
 
     def forward(self, features: Tensor | tuple[Tensor, Tensor]) -> list[Tensor]:
         x, mask = positions(features, self.in_channels)
         floating = [weight.dtype for weight in self.weights() if weight.is_floating_point()]
         for dtype in (torch.float32, *floating[:1]):
             x = x.to(torch.promote_types(x.dtype, dtype))
-
+        x, count = _counted(x, mask)
         # A constant for the gradient: the moment of x/s times s^k is the moment of x for any s.
-        size = masked_mean(x.detach().square(), mask).mean(dim=1).sqrt().view(-1, 1)
-        size = size.clamp(min=1e-12)  # as in F.normalize: smaller maps fade to zero
+        size = _size(x.detach(), count)
         with torch.autocast(x.device.type, enabled=False):  # keeps the products precise
-            moments = self._moments(x, size, mask)
+            moments = self._moments(x, size, count)
         if self.scale:
             moments = [z * size**k for k, z in enumerate(moments, start=2)]
         return moments
 
-    def _moments(self, x: Tensor, size: Tensor, mask: Tensor | None) -> list[Tensor]:
+    def _moments(self, x: Tensor, size: Tensor, count: Tensor) -> list[Tensor]:
         """Moments of x (N, P, C) divided by the size of each image, (N, 1)."""
         weights = self.weights()
         if self.projections == "sketch":
-            options: dict[str, Any] = {"size": size, "activations": self.activations}
-            return _sketched(x, weights, mask, **options)
+            return _means(summed_convolutions(x, weights, size, self.checkpoint), count)
         x = (x / size.unsqueeze(2)).contiguous()
-        options = {
-            "dtype": torch.bfloat16 if self.products == "bfloat16" else x.dtype,
-            "activations": self.activations,
-            "kernels": self.kernels,
-        }
+        dtype = x.dtype if self.matmul_dtype is None else getattr(torch, self.matmul_dtype)
+        groups = [(2, weights)]
         if self.projections == "independent":
             parts = iter(weights)
-            sets = [list(islice(parts, k)) for k in range(2, self.order + 1)]
-            return _means(x, sets, mask, first=None, **options)
-        return cascaded_moments(x, weights, mask, **options)
+            groups = [(k, list(islice(parts, k))) for k in range(2, self.order + 1)]
+        # The root of eq. 5's 1/d, as in Algorithm 1, line 2.
+        divisor = count * math.sqrt(self.moment_dim)
+        moments: list[Tensor] = []
+        for first, matrices in groups:
+            sums = summed_products(x, matrices, first, dtype, self.checkpoint)
+            moments += _means(sums, divisor)
+        return moments
 
     def activation_bytes(self, images: int, positions: int) -> int:
-        """Return the bytes that a batch keeps for the backward pass: features and, by `activations`, projections.
+        """Return the bytes that a batch keeps for the backward pass: features and what `checkpoint` leaves out.
 
         For float32 features. The pass also needs some blocks of columns, of about 4 MiB each on a CPU.
 
@@ -298,32 +262,36 @@ class HighOrderMoments(CheckedIntegers, nn.Module):
             images: N.
             positions: P, such as 64 of a map of 8 x 8.
         """
-        lowest = 2 if self.projections == "independent" else self.order
-        kept = sum(
-            kept_projections(order, self.activations) for order in range(lowest, self.order + 1)
-        )
         number = max(4, self.weights()[0].element_size())
         width = self.moment_dim
         if self.projections == "sketch":
             width = 2 * (width // 2 + 1)  # complex numbers
-            kept += self.order * (self.activations == "autograd")  # the inputs of the transforms
-        projection = width * (2 if self.products == "bfloat16" else number)
+        projection = width * (number if self.matmul_dtype is None else 2)
+        kept = 0 if self.checkpoint else self._count
         return images * positions * (self.in_channels * number + kept * projection)
 
-    def buffer_fault(self, saved: Tensor) -> str | None:
-        if saved.is_meta:
-            return None
-        if self.projections == "sketch":
-            return table_fault(saved, self.in_channels)
-        if saved.dtype.is_signed and saved.float().abs().eq(1).all():
-            return None
-        return (
-            "expected only -1 and 1, got other numbers; trained matrices belong to "
-            'projections="cascaded" or "independent"'
-        )
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        *_, errors = args
+        before = len(errors)
+        for name, buffer in self.named_buffers():
+            saved = state_dict.get(prefix + name, buffer)
+            if saved.is_meta or saved.shape != buffer.shape:
+                continue
+            fault = None
+            if self.projections == "sketch":
+                fault = table_fault(saved, self.in_channels)
+            elif saved.is_floating_point():
+                fault = (
+                    f"expected signs as integers, got {saved.dtype}; trained matrices belong to "
+                    'projections="cascaded" or "independent", and only floating tensors may be cast'
+                )
+            if fault:
+                errors.append(f"{prefix}{name}: {fault}")
+        if len(errors) == before:
+            super()._load_from_state_dict(state_dict, prefix, *args)
 
     def extra_repr(self) -> str:
         return (
             f"{self.in_channels}, order={self.order}, moment_dim={self.moment_dim}, "
-            f"projections={self.projections!r}, activations={self.activations!r}, products={self.products!r}"
+            f"projections={self.projections!r}, checkpoint={self.checkpoint}, matmul_dtype={self.matmul_dtype!r}"
         )

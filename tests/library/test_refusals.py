@@ -33,7 +33,6 @@ from pml_regularizers import (
     parameter_groups,
     prepare_loss,
 )
-from pml_regularizers._summed_products import summed_products
 from pml_regularizers.attention_ensemble import split_heads
 from pml_regularizers.moments import sketched_moments
 
@@ -224,8 +223,11 @@ MOMENTS: Refused = [
     (lambda: moments(order=1), "order: expected at least 2, got 1"),
     (lambda: moments(projections="cascade"), "projections: .* cascaded, .* got 'cascade'"),
     (lambda: moments(init="normal"), "init: expected one of glorot, rademacher; got 'normal'"),
-    (lambda: moments(projections="sketch", products="bfloat16"), '"sketch" has no matrix products'),
-    (lambda: moments(projections="sketch", kernels="triton"), ".* got 'full' and 'triton'"),
+    (lambda: moments(matmul_dtype="float16"), "matmul_dtype: .* None, bfloat16; got 'float16'"),
+    (
+        lambda: moments(projections="sketch", matmul_dtype="bfloat16"),
+        'matmul_dtype: expected None for projections="sketch", which has no matrix products',
+    ),
     (
         lambda: moments()(torch.zeros(2, 5)),
         r'a map .* \(2, 5\), pooled already; .* global_pool="" .* before the pooling$',
@@ -235,16 +237,12 @@ MOMENTS: Refused = [
     (lambda: moments()(torch.zeros(2, 5, 0, 3)), "at least one position"),
     (lambda: moments()((torch.zeros(2, 4, 5),)), r"pair \(tokens, mask\), got a tuple of 1"),
     (lambda: moments()((torch.zeros(2, 4, 5), MASK)), "boolean mask"),
-    (lambda: summed_products(X[None], [X.T] * 4, first=5), "first: expected an order from 2 to 4"),
-    (lambda: sketches(), r"tables: expected .* room for the 4 channels, got \[\]"),
-    (lambda: sketches(*TABLES[:, :3]), "tables: expected .* room for the 4 channels"),
-    (
-        lambda: sketches(TABLES[0], TABLES[1].half()),
-        "tables: .* signed integers, got torch.float16",
-    ),
+    (lambda: sketches(), r"tables: expected two or more of one shape .* got \[\]"),
+    (lambda: sketches(*TABLES[:, :3]), "tables: expected integers, .* channels 1 to 4 once"),
+    (lambda: sketches(TABLES[0], TABLES[1].half()), "tables: expected integers, .* torch.float16"),
     (
         lambda: sketches(TABLES[0], TABLES[1].abs().clamp(max=3)),
-        "tables: expected each of the channels 1 to 4 once, with either sign",
+        "tables: expected integers, each of the channels 1 to 4 once, with either sign",
     ),
 ]
 JOINT_SIMILARITY: Refused = [
