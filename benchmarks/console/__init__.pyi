@@ -1,7 +1,10 @@
 from .arguments import (
+    DECIMAL as DECIMAL,
+    INTEGER as INTEGER,
     at_least as at_least,
     columns as columns,
     command_parser as command_parser,
+    decimal as decimal,
     say as say,
     split_settings as split_settings,
 )

@@ -16,6 +16,7 @@ from benchmarks.console import printable
 from benchmarks.settings.data import Data
 from benchmarks.settings.errors import ConfigError, idle
 from benchmarks.settings.ranges import AtLeast2, Finite, NonNegativeInt, PositiveInt, Rate, Seed
+from benchmarks.settings.yaml_files import misread
 
 
 class ClassSpec:
@@ -247,7 +248,9 @@ class Experiment:
             yield f"model.weights: {weights} holds no .safetensors file"
         if self.data.cached_views is not None and not self.model.frozen_stages:
             yield "data.cached_views: keeps the outputs of frozen stages; set model.frozen_stages, or leave it out"
+        yield from misread("model.trunk_args", self.model.trunk_args)
         for path, settings in self.optimization.overrides.items():
+            yield from misread(f"optimization.overrides.{path}", settings)
             rate = settings.get("lr", 1.0)
             if not settings or not isinstance(rate, (int, float)) or not 0 < rate < inf:
                 yield f"optimization.overrides.{path}: expected settings such as {{lr: 1e-4}}, got {settings}"

@@ -222,7 +222,7 @@ def read_study(study: str) -> StudyFile:
             raise ConfigError(f"{path}: {part}: expected a mapping of names, got {names!r}")
     recipes = content.pop("recipes", None)
     content["name"] = study if path.parent.is_relative_to(STUDIES) else path.stem
-    parser = jsonargparse.ArgumentParser(exit_on_error=False)
+    parser = jsonargparse.ArgumentParser(exit_on_error=False, parser_mode="strict")
     parser.add_class_arguments(StudyFile)
     try:
         content["rows"] = {
