@@ -6,6 +6,7 @@ from typing import Any
 
 from benchmarks.records import Run, has_diverged
 from benchmarks.reporting.paired import Estimate, Rows, estimate, values_of
+from benchmarks.settings import Change, changes_of_methods, flat
 
 TESTED_ON = ("name", "split", "fold", "fingerprint", "test_classes", "test_images", "view")
 """Facts about the data that must be equal in one table."""
@@ -59,6 +60,25 @@ class Group:
         over_parts = self.first.get("half_widths", {}).get(output, {}).get(metric)
         only = len(values) == 1 and over_parts is not None
         return Estimate(values[0], over_parts) if only else estimate(values)
+
+
+def differing_settings(first: Run, run: Run) -> list[str]:
+    """The settings in which two runs differ and that change the result, except seed and fold."""
+    before, now = first.info["config"], run.info["config"]
+    changes = [change for change in changes_of_methods(before, now) if not _same_classes(change)]
+    old, new = (one.info.get("weights") or {} for one in (first, run))
+    places = {flat(config).get("model.weights") for config in (before, now)}
+    # Seeds and folds take turns with the files of a folder.
+    in_turn = len(places) == 1 and old and new and old.get("name") != new.get("name")
+    if old.get("sha256") != new.get("sha256") and not in_turn:
+        changes.append(Change("model.weights", old, new))
+    return list(dict.fromkeys(change.key for change in changes))
+
+
+def _same_classes(change: Change) -> bool:
+    """True for two paths of the file that names test classes: the data's fingerprint tells if they are the same."""
+    both = isinstance(change.before, str) and isinstance(change.now, str)
+    return change.key == "data.test_classes" and both
 
 
 OF_A_METHOD = {"variance_correlation"}  # metrics that only networks with a method have

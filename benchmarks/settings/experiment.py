@@ -4,6 +4,7 @@ Any mistake raises a `ConfigError` of one line that names the key, before anythi
 `benchmarks.building` makes objects of the settings.
 """
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from math import inf
@@ -242,6 +243,8 @@ class Experiment:
         yield from idle("model", self.model, (has, own, why))
         if (shown := printable(self.label)) != self.label:
             yield f"label: expected one line of printable text, got '{shown}'"
+        if re.search(r"^before training$|†\s*$|, order \d+\s*$", self.label):
+            yield f"label: {self.label!r} is the name of a row of every report; choose another"
         if not self.losses:
             yield "losses: expected at least one loss, got an empty list"
         if weights is not None and weights.is_dir() and not files:

@@ -43,6 +43,10 @@ def loss(class_path: str, **arguments: Any) -> str:
 
 MISTAKES = {  # {name: (argument or content of a file, message)}
     # How settings are given.
+    **{
+        f"label {label!r}": (f"--label={label}", "label: ")
+        for label in ("before training", "HORDE †", "HORDE, order 2")
+    },
     "a number that is none": (
         "--data.fold=1.5",
         "data.fold: expected an integer >=0 and <2147483648, got '1.5'",
