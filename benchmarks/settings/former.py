@@ -72,7 +72,13 @@ def _ordered_sum(arguments: Arguments) -> Arguments:
 
 CLASSES: dict[str, Former] = {
     "EnergyConfusionRegularizer": Former(left={"num_pairs": None, "seed": 0}, rewrite=_ordered_sum),
-    "HORDELoss": Former(renamed={"embedding_loss": ("first_loss", {})}),
+    "HORDELoss": Former(
+        renamed={
+            "embedding_loss": ("first_loss", {}),
+            "checkpoint": ("activations", {False: "store", True: "recompute"}),
+            "matmul_dtype": ("products", {None: "full"}),
+        }
+    ),
 }
 """{class of this project: how it was described before}."""
 

@@ -44,6 +44,10 @@ def loss(class_path: str, **arguments: Any) -> str:
 
 MISTAKES = {  # {name: (argument or content of a file, message)}
     # How settings are given.
+    **{
+        f"label {label!r}": (f"--label={label}", "label: ")
+        for label in ("before training", "HORDE †", "HORDE, order 2")
+    },
     "a number that is none": (
         "--data.fold=1.5",
         "data.fold: expected an integer >=0 and <2147483648, got '1.5'",
@@ -169,7 +173,7 @@ MISTAKES = {  # {name: (argument or content of a file, message)}
     # A trial step.
     "loss that takes no labels": (loss("torch.nn.Identity"), "losses: a trial step failed"),
     "loss of nan": (
-        loss(f"{PML}.losses.NTXentLoss", temperature=float("nan")).replace("NaN", ".nan"),
+        loss(f"{PML}.losses.NTXentLoss", temperature=float("inf")).replace("Infinity", ".inf"),
         "losses: a trial step failed: ValueError: the loss is nan",
     ),
     "one term": ("--diagnose_every=1", "diagnose_every: a trial step failed: ValueError: loss: ex"),
