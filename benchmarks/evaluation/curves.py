@@ -8,6 +8,7 @@ from torch.utils.data import Subset
 
 from benchmarks.building import Datasets
 from benchmarks.datasets import Glyphs, ImageSet
+from benchmarks.evaluation.extract import Extract, class_cosines
 from benchmarks.evaluation.tester import Evaluator, cluster_metrics
 from benchmarks.settings import Evaluation
 
@@ -33,12 +34,13 @@ class Curves:
     def point(self, step: int) -> dict[str, float]:
         """Recall@1 of some seen and some unseen classes; under protocol "fair", of all validation classes.
 
+        If the features are tested, also the mean cosines of pooled features of one class and of two classes.
         Step 0 shows the network before training, and is never chosen.
         """
-        row = {"seen_recall_at_1": self._recall_at_1(self.datasets.train)}
+        row = self._of_some("seen", self.datasets.train)
         validation = self.datasets.validation
         if validation is None:
-            return row | {"unseen_recall_at_1": self._recall_at_1(self.datasets.test)}
+            return row | self._of_some("unseen", self.datasets.test)
         found = self.evaluator.evaluate(validation, [1], validation.is_query).metrics
         value = found[SELECTED_BY]
         if step and (self.best is None or value > self.best["value"]):
@@ -53,11 +55,19 @@ class Curves:
             return found.metrics
         return found.metrics | cluster_metrics(found.embeddings, found.labels)
 
-    def _recall_at_1(self, dataset: Glyphs | ImageSet) -> float:
-        """Recall@1 of some of the classes, for the report's curves and never for a choice."""
+    def _of_some(self, name: str, dataset: Glyphs | ImageSet) -> dict[str, float]:
+        """Recall@1, and cosines, of some of the classes, for the report's curves and never for a choice."""
         count = min(self.settings.curve_classes, dataset.num_classes)
         chosen = torch.linspace(0, dataset.num_classes - 1, count).long()
         rows = torch.isin(dataset.labels, chosen).nonzero().flatten()
         is_query = None if dataset.is_query is None else dataset.is_query[rows]
-        found = self.evaluator.evaluate(Subset(dataset, rows.tolist()), [1], is_query)
-        return found.metrics["recall_at_1"]
+        wanted = self.settings.features is not None
+        with Extract(self.evaluator.model, None, features=wanted) as extract:
+            found = self.evaluator.evaluate(
+                Subset(dataset, rows.tolist()), [1], is_query, extract if wanted else None
+            )
+        row = {f"{name}_recall_at_1": found.metrics["recall_at_1"]}
+        if found.descriptors is not None:
+            same, others = class_cosines(found.descriptors, found.labels)
+            row |= {f"{name}_same_class_cosine": same, f"{name}_other_class_cosine": others}
+        return row

@@ -5,6 +5,9 @@
 | `embedding` | the model's output, on all test images | always |
 | `order_2` .. `order_K` | inputs of the losses of HORDE's orders (HORDE, Tables 3 to 5) | `evaluation.orders` |
 | `descriptor` | all orders, reduced by a PCA fitted on the training images (HORDE, dagger rows) | `.descriptor` |
+| `features` | the head's pooled features, in place of the embedding | `.features` |
+| `features_centred` | these less the mean of the training images | `.features` |
+| `features_pca` | their first principal components on the training images | `.features` |
 | `parts` | the embedding, as the mean over class-stratified parts (JRD, Tables 2 and 3) | `.parts`, `.divergence` |
 
 A model with VEM attention also has `variance_correlation`.
@@ -22,6 +25,7 @@ from sklearn.decomposition import PCA
 from torch import Tensor, nn
 
 from benchmarks.datasets import Glyphs, ImageSet
+from benchmarks.evaluation.extract import Extract
 from benchmarks.evaluation.generalization_bound import (
     confidence_interval,
     h_divergence,
@@ -52,25 +56,37 @@ def test_outputs(
         The embedding's results, the metrics of the other outputs, and the half-widths of the 95 % intervals of
         those that are means. Only the main process has all metrics.
     """
-    extract = horde.descriptor if horde and (settings.orders or settings.descriptor) else None
+    if not (settings.orders or settings.descriptor):
+        horde = None
     accelerator, is_query, K = evaluator.accelerator, test_set.is_query, settings.recall_at
-    found = evaluator.evaluate(test_set, K, is_query, extract)
+    reading = Extract(evaluator.model, horde, features=settings.features is not None)
+    extract = reading if reading.widths else None
+    with reading:
+        found = evaluator.evaluate(test_set, K, is_query, extract)
     attention = next((m for m in evaluator.model.modules() if isinstance(m, VEMAttention)), None)
     if attention is not None:
         correlation = variance_correlation(evaluator, attention, train_set)
         found.metrics["variance_correlation"] = correlation
     trained: tuple[Tensor, ...] = ()
-    if settings.divergence or (horde is not None and settings.descriptor):
-        trained = evaluator.embed(train_set, extract)
+    seen: dict[str, Tensor] = {}
+    if settings.divergence or settings.features or (horde is not None and settings.descriptor):
+        with reading:
+            trained = evaluator.embed(train_set, extract)
+        seen = reading.split(trained[2] if extract else None)
+    tested = reading.split(found.descriptors)
     vectors: dict[str, Tensor] = {}
-    if horde is not None and found.descriptors is not None:
+    if horde is not None:
         if settings.orders:
-            vectors |= horde.split_orders(found.descriptors)
+            vectors |= horde.split_orders(tested["descriptor"])
             del vectors["order_1"]
         if settings.descriptor:
             vectors["descriptor"] = reduced(
-                accelerator, trained[2], found.descriptors, horde.embedding_size
+                accelerator, seen["descriptor"], tested["descriptor"], horde.embedding_size
             )
+    if settings.features is not None:
+        vectors |= feature_outputs(
+            accelerator, seen["features"], tested["features"], settings.features
+        )
     outputs = {
         name: measure(rows, found.labels, K, is_query, accelerator)
         for name, rows in vectors.items()
@@ -115,6 +131,22 @@ def reduced(accelerator: Accelerator, trained: Tensor, descriptors: Tensor, size
         components.copy_(torch.from_numpy(pca.transform(descriptors.double().numpy())))
     found: Tensor = broadcast(components.to(accelerator.device))
     return found.cpu()
+
+
+def feature_outputs(
+    accelerator: Accelerator, trained: Tensor, features: Tensor, size: int
+) -> dict[str, Tensor]:
+    """The pooled features of the tested images, these centred, and their principal components.
+
+    Args:
+        trained: Pooled features of the training images, which give the mean and the components.
+        size: Number of principal components.
+    """
+    return {
+        "features": features,
+        "features_centred": features - trained.mean(dim=0),
+        "features_pca": reduced(accelerator, trained, features, size),
+    }
 
 
 def over_parts(

@@ -163,6 +163,8 @@ class Evaluation:
         recall_at: The K of Recall@K.
         descriptor: Also test HORDE's descriptor (all orders, PCA fitted on training images).
         orders: Also test the inputs of the losses of HORDE's orders.
+        features: Also test the pooled features in place of the embeddings: as they are, less their mean over the
+            training images, and by this many principal components.
         parts: Also test on this many class-stratified parts of the test set: their mean and its 95 % interval.
         clustering: Also cluster the test images by k-means: NMI, AMI and F1.
         divergence: Also measure the bound of JRD's Table 3 on the parts and on equally many training images: the
@@ -178,6 +180,7 @@ class Evaluation:
     recall_at: list[PositiveInt] = field(default_factory=lambda: [1, 2, 4, 8])
     descriptor: bool = True
     orders: bool = False
+    features: PositiveInt | None = None
     parts: AtLeast2 | None = None
     clustering: bool = False
     divergence: bool = False

@@ -5,7 +5,10 @@ from benchmarks.settings import ConfigError
 from benchmarks.studies.jobs import Job
 from benchmarks.studies.study import Found, Study
 
-ASKED_BY = {"descriptor": "descriptor", "parts": "parts", "order": "orders", "curve": "every"}
+ASKED_BY = {
+    **{"descriptor": "descriptor", "features": "features", "parts": "parts"},
+    **{"order": "orders", "curve": "every"},
+}
 """The setting of `evaluation` that asks for an output."""
 
 

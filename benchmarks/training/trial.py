@@ -71,7 +71,7 @@ def build_parts(
     datasets, sampler = read or _read(experiment)
     show_to(model.trunk, datasets, experiment.data)
     loss = build_loss(experiment, model, datasets.train.num_classes)
-    _check_outputs(experiment, datasets, find_horde(loss))
+    _check_outputs(experiment, datasets, find_horde(loss), model)
     if experiment.precision == "float64":
         model, loss = model.double(), loss.double()
     return model, datasets, loss, sampler
@@ -110,7 +110,9 @@ def find_horde(loss: nn.Module) -> HORDELoss | None:
     return found[0] if len(found) == 1 else None
 
 
-def _check_outputs(experiment: Experiment, datasets: Datasets, horde: HORDELoss | None) -> None:
+def _check_outputs(
+    experiment: Experiment, datasets: Datasets, horde: HORDELoss | None, model: EmbeddingModel
+) -> None:
     """Refuse tests that would fail at the end."""
     settings, size = experiment.evaluation, experiment.model.embedding_size
     if settings.descriptor and horde is not None and len(datasets.train) <= size:
@@ -119,6 +121,18 @@ def _check_outputs(experiment: Experiment, datasets: Datasets, horde: HORDELoss 
             f"{len(datasets.train)} there are; set it to false, or model.embedding_size to at most "
             f"{len(datasets.train) - 1}"
         )
+    if settings.features is not None:
+        if experiment.model.ensemble is not None:
+            raise ConfigError(
+                "evaluation.features: an ensemble pools none for all heads; leave it out"
+            )
+        channels = model.head.in_channels
+        most = min(len(datasets.train), channels)
+        if settings.features > most:
+            raise ConfigError(
+                f"evaluation.features: {settings.features} principal components of the {channels} features of "
+                f"{len(datasets.train)} training images; expected at most {most}"
+            )
     if settings.orders and horde is None:
         raise ConfigError("evaluation.orders: needs one HORDELoss among the losses; leave it out")
     if settings.parts is None:

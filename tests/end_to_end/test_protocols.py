@@ -19,6 +19,7 @@ from benchmarks.building.images import build_datasets, show_to
 from benchmarks.building.network import build_model
 from benchmarks.building.objective import build_optimizer
 from benchmarks.evaluation.curves import Curves
+from benchmarks.evaluation.extract import class_cosines
 from benchmarks.evaluation.generalization_bound import (
     confidence_interval,
     h_divergence,
@@ -220,6 +221,45 @@ def test_orders_and_parts_are_what_they_say(train: Any, tmp_path: Path) -> None:
     assert record["outputs"]["parts"]["recall_at_1"] == pytest.approx(mean)
     assert record["half_widths"]["parts"]["recall_at_1"] == pytest.approx(1.96 * deviation / 2)
     assert list(record["outputs"]) == ["order_2", "order_3", "descriptor", "parts"]
+
+
+def test_the_pooled_features_in_place_of_the_embeddings(
+    train: Any, glyphs_root: Path, tmp_path: Path
+) -> None:
+    """Beside HORDE's descriptor, which the same pass reads."""
+    asked = (horde(), "--evaluation.descriptor=true")
+    asked += ("--evaluation.every=6",)
+    record = train(*asked, "--evaluation.features=5")
+    plain = finished([f"--data.root={glyphs_root}", *SHORT, *asked], tmp_path / "plain")
+    names = ["descriptor", "features", "features_centred", "features_pca"]
+    assert list(record["outputs"]) == names
+    assert record["outputs"]["descriptor"] == plain["outputs"]["descriptor"]
+    assert record["metrics"] == plain["metrics"]
+    checkpoint = load_checkpoint(tmp_path / "run")
+    assert checkpoint is not None
+    model, images = rebuilt(tmp_path / "run", checkpoint)
+    model.eval()
+    pooled = []
+    for dataset in (images.train, images.test):
+        with torch.no_grad():
+            maps = model.trunk(torch.stack([dataset[i][0] for i in range(len(dataset))]))
+        pooled.append(maps.mean(dim=(2, 3)))
+    trained, tested = pooled
+    curve = read_table(tmp_path / "run" / "records", "evaluation")
+    expected = class_cosines(tested, images.test.labels)  # Glyphs with few classes: all of them
+    last = [curve[f"unseen_{kind}_class_cosine"][-1] for kind in ("same", "other")]
+    assert last == pytest.approx(expected, abs=1e-4)
+    assert curve["seen_same_class_cosine"][-1] > curve["seen_other_class_cosine"][-1]
+    assert "seen_same_class_cosine" not in read_table(tmp_path / "plain" / "records", "evaluation")
+    centred = tested - trained.mean(dim=0)
+    components = torch.linalg.eigh((trained - trained.mean(dim=0)).T.cov()).eigenvectors[:, -5:]
+    vectors = dict(zip(names[1:], (tested, centred, centred @ components), strict=True))
+    found = {
+        name: measure(rows, images.test.labels, [1, 2, 4, 8]) for name, rows in vectors.items()
+    }
+    for name, expected in found.items():
+        assert record["outputs"][name] == pytest.approx(expected, abs=0.02)
+    assert found["features"] != found["features_centred"] != found["features_pca"]
 
 
 def test_scores_of_clusters_and_of_the_bound_only_on_request(train: Any, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from torch.nn.functional import normalize
 from torch.utils.data import Dataset, Subset
 
 from benchmarks.evaluation import outputs, tester
+from benchmarks.evaluation.extract import class_cosines
 from benchmarks.evaluation.tester import Evaluator, Measured, cluster_metrics
 from pml_regularizers import VEMAttention
 from tests.benchmarks.runs import as_accelerator
@@ -158,6 +159,33 @@ def test_the_first_component_by_hand(accelerator):
     trained = torch.tensor([[4.0, 5.0], [-2.0, -3.0], [1.0, 1.0]])
     found = outputs.reduced(accelerator, trained, torch.tensor([[7.0, 9.0], [5.0, -2.0]]), 1)
     torch.testing.assert_close(found.abs(), torch.tensor([[10.0], [0.0]]))
+
+
+def test_mean_cosines_of_one_class_and_of_two():
+    features, labels = torch.rand(9, 4), torch.tensor([3, 5, 3, 3, 5, 0, 0, 5, 7])
+    pairs = {True: [], False: []}
+    for i, a in enumerate(features.double().numpy()):
+        for j, b in enumerate(features.double().numpy()):
+            if i != j:
+                cosine = a @ b / math.sqrt((a @ a) * (b @ b))
+                pairs[bool(labels[i] == labels[j])].append(cosine)
+    expected = [math.fsum(pairs[same]) / len(pairs[same]) for same in (True, False)]
+    assert class_cosines(features, labels) == pytest.approx(expected, rel=1e-9)
+
+
+def test_features_are_centred_and_reduced_by_the_training_images(accelerator):
+    trained, features = torch.rand(30, 6) + 3, torch.rand(9, 6) + 1
+    found = outputs.feature_outputs(accelerator, trained, features, 2)
+    seen, tested = trained.double().numpy(), features.double().numpy()
+    mean = [math.fsum(column) / 30 for column in seen.T]
+    values, vectors = np.linalg.eigh(np.cov(seen.T))
+    assert list(found) == ["features", "features_centred", "features_pca"]
+    assert torch.equal(found["features"], features)
+    np.testing.assert_allclose(found["features_centred"], tested - mean, atol=1e-5)
+    components = (tested - mean) @ vectors[:, values.argsort()[::-1][:2]]
+    # A component has no sign of its own.
+    np.testing.assert_allclose(found["features_pca"].abs(), np.abs(components), atol=1e-5)
+    assert not torch.allclose(features.mean(dim=0), trained.mean(dim=0), atol=0.1)
 
 
 class Interrupted(Images):

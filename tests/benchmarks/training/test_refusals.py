@@ -77,3 +77,11 @@ def test_the_values_that_fit_do(refused: Any, photographs: Path) -> None:
         "evaluation.descriptor: its PCA to 512 dimensions needs more training images than the 10 there are; set it "
         "to false, or model.embedding_size to at most 9"
     )
+    asked = (
+        "--model.batch_norm=train",
+        "--evaluation.descriptor=false",
+        "--evaluation.features=11",
+    )
+    assert refused(root, *SMALL, *asked) == (
+        "evaluation.features: 11 principal components of the 96 features of 10 training images; expected at most 10"
+    )
