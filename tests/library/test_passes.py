@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from pytorch_metric_learning import losses
 from torch import Tensor, nn
 from torch.nn import functional as F
 

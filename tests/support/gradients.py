@@ -219,7 +219,9 @@ def check_calls(processes: Processes) -> None:
     maps, pooled = draw(BATCH, CHANNELS, 2, 2), draw(BATCH, CHANNELS)
     tokens, mask = draw(BATCH, 4, CHANNELS), torch.arange(4) < 3
     mask = mask.expand(BATCH, -1)
-    several = JRDLoss(CLASSES, WIDTH, kernels={"feature": GaussianKernel()}).double()
+    names = ("pooled", "embeddings", "classes", "feature")
+    several = JRDLoss(CLASSES, WIDTH, representations=names, kernels={"feature": GaussianKernel()})
+    several = several.double()
 
     def mine(value: Any) -> Any:
         if isinstance(value, dict):
