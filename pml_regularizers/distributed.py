@@ -153,7 +153,7 @@ class DistributedLoss(nn.Module):
     """
 
     _warned = False
-    _compared = False
+    _agreed: tuple[int | None, list[tuple[torch.Size, torch.dtype]]] = (None, [])
 
     def __init__(self, loss: nn.Module, miner: nn.Module | None = None) -> None:
         super().__init__()
@@ -200,10 +200,7 @@ class DistributedLoss(nn.Module):
         with torch.autocast(embeddings.device.type, enabled=False), _owned(embeddings):
             if world_size() == 1:
                 return self._loss(embeddings, rows, indices_tuple, features)
-            self._check_alike(embeddings, rows, indices_tuple, features)
-            for name, x in rows.items():
-                if not isinstance(x, Tensor):
-                    raise ValueError(f"{name}: expected a tensor, got {type(x).__name__}")
+            embeddings, *others = self._gather(embeddings, rows, indices_tuple, features)
             if indices_tuple is not None:
                 raise ValueError(
                     f"indices_tuple: cannot index the batch of {world_size()} processes from one of them; "
@@ -215,22 +212,19 @@ class DistributedLoss(nn.Module):
             alone = bool(trained) and ddp is None and torch.is_grad_enabled()
             if alone:
                 self._check_equal_parameters(trained)
-            embeddings, *others = all_gather(
-                embeddings, *(x.to(embeddings.device) for x in rows.values())
-            )
             loss = self._loss(embeddings, dict(zip(rows, others, strict=True)), None, features)
             if alone and isinstance(loss, Tensor) and loss.requires_grad:
                 loss.register_hook(self._warn)  # type: ignore[no-untyped-call]
             return loss
 
-    def _check_alike(
+    def _gather(
         self, embeddings: Tensor, rows: Mapping[str, Any], tuples: Any, features: Any
-    ) -> None:
-        """Compare what the processes hold: to gather what differs would abort them.
+    ) -> list[Tensor]:
+        """Embeddings and rows of all processes, after a check that all hold the same: else gathering would hang.
 
-        Eight bytes in every step, by a group of the CPU's, so that no device waits; more in the first call.
+        In a steady state a code of what is held travels with the rows, in a message of the last size that all
+        agreed on; on a GPU by itself, through the CPU, so that the device does not wait.
         """
-        group = _cpu_group()
         parts = {
             "embeddings": embeddings,
             "labels": None,
@@ -243,29 +237,42 @@ class DistributedLoss(nn.Module):
             for name, x in parts.items()
             if x is not None or name == "labels"
         ).encode()
-        own = torch.tensor([crc32(text) + (self._compared << 32)])
-        (codes,) = all_gather(own, group=group)
-        if codes.ne(own).any():
+        code, group, given = crc32(text), _cpu_group(), [embeddings, *rows.values()]
+        tensors = [x.to(embeddings.device) for x in given if isinstance(x, Tensor)]
+        agreed, sizes = self._agreed
+        message: list[Tensor] = []
+        if agreed is not None and embeddings.device.type == "cpu":
+            fits = code == agreed
+            message = tensors if fits else [torch.zeros(size, dtype=dtype) for size, dtype in sizes]
+        codes, *gathered = all_gather(torch.tensor([code]), *message, group=group)
+        if codes.ne(code).any():
             padded = torch.frombuffer(bytearray(text[:_TEXT].ljust(_TEXT)), dtype=torch.uint8)
             (texts,) = all_gather(padded, group=group)
-            held = [
-                bytes(row.tolist()).decode(errors="replace").rstrip()
-                for row in texts.view(-1, _TEXT)
-            ]
+            held = (bytes(row.tolist()).decode(errors="replace") for row in texts.view(-1, _TEXT))
             raise ValueError(
                 "embeddings: every process must hold the same number of rows, labels and features, in the same "
-                f"dtypes, got by rank: {'; '.join(held)}; drop or fill the last batch (drop_last=True, or "
-                "Accelerate's even_batches), and cast the same on all"
+                f"dtypes, got by rank: {'; '.join(map(str.rstrip, held))}; drop or fill the last batch "
+                "(drop_last=True, or Accelerate's even_batches), and cast the same on all"
             )
-        if not self._compared:
-            own = torch.tensor([_digest(self.loss)])
-            (codes,) = all_gather(own, group=group)
-            if codes.ne(own).any():
-                raise RuntimeError(
-                    f"loss: the {world_size()} processes hold different buffers of {type(self.loss).__name__}, "
-                    f"such as fixed projections or draws, expected the same; {_REMEDY}"
-                )
-            self._compared = True
+        if len(tensors) < len(given):
+            raise ValueError(f"labels: expected a tensor, got {text.decode()}")
+        if agreed is None:
+            self._check_equal_buffers(group)
+        if gathered and code == agreed:
+            return gathered
+        self._agreed = (code, [(x.shape, x.dtype) for x in tensors])
+        return all_gather(*tensors)
+
+    def _check_equal_buffers(self, group: Any) -> None:
+        digest = 0
+        for x in self.loss.buffers():
+            raw = x.detach().cpu().contiguous().view(-1).view(torch.uint8)
+            digest = crc32(raw.numpy().data, digest)
+        if all_gather(torch.tensor([digest]), group=group)[0].ne(digest).any():
+            raise RuntimeError(
+                f"loss: the {world_size()} processes hold different buffers of {type(self.loss).__name__}, such as "
+                f"fixed projections or draws, expected the same; {_REMEDY}"
+            )
 
     def _warn(self, gradient: Tensor) -> None:
         if not self._warned:
@@ -357,16 +364,6 @@ def _described(x: Any, *, whole: bool) -> str:
     if isinstance(x, (tuple, list)):
         return f"({', '.join(_described(part, whole=whole) for part in x)})"
     return type(x).__name__
-
-
-def _digest(loss: nn.Module) -> int:
-    """A number that depends on every byte of the buffers."""
-    digest = 0
-    for x in loss.buffers():
-        digest = crc32(
-            x.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data, digest
-        )
-    return digest
 
 
 def prepare_loss(accelerator: Any, loss: nn.Module | None = None) -> nn.Module:
