@@ -7,7 +7,7 @@ from ._precision import full_precision
 from .feature_tap import first_tensor, tell_taps
 
 
-class Staged(nn.Module):
+class FeatureModule(nn.Module):
     """A network, or the end of one, that returns embeddings: a loss attaches to its children by their names."""
 
     def __init__(self) -> None:
@@ -15,7 +15,7 @@ class Staged(nn.Module):
         self.register_forward_hook(tell_taps)
 
 
-def positions(features: Tensor | tuple[Tensor, ...], channels: int) -> tuple[Tensor, Tensor | None]:
+def to_tokens(features: Tensor | tuple[Tensor, ...], channels: int) -> tuple[Tensor, Tensor | None]:
     """A feature map (N, C, H, W), tokens (N, L, C) or (tokens, mask) -> features (N, P, C) and mask (N, P).
 
     Raises:

@@ -53,7 +53,7 @@ class WrapperLoss(FeatureLoss):
                 "images as labels"
             )
         for module in loss.modules():
-            if isinstance(module, FeatureLoss) and module.reads:
+            if isinstance(module, FeatureLoss) and module.feature_names:
                 raise ValueError(
                     f"{name}: {type(module).__name__} reads features {self.cannot_read}"
                 )

@@ -75,10 +75,10 @@ def _gathering() -> bool:
 def own_embeddings(embeddings: Tensor) -> Tensor:
     """This process's embeddings, as they came to `DistributedLoss`; elsewhere those of the call."""
     own = _own.get()
-    return embeddings if own is None or not are_own_rows(len(own), len(embeddings)) else own
+    return embeddings if own is None or not matches_batch(len(own), len(embeddings)) else own
 
 
-def are_own_rows(rows: int, batch_size: int) -> bool:
+def matches_batch(rows: int, batch_size: int) -> bool:
     """True if a loss was called with the batch of all processes, of which this one computed `rows` rows."""
     if rows * world_size() == batch_size and world_size() > 1:
         return True  # gathered by DistributedLoss, or by PML's DistributedLossWrapper
@@ -115,7 +115,7 @@ def gather_rows(x: Tensor, embeddings: Tensor) -> Tensor:
     return rows
 
 
-def gather_parts(parts: Sequence[Tensor], embeddings: Tensor) -> list[Tensor]:
+def gather_features(parts: Sequence[Tensor], embeddings: Tensor) -> list[Tensor]:
     """`gather_rows` for several matrices in one exchange; without a copy if there is nothing to exchange."""
     if not _gathering() and all(len(part) == len(embeddings) for part in parts):
         return list(parts)

@@ -171,7 +171,7 @@ class EnergyConfusionRegularizer(CheckedIntegers, LabelAwareRegularizer):
         self.gradient = gradient
         self.num_pairs = num_pairs
         self.seed = seed
-        self.reads = "stopgrad_embeddings" if gradient == "fc" else ()
+        self.feature_names = ("stopgrad_embeddings",) if gradient == "fc" else ()
         start = None if num_pairs is None else _scramble(torch.tensor(seed % 2**32))
         self.register_buffer("draws", start)
         self.add_to_recordable_attributes(

@@ -60,7 +60,7 @@ class EnsembleLoss(WrapperLoss):
         torch.Size([])
     """
 
-    reads = ()
+    feature_names = ()
     cannot_read = (
         "and a head has none of its own; give the ensemble's loss to it (HORDELoss(loss, ..., "
         "first_loss=EnsembleLoss(...))), or add it beside with MultipleLosses"
@@ -143,7 +143,7 @@ class DivergenceLoss(FeatureLoss):
         tensor(0.3000)
     """
 
-    reads = ()
+    feature_names = ()
 
     def __init__(
         self, num_heads: int, margin: float = 0.5, *, images: Images = "all", **kwargs: Any

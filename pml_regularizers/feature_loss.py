@@ -20,9 +20,9 @@ from pytorch_metric_learning.losses import BaseMetricLossFunction
 from pytorch_metric_learning.regularizers import BaseRegularizer
 from torch import Tensor, nn
 
-from ._feature_maps import Staged
+from ._feature_maps import FeatureModule
 from ._precision import full_precision
-from .distributed import are_own_rows, own_embeddings, world_size
+from .distributed import matches_batch, own_embeddings, world_size
 from .feature_tap import Features, FeatureTap, MissingFeaturesError, first_tensor
 
 Loss = TypeVar("Loss", bound=nn.Module)
@@ -47,15 +47,17 @@ class FeatureLoss(BaseMetricLossFunction):
 
     Half-precision inputs are raised to float32 and autocast is off inside, so that the loss has one
     value whatever the precision of the network; the loss's parameters are never recast.
-    Subclasses name what they read in `reads`, and find it as `self.features` in `compute_loss`.
+    Subclasses name what they read in `feature_names`, and find it as `self.features` in `compute_loss`.
 
     Several threads may call one loss at once; each has its own `features` and its own records of the taps.
     Statistics (`collect_stats`) are attributes of the loss, as PML's are: the last call overwrites them.
     """
 
-    reads: str | tuple[str, ...] = "feature_map"
-    """Stage of an `EmbeddingHead` that `attach(head)` taps; a tuple of names if the loss reads a dict of several
-    features; an empty tuple if it reads none."""
+    feature_names: tuple[str, ...] = ("feature_map",)
+    """Stages of an `EmbeddingHead` that `attach(head)` taps; empty if the loss reads none."""
+
+    __jit_ignored_attributes__ = ("feature_names", "kernels", "_tap", "_prefix_tokens")
+    __jit_unused_properties__ = ("features", "named_features", "taps")
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -72,8 +74,8 @@ class FeatureLoss(BaseMetricLossFunction):
 
         Args:
             source: An `EmbeddingHead` or `AttentionEnsemble`, or a network that contains one: its stages named in
-                `reads` are tapped. Or any other stage of the network. Or, for a loss that reads several features,
-                a dict of stages by the names in `reads`. Attaching again moves the tap.
+                `feature_names` are tapped. Or any other stage of the network. Or, for a loss that reads several
+                features, a dict of stages by the names in `feature_names`. Attaching again moves the tap.
             embedder: The module that returns the embeddings, where no `EmbeddingHead` does. Without it, the
                 features of embeddings that have no gradient are refused unless they are the only ones.
             frozen: Accept features without a gradient, because the tapped stage is frozen on purpose.
@@ -98,7 +100,7 @@ class FeatureLoss(BaseMetricLossFunction):
         return self
 
     def _stages(self, source: nn.Module | Mapping[str, nn.Module]) -> dict[str, nn.Module]:
-        names = self._names()
+        names = self.feature_names
         heads = _outermost(source) if isinstance(source, nn.Module) else []
         if len(heads) > 1:
             raise ValueError(
@@ -120,9 +122,6 @@ class FeatureLoss(BaseMetricLossFunction):
             )
         return dict(source)
 
-    def _names(self) -> tuple[str, ...]:
-        return (self.reads,) if isinstance(self.reads, str) else self.reads
-
     def detach(self) -> Self:
         """Undo `attach`."""
         if self._tap is not None:
@@ -137,23 +136,24 @@ class FeatureLoss(BaseMetricLossFunction):
 
     @property
     def taps(self) -> Mapping[str, FeatureTap]:
-        """Source of the features when `features=` is not passed, by the names in `reads`."""
+        """Source of the features when `features=` is not passed, by the names in `feature_names`."""
         return {} if self._tap is None else dict.fromkeys(self._tap.names, self._tap)
 
     @property
     def features(self) -> Any:
         """The features of the call under way, floating point tensors of at least float32; None outside a call.
 
-        Those of the only name in `reads`, or a dict by these names.
+        Those of the only name in `feature_names`, or a dict by these names.
         """
         named = self.named_features
-        return named[self.reads] if isinstance(self.reads, str) and named else named
+        return next(iter(named.values())) if named and len(named) == 1 else named
 
     @property
     def named_features(self) -> Any:
-        """The same, always a dict by the names in `reads`; None outside a call."""
+        """The same, always a dict by the names in `feature_names`; None outside a call."""
         return _calls.stack[-1][1] if _calls.stack and _calls.stack[-1][0] is self else None
 
+    @torch.jit.unused
     def forward(
         self,
         embeddings: Tensor,
@@ -172,8 +172,8 @@ class FeatureLoss(BaseMetricLossFunction):
             indices_tuple: Pairs or triplets from a PML miner.
             ref_emb: Not supported: features belong to one batch.
             ref_labels: Not supported.
-            features: The features of the same N samples, or a dict of them by the names in `reads`; default: what
-                the tap recorded in the pass that made the embeddings.
+            features: The features of the same N samples, or a dict of them by the names in `feature_names`;
+                default: what the tap recorded in the pass that made the embeddings.
 
         Raises:
             ValueError: if the sizes do not fit, or a reference set is passed.
@@ -194,7 +194,7 @@ class FeatureLoss(BaseMetricLossFunction):
         self, embeddings: Tensor, features: Features | Mapping[str, Features] | None
     ) -> Iterator[None]:
         """Set `self.features` to the features of `embeddings` inside a `with` block."""
-        names = self._names()
+        names = self.feature_names
         if features is not None:
             given = self._given(features, len(embeddings))
             if self._tap is not None:
@@ -206,7 +206,7 @@ class FeatureLoss(BaseMetricLossFunction):
             for name, value in given.items():
                 self._check_stage(name, first_tensor(value), embeddings)
         else:
-            wanted = self.reads if isinstance(self.reads, str) else "{...}"
+            wanted = names[0] if len(names) == 1 else "{...}"
             raise MissingFeaturesError(
                 f"{type(self).__name__} reads features: pass features={wanted} with the embeddings, "
                 "or call loss.attach(head) once"
@@ -240,7 +240,7 @@ class FeatureLoss(BaseMetricLossFunction):
     def _given(
         self, features: Features | Mapping[str, Features], batch_size: int
     ) -> dict[str, Features]:
-        names = self._names()
+        names = self.feature_names
         if isinstance(features, Mapping) and features.keys() == set(names):
             given: dict[str, Any] = dict(features)
         elif len(names) == 1:
@@ -253,7 +253,7 @@ class FeatureLoss(BaseMetricLossFunction):
             )
         for value in given.values():
             first = first_tensor(value)
-            if not are_own_rows(len(first), batch_size):
+            if not matches_batch(len(first), batch_size):
                 raise ValueError(
                     f"features: expected those of the {batch_size} embeddings"
                     f"{' of all processes' if world_size() > 1 else ''}, got shape {tuple(first.shape)}"
@@ -272,6 +272,7 @@ class LabelAwareRegularizer(FeatureLoss, BaseRegularizer):
         ValueError: if called without labels, or with a reference set.
     """
 
+    @torch.jit.unused
     def forward(
         self, embeddings: Tensor, labels: Tensor | None = None, *args: Any, **kwargs: Any
     ) -> Tensor:
@@ -304,9 +305,11 @@ def attach_all(
     Raises:
         ValueError: if `source` lacks a stage that one of them reads; then none is attached.
     """
-    readers = [part for part in loss.modules() if isinstance(part, FeatureLoss) and part.reads]
+    readers = [
+        part for part in loss.modules() if isinstance(part, FeatureLoss) and part.feature_names
+    ]
     sources = [
-        {name: source[name] for name in part._names() if name in source}
+        {name: source[name] for name in part.feature_names if name in source}
         if isinstance(source, Mapping)
         else source
         for part in readers
@@ -344,9 +347,9 @@ def _check_embeddings(embeddings: Any) -> None:
     raise ValueError(f"embeddings: expected a floating point tensor (N, E), got {came}; {way_out}")
 
 
-def _outermost(module: nn.Module) -> list[Staged]:
+def _outermost(module: nn.Module) -> list[FeatureModule]:
     """The heads in `module`, except those inside another head."""
-    if isinstance(module, Staged):
+    if isinstance(module, FeatureModule):
         return [module]
     return [head for child in module.children() for head in _outermost(child)]
 

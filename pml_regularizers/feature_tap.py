@@ -23,7 +23,7 @@ from torch.autograd.graph import Node, get_gradient_edge
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._pytree import tree_leaves
 
-from .distributed import are_own_rows, own_embeddings
+from .distributed import matches_batch, own_embeddings
 
 Features = Tensor | tuple[Tensor, ...]
 """Features for a loss: one tensor, or several that belong together, such as (tokens, padding mask)."""
@@ -141,7 +141,7 @@ class FeatureTap:
         features = {name: _joined([one.features[name] for one in passes]) for name in self.names}
         for name, value in features.items():
             rows = len(first_tensor(value))
-            if not are_own_rows(rows, len(embeddings)):
+            if not matches_batch(rows, len(embeddings)):
                 raise MissingFeaturesError(
                     f"{name}: the passes that made these {len(embeddings)} embeddings recorded features of {rows} "
                     "samples; call the loss with the embeddings of whole passes"
@@ -362,7 +362,7 @@ def _same_memory(x: Tensor, y: Tensor) -> bool:
 
 def _equal(output: Tensor, embeddings: Tensor) -> bool:
     """True if the embeddings are a copy of the output, perhaps in another precision."""
-    if output.shape[1:] != embeddings.shape[1:] or not are_own_rows(len(output), len(embeddings)):
+    if output.shape[1:] != embeddings.shape[1:] or not matches_batch(len(output), len(embeddings)):
         return False
     rows = embeddings[: len(output)].detach()  # PML's DistributedLossWrapper: own rows first
     equal = torch.eq(output.detach().to(rows), rows) | (rows != rows)  # NaN is as good as any

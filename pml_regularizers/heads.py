@@ -6,7 +6,7 @@ from typing import Any, Literal, Self, get_args
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ._feature_maps import Staged, masked_mean, positions
+from ._feature_maps import FeatureModule, masked_mean, to_tokens
 from ._precision import full_precision
 
 Pool = Literal["avg", "max", "token"]
@@ -14,7 +14,7 @@ DataFormat = Literal["auto", "NCHW", "NHWC"]
 Init = Literal["uniform", "glorot"]
 
 
-class EmbeddingHead(Staged):
+class EmbeddingHead(FeatureModule):
     """Pool, [attention,] linear, L2: the embedder of a PML pipeline.
 
     It takes the output of timm's `forward_features` (or of a model made with `num_classes=0, global_pool=""`):
@@ -136,7 +136,7 @@ class EmbeddingHead(Staged):
         if self.pool == "token" and x.ndim != 3:
             raise ValueError(f'pool: "token" needs tokens (N, L, C), got shape {tuple(x.shape)}')
         features = self.feature_map(x if mask is None else (x, mask))
-        patches, mask = positions(features, self.in_channels)
+        patches, mask = to_tokens(features, self.in_channels)
         if self.pool == "token":
             pooled = prefix[:, 0]
         elif self.pool == "max":

@@ -23,7 +23,7 @@ from ._loss_copies import WrapperLoss
 from ._pca import is_pca, principal_components
 from ._precision import full_precision
 from ._summed_products import Activations
-from .distributed import gather_parts
+from .distributed import gather_features
 from .feature_loss import already_reduced, check_width
 from .feature_tap import Features
 from .moments import FIXED, HighOrderMoments, Init, Products, Projections
@@ -160,7 +160,7 @@ class HORDELoss(WrapperLoss):
         check_width(embeddings, self.embedding_size)
         orders = self.order_embeddings(self.features)
         # Phase 1 ends here: these vectors, not the maps, go to the other processes, in one exchange.
-        gathered = gather_parts(orders, embeddings)
+        gathered = gather_features(orders, embeddings)
         weights = [1.0, *self.order_weights]
         return {  # eq. 7, and with order 1 the sum of eq. 9
             name: already_reduced(weight * self.part(name, vectors, labels, indices_tuple))

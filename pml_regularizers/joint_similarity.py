@@ -27,7 +27,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from .distributed import gather_parts
+from .distributed import gather_features
 from .feature_loss import LabelAwareRegularizer, already_reduced
 from .reproducing_kernels import GaussianKernel, GaussianMixtureKernel, ReproducingKernel
 
@@ -129,7 +129,7 @@ class _JointRegularizer(LabelAwareRegularizer):
     def __init__(self, kernels: Mapping[str, ReproducingKernel], **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.kernels = kernel_modules(kernels)
-        self.reads = tuple(name for name in kernels if name != "embeddings")
+        self.feature_names = tuple(name for name in kernels if name != "embeddings")
 
     def compute_loss(
         self,
@@ -139,7 +139,7 @@ class _JointRegularizer(LabelAwareRegularizer):
         ref_emb: Tensor,
         ref_labels: Tensor,
     ) -> dict[str, dict[str, Any]]:
-        found = {"embeddings": embeddings, **whole_batch(self.features, embeddings)}
+        found = {"embeddings": embeddings, **whole_batch(self.named_features, embeddings)}
         K = joint_kernel({name: found[name] for name in self.kernels}, self.kernels)
         return {"loss": already_reduced(self.compute(K, labels))}
 
@@ -310,5 +310,5 @@ def whole_batch(features: Mapping[str, Any], embeddings: Tensor) -> dict[str, Te
                 f"features: expected a matrix (N, D) of {name}, got {came}; read pooled features, or flatten(1)"
             )
     names = sorted(features)  # the same on every process
-    parts = gather_parts([features[name] for name in names], embeddings)
+    parts = gather_features([features[name] for name in names], embeddings)
     return dict(zip(names, parts, strict=True))

@@ -130,7 +130,9 @@ class JRDLoss(FeatureLoss):
         )
         self.representations = tuple(representations)
         self.kernels = kernel_modules(self.get_default_kernels() | kernels)
-        self.reads = tuple(name for name in self.kernels if name not in ("embeddings", "classes"))
+        self.feature_names = tuple(
+            name for name in self.kernels if name not in ("embeddings", "classes")
+        )
         self.add_to_recordable_attributes(
             list_of_names=["embedding_size", "similarity_weight", "regularizer"],
             is_stat=False,
@@ -153,7 +155,7 @@ class JRDLoss(FeatureLoss):
         found = {
             "embeddings": F.normalize(embeddings),  # eq. 9
             "classes": cosines,
-            **whole_batch(self.features, embeddings),
+            **whole_batch(self.named_features, embeddings),
         }
         K = joint_kernel({name: found[name] for name in self.kernels}, self.kernels)
         similarity = _REGULARIZERS[self.regularizer](K, labels)

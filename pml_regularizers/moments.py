@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, nn
 
 from . import _triton_products
-from ._feature_maps import masked_mean, positions
+from ._feature_maps import masked_mean, to_tokens
 from ._precision import CheckedIntegers, integer_fault
 from ._summed_convolutions import draw_table, summed_convolutions, table_fault
 from ._summed_products import Activations, Kernels, kept_projections, summed_products
@@ -257,7 +257,7 @@ class HighOrderMoments(CheckedIntegers, nn.Module):
         return [getattr(self, f"weight_{index}") for index in range(self._count)]
 
     def forward(self, features: Tensor | tuple[Tensor, Tensor]) -> list[Tensor]:
-        x, mask = positions(features, self.in_channels)
+        x, mask = to_tokens(features, self.in_channels)
         floating = [weight.dtype for weight in self.weights() if weight.is_floating_point()]
         for dtype in (torch.float32, *floating[:1]):
             x = x.to(torch.promote_types(x.dtype, dtype))

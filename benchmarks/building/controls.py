@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pml_regularizers._loss_copies import WrapperLoss
-from pml_regularizers.distributed import gather_parts
+from pml_regularizers.distributed import gather_features
 from pml_regularizers.feature_loss import already_reduced
 
 
@@ -27,7 +27,7 @@ class PooledFeaturesLoss(WrapperLoss):
         embeddings (N, E), labels (N,), features: pooled (N, C).
     """
 
-    reads = "pooled"
+    feature_names = ("pooled",)
 
     def __init__(
         self, loss: nn.Module, in_channels: int, *, width: int = 1024, **kwargs: Any
@@ -46,5 +46,5 @@ class PooledFeaturesLoss(WrapperLoss):
         ref_labels: Tensor,
     ) -> dict[str, dict[str, Any]]:
         projected = F.normalize(self.features @ self.projection.to(self.features.dtype))
-        (gathered,) = gather_parts([projected], embeddings)
+        (gathered,) = gather_features([projected], embeddings)
         return {"loss": already_reduced(self.part("pooled", gathered, labels, indices_tuple))}

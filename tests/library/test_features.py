@@ -282,7 +282,7 @@ def test_a_loss_that_is_gone_leaves_nothing_behind() -> None:
 class Several(FeatureLoss):
     """The smallest loss that reads several stages, by name."""
 
-    reads = ("feature_map", "pooled")
+    feature_names = ("feature_map", "pooled")
 
     def compute_loss(self, embeddings: Tensor, *_: Any) -> dict[str, Any]:
         self.seen = dict(self.features)

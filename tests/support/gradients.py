@@ -160,6 +160,7 @@ def check_errors(processes: Processes) -> None:
     loss = DistributedLoss(losses.ContrastiveLoss())
     rank = processes.process_index
     x, labels, tuples = torch.randn(3, 2), torch.arange(3), (torch.tensor([0]),) * 3
+    assert loss(x, labels) >= 0  # they agree once, before they differ
     odd = rank == 1
     by_rank = "every process must hold the same number of rows"
     for embeddings, given, mined, message in (
@@ -169,11 +170,12 @@ def check_errors(processes: Processes) -> None:
         (x, None if odd else labels, None, f"{by_rank}.*labels NoneType"),
         (x, labels, tuples if odd else None, f"{by_rank}.*tuples"),
         (x, None, None, "labels and indices_tuple cannot both be None"),
-        (x, [0, 1, 2], None, "labels: expected a tensor, got .*labels list"),
+        (x, [0, 1, 2], None, "labels: expected a tensor, got .*labels"),
         (x, labels, tuples, "indices_tuple: cannot index"),
     ):
         with pytest.raises(ValueError, match=message):
             loss(embeddings, given, mined)
+    assert loss(x[:2], labels[:2]) >= 0  # smaller on all
     maps = torch.randn(3, CHANNELS, 2, 2)
     for odd_maps in (maps.double(), None):
         reading = DistributedLoss(horde(losses.ContrastiveLoss()))
