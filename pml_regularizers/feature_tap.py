@@ -240,7 +240,8 @@ class FeatureTap:
 
     def _why_missing(self, embeddings: Tensor) -> str:
         passes = self._passes()
-        if embeddings.requires_grad and passes and not any(one.training for one in passes):
+        traced = (one for one in passes if any(map(_trains, one.features.values())))
+        if embeddings.requires_grad and passes and not self._frozen and not any(traced):
             return _NO_GRADIENT
         for name in self.names:
             if passes and name not in passes[-1].features:
