@@ -240,7 +240,7 @@ class FeatureTap:
 
     def _why_missing(self, embeddings: Tensor) -> str:
         passes = self._passes()
-        traced = (one for one in passes if any(map(_trains, one.features.values())))
+        traced = (any(map(_trains, one.features.values())) for one in passes if one.training)
         if embeddings.requires_grad and passes and not self._frozen and not any(traced):
             return _NO_GRADIENT
         for name in self.names:
