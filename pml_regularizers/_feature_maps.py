@@ -4,19 +4,25 @@ import torch
 from torch import Tensor, nn
 
 from ._precision import full_precision
+from .feature_tap import first_tensor, tell_taps
 
 
-class Staged(nn.Module):
-    """A network, or a part of one, whose children are stages: a loss attaches to those named in its `reads`."""
+class FeatureModule(nn.Module):
+    """A network, or the end of one, that returns embeddings: a loss attaches to its children by their names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_forward_hook(tell_taps)
 
 
-def positions(features: Tensor | tuple[Tensor, ...], channels: int) -> tuple[Tensor, Tensor | None]:
+def to_tokens(features: Tensor | tuple[Tensor, ...], channels: int) -> tuple[Tensor, Tensor | None]:
     """A feature map (N, C, H, W), tokens (N, L, C) or (tokens, mask) -> features (N, P, C) and mask (N, P).
 
     Raises:
         ValueError: for any other shape, another number of channels, or a mask that does not fit.
     """
     mask = None
+    first_tensor(features)
     if isinstance(features, tuple):
         if len(features) != 2:
             raise ValueError(
@@ -31,7 +37,12 @@ def positions(features: Tensor | tuple[Tensor, ...], channels: int) -> tuple[Ten
     x = features.flatten(2).transpose(1, 2) if features.ndim == 4 else features
     if x.ndim != 3 or x.shape[2] != channels:
         way_out = "; pass in_channels=... to match the trunk"
-        if x.ndim == 2:
+        if features.ndim == 4 and features.shape[3] == channels:
+            way_out = (
+                ", channels last as Swin's; attach to an EmbeddingHead, or pass "
+                "features=feature_map.permute(0, 3, 1, 2)"
+            )
+        elif x.ndim == 2:
             way_out = (
                 ', pooled already; make the trunk with global_pool="" (timm), or attach the loss to a layer '
                 "before the pooling"

@@ -47,7 +47,7 @@ class PerOutputLoss(FeatureLoss):
         if not isinstance(loss, nn.Module):
             raise ValueError(f"{name}: expected a PML loss, got {type(loss).__name__}")
         for module in loss.modules():
-            if isinstance(module, FeatureLoss) and module.reads:
+            if isinstance(module, FeatureLoss) and module.feature_names:
                 raise ValueError(
                     f"{name}: {type(module).__name__} reads features {self.nested_feature_loss_hint}"
                 )

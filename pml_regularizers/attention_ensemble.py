@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from ._checks import at_least
-from ._feature_maps import Staged
+from ._feature_maps import FeatureModule
 from .heads import EmbeddingHead
 from .split_trunk import split_trunk
 from .trunk_output import layout, trial_image, try_out
@@ -66,7 +66,7 @@ def between_heads(matrix: Tensor, num_heads: int) -> Tensor:
     return blocks[p, q]
 
 
-class AttentionEnsemble(Staged):
+class AttentionEnsemble(FeatureModule):
     """One network that gives M embeddings of an image, each through an attention mask of its own.
 
     Images -> stem -> map; M masks of the map; each masked map -> body -> pool, linear, L2. Its output is one

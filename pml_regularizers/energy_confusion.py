@@ -145,7 +145,7 @@ class EnergyConfusionRegularizer(LabelAwareRegularizer):
         if gradient not in get_args(Gradient):
             raise ValueError(f"gradient: expected one of fc, all; got {gradient!r}")
         self.gradient = gradient
-        self.reads = "stopgrad_embeddings" if gradient == "fc" else ()
+        self.feature_names = ("stopgrad_embeddings",) if gradient == "fc" else ()
         self.add_to_recordable_attributes(name="gradient", is_stat=False)
         self.log = log
         self.add_to_recordable_attributes(name="log", is_stat=False)

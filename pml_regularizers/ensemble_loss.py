@@ -62,7 +62,7 @@ class EnsembleLoss(PerOutputLoss):
         torch.Size([])
     """
 
-    reads = ()
+    feature_names = ()
     nested_feature_loss_hint = (
         "and a head has none of its own; give the ensemble's loss to it (HORDELoss(loss, ..., "
         "embedding_loss=EnsembleLoss(...))), or add it beside with MultipleLosses"
@@ -134,7 +134,7 @@ class DivergenceLoss(FeatureLoss):
         tensor(0.3000)
     """
 
-    reads = ()
+    feature_names = ()
 
     def __init__(
         self, num_heads: int, margin: float = 0.5, *, images: Images = "all", **kwargs: Any

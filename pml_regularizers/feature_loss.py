@@ -9,6 +9,7 @@ reads a feature map looks for it in this order:
 3. not at all, which raises `MissingFeaturesError`.
 """
 
+import math
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -19,9 +20,9 @@ from pytorch_metric_learning.losses import BaseMetricLossFunction
 from pytorch_metric_learning.regularizers import BaseRegularizer
 from torch import Tensor, nn
 
-from ._feature_maps import Staged
+from ._feature_maps import FeatureModule
 from ._precision import full_precision
-from .distributed import are_own_rows, world_size
+from .distributed import matches_batch, own_embeddings, world_size
 from .feature_tap import Features, FeatureTap, MissingFeaturesError, first_tensor
 
 Loss = TypeVar("Loss", bound=nn.Module)
@@ -46,27 +47,37 @@ class FeatureLoss(BaseMetricLossFunction):
 
     Half-precision inputs are raised to float32 and autocast is off inside, so that the loss has one
     value whatever the precision of the network; the loss's parameters are never recast.
-    Subclasses name what they read in `reads`, and find it as `self.features` in `compute_loss`.
+    Subclasses name what they read in `feature_names`, and find it as `self.features` in `compute_loss`.
 
     Several threads may call one loss at once; each has its own `features` and its own records of the taps.
     Statistics (`collect_stats`) are attributes of the loss, as PML's are: the last call overwrites them.
     """
 
-    reads: str | tuple[str, ...] = "feature_map"
-    """Stage of an `EmbeddingHead` that `attach(head)` taps; a tuple of names if the loss reads a dict of several
-    features; an empty tuple if it reads none."""
+    feature_names: tuple[str, ...] = ("feature_map",)
+    """Stages of an `EmbeddingHead` that `attach(head)` taps; empty if the loss reads none."""
+
+    __jit_ignored_attributes__ = ("feature_names", "kernels", "_tap", "_prefix_tokens")
+    __jit_unused_properties__ = ("features", "named_features", "taps")
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self._taps: dict[str, FeatureTap] = {}
+        self._tap: FeatureTap | None = None
 
-    def attach(self, source: nn.Module | Mapping[str, nn.Module], *, frozen: bool = False) -> Self:
+    def attach(
+        self,
+        source: nn.Module | Mapping[str, nn.Module],
+        *,
+        embedder: nn.Module | None = None,
+        frozen: bool = False,
+    ) -> Self:
         """From now on, read the features from a module's output instead of `features=`.
 
         Args:
             source: An `EmbeddingHead` or `AttentionEnsemble`, or a network that contains one: its stages named in
-                `reads` are tapped. Or any other stage of the network. Or, for a loss that reads several features,
-                a dict of stages by the names in `reads`. A tap belongs to one loss; attaching again moves it.
+                `feature_names` are tapped. Or any other stage of the network. Or, for a loss that reads several
+                features, a dict of stages by the names in `feature_names`. Attaching again moves the tap.
+            embedder: The module that returns the embeddings, where no `EmbeddingHead` does. Without it, the
+                features of embeddings that have no gradient are refused unless they are the only ones.
             frozen: Accept features without a gradient, because the tapped stage is frozen on purpose.
 
         Returns:
@@ -76,13 +87,20 @@ class FeatureLoss(BaseMetricLossFunction):
             ValueError: if `source` is none of these, lacks a stage, or contains several heads.
         """
         stages = self._stages(source)
-        taps = {name: FeatureTap(module, frozen=frozen) for name, module in stages.items()}
+        if (
+            embedder is None
+            and isinstance(source, nn.Module)
+            and _outermost(source) not in ([], [source])
+        ):
+            embedder = source  # what a wrapper makes of the head's output are embeddings, too
+        tap = FeatureTap(stages, embedder=embedder, frozen=frozen)
         self.detach()
-        self._taps = taps
+        self._tap = tap
+        self._prefix_tokens = {name: _prefix_tokens(stage) for name, stage in stages.items()}
         return self
 
     def _stages(self, source: nn.Module | Mapping[str, nn.Module]) -> dict[str, nn.Module]:
-        names = self._names()
+        names = self.feature_names
         heads = _outermost(source) if isinstance(source, nn.Module) else []
         if len(heads) > 1:
             raise ValueError(
@@ -104,33 +122,38 @@ class FeatureLoss(BaseMetricLossFunction):
             )
         return dict(source)
 
-    def _names(self) -> tuple[str, ...]:
-        return (self.reads,) if isinstance(self.reads, str) else self.reads
-
     def detach(self) -> Self:
         """Undo `attach`."""
-        for tap in self._taps.values():
-            tap.remove()
-        self._taps = {}
+        if self._tap is not None:
+            self._tap.remove()
+        self._tap = None
         return self
 
     def clear(self) -> None:
-        """Forget what the taps recorded: call it after forward passes whose loss was skipped."""
-        for tap in self._taps.values():
-            tap.clear()
+        """Forget what the tap recorded: frees the memory of passes whose loss was skipped."""
+        if self._tap is not None:
+            self._tap.clear()
 
     @property
     def taps(self) -> Mapping[str, FeatureTap]:
-        """Sources of the features when `features=` is not passed, by the names in `reads`."""
-        return self._taps
+        """Source of the features when `features=` is not passed, by the names in `feature_names`."""
+        return {} if self._tap is None else dict.fromkeys(self._tap.names, self._tap)
 
     @property
     def features(self) -> Any:
-        """The features of the call under way, floating point tensors of at least float32."""
-        if not _calls.stack or _calls.stack[-1][0] is not self:
-            raise MissingFeaturesError("features exist only while the loss is being called")
-        return _calls.stack[-1][1]
+        """The features of the call under way, floating point tensors of at least float32; None outside a call.
 
+        Those of the only name in `feature_names`, or a dict by these names.
+        """
+        named = self.named_features
+        return next(iter(named.values())) if named and len(named) == 1 else named
+
+    @property
+    def named_features(self) -> Any:
+        """The same, always a dict by the names in `feature_names`; None outside a call."""
+        return _calls.stack[-1][1] if _calls.stack and _calls.stack[-1][0] is self else None
+
+    @torch.jit.unused
     def forward(
         self,
         embeddings: Tensor,
@@ -149,17 +172,19 @@ class FeatureLoss(BaseMetricLossFunction):
             indices_tuple: Pairs or triplets from a PML miner.
             ref_emb: Not supported: features belong to one batch.
             ref_labels: Not supported.
-            features: The features of the same N samples; default: what the tap recorded.
+            features: The features of the same N samples, or a dict of them by the names in `feature_names`;
+                default: what the tap recorded in the pass that made the embeddings.
 
         Raises:
             ValueError: if the sizes do not fit, or a reference set is passed.
-            MissingFeaturesError: if there are no features, or those of another batch.
+            MissingFeaturesError: if there are no features, or those of another pass.
         """
         if ref_emb is not None or ref_labels is not None:
             raise ValueError(
                 f"ref_emb: {type(self).__name__} compares the samples of one batch, whose features it reads; "
                 "pass embeddings and labels only (and efficient=False to PML's DistributedLossWrapper)"
             )
+        _check_embeddings(embeddings)
         with self.reading(embeddings, features):
             loss: Tensor = super().forward(full_precision(embeddings), labels, indices_tuple)
             return loss
@@ -169,58 +194,71 @@ class FeatureLoss(BaseMetricLossFunction):
         self, embeddings: Tensor, features: Features | Mapping[str, Features] | None
     ) -> Iterator[None]:
         """Set `self.features` to the features of `embeddings` inside a `with` block."""
+        names = self.feature_names
         if features is not None:
             given = self._given(features, len(embeddings))
-            for tap in self._taps.values():
-                tap.pop(embeddings)  # this call is for the recorded pass
-        elif self._taps or not self.reads:
-            given = self._take(embeddings)
+            if self._tap is not None:
+                self._tap.pop(embeddings)  # this call is for the recorded pass
+        elif not names:
+            given = {}
+        elif self._tap is not None:
+            given = self._tap.take(embeddings)
+            for name, value in given.items():
+                self._check_stage(name, first_tensor(value), embeddings)
         else:
-            wanted = self.reads if isinstance(self.reads, str) else "{...}"
+            wanted = names[0] if len(names) == 1 else "{...}"
             raise MissingFeaturesError(
                 f"{type(self).__name__} reads features: pass features={wanted} with the embeddings, "
                 "or call loss.attach(head) once"
             )
-        given = {name: _raised(value) for name, value in given.items()}
-        _calls.stack.append((self, given[self.reads] if isinstance(self.reads, str) else given))
+        _calls.stack.append((self, {name: _raised(value) for name, value in given.items()}))
         try:
             with torch.autocast(embeddings.device.type, enabled=False):
                 yield
         finally:
             _calls.stack.pop()
 
+    def _check_stage(self, name: str, features: Tensor, embeddings: Tensor) -> None:
+        """Raise a MissingFeaturesError for embeddings, or class tokens, in the place of features."""
+        own = own_embeddings(embeddings)
+        if features.numel() == own.numel() > 0 and features.data_ptr() == own.data_ptr():
+            raise MissingFeaturesError(
+                f"{name}: the tapped module returns the embeddings that {type(self).__name__} is called with; "
+                f"{_INSTEAD.get(name, 'attach to the layer whose output the loss shall read')}"
+            )
+        count = self._prefix_tokens[name]
+        if count is None and features.ndim == 3:  # 14 * 14 + 1 of a vision transformer
+            side = math.isqrt(features.shape[1])
+            count = 1 if side >= 3 and features.shape[1] == side * side + 1 else 0
+        if name == "feature_map" and features.ndim == 3 and count:
+            raise MissingFeaturesError(
+                f"feature_map: the {features.shape[1]} tokens of the tapped module include {count} that show no "
+                "part of the image, such as a class token; write head = EmbeddingHead(C, E, num_prefix_tokens="
+                f"{count}) and loss.attach(head), or pass features=tokens[:, {count}:]"
+            )
+
     def _given(
         self, features: Features | Mapping[str, Features], batch_size: int
     ) -> dict[str, Features]:
-        if isinstance(self.reads, str):
-            given: dict[str, Any] = {self.reads: features}
-        elif isinstance(features, Mapping) and features.keys() == set(self.reads):
-            given = dict(features)
+        names = self.feature_names
+        if isinstance(features, Mapping) and features.keys() == set(names):
+            given: dict[str, Any] = dict(features)
+        elif len(names) == 1:
+            given = {names[0]: features}
         else:
             came = ", ".join(features) if isinstance(features, Mapping) else type(features).__name__
             raise ValueError(
-                f"features: {type(self).__name__} reads {', '.join(self.reads) or 'none'}; got {came or 'none'}; "
+                f"features: {type(self).__name__} reads {', '.join(names) or 'none'}; got {came or 'none'}; "
                 "pass a dict by exactly these names"
             )
         for value in given.values():
             first = first_tensor(value)
-            if not are_own_rows(len(first), batch_size):
+            if not matches_batch(len(first), batch_size):
                 raise ValueError(
                     f"features: expected those of the {batch_size} embeddings"
                     f"{' of all processes' if world_size() > 1 else ''}, got shape {tuple(first.shape)}"
                 )
         return given
-
-    def _take(self, embeddings: Tensor) -> dict[str, Features]:
-        taken: dict[str, Features] = {}
-        for name, tap in self._taps.items():
-            try:
-                taken[name] = tap.take(embeddings)
-            except MissingFeaturesError as error:
-                for other in self._taps.values():  # these recorded the same pass
-                    other.pop(embeddings)
-                raise MissingFeaturesError(f"{name}: {error}") from None
-        return taken
 
 
 class LabelAwareRegularizer(FeatureLoss, BaseRegularizer):
@@ -234,6 +272,7 @@ class LabelAwareRegularizer(FeatureLoss, BaseRegularizer):
         ValueError: if called without labels, or with a reference set.
     """
 
+    @torch.jit.unused
     def forward(
         self, embeddings: Tensor, labels: Tensor | None = None, *args: Any, **kwargs: Any
     ) -> Tensor:
@@ -246,13 +285,18 @@ class LabelAwareRegularizer(FeatureLoss, BaseRegularizer):
 
 
 def attach_all(
-    loss: Loss, source: nn.Module | Mapping[str, nn.Module], *, frozen: bool = False
+    loss: Loss,
+    source: nn.Module | Mapping[str, nn.Module],
+    *,
+    embedder: nn.Module | None = None,
+    frozen: bool = False,
 ) -> Loss:
     """Call `attach` on every loss that reads features inside another loss, such as a sum or a wrapper.
 
     Args:
         loss: `MultipleLosses`, `DistributedLoss` or any other module.
         source: As in `FeatureLoss.attach`; from a dict, each loss takes the stages that it reads.
+        embedder: As in `FeatureLoss.attach`.
         frozen: As in `FeatureLoss.attach`.
 
     Returns:
@@ -261,9 +305,11 @@ def attach_all(
     Raises:
         ValueError: if `source` lacks a stage that one of them reads; then none is attached.
     """
-    readers = [part for part in loss.modules() if isinstance(part, FeatureLoss) and part.reads]
+    readers = [
+        part for part in loss.modules() if isinstance(part, FeatureLoss) and part.feature_names
+    ]
     sources = [
-        {name: source[name] for name in part._names() if name in source}
+        {name: source[name] for name in part.feature_names if name in source}
         if isinstance(source, Mapping)
         else source
         for part in readers
@@ -271,13 +317,39 @@ def attach_all(
     for part, stages in zip(readers, sources, strict=True):
         part._stages(stages)
     for part, stages in zip(readers, sources, strict=True):
-        part.attach(stages, frozen=frozen)
+        part.attach(stages, embedder=embedder, frozen=frozen)
     return loss
 
 
-def _outermost(module: nn.Module) -> list[Staged]:
+_INSTEAD = {
+    "feature_map": "attach to the trunk, loss.attach(trunk)",
+    "pooled": "attach to the layer before the embedding layer, such as loss.attach(head[-2]) for an nn.Sequential",
+    "stopgrad_embeddings": "make the head an EmbeddingHead(C, E) and loss.attach(head), or pass "
+    'features=fc(pooled.detach()), or choose gradient="all"',
+}
+"""What to tap instead of the embedder, by what is read."""
+
+
+def _prefix_tokens(stage: Any) -> int | None:
+    """Number of a stage's tokens that are no image patches; None if it is not known."""
+    return 0 if isinstance(stage, nn.Identity) else getattr(stage, "num_prefix_tokens", None)
+
+
+def _check_embeddings(embeddings: Any) -> None:
+    if isinstance(embeddings, Tensor) and embeddings.is_floating_point():
+        return
+    came = type(embeddings).__name__
+    way_out = "call loss(embeddings, labels)"
+    if isinstance(embeddings, Tensor):
+        came = f"{embeddings.dtype} {tuple(embeddings.shape)}"
+    elif isinstance(embeddings, Mapping):
+        way_out = f"pass the tensor in it, such as output.{next(iter(embeddings), '...')}"
+    raise ValueError(f"embeddings: expected a floating point tensor (N, E), got {came}; {way_out}")
+
+
+def _outermost(module: nn.Module) -> list[FeatureModule]:
     """The heads in `module`, except those inside another head."""
-    if isinstance(module, Staged):
+    if isinstance(module, FeatureModule):
         return [module]
     return [head for child in module.children() for head in _outermost(child)]
 

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ._checks import at_least, one_of
-from ._feature_maps import Staged, masked_mean, positions
+from ._feature_maps import FeatureModule, masked_mean, to_tokens
 from ._precision import full_precision
 from .trunk_output import last_hidden_state, trunk_output
 
@@ -16,7 +16,7 @@ DataFormat = Literal["auto", "NCHW", "NHWC"]
 Init = Literal["uniform", "glorot"]
 
 
-class EmbeddingHead(Staged):
+class EmbeddingHead(FeatureModule):
     """Pool, [attention,] linear, L2: the embedder of a PML pipeline.
 
     It takes the output of a trunk: maps (N, C, H, W) or (N, H, W, C) from convolutional and Swin-like networks,
@@ -127,7 +127,7 @@ class EmbeddingHead(Staged):
         if self.pool == "token" and x.ndim != 3:
             raise ValueError(f'pool: "token" needs tokens (N, L, C), got shape {tuple(x.shape)}')
         features = self.feature_map(x if mask is None else (x, mask))
-        patches, mask = positions(features, self.in_channels)
+        patches, mask = to_tokens(features, self.in_channels)
         if self.pool == "token":
             pooled = prefix[:, 0]
         elif self.pool == "max":

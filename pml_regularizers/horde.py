@@ -28,7 +28,7 @@ from torch.nn import functional as F
 from ._checks import at_least
 from ._loss_copies import PerOutputLoss
 from ._precision import full_precision
-from .distributed import gather_parts
+from .distributed import gather_features
 from .feature_loss import already_reduced, check_width
 from .feature_tap import Features
 from .moments import FIXED, HighOrderMoments, Init, Projections
@@ -157,7 +157,7 @@ class HORDELoss(PerOutputLoss):
         check_width(embeddings, self.embedding_size)
         orders = self.order_embeddings(self.features)
         # Phase 1 ends here: these vectors, not the maps, go to the other processes, in one exchange.
-        gathered = gather_parts(orders, embeddings)
+        gathered = gather_features(orders, embeddings)
         weights = [1.0, *self.order_weights]
         return {  # eq. 7, and with order 1 the sum of eq. 9
             name: already_reduced(weight * self.sub_loss(name, vectors, labels, indices_tuple))

@@ -29,7 +29,7 @@ from pytorch_metric_learning.reducers import MeanReducer, SumReducer
 from pytorch_metric_learning.utils import loss_and_miner_utils as lmu
 from torch import Tensor, nn
 
-from .distributed import gather_parts
+from .distributed import gather_features
 from .feature_loss import LabelAwareRegularizer, already_reduced
 from .reproducing_kernels import (
     GaussianKernel,
@@ -136,7 +136,7 @@ class _JointRegularizer(LabelAwareRegularizer):
     ) -> None:
         super().__init__(**kwargs)
         self.kernels = kernel_modules(self.get_default_kernels() if kernels is None else kernels)
-        self.reads = tuple(name for name in self.kernels if name != "embeddings")
+        self.feature_names = tuple(name for name in self.kernels if name != "embeddings")
 
     def compute_loss(
         self,
@@ -146,7 +146,7 @@ class _JointRegularizer(LabelAwareRegularizer):
         ref_emb: Tensor,
         ref_labels: Tensor,
     ) -> dict[str, dict[str, Any]]:
-        rows = {"embeddings": embeddings, **whole_batch(self.features, embeddings)}
+        rows = {"embeddings": embeddings, **whole_batch(self.named_features, embeddings)}
         K = joint_kernel({name: rows[name] for name in self.kernels}, self.kernels)
         return {"loss": self.sub_loss(K, labels, indices_tuple)}
 
@@ -267,5 +267,5 @@ def whole_batch(features: Mapping[str, Any], embeddings: Tensor) -> dict[str, Te
                 f"features: expected a matrix (N, D) of {name}, got {came}; read pooled features, or flatten(1)"
             )
     names = sorted(features)  # the same on every process
-    parts = gather_parts([features[name] for name in names], embeddings)
+    parts = gather_features([features[name] for name in names], embeddings)
     return dict(zip(names, parts, strict=True))

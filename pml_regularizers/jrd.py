@@ -134,7 +134,9 @@ class JRDLoss(FeatureLoss):
         )
         self.representations = tuple(representations)
         self.kernels = kernel_modules(self.get_default_kernels() | kernels)
-        self.reads = tuple(name for name in self.kernels if name not in ("embeddings", "classes"))
+        self.feature_names = tuple(
+            name for name in self.kernels if name not in ("embeddings", "classes")
+        )
         self.add_to_recordable_attributes(
             list_of_names=["embedding_size", "similarity_weight", "regularizer"], is_stat=False
         )
@@ -154,7 +156,11 @@ class JRDLoss(FeatureLoss):
         _check_classes(labels, self.num_classes)
         unit = F.normalize(embeddings)
         cosines = class_cosines(unit, self.metric.W)
-        rows = {"embeddings": unit, "classes": cosines, **whole_batch(self.features, embeddings)}
+        rows = {
+            "embeddings": unit,
+            "classes": cosines,
+            **whole_batch(self.named_features, embeddings),
+        }
         K = joint_kernel({name: rows[name] for name in self.kernels}, self.kernels)
         values = _REGULARIZERS[self.regularizer](K, labels)
         reducer = getattr(getattr(self.reducer, "reducers", None), "similarity", None)

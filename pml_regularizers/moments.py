@@ -30,7 +30,7 @@ import torch
 from torch import Tensor, nn
 
 from ._checks import at_least, one_of
-from ._feature_maps import positions
+from ._feature_maps import to_tokens
 from ._summed_convolutions import draw_table, fast_width, summed_convolutions, table_fault
 from ._summed_products import summed_products
 
@@ -221,7 +221,7 @@ class HighOrderMoments(nn.Module):
         return [getattr(self, name) for name in self._names()]
 
     def forward(self, features: Tensor | tuple[Tensor, Tensor]) -> list[Tensor]:
-        x, mask = positions(features, self.in_channels)
+        x, mask = to_tokens(features, self.in_channels)
         floating = [weight.dtype for weight in self.weights() if weight.is_floating_point()]
         for dtype in (torch.float32, *floating[:1]):
             x = x.to(torch.promote_types(x.dtype, dtype))

@@ -212,7 +212,7 @@ class VarianceRegularizer(FeatureLoss, BaseRegularizer):
         torch.Size([])
     """
 
-    reads = "attention"
+    feature_names = ("attention",)
 
     def __init__(
         self, *, unbiased: bool = False, detach_features: bool = False, **kwargs: Any

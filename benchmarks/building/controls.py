@@ -24,7 +24,7 @@ from torch.nn import functional as F
 
 from pml_regularizers import HORDELoss
 from pml_regularizers._loss_copies import PerOutputLoss
-from pml_regularizers.distributed import gather_parts
+from pml_regularizers.distributed import gather_features
 from pml_regularizers.feature_loss import already_reduced
 
 
@@ -39,7 +39,7 @@ class PooledLoss(PerOutputLoss):
         embeddings (N, E), labels (N,), features: pooled (N, C).
     """
 
-    reads = "pooled"
+    feature_names = ("pooled",)
 
     def __init__(self, loss: nn.Module, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -54,7 +54,7 @@ class PooledLoss(PerOutputLoss):
         ref_emb: Tensor,
         ref_labels: Tensor,
     ) -> dict[str, dict[str, Any]]:
-        (rows,) = gather_parts([self.vectors(self.features)], embeddings)
+        (rows,) = gather_features([self.vectors(self.features)], embeddings)
         value = self.sub_loss("pooled", self.compared(rows), labels, indices_tuple)
         return {"loss": already_reduced(value)}
 
@@ -139,7 +139,7 @@ class OnePositionHORDELoss(HORDELoss):
         embeddings (N, E), labels (N,), features: pooled (N, C).
     """
 
-    reads = "pooled"
+    feature_names = ("pooled",)
 
     def order_embeddings(self, features: Any) -> list[Tensor]:
         return super().order_embeddings(features[:, None])

@@ -37,7 +37,7 @@ from pml_regularizers import (
     VEMAttention,
     attach_all,
 )
-from pml_regularizers._feature_maps import Staged
+from pml_regularizers._feature_maps import FeatureModule
 from tests.library import expected
 from tests.oracles import base_losses
 from tests.oracles.binomial_deviance import binomial_deviance
@@ -106,7 +106,7 @@ class Case:
     reducer: bool = True
 
 
-class Stages(Staged):
+class Stages(FeatureModule):
     """Has the stages of an `EmbeddingHead`, and hands each feature to whatever is attached to its stage."""
 
     def __init__(self) -> None:
@@ -117,10 +117,11 @@ class Stages(Staged):
         self.attention = nn.Module()
         self.attention.statistics = nn.Identity()
 
-    def forward(self, features: Mapping[str, Any]) -> None:
+    def forward(self, features: Mapping[str, Any], embeddings: Tensor) -> Tensor:
         for name, value in features.items():
             stage = getattr(self, name)
             getattr(stage, "statistics", stage)(value)
+        return embeddings
 
 
 def call(loss: nn.Module, batch: Batch, tuples: tuple[Tensor, ...] | None = None) -> Tensor:
@@ -128,9 +129,8 @@ def call(loss: nn.Module, batch: Batch, tuples: tuple[Tensor, ...] | None = None
     inner = getattr(loss, "_orig_mod", loss)  # torch.compile's
     inner = inner.loss if isinstance(inner, DistributedLoss) else inner
     extra = {}
-    if isinstance(inner, FeatureLoss) and inner.reads:
-        one = isinstance(inner.reads, str)
-        extra = {"features": batch.features[inner.reads] if one else dict(batch.features)}
+    if isinstance(inner, FeatureLoss) and inner.feature_names:
+        extra = {"features": dict(batch.features)}
     elif batch.features:
         feed(inner, batch)
     value: Tensor = loss(batch.embeddings, batch.labels, tuples, **extra)
@@ -141,7 +141,7 @@ def feed(loss: nn.Module, batch: Batch) -> None:
     """Attach all that reads features, and let the batch's features pass their stages."""
     stages = Stages()
     attach_all(loss, stages)
-    stages(batch.features)
+    stages(batch.features, batch.embeddings)
 
 
 def horde(base: Callable[[], nn.Module], **settings: Any) -> Callable[..., HORDELoss]:

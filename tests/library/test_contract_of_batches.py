@@ -112,7 +112,7 @@ def test_missing_features(name: str) -> None:
         call(loss, Batch(batch.embeddings, batch.labels, fewer))
 
 
-@those(lambda loss: isinstance(loss, FeatureLoss) and loss.reads)
+@those(lambda loss: isinstance(loss, FeatureLoss) and loss.feature_names)
 def test_features_from_a_tap_are_those_that_are_passed(name: str) -> None:
     case = LOSSES[name]
     loss, batch = case.make(), Batch.draw(case)
