@@ -240,8 +240,9 @@ class FeatureTap:
 
     def _why_missing(self, embeddings: Tensor) -> str:
         passes = self._passes()
-        traced = (any(map(_trains, one.features.values())) for one in passes if one.training)
-        if embeddings.requires_grad and passes and not self._frozen and not any(traced):
+        training = [one for one in passes if one.training]
+        traced = [one for one in training if any(map(_trains, one.features.values()))]
+        if embeddings.requires_grad and passes and not (training if self._frozen else traced):
             return _NO_GRADIENT
         for name in self.names:
             if passes and name not in passes[-1].features:
