@@ -6,10 +6,10 @@ from benchmarks.studies.jobs import Job
 from benchmarks.studies.study import Found, Study
 
 ASKED_BY = {
-    **{"descriptor": "descriptor", "features": "features", "parts": "parts"},
-    **{"order": "orders", "curve": "every"},
+    **{"descriptor": "descriptor", "parts": "parts", "order": "orders", "curve": "every"},
+    **dict.fromkeys(["features", "features_centred", "features_pca"], "features"),
 }
-"""The setting of `evaluation` that asks for an output."""
+"""The setting of `evaluation` that asks for an output; "order" stands for order_2, order_3, ..."""
 
 
 def check(study: Study) -> None:
@@ -30,7 +30,7 @@ def check(study: Study) -> None:
             known = {"seen_recall_at_1", "unseen_recall_at_1"}
         elif output == "parts":
             known |= {"ideal_joint_error", "h_divergence"}
-        option = ASKED_BY.get(output.partition("_")[0])
+        option = ASKED_BY.get("order" if output.startswith("order_") else output)
         if output and (option is None or not evaluation[option]):
             raise ConfigError(
                 f"{at}: {row} has no output {output!r}, or is not asked to measure it"

@@ -167,6 +167,17 @@ def test_a_folder_of_too_few_classes_to_choose_on_is_refused(folders, capsys):
             {"comparisons": {"1": {"claim": "c", "better": "new:parts", "than": "base"}}},
             "comparisons.1: new has no output 'parts', or is not asked to measure it",
         ),
+        (
+            {"comparisons": {"1": {"claim": "c", "better": "new:features_pca", "than": "base"}}},
+            "comparisons.1: new has no output 'features_pca', or is not asked to measure it",
+        ),
+        (
+            {
+                "comparisons": {"1": {"claim": "c", "better": "new:features_lda", "than": "base"}},
+                "settings": ["--evaluation.features=2"],
+            },
+            "comparisons.1: new has no output 'features_lda'",
+        ),
     ],
 )  # fmt: skip
 def test_what_no_run_will_measure_is_refused_before_the_first(toy, capsys, changes, message):
