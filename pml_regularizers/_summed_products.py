@@ -33,7 +33,7 @@ def summed_products(
         return _forward(x, matrices, first, dtype)[0]
     options = first, dtype, torch.is_grad_enabled() and not checkpoint
     width = (GPU_BLOCK if x.is_cuda else BLOCK) // max(x.shape[0] * x.shape[1], 1) // 128 * 128
-    blocks = zip(*(W.split(max(width, 128), dim=1) for W in matrices), strict=True)
+    blocks = zip(*(torch.split(W, max(width, 128), dim=1) for W in matrices), strict=True)
     return torch.cat([_Block.apply(options, x, *block) for block in blocks], dim=2)
 
 

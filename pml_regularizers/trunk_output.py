@@ -52,16 +52,16 @@ def layout(features: Any, network: nn.Module) -> TrunkOutput:
     Raises:
         ValueError: if they are no map and no tokens.
     """
-    shape = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
-    if isinstance(features, Tensor) and features.ndim == 3:
-        tokens, channels = shape[1:]
+    shape: tuple[int, ...] = tuple(features.shape) if isinstance(features, Tensor) else ()
+    if len(shape) == 3:
+        _, tokens, channels = shape
         prefix = getattr(network, "num_prefix_tokens", tokens - isqrt(tokens) ** 2)
         return TrunkOutput(channels, "NLC", prefix)
-    if not isinstance(features, Tensor) or features.ndim != 4:
-        pooled = isinstance(features, Tensor) and features.ndim == 2
+    if len(shape) != 4:
         raise ValueError(
-            f"trunk: expected a map (N, C, H, W) or tokens (N, L, C) from {type(network).__name__}, got {shape}"
-            + (', pooled already; make it with global_pool="" (timm)' if pooled else "")
+            f"trunk: expected a map (N, C, H, W) or tokens (N, L, C) from {type(network).__name__}, got "
+            f"{shape or type(features).__name__}"
+            + (', pooled already; make it with global_pool="" (timm)' if len(shape) == 2 else "")
         )
     # The map of a square image is square.
     first, last = shape[2] == shape[3], shape[1] == shape[2]
