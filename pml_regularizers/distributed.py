@@ -20,7 +20,7 @@ import torch.distributed as dist
 from pytorch_metric_learning.utils import distributed as pml_distributed
 from torch import Tensor, nn
 
-from ._precision import full_precision
+from .functional.precision import full_precision
 
 _REMEDY = (
     "wrap the loss before its optimizer is made: criterion = prepare_loss(DistributedLoss(loss))"

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from ._unwrapping import joined, wrapped
 from .distributed import world_size
-from .feature_loss import FeatureLoss
+from .features.feature_loss import FeatureLoss
 
 _Weights = tuple[tuple[Any, Any], ...]  # (MultipleLosses, key) from the outermost inwards
 

@@ -23,9 +23,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pml_regularizers import HORDELoss
-from pml_regularizers._loss_copies import PerOutputLoss
 from pml_regularizers.distributed import gather_features
-from pml_regularizers.feature_loss import already_reduced
+from pml_regularizers.features.feature_loss import already_reduced
+from pml_regularizers.losses.per_output_loss import PerOutputLoss
 
 
 class PooledLoss(PerOutputLoss):

@@ -19,7 +19,24 @@ SETTINGS: Arguments = {"data.crop_to_box": False, "model.compile": False, "track
 BETA: Arguments = {"lr": 5e-4, "weight_decay": 0.0}
 """Settings that the trained beta of PML's MarginLoss had before they were stated in `optimization.overrides`."""
 
-MODULES: dict[str, str] = {}
+MODULES = {
+    "pml_regularizers.features.feature_loss": "pml_regularizers.feature_loss",
+    "pml_regularizers.functional.kernels": "pml_regularizers.reproducing_kernels",
+    "pml_regularizers.heads.attention_ensemble": "pml_regularizers.attention_ensemble",
+    "pml_regularizers.heads.variance_attention": "pml_regularizers.variance_attention",
+    "pml_regularizers.losses.binomial_deviance_loss": "pml_regularizers.binomial_deviance",
+    "pml_regularizers.losses.cosine_contrastive_loss": "pml_regularizers.cosine_contrastive",
+    "pml_regularizers.losses.dense_n_pairs_loss": "pml_regularizers.dense_n_pairs",
+    "pml_regularizers.losses.ensemble_loss": "pml_regularizers.ensemble_loss",
+    "pml_regularizers.losses.high_order_moments": "pml_regularizers.moments",
+    "pml_regularizers.losses.horde_loss": "pml_regularizers.horde",
+    "pml_regularizers.losses.jrd_loss": "pml_regularizers.jrd",
+    "pml_regularizers.losses.pair_loss": "pml_regularizers._pair_loss",
+    "pml_regularizers.losses.per_output_loss": "pml_regularizers._loss_copies",
+    "pml_regularizers.regularizers.energy_confusion": "pml_regularizers.energy_confusion",
+    "pml_regularizers.regularizers.joint_similarity": "pml_regularizers.joint_similarity",
+    "pml_regularizers.regularizers.variance": "pml_regularizers.variance_attention",
+}
 """{module: its former name}."""
 
 
@@ -70,15 +87,18 @@ def _ordered_sum(arguments: Arguments) -> Arguments:
     return {**arguments, "reduction": "ordered_sum", "reducer": mean}
 
 
+_HORDE = Former(
+    renamed={
+        "embedding_loss": ("first_loss", {}),
+        "checkpoint": ("activations", {False: "store", True: "recompute"}),
+        "matmul_dtype": ("products", {None: "full"}),
+    }
+)
+
 CLASSES: dict[str, Former] = {
     "EnergyConfusionRegularizer": Former(left={"num_pairs": None, "seed": 0}, rewrite=_ordered_sum),
-    "HORDELoss": Former(
-        renamed={
-            "embedding_loss": ("first_loss", {}),
-            "checkpoint": ("activations", {False: "store", True: "recompute"}),
-            "matmul_dtype": ("products", {None: "full"}),
-        }
-    ),
+    "HORDELoss": _HORDE,
+    "OnePositionHORDELoss": _HORDE,
 }
 """{class of this project: how it was described before}."""
 

@@ -21,8 +21,7 @@ from benchmarks.records import NonFiniteError, Row
 from benchmarks.settings import Experiment
 from benchmarks.training.batches import StepSampler
 from benchmarks.training.state import TrainingState
-from pml_regularizers import capture_loss_terms, gradient_norm_ratios
-from pml_regularizers.gradient_ratios import term_names
+from pml_regularizers.gradient_ratios import capture_loss_terms, gradient_norm_ratios, term_names
 
 Due = Literal["log", "evaluate", "checkpoint"]
 

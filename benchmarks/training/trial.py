@@ -27,7 +27,8 @@ from benchmarks.settings import ConfigError, Data, Experiment
 from benchmarks.training.batches import StepSampler
 from benchmarks.training.launcher import check_launcher
 from benchmarks.training.loop import gradient_ratios
-from pml_regularizers import DistributedLoss, HORDELoss, capture_loss_terms
+from pml_regularizers import DistributedLoss, HORDELoss
+from pml_regularizers.gradient_ratios import capture_loss_terms
 
 
 def start(experiment: Experiment) -> Accelerator:

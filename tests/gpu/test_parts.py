@@ -22,8 +22,8 @@ import pml_regularizers as ours
 from benchmarks.records import load_run
 from benchmarks.reporting import Table, compare
 from benchmarks.speed.measuring import Comparison, tensor_bytes
-from pml_regularizers import _summed_convolutions as convolutions
-from pml_regularizers import _summed_products as products
+from pml_regularizers.functional import products
+from pml_regularizers.functional import sketches as convolutions
 from tests.gpu.networks import TERMS, Objective, behind, loss_and_gradients
 from tests.gpu.part import Part
 
@@ -81,7 +81,7 @@ def test_horde(part: Part) -> None:
     """HORDE's moments, stored and recomputed.
 
     First, times and bytes against matrix products alone. Then the sums at the paper's size, and their times for
-    each power of two as block size of `pml_regularizers/_summed_products.py`: `GPU_BLOCK`, stored and recomputed.
+    each power of two as block size of `functional/products.py`: `GPU_BLOCK`, stored and recomputed.
     The first row has the value that is set. Expected: the same sums by plain autograd in float32.
     """
     from benchmarks.speed.cases import horde_moments
@@ -108,7 +108,7 @@ def test_sketches(part: Part) -> None:
 
     Sums and their gradient in float32, stored and recomputed. Expected: the convolutions in float64 on the CPU, and
     the same bits in a second call. Then times and bytes against random matrices, and for each power
-    of two as `GPU_BLOCK` of `pml_regularizers/_summed_convolutions.py`. The first row has the value that is set.
+    of two as `GPU_BLOCK` of `pml_regularizers/functional/sketches.py`. The first row has the value that is set.
     """
     from benchmarks.speed.cases import CASES
 

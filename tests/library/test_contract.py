@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import pml_regularizers
 from pml_regularizers import DivergenceLoss, EnergyConfusionRegularizer
-from pml_regularizers._pair_loss import PairLoss
+from pml_regularizers.losses.pair_loss import PairLoss
 from tests.library.contract import CLASSES, LABELS, LOSSES, MODULES, Batch, Case, call
 from tests.support.tolerances import BOUNDS, assert_close
 

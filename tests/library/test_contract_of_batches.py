@@ -23,7 +23,7 @@ from pml_regularizers import (
     MissingFeaturesError,
     VarianceRegularizer,
 )
-from pml_regularizers.feature_loss import LabelAwareRegularizer
+from pml_regularizers.features.feature_loss import LabelAwareRegularizer
 from tests.library.contract import LABELS, LOSSES, WIDTH, Batch, call, feed
 from tests.library.test_contract import (
     MADE,

@@ -11,7 +11,8 @@ import torch
 from pytorch_metric_learning import distances, reducers
 from torch import Tensor
 
-from pml_regularizers import EnergyConfusionRegularizer, energy_confusion
+from pml_regularizers import EnergyConfusionRegularizer
+from pml_regularizers.regularizers.energy_confusion import energy_confusion
 from tests.oracles import energy_confusion as oracle
 from tests.support.counting import Count
 from tests.support.tolerances import assert_close

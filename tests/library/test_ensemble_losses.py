@@ -7,14 +7,9 @@ import torch
 from pytorch_metric_learning import distances, losses, miners, reducers
 from torch.nn import functional as F
 
-from pml_regularizers import (
-    BinomialDevianceLoss,
-    DivergenceLoss,
-    EnsembleLoss,
-    FeatureTap,
-    HORDELoss,
-)
-from pml_regularizers.attention_ensemble import between_heads, split_heads
+from pml_regularizers import BinomialDevianceLoss, DivergenceLoss, EnsembleLoss, HORDELoss
+from pml_regularizers.features.feature_tap import FeatureTap
+from pml_regularizers.heads.attention_ensemble import between_heads, split_heads
 from tests.library.test_ensemble import (
     HEADS,
     LABELS,

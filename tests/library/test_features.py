@@ -16,13 +16,13 @@ from torch import Tensor, nn
 from pml_regularizers import (
     EnergyConfusionRegularizer,
     FeatureLoss,
-    FeatureTap,
     HORDELoss,
     JRSRegularizer,
     MissingFeaturesError,
     attach_all,
 )
-from pml_regularizers.feature_loss import already_reduced
+from pml_regularizers.features.feature_loss import already_reduced
+from pml_regularizers.features.feature_tap import FeatureTap
 from tests.library.contract import LOSSES, MODULES
 from tests.support.tolerances import assert_close
 from tests.support.toys import CHANNELS, WIDTH, Network, images

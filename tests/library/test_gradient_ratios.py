@@ -9,13 +9,8 @@ import torch
 from pytorch_metric_learning import losses, miners
 from torch import Tensor, nn
 
-from pml_regularizers import (
-    DistributedLoss,
-    VarianceRegularizer,
-    attach_all,
-    capture_loss_terms,
-    gradient_norm_ratios,
-)
+from pml_regularizers import DistributedLoss, VarianceRegularizer, attach_all
+from pml_regularizers.gradient_ratios import capture_loss_terms, gradient_norm_ratios
 from tests.library.test_parameter_groups import horde
 from tests.support.composition import STEPS, measure, measure_all
 from tests.support.pool import Pool

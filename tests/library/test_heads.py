@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pml_regularizers import EmbeddingHead, FeatureTap, VEMAttention
+from pml_regularizers import EmbeddingHead, VEMAttention
+from pml_regularizers.features.feature_tap import FeatureTap
 from tests.support.tolerances import assert_close
 from tests.support.toys import timm_model
 

@@ -17,8 +17,12 @@ from pml_regularizers import (
     JRSRegularizer,
     PolynomialKernel,
 )
-from pml_regularizers.joint_similarity import intra_class_similarity, joint_intra, joint_mmd
-from pml_regularizers.jrd import class_cosines
+from pml_regularizers.losses.jrd_loss import class_cosines
+from pml_regularizers.regularizers.joint_similarity import (
+    intra_class_similarity,
+    joint_intra,
+    joint_mmd,
+)
 from tests.library import expected
 from tests.library.contract import Batch, call
 from tests.oracles import joint_similarity as oracle

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from pml_regularizers import HighOrderMoments
-from pml_regularizers._summed_convolutions import fast_width
+from pml_regularizers.functional.sketches import fast_width
 from tests.library.expected import moments as expected_moments
 from tests.library.expected import numbers
 from tests.support.tolerances import assert_close

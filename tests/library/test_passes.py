@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pml_regularizers import FeatureLoss, MissingFeaturesError
-from pml_regularizers.feature_loss import already_reduced
+from pml_regularizers.features.feature_loss import already_reduced
 from tests.support.toys import Network
 
 

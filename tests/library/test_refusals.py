@@ -33,8 +33,8 @@ from pml_regularizers import (
     parameter_groups,
     prepare_loss,
 )
-from pml_regularizers.attention_ensemble import split_heads
-from pml_regularizers.moments import sketched_moments
+from pml_regularizers.functional.moments import sketched_moments
+from pml_regularizers.heads.attention_ensemble import split_heads
 
 CONTRASTIVE, LINEAR = losses.ContrastiveLoss(), PolynomialKernel(1, constant=0.0)
 X, LABELS = torch.randn(6, 4), torch.tensor([0, 0, 1, 1, 2, 2])

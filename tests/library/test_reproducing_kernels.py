@@ -14,7 +14,7 @@ from pml_regularizers import (
     LaplaceKernel,
     PolynomialKernel,
 )
-from pml_regularizers.reproducing_kernels import squared_distances
+from pml_regularizers.functional.kernels import squared_distances
 from tests.oracles import joint_similarity as oracle
 from tests.support.counting import Count
 from tests.support.tolerances import assert_close

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from pml_regularizers import cascaded_moments, sketched_moments
-from pml_regularizers._summed_convolutions import draw_table, summed_convolutions
+from pml_regularizers.functional.moments import cascaded_moments, sketched_moments
+from pml_regularizers.functional.sketches import draw_table, summed_convolutions
 from tests.library.expected import as_matrix
 from tests.oracles import horde as oracle
 from tests.support.counting import Count, Peak
@@ -25,7 +25,7 @@ every_width = pytest.mark.parametrize("d", [1, 2, 3, 8, 33])
 def narrow_blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """With d = 8: blocks of three positions, or of two images if the test asks for it."""
     size = getattr(request, "param", 24)
-    monkeypatch.setattr("pml_regularizers._summed_convolutions.BLOCK", size)
+    monkeypatch.setattr("pml_regularizers.functional.sketches.BLOCK", size)
 
 
 in_blocks = pytest.mark.parametrize(

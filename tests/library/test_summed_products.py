@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pml_regularizers import HighOrderMoments
-from pml_regularizers import _summed_products as module
+from pml_regularizers.functional import products as module
 from tests.oracles import horde as oracle
 from tests.support.counting import Peak
 from tests.support.tolerances import assert_close

@@ -16,11 +16,11 @@ from pml_regularizers import (
     BinomialDevianceLoss,
     EmbeddingHead,
     FeatureLoss,
-    FeatureTap,
     HORDELoss,
     MissingFeaturesError,
 )
-from pml_regularizers.feature_loss import already_reduced
+from pml_regularizers.features.feature_loss import already_reduced
+from pml_regularizers.features.feature_tap import FeatureTap
 from tests.library.test_features import attached, explicit, gradients, horde
 from tests.support.tolerances import assert_close
 from tests.support.toys import WIDTH, Network, images, timm_model

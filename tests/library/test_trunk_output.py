@@ -9,7 +9,7 @@ from pytorch_metric_learning import losses
 from torch import Tensor, nn
 
 from pml_regularizers import EmbeddingHead, HORDELoss
-from pml_regularizers.trunk_output import TrunkOutput, trial_image, trunk_output
+from pml_regularizers.heads.trunk_output import TrunkOutput, trial_image, trunk_output
 from tests.support.toys import timm_model
 
 

@@ -16,10 +16,9 @@ from pml_regularizers import (
     JRDLoss,
     VarianceRegularizer,
     attach_all,
-    capture_loss_terms,
-    gradient_norm_ratios,
     prepare_loss,
 )
+from pml_regularizers.gradient_ratios import capture_loss_terms, gradient_norm_ratios
 from tests.library.contract import CHANNELS, CLASSES, WIDTH
 from tests.support.gradients import Net, share
 from tests.support.pool import Processes

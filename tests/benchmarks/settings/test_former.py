@@ -9,7 +9,7 @@ from benchmarks.settings.differences import config_changes, settings_of_results
 from benchmarks.settings.former import Former, identity
 
 OLD = {
-    "class_path": "pml_regularizers.horde.HORDE",
+    "class_path": "pml_regularizers.losses.horde_loss.HORDE",
     "init_args": {"products": "full", "seed": 0, "loss": {"class_path": "torch.nn.Linear"}},
 }
 NEW = {
@@ -28,7 +28,9 @@ def changes(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     monkeypatch.setattr(former, "CLASSES", {"HORDELoss": described})
     monkeypatch.setattr(
-        former, "MODULES", {"pml_regularizers.losses.horde_loss": "pml_regularizers.horde"}
+        former,
+        "MODULES",
+        {"pml_regularizers.losses.horde_loss": "pml_regularizers.losses.horde_loss"},
     )
 
 

@@ -14,9 +14,10 @@ from pytorch_metric_learning.utils import common_functions as c_f
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ._precision import full_precision, without_autocast
-from .feature_loss import FeatureLoss, already_reduced, check_width
-from .joint_similarity import (
+from ..features.feature_loss import FeatureLoss, already_reduced, check_width
+from ..functional.kernels import GaussianMixtureKernel, ReproducingKernel
+from ..functional.precision import full_precision, without_autocast
+from ..regularizers.joint_similarity import (
     between_classes,
     joint_intra,
     joint_kernel,
@@ -24,7 +25,6 @@ from .joint_similarity import (
     kernel_modules,
     whole_batch,
 )
-from .reproducing_kernels import GaussianMixtureKernel, ReproducingKernel
 
 _REGULARIZERS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "jrs": lambda K, labels: K,

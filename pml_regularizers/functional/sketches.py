@@ -28,7 +28,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._summed_products import is_transformed
+from .products import is_transformed
 
 BLOCK = 2**17
 """Numbers of a sketch per block of positions: half a mebibyte, so that a CPU caches those of all orders."""

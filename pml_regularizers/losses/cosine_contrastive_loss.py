@@ -13,7 +13,7 @@ from pytorch_metric_learning.distances import CosineSimilarity
 from pytorch_metric_learning.reducers import DivisorReducer
 from torch import Tensor
 
-from ._pair_loss import PairLoss, pairs
+from .pair_loss import PairLoss, pairs
 
 
 class CosineContrastiveLoss(PairLoss):

@@ -25,13 +25,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ._checks import at_least
-from ._loss_copies import PerOutputLoss
-from ._precision import full_precision
-from .distributed import gather_features
-from .feature_loss import already_reduced, check_width
-from .feature_tap import Features
-from .moments import FIXED, HighOrderMoments, Init, Projections
+from ..distributed import gather_features
+from ..features.feature_loss import already_reduced, check_width
+from ..features.feature_tap import Features
+from ..functional.checks import at_least
+from ..functional.precision import full_precision
+from .high_order_moments import FIXED, HighOrderMoments, Init, Projections
+from .per_output_loss import PerOutputLoss
 
 
 class HORDELoss(PerOutputLoss):

@@ -23,7 +23,7 @@ from torch.autograd.graph import Node, get_gradient_edge
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._pytree import tree_leaves
 
-from .distributed import matches_batch, own_embeddings
+from ..distributed import matches_batch, own_embeddings
 
 Features = Tensor | tuple[Tensor, ...]
 """Features for a loss: one tensor, or several that belong together, such as (tokens, padding mask)."""

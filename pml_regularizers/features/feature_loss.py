@@ -20,9 +20,9 @@ from pytorch_metric_learning.losses import BaseMetricLossFunction
 from pytorch_metric_learning.regularizers import BaseRegularizer
 from torch import Tensor, nn
 
-from ._feature_maps import FeatureModule
-from ._precision import full_precision
-from .distributed import matches_batch, own_embeddings, world_size
+from ..distributed import matches_batch, own_embeddings, world_size
+from ..functional.feature_maps import FeatureModule
+from ..functional.precision import full_precision
 from .feature_tap import Features, FeatureTap, MissingFeaturesError, first_tensor
 
 Loss = TypeVar("Loss", bound=nn.Module)

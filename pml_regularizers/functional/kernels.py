@@ -26,7 +26,7 @@ from pytorch_metric_learning.utils.module_with_records import ModuleWithRecords
 from torch import Tensor
 from torch.nn import functional as F
 
-from ._precision import full_precision, without_autocast
+from .precision import full_precision, without_autocast
 
 
 class _SquaredDistances(torch.autograd.Function):

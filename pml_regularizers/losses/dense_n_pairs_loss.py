@@ -16,7 +16,7 @@ from pytorch_metric_learning.reducers import SumReducer
 from torch import Tensor
 from torch.nn import functional as F
 
-from ._pair_loss import PairLoss, pairs
+from .pair_loss import PairLoss, pairs
 
 
 class DenseNPairsLoss(PairLoss):

@@ -29,8 +29,8 @@ from pytorch_metric_learning.utils import common_functions as c_f
 from torch import Tensor
 from torch.nn import functional as F
 
-from .distributed import gather_rows
-from .feature_loss import LabelAwareRegularizer, already_reduced
+from ..distributed import gather_rows
+from ..features.feature_loss import LabelAwareRegularizer, already_reduced
 
 Gradient = Literal["fc", "all"]
 

@@ -20,11 +20,11 @@ from pytorch_metric_learning.distances import CosineSimilarity
 from pytorch_metric_learning.reducers import AvgNonZeroReducer
 from torch import Tensor, nn
 
-from ._checks import at_least, one_of
-from ._loss_copies import PerOutputLoss
-from ._pair_loss import unreduced
-from .attention_ensemble import between_heads, split_heads
-from .feature_loss import FeatureLoss, already_reduced
+from ..features.feature_loss import FeatureLoss, already_reduced
+from ..functional.checks import at_least, one_of
+from ..heads.attention_ensemble import between_heads, split_heads
+from .pair_loss import unreduced
+from .per_output_loss import PerOutputLoss
 
 Images = Literal["all", "same"]
 Reduction = Literal["mean", "sum"]

@@ -1,18 +1,4 @@
-r"""High-order moments of a feature map (HORDE: Jacob, Picard, Histace, Klein, ICCV 2019).
-
-    phi_2(x) = (W_1^T x) * (W_2^T x) / sqrt(d)      Algorithm 1, line 2
-    phi_k(x) = phi_{k-1}(x) * (W_k^T x)             eq. 6, cascaded
-    phi_k(x) = prod_{i=1..k} W_{k,i}^T x / sqrt(d)  eq. 4, independent: each order has its own matrices
-    z_k      = mean over positions of phi_k(x)      eq. 8
-
-`*` is the element-wise product, taken at each position before the mean. With W in {-1, +1},
-<phi_k(x), phi_k(y)> estimates <x, y>^k without bias (eq. 2, 5).
-
-Tensor sketches (Pham and Pagh, KDD 2013; Gao et al., CVPR 2016) estimate the same power, with sparse matrices C_i
-that have one entry, -1 or +1, per channel, and circular convolution (*) in place of `*`; see
-`_summed_convolutions.py`:
-
-    phi_k(x) = C_1^T x (*) ... (*) C_k^T x
+"""Module of the high-order moments of a feature map (HORDE, ICCV 2019); `functional/moments.py` has the equations.
 
 Differs from the paper: each image's features are divided by their root mean square s before the products,
 and the result is multiplied by s^k, which gives the same moment. Otherwise order 5 of features of size 1e-6 or
@@ -22,91 +8,21 @@ and the result is multiplied by s^k, which gives the same moment. Otherwise orde
 
 import math
 import warnings
-from collections.abc import Sequence
 from itertools import islice
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
-from ._checks import at_least, one_of
-from ._feature_maps import to_tokens
-from ._summed_convolutions import draw_table, fast_width, summed_convolutions, table_fault
-from ._summed_products import summed_products
+from ..functional.checks import at_least, one_of
+from ..functional.feature_maps import to_tokens
+from ..functional.moments import count_features, means, root_mean_square
+from ..functional.products import summed_products
+from ..functional.sketches import draw_table, fast_width, summed_convolutions, table_fault
 
 Projections = Literal["cascaded", "independent", "random", "sketch"]
 FIXED = {"random", "sketch"}
 Init = Literal["glorot", "rademacher"]
-
-
-def cascaded_moments(
-    x: Tensor, projections: Sequence[Tensor], mask: Tensor | None = None
-) -> list[Tensor]:
-    """Moments of orders 2..K by the recursion of eq. 6.
-
-    Args:
-        x: (N, P, C), P features of C channels for each of N images.
-        projections: W_1 .. W_K, each (C, d).
-        mask: (N, P) booleans, True where a feature counts; default: all.
-
-    Returns:
-        K - 1 tensors (N, d).
-    """
-    x, count = _counted(x, mask)
-    sums = summed_products(x, projections, 2, x.dtype, checkpoint=False)
-    return _means(sums, count * math.sqrt(projections[0].shape[1]))
-
-
-def sketched_moments(
-    x: Tensor, tables: Sequence[Tensor], mask: Tensor | None = None
-) -> list[Tensor]:
-    """Moments of orders 2..K as tensor sketches, means over all positions (eq. 8).
-
-    Args:
-        x: (N, P, C).
-        tables: Tables of C_1 .. C_K, each (d, R), from `HighOrderMoments(..., projections="sketch").weights()`.
-        mask: (N, P) booleans, True where a feature counts; default: all.
-
-    Returns:
-        K - 1 tensors (N, d).
-
-    Raises:
-        ValueError: for fewer than two tables, tables of several shapes, or tables that do not hold each of the C
-            channels once (not in compiled code).
-    """
-    shapes = [tuple(table.shape) for table in tables]
-    if len(shapes) < 2 or len({*shapes}) > 1:
-        raise ValueError(
-            f"tables: expected two or more of one shape (moment_dim, R), got {shapes}; pass weights() of one module"
-        )
-    if not torch.compiler.is_compiling():
-        for table in tables:
-            if fault := table_fault(table, x.shape[2]):
-                raise ValueError(f"tables: {fault}")
-    x, count = _counted(x, mask)
-    return _means(summed_convolutions(x, tables), count)
-
-
-def _counted(x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The features, with zeros where the mask is False, and the number (N, 1) of those that count, at least 1."""
-    if mask is None:
-        return x, x.new_full((len(x), 1), x.shape[1])
-    # Padding may hold NaN, which a mask on only the products would leave in the gradient.
-    count = mask.sum(dim=1, keepdim=True).clamp(min=1).to(x.dtype)
-    return x.masked_fill(~mask.unsqueeze(2), 0), count
-
-
-def _size(x: Tensor, count: Tensor) -> Tensor:
-    """Root mean square (N, 1) of the features (N, P, C) that count; 1e-12 if smaller, as in F.normalize."""
-    # Above about 1e12 features are divided by a number near their largest, because squares might overflow.
-    largest = torch.linalg.vector_norm(x, math.inf, dim=(1, 2)).unsqueeze(1)
-    unit = (2.0**-40 * largest).clamp(min=1)
-    squares = (x / unit.unsqueeze(2)).square().sum(dim=1) / count
-    return (unit * squares.mean(dim=1, keepdim=True).sqrt()).clamp(min=1e-12)
-
-
-def _means(sums: Tensor, count: Tensor) -> list[Tensor]:
-    return list((sums / count).unbind())  # eq. 8
 
 
 class HighOrderMoments(nn.Module):
@@ -225,9 +141,9 @@ class HighOrderMoments(nn.Module):
         floating = [weight.dtype for weight in self.weights() if weight.is_floating_point()]
         for dtype in (torch.float32, *floating[:1]):
             x = x.to(torch.promote_types(x.dtype, dtype))
-        x, count = _counted(x, mask)
+        x, count = count_features(x, mask)
         # A constant for the gradient: the moment of x/s times s^k is the moment of x for any s.
-        size = _size(x.detach(), count)
+        size = root_mean_square(x.detach(), count)
         with torch.autocast(x.device.type, enabled=False):  # keeps the products precise
             moments = self._moments(x, size, count)
         if self.scale:
@@ -238,7 +154,7 @@ class HighOrderMoments(nn.Module):
         """Moments of x (N, P, C) divided by the size of each image, (N, 1)."""
         weights = self.weights()
         if self.projections == "sketch":
-            return _means(summed_convolutions(x, weights, size, self.checkpoint), count)
+            return means(summed_convolutions(x, weights, size, self.checkpoint), count)
         x = (x / size.unsqueeze(2)).contiguous()
         dtype = x.dtype if self.matmul_dtype is None else getattr(torch, self.matmul_dtype)
         groups = [(2, weights)]
@@ -250,7 +166,7 @@ class HighOrderMoments(nn.Module):
         moments: list[Tensor] = []
         for first, matrices in groups:
             sums = summed_products(x, matrices, first, dtype, self.checkpoint)
-            moments += _means(sums, divisor)
+            moments += means(sums, divisor)
         return moments
 
     def activation_bytes(self, images: int, positions: int) -> int:
@@ -262,7 +178,7 @@ class HighOrderMoments(nn.Module):
             images: N.
             positions: P, such as 64 of a map of 8 x 8.
         """
-        number = max(4, self.weights()[0].element_size())
+        number = max(4, self.weights()[0].elementroot_mean_square())
         width = self.moment_dim
         if self.projections == "sketch":
             width = 2 * (width // 2 + 1)  # complex numbers

@@ -8,7 +8,7 @@ from pytorch_metric_learning.utils import common_functions as c_f
 from pytorch_metric_learning.utils import loss_and_miner_utils as lmu
 from torch import Tensor
 
-from ._precision import full_precision
+from ..functional.precision import full_precision
 
 
 class PairLoss(GenericPairLoss):

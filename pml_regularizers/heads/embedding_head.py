@@ -6,9 +6,9 @@ from typing import Any, Literal, Self, get_args
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ._checks import at_least, one_of
-from ._feature_maps import FeatureModule, masked_mean, to_tokens
-from ._precision import full_precision
+from ..functional.checks import at_least, one_of
+from ..functional.feature_maps import FeatureModule, masked_mean, to_tokens
+from ..functional.precision import full_precision
 from .trunk_output import last_hidden_state, trunk_output
 
 Pool = Literal["avg", "max", "token"]

@@ -9,9 +9,9 @@ from pytorch_metric_learning.losses import CrossBatchMemory, SelfSupervisedLoss
 from pytorch_metric_learning.reducers import DoNothingReducer
 from torch import Tensor, nn
 
-from ._precision import call_in_full_precision
-from .distributed import DistributedLoss
-from .feature_loss import FeatureLoss
+from ..distributed import DistributedLoss
+from ..features.feature_loss import FeatureLoss
+from ..functional.precision import call_in_full_precision
 
 
 class PerOutputLoss(FeatureLoss):

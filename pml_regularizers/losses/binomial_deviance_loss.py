@@ -18,7 +18,7 @@ from pytorch_metric_learning.utils import common_functions as c_f
 from torch import Tensor
 from torch.nn import functional as F
 
-from ._pair_loss import PairLoss, unreduced
+from .pair_loss import PairLoss, unreduced
 
 
 class BinomialDevianceLoss(PairLoss):

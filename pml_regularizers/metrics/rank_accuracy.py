@@ -11,7 +11,7 @@ from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
 from torch import Tensor
 from torch.nn.functional import normalize as unit_rows
 
-from ._ranks import PART, QuerySharding, Ranks, count_ranks, largest_entry, taken_rows
+from .ranks import PART, QuerySharding, Ranks, count_ranks, largest_entry, taken_rows
 
 
 class RankAccuracyCalculator(AccuracyCalculator):

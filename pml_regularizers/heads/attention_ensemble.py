@@ -18,9 +18,9 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from ._checks import at_least
-from ._feature_maps import FeatureModule
-from .heads import EmbeddingHead
+from ..functional.checks import at_least
+from ..functional.feature_maps import FeatureModule
+from .embedding_head import EmbeddingHead
 from .split_trunk import split_trunk
 from .trunk_output import layout, trial_image, try_out
 

@@ -29,9 +29,9 @@ from pytorch_metric_learning.reducers import MeanReducer, SumReducer
 from pytorch_metric_learning.utils import loss_and_miner_utils as lmu
 from torch import Tensor, nn
 
-from .distributed import gather_features
-from .feature_loss import LabelAwareRegularizer, already_reduced
-from .reproducing_kernels import (
+from ..distributed import gather_features
+from ..features.feature_loss import LabelAwareRegularizer, already_reduced
+from ..functional.kernels import (
     GaussianKernel,
     GaussianMixtureKernel,
     ReproducingKernel,
