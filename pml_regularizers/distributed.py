@@ -60,7 +60,7 @@ def all_gather(*tensors: Tensor, group: Any = None) -> list[Tensor]:
     received = parts[0].new_empty(processes, sum(map(len, parts)))
     dist.all_gather(list(received), torch.cat(parts), group=group)
     gathered = []
-    for x, raw in zip(tensors, received.split([*map(len, parts)], dim=1), strict=True):
+    for x, raw in zip(tensors, torch.split(received, [*map(len, parts)], dim=1), strict=True):
         rows = list(raw.contiguous().view(x.dtype).view(processes, *x.shape))
         if x.requires_grad:
             rows[rank] = _ScaledGradient.apply(x, processes)
@@ -190,7 +190,7 @@ class DistributedLoss(nn.Module):
                 gradients, or buffers do, such as fixed projections that each process drew for itself. Buffers
                 are compared in the first call.
         """
-        rows = {
+        rows: dict[str, Any] = {
             "labels": labels,
             "ref_emb": ref_emb,
             "ref_labels": ref_labels,
