@@ -190,7 +190,7 @@ class DistributedLoss(nn.Module):
                 gradients, or buffers do, such as fixed projections that each process drew for itself. Buffers
                 are compared in the first call.
         """
-        rows = {
+        rows: dict[str, Any] = {
             "labels": labels,
             "ref_emb": ref_emb,
             "ref_labels": ref_labels,

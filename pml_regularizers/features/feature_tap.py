@@ -166,8 +166,8 @@ class FeatureTap:
         makers = _makers(own, usable)
         if not any(one.outputs for one in makers):
             makers = makers or self._only(own, usable)
-            self._records.called[:] = [ref for ref in self._records.called if not ref.expired()]
-            self._records.called.append(StorageWeakRef(own.untyped_storage()))
+            self._records.called[:] = [ref for ref in self._records.called if not ref.expired()]  # type: ignore[no-untyped-call]
+            self._records.called.append(StorageWeakRef(own.untyped_storage()))  # type: ignore[no-untyped-call]
         for training, records in ((True, self._records.training), (False, self._records.testing)):
             end = max((one.end for one in makers if one.training == training), default=0)
             if any(
@@ -184,7 +184,7 @@ class FeatureTap:
             len(passes) == 1 and not passes[0].outputs and kinds.isdisjoint(self._records.skipped)
         )
         frozen = self._frozen or not embeddings.requires_grad
-        alive = any(not reference.expired() for reference in self._records.called)
+        alive = any(not reference.expired() for reference in self._records.called)  # type: ignore[no-untyped-call]
         return passes if sure and frozen and not alive else []
 
     def _passes(self) -> list[_Pass]:
