@@ -21,8 +21,8 @@ from pytorch_metric_learning.regularizers import BaseRegularizer
 from torch import Tensor, nn
 
 from ..distributed import matches_batch, own_embeddings, world_size
-from ..functional.feature_maps import FeatureModule
 from ..functional.precision import full_precision
+from .feature_maps import FeatureModule
 from .feature_tap import Features, FeatureTap, MissingFeaturesError, first_tensor
 
 Loss = TypeVar("Loss", bound=nn.Module)

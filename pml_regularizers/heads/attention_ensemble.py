@@ -18,8 +18,8 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
+from ..features.feature_maps import FeatureModule
 from ..functional.checks import at_least
-from ..functional.feature_maps import FeatureModule
 from .embedding_head import EmbeddingHead
 from .split_trunk import split_trunk
 from .trunk_output import layout, trial_image, try_out

@@ -6,8 +6,8 @@ from typing import Any, Literal, Self, get_args
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ..features.feature_maps import FeatureModule, masked_mean, to_tokens
 from ..functional.checks import at_least, one_of
-from ..functional.feature_maps import FeatureModule, masked_mean, to_tokens
 from ..functional.precision import full_precision
 from .trunk_output import last_hidden_state, trunk_output
 

@@ -14,8 +14,8 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
+from ..features.feature_maps import to_tokens
 from ..functional.checks import at_least, one_of
-from ..functional.feature_maps import to_tokens
 from ..functional.moments import count_features, means, root_mean_square
 from ..functional.products import summed_products
 from ..functional.sketches import draw_table, fast_width, summed_convolutions, table_fault

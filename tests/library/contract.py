@@ -37,7 +37,7 @@ from pml_regularizers import (
     VEMAttention,
     attach_all,
 )
-from pml_regularizers.functional.feature_maps import FeatureModule
+from pml_regularizers.features.feature_maps import FeatureModule
 from tests.library import expected
 from tests.oracles import base_losses
 from tests.oracles.binomial_deviance import binomial_deviance

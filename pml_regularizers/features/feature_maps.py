@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor, nn
 
-from ..features.feature_tap import first_tensor, tell_taps
-from .precision import full_precision
+from ..functional.precision import full_precision
+from .feature_tap import first_tensor, tell_taps
 
 
 class FeatureModule(nn.Module):
