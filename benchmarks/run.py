@@ -211,7 +211,7 @@ class OngoingRun:
         before = self.curves.best
         rows = {"evaluation": [(step, self.curves.point(step))]}
         if self.curves.best != before and self.record.folder is not None:
-            self.record.folder.save_best(step, self.state.weights())
+            self.record.save_best(step, self.state.weights())
         if self.experiment.evaluation.oracle and step:
             rows["oracle"] = [(step, self.curves.oracle())]
         self.record.log(rows)
@@ -229,7 +229,7 @@ class OngoingRun:
         begun, path, state = time.perf_counter(), self.record.path, self.state
         best, tests = self.curves.best, self.experiment.evaluation
         if best is not None:
-            state.load_weights(records.load_best(path, best["step"]))
+            state.load_weights(records.load_best(path, best["step"], self.record.identity))
         found, outputs, half_widths = evaluation.test_outputs(
             self.evaluator,
             training.find_horde(state.loss),

@@ -16,7 +16,14 @@ from torch.nn.functional import normalize
 
 from benchmarks import building
 from benchmarks.console import InUseError, alone, let_others_read, reason
-from benchmarks.records import Run, RunFolderError, load_best, load_checkpoint, load_run
+from benchmarks.records import (
+    Run,
+    RunFolderError,
+    load_best,
+    load_checkpoint,
+    load_run,
+    run_identity,
+)
 from benchmarks.reporting import compare, fill
 from benchmarks.settings import ConfigError, Data, Experiment, dump, parse
 from pml_regularizers import EmbeddingHead
@@ -77,10 +84,11 @@ def load_trained(folder: Path) -> Trained:
         ConfigError: if the folder has no such checkpoint, or if timm cannot have such a network.
     """
     try:
-        run, state = load_run(folder), load_checkpoint(folder)
+        run = load_run(folder)
+        state = load_checkpoint(folder, run_identity(run.info))
         settings = run.file("config.yaml")
         if run.info.get("selection"):  # the weights that validation classes chose were tested
-            state = load_best(folder, run.info["selection"]["step"])
+            state = load_best(folder, run.info["selection"]["step"], run_identity(run.info))
     except (ValueError, RunFolderError) as error:
         raise ConfigError(str(error)) from error
     if state is None:

@@ -27,6 +27,7 @@ from .run_folder import (
     RunFolder as RunFolder,
     RunFolderError as RunFolderError,
     check_same as check_same,
+    run_identity as run_identity,
     load_best as load_best,
     load_checkpoint as load_checkpoint,
 )

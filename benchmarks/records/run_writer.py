@@ -11,7 +11,7 @@ from benchmarks.console import InUseError
 from benchmarks.records.files import replace_file, write_json
 from benchmarks.records.provenance import describe_session
 from benchmarks.records.results import load_run
-from benchmarks.records.run_folder import RunFolder, RunFolderError, check_same
+from benchmarks.records.run_folder import RunFolder, RunFolderError, check_same, run_identity
 from benchmarks.records.steps import Row, StepTables
 from benchmarks.settings import Command, dump
 
@@ -26,8 +26,7 @@ class RunWriter:
         path: The folder.
         info: run.json, on the main process.
         finished: True if nothing is left to do.
-        identity: Seed, images, file of weights and settings. A checkpoint must agree in them, except for settings
-            that cannot change the result.
+        identity: See `run_identity`.
 
     Raises:
         RunFolderError: on all processes, if the folder holds another run.
@@ -47,13 +46,8 @@ class RunWriter:
         self.folder: RunFolder | None = None
         self._steps: StepTables | None = None
         self._accelerator, self._argv = accelerator, argv
-        weights = about["weights"]
-        self.identity = {
-            "seed": command.experiment.seed,
-            "data": about["data"]["fingerprint"],
-            "weights": weights and weights["sha256"],
-            "config": command.config,
-        }
+        seed = {"seed": command.experiment.seed}
+        self.identity = run_identity(seed | about, command.config)
         self._agree(lambda: self._claim(command, about))
         [self.finished] = broadcast_object_list([self.info.get("status") == "finished"])
 
@@ -125,6 +119,8 @@ class RunWriter:
         if not before:  # the sessions show whether other code or another machine resumed it
             # run.json first: if killed from here on, the folder is a run that --resume can continue.
             self.update(**session, **work)
+        if self.folder is not None:
+            self.folder.remove_old(saved and saved["best"])
         self._steps = StepTables(
             self.path / "records",
             step=step or -1,  # a run without a checkpoint keeps nothing
@@ -138,6 +134,11 @@ class RunWriter:
         if self.folder is not None and self._steps is not None:
             about = {"run": self.identity, "records": self._steps.ends()}
             self.folder.save(step, state | about)
+
+    def save_best(self, step: int, weights: dict[str, Any]) -> None:
+        """Write the best weights so far, from the main process."""
+        if self.folder is not None:
+            self.folder.save_best(step, weights | {"run": self.identity})
 
     def log(self, rows: dict[str, list[Row]]) -> None:
         """Write rows of (step, values) by table."""

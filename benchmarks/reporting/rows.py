@@ -69,7 +69,7 @@ def differing_settings(first: Run, run: Run) -> list[str]:
     old, new = (one.info.get("weights") or {} for one in (first, run))
     places = {flat(config).get("model.weights") for config in (before, now)}
     # Seeds and folds take turns with the files of a folder.
-    in_turn = len(places) == 1 and old and new and old.get("name") != new.get("name")
+    in_turn = len(places) == 1 and old and new and old.get("file") != new.get("file")
     if old.get("sha256") != new.get("sha256") and not in_turn:
         changes.append(Change("model.weights", old, new))
     return list(dict.fromkeys(change.key for change in changes))

@@ -20,7 +20,7 @@ from benchmarks.building.network import build_model
 from benchmarks.building.objective import build_optimizer
 from benchmarks.evaluation.curves import Curves
 from benchmarks.evaluation.tester import Evaluator, measure
-from benchmarks.records.run_folder import load_best, load_checkpoint
+from benchmarks.records.run_folder import load_best, load_checkpoint, run_identity
 from benchmarks.records.steps import read_table
 from benchmarks.run import OngoingRun
 from benchmarks.settings.command import parse
@@ -67,7 +67,7 @@ def test_fair_tests_the_weights_that_validation_classes_choose(train: Any, tmp_p
         "step": curve["step"][best],
         "value": max(curve[MAP]),
     }
-    state = load_best(tmp_path / "run", int(curve["step"][best]))
+    state = load_best(tmp_path / "run", int(curve["step"][best]), run_identity(record))
     model, images = rebuilt(tmp_path / "run", state)
     names = [set(map(images.train.name, range(len(images.train)))), set(), set()]
     for i, dataset in enumerate((images.validation, images.test), start=1):

@@ -205,7 +205,7 @@ def test_a_run_that_diverged_is_counted_and_named(
             )
         ),
         (
-            {"label": "base", "seed": 1, "weights": {"name": "x.pth", "sha256": "1"}},
+            {"label": "base", "seed": 1, "weights": {"file": "x.pth", "sha256": "1"}},
             "its model.weights is not that of .*base-0",
         ),
     ],
@@ -230,7 +230,7 @@ def test_runs_of_a_label_may_differ_in_what_changes_no_result(make: Make) -> Non
     for seed in (0, 1):
         config = CONFIG | {"output": f"runs/{seed}", "seed": seed, "checkpoint_every": 10 + seed}
         config |= {"model": {"weights": "weights"}, "data": {"root": f"data{seed}"}}
-        weights = {"name": f"{seed}.safetensors", "sha256": f"{seed}"}
+        weights = {"file": f"{seed}.safetensors", "sha256": f"{seed}"}
         folders.append(make("base", seed, 0.4 + seed / 10, config=config, weights=weights))
     [row] = table(compare([load_run(folder) for folder in folders]).markdown())
     assert row["seeds"] == "2" and row["Recall@1 (%)"].startswith("45.00 ±")
