@@ -147,7 +147,8 @@ class OngoingRun:
             accelerator, model, tests.batch_size, self.num_workers
         )
         self.curves = evaluation.Curves(self.evaluator, self.images, tests)
-        self.record = records.RunWriter(command, argv, accelerator, about)
+        content = partial(getattr, self.datasets.test, "content")
+        self.record = records.RunWriter(command, argv, accelerator, about, content)
         if not self.record.finished:
             try:
                 self._restore()

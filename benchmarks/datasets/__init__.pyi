@@ -5,6 +5,7 @@ from .catalogue import (
     DatasetName as DatasetName,
     Interpolation as Interpolation,
 )
+from .contents import file_digests as file_digests
 from .glyphs import Glyphs as Glyphs
 from .images import ImageSet as ImageSet
 from .listing import (

@@ -83,6 +83,11 @@ class ImageSet(torch.utils.data.Dataset[tuple[torch.Tensor, int, int]]):
             self.is_query = self._held_out_queries()
 
     @property
+    def content(self) -> str:
+        """That of the listing, the same for every split; it reads all files."""
+        return self.listing.content
+
+    @property
     def view(self) -> dict[str, object]:
         kept = {name: getattr(self.views, name) for name in ("image_size", "resize", "keep_aspect")}
         return {**kept, "crop_to_box": False}  # as older records have it, which stay comparable

@@ -92,6 +92,7 @@ def run_identity(
     return {
         "seed": info["seed"],
         "data": info["data"]["fingerprint"],
+        "content": info["data"].get("content"),
         "weights": info["weights"] and info["weights"]["sha256"],
         "config": info["config"] if config is None else config,
     }
@@ -134,6 +135,8 @@ def _check_identity(
     path: Path, saved: Mapping[str, Any], identity: Mapping[str, Any], remedy: str
 ) -> None:
     old, new = ({**of, "config": {}} for of in (saved, identity))
+    if None in (old.get("content"), new.get("content")):  # older code did not record it
+        old["content"] = new["content"] = None
     changes = config_changes(old, new)
     for change in [*changes, *changes_of_results(saved["config"], identity["config"])]:
         raise RunFolderError(

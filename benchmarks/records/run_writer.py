@@ -21,6 +21,7 @@ class RunWriter:
 
     Args:
         about: Entries of run.json that describe data and weights.
+        content: Gives the SHA-256 of the images' bytes, if they are files; called by the main process.
 
     Attributes:
         path: The folder.
@@ -39,6 +40,7 @@ class RunWriter:
         argv: Sequence[str],
         accelerator: Accelerator,
         about: dict[str, Any],
+        content: Callable[[], str | None] = lambda: None,
     ) -> None:
         assert command.experiment.output is not None
         self.path = command.experiment.output
@@ -48,8 +50,9 @@ class RunWriter:
         self._accelerator, self._argv = accelerator, argv
         seed = {"seed": command.experiment.seed}
         self.identity = run_identity(seed | about, command.config)
-        self._agree(lambda: self._claim(command, about))
-        [self.finished] = broadcast_object_list([self.info.get("status") == "finished"])
+        self._agree(lambda: self._claim(command, about, content))
+        shared = [self.info.get("status") == "finished", about["data"].get("content")]
+        self.finished, self.identity["content"] = broadcast_object_list(shared)
 
     def _agree(self, work: Callable[[], None]) -> None:
         """Do something on the main process; all processes raise its error."""
@@ -69,7 +72,9 @@ class RunWriter:
             self.close()
             raise error
 
-    def _claim(self, command: Command, about: dict[str, Any]) -> None:
+    def _claim(
+        self, command: Command, about: dict[str, Any], content: Callable[[], str | None]
+    ) -> None:
         used = (self.path / "run.json").exists()
         left = (".lock", ".tmp")  # by a run that was killed at its start
         inside = (path for path in self.path.rglob("*") if not path.name.endswith(left))
@@ -77,6 +82,7 @@ class RunWriter:
             raise RunFolderError(
                 f"output: {self.path} holds files but no run.json; choose an empty or new folder"
             )
+        digest = content() if command.resume or not used else None
         self.folder = RunFolder(self.path)
         if used and not command.resume:
             raise RunFolderError(
@@ -90,6 +96,15 @@ class RunWriter:
                 raise RunFolderError(
                     f"data.root: the images are not those that {self.path} was started with (another "
                     "fingerprint); choose another --output"
+                )
+        if digest is not None:
+            about["data"]["content"] = digest
+        if used:
+            before = self.info["data"].get("content")  # older code did not record it
+            if before is not None and before != digest:
+                raise RunFolderError(
+                    f"data.root: an image is not the one that {self.path} was started with (another content); "
+                    "restore it, or choose another --output"
                 )
         else:
             self.info = {"name": self.path.name, "recipe": command.recipe, "config": command.config}

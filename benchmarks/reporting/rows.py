@@ -86,7 +86,8 @@ OF_A_METHOD = {"variance_correlation"}  # metrics that only networks with a meth
 
 def check_alike(first: Run, run: Run, keys: Sequence[str] = TESTED_ON) -> None:
     """Raise a ValueError unless both were tested on the same data, by the same metrics."""
-    for key in keys:
+    both = all(one.info["data"].get("content") for one in (first, run))  # not of older code
+    for key in [*keys, *(["content"] if both else [])]:
         expected, got = first.info["data"].get(key), run.info["data"].get(key)
         if got != expected:
             raise ValueError(

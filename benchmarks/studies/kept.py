@@ -18,8 +18,8 @@ from benchmarks.records import (
 from benchmarks.studies.jobs import Job
 
 Result = dict[str, Any]
-"""Result of a training: the entries of `KEPT`, its "processor", "data", the fingerprint of the images, and "curve",
-the last point of its curves.
+"""Result of a training: the entries of `KEPT`, its "processor", "data", the fingerprint of the images, "content",
+the SHA-256 of their files' bytes (not of older code), and "curve", the last point of its curves.
 
 A training that diverged has no metrics. A test also has the entries of `OF_TESTS`, its "curves", the "plan" that
 was registered when it began, and "commits" if other code resumed it.
@@ -76,6 +76,7 @@ class Results:
             **{key: run.info.get(key) for key in KEPT},
             "processor": run.info["hardware"].get("processor"),
             "data": run.info["data"].get("fingerprint"),
+            **({"content": content} if (content := run.info["data"].get("content")) else {}),
             "curve": {name: of[-1] for name, of in curves.items()},
         }
         if job.config["data"]["split"] == "test":
