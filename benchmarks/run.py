@@ -10,6 +10,7 @@ was stopped and has saved.
 
 import errno
 import os
+import shlex
 import signal
 import sys
 import time
@@ -107,9 +108,18 @@ def _told(error: BaseException, command: settings.Command) -> str | None:
     # A data-loader worker's error carries the worker's traceback before its own line.
     name = f"{type(error).__module__}.{type(error).__qualname__}"
     line = console.printable(str(error.args[0]).strip().rpartition(f"\n{name}: ")[2])
-    if isinstance(error, datasets.DatasetError):
-        line += "; python -m benchmarks.datasets verify finds all files of this kind"
+    if isinstance(error, datasets.DatasetError) and command.experiment.data.dataset != "glyphs":
+        line += f"; {_verify(command.experiment.data)} finds all files of this kind"
     return line
+
+
+def _verify(data: "settings.Data") -> str:
+    """The command that looks through all images."""
+    words = ["python", "-m", "benchmarks.datasets", "verify", data.dataset]
+    for name in ("root", "test_classes", "class_level"):
+        if (value := getattr(data, name)) is not None:
+            words += [f"--data.{name}", f"{value}"]
+    return shlex.join(words)
 
 
 def _stop(number: int, frame: object = None) -> None:
@@ -135,6 +145,8 @@ class OngoingRun:
         about = records.describe_data(experiment, self.datasets, model.trunk)
         self.images = self.datasets
         self.state = training.TrainingState(accelerator, experiment, model, loss)
+        if left_out := getattr(self.datasets.train, "left_out", {}):
+            accelerator.print(f"data.root: left out {datasets.folder.left_out_text(left_out)}")
         model, tests = self.state.model, experiment.evaluation
         self.num_workers = settings.num_workers(experiment.data, accelerator.num_processes)
         self.caches: list[training.CachedViews | None] = []

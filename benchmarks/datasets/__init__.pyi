@@ -7,6 +7,10 @@ from .catalogue import (
 )
 from .contents import file_digests as file_digests
 from .glyphs import Glyphs as Glyphs
+from .image_files import (
+    read_image as read_image,
+    walk as walk,
+)
 from .images import ImageSet as ImageSet
 from .listing import (
     DatasetError as DatasetError,

@@ -9,7 +9,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
@@ -44,6 +44,7 @@ class Listing:
         classes: (n,) names of classes, unique within the dataset.
         parts: (n,) "train", and "test" or "query" and "gallery".
         upright: Turn images by their EXIF orientation; by default their pixels stay as stored.
+        left_out: Numbers of files that are no images, by the ends of their names.
 
     Raises:
         DatasetError: if a name leads out of the folder, or cannot be shown.
@@ -56,6 +57,7 @@ class Listing:
     classes: Sequence[str]
     parts: Sequence[str]
     upright: bool = False
+    left_out: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in dict.fromkeys((*self.classes, *self.paths)):

@@ -10,7 +10,8 @@ import joblib
 from PIL import Image
 
 from benchmarks.console import progress_bar
-from benchmarks.datasets.images import read_image
+from benchmarks.datasets.folder import left_out_text
+from benchmarks.datasets.image_files import read_image
 from benchmarks.datasets.listing import DatasetError, Listing, counts_text
 
 RESULTS = {True: "ok", False: "FAILED"}
@@ -50,6 +51,8 @@ def verify(
         ("images", RESULTS[not broken], f"{len(broken):,} of {len(found):,} cannot be used"),
         _same_content(listing, found),
     ]
+    if listing.left_out:
+        checks.append(("left out", "", left_out_text(listing.left_out)))
     if not broken:
         checks.append(("fingerprint", "", listing.fingerprint))
     return checks, broken

@@ -16,6 +16,7 @@ from torch.nn.functional import normalize
 
 from benchmarks import building
 from benchmarks.console import InUseError, alone, let_others_read, reason
+from benchmarks.datasets import folder as image_folder
 from benchmarks.records import (
     Run,
     RunFolderError,
@@ -75,6 +76,17 @@ def export(run: Path, output: Path) -> float:
     except (InUseError, OSError) as error:
         raise ConfigError(f"--output: {output}: {reason(error)}") from error
     return difference
+
+
+def example_query(run: Path) -> list[str]:
+    """The folder of images that a run was made with, and one of them; words for both if it is not there."""
+    config = load_run(run).info["config"]["data"]
+    with suppress(ValueError, OSError):
+        if config["dataset"] == "folder":
+            root = Path(config["root"])
+            listing = image_folder.read(root, 0.5, config.get("class_level"))
+            return [str(root), str(root / listing.paths[0])]
+    return ["IMAGES", "QUERY"]
 
 
 def load_trained(folder: Path) -> Trained:
@@ -220,5 +232,6 @@ def card(trained: Trained, difference: float) -> str:
         **{"view": view, "results": results, "step": trained.step, "config": dump(info["config"])},
         # timm knows such a trunk only once `benchmarks.backbones` has registered it.
         ours=entrypoint.__module__.startswith("benchmarks."),
+        upright=trained.experiment.data.dataset == "folder",
         shown=floor(view["input_size"][1] / view["crop_pct"]),
     )
