@@ -252,6 +252,7 @@ class OngoingRun:
         )
         if not self.accelerator.is_main_process:
             return
+        losses = records.read_table(path / "records", "training").get("loss", [])
         if self.experiment.report:
             evaluation.save_showcase(path, self.datasets.test, found)
         if tests.save_embeddings:
@@ -261,6 +262,7 @@ class OngoingRun:
             finished=records.now(),
             metrics=found.metrics,
             outputs=outputs,
+            never_acted=bool(losses) and not any(losses),
             per_class=evaluation.per_class(found.ranks, self.images.test.num_classes),
             half_widths=half_widths,
             selection=best and {"metric": evaluation.SELECTED_BY, **best},

@@ -1,5 +1,6 @@
 """The origin of a run: command, code, versions, weights and hardware."""
 
+import os
 import platform
 import re
 import resource
@@ -132,6 +133,11 @@ def _processor() -> str | None:
     return f"{name}, {torch.backends.cpu.get_cpu_capability()}" if name else None
 
 
+def describe_launcher() -> dict[str, str]:
+    """The variables of the environment that Accelerate reads; `accelerate launch` sets them by its config file."""
+    return {name: of for name, of in sorted(os.environ.items()) if name.startswith("ACCELERATE_")}
+
+
 def describe_session(argv: Sequence[str], processes: int) -> dict[str, Any]:
     """A command that does the same, code, versions and hardware of a run from now on."""
     launcher = ["ACCELERATE_USE_CPU=true"] if parse_flag_from_env("ACCELERATE_USE_CPU") else []
@@ -142,6 +148,7 @@ def describe_session(argv: Sequence[str], processes: int) -> dict[str, Any]:
         "versions": describe_versions(),
         "hardware": describe_hardware(),
         "world_size": processes,
+        "launcher": describe_launcher(),
         "started": now(),
     }
 

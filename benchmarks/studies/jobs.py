@@ -218,6 +218,7 @@ def try_out(jobs: Sequence[Job]) -> None:
     some = {(job.training, *map(job.config["data"].get, keys)): job for job in reversed(jobs)}
     for job in some.values():
         try:
+            training.check_launcher(job.command.experiment)
             training.build_parts(job.command.experiment, Accelerator())
         except ConfigError as error:
             raise ConfigError(f"{job.training}: {error}") from error

@@ -4,6 +4,7 @@ import base64
 import io
 import re
 import runpy
+import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -171,3 +172,23 @@ def test_the_search_refuses_in_one_line(
         search([str(searchable), str(pictures), query, *arguments])
     assert stopped.value.code == 2
     assert capsys.readouterr().err.splitlines()[-1].startswith("usage: ") is False
+
+
+def test_the_search_that_an_export_prints_can_be_pasted(
+    plain: Path,
+    tmp_path: Path,
+    search: Callable[[Sequence[str]], int],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    output = tmp_path / "an export; it's new"
+    assert main([str(plain), f"--output={output}"]) == 0
+    command = capsys.readouterr().out.splitlines()[-1].partition(": ")[2]
+    words = subprocess.run(
+        ["bash", "-c", f"python() {{ printf '%s\\n' \"$@\"; }}; {command}"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.splitlines()
+    assert words[:2] == ["examples/search_folder.py", str(output)]
+    assert search(words[1:]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 1 + 5

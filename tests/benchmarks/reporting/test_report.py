@@ -117,6 +117,12 @@ def test_rows_and_columns_are_what_was_measured(make: Make) -> None:
     assert "†" not in compare([base]).markdown()
 
 
+def test_a_loss_that_never_acted_is_told(make: Make) -> None:
+    run = load_run(make("A", 0, 0.4, never_acted=True))
+    assert f"{run.folder}: the loss was 0 in every step" in compare([run]).markdown()
+    assert "was 0" not in compare([load_run(make("B", 0, 0.4, never_acted=False))]).markdown()
+
+
 def test_a_metric_of_one_method_is_no_hindrance(make: Make) -> None:
     vem = load_run(make("vem", 0, 0.5, metrics={**metrics(0.5), "variance_correlation": 0.8}))
     base = load_run(make("base", 0, 0.4))
