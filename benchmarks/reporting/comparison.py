@@ -64,11 +64,12 @@ def compare(runs: Sequence[Run], baseline: str | None = None) -> Page:
         "before training: the baseline's network at its start, tested likewise.": start,
     }
     notes = [note for group in groups.values() for note in group.diverged_notes]
-    for run in (run for group in groups.values() for run in group.runs):
-        if run.info.get("never_acted"):
-            notes.append(
-                f"{run.folder}: the loss was 0 in every step, so that it trained nothing; what moved is batch norm."
-            )
+    notes += [
+        f"{run.folder}: the loss was 0 in every step, so that it trained nothing; what moved is batch norm."
+        for group in groups.values()
+        for run in group.runs
+        if run.info.get("never_acted")
+    ]
     notes += [note for note, holds in told.items() if holds]
     return Page(_heading(groups), [result, *compared(rows, baseline, beside), *notes])
 

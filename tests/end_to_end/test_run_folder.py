@@ -250,8 +250,8 @@ def test_a_replaced_image_is_not_trained_on(
             Image.effect_noise((24, 24), 50).convert("RGB").save(
                 images / f"class{name}" / f"{i}.bmp"
             )
-    settings = ["--data.dataset=folder", "--data.image_size=32", "--data.batch_size=4"]
-    settings += ["--data.samples_per_class=2", "--data.num_workers=0", *SHORT]
+    settings = [*SHORT, "--data.dataset=folder", "--data.image_size=32", "--data.num_workers=0"]
+    settings += ["--data.batch_size=4", "--data.samples_per_class=2"]
     finished([f"--data.root={images}", *settings], tmp_path / "run")
     mark_unfinished(tmp_path / "run")
     copy = shutil.copytree(images, tmp_path / "copy")
