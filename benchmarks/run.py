@@ -97,14 +97,14 @@ def _run(command: settings.Command, argv: Sequence[str]) -> int:
 
 def _told(error: BaseException, command: settings.Command) -> str | None:
     """One line about an expected failure; None for a fault of the program."""
-    cause: BaseException | None = error
-    while cause is not None:
+    for cause in console.causes(error):
+        if console.lacks_shared_memory(cause):
+            break
         if isinstance(cause, OSError) and cause.errno in DISK:
             place = cause.filename or command.experiment.output
             return f"{place}: {cause.strerror}; repair that, and the same command with --resume goes on"
-        cause = cause.__cause__ or cause.__context__
     if not isinstance(error, (records.NonFiniteError, datasets.DatasetError)):
-        return None
+        return console.machine_failure(error)
     # A data-loader worker's error carries the worker's traceback before its own line.
     name = f"{type(error).__module__}.{type(error).__qualname__}"
     line = console.printable(str(error.args[0]).strip().rpartition(f"\n{name}: ")[2])

@@ -3,9 +3,9 @@
 import os
 import platform
 import re
-import resource
 import shlex
 import subprocess
+import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -21,7 +21,10 @@ from accelerate.utils import parse_flag_from_env
 from torch import nn
 
 from benchmarks import building, settings  # their dependencies are imported only when used
+from benchmarks.console import posix_module
 from benchmarks.records.files import file_digest
+
+resource = posix_module("resource")
 
 
 def describe_data(
@@ -61,8 +64,15 @@ PACKAGES = (
 )
 
 
+CODE = ("benchmarks", "pml_regularizers")
+"""Folders whose new files of code change what a run does."""
+
+
 def describe_code() -> dict[str, Any]:
-    """{"commit": the hash, "dirty": True if files differ from it, except pages in docs that commands write}.
+    """{"commit": the hash, "dirty": True if the code differs from it}.
+
+    Files that git tracks count, except pages in docs, which commands write, and new files of code; a user's images
+    and outputs beside them do not.
 
     Both are None if git does not track this file, e.g. when it was installed. Never raises.
     """
@@ -70,7 +80,11 @@ def describe_code() -> dict[str, Any]:
         # Not tracked: the repository around this file is another project's.
         git("ls-files", "--error-unmatch", Path(__file__).resolve().name)
         commit = git("rev-parse", "HEAD")
-        changed = git("status", "--porcelain", "--", ":/", ":(top,exclude)docs")
+        tracked = ("--untracked-files=no", "--", ":/", ":(top,exclude)docs")
+        changed = git("status", "--porcelain", *tracked) or git(
+            *("ls-files", "--others", "--exclude-standard", "--"),
+            *(f":(top,glob){folder}/**/*.py" for folder in CODE),
+        )
     except (OSError, subprocess.SubprocessError):
         return {"commit": None, "dirty": None}
     return {"commit": commit, "dirty": bool(changed)}
@@ -116,8 +130,8 @@ def describe_hardware() -> dict[str, Any]:
 
 def peak_memory() -> dict[str, float]:
     """Peak memory of this process so far, in GiB: of the machine and, if it has one, of its GPU."""
-    kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    peak = {"host": kib / 2**20}
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # KiB; on macOS bytes
+    peak = {"host": most / (2**30 if sys.platform == "darwin" else 2**20)}
     if torch.cuda.is_available():
         peak["gpu"] = torch.cuda.max_memory_allocated() / 2**30
     return peak
