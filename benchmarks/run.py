@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if __package__ in (None, ""):  # started as a file
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python's own handler prints a traceback
@@ -145,8 +145,6 @@ class OngoingRun:
         about = records.describe_data(experiment, self.datasets, model.trunk)
         self.images = self.datasets
         self.state = training.TrainingState(accelerator, experiment, model, loss)
-        if left_out := getattr(self.datasets.train, "left_out", {}):
-            accelerator.print(f"data.root: left out {datasets.folder.left_out_text(left_out)}")
         model, tests = self.state.model, experiment.evaluation
         self.num_workers = settings.num_workers(experiment.data, accelerator.num_processes)
         self.caches: list[training.CachedViews | None] = []
@@ -159,14 +157,22 @@ class OngoingRun:
             accelerator, model, tests.batch_size, self.num_workers
         )
         self.curves = evaluation.Curves(self.evaluator, self.images, tests)
-        content = partial(getattr, self.datasets.test, "content")
-        self.record = records.RunWriter(command, argv, accelerator, about, content)
+        self.record = records.RunWriter(command, argv, accelerator, about, self._look_through)
         if not self.record.finished:
             try:
                 self._restore()
             except BaseException:
                 self.record.close()
                 raise
+
+    def _look_through(self) -> dict[str, Any]:
+        """Facts about the files of images that reading them takes, for run.json; remarks are printed."""
+        test = self.datasets.test
+        if isinstance(test, datasets.Glyphs):
+            return {}
+        for subject, text in datasets.remarks(test.listing, test.listing.digests):
+            console.say(f"data.root: {subject}: {console.printable(text)}")
+        return {"content": test.content, "test_copies": test.copies()}
 
     def _restore(self) -> None:
         """Continue from the last checkpoint, if there is one."""

@@ -11,7 +11,7 @@ def posix_module(name: str) -> Any:
         return importlib.import_module(name)
     except ImportError:
         print(
-            f"error: the runner needs Linux or macOS (it uses Python's {name}); on Windows use WSL 2, or the library",
+            f"error: the runner needs Linux or macOS (Python's {name}); on Windows use WSL 2 or the library",
             file=sys.stderr,
         )
         raise SystemExit(2) from None

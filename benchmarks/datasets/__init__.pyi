@@ -16,5 +16,6 @@ from .listing import (
     DatasetError as DatasetError,
     load as load,
 )
+from .remarks import remarks as remarks
 from .splits import Stage as Stage
 from .transforms import ImageViews as ImageViews

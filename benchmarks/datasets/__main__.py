@@ -37,9 +37,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             named.add_argument(
                 "--data.class_level",
                 dest="class_level",
-                type=at_least(1),
-                metavar="N",
-                help="the first N folders of a path are the class; default: all, the folder with the images",
+                type=lambda text: text if text == "last" else at_least(1)(text),
+                metavar="N|last",
+                help="the first N folders of a path, or the last, are the class; default: all",
             )
     options = parser.parse_args(argv)
     from benchmarks.datasets import folder  # imports torch, which --help does without

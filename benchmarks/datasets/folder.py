@@ -4,14 +4,17 @@ import unicodedata
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Literal
 
 from benchmarks.datasets.image_files import suffixes as suffixes_of_images
 from benchmarks.datasets.image_files import walk
 from benchmarks.datasets.listing import DatasetError, Listing, read_lines, reading
 from benchmarks.datasets.splits import shuffled
 
+Level = int | Literal["last"]
 
-def read(root: Path, test_classes: Path | float, class_level: int | None = None) -> Listing:
+
+def read(root: Path, test_classes: Path | float, class_level: Level | None = None) -> Listing:
     """List all images below a folder, sorted by class and path.
 
     A class is named by its path below `root`, such as "Fruit/Apple/Royal-Gala", in Unicode's composed form (NFC).
@@ -21,8 +24,8 @@ def read(root: Path, test_classes: Path | float, class_level: int | None = None)
         root: The folder that holds the folders of the classes.
         test_classes: A file that names the test classes, one per line; or their fraction of all classes. The
             fraction is chosen by the classes' names alone, so it is equal on every machine.
-        class_level: Name classes by the first folders of an image's path, at most this many; default: all, so
-            that each folder that holds images is a class.
+        class_level: Name classes by the first folders of an image's path, at most this many, or by the "last" one
+            alone; default: all, so that each folder that holds images is a class.
 
     Raises:
         DatasetError: if there are fewer than two classes, a folder has no images, a class lies in another one, or
@@ -45,7 +48,7 @@ def left_out_text(left_out: Mapping[str, int]) -> str:
     return f"{told}; convert those that are images to JPEG or PNG"
 
 
-def _images(root: Path, level: int | None) -> tuple[dict[str, list[str]], dict[str, int]]:
+def _images(root: Path, level: Level | None) -> tuple[dict[str, list[str]], dict[str, int]]:
     """The paths of each class, the classes sorted, and the numbers of other files by the ends of their names."""
     found: dict[str, list[str]] = {}
     empty: dict[str, Counter[str]] = {}
@@ -53,7 +56,8 @@ def _images(root: Path, level: int | None) -> tuple[dict[str, list[str]], dict[s
     with reading(root):
         for folder, inner, images, others in walk(root):
             inside = folder.relative_to(root)
-            name = unicodedata.normalize("NFC", "/".join(inside.parts[:level])) or "."
+            parts = inside.parts[-1:] if level == "last" else inside.parts[:level]
+            name = unicodedata.normalize("NFC", "/".join(parts)) or "."
             suffixes = Counter(Path(other).suffix.lower() or other for other in others)
             left_out += suffixes
             if images:

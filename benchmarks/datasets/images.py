@@ -1,5 +1,7 @@
 """A dataset of image files for the runner."""
 
+from collections import Counter
+
 import numpy as np
 import torch
 
@@ -33,7 +35,7 @@ class ImageSet(torch.utils.data.Dataset[tuple[torch.Tensor, int, int]]):
         class_names, num_classes: The classes of this split, one per label.
         is_query: (len,) bool, True for queries, which are searched in the gallery; None if every image is both.
         view: How a test view is cut out of an image: "image_size", "resize", "keep_aspect".
-        layout, fingerprint, left_out: Those of the listing, the same for every split.
+        layout, fingerprint: Those of the listing, the same for every split.
 
     Raises:
         DatasetError: if a listed file is missing; when an item is read, if it cannot be decoded, also in a
@@ -56,7 +58,6 @@ class ImageSet(torch.utils.data.Dataset[tuple[torch.Tensor, int, int]]):
         self.views = views
         self.layout = listing.layout
         self.fingerprint = listing.fingerprint
-        self.left_out = listing.left_out
 
         parts = np.array(listing.parts)
         classes = np.array(listing.classes)
@@ -81,6 +82,12 @@ class ImageSet(torch.utils.data.Dataset[tuple[torch.Tensor, int, int]]):
     def content(self) -> str:
         """That of the listing, the same for every split; it reads all files."""
         return self.listing.content
+
+    def copies(self) -> int:
+        """The number of images with an equal file of their class in this split."""
+        digests = [self.listing.digests[row] for row in self._rows]
+        keys = list(zip(digests, self.labels.tolist(), strict=True))
+        return sum(count for count in Counter(keys).values() if count > 1)
 
     @property
     def view(self) -> dict[str, object]:

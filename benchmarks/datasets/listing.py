@@ -92,16 +92,21 @@ class Listing:
         return digest.hexdigest()
 
     @cached_property
-    def content(self) -> str:
-        """SHA-256 of the listed paths and of the files' bytes: their sizes do not show a replaced image.
+    def digests(self) -> list[str]:
+        """SHA-256 of the bytes of each file.
 
         Raises:
             DatasetError: if a file cannot be read.
         """
         from benchmarks.datasets.contents import file_digests  # which names files by this module
 
+        return file_digests(self.root, self.paths)
+
+    @cached_property
+    def content(self) -> str:
+        """SHA-256 of the listed paths and of the files' bytes: their sizes do not show a replaced image."""
         digest = hashlib.sha256()
-        for row in zip(self.paths, file_digests(self.root, self.paths), strict=True):
+        for row in zip(self.paths, self.digests, strict=True):
             digest.update("\0".join(row).encode() + b"\n")
         return digest.hexdigest()
 

@@ -21,7 +21,8 @@ class RunWriter:
 
     Args:
         about: Entries of run.json that describe data and weights.
-        content: Gives the SHA-256 of the images' bytes, if they are files; called by the main process.
+        look_through: Gives more entries of "data", such as the SHA-256 of the images' bytes; called by the main
+            process.
 
     Attributes:
         path: The folder.
@@ -40,7 +41,7 @@ class RunWriter:
         argv: Sequence[str],
         accelerator: Accelerator,
         about: dict[str, Any],
-        content: Callable[[], str | None] = lambda: None,
+        look_through: Callable[[], dict[str, Any]] = dict,
     ) -> None:
         assert command.experiment.output is not None
         self.path = command.experiment.output
@@ -50,7 +51,7 @@ class RunWriter:
         self._accelerator, self._argv = accelerator, argv
         seed = {"seed": command.experiment.seed}
         self.identity = run_identity(seed | about, command.config)
-        self._agree(lambda: self._claim(command, about, content))
+        self._agree(lambda: self._claim(command, about, look_through))
         shared = [self.info.get("status") == "finished", about["data"].get("content")]
         self.finished, self.identity["content"] = broadcast_object_list(shared)
 
@@ -73,7 +74,7 @@ class RunWriter:
             raise error
 
     def _claim(
-        self, command: Command, about: dict[str, Any], content: Callable[[], str | None]
+        self, command: Command, about: dict[str, Any], look_through: Callable[[], dict[str, Any]]
     ) -> None:
         used = (self.path / "run.json").exists()
         left = (".lock", ".tmp")  # by a run that was killed at its start
@@ -82,7 +83,8 @@ class RunWriter:
             raise RunFolderError(
                 f"output: {self.path} holds files but no run.json; choose an empty or new folder"
             )
-        digest = content() if command.resume or not used else None
+        if command.resume or not used:
+            about["data"] |= look_through()
         self.folder = RunFolder(self.path)
         if used and not command.resume:
             raise RunFolderError(
@@ -97,11 +99,9 @@ class RunWriter:
                     f"data.root: the images are not those that {self.path} was started with (another "
                     "fingerprint); choose another --output"
                 )
-        if digest is not None:
-            about["data"]["content"] = digest
         if used:
             before = self.info["data"].get("content")  # older code did not record it
-            if before is not None and before != digest:
+            if before is not None and before != about["data"].get("content"):
                 raise RunFolderError(
                     f"data.root: an image is not the one that {self.path} was started with (another content); "
                     "restore it, or choose another --output"

@@ -70,6 +70,12 @@ def compare(runs: Sequence[Run], baseline: str | None = None) -> Page:
         for run in group.runs
         if run.info.get("never_acted")
     ]
+    data = groups[baseline].first["data"]
+    if copies := data.get("test_copies"):
+        notes.append(
+            f"{copies:,} of the {data['test_images']:,} test images have a copy of their class, which a search "
+            "finds whatever was learned: see python -m benchmarks.datasets verify."
+        )
     notes += [note for note, holds in told.items() if holds]
     return Page(_heading(groups), [result, *compared(rows, baseline, beside), *notes])
 
