@@ -170,7 +170,12 @@ class OngoingRun:
         test = self.datasets.test
         if isinstance(test, datasets.Glyphs):
             return {}
-        for subject, text in datasets.remarks(test.listing, test.listing.digests):
+        try:
+            digests = test.listing.digests
+        except datasets.DatasetError as error:
+            told = f"{_verify(self.experiment.data)} finds all files of this kind"
+            raise datasets.DatasetError(f"data.root: {error}; {told}") from error
+        for subject, text in datasets.remarks(test.listing, digests):
             console.say(f"data.root: {subject}: {console.printable(text)}")
         return {"content": test.content, "test_copies": test.copies()}
 

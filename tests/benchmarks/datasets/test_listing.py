@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from benchmarks.datasets import contents
 from benchmarks.datasets.listing import DatasetError, DatasetInfo, Listing, load, read_lines
@@ -56,7 +57,13 @@ def set_time(path, seconds=1e9):
     os.utime(path, (seconds, seconds))
 
 
-def test_the_content_is_a_function_of_paths_and_bytes(listing, tmp_path, monkeypatch):
+@pytest.fixture
+def decoded(monkeypatch):
+    """Bytes that are no image are taken for one."""
+    monkeypatch.setattr(contents, "read_image", lambda path: None)
+
+
+def test_the_content_is_a_function_of_paths_and_bytes(listing, tmp_path, decoded, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
     rows = ((name, hashlib.sha256(bytes(size))) for name, size in (("a", 3), ("b", 5), ("c", 7)))
     text = "".join(f"{name}.jpg\0{of.hexdigest()}\n" for name, of in rows)
@@ -70,7 +77,7 @@ def test_the_content_is_a_function_of_paths_and_bytes(listing, tmp_path, monkeyp
     assert changed.fingerprint == listing.fingerprint and changed.content != before
 
 
-def test_files_that_did_not_change_are_not_read_again(listing, tmp_path, monkeypatch):
+def test_files_that_did_not_change_are_not_read_again(listing, tmp_path, decoded, monkeypatch):
     """Whatever its time of modification says, a file that was replaced is."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
     monkeypatch.setattr(contents, "YOUNG", -math.inf)
@@ -93,7 +100,7 @@ def test_files_that_did_not_change_are_not_read_again(listing, tmp_path, monkeyp
         assert dataclasses.replace(listing).content == before
 
 
-def test_a_young_file_is_read_again(listing, tmp_path, monkeypatch):
+def test_a_young_file_is_read_again(listing, tmp_path, decoded, monkeypatch):
     """A second change within a clock's tick leaves no trace."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
     monkeypatch.setattr(contents, "YOUNG", math.inf)
@@ -104,11 +111,26 @@ def test_a_young_file_is_read_again(listing, tmp_path, monkeypatch):
     assert dataclasses.replace(listing).content != before
 
 
-def test_a_folder_of_caches_that_cannot_be_written_is_no_hindrance(listing, tmp_path, monkeypatch):
+def test_a_folder_of_caches_that_cannot_be_written_is_no_hindrance(
+    listing, tmp_path, decoded, monkeypatch
+):
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     monkeypatch.setattr(contents, "YOUNG", -math.inf)
     assert listing.content == dataclasses.replace(listing).content
+
+
+def test_a_damaged_image_is_named_before_anything_is_trained(tmp_path):
+    for name in "abc":
+        Image.new("RGB", (40, 40)).save(tmp_path / f"{name}.png")
+    for name in "bc":
+        content = (tmp_path / f"{name}.png").read_bytes()
+        (tmp_path / f"{name}.png").write_bytes(content[:60])
+    listing = listing_of(tmp_path, *((f"{name}.png", name, "train") for name in "abc"))
+    with pytest.raises(
+        DatasetError, match=r"b\.png: cannot be read .*, and 1 more cannot be read$"
+    ):
+        _ = listing.content
 
 
 @pytest.mark.parametrize("path", ["../a.jpg", "/etc/a.jpg", "x//a.jpg", "x/../../a.jpg", ""])
