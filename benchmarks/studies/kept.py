@@ -61,13 +61,13 @@ class Results:
 
     def of(self, job: Job) -> Result | None:
         """The result of a training whose weights and settings, as far as they change it, are these; or None."""
-        return self.kept.get(_name(job))
+        return self.kept.get(name_of(job))
 
     def add(self, jobs: Iterable[Job]) -> None:
         """Keep the results from these run folders; one that is there stays."""
         with self._changing():
             for job in jobs:
-                self.kept.setdefault(_name(job), self._result(job))
+                self.kept.setdefault(name_of(job), self._result(job))
 
     def _result(self, job: Job) -> Result:
         run = load_run(job.folder)
@@ -109,6 +109,6 @@ class Results:
         return all(descends(commit, plan["commit"]) for commit in commits)
 
 
-def _name(job: Job) -> str:
+def name_of(job: Job) -> str:
     """A key of the recipe, the seed, and a digest of the settings and weights that can change the result."""
     return f"{job.training}, seed {job.seed}, settings {job.digest[:16]}"
