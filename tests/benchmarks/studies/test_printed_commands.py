@@ -13,6 +13,7 @@ import pytest
 from benchmarks import study
 from benchmarks.datasets import DatasetError
 from benchmarks.records import load_run
+from benchmarks.records.provenance import describe_session
 from benchmarks.run import _told
 from benchmarks.settings import parse, read_study
 from tests.benchmarks.studies.toy import RATE, finish
@@ -81,6 +82,17 @@ def test_two_files_of_one_name_do_not_share_a_folder(toy, trained_by, capsys):
 def test_a_file_among_the_runners_own_is_that_study():
     path = Path(study.__file__).parent / "recipes" / "studies" / "glyphs.yaml"
     assert read_study(str(path)) == read_study("glyphs")
+
+
+def test_the_command_that_a_run_records_can_be_pasted(pasted, monkeypatch):
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    arguments = [
+        "--label=a 'b'; c",
+        "--losses=[{loss: {class_path: a.B}}]",
+        "--data.root=my photos",
+    ]
+    command = describe_session(arguments, 1)["command"]
+    assert pasted(command) == ["benchmarks/run.py", *arguments]
 
 
 def test_the_command_that_looks_through_images_is_whole(pasted):
