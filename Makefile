@@ -32,9 +32,9 @@ $(VENV)/cluster: $(VENV)/installed
 # A pretrained trunk fine-tuned by the metric loss alone and with HORDE, two seeds of each, two at a time; tested on
 # classes that it has not seen. Goes on where it was stopped; `rm -r runs/demo` starts it anew.
 demo: install
-	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.sweep glyphs/finetune/binomial glyphs/finetune/binomial_horde \
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.sweep glyphs/finetune/binomial glyphs/finetune/binomial_horde_sketch \
 		--seeds 2 --jobs 2 --runs $(RUNS)/demo -- --data.root $(DATA)
-	$(REPORT) $(RUNS)/demo/glyphs-finetune-binomial-seed* $(RUNS)/demo/glyphs-finetune-binomial_horde-seed* \
+	$(REPORT) $(RUNS)/demo/glyphs-finetune-binomial-seed* $(RUNS)/demo/glyphs-finetune-binomial_horde_sketch-seed* \
 		--output $(RUNS)/demo/report.html
 
 # The trunks in benchmarks/backbones/glyphs, each from its seed; to be copied there with a new SHA256SUMS.

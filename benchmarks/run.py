@@ -10,6 +10,7 @@ was stopped and has saved.
 
 import errno
 import os
+import shlex
 import signal
 import sys
 import time
@@ -18,7 +19,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if __package__ in (None, ""):  # started as a file
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python's own handler prints a traceback
@@ -96,20 +97,29 @@ def _run(command: settings.Command, argv: Sequence[str]) -> int:
 
 def _told(error: BaseException, command: settings.Command) -> str | None:
     """One line about an expected failure; None for a fault of the program."""
-    cause: BaseException | None = error
-    while cause is not None:
+    for cause in console.causes(error):
+        if console.lacks_shared_memory(cause):
+            break
         if isinstance(cause, OSError) and cause.errno in DISK:
             place = cause.filename or command.experiment.output
             return f"{place}: {cause.strerror}; repair that, and the same command with --resume goes on"
-        cause = cause.__cause__ or cause.__context__
     if not isinstance(error, (records.NonFiniteError, datasets.DatasetError)):
-        return None
+        return console.machine_failure(error)
     # A data-loader worker's error carries the worker's traceback before its own line.
     name = f"{type(error).__module__}.{type(error).__qualname__}"
     line = console.printable(str(error.args[0]).strip().rpartition(f"\n{name}: ")[2])
-    if isinstance(error, datasets.DatasetError):
-        line += "; python -m benchmarks.datasets verify finds all files of this kind"
+    if isinstance(error, datasets.DatasetError) and command.experiment.data.dataset != "glyphs":
+        line += f"; {_verify(command.experiment.data)} finds all files of this kind"
     return line
+
+
+def _verify(data: "settings.Data") -> str:
+    """The command that looks through all images."""
+    words = ["python", "-m", "benchmarks.datasets", "verify", data.dataset]
+    for name in ("root", "test_classes", "class_level"):
+        if (value := getattr(data, name)) is not None:
+            words += [f"--data.{name}", f"{value}"]
+    return shlex.join(words)
 
 
 def _stop(number: int, frame: object = None) -> None:
@@ -147,13 +157,27 @@ class OngoingRun:
             accelerator, model, tests.batch_size, self.num_workers
         )
         self.curves = evaluation.Curves(self.evaluator, self.images, tests)
-        self.record = records.RunWriter(command, argv, accelerator, about)
+        self.record = records.RunWriter(command, argv, accelerator, about, self._look_through)
         if not self.record.finished:
             try:
                 self._restore()
             except BaseException:
                 self.record.close()
                 raise
+
+    def _look_through(self) -> dict[str, Any]:
+        """Facts about the files of images that reading them takes, for run.json; remarks are printed."""
+        test = self.datasets.test
+        if isinstance(test, datasets.Glyphs):
+            return {}
+        try:
+            digests = test.listing.digests
+        except datasets.DatasetError as error:
+            told = f"{_verify(self.experiment.data)} finds all files of this kind"
+            raise datasets.DatasetError(f"data.root: {error}; {told}") from error
+        for subject, text in datasets.remarks(test.listing, digests):
+            console.say(f"data.root: {subject}: {console.printable(text)}")
+        return {"content": test.content, "test_copies": test.copies()}
 
     def _restore(self) -> None:
         """Continue from the last checkpoint, if there is one."""
@@ -211,7 +235,7 @@ class OngoingRun:
         before = self.curves.best
         rows = {"evaluation": [(step, self.curves.point(step))]}
         if self.curves.best != before and self.record.folder is not None:
-            self.record.folder.save_best(step, self.state.weights())
+            self.record.save_best(step, self.state.weights())
         if self.experiment.evaluation.oracle and step:
             rows["oracle"] = [(step, self.curves.oracle())]
         self.record.log(rows)
@@ -229,7 +253,7 @@ class OngoingRun:
         begun, path, state = time.perf_counter(), self.record.path, self.state
         best, tests = self.curves.best, self.experiment.evaluation
         if best is not None:
-            state.load_weights(records.load_best(path, best["step"]))
+            state.load_weights(records.load_best(path, best["step"], self.record.identity))
         found, outputs, half_widths, by_class = evaluation.test_outputs(
             self.evaluator,
             training.find_horde(state.loss),
@@ -239,6 +263,7 @@ class OngoingRun:
         )
         if not self.accelerator.is_main_process:
             return
+        losses = records.read_table(path / "records", "training").get("loss", [])
         if self.experiment.report:
             evaluation.save_showcase(path, self.datasets.test, found)
         if tests.save_embeddings:
@@ -248,6 +273,7 @@ class OngoingRun:
             finished=records.now(),
             metrics=found.metrics,
             outputs=outputs,
+            never_acted=bool(losses) and not any(losses),
             per_class=evaluation.per_class(found.ranks, self.images.test.num_classes),
             per_class_of_outputs=by_class,
             half_widths=half_widths,

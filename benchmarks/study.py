@@ -15,6 +15,7 @@ Exit status: 1 if a run failed, 2 if the command cannot start, 128 + signal if i
 
 import argparse
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -27,13 +28,17 @@ from benchmarks.settings import ConfigError, read_study, study_names
 
 PROTOCOLS = Path(__file__).parents[1] / "docs" / "protocols.md"
 
+OWNER = "study.txt"
+"""File in the folder of the runs: whose they are."""
+
 # The C library would hand large tensors back after each use, and the system clear their pages for the next one.
 KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**32)}
 
 
 @signals_handled(leave)  # until there is a run that can save
 def main(argv: Sequence[str] | None = None) -> int:
-    argv, settings = split_settings(sys.argv[1:] if argv is None else argv)
+    whole = list(sys.argv[1:] if argv is None else argv)
+    argv, settings = split_settings(whole)
     parser = command_parser("study", __doc__)
     add, path = parser.add_argument, {"type": Path, "metavar": "PATH"}
     add("study", metavar="STUDY", help=f"a file, or one of {', '.join(study_names())}")
@@ -49,13 +54,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.root:
         settings = [f"--data.root={options.root}", *settings]
     try:
-        return _run(options, settings)
+        return _run(options, settings, _command(whole))
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
 
 
-def _run(options: argparse.Namespace, settings: Sequence[str]) -> int:
+def _command(argv: Sequence[str]) -> str:
+    """The command that trains what is left, and draws the page anew."""
+    words = [word for word in argv if word != "--page-only"]
+    return shlex.join(["python", "-m", "benchmarks.study", *words])
+
+
+def _run(options: argparse.Namespace, settings: Sequence[str], command: str) -> int:
     file = read_study(options.study)
     if options.seeds:
         file = replace(file, seeds=replace(file.seeds, count=options.seeds))
@@ -63,6 +74,7 @@ def _run(options: argparse.Namespace, settings: Sequence[str]) -> int:
     output = options.output or runs / "study.md"
     if output.suffix != ".md" or output.is_dir():  # the kept results lie beside the page
         raise ConfigError(f"--output: expected a .md file, got {output}")
+    _check_owner(runs, options.study)
     results = studies.Results(output.with_suffix(".json"))
     study = studies.Study(file, results, runs, settings)
     studies.check(study)
@@ -89,15 +101,47 @@ def _run(options: argparse.Namespace, settings: Sequence[str]) -> int:
         registration=studies.registration(study, found),
         figures=figures,
         protocols=os.path.relpath(PROTOCOLS, output.parent),
+        # A published page names no folder of the machine that drew it.
+        command=None if output.resolve().is_relative_to(PROTOCOLS.parent) else command,
     )
+    if runs.is_dir():
+        _own(runs, options.study)
     records.replace_file(output, page.encode())
     for name, content in drawn.items():
         records.replace_file(output.with_name(figures[name]), content)
     print(f"{page.partition(chr(10) + '## ')[0].strip()}\n\nPage: {output}")
     network = study.tests(reporting.recommended(file, findings, found))[0].folder
     if network.is_dir():
-        print(f"Its network: python -m benchmarks.export {network} --output exported")
+        words = ["python", "-m", "benchmarks.export", f"{network}", "--output", "exported"]
+        words += [word for module in _trusted(settings) for word in ("--trust", module)]
+        print(f"Its network: {shlex.join(words)}")
     return status
+
+
+def _trusted(settings: Sequence[str]) -> list[str]:
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--trust", action="append", default=[])
+    trusted: list[str] = parser.parse_known_args(settings)[0].trust
+    return trusted
+
+
+def _owner(study: str) -> str:
+    """The path of a study's file, which tells it from others of its name; the name of one of the runner's own."""
+    return study if study in study_names() else f"{Path(study).resolve()}"
+
+
+def _check_owner(runs: Path, study: str) -> None:
+    """Raise a ConfigError if the folder is that of another study of this name, whose file is still there."""
+    before = (runs / OWNER).read_text().strip() if (runs / OWNER).is_file() else ""
+    if before and before != _owner(study) and (before in study_names() or Path(before).exists()):
+        raise ConfigError(
+            f"--runs: {runs} holds the runs of {before}, not of {study}; give --runs and --output, or another name"
+        )
+
+
+def _own(runs: Path, study: str) -> None:
+    runs.mkdir(parents=True, exist_ok=True)
+    records.replace_file(runs / OWNER, f"{_owner(study)}\n".encode())
 
 
 def _train(options: argparse.Namespace, study: studies.Study) -> int:
@@ -107,6 +151,7 @@ def _train(options: argparse.Namespace, study: studies.Study) -> int:
     launcher = studies.launcher(options, study.runs, jobs=2)
     print("Trying out the rows ...", flush=True)
     studies.try_out(left)
+    _own(study.runs, options.study)
     at_once = f", {launcher.jobs} at a time" * (options.ray is None)
     print(f"Trainings left: {len(left)}{at_once}.")
     failed: list[studies.Job] = []

@@ -3,28 +3,30 @@
     python examples/search_folder.py EXPORTED IMAGES QUERY [QUERY ...] [--neighbours 5] [--html FILE]
 
 Prints for each query the nearest images, without the query itself, and their distances, 0 to 2, between embeddings
-of length one; --html also shows them on a page that needs no other file. Photographs are turned upright, as EXIF
-says. Trunks that timm lacks, GoogLeNet and BN-Inception, need `benchmarks.backbones.register()` here.
+of length one; --html also shows them on a page that needs no other file. Images are found and read as in a training
+on a folder: links are followed, hidden files left out, photographs turned upright, as EXIF says. A damaged image is
+named and left out. Trunks that timm lacks, GoogLeNet and BN-Inception, need `benchmarks.backbones.register()` here.
 """
 
 import argparse
 import base64
 import io
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
 from html import escape
 from pathlib import Path
 
 import timm
 import torch
-from PIL import Image, ImageOps
+from PIL import Image
 from pytorch_metric_learning.utils.inference import InferenceModel
 from torch import Tensor
 from torch.utils.data import Dataset
-from torchvision.datasets.folder import IMG_EXTENSIONS
 
-FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP")  # of those endings; nothing else is opened
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks.console import at_least
+from benchmarks.datasets import DatasetError, read_image, walk
 
 THUMBNAIL = 160  # pixels of its longer side
 
@@ -42,30 +44,31 @@ figure:first-child { margin-right: 1rem; font-weight: 600; }
 
 
 class Images(Dataset[tuple[Tensor, int]]):
-    """Image files as the network sees them, upright by their EXIF, with a label, which PML expects and ignores."""
+    """Image files as the network sees them, upright by their EXIF, with a label, which PML expects and ignores.
+
+    Attributes:
+        damaged: Why images cannot be read, by their index; a black one stands in for each.
+    """
 
     def __init__(self, paths: Sequence[Path], view: Callable[[Image.Image], Tensor], mode: str):
         self.paths, self.view, self.mode = paths, view, mode
+        self.damaged: dict[int, str] = {}
 
     def __len__(self) -> int:
         return len(self.paths)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        return self.view(read(self.paths[index], self.mode)), 0
-
-
-def read(path: Path, mode: str) -> Image.Image:
-    """An image file, turned upright."""
-    with Image.open(path, formats=FORMATS) as image:
-        upright = image
-        with suppress(Exception):  # damaged EXIF
-            upright = ImageOps.exif_transpose(image)
-        return upright.convert(mode)
+        try:
+            image = read_image(self.paths[index], upright=True)
+        except DatasetError as error:
+            self.damaged[index] = str(error)
+            image = Image.new("RGB", (THUMBNAIL, THUMBNAIL))
+        return self.view(image.convert(self.mode)), 0
 
 
 def figure(path: Path, text: str) -> str:
     """HTML of a thumbnail with its path and a text below."""
-    picture, file = read(path, "RGB"), io.BytesIO()
+    picture, file = read_image(path, upright=True), io.BytesIO()
     picture.thumbnail((THUMBNAIL, THUMBNAIL))
     picture.save(file, "JPEG")
     source = f"data:image/jpeg;base64,{base64.b64encode(file.getvalue()).decode()}"
@@ -74,16 +77,30 @@ def figure(path: Path, text: str) -> str:
 
 def search(
     exported: Path, paths: Sequence[Path], queries: Sequence[Path], neighbours: int
-) -> tuple[Tensor, Tensor]:
-    """Squared distances and indices into `paths`, (queries, neighbours), the nearest first."""
+) -> Iterator[list[tuple[float, Path]]]:
+    """Distances and paths of the nearest images of each query, the nearest first.
+
+    Raises:
+        OSError: if the exported folder cannot be read.
+        DatasetError: if a query cannot be read.
+    """
     network = timm.create_model(f"local-dir:{exported}", pretrained=True)
     config = timm.data.resolve_model_data_config(network)
     view = timm.data.create_transform(**config)
     mode = "RGB" if config["input_size"][0] == 3 else "L"
-    sought = torch.stack([image for image, _ in Images(queries, view, mode)])
+    asked, known = Images(queries, view, mode), Images(paths, view, mode)
+    sought = torch.stack([image for image, _ in asked])
+    for problem in asked.damaged.values():
+        raise DatasetError(problem)
     model = InferenceModel(network, data_device="cpu")
-    model.train_knn(Images(paths, view, mode))
-    return model.get_nearest_neighbors(sought, min(neighbours, len(paths)))
+    model.train_knn(known)
+    for problem in known.damaged.values():
+        print(f"left out: {problem}", file=sys.stderr)
+    count = min(neighbours + len(known.damaged), len(paths))
+    squared, found = model.get_nearest_neighbors(sought, count)
+    for row, rank in zip(squared.clamp(min=0).sqrt().tolist(), found.tolist(), strict=True):
+        near = zip(row, rank, strict=True)
+        yield [(distance, paths[i]) for distance, i in near if i not in known.damaged][:neighbours]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -93,7 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "queries", type=Path, nargs="+", metavar="query", help="an image to look for"
     )
-    parser.add_argument("--neighbours", type=int, default=5, help="default: 5")
+    parser.add_argument("--neighbours", type=at_least(1), default=5, help="default: 5")
     parser.add_argument(
         "--html",
         type=Path,
@@ -103,19 +120,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.html is not None and (options.html.exists() or options.html.is_symlink()):
         parser.error(f"--html: {options.html} is there already; name a new file, or remove it")
-    paths = sorted(p for p in options.images.rglob("*") if p.suffix.lower() in IMG_EXTENSIONS)
-    if not paths:
-        parser.error(f"{options.images}: holds no images")
-
     try:
-        squared, found = search(options.exported, paths, options.queries, options.neighbours + 1)
-    except OSError as error:  # no such folder or file, or no image
+        paths = [folder / name for folder, _, images, _ in walk(options.images) for name in images]
+        if not paths:
+            parser.error(f"{options.images}: holds no images")
+        results = [*search(options.exported, paths, options.queries, options.neighbours + 1)]
+    except (DatasetError, OSError) as error:  # no such folder or file, or no image
         parser.error(str(error))
     page = PAGE
-    for query, row, rank in zip(options.queries, squared.clamp(min=0).sqrt(), found, strict=True):
+    for query, near in zip(options.queries, results, strict=True):
         print(query)
         page += f"<section>\n{figure(query, '')}"
-        near = zip(row.tolist(), (paths[index] for index in rank.tolist()), strict=True)
         others = [(distance, path) for distance, path in near if not path.samefile(query)]
         for distance, path in others[: options.neighbours]:
             print(f"  {distance:.4f}  {path}")

@@ -1,14 +1,15 @@
 """The same loss and the same gradients on one process and on many.
 
 Every process computes its own rows of the batch and of all that a loss derives from features (phase 1). It then
-gathers the rows of all processes in rank order and evaluates the loss of the whole batch (phase 2). The backward
-pass of the gathering sums gradients over the processes, and DistributedDataParallel divides them by the number of
-processes. Together they give the gradient of one process that holds the whole batch, both for the network and for
-the loss's own parameters. The reported loss is that of the whole batch, too.
+gathers the rows of all processes in rank order and evaluates the loss of the whole batch (phase 2), whose value is
+the same on all of them. The gradient of a process's own rows is multiplied by the number of processes, and
+DistributedDataParallel divides the sum over the processes by it. Together they give the gradient of one process
+that holds the whole batch, both for the network and for the loss's own parameters.
 """
 
+import inspect
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -19,14 +20,15 @@ import torch.distributed as dist
 from pytorch_metric_learning.utils import distributed as pml_distributed
 from torch import Tensor, nn
 
-from ._precision import full_precision
+from .functional.precision import full_precision
 
 _REMEDY = (
     "wrap the loss before its optimizer is made: criterion = prepare_loss(DistributedLoss(loss))"
 )
 _TEXT = 400
-"""Bytes by which a process describes its batch to the others."""
-_gathering: ContextVar[bool] = ContextVar("gathering", default=False)
+"""Bytes by which a process describes its batch to the others where they differ."""
+_own: ContextVar[Tensor | None] = ContextVar("own", default=None)
+"""The embeddings of this process, inside `DistributedLoss`."""
 
 
 def world_size() -> int:
@@ -34,46 +36,53 @@ def world_size() -> int:
     return dist.get_world_size() if pml_distributed.is_distributed() else 1
 
 
-class _AllGather(torch.autograd.Function):
-    """Rows of all processes in rank order; backwards, the sum of all processes' gradients of our rows."""
+class _ScaledGradient(torch.autograd.Function):
+    """The input; backwards, its gradient times a factor."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        x = x.contiguous()
-        rows = [torch.empty_like(x) for _ in range(dist.get_world_size())]
-        dist.all_gather(rows, x)
-        return torch.cat(rows)
+    def forward(ctx: Any, x: Tensor, factor: int) -> Tensor:
+        ctx.factor = factor
+        return x.view_as(x)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Tensor:
-        grad = grads[0].contiguous().clone()
-        dist.all_reduce(grad)
-        return grad.chunk(dist.get_world_size())[dist.get_rank()]
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return grads[0] * ctx.factor, None
 
 
-def all_gather(x: Tensor) -> Tensor:
-    """Concatenate `x` (n, ...) of all processes in rank order, with the gradient of the joint batch.
+def all_gather(*tensors: Tensor, group: Any = None) -> list[Tensor]:
+    """Concatenate each tensor (n, ...) of all processes in rank order, in one exchange.
 
-    Every process must pass the same shape.
+    Every process must pass the same shapes. Own rows have the gradient of the joint batch, if all processes compute
+    the same value of it and DistributedDataParallel averages the gradients.
     """
-    gathered: Tensor = _AllGather.apply(x)
+    rank, processes = dist.get_rank(), dist.get_world_size()
+    parts = [x.detach().contiguous().view(-1).view(torch.uint8) for x in tensors]
+    received = parts[0].new_empty(processes, sum(map(len, parts)))
+    dist.all_gather(list(received), torch.cat(parts), group=group)
+    gathered = []
+    for x, raw in zip(tensors, torch.split(received, [*map(len, parts)], dim=1), strict=True):
+        rows = list(raw.contiguous().view(x.dtype).view(processes, *x.shape))
+        if x.requires_grad:
+            rows[rank] = _ScaledGradient.apply(x, processes)
+        gathered.append(torch.cat(rows))
     return gathered
 
 
-@contextmanager
-def _gathered() -> Iterator[None]:
-    token = _gathering.set(True)
-    try:
-        yield
-    finally:
-        _gathering.reset(token)
+def _gathering() -> bool:
+    return world_size() > 1 and _own.get() is not None
 
 
-def are_own_rows(rows: int, batch_size: int) -> bool:
+def own_embeddings(embeddings: Tensor) -> Tensor:
+    """This process's embeddings, as they came to `DistributedLoss`; elsewhere those of the call."""
+    own = _own.get()
+    return embeddings if own is None or not matches_batch(len(own), len(embeddings)) else own
+
+
+def matches_batch(rows: int, batch_size: int) -> bool:
     """True if a loss was called with the batch of all processes, of which this one computed `rows` rows."""
-    if rows * world_size() == batch_size and (_gathering.get() or world_size() > 1):
+    if rows * world_size() == batch_size and world_size() > 1:
         return True  # gathered by DistributedLoss, or by PML's DistributedLossWrapper
-    return rows == batch_size and not _gathering.get()
+    return rows == batch_size and not _gathering()
 
 
 def gather_rows(x: Tensor, embeddings: Tensor) -> Tensor:
@@ -90,14 +99,14 @@ def gather_rows(x: Tensor, embeddings: Tensor) -> Tensor:
     Raises:
         ValueError: if there are more embeddings than rows, but not those of all processes.
     """
-    if _gathering.get():
-        return all_gather(x)
+    if _gathering():
+        return all_gather(x)[0]
     if len(x) == len(embeddings):
         return x
     own = embeddings[: len(x)].detach().to(x.dtype)
     gathered, _, _ = pml_distributed.gather(torch.cat([own, x], dim=1), None)
-    found, rows = torch.split(gathered, [own.shape[1], x.shape[1]], dim=1)
-    if not torch.equal(found, embeddings.to(x.dtype)):
+    first, rows = torch.split(gathered, [own.shape[1], x.shape[1]], dim=1)
+    if not torch.equal(first, embeddings.to(x.dtype)):
         raise ValueError(
             f"features: got {len(x)} samples, and the {len(embeddings)} embeddings are not those of all "
             "processes, own rows first; wrap the loss in DistributedLoss, or pass embeddings and features of "
@@ -106,9 +115,9 @@ def gather_rows(x: Tensor, embeddings: Tensor) -> Tensor:
     return rows
 
 
-def gather_parts(parts: Sequence[Tensor], embeddings: Tensor) -> list[Tensor]:
+def gather_features(parts: Sequence[Tensor], embeddings: Tensor) -> list[Tensor]:
     """`gather_rows` for several matrices in one exchange; without a copy if there is nothing to exchange."""
-    if not _gathering.get() and all(len(part) == len(embeddings) for part in parts):
+    if not _gathering() and all(len(part) == len(embeddings) for part in parts):
         return list(parts)
     rows = gather_rows(torch.cat(list(parts), dim=1), embeddings)
     return list(torch.split(rows, [part.shape[1] for part in parts], dim=1))
@@ -122,7 +131,8 @@ class DistributedLoss(nn.Module):
     `DistributedLossWrapper` gives the same network gradients, but multiplies the value and the
     gradients of proxies and class weights by the number of processes.
 
-    With one process it only calls the loss.
+    It is called like the loss inside, with this process's rows of everything. With one process it only calls the
+    loss.
 
     **If the loss has parameters, something must average their gradients**: `prepare_loss`, or any
     DistributedDataParallel around the loss. Without it, the first backward pass warns, and a call with gradients
@@ -130,7 +140,7 @@ class DistributedLoss(nn.Module):
     the warning: `warnings.filterwarnings("ignore", "DistributedLoss: ")`.
 
     Args:
-        loss: Any PML loss, `MultipleLosses` included.
+        loss: Any PML loss: `MultipleLosses`, `CrossBatchMemory` and `SelfSupervisedLoss` included.
         miner: A PML miner; it sees the whole batch, in the loss's order. A miner that draws random numbers needs
             the same seed in every process.
 
@@ -143,7 +153,7 @@ class DistributedLoss(nn.Module):
     """
 
     _warned = False
-    _compared = False
+    _agreed: tuple[int | None, list[tuple[torch.Size, torch.dtype]]] = (None, [])
 
     def __init__(self, loss: nn.Module, miner: nn.Module | None = None) -> None:
         super().__init__()
@@ -153,35 +163,44 @@ class DistributedLoss(nn.Module):
     def forward(
         self,
         embeddings: Tensor,
-        labels: Tensor,
+        labels: Tensor | None = None,
         indices_tuple: tuple[Tensor, ...] | None = None,
+        ref_emb: Tensor | None = None,
+        ref_labels: Tensor | None = None,
         *,
+        enqueue_mask: Tensor | None = None,
         features: Any = None,
     ) -> Tensor:
         """The loss of the whole batch.
 
         Args:
             embeddings: (n, E), this process's rows; n is the same on all processes.
-            labels: (n,), of the same dtype on all processes, as the embeddings.
+            labels: (n,), of the same dtype on all processes, as the embeddings. `SelfSupervisedLoss` takes its
+                second set of embeddings here.
             indices_tuple: Mined tuples; with several processes pass `miner=` to the constructor instead.
+            ref_emb: This process's rows of the reference set, where the loss takes one.
+            ref_labels: Their labels.
+            enqueue_mask: (n,) booleans, for `CrossBatchMemory`.
             features: This process's features, for losses that read features.
 
         Raises:
             ValueError: on every process, if they hold different numbers of rows or labels or different dtypes; with
-                several processes, if there are no labels or `indices_tuple` is given; or if `features` are given to
-                a loss that takes none.
+                several processes, if `indices_tuple` is given; or for an argument that the loss does not take.
             RuntimeError: if the loss's parameters differ between processes, since nothing averages their
-                gradients, or buffers do, such as fixed projections that each process drew for itself. All
-                buffers are compared in the first call, some entries of those of integers in every call.
+                gradients, or buffers do, such as fixed projections that each process drew for itself. Buffers
+                are compared in the first call.
         """
-        with torch.autocast(embeddings.device.type, enabled=False):
+        rows: dict[str, Any] = {
+            "labels": labels,
+            "ref_emb": ref_emb,
+            "ref_labels": ref_labels,
+            "enqueue_mask": enqueue_mask,
+        }
+        rows = {name: x for name, x in rows.items() if x is not None}
+        with torch.autocast(embeddings.device.type, enabled=False), _owned(embeddings):
             if world_size() == 1:
-                return self._loss(embeddings, labels, indices_tuple, features)
-            self._check_alike(embeddings, labels, indices_tuple, features)
-            if not isinstance(labels, Tensor):
-                raise ValueError(
-                    f"labels: expected a tensor of {len(embeddings)} integers, got {type(labels).__name__}"
-                )
+                return self._loss(embeddings, rows, indices_tuple, features)
+            embeddings, *others = self._gather(embeddings, rows, indices_tuple, features)
             if indices_tuple is not None:
                 raise ValueError(
                     f"indices_tuple: cannot index the batch of {world_size()} processes from one of them; "
@@ -193,42 +212,67 @@ class DistributedLoss(nn.Module):
             alone = bool(trained) and ddp is None and torch.is_grad_enabled()
             if alone:
                 self._check_equal_parameters(trained)
-            labels = labels.to(embeddings.device)
-            with _gathered():
-                loss = self._loss(all_gather(embeddings), all_gather(labels), None, features)
+            loss = self._loss(embeddings, dict(zip(rows, others, strict=True)), None, features)
             if alone and isinstance(loss, Tensor) and loss.requires_grad:
                 loss.register_hook(self._warn)  # type: ignore[no-untyped-call]
             return loss
 
-    def _check_alike(
-        self,
-        embeddings: Tensor,
-        labels: Any,
-        indices_tuple: tuple[Tensor, ...] | None,
-        features: Any,
-    ) -> None:
-        """Compare what the processes hold, in one exchange: to gather what differs would abort them."""
-        text = f"embeddings {_described(embeddings)}, labels {_described(labels)}"
-        text += "" if indices_tuple is None else ", tuples"
-        text += "" if features is None else f", features {_described(features)}"
-        fixed = _digest(self.loss.buffers(), whole=not self._compared)
-        own = torch.tensor([*fixed, *text.encode()[:_TEXT].ljust(_TEXT)], dtype=torch.uint8)
-        found = all_gather(own.unsqueeze(0).to(embeddings.device))
-        if not found.ne(found[0]).any():
-            self._compared = True
-            return
-        texts = found[:, len(fixed) :]
-        if texts.ne(texts[0]).any():
-            held = [bytes(row).decode(errors="replace").rstrip() for row in texts.tolist()]
+    def _gather(
+        self, embeddings: Tensor, rows: Mapping[str, Any], tuples: Any, features: Any
+    ) -> list[Tensor]:
+        """Embeddings and rows of all processes, after a check that all hold the same: else gathering would hang.
+
+        In a steady state a code of what is held travels with the rows, in a message of the last size that all
+        agreed on; on a GPU by itself, through the CPU, so that the device does not wait.
+        """
+        parts = {
+            "embeddings": embeddings,
+            "labels": None,
+            **rows,
+            "tuples": tuples,
+            "features": features,
+        }
+        text = ", ".join(
+            f"{name} {_described(x, whole=name != 'features')}"
+            for name, x in parts.items()
+            if x is not None or name == "labels"
+        ).encode()
+        code, group, given = crc32(text), _cpu_group(), [embeddings, *rows.values()]
+        tensors = [x.to(embeddings.device) for x in given if isinstance(x, Tensor)]
+        agreed, sizes = self._agreed
+        message: list[Tensor] = []
+        if agreed is not None and embeddings.device.type == "cpu":
+            fits = code == agreed
+            message = tensors if fits else [torch.zeros(size, dtype=dtype) for size, dtype in sizes]
+        codes, *gathered = all_gather(torch.tensor([code]), *message, group=group)
+        if codes.ne(code).any():
+            padded = torch.frombuffer(bytearray(text[:_TEXT].ljust(_TEXT)), dtype=torch.uint8)
+            (texts,) = all_gather(padded, group=group)
+            held = (bytes(row.tolist()).decode(errors="replace") for row in texts.view(-1, _TEXT))
             raise ValueError(
                 "embeddings: every process must hold the same number of rows, labels and features, in the same "
-                f"dtypes, got by rank: {'; '.join(held)}; drop or fill the last batch (drop_last=True, or "
-                "Accelerate's even_batches), and cast the same on all"
+                f"dtypes, got by rank: {'; '.join(map(str.rstrip, held))}; drop or fill the last batch "
+                "(drop_last=True, or Accelerate's even_batches), and cast the same on all"
             )
-        raise RuntimeError(
-            f"loss: the {world_size()} processes hold different buffers of {type(self.loss).__name__}, such as "
-            f"fixed projections or draws, expected the same; {_REMEDY}"
-        )
+        if len(tensors) < len(given):
+            raise ValueError(f"labels: expected a tensor, got {text.decode()}")
+        if agreed is None:
+            self._check_equal_buffers(group)
+        if gathered and code == agreed:
+            return gathered
+        self._agreed = (code, [(x.shape, x.dtype) for x in tensors])
+        return all_gather(*tensors)
+
+    def _check_equal_buffers(self, group: Any) -> None:
+        digest = 0
+        for x in self.loss.buffers():
+            raw = x.detach().cpu().contiguous().view(-1).view(torch.uint8)
+            digest = crc32(raw.numpy().data, digest)
+        if all_gather(torch.tensor([digest]), group=group)[0].ne(digest).any():
+            raise RuntimeError(
+                f"loss: the {world_size()} processes hold different buffers of {type(self.loss).__name__}, such as "
+                f"fixed projections or draws, expected the same; {_REMEDY}"
+            )
 
     def _warn(self, gradient: Tensor) -> None:
         if not self._warned:
@@ -242,10 +286,10 @@ class DistributedLoss(nn.Module):
 
     def _check_equal_parameters(self, trained: Sequence[nn.Parameter]) -> None:
         probes = [p.detach().flatten()[:: max(p.numel() // 64, 1)].double() for p in trained]
-        gathered = all_gather(torch.cat(probes).unsqueeze(0))
-        for found in torch.split(gathered, [len(probe) for probe in probes], dim=1):
+        for probe, rows in zip(probes, all_gather(*probes), strict=True):
+            values = rows.view(-1, len(probe))
             # Not to the bit: the machines may differ in kind.
-            if (found.amax(dim=0) - found.amin(dim=0)).max() > 1e-4 * found.abs().max():
+            if (values.amax(dim=0) - values.amin(dim=0)).max() > 1e-4 * values.abs().max():
                 raise RuntimeError(
                     f"loss: the {world_size()} processes hold different parameters of {type(self.loss).__name__}, "
                     f"expected the same, since nothing averages their gradients; {_REMEDY}"
@@ -254,46 +298,72 @@ class DistributedLoss(nn.Module):
     def _loss(
         self,
         embeddings: Tensor,
-        labels: Tensor,
+        rows: dict[str, Tensor],
         indices_tuple: tuple[Tensor, ...] | None,
         features: Any,
     ) -> Tensor:
         embeddings = full_precision(embeddings)
+        rows = {name: full_precision(x) if isinstance(x, Tensor) else x for name, x in rows.items()}
+        labels = rows.pop("labels", None)
         if self.miner is not None and indices_tuple is None:
-            indices_tuple = self.miner(embeddings, labels)
-        if features is not None and not hasattr(self.loss, "attach"):
-            raise ValueError(
-                f"features: {type(self.loss).__name__} takes no features; attach the losses inside it "
-                "that read them, as in horde.attach(head.feature_map)"
-            )
-        extra = {} if features is None else {"features": features}
-        loss: Tensor = self.loss(embeddings, labels, indices_tuple, **extra)
-        return loss
+            indices_tuple = self.miner(embeddings, labels, **_without(rows, "enqueue_mask"))
+        given = {**rows, "indices_tuple": indices_tuple, "features": features}
+        given = {name: x for name, x in given.items() if x is not None}
+        taken = inspect.signature(self.loss.forward).parameters
+        if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values()):
+            for name in given.keys() - taken.keys():
+                raise ValueError(
+                    f"{name}: {type(self.loss).__name__} takes none{_HINTS.get(name, '')}"
+                )
+        if labels is None and "labels" not in taken:  # SelfSupervisedLoss(embeddings, ref_emb=...)
+            return self.loss(embeddings, **given)  # type: ignore[no-any-return]
+        return self.loss(embeddings, labels, **given)  # type: ignore[no-any-return]
 
 
-def _described(x: Any) -> str:
+_HINTS = {
+    "features": "; attach the losses inside it that read them, as in horde.attach(head)",
+    "indices_tuple": "; leave out the miner",
+}
+
+
+def _without(mapping: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
+    return {key: x for key, x in mapping.items() if key != name}
+
+
+@contextmanager
+def _owned(embeddings: Tensor) -> Iterator[None]:
+    token = _own.set(embeddings)
+    try:
+        yield
+    finally:
+        _own.reset(token)
+
+
+_cpu_groups: dict[Any, Any] = {}
+
+
+def _cpu_group() -> Any:
+    """A process group of tensors on the CPU, made by the first call of all processes."""
+    world = dist.group.WORLD
+    if world not in _cpu_groups:
+        _cpu_groups.clear()  # of groups that are gone
+        _cpu_groups[world] = (
+            world if dist.get_backend() == "gloo" else dist.new_group(backend="gloo")
+        )
+    return _cpu_groups[world]
+
+
+def _described(x: Any, *, whole: bool) -> str:
+    """Rows and dtypes; of features, whose maps and tokens stay on their process, no sizes of positions."""
     if isinstance(x, Tensor):
-        return f"{tuple(x.shape)} {x.dtype}"
-    if isinstance(x, (tuple, Mapping)):
-        parts = [*x.keys(), *x.values()] if isinstance(x, Mapping) else x
-        return f"({', '.join(map(_described, parts))})"
-    return x if isinstance(x, str) else type(x).__name__
-
-
-def _digest(buffers: Iterable[Tensor], *, whole: bool) -> bytes:
-    """Four bytes that depend on every byte of the buffers, or, at little cost, on some entries of integers.
-
-    Floating ones may follow the batches, and differ by rounding between machines.
-    """
-    found: list[Any] = []
-    for x in buffers:
-        if whole:
-            found.append(
-                crc32(x.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
-            )
-        elif not (x.is_floating_point() or x.is_complex()):
-            found.append(x.detach().flatten()[:: max(x.numel() // 64, 1)].tolist())
-    return crc32(str(found).encode()).to_bytes(4, "big")
+        shape = tuple(x.shape)
+        whole = whole or (x.ndim < 3 and x.is_floating_point())
+        return f"{shape if whole else shape[:1]} {x.dtype}"
+    if isinstance(x, Mapping):
+        return f"({', '.join(f'{name} {_described(x[name], whole=whole)}' for name in sorted(x))})"
+    if isinstance(x, (tuple, list)):
+        return f"({', '.join(_described(part, whole=whole) for part in x)})"
+    return type(x).__name__
 
 
 def prepare_loss(accelerator: Any, loss: nn.Module | None = None) -> nn.Module:

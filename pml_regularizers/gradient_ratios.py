@@ -22,16 +22,16 @@ from torch import Tensor, nn
 
 from ._unwrapping import joined, wrapped
 from .distributed import world_size
-from .feature_loss import FeatureLoss
+from .features.feature_loss import FeatureLoss
 
 _Weights = tuple[tuple[Any, Any], ...]  # (MultipleLosses, key) from the outermost inwards
 
 
 @contextmanager
-def record_terms(loss: nn.Module) -> Iterator[dict[str, Tensor]]:
+def capture_loss_terms(loss: nn.Module) -> Iterator[dict[str, Tensor]]:
     """Record the weighted terms of `loss` that its calls inside a `with` block add up.
 
-    These are the terms of `MultipleLosses` and `ScheduledLosses`, by name. A loss of this library that is a sum
+    These are the terms of `MultipleLosses`, by name. A loss of this library that is a sum
     itself, such as `HORDELoss`, gives its own terms: "horde.order_1" is the base loss. The loss may be wrapped
     for several processes. Call it as always, once per forward pass; calls in other threads do not count.
 
@@ -50,7 +50,7 @@ def record_terms(loss: nn.Module) -> Iterator[dict[str, Tensor]]:
         ...     {"metric": losses.TripletMarginLoss(), "pairs": losses.ContrastiveLoss()},
         ...     weights={"metric": 1, "pairs": 0.5},
         ... )
-        >>> with record_terms(loss) as terms:
+        >>> with capture_loss_terms(loss) as terms:
         ...     total = loss(torch.eye(4), torch.tensor([0, 0, 1, 1]))
         >>> list(terms), bool(total == sum(terms.values()))
         (['metric', 'pairs'], True)
@@ -83,7 +83,7 @@ def record_terms(loss: nn.Module) -> Iterator[dict[str, Tensor]]:
 
 
 def term_names(loss: nn.Module) -> list[str]:
-    """Names of the terms that `record_terms` records; empty if the loss is no sum."""
+    """Names of the terms that `capture_loss_terms` records; empty if the loss is no sum."""
     return [name for _, name, _ in _parts(loss) if name]
 
 
@@ -141,7 +141,7 @@ def gradient_norm_ratios(
     the losses as the gradient scaler scales them; the factor cancels.
 
     Args:
-        losses: Weighted scalars by name, as `record_terms` gives them.
+        losses: Weighted scalars by name, as `capture_loss_terms` gives them.
         base: Name of the loss to compare the others with.
         at: Tensors of the graph by name, one or several, such as `{"embeddings": embeddings, "trunk":
             trunk.parameters()}`; a module stands for its parameters. Those that require no gradient are left out.

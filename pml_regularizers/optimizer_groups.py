@@ -7,24 +7,17 @@ its settings in a class attribute:
 
     class VEMAttention(nn.Module):
         optimizer_settings = {"lr": 1e-2, "weight_decay": 0.0}
-
-PML's `MarginLoss` has no such attribute for its boundary beta, a distance that would hardly move at a trunk's
-rate. Here beta gets its authors' rate (Wu et al., "Sampling Matters in Deep Embedding Learning"): 5e-4, without
-decay.
 """
 
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from pytorch_metric_learning.losses import MarginLoss
 from torch import Tensor, nn
 
 from ._unwrapping import joined, wrapped
 
 Settings = Mapping[str, Any]
-
-_BETA: Settings = {"lr": 5e-4, "weight_decay": 0.0}
 
 
 def parameter_groups(
@@ -51,12 +44,11 @@ def parameter_groups(
         model: The network. In a PML trainer with an optimizer per model, call this once for each.
         loss: The loss, whose own parameters are trained as well.
         lr: Learning rate of the network.
-        loss_lr: Learning rate of the loss's own parameters. Default: `lr`, except for the trained beta of PML's
-            `MarginLoss`, which has a group of its own: 5e-4 without weight decay.
+        loss_lr: Learning rate of the loss's own parameters. Default: `lr`.
         weight_decay: Weight decay of both. Default: the optimizer's.
         overrides: Settings by the path of a module or a parameter, from "model" or "loss" on, as in
-            `{"model.head.fc": {"lr": 1e-4}, "loss.losses.proxies": {"weight_decay": 0}}`. Any settings are passed
-            on; the optimizer silently ignores those that it does not know.
+            `{"model.head.fc": {"lr": 1e-4}, "loss.beta": {"lr": 5e-4, "weight_decay": 0}}`. Any settings are
+            passed on; the optimizer silently ignores those that it does not know.
 
     Returns:
         Dicts with "name", "params", "lr" and all other settings; no group is empty.
@@ -77,38 +69,31 @@ def parameter_groups(
         >>> optimizer = torch.optim.Adam(groups)
     """
     overrides = overrides or {}
-    shared = {} if weight_decay is None else {"weight_decay": weight_decay}
-    roots: dict[str, tuple[nn.Module | None, Settings]] = {
-        "model": (model, {"lr": lr, **shared}),
-        "loss": (loss, {"lr": lr if loss_lr is None else loss_lr, **shared}),
-    }
     for path, own in overrides.items():
         if not isinstance(own, Mapping):
             raise ValueError(
                 f'overrides: expected settings such as {{"lr": 1e-4}} for {path}, got {own!r}'
             )
+    decay = {} if weight_decay is None else {"weight_decay": weight_decay}
     groups: dict[str, dict[str, Any]] = {}
-    seen: set[int] = set()
-    used: set[str] = set()
-    for root, (module, settings) in roots.items():
+    paths: dict[nn.Parameter, str] = {}
+    roots = {"model": (model, lr), "loss": (loss, lr if loss_lr is None else loss_lr)}
+    for root, (module, rate) in roots.items():
         if module is None:
             continue
         _check_module(module, root)
-        for steps, parameter in _trained(module, root):
-            if id(parameter) in seen:
-                continue
-            seen.add(id(parameter))
-            name, merged = root, dict(settings)
-            if root == "loss" and loss_lr is not None:
-                steps = [(path, {} if own is _BETA else own) for path, own in steps]
-            for path, own in steps:
-                if own or path in overrides:
-                    name = path
-                    merged.update({**own, **overrides.get(path, {})})
-                    used.add(path)
-            group = groups.setdefault(name, {"name": name, "params": [], **merged})
-            group["params"].append(parameter)
-    if unused := sorted(overrides.keys() - used):
+        outermost = {"name": root, "lr": rate, **decay}
+        for path, parameter, settings in _trained(module, root, outermost, overrides):
+            if parameter not in paths:
+                paths[parameter] = path
+                group = groups.setdefault(settings["name"], {**settings, "params": []})
+                group["params"].append(parameter)
+    unused = [
+        path
+        for path in sorted(overrides)
+        if not any(f"{place}.".startswith(f"{path}.") for place in paths.values())
+    ]
+    if unused:
         raise ValueError(
             f"overrides: no trained parameter is at {', '.join(unused)}; a path leads from 'model' or 'loss' to a "
             f"module or a parameter, as in {', '.join(groups) or 'model'}"
@@ -116,13 +101,13 @@ def parameter_groups(
     return list(groups.values())
 
 
-def warn_untrained(loss: nn.Module, *optimizers: Any) -> list[str]:
+def check_optimized(loss: nn.Module, *optimizers: Any) -> list[str]:
     """Warn of parameters that no optimizer has; PML would silently leave them untrained.
 
     Args:
         loss: Any loss, wrapped or not; a network works as well. Frozen parameters do not count.
         *optimizers: All optimizers that take steps, Accelerate's included, as in
-            `warn_untrained(loss, *trainer.optimizers.values())`.
+            `check_optimized(loss, *trainer.optimizers.values())`.
 
     Returns:
         The names of the parameters that are not trained.
@@ -133,32 +118,33 @@ def warn_untrained(loss: nn.Module, *optimizers: Any) -> list[str]:
     Example:
         >>> import torch
         >>> from pytorch_metric_learning import losses
-        >>> warn_untrained(loss := losses.ArcFaceLoss(3, 4), torch.optim.Adam(loss.parameters()))
+        >>> check_optimized(loss := losses.ArcFaceLoss(3, 4), torch.optim.Adam(loss.parameters()))
         []
     """
     _check_module(loss, "loss")
-    trained = set()
+    optimized = set()
     for optimizer in optimizers:
         if not hasattr(optimizer, "param_groups"):
             raise ValueError(
                 f"optimizers: expected torch optimizers, got {type(optimizer).__name__}; unpack a dict of them, as "
-                "in warn_untrained(loss, *optimizers.values())"
+                "in check_optimized(loss, *optimizers.values())"
             )
-        trained |= {id(p) for group in optimizer.param_groups for p in group["params"]}
+        optimized |= {
+            parameter for group in optimizer.param_groups for parameter in group["params"]
+        }
     names = {
-        id(parameter): steps[-1][0]
-        for steps, parameter in _trained(loss, "")
-        if id(parameter) not in trained
+        parameter: path
+        for path, parameter, _ in _trained(loss, "", {}, {})
+        if parameter not in optimized
     }
-    untrained = list(names.values())
-    if untrained:
+    if names:
         warnings.warn(
-            f"no optimizer got {len(untrained)} of {type(loss).__name__}'s parameters, which will stay as they "
-            f"are: {', '.join(untrained)}. Make one of parameter_groups(model, loss, lr=...), after wrapping and "
+            f"no optimizer got {len(names)} of {type(loss).__name__}'s parameters, which will stay as they are: "
+            f"{', '.join(names.values())}. Make one of parameter_groups(model, loss, lr=...), after wrapping and "
             'copying; in a PML trainer, pass optimizers={"metric_loss_optimizer": ...}',
             stacklevel=2,
         )
-    return untrained
+    return list(names.values())
 
 
 def _check_module(module: Any, name: str) -> None:
@@ -170,14 +156,20 @@ def _check_module(module: Any, name: str) -> None:
 
 
 def _trained(
-    module: nn.Module, path: str, above: Iterable[tuple[str, Settings]] = ()
-) -> Iterator[tuple[list[tuple[str, Settings]], nn.Parameter]]:
-    """Trained parameters, each with the (path, own settings) of every module around it and of itself."""
-    steps = [*above, (path, getattr(module, "optimizer_settings", {}))]
+    module: nn.Module, path: str, group: dict[str, Any], overrides: Mapping[str, Settings]
+) -> Iterator[tuple[str, nn.Parameter, dict[str, Any]]]:
+    """Path, parameter and settings of every trained parameter, inside a module of that group."""
+    group = _inner(
+        group, path, {**getattr(module, "optimizer_settings", {}), **overrides.get(path, {})}
+    )
     for name, parameter in module.named_parameters(recurse=False):
         if parameter.requires_grad:
-            own = _BETA if isinstance(module, MarginLoss) and name == "beta" else {}
-            yield [*steps, (joined(path, name), own)], parameter
+            place = joined(path, name)
+            yield place, parameter, _inner(group, place, overrides.get(place, {}))
     inside, _ = wrapped(module) or (None, None)
     for name, child in module.named_children():
-        yield from _trained(child, path if name == inside else joined(path, name), steps)
+        yield from _trained(child, path if name == inside else joined(path, name), group, overrides)
+
+
+def _inner(group: dict[str, Any], path: str, settings: Settings) -> dict[str, Any]:
+    return {**group, **settings, "name": path} if settings else group

@@ -35,17 +35,27 @@ HOMES = {  # of the public names
     if isinstance(node, ast.ImportFrom) and node.level == 1
     for alias in node.names
 }
-API = {
-    "losses": (
-        "Losses and regularizers",
-        "horde joint_similarity jrd energy_confusion variance_attention ensemble_loss binomial_deviance "
-        "cosine_contrastive dense_n_pairs feature_loss",
-    ),
-    "networks": ("Networks", "heads attention_ensemble split_trunk feature_tap"),
-    "training": ("Training", "distributed scheduled_losses gradient_ratios optimizer_groups"),
-    "mathematics": ("Mathematics", "moments reproducing_kernels"),
-    "evaluation": ("Evaluation", "rank_accuracy stratified_parts generalization_bound"),
+HOMES |= {  # and of those that are imported from their modules
+    "ReproducingKernel": "functional.kernels",
+    "cascaded_moments": "functional.moments",
+    "sketched_moments": "functional.moments",
+    "energy_confusion": "regularizers.energy_confusion",
+    "joint_kernel": "regularizers.joint_similarity",
+    "FeatureTap": "features.feature_tap",
+    "trunk_output": "heads.trunk_output",
+    "capture_loss_terms": "gradient_ratios",
+    "gradient_norm_ratios": "gradient_ratios",
 }
+API = {
+    "losses": ("Losses", "losses."),
+    "regularizers": ("Regularizers", "regularizers."),
+    "networks": ("Networks", "heads."),
+    "features": ("How features reach a loss", "features."),
+    "training": ("Training", "distributed optimizer_groups gradient_ratios"),
+    "mathematics": ("Mathematics", "functional."),
+    "evaluation": ("Evaluation", "metrics."),
+}
+"""Pages: their title, and the folders or modules whose public names they describe."""
 
 
 def on_files(files: Files, config: Any) -> Files:
@@ -77,12 +87,12 @@ def on_post_template(output_content: str, template_name: str, **_: Any) -> str:
 
 
 def api_page(title: str, modules: str) -> str:
-    """Markdown of a page that describes the public names of some modules."""
+    """Markdown of a page that describes the public names of some modules or folders."""
     names = [
-        f"::: pml_regularizers.{module}.{name}"
+        f"::: pml_regularizers.{home}.{name}"
         for module in modules.split()
         for name, home in HOMES.items()
-        if home == module
+        if home == module or (module.endswith(".") and home.startswith(module))
     ]
     return "\n\n".join([f"# {title}", *names])
 

@@ -4,6 +4,7 @@
 
 Each folder of `upstream/` is one pull request, and mirrors PML's tree:
 
+* `NAME.toml` says how NAME is made from a file of the library: see `made`;
 * `NAME.patch` changes the file NAME;
 * of `__init__.py`, CONTENTS.md and the documents it holds the lines, rows or section that are inserted where
   PML's order has them;
@@ -14,15 +15,21 @@ Nothing is written where something does not fit. A second run changes nothing.
 """
 
 import argparse
+import ast
 import io
+import itertools
 import os
 import re
 import subprocess
 import sys
 import tempfile
+import tomllib
 from pathlib import Path
+from typing import Any
 
-SOURCES = Path(__file__).resolve().parent.parent / "upstream"
+ROOT = Path(__file__).resolve().parent.parent
+SOURCES = ROOT / "upstream"
+LIBRARY = ROOT / "pml_regularizers"
 # In the order of the pull requests. None needs another one.
 SYSTEMS = (
     "distributed",
@@ -54,7 +61,11 @@ def plan(tree: Path, system: str) -> dict[Path, bytes]:
         if "__pycache__" in path.parts:
             continue
         text = source.read_bytes()
-        if path.suffix == ".patch":
+        if path.suffix == ".toml":
+            path = path.with_suffix("")
+            new = made(source).encode()
+            _check_new(tree, path, new)
+        elif path.suffix == ".patch":
             path = path.with_suffix("")
             new = patched(_read(tree, path), path, text.decode()).encode()
         elif path.suffix == ".tex":
@@ -72,12 +83,123 @@ def plan(tree: Path, system: str) -> dict[Path, bytes]:
             new = _with_section(_read(tree, path), text.decode(), path).encode()
         else:
             new = text
-            if (tree / path).exists() and (tree / path).read_bytes() != new:
-                raise UpstreamError(
-                    f"{path}: is there with another content; take a tree without it"
-                )
+            _check_new(tree, path, new)
         planned[path] = new
     return planned
+
+
+def _check_new(tree: Path, path: Path, new: bytes) -> None:
+    if (tree / path).exists() and (tree / path).read_bytes() != new:
+        raise UpstreamError(f"{path}: is there with another content; take a tree without it")
+
+
+def made(description: Path) -> str:
+    """A file for PML, made from a file of the library.
+
+    PML's files have no annotations, short docstrings, imports relative to the package, and call nothing that torch
+    1.6 lacks. So annotations, the module's docstring, all but the first paragraph of other docstrings, and
+    `if torch.compiler.is_compiling(): ...` are left out. Then ruff drops the imports that nothing uses, sorts the
+    others, and formats in black's style.
+
+    Args:
+        description: `upstream/.../NAME.py.toml`, with the entries
+            source: the file in `pml_regularizers/`;
+            replace: pairs [old, new] of text of the library's file, as it is there; each old one occurs once;
+            drop: names of definitions that are left out: "function", "CONSTANT", "Class.method";
+            docstrings: {name of a definition: its docstring in PML};
+            rename: {word: word in PML}.
+
+    Raises:
+        UpstreamError: if a text or a name of the description is not in the library's file as often as it should be,
+            or if the result uses a name that it does not have, or a module of the library.
+    """
+    steps = tomllib.loads(description.read_text())
+    text = source = (LIBRARY / steps["source"]).read_text()
+    for old, new in steps.get("replace", ()):
+        if (times := text.count(old)) != 1:
+            raise UpstreamError(
+                f"{description.name}: expected once in {steps['source']}, is there {times} times: {old.strip()}"
+            )
+        text = text.replace(old, new)
+    names = {*steps.get("drop", ()), *steps.get("docstrings", {})}
+    text, seen = _shortened(text, set(steps.get("drop", ())), steps.get("docstrings", {}))
+    if missing := names - seen:
+        raise UpstreamError(
+            f"{description.name}: {steps['source']} has no {', '.join(sorted(missing))}"
+        )
+    for word, other in steps.get("rename", {}).items():
+        text = re.sub(rf"\b{word}\b", other, text)
+    imported = re.compile(r"^from pytorch_metric_learning\b(?:\.(\w+))?", re.MULTILINE)
+    here = description.parent.name
+    text = imported.sub(lambda m: f"from {'.' if m[1] == here else '..' + (m[1] or '')}", text)
+    text = _formatted(text, description.name)
+    own_import = re.compile(r"^from \.\w+ import", re.MULTILINE)
+    if left := {*own_import.findall(source)} & {*own_import.findall(text)}:
+        raise UpstreamError(f"{description.name}: PML lacks what is imported: {', '.join(left)}")
+    return text
+
+
+def _shortened(text: str, drop: set[str], docstrings: dict[str, str]) -> tuple[str, set[str]]:
+    """The text as PML has it, see `made`, and the names of its definitions."""
+    raw, seen = text.encode(), set()
+    starts = [0, *itertools.accumulate(map(len, raw.splitlines(keepends=True)))]
+    cuts: list[tuple[int, int, str]] = []  # byte offsets, and what stands there instead
+    short: dict[ast.AST, str] = {}
+
+    def begin(node: Any) -> int:
+        return int(starts[node.lineno - 1] + node.col_offset)
+
+    def end(node: Any) -> int:
+        return int(starts[node.end_lineno - 1] + node.end_col_offset)
+
+    def visit(node: Any, name: str) -> None:
+        target = next(iter(getattr(node, "targets", [getattr(node, "target", node)])))
+        own = getattr(target, "name", getattr(target, "id", None))
+        if isinstance(node, (ast.Assign, ast.AnnAssign, ast.FunctionDef, ast.ClassDef)) and own:
+            name = f"{name}.{own}".lstrip(".")
+            seen.add(name)
+        compiler = isinstance(node, ast.If) and "is_compiling()" in ast.unparse(node.test)
+        unset = isinstance(node, ast.AnnAssign) and node.value is None
+        if name in drop or compiler or unset:
+            first = min(part.lineno for part in [node, *getattr(node, "decorator_list", [])])
+            cuts.append((starts[first - 1], starts[node.end_lineno], ""))
+            return
+        if isinstance(node, ast.FunctionDef) and node.returns is not None:
+            cuts.append((raw.rindex(b"->", 0, begin(node.returns)), end(node.returns), ""))
+        if isinstance(node, (ast.arg, ast.AnnAssign)) and node.annotation is not None:
+            start = begin(node) + len(node.arg) if isinstance(node, ast.arg) else end(node.target)
+            cuts.append((start, end(node.annotation), ""))
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and (text := ast.get_docstring(node)):
+            paragraph, *_ = text.split("\n\n")
+            short[node.body[0]] = f'"""{docstrings.get(name, paragraph)}"""'
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            cuts.append((begin(node), end(node), short.get(node, "")))
+        for child in ast.iter_child_nodes(node):
+            visit(child, name)
+
+    visit(ast.parse(text), "")
+    for first, last, new in sorted(cuts, reverse=True):
+        raw = raw[:first] + new.encode() + raw[last:]
+    return raw.decode(), seen
+
+
+def _formatted(text: str, where: str) -> str:
+    settings = ["--config", str(SOURCES / "ruff.toml"), "--no-cache", "--stdin-filename", "made.py"]
+    for command in (
+        ["check", "--fix", "--quiet"],
+        ["format", "--quiet", "--config", "format.skip-magic-trailing-comma=true"],
+    ):
+        done = subprocess.run(
+            [sys.executable, "-m", "ruff", *command, *settings, "-"],
+            input=text,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode:
+            raise UpstreamError(f"{where}: {done.stderr.strip() or done.stdout.strip()}")
+        text = done.stdout
+    return text
 
 
 def _read(tree: Path, path: Path) -> str:

@@ -10,14 +10,16 @@ import json
 import re
 from collections.abc import Mapping
 from contextlib import suppress
+from copy import deepcopy
 from functools import cache
+from math import isnan
 from pkgutil import resolve_name
-from typing import Any
+from typing import Any, get_args
 
 import jsonargparse
 
 from benchmarks.console import reason
-from benchmarks.settings import ConfigError, is_trusted, one_line, trusted_module
+from benchmarks.settings import ConfigError, is_trusted, misread, one_line, trusted_module
 
 SIZES = ("num_classes", "in_channels", "embedding_size")
 
@@ -33,6 +35,9 @@ DESCRIBED = {
     ),
 }
 """Settings that describe classes: the kind, its base, and the arguments that the runner fills in there."""
+
+UNTYPED = {inspect.Parameter.empty, Any, dict, list, tuple, "Any", "dict", "list", "tuple"}
+"""Annotations that leave open what a text in the argument means."""
 
 UNSAID = object()
 """Placeholder for a default that YAML cannot hold, such as a function, or that does not exist."""
@@ -85,8 +90,8 @@ def build(spec: Any, key: str, **provided: Any) -> Any:
         # Some classes refuse even their own default if it is passed.
         if value != defaults[name] or type(value) is not type(defaults[name]):
             arguments[name] = _argument(value, where, provided)
-    plain = {name: value for name, value in arguments.items() if value == given[name]}
-    _check_types(cls, plain, defaults, key)  # an object was checked when it was built
+    plain = {name: given[name] for name in arguments if not _describes_class(given[name])}
+    arguments |= _checked(cls, plain, defaults, key)  # an object was checked when it was built
     # A null prevents filling in: MarginLoss(num_classes=None) has one boundary for all classes.
     filled = {name: provided[name] for name in provided.keys() & defaults.keys() - given.keys()}
     try:
@@ -184,6 +189,13 @@ def _parameter(cls: type, name: str) -> inspect.Parameter | None:
     return next((s.parameters[name] for s in signatures if name in s.parameters), None)
 
 
+def _describes_class(value: Any) -> bool:
+    """True if a value is the description of a class, or holds one."""
+    if isinstance(value, dict):
+        return "class_path" in value or any(map(_describes_class, value.values()))
+    return isinstance(value, list) and any(map(_describes_class, value))
+
+
 def _argument(value: Any, key: str, provided: Mapping[str, Any]) -> Any:
     """The value, with an object in place of each description of a class."""
     if isinstance(value, dict):
@@ -195,23 +207,51 @@ def _argument(value: Any, key: str, provided: Mapping[str, Any]) -> Any:
     return value
 
 
-def _check_types(
+def _checked(
     cls: type, given: Mapping[str, Any], defaults: Mapping[str, Any], key: str
-) -> None:
-    """Check typed arguments by their type, and untyped scalars by the type of their default."""
-    parser = jsonargparse.ArgumentParser(exit_on_error=False)
+) -> dict[str, Any]:
+    """Check typed arguments by their type, and untyped scalars by the type of their default.
+
+    Returns:
+        The arguments; a text that the type makes an object, such as a path, as that object.
+    """
+    parser = jsonargparse.ArgumentParser(exit_on_error=False, parser_mode="strict")
     parser.add_class_arguments(cls, fail_untyped=False, skip=set(defaults) - set(given))
     try:
-        parser.parse_object(dict(given))
+        parsed = parser.parse_object(deepcopy(dict(given)))
     except argparse.ArgumentError as error:
         raise ConfigError(f"{key}.init_args: {one_line(error)}") from error
+    checked = {}
     for name, value in given.items():
-        default, parameter = defaults[name], _parameter(cls, name)
-        typed = parameter is not None and parameter.annotation is not parameter.empty
+        where, default, parameter = f"{key}.init_args.{name}", defaults[name], _parameter(cls, name)
+        annotation = Any if parameter is None else parameter.annotation
+        typed = UNTYPED.isdisjoint((annotation, *get_args(annotation)))
         scalar = isinstance(default, (bool, int, float, str))
         numbers = {type(value), type(default)} == {int, float}
         if scalar and not typed and type(value) is not type(default) and not numbers:
             raise ConfigError(
-                f"{key}.init_args.{name}: expected {type(default).__name__} like the default {default!r}, "
-                f"got {value!r}"
+                f"{where}: expected {type(default).__name__} like the default {default!r}, got {value!r}"
             )
+        if typed:
+            checked[name] = _typed(value, parsed[name], where)
+        elif not isinstance(default, str) and (fault := next(misread(where, value), None)):
+            raise ConfigError(fault)
+    return checked
+
+
+def _typed(given: Any, parsed: Any, key: str) -> Any:
+    """The argument, with what its type made of a text; refuses a text that was made a number, null or the like."""
+    if isinstance(given, float) and isnan(given):
+        raise ConfigError(f"{key}: expected a number, got {given!r}")
+    if isinstance(given, str):
+        if parsed is None or isinstance(parsed, (bool, int, float, list, tuple, dict)):
+            raise ConfigError(
+                f"{key}: expected {type(parsed).__name__}, got the text {given!r}; write it without quotes"
+            )
+        return parsed
+    if isinstance(given, list) and isinstance(parsed, (list, tuple)):
+        pairs = zip(given, parsed, strict=True)
+        return [_typed(one, other, f"{key}[{i}]") for i, (one, other) in enumerate(pairs)]
+    if isinstance(given, dict) and isinstance(parsed, Mapping):
+        return {name: _typed(one, parsed[name], f"{key}.{name}") for name, one in given.items()}
+    return parsed if isinstance(parsed, (set, frozenset)) else given

@@ -23,12 +23,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pml_regularizers import HORDELoss
-from pml_regularizers._loss_copies import WrapperLoss
-from pml_regularizers.distributed import gather_parts
-from pml_regularizers.feature_loss import already_reduced
+from pml_regularizers.distributed import gather_features
+from pml_regularizers.features.feature_loss import already_reduced
+from pml_regularizers.losses.per_output_loss import PerOutputLoss
 
 
-class PooledLoss(WrapperLoss):
+class PooledLoss(PerOutputLoss):
     """Base of the controls: a metric loss on vectors made of the pooled features.
 
     Args:
@@ -39,12 +39,12 @@ class PooledLoss(WrapperLoss):
         embeddings (N, E), labels (N,), features: pooled (N, C).
     """
 
-    reads = "pooled"
+    feature_names = ("pooled",)
 
     def __init__(self, loss: nn.Module, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.check_wrapped("loss", loss)
-        self.hold({"pooled": loss})
+        self.copy_losses({"pooled": loss})
 
     def compute_loss(
         self,
@@ -54,8 +54,8 @@ class PooledLoss(WrapperLoss):
         ref_emb: Tensor,
         ref_labels: Tensor,
     ) -> dict[str, dict[str, Any]]:
-        (rows,) = gather_parts([self.vectors(self.features)], embeddings)
-        value = self.part("pooled", self.compared(rows), labels, indices_tuple)
+        (rows,) = gather_features([self.vectors(self.features)], embeddings)
+        value = self.sub_loss("pooled", self.compared(rows), labels, indices_tuple)
         return {"loss": already_reduced(value)}
 
     def vectors(self, features: Tensor) -> Tensor:
@@ -139,7 +139,7 @@ class OnePositionHORDELoss(HORDELoss):
         embeddings (N, E), labels (N,), features: pooled (N, C).
     """
 
-    reads = "pooled"
+    feature_names = ("pooled",)
 
     def order_embeddings(self, features: Any) -> list[Tensor]:
         return super().order_embeddings(features[:, None])

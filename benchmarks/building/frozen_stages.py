@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from benchmarks.console import reason
 from benchmarks.settings import ConfigError
-from pml_regularizers.split_trunk import split_trunk
+from pml_regularizers.heads.split_trunk import split_trunk
 
 
 class FrozenStages:

@@ -92,9 +92,10 @@ def build_model(model: Model, data: Data) -> EmbeddingModel:
         )
         if model.weights is not None:
             load_weights(trunk, model.weights)
-        trunk, head = _cut(model, trunk) if model.ensemble else (trunk, _head(model, trunk))
         side = image_size(data, trunk)
         image = torch.rand(1, data.in_chans, side, side, generator=torch.Generator())
+        make = _cut if model.ensemble else _head
+        trunk, head = make(model, trunk, image)
         frozen = None
         if model.frozen_stages:
             frozen = FrozenStages(trunk, model.frozen_stages, image)
@@ -116,19 +117,23 @@ def build_model(model: Model, data: Data) -> EmbeddingModel:
     return network.train()
 
 
-def _head(model: Model, trunk: nn.Module) -> EmbeddingHead:
-    attention = model.attention and build(
-        model.attention.description, "model.attention", num_features=trunk.num_features
-    )
+def _head(model: Model, trunk: nn.Module, image: Tensor) -> tuple[nn.Module, EmbeddingHead]:
     settings = {name: getattr(model, name) for name in ("pool", "bias", "normalize", "init")}
-    return EmbeddingHead.for_trunk(trunk, model.embedding_size, attention=attention, **settings)
+    if model.attention is not None:
+        description = model.attention.description
+        settings["attention"] = lambda C: build(description, "model.attention", num_features=C)
+    return trunk, EmbeddingHead.for_trunk(trunk, model.embedding_size, image=image, **settings)
 
 
-def _cut(model: Model, trunk: nn.Module) -> tuple[nn.Module, AttentionEnsemble]:
+def _cut(model: Model, trunk: nn.Module, image: Tensor) -> tuple[nn.Module, AttentionEnsemble]:
     assert model.ensemble is not None
     settings = {name: value for name, value in asdict(model.ensemble).items() if value is not None}
     ensemble = AttentionEnsemble.for_trunk(
-        trunk, settings.pop("stage"), embedding_size=model.embedding_size, **settings
+        trunk,
+        settings.pop("stage"),
+        embedding_size=model.embedding_size,
+        image=image,
+        **settings,
     )
     stem, ensemble.stem = ensemble.stem, nn.Identity()
     stem.pretrained_cfg = trunk.pretrained_cfg  # for the normalisation of images

@@ -1,12 +1,13 @@
 """The loss, its miner and the optimizer."""
 
 import torch
+from pytorch_metric_learning.losses import MultipleLosses
 from torch import nn
 
 from benchmarks.building.class_paths import build
 from benchmarks.building.network import EmbeddingModel
 from benchmarks.settings import ConfigError, Experiment, Optimization
-from pml_regularizers import DistributedLoss, ScheduledLosses, attach_all, parameter_groups
+from pml_regularizers import DistributedLoss, attach_all, parameter_groups
 
 
 def build_loss(experiment: Experiment, model: EmbeddingModel, num_classes: int) -> DistributedLoss:
@@ -30,7 +31,7 @@ def build_loss(experiment: Experiment, model: EmbeddingModel, num_classes: int) 
     if list(weights.values()) == [1.0]:
         (loss,) = losses.values()
     else:
-        loss = ScheduledLosses(losses, weights=weights)
+        loss = MultipleLosses(losses, weights=weights)
     attach_all(loss, model.head)
     miner = build(experiment.miner.description, "miner", **sizes) if experiment.miner else None
     return DistributedLoss(loss, miner)

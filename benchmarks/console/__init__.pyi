@@ -1,9 +1,17 @@
 from .arguments import (
+    DECIMAL as DECIMAL,
+    INTEGER as INTEGER,
     at_least as at_least,
     columns as columns,
     command_parser as command_parser,
+    decimal as decimal,
     say as say,
     split_settings as split_settings,
+)
+from .failures import (
+    causes as causes,
+    lacks_shared_memory as lacks_shared_memory,
+    machine_failure as machine_failure,
 )
 from .printing import (
     PrintableError as PrintableError,
@@ -20,6 +28,7 @@ from .stopping import (
     signals_handled as signals_handled,
     workers_dismissed as workers_dismissed,
 )
+from .systems import posix_module as posix_module
 from .writing import (
     InUseError as InUseError,
     OwnedFolder as OwnedFolder,

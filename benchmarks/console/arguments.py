@@ -5,9 +5,15 @@ import os
 import re
 import sys
 from collections.abc import Callable, Sequence
+from math import isfinite
 from textwrap import fill
 
 from tabulate import tabulate
+
+INTEGER = r"[-+]?(?:0|[1-9][0-9]*)"
+
+DECIMAL = rf"(?:{INTEGER}(?:\.[0-9]*)?|[-+]?\.[0-9]+)(?:[eE][-+]?[0-9]+)?"
+"""Patterns of numbers: programs read other spellings, such as 010 and 1_000, as different numbers."""
 
 
 class HelpFormatter(argparse.HelpFormatter):
@@ -50,11 +56,18 @@ def at_least(least: int) -> Callable[[str], int]:
     """A `type` for argparse: an integer that is not smaller."""
 
     def number(text: str) -> int:
-        if (value := int(text)) < least:
-            raise argparse.ArgumentTypeError(f"expected at least {least}, got {value}")
-        return value
+        if not re.fullmatch(INTEGER, text) or int(text) < least:
+            raise argparse.ArgumentTypeError(f"expected at least {least}, got {text}")
+        return int(text)
 
     return number
+
+
+def decimal(text: str) -> float:
+    """A `type` for argparse: a finite number in decimal digits."""
+    if not re.fullmatch(DECIMAL, text) or not isfinite(float(text)):
+        raise argparse.ArgumentTypeError(f"expected a number, got {text}")
+    return float(text)
 
 
 def split_settings(argv: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -1,6 +1,5 @@
 """Files that are written whole, and folders that one process owns: safe for any number of processes at once."""
 
-import fcntl
 import math
 import os
 import shutil
@@ -12,6 +11,9 @@ from secrets import token_hex
 from typing import BinaryIO, Self
 
 from benchmarks.console.printing import PrintableError
+from benchmarks.console.systems import posix_module
+
+fcntl = posix_module("fcntl")
 
 LOCK = ".lock"
 

@@ -5,11 +5,17 @@ from .catalogue import (
     DatasetName as DatasetName,
     Interpolation as Interpolation,
 )
+from .contents import file_digests as file_digests
 from .glyphs import Glyphs as Glyphs
+from .image_files import (
+    read_image as read_image,
+    walk as walk,
+)
 from .images import ImageSet as ImageSet
 from .listing import (
     DatasetError as DatasetError,
     load as load,
 )
+from .remarks import remarks as remarks
 from .splits import Stage as Stage
 from .transforms import ImageViews as ImageViews

@@ -7,10 +7,11 @@ Exit status: 0 if all is well, 1 if something is wrong with the data, 2 if the c
 """
 
 import sys
+from argparse import ArgumentTypeError
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.console import at_least, columns, command_parser, leave, signals_handled
+from benchmarks.console import at_least, columns, command_parser, decimal, leave, signals_handled
 from benchmarks.datasets.catalogue import IMAGE_DATASETS
 from benchmarks.datasets.listing import DatasetError
 
@@ -36,9 +37,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             named.add_argument(
                 "--data.class_level",
                 dest="class_level",
-                type=at_least(1),
-                metavar="N",
-                help="the first N folders of a path are the class; default: all, the folder with the images",
+                type=lambda text: text if text == "last" else at_least(1)(text),
+                metavar="N|last",
+                help="the first N folders of a path, or the last, are the class; default: all",
             )
     options = parser.parse_args(argv)
     from benchmarks.datasets import folder  # imports torch, which --help does without
@@ -64,8 +65,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _file_or_fraction(text: str) -> Path | float:
     try:
-        return float(text)
-    except ValueError:
+        return decimal(text)
+    except ArgumentTypeError:
         return Path(text)
 
 

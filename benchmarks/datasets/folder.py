@@ -1,17 +1,20 @@
 """Your own images: a class is a folder that holds images, at any depth, and you choose the test classes."""
 
-import os
 import unicodedata
+from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Literal
 
-from PIL import Image
-
-from benchmarks.datasets.images import FORMATS
+from benchmarks.datasets.image_files import suffixes as suffixes_of_images
+from benchmarks.datasets.image_files import walk
 from benchmarks.datasets.listing import DatasetError, Listing, read_lines, reading
 from benchmarks.datasets.splits import shuffled
 
+Level = int | Literal["last"]
 
-def read(root: Path, test_classes: Path | float, class_level: int | None = None) -> Listing:
+
+def read(root: Path, test_classes: Path | float, class_level: Level | None = None) -> Listing:
     """List all images below a folder, sorted by class and path.
 
     A class is named by its path below `root`, such as "Fruit/Apple/Royal-Gala", in Unicode's composed form (NFC).
@@ -21,47 +24,52 @@ def read(root: Path, test_classes: Path | float, class_level: int | None = None)
         root: The folder that holds the folders of the classes.
         test_classes: A file that names the test classes, one per line; or their fraction of all classes. The
             fraction is chosen by the classes' names alone, so it is equal on every machine.
-        class_level: Name classes by the first folders of an image's path, at most this many; default: all, so
-            that each folder that holds images is a class.
+        class_level: Name classes by the first folders of an image's path, at most this many, or by the "last" one
+            alone; default: all, so that each folder that holds images is a class.
 
     Raises:
         DatasetError: if there are fewer than two classes, a folder has no images, a class lies in another one, or
             a name is not UTF-8 or has control characters.
         ValueError: if test_classes names an unknown class, or leaves no class to test or to train on.
     """
-    images = _images(root, class_level)
+    images, left_out = _images(root, class_level)
     testing = _held_out(test_classes, list(images))
     paths = [path for of_class in images.values() for path in sorted(of_class)]
     classes = [name for name, of_class in images.items() for _ in of_class]
     parts = ["test" if name in testing else "train" for name in classes]
-    return Listing("folder", root, "root/class/image", paths, classes, parts, upright=True)
+    return Listing(
+        "folder", root, "root/class/image", paths, classes, parts, upright=True, left_out=left_out
+    )
 
 
-def _images(root: Path, level: int | None) -> dict[str, list[str]]:
-    """The paths of each class, the classes sorted."""
+def left_out_text(left_out: Mapping[str, int]) -> str:
+    """Files that are no images, by the ends of their names, and what to do if they are."""
+    told = ", ".join(f"{count:,} {suffix}" for suffix, count in sorted(left_out.items()))
+    return f"{told}; convert those that are images to JPEG or PNG"
 
-    def stop(error: OSError) -> None:
-        raise error
 
-    suffixes = tuple(end for end, kind in Image.registered_extensions().items() if kind in FORMATS)
+def _images(root: Path, level: Level | None) -> tuple[dict[str, list[str]], dict[str, int]]:
+    """The paths of each class, the classes sorted, and the numbers of other files by the ends of their names."""
     found: dict[str, list[str]] = {}
-    empty: set[str] = set()
+    empty: dict[str, Counter[str]] = {}
+    left_out: Counter[str] = Counter()
     with reading(root):
-        for folder, inner, files in os.walk(root, onerror=stop, followlinks=True):
-            inner[:] = [name for name in inner if name[0] != "."]
-            inside = Path(folder).relative_to(root)
-            name = unicodedata.normalize("NFC", "/".join(inside.parts[:level])) or "."
-            images = [file for file in files if file[0] != "." and file.lower().endswith(suffixes)]
+        for folder, inner, images, others in walk(root):
+            inside = folder.relative_to(root)
+            parts = inside.parts[-1:] if level == "last" else inside.parts[:level]
+            name = unicodedata.normalize("NFC", "/".join(parts)) or "."
+            suffixes = Counter(Path(other).suffix.lower() or other for other in others)
+            left_out += suffixes
             if images:
                 found.setdefault(name, []).extend(f"{inside}/{image}" for image in images)
             elif not inner:
-                empty.add(name)
+                empty[name] = suffixes
     if len(found) < 2:
         raise DatasetError(
             f"{root}: expected two or more folders of classes, to train and test on, got {len(found)}; lay the "
             f"images out as {root}/CLASS/IMAGE"
         )
-    for name in sorted(found.keys() | empty):
+    for name in sorted(found.keys() | empty.keys()):
         above = [path for path in map(str, Path(name).parents) if path in found]
         if above and name in found:
             raise DatasetError(
@@ -69,11 +77,12 @@ def _images(root: Path, level: int | None) -> dict[str, list[str]]:
                 "move the former into a folder of their own, or, if both are one class, set data.class_level"
             )
         if not above and name not in found:
+            holds = f", but {left_out_text(empty[name])}" if empty[name] else ""
             raise DatasetError(
-                f"{root / name}: holds no image; remove the folder, or put images into it "
-                f"({', '.join(sorted(suffixes))})"
+                f"{root / name}: holds no image{holds}; remove the folder, or put images into it "
+                f"({', '.join(sorted(suffixes_of_images()))})"
             )
-    return dict(sorted(found.items()))
+    return dict(sorted(found.items())), dict(left_out)
 
 
 def _held_out(chosen: Path | float, classes: list[str]) -> set[str]:

@@ -92,6 +92,7 @@ class Glyphs(torch.utils.data.Dataset[tuple[torch.Tensor, int, int]]):
     is_query = None  # every image is a query and in the gallery
     layout = "rendered"
     view = None  # there is one kind
+    content = None  # the fingerprint is that of the pixels
 
     def __init__(
         self,

@@ -1,18 +1,14 @@
 """A dataset of image files for the runner."""
 
-from contextlib import suppress
-from pathlib import Path
+from collections import Counter
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps
 
-from benchmarks.datasets.listing import Listing, reading
+from benchmarks.datasets.image_files import read_image
+from benchmarks.datasets.listing import Listing
 from benchmarks.datasets.splits import Split, limited, shuffled, validation_fold
 from benchmarks.datasets.transforms import ImageViews
-
-FORMATS = ("JPEG", "PNG", "BMP", "GIF", "PPM", "TIFF", "WEBP", "JPEG2000", "AVIF")
-"""Formats to open files as, whatever their names; otherwise Pillow would hand PostScript to Ghostscript."""
 
 
 class ImageSet(torch.utils.data.Dataset[tuple[torch.Tensor, int, int]]):
@@ -83,6 +79,17 @@ class ImageSet(torch.utils.data.Dataset[tuple[torch.Tensor, int, int]]):
             self.is_query = self._held_out_queries()
 
     @property
+    def content(self) -> str:
+        """That of the listing, the same for every split; it reads all files."""
+        return self.listing.content
+
+    def copies(self) -> int:
+        """The number of images with an equal file of their class in this split."""
+        digests = [self.listing.digests[row] for row in self._rows]
+        keys = list(zip(digests, self.labels.tolist(), strict=True))
+        return sum(count for count in Counter(keys).values() if count > 1)
+
+    @property
     def view(self) -> dict[str, object]:
         kept = {name: getattr(self.views, name) for name in ("image_size", "resize", "keep_aspect")}
         return {**kept, "crop_to_box": False}  # as older records have it, which stay comparable
@@ -122,33 +129,3 @@ class ImageSet(torch.utils.data.Dataset[tuple[torch.Tensor, int, int]]):
     def to_picture(self, image: torch.Tensor) -> np.ndarray:
         """Undo the normalisation of an item's image: (3, S, S) float -> (S, S, 3) uint8."""
         return self.views.to_picture(image)
-
-
-def read_image(path: Path, *, upright: bool = False) -> Image.Image:
-    """Read an image file as RGB.
-
-    Transparency is ignored. Of several frames the first is read; 16 bits are cut to the upper 8.
-
-    Args:
-        upright: Turn the image as its EXIF orientation says; by default its pixels stay as stored, as in PML's and
-            torchvision's datasets. Pillow itself turns TIFF files.
-
-    Raises:
-        DatasetError: if there is no such file, its format is not in `FORMATS`, it has too many pixels, or it
-            cannot be decoded to its end.
-    """
-    with reading(path), Image.open(path, formats=FORMATS) as file:
-        image: Image.Image = file
-        if file.mode.startswith("I;16"):  # Pillow would clip it to white
-            image = Image.fromarray((np.asarray(file) >> 8).astype(np.uint8))
-            image.info = file.info
-        elif file.mode in ("I", "F"):
-            raise ValueError(f"the mode {file.mode} does not define which value is white")
-        image.load()
-        # Invisible pixels have a colour, too; Pillow would warn of it.
-        image.info.pop("transparency", None)
-        image = image.convert("RGB")
-    if upright:
-        with suppress(Exception):  # damage in other EXIF data shows only after the turn
-            ImageOps.exif_transpose(image, in_place=True)
-    return image

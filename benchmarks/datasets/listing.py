@@ -9,7 +9,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
@@ -44,6 +44,7 @@ class Listing:
         classes: (n,) names of classes, unique within the dataset.
         parts: (n,) "train", and "test" or "query" and "gallery".
         upright: Turn images by their EXIF orientation; by default their pixels stay as stored.
+        left_out: Numbers of files that are no images, by the ends of their names.
 
     Raises:
         DatasetError: if a name leads out of the folder, or cannot be shown.
@@ -56,6 +57,7 @@ class Listing:
     classes: Sequence[str]
     parts: Sequence[str]
     upright: bool = False
+    left_out: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in dict.fromkeys((*self.classes, *self.paths)):
@@ -87,6 +89,25 @@ class Listing:
         digest = hashlib.sha256(self.name.encode())
         for row in zip(self.paths, self.classes, self.parts, sizes, strict=True):
             digest.update("\0".join(map(str, row)).encode() + b"\n")
+        return digest.hexdigest()
+
+    @cached_property
+    def digests(self) -> list[str]:
+        """SHA-256 of the bytes of each file.
+
+        Raises:
+            DatasetError: if a file cannot be read.
+        """
+        from benchmarks.datasets.contents import file_digests  # which names files by this module
+
+        return file_digests(self.root, self.paths)
+
+    @cached_property
+    def content(self) -> str:
+        """SHA-256 of the listed paths and of the files' bytes: their sizes do not show a replaced image."""
+        digest = hashlib.sha256()
+        for row in zip(self.paths, self.digests, strict=True):
+            digest.update("\0".join(row).encode() + b"\n")
         return digest.hexdigest()
 
 

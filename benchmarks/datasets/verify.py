@@ -10,8 +10,9 @@ import joblib
 from PIL import Image
 
 from benchmarks.console import progress_bar
-from benchmarks.datasets.images import read_image
+from benchmarks.datasets.image_files import read_image
 from benchmarks.datasets.listing import DatasetError, Listing, counts_text
+from benchmarks.datasets.remarks import BOTH, remarks
 
 RESULTS = {True: "ok", False: "FAILED"}
 
@@ -50,6 +51,9 @@ def verify(
         ("images", RESULTS[not broken], f"{len(broken):,} of {len(found):,} cannot be used"),
         _same_content(listing, found),
     ]
+    digests = [None if isinstance(of, str) else of for of in found.values()]
+    told = remarks(listing, digests)
+    checks += [(subject, "", text) for subject, text in told if subject != BOTH]
     if not broken:
         checks.append(("fingerprint", "", listing.fingerprint))
     return checks, broken

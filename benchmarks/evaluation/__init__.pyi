@@ -2,6 +2,12 @@ from .curves import (
     SELECTED_BY as SELECTED_BY,
     Curves as Curves,
 )
+from .generalization_bound import (
+    confidence_interval as confidence_interval,
+    h_divergence as h_divergence,
+    ideal_joint_error as ideal_joint_error,
+    stratified_parts as stratified_parts,
+)
 from .outputs import (
     best_by_the_test as best_by_the_test,
     save_embeddings as save_embeddings,

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from pml_regularizers import EmbeddingHead, HORDELoss
-from pml_regularizers._precision import full_precision
+from pml_regularizers.functional.precision import full_precision
 
 
 class Extract:

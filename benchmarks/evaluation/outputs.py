@@ -26,6 +26,12 @@ from torch import Tensor, nn
 
 from benchmarks.datasets import Glyphs, ImageSet
 from benchmarks.evaluation.extract import Extract
+from benchmarks.evaluation.generalization_bound import (
+    confidence_interval,
+    h_divergence,
+    ideal_joint_error,
+    stratified_parts,
+)
 from benchmarks.evaluation.tester import (
     Evaluator,
     Measured,
@@ -36,14 +42,7 @@ from benchmarks.evaluation.tester import (
 )
 from benchmarks.records import EMBEDDINGS, read_table
 from benchmarks.settings import Evaluation
-from pml_regularizers import (
-    HORDELoss,
-    VEMAttention,
-    h_divergence,
-    ideal_joint_error,
-    mean_interval,
-    stratified_parts,
-)
+from pml_regularizers import HORDELoss, VEMAttention
 
 Metrics = dict[str, float]
 
@@ -91,8 +90,8 @@ def test_outputs(
             vectors |= horde.split_orders(tested["descriptor"])
             del vectors["order_1"]
         if settings.descriptor:
-            vectors["descriptor"] = _reduced(
-                accelerator, horde, seen["descriptor"], tested["descriptor"]
+            vectors["descriptor"] = reduced(
+                accelerator, seen["descriptor"], tested["descriptor"], horde.embedding_size
             )
     if settings.features is not None:
         vectors |= feature_outputs(
@@ -129,15 +128,20 @@ def variance_correlation(
     return float(torch.corrcoef(torch.stack(both))[0, 1])
 
 
-def _reduced(
-    accelerator: Accelerator, horde: HORDELoss, trained: Tensor, descriptors: Tensor
-) -> Tensor:
-    """Principal components, computed by the main process for all."""
-    reduced = descriptors.new_empty(len(descriptors), horde.embedding_size)
+def reduced(accelerator: Accelerator, trained: Tensor, descriptors: Tensor, size: int) -> Tensor:
+    """Principal components of descriptors (M, D) -> (M, size), computed by the main process for all.
+
+    The PCA is that of the training images' descriptors (N, D); the paper does not say on which images it was
+    fitted. They are centred, but not whitened and not normalised again.
+    """
+    components = descriptors.new_empty(len(descriptors), size)
     if accelerator.is_main_process:
-        horde.fit_pca(trained)
-        reduced = horde.reduce(descriptors)
-    return _from_main(accelerator, reduced)
+        # Exact solvers, whose result does not depend on a seed; the first is slow, and large, for wide descriptors.
+        solver = "covariance_eigh" if len(trained) > trained.shape[1] else "full"
+        pca = PCA(size, svd_solver=solver).fit(trained.double().numpy())
+        components.copy_(torch.from_numpy(pca.transform(descriptors.double().numpy())))
+    found: Tensor = broadcast(components.to(accelerator.device))
+    return found.cpu()
 
 
 def feature_outputs(
@@ -149,21 +153,11 @@ def feature_outputs(
         trained: Pooled features of the training images, which give the mean and the components.
         size: Number of principal components.
     """
-    reduced = features.new_empty(len(features), size)
-    if accelerator.is_main_process:
-        pca = PCA(size, svd_solver="full").fit(trained.double().numpy())
-        reduced = torch.from_numpy(pca.transform(features.double().numpy())).to(features.dtype)
     return {
         "features": features,
         "features_centred": features - trained.mean(dim=0),
-        "features_pca": _from_main(accelerator, reduced),
+        "features_pca": reduced(accelerator, trained, features, size),
     }
-
-
-def _from_main(accelerator: Accelerator, rows: Tensor) -> Tensor:
-    """The main process's rows, on all processes."""
-    found: Tensor = broadcast(rows.to(accelerator.device))
-    return found.cpu()
 
 
 def over_parts(
@@ -189,7 +183,7 @@ def over_parts(
             row["h_divergence"] = h_divergence(*both)
     means, half_widths = {}, {}
     for name in rows[0]:
-        means[name], half_widths[name] = mean_interval([row[name] for row in rows])
+        means[name], half_widths[name] = confidence_interval([row[name] for row in rows])
     return means, half_widths
 
 

@@ -29,7 +29,7 @@ from torch.utils.data import DataLoader, Dataset
 from benchmarks.console import ignore_signals, progress_bar
 from benchmarks.records import NonFiniteError
 from pml_regularizers import RankAccuracyCalculator
-from pml_regularizers._ranks import Ranks
+from pml_regularizers.metrics.ranks import Ranks
 
 RESTARTS = 5  # of k-means: the clustering with the least squared distances counts
 

@@ -6,6 +6,7 @@ Only the network of the last checkpoint is exported, without loss or regularizer
 embedding layer: docs/export.md.
 """
 
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,7 +23,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--trust", action="append", default=[], metavar="MODULE", help=settings.TRUST
     )
     options = parser.parse_args(arguments)
-    from benchmarks.export.writing import export  # imports torch, which --help does without
+    from benchmarks.export.writing import (  # imports torch, which --help does without
+        example_query,
+        export,
+    )
 
     settings.trust(options.trust)
     try:
@@ -31,7 +35,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     print(f"{options.output}: the checkpoint's embeddings except for at most {difference:.1e}")
-    print(f"Search with it: python examples/search_folder.py {options.output} IMAGES QUERY")
+    words = [
+        "python",
+        "examples/search_folder.py",
+        f"{options.output}",
+        *example_query(options.run),
+    ]
+    print(f"Search with it: {shlex.join(words)}")
     return 0
 
 

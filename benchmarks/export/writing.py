@@ -16,7 +16,15 @@ from torch.nn.functional import normalize
 
 from benchmarks import building
 from benchmarks.console import InUseError, alone, let_others_read, reason
-from benchmarks.records import Run, RunFolderError, load_best, load_checkpoint, load_run
+from benchmarks.datasets import folder as image_folder
+from benchmarks.records import (
+    Run,
+    RunFolderError,
+    load_best,
+    load_checkpoint,
+    load_run,
+    run_identity,
+)
 from benchmarks.reporting import compare, fill
 from benchmarks.settings import ConfigError, Data, Experiment, dump, parse
 from pml_regularizers import EmbeddingHead
@@ -70,6 +78,17 @@ def export(run: Path, output: Path) -> float:
     return difference
 
 
+def example_query(run: Path) -> list[str]:
+    """The folder of images that a run was made with, and one of them; words for both if it is not there."""
+    config = load_run(run).info["config"]["data"]
+    with suppress(ValueError, OSError):
+        if config["dataset"] == "folder":
+            root = Path(config["root"])
+            listing = image_folder.read(root, 0.5, config.get("class_level"))
+            return [str(root), str(root / listing.paths[0])]
+    return ["IMAGES", "QUERY"]
+
+
 def load_trained(folder: Path) -> Trained:
     """Load the network that a run has tested, or that of its last checkpoint so far; no other files are read.
 
@@ -77,10 +96,11 @@ def load_trained(folder: Path) -> Trained:
         ConfigError: if the folder has no such checkpoint, or if timm cannot have such a network.
     """
     try:
-        run, state = load_run(folder), load_checkpoint(folder)
+        run = load_run(folder)
+        state = load_checkpoint(folder, run_identity(run.info))
         settings = run.file("config.yaml")
         if run.info.get("selection"):  # the weights that validation classes chose were tested
-            state = load_best(folder, run.info["selection"]["step"])
+            state = load_best(folder, run.info["selection"]["step"], run_identity(run.info))
     except (ValueError, RunFolderError) as error:
         raise ConfigError(str(error)) from error
     if state is None:
@@ -212,5 +232,6 @@ def card(trained: Trained, difference: float) -> str:
         **{"view": view, "results": results, "step": trained.step, "config": dump(info["config"])},
         # timm knows such a trunk only once `benchmarks.backbones` has registered it.
         ours=entrypoint.__module__.startswith("benchmarks."),
+        upright=trained.experiment.data.dataset == "folder",
         shown=floor(view["input_size"][1] / view["crop_pct"]),
     )

@@ -10,6 +10,7 @@ from .provenance import (
     describe_code as describe_code,
     describe_data as describe_data,
     describe_hardware as describe_hardware,
+    describe_launcher as describe_launcher,
     describe_versions as describe_versions,
     describe_weights as describe_weights,
     now as now,
@@ -27,6 +28,7 @@ from .run_folder import (
     RunFolder as RunFolder,
     RunFolderError as RunFolderError,
     check_same as check_same,
+    run_identity as run_identity,
     load_best as load_best,
     load_checkpoint as load_checkpoint,
 )

@@ -1,10 +1,11 @@
 """The origin of a run: command, code, versions, weights and hardware."""
 
+import os
 import platform
 import re
-import resource
 import shlex
 import subprocess
+import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -20,7 +21,10 @@ from accelerate.utils import parse_flag_from_env
 from torch import nn
 
 from benchmarks import building, settings  # their dependencies are imported only when used
+from benchmarks.console import posix_module
 from benchmarks.records.files import file_digest
+
+resource = posix_module("resource")
 
 
 def describe_data(
@@ -60,8 +64,15 @@ PACKAGES = (
 )
 
 
+CODE = ("benchmarks", "pml_regularizers")
+"""Folders whose new files of code change what a run does."""
+
+
 def describe_code() -> dict[str, Any]:
-    """{"commit": the hash, "dirty": True if files differ from it, except pages in docs that commands write}.
+    """{"commit": the hash, "dirty": True if the code differs from it}.
+
+    Files that git tracks count, except pages in docs, which commands write, and new files of code; a user's images
+    and outputs beside them do not.
 
     Both are None if git does not track this file, e.g. when it was installed. Never raises.
     """
@@ -69,7 +80,11 @@ def describe_code() -> dict[str, Any]:
         # Not tracked: the repository around this file is another project's.
         git("ls-files", "--error-unmatch", Path(__file__).resolve().name)
         commit = git("rev-parse", "HEAD")
-        changed = git("status", "--porcelain", "--", ":/", ":(top,exclude)docs")
+        tracked = ("--untracked-files=no", "--", ":/", ":(top,exclude)docs")
+        changed = git("status", "--porcelain", *tracked) or git(
+            *("ls-files", "--others", "--exclude-standard", "--"),
+            *(f":(top,glob){folder}/**/*.py" for folder in CODE),
+        )
     except (OSError, subprocess.SubprocessError):
         return {"commit": None, "dirty": None}
     return {"commit": commit, "dirty": bool(changed)}
@@ -115,8 +130,8 @@ def describe_hardware() -> dict[str, Any]:
 
 def peak_memory() -> dict[str, float]:
     """Peak memory of this process so far, in GiB: of the machine and, if it has one, of its GPU."""
-    kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    peak = {"host": kib / 2**20}
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # KiB; on macOS bytes
+    peak = {"host": most / (2**30 if sys.platform == "darwin" else 2**20)}
     if torch.cuda.is_available():
         peak["gpu"] = torch.cuda.max_memory_allocated() / 2**30
     return peak
@@ -132,6 +147,11 @@ def _processor() -> str | None:
     return f"{name}, {torch.backends.cpu.get_cpu_capability()}" if name else None
 
 
+def describe_launcher() -> dict[str, str]:
+    """The variables of the environment that Accelerate reads; `accelerate launch` sets them by its config file."""
+    return {name: of for name, of in sorted(os.environ.items()) if name.startswith("ACCELERATE_")}
+
+
 def describe_session(argv: Sequence[str], processes: int) -> dict[str, Any]:
     """A command that does the same, code, versions and hardware of a run from now on."""
     launcher = ["ACCELERATE_USE_CPU=true"] if parse_flag_from_env("ACCELERATE_USE_CPU") else []
@@ -142,6 +162,7 @@ def describe_session(argv: Sequence[str], processes: int) -> dict[str, Any]:
         "versions": describe_versions(),
         "hardware": describe_hardware(),
         "world_size": processes,
+        "launcher": describe_launcher(),
         "started": now(),
     }
 

@@ -41,9 +41,15 @@ class RunFolder(OwnedFolder):
         The last two are kept, and of the best weights those that this one names.
         """
         _write(self.checkpoints, f"step_{step:09d}", {"step": step, **state})
+        self.remove_old(state.get("best"))
+
+    def remove_old(self, best: Mapping[str, Any] | None) -> None:
+        """Remove all checkpoints except the last two, and the best weights that the last one does not name.
+
+        A process that is killed after it has written one leaves more.
+        """
         for old in saved_checkpoints(self.path)[:-KEPT]:
             old.unlink()
-        best = state.get("best")
         kept = best and _best(self.path, best["step"])
         for path in self.checkpoints.glob("best_*.pt"):
             if path != kept:
@@ -74,11 +80,29 @@ def _best(run: Path, step: int) -> Path:
     return next(folder.glob(f"{name}-*.pt"), folder / f"{name}.pt")
 
 
+def run_identity(
+    info: Mapping[str, Any], config: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Seed, images, file of weights and settings of a run: its checkpoints must agree in them.
+
+    Args:
+        info: Its run.json.
+        config: Its settings; default: those of run.json.
+    """
+    return {
+        "seed": info["seed"],
+        "data": info["data"]["fingerprint"],
+        "content": info["data"].get("content"),
+        "weights": info["weights"] and info["weights"]["sha256"],
+        "config": info["config"] if config is None else config,
+    }
+
+
 def load_checkpoint(run: Path, identity: dict[str, Any] | None = None) -> dict[str, Any] | None:
     """The last checkpoint of a run, on the CPU; None if there is none.
 
     Args:
-        identity: The required entry "run" of the checkpoint, for a run that continues from it: see `RunWriter`.
+        identity: Of the run that it must be of, except for settings that cannot change the result.
 
     Raises:
         RunFolderError: if it, or the best weights that it names, are damaged, or if it is of another run.
@@ -91,20 +115,33 @@ def load_checkpoint(run: Path, identity: dict[str, Any] | None = None) -> dict[s
     state = _read(paths[-1], remedy)
     if identity is None:
         return state
-    saved = state["run"]
-    others = config_changes(saved | {"config": {}}, identity | {"config": {}})
-    for change in [*others, *changes_of_results(saved["config"], identity["config"])]:
-        raise RunFolderError(
-            f"{paths[-1]}: is of a run with {change.key}: {change.before!r}, expected {change.now!r}; {remedy}"
-        )
-    if state["best"] and (best := _best(run, state["best"]["step"])).exists():
-        _read(best, remedy)
+    _check_identity(paths[-1], state["run"], identity, remedy)
+    if state.get("best") and _best(run, state["best"]["step"]).exists():
+        load_best(run, state["best"]["step"], identity, remedy)
     return state
 
 
-def load_best(run: Path, step: int) -> dict[str, Any]:
-    """Load the weights that validation classes chose, on the CPU; raise a RunFolderError if that fails."""
-    return _read(_best(run, step), "run that training again")
+def load_best(
+    run: Path, step: int, identity: dict[str, Any], remedy: str = "run that training again"
+) -> dict[str, Any]:
+    """Load the weights that validation classes chose, on the CPU; raises as `load_checkpoint` does."""
+    state = _read(path := _best(run, step), remedy)
+    if "run" in state:  # older code did not write it
+        _check_identity(path, state["run"], identity, remedy)
+    return state
+
+
+def _check_identity(
+    path: Path, saved: Mapping[str, Any], identity: Mapping[str, Any], remedy: str
+) -> None:
+    old, new = ({**of, "config": {}} for of in (saved, identity))
+    if None in (old.get("content"), new.get("content")):  # older code did not record it
+        old["content"] = new["content"] = None
+    changes = config_changes(old, new)
+    for change in [*changes, *changes_of_results(saved["config"], identity["config"])]:
+        raise RunFolderError(
+            f"{path}: is of a run with {change.key}: {change.before!r}, expected {change.now!r}; {remedy}"
+        )
 
 
 def _write(folder: Path, stem: str, state: dict[str, Any]) -> None:

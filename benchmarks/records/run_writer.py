@@ -11,7 +11,7 @@ from benchmarks.console import InUseError
 from benchmarks.records.files import replace_file, write_json
 from benchmarks.records.provenance import describe_session
 from benchmarks.records.results import load_run
-from benchmarks.records.run_folder import RunFolder, RunFolderError, check_same
+from benchmarks.records.run_folder import RunFolder, RunFolderError, check_same, run_identity
 from benchmarks.records.steps import Row, StepTables
 from benchmarks.settings import Command, dump
 
@@ -21,13 +21,14 @@ class RunWriter:
 
     Args:
         about: Entries of run.json that describe data and weights.
+        look_through: Gives more entries of "data", such as the SHA-256 of the images' bytes; called by the main
+            process.
 
     Attributes:
         path: The folder.
         info: run.json, on the main process.
         finished: True if nothing is left to do.
-        identity: Seed, images, file of weights and settings. A checkpoint must agree in them, except for settings
-            that cannot change the result.
+        identity: See `run_identity`.
 
     Raises:
         RunFolderError: on all processes, if the folder holds another run.
@@ -40,6 +41,7 @@ class RunWriter:
         argv: Sequence[str],
         accelerator: Accelerator,
         about: dict[str, Any],
+        look_through: Callable[[], dict[str, Any]] = dict,
     ) -> None:
         assert command.experiment.output is not None
         self.path = command.experiment.output
@@ -47,15 +49,11 @@ class RunWriter:
         self.folder: RunFolder | None = None
         self._steps: StepTables | None = None
         self._accelerator, self._argv = accelerator, argv
-        weights = about["weights"]
-        self.identity = {
-            "seed": command.experiment.seed,
-            "data": about["data"]["fingerprint"],
-            "weights": weights and weights["sha256"],
-            "config": command.config,
-        }
-        self._agree(lambda: self._claim(command, about))
-        [self.finished] = broadcast_object_list([self.info.get("status") == "finished"])
+        seed = {"seed": command.experiment.seed}
+        self.identity = run_identity(seed | about, command.config)
+        self._agree(lambda: self._claim(command, about, look_through))
+        shared = [self.info.get("status") == "finished", about["data"].get("content")]
+        self.finished, self.identity["content"] = broadcast_object_list(shared)
 
     def _agree(self, work: Callable[[], None]) -> None:
         """Do something on the main process; all processes raise its error."""
@@ -75,7 +73,9 @@ class RunWriter:
             self.close()
             raise error
 
-    def _claim(self, command: Command, about: dict[str, Any]) -> None:
+    def _claim(
+        self, command: Command, about: dict[str, Any], look_through: Callable[[], dict[str, Any]]
+    ) -> None:
         used = (self.path / "run.json").exists()
         left = (".lock", ".tmp")  # by a run that was killed at its start
         inside = (path for path in self.path.rglob("*") if not path.name.endswith(left))
@@ -83,6 +83,8 @@ class RunWriter:
             raise RunFolderError(
                 f"output: {self.path} holds files but no run.json; choose an empty or new folder"
             )
+        if command.resume or not used:
+            about["data"] |= look_through()
         self.folder = RunFolder(self.path)
         if used and not command.resume:
             raise RunFolderError(
@@ -96,6 +98,13 @@ class RunWriter:
                 raise RunFolderError(
                     f"data.root: the images are not those that {self.path} was started with (another "
                     "fingerprint); choose another --output"
+                )
+        if used:
+            before = self.info["data"].get("content")  # older code did not record it
+            if before is not None and before != about["data"].get("content"):
+                raise RunFolderError(
+                    f"data.root: an image is not the one that {self.path} was started with (another content); "
+                    "restore it, or choose another --output"
                 )
         else:
             self.info = {"name": self.path.name, "recipe": command.recipe, "config": command.config}
@@ -125,6 +134,8 @@ class RunWriter:
         if not before:  # the sessions show whether other code or another machine resumed it
             # run.json first: if killed from here on, the folder is a run that --resume can continue.
             self.update(**session, **work)
+        if self.folder is not None:
+            self.folder.remove_old(saved and saved["best"])
         self._steps = StepTables(
             self.path / "records",
             step=step or -1,  # a run without a checkpoint keeps nothing
@@ -138,6 +149,11 @@ class RunWriter:
         if self.folder is not None and self._steps is not None:
             about = {"run": self.identity, "records": self._steps.ends()}
             self.folder.save(step, state | about)
+
+    def save_best(self, step: int, weights: dict[str, Any]) -> None:
+        """Write the best weights so far, from the main process."""
+        if self.folder is not None:
+            self.folder.save_best(step, weights | {"run": self.identity})
 
     def log(self, rows: dict[str, list[Row]]) -> None:
         """Write rows of (step, values) by table."""

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from benchmarks.records import Run, has_diverged
 from benchmarks.reporting.paired import Rows, differences, estimate, percent, values_of
-from benchmarks.reporting.rows import Group, check_alike
+from benchmarks.reporting.rows import Group, check_alike, differing_settings
 from benchmarks.reporting.table import Page, Table, count_of_seeds
 
 NAMES = {
@@ -20,6 +20,10 @@ DESCRIPTOR = (
 )
 
 
+START = "before training"
+"""Row of the baseline's network at its start."""
+
+
 def compare(runs: Sequence[Run], baseline: str | None = None) -> Page:
     """Compare finished runs, one row per label; differences are to the baseline's row.
 
@@ -27,7 +31,8 @@ def compare(runs: Sequence[Run], baseline: str | None = None) -> Page:
 
     Raises:
         ValueError: if a run is neither finished nor diverged, if none is finished, the runs' data or metrics
-            differ, one label has a seed twice or unequal numbers of steps, or no run has the baseline's label.
+            differ, one label has a seed twice or unequal settings, or is another row's name, or no run has the
+            baseline's label.
     """
     groups = grouped(runs)
     labels = [label for label, group in groups.items() if group.runs]
@@ -41,14 +46,17 @@ def compare(runs: Sequence[Run], baseline: str | None = None) -> Page:
     for label, group in groups.items():
         for output, found in group.outputs.items():
             if output != "parts":  # galleries of a part of the images: not comparable
-                name = row_name(label, output)
+                if (name := row_name(label, output)) in {*rows, *groups} - {label}:
+                    raise ValueError(_collision(name, groups))
                 lost = [run.seed for run in group.diverged]
                 rows[name], beside[name] = found, {"seeds": count_of_seeds(len(found), lost)}
     sizes, result = {len(found) for found in rows.values()}, _result(rows, baseline)
     starts = {run.seed: run.info.get("before_training") for run in groups[baseline].runs}
     start = {seed: metrics for seed, metrics in starts.items() if metrics}
     if start:
-        rows["before training"], beside["before training"] = start, {"seeds": f"{len(start)}"}
+        if START in rows:
+            raise ValueError(_collision(START, groups))
+        rows[START], beside[START] = start, {"seeds": f"{len(start)}"}
     told = {
         "± is the half-width of the 95 % Student-t interval over seeds.": max(sizes) > 1,
         "A row of one seed has no interval: it cannot separate a method from chance.": 1 in sizes,
@@ -56,6 +64,18 @@ def compare(runs: Sequence[Run], baseline: str | None = None) -> Page:
         "before training: the baseline's network at its start, tested likewise.": start,
     }
     notes = [note for group in groups.values() for note in group.diverged_notes]
+    notes += [
+        f"{run.folder}: the loss was 0 in every step, so that it trained nothing; what moved is batch norm."
+        for group in groups.values()
+        for run in group.runs
+        if run.info.get("never_acted")
+    ]
+    data = groups[baseline].first["data"]
+    if copies := data.get("test_copies"):
+        notes.append(
+            f"{copies:,} of the {data['test_images']:,} test images have a copy of their class, which a search "
+            "finds whatever was learned: see python -m benchmarks.datasets verify."
+        )
     notes += [note for note, holds in told.items() if holds]
     return Page(_heading(groups), [result, *compared(rows, baseline, beside), *notes])
 
@@ -84,7 +104,21 @@ def grouped(runs: Sequence[Run]) -> dict[str, Group]:
                     f"{run.folder}: {run.info['steps']} steps, but {members[0].info['steps']} in "
                     f"{members[0].folder} of the same label {label!r}; give them different labels"
                 )
+            for setting in differing_settings(members[0], run):
+                raise ValueError(
+                    f"{run.folder}: its {setting} is not that of {members[0].folder} of the same label {label!r}; "
+                    "give them different labels"
+                )
     return groups
+
+
+def _collision(name: str, groups: Mapping[str, Group]) -> str:
+    group = groups[name]
+    run = [*group.runs, *group.diverged][0]
+    return (
+        f"{run.folder}: the label {name!r} is also the name of another row of this report; leave the run out, or "
+        "run it again with another label"
+    )
 
 
 def compared(

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +13,8 @@ from benchmarks.evaluation import cluster_metrics, measure
 from benchmarks.records import EMBEDDINGS, Run, damage_named, has_diverged, load_run
 from benchmarks.reporting.comparison import compared
 from benchmarks.reporting.paired import Metrics, Rows
-from benchmarks.reporting.rows import TESTED_ON, check_alike
+from benchmarks.reporting.rows import TESTED_ON, check_alike, differing_settings
 from benchmarks.reporting.table import Page, Table, count_of_seeds
-from benchmarks.settings import VOLATILE, config_changes
 
 KINDS = {
     "validation": "*validation, cross-validated*: mean over the folds, on the classes that chose the weights",
@@ -23,8 +23,6 @@ KINDS = {
 }
 
 SAME_DATA = tuple(key for key in TESTED_ON if key != "fold")
-
-ABOUT_THE_RUN = (*VOLATILE, "seed", "label", "data.fold")
 
 
 @dataclass(frozen=True)
@@ -69,7 +67,7 @@ def read_method(folder: Path) -> Method:
             continue
         for run in models:
             check_alike(first, run, SAME_DATA)
-            for setting in _differing([first, run]):
+            for setting in differing_settings(first, run):
                 raise ValueError(
                     f"{run.folder}: its {setting} is not that of {first.folder}; the runs of a method "
                     "differ in seed and fold alone"
@@ -87,13 +85,6 @@ def read_method(folder: Path) -> Method:
             f"({' '.join(left_out)})"
         )
     return Method(folder, first, folds, dimension, numbers, diverged, left_out)
-
-
-def _differing(runs: Sequence[Run]) -> list[str]:
-    """The settings in which runs differ, except those that identify a run."""
-    first, *others = [run.info["config"] for run in runs]
-    changes = [config_changes(first, config, ABOUT_THE_RUN) for config in others]
-    return list(dict.fromkeys(change.key for one in changes for change in one))
 
 
 def _ensemble(runs: Sequence[Run]) -> Metrics:
@@ -135,6 +126,8 @@ def fair_comparison(methods: Sequence[Method], expected_seeds: int) -> str:
         label if labels.count(label) == 1 else f"{label} ({method.folder})": method
         for label, method in zip(labels, methods, strict=True)
     }
+    if len(names) < len(methods):
+        raise ValueError(f"{first.folder}: pass each folder once")
     blocks: list[str | Table] = []
     for kind, heading in KINDS.items():
         together, beside = kind == "ensemble", dict[str, dict[str, str]]()
@@ -153,7 +146,8 @@ def fair_comparison(methods: Sequence[Method], expected_seeds: int) -> str:
         seeds = "1 seed, which has no interval" if fewest == 1 else f"{fewest} seeds"
         blocks.append(f"Only {seeds}: fewer than the protocol's {expected_seeds}.")
     blocks += [line for method in methods for line in method.left_out]
-    if differing := _differing([method.run for method in methods]):
+    others = [differing_settings(first.run, method.run) for method in methods[1:]]
+    if differing := dict.fromkeys(chain(*others)):
         blocks.append(f"Settings in which the methods differ: {', '.join(differing)}.")
     data = first.run.info["data"]
     title = (

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import stats
 
-from pml_regularizers import mean_interval
+from benchmarks.evaluation import confidence_interval
 
 Metrics = dict[str, float]
 
@@ -47,7 +47,7 @@ def estimate(values: Sequence[float]) -> Estimate:
     """
     if len(values) == 1:
         return Estimate(values[0], None)
-    return Estimate(*mean_interval(values, student=True))
+    return Estimate(*confidence_interval(values, student=True))
 
 
 def percent(values: Sequence[float], sign: str = "") -> str:

@@ -6,6 +6,7 @@ from typing import Any
 
 from benchmarks.records import Run, has_diverged
 from benchmarks.reporting.paired import Estimate, Rows, estimate, values_of
+from benchmarks.settings import Change, changes_of_methods, flat
 
 TESTED_ON = ("name", "split", "fold", "fingerprint", "test_classes", "test_images", "view")
 """Facts about the data that must be equal in one table."""
@@ -61,12 +62,32 @@ class Group:
         return Estimate(values[0], over_parts) if only else estimate(values)
 
 
+def differing_settings(first: Run, run: Run) -> list[str]:
+    """The settings in which two runs differ and that change the result, except seed and fold."""
+    before, now = first.info["config"], run.info["config"]
+    changes = [change for change in changes_of_methods(before, now) if not _same_classes(change)]
+    old, new = (one.info.get("weights") or {} for one in (first, run))
+    places = {flat(config).get("model.weights") for config in (before, now)}
+    # Seeds and folds take turns with the files of a folder.
+    in_turn = len(places) == 1 and old and new and old.get("file") != new.get("file")
+    if old.get("sha256") != new.get("sha256") and not in_turn:
+        changes.append(Change("model.weights", old, new))
+    return list(dict.fromkeys(change.key for change in changes))
+
+
+def _same_classes(change: Change) -> bool:
+    """True for two paths of the file that names test classes: the data's fingerprint tells if they are the same."""
+    both = isinstance(change.before, str) and isinstance(change.now, str)
+    return change.key == "data.test_classes" and both
+
+
 OF_A_METHOD = {"variance_correlation"}  # metrics that only networks with a method have
 
 
 def check_alike(first: Run, run: Run, keys: Sequence[str] = TESTED_ON) -> None:
     """Raise a ValueError unless both were tested on the same data, by the same metrics."""
-    for key in keys:
+    both = all(one.info["data"].get("content") for one in (first, run))  # not of older code
+    for key in [*keys, *(["content"] if both else [])]:
         expected, got = first.info["data"].get(key), run.info["data"].get(key)
         if got != expected:
             raise ValueError(

@@ -65,6 +65,7 @@ def study_page(
     registration: str,
     figures: Mapping[str, str],
     protocols: str = "protocols.md",
+    command: str | None = None,
 ) -> str:
     """The page in Markdown.
 
@@ -72,6 +73,7 @@ def study_page(
         registration: A paragraph that says if the comparisons were registered beforehand.
         figures: The names of the files of `study_figures`, which lie beside the page.
         protocols: The path of docs/protocols.md from the page.
+        command: The command that measures it again; default: that of a study that comes with the runner.
     """
     runs = [result for of in results.values() for result in of.values()]
     controls = [of for of in findings if of.comparison.family == CONTROL]
@@ -88,6 +90,7 @@ def study_page(
         Path(__file__).with_suffix(".md"),
         **{"study": study, "registration": registration, "metric_name": metric_name},
         protocols=protocols,
+        command=command or f"python -m benchmarks.study {study.name}",
         figures=figures,
         answer=answer(study, main, results, others),
         papers=has_papers(study),

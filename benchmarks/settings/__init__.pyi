@@ -53,5 +53,6 @@ from .trusted import (
 )
 from .yaml_files import (
     dump as dump,
+    misread as misread,
     read_yaml as read_yaml,
 )

@@ -17,12 +17,15 @@ from benchmarks.settings.errors import ConfigError, one_line
 from benchmarks.settings.experiment import Experiment
 from benchmarks.settings.recipe_files import read_entry
 from benchmarks.settings.trusted import TRUST, trust
-from benchmarks.settings.yaml_files import read_yaml
+from benchmarks.settings.yaml_files import load_yaml, misread, read_yaml
 
 DEFAULT_RECIPE = "glyphs/demo/binomial"
 
 GROUPS = ("data", "model", "optimization", "evaluation")
 """Settings that hold mappings."""
+
+UNTYPED = ("model.trunk_args", "optimization.overrides")
+"""Settings that hold values of any type."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,9 @@ def parse(argv: Sequence[str]) -> Command:
             raise ConfigError(f"{name}: belongs on the command line, not into a file of settings")
         if name in GROUPS and not isinstance(value, Mapping):
             raise ConfigError(f"{name}: expected a mapping of settings, got {value!r}")
+        if name in GROUPS:
+            _check_texts(name, value)
+    _check_values(options)
     stages: list[Any] = [None]  # then all settings after the recipe, and after each file
     try:
         for layer in layers:
@@ -73,6 +79,30 @@ def parse(argv: Sequence[str]) -> Command:
         name = _name(experiment, stem, stages[1 if recipe else -1])
         experiment.output = Path("runs") / f"{name}-seed{experiment.seed}"
     return Command(experiment, config, recipe, given.resume, tuple(given.trust))
+
+
+def _check_texts(group: str, settings: Mapping[str, Any]) -> None:
+    """Refuse texts that are none in settings of any type, before the parser makes values of some of them."""
+    for name in UNTYPED:
+        inside = settings.get(name.removeprefix(f"{group}."))
+        if (fault := next(misread(name, inside), None)) is not None:
+            raise ConfigError(fault)
+
+
+def _check_values(options: Sequence[str]) -> None:
+    """Refuse values that are not strict YAML, of which the parser tells no reason or makes numbers."""
+    name = ""
+    for option in options:
+        name, value = option.split("=", 1) if "=" in option else (name, option)
+        if not value.startswith("--"):
+            untyped = name.removeprefix("--").startswith(tuple(f"{key}." for key in UNTYPED))
+            if untyped or value.startswith(("[", "{")):
+                try:
+                    load_yaml(value)
+                except ValueError as error:
+                    raise ConfigError(f"{name.removeprefix('--')}: {error}") from error
+        elif "=" not in option:
+            name = option
 
 
 @cache

@@ -29,8 +29,8 @@ class Data:
             on the rest. Default: by folds.
         test_classes: Only for "folder": a file that names the test classes, one per line, or their fraction of
             all classes. Default: half of them.
-        class_level: Only for "folder": the first so many folders of an image's path below the root are its class.
-            Default: all of them, so that each folder that holds images is a class.
+        class_level: Only for "folder": the first so many folders of an image's path below the root are its class,
+            or the "last" one alone. Default: all of them, so that each folder that holds images is a class.
         image_size: Pixels per side of the image that the network sees; default: 32 for Glyphs, else the trunk's
             own size.
         resize: Pixels per side of the whole image before it is cropped; default: see
@@ -64,7 +64,7 @@ class Data:
     folds: AtLeast2 = 4
     stage: Stage | None = None
     test_classes: float | Path | None = None
-    class_level: PositiveInt | None = None
+    class_level: PositiveInt | Literal["last"] | None = None
     image_size: Pixels | None = None
     resize: PositiveInt | None = None
     keep_aspect: bool | None = None

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.settings.errors import ConfigError
+from benchmarks.settings.former import SETTINGS, identity
 
 ABSENT = "absent"
 """Placeholder for an argument that one of two descriptions of a class lacks, such as an old record's."""
@@ -23,9 +24,6 @@ MOVES = (
     "model.weights",  # the file's place; the record identifies the file
 )
 """Settings that change no more than the record; those that are not named can change the result."""
-
-FORMER: dict[str, Any] = {"data.crop_to_box": False, "model.compile": False, "trackers": []}
-"""Settings that older runs recorded, with the value that means their absence; of all others it is null."""
 
 
 @dataclass(frozen=True)
@@ -42,10 +40,11 @@ def config_changes(
 ) -> list[Change]:
     """The settings that differ and change the record or the result.
 
-    A missing setting counts as null, a missing argument of a class as `ABSENT`: null would mean something else.
+    They are compared, and named, in their former spelling (`former.identity`). A missing setting counts as null, a
+    missing argument of a class as `ABSENT`: null would mean something else.
     If the class differs, its arguments are not listed.
     """
-    old, new = FORMER | flat(before), FORMER | flat(now)
+    old, new = SETTINGS | flat(identity(before)), SETTINGS | flat(identity(now))
     found = []
     for key in sorted({*old, *new} - set(ignored)):
         missing = ABSENT if ".init_args." in key else None
@@ -64,8 +63,10 @@ def changes_of_results(before: Mapping[str, Any], now: Mapping[str, Any]) -> lis
 
 def settings_of_results(config: Mapping[str, Any]) -> dict[str, Any]:
     """The settings, without nulls, that can change a number of the test, given the seed and the file of weights."""
-    settings, ignored = FORMER | flat(config), _without_effect(config)
-    return {key: of for key, of in settings.items() if key not in ignored and of is not None}
+    settings, ignored = SETTINGS | flat(identity(config)), _without_effect(config)
+    return {
+        key: value for key, value in settings.items() if key not in ignored and value is not None
+    }
 
 
 def _without_effect(*configs: Mapping[str, Any]) -> set[str]:

@@ -4,6 +4,7 @@ Any mistake raises a `ConfigError` of one line that names the key, before anythi
 `benchmarks.building` makes objects of the settings.
 """
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from math import inf
@@ -16,6 +17,7 @@ from benchmarks.console import printable
 from benchmarks.settings.data import Data
 from benchmarks.settings.errors import ConfigError, idle
 from benchmarks.settings.ranges import AtLeast2, Finite, NonNegativeInt, PositiveInt, Rate, Seed
+from benchmarks.settings.yaml_files import misread
 
 
 class ClassSpec:
@@ -244,13 +246,17 @@ class Experiment:
         yield from idle("model", self.model, (has, own, why))
         if (shown := printable(self.label)) != self.label:
             yield f"label: expected one line of printable text, got '{shown}'"
+        if re.search(r"^before training$|†\s*$|, order \d+\s*$", self.label):
+            yield f"label: {self.label!r} is the name of a row of every report; choose another"
         if not self.losses:
             yield "losses: expected at least one loss, got an empty list"
         if weights is not None and weights.is_dir() and not files:
             yield f"model.weights: {weights} holds no .safetensors file"
         if self.data.cached_views is not None and not self.model.frozen_stages:
             yield "data.cached_views: keeps the outputs of frozen stages; set model.frozen_stages, or leave it out"
+        yield from misread("model.trunk_args", self.model.trunk_args)
         for path, settings in self.optimization.overrides.items():
+            yield from misread(f"optimization.overrides.{path}", settings)
             rate = settings.get("lr", 1.0)
             if not settings or not isinstance(rate, (int, float)) or not 0 < rate < inf:
                 yield f"optimization.overrides.{path}: expected settings such as {{lr: 1e-4}}, got {settings}"

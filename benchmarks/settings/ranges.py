@@ -1,6 +1,7 @@
 """Types of numbers with a range, which the parser reads as plain Python numbers."""
 
 import os
+import re
 from collections.abc import Callable
 from contextlib import suppress
 from math import inf, isfinite
@@ -9,6 +10,8 @@ from typing import Any
 
 from jsonargparse.typing import register_type
 
+from benchmarks.console import DECIMAL
+
 # jsonargparse's own serializer is str, which makes a text of null.
 register_type(Path, os.fspath, Path, type_check=isinstance)
 
@@ -16,6 +19,8 @@ register_type(Path, os.fspath, Path, type_check=isinstance)
 def _number(name: str, kind: type, expected: str, inside: Callable[[Any], bool]) -> Any:
     def read(_: type, value: Any) -> Any:
         with suppress(OverflowError, TypeError, ValueError):
+            if isinstance(value, str) and not re.fullmatch(DECIMAL, value):
+                raise ValueError
             number = kind(value)
             if inside(number) and number == float(value) and not isinstance(value, bool):
                 return number

@@ -221,8 +221,10 @@ def read_study(study: str) -> StudyFile:
         if not isinstance(names := content.get(part), dict):
             raise ConfigError(f"{path}: {part}: expected a mapping of names, got {names!r}")
     recipes = content.pop("recipes", None)
-    content["name"] = study if path.parent.is_relative_to(STUDIES) else path.stem
-    parser = jsonargparse.ArgumentParser(exit_on_error=False)
+    ours = path.resolve().is_relative_to(STUDIES)
+    name = path.resolve().relative_to(STUDIES).with_suffix("").as_posix() if ours else path.stem
+    content["name"] = name
+    parser = jsonargparse.ArgumentParser(exit_on_error=False, parser_mode="strict")
     parser.add_class_arguments(StudyFile)
     try:
         content["rows"] = {

@@ -1,7 +1,7 @@
 """YAML of settings: read strictly, and written so that it reads back as it was."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from functools import cache
 from pathlib import Path
@@ -10,33 +10,63 @@ from typing import Any
 import jsonargparse
 import yaml
 
+from benchmarks.console import DECIMAL, INTEGER
 from benchmarks.settings.errors import ConfigError, one_line
 
 
 class StrictLoader(yaml.SafeLoader):
-    """YAML loader that refuses duplicate keys and reads 1e-5 as a number."""
+    """YAML loader that refuses duplicate keys, keys that are no text, and numbers that readers of YAML disagree on.
+
+    A number is in decimal digits, such as 10, 1e-5 or .inf. YAML 1.1 reads 010 as 8 and 1:30 as 90, YAML 1.2 as 10
+    and as text: such forms are refused. A date is text.
+    """
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()
         for key in [self.construct_object(key, deep=True) for key, _ in node.value]:
-            if key in seen:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"key {key!r} appears twice", node.start_mark
-                )
-            seen.add(key)
+            if type(key) not in (str, int):
+                raise _error(node, f"key {key!r}: expected text; quote it")
+            if str(key) in seen:
+                raise _error(node, f"key {key!r} appears twice")
+            seen.add(str(key))
         return super().construct_mapping(node, deep=True)
+
+    def refuse_number(self, node: yaml.ScalarNode) -> Any:
+        raise _error(node, f"{node.value}: write a number in decimal digits, or quote a text")
 
 
 class StrictDumper(yaml.SafeDumper):
     """YAML dumper for `StrictLoader`: it quotes texts that would be read as numbers, such as "1e5"."""
 
 
+def _error(node: yaml.Node, problem: str) -> yaml.YAMLError:
+    return yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+
+
+TAG, OTHER_NUMBER = "tag:yaml.org,2002:", "!number"
+NUMBERS = {
+    f"{TAG}int": INTEGER,
+    f"{TAG}float": rf"{DECIMAL}|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
+    OTHER_NUMBER: (
+        r"[-+]?(\d[\d_]*(\.[\d_]*)?|\.\d[\d_]*)([eE][-+]?[\d_]+)?"  # 010, 1_000
+        r"|[-+]?\d[\d_]*(:[0-5]?\d)+(\.[\d_]*)?"  # base 60
+        r"|[-+]?0[bBoOxX][\da-fA-F_]+"
+    ),
+}
 for either in (StrictLoader, StrictDumper):
-    either.add_implicit_resolver(
-        "tag:yaml.org,2002:float",
-        re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"),
-        list("-+.0123456789"),
-    )
+    either.yaml_implicit_resolvers = {
+        first: [
+            (tag, pattern)
+            for tag, pattern in resolvers
+            if tag.removeprefix(TAG) in ("bool", "merge", "null")
+        ]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+    for tag, pattern in NUMBERS.items():
+        either.add_implicit_resolver(
+            tag, re.compile(rf"(?:{pattern})\Z", re.ASCII), list("-+.0123456789")
+        )
+StrictLoader.add_constructor(OTHER_NUMBER, StrictLoader.refuse_number)
 
 
 def load_yaml(text: str) -> Any:
@@ -51,6 +81,35 @@ jsonargparse.set_loader("strict", load_yaml, exceptions=(ValueError,))
 
 
 _load_once = cache(load_yaml)  # every command reads the recipes several times
+
+
+def is_misread(text: str) -> bool:
+    """True for a text whose letters are another value in YAML, such as "no", "null" or "1e-3"."""
+    try:
+        value = yaml.load(text, StrictLoader)
+    except yaml.YAMLError:
+        return re.fullmatch(NUMBERS[OTHER_NUMBER], text, re.ASCII) is not None
+    quoted = text.startswith(("'", '"')) and value != text
+    return bool(text.strip()) and (quoted or not isinstance(value, str | list | dict))
+
+
+def misread(key: str, value: Any) -> Iterator[str]:
+    """A line on each text in a setting of any type that is no text to YAML, on NaN, and on a key that is no text.
+
+    Whatever takes the setting would read "no" as true.
+    """
+    if isinstance(value, str) and is_misread(value):
+        yield f"{key}: expected a value, got the text {value!r}; write it without quotes"
+    elif value != value:
+        yield f"{key}: expected a number, got {value!r}"
+    elif isinstance(value, Mapping):
+        for name, inner in value.items():
+            if not isinstance(name, str):
+                yield f"{key}: expected names, got {name!r}"
+            yield from misread(f"{key}.{name}", inner)
+    elif isinstance(value, list | tuple):
+        for index, inner in enumerate(value):
+            yield from misread(f"{key}[{index}]", inner)
 
 
 def read_yaml(path: Path) -> dict[str, Any]:

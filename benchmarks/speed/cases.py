@@ -49,24 +49,54 @@ def horde_moments(tiny: bool, device: torch.device) -> Comparison:
     return Comparison(
         "HORDE's moments, forward and backward",
         f"{N} maps of {side} x {side} x {C}, {K} orders of {d}, float32",
-        {"matrix products alone": products}
-        | {kind: row(activations=kind) for kind in ("autograd", "store", "recompute")},
+        {"matrix products alone": products} | {"stored": row(), "recomputed": row(checkpoint=True)},
     )
 
 
-def horde_sketches(activations: str, tiny: bool, device: torch.device) -> Comparison:
+def horde_sketches(checkpoint: bool, tiny: bool, device: torch.device) -> Comparison:
     """HORDE's moments by tensor sketches against fixed matrices, with the same kind of backward pass."""
     N, side, C, d, K = (3, 2, 16, 64, 3) if tiny else (40, 8, 1024, 8192, 5)
     maps = torch.randn(N, C, side, side, device=device, requires_grad=True)
-    row = partial(moments, maps, K, activations=activations)
+    row = partial(moments, maps, K, checkpoint=checkpoint)
     return Comparison(
-        f"HORDE's moments by sketches, {activations}, forward and backward",
+        f"HORDE's moments by sketches, {'recomputed' if checkpoint else 'stored'}, forward and backward",
         f"{N} maps of {side} x {side} x {C}, {K} orders, float32",
         {
             f"random, d = {d:,}": row(d, projections="random"),
             f"sketch, d = {d // 4:,}": row(d // 4, projections="sketch"),
             f"sketch, d = {d:,}": row(d, projections="sketch"),
         },
+    )
+
+
+def horde_sketches_by_autograd(tiny: bool, device: torch.device) -> Comparison:
+    """The recommended moments, orders 2 and 3 by sketches, against the same operations left to autograd."""
+    N, side, C, d, K = (3, 2, 16, 64, 3) if tiny else (32, 8, 1024, 1024, 3)
+    maps = torch.randn(N, C, side, side, device=device, requires_grad=True)
+    module = ours.HighOrderMoments(C, order=K, moment_dim=d, projections="sketch", scale=False)
+    # One entry, -1 or +1, per channel; row 0 of the sums is for places without a channel.
+    tables = torch.stack(module.to(device).weights()).flatten(1).long()
+    gradients = [torch.randn(N, d, device=device) for _ in range(K - 1)]
+
+    def by_autograd() -> tuple[Tensor, ...]:
+        x = maps.flatten(2).transpose(1, 2)
+        x = x / x.detach().square().mean(dim=(1, 2), keepdim=True).sqrt()
+        padded = F.pad(x, (1, 0))
+        phi, moments = 1, []
+        for table in tables:
+            sketch = (padded[..., table.abs()] * table.sign()).unflatten(2, (d, -1)).sum(dim=3)
+            phi = phi * torch.fft.rfft(sketch)
+            moments.append(torch.fft.irfft(phi.mean(dim=1), n=d))
+        return torch.autograd.grad(moments[1:], maps, gradients)
+
+    rows = {
+        "stored": partial(moments, maps, K, d, projections="sketch"),
+        "recomputed": partial(moments, maps, K, d, projections="sketch", checkpoint=True),
+    }
+    return Comparison(
+        "HORDE's moments by sketches against autograd, forward and backward",
+        f"{N} maps of {side} x {side} x {C}, {K} orders of {d}, float32",
+        {"autograd": by_autograd} | {name: row() for name, row in rows.items()},
     )
 
 
@@ -106,7 +136,7 @@ def training_step(
         precision = "trunk in bfloat16" + ", moments in TF32" * on_gpu
 
     def horde(width: int = d, **options: Any) -> nn.Module:
-        options |= {"order": order, "moment_dim": width}
+        options = {"projections": "cascaded", "order": order, "moment_dim": width, **options}
         return ours.HORDELoss(ours.BinomialDevianceLoss(), trunk.num_features, embedding, **options)
 
     def beside(regularizer: type[nn.Module]) -> nn.Module:
@@ -115,7 +145,7 @@ def training_step(
     losses: dict[str, Callable[[], nn.Module]] = {
         "binomial deviance alone": ours.BinomialDevianceLoss,
         "HORDE, stored": horde,
-        "HORDE, recomputed": partial(horde, activations="recompute"),
+        "HORDE, recomputed": partial(horde, checkpoint=True),
         "HORDE, fixed projections": partial(horde, projections="random"),
         "HORDE, sketch": partial(horde, projections="sketch"),
         "HORDE, sketch of d / 4": partial(horde, d // 4, projections="sketch"),
@@ -271,8 +301,9 @@ PHOTOGRAPHS = {"side": 128, "order": 3, "d": 1024, "embedding": 128, "frozen_sta
 
 CASES: Mapping[str, Callable[[bool, torch.device], Comparison]] = {
     "horde_moments": horde_moments,
-    "horde_sketch_stored": partial(horde_sketches, "store"),
-    "horde_sketch_recomputed": partial(horde_sketches, "recompute"),
+    "horde_sketch_stored": partial(horde_sketches, False),
+    "horde_sketch_recomputed": partial(horde_sketches, True),
+    "horde_sketch_autograd": horde_sketches_by_autograd,
     "horde_resnet50": partial(training_step, "resnet50", 40, FEW),
     "horde_googlenet": partial(training_step, "googlenet", 40, FEW),
     "methods_resnet50": partial(training_step, "resnet50", 8, ()),

@@ -207,10 +207,11 @@ def fold_jobs(settings: Sequence[str], folds: Sequence[int], name: Path) -> list
 
 
 def try_out(jobs: Sequence[Job]) -> None:
-    """Before any run: read the data, build the parts and take a step, for each training, test set and fold.
+    """Before any run: look through the data, build the parts and take a step, for each training, test set and fold.
 
     Raises:
         ConfigError: if a setting does not fit.
+        DatasetError: if an image cannot be read.
     """
     from accelerate import Accelerator
 
@@ -218,6 +219,9 @@ def try_out(jobs: Sequence[Job]) -> None:
     some = {(job.training, *map(job.config["data"].get, keys)): job for job in reversed(jobs)}
     for job in some.values():
         try:
-            training.build_parts(job.command.experiment, Accelerator())
+            training.check_launcher(job.command.experiment)
+            parts = training.build_parts(job.command.experiment, Accelerator())
+            if parts and (listing := getattr(parts[1].test, "listing", None)) is not None:
+                listing.digests  # noqa: B018  looks through all images
         except ConfigError as error:
             raise ConfigError(f"{job.training}: {error}") from error

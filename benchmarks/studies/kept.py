@@ -18,8 +18,8 @@ from benchmarks.records import (
 from benchmarks.studies.jobs import Job
 
 Result = dict[str, Any]
-"""Result of a training: the entries of `KEPT`, its "processor", "data", the fingerprint of the images, and "curve",
-the last point of its curves.
+"""Result of a training: the entries of `KEPT`, its "processor", "data", the fingerprint of the images, "content",
+the SHA-256 of their files' bytes (not of older code), and "curve", the last point of its curves.
 
 A training that diverged has no metrics. A test also has the entries of `OF_TESTS`, its "curves", the "plan" that
 was registered when it began, and "commits" if other code resumed it.
@@ -61,13 +61,13 @@ class Results:
 
     def of(self, job: Job) -> Result | None:
         """The result of a training whose weights and settings, as far as they change it, are these; or None."""
-        return self.kept.get(_name(job))
+        return self.kept.get(name_of(job))
 
     def add(self, jobs: Iterable[Job]) -> None:
         """Keep the results from these run folders; one that is there stays."""
         with self._changing():
             for job in jobs:
-                self.kept.setdefault(_name(job), self._result(job))
+                self.kept.setdefault(name_of(job), self._result(job))
 
     def _result(self, job: Job) -> Result:
         run = load_run(job.folder)
@@ -76,6 +76,7 @@ class Results:
             **{key: run.info.get(key) for key in KEPT},
             "processor": run.info["hardware"].get("processor"),
             "data": run.info["data"].get("fingerprint"),
+            **({"content": content} if (content := run.info["data"].get("content")) else {}),
             "curve": {name: of[-1] for name, of in curves.items()},
         }
         if job.config["data"]["split"] == "test":
@@ -108,6 +109,6 @@ class Results:
         return all(descends(commit, plan["commit"]) for commit in commits)
 
 
-def _name(job: Job) -> str:
+def name_of(job: Job) -> str:
     """A key of the recipe, the seed, and a digest of the settings and weights that can change the result."""
     return f"{job.training}, seed {job.seed}, settings {job.digest[:16]}"

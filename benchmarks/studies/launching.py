@@ -13,7 +13,7 @@ from secrets import token_hex
 from shutil import which
 from typing import Any
 
-from benchmarks.console import at_least
+from benchmarks.console import at_least, decimal
 from benchmarks.settings import ConfigError
 from benchmarks.studies.jobs import Job
 
@@ -76,8 +76,8 @@ def add_arguments(parser: argparse.ArgumentParser, jobs: str) -> None:
     add("--launcher", type=_command, default=[sys.executable], metavar="COMMAND", help=program)
     where = "let Ray place the runs: on this machine, or on the cluster at HOST:PORT ('auto': this machine's)"
     add("--ray", nargs="?", const="local", metavar="ADDRESS", help=where)
-    add("--gpus-per-run", type=float, metavar="N", help="with --ray; 0.5: two runs share a GPU")
-    add("--cpus-per-run", type=float, metavar="N", help="with --ray; default: 1")
+    add("--gpus-per-run", type=decimal, metavar="N", help="with --ray; 0.5: two runs share a GPU")
+    add("--cpus-per-run", type=decimal, metavar="N", help="with --ray; default: 1")
 
 
 def _command(text: str) -> list[str]:

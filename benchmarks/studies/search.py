@@ -243,6 +243,10 @@ def _distribution(place: str, given: Any) -> BaseDistribution:
                 if all(isinstance(choice, PLAIN) for choice in choices):
                     return CategoricalDistribution(choices)
             case {"low": low, "high": high, **flags} if -math.inf < low < high < math.inf:
+                if any(isinstance(end, bool) for end in (low, high)):
+                    raise TypeError
+                if not all(isinstance(flags.get(name, False), bool) for name in ("int", "log")):
+                    raise TypeError
                 if not flags.pop("int", False):
                     return FloatDistribution(low, high, **flags)
                 if type(low) is type(high) is int:

@@ -143,23 +143,27 @@ class Study:
     def _of(self, job: Job) -> Result | None:
         """The kept result of a job; a ConfigError if it is one of other images."""
         result = self.results.of(job)
-        if result is not None and (data := result.get("data")) is not None:
-            testing = job.config["data"]["test_classes"]
-            if testing not in self._data:
-                self._data[testing] = self._fingerprint(job) or data
-            if data != self._data[testing]:
+        for name in ("data", "content"):  # older code recorded no content
+            if result is None or (data := result.get(name)) is None:
+                continue
+            place = name, job.config["data"]["test_classes"]
+            if place not in self._data:
+                self._data[place] = self._images(job, name) or data
+            if data != self._data[place]:
+                kind = "fingerprint" if name == "data" else "content"
                 raise ConfigError(
-                    f"data.root: {job.name} was measured on other images (fingerprint {data[:8]}, not "
-                    f"{self._data[testing][:8]}); give these, or another --output and --runs"
+                    f"data.root: {job.name} was measured on other images ({kind} {data[:8]}, not "
+                    f"{self._data[place][:8]}); give these, or another --output and --runs"
                 )
         return result
 
-    def _fingerprint(self, job: Job) -> str | None:
-        """That of the folder of images, if it is there; Glyphs are the same everywhere."""
+    def _images(self, job: Job, name: str) -> str | None:
+        """Fingerprint or content of the folder of images, if it is there; Glyphs are the same everywhere."""
         data = job.command.experiment.data
         if data.dataset == "glyphs" or not data.root.is_dir():
             return None
-        return building.build_datasets(data, seed=job.seed).test.fingerprint
+        test = building.build_datasets(data, seed=job.seed).test
+        return test.fingerprint if name == "data" else test.content
 
     def missing(self) -> list[Job]:
         """The trainings without a result that can run now, because those they depend on have one."""

@@ -21,8 +21,7 @@ from benchmarks.records import NonFiniteError, Row
 from benchmarks.settings import Experiment
 from benchmarks.training.batches import StepSampler
 from benchmarks.training.state import TrainingState
-from pml_regularizers import gradient_norm_ratios, record_terms
-from pml_regularizers.gradient_ratios import term_names
+from pml_regularizers.gradient_ratios import capture_loss_terms, gradient_norm_ratios, term_names
 
 Due = Literal["log", "evaluate", "checkpoint"]
 
@@ -139,7 +138,7 @@ class Trainer:
         diagnose_every = self.experiment.diagnose_every
         diagnose = diagnose_every > 0 and (step + 1) % diagnose_every == 0
         note_terms = self._is_sum and (step + 1) % self.log_every == 0
-        with record_terms(loss) if diagnose or note_terms else nullcontext({}) as terms:
+        with capture_loss_terms(loss) if diagnose or note_terms else nullcontext({}) as terms:
             value = loss(embeddings, labels)
         if note_terms:
             found["terms"] = {name: term.item() for name, term in terms.items()}

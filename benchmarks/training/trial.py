@@ -1,11 +1,14 @@
 """The parts of a run, and a trial step with them: a run that cannot work fails before anything is written."""
 
+from collections.abc import Mapping
+from contextlib import nullcontext
 from copy import deepcopy
+from itertools import chain
 
 import torch
 from accelerate import Accelerator, DataLoaderConfiguration
 from accelerate.utils import parse_flag_from_env
-from torch import nn
+from torch import Tensor, nn
 
 from benchmarks.building import (
     STARTING_WEIGHTS,
@@ -20,18 +23,21 @@ from benchmarks.building import (
     show_to,
 )
 from benchmarks.console import reason
-from benchmarks.settings import ConfigError, Experiment
+from benchmarks.settings import ConfigError, Data, Experiment
 from benchmarks.training.batches import StepSampler
+from benchmarks.training.launcher import check_launcher
 from benchmarks.training.loop import gradient_ratios
-from pml_regularizers import DistributedLoss, HORDELoss, record_terms
+from pml_regularizers import DistributedLoss, HORDELoss
+from pml_regularizers.gradient_ratios import capture_loss_terms
 
 
 def start(experiment: Experiment) -> Accelerator:
     """Make the accelerator that a run trains on.
 
     Raises:
-        ConfigError: if the machine or the number of processes does not suit the experiment.
+        ConfigError: if the machine, the number of processes or the launcher's settings do not suit the experiment.
     """
+    check_launcher(experiment)
     on_gpu = torch.cuda.is_available() and not parse_flag_from_env("ACCELERATE_USE_CPU")
     # Accelerate would silently train in float32.
     if experiment.precision == "fp16" and not on_gpu:
@@ -39,6 +45,7 @@ def start(experiment: Experiment) -> Accelerator:
     mixed = experiment.precision if experiment.precision in ("bf16", "fp16") else "no"
     accelerator = Accelerator(
         mixed_precision=mixed,
+        gradient_accumulation_steps=1,
         step_scheduler_with_optimizer=False,
         dataloader_config=DataLoaderConfiguration(split_batches=True, non_blocking=True),
     )
@@ -145,8 +152,14 @@ def _check_outputs(
             )
 
 
+TRIAL_IMAGES = (4, 32, 32)
+"""Images of trial batches, at most: a small batch, and larger ones while some loss does not act."""
+
+
 def try_one_step(experiment: Experiment, accelerator: Accelerator | None = None) -> EmbeddingModel:
-    """Build the network, take one training step on the CPU with a loss for two classes, and undo it.
+    """Build the network, take one training step on the CPU with a loss for few classes, and undo it.
+
+    A trial batch has as many images of a class as one of the training, as far as it is that large.
 
     Args:
         accelerator: Accelerator of the training processes. Default: this process alone.
@@ -157,23 +170,32 @@ def try_one_step(experiment: Experiment, accelerator: Accelerator | None = None)
     model = build_model(experiment.model, experiment.data)
     _check_batch_norm(experiment, model, accelerator or Accelerator())
     before, part = deepcopy(model.state_dict()), "losses"
-    side = image_size(experiment.data, model.trunk)
+    side, channels = image_size(experiment.data, model.trunk), experiment.data.in_chans
+    batches = [_trial_labels(experiment.data, images) for images in TRIAL_IMAGES]
     with torch.random.fork_rng(devices=[]):
-        loss = build_loss(experiment, model, num_classes=2)
+        num_classes = max(2, *(int(labels.max()) + 1 for labels in batches))
+        loss = build_loss(experiment, model, num_classes=num_classes)
         optimizer, scheduler = build_optimizer(experiment.optimization, model, loss)
+        idle = {*range(len(experiment.losses))}
         try:
-            embeddings = model(torch.randn(4, experiment.data.in_chans, side, side))
-            if experiment.diagnose_every:
-                part = "diagnose_every"
-                with record_terms(loss) as terms:
-                    value = loss(embeddings, torch.arange(4) % 2)
-                gradient_ratios(terms, model, embeddings)
-            else:
-                value = loss(embeddings, torch.arange(4) % 2)
-            part = "losses"
-            if not value.isfinite().all():
-                raise ValueError(f"the loss is {value.item()}, expected a finite number")
-            value.backward()
+            for labels in batches:
+                optimizer.zero_grad()
+                embeddings = model(torch.randn(len(labels), channels, side, side))
+                recorded = experiment.diagnose_every or len(experiment.losses) > 1
+                part = "diagnose_every" if experiment.diagnose_every else "losses"
+                with capture_loss_terms(loss) if recorded else nullcontext({}) as terms:
+                    value = loss(embeddings, labels)
+                if experiment.diagnose_every:
+                    gradient_ratios(terms, model, embeddings)
+                part = "losses"
+                if not value.isfinite().all():
+                    raise ValueError(f"the loss is {value.item()}, expected a finite number")
+                value.backward()
+                gradients = (p.grad for p in chain(model.parameters(), loss.parameters()))
+                if any(g is not None and bool(g.any()) for g in gradients):
+                    idle &= _zeros(experiment, terms)
+                if not idle:
+                    break
             part = "optimization.optimizer"
             optimizer.step()
             part = "optimization.scheduler"
@@ -184,6 +206,37 @@ def try_one_step(experiment: Experiment, accelerator: Accelerator | None = None)
             raise ConfigError(
                 f"{part}{hint}: a trial step failed: {type(error).__name__}: {reason(error)}"
             ) from error
+    for index in sorted(idle):
+        data, several = experiment.data, len(experiment.losses) > 1
+        told = "a loss of 0" if several else "a gradient of 0"
+        raise ConfigError(
+            f"losses[{index}]: {told} in all trial batches, so that it would never act: data.samples_per_class is "
+            f"{data.samples_per_class}, of data.batch_size {data.batch_size}; most losses need two images of a "
+            "class and two classes in a batch; see its margins, too, and the miner's"
+        )
     optimizer.zero_grad()
     model.load_state_dict(before)
     return model
+
+
+def _trial_labels(data: Data, images: int) -> Tensor:
+    """Labels of a batch of at most so many images, composed as the batches of the training."""
+    size, of_class = data.batch_size, data.samples_per_class
+    if of_class is None:  # any classes
+        return torch.arange(min(size, images)) % 2
+    classes = min(size // of_class, images if of_class == 1 else images // 2)
+    return torch.arange(min(size, images) // classes * classes) % classes
+
+
+def _zeros(experiment: Experiment, terms: Mapping[str, Tensor]) -> set[int]:
+    """The losses of several, except those of weight 0, all of whose terms are 0."""
+    if len(experiment.losses) == 1:
+        return set()
+    of_losses: dict[str, list[Tensor]] = {}
+    for name, term in terms.items():  # "HORDELoss.order_1" is a term of the loss "HORDELoss"
+        of_losses.setdefault(name.partition(".")[0], []).append(term)
+    weights = [term.weight for term in experiment.losses]
+    found = enumerate(zip(of_losses.values(), weights, strict=True))
+    return {
+        i for i, (parts, weight) in found if weight != 0 and not any(part.any() for part in parts)
+    }

@@ -25,7 +25,7 @@ Trace = list[dict[str, Any]]
 
 ATTENTION = "--model.attention={class_path: pml_regularizers.VEMAttention}"
 REGULARIZERS = (
-    "{weight: 0.3, loss: {class_path: pml_regularizers.EnergyConfusionRegularizer, init_args: {num_pairs: 5}}}, "
+    "{weight: 0.3, loss: {class_path: pml_regularizers.EnergyConfusionRegularizer}}, "
     "{loss: {class_path: pml_regularizers.VarianceRegularizer}}, "
     "{weight: 0.5, loss: {class_path: pml_regularizers.JRDLoss}}"
 )

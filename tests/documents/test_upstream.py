@@ -125,7 +125,7 @@ def test_is_small_and_speaks_of_nothing_else(system: str, apart: Path) -> None:
     diff = git(apart, "diff", "--unified=0", "dev", branch(system))
     for other, names in NAMES.items():
         assert any(name in diff for name in names) is (other == system)
-    for word in ("pml_regularizers", "from __future__", "from typing", "->"):
+    for word in ("pml_regularizers", "from __future__", "from typing"):
         assert word not in diff
 
 
@@ -182,6 +182,23 @@ def test_refuses(
     assert git(tree, "status", "--porcelain") == before
 
 
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('replace = [["no such text", ""]]', "expected once in energy_confusion.py, is there 0"),
+        ('drop = ["nothing"]', "energy_confusion.py has no nothing"),
+        ('drop = ["_off_diagonal"]', "Undefined name `_off_diagonal`"),
+        ("", r"PML lacks what is imported: .*from \.distributed import"),
+    ],
+)
+def test_refuses_a_description_that_does_not_fit(line: str, message: str, tmp_path: Path) -> None:
+    description = tmp_path / "losses" / "a_loss.py.toml"
+    description.parent.mkdir()
+    description.write_text(f'source = "energy_confusion.py"\n{line}\n')
+    with pytest.raises(upstream.UpstreamError, match=message):
+        upstream.made(description)
+
+
 @pytest.mark.slow
 def test_placed_unit_tests_pass(stacked: Path) -> None:
     """Those of the wrapper start processes; here `tests/documents/test_upstream_numbers.py` compares it."""
@@ -199,4 +216,5 @@ def test_placed_unit_tests_pass(stacked: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert "Ran 34 tests" in done.stderr
+    tests = sum(path.read_text().count("def test_") for path in new)
+    assert tests > 30 and f"Ran {tests} tests" in done.stderr

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from pytorch_metric_learning.reducers import SumReducer
 from torch import Tensor, nn
 
 from benchmarks.building.network import EmbeddingModel
@@ -248,8 +249,7 @@ def start(weight: Tensor, fan_in: int, fan_out: int) -> Any:
 
 
 def _confusion(part: EnergyConfusionRegularizer) -> dict[str, Any]:
-    assert part.num_pairs is None
-    summed = part.reduction == "ordered_sum"
+    summed = isinstance(part.reducer, SumReducer)
     energy = "log(1 + L)" if part.log else "L"
     return {
         "confusion_form": f"{energy} per pair, {'summed' if summed else 'averaged'}",

@@ -20,13 +20,18 @@ from benchmarks.building.network import build_model
 from benchmarks.building.objective import build_optimizer
 from benchmarks.evaluation.curves import Curves
 from benchmarks.evaluation.extract import class_cosines
+from benchmarks.evaluation.generalization_bound import (
+    confidence_interval,
+    h_divergence,
+    ideal_joint_error,
+    stratified_parts,
+)
 from benchmarks.evaluation.tester import Evaluator, measure
-from benchmarks.records.run_folder import load_best, load_checkpoint
+from benchmarks.records.run_folder import load_best, load_checkpoint, run_identity
 from benchmarks.records.steps import read_table
 from benchmarks.run import OngoingRun
 from benchmarks.settings.command import parse
 from benchmarks.training import trial
-from pml_regularizers import h_divergence, ideal_joint_error, mean_interval, stratified_parts
 from tests.benchmarks.runs import assert_same_trace, finished, mark_unfinished, traced
 from tests.support.processes import FROZEN_STATISTICS, TINY, horde
 
@@ -68,7 +73,7 @@ def test_fair_tests_the_weights_that_validation_classes_choose(train: Any, tmp_p
         "step": curve["step"][best],
         "value": max(curve[MAP]),
     }
-    state = load_best(tmp_path / "run", int(curve["step"][best]))
+    state = load_best(tmp_path / "run", int(curve["step"][best]), run_identity(record))
     model, images = rebuilt(tmp_path / "run", state)
     names = [set(map(images.train.name, range(len(images.train)))), set(), set()]
     for i, dataset in enumerate((images.validation, images.test), start=1):
@@ -285,7 +290,7 @@ def test_scores_of_clusters_and_of_the_bound_only_on_request(train: Any, tmp_pat
         "ideal_joint_error": [ideal_joint_error(*part) / 2 for part in both],
         "h_divergence": [h_divergence(*part) for part in both],
     }.items():
-        mean, half_width = mean_interval(values)
+        mean, half_width = confidence_interval(values)
         assert 0 < mean < 1
         assert found[name] == pytest.approx(mean, abs=0.02)
         assert half_widths[name] == pytest.approx(half_width, abs=0.02)

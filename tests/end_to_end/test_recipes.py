@@ -18,7 +18,7 @@ from benchmarks.datasets import IMAGE_DATASETS
 from benchmarks.settings.command import parse
 from benchmarks.settings.experiment import ClassSpec, Experiment, WeightedLoss
 from benchmarks.settings.recipe_files import Entry, read_table, table_names
-from pml_regularizers.moments import FIXED
+from pml_regularizers.losses.high_order_moments import FIXED
 from tests.end_to_end.steps import two_steps
 
 PAPERS = ("ecaml", "horde", "jrd", "second_order_attention")

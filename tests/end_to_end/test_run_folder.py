@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from PIL import Image
 
 from benchmarks.evaluation import Curves
 from benchmarks.records import load_run, write_json
@@ -235,6 +236,33 @@ def test_a_full_disk_is_one_line(
     assert not list(folder.rglob("*.tmp"))
     assert read_table(folder / "records", "training")["step"] == [1, 2, 3]
     assert finished([*settings, "--resume"], folder)["error"] is None
+
+
+def test_a_replaced_image_is_not_trained_on(
+    said: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a format whose files have one size, too; a copy of the folder is the same images."""
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    images, other = tmp_path / "images", Image.new("RGB", (24, 24), "red")
+    for name in range(4):
+        (images / f"class{name}").mkdir(parents=True)
+        for i in range(4):
+            Image.effect_noise((24, 24), 50).convert("RGB").save(
+                images / f"class{name}" / f"{i}.bmp"
+            )
+    settings = [*SHORT, "--data.dataset=folder", "--data.image_size=32", "--data.num_workers=0"]
+    settings += ["--data.batch_size=4", "--data.samples_per_class=2"]
+    finished([f"--data.root={images}", *settings], tmp_path / "run")
+    mark_unfinished(tmp_path / "run")
+    copy = shutil.copytree(images, tmp_path / "copy")
+    size = (copy / "class0" / "0.bmp").stat().st_size
+    other.save(copy / "class0" / "0.bmp")
+    assert (copy / "class0" / "0.bmp").stat().st_size == size
+    again = [*settings, f"--output={tmp_path / 'run'}", "--resume", "--report=false"]
+    line = said(f"--data.root={copy}", *again, status=2)
+    assert line.startswith("error: data.root: an image is not the one")
+    shutil.copy(images / "class0" / "0.bmp", copy / "class0" / "0.bmp")
+    assert main([f"--data.root={copy}", *again]) == 0
 
 
 def test_a_folder_with_other_files_is_left_alone(

@@ -5,12 +5,15 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from pytorch_metric_learning.losses import MultipleLosses
 from torch import Tensor, nn
 
 import pml_regularizers as ours
 
 TERMS: dict[str, Callable[[int, int, int], nn.Module]] = {
-    "HORDE": lambda C, E, d: ours.HORDELoss(ours.BinomialDevianceLoss(), C, E, moment_dim=d),
+    "HORDE": lambda C, E, d: ours.HORDELoss(
+        ours.BinomialDevianceLoss(), C, E, projections="cascaded", order=5, moment_dim=d
+    ),
     "JRS": lambda *_: ours.JRSRegularizer(),
     "energy confusion": lambda *_: ours.EnergyConfusionRegularizer(),
     "VEM": lambda *_: ours.VarianceRegularizer(),
@@ -25,9 +28,7 @@ class Objective(nn.Module):
         self.trunk = trunk
         self.head = ours.EmbeddingHead(C, E, attention=ours.VEMAttention)
         losses = {name.replace(" ", "_"): TERMS[name](C, E, d) for name in terms}
-        self.loss = ours.DistributedLoss(
-            ours.ScheduledLosses(losses, weights=dict.fromkeys(losses, 1.0))
-        )
+        self.loss = ours.DistributedLoss(MultipleLosses(losses, weights=dict.fromkeys(losses, 1.0)))
         ours.attach_all(self.loss.loss, self.head)
 
     def forward(self, images: Tensor, labels: Tensor, half: torch.dtype | None = None) -> Tensor:

@@ -3,7 +3,6 @@
 The first line of a part's docstring is its title on the page docs/gpu.md, the others are its text there.
 """
 
-import os
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -23,8 +22,8 @@ import pml_regularizers as ours
 from benchmarks.records import load_run
 from benchmarks.reporting import Table, compare
 from benchmarks.speed.measuring import Comparison, tensor_bytes
-from pml_regularizers import _summed_convolutions as convolutions
-from pml_regularizers import _summed_products as products
+from pml_regularizers.functional import products
+from pml_regularizers.functional import sketches as convolutions
 from tests.gpu.networks import TERMS, Objective, behind, loss_and_gradients
 from tests.gpu.part import Part
 
@@ -33,6 +32,9 @@ CPU = torch.device("cpu")
 
 FLOAT32, TF32, BFLOAT16 = 1e-4, 2**-8, 2**-6
 """Bounds of errors. TF32 rounds to 10 bits, bfloat16 to 7; five orders multiply the error, a mean divides it."""
+
+KINDS = {"stored": False, "recomputed": True}
+"""Titles of `checkpoint`."""
 
 TRUNKS = ("resnet50", "googlenet")
 
@@ -70,49 +72,17 @@ def _leaves(tensors: Sequence[Tensor], device: Device, dtype: torch.dtype) -> li
 
 def _sums(inputs: list[Tensor], gradient: Tensor, **options: Any) -> list[Tensor]:
     """The library's sums of products, and the gradients of all inputs."""
-    sums = products.summed_products(inputs[0], inputs[1:], **options)
+    x, *matrices = inputs
+    sums = products.summed_products(x, matrices, 2, x.dtype, **options)
     return [sums, *torch.autograd.grad(sums, inputs, gradient.to(sums))]
-
-
-def test_kernels(part: Part) -> None:
-    """The Triton kernels.
-
-    The kernels of `pml_regularizers/_triton_products.py` compute sums of products, of all orders or of the last
-    one, and their gradients. Expected: the equations in float64.
-    """
-    tiny, device = part.tiny, part.device
-    if device.type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
-        pytest.skip("needs a GPU, or TRITON_INTERPRET=1")
-    K = 4 if tiny else 5
-    tensors, gradients = _factors(*((2, 19, 16, 70) if tiny else (16, 49, 1024, 1000)), K)
-    kinds = {
-        "float64": (torch.float64, "highest", 1e-11),
-        "float32": (torch.float32, "highest", FLOAT32),
-        "TF32": (torch.float32, "high", TF32),
-        "bfloat16": (torch.bfloat16, "highest", BFLOAT16),
-    }
-    for first in (2, K):
-        inputs, gradient = _leaves(tensors, CPU, torch.float64), gradients[first - 2 :]
-        phi = torch.stack([inputs[0] @ matrix for matrix in inputs[1:]]).cumprod(dim=0)
-        sums = phi[first - 1 :].sum(dim=2)
-        expected = [sums, *torch.autograd.grad(sums, inputs, gradient)]
-        for (name, (dtype, matmul, bound)), activations in product(
-            kinds.items(), ("store", "recompute")
-        ):
-            given = _leaves(tensors, device, torch.promote_types(dtype, torch.float32))
-            options = {"first": first, "dtype": dtype, "activations": activations}
-            torch.set_float32_matmul_precision(matmul)
-            found = _sums(given, gradient, kernels="triton", **options)
-            torch.set_float32_matmul_precision("highest")
-            part.check(f"orders {first} to {K}, {activations}, {name}", found, expected, bound)
 
 
 def test_horde(part: Part) -> None:
     """HORDE's moments, stored and recomputed.
 
     First, times and bytes against matrix products alone. Then the sums at the paper's size, and their times for
-    each power of two as block size of `pml_regularizers/_summed_products.py`: `GPU_BLOCK` when stored, `BLOCK` when
-    recomputed. The first row has the value that is set. Expected: the same sums by plain autograd in float32.
+    each power of two as block size of `functional/products.py`: `GPU_BLOCK`, stored and recomputed.
+    The first row has the value that is set. Expected: the same sums by plain autograd in float32.
     """
     from benchmarks.speed.cases import horde_moments
 
@@ -124,19 +94,21 @@ def test_horde(part: Part) -> None:
     inputs, gradient = _leaves(tensors, device, torch.float32), gradient.to(device, torch.float32)
 
     size = f"{N} maps of {P} positions and {C} channels, {K} orders of {d}, float32"
-    expected = _sums(inputs, gradient, activations="autograd")
-    for activations, name in (("store", "GPU_BLOCK"), ("recompute", "BLOCK")):
-        step = partial(_sums, inputs, gradient, activations=activations)
-        part.check(activations, step(), expected, FLOAT32)
-        measure_blocks(part, products, name, step, activations, size)
+    phi = torch.stack([inputs[0] @ matrix for matrix in inputs[1:]]).cumprod(dim=0)
+    sums = phi[1:].sum(dim=2)
+    expected = [sums, *torch.autograd.grad(sums, inputs, gradient)]
+    for title, checkpoint in KINDS.items():
+        step = partial(_sums, inputs, gradient, checkpoint=checkpoint)
+        part.check(title, step(), expected, FLOAT32)
+        measure_blocks(part, products, "GPU_BLOCK", step, title, size)
 
 
 def test_sketches(part: Part) -> None:
     """HORDE's moments by tensor sketches.
 
-    Sums and their gradient in float32, stored and recomputed. Expected: the convolutions in float64 by plain
-    autograd, and the same bits in a second call. Then times and bytes against random matrices, and for each power
-    of two as `GPU_BLOCK` of `pml_regularizers/_summed_convolutions.py`. The first row has the value that is set.
+    Sums and their gradient in float32, stored and recomputed. Expected: the convolutions in float64 on the CPU, and
+    the same bits in a second call. Then times and bytes against random matrices, and for each power
+    of two as `GPU_BLOCK` of `pml_regularizers/functional/sketches.py`. The first row has the value that is set.
     """
     from benchmarks.speed.cases import CASES
 
@@ -148,24 +120,24 @@ def test_sketches(part: Part) -> None:
     for table in tables:
         convolutions.draw_table(table, C)
 
-    def step(activations: str, place: Device, dtype: torch.dtype) -> list[Tensor]:
+    def step(checkpoint: bool, place: Device, dtype: torch.dtype) -> list[Tensor]:
         [given] = _leaves([x], place, dtype)
         here = [table.to(place) for table in tables]
-        sums = convolutions.summed_convolutions(given, here, activations=activations)  # type: ignore[arg-type]
+        sums = convolutions.summed_convolutions(given, here, checkpoint=checkpoint)
         return [sums, *torch.autograd.grad(sums, given, gradient.to(sums))]
 
-    expected = step("autograd", CPU, torch.float64)
-    for activations in ("store", "recompute"):
-        found = step(activations, device, torch.float32)
-        part.check(activations, found, expected, FLOAT32)
-        again = step(activations, device, torch.float32)
-        part.check(f"{activations}, a second call", again, found, 0)
+    expected = step(False, CPU, torch.float64)
+    for title, checkpoint in KINDS.items():
+        found = step(checkpoint, device, torch.float32)
+        part.check(title, found, expected, FLOAT32)
+        again = step(checkpoint, device, torch.float32)
+        part.check(f"{title}, a second call", again, found, 0)
     for case in ("horde_sketch_stored", "horde_sketch_recomputed"):
         part.measure(CASES[case](tiny, device))
     size = f"{N} maps of {P} positions and {C} channels, {K} orders of {d}, float32"
-    for activations in ("store", "recompute"):
-        run = partial(step, activations, device, torch.float32)
-        measure_blocks(part, convolutions, "GPU_BLOCK", run, activations, size)
+    for title, checkpoint in KINDS.items():
+        run = partial(step, checkpoint, device, torch.float32)
+        measure_blocks(part, convolutions, "GPU_BLOCK", run, title, size)
 
 
 # ---------------------------------------------------------------------------- losses and training

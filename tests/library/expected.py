@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from pytorch_metric_learning import reducers
 from torch import Tensor, nn
 
 from pml_regularizers import HighOrderMoments, HORDELoss
@@ -106,7 +107,7 @@ def confusion(loss: Any, batch: Any) -> float:
         return float((np.abs(a - b) ** distance.p).sum() ** (distance.power / distance.p))
 
     terms = ec_oracle.terms(x, batch.labels.tolist(), log=loss.log, distance=between).values()
-    return math.fsum(terms) / (len(terms) if loss.reduction == "mean" else 1)
+    return math.fsum(terms) / len(terms)
 
 
 def variance(loss: Any, batch: Any) -> float:
@@ -144,7 +145,7 @@ def joint(name: str) -> Exact:
         if name == "intra_class":
             return jrd_oracle.intra_class(K, batch.labels.tolist())
         total, pairs = getattr(jrd_oracle, name)(K, batch.labels.tolist())
-        return float(total / (pairs if loss.reduction == "mean" else 1))
+        return float(total / (1 if isinstance(loss.reducer, reducers.SumReducer) else pairs))
 
     return exact
 

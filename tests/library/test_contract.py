@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import pml_regularizers
 from pml_regularizers import DivergenceLoss, EnergyConfusionRegularizer
-from pml_regularizers._pair_loss import PairLoss
+from pml_regularizers.losses.pair_loss import PairLoss
 from tests.library.contract import CLASSES, LABELS, LOSSES, MODULES, Batch, Case, call
 from tests.support.tolerances import BOUNDS, assert_close
 
@@ -212,6 +212,24 @@ def test_autocast_changes_nothing(name: str, dtype: torch.dtype) -> None:
 def test_parameters_are_never_recast(name: str) -> None:
     case = LOSSES[name]
     loss = case.make()
+    assert_nothing_is_recast(case, loss)
+
+
+@each_loss
+@pytest.mark.parametrize("half", HALF)
+def test_parameters_in_half_precision_stay_there(name: str, half: torch.dtype) -> None:
+    """The value is that of float32 parameters with the same numbers."""
+    case = LOSSES[name]
+    loss = case.make().to(half)
+    batch = Batch.draw(case)
+    found, expected = measure(loss, batch), measure(loss, batch, dtype=torch.float32)
+    for part, gradient in expected.items():
+        if gradient is not None:
+            torch.testing.assert_close(found[part], gradient.to(found[part].dtype))
+    assert_nothing_is_recast(case, loss)
+
+
+def assert_nothing_is_recast(case: Case, loss: nn.Module) -> None:
     before = {
         key: (value, value.dtype, value.data_ptr()) for key, value in loss.state_dict().items()
     }
@@ -272,6 +290,16 @@ def test_every_reducer(name: str, reducer: str) -> None:
     if all(info["reduction_type"] == "already_reduced" for info in parts.values()):
         assert torch.equal(value, call(bare, batch))
     value.backward()
+
+
+@each_pml_loss
+@pytest.mark.parametrize("reducer", [name for name in REDUCERS if name != "DoNothingReducer"])
+def test_an_empty_batch_costs_nothing_by_any_reducer(name: str, reducer: str) -> None:
+    case = LOSSES[name]
+    loss = case.make(**({"reducer": REDUCERS[reducer]()} if case.reducer else {}))
+    found = measure(loss, Batch.draw(case, LABELS[:0]))
+    for part, result in found.items():
+        assert result is None or (result == 0).all(), part
 
 
 @each_pml_loss

@@ -3,7 +3,7 @@
 import copy
 import pickle
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,14 +20,13 @@ from pml_regularizers import (
     IntraClassRegularizer,
     JRDLoss,
     JRSRegularizer,
-    LinearRamp,
     MissingFeaturesError,
-    ScheduledLosses,
     VarianceRegularizer,
 )
-from pml_regularizers.feature_loss import LabelAwareRegularizer
+from pml_regularizers.features.feature_loss import LabelAwareRegularizer
 from tests.library.contract import LABELS, LOSSES, WIDTH, Batch, call, feed
 from tests.library.test_contract import (
+    MADE,
     assert_agree,
     assert_same,
     check_gradients_arrive,
@@ -113,7 +112,7 @@ def test_missing_features(name: str) -> None:
         call(loss, Batch(batch.embeddings, batch.labels, fewer))
 
 
-@those(lambda loss: isinstance(loss, FeatureLoss) and loss.reads)
+@those(lambda loss: isinstance(loss, FeatureLoss) and loss.feature_names)
 def test_features_from_a_tap_are_those_that_are_passed(name: str) -> None:
     case = LOSSES[name]
     loss, batch = case.make(), Batch.draw(case)
@@ -139,13 +138,11 @@ def test_the_slot_of_embedding_regularizers(name: str) -> None:
 
 
 @each_loss
-@pytest.mark.parametrize("total", [losses.MultipleLosses, ScheduledLosses])
-def test_weight_zero_is_the_base_loss_to_the_bit(name: str, total: Any) -> None:
+def test_weight_zero_is_the_base_loss_to_the_bit(name: str) -> None:
     case = LOSSES[name]
     loss, batch = case.make(), Batch.draw(case)
     base = losses.ContrastiveLoss()
-    weight: Any = 0.0 if total is losses.MultipleLosses else LinearRamp(0, 1, 10)
-    both = total([base, loss], weights=[1.0, weight])
+    both = losses.MultipleLosses([base, loss], weights=[1.0, 0.0])
     found, expected = measure(both, batch), measure(base, batch)
     for part in ("value", "embeddings"):
         assert torch.equal(found[part], expected[part])
@@ -298,32 +295,27 @@ ONE_GRAPH = (
     EnergyConfusionRegularizer,
     IntraClassRegularizer,
     JRDLoss,
-    JRSRegularizer,  # and the joint regularizers that derive from it
+    JRSRegularizer,
     VarianceRegularizer,
 )
 
 
-def one_is_quick(names: Iterable[str], quick: str) -> pytest.MarkDecorator:
-    """Compiling takes seconds: with `make test` it is done to one of them."""
-    slow = pytest.mark.slow
-    return pytest.mark.parametrize(
-        "name", [name if name == quick else pytest.param(name, marks=slow) for name in names]
-    )
-
-
-@one_is_quick([name for name in one_per_class() if name != "several"], "EC")
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name == "EC" else pytest.param(name, marks=pytest.mark.slow)
+        for name in one_per_class()
+        if isinstance(MADE[name], ONE_GRAPH)
+    ],
+)
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
-def test_compiled(name: str) -> None:
-    """Energy confusion, the joint regularizers and the variance in one graph, all with equal results.
-
-    (A sum with a schedule has its own test.)
-    """
+def test_one_graph(name: str) -> None:
+    """Without a graph break; what inductor makes of it is in test_compiled.py."""
     case = LOSSES[name]
     loss, batch = case.make(), Batch.draw(case)
-    whole = isinstance(loss, ONE_GRAPH)
     expected = measure(loss, batch)
     leaves = batch.map(lambda x: x.requires_grad_())
-    value = call(torch.compile(loss, backend="eager", fullgraph=whole), leaves)
+    value = call(torch.compile(loss, backend="eager", fullgraph=True), leaves)
     inputs = dict(leaves.tensors()) | dict(loss.named_parameters())
     gradients = torch.autograd.grad(value, list(inputs.values()), allow_unused=True)
     assert_agree({"value": value.detach(), **dict(zip(inputs, gradients, strict=True))}, expected)

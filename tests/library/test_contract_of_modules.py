@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from tests.library.contract import MODULES
 from tests.library.test_contract import HALF, Measured, assert_agree, assert_same, each_module
-from tests.library.test_contract_of_batches import ROWS, generators_untouched, one_is_quick
+from tests.library.test_contract_of_batches import ROWS, generators_untouched
 from tests.support.tolerances import BOUNDS
 
 
@@ -98,11 +98,3 @@ def test_copies_and_states_of_modules(name: str) -> None:
         expected = module_results(module, x)
     for again in (pickle.loads(pickle.dumps(module)), other):
         assert_same(module_results(again, x), expected)
-
-
-@one_is_quick(MODULES, "VEM")
-def test_compiled_modules(name: str) -> None:
-    module, x = MODULES[name].make(), draw(name)
-    compiled = torch.compile(module, backend="eager", fullgraph=True)
-    assert_agree({"value": output(compiled, x).detach()}, {"value": output(module, x).detach()})
-    torch.compiler.reset()

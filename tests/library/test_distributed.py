@@ -1,5 +1,6 @@
 """Two and three processes give the loss and the gradients of one, for every kind of loss."""
 
+import copy
 from typing import Any
 
 import pytest
@@ -7,7 +8,14 @@ import torch
 from pytorch_metric_learning import losses, miners
 
 from pml_regularizers import DistributedLoss, prepare_loss
-from tests.support.gradients import CASES, PML_CASES, check_errors, measure, measure_all
+from tests.support.gradients import (
+    CASES,
+    PML_CASES,
+    check_calls,
+    check_errors,
+    measure,
+    measure_all,
+)
 from tests.support.pool import Pool
 from tests.support.unreduced import WRAPPERS, train_all
 
@@ -26,6 +34,31 @@ def spread(request: pytest.FixtureRequest, pool: Pool) -> tuple[int, dict[str, A
 @pytest.mark.parametrize("processes", [2, 3])
 def test_what_every_process_refuses(pool: Pool, processes: int) -> None:
     pool.run(check_errors, processes=processes)
+
+
+@pytest.mark.parametrize("processes", [2, 3])
+def test_it_is_called_like_the_loss_inside(pool: Pool, processes: int) -> None:
+    pool.run(check_calls, processes=processes)
+
+
+def test_one_process_takes_the_calls_of_the_loss_inside() -> None:
+    embeddings, labels = torch.randn(6, 4), torch.arange(6) // 2
+    pairs = miners.BatchEasyHardMiner()(embeddings, labels)
+    base, views = losses.ContrastiveLoss(), losses.SelfSupervisedLoss(losses.NTXentLoss())
+    others, mask = torch.randn(6, 4), torch.arange(6) < 4
+    assert DistributedLoss(base)(embeddings, indices_tuple=pairs) == base(
+        embeddings, indices_tuple=pairs
+    )
+    reference = {"ref_emb": others, "ref_labels": labels}
+    assert DistributedLoss(base)(embeddings, labels, **reference) == base(
+        embeddings, labels, **reference
+    )
+    assert DistributedLoss(views)(embeddings, others) == views(embeddings, others)
+    memory = losses.CrossBatchMemory(base, 4, memory_size=20)
+    again = copy.deepcopy(memory)
+    assert DistributedLoss(memory)(embeddings, labels, enqueue_mask=mask) == again(
+        embeddings, labels, enqueue_mask=mask
+    )
 
 
 @pytest.mark.parametrize("case", CASES)

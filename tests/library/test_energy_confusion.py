@@ -2,18 +2,17 @@
 
 import copy
 import math
-from collections import Counter
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from pytorch_metric_learning import distances
+from pytorch_metric_learning import distances, reducers
 from torch import Tensor
 
-from pml_regularizers import EnergyConfusionRegularizer, energy_confusion
+from pml_regularizers import EnergyConfusionRegularizer
+from pml_regularizers.regularizers.energy_confusion import energy_confusion
 from tests.oracles import energy_confusion as oracle
 from tests.support.counting import Count
 from tests.support.tolerances import assert_close
@@ -46,7 +45,7 @@ DISTANCES: dict[str, tuple[Any, float | None, oracle.Distance]] = {
     "snr": (distances.SNRDistance(), 2, snr),  # not symmetric: both orders of a pair count
 }
 every_distance = pytest.mark.parametrize("distance", DISTANCES)
-every_reduction = pytest.mark.parametrize("reduction", ["mean", "ordered_sum"])
+every_reducer = pytest.mark.parametrize("reducer", [reducers.MeanReducer, reducers.SumReducer])
 every_log = pytest.mark.parametrize("log", [True, False], ids=["log", "plain"])
 
 
@@ -75,11 +74,11 @@ def expected_terms(
 
 
 def expected(
-    embeddings: Tensor, labels: Tensor = LABELS, reduction: str = "mean", **kwargs: Any
+    embeddings: Tensor, labels: Tensor = LABELS, reducer: Any = reducers.MeanReducer, **kwargs: Any
 ) -> float:
-    """Value of the regularizer, by the oracle."""
+    """Value of the regularizer, by the oracle: the mean over ordered pairs, or eqs. 7 and 11, their sum."""
     terms = expected_terms(embeddings, labels, **kwargs).values()
-    return math.fsum(terms) / (len(terms) if reduction == "mean" else 1)
+    return math.fsum(terms) / (len(terms) if reducer is reducers.MeanReducer else 1)
 
 
 def class_sets(x: Tensor) -> list[Sequence[np.ndarray]]:
@@ -90,13 +89,26 @@ def class_sets(x: Tensor) -> list[Sequence[np.ndarray]]:
 
 
 @every_distance
-@every_reduction
+@every_reducer
 @every_log
-def test_equals_the_oracle(distance: str, reduction: Any, log: bool) -> None:
+def test_equals_the_oracle(distance: str, reducer: Any, log: bool) -> None:
     embeddings = vectors()
-    value = build(distance, reduction=reduction, log=log)(embeddings, LABELS)
+    value = build(distance, reducer=reducer(), log=log)(embeddings, LABELS)
     assert value.shape == () and value.dtype == torch.float64
-    assert_close(value, expected(embeddings, distance=distance, reduction=reduction, log=log))
+    assert_close(value, expected(embeddings, distance=distance, reducer=reducer, log=log))
+
+
+@every_distance
+def test_reducers_get_every_ordered_pair_of_classes_by_an_image_of_each(distance: str) -> None:
+    embeddings = vectors()
+    parts = build(distance, reducer=reducers.DoNothingReducer())(embeddings, LABELS)["loss"]
+    assert parts["reduction_type"] == "neg_pair"
+    pairs = zip(*(LABELS[index].tolist() for index in parts["indices"]), strict=True)
+    found = dict(zip(pairs, parts["losses"], strict=True))
+    terms = expected_terms(embeddings, distance=distance)
+    assert found.keys() == terms.keys() and len(parts["losses"]) == C * (C - 1)
+    for pair, term in terms.items():
+        assert_close(found[pair], term)
 
 
 def test_values_made_by_hand() -> None:
@@ -106,7 +118,8 @@ def test_values_made_by_hand() -> None:
     energy = (4 + 2) / 2
     assert_close(build(log=False)(embeddings, labels), energy)
     assert_close(build()(embeddings, labels), math.log(1 + energy))
-    assert_close(build(reduction="ordered_sum")(embeddings, labels), 2 * math.log(1 + energy))
+    summed = build(reducer=reducers.SumReducer())
+    assert_close(summed(embeddings, labels), 2 * math.log(1 + energy))
 
 
 def test_no_tensor_is_larger_than_the_batch_or_the_matrix_of_classes() -> None:
@@ -114,10 +127,8 @@ def test_no_tensor_is_larger_than_the_batch_or_the_matrix_of_classes() -> None:
     with Count() as count:
         build()(embeddings, torch.arange(600) % 10).backward()
     assert max(count.storages) == 600 * 8
-    assert count.operations["aten.mm"] == 3  # of class means: one forward, two backward
-
-
-# Which embeddings, and where the gradient goes
+    # Of class means: one forward, two backward.
+    assert (count.operations["aten.addmm"], count.operations["aten.mm"]) == (1, 2)
 
 
 # Properties
@@ -151,74 +162,40 @@ def test_an_offset_does_not_drown_the_energies(dtype: torch.dtype, offset: int) 
     assert_close(value, expected(x, distance="raw", log=False))
 
 
-# A random choice of pairs
+@pytest.mark.parametrize(
+    ("gap", "offset"), [(1e-4, 0), (1e-2, 0), (1.0, 0), (1e-2, 2**10), (1.0, 2**10)]
+)
+def test_close_classes_beside_far_ones(gap: float, offset: int) -> None:
+    """Each energy and each gradient is exact in proportion to itself, not to the largest one."""
+    near = torch.tensor([0, 0, 1, 1, 2, 3]).unsqueeze(1) * gap + gap / 9 * torch.rand(6, 5)
+    x = offset + torch.cat([near, near[:3] + 4]).float()
+    classes = torch.tensor([0, 0, 1, 1, 2, 3, 4, 4, 5])
+    energies = energy_confusion(x.requires_grad_(), classes, 6)
+    assert energies.dtype == torch.float32
+    sets = list(oracle.class_sets(x.detach().double().numpy(), classes.tolist()).values())
+    for i, j in ((i, j) for i in range(6) for j in range(6) if i != j):
+        exact = oracle.energy_confusion(sets[i], sets[j])
+        assert_close(energies[i, j], exact)
+    wide = x.detach().double().requires_grad_()
+    exactly = energy_confusion(wide, classes, 6)
+    for i, j in ((0, 1), (2, 3), (1, 4)):
+        (found,) = torch.autograd.grad(energies[i, j], x, retain_graph=True)
+        (exact,) = torch.autograd.grad(exactly[i, j], wide, retain_graph=True)
+        assert_close(found, exact)
 
 
-def drawn(regularizer: EnergyConfusionRegularizer, x: Tensor, calls: int) -> list[tuple[int, int]]:
-    """Pairs of classes that a regularizer with num_pairs=1 draws, deduced from its values."""
-    terms = {pair: term for pair, term in expected_terms(x).items() if pair[0] < pair[1]}
-    pairs = []
-    for _ in range(calls):
-        value = regularizer(x, LABELS)
-        pairs.append(min(terms, key=lambda pair: abs(terms[pair] - value.item())))
-        assert_close(value, terms[pairs[-1]])
-    return pairs
-
-
-def test_draws_are_equally_frequent_and_independent() -> None:
-    pairs = drawn(build(num_pairs=1), vectors(), 432)
-    # Chi-squared with 5 and 35 degrees of freedom exceeds these once in a thousand.
-    for outcomes, kinds, bound in ((pairs, 6, 20.5), (list(pairwise(pairs)), 36, 66.6)):
-        counts, fair = Counter(outcomes), len(outcomes) / kinds
-        assert len(counts) == kinds
-        assert sum((count - fair) ** 2 / fair for count in counts.values()) < bound
-
-
-@every_reduction
-def test_drawn_pairs_are_different_pairs_in_both_orders(reduction: str) -> None:
-    x = vectors()
-    terms = expected_terms(x)
-    low = [terms[pair] for pair in terms if pair[0] < pair[1]]
-    for count in (2, 4, 5):
-        value = build(num_pairs=count, reduction=reduction, seed=count)(x, LABELS).item()
-        scale = 1 / count if reduction == "mean" else 2
-        subsets = [
-            scale * math.fsum(term for i, term in enumerate(low) if choice >> i & 1)
-            for choice in range(2**6)
-            if choice.bit_count() == count
-        ]
-        assert_close(
-            torch.tensor(value, dtype=torch.float64), min(subsets, key=lambda s: abs(s - value))
-        )
-
-
-def test_seeds_draw_differently() -> None:
-    x = vectors()
-    runs = [drawn(build(num_pairs=1, seed=seed), x, 12) for seed in (0, 0, 1, 2, -1, 2**40 + 3)]
-    assert runs[0] == runs[1]
-    assert len({tuple(run) for run in runs}) == 5
-
-
-def test_draws_go_on_from_a_state_dict_with_its_seed() -> None:
-    x, regularizer, resumed = vectors(), build(num_pairs=1, seed=1), build(num_pairs=1)
-    first = drawn(regularizer, x, 12)
-    resumed.load_state_dict(regularizer.state_dict())
-    assert drawn(resumed, x, 12) == drawn(regularizer, x, 12) != first
-    assert not build().state_dict()
-    cast = {"draws": regularizer.draws.bfloat16()}
-    with pytest.raises(RuntimeError, match=r"draws: expected signed integers, got torch\.bfloat16"):
-        build(num_pairs=1).load_state_dict(cast)
-
-
-@pytest.mark.parametrize("num_pairs", [None, 2])
-def test_compiled_without_a_graph_break(num_pairs: int | None) -> None:
-    """One graph serves batches of any number of classes; values and gradients are those of the loops."""
-    torch._dynamo.reset()
-    eager = build(num_pairs=num_pairs)
-    # fullgraph=True alone would let a number of classes go to Python, which waits for the device.
-    found = torch._dynamo.explain(copy.deepcopy(eager))(vectors(), LABELS)
-    assert (found.graph_count, found.graph_break_count) == (1, 0)
-    compiled = torch.compile(copy.deepcopy(eager), fullgraph=True, backend="aot_eager")
+@pytest.mark.parametrize("reducer", ["MeanReducer", "SumReducer", "AvgNonZeroReducer"])
+@pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_compiled(reducer: str, backend: str) -> None:
+    """One graph serves batches of any number of classes for a mean or a sum; other reducers select pairs."""
+    torch.compiler.reset()
+    eager = build(reducer=getattr(reducers, reducer)())
+    whole = reducer != "AvgNonZeroReducer"
+    if whole:
+        # fullgraph=True alone would let a number of classes go to Python, which waits for the device.
+        found = torch._dynamo.explain(copy.deepcopy(eager))(vectors(), LABELS)
+        assert (found.graph_count, found.graph_break_count) == (1, 0)
+    compiled = torch.compile(copy.deepcopy(eager), fullgraph=whole, backend=backend)
     for labels in (LABELS, LABELS.clamp(max=1), torch.arange(7), torch.zeros(7, dtype=torch.long)):
         x = vectors().requires_grad_()
         value, again = eager(x, labels), compiled(x, labels)

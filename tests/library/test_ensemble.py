@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pml_regularizers import AttentionEnsemble, FeatureTap
-from pml_regularizers.attention_ensemble import split_heads
+from pml_regularizers import AttentionEnsemble
+from pml_regularizers.features.feature_tap import FeatureTap
+from pml_regularizers.heads.attention_ensemble import split_heads
 from tests.oracles.ensemble import head_embeddings, head_maps, reduced_maps
 from tests.support.tolerances import assert_close
 

@@ -7,14 +7,9 @@ import torch
 from pytorch_metric_learning import distances, losses, miners, reducers
 from torch.nn import functional as F
 
-from pml_regularizers import (
-    BinomialDevianceLoss,
-    DivergenceLoss,
-    EnsembleLoss,
-    FeatureTap,
-    HORDELoss,
-)
-from pml_regularizers.attention_ensemble import between_heads, split_heads
+from pml_regularizers import BinomialDevianceLoss, DivergenceLoss, EnsembleLoss, HORDELoss
+from pml_regularizers.features.feature_tap import FeatureTap
+from pml_regularizers.heads.attention_ensemble import between_heads, split_heads
 from tests.library.test_ensemble import (
     HEADS,
     LABELS,
@@ -119,9 +114,8 @@ def test_horde_reads_the_map_of_the_heads() -> None:
         embedding_reg_weight=0.5,
     )
     made, x, base = ensemble(), images(), BinomialDevianceLoss()
-    loss = HORDELoss(
-        base, REDUCED, HEADS * WIDTH, order=3, moment_dim=7, first_loss=first, collect_stats=True
-    ).double()
+    settings: Any = {"moment_dim": 7, "projections": "cascaded", "collect_stats": True}
+    loss = HORDELoss(base, REDUCED, HEADS * WIDTH, embedding_loss=first, **settings).double()
     tap = FeatureTap(made.feature_map)
     embeddings = made(x)
     expected = loss(embeddings, LABELS, features=tap.take(embeddings))

@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import inspect
 import pickle
 import weakref
 from collections.abc import Callable
@@ -13,14 +14,16 @@ from pytorch_metric_learning import losses
 from torch import Tensor, nn
 
 from pml_regularizers import (
+    EnergyConfusionRegularizer,
     FeatureLoss,
-    FeatureTap,
     HORDELoss,
     JRSRegularizer,
     MissingFeaturesError,
     attach_all,
 )
-from pml_regularizers.feature_loss import already_reduced
+from pml_regularizers.features.feature_loss import already_reduced
+from pml_regularizers.features.feature_tap import FeatureTap
+from tests.library.contract import LOSSES, MODULES
 from tests.support.tolerances import assert_close
 from tests.support.toys import CHANNELS, WIDTH, Network, images
 
@@ -30,7 +33,9 @@ def attached(network: Network) -> HORDELoss:
 
 
 def horde() -> HORDELoss:
-    return HORDELoss(losses.ContrastiveLoss(), CHANNELS, WIDTH, order=3, moment_dim=8)
+    return HORDELoss(
+        losses.ContrastiveLoss(), CHANNELS, WIDTH, moment_dim=8, projections="cascaded"
+    )
 
 
 def horde_like(loss: HORDELoss) -> HORDELoss:
@@ -98,16 +103,19 @@ def test_two_passes_are_joined_in_their_order() -> None:
     assert_close(loss(torch.cat(parts), labels), expected)
 
 
-def test_sizes_that_do_not_add_up() -> None:
+def test_a_pass_whose_loss_is_skipped_changes_nothing() -> None:
     network, (x, labels) = Network(), images()
     loss = attached(network)
-    network(x)  # a pass whose loss is skipped
+    expected = explicit(loss, network, x, labels)
+    skipped = network(images()[0])
+    for _ in range(2):
+        assert_close(loss(network(x), labels), expected)
+    with pytest.raises(MissingFeaturesError, match="no features were recorded"):
+        loss(skipped, labels)  # a call forgets the older passes
     embeddings = network(x)
-    with pytest.raises(MissingFeaturesError, match=r"features of 8 \+ 8 samples.*loss.clear\(\)"):
-        loss(embeddings, labels)
-    network(x)
     loss.clear()
-    loss(network(x), labels)
+    with pytest.raises(MissingFeaturesError, match="no features were recorded"):
+        loss(embeddings, labels)
 
 
 def test_features_without_a_gradient_are_refused() -> None:
@@ -251,8 +259,7 @@ def test_features_are_forgotten_even_when_the_loss_fails() -> None:
     loss = Broken()
     with pytest.raises(RuntimeError, match="no"):
         loss(torch.randn(4, 3), torch.zeros(4), features=torch.randn(4, 2))
-    with pytest.raises(MissingFeaturesError, match="only while the loss is being called"):
-        _ = loss.features
+    assert loss.features is None
 
 
 def test_a_loss_that_is_gone_leaves_nothing_behind() -> None:
@@ -280,7 +287,7 @@ def test_a_loss_that_is_gone_leaves_nothing_behind() -> None:
 class Several(FeatureLoss):
     """The smallest loss that reads several stages, by name."""
 
-    reads = ("feature_map", "pooled")
+    feature_names = ("feature_map", "pooled")
 
     def compute_loss(self, embeddings: Tensor, *_: Any) -> dict[str, Any]:
         self.seen = dict(self.features)
@@ -346,7 +353,7 @@ def test_several_stages_are_not_found_in_one_module_or_under_other_names() -> No
         ValueError, match=r"module: expected a torch\.nn\.Module to tap, got Tensor"
     ):
         loss.attach({"pooled": torch.zeros(2), "feature_map": head.feature_map})
-    assert not loss.taps and not any(m._forward_hooks for m in network.modules())
+    assert not loss.taps and not any(m._forward_hooks for m in head.children())
 
 
 def test_one_tap_without_a_record_is_named_and_the_others_start_afresh() -> None:
@@ -371,7 +378,123 @@ def test_an_explicit_call_consumes_the_records_of_all_taps() -> None:
     loss = Several().attach(network.head)
     loss(network(x), labels, features=several(network, x))
     loss(network(x), labels)
-    with pytest.raises(MissingFeaturesError, match="feature_map: no features were recorded"):
+    with pytest.raises(MissingFeaturesError, match="pooled: no features were recorded"):
         loss(torch.randn(8, WIDTH, requires_grad=True), labels)
     loss.detach()
-    assert not any(m._forward_hooks for m in network.modules())
+    assert not any(m._forward_hooks for m in network.head.children())
+
+
+# Wrong taps, and introspection
+
+
+def plain_head() -> nn.Sequential:
+    return nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(CHANNELS, WIDTH))
+
+
+@pytest.mark.parametrize("embedder_is_known", [False, True])
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize(
+    ("make", "instead"),
+    [
+        (JRSRegularizer, r"pooled: .*loss\.attach\(head\[-2\]\)"),
+        (EnergyConfusionRegularizer, r"stopgrad_embeddings: .*features=fc\(pooled\.detach\(\)\)"),
+        (horde, r"feature_map: .*loss\.attach\(trunk\)"),
+    ],
+)
+def test_a_tap_on_the_embeddings_is_refused(
+    make: Any, instead: str, training: bool, embedder_is_known: bool
+) -> None:
+    head, (maps, labels) = plain_head(), (torch.randn(8, CHANNELS, 2, 2), images()[1])
+    loss = make().attach(head, embedder=head if embedder_is_known else None)
+    for view in (lambda x: x, lambda x: x.view(8, WIDTH), lambda x: x.detach()):
+        with torch.set_grad_enabled(training):
+            embeddings = view(head(maps))
+            with pytest.raises(MissingFeaturesError, match=instead):
+                loss(embeddings, labels)
+        loss.attach(head, embedder=head if embedder_is_known else None)
+
+
+def test_the_advice_of_a_refused_tap_is_right() -> None:
+    head, (x, labels) = plain_head(), images()
+    maps = Network().trunk(x)
+    value = JRSRegularizer().attach(head[-2])(head(maps), labels)
+    pooled = maps.mean(dim=(2, 3))
+    assert_close(value, JRSRegularizer()(head(maps), labels, features={"pooled": pooled}))
+
+
+class Tokens(nn.Module):
+    """A transformer's tokens, as timm's models tell or a block of theirs does not."""
+
+    def __init__(self, prefix: int | None, count: int) -> None:
+        super().__init__()
+        if prefix is not None:
+            self.num_prefix_tokens = prefix
+        self.count = count
+        self.linear = nn.Linear(3, CHANNELS)
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens: Tensor = self.linear(x.flatten(2).transpose(1, 2)[:, : self.count])
+        return tokens
+
+
+@pytest.mark.parametrize(
+    ("prefix", "count", "refused"),
+    [(1, 50, 1), (5, 54, 5), (None, 50, 1), (0, 50, 0), (None, 49, 0), (None, 48, 0)],
+)
+def test_tokens_that_are_no_positions_are_refused(
+    prefix: int | None, count: int, refused: int
+) -> None:
+    trunk, fc, (x, labels) = Tokens(prefix, count), nn.Linear(CHANNELS, WIDTH), images()
+    loss = horde().attach(trunk)
+    embeddings = fc(trunk(x).mean(dim=1))
+    if not refused:
+        loss(embeddings, labels)
+        return
+    with pytest.raises(
+        MissingFeaturesError, match=rf"num_prefix_tokens={refused}\) .*tokens\[:, {refused}:\]"
+    ):
+        loss(embeddings, labels)
+
+
+class ModelOutput(dict[str, Tensor]):
+    """As Hugging Face's models return."""
+
+
+def test_an_output_of_several_tensors_is_told_apart() -> None:
+    loss, (_, labels) = horde(), images()
+    output = ModelOutput(last_hidden_state=torch.randn(8, 9, CHANNELS), pooler_output=torch.ones(8))
+    embeddings = torch.randn(8, WIDTH)
+    with pytest.raises(ValueError, match=r"pass features=output\.last_hidden_state"):
+        loss(embeddings, labels, features=output)
+    with pytest.raises(ValueError, match=r"embeddings: .* got ModelOutput; pass the tensor in it"):
+        loss(output, labels)
+    with pytest.raises(ValueError, match=r"embeddings: .* got torch\.int64 \(8,\); call loss"):
+        loss(labels, embeddings, features=output["last_hidden_state"])
+    swin = torch.randn(8, 4, 3, CHANNELS)
+    with pytest.raises(ValueError, match=r"features=feature_map\.permute\(0, 3, 1, 2\)"):
+        loss(embeddings, labels, features=swin)
+    value = loss(embeddings, labels, features=output["last_hidden_state"])
+    assert_close(
+        value, loss(embeddings, labels, features={"feature_map": output["last_hidden_state"]})
+    )
+
+
+@pytest.mark.parametrize("name", [*LOSSES, *MODULES])
+def test_every_attribute_can_be_looked_at(name: str) -> None:
+    made: Any = (LOSSES | MODULES)[name].make()
+    members = dict(inspect.getmembers(made))
+    assert members.get("features") is None
+    assert all(hasattr(made, attribute) for attribute in members)
+
+
+@pytest.mark.filterwarnings("ignore")  # torch.jit is deprecated
+def test_a_network_that_owns_an_attached_loss_is_traced() -> None:
+    network, (x, _) = Network(), images()
+    network.loss = attached(network)
+    traced = torch.jit.trace(network, x)
+    assert torch.equal(traced(x), network(x))
+    network.loss.clear()
+    with pytest.raises(RuntimeError, match=r"call loss\.detach\(\) before, or export with"):
+        torch.jit.script(network.head.feature_map)
+    network.loss.detach()
+    torch.jit.script(network.head.feature_map)

@@ -7,24 +7,26 @@ from typing import Any
 import pytest
 import torch
 from pytorch_metric_learning import losses, miners
-from torch import nn
+from torch import Tensor, nn
 
-from pml_regularizers import (
-    DistributedLoss,
-    HORDELoss,
-    ScheduledLosses,
-    VarianceRegularizer,
-    attach_all,
-    gradient_norm_ratios,
-    parameter_groups,
-    record_terms,
-)
+from pml_regularizers import DistributedLoss, VarianceRegularizer, attach_all
+from pml_regularizers.gradient_ratios import capture_loss_terms, gradient_norm_ratios
 from tests.library.test_parameter_groups import horde
-from tests.library.test_scheduled_losses import batch, scheduled
 from tests.support.composition import STEPS, measure, measure_all
 from tests.support.pool import Pool
 from tests.support.tolerances import assert_close
-from tests.support.toys import CHANNELS, WIDTH, Attended, Network, images
+from tests.support.toys import WIDTH, Attended, Network, images
+
+
+def two_losses() -> losses.MultipleLosses:
+    return losses.MultipleLosses(
+        {"metric": losses.TripletMarginLoss(), "pairs": losses.ContrastiveLoss()},
+        weights={"metric": 1.0, "pairs": 0.5},
+    )
+
+
+def batch() -> tuple[Tensor, Tensor]:
+    return torch.randn(8, WIDTH), torch.arange(8) % 4
 
 
 class TestGradientNormRatios:
@@ -52,10 +54,11 @@ class TestGradientNormRatios:
         for diagnosed in (False, True):
             network, first = copy.deepcopy(start)
             loss = attach_all(
-                ScheduledLosses({"horde": first, "variance": VarianceRegularizer()}), network.head
+                losses.MultipleLosses({"horde": first, "variance": VarianceRegularizer()}),
+                network.head,
             )
             embeddings = network(x)
-            with record_terms(loss) as terms:
+            with capture_loss_terms(loss) as terms:
                 total = loss(embeddings, labels)
             trained = [*network.parameters(), *loss.parameters()]
             if diagnosed:
@@ -65,7 +68,6 @@ class TestGradientNormRatios:
                 assert torch.equal(torch.get_rng_state(), before)
                 assert ratios.keys() == {"horde.order_2", "horde.order_3", "variance"}
                 assert all(parameter.grad is None for parameter in trained)
-            assert loss.step == 1
             total.backward()
             gradients.append([parameter.grad for parameter in trained])
         for plain, diagnosed_gradient in zip(*gradients, strict=True):
@@ -122,26 +124,10 @@ class TestGradientNormRatios:
             gradient_norm_ratios({"a": term, "b": term}, base="a", at=at)
 
 
-def test_the_boundary_of_margin_loss_has_a_rate_of_its_own() -> None:
-    """5e-4 unless one is given, also within other losses."""
-    model, margin = nn.Linear(4, 4), losses.MarginLoss(learn_beta=True)
-    loss = HORDELoss(margin, CHANNELS, WIDTH, order=2, moment_dim=8)
-
-    def settings(**given: Any) -> dict[str, Any]:
-        groups = parameter_groups(model, loss, lr=1e-5, weight_decay=1e-4, **given)
-        return {group["name"]: (group["lr"], group["weight_decay"]) for group in groups}
-
-    beta = "loss.losses.order_2.beta"
-    assert settings()[beta] == (5e-4, 0)
-    assert settings()["loss"] == (1e-5, 1e-4)
-    assert settings(overrides={beta: {"lr": 1e-3}})[beta] == (1e-3, 0)
-    assert settings(loss_lr=1e-3) == {"model": (1e-5, 1e-4), "loss": (1e-3, 1e-4)}
-
-
-class TestRecordTerms:
+class TestCaptureLossTerms:
     def test_terms_add_up_to_the_total(self) -> None:
         network = Attended()
-        inner = ScheduledLosses([losses.ContrastiveLoss(), horde()], weights=[0.5, 2.0])
+        inner = losses.MultipleLosses([losses.ContrastiveLoss(), horde()], weights=[0.5, 2.0])
         loss = losses.MultipleLosses(
             {"plain": losses.TripletMarginLoss(), "inner": inner},
             weights={"plain": 3, "inner": 0.1},
@@ -149,7 +135,7 @@ class TestRecordTerms:
         attach_all(loss, network.head)
         x, labels = images()
         embeddings = network(x)
-        with record_terms(DistributedLoss(loss)) as terms:
+        with capture_loss_terms(DistributedLoss(loss)) as terms:
             total = loss(embeddings, labels)
         assert list(terms) == [
             "plain",
@@ -165,8 +151,8 @@ class TestRecordTerms:
         assert_close(terms["inner.1.order_1"], 0.2 * pairs)
 
     def test_calls_of_other_threads_do_not_count(self) -> None:
-        loss, (x, labels) = scheduled(pairs=0.5), batch()
-        with record_terms(loss) as terms, ThreadPoolExecutor(1) as threads:
+        loss, (x, labels) = two_losses(), batch()
+        with capture_loss_terms(loss) as terms, ThreadPoolExecutor(1) as threads:
             threads.submit(loss, 2 * x, labels).result()
             total = loss(x, labels)
         assert_close(sum(terms.values()), total)
@@ -178,29 +164,29 @@ class TestRecordTerms:
             miners={"hard": miners.BatchHardMiner()},
             weights={"easy": 1.0, "hard": 2.0},
         )
-        with record_terms(loss) as terms:
+        with capture_loss_terms(loss) as terms:
             total = loss(x, labels)
         assert_close(terms["easy"], part(x, labels))
         assert_close(terms["hard"], 2 * part(x, labels, miners.BatchHardMiner()(x, labels)))
         assert_close(total, sum(terms.values()))
 
     def test_leaves_no_hooks(self) -> None:
-        loss, (x, labels) = scheduled(), batch()
-        with record_terms(loss):
+        loss, (x, labels) = two_losses(), batch()
+        with capture_loss_terms(loss):
             loss(x, labels)
-        with pytest.raises(KeyError), record_terms(loss):
+        with pytest.raises(KeyError), capture_loss_terms(loss):
             raise KeyError
         assert not any(module._forward_hooks for module in loss.modules())
 
     @pytest.mark.parametrize("alone", [losses.ContrastiveLoss, VarianceRegularizer])
     def test_a_loss_that_is_no_sum(self, alone: Any) -> None:
         message = f"loss: expected a sum of losses, .* got {alone.__name__};"
-        with pytest.raises(ValueError, match=message), record_terms(alone()):
+        with pytest.raises(ValueError, match=message), capture_loss_terms(alone()):
             pass
 
     def test_a_block_without_a_call(self) -> None:
         message = "loss: no call of metric, pairs was recorded;"
-        with pytest.raises(ValueError, match=message), record_terms(scheduled()):
+        with pytest.raises(ValueError, match=message), capture_loss_terms(two_losses()):
             pass
 
 
@@ -215,7 +201,6 @@ def test_many_processes_equal_one(spread: Any) -> None:
     alone = measure(None)
     assert len(spread["steps"]) == len(alone["steps"]) == STEPS
     for found, expected in zip(spread["steps"], alone["steps"], strict=True):
-        assert found["step"] == expected["step"]
         torch.testing.assert_close(found["loss"], expected["loss"], rtol=1e-12, atol=0)
         for name, places in expected["ratios"].items():
             assert found["ratios"][name] == pytest.approx(places, rel=1e-12)

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pml_regularizers import EmbeddingHead, FeatureTap, VEMAttention
+from pml_regularizers import EmbeddingHead, VEMAttention
+from pml_regularizers.features.feature_tap import FeatureTap
 from tests.support.tolerances import assert_close
 from tests.support.toys import timm_model
 
@@ -203,6 +204,7 @@ def test_fold_needs_an_attention_that_can() -> None:
 
 
 TRUNKS: dict[str, tuple[dict[str, Any], int, Any]] = {
+    "mobilenetv3_small_050": ({}, 64, "map"),  # its maps are wider than its num_features
     "test_resnet": ({}, 32, "map"),
     "test_convnext": ({}, 32, "map"),
     "test_vit": ({"img_size": 32}, 32, "tokens"),
@@ -224,7 +226,7 @@ def test_timm_trunks(name: str) -> None:
     features = seen_by(made.feature_map, lambda: made(output))
     prefix = getattr(trunk, "num_prefix_tokens", 0)
     if kind == "map":
-        assert features.ndim == 4 and features.shape[1] == trunk.num_features
+        assert features.ndim == 4 and features.shape[1] == made.in_channels
         channels_last = name.startswith("swin")
         assert torch.equal(features.permute(0, 2, 3, 1) if channels_last else features, output)
     else:

@@ -42,6 +42,7 @@ def build(variant: str = "cascaded", base: nn.Module | None = None, **kwargs: An
         "embedding_size": WIDTH,
         "order": ORDER,
         "moment_dim": DIM,
+        "projections": "cascaded",
         **VARIANTS[variant],
         **kwargs,
     }
@@ -98,25 +99,21 @@ PROXY_LOSSES: dict[str, Callable[[int], nn.Module]] = {
 }
 
 
-@pytest.mark.parametrize("projections", ["random", "sketch"])
-def test_with_fixed_projections_only_a_loss_that_needs_it_is_embedded(projections: str) -> None:
-    """Also on the meta device, where no call shows what fits."""
-    for device in ("cpu", "meta"):
-        with torch.device(device):
-            for base, embedded in (
-                (losses.ContrastiveLoss(), False),
-                (losses.MarginLoss(learn_beta=True), False),
-                (losses.ProxyAnchorLoss(3, WIDTH), True),
-                (losses.CrossBatchMemory(losses.ContrastiveLoss(), WIDTH), True),
-            ):
-                loss = build(base=base, projections=projections)
-                assert isinstance(loss.embeddings["order_2"], nn.Linear) == embedded, base
-            first = build(
-                base=losses.ProxyAnchorLoss(3, DIM),
-                projections=projections,
-                first_loss=losses.ProxyAnchorLoss(3, WIDTH),
-            )
-            assert isinstance(first.embeddings["order_2"], nn.Identity)
+@pytest.mark.parametrize("projections", ["cascaded", "independent", "random", "sketch"])
+def test_trained_projections_are_embedded_and_fixed_ones_are_not(projections: str) -> None:
+    for embed_orders in (None, True, False):
+        loss = build(projections=projections, embed_orders=embed_orders)
+        trained = projections in ("cascaded", "independent")
+        expected = trained if embed_orders is None else embed_orders
+        for embedding in loss.embeddings.values():
+            assert isinstance(embedding, nn.Linear if expected else nn.Identity)
+
+
+def test_the_default_is_the_sketch_that_helped() -> None:
+    loss = HORDELoss(losses.ContrastiveLoss(), CHANNELS, WIDTH)
+    assert (loss.order, loss.moment_dim, loss.moments.projections) == (3, 1024, "sketch")
+    assert list(loss.parameters()) == []
+    assert loss.order_weights == [1.0, 1.0]
 
 
 @pytest.mark.parametrize(
@@ -142,6 +139,49 @@ def test_any_loss_serves_as_base(base: nn.Module) -> None:
     value.backward()
     for parameter in loss.parameters():
         assert parameter.grad is not None and parameter.grad.isfinite().all()
+
+
+WITH_WEIGHTS: dict[str, Callable[[int], nn.Module]] = {
+    **PROXY_LOSSES,
+    "cosface": lambda width: losses.CosFaceLoss(3, width),
+    "large_margin": lambda width: losses.LargeMarginSoftmaxLoss(3, width),
+    "normalized_softmax": lambda width: losses.NormalizedSoftmaxLoss(3, width),
+    "p2s_grad": lambda width: losses.P2SGradLoss(width, 3),
+    "proxy_nca": lambda width: losses.ProxyNCALoss(3, width),
+    "soft_triple": lambda width: losses.SoftTripleLoss(3, width),
+    "sphereface": lambda width: losses.SphereFaceLoss(3, width),
+    "sub_center": lambda width: losses.SubCenterArcFaceLoss(num_classes=3, embedding_size=width),
+}
+every_loss_with_weights = pytest.mark.parametrize("base", WITH_WEIGHTS)
+
+
+@every_loss_with_weights
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_weights_in_half_precision_are_used_and_not_recast(base: str, dtype: torch.dtype) -> None:
+    """PML would raise them, in place, to the precision of the embeddings."""
+    loss = build(base=WITH_WEIGHTS[base](WIDTH)).to(dtype)
+    raised = copy.deepcopy(loss).float()
+    before = {name: (own.dtype, own.data_ptr()) for name, own in loss.state_dict().items()}
+    embeddings, features = batch(torch.float32)
+    value = loss(embeddings, LABELS, features=features)
+    expected = raised(embeddings, LABELS, features=features)
+    assert torch.equal(value, expected)
+    value.backward()
+    expected.backward()
+    for (name, own), (_, other) in zip(
+        loss.losses.named_parameters(), raised.losses.named_parameters(), strict=True
+    ):
+        assert own.grad is not None and own.grad.dtype == dtype, name
+        torch.testing.assert_close(own.grad, other.grad.to(dtype))
+    assert before == {name: (own.dtype, own.data_ptr()) for name, own in loss.state_dict().items()}
+
+
+@every_loss_with_weights
+def test_weights_for_another_width_say_what_to_do(base: str) -> None:
+    embeddings, features = batch(torch.float32)
+    loss = build(base=WITH_WEIGHTS[base](WIDTH), projections="sketch")
+    with pytest.raises(ValueError, match="that must be 6; embed_orders=True makes every order as"):
+        loss(embeddings, LABELS, features=features)
 
 
 def test_a_mined_tuple_serves_every_order() -> None:
@@ -198,14 +238,15 @@ def test_construction_and_call_leave_the_global_generators_alone(
     before_call = torch.get_rng_state()
     loss(embeddings, LABELS, features=features)
     loss.descriptor(embeddings, features)
-    loss.fit_pca(loss.descriptor(embeddings, features), 2)
     assert torch.equal(torch.get_rng_state(), before_call)
     assert states == (random.getstate(), str(np.random.get_state()))  # noqa: NPY002
 
 
 def test_order_1_may_have_a_loss_of_its_own() -> None:
     first = losses.ArcFaceLoss(3, WIDTH).double()
-    loss = build(first_loss=first, embed_orders=False).double()  # which fits no order but the first
+    loss = build(
+        embedding_loss=first, embed_orders=False
+    ).double()  # which fits no order but the first
     embeddings, features = batch()
     base = losses.ContrastiveLoss()
     exact = first(embeddings, LABELS) + sum(

@@ -2,30 +2,27 @@
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
-from pytorch_metric_learning import losses, miners
+from pytorch_metric_learning import losses, miners, reducers
 from torch import Tensor
+from torch.nn import functional as F
 
 from pml_regularizers import (
     GaussianKernel,
     GaussianMixtureKernel,
     IntraClassRegularizer,
-    JIntraRegularizer,
-    JMMDRegularizer,
     JRDLoss,
     JRSRegularizer,
     PolynomialKernel,
 )
-from pml_regularizers.joint_similarity import (
-    between_class_similarity,
+from pml_regularizers.losses.jrd_loss import class_cosines
+from pml_regularizers.regularizers.joint_similarity import (
     intra_class_similarity,
     joint_intra,
     joint_mmd,
 )
-from pml_regularizers.jrd import class_cosines
 from tests.library import expected
 from tests.library.contract import Batch, call
 from tests.oracles import joint_similarity as oracle
@@ -43,20 +40,23 @@ def pairs() -> Batch:
     return Batch(x, LABELS, {"pooled": pooled})
 
 
-def embeddings_only(cls: type[JRSRegularizer], **kwargs: Any) -> JRSRegularizer:
-    return cls({"embeddings": GaussianMixtureKernel()}, **kwargs)
-
-
 # The regularizers ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("make", "name"),
-    [(JRSRegularizer, "jrs"), (JMMDRegularizer, "jmmd"), (JIntraRegularizer, "jintra")],
-)
-def test_the_ordered_sum(make: Any, name: str) -> None:
-    batch, loss = pairs(), embeddings_only(make, reduction="ordered_sum")
-    assert_close(loss(batch.embeddings, LABELS), expected.joint(name)(loss, batch))
+def test_the_ordered_sum() -> None:
+    """Eq. 10 without N_pairs, by PML's reducer."""
+    batch, loss = pairs(), JRSRegularizer(reducer=reducers.SumReducer())
+    assert_close(call(loss, batch), expected.joint("jrs")(loss, batch))
+
+
+def test_mined_pairs() -> None:
+    """Of triplets and of pairs, the negative ones; the joint kernel's own values."""
+    batch, kernel = pairs(), {"embeddings": GaussianMixtureKernel()}
+    K = kernel["embeddings"](batch.embeddings)
+    a, p, n = (torch.tensor(index) for index in ([0, 0, 4], [2, 5, 1], [1, 3, 6]))
+    for tuples in ((a, p, n), (a, p, a, n)):
+        value = JRSRegularizer(kernel)(batch.embeddings, LABELS, tuples)
+        assert_close(value, (K[0, 1] + K[0, 3] + K[4, 6]) / 3)
 
 
 def test_a_value_made_by_hand() -> None:
@@ -64,12 +64,18 @@ def test_a_value_made_by_hand() -> None:
     embeddings = torch.tensor([[0.0], [1.0], [2.0]], dtype=torch.float64)
     labels, single = torch.tensor([0, 1, 1]), {"embeddings": GaussianKernel()}
     a, b = math.exp(-0.5), math.exp(-2)
+    K, different = GaussianKernel()(embeddings), labels[:, None] != labels
     assert_close(JRSRegularizer(single)(embeddings, labels), (a + b) / 2)
-    assert_close(JRSRegularizer(single, reduction="ordered_sum")(embeddings, labels), 2 * (a + b))
     square = 1 + (1 + a) / 2 - (a + b)
-    assert_close(JMMDRegularizer(single)(embeddings, labels), -math.sqrt(square))
-    assert_close(JIntraRegularizer(single)(embeddings, labels), -1 - math.sqrt((1 + a) / 2))
+    assert_close(joint_mmd(K, labels)[different], [-math.sqrt(square)] * 4)
+    assert_close(joint_intra(K, labels)[different], [-1 - math.sqrt((1 + a) / 2)] * 4)
     assert_close(IntraClassRegularizer(single)(embeddings, labels), -a)
+
+
+def test_equation_4_normalises_the_embeddings() -> None:
+    """J12, equation 4: exp(-|x - x'|^2 / 2) on the unit sphere; here at right angles, at any length."""
+    embeddings = torch.tensor([[3.0, 0.0], [0.0, 0.5]], dtype=torch.float64)
+    assert_close(IntraClassRegularizer()(embeddings, torch.tensor([1, 1])), -math.exp(-1))
 
 
 def test_no_tensor_is_larger_than_the_rows() -> None:
@@ -88,21 +94,20 @@ def test_no_tensor_is_larger_than_the_rows() -> None:
 
 def test_classes_that_coincide_rest() -> None:
     """The norm of eq. 15 has no gradient there: what is printed divides rounding errors by their root."""
+    labels = torch.arange(2).repeat_interleave(20)
     for seed in range(5):
         torch.manual_seed(seed)
         x = torch.randn(20, WIDTH)
         embeddings = torch.cat([x, x[torch.randperm(20)]]).requires_grad_()
-        value = embeddings_only(JMMDRegularizer)(embeddings, torch.arange(2).repeat_interleave(20))
-        (gradient,) = torch.autograd.grad(value, embeddings)
-        assert value == 0 and gradient.abs().max() == 0
+        values = joint_mmd(GaussianMixtureKernel()(embeddings), labels)
+        (gradient,) = torch.autograd.grad(values.sum(), embeddings)
+        assert not values.any() and gradient.abs().max() == 0
 
 
 K = torch.ones(len(LABELS), len(LABELS))
 
 
-@pytest.mark.parametrize(
-    "measure", [between_class_similarity, joint_mmd, joint_intra, intra_class_similarity]
-)
+@pytest.mark.parametrize("measure", [joint_mmd, joint_intra, intra_class_similarity])
 @pytest.mark.parametrize(
     ("matrix", "labels"),
     [(K, LABELS[:1]), (K, LABELS[:, None]), (K[:1], LABELS), (K[:, :1], LABELS), (K[0], LABELS)],
@@ -144,9 +149,10 @@ def test_class_weights_of_any_length() -> None:
     W = torch.randn(WIDTH, CLASSES, dtype=torch.float64)
     embeddings, scales = pairs().embeddings, 10.0 ** torch.arange(-6, 9, 3)
     exact = torch.from_numpy(oracle.class_cosines(embeddings.numpy(), W.numpy()))
-    assert_close(class_cosines(embeddings, W * scales), exact)
+    unit = F.normalize(embeddings)
+    assert_close(class_cosines(unit, W * scales), exact)
     W[:, 2] = 0
-    cosines = class_cosines(embeddings, W.requires_grad_())
+    cosines = class_cosines(unit, W.requires_grad_())
     (gradient,) = torch.autograd.grad(cosines.square().sum(), W)
     assert (cosines[:, 2] == 0).all() and gradient.isfinite().all()
 

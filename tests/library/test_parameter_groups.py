@@ -13,15 +13,16 @@ from pml_regularizers import (
     DistributedLoss,
     HORDELoss,
     VEMAttention,
+    check_optimized,
     parameter_groups,
-    warn_untrained,
 )
 from tests.support.toys import CHANNELS, WIDTH, Attended, Network
 
 
 def horde(base: nn.Module | None = None, **kwargs: Any) -> HORDELoss:
     base = losses.ContrastiveLoss() if base is None else base
-    return HORDELoss(base, CHANNELS, WIDTH, order=3, moment_dim=8, **kwargs)
+    settings = {"order": 3, "moment_dim": 8, "projections": "cascaded", **kwargs}
+    return HORDELoss(base, CHANNELS, WIDTH, **settings)
 
 
 def paths(groups: list[dict[str, Any]]) -> dict[str, int]:
@@ -109,14 +110,14 @@ class TestParameterGroups:
             parameter_groups(model, losses.ContrastiveLoss(), lr=1, overrides={path: {"lr": 2}})
 
 
-class TestWarnUntrained:
+class TestCheckOptimized:
     def test_silent_when_all_are_trained(self) -> None:
         model, loss = Network(), horde()
         optimizer = torch.optim.Adam(parameter_groups(model, loss, lr=1))
-        assert warn_untrained(loss, optimizer) == []
+        assert check_optimized(loss, optimizer) == []
         apart = [torch.optim.SGD([parameter], lr=1) for parameter in loss.parameters()]
-        assert warn_untrained(loss, *apart) == []
-        assert warn_untrained(losses.ContrastiveLoss()) == []
+        assert check_optimized(loss, *apart) == []
+        assert check_optimized(losses.ContrastiveLoss()) == []
 
     def test_the_original_base_loss_is_not_what_horde_trains(self) -> None:
         base = losses.ArcFaceLoss(3, WIDTH)
@@ -127,7 +128,7 @@ class TestWarnUntrained:
             with pytest.warns(
                 UserWarning, match=r"no optimizer got 8 of .*horde\.moments\.weight_0"
             ):
-                names = warn_untrained(wrapped, optimizer)
+                names = check_optimized(wrapped, optimizer)
             assert [name for name in names if name.endswith("W")] == [
                 f"losses.horde.losses.order_{k}.W" for k in (1, 2, 3)
             ]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from pytorch_metric_learning import miners, samplers, trainers
+from pytorch_metric_learning import losses, miners, samplers, trainers
 from pytorch_metric_learning.testers import GlobalEmbeddingSpaceTester, WithSameParentLabelTester
 from pytorch_metric_learning.utils import common_functions as c_f
 from pytorch_metric_learning.utils import logging_presets
@@ -22,7 +22,6 @@ from pml_regularizers import (
     HORDELoss,
     JRSRegularizer,
     RankAccuracyCalculator,
-    ScheduledLosses,
     VarianceRegularizer,
     attach_all,
 )
@@ -55,12 +54,16 @@ class Pipeline:
     def __init__(self) -> None:
         self.network = Attended()
         parts = {
-            "horde": HORDELoss(BinomialDevianceLoss(), CHANNELS, WIDTH, order=3, moment_dim=8),
+            "horde": HORDELoss(
+                BinomialDevianceLoss(), CHANNELS, WIDTH, moment_dim=8, projections="cascaded"
+            ),
             "variance": VarianceRegularizer(),
             "confusion": EnergyConfusionRegularizer(),
             "joint": JRSRegularizer(),
         }
-        self.loss = attach_all(ScheduledLosses(parts, weights=self.weights), self.network.head)
+        self.loss = attach_all(
+            losses.MultipleLosses(parts, weights=self.weights), self.network.head
+        )
         labels = torch.arange(CLASSES).repeat(6)
         centres = torch.randn(CLASSES, 3, 8, 8)
         self.data = TensorDataset(centres[labels] + torch.randn(len(labels), 3, 8, 8), labels)
@@ -245,7 +248,6 @@ def test_record_keeper_logs_all_systems(tmp_path: Path, monkeypatch: pytest.Monk
     keeper.save_records()
     pipeline.check(spy, *spy.batch)
     for table, statistic in (
-        ("metric_loss_ScheduledLosses", "weight_variance"),
         ("losses__modules_horde_HORDELoss", "order_3_loss"),
         ("losses__modules_variance_VarianceRegularizer", "batch_variance"),
         ("losses__modules_confusion_EnergyConfusionRegularizer", "between_class_energy"),

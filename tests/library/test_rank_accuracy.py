@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from pml_regularizers import RankAccuracyCalculator
-from pml_regularizers import _ranks as ranks
+from pml_regularizers.metrics import ranks
 from tests.support.counting import Peak
 
 CPU = torch.device("cpu")

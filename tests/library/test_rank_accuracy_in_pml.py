@@ -9,7 +9,7 @@ import torch
 from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
 
 from pml_regularizers import RankAccuracyCalculator
-from pml_regularizers import _ranks as ranks
+from pml_regularizers.metrics import ranks
 from tests.library.test_rank_accuracy import CPU, METRICS, ROUNDING, clusters, halves, measured
 from tests.support.pool import Processes
 
@@ -82,7 +82,7 @@ def test_no_neighbours_are_sought_for_clusters_and_no_clusters_for_ranks(monkeyp
     calculator = RankAccuracyCalculator(device=CPU, kmeans_func=k_means)
     calculator.get_accuracy(vectors, labels, include=("r_precision",))
     assert clustered == []
-    monkeypatch.setattr("pml_regularizers.rank_accuracy.count_ranks", None)
+    monkeypatch.setattr("pml_regularizers.metrics.rank_accuracy.count_ranks", None)
     calculator.get_accuracy(vectors, labels, include=("NMI",))
     assert clustered == [(9, 2)]
 

@@ -122,14 +122,17 @@ def test_an_ensemble_of_a_timm_trunk() -> None:
 
 def test_the_layers_of_the_masks_may_be_a_copy_of_the_body() -> None:
     trunk = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 7, 1), nn.Conv2d(7, 5, 3))
-    sizes = {"stem_channels": 4, "attention_channels": 7, "body_channels": 5, "embedding_size": 8}
-    made = AttentionEnsemble.for_trunk(trunk, "0", attention_stage="1", **sizes)
+    made = AttentionEnsemble.for_trunk(trunk, "0", attention_stage="1", embedding_size=8)
+    assert (made.stem_channels, made.mask.in_channels, made.head.in_channels) == (4, 7, 5)
     copied, own = dict(made.attention.named_parameters()), dict(made.body.named_parameters())
     assert set(copied) == {"1.weight", "1.bias"} < set(own)
     assert torch.equal(copied["1.weight"], own["1.weight"])
     assert copied["1.weight"] is not own["1.weight"]
     assert made(torch.randn(2, 3, 6, 6)).shape == (2, 8)
-    for missing in sizes.keys() - {"embedding_size"}:
-        with pytest.raises(ValueError, match=f"{missing}: Sequential does not state it"):
-            rest = {name: size for name, size in sizes.items() if name != missing}
-            AttentionEnsemble.for_trunk(trunk, "0", attention_stage="1", **rest)
+
+
+def test_channels_last_maps_are_not_cut() -> None:
+    sizes = {"img_size": 56, "depths": (1, 1), "embed_dim": 8, "num_heads": (1, 2)}
+    trunk = timm_model("swin_tiny_patch4_window7_224", num_classes=0, global_pool="", **sizes)
+    with pytest.raises(ValueError, match=r"stage: expected maps \(N, C, H, W\) at 'layers.0'"):
+        AttentionEnsemble.for_trunk(trunk, "layers.0")

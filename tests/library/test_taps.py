@@ -16,11 +16,11 @@ from pml_regularizers import (
     BinomialDevianceLoss,
     EmbeddingHead,
     FeatureLoss,
-    FeatureTap,
     HORDELoss,
     MissingFeaturesError,
 )
-from pml_regularizers.feature_loss import already_reduced
+from pml_regularizers.features.feature_loss import already_reduced
+from pml_regularizers.features.feature_tap import FeatureTap
 from tests.library.test_features import attached, explicit, gradients, horde
 from tests.support.tolerances import assert_close
 from tests.support.toys import WIDTH, Network, images, timm_model
@@ -78,7 +78,7 @@ def test_reentrant_checkpointing_is_refused() -> None:
     with pytest.raises(MissingFeaturesError, match="re-entrant activation checkpointing"):
         loss(embeddings, labels)
     embeddings.sum().backward()  # whose recomputation leaves no record
-    with pytest.raises(MissingFeaturesError, match="no features were recorded"):
+    with pytest.raises(MissingFeaturesError, match="not known to be those of these embeddings"):
         loss(torch.randn(8, WIDTH), labels)
 
 
@@ -173,7 +173,7 @@ def test_detach_and_attach_again() -> None:
 
 def test_a_removed_tap_forgets_its_records() -> None:
     stage, x = nn.Identity(), torch.ones(3, 2, requires_grad=True)
-    tap = FeatureTap(stage)
+    tap = FeatureTap({"pooled": stage})
     stage(x)
     tap.remove()
     with pytest.raises(MissingFeaturesError, match="no features were recorded"):

@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 import torch
+from pytorch_metric_learning.reducers import SumReducer
 from torch import Tensor, nn
 
-from pml_regularizers import EmbeddingHead, FeatureTap, VarianceRegularizer, VEMAttention
-from pml_regularizers.variance_attention import variance_gate, variance_loss
+from pml_regularizers import EmbeddingHead, VarianceRegularizer, VEMAttention
+from pml_regularizers.features.feature_tap import FeatureTap
+from pml_regularizers.heads.variance_attention import variance_errors, variance_gate
 from tests.oracles import variance_attention as oracle
 from tests.support.counting import Count
 from tests.support.tolerances import assert_close
@@ -52,8 +54,10 @@ def test_a_loss_made_by_hand() -> None:
     """Variances 4 and 0 where 1 and 2 are predicted; unbiased, 8."""
     x = torch.tensor([[1.0, 3.0], [5.0, 3.0]])
     predicted = torch.tensor([1.0, 2.0])
-    assert_close(variance_loss(x, predicted), (3**2 + 2**2) / 2)
-    assert_close(variance_loss(x, predicted, unbiased=True), (7**2 + 2**2) / 2)
+    assert_close(variance_errors(x, predicted), [3**2, 2**2])
+    assert_close(variance_errors(x, predicted, unbiased=True), [7**2, 2**2])
+    assert_close(value_of(x, predicted), (3**2 + 2**2) / 2)
+    assert_close(value_of(x, predicted, reducer=SumReducer()), 3**2 + 2**2)
 
 
 def test_one_sample_has_no_variance() -> None:
@@ -71,7 +75,7 @@ def test_the_variance_is_of_full_precision(dtype: torch.dtype) -> None:
     """Under autocast, and of features in float16, whose squares have a sum beyond it."""
     x, predicted = (100 * features(99)).to(dtype), prediction(torch.float32)
     with torch.autocast("cpu", torch.bfloat16):
-        value = variance_loss(x, predicted)
+        value = value_of(x, predicted)
     assert_close(value, exact_loss(x, predicted))
 
 

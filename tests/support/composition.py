@@ -14,14 +14,11 @@ from pml_regularizers import (
     EnergyConfusionRegularizer,
     HORDELoss,
     JRDLoss,
-    LinearRamp,
-    ScheduledLosses,
     VarianceRegularizer,
     attach_all,
-    gradient_norm_ratios,
     prepare_loss,
-    record_terms,
 )
+from pml_regularizers.gradient_ratios import capture_loss_terms, gradient_norm_ratios
 from tests.library.contract import CHANNELS, CLASSES, WIDTH
 from tests.support.gradients import Net, share
 from tests.support.pool import Processes
@@ -29,9 +26,9 @@ from tests.support.pool import Processes
 STEPS = 2
 
 
-def criterion() -> ScheduledLosses:
-    sizes = {"order": 3, "moment_dim": 7, "order_weights": (0.5, 2)}
-    return ScheduledLosses(
+def criterion() -> losses.MultipleLosses:
+    sizes: Any = {"moment_dim": 7, "projections": "cascaded", "order_weights": (0.5, 2)}
+    return losses.MultipleLosses(
         {
             "horde": HORDELoss(losses.ContrastiveLoss(), CHANNELS, WIDTH, **sizes),
             "jrd": JRDLoss(CLASSES, WIDTH),
@@ -41,8 +38,8 @@ def criterion() -> ScheduledLosses:
         },
         weights={
             "horde": 1.0,
-            "jrd": LinearRamp(0.0, 1.0, 2),
-            "variance": LinearRamp(0.0, 1.0, 4),
+            "jrd": 0.0,
+            "variance": 0.0,
             "fc confusion": 0.3,
             "confusion": 0.2,
         },
@@ -61,11 +58,12 @@ def measure(processes: Processes | None) -> dict[str, Any]:
         called = prepare_loss(processes, DistributedLoss(loss))
         model = processes.prepare(net)
     found: dict[str, Any] = {"steps": []}
-    for _ in range(STEPS):
+    for number in range(STEPS):
+        loss.weights |= {"jrd": number / 2, "variance": number / 4}
         model.zero_grad()
         called.zero_grad()
         embeddings, _ = model(x)
-        with record_terms(called) as terms:
+        with capture_loss_terms(called) as terms:
             total = called(embeddings, y)
         ratios = gradient_norm_ratios(
             terms,
@@ -84,7 +82,7 @@ def measure(processes: Processes | None) -> dict[str, Any]:
             for owner, module in (("net", net), ("loss", loss))
             for name, parameter in module.named_parameters()
         }
-        step = {"loss": total.detach(), "ratios": ratios, "step": int(loss.step)}
+        step = {"loss": total.detach(), "ratios": ratios}
         found["steps"].append({**step, "gradients": gradients})
     return found
 

@@ -30,7 +30,7 @@ FROZEN_STATISTICS = (
 
 def horde(base: str = "pml_regularizers.BinomialDevianceLoss", **settings: object) -> str:
     """The `losses` setting of a small HORDE."""
-    arguments = {"order": 3, "moment_dim": 32, **settings}
+    arguments = {"order": 3, "moment_dim": 32, "projections": "cascaded", **settings}
     listed = "".join(f", {name}: {value}" for name, value in arguments.items())
     return (
         "--losses=[{loss: {class_path: pml_regularizers.HORDELoss, "

@@ -45,7 +45,7 @@ WRAPPERS: dict[str, Callable[[Processes, nn.Module], nn.Module]] = {
 def train(processes: Processes, how: str, steps: int = 3) -> dict[str, Any]:
     """Steps by Adam: the warnings of each, the error that ended it, the parameters, and the first gradient."""
     torch.manual_seed(0)
-    loss = HORDELoss(losses.ContrastiveLoss(), 3, 6, order=2, moment_dim=5)
+    loss = HORDELoss(losses.ContrastiveLoss(), 3, 6, order=2, moment_dim=5, projections="cascaded")
     weight = loss.moments.weight_0  # on a process's own images: elsewhere its gradient is another
     criterion = WRAPPERS[how](processes, DistributedLoss(loss))
     optimizer = torch.optim.Adam(loss.parameters(), lr=1e-3)

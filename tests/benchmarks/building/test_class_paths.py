@@ -42,7 +42,7 @@ def test_every_default_is_printed_and_reads_back(
 ) -> None:
     config = printed(capsys, "--recipe=glyphs/demo/binomial_horde", MINER)
     horde = config["losses"][0]["loss"]["init_args"]
-    assert {"projections", "init", "normalize", "activations"} <= horde.keys()
+    assert {"projections", "init", "normalize", "checkpoint"} <= horde.keys()
     assert not SIZES.keys() & horde.keys()
     inner = horde["loss"]["init_args"]
     assert (inner["alpha"], inner["beta"], inner["embedding_reg_weight"]) == (2.0, 0.5, 1)

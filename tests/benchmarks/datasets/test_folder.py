@@ -168,7 +168,7 @@ def test_a_fraction_is_held_out_by_name_alone(root):
         (
             ["gnu/calf/1.jpg", "gnu/bull/index.html"],
             0.5,
-            r"ROOT/gnu/bull: holds no image; .*\.jpf, \.jpg",
+            r"ROOT/gnu/bull: holds no image, but 1 \.[a-z]+; convert .*; .*\.jpf, \.jpg",
         ),
         (["b\udce9e/1.jpg"], 0.5, r"^ROOT: the name 'b\\udce9e' has control .* not UTF-8; rename"),
         (["ant/\u202egpj.exe.jpg"], 0.5, r"^ROOT: the name 'ant/\\u202egpj.exe.jpg' has control"),

@@ -2,10 +2,15 @@
 
 import dataclasses
 import hashlib
+import math
+import os
+import shutil
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
+from benchmarks.datasets import contents
 from benchmarks.datasets.listing import DatasetError, DatasetInfo, Listing, load, read_lines
 from benchmarks.datasets.splits import shuffled, validation_fold
 
@@ -45,6 +50,87 @@ def test_load_reads_and_checks(listing, tmp_path):
 def test_the_fingerprint_is_a_function_of_what_is_listed_and_of_the_sizes(listing):
     text = "toya.jpg\0x\0train\x003\nb.jpg\0x\0train\x005\nc.jpg\0y\0test\x007\n"
     assert listing.fingerprint == hashlib.sha256(text.encode()).hexdigest()
+
+
+def set_time(path, seconds=1e9):
+    """Old enough to be kept: by `utime` the time of change is now."""
+    os.utime(path, (seconds, seconds))
+
+
+@pytest.fixture
+def decoded(monkeypatch):
+    """Bytes that are no image are taken for one."""
+    monkeypatch.setattr(contents, "read_image", lambda path: None)
+
+
+def test_the_content_is_a_function_of_paths_and_bytes(listing, tmp_path, decoded, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
+    rows = ((name, hashlib.sha256(bytes(size))) for name, size in (("a", 3), ("b", 5), ("c", 7)))
+    text = "".join(f"{name}.jpg\0{of.hexdigest()}\n" for name, of in rows)
+    before = listing.content
+    assert before == hashlib.sha256(text.encode()).hexdigest()
+    copy = shutil.copytree(tmp_path, tmp_path.with_name("copy"))
+    set_time(copy / "a.jpg")
+    assert dataclasses.replace(listing, root=copy).content == before
+    (tmp_path / "b.jpg").write_bytes(b"other")
+    changed = dataclasses.replace(listing)
+    assert changed.fingerprint == listing.fingerprint and changed.content != before
+
+
+def test_files_that_did_not_change_are_not_read_again(listing, tmp_path, decoded, monkeypatch):
+    """Whatever its time of modification says, a file that was replaced is."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
+    monkeypatch.setattr(contents, "YOUNG", -math.inf)
+    read = []
+    digest = hashlib.file_digest
+    monkeypatch.setattr(hashlib, "file_digest", lambda f, *a: read.append(f.name) or digest(f, *a))
+    before = listing.content
+    assert len(read) == 3
+    assert dataclasses.replace(listing).content == before and len(read) == 3
+    facts = (tmp_path / "b.jpg").stat()
+    (tmp_path / "new.jpg").write_bytes(b"other")
+    os.utime(tmp_path / "new.jpg", ns=(facts.st_atime_ns, facts.st_mtime_ns))
+    (tmp_path / "new.jpg").rename(tmp_path / "b.jpg")
+    assert dataclasses.replace(listing).content != before
+    assert [Path(name).name for name in read[3:]] == ["b.jpg"]
+    [kept] = (tmp_path / "caches").rglob("*.json")
+    for damage in ("", "[]", '{"a.jpg": 1}', '{"a.jpg": []}', '{"a.jpg": [3, 1, 1, 1, "x"]}'):
+        kept.write_text(damage)
+        (tmp_path / "b.jpg").write_bytes(bytes(5))
+        assert dataclasses.replace(listing).content == before
+
+
+def test_a_young_file_is_read_again(listing, tmp_path, decoded, monkeypatch):
+    """A second change within a clock's tick leaves no trace."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
+    monkeypatch.setattr(contents, "YOUNG", math.inf)
+    before = listing.content
+    assert not [*(tmp_path / "caches").rglob("*.json")]
+    monkeypatch.setattr(contents, "_facts", lambda found: [1])
+    (tmp_path / "b.jpg").write_bytes(b"other")
+    assert dataclasses.replace(listing).content != before
+
+
+def test_a_folder_of_caches_that_cannot_be_written_is_no_hindrance(
+    listing, tmp_path, decoded, monkeypatch
+):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    monkeypatch.setattr(contents, "YOUNG", -math.inf)
+    assert listing.content == dataclasses.replace(listing).content
+
+
+def test_a_damaged_image_is_named_before_anything_is_trained(tmp_path):
+    for name in "abc":
+        Image.new("RGB", (40, 40)).save(tmp_path / f"{name}.png")
+    for name in "bc":
+        content = (tmp_path / f"{name}.png").read_bytes()
+        (tmp_path / f"{name}.png").write_bytes(content[:60])
+    listing = listing_of(tmp_path, *((f"{name}.png", name, "train") for name in "abc"))
+    with pytest.raises(
+        DatasetError, match=r"b\.png: cannot be read .*, and 1 more cannot be read$"
+    ):
+        _ = listing.content
 
 
 @pytest.mark.parametrize("path", ["../a.jpg", "/etc/a.jpg", "x//a.jpg", "x/../../a.jpg", ""])

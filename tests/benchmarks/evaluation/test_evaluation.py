@@ -17,7 +17,7 @@ from torch.utils.data import Dataset, Subset
 from benchmarks.evaluation import outputs, tester
 from benchmarks.evaluation.extract import class_cosines
 from benchmarks.evaluation.tester import Evaluator, Measured, cluster_metrics
-from pml_regularizers import BinomialDevianceLoss, HORDELoss, VEMAttention
+from pml_regularizers import VEMAttention
 from tests.benchmarks.runs import as_accelerator
 from tests.support.pool import Pool, Processes
 
@@ -138,12 +138,27 @@ def test_evaluate_measures_unit_vectors(accelerator):
     assert 0 < found.metrics["recall_at_1"] < 1
 
 
-def test_descriptors_are_reduced_by_the_pca_of_the_training_images(accelerator):
-    horde, other = (HORDELoss(BinomialDevianceLoss(), 5, 4, order=2) for _ in range(2))
-    trained, descriptors = torch.randn(20, 8), torch.randn(6, 8)
-    other.fit_pca(trained)
-    found = outputs._reduced(accelerator, horde, trained, descriptors)
-    assert torch.equal(found, other.reduce(descriptors))
+@pytest.mark.parametrize("images", [50, 9])  # more or fewer than the 16 dimensions
+def test_descriptors_are_reduced_by_the_pca_of_the_training_images(accelerator, images):
+    trained, descriptors = (torch.randn(n, 16) @ torch.randn(16, 16) + 3 for n in (images, 40))
+    found = outputs.reduced(accelerator, trained, descriptors, 4)
+    rows, mean = trained.double().numpy(), trained.double().numpy().mean(axis=0)
+    values, vectors = np.linalg.eigh((rows - mean).T @ (rows - mean))
+    assert values[-5] < 0.99 * values[-4]
+    expected = torch.from_numpy((descriptors.double().numpy() - mean) @ vectors[:, -4:])
+    # An eigenvector has no sign of its own, which no inner product sees.
+    products, exact = (rows.double() @ rows.double().T for rows in (found, expected))
+    torch.testing.assert_close(products, exact, rtol=1e-5, atol=1e-4)
+    labels = torch.arange(40) % 8
+    assert measure(found, labels, (1, 2)) == measure(expected.float(), labels, (1, 2))
+    assert torch.equal(found, outputs.reduced(accelerator, trained, descriptors, 4))
+
+
+def test_the_first_component_by_hand(accelerator):
+    """Images along (3, 4) / 5 around the mean (1, 1): 10 = (7, 9), minus 5 = (-2, -3)."""
+    trained = torch.tensor([[4.0, 5.0], [-2.0, -3.0], [1.0, 1.0]])
+    found = outputs.reduced(accelerator, trained, torch.tensor([[7.0, 9.0], [5.0, -2.0]]), 1)
+    torch.testing.assert_close(found.abs(), torch.tensor([[10.0], [0.0]]))
 
 
 def test_mean_cosines_of_one_class_and_of_two():

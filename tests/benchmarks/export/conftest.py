@@ -19,8 +19,8 @@ from benchmarks import run as runner
 from benchmarks.building.images import build_datasets, show_to
 from benchmarks.building.network import EmbeddingModel, build_model
 from benchmarks.export.__main__ import main
-from benchmarks.records.files import write_json
-from benchmarks.records.run_folder import RunFolder, load_checkpoint
+from benchmarks.records.files import read_json, write_json
+from benchmarks.records.run_folder import RunFolder, load_checkpoint, run_identity
 from benchmarks.settings.command import parse
 from benchmarks.settings.data import Data
 from benchmarks.settings.recipe_files import read_yaml
@@ -34,6 +34,7 @@ HORDE = {
         "loss": {"class_path": "pml_regularizers.BinomialDevianceLoss"},
         "order": 3,
         "moment_dim": 16,
+        "projections": "cascaded",
     },
 }
 
@@ -105,7 +106,8 @@ def make_run(trained: Path, folder: Path, **model: Any) -> EmbeddingModel:
 
 def save(folder: Path, step: int, network: EmbeddingModel) -> None:
     run = RunFolder(folder)
-    run.save(step, {"model": network.state_dict(), "loss": {}})
+    about = {"run": run_identity(read_json(folder / "run.json"))}
+    run.save(step, {"model": network.state_dict(), "loss": {}} | about)
     run.close()
 
 

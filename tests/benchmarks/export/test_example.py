@@ -4,6 +4,7 @@ import base64
 import io
 import re
 import runpy
+import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -117,3 +118,77 @@ def test_the_example_shows_the_images_upright(
         search([str(searchable), str(folder), query, f"--html={query}"])
     assert (stopped.value.code, (folder / "0.png").read_bytes()) == (2, before)
     assert f"--html: {query} is there already" in capsys.readouterr().err
+
+
+def test_the_search_reads_images_as_a_training_does(
+    searchable: Path,
+    tmp_path: Path,
+    search: Callable[[Sequence[str]], int],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """All suffixes, 16 bits and linked folders; no hidden file; a damaged image is named and left out."""
+    linked, folder = tmp_path / "elsewhere", tmp_path / "a folder"
+    for place in (linked, folder):
+        place.mkdir()
+    (folder / "linked").symlink_to(linked)
+    gray = np.tile(np.linspace(0, 200, 64).astype(np.uint8), (64, 1))
+    for name in ("a.png", "a.gif", "a.jfif", "a.jp2", "a.TIFF"):
+        Image.fromarray(gray).save(folder / name)
+    Image.fromarray(gray.astype(np.uint16) << 8).save(linked / "16.png")
+    Image.fromarray(gray.T.copy()).save(linked / "other.png")
+    (folder / "._a.png").write_bytes(b"of a Mac")
+    (folder / "damaged.png").write_bytes((folder / "a.png").read_bytes()[:60])
+    Image.new("1", (20_000, 10_000)).save(folder / "bomb.png")
+    assert search([str(searchable), str(folder), str(folder / "a.png"), "--neighbours=9"]) == 0
+    output = capsys.readouterr()
+    found = {}
+    for line in output.out.splitlines()[1:]:
+        distance, path = line.split(maxsplit=1)
+        found[Path(path).relative_to(folder).as_posix()] = float(distance)
+    assert set(found) == {"a.gif", "a.jfif", "a.jp2", "a.TIFF", "linked/16.png", "linked/other.png"}
+    assert found["linked/16.png"] == found["a.gif"] == found["a.TIFF"] == pytest.approx(0, abs=1e-3)
+    assert found["linked/other.png"] == max(found.values()) > 0.01
+    left_out = [line for line in output.err.splitlines() if line.startswith("left out: ")]
+    assert [name for name in ("damaged.png", "bomb.png") for line in left_out if name in line] == [
+        "damaged.png",
+        "bomb.png",
+    ]
+
+
+@pytest.mark.parametrize("arguments", [["--neighbours=-3"], ["--neighbours=0"], ["bomb"]])
+def test_the_search_refuses_in_one_line(
+    arguments: list[str],
+    searchable: Path,
+    pictures: Path,
+    tmp_path: Path,
+    search: Callable[[Sequence[str]], int],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    if arguments == ["bomb"]:
+        arguments = [str(tmp_path / "bomb.png")]
+        Image.new("1", (20_000, 10_000)).save(arguments[0])
+    with pytest.raises(SystemExit) as stopped:
+        query = str(pictures / "class0" / "0.png")
+        search([str(searchable), str(pictures), query, *arguments])
+    assert stopped.value.code == 2
+    assert capsys.readouterr().err.splitlines()[-1].startswith("usage: ") is False
+
+
+def test_the_search_that_an_export_prints_can_be_pasted(
+    plain: Path,
+    tmp_path: Path,
+    search: Callable[[Sequence[str]], int],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    output = tmp_path / "an export; it's new"
+    assert main([str(plain), f"--output={output}"]) == 0
+    command = capsys.readouterr().out.splitlines()[-1].partition(": ")[2]
+    words = subprocess.run(
+        ["bash", "-c", f"python() {{ printf '%s\\n' \"$@\"; }}; {command}"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.splitlines()
+    assert words[:2] == ["examples/search_folder.py", str(output)]
+    assert search(words[1:]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 1 + 5

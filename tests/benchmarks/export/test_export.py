@@ -20,7 +20,7 @@ from benchmarks.building.images import build_datasets, show_to
 from benchmarks.export import writing
 from benchmarks.export.__main__ import main
 from benchmarks.export.writing import preprocessing
-from benchmarks.records.files import write_json
+from benchmarks.records.files import read_json, write_json
 from benchmarks.settings.data import Data
 from tests.benchmarks.export.conftest import (
     SIZE,
@@ -224,3 +224,16 @@ def test_a_trunk_that_normalises_after_pooling_is_not_for_timm(
     shutil.rmtree(tmp_path / "run")
     make_run(trained, tmp_path / "run", trunk="test_convnext")
     refused("timm's test_convnext with model.pool avg and the embedding layer as its classifier")
+
+
+@pytest.mark.parametrize("changes", [{"seed": 1}, {"data": {"fingerprint": "of other images"}}])
+def test_a_checkpoint_of_another_run_is_not_exported(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], changes: dict[str, Any]
+) -> None:
+    record = read_json(run / "run.json")
+    write_json(
+        run / "run.json", record | {"data": record["data"] | changes.pop("data", {})} | changes
+    )
+    assert main([str(run), f"--output={tmp_path / 'out'}"]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert "is of a run with" in line and not (tmp_path / "out").exists()

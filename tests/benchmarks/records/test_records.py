@@ -5,6 +5,7 @@ import sqlite3
 import subprocess
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -178,8 +179,26 @@ def test_describe_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / "page.md").write_text("a command goes on after it has written its page")
     assert provenance.describe_code() == {"commit": head, "dirty": False}
+    for name in ("photographs/a.jpg", "runs/run.json", "mine.py", "benchmarks/notes.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("a user's own")
+    assert provenance.describe_code() == {"commit": head, "dirty": False}
+    (tmp_path / "benchmarks" / "inner").mkdir()
+    (new := tmp_path / "benchmarks" / "inner" / "new.py").write_text("")
+    assert provenance.describe_code() == {"commit": head, "dirty": True}
+    new.unlink()
     module.write_text("changed = True\n")
     assert provenance.describe_code() == {"commit": head, "dirty": True}
 
     monkeypatch.setenv("PATH", str(tmp_path))
     assert provenance.describe_code() == unknown, "no git"
+
+
+@pytest.mark.parametrize(("system", "unit"), [("linux", 2**10), ("darwin", 1)])
+def test_peak_memory_is_in_the_units_of_the_system(
+    system: str, unit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = SimpleNamespace(ru_maxrss=3 * 2**30 // unit)
+    monkeypatch.setattr(provenance.sys, "platform", system)
+    monkeypatch.setattr(provenance.resource, "getrusage", lambda of: usage)
+    assert provenance.peak_memory()["host"] == 3

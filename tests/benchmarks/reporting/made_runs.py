@@ -19,6 +19,7 @@ DATA = {
     "test_images": 12900,
     "split": "test",
 }
+CONFIG: dict[str, Any] = {"optimizer": {"lr": 0.003, "note": "<b>not html</b>"}}
 METRICS = {
     "recall_at_1": "Recall@1",
     "recall_at_2": "Recall@2",
@@ -36,9 +37,8 @@ def metrics(recall: float) -> dict[str, float]:
 
 def write_run(parent: Path, label: str, seed: int, recall: float, /, **changes: Any) -> Path:
     """A finished run folder; `changes` replace entries of its run.json."""
-    config = {"optimizer": {"lr": 0.003, "note": "<b>not html</b>"}}
     info = {
-        **{"label": label, "seed": seed, "config": config, "commit": "0123abc", "dirty": True},
+        **{"label": label, "seed": seed, "config": CONFIG, "commit": "0123abc", "dirty": True},
         **{"data": DATA, "steps": 1500, "metrics": metrics(recall)},
     }
     return write_record(parent / f"{label}-{seed}", **info | changes)

@@ -20,6 +20,7 @@ from benchmarks.reporting.figures import write_html
 from benchmarks.reporting.table import Table
 from tests.benchmarks.made import DIVERGED
 from tests.benchmarks.reporting.made_runs import (
+    CONFIG,
     DATA,
     METRICS,
     add_curves_and_images,
@@ -116,6 +117,12 @@ def test_rows_and_columns_are_what_was_measured(make: Make) -> None:
     assert "†" not in compare([base]).markdown()
 
 
+def test_a_loss_that_never_acted_is_told(make: Make) -> None:
+    run = load_run(make("A", 0, 0.4, never_acted=True))
+    assert f"{run.folder}: the loss was 0 in every step" in compare([run]).markdown()
+    assert "was 0" not in compare([load_run(make("B", 0, 0.4, never_acted=False))]).markdown()
+
+
 def test_a_metric_of_one_method_is_no_hindrance(make: Make) -> None:
     vem = load_run(make("vem", 0, 0.5, metrics={**metrics(0.5), "variance_correlation": 0.8}))
     base = load_run(make("base", 0, 0.4))
@@ -193,6 +200,20 @@ def test_a_run_that_diverged_is_counted_and_named(
         ({"metrics": {"recall_at_10": 0.5}}, r"measured \['recall_at_10'\], but .*base-0"),
         ({"label": "base"}, "label 'base' already has seed 0 in .*base-0"),
         ({"label": "base", "seed": 1, "steps": 7}, "7 steps, but 1500 in .*base-0"),
+        *(
+            ({"label": "base", "seed": 1, "config": config}, f"its {name} is not that of .*base-0")
+            for config, name in (
+                (CONFIG | {"optimizer": CONFIG["optimizer"] | {"lr": 0.03}}, "optimizer.lr"),
+                (
+                    CONFIG | {"losses": [{"loss": {"class_path": "a.B"}}]},
+                    r"losses\[0\].loss.class_path",
+                ),
+            )
+        ),
+        (
+            {"label": "base", "seed": 1, "weights": {"file": "x.pth", "sha256": "1"}},
+            "its model.weights is not that of .*base-0",
+        ),
     ],
 )
 def test_runs_that_cannot_be_compared(
@@ -207,6 +228,34 @@ def test_runs_that_cannot_be_compared(
     assert not list(folders[0].parent.rglob("*.html"))
     assert main([str(make("wild", seed, 0, **DIVERGED)) for seed in (0, 1)]) == 2
     assert "wild-0: the run is diverged (the loss is nan), not" in capsys.readouterr().err
+
+
+def test_runs_of_a_label_may_differ_in_what_changes_no_result(make: Make) -> None:
+    """And in the files of a folder of weights, which seeds use in turn."""
+    folders = []
+    for seed in (0, 1):
+        config = CONFIG | {"output": f"runs/{seed}", "seed": seed, "checkpoint_every": 10 + seed}
+        config |= {"model": {"weights": "weights"}, "data": {"root": f"data{seed}"}}
+        weights = {"file": f"{seed}.safetensors", "sha256": f"{seed}"}
+        folders.append(make("base", seed, 0.4 + seed / 10, config=config, weights=weights))
+    [row] = table(compare([load_run(folder) for folder in folders]).markdown())
+    assert row["seeds"] == "2" and row["Recall@1 (%)"].startswith("45.00 ±")
+
+
+@pytest.mark.parametrize("label", ["before training", "horde †", "horde, order 2"])
+@pytest.mark.parametrize("first", [True, False])
+def test_a_label_that_is_another_row_is_refused(
+    make: Make, capsys: pytest.CaptureFixture[str], label: str, first: bool
+) -> None:
+    outputs = {"descriptor": metrics(0.6), "order_2": metrics(0.3)}
+    folders = [make("horde", 0, 0.5, outputs=outputs, before_training=metrics(0.1))]
+    folders.insert(0 if first else 1, make(label, 0, 0.7))
+    assert main([*map(str, folders), "--baseline=horde"]) == 2
+    captured = capsys.readouterr()
+    [line] = captured.err.splitlines()
+    assert captured.out == "" and f"the label '{label}' is also the name of another row" in line
+    assert f"{label}-0: " in line
+    assert not [*folders[0].parent.rglob("*.html")]
 
 
 def attributes(page: str, tag: str, name: str) -> list[str]:

@@ -7,7 +7,6 @@ import pytest
 from benchmarks.settings.command import parse
 from benchmarks.settings.differences import (
     ABSENT,
-    FORMER,
     MOVES,
     Change,
     changes_of_methods,
@@ -16,6 +15,7 @@ from benchmarks.settings.differences import (
     flat,
     settings_of_results,
 )
+from benchmarks.settings.former import SETTINGS
 
 
 def config(**changes: Any) -> dict[str, Any]:
@@ -30,7 +30,7 @@ OLD = {
 
 def test_the_tables_name_settings_that_there_are_or_were() -> None:
     known = flat(parse([]).config)
-    assert set(MOVES) <= {*known, *FORMER}
+    assert set(MOVES) <= {*known, *SETTINGS}
 
 
 def test_former_settings_without_effect_are_no_difference() -> None:

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import torch
 from pytorch_metric_learning import losses, miners
+from torch import nn
 
-from benchmarks.building.network import batch_norms, build_model
+from benchmarks.building.network import EmbeddingModel, batch_norms, build_model
 from benchmarks.building.objective import build_loss, build_optimizer
 from benchmarks.run import main
 from benchmarks.settings.command import parse
@@ -17,7 +18,7 @@ from benchmarks.settings.errors import ConfigError
 from benchmarks.settings.experiment import Model
 from benchmarks.settings.recipe_files import recipe_names
 from benchmarks.settings.yaml_files import dump
-from pml_regularizers import HORDELoss, ScheduledLosses
+from pml_regularizers import EmbeddingHead, HORDELoss, VEMAttention
 
 OURS, PML = "pml_regularizers", "pytorch_metric_learning"
 HORDE, CONTRASTIVE = f"{OURS}.HORDELoss", f"{PML}.losses.ContrastiveLoss"
@@ -43,6 +44,10 @@ def loss(class_path: str, **arguments: Any) -> str:
 
 MISTAKES = {  # {name: (argument or content of a file, message)}
     # How settings are given.
+    **{
+        f"label {label!r}": (f"--label={label}", "label: ")
+        for label in ("before training", "HORDE †", "HORDE, order 2")
+    },
     "a number that is none": (
         "--data.fold=1.5",
         "data.fold: expected an integer >=0 and <2147483648, got '1.5'",
@@ -168,7 +173,7 @@ MISTAKES = {  # {name: (argument or content of a file, message)}
     # A trial step.
     "loss that takes no labels": (loss("torch.nn.Identity"), "losses: a trial step failed"),
     "loss of nan": (
-        loss(f"{PML}.losses.NTXentLoss", temperature=float("nan")).replace("NaN", ".nan"),
+        loss(f"{PML}.losses.NTXentLoss", temperature=1e-300),
         "losses: a trial step failed: ValueError: the loss is nan",
     ),
     "one term": ("--diagnose_every=1", "diagnose_every: a trial step failed: ValueError: loss: ex"),
@@ -305,7 +310,7 @@ def test_builds_nested_classes_with_the_sizes_of_the_run() -> None:
     arcface = spec(f"{PML}.losses.ArcFaceLoss", margin=20)
     cosine = spec(f"{PML}.distances.CosineSimilarity")
     terms = [
-        {"loss": spec(HORDE, order=3, moment_dim=16, loss=arcface)},
+        {"loss": spec(HORDE, embed_orders=True, moment_dim=16, loss=arcface)},
         {"loss": spec(CONTRASTIVE, distance=cosine, pos_margin=1, neg_margin=0), "weight": 0.5},
         {"loss": spec(CONTRASTIVE), "weight": 2},
     ]
@@ -314,7 +319,7 @@ def test_builds_nested_classes_with_the_sizes_of_the_run() -> None:
     model = build_model(Model(embedding_size=8), Data())
     loss = build_loss(command.experiment, model, num_classes=11)
     assert isinstance(loss.miner, miners.MultiSimilarityMiner)
-    assert isinstance(loss.loss, ScheduledLosses)
+    assert isinstance(loss.loss, losses.MultipleLosses)
     assert loss.loss.weights == {
         "HORDELoss": 1.0,
         "ContrastiveLoss": 0.5,
@@ -345,6 +350,24 @@ def test_parts_have_their_own_settings() -> None:
         "model.head.fc": 1e-2,
     }
     assert groups["model.head.fc"]["weight_decay"] == 0.5
+
+
+def test_recipes_give_the_boundary_of_margin_loss_its_authors_rate() -> None:
+    """Wu et al.: 5e-4, without decay. A distance hardly moves at a trunk's rate."""
+    found = 0
+    for name in recipe_names():
+        run = parse([f"--recipe={name}"]).experiment
+        if "MarginLoss" not in str([term.loss.description for term in run.losses]).replace(
+            "TripletMarginLoss", ""
+        ):
+            continue
+        model = EmbeddingModel(nn.Identity(), EmbeddingHead(4, 8, attention=VEMAttention))
+        optimizer, _ = build_optimizer(run.optimization, model, build_loss(run, model, 3))
+        (beta,) = (group for group in optimizer.param_groups if group["name"].startswith("loss"))
+        assert (beta["max_lr"] if run.optimization.scheduler else beta["lr"]) == 5e-4, name
+        assert beta["weight_decay"] == 0, name
+        found += 1
+    assert found > 5
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,34 @@
 """A file that holds no settings is refused in one line."""
 
+import argparse
+from math import inf
 from pathlib import Path
 
 import pytest
 
+from benchmarks.console import at_least
 from benchmarks.run import main
+from benchmarks.settings import ConfigError, read_study
 from benchmarks.settings.yaml_files import dump, load_yaml
+
+OTHER_NUMBERS = (
+    *(
+        "010",
+        "08",
+        "0777",
+        "-010",
+        "00",
+        "0o17",
+        "0x1F",
+        "0b11",
+        "1_000",
+        "1:30",
+        "1:30:15",
+        "01e3",
+    ),
+    *("1:30.5", "1_0.5", "007.5"),
+)
+NUMBERS = (0, 7, -3, 10**20, 0.5, -0.25, 1e-05, 1.5e300, inf)
 
 FILES = {
     "a list of itself": ("losses: &a [*a]", "not valid YAML: found unconstructable recursive"),
@@ -27,7 +50,56 @@ def test_a_file_that_is_no_settings(
 
 
 def test_what_is_written_reads_back() -> None:
-    shared = ["*", "[x", "{a: 1}", "1e5", "a*b"]
-    settings = {"a": shared, "b": {"c": shared, "d": 1e-5, "e": None}}
+    shared = ["*", "[x", "{a: 1}", "1e5", "a*b", "2024-01-01", *OTHER_NUMBERS, *map(str, NUMBERS)]
+    settings = {"a": shared, "b": {"c": shared, "d": 1e-5, "e": None, "f": [*NUMBERS]}}
     assert load_yaml(dump(settings)) == settings
-    assert load_yaml("1e-5") == 1e-5
+
+
+def test_numbers_are_decimal() -> None:
+    for number in NUMBERS:
+        assert load_yaml(dump({"x": number}))["x"] == number
+    assert [load_yaml(text) for text in (".5", "+3", "1.", "1E3", "-.inf")] == [
+        0.5,
+        3,
+        1,
+        1000,
+        -inf,
+    ]
+    assert load_yaml("[2024-01-01, 1:x, 0x, v010]") == ["2024-01-01", "1:x", "0x", "v010"]
+
+
+@pytest.mark.parametrize("number", OTHER_NUMBERS)
+def test_a_number_that_readers_of_yaml_disagree_on_is_refused(
+    number: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "c.yaml").write_text(f"data:\n  batch_size: {number}")
+    (tmp_path / "inner.yaml").write_text(
+        f"optimization: {{overrides: {{model: {{lr: {number}}}}}}}"
+    )
+    (tmp_path / "key.yaml").write_text(f"model: {{trunk_args: {{{number}: 1}}}}")
+    (tmp_path / "text.yaml").write_text(f"data: {{batch_size: '{number}'}}")
+    (tmp_path / "study.yaml").write_text(f"rows: {{a: {{choose: {{x: [{number}]}}}}}}")
+    for argument in (
+        *(f"--config={tmp_path / name}.yaml" for name in ("c", "inner", "key", "text")),
+        f"--data.batch_size={number}",
+        f"--evaluation.recall_at=[1, {number}]",
+        f"--model.trunk_args={{output_stride: {number}}}",
+        f"--model.trunk_args.output_stride={number}",
+        f"--optimization.optimizer={{class_path: torch.optim.SGD, init_args: {{momentum: {number}}}}}",
+    ):
+        assert main(["--recipe=glyphs/demo/binomial", argument, "--print_config"]) == 2, argument
+        [line] = capsys.readouterr().err.splitlines()
+        assert number in line and ("decimal digits" in line or "expected an integer" in line)
+    with pytest.raises(ConfigError, match="decimal digits"):
+        read_study(str(tmp_path / "study.yaml"))
+    with pytest.raises(argparse.ArgumentTypeError):
+        at_least(0)(number)
+
+
+@pytest.mark.parametrize("key", ["no", "on", "null", "1.5"])
+def test_a_key_is_text(key: str) -> None:
+    with pytest.raises(ValueError, match="expected text; quote it"):
+        load_yaml(f"{key}: 1")
+    assert load_yaml(f"'{key}': 1") == {key: 1}
+    with pytest.raises(ValueError, match="appears twice"):
+        load_yaml("1: a\n'1': b")

@@ -27,6 +27,11 @@ from benchmarks.studies.search import read_space
                 "{low: 1, high: 1.5, int: true}",
                 "{low: 1, high: .inf}",
                 "{low: a, high: 2}",
+                "{low: '1e-3', high: 1}",
+                "{low: no, high: 2}",
+                "{low: 1, high: 2, int: 'no'}",
+                "{low: 1, high: 2, log: 'off'}",
+                "{low: 1, high: 2, log: 1}",
             )
         ),
         ("a: {low: 1, high: 2}\na: {low: 1, high: 2}", "appears twice"),

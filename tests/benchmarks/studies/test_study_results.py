@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -63,8 +64,9 @@ def test_what_does_not_fit_is_told_before_the_first_run(folders, capsys, monkeyp
 
 def on_their_images(jobs: list[Job]) -> None:
     for job in jobs:
-        found = build_datasets(job.command.experiment.data, seed=0).test.fingerprint
-        finish(job, 0.5, data=RECORD["data"] | {"fingerprint": found})
+        test = build_datasets(job.command.experiment.data, seed=0).test
+        data = {"fingerprint": test.fingerprint, "content": test.content}
+        finish(job, 0.5, data=RECORD["data"] | data)
 
 
 def test_images_of_another_folder_are_seen_before_anything_is_trained(folders, trained_by, capsys):
@@ -74,6 +76,20 @@ def test_images_of_another_folder_are_seen_before_anything_is_trained(folders, t
     assert command("--data.root=a") == 0
     assert command("--data.root=b") == 2
     assert "data.root: test of new, seed 0 was measured on other" in capsys.readouterr().err
+
+
+def test_a_replaced_image_is_seen_before_anything_is_trained(folders, trained_by, capsys):
+    """Of a file that has the same size; a copy of the folder is the same images."""
+    one, other = (Image.new("RGB", (24, 24), colour) for colour in ("red", "blue"))
+    one.save("a/class0/0.png", compress_level=0)
+    trained_by(on_their_images)
+    assert command("--data.root=a") == 0
+    shutil.copytree("a", "copy")
+    assert command("--data.root=copy") == 0
+    other.save("copy/class0/0.png", compress_level=0)
+    assert Path("copy/class0/0.png").stat().st_size == Path("a/class0/0.png").stat().st_size
+    assert command("--data.root=copy") == 2
+    assert "was measured on other images (content" in capsys.readouterr().err
 
 
 @pytest.fixture

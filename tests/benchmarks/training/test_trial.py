@@ -1,12 +1,13 @@
 """The parts of a run and its trial step."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
 from accelerate import Accelerator
 
-from benchmarks.settings import parse
+from benchmarks.settings import ConfigError, Data, parse
 from benchmarks.training import trial
 from tests.support.processes import TINY, horde
 
@@ -14,6 +15,67 @@ MEMORY = (
     "--losses=[{loss: {class_path: pytorch_metric_learning.losses.CrossBatchMemory, init_args: {memory_size: 9, "
     "loss: {class_path: pytorch_metric_learning.losses.ContrastiveLoss}}}}]"
 )
+
+
+TRIPLET, JRS = "pytorch_metric_learning.losses.TripletMarginLoss", "pml_regularizers.JRSRegularizer"
+CONFUSION = "pml_regularizers.EnergyConfusionRegularizer"
+
+
+def losses(*paths: str, weights: Sequence[float] = (1, 1)) -> str:
+    terms = (
+        f"{{weight: {weight}, loss: {{class_path: {path}}}}}"
+        for path, weight in zip(paths, weights, strict=False)
+    )
+    return f"--losses=[{', '.join(terms)}]"
+
+
+@pytest.mark.parametrize(
+    ("settings", "index"),
+    [
+        ([losses(TRIPLET), "--data.samples_per_class=1"], 0),
+        ([losses(TRIPLET), "--data.samples_per_class=60"], 0),
+        ([losses(JRS, TRIPLET), "--data.samples_per_class=1"], 1),
+        ([losses(TRIPLET, CONFUSION), "--data.samples_per_class=60"], 0),
+        ([losses(TRIPLET, weights=[0])], 0),
+        ([losses("pytorch_metric_learning.losses.NTXentLoss"), "--data.samples_per_class=1"], 0),
+    ],
+)
+def test_a_loss_that_never_acts_is_refused(settings: list[str], index: int) -> None:
+    with pytest.raises(ConfigError, match=rf"losses\[{index}\]: a .* of 0 in all trial batches"):
+        trial.try_one_step(parse([*TINY, *settings]).experiment)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        [losses("pytorch_metric_learning.losses.ArcFaceLoss"), "--data.samples_per_class=1"],
+        [losses("pytorch_metric_learning.losses.ContrastiveLoss"), "--data.samples_per_class=1"],
+        [losses(TRIPLET, JRS, weights=[1, 0])],
+        [
+            losses(TRIPLET),
+            "--miner={class_path: pytorch_metric_learning.miners.TripletMarginMiner, "
+            "init_args: {type_of_triplets: hard}}",
+        ],
+        [losses(TRIPLET), "--data.samples_per_class=null"],
+    ],
+)
+def test_a_loss_that_acts_in_some_batch_is_tried(settings: list[str]) -> None:
+    trial.try_one_step(parse([*TINY, *settings]).experiment)
+
+
+@pytest.mark.parametrize(
+    ("size", "of_class", "small", "classes"),
+    [
+        *((80, 4, [0, 1, 0, 1], 16), (80, 1, [0, 1, 2, 3], 32), (4, 1, [0, 1, 2, 3], 4)),
+        *((8, 8, [0, 0, 0, 0], 1), (2, 2, [0, 0], 1), (80, None, [0, 1, 0, 1], 2)),
+    ],
+)
+def test_trial_batches_are_composed_as_those_of_the_training(
+    size: int, of_class: int | None, small: list[int], classes: int
+) -> None:
+    data = Data(batch_size=size, samples_per_class=of_class)
+    assert trial._trial_labels(data, 4).tolist() == small
+    assert len(trial._trial_labels(data, 32).unique()) == classes
 
 
 @pytest.mark.parametrize("setting", [horde(), MEMORY])

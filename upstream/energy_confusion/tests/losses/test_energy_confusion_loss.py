@@ -81,6 +81,25 @@ class TestEnergyConfusionLoss(unittest.TestCase):
             self.assertEqual(loss, 0)
             self.assertTrue(torch.all(embeddings.grad == 0))
 
+    def test_other_distance_and_close_classes(self):
+        torch.manual_seed(1122)
+        labels = torch.tensor([0, 0, 1, 2, 2])
+        loss_func = EnergyConfusionLoss(log=False, distance=LpDistance(power=1))
+        embeddings = torch.nn.functional.normalize(torch.randn(5, 3))
+        mat = torch.cdist(embeddings, embeddings)
+        correct_loss = (mat[:2, 2].mean() + mat[:2, 3:].mean() + mat[2, 3:].mean()) / 3
+        self.assertTrue(torch.isclose(loss_func(embeddings, labels), correct_loss))
+
+        distance = LpDistance(power=2, normalize_embeddings=False)
+        loss_func = EnergyConfusionLoss(
+            log=False, distance=distance, reducer=SumReducer()
+        )
+        # 2 classes that are close to each other, and far from the mean of the batch
+        embeddings = torch.tensor([[100.0], [100.0], [100.001], [100.0], [100.0]])
+        gap = (embeddings[2] - embeddings[0]).item() ** 2
+        labels = torch.tensor([0, 0, 1, 0, 0])
+        self.assertAlmostEqual(loss_func(embeddings, labels).item() / gap, 2, places=4)
+
     def test_gradient_of_last_layer_only(self):
         trunk, embedder = torch.nn.Linear(3, 4), torch.nn.Linear(4, 2)
         features = trunk(torch.randn(4, 3))
@@ -113,5 +132,5 @@ class TestEnergyConfusionLoss(unittest.TestCase):
             loss_func(embeddings, labels, ref_emb=torch.randn(4, 2), ref_labels=labels)
         with self.assertRaises(ValueError):
             loss_func(embeddings, labels, MultiSimilarityMiner()(embeddings, labels))
-        with self.assertRaises(AssertionError):
+        with self.assertRaises(ValueError):
             EnergyConfusionLoss(distance=CosineSimilarity())

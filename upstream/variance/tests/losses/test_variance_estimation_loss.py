@@ -4,7 +4,6 @@ import torch
 
 from pytorch_metric_learning.losses import VarianceEstimationLoss
 from pytorch_metric_learning.reducers import SumReducer
-from pytorch_metric_learning.utils import common_functions as c_f
 from pytorch_metric_learning.utils.variance_attention import VarianceAttention
 
 from .. import TEST_DEVICE, TEST_DTYPES
@@ -83,13 +82,12 @@ class TestVarianceEstimationLoss(unittest.TestCase):
             self.assertEqual(loss, 4)
 
     def test_init_and_stats(self):
-        weight_init_func = c_f.TorchInitWrapper(torch.nn.init.zeros_)
-        attention = VarianceAttention(3, weight_init_func=weight_init_func)
+        attention = VarianceAttention(3, init="zeros")
         self.assertTrue(torch.all(attention(torch.ones(2, 3)) == 0.5))
         loss_func = VarianceEstimationLoss(collect_stats=True)
         loss_func(torch.tensor([[0.0], [2.0]]), ref_emb=torch.tensor([[3.0]]))
-        self.assertEqual(loss_func.avg_variance, 1)
-        self.assertEqual(loss_func.avg_predicted_variance, 3)
+        self.assertEqual(loss_func.batch_variance, 1)
+        self.assertEqual(loss_func.predicted_variance, 3)
 
     def test_unsupported(self):
         features, labels = torch.randn(4, 3), torch.arange(4)
@@ -101,3 +99,14 @@ class TestVarianceEstimationLoss(unittest.TestCase):
             loss_func(features, labels, ref_emb=torch.ones(1, 3))
         with self.assertRaises(ValueError):
             VarianceEstimationLoss(distance=None)
+        with self.assertRaises(ValueError):
+            VarianceAttention(3)(torch.randn(4, 2))
+        with self.assertRaises(ValueError):
+            VarianceAttention(3, init="ones")
+
+    def test_channels_of_feature_maps(self):
+        attention = VarianceAttention(3)
+        features = torch.randn(2, 3, 4, 5)
+        correct_output = attention(features.permute(0, 2, 3, 1).reshape(-1, 3))
+        output = attention(features).permute(0, 2, 3, 1).reshape(-1, 3)
+        self.assertTrue(torch.allclose(output, correct_output))

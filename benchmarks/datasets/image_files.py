@@ -1,0 +1,70 @@
+"""Image files: which files are images, and how their pixels are read, by every part that reads any."""
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageOps
+
+from benchmarks.datasets.listing import reading
+
+FORMATS = ("JPEG", "PNG", "BMP", "GIF", "PPM", "TIFF", "WEBP", "JPEG2000", "AVIF")
+"""Formats to open files as, whatever their names; otherwise Pillow would hand PostScript to Ghostscript."""
+
+
+@cache
+def suffixes() -> tuple[str, ...]:
+    """Ends of the names of images, in lower case."""
+    return tuple(end for end, kind in Image.registered_extensions().items() if kind in FORMATS)
+
+
+def walk(root: Path) -> Iterator[tuple[Path, list[str], list[str], list[str]]]:
+    """Each folder from the root down, its folders, its images and its other files, by name.
+
+    Links are followed; hidden files and folders are left out.
+
+    Raises:
+        OSError: if a folder cannot be listed.
+    """
+
+    def stop(error: OSError) -> None:
+        raise error
+
+    for folder, inner, files in os.walk(root, onerror=stop, followlinks=True):
+        inner[:] = sorted(name for name in inner if name[0] != ".")
+        shown = sorted(name for name in files if name[0] != ".")
+        images = [name for name in shown if name.lower().endswith(suffixes())]
+        yield Path(folder), inner, images, [name for name in shown if name not in {*images}]
+
+
+def read_image(path: Path, *, upright: bool = False) -> Image.Image:
+    """Read an image file as RGB.
+
+    Transparency is ignored. Of several frames the first is read; 16 bits are cut to the upper 8.
+
+    Args:
+        upright: Turn the image as its EXIF orientation says; by default its pixels stay as stored, as in PML's and
+            torchvision's datasets. Pillow itself turns TIFF files.
+
+    Raises:
+        DatasetError: if there is no such file, its format is not in `FORMATS`, it has too many pixels, or it
+            cannot be decoded to its end.
+    """
+    with reading(path), Image.open(path, formats=FORMATS) as file:
+        image: Image.Image = file
+        if file.mode.startswith("I;16"):  # Pillow would clip it to white
+            image = Image.fromarray((np.asarray(file) >> 8).astype(np.uint8))
+            image.info = file.info
+        elif file.mode in ("I", "F"):
+            raise ValueError(f"the mode {file.mode} does not define which value is white")
+        image.load()
+        # Invisible pixels have a colour, too; Pillow would warn of it.
+        image.info.pop("transparency", None)
+        image = image.convert("RGB")
+    if upright:
+        with suppress(Exception):  # damage in other EXIF data shows only after the turn
+            ImageOps.exif_transpose(image, in_place=True)
+    return image

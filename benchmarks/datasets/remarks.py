@@ -1,0 +1,86 @@
+"""What a listing holds that is allowed and often a mistake: names that recur, parts as classes, copies."""
+
+import unicodedata
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+
+from benchmarks.datasets.folder import left_out_text
+from benchmarks.datasets.listing import Listing
+
+PARTS = {"train", "training", "val", "valid", "validation", "dev", "test", "testing"}
+"""Names of folders, without case, that are parts of a dataset and no classes."""
+
+BOTH = "train and test"
+
+Remark = tuple[str, str]
+"""The subject, and the finding with what to do."""
+
+
+def remarks(listing: Listing, digests: Sequence[str | bytes | None]) -> list[Remark]:
+    """Lines on a listing; none if there is nothing to say.
+
+    Args:
+        digests: Of the bytes of each listed file; None where there is none.
+    """
+    found = [*_names(listing)] if listing.name == "folder" else []
+    if listing.left_out:
+        found.append(("left out", left_out_text(listing.left_out)))
+    return [*found, *_copies(listing, digests)]
+
+
+def _names(listing: Listing) -> Iterator[Remark]:
+    classes = sorted(set(listing.classes))
+    tops = {name.partition("/")[0] for name in classes if "/" in name}
+    if parts := sorted(top for top in tops if top.casefold() in PARTS):
+        yield (
+            "parts",
+            f"{', '.join(parts)}: looks like a part of a dataset, but each folder in it is a class of its own; "
+            "pass one part as data.root, or set data.class_level to last, which joins a class's parts",
+        )
+    alike = defaultdict(list)
+    for name in classes:
+        alike[unicodedata.normalize("NFKC", name.rpartition("/")[2]).casefold()].append(name)
+    if several := [names for names in alike.values() if len(names) > 1]:
+        example = " and ".join(several[0][:2])
+        yield (
+            "same names",
+            f"{len(several):,} recur, such as {example}, and count as different classes; if they are one, rename a "
+            "folder, or set data.class_level to last",
+        )
+
+
+def _copies(listing: Listing, digests: Sequence[str | bytes | None]) -> Iterator[Remark]:
+    """Images whose files are equal: both train and test, of one part, or of two classes."""
+    places = defaultdict(list)
+    for row in zip(digests, listing.paths, listing.classes, listing.parts, strict=True):
+        places[row[0]].append(row[1:])
+    places.pop(None, None)
+    same = [rows for rows in places.values() if len(rows) > 1]
+    across = [rows for rows in same if len({part == "train" for *_, part in rows}) > 1]
+    if across:
+        count = sum(part == "train" for rows in across for *_, part in rows)
+        yield (
+            "train and test",
+            f"{count:,} images train and test, such as {_example(across)}; remove one of each",
+        )
+    within = Counter((part, digest) for digest, rows in places.items() for *_, part in rows)
+    for part in sorted(set(listing.parts)):
+        copied = [digest for (of, digest), count in within.items() if of == part and count > 1]
+        if copied:
+            count = sum(within[part, digest] for digest in copied)
+            rows = [row for row in places[copied[0]] if row[-1] == part]
+            yield (
+                "copies",
+                f"{count:,} images of part {part} have a copy in it, such as {_example([rows])}; a search finds "
+                "the copy, whatever was learned: remove all except one",
+            )
+    if mixed := [rows for rows in same if len({name for _, name, _ in rows}) > 1]:
+        yield (
+            "two classes",
+            f"{len(mixed):,} images are in two classes, such as {_example(mixed)}; keep the right one",
+        )
+
+
+def _example(groups: Sequence[Sequence[tuple[str, str, str]]]) -> str:
+    (first, *_), (second, *_) = groups[0][0], groups[0][-1]
+    return f"{first} = {second}"

@@ -1,0 +1,178 @@
+r"""Class-stratified parts of a test set, and the two measures of JRD's Table 3 on embeddings.
+
+JRD (Chu et al., ICML 2020), section 2, after Ben-David et al. (2010), for seen classes s and unseen u:
+
+    eps_u(h) <= eps_s(h) + d_H + lambda                  eq. 1
+    d_H      = 1 - min_h eps*(h)                         eq. 2, `h_divergence`
+    lambda   = eps_s(h*) + eps_u(h*)                     eq. 3, `ideal_joint_error`
+
+eps* is the error of a binary classifier that separates seen images from unseen ones; h* is one classifier of all
+classes. The hypotheses are 1-nearest-neighbour classifiers on unit vectors. Both are fitted on a random part of
+every class, and their errors are counted on the rest. The minimum is therefore not searched: the fitted classifier
+stands for it. What the paper leaves open: docs/generalization_bound.md.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+BLOCK = 2**24  # similarities held at once: 64 MB in float32
+
+
+class Interval(NamedTuple):
+    """A mean and the half-width of its 95 % interval."""
+
+    mean: float
+    half_width: float
+
+
+def confidence_interval(values: Sequence[float], *, student: bool = False) -> Interval:
+    """Mean of at least two independent values and the half-width of its 95 % interval.
+
+    Args:
+        student: Use Student's t quantile instead of the normal 1.96: 2.26 for ten values.
+
+    >>> mean, half_width = confidence_interval([0.25, 0.5, 0.75])
+    >>> print(f"{mean} +- {half_width:.4f}")
+    0.5 +- 0.2829
+    """
+    n = len(values)
+    if n < 2:
+        raise ValueError(f"values: expected at least 2 for an interval, got {n}")
+    mean = math.fsum(values) / n
+    deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (n - 1))
+    quantile = 1.96
+    if student:
+        from scipy.special import stdtrit
+
+        quantile = float(stdtrit(n - 1, 0.975))
+    return Interval(mean, quantile * deviation / math.sqrt(n))
+
+
+def stratified_parts(labels: Tensor, count: int = 10, *, seed: int = 0) -> list[Tensor]:
+    """Rows of disjoint parts with images of every class, drawn at random: in ascending order, part by part.
+
+    Every class and the whole set are spread as evenly as possible: sizes differ by at most one. JRD divides the
+    test sets of CUB and Cars into ten (section 5.3).
+
+    >>> [part.tolist() for part in stratified_parts(torch.tensor([5, 5, 5, 8, 8]), 2)]
+    [[0, 2, 3], [1, 4]]
+    """
+    classes, sizes = torch.unique(labels, return_counts=True)
+    if sizes.min() < count:
+        raise ValueError(
+            f"labels: class {classes[sizes.argmin()].item()} has {sizes.min().item()} images, too few for "
+            f"{count} parts with images of every class; leave out the small classes, or lower count"
+        )
+    # Every count-th row of a list sorted by class spreads each class evenly, to within one image.
+    order = _shuffled_by_class(labels, seed)
+    return [order[start::count].sort().values for start in range(count)]
+
+
+def training_mask(labels: Tensor, fraction: float, seed: int) -> Tensor:
+    """True for a random part of every class (n,): its size is rounded, at least one image and never all."""
+    if not 0 < fraction < 1:
+        raise ValueError(f"train_fraction: expected a number between 0 and 1, got {fraction}")
+    classes, sizes = torch.unique(labels, return_counts=True)
+    if sizes.min() < 2:
+        raise ValueError(
+            f"labels: class {classes[sizes.argmin()].item()} has one image, to be fitted on or tested, not both; "
+            "leave it out"
+        )
+    chosen = (sizes * fraction).round().long().clamp(min=1).minimum(sizes - 1)
+    place = torch.arange(len(labels)) - (sizes.cumsum(0) - sizes).repeat_interleave(sizes)
+    mask = torch.zeros(len(labels), dtype=torch.bool)
+    mask[_shuffled_by_class(labels, seed)[place < chosen.repeat_interleave(sizes)]] = True
+    return mask
+
+
+def ideal_joint_error(
+    seen: Tensor,
+    seen_labels: Tensor,
+    unseen: Tensor,
+    unseen_labels: Tensor,
+    *,
+    train_fraction: float = 0.5,
+    seed: int = 0,
+) -> float:
+    """lambda: the errors, on seen and on unseen images, of one classifier of all their classes. JRD, eq. 3.
+
+    A sum of two rates, between 0 and 2. Small if the embeddings tell the unseen classes apart as well.
+
+    Args:
+        seen: (N, E), embeddings of images of training classes.
+        seen_labels: (N,).
+        unseen: (M, E), embeddings of images of other classes.
+        unseen_labels: (M,), numbers that no seen class has.
+        train_fraction: Part of every class that the classifier is fitted on. The paper does not state it.
+        seed: Of the draw; the global generators are left alone.
+    """
+    if shared := set(seen_labels.tolist()) & set(unseen_labels.tolist()):
+        raise ValueError(
+            f"unseen_labels: {len(shared)} classes are also in seen_labels, such as {min(shared)}; give the unseen "
+            "classes numbers that no seen class has"
+        )
+    labels = [seen_labels, unseen_labels]
+    errors = _errors([seen, unseen], labels, labels, train_fraction, seed)
+    return sum(error.double().mean().item() for error in errors)  # eq. 3
+
+
+def h_divergence(
+    seen: Tensor,
+    seen_labels: Tensor,
+    unseen: Tensor,
+    unseen_labels: Tensor,
+    *,
+    train_fraction: float = 0.5,
+    seed: int = 0,
+) -> float:
+    """Accuracy, 1 - error, of a classifier that separates seen images from unseen ones. JRD, eq. 2.
+
+    1 if seen and unseen images lie apart, about 1/2 if they are mixed (for domains of equal size). JRD's Table 3:
+    0.93.
+
+    Args:
+        seen, seen_labels, unseen, unseen_labels, train_fraction, seed: As in `ideal_joint_error`; labels are used
+            only to draw the part of every class.
+    """
+    labels = [seen_labels, unseen_labels]
+    targets = [torch.zeros_like(seen_labels), torch.ones_like(unseen_labels)]
+    errors = _errors([seen, unseen], labels, targets, train_fraction, seed)
+    return 1 - torch.cat(errors).double().mean().item()  # eq. 2, as printed
+
+
+def _errors(
+    domains: list[Tensor], labels: list[Tensor], targets: list[Tensor], fraction: float, seed: int
+) -> list[Tensor]:
+    """Mask, for each domain, of the tested images whose nearest image of the fitted ones has another target."""
+    for vectors in domains:
+        if not vectors.isfinite().all():
+            raise ValueError("embeddings: expected finite numbers, got NaN or infinity")
+    units = [normalize(vectors) for vectors in domains]
+    fitted = [training_mask(classes, fraction, seed) for classes in labels]
+    references = torch.cat([x[mask] for x, mask in zip(units, fitted, strict=True)])
+    known = torch.cat([y[mask] for y, mask in zip(targets, fitted, strict=True)])
+    return [
+        known[nearest(x[~mask], references)] != y[~mask]
+        for x, y, mask in zip(units, targets, fitted, strict=True)
+    ]
+
+
+def nearest(queries: Tensor, references: Tensor) -> Tensor:
+    """Row of the nearest reference of each query, by Euclidean distance: (N, E), (M, E) -> (N,)."""
+    # |q - r|^2 = |q|^2 - 2 (q^T r - |r|^2 / 2); the centre, subtracted, leaves fewer digits to cancel.
+    centre = references.mean(dim=0)
+    references = references - centre
+    offset = references.square().sum(dim=1) / 2
+    blocks = torch.split(queries, max(1, BLOCK // len(references)))
+    return torch.cat([((q - centre) @ references.T - offset).argmax(dim=1) for q in blocks])
+
+
+def _shuffled_by_class(labels: Tensor, seed: int) -> Tensor:
+    """Rows sorted by class, and in random order inside each class."""
+    shuffled = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
+    return shuffled[labels[shuffled].sort(stable=True).indices]

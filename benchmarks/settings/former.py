@@ -1,0 +1,128 @@
+"""Former names: how the settings of the first published results were spelled, whatever the code calls them now.
+
+A published result is found by a digest of all its settings, with every default and the path of every class. A class
+that moves, an argument that leaves or a new one would lose it, if digests were made of today's names. They are made
+of the names below, to which `identity` translates. Add a row with every such change; no row is ever removed.
+
+A changed default needs no row: recipes with published results state every argument of this project's classes.
+"""
+
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+Arguments = dict[str, Any]
+
+SETTINGS: Arguments = {"data.crop_to_box": False, "model.compile": False, "trackers": []}
+"""Settings that left, with the value that means their absence; of all others it is null."""
+
+BETA: Arguments = {"lr": 5e-4, "weight_decay": 0.0}
+"""Settings that the trained beta of PML's MarginLoss had before they were stated in `optimization.overrides`."""
+
+MODULES = {
+    "pml_regularizers.features.feature_loss": "pml_regularizers.feature_loss",
+    "pml_regularizers.functional.kernels": "pml_regularizers.reproducing_kernels",
+    "pml_regularizers.heads.attention_ensemble": "pml_regularizers.attention_ensemble",
+    "pml_regularizers.heads.variance_attention": "pml_regularizers.variance_attention",
+    "pml_regularizers.losses.binomial_deviance_loss": "pml_regularizers.binomial_deviance",
+    "pml_regularizers.losses.cosine_contrastive_loss": "pml_regularizers.cosine_contrastive",
+    "pml_regularizers.losses.dense_n_pairs_loss": "pml_regularizers.dense_n_pairs",
+    "pml_regularizers.losses.ensemble_loss": "pml_regularizers.ensemble_loss",
+    "pml_regularizers.losses.high_order_moments": "pml_regularizers.moments",
+    "pml_regularizers.losses.horde_loss": "pml_regularizers.horde",
+    "pml_regularizers.losses.jrd_loss": "pml_regularizers.jrd",
+    "pml_regularizers.losses.pair_loss": "pml_regularizers._pair_loss",
+    "pml_regularizers.losses.per_output_loss": "pml_regularizers._loss_copies",
+    "pml_regularizers.regularizers.energy_confusion": "pml_regularizers.energy_confusion",
+    "pml_regularizers.regularizers.joint_similarity": "pml_regularizers.joint_similarity",
+    "pml_regularizers.regularizers.variance": "pml_regularizers.variance_attention",
+}
+"""{module: its former name}."""
+
+
+def _same(arguments: Arguments) -> Arguments:
+    return arguments
+
+
+@dataclass(frozen=True)
+class Former:
+    """How a class was described before its name or its arguments changed.
+
+    Args:
+        name: Its former name.
+        renamed: {argument: (former name, {value: former value})}; other values stay.
+        left: {argument that left: the value that does what is done now}.
+        added: {new argument: the value that does what was done before}.
+        rewrite: The former arguments made of today's, where a table cannot say it; given former ones, it
+            returns them.
+    """
+
+    name: str | None = None
+    renamed: Mapping[str, tuple[str, Mapping[Hashable, Any]]] = field(default_factory=dict)
+    left: Mapping[str, Any] = field(default_factory=dict)
+    added: Mapping[str, Any] = field(default_factory=dict)
+    rewrite: Callable[[Arguments], Arguments] = _same
+
+    def arguments(self, arguments: Arguments) -> Arguments:
+        former = {name: value for name, value in arguments.items() if name not in self.renamed}
+        for name, (before, values) in self.renamed.items():
+            if name in arguments:
+                value = arguments[name]
+                former[before] = values.get(value, value) if isinstance(value, Hashable) else value
+        for name, value in self.added.items():
+            if name in former and former[name] == value:
+                del former[name]
+        return {**self.left, **self.rewrite(former)}
+
+
+def _ordered_sum(arguments: Arguments) -> Arguments:
+    """`reducer=SumReducer()` was `reduction="ordered_sum"`, and the reducer had no effect."""
+    if "reduction" in arguments:
+        return arguments
+    reducer = arguments.get("reducer") or {}
+    if reducer.get("class_path", "").rpartition(".")[2] != "SumReducer":
+        return {**arguments, "reduction": "mean"}
+    path = "pytorch_metric_learning.reducers.mean_reducer.MeanReducer"
+    mean = {"class_path": path, "init_args": {"collect_stats": False}}
+    return {**arguments, "reduction": "ordered_sum", "reducer": mean}
+
+
+_HORDE = Former(
+    renamed={
+        "embedding_loss": ("first_loss", {}),
+        "checkpoint": ("activations", {False: "store", True: "recompute"}),
+        "matmul_dtype": ("products", {None: "full"}),
+    }
+)
+
+CLASSES: dict[str, Former] = {
+    "EnergyConfusionRegularizer": Former(left={"num_pairs": None, "seed": 0}, rewrite=_ordered_sum),
+    "HORDELoss": _HORDE,
+    "OnePositionHORDELoss": _HORDE,
+}
+"""{class of this project: how it was described before}."""
+
+
+def identity(settings: Any) -> Any:
+    """Settings with every description of this project's classes in its former spelling; a former one stays."""
+    if isinstance(settings, Mapping):
+        if "class_path" in settings:
+            settings = _described(settings)
+        return {
+            name: identity(value)
+            for name, value in settings.items()
+            if not (str(name).endswith(".beta") and value == BETA)
+        }
+    if isinstance(settings, list):
+        return [identity(value) for value in settings]
+    return settings
+
+
+def _described(description: Mapping[str, Any]) -> Mapping[str, Any]:
+    module, _, name = str(description["class_path"]).rpartition(".")
+    if module.partition(".")[0] not in ("pml_regularizers", "benchmarks"):
+        return description
+    former = CLASSES.get(name, Former())
+    path = f"{MODULES.get(module, module)}.{former.name or name}"
+    arguments = former.arguments(dict(description.get("init_args") or {}))
+    return {**description, "class_path": path, "init_args": arguments}

@@ -1,0 +1,40 @@
+"""Settings that Accelerate takes from the environment, where `accelerate launch` puts those of its config file.
+
+What would change a run without being one of its settings is refused: Accelerate would act on it, unseen.
+"""
+
+from benchmarks.records import describe_launcher
+from benchmarks.settings import ConfigError, Experiment
+
+OFF = {"", "0", "no", "none", "false", "default"}
+"""Values of what is not used, in lower case."""
+
+WITHOUT_EFFECT = {
+    *("ACCELERATE_USE_CPU", "ACCELERATE_TORCH_DEVICE", "ACCELERATE_CPU_AFFINITY"),
+    *("ACCELERATE_DEBUG_MODE", "ACCELERATE_DEBUG_RDV_FILE", "ACCELERATE_ENABLE_RICH"),
+    *("ACCELERATE_LOG_LEVEL", "ACCELERATE_CONFIG_FILE", "ACCELERATE_NUM_PROCESSES"),
+    *("ACCELERATE_BYPASS_DEVICE_MAP", "ACCELERATE_INIT_INCLUDE_BUFFERS", "ACCELERATE_IN_TPU_POD"),
+}
+"""Variables that say where and how to run, not what."""
+
+
+def check_launcher(experiment: Experiment) -> None:
+    """Refuse what Accelerate would read from the environment and the experiment does not say.
+
+    Raises:
+        ConfigError: naming the variable.
+    """
+    mixed = experiment.precision if experiment.precision in ("bf16", "fp16") else "no"
+    for name, value in describe_launcher().items():
+        steps = name.endswith("_STEPS")  # of accumulation: one is none
+        off = value in ("", "1") if steps else value.lower() in OFF
+        if name == "ACCELERATE_MIXED_PRECISION":
+            if value.lower() not in ("", "no", mixed):
+                raise ConfigError(
+                    f"{name}={value}: the run has precision {experiment.precision}; set --precision, or take it "
+                    "from the environment or Accelerate's config file"
+                )
+        elif not off and name not in WITHOUT_EFFECT:
+            raise ConfigError(
+                f"{name}={value}: is no setting of a run; take it from the environment or Accelerate's config file"
+            )

@@ -1,0 +1,374 @@
+"""Losses that read a network's intermediate features, and the ways for features to reach them.
+
+pytorch-metric-learning (PML) calls `loss(embeddings, labels, indices_tuple)` and nothing else. A loss that also
+reads a feature map looks for it in this order:
+
+1. from the call: `loss(embeddings, labels, features=feature_map)`, or a dict where it reads several;
+2. from a tap, bound once: `loss.attach(head)`; trainers, testers, miners and `MultipleLosses` then work
+   unchanged;
+3. not at all, which raises `MissingFeaturesError`.
+"""
+
+import math
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Self, TypeVar
+
+import torch
+from pytorch_metric_learning.losses import BaseMetricLossFunction
+from pytorch_metric_learning.regularizers import BaseRegularizer
+from torch import Tensor, nn
+
+from ..distributed import matches_batch, own_embeddings, world_size
+from ..functional.precision import full_precision
+from .feature_maps import FeatureModule
+from .feature_tap import Features, FeatureTap, MissingFeaturesError, first_tensor
+
+Loss = TypeVar("Loss", bound=nn.Module)
+
+
+class _Calls(threading.local):
+    """The features of the calls under way in this thread: several threads may call one loss.
+
+    Context variables would break torch.compile's graph. The list is changed in place, since compiled code forgets
+    attributes that it sets.
+    """
+
+    def __init__(self) -> None:
+        self.stack: list[tuple[nn.Module, Any]] = []
+
+
+_calls = _Calls()
+
+
+class FeatureLoss(BaseMetricLossFunction):
+    """Base of the losses that read features besides the embeddings.
+
+    Half-precision inputs are raised to float32 and autocast is off inside, so that the loss has one
+    value whatever the precision of the network; the loss's parameters are never recast.
+    Subclasses name what they read in `feature_names`, and find it as `self.features` in `compute_loss`.
+
+    Several threads may call one loss at once; each has its own `features` and its own records of the taps.
+    Statistics (`collect_stats`) are attributes of the loss, as PML's are: the last call overwrites them.
+    """
+
+    feature_names: tuple[str, ...] = ("feature_map",)
+    """Stages of an `EmbeddingHead` that `attach(head)` taps; empty if the loss reads none."""
+
+    __jit_ignored_attributes__ = ("feature_names", "kernels", "_tap", "_prefix_tokens")
+    __jit_unused_properties__ = ("features", "named_features", "taps")
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._tap: FeatureTap | None = None
+
+    def attach(
+        self,
+        source: nn.Module | Mapping[str, nn.Module],
+        *,
+        embedder: nn.Module | None = None,
+        frozen: bool = False,
+    ) -> Self:
+        """From now on, read the features from a module's output instead of `features=`.
+
+        Args:
+            source: An `EmbeddingHead` or `AttentionEnsemble`, or a network that contains one: its stages named in
+                `feature_names` are tapped. Or any other stage of the network. Or, for a loss that reads several
+                features, a dict of stages by the names in `feature_names`. Attaching again moves the tap.
+            embedder: The module that returns the embeddings, where no `EmbeddingHead` does. Without it, the
+                features of embeddings that have no gradient are refused unless they are the only ones.
+            frozen: Accept features without a gradient, because the tapped stage is frozen on purpose.
+
+        Returns:
+            The loss itself.
+
+        Raises:
+            ValueError: if `source` is none of these, lacks a stage, or contains several heads.
+        """
+        stages = self._stages(source)
+        if (
+            embedder is None
+            and isinstance(source, nn.Module)
+            and _outermost(source) not in ([], [source])
+        ):
+            embedder = source  # what a wrapper makes of the head's output are embeddings, too
+        tap = FeatureTap(stages, embedder=embedder, frozen=frozen)
+        self.detach()
+        self._tap = tap
+        self._prefix_tokens = {name: _prefix_tokens(stage) for name, stage in stages.items()}
+        return self
+
+    def _stages(self, source: nn.Module | Mapping[str, nn.Module]) -> dict[str, nn.Module]:
+        names = self.feature_names
+        heads = _outermost(source) if isinstance(source, nn.Module) else []
+        if len(heads) > 1:
+            raise ValueError(
+                f"source: {type(source).__name__} contains {len(heads)} heads; attach to one of them"
+            )
+        if heads:  # by itself or wrapped: the wrapper's output is no stage
+            source = {name: getattr(heads[0], name) for name in names if hasattr(heads[0], name)}
+        elif len(names) == 1 and not isinstance(source, Mapping):
+            source = {names[0]: source}
+        if not isinstance(source, Mapping) or source.keys() != set(names):
+            came = (
+                ", ".join(source) or "none"
+                if isinstance(source, Mapping)
+                else type(source).__name__
+            )
+            raise ValueError(
+                f"source: {type(self).__name__} reads {', '.join(names) or 'no features'}, got {came}; "
+                "pass an EmbeddingHead that has them, or a dict of modules by these names"
+            )
+        return dict(source)
+
+    def detach(self) -> Self:
+        """Undo `attach`."""
+        if self._tap is not None:
+            self._tap.remove()
+        self._tap = None
+        return self
+
+    def clear(self) -> None:
+        """Forget what the tap recorded: frees the memory of passes whose loss was skipped."""
+        if self._tap is not None:
+            self._tap.clear()
+
+    @property
+    def taps(self) -> Mapping[str, FeatureTap]:
+        """Source of the features when `features=` is not passed, by the names in `feature_names`."""
+        return {} if self._tap is None else dict.fromkeys(self._tap.names, self._tap)
+
+    @property
+    def features(self) -> Any:
+        """The features of the call under way, floating point tensors of at least float32; None outside a call.
+
+        Those of the only name in `feature_names`, or a dict by these names.
+        """
+        named = self.named_features
+        return next(iter(named.values())) if named and len(named) == 1 else named
+
+    @property
+    def named_features(self) -> Any:
+        """The same, always a dict by the names in `feature_names`; None outside a call."""
+        return _calls.stack[-1][1] if _calls.stack and _calls.stack[-1][0] is self else None
+
+    @torch.jit.unused
+    def forward(
+        self,
+        embeddings: Tensor,
+        labels: Tensor | None = None,
+        indices_tuple: tuple[Tensor, ...] | None = None,
+        ref_emb: Tensor | None = None,
+        ref_labels: Tensor | None = None,
+        *,
+        features: Features | Mapping[str, Features] | None = None,
+    ) -> Tensor:
+        """The loss of a batch.
+
+        Args:
+            embeddings: (N, E).
+            labels: (N,) integers.
+            indices_tuple: Pairs or triplets from a PML miner.
+            ref_emb: Not supported: features belong to one batch.
+            ref_labels: Not supported.
+            features: The features of the same N samples, or a dict of them by the names in `feature_names`;
+                default: what the tap recorded in the pass that made the embeddings.
+
+        Raises:
+            ValueError: if the sizes do not fit, or a reference set is passed.
+            MissingFeaturesError: if there are no features, or those of another pass.
+        """
+        if ref_emb is not None or ref_labels is not None:
+            raise ValueError(
+                f"ref_emb: {type(self).__name__} compares the samples of one batch, whose features it reads; "
+                "pass embeddings and labels only (and efficient=False to PML's DistributedLossWrapper)"
+            )
+        _check_embeddings(embeddings)
+        with self.reading(embeddings, features):
+            loss: Tensor = super().forward(full_precision(embeddings), labels, indices_tuple)
+            return loss
+
+    @contextmanager
+    def reading(
+        self, embeddings: Tensor, features: Features | Mapping[str, Features] | None
+    ) -> Iterator[None]:
+        """Set `self.features` to the features of `embeddings` inside a `with` block."""
+        names = self.feature_names
+        if features is not None:
+            given = self._given(features, len(embeddings))
+            if self._tap is not None:
+                self._tap.pop(embeddings)  # this call is for the recorded pass
+        elif not names:
+            given = {}
+        elif self._tap is not None:
+            given = self._tap.take(embeddings)
+            for name, value in given.items():
+                self._check_stage(name, first_tensor(value), embeddings)
+        else:
+            wanted = names[0] if len(names) == 1 else "{...}"
+            raise MissingFeaturesError(
+                f"{type(self).__name__} reads features: pass features={wanted} with the embeddings, "
+                "or call loss.attach(head) once"
+            )
+        _calls.stack.append((self, {name: _raised(value) for name, value in given.items()}))
+        try:
+            with torch.autocast(embeddings.device.type, enabled=False):
+                yield
+        finally:
+            _calls.stack.pop()
+
+    def _check_stage(self, name: str, features: Tensor, embeddings: Tensor) -> None:
+        """Raise a MissingFeaturesError for embeddings, or class tokens, in the place of features."""
+        own = own_embeddings(embeddings)
+        if features.numel() == own.numel() > 0 and features.data_ptr() == own.data_ptr():
+            raise MissingFeaturesError(
+                f"{name}: the tapped module returns the embeddings that {type(self).__name__} is called with; "
+                f"{_INSTEAD.get(name, 'attach to the layer whose output the loss shall read')}"
+            )
+        count = self._prefix_tokens[name]
+        if count is None and features.ndim == 3:  # 14 * 14 + 1 of a vision transformer
+            side = math.isqrt(features.shape[1])
+            count = 1 if side >= 3 and features.shape[1] == side * side + 1 else 0
+        if name == "feature_map" and features.ndim == 3 and count:
+            raise MissingFeaturesError(
+                f"feature_map: the {features.shape[1]} tokens of the tapped module include {count} that show no "
+                "part of the image, such as a class token; write head = EmbeddingHead(C, E, num_prefix_tokens="
+                f"{count}) and loss.attach(head), or pass features=tokens[:, {count}:]"
+            )
+
+    def _given(
+        self, features: Features | Mapping[str, Features], batch_size: int
+    ) -> dict[str, Features]:
+        names = self.feature_names
+        if isinstance(features, Mapping) and features.keys() == set(names):
+            given: dict[str, Any] = dict(features)
+        elif len(names) == 1:
+            given = {names[0]: features}
+        else:
+            came = ", ".join(features) if isinstance(features, Mapping) else type(features).__name__
+            raise ValueError(
+                f"features: {type(self).__name__} reads {', '.join(names) or 'none'}; got {came or 'none'}; "
+                "pass a dict by exactly these names"
+            )
+        for value in given.values():
+            first = first_tensor(value)
+            if not matches_batch(len(first), batch_size):
+                raise ValueError(
+                    f"features: expected those of the {batch_size} embeddings"
+                    f"{' of all processes' if world_size() > 1 else ''}, got shape {tuple(first.shape)}"
+                )
+        return given
+
+
+class LabelAwareRegularizer(FeatureLoss, BaseRegularizer):
+    """Base of the regularizers that compare classes and therefore need labels.
+
+    Add them to a metric loss with `MultipleLosses({"metric": loss, "regularizer": regularizer},
+    weights={"metric": 1, "regularizer": w})`. The slot `embedding_regularizer=` of a PML loss passes embeddings
+    alone, so that they cannot be used there.
+
+    Raises:
+        ValueError: if called without labels, or with a reference set.
+    """
+
+    @torch.jit.unused
+    def forward(
+        self, embeddings: Tensor, labels: Tensor | None = None, *args: Any, **kwargs: Any
+    ) -> Tensor:
+        if labels is None:
+            raise ValueError(
+                f"labels: {type(self).__name__} compares classes, and the slot embedding_regularizer= passes "
+                'none; add it to the loss instead: MultipleLosses({"metric": loss, "regularizer": regularizer})'
+            )
+        return super().forward(embeddings, labels, *args, **kwargs)
+
+
+def attach_all(
+    loss: Loss,
+    source: nn.Module | Mapping[str, nn.Module],
+    *,
+    embedder: nn.Module | None = None,
+    frozen: bool = False,
+) -> Loss:
+    """Call `attach` on every loss that reads features inside another loss, such as a sum or a wrapper.
+
+    Args:
+        loss: `MultipleLosses`, `DistributedLoss` or any other module.
+        source: As in `FeatureLoss.attach`; from a dict, each loss takes the stages that it reads.
+        embedder: As in `FeatureLoss.attach`.
+        frozen: As in `FeatureLoss.attach`.
+
+    Returns:
+        The outer loss, as in `attach_all(MultipleLosses({...}), head)`.
+
+    Raises:
+        ValueError: if `source` lacks a stage that one of them reads; then none is attached.
+    """
+    readers = [
+        part for part in loss.modules() if isinstance(part, FeatureLoss) and part.feature_names
+    ]
+    sources = [
+        {name: source[name] for name in part.feature_names if name in source}
+        if isinstance(source, Mapping)
+        else source
+        for part in readers
+    ]
+    for part, stages in zip(readers, sources, strict=True):
+        part._stages(stages)
+    for part, stages in zip(readers, sources, strict=True):
+        part.attach(stages, embedder=embedder, frozen=frozen)
+    return loss
+
+
+_INSTEAD = {
+    "feature_map": "attach to the trunk, loss.attach(trunk)",
+    "pooled": "attach to the layer before the embedding layer, such as loss.attach(head[-2]) for an nn.Sequential",
+    "stopgrad_embeddings": "make the head an EmbeddingHead(C, E) and loss.attach(head), or pass "
+    'features=fc(pooled.detach()), or choose gradient="all"',
+}
+"""What to tap instead of the embedder, by what is read."""
+
+
+def _prefix_tokens(stage: Any) -> int | None:
+    """Number of a stage's tokens that are no image patches; None if it is not known."""
+    return 0 if isinstance(stage, nn.Identity) else getattr(stage, "num_prefix_tokens", None)
+
+
+def _check_embeddings(embeddings: Any) -> None:
+    if isinstance(embeddings, Tensor) and embeddings.is_floating_point():
+        return
+    came = type(embeddings).__name__
+    way_out = "call loss(embeddings, labels)"
+    if isinstance(embeddings, Tensor):
+        came = f"{embeddings.dtype} {tuple(embeddings.shape)}"
+    elif isinstance(embeddings, Mapping):
+        way_out = f"pass the tensor in it, such as output.{next(iter(embeddings), '...')}"
+    raise ValueError(f"embeddings: expected a floating point tensor (N, E), got {came}; {way_out}")
+
+
+def _outermost(module: nn.Module) -> list[FeatureModule]:
+    """The heads in `module`, except those inside another head."""
+    if isinstance(module, FeatureModule):
+        return [module]
+    return [head for child in module.children() for head in _outermost(child)]
+
+
+def already_reduced(value: Tensor) -> dict[str, Any]:
+    """A sub-loss of one number, which PML's reducers leave as it is."""
+    return {"losses": value, "indices": None, "reduction_type": "already_reduced"}
+
+
+def check_width(embeddings: Tensor, embedding_size: int) -> None:
+    """Raise a ValueError unless the embeddings are (N, `embedding_size`)."""
+    if embeddings.ndim != 2 or embeddings.shape[1] != embedding_size:
+        raise ValueError(
+            f"embeddings: expected (N, {embedding_size}), got shape {tuple(embeddings.shape)}; "
+            "pass embedding_size=... to match the network"
+        )
+
+
+def _raised(features: Features) -> Features:
+    if isinstance(features, tuple):
+        return tuple(full_precision(part) for part in features)
+    return full_precision(features)

@@ -1,0 +1,67 @@
+"""Feature maps: features at an image's positions, as maps or as tokens, and the networks that have them."""
+
+import torch
+from torch import Tensor, nn
+
+from ..functional.precision import full_precision
+from .feature_tap import first_tensor, tell_taps
+
+
+class FeatureModule(nn.Module):
+    """A network, or the end of one, that returns embeddings: a loss attaches to its children by their names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_forward_hook(tell_taps)
+
+
+def to_tokens(features: Tensor | tuple[Tensor, ...], channels: int) -> tuple[Tensor, Tensor | None]:
+    """A feature map (N, C, H, W), tokens (N, L, C) or (tokens, mask) -> features (N, P, C) and mask (N, P).
+
+    Raises:
+        ValueError: for any other shape, another number of channels, or a mask that does not fit.
+    """
+    mask = None
+    first_tensor(features)
+    if isinstance(features, tuple):
+        if len(features) != 2:
+            raise ValueError(
+                f"features: expected a tensor or the pair (tokens, mask), got a tuple of {len(features)}"
+            )
+        features, mask = features
+        if features.ndim != 3 or mask.shape != features.shape[:2] or mask.dtype != torch.bool:
+            raise ValueError(
+                "features: expected tokens (N, L, C) with a boolean mask (N, L), got shapes "
+                f"{tuple(features.shape)} and {tuple(mask.shape)} ({mask.dtype})"
+            )
+    x = features.flatten(2).transpose(1, 2) if features.ndim == 4 else features
+    if x.ndim != 3 or x.shape[2] != channels:
+        way_out = "; pass in_channels=... to match the trunk"
+        if features.ndim == 4 and features.shape[3] == channels:
+            way_out = (
+                ", channels last as Swin's; attach to an EmbeddingHead, or pass "
+                "features=feature_map.permute(0, 3, 1, 2)"
+            )
+        elif x.ndim == 2:
+            way_out = (
+                ', pooled already; make the trunk with global_pool="" (timm), or attach the loss to a layer '
+                "before the pooling"
+            )
+        raise ValueError(
+            f"features: expected a map (N, {channels}, H, W) or tokens (N, L, {channels}), got shape "
+            f"{tuple(features.shape)}{way_out}"
+        )
+    if x.shape[1] == 0:
+        raise ValueError(
+            f"features: expected at least one position per image, got shape {tuple(features.shape)}"
+        )
+    return x, mask
+
+
+def masked_mean(x: Tensor, mask: Tensor | None) -> Tensor:
+    """Mean of x (N, P, D) over the positions P that the mask (N, P) keeps; the others may hold NaN -> (N, D)."""
+    if mask is None:
+        return x.mean(dim=1)
+    kept = mask.sum(dim=1, keepdim=True).clamp(min=1)
+    total = full_precision(x).masked_fill(~mask.unsqueeze(2), 0).sum(dim=1)
+    return (total / kept).to(x.dtype)

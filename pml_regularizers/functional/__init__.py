@@ -1,0 +1,1 @@
+"""Functions: tensors in, tensors out, without state."""

@@ -1,0 +1,18 @@
+"""Range checks of arguments, with one wording for all losses."""
+
+from collections.abc import Iterable
+
+
+def at_least(name: str, value: float, least: float) -> None:
+    """Raise ValueError unless value >= least; NaN is refused too."""
+    if not value >= least:
+        raise ValueError(f"{name}: expected at least {least}, got {value!r}")
+
+
+def one_of(name: str, word: object, words: Iterable[object]) -> None:
+    """Raise ValueError unless the word is one of `words`."""
+    words = list(words)
+    if word not in words:
+        raise ValueError(
+            f"{name}: expected one of {', '.join(str(known) for known in words)}; got {word!r}"
+        )

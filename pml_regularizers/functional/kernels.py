@@ -1,0 +1,277 @@
+r"""Reproducing kernels: similarities of vectors, used to compare distributions.
+
+    Gaussian mixture   (1/K) sum_k exp(-|x - x'|^2 / sigma_k^2),   sigma_k^2 = tau 2^(k - K//2), k = 0..K-1
+    Laplace            exp(-|x - x'|_1 / sigma)
+    polynomial         (<x, x'> + c)^p
+    exponential        exp(<x, x'>)
+
+These are the kernels of joint representation diversification (Chu et al., ICML 2020): section 5.1 has the
+mixture, Table 4 the others; `PolynomialKernel(1, constant=0)` is the linear kernel of section 6.
+
+What the paper leaves open, and the choices made here:
+
+* tau, "averages of l2-distances in the exponent part", is the mean *squared* distance over all pairs i != j of
+  the batch, of any classes, and a constant for the gradient, as in the authors' code. Here it is never 0:
+  identical rows have kernel 1 and gradient 0, while the code gives nan.
+* The Laplace kernel's sigma is not given: here it is the mean L1 distance, computed in the same way.
+* Squared distances have an error of about eps max_i |x_i - x_0|^2. The batch's mean is at least an (N-1)-th of
+  that maximum, so that a kernel with this bandwidth is exact to about N eps, wherever the rows are. A bandwidth
+  that is given may be far smaller: distances for it are computed in float64.
+"""
+
+from typing import Any
+
+import torch
+from pytorch_metric_learning.utils.module_with_records import ModuleWithRecords
+from torch import Tensor
+from torch.nn import functional as F
+
+from .precision import full_precision, without_autocast
+
+
+class _SquaredDistances(torch.autograd.Function):
+    """|x_i - x_j|^2: (N, D) -> (N, N), exactly 0 on the diagonal, with gradients of every order.
+
+    The gradient takes one product of rows; autograd takes two for x @ x.T and two passes over the rows for their
+    squares.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        gram = x @ x.T
+        squares = diagonal(gram)
+        return (squares[:, None] + squares).sub_(gram, alpha=2).clamp_(min=0)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        """sum_j w_ij (x_i - x_j), w_ij = 2 (grad_ij + grad_ji): the Laplacian of a graph, times x."""
+        (x,) = ctx.saved_tensors
+        w = 2 * (grads[0] + grads[0].T)
+        with without_autocast(x):
+            gradient: Tensor = (w.sum(dim=1).diag_embed() - w) @ x
+        return gradient
+
+
+def squared_distances(x: Tensor) -> Tensor:
+    """|x_i - x_j|^2: (N, D) -> (N, N), never negative and without an N x N x D tensor."""
+    # From one of the rows: a common offset costs no digits, and equal rows stay equal.
+    distances: Tensor = _SquaredDistances.apply(x - x[:1].detach())
+    return distances
+
+
+def diagonal(matrix: Tensor) -> Tensor:
+    """The diagonal of a square matrix (N, N) -> (N,), as a sum.
+
+    torch 2.14's inductor overwrites a matrix while its view `matrix.diagonal()` is still to be read.
+    """
+    return matrix.tril().triu().sum(dim=1)
+
+
+class ReproducingKernel(ModuleWithRecords):
+    """Base of the kernels: positive semi-definite functions of all pairs of rows.
+
+    Half-precision rows are raised to float32 and autocast is off inside.
+
+    Args:
+        normalize: L2-normalise the rows first.
+        collect_stats: Record statistics, as in any PML module.
+
+    Shape:
+        x: (N, D) -> (N, N).
+
+    Raises:
+        ValueError: in the call, unless x is a matrix.
+    """
+
+    def __init__(self, *, normalize: bool = False, collect_stats: bool | None = None) -> None:
+        super().__init__(collect_stats=collect_stats)
+        self.normalize = normalize
+        self.add_to_recordable_attributes(name="normalize", is_stat=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.reset_stats()
+        if x.ndim != 2:
+            raise ValueError(
+                f"x: expected one row per sample, got shape {tuple(x.shape)}; pool features with more axes, or "
+                "flatten(1) them"
+            )
+        with without_autocast(x):
+            x = full_precision(x)
+            return self.compute(F.normalize(x) if self.normalize else x)
+
+    def compute(self, x: Tensor) -> Tensor:
+        """The matrix of kernel values, from rows in full precision."""
+        raise NotImplementedError
+
+    def extra_repr(self) -> str:
+        return ", ".join(f"{name}={getattr(self, name)}" for name in self._record_these)
+
+
+class _DistanceKernel(ReproducingKernel):
+    """Base of the kernels of a distance divided by a bandwidth, which is fixed or the batch's mean distance."""
+
+    def __init__(
+        self,
+        bandwidth: float | None = None,
+        *,
+        normalize: bool = False,
+        collect_stats: bool | None = None,
+    ) -> None:
+        super().__init__(normalize=normalize, collect_stats=collect_stats)
+        if bandwidth is not None and not bandwidth > 0:
+            raise ValueError(
+                f"bandwidth: expected a positive number, or None for the batch's mean distance, got {bandwidth}"
+            )
+        self.bandwidth = bandwidth
+        self.add_to_recordable_attributes(name="bandwidth", is_stat=False)
+        self.add_to_recordable_attributes(name="mean_distance", is_stat=True)
+
+    def compute(self, x: Tensor) -> Tensor:
+        distances = self.distances(x)
+        tau: Tensor | float | None = self.bandwidth
+        if tau is None or self.collect_stats:
+            info = torch.finfo(x.dtype)
+            # Never 0, and half or a quarter of it is still a normal number: to avoid 0/0.
+            mean = distances.detach().sum() / max(len(x) * (len(x) - 1), 1)
+            mean = mean.clamp(min=info.tiny / info.eps)
+            if self.collect_stats:
+                self.mean_distance = mean.item()
+            tau = mean if tau is None else tau
+        return self.from_exponents(distances / -tau)
+
+    def distances(self, x: Tensor) -> Tensor:
+        """Distances of all pairs of rows, (N, D) -> (N, N)."""
+        raise NotImplementedError
+
+    def from_exponents(self, exponents: Tensor) -> Tensor:
+        """The kernel, from minus the distances divided by the bandwidth."""
+        return exponents.exp()
+
+
+class GaussianMixtureKernel(_DistanceKernel):
+    """Mean of K Gaussians whose bandwidths double: exp(-|x - x'|^2 / (tau 2^(k - K//2))), k = 0..K-1.
+
+    Args:
+        components: K. The paper, section 5.1: 3, hence tau/2, tau, 2 tau, for pooled features and embeddings,
+            1 for the class level. An even K is not centred, as in the authors' code.
+        bandwidth: tau, in the units of a squared distance. Default: the mean squared distance over all pairs of
+            different rows; no gradient flows through it.
+        normalize: L2-normalise the rows first.
+        collect_stats: Record `mean_distance`, the tau of the last call.
+
+    Raises:
+        ValueError: if components < 1 or bandwidth <= 0.
+
+    Example:
+        >>> import torch
+        >>> GaussianMixtureKernel()(torch.tensor([[0.0], [1.0], [2.0]]))
+        tensor([[1.0000, 0.5844, 0.1738],
+                [0.5844, 1.0000, 0.5844],
+                [0.1738, 0.5844, 1.0000]])
+    """
+
+    def __init__(
+        self,
+        components: int = 3,
+        bandwidth: float | None = None,
+        *,
+        normalize: bool = False,
+        collect_stats: bool | None = None,
+    ) -> None:
+        super().__init__(bandwidth, normalize=normalize, collect_stats=collect_stats)
+        if components < 1:
+            raise ValueError(f"components: expected at least 1, got {components}")
+        self.components = components
+        self.add_to_recordable_attributes(name="components", is_stat=False)
+
+    def distances(self, x: Tensor) -> Tensor:
+        if self.bandwidth is None or x.device.type == "mps":  # which has no float64
+            return squared_distances(x)
+        return squared_distances(x.double()).to(x.dtype)
+
+    def from_exponents(self, exponents: Tensor) -> Tensor:
+        K = self.components
+        gaussian = (exponents / 2.0 ** (K - 1 - K // 2)).exp()  # the widest
+        total = gaussian
+        for _ in range(K - 1):
+            gaussian = gaussian * gaussian  # half as wide
+            total = total + gaussian
+        return total / K
+
+
+class GaussianKernel(GaussianMixtureKernel):
+    """exp(-|x - x'|^2 / tau): the mixture's single component, with its arguments.
+
+    `bandwidth=2.0` gives exp(-|x - x'|^2 / 2).
+    """
+
+    def __init__(
+        self,
+        bandwidth: float | None = None,
+        *,
+        normalize: bool = False,
+        collect_stats: bool | None = None,
+    ) -> None:
+        super().__init__(1, bandwidth, normalize=normalize, collect_stats=collect_stats)
+
+
+class LaplaceKernel(_DistanceKernel):
+    """exp(-|x - x'|_1 / sigma), Table 4.
+
+    Arguments as of `GaussianKernel`: `bandwidth` is sigma, in the units of an L1 distance. Default: the mean L1
+    distance over all pairs of different rows, without a gradient. The paper does not give sigma.
+    """
+
+    def distances(self, x: Tensor) -> Tensor:
+        return torch.cdist(x, x, p=1.0)
+
+
+class PolynomialKernel(ReproducingKernel):
+    """(<x, x'> + c)^p, Table 4.
+
+    Powers of long vectors grow fast: with 1,024 entries of 1e4 and p = 5 they overflow float32. `normalize=True`
+    bounds the kernel by (1 + c)^p.
+
+    Args:
+        degree: p. Table 4: 2 and 5.
+        constant: c. Table 4: 1; 0 gives the homogeneous kernel.
+        normalize: L2-normalise the rows first.
+
+    Raises:
+        ValueError: if degree < 1 or constant < 0: the function is then no kernel.
+    """
+
+    def __init__(
+        self,
+        degree: int = 2,
+        constant: float = 1.0,
+        *,
+        normalize: bool = False,
+        collect_stats: bool | None = None,
+    ) -> None:
+        super().__init__(normalize=normalize, collect_stats=collect_stats)
+        if degree < 1 or int(degree) != degree:
+            raise ValueError(f"degree: expected an integer of at least 1, got {degree}")
+        if not constant >= 0:
+            raise ValueError(f"constant: expected a number of at least 0, got {constant}")
+        self.degree = int(degree)
+        self.constant = constant
+        self.add_to_recordable_attributes(list_of_names=["degree", "constant"], is_stat=False)
+
+    def compute(self, x: Tensor) -> Tensor:
+        return (x @ x.T + self.constant) ** self.degree
+
+
+class ExponentialKernel(ReproducingKernel):
+    """exp(<x, x'>), Table 4's "kernel inducing moment generating function".
+
+    It overflows float32 for <x, x'> > 88, which pooled features usually exceed. Use `normalize=True`, which
+    bounds the kernel by e, or scale the features down.
+
+    Args:
+        normalize: L2-normalise the rows first.
+    """
+
+    def compute(self, x: Tensor) -> Tensor:
+        return (x @ x.T).exp()

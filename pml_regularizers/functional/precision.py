@@ -1,0 +1,36 @@
+"""Casts for losses, which divide, exponentiate and sum over all pairs: half precision becomes float32 first."""
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+HALF = (torch.float16, torch.bfloat16)
+
+
+def full_precision(x: Tensor) -> Tensor:
+    """`x`, raised to float32 if it is in half precision."""
+    return x.float() if x.dtype in HALF else x
+
+
+def without_autocast(x: Tensor) -> AbstractContextManager[Any]:
+    """A context that switches autocast off on the device of `x`; free where it is off."""
+    kind = x.device.type
+    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
+
+
+def call_in_full_precision(loss: nn.Module, vectors: Tensor, *args: Any) -> Tensor:
+    """The value of a PML loss in the precision of its parameters, or in float32 if that is half.
+
+    The parameters keep their precision: PML would recast them in place to that of the vectors.
+    """
+    raised = {name: full_precision(own) for name, own in loss.named_parameters()}
+    if raised:
+        vectors = vectors.to(next(iter(raised.values())).dtype)
+    if any(own.dtype in HALF for own in loss.parameters()):
+        value: Tensor = functional_call(loss, raised, (vectors, *args))
+    else:
+        value = loss(vectors, *args)
+    return value

@@ -1,0 +1,178 @@
+r"""Circular convolutions of count sketches, summed over positions: the arithmetic of sketched moments.
+
+    S_k   = C_k x                    count sketch: a bucket of C_k adds up some entries of x, each with a sign
+    phi_k = S_1 (*) ... (*) S_k      (*): circular convolution (Pham and Pagh, KDD 2013)
+    s_k   = sum of phi_k over an image's positions
+
+The discrete Fourier transform turns convolutions into products: with A_k the transform of S_k,
+
+    s_k = inverse transform of the sum over positions of A_1 * ... * A_k
+
+Backwards, let G_k be the conjugate transform of s_k's gradient and E_k that of the gradient of phi_k:
+
+    E_K = G_K,   E_k = G_k + A_{k+1} * E_{k+1},   F_k = A_1 * ... * A_{k-1} * E_k,   F_1 = E_1
+
+The inverse transform of F_k is the gradient of S_k with its entries in reverse, j at -j modulo d. So one
+conjugate per image serves all positions.
+
+A table describes C_k: row j of d holds c for each channel c, counted from 1, that falls into bucket j, -c if it
+does so with a minus sign, and 0 in the places that are left. Every channel has one place in it, so sketching is
+gathering: the sums have a fixed order, and the gradient is gathered, too. No result depends on the order in which
+threads run.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .products import is_transformed
+
+BLOCK = 2**17
+"""Numbers of a sketch per block of positions: half a mebibyte, so that a CPU caches those of all orders."""
+GPU_BLOCK = 2**23
+"""The same on a GPU, which is slow on few numbers."""
+
+
+def draw_table(table: Tensor, channels: int) -> None:
+    """Fill a table, C integers or more, at random: the places without replacement, and the signs."""
+    signs = torch.empty(channels, device=table.device).bernoulli_(0.5).mul_(2).sub_(1)
+    numbers = torch.arange(1, channels + 1, device=table.device)
+    places = torch.randperm(table.numel(), device=table.device)[:channels]
+    table.zero_().view(-1)[places] = (signs * numbers).to(table.dtype)
+
+
+def table_fault(table: Tensor, channels: int) -> str | None:
+    """The fault of a table that should hold each of 1 .. C once, with either sign; None if it does."""
+    numbers = table[table != 0].abs().sort().values
+    expected = torch.arange(1, channels + 1).to(numbers)
+    if not table.is_floating_point() and torch.equal(numbers, expected):
+        return None
+    return (
+        f"expected integers, each of the channels 1 to {channels} once, with either sign, got "
+        f"{len(numbers)} of {table.dtype}; in_channels must match, and only floating tensors may be cast"
+    )
+
+
+def fast_width(width: int) -> int:
+    """The least number from `width` on whose prime factors are 2, 3, 5 or 7, for which transforms are fast."""
+    while pow(210, 64, width):
+        width += 1
+    return width
+
+
+def summed_convolutions(
+    x: Tensor, tables: Sequence[Tensor], size: Tensor | None = None, checkpoint: bool = False
+) -> Tensor:
+    """Return s_2 .. s_K of x (N, P, C): (K - 1, N, d), in x's dtype, float32 or float64.
+
+    Args:
+        tables: Tables of C_1 .. C_K, K >= 2, each (d, R), as above, d R >= C.
+        size: (N, 1), constants by which the features of each image are divided; default: 1.
+        checkpoint: Transform again in the backward pass instead of storing the transforms.
+    """
+    if len(x) == 0:  # torch refuses transforms of nothing
+        return x.new_zeros(len(tables) - 1, 0, tables[0].shape[0]) * x.sum()
+    size = x.new_ones(1, 1).expand(len(x), 1) if size is None else size.detach()
+    size = size.unsqueeze(2)
+    if torch.compiler.is_compiling() or is_transformed():
+        phis = list(accumulate(_factors(x, size, tables), torch.mul))
+        return _inverse(torch.stack([phi.sum(dim=1) for phi in phis[1:]]), tables[0].shape[0])
+    store = torch.is_grad_enabled() and x.requires_grad and not checkpoint
+    result: Tensor = _SummedConvolutions.apply(store, x, size, *tables)
+    return result
+
+
+class _SummedConvolutions(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, store: bool, x: Tensor, size: Tensor, *tables: Tensor) -> Tensor:
+        buckets = tables[0].shape[0]
+        shape = len(tables) - 1, len(x), buckets // 2 + 1
+        sums = x.new_zeros(shape, dtype=torch.promote_types(x.dtype, torch.complex64))
+        stored = []
+        for block in _blocks(x, buckets):
+            factors = _factors(x[block], size[block[0]], tables)
+            phi = factors[0]
+            for total, factor in zip(sums[:, block[0]], factors[1:], strict=True):
+                phi = phi * factor
+                total += phi.sum(dim=1)
+            stored += factors if store else []
+        ctx.save_for_backward(x, size, *tables, *stored)
+        return _inverse(sums, buckets)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        order, buckets = len(gradient) + 1, gradient.shape[2]
+        x, size, *others = ctx.saved_tensors
+        tables, stored = others[:order], others[order:]
+        targets = [_targets(table, x) for table in tables]
+        # In reverse, j at -j modulo d: the transform is the conjugate.
+        conjugates = torch.fft.rfft(gradient.flip(2).roll(1, 2)).unsqueeze(2)
+        dx = gradient.new_empty(x.shape)
+        for index, block in enumerate(_blocks(x, buckets)):
+            if stored and not torch.is_grad_enabled():
+                factors = stored[index * order : (index + 1) * order]
+            else:  # also for the gradient of this gradient: the transforms as functions of x
+                factors = _factors(x[block], size[block[0]], tables)
+            phis = list(accumulate(factors[:-1], torch.mul))
+            G = conjugates[:, block[0]]
+            E, total = G[-1], x.new_zeros(())
+            for k in range(order - 1, 0, -1):
+                total = total + _gather(_inverse(phis[k - 1] * E, buckets), *targets[k])
+                E = factors[k] * E
+                if k > 1:
+                    E += G[k - 2]
+            total += _gather(_inverse(E, buckets), *targets[0])
+            dx[block] = total / size[block[0]]
+        return None, dx, None, *[None] * order
+
+
+def _blocks(x: Tensor, buckets: int) -> Iterator[tuple[slice, slice]]:
+    """Slices of images and positions: whole images, or a part of one image."""
+    numbers = GPU_BLOCK if x.is_cuda else BLOCK
+    images, positions, _ = x.shape
+    rows = min(max(numbers // buckets, 1), positions)
+    count = max(numbers // (buckets * rows), 1) if rows == positions else 1
+    for image in range(0, images, count):
+        for position in range(0, positions, rows):
+            yield slice(image, image + count), slice(position, position + rows)
+
+
+def _factors(x: Tensor, size: Tensor, tables: Sequence[Tensor]) -> list[Tensor]:
+    """A_1 .. A_K of x (n, p, C): (n, p, d // 2 + 1)."""
+    x = (x / size).contiguous()
+    return [_transform(x, table) for table in tables]
+
+
+def _transform(x: Tensor, table: Tensor) -> Tensor:
+    places = table.T.reshape(-1)
+    # A place without a channel takes any, with the sign 0; torch 2.4's vmap takes no other integers than long.
+    sketch = _gather(x, (places.abs() - 1).clamp(min=0).long(), places.sign().to(x.dtype))
+    if table.shape[1] > 1:
+        sketch = sketch.view(*x.shape[:2], *table.T.shape).sum(dim=2)
+    transform: Tensor = torch.fft.rfft(sketch)
+    return transform
+
+
+def _targets(table: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Bucket j of each channel, as -j modulo d, and its sign."""
+    (channels, buckets), table = (x.shape[2], table.shape[0]), table.T.reshape(-1)
+    numbers = table.abs().long()
+    place = torch.zeros(channels + 1, dtype=torch.long, device=x.device)
+    place[numbers] = torch.arange(len(table), device=x.device)
+    signs = x.new_zeros(channels + 1)  # stays 0 for a channel without a place
+    signs[numbers] = table.sign().to(x.dtype)
+    return -place[1:] % buckets, signs[1:]
+
+
+def _gather(x: Tensor, index: Tensor, signs: Tensor) -> Tensor:
+    """Entries (n, p, M) of x (n, p, c), each with a sign; as matrices, since torch is slow on other shapes."""
+    rows = x.flatten(0, 1).index_select(1, index).mul_(signs)
+    return rows.view(*x.shape[:2], len(index))
+
+
+def _inverse(transforms: Tensor, buckets: int) -> Tensor:
+    result: Tensor = torch.fft.irfft(transforms, n=buckets)
+    return result

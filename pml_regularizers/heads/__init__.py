@@ -1,0 +1,1 @@
+"""Heads: networks between a trunk and a loss."""

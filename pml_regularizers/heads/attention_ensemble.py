@@ -1,0 +1,219 @@
+r"""Attention-based ensemble, ABE-M (Kim, Goyal, Chawla, Lee, Kwon, "Attention-based ensemble for deep metric
+learning", ECCV 2018), the ensemble of HORDE's Table 1.
+
+    B_m(x) = G(S(x) * A_m(S(x)))                                    embedding of head m, section 3.3
+
+S is the stem and G the body with its embedding layer, both shared by all M heads; A_m is a sigmoid mask as
+large as the map S(x); `*` is the element-wise product. `ensemble_loss.py` has the losses, `split_trunk.py` cuts
+a network into stem and body.
+
+HORDE reads the M maps that leave the body, concatenated and reduced to 1024 channels by a 1x1 convolution (the
+authors' code); its order 1 is the ensemble's own loss. The defaults come from HORDE's code.
+"""
+
+import copy
+import math
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from ..features.feature_maps import FeatureModule
+from ..functional.checks import at_least
+from .embedding_head import EmbeddingHead
+from .split_trunk import split_trunk
+from .trunk_output import layout, trial_image, try_out
+
+
+def join_heads(heads: Tensor) -> Tensor:
+    """Heads (N, M, E) of unit length -> one embedding (N, M E) of unit length.
+
+    Divided by sqrt(M), so that the inner product of two images is the mean of their heads' cosines, and the
+    squared distance the mean of their heads' squared distances.
+    """
+    return heads.flatten(1) / math.sqrt(heads.shape[1])
+
+
+def split_heads(embeddings: Tensor, num_heads: int) -> Tensor:
+    """One embedding (N, M E) -> the heads (N, M, E) that `join_heads` joined.
+
+    Raises:
+        ValueError: for M < 1, or if the width is not a multiple of M.
+    """
+    at_least("num_heads", num_heads, 1)
+    if embeddings.ndim != 2 or embeddings.shape[1] % num_heads:
+        raise ValueError(
+            f"embeddings: expected (N, {num_heads} x E), the heads' embeddings one after the other, got shape "
+            f"{tuple(embeddings.shape)}; pass num_heads=... to match the network"
+        )
+    width = embeddings.shape[1] // num_heads
+    return embeddings.reshape(len(embeddings), num_heads, width) * math.sqrt(num_heads)
+
+
+def between_heads(matrix: Tensor, num_heads: int) -> Tensor:
+    """The blocks of a matrix over all heads of all images, one for each pair of heads p < q.
+
+    Args:
+        matrix: (N M, N M), image-major as `heads.flatten(0, 1)` is.
+        num_heads: M.
+
+    Returns:
+        (M (M-1) / 2, N, N), head p of the first image against head q of the second.
+    """
+    p, q = torch.triu_indices(num_heads, num_heads, 1, device=matrix.device)
+    images = len(matrix) // num_heads
+    blocks = matrix.view(images, num_heads, images, num_heads).permute(1, 3, 0, 2)
+    return blocks[p, q]
+
+
+class AttentionEnsemble(FeatureModule):
+    """One network that gives M embeddings of an image, each through an attention mask of its own.
+
+    Images -> stem -> map; M masks of the map; each masked map -> body -> pool, linear, L2. Its output is one
+    tensor (`join_heads`), which testers and miners use like any other. HORDE attaches to its child `feature_map`:
+    the M maps that leave the body, concatenated (N, M D, h, w) and reduced to `map_channels`. It is computed only
+    while something is attached.
+
+    The body runs once on all N M masked maps. In training mode, its batch normalisation therefore uses the
+    statistics of all images and heads together, since the heads share its weights, and updates its running
+    statistics once per step. (GoogLeNet, which the paper uses, has none.)
+
+    Args:
+        stem: Images -> map (N, C, H, W). The paper's: GoogLeNet up to the pooling after inception 3b.
+        body: Map (., C, H, W) -> map (., D, h, w). The paper's: the rest of GoogLeNet.
+        stem_channels: C.
+        body_channels: D.
+        embedding_size: Width of the output, M times that of a head. ABE and HORDE: 512.
+        num_heads: M. HORDE's code: 8.
+        attention: Layers that all masks share, (N, C, H, W) -> (N, A, H, W), before each mask's own 1x1
+            convolution. The paper's: a second copy of inception 4a to 4e. Default: none.
+        attention_channels: A; default: C.
+        map_channels: Channels of `feature_map`, by a 1x1 convolution that trains with the network. 1024 in
+            HORDE's code. Default: no reduction, M D channels.
+
+    Shape:
+        images: as the stem takes them. Output: (N, embedding_size), of unit length.
+
+    Raises:
+        ValueError: for sizes < 1, an embedding size that is not a multiple of M, or maps that do not fit.
+
+    Example:
+        >>> import torch
+        >>> stem, body = torch.nn.Conv2d(3, 6, 3), torch.nn.Conv2d(6, 10, 3)
+        >>> ensemble = AttentionEnsemble(
+        ...     stem, body, stem_channels=6, body_channels=10, embedding_size=12, num_heads=4
+        ... )
+        >>> ensemble(torch.randn(2, 3, 9, 9)).shape
+        torch.Size([2, 12])
+    """
+
+    def __init__(
+        self,
+        stem: nn.Module,
+        body: nn.Module,
+        *,
+        stem_channels: int,
+        body_channels: int,
+        embedding_size: int = 512,
+        num_heads: int = 8,
+        attention: nn.Module | None = None,
+        attention_channels: int | None = None,
+        map_channels: int | None = None,
+    ) -> None:
+        super().__init__()
+        if attention_channels is None:
+            attention_channels = stem_channels
+        at_least("stem_channels", stem_channels, 1)
+        at_least("body_channels", body_channels, 1)
+        at_least("num_heads", num_heads, 1)
+        at_least("attention_channels", attention_channels, 1)
+        if map_channels is not None:
+            at_least("map_channels", map_channels, 1)
+        if embedding_size < 1 or embedding_size % num_heads:
+            raise ValueError(
+                f"embedding_size: expected a multiple of num_heads={num_heads}, got {embedding_size}"
+            )
+        self.stem_channels = stem_channels
+        self.embedding_size = embedding_size
+        self.num_heads = num_heads
+        self.stem = stem
+        self.body = body
+        self.attention = nn.Identity() if attention is None else attention
+        self.mask = nn.Conv2d(attention_channels, num_heads * stem_channels, 1)
+        self.head = EmbeddingHead(body_channels, embedding_size // num_heads, data_format="NCHW")
+        concatenated = num_heads * body_channels
+        self.reduction: nn.Module = nn.Identity()
+        if map_channels is not None:
+            self.reduction = nn.Conv2d(concatenated, map_channels, 1, bias=False)
+            nn.init.xavier_uniform_(self.reduction.weight)
+        self.feature_map = nn.Identity()
+        self.map_channels = concatenated if map_channels is None else map_channels
+        # Glorot, as ABE's section 4 and HORDE's code start them; each head's mask is a layer of its own.
+        nn.init.xavier_uniform_(self.head.fc.weight)
+        for weight in self.mask.weight.data.chunk(num_heads):
+            nn.init.xavier_uniform_(weight)
+        nn.init.zeros_(self.mask.bias)  # type: ignore[arg-type]
+
+    @classmethod
+    def for_trunk(
+        cls,
+        trunk: nn.Module,
+        stage: str,
+        *,
+        attention_stage: str | None = None,
+        image: Tensor | None = None,
+        **kwargs: Any,
+    ) -> Self:
+        """Make an ensemble by cutting a trunk in two.
+
+        Args:
+            trunk: A timm model, or any network that `split_trunk` can cut.
+            stage: Name of the module whose output is masked, as in `trunk.named_modules()`.
+            attention_stage: Copy the trunk from there to this module as `attention`. Its map must be as
+                large as the stage's. The paper's: inception 4e.
+            image: An image (1, 3, H, W) as the trunk takes them, for a trial forward pass that finds the channels.
+                Default: of the size that a timm model states, else 224 x 224.
+            **kwargs: As in the constructor; they override what is found.
+
+        Raises:
+            ValueError: if the trunk cannot be cut there, or does not take the image.
+        """
+        stem, body = split_trunk(trunk, stage)
+        x = try_out(stem, trial_image(trunk) if image is None else image)
+        maps = {"stem_channels": x, "body_channels": try_out(body, x)}
+        if attention_stage is not None:
+            kwargs["attention"] = copy.deepcopy(split_trunk(body, attention_stage)[0])
+            maps["attention_channels"] = try_out(kwargs["attention"], x)
+        outputs = {name: layout(output, trunk) for name, output in maps.items()}
+        if any(output.data_format != "NCHW" for output in outputs.values()):
+            raise ValueError(
+                f"stage: expected maps (N, C, H, W) at {stage!r} and behind it, got shape {tuple(x.shape)}; "
+                "channels-last maps, as Swin's, need a stem and a body that permute them"
+            )
+        return cls(stem, body, **{**{name: o.channels for name, o in outputs.items()}, **kwargs})
+
+    def masks(self, x: Tensor) -> Tensor:
+        """The masks A_m of the stem's map x (N, C, H, W) -> (N, M, C, H, W), between 0 and 1."""
+        masks: Tensor = self.mask(self.attention(x)).sigmoid()
+        if masks.shape[2:] != x.shape[2:]:
+            raise ValueError(
+                f"attention: expected a map of {tuple(x.shape[2:])}, as large as the stem's, got "
+                f"{tuple(masks.shape[2:])}; pass layers that keep the resolution"
+            )
+        return masks.view(len(x), self.num_heads, *x.shape[1:])
+
+    def forward(self, images: Tensor) -> Tensor:
+        x: Tensor = self.stem(images)
+        if x.ndim != 4 or x.shape[1] != self.stem_channels:
+            raise ValueError(
+                f"stem: expected a map (N, {self.stem_channels}, H, W), got shape {tuple(x.shape)}; pass "
+                "stem_channels=... to match it; channels-last maps, as Swin's, need a stem and a body that "
+                "permute them"
+            )
+        maps: Tensor = self.body((self.masks(x) * x.unsqueeze(1)).flatten(0, 1))  # section 3.3
+        if self.feature_map._forward_hooks:
+            self.feature_map(self.reduction(maps.reshape(len(x), -1, *maps.shape[2:])))
+        return join_heads(self.head(maps).view(len(x), self.num_heads, -1))
+
+    def extra_repr(self) -> str:
+        return f"num_heads={self.num_heads}, embedding_size={self.embedding_size}"

@@ -1,0 +1,117 @@
+"""Width and layout of a trunk's features, from a trial forward pass.
+
+What a network states about itself is not enough: timm's MobileNetV3 has 576 `num_features` and gives maps of 1,024
+channels, Swin gives channels-last maps, and a network of your own states nothing.
+"""
+
+from math import isqrt
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+
+class TrunkOutput(NamedTuple):
+    """What a trunk gives for an image.
+
+    Attributes:
+        channels: C.
+        data_format: (N, C, H, W), (N, H, W, C), or tokens (N, L, C).
+        num_prefix_tokens: Leading tokens that are no position of the image: class and register tokens.
+    """
+
+    channels: int
+    data_format: Literal["NCHW", "NHWC", "NLC"]
+    num_prefix_tokens: int = 0
+
+
+def trunk_output(trunk: nn.Module, image: Tensor | None = None) -> TrunkOutput:
+    """Width and layout of a trunk's features.
+
+    Args:
+        trunk: A network whose output is a map or tokens, or has them as `last_hidden_state`: a timm model made with
+            `num_classes=0, global_pool=""`, a vision model of Hugging Face's transformers, or your own. The prefix
+            tokens that it does not state as `num_prefix_tokens` are those that are left over from a square.
+        image: A square image (1, 3, H, H) as the trunk takes them. Default: `trial_image(trunk)`.
+
+    Raises:
+        ValueError: if the trunk does not take the image, or its output is anything else, such as features that are
+            pooled already.
+
+    Example:
+        >>> trunk_output(nn.Conv2d(3, 8, 3))
+        TrunkOutput(channels=8, data_format='NCHW', num_prefix_tokens=0)
+    """
+    image = trial_image(trunk) if image is None else image
+    return layout(last_hidden_state(try_out(trunk, image)), trunk)
+
+
+def layout(features: Any, network: nn.Module) -> TrunkOutput:
+    """Width and layout of the features (1, ...) that a network gives for a square image.
+
+    Raises:
+        ValueError: if they are no map and no tokens.
+    """
+    shape: tuple[int, ...] = tuple(features.shape) if isinstance(features, Tensor) else ()
+    if len(shape) == 3:
+        _, tokens, channels = shape
+        prefix = getattr(network, "num_prefix_tokens", tokens - isqrt(tokens) ** 2)
+        return TrunkOutput(channels, "NLC", prefix)
+    if len(shape) != 4:
+        raise ValueError(
+            f"trunk: expected a map (N, C, H, W) or tokens (N, L, C) from {type(network).__name__}, got "
+            f"{shape or type(features).__name__}"
+            + (', pooled already; make it with global_pool="" (timm)' if len(shape) == 2 else "")
+        )
+    # The map of a square image is square.
+    first, last = shape[2] == shape[3], shape[1] == shape[2]
+    if first == last:
+        last = getattr(network, "output_fmt", "NCHW") == "NHWC"
+    return TrunkOutput(shape[3], "NHWC") if last else TrunkOutput(shape[1], "NCHW")
+
+
+def last_hidden_state(output: Any) -> Any:
+    """The features in an output of Hugging Face's models; any other output as it is."""
+    return getattr(output, "last_hidden_state", output)
+
+
+def try_out(network: nn.Module, x: Tensor) -> Any:
+    """The output of a network in evaluation mode and without gradients; the mode of each module is restored.
+
+    Raises:
+        ValueError: if the network does not take `x`.
+    """
+    own = next(network.parameters(), x)
+    modes = {module: module.training for module in network.modules()}
+    try:
+        with torch.no_grad():
+            return network.eval()(x.to(own.device, own.dtype))
+    except Exception as error:
+        raise ValueError(
+            f"trunk: {type(network).__name__} fails for a trial input {tuple(x.shape)} ({error}); pass image=..., "
+            "an image as it takes them"
+        ) from error
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+
+
+def trial_image(network: nn.Module) -> Tensor:
+    """A black square image of the size that a network states (timm, Hugging Face), else of 224 x 224 pixels.
+
+    It has as many channels as the network's first convolution takes, or three where that is no image.
+    """
+    config = getattr(network, "config", None)  # Hugging Face
+    patches = getattr(
+        network, "patch_embed", None
+    )  # timm, for the size that the model was made with
+    stated = getattr(network, "pretrained_cfg", None) or {}
+    size = (
+        getattr(patches, "img_size", None)
+        or getattr(config, "image_size", None)
+        or stated.get("input_size", (224,))[-1]
+    )
+    side = size if isinstance(size, int) else size[-1]
+    taken = (module.in_channels for module in network.modules() if isinstance(module, nn.Conv2d))
+    channels = next(taken, 3)
+    return torch.zeros(1, channels if channels <= 4 else 3, side, side)

@@ -1,0 +1,1 @@
+"""Losses: the metric losses of the papers, and losses around other losses."""

@@ -1,0 +1,213 @@
+"""Module of the high-order moments of a feature map (HORDE, ICCV 2019); `functional/moments.py` has the equations.
+
+Differs from the paper: each image's features are divided by their root mean square s before the products,
+and the result is multiplied by s^k, which gives the same moment. Otherwise order 5 of features of size 1e-6 or
+1e4 would be zero or infinite in float32. Trained matrices start Glorot-uniform, as in the authors' code;
+`init="rademacher"` restores Algorithm 1's {-1, +1}.
+"""
+
+import math
+import warnings
+from itertools import islice
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from ..features.feature_maps import to_tokens
+from ..functional.checks import at_least, one_of
+from ..functional.moments import count_features, means, root_mean_square
+from ..functional.products import summed_products
+from ..functional.sketches import draw_table, fast_width, summed_convolutions, table_fault
+
+Projections = Literal["cascaded", "independent", "random", "sketch"]
+FIXED = {"random", "sketch"}
+Init = Literal["glorot", "rademacher"]
+
+
+class HighOrderMoments(nn.Module):
+    """One vector per order 2..K that approximates a moment of an image's features.
+
+    Args:
+        in_channels: C, channels of the feature map.
+        order: Highest moment K. HORDE, section 4: 5 on CUB and Cars, 4 on SOP and In-Shop.
+        moment_dim: d, width of every order. HORDE, section 4: 8192.
+        projections: "cascaded" (eq. 6, one matrix per order: the paper's method), "independent" (eq. 4,
+            k matrices for order k: its Table 4), both trained; "random" (fixed matrices of -1 and +1, the first k
+            for order k: its Table 3), stored as buffers of one byte per entry; or "sketch" (tensor sketches, not
+            in the paper): also fixed, with a fraction of the arithmetic and, at the same d, a smaller variance.
+        init: Start of trained matrices: "glorot", as in the authors' code, or "rademacher", {-1, +1}.
+        checkpoint: Compute the projections again in the backward pass, with a third more arithmetic, instead of
+            storing them, K d P numbers per image.
+        matmul_dtype: "bfloat16": only the matrix products in bfloat16, which halves what is stored. At C = 1024
+            errors stay below 2^-6 of the largest entry (tested). Default: in the precision of the moments.
+            Sketches have no matrix products.
+        scale: Multiply by s^k (see above). If an L2 normalisation follows, the factor changes nothing but may
+            overflow: `HORDELoss` then leaves it out. Without the factor, the gradient is exact only if such a
+            normalisation follows.
+
+    Shape:
+        features: (N, C, H, W), (N, L, C), or the pair (N, L, C), (N, L) of tokens and a boolean mask that
+        is True for the tokens that count. Output: K - 1 tensors (N, d), in float32 or float64.
+
+    Raises:
+        ValueError: for order < 2, sizes < 1, an unknown word, bfloat16 with sketches, or features that do not fit.
+
+    Warns:
+        UserWarning: for sketches of a width with a prime factor above 7, which Fourier transforms are slow on.
+
+    Example:
+        >>> import torch
+        >>> moments = HighOrderMoments(32, order=3, moment_dim=64, projections="sketch")
+        >>> [z.shape for z in moments(torch.randn(4, 32, 7, 7))]
+        [torch.Size([4, 64]), torch.Size([4, 64])]
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        *,
+        order: int = 5,
+        moment_dim: int = 8192,
+        projections: Projections = "cascaded",
+        init: Init = "glorot",
+        checkpoint: bool = False,
+        matmul_dtype: Literal["bfloat16"] | None = None,
+        scale: bool = True,
+    ) -> None:
+        super().__init__()
+        at_least("in_channels", in_channels, 1)
+        at_least("order", order, 2)
+        at_least("moment_dim", moment_dim, 1)
+        one_of("projections", projections, get_args(Projections))
+        one_of("init", init, get_args(Init))
+        one_of("matmul_dtype", matmul_dtype, (None, "bfloat16"))
+        if projections == "sketch" and matmul_dtype is not None:
+            raise ValueError(
+                'matmul_dtype: expected None for projections="sketch", which has no matrix products, '
+                f"got {matmul_dtype!r}"
+            )
+        if projections == "sketch" and (fast := fast_width(moment_dim)) != moment_dim:
+            warnings.warn(
+                f"moment_dim: sketches are slow at {moment_dim}, which has a prime factor above 7; the next fast "
+                f"width is {fast}",
+                stacklevel=2,
+            )
+        self.in_channels = in_channels
+        self.order = order
+        self.moment_dim = moment_dim
+        self.projections = projections
+        self.init = init
+        self.checkpoint = checkpoint
+        self.matmul_dtype = matmul_dtype
+        self.scale = scale
+        # "independent" order k owns k matrices; the others share one per order.
+        self._count = order if projections != "independent" else sum(range(2, order + 1))
+        for name in self._names():
+            if projections == "sketch":
+                shape = moment_dim, math.ceil(in_channels / moment_dim)
+                self.register_buffer(name, torch.empty(shape, dtype=torch.int32))
+            elif projections == "random":
+                signs = torch.empty(in_channels, moment_dim, dtype=torch.int8)
+                self.register_buffer(name, signs)
+            else:
+                setattr(self, name, nn.Parameter(torch.empty(in_channels, moment_dim)))
+        self.reset_parameters()
+
+    def _names(self) -> list[str]:
+        return [f"weight_{index}" for index in range(self._count)]
+
+    def reset_parameters(self) -> None:
+        """Draw the matrices or tables anew from torch's global generator."""
+        for weight in self.weights():
+            with torch.no_grad():
+                if self.projections == "sketch":
+                    draw_table(weight, self.in_channels)
+                elif self.projections == "random" or self.init == "rademacher":
+                    weight.bernoulli_(0.5).mul_(2).sub_(1)
+                else:
+                    nn.init.xavier_uniform_(weight)
+
+    def weights(self) -> list[Tensor]:
+        """Return the matrices, each (C, d): W_1 .. W_K, or, if independent, W_{2,1}, W_{2,2}, W_{3,1}, ...
+
+        With sketches: the tables, (d, R) with the least R that leaves room for C. Row j holds c or -c for each
+        channel c, counted from 1, that is added to or subtracted from entry j of the sketch, and 0 elsewhere.
+        """
+        return [getattr(self, name) for name in self._names()]
+
+    def forward(self, features: Tensor | tuple[Tensor, Tensor]) -> list[Tensor]:
+        x, mask = to_tokens(features, self.in_channels)
+        floating = [weight.dtype for weight in self.weights() if weight.is_floating_point()]
+        for dtype in (torch.float32, *floating[:1]):
+            x = x.to(torch.promote_types(x.dtype, dtype))
+        x, count = count_features(x, mask)
+        # A constant for the gradient: the moment of x/s times s^k is the moment of x for any s.
+        size = root_mean_square(x.detach(), count)
+        with torch.autocast(x.device.type, enabled=False):  # keeps the products precise
+            moments = self._moments(x, size, count)
+        if self.scale:
+            moments = [z * size**k for k, z in enumerate(moments, start=2)]
+        return moments
+
+    def _moments(self, x: Tensor, size: Tensor, count: Tensor) -> list[Tensor]:
+        """Moments of x (N, P, C) divided by the size of each image, (N, 1)."""
+        weights = self.weights()
+        if self.projections == "sketch":
+            return means(summed_convolutions(x, weights, size, self.checkpoint), count)
+        x = (x / size.unsqueeze(2)).contiguous()
+        dtype = x.dtype if self.matmul_dtype is None else getattr(torch, self.matmul_dtype)
+        groups = [(2, weights)]
+        if self.projections == "independent":
+            parts = iter(weights)
+            groups = [(k, list(islice(parts, k))) for k in range(2, self.order + 1)]
+        # The root of eq. 5's 1/d, as in Algorithm 1, line 2.
+        divisor = count * math.sqrt(self.moment_dim)
+        moments: list[Tensor] = []
+        for first, matrices in groups:
+            sums = summed_products(x, matrices, first, dtype, self.checkpoint)
+            moments += means(sums, divisor)
+        return moments
+
+    def activation_bytes(self, images: int, positions: int) -> int:
+        """Return the bytes that a batch keeps for the backward pass: features and what `checkpoint` leaves out.
+
+        For float32 features. The pass also needs some blocks of columns, of about 4 MiB each on a CPU.
+
+        Args:
+            images: N.
+            positions: P, such as 64 of a map of 8 x 8.
+        """
+        number = max(4, self.weights()[0].elementroot_mean_square())
+        width = self.moment_dim
+        if self.projections == "sketch":
+            width = 2 * (width // 2 + 1)  # complex numbers
+        projection = width * (number if self.matmul_dtype is None else 2)
+        kept = 0 if self.checkpoint else self._count
+        return images * positions * (self.in_channels * number + kept * projection)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        *_, errors = args
+        before = len(errors)
+        for name, buffer in self.named_buffers():
+            saved = state_dict.get(prefix + name, buffer)
+            if saved.is_meta or saved.shape != buffer.shape:
+                continue
+            fault = None
+            if self.projections == "sketch":
+                fault = table_fault(saved, self.in_channels)
+            elif saved.is_floating_point():
+                fault = (
+                    f"expected signs as integers, got {saved.dtype}; trained matrices belong to "
+                    'projections="cascaded" or "independent", and only floating tensors may be cast'
+                )
+            if fault:
+                errors.append(f"{prefix}{name}: {fault}")
+        if len(errors) == before:
+            super()._load_from_state_dict(state_dict, prefix, *args)
+
+    def extra_repr(self) -> str:
+        return (
+            f"{self.in_channels}, order={self.order}, moment_dim={self.moment_dim}, "
+            f"projections={self.projections!r}, checkpoint={self.checkpoint}, matmul_dtype={self.matmul_dtype!r}"
+        )

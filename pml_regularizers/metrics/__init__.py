@@ -1,0 +1,1 @@
+"""Accuracies by rank."""

@@ -1,0 +1,293 @@
+"""PML's `AccuracyCalculator`, but counting ranks: the same metrics and Recall@K, in bounded memory."""
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from math import isfinite
+from typing import Any
+
+import torch
+from pytorch_metric_learning.utils import common_functions as c_f
+from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
+from torch import Tensor
+from torch.nn.functional import normalize as unit_rows
+
+from .ranks import PART, QuerySharding, Ranks, count_ranks, largest_entry, taken_rows
+
+
+class RankAccuracyCalculator(AccuracyCalculator):
+    """PML's `AccuracyCalculator` for large test sets: counts ranks, in bounded memory, with Recall@K for any K.
+
+    Use it wherever PML takes an `accuracy_calculator`. As in PML, vectors are not normalised, a query without a
+    right reference is left out (metrics are NaN if no other query is left), and NMI and AMI cluster the queries.
+    Unlike PML, it keeps all digits of float64 and integer labels, and a tie counts against the model. PML's `k`,
+    `label_comparison_fn` and `knn_func` have no place here: ranks are counted over all references, by equal labels
+    and Euclidean distances. These come from one matrix product: if float32 vectors form clouds that lie a hundred
+    times farther apart than the points in a cloud, digits are lost. Normalise such vectors, or pass float64.
+
+    Metrics: `recall_at_K` for each K, `precision_at_1`, `mean_reciprocal_rank`, `mean_average_precision_at_r`,
+    `r_precision`, `NMI` and `AMI` (with faiss). A subclass's method `calculate_NAME` gets `ranks`, a `Ranks`.
+
+    Args:
+        include, exclude, avg_of_avgs, return_per_class, kmeans_func: See PML's class.
+        device: Device to rank on. Default: the accelerator's device, else a GPU if there is one.
+        recall_at: The K of each Recall@K; a K above the number of references means all of them. Default: the K of
+            the papers on CUB-200-2011 and Cars-196.
+        accelerator: An `accelerate.Accelerator`, whose processes share the queries; all must have the same
+            vectors and make the same calls. Default: this process works alone.
+        progress: Function that wraps the blocks of queries that this process ranks, such as `tqdm.tqdm`.
+
+    Raises:
+        ValueError: if `recall_at` is empty or holds anything but integers >= 1.
+
+    Example:
+        >>> calculator = RankAccuracyCalculator(include=("recall_at_1", "recall_at_2"), recall_at=(1, 2))
+        >>> points = torch.tensor([[0.0], [1.0], [5.0], [3.0]])
+        >>> calculator.get_accuracy(points, torch.tensor([0, 0, 1, 1]))
+        {'recall_at_1': 0.75, 'recall_at_2': 1.0}
+    """
+
+    original_function_dict: dict[str, Callable[..., Any]]
+
+    def __init__(
+        self,
+        include: Sequence[str] = (),
+        exclude: Sequence[str] = (),
+        avg_of_avgs: bool = False,
+        return_per_class: bool = False,
+        *,
+        device: torch.device | None = None,
+        kmeans_func: Callable[[Tensor, int], Tensor] | None = None,
+        recall_at: Sequence[int] = (1, 2, 4, 8),
+        accelerator: Any = None,
+        progress: Callable[[Sequence[Tensor]], Iterable[Tensor]] = iter,
+    ) -> None:
+        if not recall_at or not all(type(K) is int and K >= 1 for K in recall_at):
+            raise ValueError(f"recall_at: expected integers >= 1, got {recall_at!r}")
+        if device is None and accelerator is not None:
+            device = accelerator.device
+        super().__init__(
+            avg_of_avgs=avg_of_avgs,
+            return_per_class=return_per_class,
+            device=device,
+            knn_func=False,  # PML's own default needs faiss
+            kmeans_func=kmeans_func,
+        )
+        del self.original_function_dict["mean_average_precision"]
+        recalls = {f"recall_at_{K}": partial(self._recall, K) for K in recall_at}
+        self.original_function_dict = recalls | self.original_function_dict
+        _check_named(include)
+        self.check_primary_metrics(include, exclude)
+        self.original_function_dict = self.get_function_dict(include, exclude)
+        self.curr_function_dict = self.get_function_dict()
+        self.max_rank = max(recall_at)
+        self.sharing = QuerySharding(self.device, accelerator, progress)
+
+    @torch.no_grad()
+    def get_accuracy(
+        self,
+        query: Any,
+        query_labels: Any,
+        reference: Any = None,
+        reference_labels: Any = None,
+        ref_includes_query: bool = False,
+        include: Sequence[str] = (),
+        exclude: Sequence[str] = (),
+    ) -> dict[str, Any]:
+        """Return the metrics of queries against references, with PML's arguments.
+
+        Args:
+            query: (q, D), tensor or array.
+            query_labels: (q,).
+            reference: (n, D). Default: the queries, each ranked against the others.
+            reference_labels: (n,).
+            ref_includes_query: True if the first q references are the queries.
+            include, exclude: A choice from the constructor's metrics.
+        Raises:
+            ValueError: as `get_accuracy_within`, and if the first references are not the queries.
+        """
+        query, query_labels = map(c_f.numpy_to_torch, (query, query_labels))
+        _check("query", query, query_labels)
+        if reference is None:
+            return self.get_accuracy_within(query, query_labels, include=include, exclude=exclude)
+        reference, reference_labels = map(c_f.numpy_to_torch, (reference, reference_labels))
+        _check("reference", reference, reference_labels)
+        if reference.shape[1] != query.shape[1]:
+            raise ValueError(
+                f"reference: expected {query.shape[1]} columns, as many as query, got {reference.shape[1]}"
+            )
+        n, reference_labels = len(reference), _exact(reference_labels)
+        if ref_includes_query:
+            _check_same_start(query, _exact(query_labels), reference, reference_labels)
+            is_query, is_reference = torch.arange(n) < len(query), torch.arange(n) < n
+            parts, labels = [reference], reference_labels
+        else:
+            parts, labels = [reference, query], torch.cat([reference_labels, _exact(query_labels)])
+            is_reference = torch.arange(len(labels)) < n
+            is_query = ~is_reference
+        return self._accuracy(
+            *(parts, labels, is_query, is_reference), include=include, exclude=exclude
+        )
+
+    @torch.no_grad()
+    def get_accuracy_within(
+        self,
+        vectors: Tensor,
+        labels: Tensor,
+        *,
+        queries: Tensor | None = None,
+        references: Tensor | None = None,
+        normalize: bool = False,
+        include: Sequence[str] = (),
+        exclude: Sequence[str] = (),
+    ) -> dict[str, Any]:
+        """Return the metrics if queries and references are rows of one matrix, which is not copied.
+
+        Args:
+            vectors: (n, D), on any device.
+            labels: (n,).
+            queries: (n,) bool. Default: all.
+            references: (n,) bool. Default: all. A query among them is ranked against the others.
+            normalize: Compare the L2-normalised vectors, of any length.
+            include, exclude: A choice from the constructor's metrics.
+        Raises:
+            ValueError: if there are no vectors, or one is not finite; if labels, queries or references do not
+                have n entries; if `include` names `mean_average_precision`, which needs the ranks of all
+                references.
+        """
+        _check("vectors", vectors, labels)
+        return self._accuracy(
+            [vectors],
+            _exact(labels),
+            _mask("queries", queries, len(vectors)),
+            _mask("references", references, len(vectors)),
+            normalize=normalize,
+            include=include,
+            exclude=exclude,
+        )
+
+    def _accuracy(
+        self,
+        parts: list[Tensor],
+        labels: Tensor,
+        is_query: Tensor,
+        is_reference: Tensor,
+        *,
+        normalize: bool = False,
+        include: Sequence[str],
+        exclude: Sequence[str],
+    ) -> dict[str, Any]:
+        """Metrics of the rows of `parts`, stacked."""
+        _check_named(include)
+        self.curr_function_dict = self.get_function_dict(include, exclude)
+        asked, clustering = set(self.curr_function_dict), set(self.requires_clustering())
+        found: dict[str, Any] = {"query_labels": labels[is_query]}
+        if asked - clustering:
+            exact = "mean_reciprocal_rank" in asked
+            found["ranks"] = count_ranks(
+                *(parts, labels, is_query, is_reference),
+                normalize=normalize,
+                max_rank=len(labels) if exact else self.max_rank,
+                sharing=self.sharing,
+            )
+            if len(found["ranks"].labels) == 0:
+                c_f.LOGGER.warning("None of the query labels are in the reference set.")
+        if asked & clustering:
+            query = torch.cat(taken_rows(parts, is_query.nonzero().flatten()))
+            found["cluster_labels"] = self._clusters(
+                unit_rows(query) if normalize else query, found["query_labels"]
+            )
+        return dict(self._get_accuracy(self.curr_function_dict, **found))
+
+    def _clusters(self, query: Tensor, query_labels: Tensor) -> Tensor:
+        """Cluster of each query (q,), found by the main process alone, since k-means keeps all cores busy."""
+        found = torch.zeros(len(query), dtype=torch.long)
+        accelerator = self.sharing.accelerator
+        if accelerator is None or accelerator.is_main_process:
+            found = self.get_cluster_labels(query=query, query_labels=query_labels).cpu()
+        return self.sharing.sum(found)
+
+    def _recall(self, K: int, ranks: Ranks, query_labels: Tensor, **_: Any) -> Any:
+        return self._mean(ranks.nearest <= K, ranks, query_labels)
+
+    def calculate_precision_at_1(self, ranks: Ranks, query_labels: Tensor, **_: Any) -> Any:
+        """Recall@1 under PML's name."""
+        return self._recall(1, ranks, query_labels)
+
+    def calculate_mean_reciprocal_rank(self, ranks: Ranks, query_labels: Tensor, **_: Any) -> Any:
+        """Mean reciprocal rank of the nearest right reference."""
+        return self._mean(1 / ranks.nearest, ranks, query_labels)
+
+    def calculate_mean_average_precision_at_r(
+        self, ranks: Ranks, query_labels: Tensor, **_: Any
+    ) -> Any:
+        """MAP@R."""
+        return self._mean(ranks.average_precision, ranks, query_labels)
+
+    def calculate_r_precision(self, ranks: Ranks, query_labels: Tensor, **_: Any) -> Any:
+        """Precision among the R nearest."""
+        return self._mean(ranks.r_precision, ranks, query_labels)
+
+    def _mean(self, values: Tensor, ranks: Ranks, query_labels: Tensor) -> Any:
+        """Mean over queries, or the means over each class's queries, in order, or the mean of these."""
+        values = values.double()
+        if not (self.avg_of_avgs or self.return_per_class) or len(values) == 0:
+            mean = values.mean().item()
+            return [mean] * len(torch.unique(query_labels)) if self.return_per_class else mean
+        classes, index = torch.unique(ranks.labels, return_inverse=True)
+        sums = values.new_zeros(len(classes)).index_add_(0, index, values)
+        means = sums / index.bincount()
+        return means.tolist() if self.return_per_class else means.mean().item()
+
+
+def _check_named(include: Sequence[str]) -> None:
+    if "mean_average_precision" in include:
+        raise ValueError(
+            "include: mean_average_precision needs the rank of every right reference, however far; "
+            "ask for mean_average_precision_at_r, or ask PML's AccuracyCalculator"
+        )
+
+
+def _check(name: str, vectors: Tensor, labels: Tensor) -> None:
+    if vectors.ndim != 2 or vectors.numel() == 0:
+        raise ValueError(
+            f"{name}: expected (n, D) with at least one row and column, got shape {tuple(vectors.shape)}"
+        )
+    if labels.shape != (len(vectors),):
+        raise ValueError(
+            f"{name}: expected {len(vectors)} labels, one for each row, got shape {tuple(labels.shape)}"
+        )
+    if not isfinite(largest_entry(vectors)):  # on all processes, or the others would wait
+        raise ValueError(f"{name}: expected finite numbers, got NaN or inf")
+
+
+def _exact(labels: Tensor) -> Tensor:
+    """Labels on the CPU, in float64 if floating: with float32, integers beyond 2^24 would lose digits."""
+    return labels.cpu().double() if labels.is_floating_point() else labels.cpu()
+
+
+def _mask(name: str, chosen: Tensor | None, n: int) -> Tensor:
+    if chosen is None:
+        return torch.ones(n, dtype=torch.bool)
+    if chosen.dtype != torch.bool or chosen.shape != (n,):
+        raise ValueError(
+            f"{name}: expected {n} booleans, got {chosen.dtype} of shape {tuple(chosen.shape)}"
+        )
+    return chosen.cpu()
+
+
+def _check_same_start(
+    query: Tensor, query_labels: Tensor, reference: Tensor, reference_labels: Tensor
+) -> None:
+    """Raise a ValueError unless the first references are the queries, compared part by part."""
+    n = len(query)
+    same = len(reference) >= n and bool((query_labels == reference_labels[:n]).all())
+    if not same or not all(
+        torch.allclose(ours, theirs.to(ours))
+        for ours, theirs in zip(
+            torch.split(query, PART), torch.split(reference[:n], PART), strict=True
+        )
+    ):
+        raise ValueError(
+            "ref_includes_query: expected the first references and their labels to be the queries; "
+            "pass False if queries and references are separate"
+        )

@@ -1,0 +1,1 @@
+"""Regularizers, to be added to a metric loss."""

@@ -1,0 +1,148 @@
+"""Variance loss of second-order attention (Sun, Kamata, "Second-Order Estimation Based Attention Network for Metric
+Learning").
+
+    loss_var = 1/m sum_i (a_i - A_i)^2      eq. 3
+
+with a the variance of m features over the batch, and A their predicted variance, held by `VEMAttention`; its file
+says what the paper leaves open.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from pytorch_metric_learning.regularizers import BaseRegularizer
+from pytorch_metric_learning.utils import common_functions as c_f
+from torch import Tensor, nn
+
+from ..distributed import gather_rows
+from ..features.feature_loss import FeatureLoss, already_reduced
+
+
+def variance_errors(features: Tensor, predicted: Tensor, *, unbiased: bool = False) -> Tensor:
+    """Squared errors of the predicted variances of all features over the batch, the terms of eq. 3: (m,).
+
+    Args:
+        features: (N, m), in float32 or float64.
+        predicted: (m,).
+        unbiased: Divide by N - 1 instead of N. The variance of one sample is 0 either way.
+    """
+    # Not `var`, which reads the rows of a matrix one number at a time, nor a matrix product, which autocast rounds.
+    centred = features - features.mean(dim=0)
+    variance = (centred * centred).sum(dim=0) / max(len(features) - int(unbiased), 1)
+    return (variance - predicted) ** 2
+
+
+class VarianceRegularizer(FeatureLoss, BaseRegularizer):
+    """Regularizer that trains a `VEMAttention` to predict the variance of the features that it weighs (eq. 3).
+
+    It reads no labels and no embeddings, and ignores `indices_tuple` and `distance=`. Add it to a metric loss with
+    `MultipleLosses({"metric": loss, "variance": regularizer.attach(head)}, weights={"metric": 1, "variance": w})`,
+    eq. 4; the paper's w is 1 (section III-B). The slot `embedding_regularizer=` of a PML loss takes it as well.
+
+    It trains the attention's parameter, in the network; see `VEMAttention` for the learning rate. The variance is
+    that of the whole batch, also under `DistributedLoss` and PML's `DistributedLossWrapper`; the same holds for
+    the gradients of features and A.
+
+    Args:
+        unbiased: Take the variance with 1/(N-1) instead of 1/N; the paper does not say which. One sample
+            has the variance 0 either way.
+        detach_features: Train only the prediction. Default: no, since eq. 6 also minimises over the trunk, so
+            that the variance of the features moves towards its prediction.
+        **kwargs: `reducer` and `collect_stats`, as in any PML loss.
+
+    Default reducer: `MeanReducer()`, eq. 3.
+    Reducer input: **loss**, the squared error of each feature's predicted variance, reduction type "element". The
+    elements are features, so that reducers which look up the labels of elements have no meaning here.
+
+    Shape:
+        features: the pair of (N, m), the features before the gate, and their predicted variance (N, m),
+        every row the same, or (m,). It comes from `attach(head)` or `attach(attention)`, or is passed,
+        as in `features=(pooled, attention.variance)`.
+
+    Raises:
+        ValueError: if attached to a module without VEMAttention, or if the features do not fit.
+        MissingFeaturesError: in the call, see `FeatureLoss`.
+
+    Example:
+        >>> import torch
+        >>> from pml_regularizers import EmbeddingHead
+        >>> head = EmbeddingHead(96, 32, attention=VEMAttention)
+        >>> regularizer = VarianceRegularizer().attach(head)
+        >>> regularizer(head(torch.randn(8, 96, 7, 7))).shape
+        torch.Size([])
+    """
+
+    feature_names = ("attention",)
+
+    def __init__(
+        self, *, unbiased: bool = False, detach_features: bool = False, **kwargs: Any
+    ) -> None:
+        super().__init__(**kwargs)
+        self.unbiased = unbiased
+        self.detach_features = detach_features
+        self.add_to_recordable_attributes(
+            list_of_names=["unbiased", "detach_features"], is_stat=False
+        )
+        self.add_to_recordable_attributes(
+            list_of_names=["batch_variance", "predicted_variance", "gate_range"], is_stat=True
+        )
+
+    def compute_loss(
+        self,
+        embeddings: Tensor,
+        labels: Tensor | None,
+        indices_tuple: tuple[Tensor, ...] | None,
+        ref_emb: Tensor,
+        ref_labels: Tensor | None,
+    ) -> dict[str, dict[str, Any]]:
+        pooled, predicted = _pair(self.features)
+        if self.detach_features:  # else eq. 6: the trunk is trained too
+            pooled = pooled.detach()
+        both = gather_rows(torch.cat([pooled, predicted.expand_as(pooled)], dim=1), embeddings)
+        features, rows = both.chunk(2, dim=1)
+        if len(features) == 0:
+            return {"loss": already_reduced(features.sum() + rows.sum())}
+        predicted = rows.mean(dim=0)  # equal rows: each sample gets its share of A's gradient
+        losses = variance_errors(features, predicted, unbiased=self.unbiased)
+        if self.collect_stats:
+            self._record(features.detach(), predicted.detach())
+        return {
+            "loss": {
+                "losses": losses,
+                "indices": c_f.torch_arange_from_size(losses),
+                "reduction_type": "element",
+                "divisor": len(losses),
+            }
+        }
+
+    def get_default_distance(self) -> None:
+        """Return None: nothing uses it."""
+
+    def _record(self, features: Tensor, predicted: Tensor) -> None:
+        """Record means over the features, and the range of the gates."""
+        gate = torch.sigmoid(predicted)
+        self.batch_variance = features.var(dim=0, unbiased=False).mean().item()
+        self.predicted_variance = predicted.mean().item()
+        self.gate_range = (gate.max() - gate.min()).item()
+
+    def _stages(self, source: nn.Module | Mapping[str, nn.Module]) -> dict[str, nn.Module]:
+        stages = super()._stages(source)
+        statistics = getattr(stages["attention"], "statistics", None)
+        if not isinstance(statistics, nn.Module):
+            raise ValueError(
+                f"source: expected a VEMAttention or an EmbeddingHead that has one, got {type(source).__name__}; "
+                "make the head with EmbeddingHead(..., attention=VEMAttention)"
+            )
+        return {"attention": statistics}
+
+
+def _pair(features: Any) -> tuple[Tensor, Tensor]:
+    parts = features if isinstance(features, tuple) else (features,)
+    shapes = [tuple(part.shape) for part in parts]
+    if len(shapes) != 2 or len(shapes[0]) != 2 or shapes[1] not in (shapes[0], shapes[0][1:]):
+        raise ValueError(
+            "features: expected the pair of pooled features (N, m) and predicted variance (N, m) or (m,), got "
+            f"shapes {', '.join(map(str, shapes))}; pass (pooled, attention.variance), or attach(head)"
+        )
+    return parts[0], parts[1]

@@ -1,0 +1,88 @@
+"""What a folder holds that is allowed and often a mistake is told: recurring names, parts, copies, other files."""
+
+import hashlib
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from benchmarks.datasets import ImageSet, ImageViews, folder
+from benchmarks.datasets.remarks import remarks
+
+VIEWS = ImageViews(image_size=8, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
+
+
+def write(root: Path, *paths: str) -> Path:
+    """Images of different bytes; those of one name before "=" are equal."""
+    for path in paths:
+        name, _, content = path.partition("=")
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        seed = int(hashlib.sha256((content or name).encode()).hexdigest()[:8], 16)
+        Image.new("RGB", (8, 8), (seed % 256, seed // 256 % 256, seed // 65536 % 256)).save(
+            root / name, format="PNG"
+        )
+    return root
+
+
+def told(root: Path, test: str | None = None, level: folder.Level | None = None) -> dict[str, str]:
+    chosen: Path | float = 0.5
+    if test is not None:
+        chosen = root.parent / "test.txt"
+        chosen.write_text(test)
+    listing = folder.read(root, chosen, level)
+    return dict(remarks(listing, listing.digests))
+
+
+def test_an_ordinary_folder_needs_no_word(tmp_path: Path) -> None:
+    paths = [f"Fruit/{name}/{i}.png" for name in ("a", "b") for i in (1, 2)]
+    assert told(write(tmp_path / "r", *paths)) == {}
+
+
+def test_parts_that_are_taken_for_classes_are_told(tmp_path: Path) -> None:
+    paths = [f"{part}/{name}/{i}.png" for part in ("Train", "val") for name in "abcd" for i in "12"]
+    root = write(tmp_path / "r", *paths)
+    found = told(root)
+    assert found["parts"].startswith("Train, val: looks like a part")
+    assert found["same names"].startswith("4 recur, such as Train/a and val/a, ")
+    listing = folder.read(root, 0.5, "last")
+    assert sorted(set(listing.classes)) == [*"abcd"]
+    assert len(listing.paths) == 16 and told(root, level="last") == {}
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [("Apple", "apple"), ("x/Apple", "y/Apple"), ("\u212b", "\u00c5"), ("ﬁr", "FIR")],
+)
+def test_names_that_recur_are_told(one: str, other: str, tmp_path: Path) -> None:
+    root = write(tmp_path / "r", f"{one}/1.png", f"{other}/2.png", "third/3.png")
+    if one == "\u212b":  # composed, they are one class
+        assert folder.read(root, 0.5).classes.count("\u00c5") == 2
+    else:
+        assert told(root)["same names"].startswith("1 recur, such as ")
+
+
+def test_copies_are_counted(tmp_path: Path) -> None:
+    root = write(
+        tmp_path / "r",
+        *("a/1.png=x", "a/2.png=x", "a/3.png", "b/1.png=y", "b/2.png=z", "c/1.png=y", "c/2.png"),
+        *("d/1.png=z", "d/2.png"),
+    )
+    found = told(root, "a\nb\n")
+    assert found["copies"].startswith("2 images of part test have a copy in it, such as a/1.png")
+    assert found["train and test"].startswith("2 images train and test, such as b/1.png = c/1.png")
+    assert found["two classes"].startswith("2 images are in two classes, such as b/1.png = c/1.png")
+    listing = folder.read(root, tmp_path / "test.txt")
+    assert ImageSet(listing, "test", views=VIEWS).copies() == 2
+    assert ImageSet(listing, "train", views=VIEWS).copies() == 0
+
+
+def test_files_that_are_no_images_are_counted(tmp_path: Path) -> None:
+    root = write(tmp_path / "r", "a/1.png", "b/1.png")
+    for name in ("a/1.HEIC", "a/2.heic", "b/notes.txt", "b/.hidden", "c/1.heic"):
+        (root / name).parent.mkdir(exist_ok=True)
+        (root / name).touch()
+    with pytest.raises(ValueError, match=r"c: holds no image, but 1 \.heic; convert"):
+        folder.read(root, 0.5)
+    (root / "c" / "1.heic").unlink()
+    (root / "c").rmdir()
+    assert told(root)["left out"].startswith("2 .heic, 1 .txt; convert")

@@ -1,0 +1,76 @@
+"""Checkpoints are of the run that reads them, and a kill leaves no more of them than a save."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.records import RunFolder, RunFolderError, load_best, load_checkpoint, run_identity
+from benchmarks.records.run_folder import saved_checkpoints
+
+INFO: dict[str, Any] = {
+    "seed": 0,
+    "data": {"fingerprint": "abc"},
+    "weights": None,
+    "config": {"label": "A", "optimization": {"learning_rate": 0.1}, "data": {"fold": 0}},
+}
+OTHERS: dict[str, dict[str, Any]] = {
+    "seed": {"seed": 1},
+    "data": {"data": {"fingerprint": "xyz"}},
+    "weights": {"weights": {"sha256": "1"}},
+    "optimization.learning_rate": {
+        "config": INFO["config"] | {"optimization": {"learning_rate": 1}}
+    },
+    "data.fold": {"config": INFO["config"] | {"data": {"fold": 1}}},
+}
+
+
+def save(folder: Path, info: dict[str, Any], *, best: int | None = None) -> None:
+    run, about = RunFolder(folder), {"run": run_identity(info)}
+    if best is not None:
+        run.save_best(best, {"model": {}, **about})
+    run.save(5, {"best": None if best is None else {"step": best}, **about})
+    run.close()
+
+
+@pytest.mark.parametrize("key", OTHERS)
+@pytest.mark.parametrize("kind", ["step", "best"])
+def test_a_checkpoint_of_another_run_is_refused(kind: str, key: str, tmp_path: Path) -> None:
+    mine, other, identity = tmp_path / "mine", tmp_path / "other", run_identity(INFO)
+    save(mine, INFO, best=4)
+    save(other, INFO | OTHERS[key], best=4)
+    assert load_checkpoint(mine, identity) and load_best(mine, 4, identity)
+    for path in (mine / "checkpoints").glob(f"{kind}_*.pt"):
+        path.unlink()
+    for path in (other / "checkpoints").glob(f"{kind}_*.pt"):
+        path.rename(mine / "checkpoints" / path.name)
+    with pytest.raises(RunFolderError, match=f"{kind}_0.* is of a run with {key}: "):
+        load_checkpoint(mine, identity)
+    if kind == "best":
+        with pytest.raises(RunFolderError, match="; run that training again"):
+            load_best(mine, 4, identity)
+
+
+def test_settings_that_change_no_result_may_differ(tmp_path: Path) -> None:
+    save(tmp_path, INFO | {"config": INFO["config"] | {"label": "B", "output": "x"}}, best=4)
+    assert load_checkpoint(tmp_path, run_identity(INFO))
+
+
+def test_a_kill_leaves_no_third_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither of steps, nor best weights that no checkpoint names."""
+    run = RunFolder(tmp_path)
+    with monkeypatch.context() as killed:
+        killed.setattr(RunFolder, "remove_old", lambda *_: None)
+        for step in (1, 2, 3):
+            run.save_best(step, {})
+            run.save(step, {"best": {"step": step}})
+    assert len(saved_checkpoints(tmp_path)) == 3
+    run.remove_old({"step": 3})
+    assert [path.name[:14] for path in saved_checkpoints(tmp_path)] == [
+        "step_000000002",
+        "step_000000003",
+    ]
+    assert [path.name[:14] for path in (tmp_path / "checkpoints").glob("best_*")] == [
+        "best_000000003"
+    ]
+    run.close()

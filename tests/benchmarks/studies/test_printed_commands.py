@@ -1,0 +1,106 @@
+"""Commands that are printed can be pasted into a shell: they are whole, and quoted."""
+
+import json
+import os
+import re
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks import study
+from benchmarks.datasets import DatasetError
+from benchmarks.records import load_run
+from benchmarks.records.provenance import describe_session
+from benchmarks.run import _told
+from benchmarks.settings import parse, read_study
+from tests.benchmarks.studies.toy import RATE, finish
+
+ECHO = f"""#!{sys.executable}
+import json, os, sys
+print(json.dumps([sys.argv[1:], os.getcwd()]))
+"""
+
+
+@pytest.fixture
+def pasted(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch):
+    """The words that `python` gets of a command that bash reads."""
+    place = tmp_path_factory.mktemp("bin")
+    (place / "python").write_text(ECHO)
+    (place / "python").chmod(stat.S_IRWXU)
+    monkeypatch.setenv("PATH", f"{place}{os.pathsep}{os.environ['PATH']}")
+
+    def run(command: str) -> list[str]:
+        done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
+        words: list[str] = json.loads(done.stdout)[0]
+        return words
+
+    return run
+
+
+def test_a_study_of_ones_own_file_prints_commands_that_run(toy, trained_by, pasted, capsys):
+    place = Path("my studies; & 'more'")
+    place.mkdir()
+    own = Path("toy.yaml").rename(place / "small.yaml")
+    arguments = [str(own), "--data.root", "my photos", "--", f"--{RATE}=0.5", "--trust", "decimal"]
+    trained_by(lambda jobs: [finish(job, 0.5 + job.seed / 10) for job in jobs])
+    assert study.main(arguments) == 0
+    page = Path("runs/studies/small/study.md").read_text()
+    words = pasted(re.search(r"by `(python -m benchmarks\.study .*?)`: ", page)[1])
+    assert words == ["-m", "benchmarks.study", *arguments]
+    trained_by(lambda jobs: pytest.fail("nothing is to train"))
+    capsys.readouterr()
+    assert study.main(words[2:]) == 0
+    [line] = [line for line in capsys.readouterr().out.splitlines() if "benchmarks.export" in line]
+    words = pasted(line.partition(": ")[2])
+    assert words[:2] == ["-m", "benchmarks.export"] and words[-2:] == ["--trust", "decimal"]
+    assert load_run(Path(words[2])).info["status"] == "finished"
+
+
+def test_two_files_of_one_name_do_not_share_a_folder(toy, trained_by, capsys):
+    for place in ("a", "b"):
+        Path(place).mkdir()
+        Path(place, "small.yaml").write_text(Path("toy.yaml").read_text())
+    trained_by(lambda jobs: [finish(job, 0.5) for job in jobs])
+    assert study.main(["a/small.yaml"]) == 0
+    capsys.readouterr()
+    before = {path: path.stat().st_mtime_ns for path in Path("runs").rglob("*")}
+    for options in ([], ["--page-only"]):
+        assert study.main(["b/small.yaml", *options]) == 2
+        [line] = capsys.readouterr().err.splitlines()
+        assert "--runs: runs/studies/small holds the runs of " in line and "a/small.yaml" in line
+    assert {path: path.stat().st_mtime_ns for path in Path("runs").rglob("*")} == before
+    assert study.main(["b/small.yaml", "--runs=runs/b", "--output=b.md"]) == 0
+    assert study.main(["a/small.yaml"]) == 0
+    Path("a").rename("moved")  # the study goes on
+    trained_by(lambda jobs: pytest.fail("nothing is to train"))
+    assert study.main(["moved/small.yaml"]) == 0
+
+
+def test_a_file_among_the_runners_own_is_that_study():
+    path = Path(study.__file__).parent / "recipes" / "studies" / "glyphs.yaml"
+    assert read_study(str(path)) == read_study("glyphs")
+
+
+def test_the_command_that_a_run_records_can_be_pasted(pasted, monkeypatch):
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    arguments = [
+        "--label=a 'b'; c",
+        "--losses=[{loss: {class_path: a.B}}]",
+        "--data.root=my photos",
+    ]
+    command = describe_session(arguments, 1)["command"]
+    assert pasted(command) == ["benchmarks/run.py", *arguments]
+
+
+def test_the_command_that_looks_through_images_is_whole(pasted):
+    options = ["--data.dataset=folder", "--data.root=my photos", "--data.class_level=2"]
+    command = parse(["--recipe=glyphs/demo/binomial", *options, "--data.test_classes=a b.txt"])
+    line = _told(DatasetError("x: cannot be read"), command)
+    words = pasted(re.search(r"; (python -m .*) finds all", line)[1])
+    assert words == [
+        *("-m", "benchmarks.datasets", "verify", "folder", "--data.root", "my photos"),
+        *("--data.test_classes", "a b.txt", "--data.class_level", "2"),
+    ]

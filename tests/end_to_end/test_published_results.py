@@ -1,0 +1,121 @@
+"""Published results are found by today's code: a row that it loses would be trained again, without a word.
+
+A result that is not found has another digest: see `benchmarks/settings/former.py`. Photographs are not needed: what
+counts of them is in the digests of the lists of test classes and of the trunk's weights.
+"""
+
+import importlib
+import inspect
+import json
+from collections.abc import Iterable, Iterator
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import records
+from benchmarks.settings import parse, read_study
+from benchmarks.studies import Results, Study
+from benchmarks.studies.jobs import Job
+from benchmarks.studies.kept import name_of
+
+pytestmark = pytest.mark.slow
+
+RESULTS = Path(__file__).parents[2] / "docs"
+PHOTOGRAPHS = "photographs_"
+
+STUDIES = {
+    **{"claims": "glyphs", "fixed_projections": "glyphs_fixed"},
+    **{f"{PHOTOGRAPHS}{name}": f"photographs/{name}" for name in ("cars", "cars_longer")},
+    **{f"{PHOTOGRAPHS}{name}": f"photographs/{name}" for name in ("cars_orders", "cars_others")},
+    **{f"{PHOTOGRAPHS}{name}": f"photographs/{name}" for name in ("cars_tuned", "grocery")},
+    **{f"{PHOTOGRAPHS}{name}": f"photographs/{name}" for name in ("grocery_jrs", "grocery_rates")},
+    **{f"{PHOTOGRAPHS}grocery_controls": "photographs/grocery_controls"},
+}
+
+WEIGHTS = "2b4a5f7e9a1870e2c41efd811c5b04f7e5843b32900a338e3f181204a324f9c6"
+
+TEST_CLASSES = {
+    "cars.txt": "05469a8cb0bca61ff1554fd6cd780a39a9658147dd0b2574d92d8fc1b11a9334",
+    "grocery_test_classes_0.txt": "d90085ce828c374bf1836de2387599a7d700570f3a4c28ab080d36a7d5d7a230",
+    "grocery_test_classes_1.txt": "aa33f5bafdbe9d0c770cc085f76f50ee598289c2709a89d787dd50ca7cb555a8",
+    "grocery_test_classes_2.txt": "6e01a0222e2e1ed829732f1974f7e4dbd4d4ff31030932212af31601d6bf0218",
+}
+
+
+def test_every_file_of_results_is_looked_at() -> None:
+    files = [path for path in RESULTS.glob("*.json") if "plans" in json.loads(path.read_text())]
+    assert {path.stem for path in files} == set(STUDIES)
+
+
+WITHOUT_EFFECT = ("checkpoint",)
+"""Arguments that change memory, and no number."""
+
+LEFT_THE_STUDY = "glyphs/finetune/margin_vem_paper"
+"""A training whose results are kept, although no row of the study has it any more."""
+
+
+def settings_of(file: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The settings that a study was started with, as far as its digests know them."""
+    if not file.startswith(PHOTOGRAPHS):
+        return []
+    monkeypatch.chdir(folder)
+    for name in TEST_CLASSES:
+        Path(name).touch()
+    monkeypatch.setattr(records, "file_digest", lambda path: TEST_CLASSES[path.name])
+    monkeypatch.setattr(records, "describe_weights", lambda model: {"sha256": WEIGHTS})
+    test_classes = ["--data.test_classes=cars.txt"] if "cars" in file else []
+    return ["--data.root=photographs", "--model.trunk_args={}", *test_classes]
+
+
+@pytest.mark.parametrize("file", STUDIES)
+def test_every_result_and_plan_is_found(
+    file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results = Results(RESULTS / f"{file}.json")
+    settings = settings_of(file, tmp_path, monkeypatch)
+    study = Study(read_study(STUDIES[file]), results, tmp_path / "runs", settings)
+    assert study.digest in {plan["plan"] for plan in results.plans}
+    found = {name_of(job) for row in study.rows for job in jobs(study, row)}
+    lost = {name for name in set(results.kept) - found if not name.startswith(LEFT_THE_STUDY)}
+    assert lost == set()
+
+
+def jobs(study: Study, row: str) -> list[Job]:
+    """All trainings of a row: on validation classes, and the tests."""
+    return [*chain(*study.candidates(row).values()), *study.tests(row)]
+
+
+def test_recipes_with_published_results_state_every_argument() -> None:
+    """Then a default may change, and no recipe changes its meaning; a null says that the class decides."""
+    rows = chain(*(read_study(name).rows.values() for name in STUDIES.values()))
+    recipes = sorted({row.recipe for row in rows})
+    assert len(recipes) > 30
+    unsaid = {
+        f"{recipe}: {name}.{argument}"
+        for recipe in recipes
+        for name, given, defaults in described(parse(["--recipe", recipe]).config)
+        for argument, default in defaults.items()
+        if argument not in given and default is not None
+    }
+    assert unsaid == set()
+
+
+def described(settings: Any) -> Iterator[tuple[str, Any, dict[str, Any]]]:
+    """Name, given arguments and defaults of each of this project's classes in some settings."""
+    if isinstance(settings, dict):
+        path = str(settings.get("class_path", ""))
+        if path.startswith(("pml_regularizers.", "benchmarks.")):
+            module, _, name = path.rpartition(".")
+            signature = inspect.signature(getattr(importlib.import_module(module), name))
+            defaults = {
+                argument: parameter.default
+                for argument, parameter in signature.parameters.items()
+                if parameter.default is not parameter.empty and argument not in WITHOUT_EFFECT
+            }
+            yield name, settings.get("init_args") or {}, defaults
+    inner = settings.values() if isinstance(settings, dict) else settings
+    if isinstance(inner, Iterable) and not isinstance(inner, str):
+        for value in inner:
+            yield from described(value)

@@ -1,0 +1,154 @@
+"""Random programs of passes and calls: every answer has the features of its embeddings, or is an error."""
+
+import copy
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from pml_regularizers import FeatureLoss, MissingFeaturesError
+from pml_regularizers.features.feature_loss import already_reduced
+from tests.support.toys import Network
+
+
+class Seen(FeatureLoss):
+    """Keeps the map that it was called with."""
+
+    def compute_loss(self, *args: Any) -> dict[str, Any]:
+        self.seen = self.features
+        return {"loss": already_reduced(self.features.square().mean())}
+
+
+class Normalized(nn.Module):
+    """A network that changes what its head returns."""
+
+    def __init__(self, network: Network) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * F.normalize(self.network(x)) + 1
+
+
+class Plain(nn.Module):
+    """A network without an `EmbeddingHead`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk = nn.Sequential(nn.Conv2d(3, 6, 3, stride=2), nn.Tanh())
+        self.head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        embeddings: Tensor = self.head(self.trunk(x))
+        return embeddings
+
+
+ATTACHED: dict[str, tuple[Callable[[], Any], Callable[[Any], dict[str, Any]]]] = {
+    "head": (Network, lambda network: {"source": network.head}),
+    "stage of a head": (Network, lambda network: {"source": network.head.feature_map}),
+    "network": (lambda: Normalized(Network()), lambda network: {"source": network}),
+    "embedder": (Plain, lambda network: {"source": network.trunk, "embedder": network}),
+    "stage alone": (Plain, lambda network: {"source": network.trunk}),
+}
+"""A network, and the arguments of `attach`."""
+
+CHANGES: dict[str, Callable[[Tensor], Tensor]] = {
+    "none": lambda x: x,
+    "detached": lambda x: x.detach(),
+    "copied": lambda x: x.clone(),
+    "in another precision": lambda x: x.double(),
+    "a new leaf": lambda x: x.detach().clone().requires_grad_(),
+    "scaled": lambda x: F.normalize(3 * x),
+    "reordered": lambda x: x.flip(0),
+    "shortened": lambda x: x[1:],
+}
+
+
+class Program:
+    """Passes and calls at random, and the map behind all embeddings so far."""
+
+    def __init__(self, how: str, seed: int) -> None:
+        self.random = random.Random(seed)
+        torch.manual_seed(seed)
+        make, arguments = ATTACHED[how]
+        self.network = make()
+        self.reference = copy.deepcopy(self.network)
+        self.frozen = self.random.choice([None, None, "trunk", "all"])
+        inner = getattr(self.network, "network", self.network)
+        if self.frozen is not None:
+            (inner.trunk if self.frozen == "trunk" else inner).requires_grad_(False)
+        frozen = self.frozen is not None
+        self.loss = Seen().attach(**arguments(self.network), frozen=frozen)
+        self.embedder_is_known = how != "stage alone"
+        self.made: list[tuple[Tensor, Tensor]] = []
+        self.right = self.refused = 0
+
+    def embed(self, training: bool) -> tuple[Tensor, Tensor]:
+        x = torch.randn(self.random.choice([3, 4]), 3, 8, 8)
+        with torch.no_grad():
+            inner = getattr(self.reference, "network", self.reference)
+            expected = inner.trunk(x)
+        with torch.set_grad_enabled(training):
+            self.made.append((self.network(x), expected))
+        return self.made[-1]
+
+    def call(self, embeddings: Tensor, expected: Tensor | None) -> bool:
+        """Call the loss: its features are the expected ones, or are refused."""
+        with torch.set_grad_enabled(embeddings.requires_grad or self.random.random() < 0.5):
+            try:
+                self.loss(embeddings, torch.arange(len(embeddings)))
+            except MissingFeaturesError:
+                self.refused += 1
+                return False
+        assert expected is not None, "features of embeddings that have none"
+        torch.testing.assert_close(self.loss.seen.detach(), expected, rtol=1e-5, atol=1e-6)
+        assert self.frozen or self.loss.seen.requires_grad or not embeddings.requires_grad
+        self.right += 1
+        return True
+
+    def step(self) -> None:
+        """One of: a pass, a step of training or testing, a call for any embeddings so far, one for two passes."""
+        action = self.random.choice(
+            ["pass", "pass", "step", "step", "call", "call", "two", "clear", "explicit", "foreign"]
+        )
+        training = self.random.random() < 0.6
+        if action == "pass":
+            self.embed(training)
+        elif action == "step":
+            answered = self.call(*self.embed(training))
+            traced = training and self.frozen is None
+            assert answered or not (self.embedder_is_known or traced)
+        elif action == "clear":
+            self.loss.clear()
+        elif not self.made:
+            return
+        elif action == "call":
+            embeddings, expected = self.random.choice(self.made[-4:])
+            change = self.random.choice(list(CHANGES))
+            rows = {"reordered": expected.flip(0), "shortened": expected[1:]}.get(change, expected)
+            self.call(CHANGES[change](embeddings), rows)
+        elif action == "two":
+            (one, first), (other, second) = self.random.choices(self.made[-4:], k=2)
+            self.call(torch.cat([one, other]), torch.cat([first, second]))
+        elif action == "explicit":
+            embeddings, expected = self.random.choice(self.made[-4:])
+            self.loss(embeddings, torch.arange(len(embeddings)), features=expected)
+            assert self.loss.seen is expected
+        elif action == "foreign" and self.embedder_is_known:
+            self.call(torch.randn(3, 4), None)
+
+
+@pytest.mark.parametrize("how", ATTACHED)
+def test_every_answer_is_right_or_an_error(how: str) -> None:
+    right = refused = 0
+    for seed in range(60):
+        program = Program(how, seed)
+        for _ in range(30):
+            program.step()
+        right += program.right
+        refused += program.refused
+    assert right > 100 and refused > 100  # the programs try both

@@ -1,0 +1,176 @@
+"""Width and layout of trunks: hand-made ones, and one of each family of timm."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from pytorch_metric_learning import losses
+from torch import Tensor, nn
+
+from pml_regularizers import EmbeddingHead, HORDELoss
+from pml_regularizers.heads.trunk_output import TrunkOutput, trial_image, trunk_output
+from tests.support.toys import timm_model
+
+
+class Fixed(nn.Module):
+    """Gives features of one shape for any image, or for images of one size."""
+
+    def __init__(self, *shape: int, side: int | None = None, **stated: Any) -> None:
+        super().__init__()
+        self.shape, self.side = shape, side
+        self.__dict__.update(stated)
+
+    def forward(self, images: Tensor) -> Tensor:
+        if self.side not in (None, images.shape[-1]):
+            raise RuntimeError(f"expected {self.side} pixels")
+        return torch.zeros(len(images), *self.shape)
+
+
+class Hugging(Fixed):
+    """Like the vision models of Hugging Face's transformers."""
+
+    def forward(self, images: Tensor) -> Any:
+        return SimpleNamespace(last_hidden_state=super().forward(images))
+
+
+@pytest.mark.parametrize(
+    ("trunk", "expected"),
+    [
+        (Fixed(7, 3, 3), (7, "NCHW", 0)),
+        (Fixed(3, 3, 7), (7, "NHWC", 0)),
+        (Fixed(7, 1, 1), (7, "NCHW", 0)),
+        (Fixed(3, 3, 3), (3, "NCHW", 0)),
+        (Fixed(3, 3, 3, output_fmt="NHWC"), (3, "NHWC", 0)),
+        (Fixed(16, 5), (5, "NLC", 0)),
+        (Fixed(197, 5), (5, "NLC", 1)),
+        (Fixed(200, 5, num_prefix_tokens=4), (5, "NLC", 4)),
+        (Hugging(201, 5, side=98, config=SimpleNamespace(image_size=98)), (5, "NLC", 5)),
+        (Hugging(6, 2, 2), (6, "NCHW", 0)),
+        (nn.Conv2d(1, 9, 3), (9, "NCHW", 0)),
+        (nn.Conv2d(3, 9, 3, dtype=torch.float64), (9, "NCHW", 0)),
+        (nn.Conv2d(3, 9, 3, device="meta"), (9, "NCHW", 0)),
+    ],
+)
+def test_by_hand(trunk: nn.Module, expected: tuple[Any, ...]) -> None:
+    assert trunk_output(trunk) == TrunkOutput(*expected)
+
+
+@pytest.mark.parametrize(
+    ("trunk", "message"),
+    [
+        (
+            Fixed(7),
+            r"trunk: expected a map .* got \(1, 7\), pooled already; make it with global_pool",
+        ),
+        (Fixed(7, 1, 1, 1), r"trunk: expected a map .* from Fixed, got \(1, 7, 1, 1, 1\)$"),
+        (Fixed(7, 3, 3, side=64), r"trunk: Fixed fails .* \(expected 64 pixels\); pass image="),
+    ],
+)
+def test_no_trunk(trunk: nn.Module, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        EmbeddingHead.for_trunk(trunk, 4)
+
+
+def test_an_image_of_ones_own() -> None:
+    made = EmbeddingHead.for_trunk(Fixed(7, 3, 3, side=64), 4, image=torch.zeros(1, 3, 64, 64))
+    assert (made.in_channels, made.data_format) == (7, "NCHW")
+
+
+def test_outputs_of_hugging_face_are_embedded() -> None:
+    trunk = Hugging(5, 6)
+    made = EmbeddingHead.for_trunk(trunk, 4)
+    assert (made.num_prefix_tokens, made.data_format) == (1, "auto")
+    assert made(trunk(torch.zeros(2, 3, 8, 8))).shape == (2, 4)
+
+
+def test_the_trial_changes_nothing() -> None:
+    trunk = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Dropout(), nn.BatchNorm2d(4))
+    trunk[3].eval()
+    modes = [module.training for module in trunk.modules()]
+    state = {name: tensor.clone() for name, tensor in trunk.state_dict().items()}
+    generator = torch.get_rng_state()
+    trunk_output(trunk)
+    assert [module.training for module in trunk.modules()] == modes
+    assert all(torch.equal(tensor, state[name]) for name, tensor in trunk.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), generator)
+
+
+@pytest.mark.parametrize(
+    ("settings", "shape"),
+    [({"img_size": 32}, 32), ({"in_chans": 1, "img_size": 48}, 48), ({}, 160)],
+)
+def test_images_of_the_size_and_channels_of_a_model(settings: dict[str, Any], shape: int) -> None:
+    trunk = timm_model("test_vit", num_classes=0, global_pool="", **settings)
+    channels = settings.get("in_chans", 3)
+    assert trial_image(trunk).shape == (1, channels, shape, shape)
+    assert trunk_output(trunk) == TrunkOutput(64, "NLC", 1)
+
+
+SMALL = (
+    "test_",
+    "atto",
+    "femto",
+    "pico",
+    "nano",
+    "xxs",
+    "tiny",
+    "lite",
+    "050",
+    "small",
+    "b0",
+    "18",
+)
+LARGEST = 100e6  # parameters
+
+
+def smallest(module: str) -> str | None:
+    """A model by the words for small ones in its name, then by the size of its images."""
+    timm = pytest.importorskip("timm")
+    names = timm.list_models(module=module)
+    words = {name: [word in name for word in SMALL] + [True] for name in names}
+    sides = {name: timm.get_pretrained_cfg(name).input_size[-1] for name in names}
+    return min(names, key=lambda name: (words[name].index(True), sides[name], name), default=None)
+
+
+def train_one_step(name: str) -> str:
+    """ "trained", or why the model is no trunk: "large", or "refused" features before the pooling."""
+    settings = {"num_classes": 0, "global_pool": ""}
+    try:
+        with torch.device("meta"):
+            size = sum(p.numel() for p in timm_model(name, **settings).parameters())
+    except RuntimeError:  # some read numbers of their tensors
+        size = 0
+    except (AssertionError, TypeError, ValueError):
+        return "refused"
+    if size > LARGEST:
+        return "large"
+    trunk = timm_model(name, **settings)
+    try:
+        head = EmbeddingHead.for_trunk(trunk, 8)
+    except ValueError:  # several maps, or other input than an image
+        return "refused"
+    loss = HORDELoss(losses.ContrastiveLoss(), head.in_channels, 8, order=2, moment_dim=16)
+    loss.attach(head)
+    images = torch.randn(2, *trial_image(trunk).shape[1:])
+    loss(head(trunk(images)), torch.tensor([0, 0])).backward()
+    assert any(p.grad is not None and p.grad.any() for p in trunk.parameters()), name
+    return "trained"
+
+
+@pytest.mark.parametrize(
+    "name", ["test_byobnet", "test_efficientnet", "test_mambaout", "lcnet_050", "pvt_v2_b0"]
+)
+def test_trunks_of_other_layouts_train_one_step(name: str) -> None:
+    assert train_one_step(name) == "trained"
+
+
+@pytest.mark.slow
+def test_a_model_of_every_family_of_timm_trains_one_step() -> None:
+    families = pytest.importorskip("timm").list_modules()
+    names = {family: name for family in families if (name := smallest(family)) is not None}
+    results = {family: train_one_step(name) for family, name in names.items()}
+    assert len(results) > 90
+    counts = {word: list(results.values()).count(word) for word in ("trained", "large", "refused")}
+    assert counts["trained"] > 70, results
+    assert counts["refused"] <= 15, results
