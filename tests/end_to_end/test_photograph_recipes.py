@@ -118,7 +118,8 @@ BASE_CONTROLS = {
 def test_the_mechanism_has_the_settings_of_the_other_rows() -> None:
     frozen = parse([f"--recipe={TABLE}/binomial"]).config
     base = parse([f"--recipe={MECHANISM}/base"]).config
-    own = {"output": base["output"], "evaluation.descriptor": False, "evaluation.features": 128}
+    own = {"output": base["output"], "precision": "float32"}
+    own |= {"evaluation.descriptor": False, "evaluation.features": 128}
     assert base == changed(frozen, own)
     for control, settings in BASE_CONTROLS.items():
         row = parse([f"--recipe={MECHANISM}/base_{control}"]).config
