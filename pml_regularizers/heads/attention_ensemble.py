@@ -4,8 +4,7 @@ learning", ECCV 2018), the ensemble of HORDE's Table 1.
     B_m(x) = G(S(x) * A_m(S(x)))                                    embedding of head m, section 3.3
 
 S is the stem and G the body with its embedding layer, both shared by all M heads; A_m is a sigmoid mask as
-large as the map S(x); `*` is the element-wise product. `ensemble_loss.py` has the losses, `split_trunk.py` cuts
-a network into stem and body.
+large as the map S(x); `*` is the element-wise product. `ensemble_loss.py` has the losses.
 
 HORDE reads the M maps that leave the body, concatenated and reduced to 1024 channels by a 1x1 convolution (the
 authors' code); its order 1 is the ensemble's own loss. The defaults come from HORDE's code.
@@ -44,12 +43,8 @@ def split_heads(embeddings: Tensor, num_heads: int) -> Tensor:
 def between_heads(matrix: Tensor, num_heads: int) -> Tensor:
     """The blocks of a matrix over all heads of all images, one for each pair of heads p < q.
 
-    Args:
-        matrix: (N M, N M), image-major as `heads.flatten(0, 1)` is.
-        num_heads: M.
-
-    Returns:
-        (M (M-1) / 2, N, N), head p of the first image against head q of the second.
+    (N M, N M), image-major as `heads.flatten(0, 1)` is -> (M (M-1) / 2, N, N), head p of the first image against
+    head q of the second.
     """
     p, q = torch.triu_indices(num_heads, num_heads, 1, device=matrix.device)
     images = len(matrix) // num_heads
