@@ -120,9 +120,7 @@ def gradient_norm_ratios(
 
     With several processes, all must call this. Gradients of parameters are averaged over the processes first, as
     DistributedDataParallel does; other tensors, such as embeddings, count as rows of a larger batch. With
-    `DistributedLoss` the ratios equal those of one process with the whole batch. The first backward pass of
-    `DistributedDataParallel(static_graph=True)` must be the step's own: measure from the second step on, or the
-    processes would never agree again.
+    `DistributedLoss` the ratios equal those of one process with the whole batch.
 
     Args:
         losses: Weighted scalars by name, as `capture_loss_terms` gives them. Under float16 autocast, pass them as
@@ -136,7 +134,8 @@ def gradient_norm_ratios(
         gradient there: inf, or nan if the other loss has none either.
 
     Raises:
-        ValueError: if `base` is not one of the names, or nothing at a place requires a gradient.
+        ValueError: if `base` is not one of the names, or nothing at a place requires a gradient; in the first
+            step of `DistributedDataParallel(static_graph=True)`, whose first backward pass must be the step's own.
 
     Example:
         >>> x = torch.tensor([3.0, 4.0], requires_grad=True)
@@ -146,6 +145,8 @@ def gradient_norm_ratios(
     if base not in losses:
         raise ValueError(f"base: expected one of {', '.join(losses) or 'no losses'}, got {base!r}")
     places = {name: _trained(name, tensors) for name, tensors in at.items()}
+    if world_size() > 1:
+        _check_static_graph(losses.values())
     norms = {name: _norms(loss, places) for name, loss in losses.items()}
     return {
         name: {place: (norm / norms[base][place]).item() for place, norm in own.items()}
@@ -164,6 +165,30 @@ def _trained(name: str, place: Tensor | Iterable[Tensor] | nn.Module) -> list[Te
             "computed from, or trained parameters"
         )
     return trained
+
+
+def _check_static_graph(losses: Iterable[Tensor]) -> None:
+    """Raise a ValueError in the first step of `DistributedDataParallel(static_graph=True)`.
+
+    DDP averages the gradients of that step when the first backward pass through its output ends. Our backward
+    passes accumulate no gradients: if one of them came first, the processes would never agree again.
+    """
+    nodes: list[Any] = [loss.grad_fn for loss in losses]
+    seen = {None}
+    while nodes:
+        if (node := nodes.pop()) in seen:
+            continue
+        seen.add(node)
+        nodes.extend(following for following, _ in node.next_functions)
+        # Private to torch: if a name is gone, nothing is refused.
+        ddp = getattr(node, "ddp_weakref", lambda: None)()
+        if getattr(ddp, "static_graph", False) and not getattr(
+            ddp, "_static_graph_delay_allreduce_enqueued", True
+        ):
+            raise ValueError(
+                "losses: got those of the first step of DistributedDataParallel(static_graph=True), where the "
+                "first backward pass must be the step's own; measure from the second step on"
+            )
 
 
 def _norms(loss: Tensor, places: Mapping[str, list[Tensor]]) -> dict[str, Tensor]:

@@ -178,7 +178,7 @@ class HighOrderMoments(nn.Module):
             images: N.
             positions: P, such as 64 of a map of 8 x 8.
         """
-        number = max(4, self.weights()[0].elementroot_mean_square())
+        number = max(4, self.weights()[0].element_size())
         width = self.moment_dim
         if self.projections == "sketch":
             width = 2 * (width // 2 + 1)  # complex numbers
