@@ -76,8 +76,8 @@ class FeatureLoss(BaseMetricLossFunction):
             source: An `EmbeddingHead` or `AttentionEnsemble`, or a network that contains one: its stages named in
                 `feature_names` are tapped. Or any other stage of the network. Or, for a loss that reads several
                 features, a dict of stages by the names in `feature_names`. Attaching again moves the tap.
-            embedder: The module that returns the embeddings, where no `EmbeddingHead` does. Without it, the
-                features of embeddings that have no gradient are refused unless they are the only ones.
+            embedder: The module that returns the embeddings, where no `EmbeddingHead` does. Without it,
+                embeddings that have no gradient, and those of a frozen stage, are refused.
             frozen: Accept features without a gradient, because the tapped stage is frozen on purpose.
 
         Returns:
@@ -87,12 +87,6 @@ class FeatureLoss(BaseMetricLossFunction):
             ValueError: if `source` is none of these, lacks a stage, or contains several heads.
         """
         stages = self._stages(source)
-        if (
-            embedder is None
-            and isinstance(source, nn.Module)
-            and _outermost(source) not in ([], [source])
-        ):
-            embedder = source  # what a wrapper makes of the head's output are embeddings, too
         tap = FeatureTap(stages, embedder=embedder, frozen=frozen)
         self.detach()
         self._tap = tap
