@@ -120,12 +120,13 @@ class FeatureTap:
             MissingFeaturesError: if no recorded pass is known to have made them, or if its features carry no
                 gradient while the embeddings do.
         """
+        reason = self._why_missing(embeddings)  # before the records go
         passes = self.pop(embeddings)
         features = {}
         for name in self.names:
             parts = [one.features[name] for one in passes if name in one.features]
             if not parts:
-                raise MissingFeaturesError(self._why_missing(embeddings))
+                raise MissingFeaturesError(reason)
             features[name] = _joined(parts)
             rows = len(first_tensor(features[name]))
             if not matches_batch(rows, len(embeddings)):

@@ -50,7 +50,10 @@ class Plain(nn.Module):
 ATTACHED: dict[str, tuple[Callable[[], Any], Callable[[Any], dict[str, Any]]]] = {
     "head": (Network, lambda network: {"source": network.head}),
     "stage of a head": (Network, lambda network: {"source": network.head.feature_map}),
-    "network": (lambda: Normalized(Network()), lambda network: {"source": network, "embedder": network}),
+    "network": (
+        lambda: Normalized(Network()),
+        lambda network: {"source": network, "embedder": network},
+    ),
     "embedder": (Plain, lambda network: {"source": network.trunk, "embedder": network}),
     "stage alone": (Plain, lambda network: {"source": network.trunk}),
 }
