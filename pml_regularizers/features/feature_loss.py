@@ -105,14 +105,9 @@ class FeatureLoss(BaseMetricLossFunction):
         elif len(names) == 1 and not isinstance(source, Mapping):
             source = {names[0]: source}
         if not isinstance(source, Mapping) or source.keys() != set(names):
-            came = (
-                ", ".join(source) or "none"
-                if isinstance(source, Mapping)
-                else type(source).__name__
-            )
             raise ValueError(
-                f"source: {type(self).__name__} reads {', '.join(names) or 'no features'}, got {came}; "
-                "pass an EmbeddingHead that has them, or a dict of modules by these names"
+                f"source: {type(self).__name__} reads {', '.join(names) or 'no features'}, got "
+                f"{_named(source)}; pass an EmbeddingHead that has them, or a dict of modules by these names"
             )
         return dict(source)
 
@@ -240,9 +235,8 @@ class FeatureLoss(BaseMetricLossFunction):
         elif len(names) == 1:
             given = {names[0]: features}
         else:
-            came = ", ".join(features) if isinstance(features, Mapping) else type(features).__name__
             raise ValueError(
-                f"features: {type(self).__name__} reads {', '.join(names) or 'none'}; got {came or 'none'}; "
+                f"features: {type(self).__name__} reads {', '.join(names) or 'none'}; got {_named(features)}; "
                 "pass a dict by exactly these names"
             )
         for value in given.values():
@@ -322,6 +316,11 @@ _INSTEAD = {
     'features=fc(pooled.detach()), or choose gradient="all"',
 }
 """What to tap instead of the embedder, by what is read."""
+
+
+def _named(value: Any) -> str:
+    """What came instead of modules or features by name."""
+    return (", ".join(value) or "none") if isinstance(value, Mapping) else type(value).__name__
 
 
 def _prefix_tokens(stage: Any) -> int | None:

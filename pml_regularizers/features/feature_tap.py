@@ -51,7 +51,8 @@ class _Pass:
 
     features: dict[str, Features]
     embeddings: list[Tensor]
-    end: int  # number of records to forget with it
+    records: list[tuple[str, Any]]
+    end: int  # number of these records to forget with it
 
 
 class FeatureTap:
@@ -141,35 +142,31 @@ class FeatureTap:
     def pop(self, embeddings: Tensor) -> list[_Pass]:
         """Forget the passes that made `embeddings` and the older ones; the former, in the order of their rows."""
         own = own_embeddings(embeddings)
-        training, testing = (
-            self._passes(self._records.training),
-            self._passes(self._records.testing),
-        )
-        passes = training if own.requires_grad else [*training, *testing]
+        passes = self._passes(self._records.training)
+        if not own.requires_grad:
+            passes += self._passes(self._records.testing)
         makers = [one for one in passes if any(_same_memory(x, own) for x in one.embeddings)][-1:]
         if not makers and own.requires_grad:
             makers = _in_graph(own, passes)
         elif not makers:
             makers = [one for one in passes if any(_equal(x, own) for x in one.embeddings)]
             makers = makers if len(makers) == 1 else []
-        for records, own_passes in (
-            (self._records.training, training),
-            (self._records.testing, testing),
-        ):
-            del records[: max((one.end for one in makers if one in own_passes), default=0)]
+        if makers:
+            newest = max(makers, key=lambda one: one.end)
+            del newest.records[: newest.end]
         return makers
 
-    def _passes(self, records: Sequence[tuple[str, Any]]) -> list[_Pass]:
+    def _passes(self, records: list[tuple[str, Any]]) -> list[_Pass]:
         passes: list[_Pass] = []
         group: list[_Pass] = []  # since the last embeddings
         for end, (name, output) in enumerate(records, start=1):
             if name != _EMBEDDINGS:
-                group.append(_Pass({name: output}, [], end))
+                group.append(_Pass({name: output}, [], records, end))
                 continue
             if sorted(name for one in group for name in one.features) == sorted(self.names):
                 features = {name: x for one in group for name, x in one.features.items()}
                 tensors = [x for x in tree_leaves(output) if isinstance(x, Tensor) and x.ndim > 0]
-                group = [_Pass(features, tensors, end)]
+                group = [_Pass(features, tensors, records, end)]
             for one in group:  # several outputs of a stage: forgotten together, or one would remain
                 one.end = end
             passes, group = passes + group, []
@@ -288,9 +285,8 @@ def _same_memory(x: Tensor, y: Tensor) -> bool:
 
 def _equal(recorded: Tensor, embeddings: Tensor) -> bool:
     """True if the embeddings are a copy of the recorded ones, perhaps in another precision."""
-    if recorded.shape[1:] != embeddings.shape[1:]:
-        return False
-    if not matches_batch(len(recorded), len(embeddings)):
+    whole = matches_batch(len(recorded), len(embeddings))
+    if recorded.shape[1:] != embeddings.shape[1:] or not whole:
         return False
     rows = embeddings[: len(recorded)].detach()  # PML's DistributedLossWrapper: own rows first
     return torch.allclose(recorded.detach().to(rows), rows, rtol=0, atol=0, equal_nan=True)

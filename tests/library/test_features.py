@@ -202,6 +202,26 @@ def test_detached_embeddings_find_the_record_of_their_pass() -> None:
     )
 
 
+@pytest.mark.parametrize("training", [True, False])
+def test_copies_of_the_embeddings_are_known_and_changes_refused(training: bool) -> None:
+    network, (x, labels) = Network(), images()
+    loss = attached(network)
+    expected = explicit(loss, network, x, labels)
+    with torch.set_grad_enabled(training):
+        assert_close(loss(network(x).double().float(), labels), expected)
+        for change in (lambda x: x.flip(0), lambda x: 2 * x, lambda x: x.roll(1, dims=1)):
+            with pytest.raises(MissingFeaturesError, match="embedder=module"):
+                loss(change(network(x)), labels)
+        loss.attach(network.trunk, embedder=network.head)
+        assert_close(loss(network(x), labels), expected)
+        first, _ = network.trunk(x), network.trunk(images()[0])
+        embeddings = network.head(first)  # of which of the two?
+        if training:
+            assert_close(loss(embeddings, labels), expected)
+        with pytest.raises(MissingFeaturesError, match=r"embedder=module|no features"):
+            loss(embeddings.detach(), labels)
+
+
 def test_a_test_pass_may_come_between_the_forward_pass_and_its_loss() -> None:
     network, (x, labels) = Network(), images()
     loss = attached(network)
