@@ -216,13 +216,8 @@ class DistributedLoss(nn.Module):
         In a steady state a code of what is held travels with the rows, in a message of the last size that all
         agreed on; on a GPU by itself, through the CPU, so that the device does not wait.
         """
-        parts = {
-            "embeddings": embeddings,
-            "labels": None,
-            **rows,
-            "tuples": tuples,
-            "features": features,
-        }
+        parts = {"embeddings": embeddings, "labels": None, **rows}
+        parts |= {"tuples": tuples, "features": features}
         text = ", ".join(
             f"{name} {_described(x, whole=name != 'features')}"
             for name, x in parts.items()
@@ -286,7 +281,8 @@ class DistributedLoss(nn.Module):
         rows = {name: full_precision(x) if isinstance(x, Tensor) else x for name, x in rows.items()}
         labels = rows.pop("labels", None)
         if self.miner is not None and indices_tuple is None:
-            indices_tuple = self.miner(embeddings, labels, **_without(rows, "enqueue_mask"))
+            reference = {name: x for name, x in rows.items() if name != "enqueue_mask"}
+            indices_tuple = self.miner(embeddings, labels, **reference)
         given = {**rows, "indices_tuple": indices_tuple, "features": features}
         given = {name: x for name, x in given.items() if x is not None}
         taken = inspect.signature(self.loss.forward).parameters
@@ -304,10 +300,6 @@ _HINTS = {
     "features": "; attach the losses inside it that read them, as in horde.attach(head)",
     "indices_tuple": "; leave out the miner",
 }
-
-
-def _without(mapping: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
-    return {key: x for key, x in mapping.items() if key != name}
 
 
 @contextmanager

@@ -293,18 +293,15 @@ def attach_all(
     Raises:
         ValueError: if `source` lacks a stage that one of them reads; then none is attached.
     """
-    readers = [
-        part for part in loss.modules() if isinstance(part, FeatureLoss) and part.feature_names
-    ]
-    sources = [
-        {name: source[name] for name in part.feature_names if name in source}
-        if isinstance(source, Mapping)
-        else source
-        for part in readers
-    ]
-    for part, stages in zip(readers, sources, strict=True):
-        part._stages(stages)
-    for part, stages in zip(readers, sources, strict=True):
+    taken: dict[FeatureLoss, Any] = {}
+    for part in loss.modules():
+        if isinstance(part, FeatureLoss) and part.feature_names:
+            stages: Any = source
+            if isinstance(source, Mapping):
+                stages = {name: source[name] for name in part.feature_names if name in source}
+            part._stages(stages)  # all are checked before one is attached
+            taken[part] = stages
+    for part, stages in taken.items():
         part.attach(stages, embedder=embedder, frozen=frozen)
     return loss
 
