@@ -48,11 +48,11 @@ def test_the_network_equals_the_oracle() -> None:
         made.mask.bias.detach().view(HEADS, CHANNELS).numpy(),  # type: ignore[union-attr]
         made.body.weight.detach()[:, :, 0, 0].numpy(),
     )
-    tap = FeatureTap({"map": made.feature_map})
+    tap = FeatureTap({"feature_map": made.feature_map})
     embeddings = made(x)
     heads = head_embeddings(maps, made.head.fc.weight.detach().numpy())
     assert_close(split_heads(embeddings, HEADS), torch.from_numpy(heads))
-    found = tap.take(embeddings)["map"]
+    found = tap.take(embeddings)["feature_map"]
     assert isinstance(found, Tensor) and found.shape == (len(x), REDUCED, 3, 2)
     weight = made.reduction.weight.detach()[:, :, 0, 0].numpy()
     assert_close(found.flatten(2), torch.from_numpy(reduced_maps(maps, weight)))
@@ -84,7 +84,7 @@ def test_the_map_is_computed_on_demand_only() -> None:
     made.reduction.register_forward_hook(lambda *_: calls.append(1))
     made(x)
     assert not calls
-    tap = FeatureTap({"map": made.feature_map})
+    tap = FeatureTap({"feature_map": made.feature_map})
     made(x)
     tap.remove()
     made(x)

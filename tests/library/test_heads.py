@@ -121,9 +121,9 @@ def test_a_mask_drops_tokens_whatever_they_hold(pool: Any, garbage: float) -> No
 
 def test_stopgrad_embeddings_send_their_gradient_to_the_linear_layer_only() -> None:
     made, x = head(bias=True), maps().requires_grad_()
-    tap = FeatureTap({"stopgrad": made.stopgrad_embeddings})
+    tap = FeatureTap({"stage": made.stopgrad_embeddings})
     embeddings = made(x)
-    stopped = tap.take(embeddings)["stopgrad"]
+    stopped = tap.take(embeddings)["stage"]
     assert isinstance(stopped, Tensor)
     assert torch.equal(stopped, embeddings) and stopped.requires_grad
     (stopped * torch.randn_like(stopped)).sum().backward()
@@ -137,7 +137,7 @@ def test_stopgrad_embeddings_are_computed_on_demand_only(monkeypatch: pytest.Mon
     made.fc.register_forward_hook(lambda *_: calls.append(1))
     made(x)
     assert len(calls) == 1
-    tap = FeatureTap({"stopgrad": made.stopgrad_embeddings})
+    tap = FeatureTap({"stage": made.stopgrad_embeddings})
     made(x)
     assert len(calls) == 3
     tap.remove()
