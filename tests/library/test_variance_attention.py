@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from pml_regularizers import EmbeddingHead, VarianceRegularizer, VEMAttention
 from pml_regularizers.features.feature_tap import FeatureTap
-from pml_regularizers.heads.variance_attention import variance_errors, variance_gate
+from pml_regularizers.heads.variance_attention import variance_gate
+from pml_regularizers.regularizers.variance import variance_errors
 from tests.oracles import variance_attention as oracle
 from tests.support.counting import Count
 from tests.support.tolerances import assert_close
