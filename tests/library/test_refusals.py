@@ -165,11 +165,16 @@ HORDE: Refused = [
     (lambda: horde(CONTRASTIVE, embedding_size=0), "embedding_size: expected at least 1"),
     (
         lambda: horde(CONTRASTIVE, order_weights="max"),
-        'order_weights: expected "sum", "mean", a number or 3 numbers, .* got .max.',
+        'order_weights: expected "sum", "mean", a finite number or 3 of them, .* got .max.',
+    ),
+    (lambda: horde(CONTRASTIVE, order_weights=math.nan), "order_weights: .* finite .* got nan"),
+    (
+        lambda: horde(CONTRASTIVE, order_weights=[1.0, math.nan, 1.0]),
+        "order_weights: .* got .1.0, nan",
     ),
     (
         lambda: horde(CONTRASTIVE, order_weights=[1.0, 1.0]),
-        r"order_weights: .* 3 numbers, for orders 2 to 4; got \[1.0, 1.0\]",
+        r"order_weights: .* 3 of them, for orders 2 to 4; got \[1.0, 1.0\]",
     ),
     (lambda: horde("contrastive"), "loss: expected a PML loss, got str"),
     (
@@ -278,7 +283,7 @@ JOINT_SIMILARITY: Refused = [
     (lambda: GaussianKernel(0.0), "bandwidth: expected a positive number, or None .* got 0.0"),
     (lambda: LaplaceKernel(math.nan), "bandwidth: .* got nan"),
     (lambda: PolynomialKernel(0), "degree: expected an integer of at least 1, got 0"),
-    (lambda: PolynomialKernel(2, -1.0), "constant: expected a number of at least 0, got -1.0"),
+    (lambda: PolynomialKernel(2, -1.0), "constant: expected at least 0, got -1.0"),
     (lambda: LINEAR(torch.ones(2, 3, 4)), r"x: .* got shape \(2, 3, 4\)"),
 ]
 RANKS: Refused = [
