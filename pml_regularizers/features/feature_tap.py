@@ -4,7 +4,7 @@ A pass is recorded as the outputs of the tapped stages, followed by the embeddin
 module named by `embedder=` returned. A call of the loss takes the features of the pass that made its embeddings:
 
 1. the recorded embeddings: the tensor, a view of it, or its `detach()`;
-2. a copy of them, such as in another precision, or several of them concatenated. Where the copy has a gradient, the
+2. a copy of them, scaled or in another precision, or several of them in a row. Where the copy has a gradient, the
    autograd graph says whose copy it is; where it has none, only one pass may have these numbers;
 3. where no embeddings were recorded: what is computed from the stages' outputs, by the autograd graph.
 
@@ -20,9 +20,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node, get_gradient_edge
+from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves
 
 from ..distributed import matches_batch, own_embeddings
+from ..functional.precision import full_precision
 
 Features = Tensor | tuple[Tensor, ...]
 """Features for a loss: one tensor, or several that belong together, such as (tokens, padding mask)."""
@@ -149,7 +151,7 @@ class FeatureTap:
         if not makers and own.requires_grad:
             makers = _in_graph(own, passes)
         elif not makers:
-            makers = [one for one in passes if any(_equal(x, own) for x in one.embeddings)]
+            makers = [one for one in passes if any(_alike(x, own) for x in one.embeddings)]
             makers = makers if len(makers) == 1 else []
         if makers:
             newest = max(makers, key=lambda one: one.end)
@@ -283,13 +285,20 @@ def _same_memory(x: Tensor, y: Tensor) -> bool:
     return alike and x.data_ptr() == y.data_ptr()
 
 
-def _equal(recorded: Tensor, embeddings: Tensor) -> bool:
-    """True if the embeddings are a copy of the recorded ones, perhaps in another precision."""
+def _alike(recorded: Tensor, embeddings: Tensor) -> bool:
+    """True if each row is the recorded one, perhaps scaled, such as normalized, or in another precision."""
     whole = matches_batch(len(recorded), len(embeddings))
     if recorded.shape[1:] != embeddings.shape[1:] or not whole:
         return False
-    rows = embeddings[: len(recorded)].detach()  # PML's DistributedLossWrapper: own rows first
-    return torch.allclose(recorded.detach().to(rows), rows, rtol=0, atol=0, equal_nan=True)
+    both = (
+        recorded.detach(),
+        embeddings[: len(recorded)].detach(),
+    )  # PML's DistributedLossWrapper: own rows first
+    eps = max(torch.finfo(x.dtype).eps for x in both)
+    x, y = (full_precision(x).to(both[1].device) for x in both)
+    if x[0].numel() > 1:  # rows of one number have no direction
+        x, y = F.normalize(x), F.normalize(y)
+    return torch.allclose(x.to(y.dtype), y, rtol=0, atol=8 * eps, equal_nan=True)
 
 
 def _in_graph(embeddings: Tensor, passes: Sequence[_Pass]) -> list[_Pass]:
@@ -321,7 +330,7 @@ def _in_graph(embeddings: Tensor, passes: Sequence[_Pass]) -> list[_Pass]:
         path += [(node, number) for node, number in reversed(edge[0].next_functions) if node]
     if copied:
         same_width = len({x.shape[1:] for _, x in copied}) == 1
-        whole = same_width and not makers and _equal(torch.cat([x for _, x in copied]), embeddings)
+        whole = same_width and not makers and _alike(torch.cat([x for _, x in copied]), embeddings)
         return [one for one, _ in copied] if whole else []
     moved = root[0] not in stages and root[0].name().startswith(_MOVES_ROWS)
     return [] if moved else list(makers)

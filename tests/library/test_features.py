@@ -12,6 +12,7 @@ import pytest
 import torch
 from pytorch_metric_learning import losses
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from pml_regularizers import (
     EnergyConfusionRegularizer,
@@ -209,7 +210,11 @@ def test_copies_of_the_embeddings_are_known_and_changes_refused(training: bool) 
     expected = explicit(loss, network, x, labels)
     with torch.set_grad_enabled(training):
         assert_close(loss(network(x).double().float(), labels), expected)
-        for change in (lambda x: x.flip(0), lambda x: 2 * x, lambda x: x.roll(1, dims=1)):
+        scaled = F.normalize(network(x))
+        assert_close(
+            loss(scaled, labels), horde_like(loss)(scaled, labels, features=network.trunk(x))
+        )
+        for change in (lambda x: x.flip(0), lambda x: x + 2, lambda x: x.roll(1, dims=1)):
             with pytest.raises(MissingFeaturesError, match="embedder=module"):
                 loss(change(network(x)), labels)
         loss.attach(network.trunk, embedder=network.head)
