@@ -72,7 +72,7 @@ PAIRS: Refused = [
     ),
     (
         lambda: DistributedLoss(CONTRASTIVE)(X, LABELS, features=X),
-        "features: .* takes no features; attach the losses inside",
+        "features: .* takes none; attach the losses inside",
     ),
 ]
 ENERGY_CONFUSION: Refused = [
