@@ -135,9 +135,8 @@ class DistributedLoss(nn.Module):
     loss.
 
     **If the loss has parameters, something must average their gradients**: `prepare_loss`, or any
-    DistributedDataParallel around the loss. Without it, the first backward pass warns, and a call with gradients
-    raises an error once the parameters differ between processes. If you average the gradients yourself, silence
-    the warning: `warnings.filterwarnings("ignore", "DistributedLoss: ")`.
+    DistributedDataParallel around the loss. Without it, the first backward pass warns. If you average the gradients
+    yourself, silence the warning: `warnings.filterwarnings("ignore", "DistributedLoss: ")`.
 
     Args:
         loss: Any PML loss: `MultipleLosses`, `CrossBatchMemory` and `SelfSupervisedLoss` included.
@@ -186,17 +185,12 @@ class DistributedLoss(nn.Module):
         Raises:
             ValueError: on every process, if they hold different numbers of rows or labels or different dtypes; with
                 several processes, if `indices_tuple` is given; or for an argument that the loss does not take.
-            RuntimeError: if the loss's parameters differ between processes, since nothing averages their
-                gradients, or buffers do, such as fixed projections that each process drew for itself. Buffers
-                are compared in the first call.
+            RuntimeError: in the first call, if the processes hold different parameters or buffers of the loss,
+                such as projections that each drew for itself.
         """
-        rows: dict[str, Any] = {
-            "labels": labels,
-            "ref_emb": ref_emb,
-            "ref_labels": ref_labels,
-            "enqueue_mask": enqueue_mask,
-        }
-        rows = {name: x for name, x in rows.items() if x is not None}
+        given = {"labels": labels, "ref_emb": ref_emb, "ref_labels": ref_labels}
+        given["enqueue_mask"] = enqueue_mask
+        rows = {name: x for name, x in given.items() if x is not None}
         with torch.autocast(embeddings.device.type, enabled=False), _owned(embeddings):
             if world_size() == 1:
                 return self._loss(embeddings, rows, indices_tuple, features)
@@ -206,14 +200,11 @@ class DistributedLoss(nn.Module):
                     f"indices_tuple: cannot index the batch of {world_size()} processes from one of them; "
                     "pass the miner to DistributedLoss(loss, miner=...)"
                 )
-            trained = [parameter for parameter in self.loss.parameters() if parameter.requires_grad]
+            loss = self._loss(embeddings, dict(zip(rows, others, strict=True)), None, features)
+            trained = any(parameter.requires_grad for parameter in self.loss.parameters())
             # The name is private to torch: without it there is no warning.
             ddp = getattr(nn.parallel.DistributedDataParallel, "_active_ddp_module", "gone")
-            alone = bool(trained) and ddp is None and torch.is_grad_enabled()
-            if alone:
-                self._check_equal_parameters(trained)
-            loss = self._loss(embeddings, dict(zip(rows, others, strict=True)), None, features)
-            if alone and isinstance(loss, Tensor) and loss.requires_grad:
+            if trained and ddp is None and isinstance(loss, Tensor) and loss.requires_grad:
                 loss.register_hook(self._warn)  # type: ignore[no-untyped-call]
             return loss
 
@@ -225,13 +216,8 @@ class DistributedLoss(nn.Module):
         In a steady state a code of what is held travels with the rows, in a message of the last size that all
         agreed on; on a GPU by itself, through the CPU, so that the device does not wait.
         """
-        parts = {
-            "embeddings": embeddings,
-            "labels": None,
-            **rows,
-            "tuples": tuples,
-            "features": features,
-        }
+        parts = {"embeddings": embeddings, "labels": None, **rows}
+        parts |= {"tuples": tuples, "features": features}
         text = ", ".join(
             f"{name} {_described(x, whole=name != 'features')}"
             for name, x in parts.items()
@@ -257,21 +243,21 @@ class DistributedLoss(nn.Module):
         if len(tensors) < len(given):
             raise ValueError(f"labels: expected a tensor, got {text.decode()}")
         if agreed is None:
-            self._check_equal_buffers(group)
+            self._check_equal_state(group)
         if gathered and code == agreed:
             return gathered
         self._agreed = (code, [(x.shape, x.dtype) for x in tensors])
         return all_gather(*tensors)
 
-    def _check_equal_buffers(self, group: Any) -> None:
+    def _check_equal_state(self, group: Any) -> None:
         digest = 0
-        for x in self.loss.buffers():
+        for x in (*self.loss.parameters(), *self.loss.buffers()):
             raw = x.detach().cpu().contiguous().view(-1).view(torch.uint8)
             digest = crc32(raw.numpy().data, digest)
         if all_gather(torch.tensor([digest]), group=group)[0].ne(digest).any():
             raise RuntimeError(
-                f"loss: the {world_size()} processes hold different buffers of {type(self.loss).__name__}, such as "
-                f"fixed projections or draws, expected the same; {_REMEDY}"
+                f"loss: the {world_size()} processes hold different parameters or buffers of "
+                f"{type(self.loss).__name__}, such as projections, expected the same; {_REMEDY}"
             )
 
     def _warn(self, gradient: Tensor) -> None:
@@ -284,17 +270,6 @@ class DistributedLoss(nn.Module):
                 stacklevel=2,
             )
 
-    def _check_equal_parameters(self, trained: Sequence[nn.Parameter]) -> None:
-        probes = [p.detach().flatten()[:: max(p.numel() // 64, 1)].double() for p in trained]
-        for probe, rows in zip(probes, all_gather(*probes), strict=True):
-            values = rows.view(-1, len(probe))
-            # Not to the bit: the machines may differ in kind.
-            if (values.amax(dim=0) - values.amin(dim=0)).max() > 1e-4 * values.abs().max():
-                raise RuntimeError(
-                    f"loss: the {world_size()} processes hold different parameters of {type(self.loss).__name__}, "
-                    f"expected the same, since nothing averages their gradients; {_REMEDY}"
-                )
-
     def _loss(
         self,
         embeddings: Tensor,
@@ -306,7 +281,8 @@ class DistributedLoss(nn.Module):
         rows = {name: full_precision(x) if isinstance(x, Tensor) else x for name, x in rows.items()}
         labels = rows.pop("labels", None)
         if self.miner is not None and indices_tuple is None:
-            indices_tuple = self.miner(embeddings, labels, **_without(rows, "enqueue_mask"))
+            reference = {name: x for name, x in rows.items() if name != "enqueue_mask"}
+            indices_tuple = self.miner(embeddings, labels, **reference)
         given = {**rows, "indices_tuple": indices_tuple, "features": features}
         given = {name: x for name, x in given.items() if x is not None}
         taken = inspect.signature(self.loss.forward).parameters
@@ -324,10 +300,6 @@ _HINTS = {
     "features": "; attach the losses inside it that read them, as in horde.attach(head)",
     "indices_tuple": "; leave out the miner",
 }
-
-
-def _without(mapping: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
-    return {key: x for key, x in mapping.items() if key != name}
 
 
 @contextmanager

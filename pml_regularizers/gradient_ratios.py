@@ -2,9 +2,8 @@ r"""Strength of a regularizer: its gradient, relative to the base loss's.
 
     ratio_r(place) = | d (w_r R_r) / d place | / | d (w_b L_b) / d place |
 
-A weight alone says little: the scale of losses differs by orders of magnitude, depending on their reduction, the
-size of the batch and the size of the embeddings. The ratio shows the effect on the network. It is linear in the
-weight, so that one measurement gives the weight for any wanted ratio: w * wanted / measured.
+A weight alone says little, since the scale of a loss depends on its reduction, the batch and the embeddings. The
+ratio shows the effect on the network. It is linear in the weight: w * wanted / measured gives the wanted ratio.
 """
 
 import itertools
@@ -20,23 +19,22 @@ from pytorch_metric_learning.losses import MultipleLosses
 from pytorch_metric_learning.reducers import MultipleReducers
 from torch import Tensor, nn
 
-from ._unwrapping import joined, wrapped
 from .distributed import world_size
 from .features.feature_loss import FeatureLoss
+from .optimizer_groups import joined, wrapped
 
 _Weights = tuple[tuple[Any, Any], ...]  # (MultipleLosses, key) from the outermost inwards
 
 
 @contextmanager
 def capture_loss_terms(loss: nn.Module) -> Iterator[dict[str, Tensor]]:
-    """Record the weighted terms of `loss` that its calls inside a `with` block add up.
+    """Record the weighted terms that `loss` adds up when it is called inside a `with` block.
 
-    These are the terms of `MultipleLosses`, by name. A loss of this library that is a sum
-    itself, such as `HORDELoss`, gives its own terms: "horde.order_1" is the base loss. The loss may be wrapped
-    for several processes. Call it as always, once per forward pass; calls in other threads do not count.
+    These are the terms of `MultipleLosses`, by name. A loss of this library that is a sum itself, such as
+    `HORDELoss`, gives its own terms: "horde.order_1" is the base loss. Calls in other threads do not count.
 
     Args:
-        loss: `MultipleLosses`, or another loss that is a sum; wrapped or not.
+        loss: `MultipleLosses`, or another loss that is a sum; wrapped for several processes or not.
 
     Returns:
         Scalars by name, filled by the call. Their sum is the value that the call returned.
@@ -55,21 +53,27 @@ def capture_loss_terms(loss: nn.Module) -> Iterator[dict[str, Tensor]]:
         >>> list(terms), bool(total == sum(terms.values()))
         (['metric', 'pairs'], True)
     """
-    terms: dict[str, Tensor] = {}
-    places: dict[nn.Module, list[tuple[str, _Weights]]] = {}
-    for part, name, weights in _parts(loss):
-        places.setdefault(part, []).append((name, weights))
-    names = [name for named in places.values() for name, _ in named]
-    if names == [""]:
+    names = term_names(loss)
+    if not names:
         raise ValueError(
             f"loss: expected a sum of losses, such as MultipleLosses, got {type(loss).__name__}; add the "
             'regularizer to it: MultipleLosses({"metric": loss, "regularizer": regularizer})'
         )
-    here = _Thread()
-    here.recording = True
-    handles = [
-        part.register_forward_hook(_recorder(terms, named, here)) for part, named in places.items()
-    ]
+    # A loss that stands in several places is called for them one after the other.
+    places: dict[nn.Module, list[tuple[str, _Weights]]] = {}
+    for part, name, weights in _parts(loss):
+        places.setdefault(part, []).append((name, weights))
+    turns = {part: itertools.cycle(named) for part, named in places.items()}
+    terms: dict[str, Tensor] = {}
+    thread = threading.get_ident()
+
+    def record(part: nn.Module, args: Any, output: Tensor) -> None:
+        if threading.get_ident() == thread:
+            name, weights = next(turns[part])
+            term = output * math.prod(owner.weights[key] for owner, key in weights)
+            terms[name] = terms[name] + term if name in terms else term
+
+    handles = [part.register_forward_hook(record) for part in turns]
     try:
         yield terms
     finally:
@@ -103,24 +107,6 @@ def _parts(
         yield module, path, weights
 
 
-class _Thread(threading.local):
-    recording = False
-
-
-def _recorder(terms: dict[str, Tensor], named: list[tuple[str, _Weights]], here: _Thread) -> Any:
-    # A loss that stands in several places is called for them one after the other.
-    turns = itertools.cycle(named)
-
-    def record(module: nn.Module, args: Any, output: Tensor) -> None:
-        if not here.recording:
-            return
-        name, weights = next(turns)
-        term = output * math.prod(owner.weights[key] for owner, key in weights)
-        terms[name] = terms[name] + term if name in terms else term
-
-    return record
-
-
 def gradient_norm_ratios(
     losses: Mapping[str, Tensor],
     *,
@@ -129,30 +115,27 @@ def gradient_norm_ratios(
 ) -> dict[str, dict[str, float]]:
     """Gradient norm of every weighted loss, divided by the base loss's, at several places.
 
-    It takes one forward pass and one backward pass per loss. Every `.grad` stays as it is, and the graph can
-    still be used for the step's own backward pass.
+    It takes one backward pass per loss. Every `.grad` stays as it is, and the graph can still be used for the
+    step's own backward pass. Norms are computed in float64, from gradients in the precision of their tensors.
 
-    With several processes, all must call this. It then measures the gradients that the optimizer will see:
-    gradients of parameters are first averaged over the processes, as DistributedDataParallel does; other tensors,
-    such as embeddings, count as rows of a larger batch. With `DistributedLoss` the ratios equal those of one
-    process with the whole batch.
-
-    Norms are computed in float64, from gradients in the precision of their tensors. Under float16 autocast, pass
-    the losses as the gradient scaler scales them; the factor cancels.
+    With several processes, all must call this. Gradients of parameters are averaged over the processes first, as
+    DistributedDataParallel does; other tensors, such as embeddings, count as rows of a larger batch. With
+    `DistributedLoss` the ratios equal those of one process with the whole batch.
 
     Args:
-        losses: Weighted scalars by name, as `capture_loss_terms` gives them.
+        losses: Weighted scalars by name, as `capture_loss_terms` gives them. Under float16 autocast, pass them as
+            the gradient scaler scales them; the factor cancels.
         base: Name of the loss to compare the others with.
-        at: Tensors of the graph by name, one or several, such as `{"embeddings": embeddings, "trunk":
-            trunk.parameters()}`; a module stands for its parameters. Those that require no gradient are left out.
+        at: Tensors of the graph by name, one or several; a module stands for its parameters. Those that require
+            no gradient are left out.
 
     Returns:
         `{loss: {place: ratio}}`, without the base. 0 if a loss does not reach a place. If the base loss has no
         gradient there: inf, or nan if the other loss has none either.
 
     Raises:
-        ValueError: if `base` is not one of the names, a loss is no scalar, or nothing at a place requires a
-            gradient; in the first step of `DistributedDataParallel(static_graph=True)`.
+        ValueError: if `base` is not one of the names, or nothing at a place requires a gradient; in the first
+            step of `DistributedDataParallel(static_graph=True)`, whose first backward pass must be the step's own.
 
     Example:
         >>> x = torch.tensor([3.0, 4.0], requires_grad=True)
@@ -161,36 +144,20 @@ def gradient_norm_ratios(
     """
     if base not in losses:
         raise ValueError(f"base: expected one of {', '.join(losses) or 'no losses'}, got {base!r}")
-    for name, loss in losses.items():
-        if not isinstance(loss, Tensor) or loss.numel() != 1:
-            came = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
-            raise ValueError(f"losses: expected {name} to be a scalar tensor, got {came}")
-    if not isinstance(at, Mapping) or not at:
-        raise ValueError(
-            'at: expected a dict of places by name, such as {"trunk": trunk}, got '
-            f"{'none' if isinstance(at, Mapping) else type(at).__name__}"
-        )
     places = {name: _trained(name, tensors) for name, tensors in at.items()}
     if world_size() > 1:
         _check_static_graph(losses.values())
     norms = {name: _norms(loss, places) for name, loss in losses.items()}
     return {
-        name: {place: (norm / norms[base][place]).item() for place, norm in found.items()}
-        for name, found in norms.items()
+        name: {place: (norm / norms[base][place]).item() for place, norm in own.items()}
+        for name, own in norms.items()
         if name != base
     }
 
 
-def _trained(name: str, tensors: Any) -> list[Tensor]:
-    if isinstance(tensors, nn.Module):
-        tensors = tensors.parameters()
-    alone = isinstance(tensors, Tensor) or not isinstance(tensors, Iterable)
-    listed = [tensors] if alone else list(tensors)
-    for tensor in listed:
-        if not isinstance(tensor, Tensor):
-            raise ValueError(
-                f"at: expected tensors at {name}, got {type(tensor).__name__}; pass one, several, or a module"
-            )
+def _trained(name: str, place: Tensor | Iterable[Tensor] | nn.Module) -> list[Tensor]:
+    tensors = place.parameters() if isinstance(place, nn.Module) else place
+    listed = [tensors] if isinstance(tensors, Tensor) else list(tensors)
     trained = [tensor for tensor in listed if tensor.requires_grad]
     if not trained:
         raise ValueError(
@@ -226,30 +193,25 @@ def _check_static_graph(losses: Iterable[Tensor]) -> None:
 
 def _norms(loss: Tensor, places: Mapping[str, list[Tensor]]) -> dict[str, Tensor]:
     """Norm of the gradient of `loss` at each place: float64 scalars."""
-    inputs = [tensor for tensors in places.values() for tensor in tensors]
-    gradients = iter(
-        torch.autograd.grad(loss, inputs, retain_graph=True, allow_unused=True)
-        if loss.requires_grad
-        else [None] * len(inputs)
-    )
+    inputs = list(itertools.chain.from_iterable(places.values()))
+    gradients: Iterable[Tensor | None] = [None] * len(inputs)
+    if loss.requires_grad:
+        gradients = torch.autograd.grad(loss, inputs, retain_graph=True, allow_unused=True)
+    squares = map(_square, inputs, gradients)
     return {
-        place: _norm(tensors, list(itertools.islice(gradients, len(tensors))))
+        place: torch.stack(list(itertools.islice(squares, len(tensors)))).sum().sqrt()
         for place, tensors in places.items()
     }
 
 
-def _norm(tensors: list[Tensor], gradients: list[Tensor | None]) -> Tensor:
-    zero = torch.zeros((), dtype=torch.float64, device=tensors[0].device)
-    averaged, rows = zero, zero.clone()
-    for tensor, gradient in zip(tensors, gradients, strict=True):
-        if gradient is None:
-            gradient = torch.zeros_like(tensor)
-        gradient = gradient.to(zero, copy=True).contiguous()
-        if world_size() > 1 and isinstance(tensor, nn.Parameter):
-            dist.all_reduce(gradient)  # a sum; dividing it would change no ratio
-            averaged = averaged + gradient.square().sum()
-        else:
-            rows = rows + gradient.square().sum()
+def _square(tensor: Tensor, gradient: Tensor | None) -> Tensor:
+    """Square of a gradient's norm, over all processes."""
+    gradient = torch.zeros_like(tensor) if gradient is None else gradient
+    gradient = gradient.to(torch.float64, copy=True).contiguous()
+    if world_size() > 1 and isinstance(tensor, nn.Parameter):
+        dist.all_reduce(gradient)  # a sum; dividing it would change no ratio
+        return gradient.square().sum()
+    square = gradient.square().sum()
     if world_size() > 1:
-        dist.all_reduce(rows)
-    return (averaged + rows).sqrt()
+        dist.all_reduce(square)
+    return square

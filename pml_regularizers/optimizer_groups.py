@@ -3,19 +3,17 @@
 Losses have parameters of their own (projections, proxies, class weights), and some modules need settings of their
 own. The vector of `VEMAttention` estimates a variance. Adam moves it by about one learning rate per step: at a
 trunk's rate of 1e-5 it would never arrive. Weight decay should not pull it to zero, either. Such a module states
-its settings in a class attribute:
-
-    class VEMAttention(nn.Module):
-        optimizer_settings = {"lr": 1e-2, "weight_decay": 0.0}
+its settings in a class attribute, `optimizer_settings = {"lr": 1e-2, "weight_decay": 0.0}`.
 """
 
 import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from pytorch_metric_learning.utils.distributed import DistributedLossWrapper
 from torch import Tensor, nn
 
-from ._unwrapping import joined, wrapped
+from .distributed import DistributedLoss
 
 Settings = Mapping[str, Any]
 
@@ -32,13 +30,10 @@ def parameter_groups(
     """Parameter groups of a network and its loss, for any torch optimizer.
 
     There is a group "model", a group "loss", and one for each module that has an attribute `optimizer_settings`
-    or is named in `overrides`. Its name is the module's path: "model.head.attention". The settings of a path hold
-    for everything below it; a longer path overrides a shorter one, and at the same path `overrides` overrides
-    `optimizer_settings`. Each parameter is in one group, a shared parameter in the group of its first place.
-    Frozen parameters (`requires_grad=False`) are in no group.
-
-    Paths leave out `DistributedDataParallel`, `DistributedLoss` and other wrappers, so that the same overrides
-    fit one process and many.
+    or is named in `overrides`. Its name is the module's path, such as "model.head.attention"; wrappers, such as
+    `DistributedDataParallel` and `DistributedLoss`, are left out of it. The settings of a path hold for everything
+    below it; a longer path overrides a shorter one, and `overrides` a module's own `optimizer_settings`. A shared
+    parameter is in the group of its first place. Frozen parameters (`requires_grad=False`) are in no group.
 
     Args:
         model: The network. In a PML trainer with an optimizer per model, call this once for each.
@@ -47,15 +42,14 @@ def parameter_groups(
         loss_lr: Learning rate of the loss's own parameters. Default: `lr`.
         weight_decay: Weight decay of both. Default: the optimizer's.
         overrides: Settings by the path of a module or a parameter, from "model" or "loss" on, as in
-            `{"model.head.fc": {"lr": 1e-4}, "loss.beta": {"lr": 5e-4, "weight_decay": 0}}`. Any settings are
-            passed on; the optimizer silently ignores those that it does not know.
+            `{"model.head.fc": {"lr": 1e-4}, "loss.beta": {"weight_decay": 0}}`. Any settings are passed on; the
+            optimizer silently ignores those that it does not know.
 
     Returns:
         Dicts with "name", "params", "lr" and all other settings; no group is empty.
 
     Raises:
-        ValueError: if a path in `overrides` leads to no trained parameter or has no settings, or `model` or
-            `loss` is no module.
+        ValueError: if a path in `overrides` leads to no trained parameter, or has no settings.
 
     Example:
         >>> import torch
@@ -69,11 +63,6 @@ def parameter_groups(
         >>> optimizer = torch.optim.Adam(groups)
     """
     overrides = overrides or {}
-    for path, own in overrides.items():
-        if not isinstance(own, Mapping):
-            raise ValueError(
-                f'overrides: expected settings such as {{"lr": 1e-4}} for {path}, got {own!r}'
-            )
     decay = {} if weight_decay is None else {"weight_decay": weight_decay}
     groups: dict[str, dict[str, Any]] = {}
     paths: dict[nn.Parameter, str] = {}
@@ -81,7 +70,6 @@ def parameter_groups(
     for root, (module, rate) in roots.items():
         if module is None:
             continue
-        _check_module(module, root)
         outermost = {"name": root, "lr": rate, **decay}
         for path, parameter, settings in _trained(module, root, outermost, overrides):
             if parameter not in paths:
@@ -90,8 +78,8 @@ def parameter_groups(
                 group["params"].append(parameter)
     unused = [
         path
-        for path in sorted(overrides)
-        if not any(f"{place}.".startswith(f"{path}.") for place in paths.values())
+        for path, settings in sorted(overrides.items())
+        if not settings or not any(f"{place}.".startswith(f"{path}.") for place in paths.values())
     ]
     if unused:
         raise ValueError(
@@ -112,26 +100,14 @@ def check_optimized(loss: nn.Module, *optimizers: Any) -> list[str]:
     Returns:
         The names of the parameters that are not trained.
 
-    Raises:
-        ValueError: if an optimizer has no `param_groups`, or `loss` is no module.
-
     Example:
         >>> import torch
         >>> from pytorch_metric_learning import losses
         >>> check_optimized(loss := losses.ArcFaceLoss(3, 4), torch.optim.Adam(loss.parameters()))
         []
     """
-    _check_module(loss, "loss")
-    optimized = set()
-    for optimizer in optimizers:
-        if not hasattr(optimizer, "param_groups"):
-            raise ValueError(
-                f"optimizers: expected torch optimizers, got {type(optimizer).__name__}; unpack a dict of them, as "
-                "in check_optimized(loss, *optimizers.values())"
-            )
-        optimized |= {
-            parameter for group in optimizer.param_groups for parameter in group["params"]
-        }
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    optimized = {parameter for group in groups for parameter in group["params"]}
     names = {
         parameter: path
         for path, parameter, _ in _trained(loss, "", {}, {})
@@ -147,29 +123,37 @@ def check_optimized(loss: nn.Module, *optimizers: Any) -> list[str]:
     return list(names.values())
 
 
-def _check_module(module: Any, name: str) -> None:
-    if not isinstance(module, nn.Module):
-        raise ValueError(
-            f"{name}: expected a module, got {type(module).__name__}; pass the module itself, not its parameters, "
-            "and several of them one by one or as nn.ModuleDict(...)"
-        )
-
-
 def _trained(
     module: nn.Module, path: str, group: dict[str, Any], overrides: Mapping[str, Settings]
 ) -> Iterator[tuple[str, nn.Parameter, dict[str, Any]]]:
     """Path, parameter and settings of every trained parameter, inside a module of that group."""
-    group = _inner(
-        group, path, {**getattr(module, "optimizer_settings", {}), **overrides.get(path, {})}
-    )
+
+    def inner(path: str, settings: Settings) -> dict[str, Any]:
+        settings = {**settings, **overrides.get(path, {})}
+        return {**group, **settings, "name": path} if settings else group
+
+    group = inner(path, getattr(module, "optimizer_settings", {}))
     for name, parameter in module.named_parameters(recurse=False):
         if parameter.requires_grad:
             place = joined(path, name)
-            yield place, parameter, _inner(group, place, overrides.get(place, {}))
+            yield place, parameter, inner(place, {})
     inside, _ = wrapped(module) or (None, None)
     for name, child in module.named_children():
         yield from _trained(child, path if name == inside else joined(path, name), group, overrides)
 
 
-def _inner(group: dict[str, Any], path: str, settings: Settings) -> dict[str, Any]:
-    return {**group, **settings, "name": path} if settings else group
+def wrapped(module: nn.Module) -> tuple[str, nn.Module] | None:
+    """Name of the child that a wrapper, such as DDP, hands its calls to, and the child; None for other modules."""
+    if isinstance(module, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
+        name = "module"
+    elif isinstance(module, (DistributedLoss, DistributedLossWrapper)):
+        name = "loss"
+    else:
+        name = "_orig_mod"  # of torch.compile's OptimizedModule, whose import takes seconds
+    child = module._modules.get(name)
+    return None if child is None else (name, child)
+
+
+def joined(*names: str) -> str:
+    """A dotted path without the empty names."""
+    return ".".join(filter(None, names))

@@ -133,7 +133,7 @@ def made(description: Path) -> str:
     here = description.parent.name
     text = imported.sub(lambda m: f"from {'.' if m[1] == here else '..' + (m[1] or '')}", text)
     text = _formatted(text, description.name)
-    own_import = re.compile(r"^from \.\w+ import", re.MULTILINE)
+    own_import = re.compile(r"^from \.[\w.]+ import", re.MULTILINE)
     if left := {*own_import.findall(source)} & {*own_import.findall(text)}:
         raise UpstreamError(f"{description.name}: PML lacks what is imported: {', '.join(left)}")
     return text

@@ -76,8 +76,8 @@ class FeatureLoss(BaseMetricLossFunction):
             source: An `EmbeddingHead` or `AttentionEnsemble`, or a network that contains one: its stages named in
                 `feature_names` are tapped. Or any other stage of the network. Or, for a loss that reads several
                 features, a dict of stages by the names in `feature_names`. Attaching again moves the tap.
-            embedder: The module that returns the embeddings, where no `EmbeddingHead` does. Without it, the
-                features of embeddings that have no gradient are refused unless they are the only ones.
+            embedder: The module that returns the embeddings, where no `EmbeddingHead` does. Without it,
+                embeddings that have no gradient, and those of a frozen stage, are refused.
             frozen: Accept features without a gradient, because the tapped stage is frozen on purpose.
 
         Returns:
@@ -87,12 +87,6 @@ class FeatureLoss(BaseMetricLossFunction):
             ValueError: if `source` is none of these, lacks a stage, or contains several heads.
         """
         stages = self._stages(source)
-        if (
-            embedder is None
-            and isinstance(source, nn.Module)
-            and _outermost(source) not in ([], [source])
-        ):
-            embedder = source  # what a wrapper makes of the head's output are embeddings, too
         tap = FeatureTap(stages, embedder=embedder, frozen=frozen)
         self.detach()
         self._tap = tap
@@ -111,14 +105,9 @@ class FeatureLoss(BaseMetricLossFunction):
         elif len(names) == 1 and not isinstance(source, Mapping):
             source = {names[0]: source}
         if not isinstance(source, Mapping) or source.keys() != set(names):
-            came = (
-                ", ".join(source) or "none"
-                if isinstance(source, Mapping)
-                else type(source).__name__
-            )
             raise ValueError(
-                f"source: {type(self).__name__} reads {', '.join(names) or 'no features'}, got {came}; "
-                "pass an EmbeddingHead that has them, or a dict of modules by these names"
+                f"source: {type(self).__name__} reads {', '.join(names) or 'no features'}, got "
+                f"{_named(source)}; pass an EmbeddingHead that has them, or a dict of modules by these names"
             )
         return dict(source)
 
@@ -246,9 +235,8 @@ class FeatureLoss(BaseMetricLossFunction):
         elif len(names) == 1:
             given = {names[0]: features}
         else:
-            came = ", ".join(features) if isinstance(features, Mapping) else type(features).__name__
             raise ValueError(
-                f"features: {type(self).__name__} reads {', '.join(names) or 'none'}; got {came or 'none'}; "
+                f"features: {type(self).__name__} reads {', '.join(names) or 'none'}; got {_named(features)}; "
                 "pass a dict by exactly these names"
             )
         for value in given.values():
@@ -305,18 +293,15 @@ def attach_all(
     Raises:
         ValueError: if `source` lacks a stage that one of them reads; then none is attached.
     """
-    readers = [
-        part for part in loss.modules() if isinstance(part, FeatureLoss) and part.feature_names
-    ]
-    sources = [
-        {name: source[name] for name in part.feature_names if name in source}
-        if isinstance(source, Mapping)
-        else source
-        for part in readers
-    ]
-    for part, stages in zip(readers, sources, strict=True):
-        part._stages(stages)
-    for part, stages in zip(readers, sources, strict=True):
+    taken: dict[FeatureLoss, Any] = {}
+    for part in loss.modules():
+        if isinstance(part, FeatureLoss) and part.feature_names:
+            stages: Any = source
+            if isinstance(source, Mapping):
+                stages = {name: source[name] for name in part.feature_names if name in source}
+            part._stages(stages)  # all are checked before one is attached
+            taken[part] = stages
+    for part, stages in taken.items():
         part.attach(stages, embedder=embedder, frozen=frozen)
     return loss
 
@@ -328,6 +313,11 @@ _INSTEAD = {
     'features=fc(pooled.detach()), or choose gradient="all"',
 }
 """What to tap instead of the embedder, by what is read."""
+
+
+def _named(value: Any) -> str:
+    """What came instead of modules or features by name."""
+    return (", ".join(value) or "none") if isinstance(value, Mapping) else type(value).__name__
 
 
 def _prefix_tokens(stage: Any) -> int | None:

@@ -1,12 +1,12 @@
 """Taps: what the stages of a network returned, kept until a loss asks for the features of its embeddings.
 
-A tap records forward passes: the output of each tapped stage, and at the end what the embedder returned. A call of
-the loss takes the pass that made its embeddings, and no other. These are
+A pass is recorded as the outputs of the tapped stages, followed by the embeddings, which an `EmbeddingHead` or the
+module named by `embedder=` returned. A call of the loss takes the features of the pass that made its embeddings:
 
-1. the embedder's output itself, a view of it, or its `detach()`;
-2. with gradients: what is computed from it, by the autograd graph, but with its rows in place;
-3. without: equal numbers, such as its copy in another precision, or several outputs concatenated;
-4. where the embedder is unknown and there is no graph: of the only pass, if a call took each pass before it.
+1. the recorded embeddings: the tensor, a view of it, or its `detach()`;
+2. a copy of them, scaled or in another precision, or several of them in a row. Where the copy has a gradient, the
+   autograd graph says whose copy it is; where it has none, only one pass may have these numbers;
+3. where no embeddings were recorded: what is computed from the stages' outputs, by the autograd graph.
 
 Everything else raises `MissingFeaturesError`.
 """
@@ -14,26 +14,22 @@ Everything else raises `MissingFeaturesError`.
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node, get_gradient_edge
-from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves
 
 from ..distributed import matches_batch, own_embeddings
+from ..functional.precision import full_precision
 
 Features = Tensor | tuple[Tensor, ...]
 """Features for a loss: one tensor, or several that belong together, such as (tokens, padding mask)."""
 
-_HEAD, _EMBEDDER, _DROPPED = "<head>", "<embedder>", "<dropped>"
-_MOVES_ROWS = (
-    *("Index", "Select", "Slice", "Split", "Unbind", "Gather", "Flip", "Roll", "Sort", "Topk"),
-    *("MaskedSelect", "Permute", "Transpose", "TBackward", "Stack", "Repeat", "Take", "Unfold"),
-)
-"""Starts of the names of autograd nodes that may move a row to another place."""
+_EMBEDDINGS = "<embeddings>"
 
 
 class MissingFeaturesError(ValueError):
@@ -41,7 +37,7 @@ class MissingFeaturesError(ValueError):
 
 
 class _Records(threading.local):
-    """What modules returned in one thread, by the names of the stages: with gradients enabled, and without.
+    """What modules returned in one thread, with their names: with gradients enabled, and without.
 
     The lists are changed in place: code from torch.compile would forget an attribute that it sets here.
     """
@@ -49,22 +45,16 @@ class _Records(threading.local):
     def __init__(self) -> None:
         self.training: list[tuple[str, Any]] = []
         self.testing: list[tuple[str, Any]] = []
-        self.skipped: list[
-            bool
-        ] = []  # kinds of passes (training?) of which one was dropped without a call
-        self.called: list[
-            StorageWeakRef
-        ] = []  # embeddings of earlier calls, whose embedder is unknown
 
 
 @dataclass(eq=False)
 class _Pass:
-    """One forward pass: what its stages and its embedder returned, and how many records end with it."""
+    """A pass whose embeddings are known, or else one output of one stage."""
 
-    training: bool
-    features: dict[str, Features] = field(default_factory=dict)
-    outputs: list[Tensor] = field(default_factory=list)
-    end: int = 0
+    features: dict[str, Features]
+    embeddings: list[Tensor]
+    records: list[tuple[str, Any]]
+    end: int  # number of these records to forget with it
 
 
 class FeatureTap:
@@ -81,7 +71,8 @@ class FeatureTap:
 
     Args:
         stages: Modules whose outputs are recorded, by name: a tensor, or a tuple of tensors with the batch first.
-        embedder: The module that returns the embeddings. An `EmbeddingHead` tells its stages' taps by itself.
+        embedder: The module that returns the embeddings, after the stages of the same pass. An `EmbeddingHead`
+            tells the taps on its own stages.
         frozen: True if the stages do not train: their outputs then need no gradient.
     """
 
@@ -94,7 +85,7 @@ class FeatureTap:
         embedder: nn.Module | None = None,
         frozen: bool = False,
     ) -> None:
-        modules = [*stages.items(), *([] if embedder is None else [(_EMBEDDER, embedder)])]
+        modules = [*stages.items(), *([] if embedder is None else [(_EMBEDDINGS, embedder)])]
         for _, module in modules:
             if not isinstance(module, nn.Module):
                 raise ValueError(
@@ -102,6 +93,7 @@ class FeatureTap:
                     "pass a stage of the network, such as head.feature_map"
                 )
         self.names = tuple(stages)
+        self.has_embedder = embedder is not None
         self._records = _Records()
         self._listening = True
         self._frozen = frozen
@@ -113,10 +105,8 @@ class FeatureTap:
 
     def clear(self) -> None:
         """Forget what was recorded."""
-        for training, records in ((True, self._records.training), (False, self._records.testing)):
-            if records:
-                self._skip(training)
-            records.clear()
+        self._records.training.clear()
+        self._records.testing.clear()
 
     def remove(self) -> None:
         """Forget the records and stop listening to the modules."""
@@ -133,123 +123,89 @@ class FeatureTap:
             MissingFeaturesError: if no recorded pass is known to have made them, or if its features carry no
                 gradient while the embeddings do.
         """
+        reason = self._why_missing(embeddings)  # before the records go
         passes = self.pop(embeddings)
-        if not passes:
-            for one in self._passes():
-                self._skip(one.training)
-            raise MissingFeaturesError(self._why_missing(embeddings))
-        features = {name: _joined([one.features[name] for one in passes]) for name in self.names}
-        for name, value in features.items():
-            rows = len(first_tensor(value))
+        features = {}
+        for name in self.names:
+            parts = [one.features[name] for one in passes if name in one.features]
+            if not parts:
+                raise MissingFeaturesError(reason)
+            features[name] = _joined(parts)
+            rows = len(first_tensor(features[name]))
             if not matches_batch(rows, len(embeddings)):
                 raise MissingFeaturesError(
-                    f"{name}: the passes that made these {len(embeddings)} embeddings recorded features of {rows} "
-                    "samples; call the loss with the embeddings of whole passes"
+                    f"{name}: {rows} samples were recorded for these {len(embeddings)} embeddings; "
+                    "call the loss with the embeddings of whole passes"
                 )
-            if embeddings.requires_grad and not self._frozen and not _trains(value):
+            if embeddings.requires_grad and not self._frozen and not _trains(features[name]):
                 raise MissingFeaturesError(f"{name}: {_NO_GRADIENT}")
         return features
 
     def pop(self, embeddings: Tensor) -> list[_Pass]:
-        """Forget the passes that made `embeddings` and the older ones; the former, in the order of their rows.
-
-        Raises:
-            MissingFeaturesError: if the rows of the embedder's output were moved.
-        """
+        """Forget the passes that made `embeddings` and the older ones; the former, in the order of their rows."""
         own = own_embeddings(embeddings)
-        passes = self._passes()
-        usable = [
-            one
-            for one in passes
-            if one.features.keys() == set(self.names) and (one.training or not own.requires_grad)
-        ]
-        makers = _makers(own, usable)
-        if not any(one.outputs for one in makers):
-            makers = makers or self._only(own, usable)
-            self._records.called[:] = [ref for ref in self._records.called if not ref.expired()]  # type: ignore[no-untyped-call]
-            self._records.called.append(StorageWeakRef(own.untyped_storage()))  # type: ignore[no-untyped-call]
-        for training, records in ((True, self._records.training), (False, self._records.testing)):
-            end = max((one.end for one in makers if one.training == training), default=0)
-            if any(
-                one.end < end and one.training == training and one not in makers for one in passes
-            ):
-                self._skip(training)
-            del records[:end]
+        passes = self._passes(self._records.training)
+        if not own.requires_grad:
+            passes += self._passes(self._records.testing)
+        makers = [one for one in passes if any(_same_memory(x, own) for x in one.embeddings)][-1:]
+        if not makers and own.requires_grad:
+            makers = _in_graph(own, passes)
+        elif not makers:
+            makers = [one for one in passes if any(_alike(x, own) for x in one.embeddings)]
+            makers = makers if len(makers) == 1 else []
+        if makers:
+            newest = max(makers, key=lambda one: one.end)
+            del newest.records[: newest.end]
         return makers
 
-    def _only(self, embeddings: Tensor, passes: list[_Pass]) -> list[_Pass]:
-        """The only pass, if the embedder is unknown and no embeddings of another pass can be left."""
-        kinds = {True} if embeddings.requires_grad else {True, False}
-        sure = (
-            len(passes) == 1 and not passes[0].outputs and kinds.isdisjoint(self._records.skipped)
-        )
-        frozen = self._frozen or not embeddings.requires_grad
-        alive = any(not reference.expired() for reference in self._records.called)  # type: ignore[no-untyped-call]
-        return passes if sure and frozen and not alive else []
-
-    def _passes(self) -> list[_Pass]:
-        """The recorded passes, those with gradients first."""
+    def _passes(self, records: list[tuple[str, Any]]) -> list[_Pass]:
         passes: list[_Pass] = []
-        for training, records in ((True, self._records.training), (False, self._records.testing)):
-            covered: list[_Pass] = []  # since the embedder's last output
-            whole = True
-            for end, (name, output) in enumerate(records, start=1):
-                if name == _DROPPED:
-                    whole = False
-                elif name == _EMBEDDER:
-                    if whole and len(covered) == 1:
-                        covered[0].outputs += _tensors(output)
-                        covered[0].end = end
-                    covered, whole = [], True
-                elif name == _HEAD:
-                    if covered:
-                        covered[-1].outputs += _tensors(output)
-                        covered[-1].end = end
-                else:
-                    if not covered or name in covered[-1].features:
-                        covered.append(_Pass(training))
-                        passes.append(covered[-1])
-                    covered[-1].features[name] = output
-                    covered[-1].end = end
-        return passes
+        group: list[_Pass] = []  # since the last embeddings
+        for end, (name, output) in enumerate(records, start=1):
+            if name != _EMBEDDINGS:
+                group.append(_Pass({name: output}, [], records, end))
+                continue
+            if sorted(name for one in group for name in one.features) == sorted(self.names):
+                features = {name: x for one in group for name, x in one.features.items()}
+                tensors = [x for x in tree_leaves(output) if isinstance(x, Tensor) and x.ndim > 0]
+                group = [_Pass(features, tensors, records, end)]
+            for one in group:  # several outputs of a stage: forgotten together, or one would remain
+                one.end = end
+            passes, group = passes + group, []
+        if self.has_embedder:
+            for one in group:
+                one.end = len(records)
+        return passes + group
 
     def _record(self, name: str, output: Any) -> None:
         if not self._listening:
             return
         if not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1:
             return  # a backward pass is recomputing a checkpointed segment
-        if name in self.names:
-            first_tensor(output)
         training = torch.is_grad_enabled()
         records = self._records.training if training else self._records.testing
         recorded = [other for other, _ in records]
-        if training and recorded.count(name) >= self.capacity:
-            records[: recorded.index(name) + 1] = [(_DROPPED, None)]
-            self._skip(training)
-        elif not training and name in self.names and (name in recorded or _EMBEDDER in recorded):
-            whole = recorded[-1] == _EMBEDDER
+        if name == _EMBEDDINGS:
+            if recorded and recorded[-1] != _EMBEDDINGS:
+                records.append((name, output))
+            return
+        first_tensor(output)
+        # Of outputs without embeddings at least two are kept: of one, the next embeddings would seem to be.
+        if not training and recorded and recorded[-1] == _EMBEDDINGS:
             records.clear()
-            self._skip(training)
-            if not whole:
-                records.append((_DROPPED, None))
+        elif recorded.count(name) >= (self.capacity if training else 2):
+            oldest = recorded.index(_EMBEDDINGS if _EMBEDDINGS in recorded else name)
+            records[: oldest + 1] = []
         records.append((name, output))
 
-    def _skip(self, training: bool) -> None:
-        if training not in self._records.skipped:
-            self._records.skipped.append(training)
-
     def _why_missing(self, embeddings: Tensor) -> str:
-        passes = self._passes()
-        training = [one for one in passes if one.training]
-        traced = [one for one in training if any(map(_trains, one.features.values()))]
-        if embeddings.requires_grad and passes and not (training if self._frozen else traced):
+        training, testing = self._records.training, self._records.testing
+        traced = any(self._frozen or _trains(x) for name, x in training if name in self.names)
+        if embeddings.requires_grad and (training or testing) and not traced:
             return _NO_GRADIENT
-        for name in self.names:
-            if passes and name not in passes[-1].features:
-                return f"{name}: {_NO_RECORD}"
-        if any(one.outputs for one in passes):
-            return _OTHER_PASS
-        return _NO_EMBEDDER if passes else f"{', '.join(self.names)}: {_NO_RECORD}"
+        recorded = {name for name, _ in (*training, *testing)}
+        missing = [name for name in self.names if name not in recorded]
+        return f"{', '.join(missing)}: {_NO_RECORD}" if missing else _OTHER_PASS
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_records": None, "_handles": []}
@@ -270,17 +226,8 @@ _NO_GRADIENT = (
     "where the trunk is frozen on purpose, attach(..., frozen=True)"
 )
 _OTHER_PASS = (
-    "the recorded features are not known to be those of these embeddings, which another pass made, or which were "
-    "changed behind the module that returned them: call the loss once for each pass, with what it returned; "
-    "attach(..., embedder=module) to the module that returns the embeddings; or pass features=..."
-)
-_NO_EMBEDDER = (
-    "the features that are recorded are not known to be those of these embeddings: without a gradient, the module "
-    "that returned the embeddings must be known; attach(stage, embedder=head), or pass features=..."
-)
-_MOVED = (
-    "rows of the network's output were selected or reordered before the loss, but not their features: call the "
-    "loss with the whole output, or pass features=..."
+    "the recorded features are not known to be those of these embeddings: call the loss once for each pass, with "
+    "what the network returned; name the module that returns it, attach(..., embedder=module); or pass features=..."
 )
 
 
@@ -299,8 +246,8 @@ class _Hook:
     def embedded(self, output: Any) -> None:
         """Record what the head around the tapped stage returned."""
         tap = self._tap()
-        if tap is not None:
-            tap._record(_HEAD, output)
+        if tap is not None and not tap.has_embedder:
+            tap._record(_EMBEDDINGS, output)
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         tap = self._tap()
@@ -331,30 +278,6 @@ def tell_taps(head: nn.Module, args: Any, output: Any) -> None:
                     hook.embedded(output)
 
 
-# Which passes made the embeddings?
-
-
-def _makers(embeddings: Tensor, passes: Sequence[_Pass]) -> list[_Pass]:
-    """The passes whose outputs are the rows of `embeddings`, in their order; none if that is not sure."""
-    for one in reversed(passes):
-        if any(_same_memory(output, embeddings) for output in one.outputs):
-            return [one]
-    makers = _in_graph(embeddings, passes) if embeddings.requires_grad else []
-    if makers:
-        return makers
-    for one in reversed(passes):
-        if any(_equal(output, embeddings) for output in one.outputs):
-            return [one]
-    for start in range(len(passes)):
-        for stop in range(start + 2, len(passes) + 1):
-            several = [one for one in passes[start:stop] if one.outputs]
-            if sum(len(one.outputs[-1]) for one in several) == len(embeddings) and _equal(
-                torch.cat([one.outputs[-1] for one in several]), embeddings
-            ):
-                return several
-    return []
-
-
 def _same_memory(x: Tensor, y: Tensor) -> bool:
     if x is y:
         return True
@@ -362,68 +285,69 @@ def _same_memory(x: Tensor, y: Tensor) -> bool:
     return alike and x.data_ptr() == y.data_ptr()
 
 
-def _equal(output: Tensor, embeddings: Tensor) -> bool:
-    """True if the embeddings are a copy of the output, perhaps in another precision."""
-    if output.shape[1:] != embeddings.shape[1:] or not matches_batch(len(output), len(embeddings)):
+def _alike(recorded: Tensor, embeddings: Tensor) -> bool:
+    """True if each row is the recorded one, perhaps scaled, such as normalized, or in another precision."""
+    whole = matches_batch(len(recorded), len(embeddings))
+    if recorded.shape[1:] != embeddings.shape[1:] or not whole:
         return False
-    rows = embeddings[: len(output)].detach()  # PML's DistributedLossWrapper: own rows first
-    equal = torch.eq(output.detach().to(rows), rows) | (rows != rows)  # NaN is as good as any
-    return bool(equal.all())
+    both = (
+        recorded.detach(),
+        embeddings[: len(recorded)].detach(),
+    )  # PML's DistributedLossWrapper: own rows first
+    eps = max(torch.finfo(x.dtype).eps for x in both)
+    x, y = (full_precision(x).to(both[1].device) for x in both)
+    if x[0].numel() > 1:  # rows of one number have no direction
+        x, y = F.normalize(x), F.normalize(y)
+    return torch.allclose(x.to(y.dtype), y, rtol=0, atol=8 * eps, equal_nan=True)
 
 
 def _in_graph(embeddings: Tensor, passes: Sequence[_Pass]) -> list[_Pass]:
-    """The passes that the autograd graph of `embeddings` goes back to, in the order of the inputs of its nodes."""
-    outputs = {_node(x): one for one in passes for x in one.outputs if x.requires_grad}
-    stages = {
-        _node(x): one
-        for one in passes
-        for features in one.features.values()
-        for x in tree_leaves(features)
-        if isinstance(x, Tensor) and x.requires_grad
-    }
-    if not outputs and not stages:
+    """The passes that the autograd graph of `embeddings` goes back to, in the order of the inputs of its nodes.
+
+    None if they were recorded with other numbers, or if their rows may have been moved.
+    """
+    ends = {_edge(x): (one, x) for one in passes for x in one.embeddings if x.requires_grad}
+    stages: dict[Node, list[_Pass]] = {}
+    for one in passes:
+        for x in [] if one.embeddings else tree_leaves(one.features):
+            if isinstance(x, Tensor) and x.requires_grad:
+                stages.setdefault(_edge(x)[0], []).append(one)
+    if not ends and not stages:
         return []
-    oldest = min(node._sequence_nr() for node in (*outputs, *stages))
+    copied: list[tuple[_Pass, Tensor]] = []
     makers: dict[_Pass, None] = {}
-    seen: set[tuple[Node, bool]] = set()
-    root = _node(embeddings)
-    path = [(root, False)]
+    root = _edge(embeddings)
+    path, seen = [root], set()
     while path:
-        node, moved = path.pop()
-        if (node, moved) in seen or node._sequence_nr() < oldest:
+        edge = path.pop()
+        if edge in seen:
             continue
-        seen.add((node, moved))
-        if node in outputs:
-            if moved:
-                raise MissingFeaturesError(_MOVED)
-            makers[outputs[node]] = None
-        elif node in stages:
-            if node is not root and _moves_rows(root):
-                raise MissingFeaturesError(_MOVED)
-            makers[stages[node]] = None
-        else:
-            moved = moved or _moves_rows(node)
-            path += [(source, moved) for source, _ in reversed(node.next_functions) if source]
-    return list(makers)
+        seen.add(edge)
+        if edge in ends:
+            copied.append(ends[edge])
+            continue
+        makers |= dict.fromkeys(stages.get(edge[0], []))
+        path += [(node, number) for node, number in reversed(edge[0].next_functions) if node]
+    if copied:
+        same_width = len({x.shape[1:] for _, x in copied}) == 1
+        whole = same_width and not makers and _alike(torch.cat([x for _, x in copied]), embeddings)
+        return [one for one, _ in copied] if whole else []
+    moved = root[0] not in stages and root[0].name().startswith(_MOVES_ROWS)
+    return [] if moved else list(makers)
 
 
-def _node(x: Tensor) -> Node:
-    return get_gradient_edge(x).node
+_MOVES_ROWS = ("Index", "Flip", "Roll", "Gather", "Sort")
+"""Starts of the names of autograd nodes that put rows in another order, as a last step before the loss."""
 
 
-def _moves_rows(node: Node) -> bool:
-    columns = getattr(node, "_saved_dim", 0) in (1, 2**64 - 1)
-    return node.name().startswith(_MOVES_ROWS) and not columns
-
-
-def _tensors(output: Any) -> list[Tensor]:
-    return [x for x in tree_leaves(output) if isinstance(x, Tensor) and x.ndim > 0]
+def _edge(x: Tensor) -> tuple[Node, int]:
+    edge = get_gradient_edge(x)
+    return edge.node, edge.output_nr
 
 
 def _trains(features: Any) -> bool:
     """True if any part requires a gradient: a frozen trunk's features may come with a trained tensor."""
-    parts = features if isinstance(features, tuple) else (features,)
-    return any(isinstance(part, Tensor) and part.requires_grad for part in parts)
+    return any(isinstance(part, Tensor) and part.requires_grad for part in tree_leaves(features))
 
 
 def first_tensor(features: Any) -> Tensor:

@@ -26,6 +26,7 @@ from pytorch_metric_learning.utils.module_with_records import ModuleWithRecords
 from torch import Tensor
 from torch.nn import functional as F
 
+from .checks import at_least
 from .precision import full_precision, without_autocast
 
 
@@ -180,8 +181,7 @@ class GaussianMixtureKernel(_DistanceKernel):
         collect_stats: bool | None = None,
     ) -> None:
         super().__init__(bandwidth, normalize=normalize, collect_stats=collect_stats)
-        if components < 1:
-            raise ValueError(f"components: expected at least 1, got {components}")
+        at_least("components", components, 1)
         self.components = components
         self.add_to_recordable_attributes(name="components", is_stat=False)
 
@@ -253,8 +253,7 @@ class PolynomialKernel(ReproducingKernel):
         super().__init__(normalize=normalize, collect_stats=collect_stats)
         if degree < 1 or int(degree) != degree:
             raise ValueError(f"degree: expected an integer of at least 1, got {degree}")
-        if not constant >= 0:
-            raise ValueError(f"constant: expected a number of at least 0, got {constant}")
+        at_least("constant", constant, 0)
         self.degree = int(degree)
         self.constant = constant
         self.add_to_recordable_attributes(list_of_names=["degree", "constant"], is_stat=False)

@@ -88,7 +88,8 @@ def root_mean_square(x: Tensor, count: Tensor) -> Tensor:
     largest = torch.linalg.vector_norm(x, math.inf, dim=(1, 2)).unsqueeze(1)
     unit = (2.0**-40 * largest).clamp(min=1)
     squares = (x / unit.unsqueeze(2)).square().sum(dim=1) / count
-    return (unit * squares.mean(dim=1, keepdim=True).sqrt()).clamp(min=1e-12)
+    size: Tensor = (unit * squares.mean(dim=1, keepdim=True).sqrt()).clamp(min=1e-12)
+    return size
 
 
 def means(sums: Tensor, count: Tensor) -> list[Tensor]:

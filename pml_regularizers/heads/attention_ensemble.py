@@ -4,8 +4,7 @@ learning", ECCV 2018), the ensemble of HORDE's Table 1.
     B_m(x) = G(S(x) * A_m(S(x)))                                    embedding of head m, section 3.3
 
 S is the stem and G the body with its embedding layer, both shared by all M heads; A_m is a sigmoid mask as
-large as the map S(x); `*` is the element-wise product. `ensemble_loss.py` has the losses, `split_trunk.py` cuts
-a network into stem and body.
+large as the map S(x); `*` is the element-wise product. `ensemble_loss.py` has the losses.
 
 HORDE reads the M maps that leave the body, concatenated and reduced to 1024 channels by a 1x1 convolution (the
 authors' code); its order 1 is the ensemble's own loss. The defaults come from HORDE's code.
@@ -25,17 +24,8 @@ from .split_trunk import split_trunk
 from .trunk_output import layout, trial_image, try_out
 
 
-def join_heads(heads: Tensor) -> Tensor:
-    """Heads (N, M, E) of unit length -> one embedding (N, M E) of unit length.
-
-    Divided by sqrt(M), so that the inner product of two images is the mean of their heads' cosines, and the
-    squared distance the mean of their heads' squared distances.
-    """
-    return heads.flatten(1) / math.sqrt(heads.shape[1])
-
-
 def split_heads(embeddings: Tensor, num_heads: int) -> Tensor:
-    """One embedding (N, M E) -> the heads (N, M, E) that `join_heads` joined.
+    """The output (N, M E) of an ensemble -> its heads (N, M, E) of unit length.
 
     Raises:
         ValueError: for M < 1, or if the width is not a multiple of M.
@@ -53,12 +43,8 @@ def split_heads(embeddings: Tensor, num_heads: int) -> Tensor:
 def between_heads(matrix: Tensor, num_heads: int) -> Tensor:
     """The blocks of a matrix over all heads of all images, one for each pair of heads p < q.
 
-    Args:
-        matrix: (N M, N M), image-major as `heads.flatten(0, 1)` is.
-        num_heads: M.
-
-    Returns:
-        (M (M-1) / 2, N, N), head p of the first image against head q of the second.
+    (N M, N M), image-major as `heads.flatten(0, 1)` is -> (M (M-1) / 2, N, N), head p of the first image against
+    head q of the second.
     """
     p, q = torch.triu_indices(num_heads, num_heads, 1, device=matrix.device)
     images = len(matrix) // num_heads
@@ -69,14 +55,14 @@ def between_heads(matrix: Tensor, num_heads: int) -> Tensor:
 class AttentionEnsemble(FeatureModule):
     """One network that gives M embeddings of an image, each through an attention mask of its own.
 
-    Images -> stem -> map; M masks of the map; each masked map -> body -> pool, linear, L2. Its output is one
-    tensor (`join_heads`), which testers and miners use like any other. HORDE attaches to its child `feature_map`:
-    the M maps that leave the body, concatenated (N, M D, h, w) and reduced to `map_channels`. It is computed only
-    while something is attached.
+    Images -> stem -> map; M masks of the map; each masked map -> body -> pool, linear, L2. The output is one
+    embedding: the heads' unit vectors, one after the other, divided by sqrt(M), so that a cosine is the mean of the
+    heads' cosines, and a squared distance the mean of theirs. HORDE attaches to the child `feature_map`: the M maps
+    that leave the body, concatenated (N, M D, h, w) and reduced to `map_channels`. It is computed only while
+    something is attached.
 
     The body runs once on all N M masked maps. In training mode, its batch normalisation therefore uses the
-    statistics of all images and heads together, since the heads share its weights, and updates its running
-    statistics once per step. (GoogLeNet, which the paper uses, has none.)
+    statistics of all images and heads together. (GoogLeNet, which the paper uses, has none.)
 
     Args:
         stem: Images -> map (N, C, H, W). The paper's: GoogLeNet up to the pooling after inception 3b.
@@ -95,7 +81,7 @@ class AttentionEnsemble(FeatureModule):
         images: as the stem takes them. Output: (N, embedding_size), of unit length.
 
     Raises:
-        ValueError: for sizes < 1, an embedding size that is not a multiple of M, or maps that do not fit.
+        ValueError: for an embedding size that is not a multiple of M.
 
     Example:
         >>> import torch
@@ -121,25 +107,17 @@ class AttentionEnsemble(FeatureModule):
         map_channels: int | None = None,
     ) -> None:
         super().__init__()
-        if attention_channels is None:
-            attention_channels = stem_channels
-        at_least("stem_channels", stem_channels, 1)
-        at_least("body_channels", body_channels, 1)
         at_least("num_heads", num_heads, 1)
-        at_least("attention_channels", attention_channels, 1)
-        if map_channels is not None:
-            at_least("map_channels", map_channels, 1)
         if embedding_size < 1 or embedding_size % num_heads:
             raise ValueError(
                 f"embedding_size: expected a multiple of num_heads={num_heads}, got {embedding_size}"
             )
-        self.stem_channels = stem_channels
         self.embedding_size = embedding_size
         self.num_heads = num_heads
         self.stem = stem
         self.body = body
         self.attention = nn.Identity() if attention is None else attention
-        self.mask = nn.Conv2d(attention_channels, num_heads * stem_channels, 1)
+        self.mask = nn.Conv2d(attention_channels or stem_channels, num_heads * stem_channels, 1)
         self.head = EmbeddingHead(body_channels, embedding_size // num_heads, data_format="NCHW")
         concatenated = num_heads * body_channels
         self.reduction: nn.Module = nn.Identity()
@@ -164,15 +142,13 @@ class AttentionEnsemble(FeatureModule):
         image: Tensor | None = None,
         **kwargs: Any,
     ) -> Self:
-        """Make an ensemble by cutting a trunk in two.
+        """Make an ensemble by cutting a trunk in two; a trial forward pass finds the channels.
 
         Args:
-            trunk: A timm model, or any network that `split_trunk` can cut.
-            stage: Name of the module whose output is masked, as in `trunk.named_modules()`.
+            trunk, stage: See `split_trunk`; the output of the stage is masked.
             attention_stage: Copy the trunk from there to this module as `attention`. Its map must be as
                 large as the stage's. The paper's: inception 4e.
-            image: An image (1, 3, H, W) as the trunk takes them, for a trial forward pass that finds the channels.
-                Default: of the size that a timm model states, else 224 x 224.
+            image: An image (1, 3, H, W). Default: of the size that the trunk states, else 224 x 224.
             **kwargs: As in the constructor; they override what is found.
 
         Raises:
@@ -192,28 +168,15 @@ class AttentionEnsemble(FeatureModule):
             )
         return cls(stem, body, **{**{name: o.channels for name, o in outputs.items()}, **kwargs})
 
-    def masks(self, x: Tensor) -> Tensor:
-        """The masks A_m of the stem's map x (N, C, H, W) -> (N, M, C, H, W), between 0 and 1."""
-        masks: Tensor = self.mask(self.attention(x)).sigmoid()
-        if masks.shape[2:] != x.shape[2:]:
-            raise ValueError(
-                f"attention: expected a map of {tuple(x.shape[2:])}, as large as the stem's, got "
-                f"{tuple(masks.shape[2:])}; pass layers that keep the resolution"
-            )
-        return masks.view(len(x), self.num_heads, *x.shape[1:])
-
     def forward(self, images: Tensor) -> Tensor:
         x: Tensor = self.stem(images)
-        if x.ndim != 4 or x.shape[1] != self.stem_channels:
-            raise ValueError(
-                f"stem: expected a map (N, {self.stem_channels}, H, W), got shape {tuple(x.shape)}; pass "
-                "stem_channels=... to match it; channels-last maps, as Swin's, need a stem and a body that "
-                "permute them"
-            )
-        maps: Tensor = self.body((self.masks(x) * x.unsqueeze(1)).flatten(0, 1))  # section 3.3
+        # (N, M, C, H, W); fails unless the attention keeps the resolution.
+        masks = self.mask(self.attention(x)).sigmoid().view(len(x), self.num_heads, *x.shape[1:])
+        maps: Tensor = self.body((masks * x.unsqueeze(1)).flatten(0, 1))  # section 3.3
         if self.feature_map._forward_hooks:
             self.feature_map(self.reduction(maps.reshape(len(x), -1, *maps.shape[2:])))
-        return join_heads(self.head(maps).view(len(x), self.num_heads, -1))
+        heads: Tensor = self.head(maps).view(len(x), -1)
+        return heads / math.sqrt(self.num_heads)
 
     def extra_repr(self) -> str:
         return f"num_heads={self.num_heads}, embedding_size={self.embedding_size}"

@@ -42,8 +42,7 @@ class EmbeddingHead(FeatureModule):
             for C features: `VEMAttention`, or `functools.partial(VEMAttention, init="zeros")`.
 
     Raises:
-        ValueError: for sizes < 1, unknown words, `pool="token"` without prefix tokens, an attention that
-            is neither of these, or input that does not fit.
+        ValueError: for sizes < 1, unknown words, `pool="token"` without prefix tokens, or input that does not fit.
 
     Example:
         >>> import torch
@@ -80,7 +79,9 @@ class EmbeddingHead(FeatureModule):
         self.data_format = data_format
         self.feature_map = nn.Identity()
         self.pooled = nn.Identity()
-        self.attention = None if attention is None else _module_for(attention, in_channels)
+        if attention is not None and not isinstance(attention, nn.Module):
+            attention = attention(in_channels)
+        self.attention = attention
         self.fc = nn.Linear(in_channels, embedding_size, bias=bias)
         if init == "glorot":
             nn.init.xavier_uniform_(self.fc.weight)
@@ -96,8 +97,7 @@ class EmbeddingHead(FeatureModule):
             trunk: Any network that gives a map or tokens, such as a timm model made with `num_classes=0,
                 global_pool=""` or a vision model of Hugging Face's transformers.
             embedding_size: E.
-            image: A square image (1, 3, H, H) as the trunk takes them. Default: of the size that a timm or Hugging
-                Face model states, else 224 x 224.
+            image: A square image (1, 3, H, H). Default: of the size that the trunk states, else 224 x 224.
             **kwargs: As in the constructor; they override what is found.
 
         Raises:
@@ -109,15 +109,12 @@ class EmbeddingHead(FeatureModule):
         return cls(settings.pop("channels"), embedding_size, **{**settings, **kwargs})
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Embeddings of a trunk's output.
+        """Embeddings (N, E) of a trunk's output.
 
         Args:
             x: (N, C, H, W), (N, H, W, C) or (N, L, C); or an output of Hugging Face's models that has it as
                 `last_hidden_state`.
             mask: (N, L') booleans, True for the patch tokens that count (prefix tokens left out).
-
-        Returns:
-            (N, E).
         """
         x = last_hidden_state(x)
         if x.ndim == 4:
@@ -149,21 +146,16 @@ class EmbeddingHead(FeatureModule):
         """Merge the attention into the linear layer, in place: the same embeddings from a plain head.
 
         Call it after training: `fc` becomes a new layer that no optimizer holds, and a loss that is attached to
-        the attention finds no features any more.
-
-        Returns:
-            The head itself.
+        the attention finds no features any more. Returns the head itself.
 
         Raises:
-            ValueError: if there is no attention, or if the attention depends on its input.
+            ValueError: if there is no attention, or it has no method `fold(linear)`.
         """
         fold = getattr(self.attention, "fold", None)
         if fold is None:
             raise ValueError(
-                "attention: this head has no attention, so it needs no folding"
-                if self.attention is None
-                else f"attention: {type(self.attention).__name__} has no fold(linear), the method that merges "
-                "it into a linear layer; keep it in the head"
+                "attention: expected one with a method fold(linear), such as VEMAttention, got "
+                f"{type(self.attention).__name__}; keep the head as it is"
             )
         self.fc = fold(self.fc)
         self.attention = None
@@ -178,34 +170,15 @@ class EmbeddingHead(FeatureModule):
     def _channels_first(self, x: Tensor) -> Tensor:
         layout = self.data_format
         if layout == "auto":
-            fits = [
-                name
-                for name, axis in (("NCHW", 1), ("NHWC", 3))
-                if x.shape[axis] == self.in_channels
-            ]
+            axes: dict[DataFormat, int] = {"NCHW": 1, "NHWC": 3}
+            fits = [name for name, axis in axes.items() if x.shape[axis] == self.in_channels]
             if len(fits) != 1:
                 raise ValueError(
                     f"x: expected one axis of {self.in_channels} channels, (N, C, H, W) or (N, H, W, C), got "
                     f"shape {tuple(x.shape)}; pass data_format= or in_channels= to match the trunk"
                 )
-            layout = "NCHW" if fits == ["NCHW"] else "NHWC"
+            layout = fits[0]
         return x if layout == "NCHW" else x.permute(0, 3, 1, 2)
 
     def extra_repr(self) -> str:
         return f"pool={self.pool!r}, normalize={self.normalize}"
-
-
-def _module_for(attention: nn.Module | Callable[[int], nn.Module], features: int) -> nn.Module:
-    if isinstance(attention, nn.Module):
-        return attention
-    expected = (
-        "attention: expected a module, or a callable that makes one for C features, such as VEMAttention; got "
-        f"{attention!r}"
-    )
-    try:
-        made = attention(features)
-    except TypeError as error:  # a function of tensors, or a class of more arguments
-        raise ValueError(f"{expected}, which fails for {features} features ({error})") from error
-    if not isinstance(made, nn.Module):
-        raise ValueError(f"{expected}, which makes {made!r} for {features} features")
-    return made

@@ -1,6 +1,7 @@
 """Cut a network in two behind one of its modules."""
 
 import inspect
+from collections.abc import Iterator
 from typing import Any
 
 from torch import fx, nn
@@ -9,9 +10,9 @@ from torch import fx, nn
 def split_trunk(trunk: nn.Module, stage: str) -> tuple[nn.Module, nn.Module]:
     """Cut a network behind one of its modules: trunk(x) = body(stem(x)).
 
-    Both parts hold the trunk's own modules under their own names, so you may load weights before or after the
-    cut. torch.fx traces the code around the module once in each mode (train and eval). A trace keeps
-    `self.training` as a constant: a trunk that reads it there cannot be cut.
+    Both parts hold the trunk's own modules under their own names, so you may load weights before or after the cut.
+    torch.fx traces the code around the module, and keeps `self.training` as a constant: a trunk that reads it there
+    cannot be cut.
 
     Args:
         trunk: A network; a timm model is cut in its `forward_features`.
@@ -21,8 +22,8 @@ def split_trunk(trunk: nn.Module, stage: str) -> tuple[nn.Module, nn.Module]:
         The stem, up to that module, and the body, the rest.
 
     Raises:
-        ValueError: if the trunk does not call that module exactly once, if anything but its output
-            passes the cut, if the trunk cannot be traced, or if its traces in the two modes differ.
+        ValueError: if the trunk does not call that module exactly once, if anything except its output passes the
+            cut, if the trunk cannot be traced, or if it computes different things in training and in evaluation.
 
     Example:
         >>> import torch
@@ -37,7 +38,16 @@ def split_trunk(trunk: nn.Module, stage: str) -> tuple[nn.Module, nn.Module]:
         others = _trace(trunk, stage)
     finally:
         _turn_mode(trunk)
-    _check_same(trunk, nodes, others)
+    # The shorter trace ends with an output, and the longer one has none there.
+    steps = zip(_operations(trunk, nodes), _operations(trunk, others), strict=False)
+    for node, (here, there) in zip(nodes, steps, strict=False):
+        if here != there:
+            raise ValueError(
+                f"trunk: {type(trunk).__name__} computes different things in training and in evaluation, from "
+                f"{node.format_node()} on, and a cut would keep one of them for good; make that a module, as "
+                "torch.nn.Dropout is, turn it off, or write the two parts as modules and call "
+                "AttentionEnsemble(stem, body, ...)"
+            )
     cuts = [i for i, node in enumerate(nodes) if (node.op, node.target) == ("call_module", stage)]
     if len(cuts) != 1:
         raise ValueError(
@@ -63,7 +73,7 @@ def split_trunk(trunk: nn.Module, stage: str) -> tuple[nn.Module, nn.Module]:
 
 
 class _Opener(fx.Tracer):
-    """Tracer of the code around one module; modules that do not contain it stay whole."""
+    """Tracer of the code around one module."""
 
     def __init__(self, stage: str) -> None:
         super().__init__()
@@ -89,35 +99,17 @@ def _trace(trunk: nn.Module, stage: str) -> list[fx.Node]:
         ) from error
 
 
-def _says(trunk: nn.Module, nodes: list[fx.Node]) -> list[tuple[Any, ...]]:
+def _operations(trunk: nn.Module, nodes: list[fx.Node]) -> Iterator[tuple[Any, ...]]:
     """The operation of each node of a trace, without the names that the tracer gave."""
     place = {node: f"%{i}" for i, node in enumerate(nodes)}
-    said = []
     for node in nodes:
         target: Any = node.target
         if node.op == "get_attr" and str(target).startswith("_tensor_constant"):
             target = getattr(trunk, str(target)).tolist()  # a new one in each trace
-        arguments = fx.node.map_arg((node.args, node.kwargs), place.__getitem__)
-        said.append((node.op, target, arguments))
-    return said
+        yield node.op, target, fx.node.map_arg((node.args, node.kwargs), place.__getitem__)
 
 
 def _turn_mode(trunk: nn.Module) -> None:
     """Switch from train to eval or back, each module on its own: some may be frozen."""
     for module in trunk.modules():
         module.training = not module.training
-
-
-def _check_same(trunk: nn.Module, nodes: list[fx.Node], others: list[fx.Node]) -> None:
-    """Raise a ValueError if the traces of a trunk in train and in eval mode differ."""
-    # The shorter trace ends with an output, and the longer one has none there.
-    steps = zip(nodes, others, _says(trunk, nodes), _says(trunk, others), strict=False)
-    for node, other, here, there in steps:
-        if here != there:
-            mode, turned = ("train", "eval") if trunk.training else ("eval", "train")
-            raise ValueError(
-                f"trunk: {type(trunk).__name__} computes different things in training and in evaluation, and "
-                f"a cut would keep one of them for good: {node.format_node()} in {mode} mode is "
-                f"{other.format_node()} in {turned} mode; make it a module, as torch.nn.Dropout is, turn it "
-                "off, or write the two parts as modules and call AttentionEnsemble(stem, body, ...)"
-            )

@@ -12,17 +12,11 @@ from torch import Tensor, nn
 
 
 class TrunkOutput(NamedTuple):
-    """What a trunk gives for an image.
-
-    Attributes:
-        channels: C.
-        data_format: (N, C, H, W), (N, H, W, C), or tokens (N, L, C).
-        num_prefix_tokens: Leading tokens that are no position of the image: class and register tokens.
-    """
+    """What a trunk gives for an image."""
 
     channels: int
     data_format: Literal["NCHW", "NHWC", "NLC"]
-    num_prefix_tokens: int = 0
+    num_prefix_tokens: int = 0  # class and register tokens, which stand first
 
 
 def trunk_output(trunk: nn.Module, image: Tensor | None = None) -> TrunkOutput:
@@ -32,11 +26,11 @@ def trunk_output(trunk: nn.Module, image: Tensor | None = None) -> TrunkOutput:
         trunk: A network whose output is a map or tokens, or has them as `last_hidden_state`: a timm model made with
             `num_classes=0, global_pool=""`, a vision model of Hugging Face's transformers, or your own. The prefix
             tokens that it does not state as `num_prefix_tokens` are those that are left over from a square.
-        image: A square image (1, 3, H, H) as the trunk takes them. Default: `trial_image(trunk)`.
+        image: A square image (1, 3, H, H) as the trunk takes them. Default: of the size that a timm or Hugging
+            Face model states, else 224 x 224.
 
     Raises:
-        ValueError: if the trunk does not take the image, or its output is anything else, such as features that are
-            pooled already.
+        ValueError: if the trunk does not take the image, or gives anything else, such as pooled features.
 
     Example:
         >>> trunk_output(nn.Conv2d(3, 8, 3))
@@ -47,11 +41,7 @@ def trunk_output(trunk: nn.Module, image: Tensor | None = None) -> TrunkOutput:
 
 
 def layout(features: Any, network: nn.Module) -> TrunkOutput:
-    """Width and layout of the features (1, ...) that a network gives for a square image.
-
-    Raises:
-        ValueError: if they are no map and no tokens.
-    """
+    """Width and layout of the features (1, ...) that a network gives for a square image."""
     shape: tuple[int, ...] = tuple(features.shape) if isinstance(features, Tensor) else ()
     if len(shape) == 3:
         _, tokens, channels = shape
@@ -76,11 +66,7 @@ def last_hidden_state(output: Any) -> Any:
 
 
 def try_out(network: nn.Module, x: Tensor) -> Any:
-    """The output of a network in evaluation mode and without gradients; the mode of each module is restored.
-
-    Raises:
-        ValueError: if the network does not take `x`.
-    """
+    """The output of a network in evaluation mode and without gradients; the mode of each module is restored."""
     own = next(network.parameters(), x)
     modes = {module: module.training for module in network.modules()}
     try:
@@ -97,19 +83,11 @@ def try_out(network: nn.Module, x: Tensor) -> Any:
 
 
 def trial_image(network: nn.Module) -> Tensor:
-    """A black square image of the size that a network states (timm, Hugging Face), else of 224 x 224 pixels.
-
-    It has as many channels as the network's first convolution takes, or three where that is no image.
-    """
-    config = getattr(network, "config", None)  # Hugging Face
-    patches = getattr(
-        network, "patch_embed", None
-    )  # timm, for the size that the model was made with
-    stated = getattr(network, "pretrained_cfg", None) or {}
+    """A black square image of the size that a network states, for its first convolution, or with three channels."""
     size = (
-        getattr(patches, "img_size", None)
-        or getattr(config, "image_size", None)
-        or stated.get("input_size", (224,))[-1]
+        getattr(getattr(network, "patch_embed", None), "img_size", None)  # timm, as it was made
+        or getattr(getattr(network, "config", None), "image_size", None)  # Hugging Face
+        or (getattr(network, "pretrained_cfg", None) or {}).get("input_size", 224)  # timm
     )
     side = size if isinstance(size, int) else size[-1]
     taken = (module.in_channels for module in network.modules() if isinstance(module, nn.Conv2d))

@@ -137,6 +137,7 @@ class HighOrderMoments(nn.Module):
         return [getattr(self, name) for name in self._names()]
 
     def forward(self, features: Tensor | tuple[Tensor, Tensor]) -> list[Tensor]:
+        refuse_meta(*self.weights())
         x, mask = to_tokens(features, self.in_channels)
         floating = [weight.dtype for weight in self.weights() if weight.is_floating_point()]
         for dtype in (torch.float32, *floating[:1]):
@@ -178,7 +179,7 @@ class HighOrderMoments(nn.Module):
             images: N.
             positions: P, such as 64 of a map of 8 x 8.
         """
-        number = max(4, self.weights()[0].elementroot_mean_square())
+        number = max(4, self.weights()[0].element_size())
         width = self.moment_dim
         if self.projections == "sketch":
             width = 2 * (width // 2 + 1)  # complex numbers
@@ -210,4 +211,13 @@ class HighOrderMoments(nn.Module):
         return (
             f"{self.in_channels}, order={self.order}, moment_dim={self.moment_dim}, "
             f"projections={self.projections!r}, checkpoint={self.checkpoint}, matmul_dtype={self.matmul_dtype!r}"
+        )
+
+
+def refuse_meta(*weights: Tensor) -> None:
+    """Raise ValueError for weights on the meta device: torch's products with them return uninitialised memory."""
+    if any(weight.is_meta for weight in weights):
+        raise ValueError(
+            "HighOrderMoments, HORDELoss: the projections are on the meta device and have no values; call "
+            "to_empty(device=...) and load_state_dict(...) first"
         )

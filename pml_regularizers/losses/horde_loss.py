@@ -18,6 +18,7 @@ Differs from the paper:
 * `order_weights` other than 1 are ours, except for "mean", the authors' code for ensembles.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -30,7 +31,7 @@ from ..features.feature_loss import already_reduced, check_width
 from ..features.feature_tap import Features
 from ..functional.checks import at_least
 from ..functional.precision import full_precision
-from .high_order_moments import FIXED, HighOrderMoments, Init, Projections
+from .high_order_moments import FIXED, HighOrderMoments, Init, Projections, refuse_meta
 from .per_output_loss import PerOutputLoss
 
 
@@ -168,12 +169,7 @@ class HORDELoss(PerOutputLoss):
 
     def order_embeddings(self, features: Features) -> list[Tensor]:
         """Inputs of the losses of orders 2..K: K - 1 tensors (N, E), or (N, d) without embeddings."""
-        # With matrices on the meta device, torch's products return uninitialised memory.
-        if any(own.is_meta for own in (*self.moments.weights(), *self.embeddings.parameters())):
-            raise ValueError(
-                "HORDELoss: the projections are on the meta device and have no values; call "
-                "to_empty(device=...) and load_state_dict(...) first"
-            )
+        refuse_meta(*self.embeddings.parameters())
         orders = [
             F.linear(z, embedding.weight.to(z.dtype)) if isinstance(embedding, nn.Linear) else z
             for embedding, z in zip(self.embeddings.values(), self.moments(features), strict=True)
@@ -233,13 +229,15 @@ def _weights(order_weights: float | Sequence[float] | str, order: int) -> list[f
     """w_2 .. w_K."""
     count = order - 1
     words = {"sum": [1.0] * count, "mean": [1 / count] * count}
-    if isinstance(order_weights, (int, float)):
-        return [float(order_weights)] * count
-    if isinstance(order_weights, str) and order_weights in words:
-        return words[order_weights]
-    if isinstance(order_weights, str) or len(order_weights) != count:
+    if isinstance(order_weights, str):
+        weights = words.get(order_weights, [])
+    elif isinstance(order_weights, (int, float)):
+        weights = [float(order_weights)] * count
+    else:
+        weights = [float(weight) for weight in order_weights]
+    if len(weights) != count or not all(map(math.isfinite, weights)):
         raise ValueError(
-            f'order_weights: expected "sum", "mean", a number or {count} numbers, for orders 2 to {order}; '
+            f'order_weights: expected "sum", "mean", a finite number or {count} of them, for orders 2 to {order}; '
             f"got {order_weights!r}"
         )
-    return [float(weight) for weight in order_weights]
+    return weights

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..features.feature_loss import FeatureLoss, already_reduced, check_width
+from ..functional.checks import at_least, one_of
 from ..functional.kernels import GaussianMixtureKernel, ReproducingKernel
 from ..functional.precision import full_precision, without_autocast
 from ..regularizers.joint_similarity import (
@@ -100,17 +101,10 @@ class JRDLoss(FeatureLoss):
                 "distance: AM-softmax uses cosines, and the similarity uses kernels; pass kernels={...}"
             )
         super().__init__(**kwargs)
-        for name, value, least in (
-            ("num_classes", num_classes, 1),
-            ("embedding_size", embedding_size, 1),
-            ("similarity_weight", similarity_weight, 0),
-        ):
-            if not value >= least:
-                raise ValueError(f"{name}: expected at least {least}, got {value}")
-        if regularizer not in _REGULARIZERS:
-            raise ValueError(
-                f"regularizer: expected one of {', '.join(_REGULARIZERS)}; got {regularizer!r}"
-            )
+        at_least("num_classes", num_classes, 1)
+        at_least("embedding_size", embedding_size, 1)
+        at_least("similarity_weight", similarity_weight, 0)
+        one_of("regularizer", regularizer, _REGULARIZERS)
         if kernels:
             kernel_modules(kernels)  # raises if one is not a kernel
         kernels = dict(kernels or {})

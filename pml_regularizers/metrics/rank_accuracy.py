@@ -11,7 +11,7 @@ from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
 from torch import Tensor
 from torch.nn.functional import normalize as unit_rows
 
-from .ranks import PART, QuerySharding, Ranks, count_ranks, largest_entry, taken_rows
+from .ranks import QuerySharding, Ranks, count_ranks, largest_entry, taken_rows
 
 
 class RankAccuracyCalculator(AccuracyCalculator):
@@ -21,8 +21,8 @@ class RankAccuracyCalculator(AccuracyCalculator):
     right reference is left out (metrics are NaN if no other query is left), and NMI and AMI cluster the queries.
     Unlike PML, it keeps all digits of float64 and integer labels, and a tie counts against the model. PML's `k`,
     `label_comparison_fn` and `knn_func` have no place here: ranks are counted over all references, by equal labels
-    and Euclidean distances. These come from one matrix product: if float32 vectors form clouds that lie a hundred
-    times farther apart than the points in a cloud, digits are lost. Normalise such vectors, or pass float64.
+    and Euclidean distances. These lose digits if float32 vectors form clouds that lie a hundred times farther apart
+    than the points in a cloud: normalise such vectors, or pass float64.
 
     Metrics: `recall_at_K` for each K, `precision_at_1`, `mean_reciprocal_rank`, `mean_average_precision_at_r`,
     `r_precision`, `NMI` and `AMI` (with faiss). A subclass's method `calculate_NAME` gets `ranks`, a `Ranks`.
@@ -75,7 +75,6 @@ class RankAccuracyCalculator(AccuracyCalculator):
         del self.original_function_dict["mean_average_precision"]
         recalls = {f"recall_at_{K}": partial(self._recall, K) for K in recall_at}
         self.original_function_dict = recalls | self.original_function_dict
-        _check_named(include)
         self.check_primary_metrics(include, exclude)
         self.original_function_dict = self.get_function_dict(include, exclude)
         self.curr_function_dict = self.get_function_dict()
@@ -100,33 +99,26 @@ class RankAccuracyCalculator(AccuracyCalculator):
             query_labels: (q,).
             reference: (n, D). Default: the queries, each ranked against the others.
             reference_labels: (n,).
-            ref_includes_query: True if the first q references are the queries.
+            ref_includes_query: True if the first q references are the queries, which is not checked.
             include, exclude: A choice from the constructor's metrics.
+
         Raises:
-            ValueError: as `get_accuracy_within`, and if the first references are not the queries.
+            ValueError: as `get_accuracy_within`.
         """
-        query, query_labels = map(c_f.numpy_to_torch, (query, query_labels))
-        _check("query", query, query_labels)
         if reference is None:
-            return self.get_accuracy_within(query, query_labels, include=include, exclude=exclude)
-        reference, reference_labels = map(c_f.numpy_to_torch, (reference, reference_labels))
-        _check("reference", reference, reference_labels)
-        if reference.shape[1] != query.shape[1]:
-            raise ValueError(
-                f"reference: expected {query.shape[1]} columns, as many as query, got {reference.shape[1]}"
-            )
-        n, reference_labels = len(reference), _exact(reference_labels)
-        if ref_includes_query:
-            _check_same_start(query, _exact(query_labels), reference, reference_labels)
-            is_query, is_reference = torch.arange(n) < len(query), torch.arange(n) < n
-            parts, labels = [reference], reference_labels
-        else:
-            parts, labels = [reference, query], torch.cat([reference_labels, _exact(query_labels)])
-            is_reference = torch.arange(len(labels)) < n
-            is_query = ~is_reference
-        return self._accuracy(
-            *(parts, labels, is_query, is_reference), include=include, exclude=exclude
+            reference, reference_labels, ref_includes_query = query, query_labels, True
+        query, query_labels, reference, labels = map(
+            c_f.numpy_to_torch, (query, query_labels, reference, reference_labels)
         )
+        query_labels = _checked_labels("query", query, query_labels)
+        labels = _checked_labels("reference", reference, labels)
+        parts = [reference]
+        if not ref_includes_query:
+            parts, labels = [reference, query], torch.cat([labels, query_labels])
+        rows = torch.arange(len(labels))
+        is_reference = rows < len(reference)
+        is_query = rows < len(query) if ref_includes_query else ~is_reference
+        return self._accuracy(parts, labels, is_query, is_reference, include, exclude)
 
     @torch.no_grad()
     def get_accuracy_within(
@@ -149,20 +141,16 @@ class RankAccuracyCalculator(AccuracyCalculator):
             references: (n,) bool. Default: all. A query among them is ranked against the others.
             normalize: Compare the L2-normalised vectors, of any length.
             include, exclude: A choice from the constructor's metrics.
+
         Raises:
             ValueError: if there are no vectors, or one is not finite; if labels, queries or references do not
-                have n entries; if `include` names `mean_average_precision`, which needs the ranks of all
-                references.
+                have n entries.
         """
-        _check("vectors", vectors, labels)
+        labels = _checked_labels("vectors", vectors, labels)
+        is_query = _mask("queries", queries, len(vectors))
+        is_reference = _mask("references", references, len(vectors))
         return self._accuracy(
-            [vectors],
-            _exact(labels),
-            _mask("queries", queries, len(vectors)),
-            _mask("references", references, len(vectors)),
-            normalize=normalize,
-            include=include,
-            exclude=exclude,
+            [vectors], labels, is_query, is_reference, include, exclude, normalize
         )
 
     def _accuracy(
@@ -171,13 +159,11 @@ class RankAccuracyCalculator(AccuracyCalculator):
         labels: Tensor,
         is_query: Tensor,
         is_reference: Tensor,
-        *,
-        normalize: bool = False,
         include: Sequence[str],
         exclude: Sequence[str],
+        normalize: bool = False,
     ) -> dict[str, Any]:
         """Metrics of the rows of `parts`, stacked."""
-        _check_named(include)
         self.curr_function_dict = self.get_function_dict(include, exclude)
         asked, clustering = set(self.curr_function_dict), set(self.requires_clustering())
         found: dict[str, Any] = {"query_labels": labels[is_query]}
@@ -193,18 +179,14 @@ class RankAccuracyCalculator(AccuracyCalculator):
                 c_f.LOGGER.warning("None of the query labels are in the reference set.")
         if asked & clustering:
             query = torch.cat(taken_rows(parts, is_query.nonzero().flatten()))
-            found["cluster_labels"] = self._clusters(
-                unit_rows(query) if normalize else query, found["query_labels"]
-            )
+            query = unit_rows(query) if normalize else query
+            clusters = torch.zeros(len(query), dtype=torch.long)
+            # By the main process alone, since k-means keeps all cores busy.
+            if self.sharing.accelerator is None or self.sharing.accelerator.is_main_process:
+                query_labels = found["query_labels"]
+                clusters = self.get_cluster_labels(query=query, query_labels=query_labels).cpu()
+            found["cluster_labels"] = self.sharing.sum(clusters)
         return dict(self._get_accuracy(self.curr_function_dict, **found))
-
-    def _clusters(self, query: Tensor, query_labels: Tensor) -> Tensor:
-        """Cluster of each query (q,), found by the main process alone, since k-means keeps all cores busy."""
-        found = torch.zeros(len(query), dtype=torch.long)
-        accelerator = self.sharing.accelerator
-        if accelerator is None or accelerator.is_main_process:
-            found = self.get_cluster_labels(query=query, query_labels=query_labels).cpu()
-        return self.sharing.sum(found)
 
     def _recall(self, K: int, ranks: Ranks, query_labels: Tensor, **_: Any) -> Any:
         return self._mean(ranks.nearest <= K, ranks, query_labels)
@@ -239,15 +221,8 @@ class RankAccuracyCalculator(AccuracyCalculator):
         return means.tolist() if self.return_per_class else means.mean().item()
 
 
-def _check_named(include: Sequence[str]) -> None:
-    if "mean_average_precision" in include:
-        raise ValueError(
-            "include: mean_average_precision needs the rank of every right reference, however far; "
-            "ask for mean_average_precision_at_r, or ask PML's AccuracyCalculator"
-        )
-
-
-def _check(name: str, vectors: Tensor, labels: Tensor) -> None:
+def _checked_labels(name: str, vectors: Tensor, labels: Tensor) -> Tensor:
+    """Labels of checked vectors, on the CPU."""
     if vectors.ndim != 2 or vectors.numel() == 0:
         raise ValueError(
             f"{name}: expected (n, D) with at least one row and column, got shape {tuple(vectors.shape)}"
@@ -258,36 +233,14 @@ def _check(name: str, vectors: Tensor, labels: Tensor) -> None:
         )
     if not isfinite(largest_entry(vectors)):  # on all processes, or the others would wait
         raise ValueError(f"{name}: expected finite numbers, got NaN or inf")
-
-
-def _exact(labels: Tensor) -> Tensor:
-    """Labels on the CPU, in float64 if floating: with float32, integers beyond 2^24 would lose digits."""
+    # With float32, integers beyond 2^24 would lose digits.
     return labels.cpu().double() if labels.is_floating_point() else labels.cpu()
 
 
 def _mask(name: str, chosen: Tensor | None, n: int) -> Tensor:
-    if chosen is None:
-        return torch.ones(n, dtype=torch.bool)
+    chosen = torch.ones(n, dtype=torch.bool) if chosen is None else chosen
     if chosen.dtype != torch.bool or chosen.shape != (n,):
         raise ValueError(
             f"{name}: expected {n} booleans, got {chosen.dtype} of shape {tuple(chosen.shape)}"
         )
     return chosen.cpu()
-
-
-def _check_same_start(
-    query: Tensor, query_labels: Tensor, reference: Tensor, reference_labels: Tensor
-) -> None:
-    """Raise a ValueError unless the first references are the queries, compared part by part."""
-    n = len(query)
-    same = len(reference) >= n and bool((query_labels == reference_labels[:n]).all())
-    if not same or not all(
-        torch.allclose(ours, theirs.to(ours))
-        for ours, theirs in zip(
-            torch.split(query, PART), torch.split(reference[:n], PART), strict=True
-        )
-    ):
-        raise ValueError(
-            "ref_includes_query: expected the first references and their labels to be the queries; "
-            "pass False if queries and references are separate"
-        )

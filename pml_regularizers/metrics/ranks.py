@@ -13,13 +13,12 @@ other references that are at most t_j away,
 over all references; r_j <= R needs only the R nearest wrong ones.
 
 Distances are squared Euclidean, without the terms that are constant for a query: |x|^2 / 2 - q x, one matrix
-product for a block of queries and all references. They are computed in float32, or in float64 for vectors in
-float64. Before that, the median of some vectors is subtracted from all, so that a common offset costs no digits.
+product for a block of queries and all references, in float32, or in float64 for vectors in float64. Before that,
+the median of some vectors is subtracted from all, so that a common offset costs no digits.
 
 A tie counts against the model: a wrong reference as near as a right one comes before it. The metrics therefore do
-not depend on the order of the images, and a model that maps all images to one point retrieves nothing. Equal
-vectors have equal distances if the matrix product rounds all its columns alike, which it may not do at the edges
-of its tiles.
+not depend on the order of the images, and a model that maps all images to one point retrieves nothing. (At the
+edges of its tiles, a matrix product may round equal columns differently.)
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -37,9 +36,9 @@ BLOCK_BYTES = 64 * 2**20
 BLOCK_ROWS = 448
 # Bytes that the ranks of a query take for each right reference.
 PER_RIGHT = 64
-# Size of a group of columns: the first search for the nearest ones looks only at the nearest of each group.
+# Columns of a group in the first search for the nearest ones, which looks only at the nearest of each group.
 GROUP = 8
-# Number of vectors that the subtracted median is computed from.
+# Vectors that the subtracted median is computed from.
 SAMPLE = 512
 # Rows prepared at a time.
 PART = 1024
@@ -48,10 +47,8 @@ PART = 1024
 class Ranks(NamedTuple):
     """Results of the queries that have right references, (q,) each; in float64, except for labels and rows.
 
-    Attributes:
-        nearest: Rank of the nearest right reference: exact up to the largest K of `recall_at`, else some rank
-            above that K.
-        rows: Places of the queries among all rows.
+    `nearest` is the rank of the nearest right reference: exact up to `max_rank`, else some larger rank. `rows` are
+    the places of the queries among all rows.
     """
 
     nearest: Tensor
@@ -100,7 +97,7 @@ def count_ranks(
         labels: (n,).
         is_query, is_reference: (n,) bool. A query that is also a reference is left out of its own ranking.
         normalize: Compare the L2-normalised rows.
-        max_rank: Up to this rank the rank of the nearest is exact; a larger one may be any larger number.
+        max_rank: Largest rank of the nearest that must be exact.
         sharing: The processes that call this, all with the same arguments.
     """
     plan = _Plan.of(labels, is_query, is_reference)
@@ -125,24 +122,16 @@ def count_ranks(
 
 @dataclass(frozen=True)
 class _Plan:
-    """Order of the rows for ranking: references first, class by class, then the other queries.
+    """Order of the rows for ranking: references first, class by class, then the other queries."""
 
-    Attributes:
-        order: The row at each place; rows that are neither query nor reference are left out.
-        references: Number of references.
-        queries: (q,), the places of the queries that have right references, sorted by their number, so that the
-            queries of a block have about equally many.
-        first: (q,), the place where each query's class begins among the references.
-        count: (q,), the size of that class.
-        own: (q,), True if the query itself is among the references.
-    """
-
-    order: Tensor
-    references: int
+    order: Tensor  # the row at each place, without rows that are neither query nor reference
+    references: int  # number of references
+    # Places (q,) of the queries that have right references, sorted by the number of these, so that the queries of
+    # a block have about equally many.
     queries: Tensor
-    first: Tensor
-    count: Tensor
-    own: Tensor
+    first: Tensor  # (q,), the place where each query's class begins among the references
+    count: Tensor  # (q,), the size of that class
+    own: Tensor  # (q,), True if the query itself is among the references
 
     @classmethod
     def of(cls, labels: Tensor, is_query: Tensor, is_reference: Tensor) -> "_Plan":
@@ -181,10 +170,7 @@ def _measured(
 ) -> Tensor:
     """(3, b): rank of the nearest right reference, average precision and precision among the R nearest.
 
-    Args:
-        distances: (b, n), between queries and references; overwritten.
-        places, no_right, R: See `_Plan.right`.
-        max_rank: Up to this rank the first result is exact; a larger one may be any larger number.
+    `distances` (b, n) between queries and references are overwritten.
     """
     right = distances.gather(1, places).masked_fill_(no_right, torch.inf).sort(dim=1).values
     distances.scatter_(1, places, torch.inf)  # leaves only the wrong ones

@@ -31,6 +31,7 @@ from torch.nn import functional as F
 
 from ..distributed import gather_rows
 from ..features.feature_loss import LabelAwareRegularizer, already_reduced
+from ..functional.checks import one_of
 
 Gradient = Literal["fc", "all"]
 
@@ -142,13 +143,11 @@ class EnergyConfusionRegularizer(LabelAwareRegularizer):
                 "distance: expected one of PML's that grow with distance, such as LpDistance(power=2), "
                 f"got {type(self.distance).__name__}"
             )
-        if gradient not in get_args(Gradient):
-            raise ValueError(f"gradient: expected one of fc, all; got {gradient!r}")
+        one_of("gradient", gradient, get_args(Gradient))
         self.gradient = gradient
         self.feature_names = ("stopgrad_embeddings",) if gradient == "fc" else ()
-        self.add_to_recordable_attributes(name="gradient", is_stat=False)
         self.log = log
-        self.add_to_recordable_attributes(name="log", is_stat=False)
+        self.add_to_recordable_attributes(list_of_names=["gradient", "log"], is_stat=False)
         self.add_to_recordable_attributes(name="between_class_energy", is_stat=True)
 
     def compute_loss(

@@ -185,16 +185,19 @@ def test_refuses(
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ('replace = [["no such text", ""]]', "expected once in energy_confusion.py, is there 0"),
-        ('drop = ["nothing"]', "energy_confusion.py has no nothing"),
+        (
+            'replace = [["no such text", ""]]',
+            "expected once in regularizers/energy_confusion.py, is there 0",
+        ),
+        ('drop = ["nothing"]', "regularizers/energy_confusion.py has no nothing"),
         ('drop = ["_off_diagonal"]', "Undefined name `_off_diagonal`"),
-        ("", r"PML lacks what is imported: .*from \.distributed import"),
+        ("", r"PML lacks what is imported: .*from \.\.distributed import"),
     ],
 )
 def test_refuses_a_description_that_does_not_fit(line: str, message: str, tmp_path: Path) -> None:
     description = tmp_path / "losses" / "a_loss.py.toml"
     description.parent.mkdir()
-    description.write_text(f'source = "energy_confusion.py"\n{line}\n')
+    description.write_text(f'source = "regularizers/energy_confusion.py"\n{line}\n')
     with pytest.raises(upstream.UpstreamError, match=message):
         upstream.made(description)
 

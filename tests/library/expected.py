@@ -15,7 +15,7 @@ from pytorch_metric_learning import reducers
 from torch import Tensor, nn
 
 from pml_regularizers import HighOrderMoments, HORDELoss
-from pml_regularizers import reproducing_kernels as kernels
+from pml_regularizers.functional import kernels
 from tests.oracles import energy_confusion as ec_oracle
 from tests.oracles import horde as horde_oracle
 from tests.oracles import joint_similarity as jrd_oracle

@@ -116,9 +116,9 @@ def test_horde_reads_the_map_of_the_heads() -> None:
     made, x, base = ensemble(), images(), BinomialDevianceLoss()
     settings: Any = {"moment_dim": 7, "projections": "cascaded", "collect_stats": True}
     loss = HORDELoss(base, REDUCED, HEADS * WIDTH, embedding_loss=first, **settings).double()
-    tap = FeatureTap(made.feature_map)
+    tap = FeatureTap({"feature_map": made.feature_map})
     embeddings = made(x)
-    expected = loss(embeddings, LABELS, features=tap.take(embeddings))
+    expected = loss(embeddings, LABELS, features=tap.take(embeddings)["feature_map"])
     value = loss.attach(made)(made(x), LABELS)
     assert_close(value, expected.item())
     assert_close(value, loss.order_1_loss + loss.order_2_loss + loss.order_3_loss)

@@ -12,6 +12,7 @@ import pytest
 import torch
 from pytorch_metric_learning import losses
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from pml_regularizers import (
     EnergyConfusionRegularizer,
@@ -202,6 +203,30 @@ def test_detached_embeddings_find_the_record_of_their_pass() -> None:
     )
 
 
+@pytest.mark.parametrize("training", [True, False])
+def test_copies_of_the_embeddings_are_known_and_changes_refused(training: bool) -> None:
+    network, (x, labels) = Network(), images()
+    loss = attached(network)
+    expected = explicit(loss, network, x, labels)
+    with torch.set_grad_enabled(training):
+        assert_close(loss(network(x).double().float(), labels), expected)
+        scaled = F.normalize(network(x))
+        assert_close(
+            loss(scaled, labels), horde_like(loss)(scaled, labels, features=network.trunk(x))
+        )
+        for change in (lambda x: x.flip(0), lambda x: x + 2, lambda x: x.roll(1, dims=1)):
+            with pytest.raises(MissingFeaturesError, match="embedder=module"):
+                loss(change(network(x)), labels)
+        loss.attach(network.trunk, embedder=network.head)
+        assert_close(loss(network(x), labels), expected)
+        first, _ = network.trunk(x), network.trunk(images()[0])
+        embeddings = network.head(first)  # of which of the two?
+        if training:
+            assert_close(loss(embeddings, labels), expected)
+        with pytest.raises(MissingFeaturesError, match=r"embedder=module|no features"):
+            loss(embeddings.detach(), labels)
+
+
 def test_a_test_pass_may_come_between_the_forward_pass_and_its_loss() -> None:
     network, (x, labels) = Network(), images()
     loss = attached(network)
@@ -366,9 +391,8 @@ def test_one_tap_without_a_record_is_named_and_the_others_start_afresh() -> None
             embeddings = network(x)
             with pytest.raises(MissingFeaturesError, match=f"{missing}: no features were recorded"):
                 loss(embeddings, labels)
-        embeddings = network(x)
         idle(several(network, x)[missing])
-        loss(embeddings, labels)
+        loss(network(x), labels)
         for name, expected in several(network, x).items():
             assert_close(loss.seen[name], expected)
 
@@ -409,7 +433,8 @@ def test_a_tap_on_the_embeddings_is_refused(
     for view in (lambda x: x, lambda x: x.view(8, WIDTH), lambda x: x.detach()):
         with torch.set_grad_enabled(training):
             embeddings = view(head(maps))
-            with pytest.raises(MissingFeaturesError, match=instead):
+            known = embeddings.requires_grad or embedder_is_known
+            with pytest.raises(MissingFeaturesError, match=instead if known else "embedder=module"):
                 loss(embeddings, labels)
         loss.attach(head, embedder=head if embedder_is_known else None)
 

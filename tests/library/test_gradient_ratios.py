@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from pytorch_metric_learning import losses, miners
-from torch import Tensor, nn
+from torch import Tensor
 
 from pml_regularizers import DistributedLoss, VarianceRegularizer, attach_all
 from pml_regularizers.gradient_ratios import capture_loss_terms, gradient_norm_ratios
@@ -100,28 +100,10 @@ class TestGradientNormRatios:
         with pytest.raises(ValueError, match="at: none of the 2 tensors of stem requires a grad"):
             gradient_norm_ratios(terms, base="base", at={"stem": network.trunk[0].parameters()})
 
-    def test_errors(self) -> None:
+    def test_a_base_that_is_none(self) -> None:
         x = torch.ones(3, requires_grad=True)
         with pytest.raises(ValueError, match="base: expected one of a, b, got 'metric'"):
             gradient_norm_ratios({"a": x.sum(), "b": x.sum()}, base="metric", at={"x": x})
-        for wrong, came in ((2 * x, r"\(3,\)"), (1.5, "float")):
-            with pytest.raises(ValueError, match=f"losses: expected b to be a scalar .*{came}"):
-                gradient_norm_ratios({"a": x.sum(), "b": wrong}, base="a", at={"x": x})
-
-    @pytest.mark.parametrize(
-        ("at", "message"),
-        [
-            ({}, "expected a dict of places by name, .* got none"),
-            (torch.ones(3, requires_grad=True), "expected a dict of places by name, .* got Tensor"),
-            ({"fc": nn.Linear(3, 2).named_parameters()}, "expected tensors at fc, got tuple; pass"),
-            ({"x": 1.0}, "expected tensors at x, got float; pass"),
-            ({"relu": nn.ReLU()}, "none of the 0 tensors of relu requires a gradient"),
-        ],
-    )
-    def test_places_that_are_none(self, at: Any, message: str) -> None:
-        term = torch.ones(3, requires_grad=True).sum()
-        with pytest.raises(ValueError, match=f"at: {message}"):
-            gradient_norm_ratios({"a": term, "b": term}, base="a", at=at)
 
 
 class TestCaptureLossTerms:

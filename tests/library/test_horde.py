@@ -153,8 +153,11 @@ WITH_WEIGHTS: dict[str, Callable[[int], nn.Module]] = {
     "sub_center": lambda width: losses.SubCenterArcFaceLoss(num_classes=3, embedding_size=width),
 }
 every_loss_with_weights = pytest.mark.parametrize("base", WITH_WEIGHTS)
+of_scipy = pytest.mark.filterwarnings("ignore:__array_wrap__ must:DeprecationWarning")
+"""PML's LargeMarginSoftmaxLoss calls scipy so."""
 
 
+@of_scipy
 @every_loss_with_weights
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_weights_in_half_precision_are_used_and_not_recast(base: str, dtype: torch.dtype) -> None:
@@ -176,6 +179,7 @@ def test_weights_in_half_precision_are_used_and_not_recast(base: str, dtype: tor
     assert before == {name: (own.dtype, own.data_ptr()) for name, own in loss.state_dict().items()}
 
 
+@of_scipy
 @every_loss_with_weights
 def test_weights_for_another_width_say_what_to_do(base: str) -> None:
     embeddings, features = batch(torch.float32)

@@ -74,6 +74,7 @@ def test_state_without_values_is_refused(variant: str) -> None:
         lambda: loss(embeddings, LABELS, features=features),
         lambda: loss.descriptor(embeddings, features),
         lambda: loss.order_embeddings(features),
+        lambda: loss.moments(features),
     ):
         with pytest.raises(ValueError, match="the projections are on the meta device"):
             call()

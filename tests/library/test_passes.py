@@ -50,7 +50,10 @@ class Plain(nn.Module):
 ATTACHED: dict[str, tuple[Callable[[], Any], Callable[[Any], dict[str, Any]]]] = {
     "head": (Network, lambda network: {"source": network.head}),
     "stage of a head": (Network, lambda network: {"source": network.head.feature_map}),
-    "network": (lambda: Normalized(Network()), lambda network: {"source": network}),
+    "network": (
+        lambda: Normalized(Network()),
+        lambda network: {"source": network, "embedder": network},
+    ),
     "embedder": (Plain, lambda network: {"source": network.trunk, "embedder": network}),
     "stage alone": (Plain, lambda network: {"source": network.trunk}),
 }
@@ -119,9 +122,8 @@ class Program:
         if action == "pass":
             self.embed(training)
         elif action == "step":
-            answered = self.call(*self.embed(training))
             traced = training and self.frozen is None
-            assert answered or not (self.embedder_is_known or traced)
+            assert self.call(*self.embed(training)) == (self.embedder_is_known or traced)
         elif action == "clear":
             self.loss.clear()
         elif not self.made:

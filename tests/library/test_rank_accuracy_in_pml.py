@@ -100,19 +100,6 @@ def test_arrays_and_floating_labels():
     assert calculator.get_accuracy(*mixed) == apart != expected
 
 
-@pytest.mark.parametrize("which", [0, 1])
-def test_the_first_references_must_be_the_queries(which):
-    vectors, labels = clusters(0, (4, 4))
-    changed = [vectors[:3].clone(), labels[:3].clone()]
-    calculator = RankAccuracyCalculator(("r_precision",), device=CPU)
-    assert calculator.get_accuracy(*changed, vectors, labels, True)
-    changed[which][-1] += 1
-    with pytest.raises(ValueError, match="ref_includes_query: expected the first references"):
-        calculator.get_accuracy(*changed, vectors, labels, True)
-    with pytest.raises(ValueError, match="ref_includes_query: expected the first references"):
-        calculator.get_accuracy(vectors, labels, vectors[:3], labels[:3], True)
-
-
 def test_rows_that_are_neither_query_nor_reference_are_not_looked_at():
     vectors, labels = clusters(3, (5,) * 8)
     queries, references = halves(40, 1), halves(40, 2)

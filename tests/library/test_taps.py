@@ -197,9 +197,9 @@ class Slow(FeatureLoss):
 
 @pytest.mark.parametrize("tapped", [False, True])
 def test_a_loss_is_called_from_two_threads_at_once(tapped: bool) -> None:
-    loss, stage = Slow(), nn.Identity()
+    loss, stage, embedder = Slow(), nn.Identity(), nn.Identity()
     if tapped:
-        loss.attach(stage)
+        loss.attach(stage, embedder=embedder)
 
     def step(number: int) -> float:
         features = torch.full((3, 2), float(number))
@@ -207,7 +207,7 @@ def test_a_loss_is_called_from_two_threads_at_once(tapped: bool) -> None:
             given = {} if tapped else {"features": features}
             stage(features)
             loss.together.wait()
-            value = loss(torch.zeros(3, 2), torch.arange(3), **given)
+            value = loss(embedder(torch.zeros(3, 2)), torch.arange(3), **given)
         return float(value)
 
     with ThreadPoolExecutor(2) as threads:

@@ -1,4 +1,4 @@
-"""Width and layout of trunks: hand-made ones, and one of each family of timm."""
+"""Width and layout of trunks: hand-made ones and timm's."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -107,70 +107,14 @@ def test_images_of_the_size_and_channels_of_a_model(settings: dict[str, Any], sh
     assert trunk_output(trunk) == TrunkOutput(64, "NLC", 1)
 
 
-SMALL = (
-    "test_",
-    "atto",
-    "femto",
-    "pico",
-    "nano",
-    "xxs",
-    "tiny",
-    "lite",
-    "050",
-    "small",
-    "b0",
-    "18",
-)
-LARGEST = 100e6  # parameters
-
-
-def smallest(module: str) -> str | None:
-    """A model by the words for small ones in its name, then by the size of its images."""
-    timm = pytest.importorskip("timm")
-    names = timm.list_models(module=module)
-    words = {name: [word in name for word in SMALL] + [True] for name in names}
-    sides = {name: timm.get_pretrained_cfg(name).input_size[-1] for name in names}
-    return min(names, key=lambda name: (words[name].index(True), sides[name], name), default=None)
-
-
-def train_one_step(name: str) -> str:
-    """ "trained", or why the model is no trunk: "large", or "refused" features before the pooling."""
-    settings = {"num_classes": 0, "global_pool": ""}
-    try:
-        with torch.device("meta"):
-            size = sum(p.numel() for p in timm_model(name, **settings).parameters())
-    except RuntimeError:  # some read numbers of their tensors
-        size = 0
-    except (AssertionError, TypeError, ValueError):
-        return "refused"
-    if size > LARGEST:
-        return "large"
-    trunk = timm_model(name, **settings)
-    try:
-        head = EmbeddingHead.for_trunk(trunk, 8)
-    except ValueError:  # several maps, or other input than an image
-        return "refused"
-    loss = HORDELoss(losses.ContrastiveLoss(), head.in_channels, 8, order=2, moment_dim=16)
-    loss.attach(head)
-    images = torch.randn(2, *trial_image(trunk).shape[1:])
-    loss(head(trunk(images)), torch.tensor([0, 0])).backward()
-    assert any(p.grad is not None and p.grad.any() for p in trunk.parameters()), name
-    return "trained"
-
-
 @pytest.mark.parametrize(
     "name", ["test_byobnet", "test_efficientnet", "test_mambaout", "lcnet_050", "pvt_v2_b0"]
 )
 def test_trunks_of_other_layouts_train_one_step(name: str) -> None:
-    assert train_one_step(name) == "trained"
-
-
-@pytest.mark.slow
-def test_a_model_of_every_family_of_timm_trains_one_step() -> None:
-    families = pytest.importorskip("timm").list_modules()
-    names = {family: name for family in families if (name := smallest(family)) is not None}
-    results = {family: train_one_step(name) for family, name in names.items()}
-    assert len(results) > 90
-    counts = {word: list(results.values()).count(word) for word in ("trained", "large", "refused")}
-    assert counts["trained"] > 70, results
-    assert counts["refused"] <= 15, results
+    trunk = timm_model(name, num_classes=0, global_pool="")
+    head = EmbeddingHead.for_trunk(trunk, 8)
+    loss = HORDELoss(losses.ContrastiveLoss(), head.in_channels, 8, order=2, moment_dim=16)
+    loss.attach(head)
+    images = torch.randn(2, *trial_image(trunk).shape[1:])
+    loss(head(trunk(images)), torch.tensor([0, 0])).backward()
+    assert any(p.grad is not None and p.grad.any() for p in trunk.parameters())

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from pml_regularizers import EmbeddingHead, VarianceRegularizer, VEMAttention
 from pml_regularizers.features.feature_tap import FeatureTap
-from pml_regularizers.heads.variance_attention import variance_errors, variance_gate
+from pml_regularizers.heads.variance_attention import variance_gate
+from pml_regularizers.regularizers.variance import variance_errors
 from tests.oracles import variance_attention as oracle
 from tests.support.counting import Count
 from tests.support.tolerances import assert_close
@@ -115,8 +116,8 @@ def test_channels_of_maps_and_tokens_are_weighed() -> None:
 @pytest.mark.parametrize("shape", [(4, CHANNELS), (4, 6, CHANNELS), (4, CHANNELS, 2, 3)], ids=str)
 def test_what_a_tap_hears(shape: tuple[int, ...]) -> None:
     attention, x = VEMAttention(CHANNELS).double(), torch.randn(shape).double()
-    tap = FeatureTap(attention.statistics)
-    pooled, rows = tap.take(attention(x))
+    tap = FeatureTap({"attention": attention.statistics}, embedder=attention)
+    pooled, rows = tap.take(attention(x))["attention"]
     over = {2: (), 3: (1,), 4: (2, 3)}[x.ndim]
     assert_close(pooled, x.mean(dim=over) if over else x)
     assert_close(rows, attention.variance.expand(4, CHANNELS))
@@ -128,7 +129,7 @@ def test_nothing_is_computed_for_nobody() -> None:
     attention, calls = VEMAttention(CHANNELS), []
     attention.statistics.forward = lambda pair: calls.append(pair) or pair
     attention(torch.randn(2, CHANNELS))
-    tap = FeatureTap(attention.statistics)
+    tap = FeatureTap({"attention": attention.statistics})
     attention(torch.randn(2, CHANNELS))
     assert len(calls) == 1
     tap.remove()

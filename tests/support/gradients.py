@@ -191,7 +191,7 @@ def check_errors(processes: Processes) -> None:
         drawn = make()
         extra = {"features": torch.randn(3, CHANNELS, 2, 2)} if isinstance(drawn, HORDELoss) else {}
         with pytest.raises(
-            RuntimeError, match=r"different buffers of \w+, such as .* prepare_loss"
+            RuntimeError, match=r"different parameters or buffers of \w+, such as .* prepare_loss"
         ):
             DistributedLoss(drawn)(torch.randn(3, WIDTH), labels, **extra)
         assert prepare_loss(DistributedLoss(drawn))(torch.randn(3, WIDTH), labels, **extra) > 0
