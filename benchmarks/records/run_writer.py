@@ -134,13 +134,13 @@ class RunWriter:
         if not before:  # the sessions show whether other code or another machine resumed it
             # run.json first: if killed from here on, the folder is a run that --resume can continue.
             self.update(**session, **work)
-        if self.folder is not None:
-            self.folder.remove_old(saved and saved["best"])
         self._steps = StepTables(
             self.path / "records",
             step=step or -1,  # a run without a checkpoint keeps nothing
             ends=saved["records"] if saved else {},
         )
+        if self.folder is not None:
+            self.folder.remove_old(saved and saved["best"])
         replace_file(self.path / "config.yaml", dump(self.identity["config"]).encode())
         self.update(**work)
 

@@ -32,7 +32,7 @@ class StrictLoader(yaml.SafeLoader):
         return super().construct_mapping(node, deep=True)
 
     def refuse_number(self, node: yaml.ScalarNode) -> Any:
-        raise _error(node, f"{node.value}: write a number in decimal digits, or quote a text")
+        raise _error(node, f"expected a number in decimal digits, got {node.value}; quote a text")
 
 
 class StrictDumper(yaml.SafeDumper):

@@ -80,7 +80,7 @@ def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
     for k in reversed(range(len(needed))):
         dA = (phis[k - 1] * D if k else D).to(ctx.dtype)
         if needed[k]:
-            dWs[k] = rows.T @ dA.reshape(len(rows), -1)
+            dWs[k] = rows.T @ dA.flatten(0, 1)
         if x_needed:
             part = (dA @ matrices[k].to(ctx.dtype).T).to(x.dtype)
             dx = part if dx is None else dx + part

@@ -66,7 +66,7 @@ class VarianceRegularizer(FeatureLoss, BaseRegularizer):
 
     Example:
         >>> import torch
-        >>> from pml_regularizers import EmbeddingHead
+        >>> from pml_regularizers import EmbeddingHead, VEMAttention
         >>> head = EmbeddingHead(96, 32, attention=VEMAttention)
         >>> regularizer = VarianceRegularizer().attach(head)
         >>> regularizer(head(torch.randn(8, 96, 7, 7))).shape

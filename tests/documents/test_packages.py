@@ -40,8 +40,8 @@ def test_the_wheel_holds_the_library_alone(packages: tuple[Path, Path, Path]) ->
     with zipfile.ZipFile(packages[2]) as wheel:
         names = {name for name in wheel.namelist() if ".dist-info/" not in name}
         assert [name for name in wheel.namelist() if name.endswith("/LICENSE")]
-    modules = {path.name for path in (ROOT / "pml_regularizers").glob("*.py")}
-    assert names == {f"pml_regularizers/{name}" for name in modules | {"py.typed"}}
+    modules = {str(path.relative_to(ROOT)) for path in (ROOT / "pml_regularizers").rglob("*.py")}
+    assert names == modules | {"pml_regularizers/py.typed"}
 
 
 def test_metadata(metadata: email.message.Message) -> None:

@@ -63,7 +63,7 @@ def test_nothing_is_fetched_when_a_page_is_read(site: Path) -> None:
 def test_every_public_name_is_described_once(site: Path) -> None:
     text = "".join(path.read_text() for path in (site / "api").glob("*.html"))
     for name in pml_regularizers.__all__:
-        assert len(re.findall(rf'<h2 id="pml_regularizers\.\w+\.{name}"', text)) == 1, name
+        assert len(re.findall(rf'<h2 id="pml_regularizers\.[\w.]+\.{name}"', text)) == 1, name
     assert "&gt;&gt;&gt;" in text and "Examples:" in text
     assert "<blockquote>" not in text  # an example that was taken for a quotation
 

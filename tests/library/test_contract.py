@@ -54,9 +54,11 @@ def test_every_public_class_is_held_to_the_contract() -> None:
         if inspect.isclass(found := getattr(pml_regularizers, name))
         and issubclass(found, nn.Module)
     }
+    theirs = {"MultipleLosses"}  # PML's, made of ours
     modules = [case.make() for case in MODULES.values()]
-    assert {type(made).__name__ for made in [*MADE.values(), *modules]} == public - BASES
-    assert len(one_per_class()) + len({type(made) for made in modules}) == len(public - BASES)
+    assert {type(made).__name__ for made in [*MADE.values(), *modules]} == public - BASES | theirs
+    held = len(one_per_class()) + len({type(made) for made in modules})
+    assert held == len(public - BASES | theirs)
 
 
 Measured = dict[str, Any]

@@ -108,7 +108,7 @@ def test_missing_features(name: str) -> None:
     with pytest.raises(MissingFeaturesError):
         loss(batch.embeddings, batch.labels)
     fewer = batch.map(lambda x: x[:-1]).features
-    with pytest.raises(ValueError, match=r"features"):
+    with pytest.raises(ValueError, match=r"feature"):
         call(loss, Batch(batch.embeddings, batch.labels, fewer))
 
 
