@@ -184,6 +184,7 @@ def test_close_classes_beside_far_ones(gap: float, offset: int) -> None:
         assert_close(found, exact)
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # dynamo's, at a graph break
 @pytest.mark.parametrize("reducer", ["MeanReducer", "SumReducer", "AvgNonZeroReducer"])
 @pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_compiled(reducer: str, backend: str) -> None:

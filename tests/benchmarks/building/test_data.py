@@ -229,14 +229,14 @@ def test_a_few_photographs_are_enough(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_workers_do_not_outlive_an_error(tmp_path: Path) -> None:
-    """They ignore the signals that Python would end them by."""
+def test_no_process_outlives_an_error(tmp_path: Path) -> None:
+    """The images are looked through before the loaders' processes start."""
     for broken in photographs(tmp_path / "data", "abcdefgh").glob("*/1.jpg"):
         broken.write_bytes(b"no image")
     arguments = [f"--data.root={tmp_path / 'data'}", "--data.num_workers=2"]
     process = start([*SETTINGS, *arguments, f"--output={tmp_path / 'run'}"])
     output, _ = process.communicate(timeout=TIMEOUT)
-    assert process.returncode == 1, output
+    assert process.returncode == 2, output
 
 
 @pytest.mark.parametrize("workers", [0, 1])
