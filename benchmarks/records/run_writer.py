@@ -99,7 +99,6 @@ class RunWriter:
                     f"data.root: the images are not those that {self.path} was started with (another "
                     "fingerprint); choose another --output"
                 )
-        if used:
             before = self.info["data"].get("content")  # older code did not record it
             if before is not None and before != about["data"].get("content"):
                 raise RunFolderError(
