@@ -75,12 +75,12 @@ def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         _, factors = _forward(x, matrices, ctx.first, ctx.dtype)
     factors = [A.to(x.dtype) for A in factors]
     phis = list(accumulate(factors[:-1], torch.mul))
-    rows = x.to(ctx.dtype).flatten(0, 1)
+    rows = x.to(ctx.dtype).reshape(-1, x.shape[-1])
     D, dx, dWs = gradient[-1].unsqueeze(1), None, [None] * len(needed)
     for k in reversed(range(len(needed))):
         dA = (phis[k - 1] * D if k else D).to(ctx.dtype)
         if needed[k]:
-            dWs[k] = rows.T @ dA.flatten(0, 1)
+            dWs[k] = rows.T @ dA.reshape(-1, dA.shape[-1])
         if x_needed:
             part = (dA @ matrices[k].to(ctx.dtype).T).to(x.dtype)
             dx = part if dx is None else dx + part
