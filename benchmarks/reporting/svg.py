@@ -83,7 +83,7 @@ def study_figures(
     return {name: figure for name, figure in drawn.items() if figure}
 
 
-class _Drawing:
+class Drawing:
     """Parts of an SVG file from the top down; `y` is the lower edge of what is drawn."""
 
     def __init__(self) -> None:
@@ -137,7 +137,7 @@ def forest(study: StudyFile, findings: Sequence[Finding]) -> bytes:
     pools = {method: pool for method, pool in pooled(study, findings).items() if pool}
     of_papers = [of.comparison for of in findings if study.metric(of.comparison) == PAPERS]
     gains = {of.name: gain for of in of_papers if (gain := of.reported_gain()) is not None}
-    svg, margin = _Drawing(), study.margin
+    svg, margin = Drawing(), study.margin
     reached = [-margin, margin, *gains.values()]
     for of in (*tested, *pools.values()):
         reached += of.limits() if of.has_interval else [of.mean]

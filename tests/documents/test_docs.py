@@ -2,6 +2,7 @@
 
 import re
 import runpy
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,11 +12,16 @@ from tests.support.processes import ROOT, run
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
-def examples(page: Path) -> list[str]:
-    return re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+def examples(text: str) -> list[str]:
+    """The Python blocks of a page, and what its diffs add to or leave of a program."""
+    blocks = re.findall(r"```(python|diff)\n(.*?)```", text, re.DOTALL)
+    return [
+        re.sub(r"^(-.*\n|[+ ] |$)", "", code, flags=re.MULTILINE) if kind == "diff" else code
+        for kind, code in blocks
+    ]
 
 
-EXAMPLES = {page: blocks for page in PAGES if (blocks := examples(page))}
+EXAMPLES = {page: blocks for page in PAGES if (blocks := examples(page.read_text()))}
 assert len(EXAMPLES) > 6
 
 
@@ -58,3 +64,10 @@ def test_links_lead_somewhere() -> None:
     assert len(links) >= 4
     for page, target in links:
         assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_the_figure_of_the_results_is_up_to_date() -> None:
+    sys.path.insert(0, str(ROOT / "tools"))
+    from results_figure import figure
+
+    assert (ROOT / "docs" / "results.svg").read_bytes() == figure()

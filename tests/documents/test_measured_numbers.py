@@ -1,11 +1,12 @@
-"""Every measured number of README, CONTRIBUTING and docs/ stands with the command and the commit it is from.
+"""Every measured number of README, CONTRIBUTING and docs/ has a source: a command and a commit.
 
 Measured numbers are times, bytes, percentages, intervals, multiples, rounding errors, accuracies, counts of tests,
-and decimals alone in a cell of a table. Their section, or one around it, has the line
+and decimals alone in a cell of a table. A row of docs/provenance.md links to their section, to one around it or to
+the whole page, with commands in its second column and commits in its third, each in backticks. Generated pages,
+such as those of studies, have the line
 
     Measured at `COMMIT` by `COMMAND`.
 
-Words may follow "Measured" and the commits; further commits and commands stand beside the first, each in backticks.
 A bound that a test asserts stands in a paragraph that names the test's file, such as `tests/library/test_horde.py`.
 A paragraph or table of other numbers (a paper's, settings, arithmetic, limits in the code) begins with
 
@@ -16,7 +17,7 @@ import importlib.util
 import re
 import shlex
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,7 @@ from benchmarks.settings import recipe_names
 from benchmarks.speed.__main__ import CASES
 from tests.support.processes import ROOT
 
+PROVENANCE = ROOT / "docs" / "provenance.md"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 UNITS = (
@@ -50,6 +52,7 @@ MARK = re.compile(r"<!-- not measured: [^>]+ -->")
 
 NAMES = r"`[^`]+`(?:(?:,| and|, and) `[^`]+`)*"
 MEASURED = re.compile(rf"\bMeasured[\w ,-]* at ({NAMES})[\w ,-]* by ({NAMES})")
+SOURCES = re.compile(r"^\| [^|]*\]\([^|]* \| ([^|]*`[^|]*) \| ([^|]*`[0-9a-f]{7,40}`[^|]*) \|$")
 TEST_FILE = re.compile(r"`(tests/[\w/]+\.py)`")
 
 
@@ -72,14 +75,28 @@ def sections(text: str) -> Iterator[tuple[tuple[str, ...], str]]:
         yield tuple(name for _, name in headings), block
 
 
-def without_source(text: str) -> list[str]:
+def linked(provenance: str, page: str) -> set[str]:
+    """The anchors of a page that rows of the table of sources link to; "" stands for the whole page."""
+    rows = [line for line in provenance.splitlines() if SOURCES.match(line)]
+    links = re.findall(r"\]\((?:\.\./)?([\w/]+\.md)(?:#([\w-]+))?\)", "\n".join(rows))
+    return {anchor for target, anchor in links if target == page}
+
+
+def anchor(heading: str) -> str:
+    """As GitHub and Python-Markdown make them of plain words."""
+    return re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", heading).strip().lower())
+
+
+def without_source(text: str, anchors: Collection[str] = ()) -> list[str]:
     """The lines of a page with a measured number that has no source."""
     found = list(sections(text))
     sourced = {where for where, block in found if MEASURED.search(block.replace("\n", " "))}
     return [
         line
         for where, block in found
-        if not any(where[:k] in sourced for k in range(len(where) + 1))
+        if "" not in anchors
+        and not any(anchor(heading) in anchors for heading in where)
+        and not any(where[:k] in sourced for k in range(len(where) + 1))
         and not MARK.match(block)
         and not TEST_FILE.search(block)
         for line, numbers in zip(block.splitlines(), _blank(block).splitlines(), strict=True)
@@ -94,11 +111,17 @@ def _blank(block: str) -> str:
 
 def sources(page: Path) -> list[tuple[str, str]]:
     """Commits and commands of a page, as they are quoted there."""
-    return MEASURED.findall(page.read_text().replace("\n", " "))
+    text = page.read_text()
+    rows = [found.groups() for line in text.splitlines() if (found := SOURCES.match(line))]
+    return MEASURED.findall(text.replace("\n", " ")) + [(commits, names) for names, commits in rows]
 
 
-def quoted(names: str) -> list[str]:
-    return re.findall(r"`([^`]+)`", names)
+def quoted_commits(text: str) -> list[str]:
+    return re.findall(r"`([0-9a-f]{7,40})`", text)
+
+
+def quoted_commands(text: str) -> list[str]:
+    return re.findall(r"`((?:[A-Z_]+=\d+ )?(?:python|make) [^`]+)`", text)
 
 
 def missing(command: str) -> str | None:
@@ -134,11 +157,22 @@ def missing(command: str) -> str | None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_measured_numbers_have_a_source(page: Path) -> None:
-    assert without_source(page.read_text()) == []
+    anchors = linked(PROVENANCE.read_text(), page.name)
+    assert without_source(page.read_text(), anchors) == []
+
+
+def test_the_table_of_sources_links_to_sections_that_exist() -> None:
+    rows = [line for line in PROVENANCE.read_text().splitlines() if line.startswith("| [")]
+    assert len(rows) > 5 and all(SOURCES.match(row) for row in rows)
+    for page in PAGES:
+        headings = {anchor(name) for where, _ in sections(page.read_text()) for name in where}
+        assert linked(PROVENANCE.read_text(), page.name) <= headings | {""}, page.name
 
 
 def test_what_the_sources_name_is_there() -> None:
-    commands = {name for page in PAGES for _, names in sources(page) for name in quoted(names)}
+    commands = {
+        name for page in PAGES for _, text in sources(page) for name in quoted_commands(text)
+    }
     assert len(commands) >= 3
     assert [name for name in commands if missing(name)] == []
     tests = {name for page in PAGES for name in TEST_FILE.findall(page.read_text())}
@@ -155,7 +189,7 @@ def test_the_commits_are_in_the_history() -> None:
     shallow = git("rev-parse", "--is-shallow-repository").stdout.strip()
     if not (ROOT / ".git").exists() or shallow != "false":
         pytest.skip("no history here, or only its end")
-    commits = {name for page in PAGES for names, _ in sources(page) for name in quoted(names)}
+    commits = {name for page in PAGES for text, _ in sources(page) for name in quoted_commits(text)}
     assert commits
     lost = [name for name in commits if git("merge-base", "--is-ancestor", name, "HEAD").returncode]
     assert lost == []
@@ -189,6 +223,12 @@ def test_a_number_without_a_source_is_found(number: str) -> None:
     assert without_source(f"# Page\n\n## One\n\n{number}\n\n### Part\n\n{SOURCE}\n") != []
     assert without_source(f"# Page\n\n## One\n\n{number}\n\n{SOURCE}\n") == []
     assert without_source(f"# Page\n\n{SOURCE}\n\n## One\n\n{number}\n") == []
+    table = "| [speed](page.md#one), [more](../other.md) | `make speed` | `b9afa51` |"
+    assert linked(table, "page.md") == {"one"} and linked(table, "other.md") == {""}
+    assert without_source(f"# Page\n\n## One\n\n### Part\n\n{number}\n", {"one"}) == []
+    assert without_source(f"# Page\n\n## Two\n\n{number}\n", {"one"}) != []
+    assert without_source(f"# Page\n\n## Two\n\n{number}\n", {""}) == []
+    assert linked("| [speed](page.md#one) | `make speed` | no commit |", "page.md") == set()
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 import pml_regularizers
-from tests.documents.test_docs import EXAMPLES
+from tests.documents.test_docs import EXAMPLES, examples
 from tests.support.packages import build_both, tracked
 from tests.support.processes import ROOT
 
@@ -51,6 +51,6 @@ def test_metadata(metadata: email.message.Message) -> None:
     assert metadata["Description-Content-Type"] == "text/markdown"
     text = metadata.get_payload()  # stands alone, without the files beside it
     assert all(link.startswith("https://") for link in re.findall(r"\]\(([^)]*)\)", text))
-    assert re.findall(r"```python\n(.*?)```", text, re.DOTALL) == EXAMPLES[ROOT / "README.md"]
+    assert examples(text) == EXAMPLES[ROOT / "README.md"]
     cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     assert cited["version"] == pml_regularizers.__version__

@@ -1,0 +1,96 @@
+"""Draws docs/results.svg from the tables of the studies' pages: every preregistered comparison, by kind of image.
+
+python tools/results_figure.py
+"""
+
+import re
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.reporting.svg import EDGE, WIDTH, Drawing  # noqa: E402
+
+SKETCHES = "HORDE with sketches helps binomial deviance"
+JRS = "JRS helps AM\N{NON-BREAKING HYPHEN}softmax"
+ROWS = {  # by kind: a label, the study's page, and how the row of its table begins
+    "Cars: 98 held-out classes, ten seeds": [
+        ("HORDE on binomial deviance", "photographs_cars", SKETCHES),
+        ("the same, other seeds", "photographs_cars_orders", SKETCHES),
+        ("the same, twice the steps", "photographs_cars_longer", SKETCHES),
+        ("HORDE on multi-similarity", "photographs_cars_others", "HORDE with sketches"),
+        ("the same, each side tuned", "photographs_cars_tuned", "HORDE with sketches"),
+        ("HORDE with trained projections", "photographs_cars_others", "HORDE with trained"),
+        ("JRS on AM-softmax", "photographs_cars_others", JRS),
+        ("the same, each side tuned", "photographs_cars_tuned", JRS),
+        ("energy confusion on binomial deviance", "photographs_cars_others", "Energy confusion"),
+        ("VEM attention on the margin loss", "photographs_cars_others", "VEM attention"),
+    ],
+    "Groceries: 41 held-out classes, five seeds": [
+        (f"{method}, {draw} split", page, f"{begin} ({draw} draw)")
+        for method, page, begin in [
+            ("HORDE on binomial deviance", "photographs_grocery_rates", SKETCHES),
+            ("JRS on AM-softmax", "photographs_grocery_jrs", JRS),
+        ]
+        for draw in ("first", "second", "third")
+    ],
+    "Drawn characters: 1,085 held-out classes, ten seeds": [
+        (f"fixed HORDE on {name}", "fixed_projections", f"Fixed projections help {words}")
+        for name, words in [
+            ("binomial deviance", "binomial"),
+            ("the contrastive loss", "the contrastive"),
+            ("the triplet loss", "the triplet"),
+        ]
+    ],
+}
+MARGIN = 1.0  # points of MAP@R
+LOW, HIGH = -1.2, 5.0
+
+
+def difference(page: str, begin: str) -> tuple[float, float]:
+    """Mean and half-width in points of MAP@R, from the row of a study's page that begins so."""
+    text = (ROOT / "docs" / f"{page}.md").read_text().replace("\N{NO-BREAK SPACE}", " ")
+    header = re.search(r"^\| comparison \| .*$", text, re.MULTILINE)
+    row = re.search(rf"^\| {re.escape(begin)}.*$", text, re.MULTILINE)
+    if header is None or row is None:
+        raise SystemExit(f"docs/{page}.md: no table with a row that begins {begin!r}")
+    names, cells = (line[0].split("|") for line in (header, row))
+    column = next((k for k, name in enumerate(names) if "by MAP@R" in name), 3)
+    mean, half = re.findall(r"[-+]?\d+\.\d+", cells[column].replace("\N{MINUS SIGN}", "-"))
+    return float(mean), float(half)
+
+
+def figure() -> bytes:
+    svg = Drawing()
+
+    def x(points: float) -> float:
+        return round(EDGE + (points - LOW) / (HIGH - LOW) * (WIDTH - 2 * EDGE), 1)
+
+    for kind, rows in ROWS.items():
+        svg.y += 10
+        svg.line(kind, "group")
+        for label, page, begin in rows:
+            mean, half = difference(page, begin)
+            colour = "gain" if mean > half else "harm" if mean < -half else "seen"
+            svg.line(label, "", f"{mean:+.2f} ± {half:.2f}".replace("-", "\N{MINUS SIGN}"))
+            top, y, bottom = svg.y + 5, svg.y + 12, svg.y + 19
+            band = f'x="{x(-MARGIN)}" y="{top:g}" width="{x(MARGIN) - x(-MARGIN):.1f}" height="14"'
+            svg.parts.append(f'<rect class="band" {band}/>')
+            svg.path("rule", f"M{x(0)} {top:g}V{bottom:g}")
+            svg.path(colour, f"M{x(mean - half)} {y:g}H{x(mean + half)}")
+            svg.parts.append(f'<circle class="{colour}" cx="{x(mean)}" cy="{y:g}" r="4.5"/>')
+            svg.y += 22
+    svg.y += 8
+    svg.path("rule", f"M{EDGE} {svg.y:g}H{WIDTH - EDGE}")
+    for points in range(-1, 6):
+        svg.path("rule", f"M{x(points)} {svg.y:g}v5")
+        words = f"{points:+d}".replace("-", "\N{MINUS SIGN}") if points else "0"
+        svg.text(x(points), svg.y + 20, words, "soft middle")
+    svg.text(WIDTH / 2, svg.y + 42, "percentage points of MAP@R; right of 0: better", "soft middle")
+    svg.y += 54
+    return svg.file("Gain over the same loss without the method, with 95 % intervals")
+
+
+if __name__ == "__main__":
+    (ROOT / "docs" / "results.svg").write_bytes(figure())
