@@ -5,7 +5,7 @@
 
 STUDY is a name in benchmarks/recipes/studies, or a YAML file of your own: docs/protocols.md says what it holds.
 Before the first test the plan is registered: its SHA-256 and the code's commit are written into the study's JSON
-file, beside the page, which also keeps the results of all trainings. Trainings follow the order of the comparisons,
+file, which also keeps the results of all trainings. It lies beside the page; for the pages in docs/, in results/. Trainings follow the order of the comparisons,
 so that --page-only shows the first ones while others run. After a stop, the same command continues; several
 commands may work on one study at once. A folder of settings that are not chosen any more is renamed
 NAME.stale-N. Each run has one thread unless OMP_NUM_THREADS says otherwise.
@@ -27,6 +27,7 @@ from benchmarks.console import at_least, command_parser, leave, signals_handled,
 from benchmarks.settings import ConfigError, read_study, study_names
 
 PROTOCOLS = Path(__file__).parents[1] / "docs" / "protocols.md"
+RESULTS = Path(__file__).parents[1] / "results"  # of the pages in docs/
 
 OWNER = "study.txt"
 """File in the folder of the runs: whose they are."""
@@ -75,7 +76,8 @@ def _run(options: argparse.Namespace, settings: Sequence[str], command: str) -> 
     if output.suffix != ".md" or output.is_dir():  # the kept results lie beside the page
         raise ConfigError(f"--output: expected a .md file, got {output}")
     _check_owner(runs, options.study)
-    results = studies.Results(output.with_suffix(".json"))
+    published = output.resolve().is_relative_to(PROTOCOLS.parent)
+    results = studies.Results((RESULTS / output.name if published else output).with_suffix(".json"))
     study = studies.Study(file, results, runs, settings)
     studies.check(study)
     if fitted := studies.fitted(study):
@@ -102,7 +104,7 @@ def _run(options: argparse.Namespace, settings: Sequence[str], command: str) -> 
         figures=figures,
         protocols=os.path.relpath(PROTOCOLS, output.parent),
         # A published page names no folder of the machine that drew it.
-        command=None if output.resolve().is_relative_to(PROTOCOLS.parent) else command,
+        command=None if published else command,
     )
     if runs.is_dir():
         _own(runs, options.study)

@@ -71,8 +71,8 @@ CODE = ("benchmarks", "pml_regularizers")
 def describe_code() -> dict[str, Any]:
     """{"commit": the hash, "dirty": True if the code differs from it}.
 
-    Files that git tracks count, except pages in docs, which commands write, and new files of code; a user's images
-    and outputs beside them do not.
+    Files that git tracks count, except those in docs and results, which commands write, and new files of code; a
+    user's images and outputs beside them do not.
 
     Both are None if git does not track this file, e.g. when it was installed. Never raises.
     """
@@ -80,8 +80,8 @@ def describe_code() -> dict[str, Any]:
         # Not tracked: the repository around this file is another project's.
         git("ls-files", "--error-unmatch", Path(__file__).resolve().name)
         commit = git("rev-parse", "HEAD")
-        tracked = ("--untracked-files=no", "--", ":/", ":(top,exclude)docs")
-        changed = git("status", "--porcelain", *tracked) or git(
+        written = (":(top,exclude)docs", ":(top,exclude)results")
+        changed = git("status", "--porcelain", "--untracked-files=no", "--", ":/", *written) or git(
             *("ls-files", "--others", "--exclude-standard", "--"),
             *(f":(top,glob){folder}/**/*.py" for folder in CODE),
         )

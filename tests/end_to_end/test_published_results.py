@@ -23,7 +23,7 @@ from benchmarks.studies.kept import name_of
 
 pytestmark = pytest.mark.slow
 
-RESULTS = Path(__file__).parents[2] / "docs"
+RESULTS = Path(__file__).parents[2] / "results"
 PHOTOGRAPHS = "photographs_"
 
 STUDIES = {

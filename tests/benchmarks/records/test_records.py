@@ -176,8 +176,14 @@ def test_describe_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     git(tmp_path, "commit", "-m", "second")
     head = git(tmp_path, "rev-parse", "HEAD")
     assert provenance.describe_code() == {"commit": head, "dirty": False}
-    (tmp_path / "docs").mkdir()
-    (tmp_path / "docs" / "page.md").write_text("a command goes on after it has written its page")
+    for name in ("docs", "results"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "study").write_text("before")
+        git(tmp_path, "add", name)
+    git(tmp_path, "commit", "-m", "third")
+    head = git(tmp_path, "rev-parse", "HEAD")
+    for name in ("docs", "results"):
+        (tmp_path / name / "study").write_text("a command goes on after it has written its page")
     assert provenance.describe_code() == {"commit": head, "dirty": False}
     for name in ("photographs/a.jpg", "runs/run.json", "mine.py", "benchmarks/notes.txt"):
         (tmp_path / name).parent.mkdir(exist_ok=True)

@@ -310,7 +310,7 @@ def processor() -> dict[str, str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("row", ["binomial", "binomial_horde"])
 def test_a_published_result_is_found_and_measured_again(row, glyphs_root, tmp_path):
-    results = Results(ROOT / "docs" / "claims.json")
+    results = Results(ROOT / "results" / "claims.json")
     made = Study(read_study("glyphs"), results, tmp_path, [f"--data.root={glyphs_root}"])
     job = made.tests(row)[0]
     published = results.of(job)
