@@ -76,7 +76,7 @@ def _run(command: settings.Command, argv: Sequence[str]) -> int:
         raise
     except KeyboardInterrupt:
         run.record.update(status="stopped")
-        accelerator.print("\nstopped; the same command with --resume goes on")
+        accelerator.print("\nstopped; rerun the same command with --resume to continue")
         raise
     except BaseException as error:
         line, diverged = _told(error, command), isinstance(error, records.NonFiniteError)
@@ -102,7 +102,9 @@ def _told(error: BaseException, command: settings.Command) -> str | None:
             break
         if isinstance(cause, OSError) and cause.errno in DISK:
             place = cause.filename or command.experiment.output
-            return f"{place}: {cause.strerror}; repair that, and the same command with --resume goes on"
+            return (
+                f"{place}: {cause.strerror}; repair that, and rerun the same command with --resume"
+            )
     if not isinstance(error, (records.NonFiniteError, datasets.DatasetError)):
         return console.machine_failure(error)
     # A data-loader worker's error carries the worker's traceback before its own line.

@@ -5,10 +5,10 @@
 
 STUDY is a name in benchmarks/recipes/studies, or a YAML file of your own: docs/protocols.md says what it holds.
 Before the first test the plan is registered: its SHA-256 and the code's commit are written into the study's JSON
-file, which also keeps the results of all trainings. It lies beside the page; for the pages in docs/, in results/. Trainings follow the order of the comparisons,
-so that --page-only shows the first ones while others run. After a stop, the same command continues; several
-commands may work on one study at once. A folder of settings that are not chosen any more is renamed
-NAME.stale-N. Each run has one thread unless OMP_NUM_THREADS says otherwise.
+file, which also keeps the results of all trainings. It lies beside the page; for the pages in docs/, in results/.
+Trainings follow the order of the comparisons, so that --page-only shows the first ones while others run. After a
+stop, rerun the same command to resume; several commands may work on one study at once. A folder of settings that are
+out of date is renamed NAME.stale-N. Each run has one thread unless OMP_NUM_THREADS says otherwise.
 
 Exit status: 1 if a run failed, 2 if the command cannot start, 128 + signal if it was stopped.
 """
@@ -116,7 +116,7 @@ def _run(options: argparse.Namespace, settings: Sequence[str], command: str) -> 
     if network.is_dir():
         words = ["python", "-m", "benchmarks.export", f"{network}", "--output", "exported"]
         words += [word for module in _trusted(settings) for word in ("--trust", module)]
-        print(f"Its network: {shlex.join(words)}")
+        print(f"Export the recommended network: {shlex.join(words)}")
     return status
 
 
@@ -151,7 +151,7 @@ def _train(options: argparse.Namespace, study: studies.Study) -> int:
     if not (left := study.left()):
         return 0
     launcher = studies.launcher(options, study.runs, jobs=2)
-    print("Trying out the rows ...", flush=True)
+    print("Checking all settings ...", flush=True)
     studies.try_out(left)
     _own(study.runs, options.study)
     at_once = f", {launcher.jobs} at a time" * (options.ray is None)
@@ -169,7 +169,7 @@ def _train(options: argparse.Namespace, study: studies.Study) -> int:
         stopped = queue.run()
         study.keep_finished()
         if stopped:
-            print(f"Trainings left: {len(study.left())}; the same command goes on.")
+            print(f"Trainings left: {len(study.left())}; rerun the same command to resume.")
             return stopped
         lost = [job for job in queue.jobs if not job.is_finished()]
         in_use = [job for job in lost if job.status == "in use"]

@@ -127,8 +127,8 @@ def _counts(findings: Sequence[Finding]) -> str:
     counts = Counter(word for finding in findings for word in finding.words)
     told = ", ".join(f"{count} *{word}*" for word, count in counts.most_common())
     number = f"{len(findings)} comparisons" if len(findings) > 1 else "comparison"
-    several = ", which may have several" if counts.total() > len(findings) else ""
-    return f"Words on the {number}{several}: {told}." if told else ""
+    several = ", some of which have several" if counts.total() > len(findings) else ""
+    return f"Verdicts of the {number}{several}: {told}." if told else ""
 
 
 def _lacking(study: StudyFile, findings: Sequence[Finding], tried: Tried) -> str:
@@ -156,8 +156,8 @@ def _ends(study: StudyFile, findings: Sequence[Finding], tried: Tried) -> str:
             if value and value in ends:
                 rows.setdefault((ends[value], setting), []).append(f"`{row}`")
     return " ".join(
-        f"The {end} {_short(setting)} of its list was chosen for {', '.join(of)}: a {end[:-2]}r one may suit a row "
-        "better, and lessen a gain over it."
+        f"The {end} {_short(setting)} of the grid was best for {', '.join(of)}: a {end[:-2]}r one may be better "
+        "still, and reduce a gain over it."
         for (end, setting), of in rows.items()
     )
 

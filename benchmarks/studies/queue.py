@@ -131,7 +131,7 @@ class Queue:
         if code == 0 and job.is_finished():
             self._end(job, "finished")
         elif self.stop.signal is not None and code != IN_USE:
-            self._end(job, "stopped", "the same command goes on with it")
+            self._end(job, "stopped", "rerun the same command to resume it")
         else:
             record, why = job.record(), job.problem()
             failed = "diverged" if record and has_diverged(record) else "failed"

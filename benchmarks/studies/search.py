@@ -147,7 +147,9 @@ class Search:
         over = [trial for trial in study.trials if trial.state.is_finished()]
         self._write_table(over)
         if stopped:
-            print(f"\nstopped after {len(over)} of {self.trials} trials; the same command goes on")
+            print(
+                f"\nstopped after {len(over)} of {self.trials} trials; rerun the same command to resume"
+            )
             return stopped
         print(f"All trials, and why some failed: {self.folder / 'trials.csv'}")
         found = [trial for trial in over if trial.state == TrialState.COMPLETE]
@@ -170,7 +172,7 @@ class Search:
                     yield job
                 if not _is_over(job):
                     raise UnfinishedRunError(
-                        f"trial {number}: {job.why} ({job.log}); the same command goes on with this trial"
+                        f"trial {number}: {job.why} ({job.log}); rerun the same command to resume this trial"
                     )
                 trial.set_user_attr(f"{MEASURED}, fold {fold}", _value(job))
             study.tell(trial, float(np.mean([*trial.user_attrs.values()])))

@@ -120,7 +120,7 @@ def test_a_sweep_survives_its_nodes_and_its_driver(cluster: Any, data: str, tmp_
     driver.send_signal(signal.SIGINT)
     said, _ = driver.communicate(timeout=TIMEOUT)
     assert driver.returncode == 128 + signal.SIGINT, said
-    assert said.count("stopped: the same command goes on with it") == 2
+    assert said.count("stopped: rerun the same command to resume it") == 2
     assert writers() == []
     assert statuses() == ["stopped", "stopped"]
 

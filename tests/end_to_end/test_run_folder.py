@@ -229,7 +229,7 @@ def test_a_full_disk_is_one_line(
         patch.setattr(torch, "save", fails)
         line = said(*settings, "--report=false", f"--output={folder}", status=1)
     assert line == (
-        f"error: {folder}: No space left on device; repair that, and the same command with --resume goes on"
+        f"error: {folder}: No space left on device; repair that, and rerun the same command with --resume"
     )
     record = json.loads((folder / "run.json").read_text())
     assert record["status"] == "failed"

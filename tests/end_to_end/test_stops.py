@@ -116,7 +116,7 @@ def test_a_stopped_run_goes_on_as_if_never_stopped(
     output, _ = process.communicate(timeout=TIMEOUT)
     assert process.returncode == 128 + signal.SIGINT, output
     assert "Traceback" not in output
-    assert "--resume goes on" in output
+    assert "with --resume to continue" in output
     stopped = json.loads((folder / "run.json").read_text())
     assert stopped["status"] == "stopped"
     assert stopped["wall_time_s"] > 0

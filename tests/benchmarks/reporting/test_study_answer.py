@@ -78,7 +78,7 @@ def test_without_papers_the_answer_is_a_method_its_gain_and_its_cost():
         "training has 48.00 %, that of `base` 50.00 %."
     )
     assert [row[3] for row in tables(page)[0]] == ["× 1.30", "× 2.00"]
-    assert "paper's" not in page.partition("## The words")[2].replace("papers", "")
+    assert "paper's" not in page.partition("## What the verdicts mean")[2].replace("papers", "")
     assert "paper" not in page.partition("## What was compared")[0].lower()
     page = page_of(*without_papers({"a": 0.0, "b": 0.01}))
     assert first_lines(page).startswith("**No: no method helps.** The largest gain that")

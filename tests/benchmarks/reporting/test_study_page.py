@@ -111,7 +111,7 @@ def test_the_page_answers_first_and_shows_each_verdict():
     assert controls[0][4] == f"{p:.3f}", "not corrected"
     assert page.index("(toy.svg)") < page.index("| comparison") < page.index("(toy_mechanisms.svg)")
     assert (
-        "Words on the 5 comparisons, which may have several: 1 *worth having*, 1 *negligible*, "
+        "Verdicts of the 5 comparisons, some of which have several: 1 *worth having*, 1 *negligible*, "
         "1 *helps*, 1 *by less than the margin*, 1 *harms*" in page
     )
     assert "exploratory" not in page.replace("*exploratory*", "")
@@ -225,7 +225,7 @@ def test_the_chosen_settings_and_the_others():
         ["`only`", "`a`, `b`", "none", "", "", "3"],
     ]
     plain = " ".join(page.split())
-    assert "the largest MAP@R (%) on *validation* classes, as a mean over 3 draws" in plain
+    assert "the largest MAP@R (%) on *validation* classes, averaged over 3 samples" in plain
     assert "4 values were tried first" in plain
     assert "**compared rows do not always have the same**." in plain
     assert f"Settings: `{WEIGHT}` is weight, `{RATE}` is learning_rate." in plain
@@ -237,7 +237,7 @@ def test_the_chosen_settings_and_the_others():
 
 def test_a_base_loss_that_chose_the_end_of_its_list_is_named():
     rows = {row: StudyRow("x", choose={RATE: [0.1, 0.2, 0.3]}) for row in ("base", *"abc")}
-    told = r"The (\w+) learning_rate of its list was chosen for (.*): a (\w+) one may suit a row"
+    told = r"The (\w+) learning_rate of the grid was best for (.*): a (\w+) one may be better"
     ends = {0.1: [("lowest", "`base`", "lower")], 0.2: [], 0.3: [("highest", "`base`", "higher")]}
     for chosen, said in ends.items():
         tried = {row: [Candidate({RATE: chosen}, 0.2, [])] for row in ("base", "a")}
@@ -267,7 +267,7 @@ def test_commits_hours_and_processors():
     plain = " ".join(page_of(study, results).split())
     command = "python -m benchmarks.study toy"
     assert f"Measured at `0123abc`, `fedcba9` by `{command}`: 32 trainings, 32.0 hours of" in plain
-    assert "A seed draws the start." in plain
+    assert "Each seed samples the start." in plain
     several = "several, which round differently, for `1`, `m`"
     assert f"one for `2`, `3`, `own, sketch`, `A/A`; {several}." in plain
     assert "not committed" not in plain

@@ -242,7 +242,7 @@ def test_a_run_ended_from_outside_is_not_the_settings_fault(
     assert searched.execute(Launcher()) == 1
     [line] = capsys.readouterr().err.splitlines()[-1:]
     assert line.startswith("error: trial 1: ")
-    assert line.endswith("goes on with this trial")
+    assert line.endswith("to resume this trial")
     done = trainings()
     assert searched.execute(Launcher()) == 0
     assert done.started[0].folder.name == "0001-fold1"
@@ -262,7 +262,7 @@ def test_a_signal_stops_a_search_between_two_runs(
     searched = make_search(trials=2)
     assert searched.execute(Launcher()) == 128 + signal.SIGTERM
     assert len(done.started) == 3
-    assert "stopped after 1 of 2 trials; the same command goes on" in capsys.readouterr().out
+    assert "stopped after 1 of 2 trials; rerun the same command to resume" in capsys.readouterr().out
     trainings()
     assert searched.execute(Launcher()) == 0
     assert [int(row["trial"]) for row in table(searched.folder)] == [0, 1]
