@@ -7,8 +7,8 @@ STUDY is a name in benchmarks/recipes/studies, or a YAML file of your own: docs/
 Before the first test the plan is registered: its SHA-256 and the code's commit are written into the study's JSON
 file, which also keeps the results of all trainings. It lies beside the page; for the pages in docs/, in results/.
 Trainings follow the order of the comparisons, so that --page-only shows the first ones while others run. After a
-stop, rerun the same command to resume; several commands may work on one study at once. A folder of settings that are
-out of date is renamed NAME.stale-N. Each run has one thread unless OMP_NUM_THREADS says otherwise.
+stop, rerun the same command to resume; several commands may work on one study at once. A folder of settings that
+are out of date is renamed NAME.stale-N. Each run has one thread unless OMP_NUM_THREADS says otherwise.
 
 Exit status: 1 if a run failed, 2 if the command cannot start, 128 + signal if it was stopped.
 """

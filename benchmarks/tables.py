@@ -1,9 +1,10 @@
 """A paper's table with our results beside its numbers.
 
-    python -m benchmarks.tables PAPER/TABLE [--runs FOLDER ...] [--markdown]
+    python -m benchmarks.tables PAPER/TABLE[/ROWS] [--runs FOLDER ...] [--markdown]
 
-Runs are found by their run.json below the folders. A row is the mean over seeds. A run whose settings differ from
-the recipe's is left out and named: docs/tables.md.
+ROWS is a pattern, such as "cub_*"; without it, all rows are printed, with the numbers that the paper quotes. Runs
+are found by their run.json below the folders. A row is the mean over seeds. A run whose settings differ from the
+recipe's is left out and named: docs/tables.md.
 """
 
 import sys
@@ -16,7 +17,7 @@ from benchmarks import console, reporting, settings
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the table; return 2 if the table or a folder does not exist."""
     parser = console.command_parser("tables", __doc__)
-    parser.add_argument("table", metavar="PAPER/TABLE")
+    parser.add_argument("table", metavar="PAPER/TABLE[/ROWS]")
     parser.add_argument("--runs", nargs="+", type=Path, metavar="FOLDER", help="default: runs")
     parser.add_argument("--markdown", action="store_true", help="print Markdown, for pasting")
     parser.add_argument(

@@ -26,6 +26,7 @@ REMARKS = {
 }
 
 NOTES = {
+    "| quoted |": "quoted: the paper's numbers of other work, copied from elsewhere.",
     "| ours |": "± of ours: the half-width of the 95 % Student-t interval over seeds; one seed has none.",
     "over parts": "± over parts: of a single run, the half-width of the 95 % interval over parts of the test set.",
     "†": DESCRIPTOR,
@@ -86,7 +87,7 @@ def _table(
         reported.append(cells)
         about = {"trunk": row.get("backbone", ""), "dimension": str(row.get("embedding_dim", ""))}
         printed = {metric_name(key): _as_printed(value) for key, value in cells.items()}
-        rows.append({"method": row["row"], "numbers": "quoted by the paper", **about, **printed})
+        rows.append({"method": row["row"], "numbers": "quoted", **about, **printed})
     found = [groups[entry.training] for entry in entries if entry.training in groups]
     measured = (group.first["metrics"] for group in found)
     metrics = list(dict.fromkeys(chain(*(reported or measured))))
@@ -118,7 +119,8 @@ def _rows(entry: Entry, group: Group | None, metrics: Sequence[str]) -> Iterator
             }
             if paper and group.runs:
                 rows.append({"numbers": "difference", **differences})
-        rows[0]["method"] = row_name(entry.label, output)
+        # A paper calls its own baselines "(Ours)"; here the next column says whose numbers these are.
+        rows[0]["method"] = row_name(entry.label.removesuffix(" (Ours)"), output)
         yield from rows
 
 

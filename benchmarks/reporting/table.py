@@ -1,5 +1,6 @@
 """Tables, and pages of them: on the terminal and in Markdown."""
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from shutil import get_terminal_size
@@ -8,6 +9,7 @@ from textwrap import fill
 from tabulate import tabulate
 
 WIDTH = get_terminal_size().columns  # 80 if there is no terminal
+NARROWEST = 20  # to which names are folded so that all columns fit
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,7 @@ class Table:
         return "\n".join(f"| {' | '.join(row)} |" for row in cells)
 
     def terminal(self, width: int = WIDTH) -> str:
-        """Aligned columns; those that do not fit the width follow below, with the names repeated."""
+        """Aligned columns; names are folded to fit the width, and columns that do not follow below."""
 
         def aligned(columns: list[tuple[str, ...]]) -> str:
             sides = ["left"] * self.names + ["right"] * (len(columns) - self.names)
@@ -39,8 +41,16 @@ class Table:
             how = {"disable_numparse": True, "preserve_whitespace": True, "tablefmt": "plain"}
             return tabulate(rows, colalign=sides, **how)
 
-        header = [cell.replace(" (%)", "\n(%)") for cell in self.header]
+        header = [
+            cell.replace(" (%)", "\n(%)").replace("Recall@", "Recall\n@") for cell in self.header
+        ]
+        header = [re.sub(r"^Recall(@\d+) \(%\)", r"Recall\n\1 %", cell) for cell in self.header]
+        header = [cell.replace(" (%)", "\n(%)") for cell in header]
         columns = list(zip(header, *self.rows, strict=True))
+        first, *others = columns
+        spare = width - len(aligned([("",) * len(first), *others]).split("\n")[0]) - 1
+        if max(map(len, first)) > spare >= NARROWEST:
+            columns[0] = tuple(fill(name, spare, break_on_hyphens=False) for name in first)
         parts: list[list[tuple[str, ...]]] = []
         for column in columns[self.names :]:
             if parts and len(aligned([*parts[-1], column]).split("\n")[0]) <= width:

@@ -24,6 +24,7 @@ are those of tests/references/settings.yaml, each with what is built, or null wh
 their test holds these lines against what is built.
 """
 
+import fnmatch
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -92,10 +93,16 @@ def recipe_names() -> list[str]:
 
 
 def read_table(name: str) -> RecipeTable:
-    """Read all entries of PAPER/TABLE; a ConfigError if there is no such file."""
+    """Read PAPER/TABLE, or the rows of it that PAPER/TABLE/PATTERN names; a ConfigError if there are none."""
+    name, pattern = name.rsplit("/", 1) if name.count("/") == 2 else (name, None)
     content = _content(name)
-    entries = [read_entry(f"{name}/{row}") for row in content["trainings"]]
-    return RecipeTable(content.get("title", name), entries, content.get("quoted", []))
+    rows = fnmatch.filter(content["trainings"], pattern or "*")
+    if not rows:
+        there = ", ".join(content["trainings"])
+        raise ConfigError(f"recipe: no {pattern!r} in {name}; there are {there}")
+    entries = [read_entry(f"{name}/{row}") for row in rows]
+    quoted = [] if pattern else content.get("quoted", [])
+    return RecipeTable(content.get("title", name), entries, quoted)
 
 
 def read_entry(name: str) -> Entry:

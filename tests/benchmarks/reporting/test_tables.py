@@ -126,7 +126,7 @@ def test_without_runs_the_table_is_the_papers(show: Show) -> None:
     text = show()
     assert text.startswith("## Toy & Table_1\n\n### glyphs\n")
     assert lines(text) == [
-        ("Angular [29]", "quoted by the paper", "47.0"),
+        ("Angular [29]", "quoted", "47.0"),
         ("base", "paper", "49.5"),
         ("HORDE", "paper", "50.0"),
         ("HORDE, order 2", "paper", "48.25"),
@@ -138,10 +138,28 @@ def test_without_runs_the_table_is_the_papers(show: Show) -> None:
     assert list(first) == ["method", "numbers", *measured, "trunk"]
     assert (first["trunk"], last["H-divergence (%)"]) == ("GoogLeNet", "92.75 ± 0.3")
     birds = [list(row.values()) for row in table(text, 1)]
-    assert birds == [["HTL", "quoted by the paper", "90.25", "512"], ["base", "paper", "91.0", ""]]
+    assert birds == [["HTL", "quoted", "90.25", "512"], ["base", "paper", "91.0", ""]]
     assert "* 0 of 4 rows have runs of" in text
     assert "* everything is smaller\n* horde: its orders are ours\n" in text
     assert "* birds: 91.0 is round\n" in text
+
+
+def test_the_rows_of_a_pattern(show: Show, capsys: pytest.CaptureFixture[str]) -> None:
+    assert [name for name, *_ in lines(show("toy/table1/[bh]*"))] == [
+        "base",
+        "HORDE",
+        "HORDE, order 2",
+        "HORDE †",
+    ]
+    assert main(["toy/table1/none*"]) == 2
+    assert "no 'none*' in toy/table1; there are base, horde" in capsys.readouterr().err
+
+
+def test_a_table_fits_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["toy/table1"]) == 0
+    printed = capsys.readouterr().out
+    assert max(map(len, printed.splitlines())) <= 80
+    assert printed.count("Angular [29]") == 1  # one block for all metrics
 
 
 def test_mean_interval_and_difference_by_hand(make: Make, show: Show) -> None:
