@@ -1,6 +1,7 @@
 """Reads the settings of one run from a command line."""
 
 import argparse
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import jsonargparse
-import yaml
 
 from benchmarks.console import command_parser
 from benchmarks.settings.errors import ConfigError, one_line
@@ -69,10 +69,10 @@ def parse(argv: Sequence[str]) -> Command:
     try:
         for layer in layers:
             stages.append(parser.parse_object(layer, stages[-1]))
-        settings = parser.parse_args(options, stages[-1])
+        settings = parser.parse_args(options, stages[-1]) if options else stages[-1]
     except (argparse.ArgumentError, RecursionError, ValueError) as error:
         raise ConfigError(_line(error, parser)) from error
-    config = yaml.safe_load(parser.dump(settings))
+    config = json.loads(parser.dump(settings, format="json", skip_validation=True))
     experiment = Experiment(**vars(parser.instantiate(settings)))
     if experiment.output is None:
         stem = recipe.replace("/", "-") if recipe else given.config[-1].stem
