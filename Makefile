@@ -10,7 +10,21 @@ RUN := $(BIN)/python benchmarks/run.py --data.root $(DATA)
 REPORT := $(BIN)/python -m benchmarks.report
 SEEDS := 0 1 2 3 4
 
-.PHONY: install demo pretraining compare claims speed gpu docs notebooks test test-all test-release lint format clean
+.PHONY: help install demo pretraining compare claims speed gpu docs notebooks test test-all test-release lint format clean
+
+help:
+	@echo "make demo          train with and without HORDE on built-in data; ends with a report"
+	@echo "make test          what every change needs; METHOD=horde: the library's tests of one method"
+	@echo "make test-all      the slow tests: real launches, many kills, every recipe, compilation"
+	@echo "make test-release  the packages in fresh environments, the report in Chromium"
+	@echo "make lint          ruff and mypy; make format mends what ruff can"
+	@echo "make docs          the site of all pages, in site/index.html"
+	@echo "make notebooks     the outputs that the notebooks keep"
+	@echo "make speed         the tables of docs/speed.md"
+	@echo "make gpu           what needs a GPU, measured into docs/gpu.md"
+	@echo "make claims, make compare, make pretraining: the published results on Glyphs, from the start"
+	@echo "make upstream-release PML=DIR: the requests to PML against its own tests"
+	@echo "make install       .venv with exact versions; all of the above make it where it is missing"
 
 install: $(VENV)/installed
 
@@ -74,9 +88,9 @@ notebooks: install
 # A process per core, each of one thread; the slowest tests are named at the end.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist loadfile --durations 20
 
-# What every change needs: about five minutes on two idle cores.
+# What every change needs: a few minutes on two idle cores. METHOD=horde: the library's tests of one method.
 test: install
-	$(PYTEST) -m 'not slow and not release'
+	$(PYTEST) -m 'not slow and not release' $(if $(METHOD),tests/library -k '$(METHOD)')
 
 # The rest: real launches, many kills, every recipe, compilation, a cluster of Ray; fifteen minutes more.
 test-all: $(VENV)/cluster
