@@ -46,6 +46,7 @@ $(VENV)/cluster: $(VENV)/installed
 # A pretrained trunk fine-tuned by the metric loss alone and with HORDE, two seeds of each, two at a time; tested on
 # classes that it has not seen. Goes on where it was stopped; `rm -r runs/demo` starts it anew.
 demo: install
+	@echo "Four trainings of 800 steps, two at a time: some minutes on two cores."
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.sweep glyphs/finetune/binomial glyphs/finetune/binomial_horde_sketch \
 		--seeds 2 --jobs 2 --runs $(RUNS)/demo -- --data.root $(DATA)
 	$(REPORT) $(RUNS)/demo/glyphs-finetune-binomial-seed* $(RUNS)/demo/glyphs-finetune-binomial_horde_sketch-seed* \
@@ -77,7 +78,8 @@ claims: install
 speed: install
 	$(BIN)/python -m benchmarks.speed
 
-# The site of README, docs/ and the docstrings, in site/: open site/index.html, with or without a network.
+# The site of README, docs/ and the docstrings, in site/: open site/index.html, with or without a network. With
+# REPOSITORY=https://... its header links there.
 docs: install
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 

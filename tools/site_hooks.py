@@ -6,6 +6,7 @@ They become MathML, which browsers draw themselves, so that the site needs neith
 
 import ast
 import json
+import os
 import posixpath
 import re
 from pathlib import Path
@@ -56,6 +57,11 @@ API = {
     "evaluation": ("Evaluation", "metrics."),
 }
 """Pages: their title, and the folders or modules whose public names they describe."""
+
+
+def on_config(config: Any) -> None:
+    """The repository's address, which the header links to, is that of REPOSITORY in the environment."""
+    config.repo_url = os.environ.get("REPOSITORY")
 
 
 def on_files(files: Files, config: Any) -> Files:
