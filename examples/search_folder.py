@@ -32,14 +32,25 @@ THUMBNAIL = 160  # pixels of its longer side
 
 PAGE = """<!doctype html>
 <html lang="en"><meta charset="utf-8"><title>Nearest images</title>
+<meta name="viewport" content="width=device-width">
 <style>
-body { font: 14px/1.4 system-ui, sans-serif; margin: 1.5rem; color: #1c1e21; background: #fff; }
-section { display: flex; flex-wrap: wrap; gap: .75rem; padding: 1rem 0; border-top: 1px solid #d9dde3; }
+:root { color-scheme: light dark; }
+:root { --ink: #1c1e21; --soft: #59636e; --rule: #d9dde3; --same: #007d5b; --other: #c25500; }
+@media (prefers-color-scheme: dark) {
+:root { --ink: #e6edf3; --soft: #a5aeb8; --rule: #30363d; --same: #2fc79a; --other: #ff8c3a; }
+body { background: #0d1117; }
+}
+body { font: 14px/1.4 system-ui, sans-serif; margin: 1.5rem; color: var(--ink); }
+section { display: flex; flex-wrap: wrap; gap: .75rem; padding: 1rem 0; border-top: 1px solid var(--rule); }
 figure { margin: 0; width: 160px; overflow-wrap: anywhere; }
-figure:first-child { margin-right: 1rem; font-weight: 600; }
+figure:first-child { margin-right: 1rem; }
+img { border-radius: 4px; border-bottom: 4px solid transparent; }
+.same img { border-color: var(--same); } .other img { border-color: var(--other); }
+small { color: var(--soft); }
 </style>
 <h1>Nearest images</h1>
-<p>Left the query, then the nearest images and their distances, the nearest first.</p>
+<p>Left the query, then the nearest images, the nearest first, each with its folder, its name and its distance, from
+0 to 2. Of a query from the same folder of images: green for an image of its class, orange for another.</p>
 """
 
 
@@ -66,13 +77,22 @@ class Images(Dataset[tuple[Tensor, int]]):
         return self.view(image.convert(self.mode)), 0
 
 
-def figure(path: Path, text: str) -> str:
-    """HTML of a thumbnail with its path and a text below."""
+def figure(path: Path, images: Path, text: str, kind: str = "query") -> str:
+    """HTML of a thumbnail with its class, its name and a text below."""
     picture, file = read_image(path, upright=True), io.BytesIO()
     picture.thumbnail((THUMBNAIL, THUMBNAIL))
     picture.save(file, "JPEG")
     source = f"data:image/jpeg;base64,{base64.b64encode(file.getvalue()).decode()}"
-    return f'<figure><img src="{source}" alt=""><br>{escape(str(path))}<br>{text}</figure>\n'
+    name, label = escape(path.name), escape(class_of(path, images) or "")
+    caption = f"<b>{label}</b><br><small>{name}<br>{text}</small>"
+    return f'<figure class="{kind}"><img src="{source}" alt=""><br>{caption}</figure>\n'
+
+
+def class_of(path: Path, images: Path) -> str | None:
+    """The folder of an image below the folder of all images; None if it lies elsewhere, or directly in it."""
+    folder = path.absolute().parent
+    inside = folder.is_relative_to(images.absolute()) and folder != images.absolute()
+    return str(folder.relative_to(images.absolute())) if inside else None
 
 
 def search(
@@ -130,11 +150,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     page = PAGE
     for query, near in zip(options.queries, results, strict=True):
         print(query)
-        page += f"<section>\n{figure(query, '')}"
+        page += f"<section>\n{figure(query, options.images, 'query')}"
+        own = class_of(query, options.images)
         others = [(distance, path) for distance, path in near if not path.samefile(query)]
         for distance, path in others[: options.neighbours]:
             print(f"  {distance:.4f}  {path}")
-            page += figure(path, f"{distance:.4f}")
+            same = "same" if class_of(path, options.images) == own else "other" if own else ""
+            page += figure(path, options.images, f"{distance:.4f}", same)
         page += "</section>\n"
     if options.html is not None:
         try:

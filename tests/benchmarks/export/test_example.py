@@ -91,23 +91,26 @@ def test_the_example_shows_the_images_upright(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """On a page that loads nothing; a photograph on its side is found as the upright one."""
-    folder, exif = tmp_path / "a <b>", Image.Exif()
-    folder.mkdir()
+    images, exif = tmp_path / "images", Image.Exif()
+    folder, other = images / "a <b>", images / "c"
+    folder.mkdir(parents=True)
+    other.mkdir()
     upright = Image.new("L", (30, 60))
     upright.paste(255, (0, 0, 30, 20))  # its sky
     upright.save(folder / "0.png")
     exif[0x0112] = 6  # turn it clockwise
     upright.transpose(Image.Transpose.ROTATE_90).save(folder / "1.png", exif=exif)
-    upright.transpose(Image.Transpose.ROTATE_180).save(folder / "2.png")
+    upright.transpose(Image.Transpose.ROTATE_180).save(other / "2.png")
     page = tmp_path / "neighbours.html"
     query = str(folder / "0.png")
-    assert search([str(searchable), str(folder), query, f"--html={page}"]) == 0
+    assert search([str(searchable), str(images), query, f"--html={page}"]) == 0
     distances = [line.split(maxsplit=1)[0] for line in capsys.readouterr().out.splitlines()[1:]]
     assert distances[0] == "0.0000" and float(distances[1]) > 0
     text = page.read_text()
     pictures = re.findall(r'src="data:image/jpeg;base64,([^"]+)"', text)
     assert len(pictures) == text.count("<img") == 3 and "http" not in text
-    assert text.count("a &lt;b&gt;") == 3 and "a <b>" not in text
+    assert text.count("<b>a &lt;b&gt;</b>") == 2 and text.count("<b>c</b>") == 1
+    assert re.findall(r'<figure class="(\w+)"', text) == ["query", "same", "other"]
     for picture in pictures[:2]:
         with Image.open(io.BytesIO(base64.b64decode(picture))) as shown:
             assert shown.size == (30, 60)
