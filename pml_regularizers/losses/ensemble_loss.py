@@ -81,12 +81,7 @@ class EnsembleLoss(PerOutputLoss):
         self.add_to_recordable_attributes(list_of_names=["num_heads", "reduction"], is_stat=False)
 
     def compute_loss(
-        self,
-        embeddings: Tensor,
-        labels: Tensor,
-        indices_tuple: tuple[Tensor, ...] | None,
-        ref_emb: Tensor,
-        ref_labels: Tensor,
+        self, embeddings: Tensor, labels: Tensor, indices_tuple: tuple[Tensor, ...] | None, *_: Any
     ) -> dict[str, dict[str, Any]]:
         heads = split_heads(embeddings, self.num_heads).unbind(dim=1)
         values = [
@@ -149,14 +144,7 @@ class DivergenceLoss(FeatureLoss):
             list_of_names=["num_heads", "margin", "images"], is_stat=False
         )
 
-    def compute_loss(
-        self,
-        embeddings: Tensor,
-        labels: Tensor | None,
-        indices_tuple: tuple[Tensor, ...] | None,
-        ref_emb: Tensor,
-        ref_labels: Tensor | None,
-    ) -> dict[str, dict[str, Any]]:
+    def compute_loss(self, embeddings: Tensor, *_: Any) -> dict[str, dict[str, Any]]:
         heads = split_heads(embeddings, self.num_heads)
         first = torch.arange(len(embeddings), device=embeddings.device)
         if self.images == "same":

@@ -148,12 +148,7 @@ class HORDELoss(PerOutputLoss):
         )
 
     def compute_loss(
-        self,
-        embeddings: Tensor,
-        labels: Tensor,
-        indices_tuple: tuple[Tensor, ...] | None,
-        ref_emb: Tensor,
-        ref_labels: Tensor,
+        self, embeddings: Tensor, labels: Tensor, indices_tuple: tuple[Tensor, ...] | None, *_: Any
     ) -> dict[str, dict[str, Any]]:
         check_width(embeddings, self.embedding_size)
         orders = self.order_embeddings(self.features)
