@@ -97,7 +97,8 @@ class VarianceRegularizer(FeatureLoss, BaseRegularizer):
         predicted = rows.mean(dim=0)  # equal rows: each sample gets its share of A's gradient
         losses = variance_errors(features, predicted, unbiased=self.unbiased)
         if self.collect_stats:
-            gate = torch.sigmoid(predicted.detach())
+            predicted = predicted.detach()
+            gate = torch.sigmoid(predicted)
             self.batch_variance = features.detach().var(dim=0, unbiased=False).mean().item()
             self.predicted_variance = predicted.mean().item()
             self.gate_range = (gate.max() - gate.min()).item()

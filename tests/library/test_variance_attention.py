@@ -162,6 +162,7 @@ def test_fold(bias: bool) -> None:
     assert not torch.equal(folded.weight, before) and torch.equal(linear.weight, before)
     assert torch.equal(torch.get_rng_state(), state)
     assert not folded.weight.requires_grad and not folded.training
+    assert (folded.in_features, folded.out_features) == (CHANNELS, 3)
 
 
 COMPUTED = {
