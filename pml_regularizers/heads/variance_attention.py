@@ -134,8 +134,8 @@ class VEMAttention(nn.Module):
             # torch.nn.utils.weight_norm computes the weight only in a call: before, it may be out of date.
             linear(next(linear.parameters(), linear.weight).new_zeros(1, self.num_features))
             weight, bias = linear.weight, linear.bias
-        with torch.random.fork_rng(devices=[]):
-            folded = nn.Linear(linear.in_features, linear.out_features, bias=bias is not None)
+        sizes = linear.in_features, linear.out_features
+        folded = nn.Linear(*sizes, bias=bias is not None, device="meta")  # draws no numbers
         gated = variance_gate(weight.detach(), self.variance.detach())
         folded.weight = nn.Parameter(gated, weight.requires_grad)
         if bias is not None:
