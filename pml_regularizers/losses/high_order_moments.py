@@ -129,8 +129,8 @@ class HighOrderMoments(nn.Module):
     def weights(self) -> list[Tensor]:
         """Return the matrices, each (C, d): W_1 .. W_K, or, if independent, W_{2,1}, W_{2,2}, W_{3,1}, ...
 
-        With sketches: the tables, (d, R) with the least R that leaves room for C. Row j holds c or -c for each
-        channel c, counted from 1, that is added to or subtracted from entry j of the sketch, and 0 elsewhere.
+        With sketches: the tables, (d, R) with the least R that leaves room for C, as `functional/sketches.py`
+        describes them.
         """
         return [getattr(self, f"weight_{index}") for index in range(self._count)]
 
