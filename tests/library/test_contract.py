@@ -323,6 +323,8 @@ def test_statistics_change_nothing_and_are_plain_values(name: str) -> None:
     assert records
     for record, value in records.items():
         assert isinstance(value, (int, float, str, list, type(None))), record
+    counted = {name for name in vars(counting).keys() - vars(silent).keys() if name[0] != "_"}
+    assert counted <= {record.partition(".")[2] for record in records}
 
 
 def test_numbers_and_words_that_a_class_takes_are_recorded() -> None:
