@@ -1,9 +1,7 @@
 """Parameter groups of a network and its loss, and a check that an optimizer has every parameter.
 
-Losses have parameters of their own (projections, proxies, class weights), and some modules need settings of their
-own. The vector of `VEMAttention` estimates a variance. Adam moves it by about one learning rate per step: at a
-trunk's rate of 1e-5 it would never arrive. Weight decay should not pull it to zero, either. Such a module states
-its settings in a class attribute, `optimizer_settings = {"lr": 1e-2, "weight_decay": 0.0}`.
+Losses have parameters of their own (projections, proxies, class weights). A module that needs settings of its own
+states them in a class attribute, as `VEMAttention` does: `optimizer_settings = {"lr": 1e-2, "weight_decay": 0.0}`.
 """
 
 import warnings
@@ -29,21 +27,20 @@ def parameter_groups(
 ) -> list[dict[str, Any]]:
     """Parameter groups of a network and its loss, for any torch optimizer.
 
-    There is a group "model", a group "loss", and one for each module that has an attribute `optimizer_settings`
-    or is named in `overrides`. Its name is the module's path, such as "model.head.attention"; wrappers, such as
-    `DistributedDataParallel` and `DistributedLoss`, are left out of it. The settings of a path hold for everything
-    below it; a longer path overrides a shorter one, and `overrides` a module's own `optimizer_settings`. A shared
-    parameter is in the group of its first place. Frozen parameters (`requires_grad=False`) are in no group.
+    There is a group "model", a group "loss", and one for each module that has `optimizer_settings` or is named in
+    `overrides`. Its name is the module's path, such as "model.head.attention", without wrappers such as
+    `DistributedDataParallel`. Settings hold for everything below their path; a longer path overrides a shorter one,
+    and `overrides` a module's `optimizer_settings`. A shared parameter is in the group of its first place, a frozen
+    one (`requires_grad=False`) in none.
 
     Args:
         model: The network. In a PML trainer with an optimizer per model, call this once for each.
         loss: The loss, whose own parameters are trained as well.
-        lr: Learning rate of the network.
-        loss_lr: Learning rate of the loss's own parameters. Default: `lr`.
+        lr, loss_lr: Learning rates of the network and of the loss's own parameters; default of the latter: `lr`.
         weight_decay: Weight decay of both. Default: the optimizer's.
         overrides: Settings by the path of a module or a parameter, from "model" or "loss" on, as in
-            `{"model.head.fc": {"lr": 1e-4}, "loss.beta": {"weight_decay": 0}}`. Any settings are passed on; the
-            optimizer silently ignores those that it does not know.
+            `{"model.head.fc": {"lr": 1e-4}, "loss.beta": {"weight_decay": 0}}`. The optimizer silently ignores
+            those that it does not know.
 
     Returns:
         Dicts with "name", "params", "lr" and all other settings; no group is empty.
@@ -106,13 +103,10 @@ def check_optimized(loss: nn.Module, *optimizers: Any) -> list[str]:
         >>> check_optimized(loss := losses.ArcFaceLoss(3, 4), torch.optim.Adam(loss.parameters()))
         []
     """
-    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
-    optimized = {parameter for group in groups for parameter in group["params"]}
-    names = {
-        parameter: path
-        for path, parameter, _ in _trained(loss, "", {}, {})
-        if parameter not in optimized
-    }
+    names = {parameter: path for path, parameter, _ in _trained(loss, "", {}, {})}
+    for group in (group for optimizer in optimizers for group in optimizer.param_groups):
+        for parameter in group["params"]:
+            names.pop(parameter, None)
     if names:
         warnings.warn(
             f"no optimizer got {len(names)} of {type(loss).__name__}'s parameters, which will stay as they are: "
@@ -135,8 +129,7 @@ def _trained(
     group = inner(path, getattr(module, "optimizer_settings", {}))
     for name, parameter in module.named_parameters(recurse=False):
         if parameter.requires_grad:
-            place = joined(path, name)
-            yield place, parameter, inner(place, {})
+            yield (place := joined(path, name)), parameter, inner(place, {})
     inside, _ = wrapped(module) or (None, None)
     for name, child in module.named_children():
         yield from _trained(child, path if name == inside else joined(path, name), group, overrides)

@@ -55,7 +55,7 @@ class _SquaredDistances(torch.autograd.Function):
 
 
 def squared_distances(x: Tensor) -> Tensor:
-    """|x_i - x_j|^2: (N, D) -> (N, N), never negative and without an N x N x D tensor."""
+    """|x_i - x_j|^2: (N, D) -> (N, N), never negative, without an N x N x D tensor."""
     # From one of the rows: a common offset costs no digits, and equal rows stay equal.
     distances: Tensor = _SquaredDistances.apply(x - x[:1].detach())
     return distances
@@ -76,7 +76,7 @@ class ReproducingKernel(ModuleWithRecords):
 
     Args:
         normalize: L2-normalise the rows first.
-        collect_stats: Record statistics, as in any PML module.
+        **kwargs: `collect_stats`, as in any PML module.
 
     Shape:
         x: (N, D) -> (N, N).
@@ -85,8 +85,8 @@ class ReproducingKernel(ModuleWithRecords):
         ValueError: in the call, unless x is a matrix.
     """
 
-    def __init__(self, *, normalize: bool = False, collect_stats: bool | None = None) -> None:
-        super().__init__(collect_stats=collect_stats)
+    def __init__(self, *, normalize: bool = False, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
         self.normalize = normalize
         self.add_to_recordable_attributes(name="normalize", is_stat=False)
 
@@ -112,14 +112,10 @@ class ReproducingKernel(ModuleWithRecords):
 class _DistanceKernel(ReproducingKernel):
     """Base of the kernels of a distance divided by a bandwidth, which is fixed or the batch's mean distance."""
 
-    def __init__(
-        self,
-        bandwidth: float | None = None,
-        *,
-        normalize: bool = False,
-        collect_stats: bool | None = None,
-    ) -> None:
-        super().__init__(normalize=normalize, collect_stats=collect_stats)
+    components = 1
+
+    def __init__(self, bandwidth: float | None = None, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
         if bandwidth is not None and not bandwidth > 0:
             raise ValueError(
                 f"bandwidth: expected a positive number, or None for the batch's mean distance, got {bandwidth}"
@@ -129,25 +125,25 @@ class _DistanceKernel(ReproducingKernel):
         self.add_to_recordable_attributes(name="mean_distance", is_stat=True)
 
     def compute(self, x: Tensor) -> Tensor:
-        distances = self.distances(x)
+        distances, K = self.distances(x), self.components
         tau: Tensor | float | None = self.bandwidth
         if tau is None or self.collect_stats:
             info = torch.finfo(x.dtype)
-            # Never 0, and half or a quarter of it is still a normal number: to avoid 0/0.
+            # Never 0, and its reciprocal far from infinity: equal rows have kernel 1 and gradient 0.
             mean = distances.detach().sum() / max(len(x) * (len(x) - 1), 1)
             mean = mean.clamp(min=info.tiny / info.eps)
             if self.collect_stats:
                 self.mean_distance = mean.item()
             tau = mean if tau is None else tau
-        return self.from_exponents(distances / -tau)
+        values = total = (distances / (-tau * 2.0 ** (K - 1 - K // 2))).exp()  # the widest
+        for _ in range(K - 1):
+            values = values * values  # half as wide
+            total = total + values
+        return total / K if K > 1 else total
 
     def distances(self, x: Tensor) -> Tensor:
         """Distances of all pairs of rows, (N, D) -> (N, N)."""
         raise NotImplementedError
-
-    def from_exponents(self, exponents: Tensor) -> Tensor:
-        """The kernel, from minus the distances divided by the bandwidth."""
-        return exponents.exp()
 
 
 class GaussianMixtureKernel(_DistanceKernel):
@@ -158,8 +154,7 @@ class GaussianMixtureKernel(_DistanceKernel):
             1 for the class level. An even K is not centred, as in the authors' code.
         bandwidth: tau, in the units of a squared distance. Default: the mean squared distance over all pairs of
             different rows; no gradient flows through it.
-        normalize: L2-normalise the rows first.
-        collect_stats: Record `mean_distance`, the tau of the last call.
+        **kwargs: `normalize` and `collect_stats`, which records `mean_distance`, the tau of the last call.
 
     Raises:
         ValueError: if components < 1 or bandwidth <= 0.
@@ -172,15 +167,8 @@ class GaussianMixtureKernel(_DistanceKernel):
                 [0.1738, 0.5844, 1.0000]])
     """
 
-    def __init__(
-        self,
-        components: int = 3,
-        bandwidth: float | None = None,
-        *,
-        normalize: bool = False,
-        collect_stats: bool | None = None,
-    ) -> None:
-        super().__init__(bandwidth, normalize=normalize, collect_stats=collect_stats)
+    def __init__(self, components: int = 3, bandwidth: float | None = None, **kwargs: Any) -> None:
+        super().__init__(bandwidth, **kwargs)
         at_least("components", components, 1)
         self.components = components
         self.add_to_recordable_attributes(name="components", is_stat=False)
@@ -190,15 +178,6 @@ class GaussianMixtureKernel(_DistanceKernel):
             return squared_distances(x)
         return squared_distances(x.double()).to(x.dtype)
 
-    def from_exponents(self, exponents: Tensor) -> Tensor:
-        K = self.components
-        gaussian = (exponents / 2.0 ** (K - 1 - K // 2)).exp()  # the widest
-        total = gaussian
-        for _ in range(K - 1):
-            gaussian = gaussian * gaussian  # half as wide
-            total = total + gaussian
-        return total / K
-
 
 class GaussianKernel(GaussianMixtureKernel):
     """exp(-|x - x'|^2 / tau): the mixture's single component, with its arguments.
@@ -206,21 +185,15 @@ class GaussianKernel(GaussianMixtureKernel):
     `bandwidth=2.0` gives exp(-|x - x'|^2 / 2).
     """
 
-    def __init__(
-        self,
-        bandwidth: float | None = None,
-        *,
-        normalize: bool = False,
-        collect_stats: bool | None = None,
-    ) -> None:
-        super().__init__(1, bandwidth, normalize=normalize, collect_stats=collect_stats)
+    def __init__(self, bandwidth: float | None = None, **kwargs: Any) -> None:
+        super().__init__(1, bandwidth, **kwargs)
 
 
 class LaplaceKernel(_DistanceKernel):
     """exp(-|x - x'|_1 / sigma), Table 4.
 
     Arguments as of `GaussianKernel`: `bandwidth` is sigma, in the units of an L1 distance. Default: the mean L1
-    distance over all pairs of different rows, without a gradient. The paper does not give sigma.
+    distance over all pairs of different rows, without a gradient.
     """
 
     def distances(self, x: Tensor) -> Tensor:
@@ -236,21 +209,14 @@ class PolynomialKernel(ReproducingKernel):
     Args:
         degree: p. Table 4: 2 and 5.
         constant: c. Table 4: 1; 0 gives the homogeneous kernel.
-        normalize: L2-normalise the rows first.
+        **kwargs: `normalize` and `collect_stats`.
 
     Raises:
         ValueError: if degree < 1 or constant < 0: the function is then no kernel.
     """
 
-    def __init__(
-        self,
-        degree: int = 2,
-        constant: float = 1.0,
-        *,
-        normalize: bool = False,
-        collect_stats: bool | None = None,
-    ) -> None:
-        super().__init__(normalize=normalize, collect_stats=collect_stats)
+    def __init__(self, degree: int = 2, constant: float = 1.0, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
         if degree < 1 or int(degree) != degree:
             raise ValueError(f"degree: expected an integer of at least 1, got {degree}")
         at_least("constant", constant, 0)
@@ -267,9 +233,6 @@ class ExponentialKernel(ReproducingKernel):
 
     It overflows float32 for <x, x'> > 88, which pooled features usually exceed. Use `normalize=True`, which
     bounds the kernel by e, or scale the features down.
-
-    Args:
-        normalize: L2-normalise the rows first.
     """
 
     def compute(self, x: Tensor) -> Tensor:

@@ -12,18 +12,18 @@ weight. At test time A is a constant: one multiplication per feature remains, an
 What the paper leaves open. Its section III-B flattens a feature map into m features, but also speaks of channels.
 Here m is the number of channels of pooled features; `VEMAttention(C * H * W)` on `x.flatten(1)` is the other
 reading. The variance is taken with 1/N (`unbiased=True`: 1/(N-1)). The "randomly initialized" vector is drawn
-from N(0, 1) (`init="zeros"`: every gate starts at 1/2); it may become negative. Eq. 6 minimises the sum over all
-parameters, so eq. 3 also trains the trunk, and the metric loss also trains A (`detach_features=True`: eq. 3
-trains only A, as in section III-B).
+from N(0, 1) (`init="zeros"`: every gate starts at 1/2). Eq. 6 minimises the sum over all parameters, so eq. 3
+also trains the trunk, and the metric loss A (`detach_features=True`: eq. 3 trains only A, as in section III-B).
 
-Since a variance is never negative, a converged gate lies between 1/2 and 1: it weighs features, but discards
-none.
+Since a variance is never negative, a converged gate lies between 1/2 and 1: it weighs features, but discards none.
 """
 
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor, nn
+
+from ..functional.checks import at_least, one_of
 
 Init = Literal["normal", "zeros"]
 
@@ -54,8 +54,8 @@ class VEMAttention(nn.Module):
     at its random start for a whole training. `optimizer_settings` holds the learning rate that it needs, without
     weight decay, which would pull a prediction towards 0.
 
-    A loss attaches to its child `statistics`, which gives the pair of the pooled features, before the gate, and
-    A, one row per sample: (N, m), (N, m). The pair is computed only while something is attached.
+    Its child `statistics`, which a loss attaches to, gives the pair of the pooled features, before the gate, and A,
+    one row per sample: (N, m), (N, m). The pair is computed only while something is attached.
 
     Args:
         num_features: m.
@@ -80,10 +80,8 @@ class VEMAttention(nn.Module):
 
     def __init__(self, num_features: int, *, init: Init = "normal") -> None:
         super().__init__()
-        if num_features < 1:
-            raise ValueError(f"num_features: expected at least 1, got {num_features}")
-        if init not in ("normal", "zeros"):
-            raise ValueError(f"init: expected one of normal, zeros; got {init!r}")
+        at_least("num_features", num_features, 1)
+        one_of("init", init, get_args(Init))
         self.num_features = num_features
         self.init = init
         self.variance = nn.Parameter(torch.empty(num_features))
@@ -98,19 +96,15 @@ class VEMAttention(nn.Module):
             nn.init.zeros_(self.variance)
 
     def forward(self, features: Tensor) -> Tensor:
-        self._check(features)
-        if self.statistics._forward_hooks:
-            self._show(features)
-        return variance_gate(features, self.variance)
-
-    def _check(self, features: Tensor) -> None:
-        axis = {2: 1, 3: 2, 4: 1}.get(features.ndim)
-        if axis is None or features.shape[axis] != self.num_features:
-            m = self.num_features
+        axis, m = {2: 1, 3: 2, 4: 1}.get(features.ndim), self.num_features
+        if axis is None or features.shape[axis] != m:
             raise ValueError(
                 f"features: expected (N, {m}), (N, L, {m}) or (N, {m}, H, W), got shape {tuple(features.shape)}; "
                 "pass num_features=... to match the network, and maps with their channels first"
             )
+        if self.statistics._forward_hooks:
+            self._show(features)
+        return variance_gate(features, self.variance)
 
     def _show(self, features: Tensor) -> None:
         """Hand the pooled features and A to what is attached."""
@@ -140,8 +134,8 @@ class VEMAttention(nn.Module):
             # torch.nn.utils.weight_norm computes the weight only in a call: before, it may be out of date.
             linear(next(linear.parameters(), linear.weight).new_zeros(1, self.num_features))
             weight, bias = linear.weight, linear.bias
-        with torch.random.fork_rng(devices=[]):
-            folded = nn.Linear(linear.in_features, linear.out_features, bias=bias is not None)
+        sizes = linear.in_features, linear.out_features
+        folded = nn.Linear(*sizes, bias=bias is not None, device="meta")  # draws no numbers
         gated = variance_gate(weight.detach(), self.variance.detach())
         folded.weight = nn.Parameter(gated, weight.requires_grad)
         if bias is not None:

@@ -33,9 +33,9 @@ Reduction = Literal["mean", "sum"]
 class EnsembleLoss(PerOutputLoss):
     """A metric loss on every head of an ensemble.
 
-    The loss is deep-copied, one copy per head: **where it has parameters, give `parameters()` to an
-    optimizer**; the copies are trained, the original is not. A mined `indices_tuple`, which the miner draws
-    from the whole embeddings, serves every head.
+    Each head has a deep copy of the loss: **where it has parameters, give `parameters()` to an optimizer**; the
+    copies are trained, the original is not. A mined `indices_tuple`, which the miner draws from the whole
+    embeddings, serves every head.
 
     With the divergence it is the loss of the paper:
     `EnsembleLoss(loss, 8, embedding_regularizer=DivergenceLoss(8), embedding_reg_weight=0.5)`.
@@ -81,12 +81,7 @@ class EnsembleLoss(PerOutputLoss):
         self.add_to_recordable_attributes(list_of_names=["num_heads", "reduction"], is_stat=False)
 
     def compute_loss(
-        self,
-        embeddings: Tensor,
-        labels: Tensor,
-        indices_tuple: tuple[Tensor, ...] | None,
-        ref_emb: Tensor,
-        ref_labels: Tensor,
+        self, embeddings: Tensor, labels: Tensor, indices_tuple: tuple[Tensor, ...] | None, *_: Any
     ) -> dict[str, dict[str, Any]]:
         heads = split_heads(embeddings, self.num_heads).unbind(dim=1)
         values = [
@@ -94,8 +89,8 @@ class EnsembleLoss(PerOutputLoss):
             for name, head in zip(self.losses, heads, strict=True)
         ]
         total = torch.stack(values).sum()  # section 3.4
-        value = total / self.num_heads if self.reduction == "mean" else total
-        return {"loss": already_reduced(value)}
+        divisor = self.num_heads if self.reduction == "mean" else 1
+        return {"loss": already_reduced(total / divisor)}
 
 
 class DivergenceLoss(FeatureLoss):
@@ -149,14 +144,7 @@ class DivergenceLoss(FeatureLoss):
             list_of_names=["num_heads", "margin", "images"], is_stat=False
         )
 
-    def compute_loss(
-        self,
-        embeddings: Tensor,
-        labels: Tensor | None,
-        indices_tuple: tuple[Tensor, ...] | None,
-        ref_emb: Tensor,
-        ref_labels: Tensor | None,
-    ) -> dict[str, dict[str, Any]]:
+    def compute_loss(self, embeddings: Tensor, *_: Any) -> dict[str, dict[str, Any]]:
         heads = split_heads(embeddings, self.num_heads)
         first = torch.arange(len(embeddings), device=embeddings.device)
         if self.images == "same":

@@ -103,7 +103,8 @@ class HighOrderMoments(nn.Module):
         self.scale = scale
         # "independent" order k owns k matrices; the others share one per order.
         self._count = order if projections != "independent" else sum(range(2, order + 1))
-        for name in self._names():
+        for index in range(self._count):
+            name = f"weight_{index}"
             if projections == "sketch":
                 shape = moment_dim, math.ceil(in_channels / moment_dim)
                 self.register_buffer(name, torch.empty(shape, dtype=torch.int32))
@@ -113,9 +114,6 @@ class HighOrderMoments(nn.Module):
             else:
                 setattr(self, name, nn.Parameter(torch.empty(in_channels, moment_dim)))
         self.reset_parameters()
-
-    def _names(self) -> list[str]:
-        return [f"weight_{index}" for index in range(self._count)]
 
     def reset_parameters(self) -> None:
         """Draw the matrices or tables anew from torch's global generator."""
@@ -131,25 +129,23 @@ class HighOrderMoments(nn.Module):
     def weights(self) -> list[Tensor]:
         """Return the matrices, each (C, d): W_1 .. W_K, or, if independent, W_{2,1}, W_{2,2}, W_{3,1}, ...
 
-        With sketches: the tables, (d, R) with the least R that leaves room for C. Row j holds c or -c for each
-        channel c, counted from 1, that is added to or subtracted from entry j of the sketch, and 0 elsewhere.
+        With sketches: the tables, (d, R) with the least R that leaves room for C, as `functional/sketches.py`
+        describes them.
         """
-        return [getattr(self, name) for name in self._names()]
+        return [getattr(self, f"weight_{index}") for index in range(self._count)]
 
     def forward(self, features: Tensor | tuple[Tensor, Tensor]) -> list[Tensor]:
-        refuse_meta(*self.weights())
+        weights = self.weights()
+        refuse_meta(*weights)
         x, mask = to_tokens(features, self.in_channels)
-        floating = [weight.dtype for weight in self.weights() if weight.is_floating_point()]
-        for dtype in (torch.float32, *floating[:1]):
-            x = x.to(torch.promote_types(x.dtype, dtype))
+        x = x.to(torch.promote_types(x.dtype, torch.float32))
+        x = x.to(torch.promote_types(x.dtype, weights[0].dtype))  # integers leave it as it is
         x, count = count_features(x, mask)
         # A constant for the gradient: the moment of x/s times s^k is the moment of x for any s.
         size = root_mean_square(x.detach(), count)
         with torch.autocast(x.device.type, enabled=False):  # keeps the products precise
             moments = self._moments(x, size, count)
-        if self.scale:
-            moments = [z * size**k for k, z in enumerate(moments, start=2)]
-        return moments
+        return [z * size**k for k, z in enumerate(moments, start=2)] if self.scale else moments
 
     def _moments(self, x: Tensor, size: Tensor, count: Tensor) -> list[Tensor]:
         """Moments of x (N, P, C) divided by the size of each image, (N, 1)."""
@@ -158,17 +154,19 @@ class HighOrderMoments(nn.Module):
             return means(summed_convolutions(x, weights, size, self.checkpoint), count)
         x = (x / size.unsqueeze(2)).contiguous()
         dtype = x.dtype if self.matmul_dtype is None else getattr(torch, self.matmul_dtype)
-        groups = [(2, weights)]
+        groups = [(2, weights)]  # the lowest order, and the matrices, of sums over one list
         if self.projections == "independent":
             parts = iter(weights)
             groups = [(k, list(islice(parts, k))) for k in range(2, self.order + 1)]
         # The root of eq. 5's 1/d, as in Algorithm 1, line 2.
         divisor = count * math.sqrt(self.moment_dim)
-        moments: list[Tensor] = []
-        for first, matrices in groups:
-            sums = summed_products(x, matrices, first, dtype, self.checkpoint)
-            moments += means(sums, divisor)
-        return moments
+        return [
+            moment
+            for first, matrices in groups
+            for moment in means(
+                summed_products(x, matrices, first, dtype, self.checkpoint), divisor
+            )
+        ]
 
     def activation_bytes(self, images: int, positions: int) -> int:
         """Return the bytes that a batch keeps for the backward pass: features and what `checkpoint` leaves out.
@@ -179,13 +177,12 @@ class HighOrderMoments(nn.Module):
             images: N.
             positions: P, such as 64 of a map of 8 x 8.
         """
-        number = max(4, self.weights()[0].element_size())
-        width = self.moment_dim
+        number, width = max(4, self.weights()[0].element_size()), self.moment_dim
         if self.projections == "sketch":
             width = 2 * (width // 2 + 1)  # complex numbers
         projection = width * (number if self.matmul_dtype is None else 2)
-        kept = 0 if self.checkpoint else self._count
-        return images * positions * (self.in_channels * number + kept * projection)
+        stored = 0 if self.checkpoint else self._count * projection
+        return images * positions * (self.in_channels * number + stored)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         *_, errors = args
@@ -194,10 +191,8 @@ class HighOrderMoments(nn.Module):
             saved = state_dict.get(prefix + name, buffer)
             if saved.is_meta or saved.shape != buffer.shape:
                 continue
-            fault = None
-            if self.projections == "sketch":
-                fault = table_fault(saved, self.in_channels)
-            elif saved.is_floating_point():
+            fault = table_fault(saved, self.in_channels) if self.projections == "sketch" else None
+            if self.projections == "random" and saved.is_floating_point():
                 fault = (
                     f"expected signs as integers, got {saved.dtype}; trained matrices belong to "
                     'projections="cascaded" or "independent", and only floating tensors may be cast'

@@ -11,10 +11,8 @@ dagger rows: all orders, concatenated, and reduced to the embedding size by PCA 
 Differs from the paper:
 
 * The defaults are what helped in our own studies (docs/horde.md): tensor sketches, orders 2 and 3, d = 1024, no
-  E_k. The paper's configuration is `projections="cascaded", order=5, moment_dim=8192`.
-* Every order is L2-normalised, as in the authors' code; the text does not mention it. `normalize=False` leaves it
-  out.
-* The E_k start Glorot-uniform, as in the authors' code; the text does not say.
+  E_k. `HORDELoss` says how to get the paper's configuration.
+* Every order is L2-normalised, and E_k starts Glorot-uniform, as in the authors' code; the text mentions neither.
 * `order_weights` other than 1 are ours, except for "mean", the authors' code for ensembles.
 """
 
@@ -40,19 +38,17 @@ class HORDELoss(PerOutputLoss):
 
     The paper's configuration is `HORDELoss(loss, C, E, projections="cascaded", order=5, moment_dim=8192)`. It
     trains the projections and the embeddings of the orders: **give `parameters()` to an optimizer**, also where
-    the base loss has parameters. The base loss is deep-copied, one copy per order, order 1 included; the copies
-    are trained, the original is not. A mined `indices_tuple` serves every order.
+    the base loss has parameters. Each order, order 1 included, has a deep copy of the base loss; the copies are
+    trained, the original is not. A mined `indices_tuple` serves every order.
 
     Args:
         loss: Any PML loss. HORDE's Table 1 uses contrastive, triplet and binomial deviance.
         in_channels: C, channels of the feature map.
         embedding_size: E, width of the embeddings. HORDE, section 4: 512.
-        order: Highest moment K, counting the embeddings as order 1. Default: our studies'. HORDE, section 4: 5
-            on CUB and Cars, 4 on SOP and In-Shop.
-        moment_dim: d, width of the moments. Default: our studies'. HORDE, section 4: 8192. Trained projections
-            are K matrices (C, d).
+        order: Highest moment K, counting the embeddings as order 1. Default: our studies'.
+        moment_dim: d, width of the moments. Default: our studies'.
         projections: "sketch" (fast, fixed), "cascaded" (the paper's method), "independent" (its Table 4) or
-            "random" (its Table 3); see `HighOrderMoments`.
+            "random" (its Table 3). See `HighOrderMoments` for these three, and for the paper's values.
         embed_orders: Give each order 2..K a linear embedding (d -> E). Without it, they are d wide, which a loss
             with proxies, class weights or a memory of width E cannot take. Default: yes for trained
             projections, no for fixed ones, as in the paper.
@@ -60,12 +56,10 @@ class HORDELoss(PerOutputLoss):
             order k of size s^k, whose squares must fit float32: s below about 1e3 at order 5.
         order_weights: w_2 .. w_K: K - 1 numbers, one number for all orders, "sum" (all 1, eq. 7) or "mean" (all
             1/(K-1), the authors' code for ensembles).
-        init: Start of trained projections, "glorot" (the authors' code) or "rademacher" (Algorithm 1).
         embedding_loss: Loss of order 1 if it differs from that of the other orders, as on the ensembles of
             Table 1: `EnsembleLoss`. Deep-copied too. Default: `loss`.
-        checkpoint: Compute projections again in the backward pass instead of storing them; `repr` and
-            `activation_bytes` show how much is stored. See `HighOrderMoments`.
-        matmul_dtype: "bfloat16" for only the matrix products. See `HighOrderMoments`.
+        init, checkpoint, matmul_dtype: See `HighOrderMoments`; `repr` and `activation_bytes` show how much is
+            stored.
         **kwargs: `collect_stats`, `embedding_regularizer` and `embedding_reg_weight`, as in any PML loss.
 
     Shape:
@@ -133,12 +127,10 @@ class HORDELoss(PerOutputLoss):
         if not embed_orders:
             self.width_hint = "; embed_orders=True makes every order as wide as the embeddings"
         names = self._sub_loss_names()
-        self.embeddings = nn.ModuleDict(
-            {
-                name: _embedding(moment_dim, embedding_size) if embed_orders else nn.Identity()
-                for name in names[1:]
-            }
-        )
+        self.embeddings = nn.ModuleDict({name: nn.Identity() for name in names[1:]})
+        for name in names[1:] if embed_orders else ():
+            self.embeddings[name] = embedding = nn.Linear(moment_dim, embedding_size, bias=False)
+            nn.init.xavier_uniform_(embedding.weight)
         first = loss if embedding_loss is None else embedding_loss
         self.check_wrapped("loss", loss)
         self.check_wrapped("embedding_loss", first)
@@ -148,12 +140,7 @@ class HORDELoss(PerOutputLoss):
         )
 
     def compute_loss(
-        self,
-        embeddings: Tensor,
-        labels: Tensor,
-        indices_tuple: tuple[Tensor, ...] | None,
-        ref_emb: Tensor,
-        ref_labels: Tensor,
+        self, embeddings: Tensor, labels: Tensor, indices_tuple: tuple[Tensor, ...] | None, *_: Any
     ) -> dict[str, dict[str, Any]]:
         check_width(embeddings, self.embedding_size)
         orders = self.order_embeddings(self.features)
@@ -219,25 +206,18 @@ class HORDELoss(PerOutputLoss):
         return [f"order_{k}" for k in range(1, self.order + 1)]
 
 
-def _embedding(in_features: int, out_features: int) -> nn.Linear:
-    linear = nn.Linear(in_features, out_features, bias=False)
-    nn.init.xavier_uniform_(linear.weight)
-    return linear
-
-
 def _weights(order_weights: float | Sequence[float] | str, order: int) -> list[float]:
     """w_2 .. w_K."""
     count = order - 1
-    words = {"sum": [1.0] * count, "mean": [1 / count] * count}
-    if isinstance(order_weights, str):
-        weights = words.get(order_weights, [])
-    elif isinstance(order_weights, (int, float)):
-        weights = [float(order_weights)] * count
-    else:
-        weights = [float(weight) for weight in order_weights]
-    if len(weights) != count or not all(map(math.isfinite, weights)):
+    weights: Any = order_weights
+    if isinstance(weights, str):
+        weights = {"sum": 1.0, "mean": 1 / count}.get(weights, [])
+    if isinstance(weights, (int, float)):
+        weights = [weights] * count
+    numbers = [float(weight) for weight in weights]
+    if len(numbers) != count or not all(map(math.isfinite, numbers)):
         raise ValueError(
             f'order_weights: expected "sum", "mean", a finite number or {count} of them, for orders 2 to {order}; '
             f"got {order_weights!r}"
         )
-    return weights
+    return numbers

@@ -1,7 +1,7 @@
-r"""AM-softmax plus joint representation similarity (see `joint_similarity.py`): the paper's whole objective.
+"""AM-softmax plus joint representation similarity (see `joint_similarity.py`).
 
-L_JRD           = L_AMS + alpha L_JRS / N_pairs                                               eq. 11
-L_AMS           = mean_i -log softmax_{y_i} of s (cos_ij - m [j = y_i])                       eq. 12
+L_JRD = L_AMS + alpha L_JRS / N_pairs                               eq. 11
+L_AMS = mean_i -log softmax_{y_i} of s (cos_ij - m [j = y_i])       eq. 12
 """
 
 import math
@@ -39,8 +39,7 @@ class JRDLoss(FeatureLoss):
 
     It owns the class weights W (E, C): **give `parameters()` to an optimizer**. The paper uses a hundred times
     the network's learning rate (a thousand on SOP). The similarity compares pooled features, L2-normalised
-    embeddings and cosines with the normalised class weights, without margin and scale; it also trains the class
-    weights.
+    embeddings and cosines with the class weights, without margin and scale; it also trains the class weights.
 
     Args:
         num_classes: C.
@@ -56,8 +55,7 @@ class JRDLoss(FeatureLoss):
         scale: s. Section 5.1: 20.
         regularizer: "jrs", or one that the paper compares it with, on the same kernels: "jmmd" (eq. 15) or
             "jintra" (eq. 16).
-        **kwargs: `reducer`, `collect_stats`, `embedding_regularizer` and `embedding_reg_weight`, as in any PML
-            loss.
+        **kwargs: As in any PML loss, except `distance`.
 
     Default reducer: `MeanReducer()`, the 1/M of eq. 12 and the 1/N_pairs of eq. 11.
     Reducer input: **metric**, AM-softmax, one value per image, reduction type "element"; **similarity**, alpha
@@ -80,8 +78,7 @@ class JRDLoss(FeatureLoss):
         torch.Size([])
     """
 
-    completed = ("kernels",)
-    """Arguments that `get_default_NAME` completes if they give only a part."""
+    completed = ("kernels",)  # arguments that `get_default_NAME` completes if they give only a part
 
     def __init__(
         self,
@@ -128,21 +125,15 @@ class JRDLoss(FeatureLoss):
         )
         self.representations = tuple(representations)
         self.kernels = kernel_modules(self.get_default_kernels() | kernels)
-        self.feature_names = tuple(
-            name for name in self.kernels if name not in ("embeddings", "classes")
-        )
+        own = ("embeddings", "classes")
+        self.feature_names = tuple(name for name in self.kernels if name not in own)
         self.add_to_recordable_attributes(
             list_of_names=["embedding_size", "similarity_weight", "regularizer"], is_stat=False
         )
         self.add_to_recordable_attributes(name="similarity", is_stat=True)
 
     def compute_loss(
-        self,
-        embeddings: Tensor,
-        labels: Tensor,
-        indices_tuple: tuple[Tensor, ...] | None,
-        ref_emb: Tensor,
-        ref_labels: Tensor,
+        self, embeddings: Tensor, labels: Tensor, indices_tuple: tuple[Tensor, ...] | None, *_: Any
     ) -> dict[str, dict[str, Any]]:
         check_width(embeddings, self.embedding_size)
         c_f.labels_required(labels)
@@ -150,11 +141,8 @@ class JRDLoss(FeatureLoss):
         _check_classes(labels, self.num_classes)
         unit = F.normalize(embeddings)
         cosines = class_cosines(unit, self.metric.W)
-        rows = {
-            "embeddings": unit,
-            "classes": cosines,
-            **whole_batch(self.named_features, embeddings),
-        }
+        rows = {"embeddings": unit, "classes": cosines}
+        rows |= whole_batch(self.named_features, embeddings)
         K = joint_kernel({name: rows[name] for name in self.kernels}, self.kernels)
         values = _REGULARIZERS[self.regularizer](K, labels)
         reducer = getattr(getattr(self.reducer, "reducers", None), "similarity", None)
@@ -175,17 +163,16 @@ class JRDLoss(FeatureLoss):
         with without_autocast(embeddings):
             unit = F.normalize(full_precision(embeddings))
             logits: Tensor = self.metric.get_logits(class_cosines(unit, self.metric.W))
-            return logits
+        return logits
 
     def get_default_distance(self) -> None:
         """Return None: nothing uses it."""
 
     def get_default_kernels(self) -> dict[str, ReproducingKernel]:
+        components = {name: 1 if name == "classes" else 3 for name in self.representations}
         return {
-            name: GaussianMixtureKernel(
-                1 if name == "classes" else 3, collect_stats=self.collect_stats
-            )
-            for name in self.representations
+            name: GaussianMixtureKernel(K, collect_stats=self.collect_stats)
+            for name, K in components.items()
         }
 
     def _sub_loss_names(self) -> list[str]:

@@ -92,15 +92,12 @@ class RankAccuracyCalculator(AccuracyCalculator):
         include: Sequence[str] = (),
         exclude: Sequence[str] = (),
     ) -> dict[str, Any]:
-        """Return the metrics of queries against references, with PML's arguments.
+        """Return the metrics of queries (q, D) against references (n, D), tensors or arrays: PML's method.
 
         Args:
-            query: (q, D), tensor or array.
-            query_labels: (q,).
-            reference: (n, D). Default: the queries, each ranked against the others.
-            reference_labels: (n,).
+            query, query_labels, include, exclude: As in PML.
+            reference, reference_labels: Default: the queries, each ranked against the others.
             ref_includes_query: True if the first q references are the queries, which is not checked.
-            include, exclude: A choice from the constructor's metrics.
 
         Raises:
             ValueError: as `get_accuracy_within`.
@@ -166,16 +163,16 @@ class RankAccuracyCalculator(AccuracyCalculator):
         """Metrics of the rows of `parts`, stacked."""
         self.curr_function_dict = self.get_function_dict(include, exclude)
         asked, clustering = set(self.curr_function_dict), set(self.requires_clustering())
-        found: dict[str, Any] = {"query_labels": labels[is_query]}
+        given: dict[str, Any] = {"query_labels": labels[is_query]}
         if asked - clustering:
             exact = "mean_reciprocal_rank" in asked
-            found["ranks"] = count_ranks(
+            given["ranks"] = count_ranks(
                 *(parts, labels, is_query, is_reference),
                 normalize=normalize,
                 max_rank=len(labels) if exact else self.max_rank,
                 sharing=self.sharing,
             )
-            if len(found["ranks"].labels) == 0:
+            if len(given["ranks"].labels) == 0:
                 c_f.LOGGER.warning("None of the query labels are in the reference set.")
         if asked & clustering:
             query = torch.cat(taken_rows(parts, is_query.nonzero().flatten()))
@@ -183,10 +180,10 @@ class RankAccuracyCalculator(AccuracyCalculator):
             clusters = torch.zeros(len(query), dtype=torch.long)
             # By the main process alone, since k-means keeps all cores busy.
             if self.sharing.accelerator is None or self.sharing.accelerator.is_main_process:
-                query_labels = found["query_labels"]
+                query_labels = given["query_labels"]
                 clusters = self.get_cluster_labels(query=query, query_labels=query_labels).cpu()
-            found["cluster_labels"] = self.sharing.sum(clusters)
-        return dict(self._get_accuracy(self.curr_function_dict, **found))
+            given["cluster_labels"] = self.sharing.sum(clusters)
+        return dict(self._get_accuracy(self.curr_function_dict, **given))
 
     def _recall(self, K: int, ranks: Ranks, query_labels: Tensor, **_: Any) -> Any:
         return self._mean(ranks.nearest <= K, ranks, query_labels)

@@ -24,6 +24,7 @@ edges of its tiles, a matrix product may round equal columns differently.)
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import reduce
 from math import frexp
 from typing import Any, NamedTuple
 
@@ -92,8 +93,7 @@ def count_ranks(
     """Find the ranks of each query's right references among all references.
 
     Args:
-        parts: Finite (n_i, D): the rows of one matrix, which is never made. If there are several parts, the
-            references stand in the first ones.
+        parts: Finite (n_i, D): the rows of one matrix, which is never made.
         labels: (n,).
         is_query, is_reference: (n,) bool. A query that is also a reference is left out of its own ranking.
         normalize: Compare the L2-normalised rows.
@@ -104,7 +104,7 @@ def count_ranks(
     rows = _prepared(parts, plan.order, normalize, sharing)
     references = rows[: plan.references]
     blocks = plan.blocks(rows.element_size())
-    found = rows.new_zeros(3, len(plan.queries), dtype=torch.float64)
+    results = rows.new_zeros(3, len(plan.queries), dtype=torch.float64)
     halves = torch.cat([part.square().sum(dim=1) / 2 for part in torch.split(references, PART)])
     distances = rows.new_empty(max(map(len, blocks), default=0), len(references))
     with _full_precision():
@@ -113,9 +113,9 @@ def count_ranks(
             out = distances[: len(queries)]
             torch.addmm(halves, queries, references.T, alpha=-1, out=out)
             places, no_right, R = (part.to(rows.device) for part in plan.right(block))
-            found[:, block] = _measured(out, places, no_right, R, max_rank)
+            results[:, block] = _measured(out, places, no_right, R, max_rank)
     # Exact: all summands except one are zero.
-    nearest, average_precision, r_precision = sharing.sum(found)
+    nearest, average_precision, r_precision = sharing.sum(results)
     queries = plan.order[plan.queries]
     return Ranks(nearest, average_precision, r_precision, labels[queries], queries)
 
@@ -126,8 +126,7 @@ class _Plan:
 
     order: Tensor  # the row at each place, without rows that are neither query nor reference
     references: int  # number of references
-    # Places (q,) of the queries that have right references, sorted by the number of these, so that the queries of
-    # a block have about equally many.
+    # Places (q,) of the queries that have right references, sorted by the number of these: alike in a block.
     queries: Tensor
     first: Tensor  # (q,), the place where each query's class begins among the references
     count: Tensor  # (q,), the size of that class
@@ -214,9 +213,7 @@ def _prepared(
     parts: Sequence[Tensor], order: Tensor, normalize: bool, sharing: QuerySharding
 ) -> Tensor:
     """The vectors to compare, in the plan's order."""
-    dtype = torch.float32
-    for part in parts:
-        dtype = torch.promote_types(dtype, part.dtype)
+    dtype = reduce(torch.promote_types, (part.dtype for part in parts), torch.float32)
     out = torch.empty(len(order), parts[0].shape[1], dtype=dtype, device=sharing.device)
     # A power of two, so that nothing is rounded; squares neither overflow nor vanish.
     limit = frexp(torch.finfo(out.dtype).max)[1] - 2

@@ -6,18 +6,17 @@ r"""Energy confusion (Chen, Deng, "Energy Confused Adversarial Metric Learning",
     L = L_m + lambda sum_{I != J} L_ec(I, J)                            eq. 7
     L = L_m + lambda sum_{I != J} log(1 + L_ec(I, J))                   eq. 11
 
-The term pulls the classes of a batch together, and the images of each class, while the metric loss L_m pulls the
-classes apart: the network becomes less sure of the features that separate the training classes, and keeps more of
-those that may separate other classes. Both terms are minimised; nothing is "adversarial" beyond that. The second
-line of eq. 3 needs no pair of images: the cost is linear in the batch, plus one matrix of classes.
+The term pulls the classes of a batch together while the metric loss L_m pulls them apart: the network becomes
+less sure of the features that separate the training classes, and keeps more of those that may separate others.
+Both terms are minimised; nothing is "adversarial" beyond that. The second line of eq. 3 needs no pair of images:
+the cost is linear in the batch, plus one matrix of classes.
 
 Differs from the paper:
 * The default is the mean over class pairs, whose scale does not depend on the number of classes. Eqs. 7 and 11
   sum over ordered pairs, so that each pair of classes counts twice: `reducer=SumReducer()`.
 * All pairs of classes count; the paper's "randomly chosen in the current minibatch" does not say how many do.
-* Unit-length embeddings by default. The paper assumes them for the triplet loss (eq. 8) and uses cosines in
-  the binomial (eq. 10), but inner products of raw embeddings in N-pair (eq. 9): give the regularizer a `distance`
-  that treats the embeddings as the metric loss does.
+* Unit-length embeddings by default, as in the paper's triplet and binomial losses (eqs. 8, 10). Its N-pair loss
+  (eq. 9) has raw ones: give the regularizer a `distance` that treats the embeddings as the metric loss does.
 """
 
 from typing import Any, Literal, get_args
@@ -100,26 +99,23 @@ def _off_diagonal(x: Tensor) -> Tensor:
 class EnergyConfusionRegularizer(LabelAwareRegularizer):
     """Regularizer that keeps a metric loss from being too sure of the training classes, by pulling them together.
 
-    Add it to a metric loss, `MultipleLosses({"metric": loss, "confusion": regularizer}, weights={...})`. It has no
-    parameters. By default the value is a mean, at most log 5 on the unit sphere: choose its weight as for any
-    mean-reduced loss. The paper's lambdas (triplet 0.02, N-pair 0.3, binomial 0.13; a tenth of that on SOP and
+    By default the value is a mean, at most log 5 on the unit sphere: choose its weight in `MultipleLosses` as for
+    any mean-reduced loss. The paper's lambdas (triplet 0.02, N-pair 0.3, binomial 0.13; a tenth of that on SOP and
     In-Shop) multiply a *sum over ordered pairs*, beside metric losses that are *sums over the batch* (eqs. 8 to
     10): use them with `reducer=SumReducer()` here and in the base losses, never beside a mean-reduced loss.
 
     Args:
         log: Take log(1 + L_ec) of each pair (eq. 11), or L_ec itself (eq. 7).
-        gradient: "fc": the gradient reaches the linear layer of the embeddings only, the paper's rule
+        gradient: "fc": the gradient reaches the linear layer of the embeddings only, as the paper evaluates it
             (section 4.2: "the overfitting mainly appears at the fc layer"); the regularizer then reads the
             `stopgrad_embeddings` of an `EmbeddingHead`, through `attach(head)` or `features=`. "all": it reads
-            the embeddings that it is called with, and the whole network is regularised. The default is the method
-            that the paper evaluates; without a head it raises an error.
+            the embeddings that it is called with, and the whole network is regularised.
         **kwargs: `reducer`, `distance` (any of PML's except similarities; squared Euclidean in closed form, others
             from the N x N matrix), `collect_stats`, `embedding_regularizer`, `embedding_reg_weight`.
 
-    Default distance: `LpDistance(p=2, power=2)`, of normalised embeddings.
-    Default reducer: `MeanReducer()`.
+    Default distance: `LpDistance(p=2, power=2)`, of normalised embeddings. Default reducer: `MeanReducer()`.
     Reducer input: **loss**, for every ordered pair of classes, (I, J) and (J, I), by the indices of one image of
-    each. Reduction type "neg_pair".
+    each; reduction type "neg_pair".
 
     Shape:
         embeddings (N, E), labels (N,); features (N, E) where `gradient="fc"`. `indices_tuple` is ignored:
@@ -151,15 +147,8 @@ class EnergyConfusionRegularizer(LabelAwareRegularizer):
         self.add_to_recordable_attributes(name="between_class_energy", is_stat=True)
 
     def compute_loss(
-        self,
-        embeddings: Tensor,
-        labels: Tensor,
-        indices_tuple: tuple[Tensor, ...] | None,
-        ref_emb: Tensor,
-        ref_labels: Tensor,
+        self, embeddings: Tensor, labels: Tensor, *_: Any
     ) -> dict[str, dict[str, Any]]:
-        c_f.labels_required(labels)
-        c_f.ref_not_supported(embeddings, labels, ref_emb, ref_labels)
         self.distance.check_shapes(embeddings, None)
         x = embeddings if self.gradient == "all" else self._own_embeddings(embeddings)
         if torch.compiler.is_compiling() and type(self.reducer) in (MeanReducer, SumReducer):
@@ -202,16 +191,13 @@ class EnergyConfusionRegularizer(LabelAwareRegularizer):
 
     def _in_one_graph(self, x: Tensor, labels: Tensor) -> Tensor:
         """The reduced value, with room for N classes: compiled code needs one shape for all batches of a size."""
-        labels, order = labels.sort()
-        ranks = F.pad(
-            (labels[1:] != labels[:-1]).cumsum(dim=0), (1, 0)
-        )  # `unique` has no fixed shape
+        labels, order = labels.sort()  # `unique` has no fixed shape
+        ranks = F.pad((labels[1:] != labels[:-1]).cumsum(dim=0), (1, 0))
         classes = torch.empty_like(order).scatter(0, order, ranks)
-        N = len(labels)
-        index = torch.arange(N, device=x.device)
+        index = torch.arange(len(labels), device=x.device)
         exists = index <= ranks[-1]
         pairs = exists.unsqueeze(1) & exists & (index.unsqueeze(1) != index)
-        total = (self._terms(self._energies(x, classes, N)) * pairs).sum()
+        total = (self._terms(self._energies(x, classes, len(labels))) * pairs).sum()
         return total / pairs.sum().clamp(min=1) if type(self.reducer) is MeanReducer else total
 
     def _own_embeddings(self, embeddings: Tensor) -> Tensor:

@@ -16,12 +16,13 @@ C_I is the class's mean of products of kernel functions (eq. 7), and n_I the num
 (the text says "in the training set"). Pairs are ordered, I != J as printed; this does not change the mean.
 
 Differs from the paper: the comma in eq. 15 is read as a minus; the norms of eqs. 15 and 16 are not squared, while
-eq. 14's is. If two classes coincide, |C_I - C_J| has gradient 0 instead of infinity. The paper
-calls energy confusion "a particular case of JRS". With the linear kernel on the unit sphere a pair of classes has
-L_ec = 2 - 2 S_IJ. The signs are opposite: energy confusion draws classes together, and JRS pushes them apart.
+eq. 14's is; if two classes coincide, |C_I - C_J| has gradient 0 instead of infinity. The paper calls energy
+confusion "a particular case of JRS", but the signs are opposite: with the linear kernel on the unit sphere, L_ec of
+a pair of classes is 2 - 2 S_IJ.
 """
 
 from collections.abc import Callable, Mapping
+from functools import reduce
 from typing import Any
 
 import torch
@@ -49,11 +50,8 @@ def joint_kernel(
             f"kernels: expected one for each representation ({', '.join(representations) or 'none came'}), got "
             f"{', '.join(kernels) or 'none'}"
         )
-    matrices = [kernels[name](x) for name, x in representations.items()]
-    product = matrices[0]
-    for matrix in matrices[1:]:
-        product = product * matrix  # eq. 8, its product
-    return product
+    matrices = (kernels[name](x) for name, x in representations.items())
+    return reduce(torch.mul, matrices)  # eq. 8, its product
 
 
 def joint_mmd(K: Tensor, labels: Tensor) -> Tensor:
@@ -139,12 +137,7 @@ class _JointRegularizer(LabelAwareRegularizer):
         self.feature_names = tuple(name for name in self.kernels if name != "embeddings")
 
     def compute_loss(
-        self,
-        embeddings: Tensor,
-        labels: Tensor,
-        indices_tuple: tuple[Tensor, ...] | None,
-        ref_emb: Tensor,
-        ref_labels: Tensor,
+        self, embeddings: Tensor, labels: Tensor, indices_tuple: tuple[Tensor, ...] | None, *_: Any
     ) -> dict[str, dict[str, Any]]:
         rows = {"embeddings": embeddings, **whole_batch(self.named_features, embeddings)}
         K = joint_kernel({name: rows[name] for name in self.kernels}, self.kernels)
@@ -170,16 +163,14 @@ class JRSRegularizer(_JointRegularizer):
 
     Args:
         kernels: A kernel for each representation, by name. "embeddings" are those that the loss is called with;
-            all other names are features: stages of an `EmbeddingHead` after `attach(head)`, any modules after
-            `attach({"pooled": ..., ...})`, or `features={"pooled": ..., ...}`. Default: the paper's Gaussian
-            mixture on "pooled" and on the L2-normalised "embeddings". The paper's third representation needs
-            class weights: `JRDLoss`.
-        **kwargs: `reducer`, `collect_stats`, `embedding_regularizer` and `embedding_reg_weight`, as in any PML
-            loss.
+            all other names are features: see `FeatureLoss.attach`. Default: the paper's Gaussian mixture on
+            "pooled" and on the L2-normalised "embeddings". Its third representation needs class weights:
+            `JRDLoss`.
+        **kwargs: As in any PML loss, except `distance`.
 
     Default reducer: `MeanReducer()`, L_JRS / N_pairs in eq. 11. `SumReducer()` gives eq. 10.
-    Reducer input: **loss**, K_ij of every ordered pair of different classes, reduction type "neg_pair". Of a mined
-    `indices_tuple` only the negative pairs count; the equation takes all.
+    Reducer input: **loss**, K_ij of every ordered pair of different classes, or of the negative pairs of a mined
+    `indices_tuple`; reduction type "neg_pair".
 
     Shape:
         embeddings (N, E), labels (N,), each feature (N, D).
@@ -258,8 +249,6 @@ def kernel_modules(kernels: Mapping[str, ReproducingKernel]) -> nn.ModuleDict:
 
 def whole_batch(features: Mapping[str, Any], embeddings: Tensor) -> dict[str, Tensor]:
     """Each feature's rows of the whole batch, gathered from all processes."""
-    if not features:
-        return {}
     for name, x in features.items():
         if not isinstance(x, Tensor) or x.ndim != 2:
             came = tuple(getattr(x, "shape", ())) or type(x).__name__
@@ -267,5 +256,5 @@ def whole_batch(features: Mapping[str, Any], embeddings: Tensor) -> dict[str, Te
                 f"features: expected a matrix (N, D) of {name}, got {came}; read pooled features, or flatten(1)"
             )
     names = sorted(features)  # the same on every process
-    parts = gather_features([features[name] for name in names], embeddings)
+    parts = gather_features([features[name] for name in names], embeddings) if names else []
     return dict(zip(names, parts, strict=True))

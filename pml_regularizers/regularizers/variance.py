@@ -3,8 +3,8 @@ Learning").
 
     loss_var = 1/m sum_i (a_i - A_i)^2      eq. 3
 
-with a the variance of m features over the batch, and A their predicted variance, held by `VEMAttention`; its file
-says what the paper leaves open.
+with a the variance of m features over the batch, and A their predicted variance; `heads/variance_attention.py` has
+the other equations, and says what the paper leaves open.
 """
 
 from collections.abc import Mapping
@@ -39,21 +39,17 @@ class VarianceRegularizer(FeatureLoss, BaseRegularizer):
     It reads no labels and no embeddings, and ignores `indices_tuple` and `distance=`. Add it to a metric loss with
     `MultipleLosses({"metric": loss, "variance": regularizer.attach(head)}, weights={"metric": 1, "variance": w})`,
     eq. 4; the paper's w is 1 (section III-B). The slot `embedding_regularizer=` of a PML loss takes it as well.
-
-    It trains the attention's parameter, in the network; see `VEMAttention` for the learning rate. The variance is
-    that of the whole batch, also under `DistributedLoss` and PML's `DistributedLossWrapper`; the same holds for
-    the gradients of features and A.
+    The variance is that of the whole batch, also under `DistributedLoss` and PML's `DistributedLossWrapper`.
 
     Args:
-        unbiased: Take the variance with 1/(N-1) instead of 1/N; the paper does not say which. One sample
-            has the variance 0 either way.
+        unbiased: Take the variance with 1/(N-1) instead of 1/N; that of one sample is 0 either way.
         detach_features: Train only the prediction. Default: no, since eq. 6 also minimises over the trunk, so
             that the variance of the features moves towards its prediction.
         **kwargs: `reducer` and `collect_stats`, as in any PML loss.
 
     Default reducer: `MeanReducer()`, eq. 3.
-    Reducer input: **loss**, the squared error of each feature's predicted variance, reduction type "element". The
-    elements are features, so that reducers which look up the labels of elements have no meaning here.
+    Reducer input: **loss**, the squared error of each feature's predicted variance, reduction type "element"; the
+    elements are features, which have no labels for a reducer to look up.
 
     Shape:
         features: the pair of (N, m), the features before the gate, and their predicted variance (N, m),
@@ -89,12 +85,7 @@ class VarianceRegularizer(FeatureLoss, BaseRegularizer):
         )
 
     def compute_loss(
-        self,
-        embeddings: Tensor,
-        labels: Tensor | None,
-        indices_tuple: tuple[Tensor, ...] | None,
-        ref_emb: Tensor,
-        ref_labels: Tensor | None,
+        self, embeddings: Tensor, labels: Any, indices_tuple: Any, ref_emb: Any, ref_labels: Any
     ) -> dict[str, dict[str, Any]]:
         pooled, predicted = _pair(self.features)
         if self.detach_features:  # else eq. 6: the trunk is trained too
@@ -106,7 +97,11 @@ class VarianceRegularizer(FeatureLoss, BaseRegularizer):
         predicted = rows.mean(dim=0)  # equal rows: each sample gets its share of A's gradient
         losses = variance_errors(features, predicted, unbiased=self.unbiased)
         if self.collect_stats:
-            self._record(features.detach(), predicted.detach())
+            predicted = predicted.detach()
+            gate = torch.sigmoid(predicted)
+            self.batch_variance = features.detach().var(dim=0, unbiased=False).mean().item()
+            self.predicted_variance = predicted.mean().item()
+            self.gate_range = (gate.max() - gate.min()).item()
         return {
             "loss": {
                 "losses": losses,
@@ -118,13 +113,6 @@ class VarianceRegularizer(FeatureLoss, BaseRegularizer):
 
     def get_default_distance(self) -> None:
         """Return None: nothing uses it."""
-
-    def _record(self, features: Tensor, predicted: Tensor) -> None:
-        """Record means over the features, and the range of the gates."""
-        gate = torch.sigmoid(predicted)
-        self.batch_variance = features.var(dim=0, unbiased=False).mean().item()
-        self.predicted_variance = predicted.mean().item()
-        self.gate_range = (gate.max() - gate.min()).item()
 
     def _stages(self, source: nn.Module | Mapping[str, nn.Module]) -> dict[str, nn.Module]:
         stages = super()._stages(source)

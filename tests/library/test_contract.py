@@ -10,6 +10,7 @@ import torch
 from pytorch_metric_learning import losses, reducers, regularizers
 from pytorch_metric_learning.losses import BaseMetricLossFunction
 from pytorch_metric_learning.reducers import BaseReducer
+from pytorch_metric_learning.utils.module_with_records import ModuleWithRecords
 from torch import Tensor, nn
 
 import pml_regularizers
@@ -322,6 +323,21 @@ def test_statistics_change_nothing_and_are_plain_values(name: str) -> None:
     assert records
     for record, value in records.items():
         assert isinstance(value, (int, float, str, list, type(None))), record
+    counted = {name for name in vars(counting).keys() - vars(silent).keys() if name[0] != "_"}
+    assert counted <= {record.partition(".")[2] for record in records}
+
+
+def test_numbers_and_words_that_a_class_takes_are_recorded() -> None:
+    made = [case.make() for case in [*LOSSES.values(), *MODULES.values()]]
+    missing = {
+        (type(module).__name__, name)
+        for module in made
+        if isinstance(module, ModuleWithRecords)
+        for name in inspect.signature(type(module).__init__).parameters
+        if isinstance(getattr(module, name, None), (int, float, str))
+        and name not in module._record_these
+    }
+    assert missing == {("HORDELoss", "normalize"), ("JRDLoss", "num_classes")}
 
 
 @each_pml_loss

@@ -118,8 +118,9 @@ def test_values_made_by_hand() -> None:
     energy = (4 + 2) / 2
     assert_close(build(log=False)(embeddings, labels), energy)
     assert_close(build()(embeddings, labels), math.log(1 + energy))
-    summed = build(reducer=reducers.SumReducer())
+    summed = build(reducer=reducers.SumReducer(), collect_stats=True)
     assert_close(summed(embeddings, labels), 2 * math.log(1 + energy))
+    assert summed.between_class_energy == pytest.approx(energy)
 
 
 def test_no_tensor_is_larger_than_the_batch_or_the_matrix_of_classes() -> None:

@@ -1,5 +1,6 @@
 """Joint similarity against loops over classes and pairs, as mathematics, and in PML's pipelines."""
 
+import copy
 import math
 from collections.abc import Callable
 
@@ -90,6 +91,26 @@ def test_no_tensor_is_larger_than_the_rows() -> None:
     assert (
         counted.operations["aten.cat"] == 0
     )  # features are joined only where processes exchange them
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # dynamo's, at a graph break
+@pytest.mark.parametrize("reducer", ["MeanReducer", "SumReducer", "AvgNonZeroReducer"])
+def test_compiled(reducer: str) -> None:
+    """One graph serves all labels for a mean or a sum; other reducers select pairs."""
+    torch.compiler.reset()
+    kernels = {"embeddings": GaussianMixtureKernel()}
+    eager = JRSRegularizer(kernels, reducer=getattr(reducers, reducer)())
+    whole = reducer != "AvgNonZeroReducer"
+    compiled = torch.compile(copy.deepcopy(eager), fullgraph=whole, backend="eager")
+    for labels in (LABELS, torch.arange(7), torch.zeros(7, dtype=torch.long)):
+        x = pairs().embeddings.requires_grad_()
+        value, again = eager(x, labels), compiled(x, labels)
+        (exact,), (found,) = (torch.autograd.grad(part, x) for part in (value, again))
+        if labels.any():
+            assert_close(again, value.item())
+            assert_close(found, exact)
+        else:  # no pair of different classes
+            assert again == 0 and found.abs().max() == 0
 
 
 def test_classes_that_coincide_rest() -> None:

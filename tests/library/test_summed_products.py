@@ -225,3 +225,5 @@ def test_the_module_tells_what_it_keeps(
         kept.pop(weight.untyped_storage().data_ptr(), None)
     assert len(values) == 3
     assert moments.activation_bytes(4, 16) == pytest.approx(sum(kept.values()), rel=0.02)
+    if checkpoint:
+        assert moments.activation_bytes(4, 16) == features.nbytes

@@ -59,6 +59,11 @@ def test_a_loss_made_by_hand() -> None:
     assert_close(variance_errors(x, predicted, unbiased=True), [7**2, 2**2])
     assert_close(value_of(x, predicted), (3**2 + 2**2) / 2)
     assert_close(value_of(x, predicted, reducer=SumReducer()), 3**2 + 2**2)
+    counting = VarianceRegularizer(collect_stats=True)
+    counting(x, features=(x, predicted))
+    assert (counting.batch_variance, counting.predicted_variance) == (2, 1.5)
+    gates = torch.sigmoid(predicted)
+    assert counting.gate_range == pytest.approx((gates[1] - gates[0]).item())
 
 
 def test_one_sample_has_no_variance() -> None:
@@ -162,6 +167,7 @@ def test_fold(bias: bool) -> None:
     assert not torch.equal(folded.weight, before) and torch.equal(linear.weight, before)
     assert torch.equal(torch.get_rng_state(), state)
     assert not folded.weight.requires_grad and not folded.training
+    assert (folded.in_features, folded.out_features) == (CHANNELS, 3)
 
 
 COMPUTED = {
