@@ -227,6 +227,15 @@ def test_copies_of_the_embeddings_are_known_and_changes_refused(training: bool) 
             loss(embeddings.detach(), labels)
 
 
+def test_embeddings_after_a_call_do_not_join_what_it_left() -> None:
+    network, (x, labels) = Network(), images()
+    loss = horde().attach(network.trunk, embedder=network.head)
+    first, _ = network.trunk(x), network.trunk(images()[0])
+    loss(network.head._embed(first.mean(dim=(2, 3))), labels)  # past the embedder: by the graph
+    with pytest.raises(MissingFeaturesError, match="not known to be those of these embeddings"):
+        loss(network.head(first), labels)
+
+
 def test_a_pass_may_have_two_embeddings_of_each_image() -> None:
     class Twice(Network):
         def forward(self, x: Tensor) -> Any:
