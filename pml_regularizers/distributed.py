@@ -9,9 +9,9 @@ that holds the whole batch, both for the network and for the loss's own paramete
 
 import inspect
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
+from functools import lru_cache
 from typing import Any
 from zlib import crc32
 
@@ -25,8 +25,6 @@ from .functional.precision import full_precision
 _REMEDY = (
     "wrap the loss before its optimizer is made: criterion = prepare_loss(DistributedLoss(loss))"
 )
-_TEXT = 400
-"""Bytes by which a process describes its batch to the others where they differ."""
 _own: ContextVar[Tensor | None] = ContextVar("own", default=None)
 """The embeddings of this process, inside `DistributedLoss`."""
 
@@ -36,34 +34,23 @@ def world_size() -> int:
     return dist.get_world_size() if pml_distributed.is_distributed() else 1
 
 
-class _ScaledGradient(torch.autograd.Function):
-    """The input; backwards, its gradient times a factor."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, factor: int) -> Tensor:
-        ctx.factor = factor
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        return grads[0] * ctx.factor, None
-
-
 def all_gather(*tensors: Tensor, group: Any = None) -> list[Tensor]:
     """Concatenate each tensor (n, ...) of all processes in rank order, in one exchange.
 
     Every process must pass the same shapes. Own rows have the gradient of the joint batch, if all processes compute
     the same value of it and DistributedDataParallel averages the gradients.
     """
-    rank, processes = dist.get_rank(), dist.get_world_size()
+    processes = dist.get_world_size()
     parts = [x.detach().contiguous().view(-1).view(torch.uint8) for x in tensors]
     received = parts[0].new_empty(processes, sum(map(len, parts)))
     dist.all_gather(list(received), torch.cat(parts), group=group)
     gathered = []
     for x, raw in zip(tensors, torch.split(received, [*map(len, parts)], dim=1), strict=True):
         rows = list(raw.contiguous().view(x.dtype).view(processes, *x.shape))
-        if x.requires_grad:
-            rows[rank] = _ScaledGradient.apply(x, processes)
+        own = x.view_as(x)
+        if own.grad_fn is not None:
+            own.register_hook(lambda gradient: gradient * processes)  # type: ignore[no-untyped-call]
+            rows[dist.get_rank()] = own
         gathered.append(torch.cat(rows))
     return gathered
 
@@ -85,42 +72,41 @@ def matches_batch(rows: int, batch_size: int) -> bool:
     return rows == batch_size and not _gathering()
 
 
-def gather_rows(x: Tensor, embeddings: Tensor) -> Tensor:
-    """Phase 1 -> phase 2: the rows of the whole batch, from those of this process.
+def gather_features(parts: Sequence[Tensor], embeddings: Tensor) -> list[Tensor]:
+    """Phase 1 -> phase 2: the rows of the whole batch, from those of this process, in one exchange.
 
     Args:
-        x: (n, D), the rows that this process computed.
+        parts: Matrices (n, D), whose rows this process computed.
         embeddings: (N, E), the embeddings that the loss was called with.
 
     Returns:
-        (N, D). Inside `DistributedLoss` in rank order; inside PML's `DistributedLossWrapper`
-        in the order of its embeddings, own rows first.
+        Matrices (N, D). Inside `DistributedLoss` in rank order; inside PML's `DistributedLossWrapper` in the order
+        of its embeddings, own rows first; without a copy if there is nothing to exchange.
 
     Raises:
         ValueError: if there are more embeddings than rows, but not those of all processes.
     """
     if _gathering():
-        return all_gather(x)[0]
-    if len(x) == len(embeddings):
-        return x
+        return all_gather(*parts)
+    if all(len(part) == len(embeddings) for part in parts):
+        return list(parts)
+    x = torch.cat(list(parts), dim=1)
     own = embeddings[: len(x)].detach().to(x.dtype)
     gathered, _, _ = pml_distributed.gather(torch.cat([own, x], dim=1), None)
-    first, rows = torch.split(gathered, [own.shape[1], x.shape[1]], dim=1)
-    if not torch.equal(first, embeddings.to(x.dtype)):
+    widths = [own.shape[1], *(part.shape[1] for part in parts)]
+    expected, *whole = torch.split(gathered, widths, dim=1)
+    if not torch.equal(expected, embeddings.to(x.dtype)):
         raise ValueError(
             f"features: got {len(x)} samples, and the {len(embeddings)} embeddings are not those of all "
             "processes, own rows first; wrap the loss in DistributedLoss, or pass embeddings and features of "
             "the same samples"
         )
-    return rows
+    return whole
 
 
-def gather_features(parts: Sequence[Tensor], embeddings: Tensor) -> list[Tensor]:
-    """`gather_rows` for several matrices in one exchange; without a copy if there is nothing to exchange."""
-    if not _gathering() and all(len(part) == len(embeddings) for part in parts):
-        return list(parts)
-    rows = gather_rows(torch.cat(list(parts), dim=1), embeddings)
-    return list(torch.split(rows, [part.shape[1] for part in parts], dim=1))
+def gather_rows(x: Tensor, embeddings: Tensor) -> Tensor:
+    """`gather_features` of one matrix."""
+    return gather_features([x], embeddings)[0]
 
 
 class DistributedLoss(nn.Module):
@@ -152,7 +138,8 @@ class DistributedLoss(nn.Module):
     """
 
     _warned = False
-    _agreed: tuple[int | None, list[tuple[torch.Size, torch.dtype]]] = (None, [])
+    _agreed: tuple[int | None, int] = (None, 0)
+    """Code of the batch that all processes held last, and the bytes of its rows on the CPU."""
 
     def __init__(self, loss: nn.Module, miner: nn.Module | None = None) -> None:
         super().__init__()
@@ -188,66 +175,62 @@ class DistributedLoss(nn.Module):
             RuntimeError: in the first call, if the processes hold different parameters or buffers of the loss,
                 such as projections that each drew for itself.
         """
-        given = {"labels": labels, "ref_emb": ref_emb, "ref_labels": ref_labels}
-        given["enqueue_mask"] = enqueue_mask
-        rows = {name: x for name, x in given.items() if x is not None}
-        with torch.autocast(embeddings.device.type, enabled=False), _owned(embeddings):
-            if world_size() == 1:
-                return self._loss(embeddings, rows, indices_tuple, features)
-            embeddings, *others = self._gather(embeddings, rows, indices_tuple, features)
-            if indices_tuple is not None:
-                raise ValueError(
-                    f"indices_tuple: cannot index the batch of {world_size()} processes from one of them; "
-                    "pass the miner to DistributedLoss(loss, miner=...)"
-                )
-            loss = self._loss(embeddings, dict(zip(rows, others, strict=True)), None, features)
-            trained = any(parameter.requires_grad for parameter in self.loss.parameters())
-            # The name is private to torch: without it there is no warning.
-            ddp = getattr(nn.parallel.DistributedDataParallel, "_active_ddp_module", "gone")
-            if trained and ddp is None and isinstance(loss, Tensor) and loss.requires_grad:
-                loss.register_hook(self._warn)  # type: ignore[no-untyped-call]
-            return loss
+        rows: dict[str, Any] = {"embeddings": embeddings, "labels": labels, "ref_emb": ref_emb}
+        rows |= {"ref_labels": ref_labels, "enqueue_mask": enqueue_mask}
+        rows = {name: x for name, x in rows.items() if x is not None}
+        token = _own.set(embeddings)
+        try:
+            with torch.autocast(embeddings.device.type, enabled=False):
+                if world_size() == 1:
+                    return self._loss(rows, indices_tuple, features)
+                rows = self._gather(rows, indices_tuple, features)
+                loss = self._loss(rows, None, features)
+        finally:
+            _own.reset(token)
+        trained = any(parameter.requires_grad for parameter in self.loss.parameters())
+        # The name is private to torch: without it there is no warning.
+        ddp = getattr(nn.parallel.DistributedDataParallel, "_active_ddp_module", "gone")
+        if trained and ddp is None and isinstance(loss, Tensor) and loss.requires_grad:
+            loss.register_hook(self._warn)  # type: ignore[no-untyped-call]
+        return loss
 
-    def _gather(
-        self, embeddings: Tensor, rows: Mapping[str, Any], tuples: Any, features: Any
-    ) -> list[Tensor]:
-        """Embeddings and rows of all processes, after a check that all hold the same: else gathering would hang.
+    def _gather(self, rows: Mapping[str, Any], tuples: Any, features: Any) -> dict[str, Tensor]:
+        """Rows of all processes, after a check that all hold the same: else gathering would hang.
 
-        In a steady state a code of what is held travels with the rows, in a message of the last size that all
-        agreed on; on a GPU by itself, through the CPU, so that the device does not wait.
+        In a steady state a code of what is held travels with the rows, in a message of the size that all agreed on
+        last; on a GPU by itself, through the CPU, so that the device does not wait.
         """
-        parts = {"embeddings": embeddings, "labels": None, **rows}
-        parts |= {"tuples": tuples, "features": features}
-        text = ", ".join(
-            f"{name} {_described(x, whole=name != 'features')}"
-            for name, x in parts.items()
-            if x is not None or name == "labels"
-        ).encode()
-        code, group, given = crc32(text), _cpu_group(), [embeddings, *rows.values()]
-        tensors = [x.to(embeddings.device) for x in given if isinstance(x, Tensor)]
-        agreed, sizes = self._agreed
-        message: list[Tensor] = []
-        if agreed is not None and embeddings.device.type == "cpu":
-            fits = code == agreed
-            message = tensors if fits else [torch.zeros(size, dtype=dtype) for size, dtype in sizes]
+        others = {"features": features, "tuples": tuples}
+        text = _described({"labels": None, **rows}, whole=True)
+        text = f"{text}, {_described(others, whole=False)}"
+        code, group = crc32(text.encode()), _cpu_group(dist.group.WORLD)
+        device = rows["embeddings"].device
+        tensors = [x.to(device) for x in rows.values() if isinstance(x, Tensor)]
+        agreed, size = self._agreed
+        at_once = code == agreed and device.type == "cpu"
+        message = tensors if at_once else [torch.empty(size, dtype=torch.uint8)]
         codes, *gathered = all_gather(torch.tensor([code]), *message, group=group)
         if codes.ne(code).any():
-            padded = torch.frombuffer(bytearray(text[:_TEXT].ljust(_TEXT)), dtype=torch.uint8)
-            (texts,) = all_gather(padded, group=group)
-            held = (bytes(row.tolist()).decode(errors="replace") for row in texts.view(-1, _TEXT))
+            texts: list[Any] = [None] * world_size()
+            dist.all_gather_object(texts, text, group)
             raise ValueError(
                 "embeddings: every process must hold the same number of rows, labels and features, in the same "
-                f"dtypes, got by rank: {'; '.join(map(str.rstrip, held))}; drop or fill the last batch "
-                "(drop_last=True, or Accelerate's even_batches), and cast the same on all"
+                f"dtypes, got by rank: {'; '.join(texts)}; drop or fill the last batch (drop_last=True, or "
+                "Accelerate's even_batches), and cast the same on all"
             )
-        if len(tensors) < len(given):
-            raise ValueError(f"labels: expected a tensor, got {text.decode()}")
+        if len(tensors) < len(rows):
+            raise ValueError(f"labels: expected a tensor, got {text}")
+        if tuples is not None:
+            raise ValueError(
+                f"indices_tuple: cannot index the batch of {world_size()} processes from one of them; "
+                "pass the miner to DistributedLoss(loss, miner=...)"
+            )
         if agreed is None:
             self._check_equal_state(group)
-        if gathered and code == agreed:
-            return gathered
-        self._agreed = (code, [(x.shape, x.dtype) for x in tensors])
-        return all_gather(*tensors)
+        if not at_once:
+            self._agreed = code, sum(x.nbytes for x in tensors) if device.type == "cpu" else 0
+            gathered = all_gather(*tensors)
+        return dict(zip(rows, gathered, strict=True))
 
     def _check_equal_state(self, group: Any) -> None:
         digest = 0
@@ -270,16 +253,9 @@ class DistributedLoss(nn.Module):
                 stacklevel=2,
             )
 
-    def _loss(
-        self,
-        embeddings: Tensor,
-        rows: dict[str, Tensor],
-        indices_tuple: tuple[Tensor, ...] | None,
-        features: Any,
-    ) -> Tensor:
-        embeddings = full_precision(embeddings)
+    def _loss(self, rows: Mapping[str, Any], indices_tuple: Any, features: Any) -> Tensor:
         rows = {name: full_precision(x) if isinstance(x, Tensor) else x for name, x in rows.items()}
-        labels = rows.pop("labels", None)
+        embeddings, labels = rows.pop("embeddings"), rows.pop("labels", None)
         if self.miner is not None and indices_tuple is None:
             reference = {name: x for name, x in rows.items() if name != "enqueue_mask"}
             indices_tuple = self.miner(embeddings, labels, **reference)
@@ -288,53 +264,31 @@ class DistributedLoss(nn.Module):
         taken = inspect.signature(self.loss.forward).parameters
         if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values()):
             for name in given.keys() - taken.keys():
-                raise ValueError(
-                    f"{name}: {type(self.loss).__name__} takes none{_HINTS.get(name, '')}"
-                )
+                hint = {
+                    "features": "; attach the losses inside it that read them, as in horde.attach(head)",
+                    "indices_tuple": "; leave out the miner",
+                }.get(name, "")
+                raise ValueError(f"{name}: {type(self.loss).__name__} takes none{hint}")
         if labels is None and "labels" not in taken:  # SelfSupervisedLoss(embeddings, ref_emb=...)
             return self.loss(embeddings, **given)  # type: ignore[no-any-return]
         return self.loss(embeddings, labels, **given)  # type: ignore[no-any-return]
 
 
-_HINTS = {
-    "features": "; attach the losses inside it that read them, as in horde.attach(head)",
-    "indices_tuple": "; leave out the miner",
-}
-
-
-@contextmanager
-def _owned(embeddings: Tensor) -> Iterator[None]:
-    token = _own.set(embeddings)
-    try:
-        yield
-    finally:
-        _own.reset(token)
-
-
-_cpu_groups: dict[Any, Any] = {}
-
-
-def _cpu_group() -> Any:
+@lru_cache(maxsize=1)
+def _cpu_group(world: Any) -> Any:
     """A process group of tensors on the CPU, made by the first call of all processes."""
-    world = dist.group.WORLD
-    if world not in _cpu_groups:
-        _cpu_groups.clear()  # of groups that are gone
-        _cpu_groups[world] = (
-            world if dist.get_backend() == "gloo" else dist.new_group(backend="gloo")
-        )
-    return _cpu_groups[world]
+    return world if dist.get_backend() == "gloo" else dist.new_group(backend="gloo")
 
 
 def _described(x: Any, *, whole: bool) -> str:
     """Rows and dtypes; of features, whose maps and tokens stay on their process, no sizes of positions."""
     if isinstance(x, Tensor):
-        shape = tuple(x.shape)
         whole = whole or (x.ndim < 3 and x.is_floating_point())
-        return f"{shape if whole else shape[:1]} {x.dtype}"
+        return f"{tuple(x.shape if whole else x.shape[:1])} {x.dtype}"
     if isinstance(x, Mapping):
-        return f"({', '.join(f'{name} {_described(x[name], whole=whole)}' for name in sorted(x))})"
+        return ", ".join(f"{name} {_described(x[name], whole=whole)}" for name in sorted(x))
     if isinstance(x, (tuple, list)):
-        return f"({', '.join(_described(part, whole=whole) for part in x)})"
+        return ", ".join(_described(part, whole=whole) for part in x)
     return type(x).__name__
 
 
@@ -362,10 +316,9 @@ def prepare_loss(accelerator: Any, loss: nn.Module | None = None) -> nn.Module:
                 f"loss: expected a module, got {type(loss).__name__}; call prepare_loss(loss), or "
                 "prepare_loss(accelerator, loss)"
             )
-        processes = world_size()
     else:
-        loss, processes = loss.to(accelerator.device), accelerator.num_processes
-    if processes == 1:
+        loss = loss.to(accelerator.device)
+    if world_size() == 1:
         return loss
     trained = [parameter for parameter in loss.parameters() if parameter.requires_grad]
     if trained:

@@ -9,6 +9,7 @@ ratio shows the effect on the network. It is linear in the weight: w * wanted / 
 import itertools
 import math
 import threading
+from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -59,17 +60,16 @@ def capture_loss_terms(loss: nn.Module) -> Iterator[dict[str, Tensor]]:
             f"loss: expected a sum of losses, such as MultipleLosses, got {type(loss).__name__}; add the "
             'regularizer to it: MultipleLosses({"metric": loss, "regularizer": regularizer})'
         )
-    # A loss that stands in several places is called for them one after the other.
-    places: dict[nn.Module, list[tuple[str, _Weights]]] = {}
+    turns: dict[nn.Module, deque[tuple[str, _Weights]]] = defaultdict(deque)
     for part, name, weights in _parts(loss):
-        places.setdefault(part, []).append((name, weights))
-    turns = {part: itertools.cycle(named) for part, named in places.items()}
+        turns[part].append((name, weights))
     terms: dict[str, Tensor] = {}
     thread = threading.get_ident()
 
     def record(part: nn.Module, args: Any, output: Tensor) -> None:
         if threading.get_ident() == thread:
-            name, weights = next(turns[part])
+            name, weights = turns[part][0]
+            turns[part].rotate(-1)  # one loss in several places is called for them in turn
             term = output * math.prod(owner.weights[key] for owner, key in weights)
             terms[name] = terms[name] + term if name in terms else term
 
@@ -145,9 +145,21 @@ def gradient_norm_ratios(
     if base not in losses:
         raise ValueError(f"base: expected one of {', '.join(losses) or 'no losses'}, got {base!r}")
     places = {name: _trained(name, tensors) for name, tensors in at.items()}
+    tensors = list(dict.fromkeys(itertools.chain.from_iterable(places.values())))
     if world_size() > 1:
         _check_static_graph(losses.values())
-    norms = {name: _norms(loss, places) for name, loss in losses.items()}
+    norms: dict[str, dict[str, Tensor]] = {}
+    for name, loss in losses.items():
+        gradients: Iterable[Tensor] = map(torch.zeros_like, tensors)
+        if loss.requires_grad:
+            gradients = torch.autograd.grad(
+                loss, tensors, retain_graph=True, allow_unused=True, materialize_grads=True
+            )
+        squares = dict(zip(tensors, map(_square, tensors, gradients), strict=True))
+        norms[name] = {
+            place: torch.stack([squares[tensor] for tensor in inside]).sum().sqrt()
+            for place, inside in places.items()
+        }
     return {
         name: {place: (norm / norms[base][place]).item() for place, norm in own.items()}
         for name, own in norms.items()
@@ -179,39 +191,24 @@ def _check_static_graph(losses: Iterable[Tensor]) -> None:
         if (node := nodes.pop()) in seen:
             continue
         seen.add(node)
-        nodes.extend(following for following, _ in node.next_functions)
-        # Private to torch: if a name is gone, nothing is refused.
+        nodes += [following for following, _ in node.next_functions]
         ddp = getattr(node, "ddp_weakref", lambda: None)()
-        if getattr(ddp, "static_graph", False) and not getattr(
-            ddp, "_static_graph_delay_allreduce_enqueued", True
-        ):
+        # Names private to torch: if one is gone, nothing is refused.
+        averaged_once = getattr(ddp, "_static_graph_delay_allreduce_enqueued", True)
+        if getattr(ddp, "static_graph", False) and not averaged_once:
             raise ValueError(
                 "losses: got those of the first step of DistributedDataParallel(static_graph=True), where the "
                 "first backward pass must be the step's own; measure from the second step on"
             )
 
 
-def _norms(loss: Tensor, places: Mapping[str, list[Tensor]]) -> dict[str, Tensor]:
-    """Norm of the gradient of `loss` at each place: float64 scalars."""
-    inputs = list(itertools.chain.from_iterable(places.values()))
-    gradients: Iterable[Tensor | None] = [None] * len(inputs)
-    if loss.requires_grad:
-        gradients = torch.autograd.grad(loss, inputs, retain_graph=True, allow_unused=True)
-    squares = map(_square, inputs, gradients)
-    return {
-        place: torch.stack(list(itertools.islice(squares, len(tensors)))).sum().sqrt()
-        for place, tensors in places.items()
-    }
-
-
-def _square(tensor: Tensor, gradient: Tensor | None) -> Tensor:
-    """Square of a gradient's norm, over all processes."""
-    gradient = torch.zeros_like(tensor) if gradient is None else gradient
+def _square(tensor: Tensor, gradient: Tensor) -> Tensor:
+    """Square of a gradient's norm over all processes, in float64."""
     gradient = gradient.to(torch.float64, copy=True).contiguous()
-    if world_size() > 1 and isinstance(tensor, nn.Parameter):
+    averaged = isinstance(tensor, nn.Parameter)
+    if world_size() > 1 and averaged:
         dist.all_reduce(gradient)  # a sum; dividing it would change no ratio
-        return gradient.square().sum()
     square = gradient.square().sum()
-    if world_size() > 1:
+    if world_size() > 1 and not averaged:
         dist.all_reduce(square)
     return square

@@ -10,7 +10,6 @@ reads a feature map looks for it in this order:
 """
 
 import math
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Self, TypeVar
@@ -19,27 +18,17 @@ import torch
 from pytorch_metric_learning.losses import BaseMetricLossFunction
 from pytorch_metric_learning.regularizers import BaseRegularizer
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from ..distributed import matches_batch, own_embeddings, world_size
 from ..functional.precision import full_precision
 from .feature_maps import FeatureModule
-from .feature_tap import Features, FeatureTap, MissingFeaturesError, first_tensor
+from .feature_tap import Features, FeatureTap, MissingFeaturesError, ThreadLists, first_tensor
 
 Loss = TypeVar("Loss", bound=nn.Module)
 
-
-class _Calls(threading.local):
-    """The features of the calls under way in this thread: several threads may call one loss.
-
-    Context variables would break torch.compile's graph. The list is changed in place, since compiled code forgets
-    attributes that it sets.
-    """
-
-    def __init__(self) -> None:
-        self.stack: list[tuple[nn.Module, Any]] = []
-
-
-_calls = _Calls()
+_calls = ThreadLists(1)
+"""The losses being called in this thread, with their features. Context variables would break compiled graphs."""
 
 
 class FeatureLoss(BaseMetricLossFunction):
@@ -49,19 +38,20 @@ class FeatureLoss(BaseMetricLossFunction):
     value whatever the precision of the network; the loss's parameters are never recast.
     Subclasses name what they read in `feature_names`, and find it as `self.features` in `compute_loss`.
 
-    Several threads may call one loss at once; each has its own `features` and its own records of the taps.
-    Statistics (`collect_stats`) are attributes of the loss, as PML's are: the last call overwrites them.
+    Several threads may call one loss at once. Statistics (`collect_stats`) are attributes of the loss, as PML's
+    are: the last call overwrites them.
     """
 
     feature_names: tuple[str, ...] = ("feature_map",)
     """Stages of an `EmbeddingHead` that `attach(head)` taps; empty if the loss reads none."""
 
-    __jit_ignored_attributes__ = ("feature_names", "kernels", "_tap", "_prefix_tokens")
-    __jit_unused_properties__ = ("features", "named_features", "taps")
+    __jit_ignored_attributes__ = ("feature_names", "kernels", "tap", "_prefix_tokens")
+    __jit_unused_properties__ = ("features", "named_features")
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self._tap: FeatureTap | None = None
+        self.tap: FeatureTap | None = None
+        """Source of the features when `features=` is not passed."""
 
     def attach(
         self,
@@ -88,9 +78,10 @@ class FeatureLoss(BaseMetricLossFunction):
         """
         stages = self._stages(source)
         tap = FeatureTap(stages, embedder=embedder, frozen=frozen)
-        self.detach()
-        self._tap = tap
-        self._prefix_tokens = {name: _prefix_tokens(stage) for name, stage in stages.items()}
+        self.detach().tap = tap
+        stage = stages.get("feature_map")
+        prefix = 0 if isinstance(stage, nn.Identity) else getattr(stage, "num_prefix_tokens", None)
+        self._prefix_tokens: int | None = prefix  # None: not known
         return self
 
     def _stages(self, source: nn.Module | Mapping[str, nn.Module]) -> dict[str, nn.Module]:
@@ -113,20 +104,15 @@ class FeatureLoss(BaseMetricLossFunction):
 
     def detach(self) -> Self:
         """Undo `attach`."""
-        if self._tap is not None:
-            self._tap.remove()
-        self._tap = None
+        if self.tap is not None:
+            self.tap.remove()
+        self.tap = None
         return self
 
     def clear(self) -> None:
         """Forget what the tap recorded: frees the memory of passes whose loss was skipped."""
-        if self._tap is not None:
-            self._tap.clear()
-
-    @property
-    def taps(self) -> Mapping[str, FeatureTap]:
-        """Source of the features when `features=` is not passed, by the names in `feature_names`."""
-        return {} if self._tap is None else dict.fromkeys(self._tap.names, self._tap)
+        if self.tap is not None:
+            self.tap.clear()
 
     @property
     def features(self) -> Any:
@@ -140,7 +126,8 @@ class FeatureLoss(BaseMetricLossFunction):
     @property
     def named_features(self) -> Any:
         """The same, always a dict by the names in `feature_names`; None outside a call."""
-        return _calls.stack[-1][1] if _calls.stack and _calls.stack[-1][0] is self else None
+        (calls,) = _calls.lists
+        return calls[-1][1] if calls and calls[-1][0] is self else None
 
     @torch.jit.unused
     def forward(
@@ -183,70 +170,69 @@ class FeatureLoss(BaseMetricLossFunction):
         self, embeddings: Tensor, features: Features | Mapping[str, Features] | None
     ) -> Iterator[None]:
         """Set `self.features` to the features of `embeddings` inside a `with` block."""
-        names = self.feature_names
         if features is not None:
-            given = self._given(features, len(embeddings))
-            if self._tap is not None:
-                self._tap.pop(embeddings)  # this call is for the recorded pass
-        elif not names:
+            given = self._by_name(features)
+            if self.tap is not None:
+                self.tap.pop(embeddings)  # this call is for the recorded pass
+        elif not self.feature_names:
             given = {}
-        elif self._tap is not None:
-            given = self._tap.take(embeddings)
-            for name, value in given.items():
-                self._check_stage(name, first_tensor(value), embeddings)
+        elif self.tap is not None:
+            given = self.tap.take(embeddings)
+            self._check_stages(given, embeddings)
         else:
-            wanted = names[0] if len(names) == 1 else "{...}"
+            wanted = self.feature_names[0] if len(self.feature_names) == 1 else "{...}"
             raise MissingFeaturesError(
                 f"{type(self).__name__} reads features: pass features={wanted} with the embeddings, "
                 "or call loss.attach(head) once"
             )
-        _calls.stack.append((self, {name: _raised(value) for name, value in given.items()}))
+        for name, value in given.items():
+            first = first_tensor(value)
+            if not matches_batch(len(first), len(embeddings)):
+                raise MissingFeaturesError(
+                    f"features: expected {name} of the {len(embeddings)} embeddings"
+                    f"{' of all processes' if world_size() > 1 else ''}, got shape {tuple(first.shape)}; call the "
+                    "loss with embeddings and features of the same samples, and of whole passes"
+                )
+        (calls,) = _calls.lists
+        calls.append((self, tree_map(full_precision, given)))
         try:
             with torch.autocast(embeddings.device.type, enabled=False):
                 yield
         finally:
-            _calls.stack.pop()
+            calls.pop()
 
-    def _check_stage(self, name: str, features: Tensor, embeddings: Tensor) -> None:
-        """Raise a MissingFeaturesError for embeddings, or class tokens, in the place of features."""
-        own = own_embeddings(embeddings)
-        if features.numel() == own.numel() > 0 and features.data_ptr() == own.data_ptr():
-            raise MissingFeaturesError(
-                f"{name}: the tapped module returns the embeddings that {type(self).__name__} is called with; "
-                f"{_INSTEAD.get(name, 'attach to the layer whose output the loss shall read')}"
-            )
-        count = self._prefix_tokens[name]
-        if count is None and features.ndim == 3:  # 14 * 14 + 1 of a vision transformer
-            side = math.isqrt(features.shape[1])
-            count = 1 if side >= 3 and features.shape[1] == side * side + 1 else 0
-        if name == "feature_map" and features.ndim == 3 and count:
-            raise MissingFeaturesError(
-                f"feature_map: the {features.shape[1]} tokens of the tapped module include {count} that show no "
-                "part of the image, such as a class token; write head = EmbeddingHead(C, E, num_prefix_tokens="
-                f"{count}) and loss.attach(head), or pass features=tokens[:, {count}:]"
-            )
-
-    def _given(
-        self, features: Features | Mapping[str, Features], batch_size: int
-    ) -> dict[str, Features]:
+    def _by_name(self, features: Features | Mapping[str, Features]) -> dict[str, Any]:
         names = self.feature_names
         if isinstance(features, Mapping) and features.keys() == set(names):
-            given: dict[str, Any] = dict(features)
-        elif len(names) == 1:
-            given = {names[0]: features}
-        else:
-            raise ValueError(
-                f"features: {type(self).__name__} reads {', '.join(names) or 'none'}; got {_named(features)}; "
-                "pass a dict by exactly these names"
-            )
-        for value in given.values():
-            first = first_tensor(value)
-            if not matches_batch(len(first), batch_size):
-                raise ValueError(
-                    f"features: expected those of the {batch_size} embeddings"
-                    f"{' of all processes' if world_size() > 1 else ''}, got shape {tuple(first.shape)}"
+            return dict(features)
+        if len(names) == 1:
+            return {names[0]: features}
+        raise ValueError(
+            f"features: {type(self).__name__} reads {', '.join(names) or 'none'}; got {_named(features)}; "
+            "pass a dict by exactly these names"
+        )
+
+    def _check_stages(self, features: Mapping[str, Features], embeddings: Tensor) -> None:
+        """Raise a MissingFeaturesError for embeddings, or class tokens, in the place of features."""
+        own = own_embeddings(embeddings)
+        for name, value in features.items():
+            x = first_tensor(value)
+            if x.numel() == own.numel() > 0 and x.data_ptr() == own.data_ptr():
+                raise MissingFeaturesError(
+                    f"{name}: the tapped module returns the embeddings that {type(self).__name__} is called with; "
+                    f"{_INSTEAD.get(name, 'attach to the layer whose output the loss shall read')}"
                 )
-        return given
+            if name != "feature_map" or x.ndim != 3:
+                continue
+            count, side = self._prefix_tokens, math.isqrt(x.shape[1])
+            if count is None:  # 14 * 14 + 1 of a vision transformer
+                count = int(side >= 3 and x.shape[1] == side * side + 1)
+            if count:
+                raise MissingFeaturesError(
+                    f"feature_map: the {x.shape[1]} tokens of the tapped module include {count} that show no part "
+                    "of the image, such as a class token; write head = EmbeddingHead(C, E, num_prefix_tokens="
+                    f"{count}) and loss.attach(head), or pass features=tokens[:, {count}:]"
+                )
 
 
 class LabelAwareRegularizer(FeatureLoss, BaseRegularizer):
@@ -293,15 +279,16 @@ def attach_all(
     Raises:
         ValueError: if `source` lacks a stage that one of them reads; then none is attached.
     """
-    taken: dict[FeatureLoss, Any] = {}
+    sources: dict[FeatureLoss, Any] = {}
     for part in loss.modules():
         if isinstance(part, FeatureLoss) and part.feature_names:
-            stages: Any = source
+            sources[part] = source
             if isinstance(source, Mapping):
-                stages = {name: source[name] for name in part.feature_names if name in source}
-            part._stages(stages)  # all are checked before one is attached
-            taken[part] = stages
-    for part, stages in taken.items():
+                sources[part] = {
+                    name: source[name] for name in part.feature_names if name in source
+                }
+            part._stages(sources[part])  # all are checked before one is attached
+    for part, stages in sources.items():
         part.attach(stages, embedder=embedder, frozen=frozen)
     return loss
 
@@ -318,11 +305,6 @@ _INSTEAD = {
 def _named(value: Any) -> str:
     """What came instead of modules or features by name."""
     return (", ".join(value) or "none") if isinstance(value, Mapping) else type(value).__name__
-
-
-def _prefix_tokens(stage: Any) -> int | None:
-    """Number of a stage's tokens that are no image patches; None if it is not known."""
-    return 0 if isinstance(stage, nn.Identity) else getattr(stage, "num_prefix_tokens", None)
 
 
 def _check_embeddings(embeddings: Any) -> None:
@@ -356,9 +338,3 @@ def check_width(embeddings: Tensor, embedding_size: int) -> None:
             f"embeddings: expected (N, {embedding_size}), got shape {tuple(embeddings.shape)}; "
             "pass embedding_size=... to match the network"
         )
-
-
-def _raised(features: Features) -> Features:
-    if isinstance(features, tuple):
-        return tuple(full_precision(part) for part in features)
-    return full_precision(features)

@@ -1,7 +1,7 @@
 """Taps: what the stages of a network returned, kept until a loss asks for the features of its embeddings.
 
-A pass is recorded as the outputs of the tapped stages, followed by the embeddings, which an `EmbeddingHead` or the
-module named by `embedder=` returned. A call of the loss takes the features of the pass that made its embeddings:
+An output of a tapped stage is a record. When the embeddings of its pass come, from an `EmbeddingHead` or the module
+named by `embedder=`, they join it. A call of the loss takes the features of the pass that made its embeddings:
 
 1. the recorded embeddings: the tensor, a view of it, or its `detach()`;
 2. a copy of them, scaled or in another precision, or several of them in a row. Where the copy has a gradient, the
@@ -19,9 +19,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import Node, get_gradient_edge
+from torch.autograd.graph import get_gradient_edge
 from torch.nn import functional as F
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from ..distributed import matches_batch, own_embeddings
 from ..functional.precision import full_precision
@@ -29,32 +29,29 @@ from ..functional.precision import full_precision
 Features = Tensor | tuple[Tensor, ...]
 """Features for a loss: one tensor, or several that belong together, such as (tokens, padding mask)."""
 
-_EMBEDDINGS = "<embeddings>"
-
 
 class MissingFeaturesError(ValueError):
     """The loss needs features that it was not given, or that cannot be those of its embeddings."""
 
 
-class _Records(threading.local):
-    """What modules returned in one thread, with their names: with gradients enabled, and without.
+class ThreadLists(threading.local):
+    """Some lists for each thread, empty in a copy. Compiled code may change them, but not set attributes."""
 
-    The lists are changed in place: code from torch.compile would forget an attribute that it sets here.
-    """
+    def __init__(self, count: int) -> None:
+        self.lists: list[list[Any]] = [[] for _ in range(count)]
 
-    def __init__(self) -> None:
-        self.training: list[tuple[str, Any]] = []
-        self.testing: list[tuple[str, Any]] = []
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ThreadLists, (len(self.lists),)
 
 
 @dataclass(eq=False)
-class _Pass:
-    """A pass whose embeddings are known, or else one output of one stage."""
+class _Record:
+    """An output of a stage."""
 
-    features: dict[str, Features]
-    embeddings: list[Tensor]
-    records: list[tuple[str, Any]]
-    end: int  # number of these records to forget with it
+    name: str
+    output: Features
+    embeddings: list[Tensor] | None = None
+    """Embeddings of the same pass, whose records share the list: None until they come, empty if not known."""
 
 
 class FeatureTap:
@@ -85,18 +82,17 @@ class FeatureTap:
         embedder: nn.Module | None = None,
         frozen: bool = False,
     ) -> None:
-        modules = [*stages.items(), *([] if embedder is None else [(_EMBEDDINGS, embedder)])]
+        modules = [*stages.items(), *([] if embedder is None else [(None, embedder)])]
         for _, module in modules:
             if not isinstance(module, nn.Module):
                 raise ValueError(
                     f"module: expected a torch.nn.Module to tap, got {type(module).__name__}; "
                     "pass a stage of the network, such as head.feature_map"
                 )
-        self.names = tuple(stages)
         self.has_embedder = embedder is not None
-        self._records = _Records()
-        self._listening = True
+        self._names = tuple(stages)
         self._frozen = frozen
+        self._records = ThreadLists(2)  # without gradients, and with them
         self._handles = [
             module.register_forward_hook(_Hook(self, name)) for name, module in modules
         ]
@@ -105,16 +101,14 @@ class FeatureTap:
 
     def clear(self) -> None:
         """Forget what was recorded."""
-        self._records.training.clear()
-        self._records.testing.clear()
+        for records in self._records.lists:
+            records.clear()
 
     def remove(self) -> None:
         """Forget the records and stop listening to the modules."""
         self.clear()
-        self._listening = False  # a copied tap has no handles: its hooks stay and do nothing
         for handle in self._handles:
             handle.remove()
-        self._handles = []
 
     def take(self, embeddings: Tensor) -> dict[str, Features]:
         """Return the features of the pass that made `embeddings` (N, E), and forget it and the older ones.
@@ -124,94 +118,63 @@ class FeatureTap:
                 gradient while the embeddings do.
         """
         reason = self._why_missing(embeddings)  # before the records go
-        passes = self.pop(embeddings)
-        features = {}
-        for name in self.names:
-            parts = [one.features[name] for one in passes if name in one.features]
+        makers = self.pop(embeddings)
+        features: dict[str, Features] = {}
+        for name in self._names:
+            parts = [record.output for record in makers if record.name == name]
             if not parts:
                 raise MissingFeaturesError(reason)
-            features[name] = _joined(parts)
-            rows = len(first_tensor(features[name]))
-            if not matches_batch(rows, len(embeddings)):
-                raise MissingFeaturesError(
-                    f"{name}: {rows} samples were recorded for these {len(embeddings)} embeddings; "
-                    "call the loss with the embeddings of whole passes"
-                )
-            if embeddings.requires_grad and not self._frozen and not _trains(features[name]):
+            if embeddings.requires_grad and not self._frozen and not _traced(parts):
                 raise MissingFeaturesError(f"{name}: {_NO_GRADIENT}")
+            features[name] = parts[0]
+            if len(parts) > 1:
+                features[name] = tree_map(lambda *same: torch.cat(same), *parts)
         return features
 
-    def pop(self, embeddings: Tensor) -> list[_Pass]:
+    def pop(self, embeddings: Tensor) -> list[_Record]:
         """Forget the passes that made `embeddings` and the older ones; the former, in the order of their rows."""
         own = own_embeddings(embeddings)
-        passes = self._passes(self._records.training)
-        if not own.requires_grad:
-            passes += self._passes(self._records.testing)
-        makers = [one for one in passes if any(_same_memory(x, own) for x in one.embeddings)][-1:]
-        if not makers and own.requires_grad:
-            makers = _in_graph(own, passes)
-        elif not makers:
-            makers = [one for one in passes if any(_alike(x, own) for x in one.embeddings)]
-            makers = makers if len(makers) == 1 else []
-        if makers:
-            newest = max(makers, key=lambda one: one.end)
-            del newest.records[: newest.end]
+        lists = self._records.lists[1 if _traced(own) else 0 :]
+        makers = _makers(own, [record for records in lists for record in records])
+        for records in lists:
+            end = max((i for i, record in enumerate(records, 1) if record in makers), default=0)
+            if end and records[end - 1].embeddings is None:
+                _join(records, [])  # embeddings to come would seem to be those of the rest alone
+            del records[:end]
         return makers
 
-    def _passes(self, records: list[tuple[str, Any]]) -> list[_Pass]:
-        passes: list[_Pass] = []
-        group: list[_Pass] = []  # since the last embeddings
-        for end, (name, output) in enumerate(records, start=1):
-            if name != _EMBEDDINGS:
-                group.append(_Pass({name: output}, [], records, end))
-                continue
-            if sorted(name for one in group for name in one.features) == sorted(self.names):
-                features = {name: x for one in group for name, x in one.features.items()}
-                tensors = [x for x in tree_leaves(output) if isinstance(x, Tensor) and x.ndim > 0]
-                group = [_Pass(features, tensors, records, end)]
-            for one in group:  # several outputs of a stage: forgotten together, or one would remain
-                one.end = end
-            passes, group = passes + group, []
-        if self.has_embedder:
-            for one in group:
-                one.end = len(records)
-        return passes + group
-
-    def _record(self, name: str, output: Any) -> None:
-        if not self._listening:
-            return
+    def _record(self, name: str | None, output: Any) -> None:
+        """Record the output of a stage, or the embeddings, whose name is None."""
         if not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1:
             return  # a backward pass is recomputing a checkpointed segment
         training = torch.is_grad_enabled()
-        records = self._records.training if training else self._records.testing
-        recorded = [other for other, _ in records]
-        if name == _EMBEDDINGS:
-            if recorded and recorded[-1] != _EMBEDDINGS:
-                records.append((name, output))
+        records = self._records.lists[training]
+        if name is None:
+            waiting = [record.name for record in records if record.embeddings is None]
+            known = sorted(waiting) == sorted(self._names)  # each stage once
+            tensors = [x for x in tree_leaves(output) if isinstance(x, Tensor) and x.ndim > 0]
+            _join(records, tensors if known else [])
             return
         first_tensor(output)
-        # Of outputs without embeddings at least two are kept: of one, the next embeddings would seem to be.
-        if not training and recorded and recorded[-1] == _EMBEDDINGS:
+        if not training and records and records[-1].embeddings is not None:
             records.clear()
-        elif recorded.count(name) >= (self.capacity if training else 2):
-            oldest = recorded.index(_EMBEDDINGS if _EMBEDDINGS in recorded else name)
-            records[: oldest + 1] = []
-        records.append((name, output))
+        same = [i for i, record in enumerate(records) if record.name == name]
+        # Two at least, or embeddings to come would seem to be those of the last alone.
+        if len(same) == (self.capacity if training else 2):
+            del records[: same[0] + 1]
+        records.append(_Record(name, output))
 
     def _why_missing(self, embeddings: Tensor) -> str:
-        training, testing = self._records.training, self._records.testing
-        traced = any(self._frozen or _trains(x) for name, x in training if name in self.names)
+        testing, training = self._records.lists
+        traced = any(self._frozen or _traced(record.output) for record in training)
         if embeddings.requires_grad and (training or testing) and not traced:
             return _NO_GRADIENT
-        recorded = {name for name, _ in (*training, *testing)}
-        missing = [name for name in self.names if name not in recorded]
+        recorded = {record.name for record in (*training, *testing)}
+        missing = [name for name in self._names if name not in recorded]
         return f"{', '.join(missing)}: {_NO_RECORD}" if missing else _OTHER_PASS
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_records": None, "_handles": []}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _records=_Records())
+        return {**self.__dict__, "_handles": []}
 
 
 _NO_RECORD = (
@@ -234,24 +197,16 @@ _OTHER_PASS = (
 class _Hook:
     """Hook that hands a module's output to a tap, as long as the tap is in use elsewhere."""
 
-    def __init__(self, tap: FeatureTap, name: str) -> None:
-        self._tap = weakref.ref(tap)
+    def __init__(self, tap: FeatureTap | None, name: str | None) -> None:
+        self.tap = (lambda: None) if tap is None else weakref.ref(tap)
         self._name = name
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
-        tap = self._tap()
-        if tap is not None:
+        if (tap := self.tap()) is not None:
             tap._record(self._name, output)
 
-    def embedded(self, output: Any) -> None:
-        """Record what the head around the tapped stage returned."""
-        tap = self._tap()
-        if tap is not None and not tap.has_embedder:
-            tap._record(_EMBEDDINGS, output)
-
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        tap = self._tap()
-        return (_Hook, (tap, self._name)) if tap is not None else (_ignore, ())
+        return _Hook, (self.tap(), self._name)
 
     @property
     def __name__(self) -> str:
@@ -261,93 +216,88 @@ class _Hook:
         )
 
 
-def _ignore() -> Callable[..., None]:
-    return _nothing
-
-
-def _nothing(*args: Any) -> None:
-    """The copy of a hook whose tap is gone: it does nothing."""
-
-
 def tell_taps(head: nn.Module, args: Any, output: Any) -> None:
     """Forward hook of a head: tell the taps on its stages which embeddings their features belong to."""
     for child in head.children():
         for stage in (child, *child.children()):
             for hook in stage._forward_hooks.values():
-                if isinstance(hook, _Hook):
-                    hook.embedded(output)
+                tap = hook.tap() if isinstance(hook, _Hook) else None
+                if tap is not None and not tap.has_embedder:
+                    tap._record(None, output)
 
 
-def _same_memory(x: Tensor, y: Tensor) -> bool:
-    if x is y:
-        return True
-    alike = (x.shape, x.stride(), x.dtype, x.device) == (y.shape, y.stride(), y.dtype, y.device)
-    return alike and x.data_ptr() == y.data_ptr()
+def _join(records: Sequence[_Record], embeddings: list[Tensor]) -> None:
+    """Give the records that still wait for their embeddings these."""
+    for record in records:
+        if record.embeddings is None:
+            record.embeddings = embeddings
+
+
+def _makers(embeddings: Tensor, records: Sequence[_Record]) -> list[_Record]:
+    """The records of the passes that made `embeddings`, in the order of their rows; none if that is not known."""
+    passes = list({id(x.embeddings): x.embeddings for x in records if x.embeddings}.values())
+    found = [one for one in passes if any(x.is_set_to(embeddings) for x in one)][-1:]
+    if not found and _traced(embeddings):
+        return _in_graph(embeddings, records)
+    if not found:
+        found = [one for one in passes if any(_alike(x, embeddings) for x in one)]
+    return [record for record in records if len(found) == 1 and record.embeddings is found[0]]
 
 
 def _alike(recorded: Tensor, embeddings: Tensor) -> bool:
     """True if each row is the recorded one, perhaps scaled, such as normalized, or in another precision."""
-    whole = matches_batch(len(recorded), len(embeddings))
-    if recorded.shape[1:] != embeddings.shape[1:] or not whole:
+    width = recorded.shape[1:]
+    if embeddings.shape[1:] != width or not matches_batch(len(recorded), len(embeddings)):
         return False
-    both = (
-        recorded.detach(),
-        embeddings[: len(recorded)].detach(),
-    )  # PML's DistributedLossWrapper: own rows first
-    eps = max(torch.finfo(x.dtype).eps for x in both)
-    x, y = (full_precision(x).to(both[1].device) for x in both)
-    if x[0].numel() > 1:  # rows of one number have no direction
+    rows = embeddings[: len(recorded)]  # PML's DistributedLossWrapper: own rows first
+    eps = max(torch.finfo(x.dtype).eps for x in (recorded, rows))
+    x, y = (full_precision(x.detach()).to(rows.device) for x in (recorded, rows))
+    if width.numel() > 1:  # rows of one number have no direction
         x, y = F.normalize(x), F.normalize(y)
     return torch.allclose(x.to(y.dtype), y, rtol=0, atol=8 * eps, equal_nan=True)
 
 
-def _in_graph(embeddings: Tensor, passes: Sequence[_Pass]) -> list[_Pass]:
-    """The passes that the autograd graph of `embeddings` goes back to, in the order of the inputs of its nodes.
+def _in_graph(embeddings: Tensor, records: Sequence[_Record]) -> list[_Record]:
+    """The records that the autograd graph of `embeddings` goes back to, in the order of the inputs of its nodes.
 
     None if they were recorded with other numbers, or if their rows may have been moved.
     """
-    ends = {_edge(x): (one, x) for one in passes for x in one.embeddings if x.requires_grad}
-    stages: dict[Node, list[_Pass]] = {}
-    for one in passes:
-        for x in [] if one.embeddings else tree_leaves(one.features):
-            if isinstance(x, Tensor) and x.requires_grad:
-                stages.setdefault(_edge(x)[0], []).append(one)
-    if not ends and not stages:
-        return []
-    copied: list[tuple[_Pass, Tensor]] = []
-    makers: dict[_Pass, None] = {}
-    root = _edge(embeddings)
-    path, seen = [root], set()
+    ends: dict[
+        Any, list[tuple[_Record, Tensor]]
+    ] = {}  # by node and output of embeddings, by node of stages
+    for record in records:
+        for x in _traced(record.embeddings or record.output):
+            edge = get_gradient_edge(x)[:2]
+            # A compiled network is one node: embeddings computed from a stage are another output of it.
+            ends.setdefault(edge if record.embeddings else edge[0], []).append((record, x))
+    root = get_gradient_edge(embeddings)[:2]
+    path, seen = [root] if ends else [], set()
+    found: list[list[tuple[_Record, Tensor]]] = []
     while path:
         edge = path.pop()
         if edge in seen:
             continue
         seen.add(edge)
-        if edge in ends:
-            copied.append(ends[edge])
-            continue
-        makers |= dict.fromkeys(stages.get(edge[0], []))
-        path += [(node, number) for node, number in reversed(edge[0].next_functions) if node]
-    if copied:
-        same_width = len({x.shape[1:] for _, x in copied}) == 1
-        whole = same_width and not makers and _alike(torch.cat([x for _, x in copied]), embeddings)
-        return [one for one, _ in copied] if whole else []
-    moved = root[0] not in stages and root[0].name().startswith(_MOVES_ROWS)
-    return [] if moved else list(makers)
+        found.append(ends.get(edge) or ends.get(edge[0], []))
+        if edge not in ends:
+            path += [(node, number) for node, number in reversed(edge[0].next_functions) if node]
+    makers = [record for made in found for record, _ in made]
+    copied = [made[0][1] for made in found if made and made[0][0].embeddings]
+    if not copied:
+        moved = root[0] not in ends and root[0].name().startswith(_MOVES_ROWS)
+        return [] if moved else list(dict.fromkeys(makers))
+    whole = all(record.embeddings for record in makers) and len({x.shape[1:] for x in copied}) == 1
+    return makers if whole and _alike(torch.cat(copied), embeddings) else []
 
 
 _MOVES_ROWS = ("Index", "Flip", "Roll", "Gather", "Sort")
 """Starts of the names of autograd nodes that put rows in another order, as a last step before the loss."""
 
 
-def _edge(x: Tensor) -> tuple[Node, int]:
-    edge = get_gradient_edge(x)
-    return edge.node, edge.output_nr
-
-
-def _trains(features: Any) -> bool:
-    """True if any part requires a gradient: a frozen trunk's features may come with a trained tensor."""
-    return any(isinstance(part, Tensor) and part.requires_grad for part in tree_leaves(features))
+def _traced(values: Any) -> list[Tensor]:
+    """The tensors that autograd traces back; a view made under `torch.no_grad` only says that it does."""
+    tensors = [x for x in tree_leaves(values) if isinstance(x, Tensor) and x.requires_grad]
+    return [x for x in tensors if x.grad_fn is not None or x._base is None]
 
 
 def first_tensor(features: Any) -> Tensor:
@@ -368,11 +318,3 @@ def first_tensor(features: Any) -> Tensor:
     raise ValueError(
         f"features: expected a tensor or a tuple of tensors, got {type(features).__name__}; {way_out}"
     )
-
-
-def _joined(records: list[Features]) -> Features:
-    if len(records) == 1:
-        return records[0]
-    parts = [record if isinstance(record, tuple) else (record,) for record in records]
-    joined = tuple(torch.cat(same) for same in zip(*parts, strict=True))
-    return joined if isinstance(records[0], tuple) else joined[0]

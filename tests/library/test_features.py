@@ -78,12 +78,12 @@ def test_an_attached_loss_equals_the_explicit_call_in_value_and_gradient() -> No
 def test_attach_returns_the_loss_and_needs_a_module() -> None:
     network, loss = Network(), horde()
     assert loss.attach(network.head.feature_map) is loss
-    tap = loss.taps["feature_map"]
+    tap = loss.tap
     with pytest.raises(
         ValueError, match=r"module: expected a torch\.nn\.Module to tap, got Tensor"
     ):
         loss.attach(torch.zeros(3))
-    assert loss.taps["feature_map"] is tap  # still attached to where it was
+    assert loss.tap is tap  # still attached to where it was
 
 
 def test_a_record_serves_one_call() -> None:
@@ -178,7 +178,7 @@ def test_attach_all_gives_every_loss_the_stages_it_reads() -> None:
     apart = losses.MultipleLosses({"horde": horde(), "similarity": JRSRegularizer()})
     with pytest.raises(ValueError, match="JRSRegularizer reads pooled, got none"):
         attach_all(apart, {"feature_map": network.head.feature_map})
-    assert not apart.losses["horde"].taps  # all, or none
+    assert apart.losses["horde"].tap is None  # all, or none
 
 
 def test_without_gradients_anywhere_the_last_pass_counts() -> None:
@@ -227,6 +227,29 @@ def test_copies_of_the_embeddings_are_known_and_changes_refused(training: bool) 
             loss(embeddings.detach(), labels)
 
 
+def test_embeddings_after_a_call_do_not_join_what_it_left() -> None:
+    network, (x, labels) = Network(), images()
+    loss = horde().attach(network.trunk, embedder=network.head)
+    first, _ = network.trunk(x), network.trunk(images()[0])
+    loss(network.head._embed(first.mean(dim=(2, 3))), labels)  # past the embedder: by the graph
+    with pytest.raises(MissingFeaturesError, match="not known to be those of these embeddings"):
+        loss(network.head(first), labels)
+
+
+def test_a_pass_may_have_two_embeddings_of_each_image() -> None:
+    class Twice(Network):
+        def forward(self, x: Tensor) -> Any:
+            embeddings = super().forward(x)
+            return embeddings, -embeddings
+
+    network, (x, labels) = Twice(), images()
+    loss = horde().attach(network.trunk, embedder=network)
+    both, maps = torch.cat(network(x)), network.trunk(x)
+    expected = horde_like(loss)(both, labels.repeat(2), features=torch.cat([maps, maps]))
+    loss.clear()
+    assert_close(loss(torch.cat(network(x)), labels.repeat(2)), expected)
+
+
 def test_a_test_pass_may_come_between_the_forward_pass_and_its_loss() -> None:
     network, (x, labels) = Network(), images()
     loss = attached(network)
@@ -271,7 +294,7 @@ def test_modules_that_do_not_return_features(output: Any) -> None:
 
     module = Strange()
     loss = horde().attach(module)
-    assert loss.taps
+    assert loss.tap is not None
     with pytest.raises(ValueError, match="features: expected a tensor or a tuple of tensors"):
         module(torch.zeros(2))
 
@@ -291,7 +314,7 @@ def test_a_loss_that_is_gone_leaves_nothing_behind() -> None:
     """A notebook cell run again, or a copy of the network alone, must not collect maps and graphs."""
     stage, x = nn.Conv2d(3, CHANNELS, 1), torch.randn(4, 3, 2, 2)
     loss = horde().attach(stage)
-    tap = weakref.ref(loss.taps["feature_map"])
+    tap = weakref.ref(loss.tap)
     del loss
     gc.collect()
     assert tap() is None
@@ -306,7 +329,7 @@ def test_a_loss_that_is_gone_leaves_nothing_behind() -> None:
     gc.collect()
     assert record() is None
     pickle.loads(pickle.dumps(stage))(x)
-    assert kept.taps
+    assert kept.tap is not None
 
 
 class Several(FeatureLoss):
@@ -337,7 +360,6 @@ def test_several_stages_by_name_from_the_call_or_from_taps() -> None:
         {"pooled": network.head.pooled, "feature_map": network.head.feature_map},
     ):
         loss = Several().attach(source)
-        assert loss.taps.keys() == {"feature_map", "pooled"}
         for _ in range(2):  # every tap is consumed by its call
             found = loss(network(x), labels)
             assert_close(found, value)
@@ -378,7 +400,7 @@ def test_several_stages_are_not_found_in_one_module_or_under_other_names() -> No
         ValueError, match=r"module: expected a torch\.nn\.Module to tap, got Tensor"
     ):
         loss.attach({"pooled": torch.zeros(2), "feature_map": head.feature_map})
-    assert not loss.taps and not any(m._forward_hooks for m in head.children())
+    assert loss.tap is None and not any(m._forward_hooks for m in head.children())
 
 
 def test_one_tap_without_a_record_is_named_and_the_others_start_afresh() -> None:

@@ -164,7 +164,7 @@ def test_detach_and_attach_again() -> None:
     assert len(hooks) == 0
     network(x)
     assert_close(loss(other(x), labels), explicit(loss, other, x, labels))
-    assert loss.detach() is loss and not loss.taps
+    assert loss.detach() is loss and loss.tap is None
     assert len(other.head.feature_map._forward_hooks) == 0
     with pytest.raises(MissingFeaturesError, match="pass features="):
         loss(other(x), labels)
