@@ -262,7 +262,9 @@ def test_a_signal_stops_a_search_between_two_runs(
     searched = make_search(trials=2)
     assert searched.execute(Launcher()) == 128 + signal.SIGTERM
     assert len(done.started) == 3
-    assert "stopped after 1 of 2 trials; rerun the same command to resume" in capsys.readouterr().out
+    assert (
+        "stopped after 1 of 2 trials; rerun the same command to resume" in capsys.readouterr().out
+    )
     trainings()
     assert searched.execute(Launcher()) == 0
     assert [int(row["trial"]) for row in table(searched.folder)] == [0, 1]
