@@ -11,6 +11,7 @@ from .image_files import (
     read_image as read_image,
     walk as walk,
 )
+from .image_folder import ImageFolder as ImageFolder
 from .images import ImageSet as ImageSet
 from .listing import (
     DatasetError as DatasetError,
