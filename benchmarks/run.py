@@ -10,7 +10,6 @@ was stopped and has saved.
 
 import errno
 import os
-import shlex
 import signal
 import sys
 import time
@@ -109,17 +108,8 @@ def _told(error: BaseException, command: settings.Command) -> str | None:
     name = f"{type(error).__module__}.{type(error).__qualname__}"
     line = console.printable(str(error.args[0]).strip().rpartition(f"\n{name}: ")[2])
     if isinstance(error, datasets.DatasetError) and command.experiment.data.dataset != "glyphs":
-        line += f"; {_verify(command.experiment.data)} finds all files of this kind"
+        line += f"; {datasets.verify_command(vars(command.experiment.data))} finds all files of this kind"
     return line
-
-
-def _verify(data: "settings.Data") -> str:
-    """The command that looks through all images."""
-    words = ["python", "-m", "benchmarks.datasets", "verify", data.dataset]
-    for name in ("root", "test_classes", "class_level"):
-        if (value := getattr(data, name)) is not None:
-            words += [f"--data.{name}", f"{value}"]
-    return shlex.join(words)
 
 
 def _stop(number: int, frame: object = None) -> None:
@@ -173,7 +163,8 @@ class OngoingRun:
         try:
             digests = test.listing.digests
         except datasets.DatasetError as error:
-            told = f"{_verify(self.experiment.data)} finds all files of this kind"
+            verify = datasets.verify_command(vars(self.experiment.data))
+            told = f"{verify} finds all files of this kind"
             raise datasets.DatasetError(f"data.root: {error}; {told}") from error
         for subject, text in datasets.remarks(test.listing, digests):
             console.say(f"data.root: {subject}: {console.printable(text)}")

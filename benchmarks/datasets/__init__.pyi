@@ -17,6 +17,9 @@ from .listing import (
     DatasetError as DatasetError,
     load as load,
 )
-from .remarks import remarks as remarks
+from .remarks import (
+    remarks as remarks,
+    verify_command as verify_command,
+)
 from .splits import Stage as Stage
 from .transforms import ImageViews as ImageViews

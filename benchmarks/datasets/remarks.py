@@ -1,8 +1,10 @@
 """What a listing holds that is allowed and often a mistake: names that recur, parts as classes, copies."""
 
+import shlex
 import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from benchmarks.datasets.folder import left_out_text
 from benchmarks.datasets.listing import Listing
@@ -26,6 +28,15 @@ def remarks(listing: Listing, digests: Sequence[str | bytes | None]) -> list[Rem
     if listing.left_out:
         found.append(("left out", left_out_text(listing.left_out)))
     return [*found, *_copies(listing, digests)]
+
+
+def verify_command(data: Mapping[str, Any]) -> str:
+    """The command that looks through all images of a run with these settings of `data`."""
+    words = ["python", "-m", "benchmarks.datasets", "verify", data["dataset"]]
+    for name in ("root", "test_classes", "class_level"):
+        if (value := data.get(name)) is not None:
+            words += [f"--data.{name}", f"{value}"]
+    return shlex.join(words)
 
 
 def _names(listing: Listing) -> Iterator[Remark]:
