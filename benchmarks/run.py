@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -82,7 +83,11 @@ def _run(command: settings.Command, argv: Sequence[str]) -> int:
         told = line or f"{type(error).__name__}: {console.reason(error)}"
         with suppress(OSError):
             if run is not None:
-                run.record.update(status="failed", error=told, diverged=diverged)
+                cause = error.__cause__ if isinstance(error, training.StepError) else None
+                lines = traceback.format_exception(cause) if cause is not None else []
+                run.record.update(
+                    status="failed", error=told, diverged=diverged, traceback="".join(lines) or None
+                )
         if line is None:
             raise
         print(f"error: {line}", file=sys.stderr)
@@ -103,7 +108,11 @@ def _told(error: BaseException, command: settings.Command) -> str | None:
             place = cause.filename or command.experiment.output
             return f"{place}: {cause.strerror}; repair that, and the same command with --resume goes on"
     if not isinstance(error, (records.NonFiniteError, datasets.DatasetError)):
-        return console.machine_failure(error)
+        line = console.machine_failure(error)
+        if line is None and isinstance(error, training.StepError):
+            place = command.experiment.output
+            line = f"{error}; {place}/run.json has the traceback; the same command with --resume goes on"
+        return line
     # A data-loader worker's error carries the worker's traceback before its own line.
     name = f"{type(error).__module__}.{type(error).__qualname__}"
     line = console.printable(str(error.args[0]).strip().rpartition(f"\n{name}: ")[2])
