@@ -52,6 +52,11 @@ def layout(features: Any, network: nn.Module) -> TrunkOutput:
             f"trunk: expected a map (N, C, H, W) or tokens (N, L, C) from {type(network).__name__}, got "
             f"{shape or type(features).__name__}"
             + (', pooled already; make it with global_pool="" (timm)' if len(shape) == 2 else "")
+            + (
+                ""
+                if shape
+                else "; of Hugging Face's take the model without a head, such as ViTModel"
+            )
         )
     # The map of a square image is square.
     first, last = shape[2] == shape[3], shape[1] == shape[2]
