@@ -170,12 +170,12 @@ class OngoingRun:
         if isinstance(test, datasets.Glyphs):
             return {}
         try:
-            digests = test.listing.digests
+            pixels = [of.pixels for of in test.listing.digests]
         except datasets.DatasetError as error:
             verify = datasets.verify_command(vars(self.experiment.data))
             told = f"{verify} finds all files of this kind"
             raise datasets.DatasetError(f"data.root: {error}; {told}") from error
-        for subject, text in datasets.remarks(test.listing, digests):
+        for subject, text in datasets.remarks(test.listing, pixels):
             console.say(f"data.root: {subject}: {console.printable(text)}")
         return {"content": test.content, "test_copies": test.copies()}
 

@@ -66,7 +66,7 @@ def test_by_hand(trunk: nn.Module, expected: tuple[Any, ...]) -> None:
         ),
         (
             Hugging(7, logits=True),
-            r"trunk: .* from Hugging, got SimpleNamespace; of Hugging Face's take the model without",
+            r"trunk: .* from Hugging, got SimpleNamespace; take the model without a head",
         ),
         (Fixed(7, 1, 1, 1), r"trunk: expected a map .* from Fixed, got \(1, 7, 1, 1, 1\)$"),
         (Fixed(7, 3, 3, side=64), r"trunk: Fixed fails .* \(expected 64 pixels\); pass image="),
