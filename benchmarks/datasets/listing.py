@@ -139,7 +139,13 @@ def find(root: Path, markers: Collection[str]) -> tuple[Path, str]:
 def read_lines(path: Path) -> list[str]:
     """Read the lines of a UTF-8 text file, with any line ends; blank lines at the end are left out."""
     with reading(path):
-        return path.read_text(encoding="utf-8-sig").rstrip("\n").splitlines()
+        try:
+            text = path.read_text(encoding="utf-8-sig")
+        except UnicodeDecodeError:
+            text = "\0"
+        if "\0" in text:  # UTF-16 without its mark reads as UTF-8
+            raise DatasetError(f"{path}: is not UTF-8 text; save it as UTF-8")
+        return text.rstrip("\n").splitlines()
 
 
 @dataclass(frozen=True)

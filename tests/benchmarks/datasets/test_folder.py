@@ -133,6 +133,12 @@ def test_the_list_of_classes_may_come_from_windows(root, names):
     assert held_out_by(listing) == {"ant", "fox"}
 
 
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-be", "utf-16-le", "utf-32", "latin-1"])
+def test_a_list_of_classes_in_another_encoding_is_named(root, names, encoding):
+    with pytest.raises(ValueError, match="is not UTF-8 text; save it as UTF-8"):
+        folder.read(root, names("ant\nbée\n".encode(encoding)))
+
+
 def test_spaces_are_a_part_of_a_name(root, names):
     put(root, " gnu /1.jpg", "fox /1.jpg")
     assert held_out_by(folder.read(root, names(" gnu \nfox \n"))) == {" gnu ", "fox "}
