@@ -120,6 +120,10 @@ MISTAKES = {  # {name: (argument or content of a file, message)}
         "--optimization.overrides={model.head.fc: {lr: fast}}",
         "optimization.overrides.model.head.fc: expected settings such as {lr: 1e-4}, got {'lr': 'fast'}",
     ),
+    "a rate that is true": (
+        "--optimization.overrides={model.head.fc: {lr: true}}",
+        "optimization.overrides.model.head.fc: expected settings such as {lr: 1e-4}, got {'lr': True}",
+    ),
     # What is built of them.
     "no such part": (
         "--optimization.overrides={model.head.fcc: {lr: 1}}",
