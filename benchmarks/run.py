@@ -10,10 +10,10 @@ was stopped and has saved.
 
 import errno
 import os
-import shlex
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -83,7 +83,11 @@ def _run(command: settings.Command, argv: Sequence[str]) -> int:
         told = line or f"{type(error).__name__}: {console.reason(error)}"
         with suppress(OSError):
             if run is not None:
-                run.record.update(status="failed", error=told, diverged=diverged)
+                cause = error.__cause__ if isinstance(error, training.StepError) else None
+                lines = traceback.format_exception(cause) if cause is not None else []
+                run.record.update(
+                    status="failed", error=told, diverged=diverged, traceback="".join(lines) or None
+                )
         if line is None:
             raise
         print(f"error: {line}", file=sys.stderr)
@@ -106,22 +110,17 @@ def _told(error: BaseException, command: settings.Command) -> str | None:
                 f"{place}: {cause.strerror}; repair that, and rerun the same command with --resume"
             )
     if not isinstance(error, (records.NonFiniteError, datasets.DatasetError)):
-        return console.machine_failure(error)
+        line = console.machine_failure(error)
+        if line is None and isinstance(error, training.StepError):
+            place = command.experiment.output
+            line = f"{error}; {place}/run.json has the traceback; the same command with --resume goes on"
+        return line
     # A data-loader worker's error carries the worker's traceback before its own line.
     name = f"{type(error).__module__}.{type(error).__qualname__}"
     line = console.printable(str(error.args[0]).strip().rpartition(f"\n{name}: ")[2])
     if isinstance(error, datasets.DatasetError) and command.experiment.data.dataset != "glyphs":
-        line += f"; {_verify(command.experiment.data)} finds all files of this kind"
+        line += f"; {datasets.verify_command(vars(command.experiment.data))} finds all files of this kind"
     return line
-
-
-def _verify(data: "settings.Data") -> str:
-    """The command that looks through all images."""
-    words = ["python", "-m", "benchmarks.datasets", "verify", data.dataset]
-    for name in ("root", "test_classes", "class_level"):
-        if (value := getattr(data, name)) is not None:
-            words += [f"--data.{name}", f"{value}"]
-    return shlex.join(words)
 
 
 def _stop(number: int, frame: object = None) -> None:
@@ -173,11 +172,12 @@ class OngoingRun:
         if isinstance(test, datasets.Glyphs):
             return {}
         try:
-            digests = test.listing.digests
+            pixels = [of.pixels for of in test.listing.digests]
         except datasets.DatasetError as error:
-            told = f"{_verify(self.experiment.data)} finds all files of this kind"
+            verify = datasets.verify_command(vars(self.experiment.data))
+            told = f"{verify} finds all files of this kind"
             raise datasets.DatasetError(f"data.root: {error}; {told}") from error
-        for subject, text in datasets.remarks(test.listing, digests):
+        for subject, text in datasets.remarks(test.listing, pixels):
             console.say(f"data.root: {subject}: {console.printable(text)}")
         return {"content": test.content, "test_copies": test.copies()}
 

@@ -1,6 +1,10 @@
 """Builds the network of an experiment."""
 
+import json
+import shlex
+from contextlib import suppress
 from dataclasses import asdict
+from pathlib import Path
 from typing import Self
 
 import timm
@@ -82,9 +86,7 @@ def build_model(model: Model, data: Data) -> EmbeddingModel:
             raise ConfigError(f"model.trunk_args.{name}: follows from the data; leave it out")
     register()
     if not timm.is_model(model.trunk):
-        near = timm.list_models(f"*{model.trunk.split('.')[0][:8]}*")[:5]
-        hint = f"; near: {', '.join(near)}" if near else ""
-        raise ConfigError(f"model.trunk: timm has no {model.trunk!r}{hint}")
+        raise ConfigError(f"model.trunk: {_unknown_trunk(model.trunk)}")
     trunk_args = model.trunk_args | ({} if model.weights is None else {"pretrained": False})
     try:
         trunk = timm.create_model(
@@ -115,6 +117,26 @@ def build_model(model: Model, data: Data) -> EmbeddingModel:
             )
         raise ConfigError(said) from error
     return network.train()
+
+
+def _unknown_trunk(trunk: str) -> str:
+    """What to write in place of a name that timm does not list."""
+    scheme, _, place = trunk.partition(":")
+    name, weights = "NAME", "FILE"
+    if scheme == "local-dir":
+        with suppress(OSError, ValueError, LookupError, TypeError):
+            name = json.loads((Path(place) / "config.json").read_text())["architecture"]
+            weights = f"{Path(place) / 'model.safetensors'}"
+    elif scheme not in ("hf_hub", "hf-hub"):
+        near = timm.list_models(f"*{trunk.strip().lower().split('.')[0][:8]}*")[:5]
+        return f"timm has no {trunk!r}" + (f"; near: {', '.join(near)}" if near else "")
+    elif timm.is_model(of_timm := place.removeprefix("timm/")):
+        return (
+            f"{trunk!r} is a place, not a name; write --model.trunk {of_timm} "
+            "--model.trunk_args '{pretrained: true}', which fetches these weights"
+        )
+    words = shlex.join(["--model.trunk", name, "--model.weights", weights])
+    return f"{trunk!r} is a place, not a name; write {words}, the architecture and a file of its weights"
 
 
 def _head(model: Model, trunk: nn.Module, image: Tensor) -> tuple[nn.Module, EmbeddingHead]:

@@ -1,5 +1,6 @@
 """Failures of the machine, in one line each, with the way out."""
 
+import errno
 import re
 import traceback
 from collections.abc import Iterator
@@ -9,7 +10,8 @@ from benchmarks.console.printing import LONGEST, printable, reason
 WORKER = re.compile(r"Caught (\w+) in DataLoader worker process")
 
 OUT_OF_MEMORY = re.compile(
-    r"out of memory|can't allocate memory|cannot allocate memory|std::bad_alloc", re.I
+    r"out of memory|not enough memory|can't allocate memory|cannot allocate memory|std::bad_alloc|_ALLOC_FAILED",
+    re.I,
 )
 
 SHARED_MEMORY = re.compile(
@@ -20,6 +22,7 @@ SHARED_MEMORY = re.compile(
 WAYS_OUT = {
     "shared": "the data-loader workers lack shared memory or were killed: set --data.num_workers 0 or fewer, "
     "or give them more (docker run --shm-size 8g)",
+    "processes": "too many processes or threads: set --data.num_workers 0 or fewer, or raise the limit (ulimit -u)",
     "files": "too many open files: set --data.num_workers 0, or raise the limit (ulimit -n 65536)",
     "memory": "too little memory: take a smaller --data.batch_size or --evaluation.batch_size, a smaller trunk, or "
     "--precision bf16; other programs may hold some",
@@ -40,7 +43,9 @@ def lacks_shared_memory(error: BaseException) -> bool:
     frames = traceback.extract_tb(error.__traceback__)
     among_processes = any("multiprocessing" in frame.filename for frame in frames)
     no_space = isinstance(error, OSError) and error.filename is None and among_processes
-    named = isinstance(error, OSError) and str(error.filename or "").startswith("/dev/shm")
+    named = isinstance(error, OSError) and str(error.filename or "").startswith(
+        ("/dev/shm", "/torch_")
+    )
     return (
         no_space
         or named
@@ -54,6 +59,8 @@ def machine_failure(error: BaseException) -> str | None:
         text = str(cause)
         if "Too many open files" in text:
             return f"{_short(cause)}; {WAYS_OUT['files']}"
+        if isinstance(cause, BlockingIOError) or "can't start new thread" in text:
+            return f"{_short(cause)}; {WAYS_OUT['processes']}"
         if caught := WORKER.search(text):
             kind = (
                 "memory" if OUT_OF_MEMORY.search(text) or caught[1] == "MemoryError" else "worker"
@@ -61,8 +68,11 @@ def machine_failure(error: BaseException) -> str | None:
             return (
                 f"a data-loader worker failed: {worker_reason(text, caught[1])}; {WAYS_OUT[kind]}"
             )
-        if isinstance(cause, MemoryError) or (
-            isinstance(cause, RuntimeError) and OUT_OF_MEMORY.search(text)
+        no_memory = isinstance(cause, OSError) and cause.errno == errno.ENOMEM
+        if (
+            no_memory
+            or isinstance(cause, MemoryError)
+            or (isinstance(cause, RuntimeError) and OUT_OF_MEMORY.search(text))
         ):
             return f"{_short(cause)}; {WAYS_OUT['memory']}"
         if lacks_shared_memory(cause):

@@ -11,11 +11,15 @@ from .image_files import (
     read_image as read_image,
     walk as walk,
 )
+from .image_folder import ImageFolder as ImageFolder
 from .images import ImageSet as ImageSet
 from .listing import (
     DatasetError as DatasetError,
     load as load,
 )
-from .remarks import remarks as remarks
+from .remarks import (
+    remarks as remarks,
+    verify_command as verify_command,
+)
 from .splits import Stage as Stage
 from .transforms import ImageViews as ImageViews

@@ -1,4 +1,4 @@
-"""A look through image files: each is decoded and has its SHA-256; of files that did not change, that of last time.
+"""A look through image files: each is decoded and has two digests; of unchanged files, those of last time.
 
 A size, times and a number of the file that are the same mean the same bytes: a file that is replaced has another
 number or another time of change, which no program can set.
@@ -12,20 +12,28 @@ from collections.abc import Sequence
 from contextlib import suppress
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
+from typing import NamedTuple
 
 import joblib
 from PIL import Image
 
 from benchmarks.console import progress_bar, replace_file
-from benchmarks.datasets.image_files import read_image
+from benchmarks.datasets.image_files import pixel_digest, read_image
 from benchmarks.datasets.listing import DatasetError, reading
 
 YOUNG = 2e9
 """Nanoseconds: a file may change again within one tick of a file system's clock, so that nothing tells."""
 
 
-def file_digests(root: Path, paths: Sequence[str]) -> list[str]:
-    """SHA-256 of the bytes of each image file below a folder.
+class ImageDigests(NamedTuple):
+    """Hexadecimal digests of an image file: SHA-256 of its bytes, and one of its pixels, upright."""
+
+    content: str
+    pixels: str
+
+
+def file_digests(root: Path, paths: Sequence[str]) -> list[ImageDigests]:
+    """The digests of each image file below a folder.
 
     Raises:
         DatasetError: if some cannot be read as images; it counts them and names the first.
@@ -34,24 +42,25 @@ def file_digests(root: Path, paths: Sequence[str]) -> list[str]:
     before = _read(kept_in)
     kept: dict[str, list[int | str]] = {}
 
-    def digest(path: str) -> str | DatasetError:
+    def digest(path: str) -> ImageDigests | DatasetError:
         try:
             return digest_of(path)
         except DatasetError as error:
             return error
 
-    def digest_of(path: str) -> str:
+    def digest_of(path: str) -> ImageDigests:
         with reading(root / path):
             facts = _facts(found := (root / path).stat())
             same = before.get(path, [])
-            if same[:-1] == facts:
-                result = str(same[-1])
+            if same[: len(facts)] == facts and len(same) == len(facts) + 2:  # one, of older code
+                result = ImageDigests(*map(str, same[len(facts) :]))
             else:
-                read_image(root / path)
+                pixels = pixel_digest(read_image(root / path, upright=True))
                 with (root / path).open("rb") as file:
-                    result = hashlib.file_digest(file, "sha256").hexdigest()
+                    content = hashlib.file_digest(file, "sha256").hexdigest()
+                result = ImageDigests(content, pixels)
         if time.time_ns() - max(found.st_mtime_ns, found.st_ctime_ns) > YOUNG:
-            kept[path] = [*facts, result]
+            kept[path] = [*facts, *result]
         return result
 
     Image.init()  # opening an image loads them, which is not thread-safe

@@ -1,5 +1,7 @@
 """Image files: which files are images, and how their pixels are read, by every part that reads any."""
 
+import errno
+import hashlib
 import os
 from collections.abc import Iterator
 from contextlib import suppress
@@ -27,7 +29,7 @@ def walk(root: Path) -> Iterator[tuple[Path, list[str], list[str], list[str]]]:
     Links are followed; hidden files and folders are left out.
 
     Raises:
-        OSError: if a folder cannot be listed.
+        OSError: if a folder cannot be listed, or is a link to a folder around it, which has no end.
     """
 
     def stop(error: OSError) -> None:
@@ -35,9 +37,26 @@ def walk(root: Path) -> Iterator[tuple[Path, list[str], list[str], list[str]]]:
 
     for folder, inner, files in os.walk(root, onerror=stop, followlinks=True):
         inner[:] = sorted(name for name in inner if name[0] != ".")
+        for link in (Path(folder, name) for name in inner):
+            if link.is_symlink() and _leads_back(link, root):
+                raise OSError(errno.ELOOP, "a link to a folder around it; remove it", f"{link}")
         shown = sorted(name for name in files if name[0] != ".")
         images = [name for name in shown if name.lower().endswith(suffixes())]
         yield Path(folder), inner, images, [name for name in shown if name not in {*images}]
+
+
+def _leads_back(link: Path, root: Path) -> bool:
+    """True for a link to a folder that it was reached through, or to one around that."""
+    depth = len(link.relative_to(root).parts)
+    passed = [above.resolve() for above in list(link.parents)[:depth]]
+    return any(above.is_relative_to(link.resolve()) for above in passed)
+
+
+def pixel_digest(image: Image.Image) -> str:
+    """A digest, in hexadecimal, of an image's size and pixels, whatever its file."""
+    digest = hashlib.blake2b(f"{image.mode} {image.size} ".encode(), digest_size=16)
+    digest.update(image.tobytes())
+    return digest.hexdigest()
 
 
 def read_image(path: Path, *, upright: bool = False) -> Image.Image:
@@ -55,7 +74,8 @@ def read_image(path: Path, *, upright: bool = False) -> Image.Image:
     """
     with reading(path), Image.open(path, formats=FORMATS) as file:
         image: Image.Image = file
-        if file.mode.startswith("I;16"):  # Pillow would clip it to white
+        # Pillow would clip 16 bits to white; those of a PGM file it scales to 65,535.
+        if file.mode.startswith("I;16") or (file.mode, file.format) == ("I", "PPM"):
             image = Image.fromarray((np.asarray(file) >> 8).astype(np.uint8))
             image.info = file.info
         elif file.mode in ("I", "F"):

@@ -84,8 +84,8 @@ class ImageSet(torch.utils.data.Dataset[tuple[torch.Tensor, int, int]]):
         return self.listing.content
 
     def copies(self) -> int:
-        """The number of images with an equal file of their class in this split."""
-        digests = [self.listing.digests[row] for row in self._rows]
+        """The number of images with the same pixels as another of their class in this split."""
+        digests = [self.listing.digests[row].pixels for row in self._rows]
         keys = list(zip(digests, self.labels.tolist(), strict=True))
         return sum(count for count in Counter(keys).values() if count > 1)
 

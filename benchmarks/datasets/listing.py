@@ -12,8 +12,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from benchmarks.console import PrintableError, is_plain, reason
+
+if TYPE_CHECKING:
+    from benchmarks.datasets.contents import ImageDigests
 
 
 class DatasetError(PrintableError, ValueError):
@@ -92,8 +96,8 @@ class Listing:
         return digest.hexdigest()
 
     @cached_property
-    def digests(self) -> list[str]:
-        """SHA-256 of the bytes of each file.
+    def digests(self) -> "list[ImageDigests]":
+        """Digests of each file, of its bytes and of its pixels.
 
         Raises:
             DatasetError: if a file cannot be read.
@@ -106,8 +110,8 @@ class Listing:
     def content(self) -> str:
         """SHA-256 of the listed paths and of the files' bytes: their sizes do not show a replaced image."""
         digest = hashlib.sha256()
-        for row in zip(self.paths, self.digests, strict=True):
-            digest.update("\0".join(row).encode() + b"\n")
+        for path, of_file in zip(self.paths, self.digests, strict=True):
+            digest.update(f"{path}\0{of_file.content}\n".encode())
         return digest.hexdigest()
 
 
@@ -135,7 +139,13 @@ def find(root: Path, markers: Collection[str]) -> tuple[Path, str]:
 def read_lines(path: Path) -> list[str]:
     """Read the lines of a UTF-8 text file, with any line ends; blank lines at the end are left out."""
     with reading(path):
-        return path.read_text(encoding="utf-8-sig").rstrip("\n").splitlines()
+        try:
+            text = path.read_text(encoding="utf-8-sig")
+        except UnicodeDecodeError:
+            text = "\0"
+        if "\0" in text:  # UTF-16 without its mark reads as UTF-8
+            raise DatasetError(f"{path}: is not UTF-8 text; save it as UTF-8")
+        return text.rstrip("\n").splitlines()
 
 
 @dataclass(frozen=True)

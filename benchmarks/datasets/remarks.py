@@ -1,14 +1,42 @@
 """What a listing holds that is allowed and often a mistake: names that recur, parts as classes, copies."""
 
+import re
+import shlex
 import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from benchmarks.datasets.folder import left_out_text
 from benchmarks.datasets.listing import Listing
 
-PARTS = {"train", "training", "val", "valid", "validation", "dev", "test", "testing"}
-"""Names of folders, without case, that are parts of a dataset and no classes."""
+PARTS = {
+    *(
+        "train",
+        "training",
+        "trainset",
+        "trainval",
+        "val",
+        "valid",
+        "validation",
+        "dev",
+        "eval",
+        "evaluation",
+    ),
+    *(
+        "test",
+        "testing",
+        "testset",
+        "holdout",
+        "query",
+        "gallery",
+        "seen",
+        "unseen",
+        "fold",
+        "split",
+    ),
+}
+"""Words in the names of folders, without case, that are parts of a dataset and no classes."""
 
 BOTH = "train and test"
 
@@ -16,30 +44,44 @@ Remark = tuple[str, str]
 """The subject, and the finding with what to do."""
 
 
-def remarks(listing: Listing, digests: Sequence[str | bytes | None]) -> list[Remark]:
+def remarks(listing: Listing, pixels: Sequence[str | bytes | None]) -> list[Remark]:
     """Lines on a listing; none if there is nothing to say.
 
     Args:
-        digests: Of the bytes of each listed file; None where there is none.
+        pixels: Digests of the pixels of each listed file; None where there is none.
     """
     found = [*_names(listing)] if listing.name == "folder" else []
     if listing.left_out:
         found.append(("left out", left_out_text(listing.left_out)))
-    return [*found, *_copies(listing, digests)]
+    return [*found, *_copies(listing, pixels)]
+
+
+def verify_command(data: Mapping[str, Any]) -> str:
+    """The command that looks through all images of a run with these settings of `data`."""
+    words = ["python", "-m", "benchmarks.datasets", "verify", data["dataset"]]
+    for name in ("root", "test_classes", "class_level"):
+        if (value := data.get(name)) is not None:
+            words += [f"--data.{name}", f"{value}"]
+    return shlex.join(words)
 
 
 def _names(listing: Listing) -> Iterator[Remark]:
     classes = sorted(set(listing.classes))
-    tops = {name.partition("/")[0] for name in classes if "/" in name}
-    if parts := sorted(top for top in tops if top.casefold() in PARTS):
+    above = {folder for name in classes for folder in name.split("/")[:-1]}
+    parts = {folder for folder in above if PARTS & {*_words(folder)}}
+    single = {name.rpartition("/")[2] for name in classes if name.casefold() in PARTS}
+    if len(single) > 1:  # one may be a vehicle
+        parts |= single
+    if len(parts) > 1 or any(len(_words(part)) == 1 for part in parts):  # not "test tubes" alone
         yield (
             "parts",
-            f"{', '.join(parts)}: looks like a part of a dataset, but each folder in it is a class of its own; "
+            f"{', '.join(sorted(parts))}: looks like a part of a dataset, but is taken for classes; "
             "pass one part as data.root, or set data.class_level to last, which joins a class's parts",
         )
     alike = defaultdict(list)
     for name in classes:
-        alike[unicodedata.normalize("NFKC", name.rpartition("/")[2]).casefold()].append(name)
+        last = unicodedata.normalize("NFKC", name.rpartition("/")[2]).casefold().strip()
+        alike[re.sub(r"(?<=[^\W_])[\s_-]+(?=[^\W_])", " ", last)].append(name)
     if several := [names for names in alike.values() if len(names) > 1]:
         example = " and ".join(several[0][:2])
         yield (
@@ -49,10 +91,15 @@ def _names(listing: Listing) -> Iterator[Remark]:
         )
 
 
-def _copies(listing: Listing, digests: Sequence[str | bytes | None]) -> Iterator[Remark]:
-    """Images whose files are equal: both train and test, of one part, or of two classes."""
+def _words(folder: str) -> list[str]:
+    """The words of a folder's name, without case, digits and marks."""
+    return re.findall(r"[^\W\d_]+", folder.casefold())
+
+
+def _copies(listing: Listing, pixels: Sequence[str | bytes | None]) -> Iterator[Remark]:
+    """Images of the same pixels: both train and test, of one part, or of two classes."""
     places = defaultdict(list)
-    for row in zip(digests, listing.paths, listing.classes, listing.parts, strict=True):
+    for row in zip(pixels, listing.paths, listing.classes, listing.parts, strict=True):
         places[row[0]].append(row[1:])
     places.pop(None, None)
     same = [rows for rows in places.values() if len(rows) > 1]

@@ -1,6 +1,5 @@
 """Check of a dataset: decodes every image, and reports all faults at once."""
 
-import hashlib
 from collections import Counter
 from collections.abc import Mapping
 from multiprocessing.pool import ThreadPool
@@ -10,7 +9,7 @@ import joblib
 from PIL import Image
 
 from benchmarks.console import progress_bar
-from benchmarks.datasets.image_files import read_image
+from benchmarks.datasets.image_files import pixel_digest, read_image
 from benchmarks.datasets.listing import DatasetError, Listing, counts_text
 from benchmarks.datasets.remarks import BOTH, remarks
 
@@ -51,8 +50,8 @@ def verify(
         ("images", RESULTS[not broken], f"{len(broken):,} of {len(found):,} cannot be used"),
         _same_content(listing, found),
     ]
-    digests = [None if isinstance(of, str) else of for of in found.values()]
-    told = remarks(listing, digests)
+    pixels = [of if isinstance(of, bytes) else None for of in found.values()]
+    told = remarks(listing, pixels)
     checks += [(subject, "", text) for subject, text in told if subject != BOTH]
     if not broken:
         checks.append(("fingerprint", "", listing.fingerprint))
@@ -60,10 +59,9 @@ def verify(
 
 
 def _examine(path: Path) -> bytes | str:
-    """The SHA-256 of an image file; if it cannot be used, the reason as text."""
+    """The digest of an image's pixels; if it cannot be used, the reason as text."""
     try:
-        read_image(path)
-        return hashlib.sha256(path.read_bytes()).digest()
+        return pixel_digest(read_image(path, upright=True)).encode()
     except DatasetError as error:
         return str(error)
 
@@ -81,7 +79,7 @@ def _several_images(listing: Listing) -> Check:
 
 
 def _same_content(listing: Listing, found: Mapping[str, bytes | str]) -> Check:
-    """Count the training images with an equal file in the test part."""
+    """Count the training images with the same pixels as one of the test part."""
     rows = list(zip(listing.paths, listing.parts, strict=True))
     tested = {found[path]: path for path, part in rows if part != "train"}
     same = [path for path, part in rows if part == "train" and found[path] in tested]

@@ -35,13 +35,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     print(f"{options.output}: the checkpoint's embeddings except for at most {difference:.1e}")
-    words = [
-        "python",
-        "examples/search_folder.py",
-        f"{options.output}",
-        *example_query(options.run),
-    ]
-    print(f"Search with it: {shlex.join(words)}")
+    if query := example_query(options.run):
+        words = ["python", "examples/search_folder.py", f"{options.output}", *query]
+        print(f"Search with it: {shlex.join(words)}")
+    else:
+        print("docs/export.md shows how to search a folder of images with it.")
     return 0
 
 

@@ -16,6 +16,7 @@ from torch.nn.functional import normalize
 
 from benchmarks import building
 from benchmarks.console import InUseError, alone, let_others_read, reason
+from benchmarks.datasets import IMAGE_DATASETS
 from benchmarks.datasets import folder as image_folder
 from benchmarks.records import (
     Run,
@@ -79,14 +80,19 @@ def export(run: Path, output: Path) -> float:
 
 
 def example_query(run: Path) -> list[str]:
-    """The folder of images that a run was made with, and one of them; words for both if it is not there."""
+    """The folder of images that a run was made with, and one of them; none if they are not there."""
     config = load_run(run).info["config"]["data"]
+    name, root = config["dataset"], Path(config["root"])
     with suppress(ValueError, OSError):
-        if config["dataset"] == "folder":
-            root = Path(config["root"])
+        if name == "folder":
             listing = image_folder.read(root, 0.5, config.get("class_level"))
-            return [str(root), str(root / listing.paths[0])]
-    return ["IMAGES", "QUERY"]
+        elif name in IMAGE_DATASETS:
+            listing = IMAGE_DATASETS[name].read(root)
+        else:  # Glyphs are drawn
+            return []
+        if (query := listing.root / listing.paths[0]).is_file():
+            return [str(listing.root), str(query)]
+    return []
 
 
 def load_trained(folder: Path) -> Trained:
@@ -183,7 +189,8 @@ def _for_timm(trained: Trained) -> tuple[nn.Module, dict[str, Any]]:
             model = timm.create_model(of_run.trunk, **arguments).eval()
             classifier = model.get_classifier()
             [name] = [name for name, module in model.named_modules() if module is classifier]
-            linear = {"weight": head.fc.weight, "bias": torch.zeros(size) if bias is None else bias}
+            weight = head.fc.weight.view_as(classifier.weight)  # a 1x1 convolution in some
+            linear = {"weight": weight, "bias": torch.zeros(size) if bias is None else bias}
             own = {f"{name}.{key}": tensor for key, tensor in linear.items()}
             weights = {**trunk.state_dict(), **own}
             if "head_norm_first" in norm:  # the same layer has another name there

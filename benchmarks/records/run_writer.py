@@ -129,7 +129,7 @@ class RunWriter:
         session = describe_session(self._argv, self._accelerator.num_processes)
         step, before = saved["step"] if saved else 0, self.info.get("sessions", [])
         sessions = [*before, {"from_step": step, **session}]
-        work = {"sessions": sessions, "status": "running", "error": None}
+        work = {"sessions": sessions, "status": "running", "error": None, "traceback": None}
         if not before:  # the sessions show whether other code or another machine resumed it
             # run.json first: if killed from here on, the folder is a run that --resume can continue.
             self.update(**session, **work)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
+from benchmarks.datasets import verify_command
 from benchmarks.records import Run, has_diverged
 from benchmarks.reporting.paired import Rows, differences, estimate, percent, values_of
 from benchmarks.reporting.rows import Group, check_alike, differing_settings
@@ -70,12 +71,13 @@ def compare(runs: Sequence[Run], baseline: str | None = None) -> Page:
         for run in group.runs
         if run.info.get("never_acted")
     ]
-    data = groups[baseline].first["data"]
-    if copies := data.get("test_copies"):
-        notes.append(
-            f"{copies:,} of the {data['test_images']:,} test images have a copy of their class, which a search "
-            "finds whatever was learned: see python -m benchmarks.datasets verify."
-        )
+    first = groups[baseline].first
+    if copies := first["data"].get("test_copies"):
+        notes += [
+            f"{copies:,} of the {first['data']['test_images']:,} test images have a copy of their class, which a "
+            "search finds whatever was learned. What to do is said by:",
+            f"    {verify_command(first['config']['data'])}",
+        ]
     notes += [note for note, holds in told.items() if holds]
     return Page(_heading(groups), [result, *compared(rows, baseline, beside), *notes])
 

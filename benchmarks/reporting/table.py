@@ -65,7 +65,7 @@ class Page:
     """Content in any format."""
 
     title: str
-    blocks: list[str | Table]  # text: headings, paragraphs and lists in Markdown
+    blocks: list[str | Table]  # text: headings, paragraphs, lists and indented code in Markdown
 
     def terminal(self) -> str:
         parts = [
@@ -80,7 +80,9 @@ class Page:
 
 
 def _folded(block: str) -> str:
-    """A block without its marks, in lines that fit the terminal."""
+    """A block without its marks, in lines that fit the terminal; a command in code, indented, stays whole."""
+    if block.startswith("    "):
+        return block
     return "\n".join(
         fill(line, WIDTH, subsequent_indent="  " * line.startswith("* "), break_on_hyphens=False)
         for line in block.lstrip("# ").splitlines()

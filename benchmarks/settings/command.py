@@ -93,16 +93,26 @@ def _check_values(options: Sequence[str]) -> None:
     """Refuse values that are not strict YAML, of which the parser tells no reason or makes numbers."""
     name = ""
     for option in options:
-        name, value = option.split("=", 1) if "=" in option else (name, option)
-        if not value.startswith("--"):
-            untyped = name.removeprefix("--").startswith(tuple(f"{key}." for key in UNTYPED))
-            if untyped or value.startswith(("[", "{")):
-                try:
-                    load_yaml(value)
-                except ValueError as error:
-                    raise ConfigError(f"{name.removeprefix('--')}: {error}") from error
-        elif "=" not in option:
-            name = option
+        value = option
+        if option.startswith("--"):
+            name, equals, value = option.partition("=")
+            if not equals:
+                continue
+        key = name.removeprefix("--")
+        group, *parts = key.split(".")
+        mapping = key in (*GROUPS, *UNTYPED) or key.startswith(tuple(f"{of}." for of in UNTYPED))
+        if not mapping and not value.lstrip().startswith(("[", "{")):
+            continue
+        try:
+            content = load_yaml(value)
+        except ValueError as error:
+            raise ConfigError(f"{key}: {error}") from error
+        if key in GROUPS and isinstance(content, str):  # the parser takes a file, too
+            content = read_yaml(Path(content))
+        for part in reversed(parts):
+            content = {part: content}
+        if group in GROUPS and isinstance(content, Mapping):
+            _check_texts(group, content)
 
 
 @cache

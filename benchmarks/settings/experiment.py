@@ -258,7 +258,8 @@ class Experiment:
         for path, settings in self.optimization.overrides.items():
             yield from misread(f"optimization.overrides.{path}", settings)
             rate = settings.get("lr", 1.0)
-            if not settings or not isinstance(rate, (int, float)) or not 0 < rate < inf:
+            is_number = isinstance(rate, (int, float)) and not isinstance(rate, bool)
+            if not settings or not is_number or not 0 < rate < inf:
                 yield f"optimization.overrides.{path}: expected settings such as {{lr: 1e-4}}, got {settings}"
         if not evaluation.recall_at or len(set(evaluation.recall_at)) < len(evaluation.recall_at):
             yield f"evaluation.recall_at: expected at least one K, and each K once, got {evaluation.recall_at}"

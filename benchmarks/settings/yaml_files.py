@@ -115,9 +115,11 @@ def misread(key: str, value: Any) -> Iterator[str]:
 def read_yaml(path: Path) -> dict[str, Any]:
     """Read a YAML file of a mapping; a ConfigError if it is missing, unreadable, or holds something else."""
     try:
-        content = deepcopy(_load_once(path.read_text()))
+        content = deepcopy(_load_once(path.read_text(encoding="utf-8-sig")))
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror})") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: is not UTF-8 text; save it as UTF-8") from error
     except ValueError as error:
         raise ConfigError(f"{path}: not valid YAML: {error}") from error
     if not isinstance(content, dict):

@@ -21,7 +21,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     if unknown := set(options.cases) - CASES.keys():  # Python 3.11 fails on choices without a CASE
         parser.error(f"CASE: expected some of {names}, got {min(unknown)!r}")
-    print(origin("python -m benchmarks.speed CASE" + " --tiny" * options.tiny))
+    words = ["python", "-m", "benchmarks.speed", *options.cases, *["--tiny"] * options.tiny]
+    print(origin(" ".join(words)))
     for name in options.cases or CASES:
         torch.manual_seed(0)
         comparison = CASES[name](options.tiny, current_device())

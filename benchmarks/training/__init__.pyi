@@ -1,7 +1,10 @@
 from .batches import training_loader as training_loader
 from .cached_views import CachedViews as CachedViews
 from .launcher import check_launcher as check_launcher
-from .loop import Trainer as Trainer
+from .loop import (
+    StepError as StepError,
+    Trainer as Trainer,
+)
 from .state import TrainingState as TrainingState
 from .trial import (
     build_parts as build_parts,

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.console import StopRequest, progress_bar
+from benchmarks.console import PrintableError, StopRequest, progress_bar, reason
 from benchmarks.records import NonFiniteError, Row
 from benchmarks.settings import Experiment
 from benchmarks.training.batches import StepSampler
@@ -24,6 +24,10 @@ from benchmarks.training.state import TrainingState
 from pml_regularizers.gradient_ratios import capture_loss_terms, gradient_norm_ratios, term_names
 
 Due = Literal["log", "evaluate", "checkpoint"]
+
+
+class StepError(PrintableError):
+    """Error: the network, the loss, the miner or the optimizer raised one in a step: its cause."""
 
 
 @dataclass
@@ -71,6 +75,7 @@ class Trainer:
             What the caller has to do after `state.step` steps, and the rows to log, by table.
         Raises:
             NonFiniteError: for a NaN or infinity, before any checkpoint that would contain its effects.
+            StepError: for any error in the computation of a step.
         """
         state, accelerator = self.state, self.state.accelerator
         start, begun = state.seconds, time.perf_counter()
@@ -91,7 +96,11 @@ class Trainer:
             noted: dict[str, list[Row]] = {}  # since the last check
             for images, labels, indices in loader:
                 rate = state.optimizer.param_groups[0]["lr"]
-                value, found = self._step(state.step, images, labels)
+                try:
+                    value, found = self._step(state.step, images, labels)
+                except Exception as error:
+                    told = f"step {state.step + 1} failed: {type(error).__name__}: {reason(error)}"
+                    raise StepError(told) from error
                 state.step += 1
                 pending.add(state.step, value, rate, indices)
                 bar.update()

@@ -52,12 +52,18 @@ def layout(features: Any, network: nn.Module) -> TrunkOutput:
             f"trunk: expected a map (N, C, H, W) or tokens (N, L, C) from {type(network).__name__}, got "
             f"{shape or type(features).__name__}"
             + (', pooled already; make it with global_pool="" (timm)' if len(shape) == 2 else "")
+            + ("; take the model without a head, such as ViTModel" * _names_outputs(features))
         )
     # The map of a square image is square.
     first, last = shape[2] == shape[3], shape[1] == shape[2]
     if first == last:
         last = getattr(network, "output_fmt", "NCHW") == "NHWC"
     return TrunkOutput(shape[3], "NHWC") if last else TrunkOutput(shape[1], "NCHW")
+
+
+def _names_outputs(output: Any) -> bool:
+    """True for an output of Hugging Face's models, which has names for its parts."""
+    return not isinstance(output, (Tensor, list, tuple))
 
 
 def last_hidden_state(output: Any) -> Any:

@@ -31,7 +31,8 @@ class Hugging(Fixed):
     """Like the vision models of Hugging Face's transformers."""
 
     def forward(self, images: Tensor) -> Any:
-        return SimpleNamespace(last_hidden_state=super().forward(images))
+        name = "logits" if "logits" in vars(self) else "last_hidden_state"
+        return SimpleNamespace(**{name: super().forward(images)})
 
 
 @pytest.mark.parametrize(
@@ -62,6 +63,10 @@ def test_by_hand(trunk: nn.Module, expected: tuple[Any, ...]) -> None:
         (
             Fixed(7),
             r"trunk: expected a map .* got \(1, 7\), pooled already; make it with global_pool",
+        ),
+        (
+            Hugging(7, logits=True),
+            r"trunk: .* from Hugging, got SimpleNamespace; take the model without a head",
         ),
         (Fixed(7, 1, 1, 1), r"trunk: expected a map .* from Fixed, got \(1, 7, 1, 1, 1\)$"),
         (Fixed(7, 3, 3, side=64), r"trunk: Fixed fails .* \(expected 64 pixels\); pass image="),

@@ -152,6 +152,30 @@ MISREAD = {
         "--model.trunk_args.pretrained='no'",
         "trunk_args.pretrained",
     ),
+    **{
+        f"trunk, in {name}": (f"--model{value}", "model.trunk_args.pretrained: expected a value")
+        for name, value in {
+            "JSON": '.trunk_args={"pretrained": "false"}',
+            "braces": ".trunk_args={x: 1, pretrained: 'no'}",
+            "braces after a space": ".trunk_args= {pretrained: 'Off'}",
+            "lines": '.trunk_args=pretrained: "false"',
+            "the group": '={trunk_args: {pretrained: "false"}}',
+            "the group's lines": '=trunk_args: {pretrained: "null"}',
+            "the group's file": "=c.yaml",
+        }.items()
+    },
+    "trunk, deeper": (
+        '--model.trunk_args={a: {b: ["0.5"]}}',
+        "model.trunk_args.a.b[0]: expected a value",
+    ),
+    "overrides, in JSON": (
+        '--optimization.overrides={"model.head": {"lr": 0.1, "maximize": "off"}}',
+        "optimization.overrides.model.head.maximize: expected a value",
+    ),
+    "overrides, in the group": (
+        "--optimization={overrides: {model.head: {lr: '0.1'}}}",
+        "optimization.overrides.model.head.lr: expected a value",
+    ),
     "trunk": ("model: {trunk_args: {pretrained: 'no'}}", "model.trunk_args.pretrained"),
     "overrides": (
         "optimization: {overrides: {model.head: {lr: 0.1, maximize: 'off'}}}",
@@ -169,6 +193,7 @@ def test_a_misread_text_is_one_line_and_status_2(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     argument, expected = MISREAD[name]
+    Path("c.yaml").write_text("trunk_args: {pretrained: 'false'}")
     if not argument.startswith("--"):
         Path("c.yaml").write_text(argument)
         argument = "--config=c.yaml"

@@ -28,6 +28,17 @@ FAILURES = {
         MEMORY,
     ),
     "Python": (MemoryError(), MEMORY),
+    "a process": (OSError(errno.ENOMEM, "Cannot allocate memory"), MEMORY),
+    "cuBLAS": (
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate`"),
+        MEMORY,
+    ),
+    "cuDNN": (RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"), MEMORY),
+    "Windows": (RuntimeError("DefaultCPUAllocator: not enough memory: you tried"), MEMORY),
+    "Apple": (RuntimeError("MPS backend out of memory (MPS allocated: 8 GB, other"), MEMORY),
+    "forks": (BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"), "ulimit -u"),
+    "threads": (RuntimeError("can't start new thread"), "ulimit -u"),
+    "gone": (FileNotFoundError(errno.ENOENT, "No such file or directory", "/torch_7_1"), WORKERS),
     "bus error": (
         RuntimeError(
             "DataLoader worker (pid 7) is killed by signal: Bus error. It is possible that dataloader's workers "

@@ -250,7 +250,7 @@ def as_rgb(gray):
         ("gray.png", Image.fromarray(GRAY), {}, as_rgb(GRAY)),
         ("gray16.png", Image.fromarray(SIXTEEN), {}, as_rgb(GRAY)),
         ("gray16.tif", Image.fromarray(SIXTEEN), {}, as_rgb(GRAY)),
-        ("gray16.pgm", Image.fromarray(SIXTEEN), {}, None),
+        ("gray16.pgm", Image.fromarray(SIXTEEN), {}, as_rgb(GRAY)),
         ("float.tif", Image.fromarray(GRAY.astype(np.float32)), {}, None),
         ("bits.png", Image.fromarray(GRAY > 99), {}, as_rgb((GRAY > 99) * np.uint8(255))),
         (

@@ -60,7 +60,8 @@ def set_time(path, seconds=1e9):
 @pytest.fixture
 def decoded(monkeypatch):
     """Bytes that are no image are taken for one."""
-    monkeypatch.setattr(contents, "read_image", lambda path: None)
+    blank = Image.new("L", (1, 1))
+    monkeypatch.setattr(contents, "read_image", lambda path, upright: blank)
 
 
 def test_the_content_is_a_function_of_paths_and_bytes(listing, tmp_path, decoded, monkeypatch):

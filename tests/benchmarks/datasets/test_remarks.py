@@ -30,7 +30,7 @@ def told(root: Path, test: str | None = None, level: folder.Level | None = None)
         chosen = root.parent / "test.txt"
         chosen.write_text(test)
     listing = folder.read(root, chosen, level)
-    return dict(remarks(listing, listing.digests))
+    return dict(remarks(listing, [of.pixels for of in listing.digests]))
 
 
 def test_an_ordinary_folder_needs_no_word(tmp_path: Path) -> None:
@@ -47,11 +47,34 @@ def test_parts_that_are_taken_for_classes_are_told(tmp_path: Path) -> None:
     listing = folder.read(root, 0.5, "last")
     assert sorted(set(listing.classes)) == [*"abcd"]
     assert len(listing.paths) == 16 and told(root, level="last") == {}
+    assert told(root, level=1)["parts"].startswith("Train, val: looks like a part")
+
+
+@pytest.mark.parametrize(
+    ("names", "parts"),
+    [
+        (("train2017/a", "val2017/b"), "train2017, val2017"),
+        (("training_set/a", "Test-Set/b"), "Test-Set, training_set"),
+        (("data/train/a", "data/holdout/b"), "holdout, train"),
+        (("query/a", "gallery/b"), "gallery, query"),
+        (("fold1/a", "fold2/b"), "fold1, fold2"),
+        (("eval/a", "other/b"), "eval"),
+        (("test tubes/a", "flasks/b"), None),
+        (("trains/steam", "cars/a"), None),
+        (("train", "bus"), None),
+    ],
+)
+def test_parts_by_other_names(names: tuple[str, ...], parts: str | None, tmp_path: Path) -> None:
+    found = told(write(tmp_path / "r", *(f"{name}/1.png" for name in names)))
+    assert found.get("parts", "None").partition(":")[0] == str(parts)
 
 
 @pytest.mark.parametrize(
     ("one", "other"),
-    [("Apple", "apple"), ("x/Apple", "y/Apple"), ("\u212b", "\u00c5"), ("ﬁr", "FIR")],
+    [
+        *(("Apple", "apple"), ("x/Apple", "y/Apple"), ("\u212b", "\u00c5"), ("ﬁr", "FIR")),
+        *(("Apple", "Apple "), ("red apple", "Red_Apple"), ("x/a-b", "y/a b")),
+    ],
 )
 def test_names_that_recur_are_told(one: str, other: str, tmp_path: Path) -> None:
     root = write(tmp_path / "r", f"{one}/1.png", f"{other}/2.png", "third/3.png")
@@ -59,6 +82,40 @@ def test_names_that_recur_are_told(one: str, other: str, tmp_path: Path) -> None
         assert folder.read(root, 0.5).classes.count("\u00c5") == 2
     else:
         assert told(root)["same names"].startswith("1 recur, such as ")
+
+
+def test_a_copy_in_another_format_is_a_copy(tmp_path: Path) -> None:
+    root = write(tmp_path / "r", "a/1.png", "a/2.png", "b/1.png", "b/2.png")
+    with Image.open(root / "a/1.png") as image:
+        image.save(root / "a/3.bmp")
+    with Image.open(root / "b/1.png") as image:
+        turned = image.transpose(Image.Transpose.ROTATE_90)
+    exif = Image.Exif()
+    exif[0x0112] = 6  # to be turned back
+    turned.save(root / "a/4.png", exif=exif)
+    found = told(root, "a\n")
+    assert found["copies"].startswith("2 images of part test have a copy in it, such as a/1.png")
+    assert "b/1.png" in found["two classes"] and "a/4.png" in found["two classes"]
+
+
+@pytest.mark.parametrize(
+    ("link", "target"), [("a/up", "."), ("x/again", "x"), ("x/a/y", "x"), ("a/out", "..")]
+)
+def test_a_link_without_an_end_is_named(link: str, target: str, tmp_path: Path) -> None:
+    root = write(tmp_path / "r", "a/1.png", "x/a/1.png", "b/1.png")
+    (root / link).symlink_to((root / target).resolve())
+    with pytest.raises(
+        ValueError, match=rf"a link to a folder around it; remove it: '{root / link}"
+    ):
+        folder.read(root, 0.5)
+
+
+def test_links_that_lead_to_each_other_are_named(tmp_path: Path) -> None:
+    root = write(tmp_path / "r", "a/1.png", "b/1.png")
+    (root / "a" / "x").symlink_to(root / "b")
+    (root / "b" / "y").symlink_to(root / "a")
+    with pytest.raises(ValueError, match=r"a link to a folder around it; remove it: '.*/a/x/y'"):
+        folder.read(root, 0.5)
 
 
 def test_copies_are_counted(tmp_path: Path) -> None:

@@ -2,8 +2,10 @@
 
 import base64
 import io
+import json
 import re
 import runpy
+import shutil
 import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,7 +16,10 @@ import torch
 from PIL import Image
 
 from benchmarks.export.__main__ import main
+from benchmarks.export.writing import example_query
+from benchmarks.records import write_json
 from tests.benchmarks.export.conftest import CLASSES, IMAGES, embed, make_run, views
+from tests.support.fake_trees import cub
 from tests.support.processes import ROOT
 
 PRINTED = 1e-4  # distances have four decimals
@@ -195,3 +200,17 @@ def test_the_search_that_an_export_prints_can_be_pasted(
     assert words[:2] == ["examples/search_folder.py", str(output)]
     assert search(words[1:]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 1 + 5
+
+
+def test_no_search_is_printed_without_images(
+    plain: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = shutil.copytree(plain, tmp_path / "run")
+    record = json.loads((run / "run.json").read_text())
+    record["config"]["data"]["root"] = str(tmp_path / "gone")
+    write_json(run / "run.json", record)
+    assert example_query(run) == []
+    record["config"]["data"] = {"dataset": "cub", "root": str(cub.write(tmp_path / "cub"))}
+    write_json(run / "run.json", record)
+    root, query = map(Path, example_query(run))
+    assert query.is_file() and query.is_relative_to(root) and root.is_relative_to(tmp_path / "cub")

@@ -120,6 +120,10 @@ MISTAKES = {  # {name: (argument or content of a file, message)}
         "--optimization.overrides={model.head.fc: {lr: fast}}",
         "optimization.overrides.model.head.fc: expected settings such as {lr: 1e-4}, got {'lr': 'fast'}",
     ),
+    "a rate that is true": (
+        "--optimization.overrides={model.head.fc: {lr: true}}",
+        "optimization.overrides.model.head.fc: expected settings such as {lr: 1e-4}, got {'lr': True}",
+    ),
     # What is built of them.
     "no such part": (
         "--optimization.overrides={model.head.fcc: {lr: 1}}",
@@ -147,6 +151,22 @@ MISTAKES = {  # {name: (argument or content of a file, message)}
     "argument of ours": (
         loss(f"{PML}.losses.ArcFaceLoss", num_classes=5),
         "losses[0].loss.init_args.num_classes: follows from",
+    ),
+    "a folder in place of a trunk": (
+        "--model.trunk=local-dir:exported",
+        "model.trunk: 'local-dir:exported' is a place, not a name; write --model.trunk NAME --model.weights FILE",
+    ),
+    "timm's repository in place of a trunk": (
+        "--model.trunk=hf_hub:timm/resnet18.a1_in1k",
+        "a place, not a name; write --model.trunk resnet18.a1_in1k --model.trunk_args '{pretrained: true}'",
+    ),
+    "a repository in place of a trunk": (
+        "--model.trunk=hf-hub:someone/network",
+        "model.trunk: 'hf-hub:someone/network' is a place, not a name; write --model.trunk NAME",
+    ),
+    "a trunk in another case": (
+        "--model.trunk=ResNet50",
+        "model.trunk: timm has no 'ResNet50'; near: ",
     ),
     "unknown trunk": ("--model.trunk=resnet5000", "model.trunk: timm has no 'resnet5000'; near: "),
     "unknown trunk argument": ("--model.trunk_args={output_strid: 8}", "output_strid"),

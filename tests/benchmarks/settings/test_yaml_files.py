@@ -30,10 +30,12 @@ OTHER_NUMBERS = (
 )
 NUMBERS = (0, 7, -3, 10**20, 0.5, -0.25, 1e-05, 1.5e300, inf)
 
-FILES = {
+FILES: dict[str, tuple[str | bytes, str]] = {
     "a list of itself": ("losses: &a [*a]", "not valid YAML: found unconstructable recursive"),
     "deep": (f"losses: {'[' * 3000}{']' * 3000}", "not valid YAML: maximum recursion depth"),
     "no time": ("label: !!timestamp x", "c.yaml: not valid YAML: "),
+    "UTF-16": ("seed: 3\n".encode("utf-16"), "c.yaml: is not UTF-8 text; save it as UTF-8"),
+    "Latin-1": ("label: é\n".encode("latin-1"), "c.yaml: is not UTF-8 text; save it as UTF-8"),
     "a call": ("label: !!python/object/apply:os.getcwd []", "could not determine a constructor"),
 }
 
@@ -43,7 +45,7 @@ def test_a_file_that_is_no_settings(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     content, expected = FILES[name]
-    (tmp_path / "c.yaml").write_text(content)
+    (tmp_path / "c.yaml").write_bytes(content if isinstance(content, bytes) else content.encode())
     assert main(["--recipe=glyphs/demo/binomial", f"--config={tmp_path / 'c.yaml'}"]) == 2
     [line] = capsys.readouterr().err.splitlines()
     assert expected in line

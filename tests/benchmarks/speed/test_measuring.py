@@ -126,7 +126,7 @@ def test_a_table() -> None:
 def test_every_case_runs_at_a_tiny_size(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([name, "--tiny"]) == 0
     text = capsys.readouterr().out
-    assert "python -m benchmarks.speed CASE --tiny`:\n" in text
+    assert f"python -m benchmarks.speed {name} --tiny`:\n" in text
     for candidate in CASES[name](True, CPU).candidates:
         assert f"\n| {candidate} | " in text
 

@@ -1,5 +1,6 @@
 """Commands that are printed can be pasted into a shell: they are whole, and quoted."""
 
+import html
 import json
 import os
 import re
@@ -10,12 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import study
+from benchmarks import report, study
 from benchmarks.datasets import DatasetError
 from benchmarks.records import load_run
 from benchmarks.records.provenance import describe_session
 from benchmarks.run import _told
 from benchmarks.settings import parse, read_study
+from benchmarks.speed.__main__ import main as measure_speed
+from tests.benchmarks.reporting.made_runs import CONFIG, DATA, write_run
 from tests.benchmarks.studies.toy import RATE, finish
 
 ECHO = f"""#!{sys.executable}
@@ -104,3 +107,27 @@ def test_the_command_that_looks_through_images_is_whole(pasted):
         *("-m", "benchmarks.datasets", "verify", "folder", "--data.root", "my photos"),
         *("--data.test_classes", "a b.txt", "--data.class_level", "2"),
     ]
+
+
+def test_the_command_of_a_report_on_copies_is_whole(pasted, tmp_path, capsys):
+    data = {"dataset": "folder", "root": "my photos", "class_level": "last", "test_classes": None}
+    about = {"config": CONFIG | {"data": data}, "data": DATA | {"test_copies": 12}}
+    run, page = write_run(tmp_path, "A", 0, 0.4, **about), tmp_path / "page.html"
+    expected = [
+        *("-m", "benchmarks.datasets", "verify", "folder", "--data.root", "my photos"),
+        *("--data.class_level", "last"),
+    ]
+    for options in ([], ["--markdown"]):
+        assert report.main([str(run), *options, f"--output={page}"]) == 0
+        printed = capsys.readouterr().out
+        [line] = [line for line in printed.splitlines() if "benchmarks.datasets" in line]
+        assert pasted(line) == expected
+    [shown] = re.findall(r"<pre>(.*benchmarks\.datasets.*)</pre>", page.read_text())
+    assert pasted(html.unescape(shown)) == expected
+
+
+@pytest.mark.parametrize("cases", [["energy_confusion"], ["energy_confusion", "joint_similarity"]])
+def test_the_command_of_the_speed_is_that_of_its_cases(cases, pasted, capsys):
+    assert measure_speed([*cases, "--tiny"]) == 0
+    [command] = re.findall(r"`((?:OMP_NUM_THREADS=\d+ )?python .*)`", capsys.readouterr().out)
+    assert pasted(command) == ["-m", "benchmarks.speed", *cases, "--tiny"]
