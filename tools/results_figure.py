@@ -35,7 +35,7 @@ ROWS = {  # by kind: a label, the study's page, and how the row of its table beg
         ]
         for draw in ("first", "second", "third")
     ],
-    "Drawn characters: 1,085 held-out classes, ten seeds": [
+    "Drawn characters: 1,085 classes, ten seeds": [
         (f"fixed HORDE on {name}", "fixed_projections", f"Fixed projections help {words}")
         for name, words in [
             ("binomial deviance", "binomial"),
