@@ -136,7 +136,7 @@ def training_step(
         precision = "trunk in bfloat16" + ", moments in TF32" * on_gpu
 
     def horde(width: int = d, **options: Any) -> nn.Module:
-        options = {"projections": "cascaded", "order": order, "moment_dim": width, **options}
+        options = {"projections": "cascaded", "order": order, "moment_dim": width} | options
         return ours.HORDELoss(ours.BinomialDevianceLoss(), trunk.num_features, embedding, **options)
 
     def beside(regularizer: type[nn.Module]) -> nn.Module:
@@ -144,6 +144,7 @@ def training_step(
 
     losses: dict[str, Callable[[], nn.Module]] = {
         "binomial deviance alone": ours.BinomialDevianceLoss,
+        "HORDE, by default": partial(horde, 1024, order=3, projections="sketch"),
         "HORDE, stored": horde,
         "HORDE, recomputed": partial(horde, checkpoint=True),
         "HORDE, fixed projections": partial(horde, projections="random"),
