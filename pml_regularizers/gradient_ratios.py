@@ -101,8 +101,9 @@ def _parts(
         for key, part in module.losses.items() if module.is_dict else enumerate(module.losses):
             yield from _parts(part, joined(path, str(key)), (*weights, (module, key)))
     elif isinstance(module, FeatureLoss) and isinstance(module.reducer, MultipleReducers):
-        for name, reducer in module.reducer.reducers.items():
-            yield reducer, joined(path, name), weights
+        reducers, default = module.reducer.reducers, module.reducer.default_reducer
+        for name in module._sub_loss_names():
+            yield (reducers[name] if name in reducers else default), joined(path, name), weights
     else:
         yield module, path, weights
 

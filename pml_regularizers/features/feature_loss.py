@@ -294,7 +294,7 @@ def attach_all(
 
 
 _INSTEAD = {
-    "feature_map": "attach to the trunk, loss.attach(trunk)",
+    "feature_map": "attach to the trunk, loss.attach(trunk, embedder=head)",
     "pooled": "attach to the layer before the embedding layer, such as loss.attach(head[-2]) for an nn.Sequential",
     "stopgrad_embeddings": "make the head an EmbeddingHead(C, E) and loss.attach(head), or pass "
     'features=fc(pooled.detach()), or choose gradient="all"',

@@ -12,6 +12,7 @@ from tests.support.gradients import (
     CASES,
     PML_CASES,
     check_calls,
+    check_copies,
     check_errors,
     measure,
     measure_all,
@@ -39,6 +40,11 @@ def test_what_every_process_refuses(pool: Pool, processes: int) -> None:
 @pytest.mark.parametrize("processes", [2, 3])
 def test_it_is_called_like_the_loss_inside(pool: Pool, processes: int) -> None:
     pool.run(check_calls, processes=processes)
+
+
+@pytest.mark.parametrize("processes", [2, 3])
+def test_copies_of_embeddings_and_no_embeddings(pool: Pool, processes: int) -> None:
+    pool.run(check_copies, processes=processes)
 
 
 def test_one_process_takes_the_calls_of_the_loss_inside() -> None:

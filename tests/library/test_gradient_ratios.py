@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from pytorch_metric_learning import losses, miners
+from pytorch_metric_learning import losses, miners, reducers
 from torch import Tensor
 
-from pml_regularizers import DistributedLoss, VarianceRegularizer, attach_all
+from pml_regularizers import DistributedLoss, JRDLoss, VarianceRegularizer, attach_all
 from pml_regularizers.gradient_ratios import capture_loss_terms, gradient_norm_ratios
 from tests.library.test_parameter_groups import horde
 from tests.support.composition import STEPS, measure, measure_all
@@ -107,6 +107,14 @@ class TestGradientNormRatios:
 
 
 class TestCaptureLossTerms:
+    def test_a_default_reducer_gives_its_terms(self) -> None:
+        reducer = reducers.MultipleReducers({"metric": reducers.SumReducer()})
+        loss = JRDLoss(4, 5, representations=("embeddings",), reducer=reducer)
+        with capture_loss_terms(loss) as terms:
+            total = loss(torch.randn(6, 5), torch.arange(6) % 3)
+        assert list(terms) == ["metric", "similarity"]
+        assert_close(total.detach(), sum(terms.values()).detach())
+
     def test_terms_add_up_to_the_total(self) -> None:
         network = Attended()
         inner = losses.MultipleLosses([losses.ContrastiveLoss(), horde()], weights=[0.5, 2.0])

@@ -67,6 +67,7 @@ CHANGES: dict[str, Callable[[Tensor], Tensor]] = {
     "a new leaf": lambda x: x.detach().clone().requires_grad_(),
     "scaled": lambda x: F.normalize(3 * x),
     "reordered": lambda x: x.flip(0),
+    "reordered by an index": lambda x: x[torch.arange(len(x)).roll(1)],
     "shortened": lambda x: x[1:],
     "shortened without gradients": torch.no_grad()(lambda x: x[1:]),
 }
@@ -134,7 +135,7 @@ class Program:
         elif action == "call":
             embeddings, expected = self.random.choice(self.made[-4:])
             change = self.random.choice(list(CHANGES))
-            moved = change == "reordered" or change.startswith("shortened")
+            moved = change.startswith("reordered") or change.startswith("shortened")
             self.call(CHANGES[change](embeddings), CHANGES[change](expected) if moved else expected)
         elif action == "two":
             (one, first), (other, second) = self.random.choices(self.made[-4:], k=2)

@@ -202,6 +202,29 @@ def check_errors(processes: Processes) -> None:
         alone(embeddings, torch.arange(count) % 2, features=torch.randn(3, CHANNELS, 2, 2))
 
 
+def check_copies(processes: Processes) -> None:
+    """Assert that copies of what a head returned, and an empty batch, have the value of one process."""
+    world, rank = processes.num_processes, processes.process_index
+    torch.manual_seed(5)
+    head = EmbeddingHead(CHANNELS, WIDTH).double()
+    network = nn.Sequential(nn.Conv2d(3, CHANNELS, 3).double(), head)
+    images, labels = torch.randn(BATCH, 3, 6, 6, dtype=torch.float64), torch.arange(BATCH) % 3
+    own = slice(rank * BATCH // world, (rank + 1) * BATCH // world)
+    loss = HORDELoss(losses.ContrastiveLoss(), CHANNELS, WIDTH, moment_dim=8).attach(head)
+    wrapped = nn.parallel.DistributedDataParallel(network, find_unused_parameters=True)
+    for change in (torch.clone, nn.functional.normalize, lambda x: 2 * x, lambda x: x + 0):
+        for training in (True, False):
+            with torch.set_grad_enabled(training):
+                expected = loss(change(network(images)), labels)
+                for model in (network, wrapped):
+                    found = DistributedLoss(loss)(change(model(images[own])), labels[own])
+                    torch.testing.assert_close(found, expected)
+    nothing = torch.randn(0, WIDTH, requires_grad=True)
+    value = DistributedLoss(losses.ContrastiveLoss())(nothing, labels[:0])
+    value.backward()
+    assert value == 0 and nothing.grad is not None
+
+
 def check_calls(processes: Processes) -> None:
     """Assert that every call that a loss takes has the value and the gradients of one process.
 
