@@ -101,9 +101,9 @@ def _parts(
         for key, part in module.losses.items() if module.is_dict else enumerate(module.losses):
             yield from _parts(part, joined(path, str(key)), (*weights, (module, key)))
     elif isinstance(module, FeatureLoss) and isinstance(module.reducer, MultipleReducers):
-        reducers, default = module.reducer.reducers, module.reducer.default_reducer
+        reducers = dict(module.reducer.reducers.items())
         for name in module._sub_loss_names():
-            yield (reducers[name] if name in reducers else default), joined(path, name), weights
+            yield reducers.get(name, module.reducer.default_reducer), joined(path, name), weights
     else:
         yield module, path, weights
 
