@@ -213,7 +213,7 @@ def test_sigterm_to_the_launcher_saves(data: str, tmp_path: Path) -> None:
     process.send_signal(signal.SIGTERM)
     output, _ = process.communicate(timeout=TIMEOUT)
     assert process.returncode != 0
-    assert "stopped; the same command" in output, output
+    assert "stopped; rerun the same command" in output, output
     state = load_checkpoint(folder)
     assert state is not None
     assert state["step"] >= 20

@@ -18,6 +18,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(shutil.which("c++") is None, reason="inductor compiles C++"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),  # of inductor's own
+    pytest.mark.filterwarnings("ignore:Torchinductor does not support code generation for complex"),
     pytest.mark.filterwarnings(
         "ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"
     ),
