@@ -444,7 +444,7 @@ def plain_head() -> nn.Sequential:
     [
         (JRSRegularizer, r"pooled: .*loss\.attach\(head\[-2\]\)"),
         (EnergyConfusionRegularizer, r"stopgrad_embeddings: .*features=fc\(pooled\.detach\(\)\)"),
-        (horde, r"feature_map: .*loss\.attach\(trunk\)"),
+        (horde, r"feature_map: .*loss\.attach\(trunk, embedder=head\)"),
     ],
 )
 def test_a_tap_on_the_embeddings_is_refused(
