@@ -10,7 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.reporting.svg import EDGE, WIDTH, Drawing  # noqa: E402
+from benchmarks.reporting.svg import Axis, Drawing, signed  # noqa: E402
 
 SKETCHES = "HORDE with sketches helps binomial deviance"
 JRS = "JRS helps AM\N{NON-BREAKING HYPHEN}softmax"
@@ -63,32 +63,16 @@ def difference(page: str, begin: str) -> tuple[float, float]:
 
 def figure() -> bytes:
     svg = Drawing()
-
-    def x(points: float) -> float:
-        return round(EDGE + (points - LOW) / (HIGH - LOW) * (WIDTH - 2 * EDGE), 1)
-
+    axis = Axis(svg, LOW, HIGH, MARGIN)
     for kind, rows in ROWS.items():
         svg.y += 10
         svg.line(kind, "group")
         for label, page, begin in rows:
             mean, half = difference(page, begin)
             colour = "gain" if mean > half else "harm" if mean < -half else "seen"
-            svg.line(label, "", f"{mean:+.2f} ± {half:.2f}".replace("-", "\N{MINUS SIGN}"))
-            top, y, bottom = svg.y + 5, svg.y + 12, svg.y + 19
-            band = f'x="{x(-MARGIN)}" y="{top:g}" width="{x(MARGIN) - x(-MARGIN):.1f}" height="14"'
-            svg.parts.append(f'<rect class="band" {band}/>')
-            svg.path("rule", f"M{x(0)} {top:g}V{bottom:g}")
-            svg.path(colour, f"M{x(mean - half)} {y:g}H{x(mean + half)}")
-            svg.parts.append(f'<circle class="{colour}" cx="{x(mean)}" cy="{y:g}" r="4.5"/>')
-            svg.y += 22
-    svg.y += 8
-    svg.path("rule", f"M{EDGE} {svg.y:g}H{WIDTH - EDGE}")
-    for points in range(-1, 6):
-        svg.path("rule", f"M{x(points)} {svg.y:g}v5")
-        words = f"{points:+d}".replace("-", "\N{MINUS SIGN}") if points else "0"
-        svg.text(x(points), svg.y + 20, words, "soft middle")
-    svg.text(WIDTH / 2, svg.y + 42, "percentage points of MAP@R; right of 0: better", "soft middle")
-    svg.y += 54
+            svg.line(label, "", signed(f"{mean:+.2f} ± {half:.2f}"))
+            axis.strip(mean, (mean - half, mean + half), colour, radius=4.5, half=7)
+    axis.ticks("percentage points of MAP@R; right of 0: better")
     return svg.file("Gain over the same loss without the method, with 95 % intervals")
 
 

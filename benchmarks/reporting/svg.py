@@ -4,6 +4,7 @@ Text stands above what it tells about, so that a phone shows it large enough.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
 from math import ceil, floor, log10
 from textwrap import wrap
@@ -117,6 +118,56 @@ class Drawing:
         return "\n".join([*head, *self.parts, "</svg>\n"]).encode()
 
 
+@dataclass(frozen=True)
+class Axis:
+    """Differences in points, from one edge of a drawing to the other."""
+
+    svg: Drawing
+    low: float
+    high: float
+    margin: float
+
+    def x(self, points: float) -> float:
+        return round(EDGE + (points - self.low) / (self.high - self.low) * (WIDTH - 2 * EDGE), 1)
+
+    def strip(
+        self,
+        mean: float | None,
+        limits: tuple[float, float] | None,
+        colour: str,
+        radius: float,
+        half: int,
+        gain: float | None = None,
+    ) -> None:
+        """The band, the line at 0 and, between them, the interval and the paper's gain."""
+        svg, margin = self.svg, self.margin
+        top, y, bottom = (f"{svg.y + 5 + part:g}" for part in (0, half, 2 * half))
+        wide = self.x(margin) - self.x(-margin)
+        band = f'x="{self.x(-margin)}" y="{top}" width="{wide:.1f}" height="{2 * half}"'
+        svg.parts.append(f'<rect class="band" {band}/>')
+        svg.path("rule", f"M{self.x(0)} {top}V{bottom}")
+        if limits is not None:
+            first, last = map(self.x, limits)
+            svg.path(colour, f"M{first} {y}H{last}")
+        if mean is not None:
+            dot = f'cx="{self.x(mean)}" cy="{y}" r="{radius:g}"'
+            svg.parts.append(f'<circle class="{colour}" {dot}/>')
+        if gain is not None:
+            svg.path("paper", f"M{self.x(gain)} {y}{DIAMOND}")
+        svg.y += 9 + 2 * half
+
+    def ticks(self, words: str) -> None:
+        """The axis itself, below all strips, with words on its unit."""
+        svg = self.svg
+        svg.y += 8
+        svg.path("rule", f"M{EDGE} {svg.y:g}H{WIDTH - EDGE}")
+        for number in _ticks(self.low, self.high):
+            svg.path("rule", f"M{self.x(number)} {svg.y:g}v5")
+            svg.text(self.x(number), svg.y + 20, signed(f"{number:+g}"), "soft middle")
+        svg.text(WIDTH / 2, svg.y + 42, words, "soft middle")
+        svg.y += 54
+
+
 def _ticks(low: float, high: float) -> list[float]:
     """Round numbers from `low` to `high`, at most eight steps apart: 1, 2, 5, 10, ... or 0.5, 0.2, ..."""
     least = (high - low) / 8
@@ -144,25 +195,13 @@ def forest(study: StudyFile, findings: Sequence[Finding]) -> bytes:
     edge = 0.04 * (max(reached) - min(reached))
     low, high = min(reached) - edge, max(reached) + edge
 
-    def x(points: float) -> float:
-        return round(EDGE + (points - low) / (high - low) * (WIDTH - 2 * EDGE), 1)
+    axis = Axis(svg, low, high, margin)
 
     def strip(of: Paired | None, colour: str, radius: float, half: int, gain: float | None) -> None:
-        """The band, the line at 0 and, between them, the interval and the paper's gain."""
-        top, y, bottom = (f"{svg.y + 5 + part:g}" for part in (0, half, 2 * half))
-        wide = x(margin) - x(-margin)
-        band = f'x="{x(-margin)}" y="{top}" width="{wide:.1f}" height="{2 * half}"'
-        svg.parts.append(f'<rect class="band" {band}/>')
-        svg.path("rule", f"M{x(0)} {top}V{bottom}")
-        if of and of.has_interval:
-            first, last = map(x, of.limits())
-            svg.path(colour, f"M{first} {y}H{last}")
-        if of:
-            dot = f'cx="{x(of.mean)}" cy="{y}" r="{radius:g}"'
-            svg.parts.append(f'<circle class="{colour}" {dot}/>')
-        if gain is not None:
-            svg.path("paper", f"M{x(gain)} {y}{DIAMOND}")
-        svg.y += 9 + 2 * half
+        mean = of.mean if of else None
+        axis.strip(
+            mean, of.limits() if of and of.has_interval else None, colour, radius, half, gain
+        )
 
     seen = {_colour(finding) for finding in findings} | {"seen"}
     for colour, words in KEY.items():
@@ -179,20 +218,13 @@ def forest(study: StudyFile, findings: Sequence[Finding]) -> bytes:
         if group:
             svg.line(group[:1].upper() + group[1:], "group")
         for one in members:
-            difference = _signed(one.tested.points()) if one.tested else Word.DIVERGED
+            difference = signed(one.tested.points()) if one.tested else Word.DIVERGED
             svg.line(name_of_claim(study, one.comparison), "", difference)
             strip(one.tested, _colour(one), 4.5, 11, gains.get(one.comparison.name))
         if group in pools:
-            svg.line("pooled, exploratory", "soft", _signed(pools[group].points()))
+            svg.line("pooled, exploratory", "soft", signed(pools[group].points()))
             strip(pools[group], "pool", 3, 7, None)
-    svg.y += 8
-    svg.path("rule", f"M{EDGE} {svg.y:g}H{WIDTH - EDGE}")
-    for number in _ticks(low, high):
-        svg.path("rule", f"M{x(number)} {svg.y:g}v5")
-        svg.text(x(number), svg.y + 20, _signed(f"{number:+g}"), "soft middle")
-    words = f"percentage points of {metric_name(study.primary)}; right of 0: as claimed"
-    svg.text(WIDTH / 2, svg.y + 42, words, "soft middle")
-    svg.y += 54
+    axis.ticks(f"percentage points of {metric_name(study.primary)}; right of 0: as claimed")
     return svg.file("Paired differences with 95 % intervals")
 
 
@@ -203,7 +235,7 @@ def _colour(finding: Finding) -> str:
     return "harm" if words & {Word.HARMS, Word.WORSE} else "seen"
 
 
-def _signed(text: str) -> str:
+def signed(text: str) -> str:
     """The text with signs as wide as each other, and no sign at 0."""
     return "0" if text == "+0" else text.replace("-", "\N{MINUS SIGN}")
 

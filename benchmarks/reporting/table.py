@@ -41,9 +41,6 @@ class Table:
             how = {"disable_numparse": True, "preserve_whitespace": True, "tablefmt": "plain"}
             return tabulate(rows, colalign=sides, **how)
 
-        header = [
-            cell.replace(" (%)", "\n(%)").replace("Recall@", "Recall\n@") for cell in self.header
-        ]
         header = [re.sub(r"^Recall(@\d+) \(%\)", r"Recall\n\1 %", cell) for cell in self.header]
         header = [cell.replace(" (%)", "\n(%)") for cell in header]
         columns = list(zip(header, *self.rows, strict=True))
