@@ -48,7 +48,7 @@ def all_gather(*tensors: Tensor, group: Any = None) -> list[Tensor]:
     for x, raw in zip(tensors, torch.split(received, [*map(len, parts)], dim=1), strict=True):
         # torch refuses to see no bytes as numbers.
         numbers = raw.contiguous().view(x.dtype) if x.numel() else x.detach()
-        rows = list(numbers.reshape(processes, *x.shape) if x.numel() else [numbers] * processes)
+        rows = list(numbers.reshape(processes, *x.shape))
         own = x.view_as(x)
         if own.grad_fn is not None:
             own.register_hook(lambda gradient: gradient * processes)  # type: ignore[no-untyped-call]

@@ -273,7 +273,7 @@ def _in_graph(embeddings: Tensor, records: Sequence[_Record]) -> list[_Record]:
             edge = get_gradient_edge(x)[:2]
             ends.setdefault(edge if record.embeddings else edge[0], []).append((record, x))
     path, seen = [get_gradient_edge(embeddings)[:2]] if ends else [], set()
-    nexts: dict[Any, list[Any]] = {}  # by node, those that it leads back to
+    before: dict[Any, list[Any]] = {}  # by node, those that lead back to it
     found: dict[Any, list[tuple[_Record, Tensor]]] = {}  # by edge, in this order
     while path:
         edge = path.pop()
@@ -283,9 +283,10 @@ def _in_graph(embeddings: Tensor, records: Sequence[_Record]) -> list[_Record]:
         if made := ends.get(edge) or ends.get(edge[0], []):
             found[edge] = made
         if edge not in ends:
-            following = [(node, number) for node, number in edge[0].next_functions if node]
-            nexts[edge[0]] = [node for node, _ in following]
-            path += reversed(following)
+            for node, number in reversed(edge[0].next_functions):
+                if node:
+                    before.setdefault(node, []).append(edge[0])
+                    path.append((node, number))
     makers = [record for made in found.values() for record, _ in made]
     copied = [made[0][1] for made in found.values() if made[0][0].embeddings]
     if copied:
@@ -294,32 +295,20 @@ def _in_graph(embeddings: Tensor, records: Sequence[_Record]) -> list[_Record]:
         )
         return makers if same and _alike(torch.cat(copied), embeddings) else []
     stages = {node for node, _ in found}
-    leading = _leading_to(stages, nexts) - stages
-    return [] if any(map(_moves_rows, leading)) else list(dict.fromkeys(makers))
-
-
-def _leading_to(targets: set[Any], nexts: Mapping[Any, Sequence[Any]]) -> set[Any]:
-    """The nodes from which one of the targets can be reached, with the targets."""
-    before: dict[Any, list[Any]] = {}
-    for node, following in nexts.items():
-        for one in following:
-            before.setdefault(one, []).append(node)
-    reached, path = set(targets), list(targets)
-    while path:
-        for node in before.get(path.pop(), []):
-            if node not in reached:
-                reached.add(node)
-                path.append(node)
-    return reached
+    between, nodes = set(stages), list(stages)
+    while nodes:
+        following = [node for node in before.get(nodes.pop(), []) if node not in between]
+        between.update(following)
+        nodes += following
+    return [] if any(map(_moves_rows, between - stages)) else list(dict.fromkeys(makers))
 
 
 def _moves_rows(node: Any) -> bool:
     """True if an autograd node puts rows, its axis 0, in another order; views and products are not looked into."""
     if not node.name().startswith(("Index", "Flip", "Roll", "Gather", "Sort")):
         return False
-    if isinstance(
-        indices := getattr(node, "_saved_indices", None), tuple
-    ):  # x[rows] or x[:, columns]
+    indices = getattr(node, "_saved_indices", None)
+    if isinstance(indices, tuple):  # x[rows] or x[:, columns]
         return indices[0] is not None
     axes = getattr(node, "_saved_dims", (getattr(node, "_saved_dim", 0),))
     last = 2**64 - 1  # -1, as autograd keeps it; axes before it may be the rows
