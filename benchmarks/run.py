@@ -172,7 +172,7 @@ class OngoingRun:
         if isinstance(test, datasets.Glyphs):
             return {}
         try:
-            pixels = [of.pixels for of in test.listing.digests]
+            pixels = [digests.pixels for digests in test.listing.digests]
         except datasets.DatasetError as error:
             verify = datasets.verify_command(vars(self.experiment.data))
             told = f"{verify} finds all files of this kind"

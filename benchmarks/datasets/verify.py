@@ -50,7 +50,7 @@ def verify(
         ("images", RESULTS[not broken], f"{len(broken):,} of {len(found):,} cannot be used"),
         _same_content(listing, found),
     ]
-    pixels = [of if isinstance(of, bytes) else None for of in found.values()]
+    pixels = [result if isinstance(result, bytes) else None for result in found.values()]
     told = remarks(listing, pixels)
     checks += [(subject, "", text) for subject, text in told if subject != BOTH]
     if not broken:

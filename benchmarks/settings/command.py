@@ -100,7 +100,9 @@ def _check_values(options: Sequence[str]) -> None:
                 continue
         key = name.removeprefix("--")
         group, *parts = key.split(".")
-        mapping = key in (*GROUPS, *UNTYPED) or key.startswith(tuple(f"{of}." for of in UNTYPED))
+        mapping = key in (*GROUPS, *UNTYPED) or key.startswith(
+            tuple(f"{setting}." for setting in UNTYPED)
+        )
         if not mapping and not value.lstrip().startswith(("[", "{")):
             continue
         try:

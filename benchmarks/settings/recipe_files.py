@@ -98,11 +98,15 @@ def read_table(name: str) -> RecipeTable:
     content = _content(name)
     rows = fnmatch.filter(content["trainings"], pattern or "*")
     if not rows:
-        there = ", ".join(content["trainings"])
-        raise ConfigError(f"recipe: no {pattern!r} in {name}; there are {there}")
+        raise _unknown_row(pattern, name, content)
     entries = [read_entry(f"{name}/{row}") for row in rows]
     quoted = [] if pattern else content.get("quoted", [])
     return RecipeTable(content.get("title", name), entries, quoted)
+
+
+def _unknown_row(row: str | None, table: str, content: Mapping[str, Any]) -> ConfigError:
+    there = ", ".join(content["trainings"])
+    return ConfigError(f"recipe: no {row!r} in {table}; there are {there}")
 
 
 def read_entry(name: str) -> Entry:
@@ -110,8 +114,7 @@ def read_entry(name: str) -> Entry:
     table, _, row = name.rpartition("/")
     content = _content(table)
     if row not in content["trainings"]:
-        there = ", ".join(content["trainings"])
-        raise ConfigError(f"recipe: no {row!r} in {table}; there are {there}")
+        raise _unknown_row(row, table, content)
     own = content["trainings"][row] or {}
     settings = merge(content.get("shared", {}), own)
     cells, half_widths = settings.pop("cells", {}), settings.pop("half_widths", {})

@@ -105,7 +105,7 @@ class CachedViews(Dataset[tuple[Tensor, int, int]]):
         ]
         if isinstance(images, ImageSet):  # the fingerprint has sizes only
             names = [images.name(i) for i in range(len(images))]
-            described += [of.content for of in file_digests(images.listing.root, names)]
+            described += [digests.content for digests in file_digests(images.listing.root, names)]
         digest = hashlib.sha256(json.dumps(described, default=str).encode())
         for name, tensor in self.model.frozen_stages.frozen.state_dict().items():
             digest.update(name.encode())

@@ -129,6 +129,13 @@ REFUSED = {
 """Those that timm does not make without a pooling, and one that gives several maps: docs/backbones.md."""
 
 
+def model_of(family: tuple[str, dict[str, Any]]) -> tuple[str, dict[str, Any], int]:
+    """A model's name, the arguments that timm makes it with, and the pixels of an image's side."""
+    name, settings = family
+    arguments = {key: value for key, value in settings.items() if key != "side"}
+    return name, arguments, settings.get("side", SIDE)
+
+
 def made(name: str, **settings: Any) -> Any:
     return timm_model(name, num_classes=0, global_pool="", **settings)
 
@@ -146,9 +153,8 @@ def test_every_family_is_listed() -> None:
 @pytest.mark.filterwarnings("ignore")  # of timm's and torch's, in some families
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_trunk_trains_one_step(family: str) -> None:
-    name, settings = FAMILIES[family]
-    side = settings.get("side", SIDE)
-    trunk = made(name, **{key: value for key, value in settings.items() if key != "side"})
+    name, arguments, side = model_of(FAMILIES[family])
+    trunk = made(name, **arguments)
     head = EmbeddingHead.for_trunk(trunk, 8, image=torch.zeros(1, 3, side, side))
     loss = HORDELoss(losses.ContrastiveLoss(), head.in_channels, 8, moment_dim=16)
     loss.attach(head)

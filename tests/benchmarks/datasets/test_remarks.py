@@ -30,7 +30,7 @@ def told(root: Path, test: str | None = None, level: folder.Level | None = None)
         chosen = root.parent / "test.txt"
         chosen.write_text(test)
     listing = folder.read(root, chosen, level)
-    return dict(remarks(listing, [of.pixels for of in listing.digests]))
+    return dict(remarks(listing, [digests.pixels for digests in listing.digests]))
 
 
 def test_an_ordinary_folder_needs_no_word(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import torch
 from benchmarks import building
 from benchmarks.export.writing import SAME, Trained, _embed, _for_timm
 from benchmarks.settings import ConfigError, parse
-from tests.library.test_trunk_families import FAMILIES, SIDE
+from tests.library.test_trunk_families import FAMILIES, model_of
 
 MODELS = FAMILIES | {
     "mobilenetv3": ("mobilenetv3_small_050", {}),  # LCNet, of the same module, can be exported
@@ -33,10 +33,8 @@ def test_every_family_is_known() -> None:
 @pytest.mark.filterwarnings("ignore")  # of timm's and torch's, in some families
 @pytest.mark.parametrize("family", MODELS)
 def test_a_family_is_exported_or_refused(family: str) -> None:
-    name, settings = MODELS[family]
-    side = settings.get("side", SIDE)
-    made = {key: value for key, value in settings.items() if key != "side"}
-    options = [f"--model.trunk={name}", f"--model.trunk_args={json.dumps(made)}"]
+    name, arguments, side = model_of(MODELS[family])
+    options = [f"--model.trunk={name}", f"--model.trunk_args={json.dumps(arguments)}"]
     options += ["--data.dataset=folder", f"--data.image_size={side}", "--model.embedding_size=8"]
     experiment = parse(options).experiment
     network = building.build_model(experiment.model, experiment.data).eval()
