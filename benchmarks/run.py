@@ -148,12 +148,14 @@ class OngoingRun:
         self.state = training.TrainingState(accelerator, experiment, model, loss)
         model, tests = self.state.model, experiment.evaluation
         self.num_workers = settings.num_workers(experiment.data, accelerator.num_processes)
-        self.caches: list[training.CachedViews | None] = []
+        self.caches: list[training.CachedViews | datasets.DecodedImages | None] = []
         if experiment.data.cached_views is not None:
             self.num_workers = 0  # nothing is left to do for an image whose output is kept
             keep = partial(training.CachedViews, accelerator, model, experiment=experiment)
             train, *tested = self.datasets
             self.caches = [keep(train), *(of and keep(of, test=True) for of in tested)]
+        elif experiment.data.decoded_gib is not None:
+            self.caches = training.decoded(self.datasets, experiment.data, accelerator.device)
         self.evaluator = evaluation.Evaluator(
             accelerator, model, tests.batch_size, self.num_workers
         )
@@ -204,7 +206,9 @@ class OngoingRun:
                 print(f"{self.record.path} is finished (delete it to run it again); its results:\n")
                 self._report()
             return
-        if self.caches:  # the kept outputs of frozen stages, computed unless they are there
+        if (
+            self.caches
+        ):  # images decoded, or the kept outputs of frozen stages computed unless they are there
             self.images = building.Datasets(*(of and of.open() for of in self.caches))
             self.curves.datasets = self.images
         if state.step == 0:

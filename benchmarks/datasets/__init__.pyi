@@ -6,6 +6,7 @@ from .catalogue import (
     Interpolation as Interpolation,
 )
 from .contents import file_digests as file_digests
+from .decoded import DecodedImages as DecodedImages
 from .glyphs import Glyphs as Glyphs
 from .image_files import (
     read_image as read_image,

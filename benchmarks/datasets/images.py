@@ -1,6 +1,8 @@
 """A dataset of image files for the runner."""
 
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -9,6 +11,21 @@ from benchmarks.datasets.image_files import read_image
 from benchmarks.datasets.listing import Listing
 from benchmarks.datasets.splits import Split, limited, shuffled, validation_fold
 from benchmarks.datasets.transforms import ImageViews
+
+Key = int | tuple[int, int]
+"""Request of a test view, by the image's index, or of a training view: (index, seed)."""
+
+
+@contextmanager
+def seeded(index: int, seed: int) -> Iterator[None]:
+    """Draws from torch's default generator, which is a function of (index, seed) inside and as before afterwards.
+
+    torchvision's transforms draw from it and accept no other.
+    """
+    with torch.random.fork_rng(devices=[]):
+        state = np.random.SeedSequence((index, seed)).generate_state(1, np.uint64)
+        torch.random.default_generator.manual_seed(int(state[0]))
+        yield
 
 
 class ImageSet(torch.utils.data.Dataset[tuple[torch.Tensor, int, int]]):
@@ -109,16 +126,13 @@ class ImageSet(torch.utils.data.Dataset[tuple[torch.Tensor, int, int]]):
     def __len__(self) -> int:
         return len(self._rows)
 
-    def __getitem__(self, key: int | tuple[int, int]) -> tuple[torch.Tensor, int, int]:
+    def __getitem__(self, key: Key) -> tuple[torch.Tensor, int, int]:
         index, seed = key if isinstance(key, tuple) else (key, None)
         image = read_image(self.listing.root / self.name(index), upright=self.listing.upright)
         if seed is None:
             view = self.views.test(image)
         else:
-            # torchvision's transforms draw from the CPU's global generator and accept no other.
-            with torch.random.fork_rng(devices=[]):
-                state = np.random.SeedSequence((index, seed)).generate_state(1, np.uint64)
-                torch.random.default_generator.manual_seed(int(state[0]))
+            with seeded(index, seed):
                 view = self.views.train(image)
         return view, int(self.labels[index]), index
 

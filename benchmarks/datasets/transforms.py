@@ -12,17 +12,21 @@ the test's crop; the others interpolate bilinearly. What the papers leave open:
 * JRD says "random crop"; its code calls torchvision's RandomResizedCrop, and resizes the shorter side to 256 before
   the centre crop of the test.
 
-Here Pillow does the resizing for all of them; it smooths before it shrinks.
+Here Pillow does the resizing for all of them; it smooths before it shrinks. `ImageViews.cut_batch` computes
+the same on a GPU.
 """
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from PIL import Image
+from torch import Tensor
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import InterpolationMode
 from torchvision.transforms.v2 import functional as F
@@ -31,6 +35,26 @@ from benchmarks.datasets.catalogue import Augmentation, Interpolation
 
 RESOLUTIONS = (0.8, 1.8)  # HORDE, section 4: of the crop size
 CROP_FRACTION = 0.875  # 224 of 256
+
+Size = tuple[int, int]
+"""Width and height, as Pillow orders them, and as those of corners here."""
+
+
+class Cut(NamedTuple):
+    """Which part of an image a view shows: a part is resized, and S x S pixels of it are cut out.
+
+    Attributes:
+        corner, size: Of the part of the image.
+        resized: The size that this part gets.
+        window: Corner of the view in the resized part; what lies outside is black.
+        mirrored: Left and right are exchanged at the end.
+    """
+
+    corner: Size
+    size: Size
+    resized: Size
+    window: Size = (0, 0)
+    mirrored: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,27 +97,106 @@ class ImageViews:
                 f"resize: expected at least image_size ({self.image_size}), got {self.resize}"
             )
 
-    def train(self, image: Image.Image) -> torch.Tensor:
+    def train(self, image: Image.Image) -> Tensor:
         """A random view, (3, S, S)."""
+        return self.cut(image, self.draw(image.size))
+
+    def test(self, image: Image.Image) -> Tensor:
+        """The middle of the resized image, (3, S, S)."""
+        return self.cut(image, self.middle(image.size))
+
+    def draw(self, size: Size) -> Cut:
+        """Where a random view of an image of this size is cut out."""
+        side = self.image_size
         match self.augmentation:
             case "none":
-                return self.test(image)
+                return self.middle(size)
             case "multi_resolution":
-                view = self._random_crop(self._at_random_resolution(image))
+                longer_side = torch.empty(()).uniform_(*RESOLUTIONS).item() * side
+                scale = longer_side / max(size)
+                cut = _random_window(
+                    Cut((0, 0), size, _both(size, lambda x: math.ceil(x * scale))), side
+                )
             case "random_crop":
-                view = self._random_crop(self._resized(image))
+                cut = _random_window(Cut((0, 0), size, self._resized(size)), side)
             case "random_resized_crop":
-                filtered = InterpolationMode(self.interpolation)
-                view = v2.RandomResizedCrop(self.image_size, interpolation=filtered)(image)
-        if torch.rand(()) < 0.5:
-            view = F.horizontal_flip(view)
-        return self._normalised(view)
+                image = torch.empty(
+                    3, size[1], size[0], device="meta"
+                )  # torchvision asks for its size alone
+                part = v2.RandomResizedCrop(side).make_params([image])
+                corner, of_part = (part["left"], part["top"]), (part["width"], part["height"])
+                cut = Cut(corner, of_part, (side, side))
+        return cut._replace(mirrored=bool(torch.rand(()) < 0.5))
 
-    def test(self, image: Image.Image) -> torch.Tensor:
-        """The middle of the resized image, (3, S, S)."""
-        return self._normalised(F.center_crop(self._resized(image), [self.image_size]))
+    def middle(self, size: Size) -> Cut:
+        """Where the test view of an image of this size is cut out."""
+        resized = self._resized(size)
+        return Cut(
+            (0, 0), size, resized, _both(resized, lambda x: round((x - self.image_size) / 2))
+        )
 
-    def to_picture(self, view: torch.Tensor) -> npt.NDArray[np.uint8]:
+    def cut(self, image: Image.Image, cut: Cut) -> Tensor:
+        """The view of an image, (3, S, S)."""
+        (left, top), (width, height), side = cut.corner, cut.size, self.image_size
+        if cut.size != image.size:
+            image = F.crop(image, top, left, height, width)
+        image = F.resize(image, [*cut.resized[::-1]], InterpolationMode(self.interpolation))
+        if cut.resized != (side, side):
+            image = F.crop(
+                image, cut.window[1], cut.window[0], side, side
+            )  # black outside the image
+        if cut.mirrored:
+            image = F.horizontal_flip(image)
+        view = F.pil_to_tensor(image).to(torch.float32, memory_format=torch.contiguous_format)
+        return F.normalize(view, *self._statistics, inplace=True)
+
+    def cut_batch(self, images: Sequence[Tensor], cuts: Sequence[Cut]) -> Tensor:
+        """The views of images (H, W, 3), uint8, of any sizes, on their device: (N, 3, S, S).
+
+        They are those of `cut` but for Pillow's rounding between the two axes: few values differ, by 1 to 3 of 256.
+        """
+        device = images[0].device
+        height, width = (max(image.shape[axis] for image in images) for axis in (0, 1))
+        pixels = torch.zeros(len(images), height, width, 3, dtype=torch.uint8, device=device)
+        for place, image in zip(pixels, images, strict=True):
+            place[: image.shape[0], : image.shape[1]] = image
+        numbers = torch.tensor([[*cut[0], *cut[1], *cut[2], *cut[3], cut[4]] for cut in cuts])
+        left, top, w, h, new_w, new_h, x, y, mirrored = numbers.to(
+            device, non_blocking=True
+        ).unbind(1)
+        across = self._weights(left, w, new_w, x, width, mirrored)
+        down = self._weights(top, h, new_h, y, height, torch.zeros_like(mirrored))
+        rows = pixels.permute(0, 3, 1, 2).float() @ across.mT[:, None]
+        # As Pillow does after each pass; torch's `round` would turn halves into even numbers.
+        rows = rows.add_(0.5).floor_().clamp_(0, 255)
+        views = (down[:, None] @ rows).add_(0.5).floor_().clamp_(0, 255)
+        mean, std = self._statistics.to(device, non_blocking=True)
+        return views.sub_(mean.view(3, 1, 1)).div_(std.view(3, 1, 1))
+
+    def _weights(
+        self,
+        start: Tensor,
+        size: Tensor,
+        resized: Tensor,
+        window: Tensor,
+        length: int,
+        mirrored: Tensor,
+    ) -> Tensor:
+        """Weights (N, S, length) of an image's pixels in those of its view, along one axis; each number is (N,)."""
+        place = torch.arange(self.image_size, device=start.device)
+        place = torch.where(mirrored[:, None] > 0, place.flip(0), place) + window[:, None]  # (N, S)
+        scale = (size / resized)[:, None]
+        centre = ((place + 0.5) * scale + start[:, None])[..., None]
+        source = torch.arange(length, device=start.device)
+        # Pillow widens its filters where it shrinks.
+        distance = (source + 0.5 - centre) / scale.clamp(min=1)[..., None]
+        inside = (source >= start[:, None]) & (source < (start + size)[:, None])  # (N, length)
+        shown = (place >= 0) & (place < resized[:, None])
+        weights = _filter(distance.abs(), self.interpolation) * inside[:, None]
+        total = weights.sum(dim=2, keepdim=True).clamp(min=1e-3)  # 0 outside the image
+        return weights / total * shown[..., None]
+
+    def to_picture(self, view: Tensor) -> npt.NDArray[np.uint8]:
         """Undo the normalisation: (3, S, S) -> (S, S, 3), uint8."""
         mean, std = self._statistics
         picture = view.detach().float().cpu() * std.view(3, 1, 1) + mean.view(3, 1, 1)
@@ -107,31 +210,40 @@ class ImageViews:
         shown = 1 if self.augmentation == "multi_resolution" else CROP_FRACTION
         return round(self.image_size / shown)
 
-    def _resized(self, image: Image.Image) -> Image.Image:
-        size = [self.resized_side] * (1 if self.keep_aspect else 2)
-        return F.resize(image, size, InterpolationMode(self.interpolation))
-
-    def _at_random_resolution(self, image: Image.Image) -> Image.Image:
-        longer_side = torch.empty(()).uniform_(*RESOLUTIONS).item() * self.image_size
-        scale = longer_side / max(image.size)
-        width, height = (math.ceil(side * scale) for side in image.size)
-        return F.resize(image, [height, width], InterpolationMode(self.interpolation))
-
-    def _random_crop(self, image: Image.Image) -> Image.Image:
-        left, top = (_random_start(side - self.image_size) for side in image.size)
-        return F.crop(image, top, left, self.image_size, self.image_size)  # black outside the image
+    def _resized(self, size: Size) -> Size:
+        """The size of the whole image before S x S pixels are cut out."""
+        side = self.resized_side
+        if not self.keep_aspect:
+            return side, side
+        return _both(size, lambda x: side if x == min(size) else int(side * x / min(size)))
 
     @cached_property
-    def _statistics(self) -> torch.Tensor:
+    def _statistics(self) -> Tensor:
         """Mean and standard deviation (2, 3) in units of a byte, so that bytes need no rescaling."""
         return (torch.tensor([self.mean, self.std], dtype=torch.float64) * 255).float()
 
-    def _normalised(self, image: Image.Image) -> torch.Tensor:
-        pixels = F.pil_to_tensor(image)
-        view = pixels.to(torch.float32, memory_format=torch.contiguous_format)
-        return F.normalize(view, *self._statistics, inplace=True)
+
+def _both(size: Size, change: Callable[[int], int]) -> Size:
+    return change(size[0]), change(size[1])
 
 
-def _random_start(room: int) -> int:
-    """Start of a random crop that leaves `room` pixels; a crop that lacks pixels is centred."""
-    return int(torch.randint(room + 1, ())) if room >= 0 else -(-room // 2)
+def _random_window(cut: Cut, side: int) -> Cut:
+    """A random place for the view in the resized part; where that is smaller, it is centred."""
+
+    def start(length: int) -> int:
+        room = length - side
+        return int(torch.randint(room + 1, ())) if room >= 0 else -(-room // 2)
+
+    return cut._replace(window=_both(cut.resized, start))
+
+
+def _filter(x: Tensor, interpolation: Interpolation) -> Tensor:
+    """Pillow's filters at distances x >= 0, in pixels."""
+    match interpolation:
+        case "bilinear":
+            return (1 - x).clamp(min=0)
+        case "bicubic":  # a = -0.5, zero from 2 on
+            near, far = (1.5 * x - 2.5) * x * x + 1, ((-0.5 * x + 2.5) * x - 4) * x + 2
+            return torch.where(x < 1, near, far) * (x < 2)
+        case "lanczos":
+            return torch.sinc(x) * torch.sinc(x / 3) * (x < 3)

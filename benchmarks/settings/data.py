@@ -53,8 +53,12 @@ class Data:
             view each time.
         cache: Folder of these outputs; runs of one seed share them, and you may delete it after the training.
         cache_gib: Most GiB that they may take on the disk for one run.
+        decoded_gib: Decode all photographs once, in at most so many GiB, and cut their views on the training's GPU,
+            or without one in its process: for images that workers read more slowly than the network learns from
+            them. A view shows the same as before; on a GPU few of its pixels differ, by rounding. Default: read and
+            decode an image whenever it is shown.
         num_workers: Data-loader processes for each training process; 0 loads in the process itself. Default: 0 for
-            Glyphs, else one for each processor, up to 8.
+            Glyphs and decoded images, else one for each processor, up to 8.
     """
 
     dataset: DatasetName = "glyphs"
@@ -80,6 +84,7 @@ class Data:
     cached_views: PositiveInt | None = None
     cache: Path = Path("cache")
     cache_gib: Rate = 8
+    decoded_gib: Rate | None = None
     num_workers: NonNegativeInt | None = None
 
     def faults(self) -> Iterator[str]:
@@ -91,6 +96,12 @@ class Data:
         yield from idle(
             *("data", self),
             (self.dataset == "glyphs", VIEWS, "Glyphs has its own perturbation"),
+            (self.dataset == "glyphs", ["decoded_gib"], "Glyphs are in memory as they are"),
+            (
+                self.cached_views is not None,
+                ["decoded_gib"],
+                "data.cached_views needs no image twice",
+            ),
             (self.dataset != "glyphs", ["stage"], f"{self.dataset} has no stages"),
             (self.dataset != "folder", ["test_classes", "class_level"], published),
             (self.stage is not None, ["folds", "draw_classes"], stage),
@@ -116,7 +127,7 @@ def num_workers(data: Data, processes: int) -> int:
     """Data-loader processes of each of the training processes of this machine."""
     if data.num_workers is not None:
         return data.num_workers
-    if data.dataset == "glyphs":
+    if data.dataset == "glyphs" or data.decoded_gib is not None:
         return 0
     import joblib  # imported late, for a quick start
 

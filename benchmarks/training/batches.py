@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from benchmarks.console import ignore_signals
+from benchmarks.datasets import DecodedImages
 from benchmarks.settings import ConfigError, Data
 
 Key = tuple[int, int]
@@ -106,7 +107,8 @@ def training_loader(
         dataset,
         batch_sampler=sampler,
         num_workers=num_workers,
-        pin_memory=accelerator.device.type == "cuda",
+        # Decoded images are there already.
+        pin_memory=accelerator.device.type == "cuda" and not isinstance(dataset, DecodedImages),
         worker_init_fn=ignore_signals,
     )
     return accelerator.prepare_data_loader(loader)

@@ -23,6 +23,7 @@ from benchmarks.building import (
     show_to,
 )
 from benchmarks.console import reason
+from benchmarks.datasets import DecodedImages
 from benchmarks.settings import ConfigError, Data, Experiment
 from benchmarks.training.batches import StepSampler
 from benchmarks.training.launcher import check_launcher
@@ -82,6 +83,24 @@ def _read(experiment: Experiment) -> tuple[Datasets, StepSampler]:
     data, seed, steps = experiment.data, experiment.seed, experiment.optimization.steps
     datasets = build_datasets(data, seed=seed, fair=experiment.protocol == "fair")
     return datasets, StepSampler(datasets.train.labels, data, steps=steps, seed=seed)
+
+
+def decoded(datasets: Datasets, data: Data, device: torch.device) -> list[DecodedImages | None]:
+    """The images of a run, to be decoded once.
+
+    Raises:
+        ConfigError: if they need more than `data.decoded_gib`.
+        DatasetError: if a file cannot be read.
+    """
+    found = [images if images is None else DecodedImages(images, device) for images in datasets]
+    needed = sum(images.nbytes for images in found if images is not None) / 2**30
+    assert data.decoded_gib is not None
+    if needed > data.decoded_gib:
+        raise ConfigError(
+            f"data.decoded_gib: {needed:.3g} GiB are needed, {data.decoded_gib:g} are allowed; raise it, take "
+            "smaller images, or leave it out"
+        )
+    return found
 
 
 def _check_batch_norm(

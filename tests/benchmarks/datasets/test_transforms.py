@@ -271,3 +271,25 @@ def test_to_picture_gives_the_pixels_back(mean, std):
 def test_a_resized_image_must_hold_the_crop(resize):
     with pytest.raises(ValueError, match=rf"resize: expected at least .* \(12\), got {resize}"):
         views(12, resize=resize)
+
+
+@pytest.mark.parametrize("keep_aspect", [True, False])
+@pytest.mark.parametrize("interpolation", FILTERS)
+@pytest.mark.parametrize("augmentation", AUGMENTATIONS)
+def test_a_batch_on_a_device_has_the_views_of_pillow(augmentation, interpolation, keep_aspect):
+    """Of images of several sizes, smaller and larger than the view, smooth as photographs are."""
+    settings = {"augmentation": augmentation, "interpolation": interpolation}
+    make = views(24, resize=30, keep_aspect=keep_aspect, **settings)
+    sizes = [(30, 24), (24, 30), (19, 70), (90, 41), (24, 24), (61, 64)]
+    images = [
+        noise(w // 6 + 2, h // 6 + 2).resize((w, h), Image.Resampling.BICUBIC) for w, h in sizes
+    ]
+    torch.manual_seed(0)
+    cuts = [make.draw(size) for size in sizes for _ in range(4)]
+    repeated = [image for image in images for _ in range(4)]
+    expected = torch.stack([make.cut(*pair) for pair in zip(repeated, cuts, strict=True)])
+    found = make.cut_batch([torch.from_numpy(np.array(image)) for image in repeated], cuts)
+    levels = (found - expected).abs() * torch.tensor(STD).view(3, 1, 1) * 255
+    assert levels.max() < 4
+    assert levels.mean() < 0.1
+    assert any(cut.mirrored for cut in cuts) == (augmentation != "none")

@@ -1,0 +1,101 @@
+"""Photographs that are decoded once, and whose views are cut where the network is."""
+
+from collections.abc import Sequence
+from multiprocessing.pool import ThreadPool
+from typing import Self
+
+import joblib
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from benchmarks.console import progress_bar
+from benchmarks.datasets.image_files import read_image
+from benchmarks.datasets.images import ImageSet, Key, seeded
+from benchmarks.datasets.listing import reading
+
+
+class DecodedImages(torch.utils.data.Dataset[tuple[Tensor, int, int]]):
+    """The images of a set, decoded once, and their views, cut on the device that holds them.
+
+    A view of `(i, seed)` shows what the set's own view of it shows: the same pixels on a CPU, where Pillow makes
+    both, and those of `ImageViews.cut_batch` on a GPU.
+
+    Args:
+        images: The set.
+        device: Where the images are held, and the views made.
+
+    Attributes:
+        nbytes: Bytes that the decoded images take.
+
+    Raises:
+        DatasetError: if a file cannot be read.
+    """
+
+    def __init__(self, images: ImageSet, device: torch.device) -> None:
+        self.images, self.device = images, device
+        self.labels, self.num_classes = images.labels, images.num_classes
+        self.is_query = images.is_query
+        self._sizes = [self._size(i) for i in range(len(images))]
+        self.nbytes = sum(3 * width * height for width, height in self._sizes)
+
+    def open(self) -> Self:
+        """Decode the images.
+
+        Raises:
+            DatasetError: if one cannot be decoded.
+        """
+        stored = torch.empty(self.nbytes, dtype=torch.uint8)
+        parts = stored.split([3 * width * height for width, height in self._sizes])
+        Image.init()  # opening an image loads them, which is not thread-safe
+        with ThreadPool(joblib.cpu_count()) as pool:  # decoding holds no lock
+            tasks = pool.imap(self._decoded, range(len(parts)), chunksize=16)
+            bar = progress_bar(tasks, total=len(parts), desc="decode", unit="image", leave=False)
+            shapes = []
+            for part, pixels in zip(parts, bar, strict=True):
+                part.copy_(torch.from_numpy(pixels).flatten())
+                shapes.append(pixels.shape)
+        parts = stored.to(self.device).split([len(part) for part in parts])
+        self._pixels = [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+        return self
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, key: Key) -> tuple[Tensor, int, int]:
+        [item] = self.__getitems__([key])
+        return item
+
+    def __getitems__(self, keys: Sequence[Key]) -> list[tuple[Tensor, int, int]]:
+        """The items of a batch; a data loader asks for them at once."""
+        views, indices = (
+            self.images.views,
+            [key[0] if isinstance(key, tuple) else key for key in keys],
+        )
+        pixels, cuts = [self._pixels[i] for i in indices], []
+        for key, image in zip(keys, pixels, strict=True):
+            height, width, _ = image.shape
+            if isinstance(key, tuple):
+                with seeded(*key):
+                    cuts.append(views.draw((width, height)))
+            else:
+                cuts.append(views.middle((width, height)))
+        if self.device.type == "cpu":
+            pictures = [Image.fromarray(image.numpy()) for image in pixels]
+            made = [views.cut(*pair) for pair in zip(pictures, cuts, strict=True)]
+        else:
+            made = [*views.cut_batch(pixels, cuts)]
+        return [(view, int(self.labels[i]), i) for view, i in zip(made, indices, strict=True)]
+
+    def _size(self, index: int) -> tuple[int, int]:
+        """Width and height, of which a turn by the EXIF orientation may exchange the names."""
+        path = self.images.listing.root / self.images.name(index)
+        with reading(path), Image.open(path) as file:
+            size: tuple[int, int] = file.size
+        return size
+
+    def _decoded(self, index: int) -> np.ndarray:
+        listing = self.images.listing
+        image = read_image(listing.root / self.images.name(index), upright=listing.upright)
+        return np.array(image)
