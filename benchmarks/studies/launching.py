@@ -1,7 +1,9 @@
 """Runs of `benchmarks/run.py` as processes of their own, and the options of commands that say how they start."""
 
 import argparse
+import multiprocessing
 import os
+import runpy
 import shlex
 import subprocess
 import sys
@@ -68,12 +70,53 @@ class Launcher(AbstractContextManager["Launcher"]):
         return start(command, job.log)
 
 
+class ForkingLauncher(Launcher):
+    """Forks runs from a process that has imported all modules, which takes seconds; on Linux.
+
+    In all else a run is one that `Launcher` starts: its session, its output, and its end with this thread.
+    """
+
+    def place(self, command: Sequence[str], job: Job) -> Any:
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["benchmarks.studies.forked"])
+        process = context.Process(target=run_forked, args=(command, job.log))
+        process.start()
+        return _Forked(process)
+
+
+class _Forked:
+    def __init__(self, process: Any) -> None:
+        self._process = process
+
+    def poll(self) -> int | None:
+        code: int | None = self._process.exitcode
+        return code
+
+    def terminate(self) -> None:
+        self._process.terminate()
+
+
+def run_forked(command: Sequence[str], log: Path) -> None:
+    """Run a Python program in this process, as `start` runs it in a new one."""
+    from benchmarks.studies.forked import end_with_parent
+
+    end_with_parent()
+    os.setsid()
+    with log.open("ab") as file, Path(os.devnull).open("rb") as nothing:
+        file.write(f"$ {shlex.join(command)}\n".encode())
+        file.flush()
+        for given, stream in ((nothing, 0), (file, 1), (file, 2)):
+            os.dup2(given.fileno(), stream)
+    sys.argv = [*command[1:]]
+    runpy.run_path(sys.argv[0], run_name="__main__")
+
+
 def add_arguments(parser: argparse.ArgumentParser, jobs: str) -> None:
     """The options that `launcher` reads; `jobs` says what there is so many of at once."""
     add = parser.add_argument
     add("--jobs", type=at_least(1), metavar="N", help=jobs)
     program = "what starts benchmarks/run.py; default: this Python"
-    add("--launcher", type=_command, default=[sys.executable], metavar="COMMAND", help=program)
+    add("--launcher", type=_command, metavar="COMMAND", help=program)
     where = "let Ray place the runs: on this machine, or on the cluster at HOST:PORT ('auto': this machine's)"
     add("--ray", nargs="?", const="local", metavar="ADDRESS", help=where)
     add("--gpus-per-run", type=decimal, metavar="N", help="with --ray; 0.5: two runs share a GPU")
@@ -96,7 +139,9 @@ def launcher(options: argparse.Namespace, runs: Path, jobs: int = 1) -> Launcher
     if options.ray is None:
         if options.gpus_per_run or options.cpus_per_run:
             raise ConfigError("--gpus-per-run, --cpus-per-run: are Ray's; add --ray")
-        return Launcher(options.launcher, options.jobs or jobs)
+        if options.launcher is None and sys.platform == "linux":
+            return ForkingLauncher(jobs=options.jobs or jobs)
+        return Launcher(options.launcher or [sys.executable], options.jobs or jobs)
     if find_spec("ray") is None:
         raise ConfigError("--ray: Ray is not installed; pip install '.[benchmarks,cluster]'")
     if options.ray == "local":  # it listens to the network, and reads this when it is imported
