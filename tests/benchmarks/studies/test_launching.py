@@ -2,8 +2,10 @@
 
 import json
 import os
+import shlex
 import subprocess
 import sys
+import textwrap
 import time
 from pathlib import Path
 
@@ -11,7 +13,7 @@ import pytest
 
 from benchmarks.studies import launching
 from benchmarks.studies.jobs import Job
-from benchmarks.studies.launching import Launcher
+from benchmarks.studies.launching import ForkingLauncher, Launcher
 from benchmarks.studies.queue import Queue
 from tests.benchmarks.made import write_record
 from tests.support.processes import ROOT, TIMEOUT
@@ -59,18 +61,39 @@ def test_an_error_leaves_no_run_behind(run: Job) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the parent's death is a signal on Linux alone")
-def test_a_killed_launcher_leaves_no_run_behind(run: Job) -> None:
+@pytest.mark.parametrize("kind", ["Launcher", "ForkingLauncher"])
+def test_a_killed_launcher_leaves_no_run_behind(run: Job, kind: str) -> None:
     launching.RUN.write_text(PATIENT + "time.sleep(60)\n")
-    run.log.parent.mkdir()
-    program = (
-        "import sys; from pathlib import Path; from benchmarks.studies.launching import start; "
-        "start(sys.argv[2:], Path(sys.argv[1])).wait()"
-    )
-    command = [sys.executable, "-c", program, run.log, sys.executable, launching.RUN]
+    program = f"""
+        import sys, time
+        from pathlib import Path
+        from benchmarks.studies import launching
+        from benchmarks.studies.jobs import Job
+        launching.RUN, log = map(Path, sys.argv[1:])
+        launching.{kind}([sys.executable]).start(Job([], log, log, "run"))
+        time.sleep(60)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(program), launching.RUN, run.log]
     with subprocess.Popen(command, cwd=ROOT) as killed:
         wait_for(run, "ready")
         killed.kill()
     wait_for(run, "saved")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="runs are forked on Linux alone")
+def test_a_forked_run_is_as_one_of_its_own(run: Job) -> None:
+    """Its arguments, name, session, streams and exit status, and modules that were there already."""
+    launching.RUN.write_text(
+        "import os, sys; print(__name__, sys.argv, sys.stdin.read(), os.getsid(0) == os.getpid(), "
+        "'timm' in sys.modules); print('error: odd', file=sys.stderr); sys.exit(7)"
+    )
+    run.settings = ["--seed=1"]
+    assert Queue(lambda: [run], 1, ForkingLauncher()).run() == 0
+    assert (run.exit_status, run.problem()) == (7, "error: odd")
+    said = run.log.read_text().splitlines()
+    arguments = ["--seed=1", f"--output={run.folder}", "--resume"]
+    assert said[0] == f"$ {shlex.join([sys.executable, str(launching.RUN), *arguments])}"
+    assert f"__main__ {[str(launching.RUN), *arguments]}  True True" in said
 
 
 @pytest.mark.parametrize(
