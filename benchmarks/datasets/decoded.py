@@ -12,7 +12,7 @@ from torch import Tensor
 
 from benchmarks.console import progress_bar
 from benchmarks.datasets.image_files import read_image
-from benchmarks.datasets.images import ImageSet, Key, seeded
+from benchmarks.datasets.images import ImageSet, Key, draws_apart, seed_draws
 from benchmarks.datasets.listing import reading
 
 
@@ -69,18 +69,17 @@ class DecodedImages(torch.utils.data.Dataset[tuple[Tensor, int, int]]):
 
     def __getitems__(self, keys: Sequence[Key]) -> list[tuple[Tensor, int, int]]:
         """The items of a batch; a data loader asks for them at once."""
-        views, indices = (
-            self.images.views,
-            [key[0] if isinstance(key, tuple) else key for key in keys],
-        )
+        views = self.images.views
+        indices = [key[0] if isinstance(key, tuple) else key for key in keys]
         pixels, cuts = [self._pixels[i] for i in indices], []
-        for key, image in zip(keys, pixels, strict=True):
-            height, width, _ = image.shape
-            if isinstance(key, tuple):
-                with seeded(*key):
+        with draws_apart():
+            for key, image in zip(keys, pixels, strict=True):
+                height, width, _ = image.shape
+                if isinstance(key, tuple):
+                    seed_draws(*key)
                     cuts.append(views.draw((width, height)))
-            else:
-                cuts.append(views.middle((width, height)))
+                else:
+                    cuts.append(views.middle((width, height)))
         if self.device.type == "cpu":
             pictures = [Image.fromarray(image.numpy()) for image in pixels]
             made = [views.cut(*pair) for pair in zip(pictures, cuts, strict=True)]

@@ -1,8 +1,7 @@
 """A dataset of image files for the runner."""
 
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 
 import numpy as np
 import torch
@@ -16,16 +15,16 @@ Key = int | tuple[int, int]
 """Request of a test view, by the image's index, or of a training view: (index, seed)."""
 
 
-@contextmanager
-def seeded(index: int, seed: int) -> Iterator[None]:
-    """Draws from torch's default generator, which is a function of (index, seed) inside and as before afterwards.
+def draws_apart() -> AbstractContextManager[None]:
+    """Leave torch's default generator, the only one that torchvision's transforms draw from, as it is."""
+    context: AbstractContextManager[None] = torch.random.fork_rng(devices=[])
+    return context
 
-    torchvision's transforms draw from it and accept no other.
-    """
-    with torch.random.fork_rng(devices=[]):
-        state = np.random.SeedSequence((index, seed)).generate_state(1, np.uint64)
-        torch.random.default_generator.manual_seed(int(state[0]))
-        yield
+
+def seed_draws(index: int, seed: int) -> None:
+    """Make the draws for a training view a function of (index, seed)."""
+    state = np.random.SeedSequence((index, seed)).generate_state(1, np.uint64)
+    torch.random.default_generator.manual_seed(int(state[0]))
 
 
 class ImageSet(torch.utils.data.Dataset[tuple[torch.Tensor, int, int]]):
@@ -132,7 +131,8 @@ class ImageSet(torch.utils.data.Dataset[tuple[torch.Tensor, int, int]]):
         if seed is None:
             view = self.views.test(image)
         else:
-            with seeded(index, seed):
+            with draws_apart():
+                seed_draws(index, seed)
                 view = self.views.train(image)
         return view, int(self.labels[index]), index
 

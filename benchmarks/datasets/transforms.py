@@ -123,7 +123,7 @@ class ImageViews:
                 image = torch.empty(
                     3, size[1], size[0], device="meta"
                 )  # torchvision asks for its size alone
-                part = v2.RandomResizedCrop(side).make_params([image])
+                part = self._random_part.make_params([image])
                 corner, of_part = (part["left"], part["top"]), (part["width"], part["height"])
                 cut = Cut(corner, of_part, (side, side))
         return cut._replace(mirrored=bool(torch.rand(()) < 0.5))
@@ -216,6 +216,10 @@ class ImageViews:
         if not self.keep_aspect:
             return side, side
         return _both(size, lambda x: side if x == min(size) else int(side * x / min(size)))
+
+    @cached_property
+    def _random_part(self) -> v2.RandomResizedCrop:
+        return v2.RandomResizedCrop(self.image_size)
 
     @cached_property
     def _statistics(self) -> Tensor:
