@@ -15,7 +15,8 @@
 
     TARGET/site                  for PYTHONPATH: the packages of the wheels
     TARGET/weights, TARGET/photographs/NAME
-    .git                         beside the tracked files, where there is none: git then knows commit and changes
+    .git                         beside the tracked files, where there is none: git then knows commit and changes;
+                                 that of an older bundle is replaced, unless somebody has committed in it
 
 `make gpu BUNDLE=DIR` opens a bundle by itself. A second `open` finds all in place.
 """
@@ -57,6 +58,9 @@ ENTRY = 1024
 
 MANIFEST = "manifest.json"
 BRANCH = "bundle"
+MARK = "offline-bundle"
+"""A file in a repository that `open` has put in place: the commit it was made at."""
+
 CONFIG = (
     "[core]\n\trepositoryformatversion = 0\n\tfilemode = false\n\tbare = false\n[gc]\n\tauto = 0\n"
 )
@@ -257,6 +261,7 @@ def copy_commits(folder: Path) -> None:
     (folder / "refs" / "heads" / BRANCH).write_text(f"{commit}\n")
     (folder / "HEAD").write_text(f"ref: refs/heads/{BRANCH}\n")
     (folder / "config").write_text(CONFIG)
+    (folder / MARK).write_text(f"{commit}\n")
     listed = [
         git("rev-list", commit),
         git(
@@ -357,12 +362,15 @@ def unpack(path: Path, folder: Path) -> None:
 
 
 def place_repository(repository: Path, commit: str) -> None:
-    """Give the tracked files their commit, where they have no `.git`; never change one that is there."""
+    """Give the tracked files their commit, where they have no `.git`; never change one of another origin."""
     place = ROOT / ".git"
     if place.exists():
-        if (here := git("rev-parse", "HEAD")) != commit:
+        here = git("rev-parse", "HEAD")
+        if here == commit:
+            return
+        if not (place / MARK).is_file() or (place / MARK).read_text().strip() != here:
             say(f"note: the bundle was made at {commit[:7]}, these files are a clone at {here[:7]}")
-        return
+            return
     if shutil.which("git") is None:
         say("note: there is no git here: runs will not know their commit")
         return

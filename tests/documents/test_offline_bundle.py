@@ -181,6 +181,24 @@ def test_a_clone_keeps_its_own_repository(
     assert {path: path.read_bytes() for path in files} == files
 
 
+def test_a_newer_bundle_brings_its_commit_except_over_a_commit_made_here(
+    project: Path, data: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = make(tmp_path / "first", data)
+    (project / "code" / "file.py").write_text("changed")
+    git(project, "commit", "-q", "-a", "-m", "changed")
+    commit = git(project, "rev-parse", "HEAD")
+    second = make(tmp_path / "second", data)
+    copy = copy_files(project, monkeypatch)
+    for folder in (first, second):
+        open_bundle(folder, tmp_path / "target")
+    assert git(copy, "rev-parse", "HEAD") == commit
+    assert git(copy, "status", "--porcelain") == ""
+    git(copy, "commit", "-q", "--allow-empty", "-m", "made here")
+    open_bundle(first, tmp_path / "target")
+    assert git(copy, "rev-parse", "HEAD^") == commit
+
+
 def test_files_of_another_commit_are_named(
     project: Path,
     data: dict[str, Path],
