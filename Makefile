@@ -21,7 +21,7 @@ help:
 	@echo "make docs          the site of all pages, in site/index.html"
 	@echo "make notebooks     the outputs that the notebooks keep"
 	@echo "make speed         the tables of docs/speed.md"
-	@echo "make gpu           what needs a GPU, measured into docs/gpu.md"
+	@echo "make gpu           what needs a GPU, measured into docs/gpu.md; BUNDLE=DIR: without a network"
 	@echo "make claims, make compare, make pretraining: the published results on Glyphs, from the start"
 	@echo "make upstream-release PML=DIR: the requests to PML against its own tests"
 	@echo "make install       .venv with exact versions; all of the above make it where it is missing"
@@ -111,12 +111,18 @@ upstream-release: install
 	OMP_NUM_THREADS=1 $(BIN)/python tools/upstream_check.py $(PML)
 
 # The page docs/gpu.md, where there is a GPU: a process per part, each of eight minutes at most; goes on where it was
-# stopped. A PYTHON that is given is taken as it is.
+# stopped. A PYTHON that is given is taken as it is; BUNDLE=DIR: with what tools/offline_bundle.py has put there.
 GPU_PYTHON := $(if $(filter command,$(origin PYTHON)),$(PYTHON),$(BIN)/python)
 GPU_PARTS := $(shell sed -n 's/^def \(test_[a-z0-9_]*\).*/\1/p' tests/gpu/test_parts.py)
 
+OPENED := $(abspath $(RUNS))/bundle
+
 .PHONY: gpu
+ifdef BUNDLE
+gpu: export PYTHONPATH := $(OPENED)/site$(if $(PYTHONPATH),:$(PYTHONPATH))
+endif
 gpu: $(if $(filter command,$(origin PYTHON)),,install)
+	@$(if $(BUNDLE),$(GPU_PYTHON) tools/offline_bundle.py open $(BUNDLE) $(OPENED))
 	@status=0; for part in $(GPU_PARTS); do \
 		timeout --foreground --kill-after=10 480 $(GPU_PYTHON) -m pytest -q --page docs/gpu.md tests/gpu/test_parts.py::$$part; \
 		case $$? in \

@@ -197,6 +197,7 @@ class _Tester(GlobalEmbeddingSpaceTester):
         super().__init__(
             data_device=evaluator.accelerator.device,
             end_of_testing_hook=lambda tester: None,  # PML's default hook logs the metrics
+            accuracy_calculator=RankAccuracyCalculator(),  # never called; PML's default needs faiss
         )
         self.evaluator = evaluator
         self.recall_at, self.is_query, self.extract = arguments

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from contextlib import nullcontext
 from copy import deepcopy
+from importlib.util import find_spec
 from itertools import chain
 
 import torch
@@ -43,6 +44,10 @@ def start(experiment: Experiment) -> Accelerator:
     # Accelerate would silently train in float32.
     if experiment.precision == "fp16" and not on_gpu:
         raise ConfigError("precision: fp16 needs a GPU; on a CPU use bf16 or float32")
+    if experiment.evaluation.clustering and find_spec("faiss") is None:
+        raise ConfigError(
+            "evaluation.clustering: needs faiss; install faiss-cpu, or set it to false"
+        )
     mixed = experiment.precision if experiment.precision in ("bf16", "fp16") else "no"
     accelerator = Accelerator(
         mixed_precision=mixed,

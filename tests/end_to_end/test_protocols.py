@@ -337,6 +337,15 @@ def test_fp16_without_a_gpu_is_refused(tmp_path: Path, capsys: pytest.CaptureFix
     assert "error: precision: fp16 needs a GPU" in capsys.readouterr().err
 
 
+def test_clustering_without_faiss_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("benchmarks.training.trial.find_spec", lambda name: None)
+    words = ["--evaluation.clustering=true", f"--output={tmp_path / 'run'}"]
+    assert runner.main(words) == 2
+    assert "error: evaluation.clustering: needs faiss" in capsys.readouterr().err
+
+
 def test_the_runner_trains_as_a_plain_loop(data: str, tmp_path: Path) -> None:
     """The same batches, weights and learning rates give the same losses, to the bit."""
     schedule = "{class_path: torch.optim.lr_scheduler.ExponentialLR, init_args: {gamma: 0.5}}"

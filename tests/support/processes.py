@@ -48,7 +48,8 @@ def command(arguments: Sequence[str], processes: int = 1, script: Path = RUN) ->
 
 def environment() -> dict[str, str]:
     """One thread, since results are compared to the bit; the CPU, also where there is a GPU."""
-    settings = {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    settings = {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
     return {**os.environ, **settings}
 
 

@@ -197,6 +197,11 @@ class Interrupted(Images):
         return super().__getitem__(i)
 
 
+def test_ranks_need_no_faiss(accelerator, monkeypatch):
+    monkeypatch.delattr("pytorch_metric_learning.utils.inference.faiss")
+    assert evaluate(accelerator, build_model(), Images(6), 4).metrics["recall_at_1"] >= 0
+
+
 def test_workers_outlive_a_signal_to_the_whole_group(accelerator):
     """The main process decides when to stop, after it has saved."""
     found, _ = Evaluator(accelerator, build_model(), 4, num_workers=1).embed(Interrupted(10))

@@ -213,7 +213,7 @@ for run in runs:
 def test_commands_that_add_at_once_lose_nothing(toy):
     """Real processes, each with runs of its own."""
     rows, pipes = ("base", "new", "third"), {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    environ = environment() | {"PYTHONPATH": str(ROOT)}
+    environ = environment()
     started = []
     for row in rows:
         jobs = plan([f"toy/table/{row}"], range(12), Path("runs"), ["--report=false"])

@@ -1,0 +1,280 @@
+"""A bundle for a machine without a network: what is made there arrives here, or one line says why not."""
+
+import json
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+
+from benchmarks.backbones import load_weights
+from tests.support.processes import ROOT
+
+sys.path.insert(0, str(ROOT / "tools"))
+
+import offline_bundle
+
+HERE = "{}.{}".format(*sys.version_info)
+TRUNK = "test_resnet"
+
+
+def git(folder: Path, *words: str) -> str:
+    named = ["-c", "user.name=Test", "-c", "user.email=test@example.com"]
+    command = ["git", "-C", str(folder), *named, *words]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def write_wheel(folder: Path, name: str, code: str) -> None:
+    """A wheel of one module, which pip accepts."""
+    info = f"{name}-1.0.dist-info"
+    texts = {
+        f"{name}.py": code,
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    rows = [f"{path},," for path in (*texts, f"{info}/RECORD")]
+    folder.mkdir(parents=True, exist_ok=True)
+    with zipfile.ZipFile(folder / f"{name}-1.0-py3-none-any.whl", "w") as file:
+        for path, text in (texts | {f"{info}/RECORD": "\n".join(rows)}).items():
+            file.writestr(path, text)
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A repository of two commits that takes the project's place; its one package is `brought`."""
+    root = tmp_path / "project"
+    (root / "code").mkdir(parents=True)
+    git(tmp_path, "init", "-q", str(root))
+    for number in range(2):
+        (root / "code" / "file.py").write_text(f"{number}\n" * 100)
+        git(root, "add", ".")
+        git(root, "commit", "-q", "-m", f"{number}")
+    monkeypatch.setattr(offline_bundle, "ROOT", root)
+    monkeypatch.setattr(
+        offline_bundle, "fetch_wheels", lambda folder, *_: write_wheel(folder, "brought", "x = 3\n")
+    )
+    return root
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> dict[str, Path]:
+    """Photographs of two classes, a file of test classes, and weights with a classifier."""
+    photographs = tmp_path / "photographs"
+    for name, size in {"a/1.jpg": (60, 40), "a/2.png": (9, 30), "b/ü.jpg": (20, 20)}.items():
+        (photographs / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", size, (200, 10, 10)).save(photographs / name)
+    (photographs / "notes.txt").write_text("no image")
+    test_classes, weights = tmp_path / "classes.txt", tmp_path / f"{TRUNK}.safetensors"
+    test_classes.write_text("b\n")
+    save_file(timm.create_model(TRUNK, num_classes=1000).state_dict(), weights)
+    return {"photographs": photographs, "test-classes": test_classes, "weights": weights}
+
+
+def make(folder: Path, data: dict[str, Path], *more: str, python: str = HERE) -> Path:
+    words = [f"--{name}={path}" for name, path in data.items()]
+    offline_bundle.main(["make", str(folder), f"--python={python}", *words, *more])
+    return folder
+
+
+def copy_files(project: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The tracked files alone, on the machine without a network."""
+    copy = project.with_name("copy")
+    shutil.copytree(project, copy, ignore=shutil.ignore_patterns(".git"))
+    (copy / "code" / "file.py").chmod(0o755)  # as archives may lose it
+    shutil.rmtree(project)
+    monkeypatch.setattr(offline_bundle, "ROOT", copy)
+    return copy
+
+
+def open_bundle(folder: Path, target: Path) -> None:
+    offline_bundle.main(["open", str(folder), str(target)])
+
+
+def test_what_is_packed_arrives(
+    project: Path,
+    data: dict[str, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    commits = git(project, "rev-list", "HEAD").split()
+    folder, target = make(tmp_path / "bundle", data), tmp_path / "target"
+    assert " MiB  in all" in capsys.readouterr().out
+    copy = copy_files(project, monkeypatch)
+    open_bundle(folder, target)
+
+    printed = [sys.executable, "-c", "import brought; print(brought.x)"]
+    environment = {"PYTHONPATH": str(target / "site")}
+    assert subprocess.check_output(printed, env=environment, text=True) == "3\n"
+    for image in ("a/1.jpg", "a/2.png", "b/ü.jpg"):
+        before = (data["photographs"] / image).read_bytes()
+        assert (target / "photographs" / "photographs" / image).read_bytes() == before
+    assert not (target / "photographs" / "photographs" / "notes.txt").exists()
+    assert (target / "photographs" / "photographs_test_classes.txt").read_text() == "b\n"
+
+    assert git(copy, "rev-list", "HEAD").split() == commits
+    assert git(copy, "ls-files", "--error-unmatch", "code/file.py") == "code/file.py"
+    assert git(copy, "status", "--porcelain") == ""
+    (copy / "code" / "file.py").write_text("another")
+    assert git(copy, "status", "--porcelain") == "M code/file.py"
+
+
+def test_a_trunk_is_the_same_without_the_classifier_in_its_file(
+    project: Path, data: dict[str, Path], tmp_path: Path
+) -> None:
+    brought = make(tmp_path / "bundle", data) / "weights" / f"{TRUNK}.safetensors"
+    assert brought.stat().st_size < data["weights"].stat().st_size
+    trunks = []
+    for path in (data["weights"], brought):
+        trunks.append(timm.create_model(TRUNK, num_classes=0, global_pool=""))
+        load_weights(trunks[-1], path)
+    whole, without = (trunk.state_dict() for trunk in trunks)
+    assert whole.keys() == without.keys()
+    assert all(torch.equal(whole[name], without[name]) for name in whole)
+
+
+def test_photographs_shrink_to_the_shorter_side(
+    project: Path, data: dict[str, Path], tmp_path: Path
+) -> None:
+    folder = make(tmp_path / "bundle", data, "--side=20")
+    with tarfile.open(folder / "photographs" / "photographs.tar.gz") as file:
+        sizes = {name: Image.open(file.extractfile(name)).size for name in file.getnames()}
+        same = file.extractfile("a/2.png").read()
+    assert sizes == {"a/1.jpg": (30, 20), "a/2.png": (9, 30), "b/ü.jpg": (20, 20)}
+    assert same == (data["photographs"] / "a" / "2.png").read_bytes()
+
+
+def test_a_second_opening_changes_nothing_and_a_new_bundle_takes_the_place(
+    project: Path, data: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, target = make(tmp_path / "bundle", data), tmp_path / "target"
+    (data["photographs"] / "a" / "1.jpg").unlink()
+    other = make(tmp_path / "other", data)
+    make(other, data)  # a bundle may be made again
+    copy = copy_files(project, monkeypatch)
+    open_bundle(folder, target)
+    before = {path: path.stat().st_mtime_ns for path in [*target.rglob("*"), copy / ".git"]}
+    open_bundle(folder, target)
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    open_bundle(other, target)
+    left = {path.name for path in (target / "photographs" / "photographs").rglob("*.*")}
+    assert left == {"2.png", "ü.jpg"}
+
+
+def test_a_clone_keeps_its_own_repository(
+    project: Path, data: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = make(tmp_path / "bundle", data)
+    before = git(project, "rev-parse", "HEAD")[:7]
+    git(project, "commit", "-q", "--allow-empty", "-m", "later")
+    files = {path: path.read_bytes() for path in (project / ".git").rglob("*") if path.is_file()}
+    open_bundle(folder, tmp_path / "target")
+    assert f"made at {before}, these files are a clone at " in capsys.readouterr().out
+    assert {path: path.read_bytes() for path in files} == files
+
+
+def test_a_newer_bundle_brings_its_commit_except_over_a_commit_made_here(
+    project: Path, data: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = make(tmp_path / "first", data)
+    (project / "code" / "file.py").write_text("changed")
+    git(project, "commit", "-q", "-a", "-m", "changed")
+    commit = git(project, "rev-parse", "HEAD")
+    second = make(tmp_path / "second", data)
+    copy = copy_files(project, monkeypatch)
+    for folder in (first, second):
+        open_bundle(folder, tmp_path / "target")
+    assert git(copy, "rev-parse", "HEAD") == commit
+    assert git(copy, "status", "--porcelain") == ""
+    git(copy, "commit", "-q", "--allow-empty", "-m", "made here")
+    open_bundle(first, tmp_path / "target")
+    assert git(copy, "rev-parse", "HEAD^") == commit
+
+
+def test_files_of_another_commit_are_named(
+    project: Path,
+    data: dict[str, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = make(tmp_path / "bundle", data)
+    copy = copy_files(project, monkeypatch)
+    (copy / "code" / "file.py").write_text("another")
+    open_bundle(folder, tmp_path / "target")
+    assert "1 files differ from it\n  M code/file.py\n" in capsys.readouterr().out
+
+
+def damage(folder: Path) -> None:
+    path = folder / "photographs" / "photographs.tar.gz"
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def cut_manifest(folder: Path) -> None:
+    path = folder / "manifest.json"
+    path.write_text(path.read_text()[:50])
+
+
+def another_python(folder: Path) -> None:
+    manifest = json.loads((folder / "manifest.json").read_text())
+    (folder / "manifest.json").write_text(json.dumps(manifest | {"python": "3.1"}))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (damage, r"photographs\.tar\.gz: is damaged"),
+        (lambda folder: next(folder.glob("wheels/*")).unlink(), r"brought.*\.whl: is missing"),
+        (lambda folder: next(folder.glob("repository/objects/pack/*.pack")).unlink(), "is missing"),
+        (cut_manifest, r"manifest\.json: is damaged"),
+        (lambda folder: (folder / "manifest.json").unlink(), r"manifest\.json: cannot be read"),
+        (another_python, rf"is for Python 3\.1, this is {HERE}"),
+    ],
+)
+def test_a_damaged_bundle_is_refused(
+    project: Path, data: dict[str, Path], tmp_path: Path, change: Any, message: str
+) -> None:
+    folder = make(tmp_path / "bundle", data)
+    change(folder)
+    with pytest.raises(SystemExit, match=message):
+        open_bundle(folder, tmp_path / "target")
+    assert not (tmp_path / "target").exists()
+
+
+def test_what_cannot_be_bundled_is_refused(
+    project: Path, data: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "bundle"
+    with pytest.raises(SystemExit, match=r"no_such\.safetensors.*cannot be read"):
+        make(
+            folder,
+            {"weights": data["weights"].with_name("no_such.safetensors")},
+            f"--trunk={TRUNK}",
+        )
+    with pytest.raises(SystemExit, match=r"'classes' is no model of timm's; name it with --trunk"):
+        make(folder, {"weights": data["test-classes"]})
+    with pytest.raises(SystemExit, match="is neither empty nor a bundle"):
+        make(data["photographs"], {})
+    (project / "code" / "file.py").write_text("another")
+    with pytest.raises(SystemExit, match=r"1 tracked files have changes, such as code/file\.py"):
+        make(folder, data)
+    assert not list(tmp_path.glob("bundle*"))
+    git(project, "commit", "-q", "-a", "-m", "committed")
+    make(folder, {}, "--limit=0.001")
+    assert "warning: more than 0.001 MiB" in capsys.readouterr().err
+
+
+def test_missing_packages_are_those_that_no_present_one_brings() -> None:
+    missing = offline_bundle.missing_packages("3.12", offline_bundle.PRESENT)
+    assert {"pytorch-metric-learning", "record-keeper", "jsonargparse"} <= {*missing}
+    assert {"typeshed-client", "docstring-parser", "lazy-loader"} <= {*missing}  # what they need
+    assert not {"torch", "numpy", "pyyaml", "typing-extensions", "faiss-cpu", "sympy"} & {*missing}
+    assert "timm" in offline_bundle.missing_packages("3.12", ["torch"])

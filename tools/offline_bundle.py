@@ -1,0 +1,437 @@
+"""One folder with all that a machine without a network needs beside a copy of the tracked files.
+
+    python tools/offline_bundle.py make DIR --python 3.12 --photographs FOLDER --weights FILE
+    python tools/offline_bundle.py open DIR TARGET
+
+`make` runs in the project's environment, on a commit without changes. It writes
+
+    wheels/                      packages that the benchmarks need and the machine lacks
+    weights/NAME.safetensors     a timm trunk's weights, without its classifier
+    photographs/NAME.tar.gz      images, a folder per class; NAME_test_classes.txt: a file of test classes
+    repository/                  all commits and the last one's folders, without the files' contents
+    manifest.json                the commit, the version of Python, and the SHA-256 of each file
+
+`open` runs on that machine, before anything is installed, and needs Python's standard library alone. It makes
+
+    TARGET/site                  for PYTHONPATH: the packages of the wheels
+    TARGET/weights, TARGET/photographs/NAME
+    .git                         beside the tracked files, where there is none: git then knows commit and changes;
+                                 that of an older bundle is replaced, unless somebody has committed in it
+
+`make gpu BUNDLE=DIR` opens a bundle by itself. A second `open` finds all in place.
+"""
+
+import argparse
+import hashlib
+import io
+import json
+import shutil
+import subprocess
+import sys
+import tarfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+
+PRESENT = (
+    *(
+        "torch",
+        "torchvision",
+        "timm",
+        "accelerate",
+        "scikit-learn",
+        "scipy",
+        "matplotlib",
+        "pandas",
+    ),
+    *("jinja2", "joblib", "tabulate", "tensorboard", "tqdm", "psutil", "pillow", "protobuf"),
+    *("faiss-cpu", "faiss-gpu"),  # too large; accuracies by rank do not need it
+)
+"""Packages that are not brought, with all that they need."""
+
+MIB = 2**20
+ENTRY = 1024
+"""Bytes that an archive adds to a file: a header of 512, and up to 511 that fill the last block."""
+
+MANIFEST = "manifest.json"
+BRANCH = "bundle"
+MARK = "offline-bundle"
+"""A file in a repository that `open` has put in place: the commit it was made at."""
+
+CONFIG = (
+    "[core]\n\trepositoryformatversion = 0\n\tfilemode = false\n\tbare = false\n[gc]\n\tauto = 0\n"
+)
+
+
+def say(text: str) -> None:
+    print(text, flush=True)
+
+
+def run(command: Sequence[str | Path], **options: Any) -> str:
+    """Standard output; the end of what was printed, if the command fails."""
+    words = list(map(str, command))
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, check=False, **options)
+    except OSError as error:
+        raise SystemExit(f"{words[0]}: cannot be started ({error.strerror})") from error
+    if done.returncode:
+        lines = (done.stderr.strip() or done.stdout.strip()).splitlines() or ["no output"]
+        raise SystemExit(f"{' '.join(words[:4])}: exit status {done.returncode}: {lines[-1]}")
+    return done.stdout.strip()
+
+
+def git(*arguments: str | Path, **options: Any) -> str:
+    return run(["git", "-C", ROOT, *arguments], **options)
+
+
+def digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(
+        path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()
+    )
+
+
+@contextmanager
+def whole(path: Path) -> Iterator[Path]:
+    """A place to make a file or folder in; it takes its name only once it is complete."""
+    part = path.with_name(f"{path.name}.part")
+    remove(part)
+    part.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        yield part
+        remove(path)
+        part.rename(path)
+    finally:
+        remove(part)
+
+
+def remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+# ---------------------------------------------------------------------------------------------------------- make
+
+
+def make(arguments: argparse.Namespace) -> None:
+    sys.path.insert(0, str(ROOT))
+    folder: Path = arguments.folder
+    if folder.exists() and not (folder / MANIFEST).exists() and any(folder.iterdir()):
+        raise SystemExit(f"{folder}: is neither empty nor a bundle; name another folder")
+    if changed := git("status", "--porcelain", "--untracked-files=no").splitlines():
+        raise SystemExit(
+            f"{ROOT}: {len(changed)} tracked files have changes, such as {changed[0].split()[-1]}; "
+            "commit them first"
+        )
+    with whole(folder) as part:
+        part.mkdir()
+        fetch_wheels(part / "wheels", arguments.python, arguments.present)
+        if arguments.weights:
+            name = arguments.trunk or arguments.weights.stem
+            save_trunk(arguments.weights, name, part / "weights" / f"{name}.safetensors")
+        if arguments.photographs:
+            name = arguments.photographs.resolve().name
+            pack(arguments.photographs, part / "photographs" / f"{name}.tar.gz", arguments.side)
+            if arguments.test_classes:
+                listed = part / "photographs" / f"{name}_test_classes.txt"
+                shutil.copyfile(arguments.test_classes, listed)
+        copy_commits(part / "repository")
+        manifest = {
+            "commit": git("rev-parse", "HEAD"),
+            "python": arguments.python,
+            "files": {name: digest(part / name) for name in files(part)},
+        }
+        (part / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
+    report_sizes(folder, arguments.limit)
+
+
+def missing_packages(python: str, present: Sequence[str]) -> list[str]:
+    """The packages of the extra `benchmarks`, and all that they need, without those of the machine, by name."""
+    import tomllib
+    from importlib import metadata
+
+    from packaging.requirements import Requirement
+    from packaging.utils import canonicalize_name
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    named = [*project["dependencies"], *extras["runner"], *extras["benchmarks"]]
+
+    def walk(texts: Sequence[str], extra: str, seen: set[tuple[str, str]]) -> None:
+        for text in texts:
+            need = Requirement(text)
+            name = canonicalize_name(need.name)
+            machine = {"python_version": python, "python_full_version": f"{python}.0"}
+            if need.marker and not need.marker.evaluate({**machine, "extra": extra}):
+                continue
+            for inner in ("", *need.extras):
+                if (name, inner) not in seen and name != canonicalize_name(project["name"]):
+                    seen.add((name, inner))
+                    with suppress(metadata.PackageNotFoundError):  # the other faiss
+                        walk(metadata.requires(name) or (), inner, seen)
+
+    needed: set[tuple[str, str]] = set()
+    there: set[tuple[str, str]] = set()
+    walk(named, "", needed)
+    walk(present, "", there)
+    return sorted({name for name, _ in needed} - {name for name, _ in there})
+
+
+def fetch_wheels(folder: Path, python: str, present: Sequence[str]) -> None:
+    """Download the wheels in the versions of constraints.txt."""
+    names = missing_packages(python, present)
+    say(f"wheels: {', '.join(names)}")
+    folder.mkdir()
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--quiet"]
+    options = ["--no-deps", "--only-binary=:all:", "--python-version", python, "--dest", folder]
+    run([*pip, *options, "--constraint", ROOT / "constraints.txt", *names])
+
+
+def save_trunk(source: Path, name: str, output: Path) -> None:
+    """Save what a trunk takes from a file of weights, in the trunk's own layout."""
+    import timm
+    from safetensors.torch import save_file
+
+    from benchmarks.backbones import load_weights, register
+    from benchmarks.console import let_others_read
+    from benchmarks.settings import ConfigError
+
+    say(f"weights: {source.name}, without the classifier")
+    register()
+    if not timm.is_model(name):
+        raise SystemExit(f"{source}: {name!r} is no model of timm's; name it with --trunk")
+    trunk = timm.create_model(name, num_classes=0, global_pool="")
+    try:
+        load_weights(trunk, source)
+    except ConfigError as error:
+        raise SystemExit(str(error)) from error
+    output.parent.mkdir()
+    save_file(trunk.state_dict(), output)
+    let_others_read(output)
+
+
+def pack(source: Path, archive: Path, side: int | None) -> None:
+    """Pack the images below a folder: as they are, or with the shorter side shrunk to `side` pixels."""
+    from benchmarks.console import progress_bar
+    from benchmarks.datasets.image_files import walk
+
+    paths = [folder / image for folder, _, images, _ in walk(source.resolve()) for image in images]
+    if not paths:
+        raise SystemExit(f"{source}: holds no images; expected a folder for each class")
+    archive.parent.mkdir()
+    with tarfile.open(archive, "w:gz") as file:
+        for path in progress_bar(paths, desc=f"photographs of {source.resolve().name}"):
+            content = path.read_bytes() if side is None else shrunk(path, side)
+            entry = tarfile.TarInfo(path.relative_to(source.resolve()).as_posix())
+            entry.size = len(content)
+            file.addfile(entry, io.BytesIO(content))
+
+
+def shrunk(path: Path, side: int) -> bytes:
+    """The file of an image whose shorter side has at most `side` pixels, upright; of a smaller one, the same."""
+    from PIL import Image
+
+    from benchmarks.datasets.image_files import read_image
+
+    image = read_image(path, upright=True)
+    if min(image.size) <= side:
+        return path.read_bytes()
+    scale = side / min(image.size)
+    size = tuple(round(length * scale) for length in image.size)
+    buffer = io.BytesIO()
+    kind = Image.registered_extensions()[path.suffix.lower()]
+    image.resize(size, Image.Resampling.LANCZOS).save(buffer, kind, quality=90)
+    return buffer.getvalue()
+
+
+def copy_commits(folder: Path) -> None:
+    """A git repository that knows all commits and the files' hashes, which is all that `git status` needs."""
+    (folder / "objects" / "pack").mkdir(parents=True)
+    (folder / "refs" / "heads").mkdir(parents=True)
+    commit = git("rev-parse", "HEAD")
+    (folder / "refs" / "heads" / BRANCH).write_text(f"{commit}\n")
+    (folder / "HEAD").write_text(f"ref: refs/heads/{BRANCH}\n")
+    (folder / "config").write_text(CONFIG)
+    (folder / MARK).write_text(f"{commit}\n")
+    listed = [
+        git("rev-list", commit),
+        git(
+            "rev-list", "--objects", "--no-walk", "--no-object-names", "--filter=blob:none", commit
+        ),
+    ]
+    git("pack-objects", "-q", folder / "objects" / "pack" / "pack", input="\n".join(listed) + "\n")
+
+
+def report_sizes(folder: Path, limit: float) -> None:
+    """Print the sizes of bundle and tracked files; warn if an archive of both has more MiB than the limit."""
+    kinds: dict[str, int] = {}
+    for name in files(folder):
+        kind = name.partition("/")[0]
+        kinds[kind] = kinds.get(kind, 0) + (folder / name).stat().st_size
+    tracked = [ROOT / name for name in git("ls-files", "-z").split("\0") if name]
+    kinds["tracked files"] = sum(path.lstat().st_size for path in tracked)
+    count = len(tracked) + len(files(folder))
+    kinds[f"{count} entries of an archive"] = count * ENTRY
+    for kind, size in kinds.items():
+        say(f"{size / MIB:8.2f} MiB  {kind}")
+    total = sum(kinds.values()) / MIB
+    say(f"{total:8.2f} MiB  in all")
+    if total > limit:
+        print(f"warning: more than {limit:g} MiB; --side shrinks photographs", file=sys.stderr)
+
+
+# ---------------------------------------------------------------------------------------------------------- open
+
+
+def open_bundle(arguments: argparse.Namespace) -> None:
+    folder, target = arguments.folder.resolve(), arguments.target.resolve()
+    manifest = read_manifest(folder)
+    if not (target / MANIFEST).exists() or read_manifest(target) != manifest:
+        check(folder, manifest)
+        target.mkdir(parents=True, exist_ok=True)
+        (target / MANIFEST).unlink(missing_ok=True)
+        install(folder / "wheels", target / "site")
+        with whole(target / "weights") as part:
+            part.mkdir()
+            for path in folder.glob("weights/*"):
+                shutil.copyfile(path, part / path.name)
+        with whole(target / "photographs") as part:
+            part.mkdir()
+            for path in sorted(folder.glob("photographs/*")):
+                unpack(path, part)
+        shutil.copyfile(folder / MANIFEST, target / MANIFEST)
+    place_repository(folder / "repository", manifest["commit"])
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    path = folder / MANIFEST
+    try:
+        manifest = json.loads(path.read_text())
+        commit, python, listed = manifest["commit"], manifest["python"], manifest["files"]
+    except OSError as error:
+        raise SystemExit(f"{path}: cannot be read ({error.strerror}); is this a bundle?") from error
+    except (ValueError, TypeError, KeyError) as error:
+        raise SystemExit(f"{path}: is damaged; copy the bundle again") from error
+    return {"commit": commit, "python": python, "files": listed}
+
+
+def check(folder: Path, manifest: dict[str, Any]) -> None:
+    """Refuse another version of Python, and any file that is missing or not as it was made."""
+    here = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    if manifest["python"] != here:
+        raise SystemExit(
+            f"{folder}: is for Python {manifest['python']}, this is {here}; make it with --python {here}"
+        )
+    for name, expected in manifest["files"].items():
+        path = folder / name
+        if not path.is_file():
+            raise SystemExit(f"{path}: is missing; copy the bundle again")
+        if digest(path) != expected:
+            raise SystemExit(
+                f"{path}: is damaged (its SHA-256 is not that of {MANIFEST}); copy the bundle again"
+            )
+
+
+def install(wheels: Path, site: Path) -> None:
+    paths = sorted(wheels.glob("*.whl"))
+    say(f"installing {len(paths)} packages into {site}")
+    with whole(site) as part:
+        part.mkdir()
+        pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
+        if paths:
+            run([*pip, "--no-index", "--no-deps", "--target", part, *paths])
+
+
+def unpack(path: Path, folder: Path) -> None:
+    if not path.name.endswith(".tar.gz"):
+        shutil.copyfile(path, folder / path.name)
+        return
+    name = path.name.removesuffix(".tar.gz")
+    say(f"unpacking {name}")
+    with tarfile.open(path) as file:
+        file.extractall(folder / name, filter="data")
+
+
+def place_repository(repository: Path, commit: str) -> None:
+    """Give the tracked files their commit, where they have no `.git`; never change one of another origin."""
+    place = ROOT / ".git"
+    if place.exists():
+        here = git("rev-parse", "HEAD")
+        if here == commit:
+            return
+        if not (place / MARK).is_file() or (place / MARK).read_text().strip() != here:
+            say(f"note: the bundle was made at {commit[:7]}, these files are a clone at {here[:7]}")
+            return
+    if shutil.which("git") is None:
+        say("note: there is no git here: runs will not know their commit")
+        return
+    with whole(place) as part:
+        shutil.copytree(repository, part)
+        there = ["git", "--git-dir", part, "--work-tree", ROOT]
+        run([*there, "read-tree", "HEAD"])
+        # Exit status 1: some files differ, which is said below.
+        subprocess.run(
+            [*there, "update-index", "-q", "--refresh"], capture_output=True, check=False
+        )
+    changed = git("status", "--porcelain", "--untracked-files=no").splitlines()
+    say(f"commit {commit[:7]}, {len(changed)} files differ from it")
+    for line in changed[:10]:
+        say(f"  {line}")
+
+
+# ------------------------------------------------------------------------------------------------- the command
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        description="Make or open a folder for a machine without a network.", allow_abbrev=False
+    )
+    commands = parser.add_subparsers(required=True)
+    made = commands.add_parser("make", help="write the folder, where there is a network")
+    made.set_defaults(command=make)
+    made.add_argument("folder", type=Path, metavar="DIR")
+    made.add_argument(
+        "--python", default="{}.{}".format(*sys.version_info), metavar="3.X", help="of that machine"
+    )
+    made.add_argument(
+        "--present",
+        nargs="+",
+        default=PRESENT,
+        metavar="PACKAGE",
+        help="packages that machine has, with all that they need: no wheels of these "
+        f"(default: {' '.join(PRESENT)})",
+    )
+    made.add_argument("--weights", type=Path, metavar="FILE", help="of a timm model, in any format")
+    made.add_argument("--trunk", metavar="NAME", help="the model (default: the name of the file)")
+    made.add_argument(
+        "--photographs", type=Path, metavar="FOLDER", help="images, a folder per class"
+    )
+    made.add_argument("--test-classes", type=Path, metavar="FILE", help="one name per line")
+    made.add_argument(
+        "--side",
+        type=int,
+        metavar="N",
+        help="shrink their shorter side to N pixels (JPEG: quality 90)",
+    )
+    made.add_argument(
+        "--limit", type=float, default=64, metavar="MIB", help="warn above this (default: 64)"
+    )
+    opened = commands.add_parser("open", help="unpack it, where there is none")
+    opened.set_defaults(command=open_bundle)
+    opened.add_argument("folder", type=Path, metavar="DIR")
+    opened.add_argument("target", type=Path, metavar="TARGET")
+    arguments = parser.parse_args(argv)
+    arguments.command(arguments)
+
+
+if __name__ == "__main__":
+    main()
