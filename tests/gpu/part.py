@@ -127,10 +127,11 @@ def describe(error: BaseException) -> str:
 
 
 def free_memory() -> None:
-    """Give back what earlier steps have left on the GPU."""
+    """Give back what earlier steps have left on the GPU, and count its peak anew."""
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         gc.collect()
         torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
 
 
 def is_lost(device: torch.device) -> bool:

@@ -9,10 +9,11 @@ import torch
 
 from tests.gpu import __main__ as driver
 from tests.gpu import conftest, floors
+from tests.gpu.correctness import exact_accuracies
 from tests.gpu.networks import Processes, Sizes
 from tests.gpu.page import INTRODUCTION, NO_ORIGIN, descriptions, mark_dead, read_page, write_page
 from tests.gpu.part import Part
-from tests.gpu.test_parts import exact_accuracies, limit
+from tests.gpu.test_parts import limit
 from tests.gpu.timing import Rates, alternate, extra_seconds, ratios
 from tests.support.processes import ROOT
 

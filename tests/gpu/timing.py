@@ -1,9 +1,10 @@
-"""Times, rates and counts on a device."""
+"""Times, rates and counts on a device, and the settings under which they are measured."""
 
 import gc
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -157,3 +158,26 @@ def profile(run: Callable[[], object], device: torch.device) -> tuple[int, str]:
     launched = sum(event.count for event in events if "LaunchKernel" in event.key)
     orders = ["self_cpu_time_total"] + ["self_device_time_total"] * (device.type == "cuda")
     return launched, "\n".join(events.table(sort_by=key, row_limit=10) for key in orders)
+
+
+@contextmanager
+def training_settings() -> Iterator[None]:
+    """Those of a training that shall be fast: products in TF32, and cuDNN's search for the fastest convolutions."""
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = True
+    try:
+        with matmul_precision("high"):
+            yield
+    finally:
+        torch.backends.cudnn.benchmark = before
+
+
+@contextmanager
+def matmul_precision(precision: str) -> Iterator[None]:
+    """torch's precision of matrix products in float32: "highest", or "high" for TF32."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
