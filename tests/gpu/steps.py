@@ -64,6 +64,11 @@ METHODS: Mapping[str, tuple[Callable[[Sizes], nn.Module], Callable[[Sizes], floo
 
 ALONE = "binomial deviance alone"
 
+LOSSES: Mapping[str, Callable[[Sizes], nn.Module]] = {
+    ALONE: lambda _: ours.BinomialDevianceLoss(),
+    **{name: make for name, (make, _) in METHODS.items()},
+}
+
 
 def default_order(sizes: Sizes) -> Sizes:
     """With the order and the width of HORDELoss's defaults."""
@@ -91,22 +96,23 @@ class Steps:
         P = self.features[0, 0].numel()
         C, (E, d, K) = self.trunk.num_features, (8, 64, 3) if part.tiny else (512, 8192, 5)
         self.sizes = Sizes(N, P, C, E, d, K, 100)
-        losses = {ALONE: ours.BinomialDevianceLoss()}
-        losses |= {name: make(self.sizes) for name, (make, _) in METHODS.items()}
-        self.networks = {name: self.network(name, loss) for name, loss in losses.items()}
-        self.optimizers = {
-            name: torch.optim.Adam(network.parameters(), lr=1e-6, fused=True)
-            for name, network in self.networks.items()
-        }
+        self.networks: dict[str, Network] = {}
+        self.optimizers: dict[str, torch.optim.Optimizer] = {}
+
+    def add(self, name: str, change: Callable[[nn.Module], Any] = lambda loss: loss) -> None:
+        """Make the network and the optimizer of a method, its loss changed by a function such as torch.compile."""
+        with self.device:  # drawing the paper's matrices on the CPU takes seconds
+            loss = LOSSES[name](self.sizes)
+            network = Network(self.trunk, self.sizes.C, self.sizes.E, loss, vem=name == "VEM")
+        network = network.to(self.device)
+        network.loss = change(network.loss)
+        self.networks[name] = network
+        self.optimizers[name] = torch.optim.Adam(network.parameters(), lr=1e-6, fused=True)
 
     def trunk_output(self, images: Tensor) -> Tensor:
         with torch.autocast(self.device.type, torch.bfloat16):
             output: Tensor = self.trunk(images)
         return output
-
-    def network(self, name: str, loss: nn.Module) -> Network:
-        network = Network(self.trunk, self.sizes.C, self.sizes.E, loss, vem=name == "VEM")
-        return network.to(self.device)
 
     def step(self, name: str) -> None:
         """A whole training step."""
@@ -142,18 +148,20 @@ def measure_steps(
     """The table of one trunk and batch; its rounds end when its seconds are used."""
     end = part.clock() + seconds
     steps = Steps(part, trunk, images)
-    memory = {}
-    for name in list(steps.networks):
-        try:
-            steps.step(name)  # makes Adam's state, lets cuDNN choose
-            memory[name] = peak_megabytes(partial(steps.step, name), part.device)
-        except Exception:
-            if name == ALONE:
-                raise
-            part.run(f"{trunk}, {images} images, {name}", 0, partial(steps.step, name))
-            del steps.networks[name]
-            memory.pop(name, None)
-    rows = {name: partial(steps.step, name) for name in steps.networks}
+    memory: dict[str, float] = {}
+
+    def warm(name: str) -> None:
+        steps.add(name)
+        steps.step(name)  # makes Adam's state, lets cuDNN choose
+        memory[name] = peak_megabytes(partial(steps.step, name), part.device)
+
+    for name in LOSSES:
+        part.run(f"{trunk}, {images} images, {name}", 0, partial(warm, name))
+    if ALONE not in memory:  # nothing to compare with
+        return
+    rows = {name: partial(steps.step, name) for name in memory}
+    for run in rows.values():
+        run()
     calls, most = (1, 1) if part.tiny else (4, 25)
     rounds = alternate(rows, part.device, lambda: part.clock() > end, calls=calls, most=most)
     header = [
@@ -192,7 +200,8 @@ def measure_losses_alone(part: Part) -> None:
     table = Table(["", "until the host is done, ms", "until the GPU is done, ms", "kernels"], [])
     calls = 1 if part.tiny else 20
     times = {}
-    for name in steps.networks:
+    for name in LOSSES:
+        steps.add(name)
         run = partial(steps.loss_alone, name)
         run()
         host = host_seconds(run, part.device, calls)
@@ -270,13 +279,13 @@ def measure_compiled(part: Part) -> None:
         part.leave_out("torch.compile of the loss (tiny, or no C compiler)")
         return
     end = part.clock() + 12
-    steps = Steps(part, "resnet50", 40)
-    compiled = "binomial deviance, compiled"
-    network = steps.network(compiled, ours.BinomialDevianceLoss())
-    network.loss = torch.compile(network.loss)
-    steps.networks[compiled] = network
-    steps.optimizers[compiled] = torch.optim.Adam(network.parameters(), lr=1e-6, fused=True)
-    rows = {name: partial(steps.step, name) for name in (ALONE, compiled, next(iter(METHODS)))}
+    steps, compiled = Steps(part, "resnet50", 40), "binomial deviance, compiled"
+    steps.add(ALONE, torch.compile)
+    steps.networks[compiled] = steps.networks.pop(ALONE)
+    steps.optimizers[compiled] = steps.optimizers.pop(ALONE)
+    steps.add(ALONE)
+    steps.add(default := next(iter(METHODS)))
+    rows = {name: partial(steps.step, name) for name in (ALONE, compiled, default)}
     for run in rows.values():
         run()
     rounds = alternate(rows, part.device, lambda: part.clock() > end, calls=4)

@@ -135,7 +135,7 @@ def test_float16(part: Part) -> None:
 
 @limit(45)
 @pytest.mark.slow
-def test_glyphs(part: Part) -> None:
+def test_glyphs(part: Part, glyphs_root: Path) -> None:
     """A run on Glyphs by the runner.
 
     `benchmarks/run.py --recipe glyphs/demo/binomial_horde`, shortened to 300 steps of 80 images of 32 px. Its
@@ -148,7 +148,7 @@ def test_glyphs(part: Part) -> None:
     words += ["--data.max_classes=24"] if part.tiny else []
     words += [f"--optimization.steps={2 if part.tiny else 300}"]
     with tempfile.TemporaryDirectory() as folder:
-        assert main([*words, f"--data.root={folder}/data", f"--output={folder}/run"]) == 0
+        assert main([*words, f"--data.root={glyphs_root}", f"--output={folder}/run"]) == 0
         run = load_run(Path(folder, "run"))
         losses = run.table("training")["loss"]
     about = run.info
