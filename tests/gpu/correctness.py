@@ -245,7 +245,7 @@ def check_processes(part: Part, processes: Processes) -> None:
     value.backward()
     expected = [value.detach(), *(parameter.grad for parameter in network.parameters())]
     try:
-        processes.join(60 if part.tiny else max(part.seconds_left(), 10))
+        processes.join(300 if part.tiny else max(part.seconds_left(), 10))
     finally:  # what one group has found stays, if the next hangs
         for backend, count in processes.groups:
             name = f"{backend}, {count} process{'es' * (count > 1)}"

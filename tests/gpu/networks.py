@@ -16,8 +16,8 @@ from torch.nn import functional as F
 
 import pml_regularizers as ours
 
-GROUP_SECONDS = 20
-"""Limit of a process group: a sandbox may let processes wait for each other for ever."""
+GROUP_SECONDS = {"cuda": 20, "cpu": 300}
+"""Limit of a process group: a sandbox may let processes wait for each other for ever. A CPU may be busy."""
 
 
 @dataclass(frozen=True)
@@ -221,7 +221,7 @@ def share_batch(rank: int, device: str, folder: str, groups: Sequence[tuple[str,
             init_method=f"file://{folder}/{backend}",
             rank=rank,
             world_size=count,
-            timeout=datetime.timedelta(seconds=GROUP_SECONDS),
+            timeout=datetime.timedelta(seconds=GROUP_SECONDS[device]),
         )
         network, images, labels = small_network(torch.device(device))
         network = nn.parallel.DistributedDataParallel(network)
