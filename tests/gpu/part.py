@@ -1,109 +1,146 @@
-"""Results of a part of `make gpu`, and the page that keeps them."""
+"""A part of `make gpu`: it checks and measures, keeps at once what it finds, and looks at the clock."""
 
-import ast
-import re
-import textwrap
-from collections.abc import Mapping
-from pathlib import Path
+import gc
+import math
+import sys
+import time
+import traceback
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from benchmarks.records import replace_file
 from benchmarks.reporting import Table
-from benchmarks.speed.measuring import Comparison
-
-INTRODUCTION = """# On a GPU
-
-{origin}
-
-`make gpu` writes this page on a machine with a GPU; `make gpu PYTHON=python3` uses that Python and its packages,
-pytest among them, without making `.venv`. It downloads nothing, and a part whose packages are missing says so. A
-part takes at most eight minutes. After a stop, the same command continues with the next part. It ends at the first
-part that fails.
-
-An error is the largest difference to the expected entries, divided by the largest of them. The expected entries
-come from float64 on the CPU, unless a part says otherwise. Rows of times are measured alternately, for the number
-of rounds given, each between two calls of `torch.cuda.synchronize`. A time is the median of the ratios to the first
-row's time in the same round. The next column has the smallest and the largest ratio, or the seconds of the first
-row.
-"""
 
 
 class Part:
-    """Checks and measures on a device, and collects what is found."""
+    """Checks and measures on a device, within a limit of seconds.
 
-    def __init__(self, tiny: bool, device: torch.device) -> None:
-        self.tiny, self.device = tiny, device
-        self.checks: list[list[str]] = []
-        self.tables: list[str] = []
+    Neither a check that fails nor an error ends it: it goes on with its other checks, and fails in `finish`.
+
+    Args:
+        tiny: Tiny sizes, only to show that it runs.
+        device: Where it runs.
+        seconds: Its limit, from now on.
+        keep: Called after each finding.
+        clock: Gives the seconds.
+    """
+
+    def __init__(
+        self,
+        tiny: bool,
+        device: torch.device,
+        seconds: float = math.inf,
+        keep: Callable[["Part"], None] = lambda part: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.tiny, self.device, self.keep, self.clock = tiny, device, keep, clock
+        self.end = clock() + seconds
+        self.blocks: list[str | Table] = []
+        self.left_out: list[str] = []
+        self.failures: list[str] = []
+
+    def seconds_left(self) -> float:
+        return self.end - self.clock()
+
+    def run(self, what: str, seconds: float, step: Callable[[], object]) -> None:
+        """Take a step of the part if so many seconds are left; its error is kept, unless the GPU is lost."""
+        if self.seconds_left() < seconds:
+            self.leave_out(f"{what} (no time)")
+            return
+        print(f"  {self.seconds_left():7.1f} s left: {what}", file=sys.stderr, flush=True)
+        try:
+            step()
+        except ModuleNotFoundError as error:
+            self.leave_out(f"{what} (needs {error.name})")
+        except Exception as error:
+            traceback.print_exc()
+            self._fail(f"{what}: {describe(error)}")
+            if is_lost(self.device):
+                raise
+        free_memory()
+
+    def leave_out(self, what: str) -> None:
+        self.left_out.append(what)
+        self.keep(self)
 
     def check(self, name: str, found: Any, expected: Any, bound: float) -> None:
         """Compare a number, a tensor or a list of them with the expected ones.
 
-        Raises:
-            AssertionError: if an error exceeds the bound times the largest expected entry, or if one of them is not
-                finite. In a list, this largest entry is at least a thousandth of the largest entry of all tensors.
+        It fails if an error exceeds the bound times the largest expected entry, or if an entry is not finite. In a
+        list, this largest entry is at least a thousandth of the largest entry of all tensors.
         """
-        largest = 0.0
-        found, expected = (
-            [
-                torch.as_tensor(x).detach().cpu().double().flatten()
-                for x in (y if type(y) is list else [y])
-            ]
-            for y in (found, expected)
-        )
+        found, expected = (x if isinstance(x, list) else [x] for x in (found, expected))
+        expected = [torch.as_tensor(x).detach().double().flatten() for x in expected]
+        found = [
+            torch.as_tensor(a).detach().to(b.device).double().flatten()
+            for a, b in zip(found, expected, strict=True)
+        ]
         least = max(b.abs().max().item() for b in expected) / 1000
+        largest, fault = 0.0, ""
         for index, (a, b) in enumerate(zip(found, expected, strict=True), start=1):
             scale = max(b.abs().max().item(), least)
             errors = (a - b).abs().nan_to_num(torch.inf)
             worst = int(errors.argmax())
             error = errors[worst].item() / scale if 0 < scale < torch.inf else torch.inf
+            if error > max(bound, largest):
+                fault = (
+                    f"{name}: tensor {index} of {len(found)}, entry {worst}: got {a[worst]:.6g}, expected "
+                    f"{b[worst]:.6g} to {bound:.1e} of {scale:.3g}"
+                )
             largest = max(largest, error)
-            assert largest <= bound, (
-                f"{name}: tensor {index} of {len(found)}, entry {worst}: got {a[worst]:.6g}, expected "
-                f"{b[worst]:.6g} to {bound:.1e} of {scale:.3g}"
-            )
-        self.checks.append([name, f"{largest:.1e}", f"{bound:.1e}"])
-
-    def measure(self, comparison: Comparison) -> None:
-        """Measure the candidates, and keep their table."""
-        self.tell(comparison.section(self.tiny))
+        row = [name, f"**{largest:.1e}**" if fault else f"{largest:.1e}", f"{bound:.1e}"]
+        last = self.blocks[-1] if self.blocks else None
+        if isinstance(last, Table):
+            last.rows.append(row)
+        else:
+            self.blocks.append(Table(["compared", "error", "at most"], [row]))
+        if fault:
+            self._fail(fault)
+        self.keep(self)
 
     def tell(self, markdown: str) -> None:
-        self.tables.append(markdown.strip())
+        """Keep a table or a text."""
+        self.blocks.append(markdown.strip())
+        self.keep(self)
 
-    def results(self, said: str) -> str:
-        """The outcome of the part and everything that it found, as Markdown."""
-        header = ["value", "error", "at most"]
-        checks = [Table(header, self.checks).markdown()] if self.checks else []
-        return "\n\n".join([f"{said}.", *checks, *self.tables])
+    def _fail(self, fault: str) -> None:
+        self.failures.append(fault)
+        self.keep(self)
 
+    def finish(self) -> None:
+        """Raise an AssertionError with the failures, if there are any."""
+        if self.failures:
+            raise AssertionError("; ".join(self.failures))
 
-def descriptions() -> dict[str, str]:
-    """The docstrings of the parts, by name."""
-    module = ast.parse(Path(__file__).with_name("test_parts.py").read_text())
-    return {
-        node.name.removeprefix("test_"): str(ast.get_docstring(node))
-        for node in module.body
-        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
-    }
-
-
-def read_page(path: Path, origin: str) -> dict[str, str]:
-    """The results of the parts on a page, by name; none if it is missing or of another origin."""
-    head, *sections = (path.read_text() if path.exists() else "").split("\n## ")
-    if head != INTRODUCTION.format(origin=origin):
-        return {}
-    found = [re.search(r"\n`(\w+)`: (.*)", section, re.DOTALL) for section in sections]
-    return {match[1]: match[2].strip() for match in found if match}
+    def results(self, outcome: str) -> str:
+        """The outcome and everything that was found, as Markdown."""
+        blocks = [x.markdown() if isinstance(x, Table) else x for x in self.blocks]
+        if self.left_out:
+            blocks.append(f"Left out: {'; '.join(self.left_out)}.")
+        return "\n\n".join([f"{outcome}.", *blocks])
 
 
-def write_page(path: Path, origin: str | None, results: Mapping[str, str]) -> None:
-    """Write the page with the results so far; without an origin, it only describes the parts."""
-    text = INTRODUCTION.format(origin=origin or "**Nobody has run this on a GPU yet.**")
-    for name, description in descriptions().items():
-        title, about = description.split("\n\n", 1)
-        text += f"\n## {title.rstrip('.')}\n\n{textwrap.fill(' '.join(about.split()), 116)}\n"
-        text += f"\n`{name}`: {results.get(name, 'not run yet.')}\n"
-    replace_file(path, text.encode())
+def describe(error: BaseException) -> str:
+    """Kind and first words of an error, in one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+
+
+def free_memory() -> None:
+    """Give back what earlier steps have left on the GPU, and count its peak anew."""
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        gc.collect()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+
+
+def is_lost(device: torch.device) -> bool:
+    """True after an error of CUDA that every later call of this process repeats."""
+    if device.type != "cuda":
+        return False
+    try:
+        torch.cuda.synchronize()
+        torch.ones(1, device=device).item()
+    except Exception:
+        return True
+    return False
