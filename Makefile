@@ -110,11 +110,9 @@ PML ?= ../pytorch-metric-learning
 upstream-release: install
 	OMP_NUM_THREADS=1 $(BIN)/python tools/upstream_check.py $(PML)
 
-# The page docs/gpu.md, where there is a GPU: a process per part, each of eight minutes at most; goes on where it was
-# stopped. A PYTHON that is given is taken as it is; BUNDLE=DIR: with what tools/offline_bundle.py has put there.
+# The page docs/gpu.md, where there is a GPU; goes on where it was stopped. A PYTHON that is given is taken as it is;
+# BUNDLE=DIR: with what tools/offline_bundle.py has put there.
 GPU_PYTHON := $(if $(filter command,$(origin PYTHON)),$(PYTHON),$(BIN)/python)
-GPU_PARTS := $(shell sed -n 's/^def \(test_[a-z0-9_]*\).*/\1/p' tests/gpu/test_parts.py)
-
 OPENED := $(abspath $(RUNS))/bundle
 
 .PHONY: gpu
@@ -123,14 +121,7 @@ gpu: export PYTHONPATH := $(OPENED)/site$(if $(PYTHONPATH),:$(PYTHONPATH))
 endif
 gpu: $(if $(filter command,$(origin PYTHON)),,install)
 	@$(if $(BUNDLE),$(GPU_PYTHON) tools/offline_bundle.py open $(BUNDLE) $(OPENED))
-	@status=0; for part in $(GPU_PARTS); do \
-		timeout --foreground --kill-after=10 480 $(GPU_PYTHON) -m pytest -q --page docs/gpu.md tests/gpu/test_parts.py::$$part; \
-		case $$? in \
-			0) ;; \
-			1 | 2) exit 1 ;; \
-			*) echo "$$part has crashed, or takes more than eight minutes"; status=1 ;; \
-		esac; \
-	done; exit $$status
+	@$(GPU_PYTHON) -m tests.gpu --page docs/gpu.md
 
 lint: install
 	$(BIN)/ruff check .
