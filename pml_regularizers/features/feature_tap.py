@@ -148,7 +148,7 @@ class FeatureTap:
         if not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1:
             return  # a backward pass is recomputing a checkpointed segment
         training = torch.is_grad_enabled()
-        records = self._records.lists[training]
+        records = self._records.lists[int(training)]  # torch 2.11 compiles no bool as index
         if name is None:
             waiting = [record.name for record in records if record.embeddings is None]
             known = sorted(waiting) == sorted(self._names)  # each stage once

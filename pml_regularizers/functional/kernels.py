@@ -42,7 +42,8 @@ class _SquaredDistances(torch.autograd.Function):
         ctx.save_for_backward(x)
         gram = x @ x.T
         squares = diagonal(gram)
-        return (squares[:, None] + squares).sub_(gram, alpha=2).clamp_(min=0)
+        distances = (squares[:, None] + squares).sub_(gram, alpha=2)
+        return distances.clamp(min=0)  # not in place: torch 2.11 compiles that to a gradient of 0
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Tensor:
