@@ -234,7 +234,8 @@ def check_trunk(part: Part, trunk: str) -> None:
     expected = loss_and_gradients(network, images, part.device, torch.float64)
     found = loss_and_gradients(network, images, part.device, torch.float32)
     part.check(f"{trunk}, float32, loss", found[0], expected[0], FLOAT32)
-    part.check(f"{trunk}, float32, gradients", found[1:], expected[1:], 1e-2)
+    # Rounding lets a ReLU or a max pool pass another one of two nearly equal entries.
+    part.check(f"{trunk}, float32, gradients", found[1:], expected[1:], 5e-2)
     half = loss_and_gradients(network, images, part.device, torch.float32, torch.bfloat16)
     part.check(f"{trunk}, bfloat16, loss", half[0], expected[0], 0.05)
 
