@@ -80,7 +80,7 @@ def run(command: Sequence[str | Path], **options: Any) -> str:
     if done.returncode:
         lines = (done.stderr.strip() or done.stdout.strip()).splitlines() or ["no output"]
         raise SystemExit(f"{' '.join(words[:4])}: exit status {done.returncode}: {lines[-1]}")
-    return done.stdout.strip()
+    return done.stdout.rstrip()
 
 
 def git(*arguments: str | Path, **options: Any) -> str:

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from pytorch_metric_learning.utils.inference import FaissKNN
 from torch import Tensor
 from torch.nn.functional import normalize
 
@@ -21,9 +20,11 @@ def neighbours(embeddings: Tensor, k: int, rows: Tensor, gallery: Tensor | None)
     are not.
     """
     unit = normalize(embeddings)
+    among = unit if gallery is None else unit[gallery]
+    found = (unit[rows] @ among.T).argsort(dim=1, descending=True, stable=True)
     if gallery is not None:
-        return gallery[FaissKNN()(unit[rows], k, unit[gallery])[1]]
-    _, found = FaissKNN()(unit[rows], k + 1, unit)
+        return gallery[found[:, :k]]
+    found = found[:, : k + 1]
     itself = found == rows[:, None]
     # If more than k duplicates stand before the image, it is not in its own ranking.
     itself[~itself.any(dim=1), -1] = True

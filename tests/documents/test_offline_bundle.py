@@ -210,7 +210,7 @@ def test_files_of_another_commit_are_named(
     copy = copy_files(project, monkeypatch)
     (copy / "code" / "file.py").write_text("another")
     open_bundle(folder, tmp_path / "target")
-    assert "1 files differ from it\n  M code/file.py\n" in capsys.readouterr().out
+    assert "1 files differ from it\n   M code/file.py\n" in capsys.readouterr().out
 
 
 def damage(folder: Path) -> None:
