@@ -22,6 +22,7 @@ help:
 	@echo "make notebooks     the outputs that the notebooks keep"
 	@echo "make speed         the tables of docs/speed.md"
 	@echo "make gpu           what needs a GPU, measured into docs/gpu.md; BUNDLE=DIR: without a network"
+	@echo "make gpu-study BUNDLE=DIR: the study of whole trunks on its photographs"
 	@echo "make claims, make compare, make pretraining: the published results on Glyphs, from the start"
 	@echo "make upstream-release PML=DIR: the requests to PML against its own tests"
 	@echo "make install       .venv with exact versions; all of the above make it where it is missing"
@@ -121,7 +122,21 @@ gpu: export PYTHONPATH := $(OPENED)/site$(if $(PYTHONPATH),:$(PYTHONPATH))
 endif
 gpu: $(if $(filter command,$(origin PYTHON)),,install)
 	@$(if $(BUNDLE),$(GPU_PYTHON) tools/offline_bundle.py open $(BUNDLE) $(OPENED))
-	@$(GPU_PYTHON) -m tests.gpu --page docs/gpu.md
+	$(GPU_PYTHON) -m tests.gpu --page docs/gpu.md
+
+# Whole trunks on the bundle's photographs, JOBS runs side by side; goes on where it was stopped.
+JOBS ?= 8
+BIRDS := $(OPENED)/photographs/birds
+
+.PHONY: gpu-study
+gpu-study: export PYTHONPATH := $(OPENED)/site$(if $(PYTHONPATH),:$(PYTHONPATH))
+gpu-study:
+	@test -n "$(BUNDLE)" || { echo "name a bundle: make gpu-study PYTHON=python3 BUNDLE=DIR"; exit 1; }
+	@$(GPU_PYTHON) tools/offline_bundle.py open $(BUNDLE) $(OPENED)
+	$(GPU_PYTHON) -m benchmarks.study photographs/birds_whole --data.root $(BIRDS) --jobs $(JOBS) \
+		--runs $(RUNS)/studies/birds_whole --output $(RUNS)/birds_whole.md -- \
+		--data.test_classes $(BIRDS)_test_classes.txt --model.trunk_args '{}' \
+		--model.weights $(OPENED)/weights/tf_efficientnet_lite0.safetensors
 
 lint: install
 	$(BIN)/ruff check .

@@ -27,6 +27,12 @@ ROWS = {  # by kind: a label, the study's page, and how the row of its table beg
         ("energy confusion on binomial deviance", "photographs_cars_others", "Energy confusion"),
         ("VEM attention on the margin loss", "photographs_cars_others", "VEM attention"),
     ],
+    "Birds: 100 held-out classes, five seeds, all layers trained": [
+        ("HORDE on binomial deviance", "photographs_birds_whole", SKETCHES),
+        ("HORDE on multi-similarity", "photographs_birds_whole", "HORDE with sketches helps m"),
+        ("HORDE with trained projections", "photographs_birds_whole", "HORDE with trained"),
+        ("powers of feature cosines", "photographs_birds_whole", "A loss on powers"),
+    ],
     "Groceries: 41 held-out classes, five seeds": [
         (f"{method}, {draw} split", page, f"{begin} ({draw} draw)")
         for method, page, begin in [
