@@ -57,36 +57,47 @@ class StepSampler(Sampler[list[Key]]):
                     f"data.batch_size: {size} images, {m} per class, need {size // m} classes, but there are "
                     f"{classes}; expected at most {m * classes}"
                 )
-            whole = m * classes if data.every_class else max(n, size)
-            self._by_class = MPerClassSampler(labels, m, None if data.every_class else size, whole)
-            self._images_per_epoch = len(self._by_class) // size * size
+            # One draw of PML's sampler: a pass over all classes, or a batch.
+            draw = m * classes if data.every_class else size
+            self._by_class = MPerClassSampler(labels, m, None if data.every_class else size, draw)
+            self._images_per_epoch = (draw if data.every_class else max(n, size)) // size * size
         elif n < size:
             raise ConfigError(
                 f"data.batch_size: {size} images, but there are {n}; expected at most so many"
             )
         # Never 0, which would add nothing to numpy's entropy.
         self._draw = () if data.batch_draw is None else (data.batch_draw,)
-        self._epoch = lru_cache(maxsize=2)(self._drawn)
+        self._epoch = lru_cache(maxsize=2)(self._begun)
 
-    def _drawn(self, epoch: int) -> np.ndarray:
+    def _begun(self, epoch: int) -> "_Epoch":
         """The images of an epoch, a function of (seed, epoch, draw)."""
         sequence = np.random.SeedSequence((self.seed, 0, epoch, *self._draw))
         generator = np.random.RandomState(np.random.MT19937(sequence))
         if self._by_class is None:
-            return generator.permutation(self._images_per_epoch)
-        self._by_class.labels.sort()  # PML shuffles them in place
-        others, c_f.NUMPY_RANDOM = c_f.NUMPY_RANDOM, generator
-        try:
-            return np.array(list(self._by_class))
-        finally:
-            c_f.NUMPY_RANDOM = others
+            return _Epoch(iter([generator.permutation(self._images_per_epoch)]))
+        return _Epoch(self._draws(self._by_class, generator))
+
+    def _draws(
+        self, sampler: MPerClassSampler, generator: np.random.RandomState
+    ) -> Iterator[np.ndarray]:
+        """The sampler's draws, one after the other: all of an epoch of many images would take seconds."""
+        classes = np.sort(sampler.labels)  # PML shuffles them in place, an array faster than a list
+        while True:
+            sampler.labels = classes
+            others, c_f.NUMPY_RANDOM = c_f.NUMPY_RANDOM, generator
+            try:
+                images = np.array(list(sampler))
+            finally:
+                c_f.NUMPY_RANDOM = others
+            yield images
 
     def batch(self, step: int) -> list[Key]:
         """The batch of a step."""
         epoch, start = divmod(step * self.batch_size, self._images_per_epoch)
-        indices = self._epoch(epoch)[start:][: self.batch_size]
+        stop = min(start + self.batch_size, self._images_per_epoch)
+        indices = self._epoch(epoch).images(start, stop)
         if lacking := self.batch_size - len(indices):  # a shuffled epoch that ends inside the batch
-            indices = np.concatenate([indices, self._epoch(epoch + 1)[:lacking]])
+            indices = np.concatenate([indices, self._epoch(epoch + 1).images(0, lacking)])
         generator = np.random.default_rng((self.seed, 1, step, *self._draw))
         seeds = generator.integers(2**63, size=len(indices))
         return list(zip(indices.tolist(), seeds.tolist(), strict=True))
@@ -97,6 +108,23 @@ class StepSampler(Sampler[list[Key]]):
 
     def __len__(self) -> int:
         return self.steps - self.step
+
+
+class _Epoch:
+    """The images of an epoch, drawn as far as they are asked for."""
+
+    def __init__(self, draws: Iterator[np.ndarray]) -> None:
+        self._draws, self._count = draws, 0
+        self._drawn: list[np.ndarray] = []
+
+    def images(self, start: int, stop: int) -> np.ndarray:
+        while self._count < stop:
+            self._drawn.append(next(self._draws))
+            self._count += len(self._drawn[-1])
+        size = len(self._drawn[0])  # of each draw
+        first = start // size
+        found = np.concatenate(self._drawn[first : -(-stop // size)])
+        return found[start - first * size : stop - first * size]
 
 
 def training_loader(

@@ -13,6 +13,7 @@ from pytorch_metric_learning.samplers import MPerClassSampler
 from benchmarks.settings import ConfigError, Data
 from benchmarks.training import batches
 from benchmarks.training.batches import StepSampler
+from tests.support.counting import calls
 
 
 def sampler(
@@ -60,6 +61,14 @@ def test_an_epoch_is_pmls() -> None:
             drawn = list(expected)
         found = (made.batch(6 * epoch + step) for step in range(6))
         assert [index for batch in found for index, _ in batch] == drawn
+
+
+def test_a_batch_draws_no_further_ones() -> None:
+    """An epoch of a million images would take minutes before the first step."""
+    made, _ = sampler([4] * 600)
+    with calls(10_000) as counted:
+        made.batch(3)
+    assert counted["MPerClassSampler.__iter__"] == 4
 
 
 def test_a_pass_shows_every_class_once() -> None:
