@@ -23,8 +23,9 @@ import hashlib
 import math
 import unicodedata
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
 import matplotlib
 import numpy as np
@@ -109,8 +110,7 @@ class Glyphs(torch.utils.data.Dataset[tuple[torch.Tensor, int, int]]):
     ) -> None:
         if image_size < 16:  # accents would vanish
             raise ValueError(f"image_size: expected at least 16, got {image_size}")
-        names, images = _cached(Path(root), image_size)
-        self.fingerprint = hashlib.sha256("\n".join(names).encode() + images.tobytes()).hexdigest()
+        names, images, self.fingerprint = _cached(Path(root), image_size)
         chosen = _split(names, split, fold, folds, stage, seed)
         self.class_names = limited(chosen, max_classes, draw_seed)
         self.num_classes = len(self.class_names)
@@ -219,11 +219,20 @@ def _split(
         kept = order[:half]
     else:
         kept = validation_fold(order[:half], fold, folds)[split == "validation"]
-    return sorted(kept, key=names.index)
+    chosen = {*kept}
+    return [name for name in names if name in chosen]
 
 
-def _cached(root: Path, size: int) -> tuple[list[str], Pixels]:
-    """The classes' names and their images (classes, faces, S, S), rendered if need be."""
+class _Rendered(NamedTuple):
+    """The classes' names, their images (classes, faces, S, S), and the SHA-256 of both."""
+
+    names: list[str]
+    images: Pixels
+    fingerprint: str
+
+
+def _cached(root: Path, size: int) -> _Rendered:
+    """All classes, rendered if need be."""
     files = [Path(matplotlib.get_data_path(), "fonts", "ttf", file) for file in FACES.values()]
     version = f"{FORMAT} {__freetype_version__}".encode()
     digest = hashlib.sha256(version + b"".join(file.read_bytes() for file in files)).hexdigest()
@@ -233,12 +242,20 @@ def _cached(root: Path, size: int) -> tuple[list[str], Pixels]:
         root.mkdir(parents=True, exist_ok=True)
         with replacing(path) as file:
             np.savez_compressed(file, code_points=rendered, images=drawn)
+    found = path.stat()
+    return _read(path, found.st_mtime_ns, found.st_size, found.st_ino)
+
+
+@lru_cache(maxsize=1)  # a run reads it for each of its splits
+def _read(path: Path, *facts: int) -> _Rendered:
     try:  # the file has checksums
         with np.load(path) as archive:
             code_points, images = archive["code_points"].tolist(), archive["images"]
     except Exception as error:  # damaged bytes make numpy raise almost any error
         raise DatasetError(f"{path}: is damaged; delete it, and it is made again") from error
-    return [f"U+{point:04X} {chr(point)}" for point in code_points], images
+    names = [f"U+{point:04X} {chr(point)}" for point in code_points]
+    fingerprint = hashlib.sha256("\n".join(names).encode() + images.tobytes()).hexdigest()
+    return _Rendered(names, images, fingerprint)
 
 
 def _render(fonts: Sequence[FT2Font], size: int) -> tuple[list[int], Pixels]:
