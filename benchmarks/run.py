@@ -206,9 +206,7 @@ class OngoingRun:
                 print(f"{self.record.path} is finished (delete it to run it again); its results:\n")
                 self._report()
             return
-        if (
-            self.caches
-        ):  # images decoded, or the kept outputs of frozen stages computed unless they are there
+        if self.caches:  # decoded images, or kept outputs, which are computed unless they are there
             self.images = building.Datasets(*(of and of.open() for of in self.caches))
             self.curves.datasets = self.images
         if state.step == 0:
