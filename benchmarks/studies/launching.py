@@ -50,10 +50,17 @@ def start(command: Sequence[str], log: Path, folder: Path | None = None) -> subp
 
 
 class Launcher(AbstractContextManager["Launcher"]):
-    """Starts runs on this machine within a context, `jobs` at once; `command` stands before `benchmarks/run.py`."""
+    """Starts runs on this machine within a context, `jobs` at once; `command` stands before `benchmarks/run.py`.
 
-    def __init__(self, command: Sequence[str] = (sys.executable,), jobs: int = 1) -> None:
-        self.command, self.jobs = command, jobs
+    Args:
+        fork: Fork them from a process that has imported all modules, which takes seconds; on Linux. In all else,
+            such as session, output and the end with this process, they are as programs that are started.
+    """
+
+    def __init__(
+        self, command: Sequence[str] = (sys.executable,), jobs: int = 1, *, fork: bool = False
+    ) -> None:
+        self.command, self.jobs, self.fork = command, jobs, fork
 
     def __exit__(self, *exception: object) -> None:
         pass
@@ -67,26 +74,17 @@ class Launcher(AbstractContextManager["Launcher"]):
 
     def place(self, command: Sequence[str], job: Job) -> Any:
         """Start its command; the result has `poll` and `terminate`, as a Popen."""
-        return start(command, job.log)
+        return Forked(command, job.log) if self.fork else start(command, job.log)
 
 
-class ForkingLauncher(Launcher):
-    """Forks runs from a process that has imported all modules, which takes seconds; on Linux.
+class Forked:
+    """A Python program in a forked process."""
 
-    In all else a run is one that `Launcher` starts: its session, its output, and its end with this thread.
-    """
-
-    def place(self, command: Sequence[str], job: Job) -> Any:
+    def __init__(self, command: Sequence[str], log: Path) -> None:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["benchmarks.studies.forked"])
-        process = context.Process(target=run_forked, args=(command, job.log))
-        process.start()
-        return _Forked(process)
-
-
-class _Forked:
-    def __init__(self, process: Any) -> None:
-        self._process = process
+        self._process = context.Process(target=run_forked, args=(command, log))
+        self._process.start()
 
     def poll(self) -> int | None:
         code: int | None = self._process.exitcode
@@ -140,7 +138,7 @@ def launcher(options: argparse.Namespace, runs: Path, jobs: int = 1) -> Launcher
         if options.gpus_per_run or options.cpus_per_run:
             raise ConfigError("--gpus-per-run, --cpus-per-run: are Ray's; add --ray")
         if options.launcher is None and sys.platform == "linux":
-            return ForkingLauncher(jobs=options.jobs or jobs)
+            return Launcher(jobs=options.jobs or jobs, fork=True)
         return Launcher(options.launcher or [sys.executable], options.jobs or jobs)
     if find_spec("ray") is None:
         raise ConfigError("--ray: Ray is not installed; pip install '.[benchmarks,cluster]'")

@@ -13,7 +13,7 @@ import pytest
 
 from benchmarks.studies import launching
 from benchmarks.studies.jobs import Job
-from benchmarks.studies.launching import ForkingLauncher, Launcher
+from benchmarks.studies.launching import Launcher
 from benchmarks.studies.queue import Queue
 from tests.benchmarks.made import write_record
 from tests.support.processes import ROOT, TIMEOUT
@@ -61,8 +61,8 @@ def test_an_error_leaves_no_run_behind(run: Job) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the parent's death is a signal on Linux alone")
-@pytest.mark.parametrize("kind", ["Launcher", "ForkingLauncher"])
-def test_a_killed_launcher_leaves_no_run_behind(run: Job, kind: str) -> None:
+@pytest.mark.parametrize("fork", [False, True])
+def test_a_killed_launcher_leaves_no_run_behind(run: Job, fork: bool) -> None:
     launching.RUN.write_text(PATIENT + "time.sleep(60)\n")
     program = f"""
         import sys, time
@@ -70,7 +70,7 @@ def test_a_killed_launcher_leaves_no_run_behind(run: Job, kind: str) -> None:
         from benchmarks.studies import launching
         from benchmarks.studies.jobs import Job
         launching.RUN, log = map(Path, sys.argv[1:])
-        launching.{kind}([sys.executable]).start(Job([], log, log, "run"))
+        launching.Launcher(fork={fork}).start(Job([], log, log, "run"))
         time.sleep(60)
     """
     command = [sys.executable, "-c", textwrap.dedent(program), launching.RUN, run.log]
@@ -88,7 +88,7 @@ def test_a_forked_run_is_as_one_of_its_own(run: Job) -> None:
         "'timm' in sys.modules); print('error: odd', file=sys.stderr); sys.exit(7)"
     )
     run.settings = ["--seed=1"]
-    assert Queue(lambda: [run], 1, ForkingLauncher()).run() == 0
+    assert Queue(lambda: [run], 1, Launcher(fork=True)).run() == 0
     assert (run.exit_status, run.problem()) == (7, "error: odd")
     said = run.log.read_text().splitlines()
     arguments = ["--seed=1", f"--output={run.folder}", "--resume"]
