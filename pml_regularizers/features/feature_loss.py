@@ -56,8 +56,9 @@ class FeatureLoss(BaseMetricLossFunction):
 
     def set_reducer(self, reducer: Any) -> None:
         super().set_reducer(reducer)
-        if self.reducer is not reducer and isinstance(self.reducer, MultipleReducers):
-            self.reducer = _SummedReducers(dict(self.reducer.reducers.items()))
+        own = self.get_submodule("reducer")
+        if own is not reducer and isinstance(own, MultipleReducers):
+            self.reducer: nn.Module = _SummedReducers(dict(own.reducers.items()))
 
     def attach(
         self,
