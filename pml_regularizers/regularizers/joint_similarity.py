@@ -85,17 +85,18 @@ def between_classes(
 ) -> dict[str, Any]:
     """A sub-loss for PML's reducer: the values (N, N) of pairs of different classes, or of mined negative ones.
 
-    A mean or a sum needs no list of the pairs, for whose length a GPU would have to be waited for; only statistics
-    and other reducers get one.
+    A list of pairs has a length that depends on the labels, for which a GPU would have to be waited for, and which
+    compiled code cannot follow: there a mean or a sum gets none.
     """
     if indices_tuple is None:
         same = _same_class(values, labels)
-        if type(reducer) in (MeanReducer, SumReducer) and not reducer.collect_stats:
+        waits = values.device.type != "cpu" or torch.compiler.is_compiling()
+        if waits and type(reducer) in (MeanReducer, SumReducer) and not reducer.collect_stats:
             total = values.masked_fill(same, 0).sum()
             mean = type(reducer) is MeanReducer
             return already_reduced(total / (~same).sum().clamp(min=1) if mean else total)
         a, n = torch.where(~same)
-        losses = values[a, n]
+        losses = values.masked_select(~same)
     else:
         _, _, a, n = lmu.convert_to_pairs(indices_tuple, labels)
         losses = values[a, n]
