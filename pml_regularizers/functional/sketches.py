@@ -77,12 +77,12 @@ def summed_convolutions(
         return x.new_zeros(len(tables) - 1, 0, tables[0].shape[0]) * x.sum()
     size = x.new_ones(1, 1).expand(len(x), 1) if size is None else size.detach()
     size = size.unsqueeze(2)
-    table = torch.stack([table.T for table in tables])
     if torch.compiler.is_compiling() or is_transformed():
+        table = _stack(tables)
         phis = list(accumulate(_factors(x, size, table, _sources(table, x)).unbind(2), torch.mul))
         return _inverse(torch.stack([phi.sum(dim=1) for phi in phis[1:]]), table.shape[2])
     store = torch.is_grad_enabled() and x.requires_grad and not checkpoint
-    result: Tensor = _SummedConvolutions.apply(store, x, size, table)
+    result: Tensor = _SummedConvolutions.apply(store, x, size, *tables)
     return result
 
 
@@ -90,7 +90,8 @@ class _SummedConvolutions(torch.autograd.Function):
     """All orders in one call of an operation, where it can be: a GPU's launches take longer than their work."""
 
     @staticmethod
-    def forward(ctx: Any, store: bool, x: Tensor, size: Tensor, table: Tensor) -> Tensor:
+    def forward(ctx: Any, store: bool, x: Tensor, size: Tensor, *tables: Tensor) -> Tensor:
+        table = _stack(tables)
         order, _, buckets = table.shape
         shape = order - 1, len(x), buckets // 2 + 1
         sums = x.new_zeros(shape, dtype=torch.promote_types(x.dtype, torch.complex64))
@@ -102,22 +103,25 @@ class _SummedConvolutions(torch.autograd.Function):
                 phi = phi * factor
                 total += phi.sum(dim=1)
             stored += [factors] if store else []
-        ctx.save_for_backward(x, size, table, *stored)
+        ctx.save_for_backward(x, size, *tables, *stored)
         return _inverse(sums, buckets)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        buckets = gradient.shape[2]
-        x, size, table, *stored = ctx.saved_tensors
-        sources, targets = _sources(table, x), _targets(table, x)
+        order, buckets = len(gradient) + 1, gradient.shape[2]
+        x, size, *others = ctx.saved_tensors
+        table, stored = _stack(others[:order]), others[order:]
+        if (
+            torch.is_grad_enabled()
+        ):  # for the gradient of this gradient: the transforms as functions of x
+            stored = []
+        sources, targets = None if stored else _sources(table, x), _targets(table, x)
         # In reverse, j at -j modulo d: the transform is the conjugate.
         conjugates = torch.fft.rfft(gradient.flip(2).roll(1, 2)).unsqueeze(2)
         dx = gradient.new_empty(x.shape)
         for index, block in enumerate(_blocks(x, buckets)):
-            if stored and not torch.is_grad_enabled():
-                factors = stored[index]
-            else:  # also for the gradient of this gradient: the transforms as functions of x
-                factors = _factors(x[block], size[block[0]], table, sources)
+            sizes = size[block[0]]
+            factors = _factors(x[block], sizes, table, sources) if sources else stored[index]
             A = factors.unbind(2)
             phis = list(accumulate(A[:-1], torch.mul))
             G = conjugates[:, block[0]]
@@ -132,8 +136,8 @@ class _SummedConvolutions(torch.autograd.Function):
             del E, Fs
             parts = _gather(_inverse(F, buckets).flatten(2), *targets)
             total = parts.view(*F.shape[:3], -1).sum(dim=2)
-            dx[block] = total / size[block[0]]
-        return None, dx, None, None
+            dx[block] = total / sizes
+        return None, dx, None, *[None] * order
 
 
 def _blocks(x: Tensor, buckets: int) -> Iterator[tuple[slice, slice]]:
@@ -154,6 +158,11 @@ def _factors(x: Tensor, size: Tensor, table: Tensor, sources: tuple[Tensor, Tens
         sketch.sum(dim=3) if table.shape[1] > 1 else sketch.squeeze(3)
     )
     return transforms
+
+
+def _stack(tables: Sequence[Tensor]) -> Tensor:
+    """Tables (d, R) of all orders: (K, R, d)."""
+    return torch.stack([table.T for table in tables])
 
 
 def _sources(table: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
