@@ -16,6 +16,7 @@ from typing import Any, Self, TypeVar
 
 import torch
 from pytorch_metric_learning.losses import BaseMetricLossFunction
+from pytorch_metric_learning.reducers import MultipleReducers
 from pytorch_metric_learning.regularizers import BaseRegularizer
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
@@ -52,6 +53,12 @@ class FeatureLoss(BaseMetricLossFunction):
         super().__init__(**kwargs)
         self.tap: FeatureTap | None = None
         """Source of the features when `features=` is not passed."""
+
+    def set_reducer(self, reducer: Any) -> None:
+        super().set_reducer(reducer)
+        own = self.get_submodule("reducer")
+        if own is not reducer and isinstance(own, MultipleReducers):
+            self.reducer: nn.Module = _SummedReducers(dict(own.reducers.items()))
 
     def attach(
         self,
@@ -233,6 +240,20 @@ class FeatureLoss(BaseMetricLossFunction):
                     "of the image, such as a class token; write head = EmbeddingHead(C, E, num_prefix_tokens="
                     f"{count}) and loss.attach(head), or pass features=tokens[:, {count}:]"
                 )
+
+
+class _SummedReducers(MultipleReducers):
+    """PML's sum of sub-losses, without the copy of each into a vector, which costs a GPU several launches."""
+
+    def forward(
+        self, loss_dict: dict[str, dict[str, Any]], embeddings: Tensor, labels: Tensor
+    ) -> Tensor:
+        self.reset_stats()
+        values = []
+        for name, part in loss_dict.items():
+            value: Tensor = self.reducers[name]({name: part}, embeddings, labels)
+            values.append(value.to(embeddings.dtype).view(()))
+        return torch.stack(values).sum()
 
 
 class LabelAwareRegularizer(FeatureLoss, BaseRegularizer):

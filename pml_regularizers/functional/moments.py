@@ -73,25 +73,25 @@ def sketched_moments(
     return means(summed_convolutions(x, tables), count)
 
 
-def count_features(x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The features, with zeros where the mask is False, and the number (N, 1) of those that count, at least 1."""
+def count_features(x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | int]:
+    """The features, with zeros where the mask is False, and how many count, at least 1: a number, or (N, 1)."""
     if mask is None:
-        return x, x.new_full((len(x), 1), x.shape[1])
+        return x, x.shape[1]
     # Padding may hold NaN, which a mask on only the products would leave in the gradient.
     count = mask.sum(dim=1, keepdim=True).clamp(min=1).to(x.dtype)
     return x.masked_fill(~mask.unsqueeze(2), 0), count
 
 
-def root_mean_square(x: Tensor, count: Tensor) -> Tensor:
+def root_mean_square(x: Tensor, count: Tensor | int) -> Tensor:
     """Root mean square (N, 1) of the features (N, P, C) that count; 1e-12 if smaller, as in F.normalize."""
     # Above about 1e12 features are divided by a number near their largest, because squares might overflow.
     largest = torch.linalg.vector_norm(x, math.inf, dim=(1, 2)).unsqueeze(1)
     unit = (2.0**-40 * largest).clamp(min=1)
-    squares = (x / unit.unsqueeze(2)).square().sum(dim=1) / count
-    size: Tensor = (unit * squares.mean(dim=1, keepdim=True).sqrt()).clamp(min=1e-12)
+    length = torch.linalg.vector_norm(x / unit.unsqueeze(2), dim=(1, 2)).unsqueeze(1)
+    size: Tensor = (unit * length / (count * x.shape[2]) ** 0.5).clamp(min=1e-12)
     return size
 
 
-def means(sums: Tensor, count: Tensor) -> list[Tensor]:
-    """Moments of orders 2..K, each (N, d), from their sums (K - 1, N, d) and numbers of features (N, 1)."""
+def means(sums: Tensor, count: Tensor | float) -> list[Tensor]:
+    """Moments of orders 2..K, each (N, d), from their sums (K - 1, N, d) and numbers of features, (N, 1) or one."""
     return list((sums / count).unbind())  # eq. 8

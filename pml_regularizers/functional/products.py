@@ -15,8 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-BLOCK, GPU_BLOCK = 2**20, 2**23
-"""Numbers of a projection per block of columns: 4 MiB, which a CPU caches; a GPU is slow on narrow matrices."""
+BLOCK = 2**20
+"""Numbers of a projection per block of columns: 4 MiB in float32, which a CPU caches."""
+GPU_BLOCK = 2**25
+"""The same on a GPU, which is slow on narrow matrices: 128 MiB. Beyond it, an H200 gained nothing (docs/gpu.md)."""
 
 
 def summed_products(

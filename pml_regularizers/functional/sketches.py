@@ -78,27 +78,31 @@ def summed_convolutions(
     size = x.new_ones(1, 1).expand(len(x), 1) if size is None else size.detach()
     size = size.unsqueeze(2)
     if torch.compiler.is_compiling() or is_transformed():
-        phis = list(accumulate(_factors(x, size, tables), torch.mul))
-        return _inverse(torch.stack([phi.sum(dim=1) for phi in phis[1:]]), tables[0].shape[0])
+        table = _stack(tables)
+        phis = list(accumulate(_factors(x, size, table, _sources(table, x)).unbind(2), torch.mul))
+        return _inverse(torch.stack([phi.sum(dim=1) for phi in phis[1:]]), table.shape[2])
     store = torch.is_grad_enabled() and x.requires_grad and not checkpoint
     result: Tensor = _SummedConvolutions.apply(store, x, size, *tables)
     return result
 
 
 class _SummedConvolutions(torch.autograd.Function):
+    """All orders in one call of an operation, where it can be: a GPU's launches take longer than their work."""
+
     @staticmethod
     def forward(ctx: Any, store: bool, x: Tensor, size: Tensor, *tables: Tensor) -> Tensor:
-        buckets = tables[0].shape[0]
-        shape = len(tables) - 1, len(x), buckets // 2 + 1
+        table = _stack(tables)
+        order, _, buckets = table.shape
+        shape = order - 1, len(x), buckets // 2 + 1
         sums = x.new_zeros(shape, dtype=torch.promote_types(x.dtype, torch.complex64))
-        stored = []
+        stored, sources = [], _sources(table, x)
         for block in _blocks(x, buckets):
-            factors = _factors(x[block], size[block[0]], tables)
-            phi = factors[0]
-            for total, factor in zip(sums[:, block[0]], factors[1:], strict=True):
+            factors = _factors(x[block], size[block[0]], table, sources)
+            phi, *others = factors.unbind(2)
+            for total, factor in zip(sums[:, block[0]], others, strict=True):
                 phi = phi * factor
                 total += phi.sum(dim=1)
-            stored += factors if store else []
+            stored += [factors] if store else []
         ctx.save_for_backward(x, size, *tables, *stored)
         return _inverse(sums, buckets)
 
@@ -106,26 +110,33 @@ class _SummedConvolutions(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         order, buckets = len(gradient) + 1, gradient.shape[2]
         x, size, *others = ctx.saved_tensors
-        tables, stored = others[:order], others[order:]
-        targets = [_targets(table, x) for table in tables]
+        table, stored = _stack(others[:order]), others[order:]
+        if (
+            torch.is_grad_enabled()
+        ):  # for the gradient of this gradient: the transforms as functions of x
+            stored = []
+        sources, targets = None if stored else _sources(table, x), _targets(table, x)
         # In reverse, j at -j modulo d: the transform is the conjugate.
         conjugates = torch.fft.rfft(gradient.flip(2).roll(1, 2)).unsqueeze(2)
         dx = gradient.new_empty(x.shape)
         for index, block in enumerate(_blocks(x, buckets)):
-            if stored and not torch.is_grad_enabled():
-                factors = stored[index * order : (index + 1) * order]
-            else:  # also for the gradient of this gradient: the transforms as functions of x
-                factors = _factors(x[block], size[block[0]], tables)
-            phis = list(accumulate(factors[:-1], torch.mul))
+            sizes = size[block[0]]
+            factors = _factors(x[block], sizes, table, sources) if sources else stored[index]
+            A = factors.unbind(2)
+            phis = list(accumulate(A[:-1], torch.mul))
             G = conjugates[:, block[0]]
-            E, total = G[-1], x.new_zeros(())
-            for k in range(order - 1, 0, -1):
-                total = total + _gather(_inverse(phis[k - 1] * E, buckets), *targets[k])
-                E = factors[k] * E
+            E, Fs = G[-1], []
+            for k in range(len(A) - 1, 0, -1):
+                Fs.append(phis.pop() * E)
+                E = A[k] * E
                 if k > 1:
                     E += G[k - 2]
-            total += _gather(_inverse(E, buckets), *targets[0])
-            dx[block] = total / size[block[0]]
+            del factors, A  # of the size of the block, as those below
+            F = torch.stack([E, *reversed(Fs)], dim=2)
+            del E, Fs
+            parts = _gather(_inverse(F, buckets).flatten(2), *targets)
+            total = parts.view(*F.shape[:3], -1).sum(dim=2)
+            dx[block] = total / sizes
         return None, dx, None, *[None] * order
 
 
@@ -140,31 +151,36 @@ def _blocks(x: Tensor, buckets: int) -> Iterator[tuple[slice, slice]]:
             yield slice(image, image + count), slice(position, position + rows)
 
 
-def _factors(x: Tensor, size: Tensor, tables: Sequence[Tensor]) -> list[Tensor]:
-    """A_1 .. A_K of x (n, p, C): (n, p, d // 2 + 1)."""
-    x = (x / size).contiguous()
-    return [_transform(x, table) for table in tables]
+def _factors(x: Tensor, size: Tensor, table: Tensor, sources: tuple[Tensor, Tensor]) -> Tensor:
+    """A_1 .. A_K of x (n, p, C): (n, p, K, d // 2 + 1)."""
+    sketch = _gather((x / size).contiguous(), *sources).view(*x.shape[:2], *table.shape)
+    transforms: Tensor = torch.fft.rfft(
+        sketch.sum(dim=3) if table.shape[1] > 1 else sketch.squeeze(3)
+    )
+    return transforms
 
 
-def _transform(x: Tensor, table: Tensor) -> Tensor:
-    places = table.T.reshape(-1)
+def _stack(tables: Sequence[Tensor]) -> Tensor:
+    """Tables (d, R) of all orders: (K, R, d)."""
+    return torch.stack([table.T for table in tables])
+
+
+def _sources(table: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Channel of each place of a table (K, R, d), and its sign."""
+    places = table.view(-1)
     # A place without a channel takes any, with the sign 0; torch 2.4's vmap takes no other integers than long.
-    sketch = _gather(x, (places.abs() - 1).clamp(min=0).long(), places.sign().to(x.dtype))
-    if table.shape[1] > 1:
-        sketch = sketch.view(*x.shape[:2], *table.T.shape).sum(dim=2)
-    transform: Tensor = torch.fft.rfft(sketch)
-    return transform
+    return (places.abs() - 1).clamp(min=0).long(), places.sign().to(x.dtype)
 
 
 def _targets(table: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Bucket j of each channel, as -j modulo d, and its sign."""
-    (channels, buckets), table = (x.shape[2], table.shape[0]), table.T.reshape(-1)
-    numbers = table.abs().long()
-    place = torch.zeros(channels + 1, dtype=torch.long, device=x.device)
-    place[numbers] = torch.arange(len(table), device=x.device)
-    signs = x.new_zeros(channels + 1)  # stays 0 for a channel without a place
-    signs[numbers] = table.sign().to(x.dtype)
-    return -place[1:] % buckets, signs[1:]
+    """Bucket j of each order's channels, as -j modulo d, in the row of all orders' buckets, and its sign."""
+    (order, _, buckets), places = table.shape, table.flatten(1)
+    rows, numbers = torch.arange(order, device=x.device).unsqueeze(1), places.abs().long()
+    index = torch.zeros(order, x.shape[2] + 1, dtype=torch.long, device=x.device)
+    index[rows, numbers] = torch.arange(places.numel(), device=x.device).view_as(places)
+    signs = x.new_zeros(index.shape)  # stays 0 for a channel without a place
+    signs[rows, numbers] = places.sign().to(x.dtype)
+    return (-index[:, 1:] % buckets + rows * buckets).flatten(), signs[:, 1:].flatten()
 
 
 def _gather(x: Tensor, index: Tensor, signs: Tensor) -> Tensor:

@@ -147,7 +147,7 @@ class HighOrderMoments(nn.Module):
             moments = self._moments(x, size, count)
         return [z * size**k for k, z in enumerate(moments, start=2)] if self.scale else moments
 
-    def _moments(self, x: Tensor, size: Tensor, count: Tensor) -> list[Tensor]:
+    def _moments(self, x: Tensor, size: Tensor, count: Tensor | int) -> list[Tensor]:
         """Moments of x (N, P, C) divided by the size of each image, (N, 1)."""
         weights = self.weights()
         if self.projections == "sketch":

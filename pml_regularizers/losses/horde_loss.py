@@ -148,10 +148,11 @@ class HORDELoss(PerOutputLoss):
         gathered = gather_features(orders, embeddings)
         weights = [1.0, *self.order_weights]
         return {  # eq. 7, and with order 1 the sum of eq. 9
-            name: already_reduced(weight * self.sub_loss(name, vectors, labels, indices_tuple))
+            name: already_reduced(value if weight == 1 else weight * value)
             for name, weight, vectors in zip(
                 self.losses, weights, [embeddings, *gathered], strict=True
             )
+            for value in [self.sub_loss(name, vectors, labels, indices_tuple)]
         }
 
     def order_embeddings(self, features: Features) -> list[Tensor]:
@@ -161,7 +162,7 @@ class HORDELoss(PerOutputLoss):
             F.linear(z, embedding.weight.to(z.dtype)) if isinstance(embedding, nn.Linear) else z
             for embedding, z in zip(self.embeddings.values(), self.moments(features), strict=True)
         ]
-        return [F.normalize(order) for order in orders] if self.normalize else orders
+        return list(F.normalize(torch.stack(orders), dim=2)) if self.normalize else orders
 
     def activation_bytes(self, images: int, positions: int) -> int:
         """Bytes that a batch keeps for the backward pass; see `HighOrderMoments.activation_bytes`."""

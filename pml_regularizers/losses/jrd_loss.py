@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 from pytorch_metric_learning.losses import CosFaceLoss
 from pytorch_metric_learning.utils import common_functions as c_f
+from pytorch_metric_learning.utils import loss_and_miner_utils as lmu
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -145,7 +146,8 @@ class JRDLoss(FeatureLoss):
         rows |= whole_batch(self.named_features, embeddings)
         K = joint_kernel({name: rows[name] for name in self.kernels}, self.kernels)
         values = _REGULARIZERS[self.regularizer](K, labels)
-        reducer = getattr(getattr(self.reducer, "reducers", None), "similarity", None)
+        reducers = None if self.collect_stats else getattr(self.reducer, "reducers", None)
+        reducer = getattr(reducers, "similarity", None)  # statistics are of all pairs
         similarity = between_classes(values, labels, indices_tuple, reducer)
         if self.collect_stats:
             self.similarity = similarity["losses"].mean().item()
@@ -206,6 +208,20 @@ class _AMSoftmaxLoss(CosFaceLoss):
     def cast_types(self, dtype: torch.dtype, device: torch.device) -> None:
         """Do nothing: PML would recast W in place to the embeddings' dtype, for good."""
 
+    def compute_loss(
+        self, cosines: Tensor, labels: Tensor, indices_tuple: tuple[Tensor, ...] | None, *_: Any
+    ) -> dict[str, dict[str, Any]]:
+        """PML's values, from the cosines, which the similarity needs too; PML would wait for a GPU."""
+        targets = labels.unsqueeze(1) == torch.arange(self.num_classes, device=labels.device)
+        if self.collect_stats:
+            self.modify_cosine_of_target_classes(cosines.detach()[targets])
+        logits = self.scale_logits(torch.add(cosines, targets, alpha=-self.margin), cosines)
+        losses = F.cross_entropy(logits, labels, reduction="none")
+        if indices_tuple is not None:
+            losses = losses * lmu.convert_to_weights(indices_tuple, labels, dtype=losses.dtype)
+        indices = c_f.torch_arange_from_size(cosines)
+        return {"loss": {"losses": losses, "indices": indices, "reduction_type": "element"}}
+
     def get_cosine(self, cosines: Tensor) -> Tensor:
-        """Return the cosines, passed in place of embeddings because the similarity needs them too."""
+        """Return the cosines, passed in place of embeddings."""
         return cosines

@@ -45,7 +45,8 @@ class PairLoss(GenericPairLoss):
         ref_labels: Tensor | None,
     ) -> Any:
         c_f.labels_or_indices_tuple_required(labels, indices_tuple)
-        mat = self.distance(embeddings, ref_emb)
+        # PML's distances would normalise both, and their gradients, even if they are one tensor.
+        mat = self.distance(embeddings, None if ref_emb is embeddings else ref_emb)
         if indices_tuple is None:  # masks without index tuples: torch.compile can follow
             return self._compute_loss(mat, *lmu.get_matches_and_diffs(labels, ref_labels))
         return self.mat_based_loss(mat, lmu.convert_to_pairs(indices_tuple, labels, ref_labels))

@@ -19,6 +19,7 @@ Differs from the paper:
   (eq. 9) has raw ones: give the regularizer a `distance` that treats the embeddings as the metric loss does.
 """
 
+from collections.abc import Callable
 from typing import Any, Literal, get_args
 
 import torch
@@ -26,7 +27,6 @@ from pytorch_metric_learning.distances import LpDistance
 from pytorch_metric_learning.reducers import MeanReducer, SumReducer
 from pytorch_metric_learning.utils import common_functions as c_f
 from torch import Tensor
-from torch.nn import functional as F
 
 from ..distributed import gather_rows
 from ..features.feature_loss import LabelAwareRegularizer, already_reduced
@@ -55,39 +55,51 @@ def energy_confusion(x: Tensor, classes: Tensor, num_classes: int) -> Tensor:
         tensor([[ 2., 10.],
                 [10.,  0.]])
     """
-    energies, terms = _closed_form(x, classes, num_classes)
-    if x.dtype != torch.float64 and _cancels(energies, terms):
-        energies, _ = _closed_form(x.double(), classes, num_classes)
+    return _squared_energies(x, _class_average(classes, num_classes))
+
+
+Average = Callable[[Tensor], Tensor]
+"""Class means of values (N, ...) of images."""
+
+
+def _class_average(classes: Tensor, num_classes: int) -> Average:
+    """Means (C, ...); 0 for a class without images."""
+
+    def sums(values: Tensor) -> Tensor:
+        return values.new_zeros(num_classes, *values.shape[1:]).index_add(0, classes, values)
+
+    def average(values: Tensor) -> Tensor:
+        p = 1 / sums(values.new_ones(len(classes))).clamp(min=1)  # of each image of a class
+        return p.view(-1, *[1] * (values.ndim - 1)) * sums(values)
+
+    return average
+
+
+def _squared_energies(x: Tensor, average: Average) -> Tensor:
+    """Eq. 3 of squared Euclidean distances, by the rows of the average."""
+    if x.dtype == torch.float64 or x.device.type == "mps":  # which has no float64
+        energies, _ = _closed_form(x, average)
+    elif _waits(x):  # values are not to be looked at
+        energies, _ = _closed_form(x.double(), average)
+    else:
+        energies, terms = _closed_form(x, average)
+        # Of classes so close float32 would leave too few digits of their energy.
+        if (16 * energies < terms).fill_diagonal_(False).any():
+            energies, _ = _closed_form(x.double(), average)
     return energies.clamp(min=0).to(x.dtype)
 
 
-def _closed_form(x: Tensor, classes: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
-    """Eq. 3, and the terms q_I + q_J that it subtracts from: (C, C), (C, C)."""
+def _closed_form(x: Tensor, average: Average) -> tuple[Tensor, Tensor]:
+    """Eq. 3, and the terms q_I + q_J that it subtracts from."""
     x = x - x.detach().mean(dim=0)  # a common offset would drown the distances
-    p = _probabilities(x, classes, num_classes)
-    mu = p.unsqueeze(1) * _class_sums(x, classes, num_classes)  # (C, E)
-    q = p * _class_sums((x * x).sum(dim=1), classes, num_classes)  # (C,)
+    mu, q = average(x), average((x * x).sum(dim=1))
     terms = q.unsqueeze(1) + q
     return torch.addmm(terms, mu, mu.t(), alpha=-2), terms  # eq. 3
 
 
-def _cancels(energies: Tensor, terms: Tensor) -> bool:
-    """True if two classes are so close that float32 would leave too few digits of their energy."""
-    if energies.device.type == "mps":  # has no float64
-        return False
-    if torch.compiler.is_compiling():  # follows no values
-        return True
-    return bool((16 * energies < terms).fill_diagonal_(False).any())
-
-
-def _probabilities(like: Tensor, classes: Tensor, num_classes: int) -> Tensor:
-    """1 / N_I, the probability of each image of a class: (C,); 1 for a class without images."""
-    return 1 / _class_sums(like.new_ones(len(classes)), classes, num_classes).clamp(min=1)
-
-
-def _class_sums(values: Tensor, classes: Tensor, num_classes: int) -> Tensor:
-    """(N, ...) -> (C, ...)."""
-    return values.new_zeros(num_classes, *values.shape[1:]).index_add(0, classes, values)
+def _waits(x: Tensor) -> bool:
+    """True where Python cannot look at values, in compiled code, or would have to wait for them, on a GPU."""
+    return x.device.type != "cpu" or torch.compiler.is_compiling()
 
 
 def _off_diagonal(x: Tensor) -> Tensor:
@@ -151,13 +163,14 @@ class EnergyConfusionRegularizer(LabelAwareRegularizer):
     ) -> dict[str, dict[str, Any]]:
         self.distance.check_shapes(embeddings, None)
         x = embeddings if self.gradient == "all" else self._own_embeddings(embeddings)
-        if torch.compiler.is_compiling() and type(self.reducer) in (MeanReducer, SumReducer):
-            return {"loss": already_reduced(self._in_one_graph(x, labels))}
+        stats = self.collect_stats or self.reducer.collect_stats
+        if _waits(x) and type(self.reducer) in (MeanReducer, SumReducer) and not stats:
+            return {"loss": already_reduced(self._reduced(x, labels))}
         names, classes = torch.unique(labels, return_inverse=True)
         C = len(names)
         if C < 2:
             return {"loss": already_reduced((x * 0).sum())}
-        energies = self._energies(x, classes, C)
+        energies = self._energies(x, _class_average(classes, C))
         if self.collect_stats:
             self.between_class_energy = _off_diagonal(energies.detach()).mean().item()
         members = classes.new_empty(C).scatter_(0, classes, c_f.torch_arange_from_size(x))
@@ -174,31 +187,32 @@ class EnergyConfusionRegularizer(LabelAwareRegularizer):
     def get_default_distance(self) -> LpDistance:
         return LpDistance(p=2, power=2)
 
-    def _energies(self, x: Tensor, classes: Tensor, num_classes: int) -> Tensor:
-        """Mean distances between all classes: (C, C)."""
+    def _energies(self, x: Tensor, average: Average) -> Tensor:
+        """Mean distances between all classes, eq. 3, by the rows of the average."""
         distance = self.distance
         if type(distance) is LpDistance and distance.p == 2 and distance.power == 2:
             normalized = distance.maybe_normalize(x)
             distance.set_default_stats(x, x, normalized, normalized)
-            return energy_confusion(normalized, classes, num_classes)
-        distances = distance(x)
-        p = _probabilities(distances, classes, num_classes)
-        rows = _class_sums(distances, classes, num_classes)
-        return p.unsqueeze(1) * p * _class_sums(rows.t(), classes, num_classes).t()  # eq. 3
+            return _squared_energies(normalized, average)
+        return average(average(distance(x)).t()).t()
 
     def _terms(self, energies: Tensor) -> Tensor:
         return torch.log1p(energies) if self.log else energies  # eq. 11, or eq. 7
 
-    def _in_one_graph(self, x: Tensor, labels: Tensor) -> Tensor:
-        """The reduced value, with room for N classes: compiled code needs one shape for all batches of a size."""
-        labels, order = labels.sort()  # `unique` has no fixed shape
-        ranks = F.pad((labels[1:] != labels[:-1]).cumsum(dim=0), (1, 0))
-        classes = torch.empty_like(order).scatter(0, order, ranks)
-        index = torch.arange(len(labels), device=x.device)
-        exists = index <= ranks[-1]
-        pairs = exists.unsqueeze(1) & exists & (index.unsqueeze(1) != index)
-        total = (self._terms(self._energies(x, classes, len(labels))) * pairs).sum()
-        return total / pairs.sum().clamp(min=1) if type(self.reducer) is MeanReducer else total
+    def _reduced(self, x: Tensor, labels: Tensor) -> Tensor:
+        """The mean or sum over pairs of classes I and J as one over pairs of images, with weights 1 / (N_I N_J).
+
+        No shape depends on the labels, and no class is searched for.
+        """
+        same = labels.unsqueeze(1) == labels
+        # In float64, where TF32 cannot round the products.
+        p = 1 / same.sum(dim=1, dtype=x.dtype if x.device.type == "mps" else torch.float64)
+        A = same * p  # row i averages over i's class
+        energies = self._energies(x, lambda values: (A @ values.to(A.dtype)).to(values.dtype))
+        weights = (p.unsqueeze(1) * p).masked_fill(same, 0).to(x.dtype)
+        total = (weights * self._terms(energies)).sum()
+        C = p.sum().round().to(x.dtype)
+        return total / (C * (C - 1)).clamp(min=1) if type(self.reducer) is MeanReducer else total
 
     def _own_embeddings(self, embeddings: Tensor) -> Tensor:
         """Embeddings of the whole batch whose gradient ends at the linear layer."""

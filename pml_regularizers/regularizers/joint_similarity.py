@@ -83,16 +83,20 @@ def intra_class_similarity(K: Tensor, labels: Tensor) -> Tensor:
 def between_classes(
     values: Tensor, labels: Tensor, indices_tuple: tuple[Tensor, ...] | None, reducer: Any
 ) -> dict[str, Any]:
-    """A sub-loss for PML's reducer: the values (N, N) of pairs of different classes, or of mined negative ones."""
+    """A sub-loss for PML's reducer: the values (N, N) of pairs of different classes, or of mined negative ones.
+
+    A list of pairs has a length that depends on the labels, for which a GPU would have to be waited for, and which
+    compiled code cannot follow: there a mean or a sum gets none.
+    """
     if indices_tuple is None:
-        different = ~_same_class(values, labels)
-        if torch.compiler.is_compiling() and type(reducer) in (MeanReducer, SumReducer):
-            # In one graph, without a list of pairs, whose length depends on the labels.
-            total = values.masked_fill(~different, 0).sum()
+        same = _same_class(values, labels)
+        waits = values.device.type != "cpu" or torch.compiler.is_compiling()
+        if waits and type(reducer) in (MeanReducer, SumReducer) and not reducer.collect_stats:
+            total = values.masked_fill(same, 0).sum()
             mean = type(reducer) is MeanReducer
-            return already_reduced(total / different.sum().clamp(min=1) if mean else total)
-        a, n = torch.where(different)
-        losses = values.masked_select(different)
+            return already_reduced(total / (~same).sum().clamp(min=1) if mean else total)
+        a, n = torch.where(~same)
+        losses = values.masked_select(~same)
     else:
         _, _, a, n = lmu.convert_to_pairs(indices_tuple, labels)
         losses = values[a, n]
