@@ -1,21 +1,28 @@
 """Searches a folder of images with a network that `python -m benchmarks.export` wrote.
 
     python examples/search_folder.py EXPORTED IMAGES QUERY [QUERY ...] [--neighbours 5] [--html FILE]
+        [--false-accepts 0.001] [--index FILE.npz]
 
-Prints for each query the nearest images, without the query itself, and their distances, 0 to 2, between embeddings
-of length one; --html also shows them on a page that needs no other file. Images are found and read as in a training
-on a folder: links are followed, hidden files left out, photographs turned upright, as EXIF says. A damaged image is
-named and left out. Trunks that timm lacks, GoogLeNet and BN-Inception, need `benchmarks.backbones.register()` here.
+Prints for each query the nearest images, without the query itself, and their similarities: cosines of -1 to 1. If
+the export has thresholds, it says "same" of an image that is of the query's class with as few false accepts as
+chosen, and else "not sure". --html also shows the images on a page that needs no other file; --index keeps the
+embeddings of the folder for the next time. Images are found and read as in a training on a folder: links are
+followed, hidden files left out, photographs turned upright, as EXIF says. A damaged image is named and left out.
+Trunks that timm lacks, GoogLeNet and BN-Inception, need `benchmarks.backbones.register()` here.
 """
 
 import argparse
 import base64
+import hashlib
 import io
+import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from html import escape
 from pathlib import Path
+from zipfile import BadZipFile
 
+import numpy as np
 import timm
 import torch
 from PIL import Image
@@ -25,33 +32,42 @@ from torch.utils.data import Dataset
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.console import at_least
+from benchmarks.console import at_least, replacing
 from benchmarks.datasets import DatasetError, read_image, walk
 
 THUMBNAIL = 160  # pixels of its longer side
+
+USUAL = 0.001  # false accepts, unless they are chosen
+
+HOW = "train with --evaluation.verification=true, on enough test images, and export that run"
 
 PAGE = """<!doctype html>
 <html lang="en"><meta charset="utf-8"><title>Nearest images</title>
 <meta name="viewport" content="width=device-width">
 <style>
-:root { color-scheme: light dark; }
-:root { --ink: #1c1e21; --soft: #59636e; --rule: #d9dde3; --same: #007d5b; --other: #c25500; }
-@media (prefers-color-scheme: dark) {
-:root { --ink: #e6edf3; --soft: #a5aeb8; --rule: #30363d; --same: #2fc79a; --other: #ff8c3a; }
-body { background: #0d1117; }
-}
-body { font: 14px/1.4 system-ui, sans-serif; margin: 1.5rem; color: var(--ink); }
-section { display: flex; flex-wrap: wrap; gap: .75rem; padding: 1rem 0; border-top: 1px solid var(--rule); }
-figure { margin: 0; width: 160px; overflow-wrap: anywhere; }
-figure:first-child { margin-right: 1rem; }
-img { border-radius: 4px; border-bottom: 4px solid transparent; }
+:root { color-scheme: light dark; --ink: #1c1e21; --soft: #59636e; --rule: #d9dde3; --ground: #fff;
+  --same: #007d5b; --other: #c25500; }
+@media (prefers-color-scheme: dark) { :root { --ink: #e6edf3; --soft: #a5aeb8; --rule: #30363d; --ground: #0d1117;
+  --same: #2fc79a; --other: #ff8c3a; } }
+body { font: 14px/1.4 system-ui, sans-serif; margin: 1.5rem; color: var(--ink); background: var(--ground); }
+p { max-width: 45rem; }
+section { display: grid; grid-template-columns: repeat(auto-fill, minmax(140px, 160px)); gap: 1rem .75rem;
+  padding: 1rem 0; border-top: 1px solid var(--rule); }
+figure { margin: 0; overflow-wrap: anywhere; }
+img { display: block; max-width: 100%; height: auto; margin-bottom: .3rem; border-radius: 4px;
+  border-bottom: 4px solid transparent; }
 .same img { border-color: var(--same); } .other img { border-color: var(--other); }
+.verdict { padding: 0 .4em; border: 1px solid var(--soft); border-radius: 4px; color: var(--soft); }
+.yes { border-color: var(--ink); background: var(--ink); color: var(--ground); font-weight: 600; }
 small { color: var(--soft); }
 </style>
 <h1>Nearest images</h1>
-<p>Left the query, then the nearest images, the nearest first, each with its folder, its name and its distance, from
-0 to 2. Of a query from the same folder of images: green for an image of its class, orange for another.</p>
 """
+ABOUT = (
+    "First the query, then the nearest images, the nearest first, each with its similarity, from -1 to 1, its "
+    "folder and its name. If the query is in the searched folder: a green line below an image of its class, an "
+    "orange one below another."
+)
 
 
 class Images(Dataset[tuple[Tensor, int]]):
@@ -78,14 +94,14 @@ class Images(Dataset[tuple[Tensor, int]]):
 
 
 def figure(path: Path, images: Path, text: str, kind: str = "query") -> str:
-    """HTML of a thumbnail with its class, its name and a text below."""
+    """HTML of a thumbnail with a text, its class and its name below."""
     picture, file = read_image(path, upright=True), io.BytesIO()
     picture.thumbnail((THUMBNAIL, THUMBNAIL))
     picture.save(file, "JPEG")
     source = f"data:image/jpeg;base64,{base64.b64encode(file.getvalue()).decode()}"
     name, label = escape(path.name), escape(class_of(path, images) or "")
-    caption = f"<b>{label}</b><br><small>{name}<br>{text}</small>"
-    return f'<figure class="{kind}"><img src="{source}" alt=""><br>{caption}</figure>\n'
+    caption = f"{text}<br><b>{label}</b><br><small>{name}</small>"
+    return f'<figure class="{kind}"><img src="{source}" alt="">{caption}</figure>\n'
 
 
 def class_of(path: Path, images: Path) -> str | None:
@@ -95,14 +111,86 @@ def class_of(path: Path, images: Path) -> str | None:
     return str(folder.relative_to(images.absolute())) if inside else None
 
 
+def threshold(exported: Path, rate: float | None) -> tuple[float, float] | None:
+    """The share of false accepts and its least similarity, as the export stores them; None without any.
+
+    Raises:
+        ValueError: if the rate is not one of the stored.
+    """
+    file = exported / "thresholds.json"
+    rows = json.loads(file.read_text())["rates"] if file.exists() else []
+    found = {row["false_accepts"]: row["threshold"] for row in rows if row["threshold"] is not None}
+    if rate is None and found:
+        rate = min((stored for stored in found if stored >= USUAL), default=max(found))
+    if rate is not None and rate not in found:
+        stored = ", ".join(f"{one:g}" for one in found)
+        raise ValueError(
+            f"--false-accepts: {exported} has a threshold for {stored}, not for {rate:g}"
+            if found
+            else f"--false-accepts: {exported} has no thresholds; {HOW}"
+        )
+    return None if rate is None else (rate, found[rate])
+
+
+def digest(exported: Path) -> str:
+    """SHA-256 of an exported model."""
+    files = (exported / name for name in ("config.json", "model.safetensors"))
+    return hashlib.sha256(
+        b"".join(hashlib.sha256(f.read_bytes()).digest() for f in files)
+    ).hexdigest()
+
+
+def embedded(
+    model: InferenceModel, known: Images, about: dict[str, np.ndarray], index: Path | None
+) -> Tensor:
+    """The embeddings of a folder's images: from the index if it is of this model and these files, else put there.
+
+    Args:
+        about: What the embeddings depend on: the model's digest; names, sizes and times of the files.
+
+    Raises:
+        ValueError: if the index is a file of another kind.
+    """
+    if index is not None and index.exists():
+        try:
+            with np.load(index) as arrays:
+                kept = {name: arrays[name] for name in (*about, "embeddings", "damaged")}
+        except (ValueError, KeyError, EOFError, BadZipFile) as error:
+            raise ValueError(
+                f"--index: {index} is no index of this program; name another file"
+            ) from error
+        others = [name for name in about if not np.array_equal(kept[name], about[name])]
+        if not others:
+            print(
+                f"{index}: embeddings of {len(known)} images, kept from an earlier search",
+                file=sys.stderr,
+            )
+            known.damaged |= {i: why for i, why in enumerate(kept["damaged"].tolist()) if why}
+            return torch.from_numpy(kept["embeddings"])
+        what = "of another model" if "model" in others else "of other images, or they have changed"
+        print(f"{index}: is {what}; it is made anew", file=sys.stderr)
+    embeddings: Tensor = model.get_embeddings_from_tensor_or_dataset(known, batch_size=64)
+    if index is not None:
+        damaged = np.array([known.damaged.get(i, "") for i in range(len(known))])
+        with replacing(index) as file:
+            np.savez(file, embeddings=embeddings.numpy(), damaged=damaged, **about)
+    return embeddings
+
+
 def search(
-    exported: Path, paths: Sequence[Path], queries: Sequence[Path], neighbours: int
-) -> Iterator[list[tuple[float, Path]]]:
-    """Distances and paths of the nearest images of each query, the nearest first.
+    exported: Path,
+    images: Path,
+    paths: Sequence[Path],
+    queries: Sequence[Path],
+    neighbours: int,
+    index: Path | None,
+) -> list[list[tuple[float, Path]]]:
+    """Similarities and paths of the nearest images of each query, the nearest first.
 
     Raises:
         OSError: if the exported folder cannot be read.
         DatasetError: if a query cannot be read.
+        ValueError: if the index is a file of another kind.
     """
     network = timm.create_model(f"local-dir:{exported}", pretrained=True)
     config = timm.data.resolve_model_data_config(network)
@@ -113,14 +201,23 @@ def search(
     for problem in asked.damaged.values():
         raise DatasetError(problem)
     model = InferenceModel(network, data_device="cpu")
-    model.train_knn(known)
+    states = [path.stat() for path in paths]
+    about = {
+        "model": np.array(digest(exported)),
+        "names": np.array([path.relative_to(images).as_posix() for path in paths]),
+        "files": np.array([(state.st_size, state.st_mtime_ns) for state in states]),
+    }
+    embeddings = embedded(model, known, about, index)
     for problem in known.damaged.values():
         print(f"left out: {problem}", file=sys.stderr)
-    count = min(neighbours + len(known.damaged), len(paths))
-    squared, found = model.get_nearest_neighbors(sought, count)
-    for row, rank in zip(squared.clamp(min=0).sqrt().tolist(), found.tolist(), strict=True):
-        near = zip(row, rank, strict=True)
-        yield [(distance, paths[i]) for distance, i in near if i not in known.damaged][:neighbours]
+    similarities = model.get_embeddings(sought) @ embeddings.T
+    similarities[:, [*known.damaged]] = -torch.inf
+    count = min(neighbours, len(paths) - len(known.damaged))
+    best, found = similarities.topk(count, dim=1)
+    return [
+        [(similarity, paths[i]) for similarity, i in zip(row, places, strict=True)]
+        for row, places in zip(best.tolist(), found.tolist(), strict=True)
+    ]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -137,6 +234,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         metavar="FILE",
         help="write a page of the images, such as neighbours.html",
     )
+    parser.add_argument(
+        "--false-accepts",
+        type=float,
+        metavar="RATE",
+        help="share of the pairs of two classes that may be called the same; one that the export stores, "
+        f"default: {USUAL:g}, or the next larger one",
+    )
+    parser.add_argument(
+        "--index", type=Path, metavar="FILE.npz", help="keep the embeddings of the folder there"
+    )
     options = parser.parse_args(arguments)
     if options.html is not None and (options.html.exists() or options.html.is_symlink()):
         parser.error(f"--html: {options.html} is there already; name a new file, or remove it")
@@ -144,19 +251,37 @@ def main(arguments: Sequence[str] | None = None) -> int:
         paths = [folder / name for folder, _, images, _ in walk(options.images) for name in images]
         if not paths:
             parser.error(f"{options.images}: holds no images")
-        results = [*search(options.exported, paths, options.queries, options.neighbours + 1)]
-    except (DatasetError, OSError) as error:  # no such folder or file, or no image
+        chosen = threshold(options.exported, options.false_accepts)
+        folders = options.exported, options.images
+        asked = options.queries, options.neighbours + 1, options.index
+        results = search(*folders, paths, *asked)
+    except (DatasetError, OSError, ValueError) as error:  # no such folder or file, or no image
         parser.error(str(error))
-    page = PAGE
+    if chosen is None:
+        told = f'No thresholds in {options.exported}. For "same" or "not sure": {HOW}.'
+    else:
+        rate, least = chosen
+        told = (
+            f'"same": the similarity is at least {least:.3f}, as for at most {100 * rate:g} % of the pairs of two '
+            'classes in the test, on classes that the network had not seen; else "not sure".'
+        )
+    print(told, file=sys.stderr)
+    page = f"{PAGE}<p>{ABOUT}</p>\n<p>{escape(told)}</p>\n"
     for query, near in zip(options.queries, results, strict=True):
         print(query)
         page += f"<section>\n{figure(query, options.images, 'query')}"
         own = class_of(query, options.images)
-        others = [(distance, path) for distance, path in near if not path.samefile(query)]
-        for distance, path in others[: options.neighbours]:
-            print(f"  {distance:.4f}  {path}")
+        others = [(similarity, path) for similarity, path in near if not path.samefile(query)]
+        for similarity, path in others[: options.neighbours]:
+            line, text = f"  {similarity:.4f}", f"{similarity:.3f}"
+            if chosen is not None:
+                yes = similarity >= chosen[1]
+                verdict = "same" if yes else "not sure"
+                line += f"  {verdict:8}"
+                text += f' <span class="verdict{" yes" if yes else ""}">{verdict}</span>'
+            print(f"{line}  {path}")
             same = "same" if class_of(path, options.images) == own else "other" if own else ""
-            page += figure(path, options.images, f"{distance:.4f}", same)
+            page += figure(path, options.images, text, same)
         page += "</section>\n"
     if options.html is not None:
         try:

@@ -20,3 +20,4 @@ from .tester import (
     measure as measure,
     per_class as per_class,
 )
+from .verification import verify as verify

@@ -25,10 +25,13 @@ from benchmarks.records import (
     load_checkpoint,
     load_run,
     run_identity,
+    write_json,
 )
 from benchmarks.reporting import compare, fill
 from benchmarks.settings import ConfigError, Data, Experiment, dump, parse
 from pml_regularizers import EmbeddingHead
+
+THRESHOLDS = "thresholds.json"
 
 SAME = 1e-4
 """Largest allowed difference of a coordinate of a unit embedding. Other kernels differ by rounding, 1e-7 to 1e-5
@@ -48,6 +51,23 @@ class Trained:
     network: building.EmbeddingModel  # in evaluation mode, on the CPU, its attention folded
     images: Tensor  # (N, C, S, S), noise
     embeddings: Tensor  # (N, E), the checkpoint's of these images
+
+    @property
+    def is_tested(self) -> bool:
+        """True if the run's results are those of this checkpoint."""
+        info = self.run.info
+        tested = (info.get("selection") or {"step": info["steps"]})["step"]
+        return bool(info["status"] == "finished" and tested == self.step)
+
+    @property
+    def thresholds(self) -> dict[str, Any] | None:
+        """What the test measured of verification, with the images that it was measured on."""
+        measured = self.run.info.get("verification") if self.is_tested else None
+        if measured is None:
+            return None
+        data = self.run.info["data"]
+        about = {"data": data["name"], "images": data["test_images"]}
+        return {"similarity": "cosine of two embeddings", "tested_on": about, **measured}
 
     def difference(self, network: nn.Module) -> float:
         """The largest difference of a coordinate between a network's embeddings and the checkpoint's."""
@@ -71,6 +91,8 @@ def export(run: Path, output: Path) -> float:
         with alone(output.absolute()) as folder:
             difference = _write_timm(trained, folder)
             (folder / "README.md").write_text(card(trained, difference), encoding="utf-8")
+            if (thresholds := trained.thresholds) is not None:
+                write_json(folder / THRESHOLDS, thresholds)
             for file in folder.iterdir():
                 let_others_read(file)
             folder.rename(output.absolute())
@@ -227,15 +249,15 @@ def card(trained: Trained, difference: float) -> str:
     """The model card, README.md: how to use the files, results, and the training's settings."""
     info, trunk = trained.run.info, trained.experiment.model.trunk
     view = preprocessing(trained.experiment.data, trained.network.trunk)
-    tested = (info.get("selection") or {"step": info["steps"]})["step"]
     results = None
-    if info["status"] == "finished" and tested == trained.step:
+    if trained.is_tested:
         # The descriptor is HORDE's, which is not exported.
         results = compare([replace(trained.run, info={**info, "outputs": {}})]).markdown()
     entrypoint = model_entrypoint(split_model_name_tag(trunk)[0])
     return fill(
         Path(__file__).with_name("card.md"),
         **{"info": info, "trunk": trunk, "head": trained.network.head, "difference": difference},
+        **{"thresholds": trained.thresholds and THRESHOLDS},
         **{"view": view, "results": results, "step": trained.step, "config": dump(info["config"])},
         # timm knows such a trunk only once `benchmarks.backbones` has registered it.
         ours=entrypoint.__module__.startswith("benchmarks."),

@@ -7,6 +7,7 @@ from benchmarks.records import Run, has_diverged
 from benchmarks.reporting.paired import Rows, differences, estimate, percent, values_of
 from benchmarks.reporting.rows import Group, check_alike, differing_settings
 from benchmarks.reporting.table import Page, Table, count_of_seeds
+from benchmarks.reporting.verification import verified
 
 NAMES = {
     "mean_average_precision_at_r": "MAP@R",
@@ -79,7 +80,8 @@ def compare(runs: Sequence[Run], baseline: str | None = None) -> Page:
             f"    {verify_command(first['config']['data'])}",
         ]
     notes += [note for note, holds in told.items() if holds]
-    return Page(_heading(groups), [result, *compared(rows, baseline, beside), *notes])
+    tables = [*compared(rows, baseline, beside), *verified(groups)]
+    return Page(_heading(groups), [result, *tables, *notes])
 
 
 def grouped(runs: Sequence[Run]) -> dict[str, Group]:

@@ -17,9 +17,11 @@ ABSENT = "absent"
 VOLATILE = ("output", "report", "data.root", "data.num_workers", "data.cache", "data.cache_gib")
 """Settings without effect, which may differ between a run and its resumption."""
 
+EVALUATION = ("batch_size", "curve_classes", "save_embeddings", "verification")
+
 MOVES = (
     *(*VOLATILE, "label", "trackers", "checkpoint_every", "diagnose_every"),
-    *(f"evaluation.{name}" for name in ("batch_size", "curve_classes", "save_embeddings")),
+    *(f"evaluation.{name}" for name in EVALUATION),
     "seed",  # identifies a sample of the result
     "model.weights",  # the file's place; the record identifies the file
 )

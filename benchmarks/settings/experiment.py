@@ -171,6 +171,9 @@ class Evaluation:
             error of the ideal joint classifier, as the mean of its errors on seen and on unseen classes, and the
             H-divergence between them.
         save_embeddings: Save the embeddings of the tested images, with their labels, in test_embeddings.npz.
+        verification: Also measure, on the test classes, how well the similarity of two images tells whether they
+            are of one class, and from which similarity on false accepts are as rare as 1, 0.1 and 0.01 %; nothing
+            of it with `data.split: validation`.
     """
 
     every: NonNegativeInt = 250
@@ -185,6 +188,7 @@ class Evaluation:
     clustering: bool = False
     divergence: bool = False
     save_embeddings: bool = False
+    verification: bool = False
 
 
 @dataclass

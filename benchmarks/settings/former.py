@@ -13,8 +13,11 @@ from typing import Any
 
 Arguments = dict[str, Any]
 
-SETTINGS: Arguments = {"data.crop_to_box": False, "model.compile": False, "trackers": []}
-"""Settings that left, with the value that means their absence; of all others it is null."""
+SETTINGS: Arguments = {
+    **{"data.crop_to_box": False, "model.compile": False, "trackers": []},
+    "evaluation.verification": False,
+}
+"""Settings that left, or came later, with the value that means their absence; of all others it is null."""
 
 BETA: Arguments = {"lr": 5e-4, "weight_decay": 0.0}
 """Settings that the trained beta of PML's MarginLoss had before they were stated in `optimization.overrides`."""

@@ -67,7 +67,7 @@ def trained(pictures: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         "model": {"trunk_args": {}, "embedding_size": 8, "attention": VEM},
         "losses": losses,
         "optimization": {"steps": 3},
-        "evaluation": {"every": 0},
+        "evaluation": {"every": 0, "verification": True},
     }
     settings["data"]["num_workers"] = 0
     file = folder.with_suffix(".yaml")

@@ -9,11 +9,13 @@ import shutil
 import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch.nn.functional import normalize
 
 from benchmarks.export.__main__ import main
 from benchmarks.export.writing import example_query
@@ -22,7 +24,7 @@ from tests.benchmarks.export.conftest import CLASSES, IMAGES, embed, make_run, v
 from tests.support.fake_trees import cub
 from tests.support.processes import ROOT
 
-PRINTED = 1e-4  # distances have four decimals
+PRINTED = 1e-4  # similarities have four decimals
 
 
 @pytest.fixture(scope="module")
@@ -52,13 +54,13 @@ def test_the_example_finds_the_nearest_images(
     lines = iter(capsys.readouterr().out.splitlines())
     for query in queries:
         assert next(lines) == str(pictures / query)
-        distances = (embeddings - embeddings[names.index(query)]).norm(dim=1)
-        distances[names.index(query)] = torch.inf  # the query itself is no answer
-        nearest = distances.sort()
+        similarities = normalize(embeddings) @ normalize(embeddings[names.index(query)], dim=0)
+        similarities[names.index(query)] = -1  # the query itself is no answer
+        nearest = similarities.sort(descending=True)
         for expected, index in zip(nearest.values[:6], nearest.indices[:6], strict=True):
-            distance, path = next(lines).split()
+            similarity, path = next(lines).split()
             assert path == str(pictures / names[index])
-            assert float(distance) == pytest.approx(expected.item(), abs=PRINTED)
+            assert float(similarity) == pytest.approx(expected.item(), abs=PRINTED)
     assert next(lines, None) is None
 
 
@@ -109,8 +111,8 @@ def test_the_example_shows_the_images_upright(
     page = tmp_path / "neighbours.html"
     query = str(folder / "0.png")
     assert search([str(searchable), str(images), query, f"--html={page}"]) == 0
-    distances = [line.split(maxsplit=1)[0] for line in capsys.readouterr().out.splitlines()[1:]]
-    assert distances[0] == "0.0000" and float(distances[1]) > 0
+    found = [line.split(maxsplit=1)[0] for line in capsys.readouterr().out.splitlines()[1:]]
+    assert found[0] == "1.0000" and float(found[1]) < 1
     text = page.read_text()
     pictures = re.findall(r'src="data:image/jpeg;base64,([^"]+)"', text)
     assert len(pictures) == text.count("<img") == 3 and "http" not in text
@@ -151,11 +153,11 @@ def test_the_search_reads_images_as_a_training_does(
     output = capsys.readouterr()
     found = {}
     for line in output.out.splitlines()[1:]:
-        distance, path = line.split(maxsplit=1)
-        found[Path(path).relative_to(folder).as_posix()] = float(distance)
+        similarity, path = line.split(maxsplit=1)
+        found[Path(path).relative_to(folder).as_posix()] = float(similarity)
     assert set(found) == {"a.gif", "a.jfif", "a.jp2", "a.TIFF", "linked/16.png", "linked/other.png"}
-    assert found["linked/16.png"] == found["a.gif"] == found["a.TIFF"] == pytest.approx(0, abs=1e-3)
-    assert found["linked/other.png"] == max(found.values()) > 0.01
+    assert found["linked/16.png"] == found["a.gif"] == found["a.TIFF"] == pytest.approx(1, abs=1e-3)
+    assert found["linked/other.png"] == min(found.values()) < 1
     left_out = [line for line in output.err.splitlines() if line.startswith("left out: ")]
     assert [name for name in ("damaged.png", "bomb.png") for line in left_out if name in line] == [
         "damaged.png",
@@ -214,3 +216,116 @@ def test_no_search_is_printed_without_images(
     write_json(run / "run.json", record)
     root, query = map(Path, example_query(run))
     assert query.is_file() and query.is_relative_to(root) and root.is_relative_to(tmp_path / "cub")
+
+
+def rate(false_accepts: float, threshold: float | None) -> dict[str, Any]:
+    return {"false_accepts": false_accepts, "true_accepts": 0.5, "threshold": threshold}
+
+
+@pytest.fixture
+def judging(searchable: Path, tmp_path: Path) -> Path:
+    """An export with thresholds."""
+    output = shutil.copytree(searchable, tmp_path / "judging")
+    rates = [rate(0.01, -1.0), rate(0.001, 0.99995), rate(0.0001, None)]
+    write_json(output / "thresholds.json", {"rates": rates})
+    return output
+
+
+def test_it_says_same_or_not_sure(
+    judging: Path,
+    searchable: Path,
+    pictures: Path,
+    tmp_path: Path,
+    search: Callable[[Sequence[str]], int],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    copy = tmp_path / "images"
+    shutil.copytree(pictures, copy)
+    shutil.copy(copy / "class5" / "2.png", copy / "class1" / "copy.png")
+    asked, page = [str(copy), str(copy / "class5" / "2.png")], tmp_path / "page.html"
+    assert search([str(judging), *asked, f"--html={page}"]) == 0
+    printed = capsys.readouterr()
+    lines = [line.removeprefix("  ").split("  ", 1) for line in printed.out.splitlines()[1:]]
+    verdicts = [rest.startswith("same ") for _, rest in lines]
+    assert verdicts == [similarity == "1.0000" for similarity, _ in lines]
+    assert len(lines) == 5 and {*verdicts} == {True, False}
+    assert str(copy / "class1" / "copy.png") in printed.out
+    assert "at least 1.000, as for at most 0.1 % of the pairs" in printed.err
+    text = page.read_text()
+    assert text.count('<span class="verdict yes">same</span><br><b>class') == sum(verdicts)
+    assert text.count('<span class="verdict">not sure</span><br><b>class') == 5 - sum(verdicts)
+    assert text.count("at most 0.1 % of the pairs") == 1
+    assert search([str(judging), *asked, "--false-accepts=0.01"]) == 0
+    assert capsys.readouterr().out.count("  same  ") == 5
+    for rate, export, told in (
+        ("0.0001", judging, "has a threshold for 0.01, 0.001, not for 0.0001"),
+        ("0.01", searchable, "has no thresholds; train with --evaluation.verification=true"),
+    ):
+        with pytest.raises(SystemExit) as stopped:
+            search([str(export), *asked, f"--false-accepts={rate}"])
+        assert stopped.value.code == 2 and told in capsys.readouterr().err
+    assert search([str(searchable), *asked]) == 0
+    assert "train with --evaluation.verification=true" in capsys.readouterr().err
+
+
+def test_the_usual_rate_is_the_next_that_was_measured(
+    judging: Path, search: Callable[[Sequence[str]], int]
+) -> None:
+    chosen = search.__globals__["threshold"]
+    for rates, expected in (
+        ([rate(0.01, 0.3), rate(0.001, 0.5), rate(0.0001, 0.7)], (0.001, 0.5)),
+        ([rate(0.05, 0.2), rate(0.01, 0.3), rate(0.001, None)], (0.01, 0.3)),
+        ([rate(0.0001, 0.7)], (0.0001, 0.7)),
+        ([rate(0.01, None)], None),
+    ):
+        write_json(judging / "thresholds.json", {"rates": rates})
+        assert chosen(judging, None) == expected
+
+
+def test_an_index_is_used_again_for_the_same_images_and_model(
+    searchable: Path,
+    pictures: Path,
+    tmp_path: Path,
+    search: Callable[[Sequence[str]], int],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folder, index = tmp_path / "images", tmp_path / "index.npz"
+    shutil.copytree(pictures, folder)
+    damaged = folder / "class0" / "damaged.png"
+    damaged.write_bytes((folder / "class0" / "0.png").read_bytes()[:60])
+    model = shutil.copytree(searchable, tmp_path / "model")
+    arguments = [str(folder), str(folder / "class1" / "0.png"), f"--index={index}"]
+    read: list[Path] = []
+    images = search.__globals__["read_image"]
+
+    def reading(path: Path, **options: Any) -> Any:
+        read.append(path)
+        return images(path, **options)
+
+    monkeypatch.setitem(search.__globals__, "read_image", reading)
+
+    def searched() -> tuple[str, str, int]:
+        read.clear()
+        assert search([str(model), *arguments]) == 0
+        printed = capsys.readouterr()
+        assert f"left out: {damaged}" in printed.err and "damaged" not in printed.out
+        return printed.out, printed.err, len(read)
+
+    first, told, count = searched()
+    assert str(index) not in told and count == CLASSES * IMAGES + 1 + 7
+    again, told, count = searched()
+    assert again == first and count == 7, "the query, and the images that are shown"
+    assert f"{index}: embeddings of {CLASSES * IMAGES + 1} images" in told
+    (folder / "class3" / "0.png").unlink()
+    _, told, count = searched()
+    assert "is of other images, or they have changed; it is made anew" in told and count > 7
+    config = model / "config.json"
+    config.write_text(config.read_text() + "\n")
+    _, told, count = searched()
+    assert "is of another model; it is made anew" in told and count > 7
+    index.write_text("mine")
+    with pytest.raises(SystemExit) as stopped:
+        search([str(model), *arguments])
+    assert (stopped.value.code, index.read_text()) == (2, "mine")
+    assert "is no index of this program" in capsys.readouterr().err

@@ -237,3 +237,25 @@ def test_a_checkpoint_of_another_run_is_not_exported(
     assert main([str(run), f"--output={tmp_path / 'out'}"]) == 2
     [line] = capsys.readouterr().err.splitlines()
     assert "is of a run with" in line and not (tmp_path / "out").exists()
+
+
+def test_the_thresholds_of_the_test_are_exported(
+    trained: Path, exported: Path, run: Path, tmp_path: Path
+) -> None:
+    """Those of the checkpoint that was tested, and of no other."""
+    info = read_json(trained / "run.json")
+    stored = read_json(exported / "thresholds.json")
+    tested_on = {"data": info["data"]["name"], "images": info["data"]["test_images"]}
+    del stored["sha256"]  # of the file, as in run.json
+    assert stored.pop("similarity") == "cosine of two embeddings"
+    assert stored.pop("tested_on") == tested_on
+    assert stored == info["verification"] and 0 < stored["area"] <= 1
+    assert "`thresholds.json` has these similarities" in (exported / "README.md").read_text()
+    assert "area under the ROC" in (exported / "README.md").read_text()
+    write_json(run / "run.json", read_json(run / "run.json") | {"steps": 4})
+    assert main([str(run), f"--output={tmp_path / 'other'}"]) == 0
+    assert not (tmp_path / "other" / "thresholds.json").exists()
+    write_json(run / "run.json", read_json(run / "run.json") | {"steps": 3, "verification": None})
+    assert main([str(run), f"--output={tmp_path / 'without'}"]) == 0
+    assert not (tmp_path / "without" / "thresholds.json").exists()
+    assert "thresholds" not in (tmp_path / "without" / "README.md").read_text()

@@ -37,6 +37,37 @@ def make(tmp_path: Path) -> Make:
     return partial(write_run, tmp_path)
 
 
+VERIFICATION = {
+    **{"classes": 9, "groups": 9, "same_pairs": 80, "other_pairs": 2000},
+    **{"area": 0.9, "area_half_width": 0.05},
+    "rates": [
+        {
+            **{"false_accepts": 0.01, "true_accepts": 0.4, "true_accepts_half_width": 0.1},
+            **{"threshold": 0.625, "threshold_half_width": 0.03},
+        },
+        {
+            **{"false_accepts": 0.0001, "true_accepts": None, "true_accepts_half_width": None},
+            **{"threshold": None, "threshold_half_width": None, "needs": 100_000},
+        },
+    ],
+}
+
+
+def test_verification_is_told_in_words(make: Make, tmp_path: Path) -> None:
+    one = load_run(make("A", 0, 0.4, verification=VERIFICATION))
+    text = compare([one]).markdown()
+    assert "an area under the ROC of 90.00 ± 5.00 %" in text
+    shown = [list(row.values()) for row in table(text, 1)]
+    assert shown == [["1 %", "0.625 ± 0.030", "40.00 ± 10.00"], ["0.01 %", "–", "–"]]
+    assert "the test has 2,000 pairs of two classes, and needs 100,000" in text
+    other = load_run(make("A", 1, 0.4, verification=VERIFICATION | {"area": 0.8}))
+    write_html([one, other, load_run(make("B", 0, 0.5))], tmp_path / "page.html")
+    text = compare([one, other, load_run(tmp_path / "B-0")]).markdown()
+    [row] = (row for row in table(text, 1) if "area under the ROC (%)" in row)
+    assert row["method"] == "A" and [*row.values()][2:] == ["40.00 ± 0.00", "–"]
+    assert row["area under the ROC (%)"].startswith("85.00 ± ")
+
+
 def test_the_start_of_the_baseline_is_a_row(make: Make) -> None:
     """It is not compared as a method."""
     start = {seed: {"before_training": metrics(recall)} for seed, recall in ((0, 0.6), (1, 0.7))}

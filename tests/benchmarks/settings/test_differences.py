@@ -51,6 +51,11 @@ def test_former_settings_without_effect_are_no_difference() -> None:
         ({"data": {"fold": 1, "root": "data"}}, ["data.fold"], ["data.fold"], []),
         ({"precision": "bf16"}, ["precision"], ["precision"], ["precision"]),
         ({"evaluation": {"every": 6}}, ["evaluation.every"], [], []),
+        ({"evaluation": {"every": 5, "verification": False}}, [], [], []),
+        (
+            {"evaluation": {"every": 5, "verification": True}},
+            *[["evaluation.verification"], [], []],
+        ),
         (
             {"evaluation": {"every": 6, "oracle": True}},
             *[["evaluation.every", "evaluation.oracle"]] * 3,

@@ -85,3 +85,15 @@ def test_the_values_that_fit_do(refused: Any, photographs: Path) -> None:
     assert refused(root, *SMALL, *asked) == (
         "evaluation.features: 11 principal components of the 96 features of 10 training images; expected at most 10"
     )
+
+
+def test_verification_needs_pairs_of_both_kinds(refused: Any, photographs: Path) -> None:
+    settings = [f"--data.root={photographs}", *SMALL, "--model.batch_norm=train"]
+    settings += ["--evaluation.descriptor=false", "--evaluation.verification=true"]
+    for name in "fghij":
+        (photographs / name / "1.jpg").unlink()
+    line = "evaluation.verification: the {} test images make no pair of {}; leave it out, or test more of them"
+    assert refused(*settings) == line.format(5, "one class")
+    chosen = photographs.with_name("chosen.txt")
+    chosen.write_text("a\n")
+    assert refused(*settings, f"--data.test_classes={chosen}") == line.format(2, "two classes")

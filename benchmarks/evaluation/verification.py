@@ -1,0 +1,192 @@
+r"""Verification: are two images of one class? By the cosine similarity s of their embeddings, on unseen classes.
+
+    true accepts(t)  = share of the pairs of one class with s >= t
+    false accepts(t) = share of the pairs of two classes with s >= t
+    area             = chance that a pair of one class has the larger s, a tie counting half: the area under the ROC
+
+Pairs are all of two different images, or each query with each image of the gallery. Similarities are computed in
+float64, block by block, and counted in `BINS` bins of -1..1, so that memory does not grow with the pairs. A
+threshold is the lower edge of a bin: the lowest with at most the asked share of false accepts, at most 3.1e-5 above
+the exact one; the shares are exact for the threshold that is given. The area takes similarities in one bin as ties,
+and is off by at most half of its bins' sum of (share of the pairs of one class) x (share of those of two classes).
+
+Pairs that share images or classes are not independent. The 95 % intervals are therefore over classes: a jackknife
+that leaves out a group of classes with all its pairs, each class being a group, or `GROUPS` groups of equally many,
+drawn with a fixed seed; +- t sqrt((G - 1) / G sum_g (x_g - mean)^2), with Student's t of G - 1 degrees of freedom.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import combinations_with_replacement, product
+from math import ceil
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from numpy.typing import NDArray
+from scipy.special import stdtrit
+from sklearn.metrics import roc_auc_score
+from torch import Tensor
+from torch.nn.functional import normalize
+
+BINS = 2**16
+BLOCK_ROWS = 2048  # a block of similarities takes 32 MiB
+GROUPS = 50
+FALSE_ACCEPTS = (0.01, 0.001, 0.0001)
+EXPECTED = 10  # false accepts, at least, for a threshold: fewer would be chance
+
+Counts = NDArray[np.int64]
+
+
+def _pairs(labels: Tensor, is_query: Tensor | None) -> tuple[int, int]:
+    """The numbers of pairs of one class and of two classes."""
+    sides = (labels, labels) if is_query is None else (labels[is_query], labels[~is_query])
+    rows, columns = (torch.bincount(side, minlength=int(labels.max()) + 1) for side in sides)
+    same = int((rows * columns).sum())
+    others = int(rows.sum() * columns.sum()) - same
+    return (same, others) if is_query is not None else ((same - len(labels)) // 2, others // 2)
+
+
+def verify(
+    vectors: Tensor,
+    labels: Tensor,
+    is_query: Tensor | None = None,
+    accelerator: Accelerator | None = None,
+    rates: Sequence[float] = FALSE_ACCEPTS,
+) -> dict[str, Any]:
+    """Measure verification, as run.json holds it: the same on any number of processes.
+
+    Args:
+        vectors: (n, D); they are L2-normalised here.
+        labels: (n,), from zero.
+        is_query: (n,) bool; the other images are the gallery. Default: pairs of all images.
+        accelerator: Processes that share the blocks; all call this. None: this one alone, on the CPU.
+        rates: Shares of false accepts.
+
+    Returns:
+        The area, and for each rate the true accepts and the threshold, each with the half-width of its interval:
+        null if a group's absence leaves no pairs. With fewer than `EXPECTED` false accepts to expect, the three of
+        a rate are null, and `needs` is the number of pairs of two classes that it takes.
+
+    Raises:
+        ValueError: if vectors are not finite, or there is no pair of one class or of two.
+    """
+    if not vectors.isfinite().all():
+        raise ValueError("vectors: expected finite embeddings, got NaN or inf")
+    same_pairs, other_pairs = _pairs(labels, is_query)
+    if not (same_pairs and other_pairs):
+        raise ValueError(
+            f"labels: expected pairs of one class and of two, got {same_pairs} and {other_pairs}"
+        )
+    classes, labels = labels.unique(return_inverse=True)
+    groups = min(len(classes), GROUPS)
+    draw = torch.randperm(len(classes), generator=torch.Generator().manual_seed(0))
+    same, other, others = _counted(
+        vectors, labels, (draw % groups)[labels], groups, is_query, accelerator
+    )
+    # All pairs, then those without each group.
+    samples = [(same.sum(axis=0), others)]
+    samples += [(samples[0][0] - same[g], others - other[g]) for g in range(groups)]
+    complete = groups > 2 and all(a.any() and b.any() for a, b in samples)
+    used = samples if complete else samples[:1]
+
+    def estimated(values: Sequence[float], name: str) -> dict[str, Any]:
+        whole, *left = values
+        known = left and np.isfinite(left).all()
+        half_width = _half_width(left) if known and np.isfinite(whole) else None
+        return {name: whole if np.isfinite(whole) else None, f"{name}_half_width": half_width}
+
+    result: dict[str, Any] = {
+        "classes": len(classes),
+        "groups": groups,
+        "same_pairs": same_pairs,
+        "other_pairs": other_pairs,
+        **estimated([_area(*sample) for sample in used], "area"),
+        "rates": [],
+    }
+    for rate in rates:
+        told: dict[str, Any] = {"false_accepts": rate}
+        if rate * other_pairs < EXPECTED:
+            names = ("true_accepts", "threshold")
+            told |= {f"{name}{end}": None for name in names for end in ("", "_half_width")}
+            told["needs"] = ceil(EXPECTED / rate)
+        else:
+            accepts, thresholds = zip(*(_at(rate, *sample) for sample in used), strict=True)
+            told |= estimated(accepts, "true_accepts") | estimated(thresholds, "threshold")
+        result["rates"].append(told)
+    return result
+
+
+def _half_width(left: Sequence[float]) -> float:
+    """Of the jackknife's 95 % interval, from the values without each group."""
+    G = len(left)
+    return float(stdtrit(G - 1, 0.975) * np.sqrt((G - 1) * np.var(left)))
+
+
+def _area(same: Counts, other: Counts) -> float:
+    (bins,) = np.nonzero(same + other)
+    truth, weights = np.repeat([1, 0], len(bins)), np.concatenate([same[bins], other[bins]])
+    return float(roc_auc_score(truth, np.tile(bins, 2), sample_weight=weights))
+
+
+def _at(rate: float, same: Counts, other: Counts) -> tuple[float, float]:
+    """The true accepts and the lowest threshold with at most this share of false accepts; inf if there is none."""
+    above = other[::-1].cumsum()[::-1]  # pairs of two classes in a bin or a higher one; falls
+    place = int((above > rate * above[0]).sum())
+    threshold = 2 * place / BINS - 1 if place < BINS else float("inf")
+    return float(same[place:].sum() / same.sum()), threshold
+
+
+def _counted(
+    vectors: Tensor,
+    labels: Tensor,
+    groups: Tensor,
+    count: int,
+    is_query: Tensor | None,
+    accelerator: Accelerator | None,
+) -> tuple[Counts, Counts, Counts]:
+    """Pairs by bin: of one class (G, BINS), of two that a group has a part in (G, BINS), and all of two (BINS,)."""
+    device = torch.device("cpu")
+    if accelerator is not None and accelerator.device.type == "cuda":
+        device = accelerator.device
+    counts = torch.zeros(2 * count + 1, BINS, dtype=torch.int64, device=device)
+    same, other, others = counts[:count], counts[count:-1], counts[-1]
+    unit, labels = normalize(vectors.double()).to(device), labels.to(device)
+    blocks = [*_blocks(groups, count, is_query)]
+    if accelerator is not None:
+        blocks = blocks[accelerator.process_index :: accelerator.num_processes]
+    for (a, rows), (b, columns), within in blocks:
+        rows, columns = rows.to(device), columns.to(device)
+        similarities = unit[rows] @ unit[columns].T
+        bins = similarities.add_(1).mul_(BINS / 2).long().clamp_(0, BINS - 1)
+        if a == b:  # only there are pairs of one class
+            alike = labels[rows][:, None] == labels[columns]
+            kept = torch.ones_like(alike).triu(1) if within else torch.ones_like(alike)
+            same[a] += torch.bincount(bins[alike & kept], minlength=BINS)
+            bins = bins[~alike & kept]
+        found = torch.bincount(bins.flatten(), minlength=BINS)
+        others += found
+        for group in {a, b}:
+            other[group] += found
+    if accelerator is not None:  # exact: of integers
+        counts = accelerator.reduce(counts.to(accelerator.device), "sum")
+    array = counts.cpu().numpy()
+    return array[:count], array[count:-1], array[-1]
+
+
+def _blocks(
+    groups: Tensor, count: int, is_query: Tensor | None
+) -> Iterator[tuple[tuple[int, Tensor], tuple[int, Tensor], bool]]:
+    """Group and images of the rows, the same of the columns, and whether they are the same images."""
+
+    def parts(chosen: Tensor) -> list[tuple[int, Tensor]]:
+        of_groups = (((groups == g) & chosen).nonzero().flatten() for g in range(count))
+        return [(g, part) for g, rows in enumerate(of_groups) for part in rows.split(BLOCK_ROWS)]
+
+    if is_query is None:
+        whole = parts(torch.ones_like(groups, dtype=torch.bool))
+        for i, j in combinations_with_replacement(range(len(whole)), 2):
+            yield whole[i], whole[j], i == j
+    else:
+        for row, column in product(parts(is_query), parts(~is_query)):
+            yield row, column, False
