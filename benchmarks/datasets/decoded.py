@@ -13,7 +13,7 @@ from torch import Tensor
 from benchmarks.console import progress_bar
 from benchmarks.datasets.image_files import read_image
 from benchmarks.datasets.images import ImageSet, Key, draws_apart, seed_draws
-from benchmarks.datasets.listing import reading
+from benchmarks.datasets.listing import DatasetError, reading
 
 
 class DecodedImages(torch.utils.data.Dataset[tuple[Tensor, int, int]]):
@@ -46,6 +46,7 @@ class DecodedImages(torch.utils.data.Dataset[tuple[Tensor, int, int]]):
         Raises:
             DatasetError: if one cannot be decoded.
         """
+        images = self.images
         stored = torch.empty(self.nbytes, dtype=torch.uint8)
         parts = stored.split([3 * width * height for width, height in self._sizes])
         Image.init()  # opening an image loads them, which is not thread-safe
@@ -53,7 +54,12 @@ class DecodedImages(torch.utils.data.Dataset[tuple[Tensor, int, int]]):
             tasks = pool.imap(self._decoded, range(len(parts)), chunksize=16)
             bar = progress_bar(tasks, total=len(parts), desc="decode", unit="image", leave=False)
             shapes = []
-            for part, pixels in zip(parts, bar, strict=True):
+            for i, (part, pixels) in enumerate(zip(parts, bar, strict=True)):
+                if pixels.size != len(part):
+                    path = images.listing.root / images.name(i)
+                    raise DatasetError(
+                        f"{path}: has changed while the images were decoded; start again"
+                    )
                 part.copy_(torch.from_numpy(pixels).flatten())
                 shapes.append(pixels.shape)
         parts = stored.to(self.device).split([len(part) for part in parts])

@@ -153,7 +153,9 @@ class ImageViews:
     def cut_batch(self, images: Sequence[Tensor], cuts: Sequence[Cut]) -> Tensor:
         """The views of images (H, W, 3), uint8, of any sizes, on their device: (N, 3, S, S).
 
-        They are those of `cut` but for Pillow's rounding between the two axes: few values differ, by 1 to 3 of 256.
+        They are those of `cut` but for Pillow's rounding between the axes: a few values differ by 1 or 2 of 256.
+        Bicubic and Lanczos filters overshoot, and Pillow clips that after its first axis, which depends on the
+        sizes: at sharp edges they differ by some levels more.
         """
         device = images[0].device
         height, width = (max(image.shape[axis] for image in images) for axis in (0, 1))

@@ -12,6 +12,7 @@ from .provenance import (
     describe_hardware as describe_hardware,
     describe_launcher as describe_launcher,
     describe_versions as describe_versions,
+    keep_code as keep_code,
     describe_weights as describe_weights,
     now as now,
     peak_memory as peak_memory,

@@ -55,7 +55,8 @@ class Data:
         cache_gib: Most GiB that they may take on the disk for one run.
         decoded_gib: Decode all photographs once, in at most so many GiB, and cut their views on the training's GPU,
             or without one in its process: for images that workers read more slowly than the network learns from
-            them. A view shows the same as before; on a GPU few of its pixels differ, by rounding. Default: read and
+            them. A view shows the same as before; on a GPU few of its pixels differ, by rounding (by
+            clipping, too, under bicubic and Lanczos filters). Default: read and
             decode an image whenever it is shown.
         num_workers: Data-loader processes for each training process; 0 loads in the process itself. Default: 0 for
             Glyphs and decoded images, else one for each processor, up to 8.

@@ -6,11 +6,17 @@ import os
 import select
 import signal
 import sys
+from contextlib import suppress
+
+import numpy as np
+import torch
 
 # torch then counts GPUs without opening one, which would be of no use to a fork.
-os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
+before = os.environ.get(NVML)
+os.environ[NVML] = "1"
 
-from benchmarks import (
+from benchmarks import (  # noqa: E402
     building,
     console,
     datasets,
@@ -25,7 +31,20 @@ for package in (building, console, datasets, evaluation, records, reporting, set
     for name in package.__all__:  # a module is imported when one of its names is asked for
         getattr(package, name)
 
-del os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"]
+del os.environ[NVML]
+if before is not None:
+    os.environ[NVML] = before
+
+records.keep_code()
+if multiprocessing.parent_process() is None:  # the server, which no signal to the command may end
+    with suppress(PermissionError):
+        os.setsid()
+
+
+def seed_anew() -> None:
+    """Give this process random states of its own, as a new one has."""
+    np.random.seed()  # noqa: NPY002
+    torch.seed()
 
 
 def end_with_parent() -> None:

@@ -1,19 +1,23 @@
 """Runs of `benchmarks/run.py` as processes of their own, and the options of commands that say how they start."""
 
 import argparse
+import atexit
 import multiprocessing
 import os
 import runpy
 import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from secrets import token_hex
 from shutil import which
 from typing import Any
+
+import psutil
 
 from benchmarks.console import at_least, decimal
 from benchmarks.settings import ConfigError
@@ -77,26 +81,39 @@ class Launcher(AbstractContextManager["Launcher"]):
         return Forked(command, job.log) if self.fork else start(command, job.log)
 
 
+SERVER_GONE = 255
+"""What multiprocessing gives as the exit status of a forked process whose server has ended."""
+
+
 class Forked:
-    """A Python program in a forked process."""
+    """A Python program in a forked process, with a Popen's `poll` and `terminate`."""
 
     def __init__(self, command: Sequence[str], log: Path) -> None:
+        log.open("ab").close()  # an error is this process's to tell
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["benchmarks.studies.forked"])
         self._process = context.Process(target=run_forked, args=(command, log))
         self._process.start()
+        self._pid = int(self._process.pid or 0)
+        self._code: int | None = None
 
     def poll(self) -> int | None:
-        code: int | None = self._process.exitcode
-        return code
+        code = self._process.exitcode if self._code is None else None
+        gone = code != SERVER_GONE or not psutil.pid_exists(self._pid)
+        if code is not None and gone:
+            self._code = code
+            self._process.close()  # its pipes
+        return self._code
 
     def terminate(self) -> None:
-        self._process.terminate()
+        if self.poll() is None:
+            with suppress(ProcessLookupError):
+                os.kill(self._pid, signal.SIGTERM)
 
 
 def run_forked(command: Sequence[str], log: Path) -> None:
     """Run a Python program in this process, as `start` runs it in a new one."""
-    from benchmarks.studies.forked import end_with_parent
+    from benchmarks.studies.forked import end_with_parent, seed_anew
 
     end_with_parent()
     os.setsid()
@@ -105,8 +122,12 @@ def run_forked(command: Sequence[str], log: Path) -> None:
         file.flush()
         for given, stream in ((nothing, 0), (file, 1), (file, 2)):
             os.dup2(given.fileno(), stream)
+    seed_anew()
     sys.argv = [*command[1:]]
-    runpy.run_path(sys.argv[0], run_name="__main__")
+    try:
+        runpy.run_path(sys.argv[0], run_name="__main__")
+    finally:
+        atexit._run_exitfuncs()  # a forked process would leave without
 
 
 def add_arguments(parser: argparse.ArgumentParser, jobs: str) -> None:
