@@ -17,12 +17,13 @@ import argparse
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 # Light: torch is imported when runs are planned.
-from benchmarks import records, reporting, studies
+from benchmarks import building, datasets, records, reporting, studies
 from benchmarks.console import at_least, command_parser, leave, signals_handled, split_settings
 from benchmarks.settings import ConfigError, read_study, study_names
 
@@ -95,12 +96,14 @@ def _run(options: argparse.Namespace, settings: Sequence[str], command: str) -> 
         return 2 if options.page_only else 1
     drawn = reporting.study_figures(file, findings, found)
     figures = {name: f"{output.stem}{name}.svg" for name in drawn}
+    tried = {row: study.tried(row) for row in study.rows}
+    registration = studies.registration(study, found)
     page = reporting.study_page(
         file,
         findings,
         found,
-        tried={row: study.tried(row) for row in study.rows},
-        registration=studies.registration(study, found),
+        tried=tried,
+        registration=registration,
         figures=figures,
         protocols=os.path.relpath(PROTOCOLS, output.parent),
         # A published page names no folder of the machine that drew it.
@@ -111,13 +114,65 @@ def _run(options: argparse.Namespace, settings: Sequence[str], command: str) -> 
     records.replace_file(output, page.encode())
     for name, content in drawn.items():
         records.replace_file(output.with_name(figures[name]), content)
-    print(f"{page.partition(chr(10) + '## ')[0].strip()}\n\nPage: {output}")
     network = study.tests(reporting.recommended(file, findings, found))[0].folder
-    if network.is_dir():
-        words = ["python", "-m", "benchmarks.export", f"{network}", "--output", "exported"]
-        words += [word for module in _trusted(settings) for word in ("--trust", module)]
-        print(f"Export the recommended network: {shlex.join(words)}")
+    steps = _next_steps(study, network) if network.is_dir() else {}
+    if published:
+        print(f"{page.partition(chr(10) + '## ')[0].strip()}\n\nPage: {output}")
+    else:
+        shown = output.with_suffix(".html")
+        content = reporting.study_html(
+            file,
+            findings,
+            found,
+            labels=study.labels(),
+            tried=tried,
+            registration=registration,
+            command=command,
+            steps=steps,
+            neighbours=_neighbours(study, findings, found),
+        )
+        records.replace_file(shown, content.encode())
+        print("\n".join(reporting.advice(file, findings, found, study.labels())))
+        print(f"\nPage: {shown}\nIn Markdown: {output}")
+    for title, line in steps.items():
+        print(f"{title}: {line}")
     return status
+
+
+def _neighbours(
+    study: studies.Study, findings: Sequence[Any], found: Mapping[str, Mapping[int, Any]]
+) -> str:
+    """The recommended network's neighbours beside those of the one it is compared with; "" without their files."""
+    if (finding := reporting.deciding(study.file, findings, found)) is None:
+        return ""
+    row, labels = reporting.recommended(study.file, findings, found), study.labels()
+    rows = sorted(finding.comparison.rows(), key=lambda one: one != row)
+    jobs = {labels[row]: study.tests(row)[0] for row in rows}
+    job = jobs[labels[rows[0]]]
+    data = job.command.experiment.data
+    there = all((one.folder / "neighbours.npz").is_file() for one in jobs.values())
+    if len(jobs) < 2 or not there or not (data.dataset == "glyphs" or data.root.is_dir()):
+        return ""
+    images = building.build_datasets(data, seed=job.seed).test
+    if isinstance(images, datasets.ImageSet):
+        side = reporting.THUMBNAIL
+        images.views = datasets.ImageViews(
+            image_size=side, resize=side, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0)
+        )
+    runs = {label: records.load_run(one.folder) for label, one in jobs.items()}
+    return reporting.differing_neighbours(runs, images)
+
+
+def _next_steps(study: studies.Study, network: Path) -> dict[str, str]:
+    """Commands that go on with the recommended network, by what they do."""
+    trusted = [word for module in _trusted(study.settings) for word in ("--trust", module)]
+    export = ["python", "-m", "benchmarks.export", f"{network}", "--output", "exported", *trusted]
+    steps = {"Export the recommended network": shlex.join(export)}
+    data = study.first_job(study.rows[0]).command.experiment.data
+    if data.dataset != "glyphs":
+        words = ["python", "examples/search_folder.py", "exported", f"{data.root}", "QUERY.jpg"]
+        steps["Search in a folder with it"] = shlex.join([*words, "--html", "neighbours.html"])
+    return steps
 
 
 def _trusted(settings: Sequence[str]) -> list[str]:

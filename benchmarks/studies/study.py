@@ -42,6 +42,12 @@ class Study:
         """The compared rows, and those whose settings they take, each after these."""
         return self.file.needed(list(chain(*(of.rows() for of in self.file.comparisons))))
 
+    def labels(self) -> dict[str, str]:
+        """The labels of the rows, each once: the row is added to one that another has, too."""
+        labels = {row: self.first_job(row).command.experiment.label for row in self.rows}
+        every = [*labels.values()]
+        return {row: f"{of}, {row}" if every.count(of) > 1 else of for row, of in labels.items()}
+
     def tried(self, row: str) -> list[Candidate]:
         """The candidates of a row with their scores; [] as long as one is not trained."""
         return self._scored(self.candidates(row)) or []
@@ -225,7 +231,8 @@ class Study:
             groups = {re.split(r"[.\[]", setting)[0] for setting, _ in values}
             described = [f"--{group}={json.dumps(whole[group])}" for group in sorted(groups)]
             arguments = [*described, *arguments]
-        jobs = plan([about.recipe], seeds, runs, ["--report=false", *arguments, *self.settings])
+        report = "neighbours" if draw is None else "false"
+        jobs = plan([about.recipe], seeds, runs, [f"--report={report}", *arguments, *self.settings])
         # Settings behind -- must not choose by the test classes, or fix what is to be chosen.
         for job in jobs:
             job.name = f"test of {row}, seed {job.seed}"
