@@ -11,6 +11,7 @@ from .folds import (
 from .paper_table import paper_page as paper_page
 from .recipe_list import recipe_table as recipe_table
 from .study_answer import (
+    MANY as MANY,
     advice as advice,
     deciding as deciding,
     recommended as recommended,

@@ -110,9 +110,10 @@ def differing_neighbours(runs: Mapping[str, Run], dataset: Glyphs | ImageSet) ->
     looks = dict(zip(runs, enumerate(COLOURS, start=1), strict=False))
     template = Path(__file__).with_name("neighbours.html")
     shown = fill(template, sections=sections, looks=looks, opened={of: of for of in sections})
+    neither = len(queries) - sum(counts)
     return (
-        f"<p>Of {len(queries)} images of classes that no training has seen, {both} have a nearest neighbour of their "
-        f"own class with both networks, {escape(told)}, and {len(queries) - sum(counts)} with neither.</p>\n{shown}"
+        f"<p>Of {len(queries)} images of classes that no training has seen, {both} have a nearest neighbour of "
+        f"their own class with both networks, {escape(told)}, and {neither} with neither.</p>\n{shown}"
     )
 
 

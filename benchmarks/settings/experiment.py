@@ -266,6 +266,8 @@ class Experiment:
         test, curves = self.data.split == "test", evaluation.every > 0
         if evaluation.divergence and (evaluation.parts is None or not test):
             yield "evaluation.divergence: compares with parts of the test; set parts, and data.split: test"
+        if self.data.split == "all" and (self.protocol == "fair" or curves):
+            yield "data.split: all leaves no unseen classes; set protocol to paper, and evaluation.every to 0"
         if self.protocol == "fair" and not curves:
             yield "evaluation.every: protocol fair chooses the weights at these steps; expected at least 1, got 0"
         if self.protocol == "fair" and evaluation.oracle:
