@@ -19,7 +19,9 @@ def test_the_recommended_row_is_trained_on_all_classes_once(toy, trained_by, cap
     trained_by(train)
     assert command() == 0
     printed = capsys.readouterr().out
-    assert "on all classes: python -m benchmarks.study toy.yaml --output=toy.md --finish\n" in printed
+    assert (
+        "on all classes: python -m benchmarks.study toy.yaml --output=toy.md --finish\n" in printed
+    )
     assert "all" not in {split for split, *_ in seen}
     page = Path("toy.html").read_text()
     assert "benchmarks.study toy.yaml --output=toy.md --finish</pre>" in page
