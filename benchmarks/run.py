@@ -273,7 +273,9 @@ class OngoingRun:
         if not self.accelerator.is_main_process:
             return
         losses = records.read_table(path / "records", "training").get("loss", [])
-        if self.experiment.report:
+        if self.experiment.report == "neighbours":
+            evaluation.save_neighbours(path, self.datasets.test, found)
+        elif self.experiment.report:
             evaluation.save_showcase(path, self.datasets.test, found)
         if tests.save_embeddings:
             evaluation.save_embeddings(path, self.datasets.test, found.embeddings)
@@ -299,7 +301,7 @@ class OngoingRun:
     def _report(self) -> None:
         runs = [records.load_run(self.record.path)]
         console.say(reporting.compare(runs).terminal())
-        if self.experiment.report:
+        if self.experiment.report is True:
             page = self.record.path / "report.html"
             reporting.write_html(runs, page)
             console.say(f"\nreport: {page}")

@@ -1,7 +1,7 @@
 """Answers a question by a study: chooses settings on validation classes, tests them once, writes a page.
 
     python -m benchmarks.study STUDY [--data.root DIR] [--jobs 2 | --ray [ADDRESS]] [--seeds N]
-        [--page-only] [-- --any.setting value]
+        [--page-only | --finish] [-- --any.setting value]
 
 STUDY is a name in benchmarks/recipes/studies, or a YAML file of your own: docs/protocols.md says what it holds.
 Before the first test the plan is registered: its SHA-256 and the code's commit are written into the study's JSON
@@ -17,12 +17,14 @@ import argparse
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 # Light: torch is imported when runs are planned.
-from benchmarks import records, reporting, studies
+from benchmarks import building, datasets, records, reporting, studies
 from benchmarks.console import at_least, command_parser, leave, signals_handled, split_settings
 from benchmarks.settings import ConfigError, read_study, study_names
 
@@ -49,25 +51,29 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--output", help="the page; default: study.md in --runs", **path)
     add("--seeds", type=at_least(2), metavar="N", help="test so many; default: those of STUDY")
     add("--page-only", action="store_true", help="train nothing")
+    add("--finish", action="store_true", help="then train the recommended method on all classes")
     options = parser.parse_args(argv)
     for name, value in {"OMP_NUM_THREADS": "1", **KEEP_MEMORY}.items():
         os.environ.setdefault(name, value)
     if options.root:
         settings = [f"--data.root={options.root}", *settings]
     try:
-        return _run(options, settings, _command(whole))
+        return _run(options, settings, partial(_command, *split_settings(whole)))
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
 
 
-def _command(argv: Sequence[str]) -> str:
-    """The command that trains what is left, and draws the page anew."""
-    words = [word for word in argv if word != "--page-only"]
-    return shlex.join(["python", "-m", "benchmarks.study", *words])
+def _command(argv: Sequence[str], settings: Sequence[str], *more: str) -> str:
+    """The command that trains what is left, and draws the page anew, with more options."""
+    words = [word for word in argv if word not in ("--page-only", "--finish")]
+    behind = ["--", *settings] if settings else []
+    return shlex.join(["python", "-m", "benchmarks.study", *words, *more, *behind])
 
 
-def _run(options: argparse.Namespace, settings: Sequence[str], command: str) -> int:
+def _run(options: argparse.Namespace, settings: Sequence[str], command: Callable[..., str]) -> int:
+    if options.page_only and options.finish:
+        raise ConfigError("--finish: trains, and --page-only does not; leave one out")
     file = read_study(options.study)
     if options.seeds:
         file = replace(file, seeds=replace(file.seeds, count=options.seeds))
@@ -93,31 +99,110 @@ def _run(options: argparse.Namespace, settings: Sequence[str], command: str) -> 
         lacking = f"no comparison has both rows finished at {file.seeds.count} seeds"
         print(f"error: {lacking}, neither in {runs} nor in {results.path}", file=sys.stderr)
         return 2 if options.page_only else 1
+    if options.finish and status == 0:
+        status = _finish(options, study, reporting.recommended(file, findings, found))
     drawn = reporting.study_figures(file, findings, found)
     figures = {name: f"{output.stem}{name}.svg" for name in drawn}
+    tried = {row: study.tried(row) for row in study.rows}
+    registration = studies.registration(study, found)
     page = reporting.study_page(
         file,
         findings,
         found,
-        tried={row: study.tried(row) for row in study.rows},
-        registration=studies.registration(study, found),
+        tried=tried,
+        registration=registration,
         figures=figures,
         protocols=os.path.relpath(PROTOCOLS, output.parent),
         # A published page names no folder of the machine that drew it.
-        command=None if published else command,
+        command=None if published else command(),
     )
     if runs.is_dir():
         _own(runs, options.study)
     records.replace_file(output, page.encode())
     for name, content in drawn.items():
         records.replace_file(output.with_name(figures[name]), content)
-    print(f"{page.partition(chr(10) + '## ')[0].strip()}\n\nPage: {output}")
-    network = study.tests(reporting.recommended(file, findings, found))[0].folder
-    if network.is_dir():
-        words = ["python", "-m", "benchmarks.export", f"{network}", "--output", "exported"]
-        words += [word for module in _trusted(settings) for word in ("--trust", module)]
-        print(f"Export the recommended network: {shlex.join(words)}")
+    steps = _next_steps(study, options, reporting.recommended(file, findings, found), command)
+    if published:
+        print(f"{page.partition(chr(10) + '## ')[0].strip()}\n\nPage: {output}")
+    else:
+        shown = output.with_suffix(".html")
+        content = reporting.study_html(
+            file,
+            findings,
+            found,
+            labels=study.labels(),
+            tried=tried,
+            registration=registration,
+            command=command(),
+            steps=steps,
+            neighbours=_neighbours(study, findings, found),
+        )
+        records.replace_file(shown, content.encode())
+        print("\n".join(reporting.advice(file, findings, found, study.labels())))
+        print(f"\nPage: {shown}\nIn Markdown: {output}")
+    for title, line in steps.items():
+        print(f"{title}: {line}")
     return status
+
+
+def _neighbours(
+    study: studies.Study, findings: Sequence[Any], found: Mapping[str, Mapping[int, Any]]
+) -> str:
+    """The recommended network's neighbours beside those of the one it is compared with; "" without their files."""
+    if (finding := reporting.deciding(study.file, findings, found)) is None:
+        return ""
+    row, labels = reporting.recommended(study.file, findings, found), study.labels()
+    rows = sorted(finding.comparison.rows(), key=lambda one: one != row)
+    jobs = {labels[row]: study.tests(row)[0] for row in rows}
+    job = jobs[labels[rows[0]]]
+    data = job.command.experiment.data
+    there = all((one.folder / "neighbours.npz").is_file() for one in jobs.values())
+    if len(jobs) < 2 or not there or not (data.dataset == "glyphs" or data.root.is_dir()):
+        return ""
+    images = building.build_datasets(data, seed=job.seed).test
+    if isinstance(images, datasets.ImageSet):
+        side = reporting.THUMBNAIL
+        images.views = datasets.ImageViews(
+            image_size=side, resize=side, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0)
+        )
+    runs = {label: records.load_run(one.folder) for label, one in jobs.items()}
+    return reporting.differing_neighbours(runs, images)
+
+
+def _next_steps(
+    study: studies.Study, options: argparse.Namespace, row: str, command: Callable[..., str]
+) -> dict[str, str]:
+    """Commands that go on with the recommended row, by what they do; none without its runs."""
+    finished, network, steps = study.finish(row), study.tests(row)[0].folder, dict[str, str]()
+    if not network.is_dir():
+        return {}
+    if finished.is_finished():
+        network = finished.folder
+    else:
+        steps["Train the recommended method on all classes"] = command("--finish")
+    trusted = [word for module in _trusted(study.settings) for word in ("--trust", module)]
+    words = ["python", "-m", "benchmarks.export", f"{network}", "--output", "exported", *trusted]
+    steps["Export the recommended network"] = shlex.join(words)
+    data = finished.command.experiment.data
+    if data.dataset != "glyphs":
+        words = ["python", "examples/search_folder.py", "exported", f"{data.root}", "QUERY.jpg"]
+        steps["Search in a folder with it"] = shlex.join([*words, "--html", "neighbours.html"])
+    if study.file.seeds.count < reporting.MANY and not options.seeds:
+        steps["Be surer, by more trainings"] = command("--seeds", f"{reporting.MANY}")
+    return steps
+
+
+def _finish(options: argparse.Namespace, study: studies.Study, row: str) -> int:
+    """Train a row on all classes, unless that is done; the exit status."""
+    job = study.finish(row)
+    if job.is_finished() and not job.changes():
+        return 0
+    print(f"Training {row} on all classes ...", flush=True)
+    studies.try_out([job])
+    queue = studies.Queue(
+        lambda: [job], 1, studies.launcher(options, study.runs, jobs=1), redo_stale=True
+    )
+    return queue.run() or int(not job.is_finished())
 
 
 def _trusted(settings: Sequence[str]) -> list[str]:

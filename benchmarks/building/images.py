@@ -65,8 +65,9 @@ def build_datasets(data: Data, *, seed: int = 0, fair: bool = False) -> Datasets
                 listing = load(IMAGE_DATASETS[data.dataset], data.root)
             make = partial(ImageSet, listing, views=UNSEEN)
         make = partial(make, fold=data.fold, folds=data.folds)
+        whole = "all" if data.split == "all" else "train"
         train = make(
-            split="development" if fair or data.split == "validation" else "train",
+            split="development" if fair or data.split == "validation" else whole,
             max_classes=min(limits, default=None),
             draw_seed=seed if data.draw_classes else None,
         )

@@ -207,7 +207,9 @@ def _split(
 ) -> list[str]:
     """A split's classes, in the order of the names."""
     order, half = shuffled(names), len(names) // 2
-    if split == "test":
+    if split == "all":
+        kept = order
+    elif split == "test":
         kept = order[half:]
     elif stage is not None:
         seen, others = order[:PRETRAINED], order[PRETRAINED:half]

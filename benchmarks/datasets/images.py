@@ -35,8 +35,8 @@ class ImageSet(torch.utils.data.Dataset[tuple[torch.Tensor, int, int]]):
 
     Args:
         listing: All images of the dataset.
-        split: "train" or "test", or the two parts of the training classes, "development" and "validation", to
-            choose settings without the test classes.
+        split: "train" or "test", or "all" classes, or the two parts of the training classes, "development" and
+            "validation", to choose settings without the test classes.
         views: Makes training and test views of an image.
         fold, folds: Which part of the training classes is "validation", and of how many.
         max_classes: Keep only the first classes of the split, by name; default: all.
@@ -77,7 +77,7 @@ class ImageSet(torch.utils.data.Dataset[tuple[torch.Tensor, int, int]]):
 
         parts = np.array(listing.parts)
         classes = np.array(listing.classes)
-        rows = np.flatnonzero((parts == "train") != (split == "test"))
+        rows = np.flatnonzero(((parts == "train") != (split == "test")) | (split == "all"))
         names = np.unique(classes[rows]).tolist()
         if split in ("development", "validation"):
             names = validation_fold(names, fold, folds)[split == "validation"]

@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from typing import Literal, TypeVar
 
-Split = Literal["train", "test", "development", "validation"]
+Split = Literal["train", "test", "development", "validation", "all"]
 Stage = Literal["pretraining", "fine_tuning"]
 
 Name = TypeVar("Name", str, int)

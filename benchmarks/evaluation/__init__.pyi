@@ -13,7 +13,10 @@ from .outputs import (
     save_embeddings as save_embeddings,
     test_outputs as test_outputs,
 )
-from .showcase import save_showcase as save_showcase
+from .showcase import (
+    save_neighbours as save_neighbours,
+    save_showcase as save_showcase,
+)
 from .tester import (
     Evaluator as Evaluator,
     cluster_metrics as cluster_metrics,

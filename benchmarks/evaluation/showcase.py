@@ -12,6 +12,8 @@ from benchmarks.evaluation.tester import Measured
 
 SPREAD, EXTREMES, NEIGHBOURS = 8, 4, 8  # queries of each kind, and neighbours of each query
 
+QUERIES = 200  # of `save_neighbours`
+
 
 def neighbours(embeddings: Tensor, k: int, rows: Tensor, gallery: Tensor | None) -> Tensor:
     """Nearest other images (q, k) of the images `rows`, nearest first, ranked as for the metrics.
@@ -67,6 +69,22 @@ def save_showcase(folder: Path, dataset: Glyphs | ImageSet, found: Measured) -> 
         query_groups=np.repeat(list(groups), [len(group) for group in groups.values()]),
         query_precision=precision[queries].numpy(),
     )
+
+
+def save_neighbours(folder: Path, dataset: Glyphs | ImageSet, found: Measured) -> None:
+    """Write `neighbours.npz` into the run folder: rows of the dataset, no pictures; call it on one process.
+
+    "queries" (q,) are evenly spread over those that have something to find, the same for every network;
+    "neighbours" (q, k) are their nearest images.
+    """
+    rows, is_query = found.ranks.rows, dataset.is_query
+    queries = rows[torch.linspace(0, len(rows) - 1, min(QUERIES, len(rows))).long()]
+    gallery = None if is_query is None else (~is_query).nonzero()[:, 0]
+    others = len(dataset) - 1 if gallery is None else len(gallery)
+    near = neighbours(found.embeddings, min(NEIGHBOURS, others), queries, gallery)
+    arrays = {"queries": queries, "neighbours": near}
+    whole = {name: rows.numpy().astype(np.int32) for name, rows in arrays.items()}
+    np.savez_compressed(folder / "neighbours.npz", **whole)
 
 
 def _extremes(precision: Tensor, labels: Tensor, *, best: bool) -> Tensor:

@@ -1,12 +1,22 @@
 from .comparison import compare as compare
-from .figures import write_html as write_html
+from .figures import (
+    THUMBNAIL as THUMBNAIL,
+    differing_neighbours as differing_neighbours,
+    write_html as write_html,
+)
 from .folds import (
     fair_comparison as fair_comparison,
     read_method as read_method,
 )
 from .paper_table import paper_page as paper_page
 from .recipe_list import recipe_table as recipe_table
-from .study_answer import recommended as recommended
+from .study_answer import (
+    MANY as MANY,
+    advice as advice,
+    deciding as deciding,
+    recommended as recommended,
+)
+from .study_html import study_html as study_html
 from .study_page import (
     Candidate as Candidate,
     best as best,

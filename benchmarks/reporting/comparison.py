@@ -183,8 +183,10 @@ def row_name(label: str, output: str) -> str:
 def _heading(groups: Mapping[str, Group]) -> str:
     infos = [run.info for group in groups.values() for run in group.runs]
     steps, data = dict.fromkeys(f"{info['steps']:,}" for info in infos), infos[0]["data"]
+    split = data["split"]
+    classes = "the classes of the training" if split == "all" else f"unseen {split} classes"
     return (
-        f"{data['name']}: unseen {data['split']} classes "
+        f"{data['name']}: {classes} "
         f"({data['test_classes']:,} classes, {data['test_images']:,} images) "
         f"after {' or '.join(steps)} steps"
     )

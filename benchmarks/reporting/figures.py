@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from markupsafe import escape
 from numpy.typing import NDArray
 from PIL import Image
 
+from benchmarks.datasets import Glyphs, ImageSet
 from benchmarks.records import Run, damage_named, replace_file
 from benchmarks.reporting.comparison import compare, grouped
 from benchmarks.reporting.curves import COLOURS, RECALLS, curves_svg
@@ -18,6 +20,8 @@ from benchmarks.reporting.templates import fill
 from benchmarks.settings import dump
 
 THUMBNAIL = 96  # largest side of a retrieved image, in pixels
+
+MOST, BESIDE = 6, 5  # queries for which two networks differ, and neighbours of each
 
 Methods = dict[str, list[Run]]
 
@@ -65,7 +69,77 @@ def neighbours(methods: Methods) -> str:
                 answer = _answer(found, row) | {"method": label}
                 sections.setdefault(title, {}).setdefault(query, []).append(answer)
     looks = dict(zip(methods, enumerate(cycle(COLOURS), start=1), strict=False))
-    return fill(Path(__file__).with_name("neighbours.html"), sections=sections, looks=looks)
+    opened = {"evenly spread": "Evenly spread over the test set"}
+    template = Path(__file__).with_name("neighbours.html")
+    return fill(template, sections=sections, looks=looks, opened=opened)
+
+
+def differing_neighbours(runs: Mapping[str, Run], dataset: Glyphs | ImageSet) -> str:
+    """Queries for which the nearest image of one of two networks is right and that of the other is not.
+
+    Args:
+        runs: {label: run that saved its neighbours}, the recommended one first.
+        dataset: The images that the runs were tested on, with views for a reader.
+    """
+    labels, rank = dataset.labels.numpy(), {}
+    for label, run in runs.items():
+        with damage_named(path := run.file("neighbours.npz")), np.load(path) as arrays:
+            queries, rank[label] = arrays["queries"], arrays["neighbours"]
+    first, second = (labels[near[:, 0]] == labels[queries] for near in rank.values())
+    only = {
+        f"Right with {one}, wrong with {other}": (mine & ~others, most)
+        for (one, other), mine, others, most in (
+            ([*runs], first, second, MOST),
+            ([*runs][::-1], second, first, MOST // 2),
+        )
+    }
+    sections = {
+        title: {
+            (row, ""): [
+                _pictures(dataset, queries[row], near[row]) | {"method": label}
+                for label, near in rank.items()
+            ]
+            for row in _of_different_classes(differ, labels[queries])[:most]
+        }
+        for title, (differ, most) in only.items()
+        if differ.any()
+    }
+    counts = [np.sum(of) for of in (first & second, first & ~second, second & ~first)]
+    both, *alone = counts
+    told = ", ".join(f"{n} with {label} alone" for n, label in zip(alone, runs, strict=True))
+    looks = dict(zip(runs, enumerate(COLOURS, start=1), strict=False))
+    template = Path(__file__).with_name("neighbours.html")
+    shown = fill(template, sections=sections, looks=looks, opened={of: of for of in sections})
+    neither = len(queries) - sum(counts)
+    return (
+        f"<p>Of {len(queries)} images of classes that no training has seen, {both} have a nearest neighbour of "
+        f"their own class with both networks, {escape(told)}, and {neither} with neither.</p>\n{shown}"
+    )
+
+
+def _of_different_classes(chosen: NDArray[np.bool_], classes: NDArray[Any]) -> list[int]:
+    """The chosen rows, the first one of each class before the others."""
+    rows = np.flatnonzero(chosen)
+    _, firsts = np.unique(classes[rows], return_index=True)
+    order = [*np.sort(firsts), *np.setdiff1d(np.arange(len(rows)), firsts)]
+    return [int(rows[place]) for place in order]
+
+
+def _pictures(dataset: Glyphs | ImageSet, query: int, near: NDArray[Any]) -> dict[str, Any]:
+    """A query and its neighbours, as pictures with texts."""
+
+    def shown(row: int, kind: str) -> tuple[str, str]:
+        name = dataset.class_names[int(dataset.labels[row])]
+        picture = _png(dataset.to_picture(dataset[int(row)][0]))
+        return picture, f"{kind}: {dataset.name(int(row))}, class {name}"
+
+    return {
+        "query": shown(query, "query"),
+        "neighbours": [
+            (*shown(row, f"neighbour {i}"), bool(dataset.labels[row] == dataset.labels[query]))
+            for i, row in enumerate(near[:BESIDE], start=1)
+        ],
+    }
 
 
 def _answer(found: Mapping[str, NDArray[Any]], row: int) -> dict[str, Any]:

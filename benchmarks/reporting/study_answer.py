@@ -1,4 +1,4 @@
-"""The first sentences of a study's page: which method helps, by how much, and what it costs."""
+"""The first sentences of a study's pages: which method helps, by how much, and what it costs."""
 
 from collections.abc import Mapping, Sequence
 
@@ -34,6 +34,93 @@ def recommended(study: StudyFile, findings: Sequence[Finding], results: Results)
     if gains and study.has_blocks():  # the means of different test sets cannot be compared
         return max(gains, key=gains.__getitem__)
     return max(rows, key=lambda row: _mean(results[row], study.primary))
+
+
+def deciding(study: StudyFile, findings: Sequence[Finding], results: Results) -> Finding | None:
+    """The comparison behind the recommended row; if that is a plain loss, the best method's with it.
+
+    None if no main comparison has a result.
+    """
+    row = recommended(study, findings, results)
+    main = [of for of in findings if of.comparison.family == MAIN and of.tested]
+    near = [f for f in main if f.is_gain and f.comparison.rows()[0] == row]
+    near = near or [f for f in main if f.comparison.rows()[1] == row] or main
+    return max(near, key=lambda f: f.tested.mean, default=None)  # type: ignore[union-attr]
+
+
+def advice(
+    study: StudyFile, findings: Sequence[Finding], results: Results, labels: Mapping[str, str]
+) -> list[str]:
+    """What to use, in plain sentences: by how much it is better, what it costs, how sure that is.
+
+    Args:
+        labels: The names of the rows' methods.
+    """
+    finding, row = deciding(study, findings, results), recommended(study, findings, results)
+    if finding is None or finding.tested is None:
+        return ["Nothing is decided yet: no main comparison has a result."]
+    comparison, tested, label = finding.comparison, finding.tested, labels[row]
+    better, than = comparison.rows()
+    metric, seeds = metric_name(study.metric(comparison)), len(finding.seeds)
+    main = [of for of in findings if of.comparison.family == MAIN and of.tested]
+    score, unseen = _mean(results[row], study.primary), "on classes it was not trained on"
+    if finding.is_gain and row == better:
+        ratio = cost(results, comparison)
+        spent = (
+            ""
+            if ratio is None
+            else (
+                ", in about the same training time"
+                if 0.95 < ratio < 1.05
+                else f", for {ratio:.2g} times the training time"
+            )
+        )
+        told = [
+            f"Train with {label}: {unseen} it is {tested.mean:.1f} points better than {labels[than]} alone, by "
+            f"{metric}{spent}."
+        ]
+        if tested.has_interval:
+            low, high = tested.limits()
+            told.append(
+                f"How sure: over {seeds} repeated trainings, the gain is between {low:.1f} and {high:.1f} points, "
+                "with a confidence of 95 %."
+            )
+        points = f"{study.margin:g} point{'s' * (study.margin != 1)}"
+        if Word.LESS in finding.words:
+            told.append(f"This is a small gain, less than {points}.")
+        elif Word.WORTH not in finding.words:
+            told.append(
+                f"The gain may be less than {points}, so that it is hardly worth a longer training."
+            )
+        plain = {r: _mean(results[r], study.primary) for f in main for r in f.comparison.rows()[1:]}
+        best = max(plain, key=plain.__getitem__)
+        if plain[best] > score and not study.has_blocks():
+            told.append(
+                f"But {labels[best]} alone has {plain[best]:.1f} % here, and {label} {score:.1f} %; no test "
+                "compares these two."
+            )
+    else:
+        clear = {Word.NEGLIGIBLE, Word.HARMS, Word.DISAGREE, Word.AS_GOOD, Word.WORSE}
+        few = not all(clear & {*f.words} for f in main)
+        told = [
+            f"Train with {label} alone: there is too little data to tell if any of the methods helps."
+            if few
+            else f"Train with {label} alone: none of the methods is worth having here.",
+            f"{unseen[0].upper()}{unseen[1:]} its {metric_name(study.primary)} is {score:.1f} %.",
+        ]
+        limits = {
+            f.comparison.rows()[0]: f.tested.limits()[1] for f in main if f.tested.has_interval
+        }  # type: ignore[union-attr]
+        if limits:
+            most = max(limits, key=limits.__getitem__)
+            told.append(
+                f"How sure: a gain of more than {max(0.0, limits[most]):.1f} points is unlikely, even for "
+                f"{labels[most]}, which could gain the most (95 % confidence)."
+            )
+        if few:
+            more = ", or more trainings" * (study.seeds.count < MANY)
+            told.append(f"More classes would tell{more}.")
+    return told + _before(study, comparison, results, labels)
 
 
 def answer(
@@ -110,13 +197,19 @@ def _would_tell(study: StudyFile, tested: Sequence[Finding]) -> str:
     )
 
 
-def _before(study: StudyFile, comparison: Comparison, results: Results) -> list[str]:
+def _before(
+    study: StudyFile,
+    comparison: Comparison,
+    results: Results,
+    labels: Mapping[str, str] | None = None,
+) -> list[str]:
     """The network as it is, which training must beat."""
     better, than = (results[row] for row in comparison.rows())
     before, base = (_mean(than, study.primary, of) for of in ("before_training", "metrics"))
     if not before:
         return []
-    told = f"The network before any training has {before:.2f} %, that of `{comparison.rows()[1]}` {base:.2f} %"
+    name = (labels or {}).get(comparison.rows()[1], f"`{comparison.rows()[1]}`")
+    told = f"The network before any training has {before:.2f} %, that of {name} {base:.2f} %"
     pays = before <= max(base, _mean(better, study.primary))
     return [f"{told}." if pays else f"{told}: on these images, training does not pay."]
 

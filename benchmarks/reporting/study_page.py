@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from itertools import chain
 from operator import attrgetter
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from benchmarks.reporting.comparison import metric_name
 from benchmarks.reporting.paired import Paired, estimate
@@ -75,48 +75,59 @@ def study_page(
         protocols: The path of docs/protocols.md from the page.
         command: The command that measures it again; default: that of a study that comes with the runner.
     """
+    content = study_content(study, findings, results, tried, registration, command)
+    template = Path(__file__).with_suffix(".md")
+    page = fill(template, **content, figures=figures, protocols=protocols)
+    return page.replace(" ± ", "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}")
+
+
+def study_content(
+    study: StudyFile,
+    findings: Sequence[Finding],
+    results: Results,
+    tried: Tried,
+    registration: str,
+    command: str | None = None,
+) -> dict[str, Any]:
+    """The values of a page in any format; arguments as for `study_page`."""
     runs = [result for of in results.values() for result in of.values()]
     controls = [of for of in findings if of.comparison.family == CONTROL]
     judged = [of for of in findings if of.comparison.family != CONTROL]
     main = [of for of in judged if of.comparison.family == MAIN]
     others = [of for of in judged if of.comparison.family != MAIN]
     tested = [one for of in findings for one in (of.tested, of.secondary) if one]
-    settings = _settings(study, tried)
     sides = [
         [of.name, f"`{of.better}` - `{of.than}`", metric_name(study.metric(of)), of.paper]
         for of in study.comparisons
     ]
-    page = fill(
-        Path(__file__).with_suffix(".md"),
-        **{"study": study, "registration": registration, "metric_name": metric_name},
-        protocols=protocols,
-        command=command or f"python -m benchmarks.study {study.name}",
-        figures=figures,
-        answer=answer(study, main, results, others),
-        papers=has_papers(study),
-        reported=any(of.reported for of in study.comparisons),
-        costs=not has_papers(study) and any(cost(results, of.comparison) for of in findings),
-        counts=_counts(judged),
-        lacking=_lacking(study, findings, tried),
-        ends=_ends(study, judged, tried),
-        main=main and _verdicts(study, main, results),
-        others=others and _verdicts(study, others, results),
-        controls=controls and _verdicts(study, controls, results),
-        over={one.over for one in tested},
-        equal=not all(one.has_interval for one in tested),
-        exploratory=not any(finding.registered for finding in findings),
-        sides=Table(["", "rows", "metric", "paper"], sides, names=4).markdown(),
-        commits=", ".join(sorted({f"`{str(run['commit'])[:7]}`" for run in runs})),
-        runs=len(runs),
-        hours=f"{sum(run['wall_time_s'] for run in runs) / 3600:.1f}",
-        dirty=any(run["dirty"] for run in runs),
-        processors=_processors(findings, results),
-        means=_means(results).markdown(),
-        settings=settings.rows and settings.markdown(),
-        paths=sorted({path for row in study.rows.values() for path in row.choose}),
-        short=_short,
-    )
-    return page.replace(" ± ", "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}")
+    return {
+        "study": study,
+        "registration": registration,
+        "metric_name": metric_name,
+        "command": command or f"python -m benchmarks.study {study.name}",
+        "answer": answer(study, main, results, others),
+        "papers": has_papers(study),
+        "costs": not has_papers(study) and any(cost(results, of.comparison) for of in findings),
+        "counts": _counts(judged),
+        "lacking": _lacking(study, findings, tried),
+        "ends": _ends(study, judged, tried),
+        "main": main and _verdicts(study, main, results),
+        "others": others and _verdicts(study, others, results),
+        "controls": controls and _verdicts(study, controls, results),
+        "over": {one.over for one in tested},
+        "exploratory": not any(finding.registered for finding in findings),
+        "meanings": _meanings(study, equal=not all(one.has_interval for one in tested)),
+        "sides": Table(["", "rows", "metric", "paper"], sides, names=4),
+        "commits": ", ".join(sorted({f"`{str(run['commit'])[:7]}`" for run in runs})),
+        "runs": len(runs),
+        "hours": f"{sum(run['wall_time_s'] for run in runs) / 3600:.1f}",
+        "dirty": any(run["dirty"] for run in runs),
+        "processors": _processors(findings, results),
+        "means": _means(results),
+        "settings": _settings(study, tried),
+        "paths": sorted({path for row in study.rows.values() for path in row.choose}),
+        "short": _short,
+    }
 
 
 # ---------------------------------------------------------------------------------------- the verdicts
@@ -162,11 +173,35 @@ def _ends(study: StudyFile, findings: Sequence[Finding], tried: Tried) -> str:
     )
 
 
-def _verdicts(study: StudyFile, findings: Sequence[Finding], results: Results) -> str:
+def _meanings(study: StudyFile, *, equal: bool) -> Table:
+    """The words for findings, and what each says."""
+    points = f"{study.margin:g} point{'s' * (study.margin != 1)}"
+    reported = any(of.reported for of in study.comparisons)
+    agrees = (
+        study.agrees
+        and f"one of these three, but {metric_name(study.agrees)} has the opposite sign"
+    )
+    excluded = "the upper limit of the 95 % interval is below half of the paper's gain in Recall@1"
+    meanings = {
+        Word.HARMS: "the upper limit is below 0",
+        Word.WORTH: f"the lower limit is above {points}",
+        Word.HELPS: "the lower limit is above 0",
+        Word.DISAGREE: agrees,
+        Word.NEGLIGIBLE: f"the 90 % interval is within ±{points}",
+        Word.LESS: "the same, of a difference that helps or harms",
+        Word.EXCLUDED: reported and excluded,
+        Word.AS_GOOD: f"claimed to be as good: the lower limit of a one-sided interval is above -{points}",
+        Word.WORSE: f"claimed to be as good: the upper limit of a one-sided interval is below -{points}",
+        Word.NOISY: "none of these" + ", or fewer than five differences, all (equal)" * equal,
+    }
+    return Table(["word", "meaning"], [[f"*{w}*", of] for w, of in meanings.items() if of], names=2)
+
+
+def _verdicts(study: StudyFile, findings: Sequence[Finding], results: Results) -> Table:
     pools, marked = pooled(study, findings), any(finding.registered for finding in findings)
     rows: list[dict[str, str]] = []
     for group, of in by_method(findings).items():
-        rows += [_verdict(study, finding, results, marked) for finding in of]
+        rows += [verdict(study, finding, results, marked) for finding in of]
         if group in pools:
             row = {"comparison": f"*{group}, pooled*", "verdict": str(Word.DIVERGED)}
             if pool := pools[group]:
@@ -175,10 +210,10 @@ def _verdicts(study: StudyFile, findings: Sequence[Finding], results: Results) -
             rows.append(row)
     *others, p = rows[0]
     shown = [*(name for name in others if any(row.get(name) for row in rows)), p]
-    return Table(shown, [[row.get(name, "") for name in shown] for row in rows], 2).markdown()
+    return Table(shown, [[row.get(name, "") for name in shown] for row in rows], 2)
 
 
-def _verdict(study: StudyFile, finding: Finding, results: Results, marked: bool) -> dict[str, str]:
+def verdict(study: StudyFile, finding: Finding, results: Results, marked: bool) -> dict[str, str]:
     """The cells of a comparison, by the names of their columns."""
     comparison, tested, p = finding.comparison, finding.tested, finding.adjusted
     words, second = ", ".join(finding.words), finding.secondary

@@ -66,9 +66,9 @@ DIAMOND = "m-6.5 0l6.5 -6.5l6.5 6.5l-6.5 6.5z"
 
 
 def study_figures(
-    study: StudyFile, findings: Sequence[Finding], results: Results
+    study: StudyFile, findings: Sequence[Finding], results: Results, *, right: str = "as claimed"
 ) -> dict[str, bytes]:
-    """The SVG files that have something to show.
+    """The SVG files that have something to show; `right` says what a difference right of 0 means.
 
     "" has the main comparisons by method, with their pooled effects, "_mechanisms" all others by family except
     controls, and "_curves" the compared rows over the steps of a training, "_cosines" likewise those of features.
@@ -76,8 +76,8 @@ def study_figures(
     main = [of for of in findings if of.comparison.family == MAIN]
     others = [of for of in findings if of.comparison.family not in (MAIN, CONTROL)]
     drawn = {
-        "": forest(study, main),
-        "_mechanisms": forest(study, others),
+        "": forest(study, main, right),
+        "_mechanisms": forest(study, others, right),
         "_curves": curves(study, [*main, *others], results, RECALLS),
         "_cosines": curves(study, [*main, *others], results, COSINES),
     }
@@ -176,7 +176,7 @@ def _ticks(low: float, high: float) -> list[float]:
     return [number * step for number in range(ceil(low / step), floor(high / step) + 1)]
 
 
-def forest(study: StudyFile, findings: Sequence[Finding]) -> bytes:
+def forest(study: StudyFile, findings: Sequence[Finding], right: str = "as claimed") -> bytes:
     """Each comparison's difference and interval, beside the paper's gain; empty if none was measured.
 
     The axis reaches from the lowest limit to the highest, and to the papers' gains, which are drawn where the
@@ -203,7 +203,7 @@ def forest(study: StudyFile, findings: Sequence[Finding]) -> bytes:
             mean, of.limits() if of and of.has_interval else None, colour, radius, half, gain
         )
 
-    seen = {_colour(finding) for finding in findings} | {"seen"}
+    seen = {colour_of(finding) for finding in findings} | {"seen"}
     for colour, words in KEY.items():
         if colour in seen:
             dot = f'<circle class="{colour}" cx="22" cy="{{y}}" r="4"/>'
@@ -220,15 +220,16 @@ def forest(study: StudyFile, findings: Sequence[Finding]) -> bytes:
         for one in members:
             difference = signed(one.tested.points()) if one.tested else Word.DIVERGED
             svg.line(name_of_claim(study, one.comparison), "", difference)
-            strip(one.tested, _colour(one), 4.5, 11, gains.get(one.comparison.name))
+            strip(one.tested, colour_of(one), 4.5, 11, gains.get(one.comparison.name))
         if group in pools:
             svg.line("pooled, exploratory", "soft", signed(pools[group].points()))
             strip(pools[group], "pool", 3, 7, None)
-    axis.ticks(f"percentage points of {metric_name(study.primary)}; right of 0: as claimed")
+    axis.ticks(f"percentage points of {metric_name(study.primary)}; right of 0: {right}")
     return svg.file("Paired differences with 95 % intervals")
 
 
-def _colour(finding: Finding) -> str:
+def colour_of(finding: Finding) -> str:
+    """The class of its colour, one of `KEY`."""
     words = {*finding.words}
     if words & {Word.HELPS, Word.WORTH, Word.AS_GOOD}:
         return "gain"

@@ -21,7 +21,8 @@ class Data:
         dataset: Name of the dataset; "folder" is one of your own, ROOT/CLASS/IMAGE at any depth.
         root: Folder of the dataset, or of its cache.
         split: Classes to test on: the "test" classes, after training on all training classes, or a
-            "validation" part of the training classes, after training on the others.
+            "validation" part of the training classes, after training on the others; "all" trains on all
+            classes, for use, and tests on the same ones.
         fold: Which part of the training classes is "validation".
         folds: Number of parts; a stage has its own.
         stage: Only for Glyphs: "pretraining" trains on 750 of the training classes, unperturbed, and validates on
@@ -64,7 +65,7 @@ class Data:
 
     dataset: DatasetName = "glyphs"
     root: Path = Path("data")
-    split: Literal["test", "validation"] = "test"
+    split: Literal["test", "validation", "all"] = "test"
     fold: NonNegativeInt = 0
     folds: AtLeast2 = 4
     stage: Stage | None = None

@@ -214,7 +214,7 @@ class Experiment:
         checkpoint_every: Steps between two checkpoints.
         diagnose_every: Steps between two records of the gradient norms of all losses except the first, relative
             to the first's, at the embeddings, the head and the trunk (table "gradient_ratios"); 0: no records.
-        report: Draw report.html at the end.
+        report: Draw report.html at the end; "neighbours" only saves what the page of a study shows of the run.
     """
 
     losses: list[WeightedLoss]
@@ -230,7 +230,7 @@ class Experiment:
     evaluation: Evaluation = field(default_factory=Evaluation)
     checkpoint_every: PositiveInt = 250
     diagnose_every: NonNegativeInt = 0
-    report: bool = True
+    report: bool | Literal["neighbours"] = True
 
     def __post_init__(self) -> None:
         folder = self.model.weights
@@ -270,6 +270,8 @@ class Experiment:
         test, curves = self.data.split == "test", evaluation.every > 0
         if evaluation.divergence and (evaluation.parts is None or not test):
             yield "evaluation.divergence: compares with parts of the test; set parts, and data.split: test"
+        if self.data.split == "all" and (self.protocol == "fair" or curves):
+            yield "data.split: all leaves no unseen classes; set protocol to paper, and evaluation.every to 0"
         if self.protocol == "fair" and not curves:
             yield "evaluation.every: protocol fair chooses the weights at these steps; expected at least 1, got 0"
         if self.protocol == "fair" and evaluation.oracle:

@@ -20,6 +20,12 @@ from benchmarks.studies.kept import Result, Results
 Values = tuple[tuple[str, float], ...]
 """Settings and their values."""
 
+FOR_USE = (
+    *("--data.split=all", "--protocol=paper", "--evaluation.every=0", "--evaluation.parts=null"),
+    *("--evaluation.oracle=false", "--evaluation.divergence=false"),
+)
+"""Settings of a training on all classes, which leaves none to measure on."""
+
 Found = dict[str, dict[int, Result]]
 """Results of tests, by row and seed."""
 
@@ -41,6 +47,12 @@ class Study:
     def rows(self) -> list[str]:
         """The compared rows, and those whose settings they take, each after these."""
         return self.file.needed(list(chain(*(of.rows() for of in self.file.comparisons))))
+
+    def labels(self) -> dict[str, str]:
+        """The labels of the rows, each once: the row is added to one that another has, too."""
+        labels = {row: self.first_job(row).command.experiment.label for row in self.rows}
+        every = [*labels.values()]
+        return {row: f"{of}, {row}" if every.count(of) > 1 else of for row, of in labels.items()}
 
     def tried(self, row: str) -> list[Candidate]:
         """The candidates of a row with their scores; [] as long as one is not trained."""
@@ -119,6 +131,19 @@ class Study:
         seeds, more = self.file.seeds, row in self.extended() if more is None else more
         last = seeds.first + seeds.count + seeds.more * more
         return self._jobs(row, values, range(seeds.first, last))
+
+    def finish(self, row: str) -> Job:
+        """The training of a row on all classes, for use: with the chosen settings, as long as the tested ones.
+
+        Where validation classes chose the step of the tested networks, it ends at the median of these steps.
+        """
+        tests, values = self.tests(row), self.chosen(row)
+        assert values is not None, "a row is recommended once it is tested"
+        chosen = [(job.record() or {}).get("selection") for job in tests]
+        steps = [best["step"] for best in chosen if best]
+        length = [f"--optimization.steps={int(np.median(steps))}"] if steps else []
+        first = range(self.file.seeds.first, self.file.seeds.first + 1)
+        return self._jobs(row, values, first, None, (*FOR_USE, *length))[0]
 
     def found(self, more: bool | None = None) -> Found:
         """The results of these tests."""
@@ -207,12 +232,20 @@ class Study:
         return digest(json.dumps([self.file.rule(), rows], sort_keys=True))
 
     def _jobs_anew(
-        self, row: str, values: Values, seeds: range, draw: int | None = None
+        self,
+        row: str,
+        values: Values,
+        seeds: range,
+        draw: int | None = None,
+        use: tuple[str, ...] = (),
     ) -> list[Job]:
         about, runs = self.file.rows[row], self.runs / row  # several rows may be of one recipe
         fixed: dict[str, Any] = {"data.split": "test", **dict(values)}
         arguments = [*self.file.settings, *about.settings]
-        if draw is None:
+        if use:
+            runs = self.runs / "finished"
+            fixed |= {"data.split": "all"}
+        elif draw is None:
             arguments += about.measures
         else:
             own = values[-len(about.choose) :]
@@ -225,10 +258,12 @@ class Study:
             groups = {re.split(r"[.\[]", setting)[0] for setting, _ in values}
             described = [f"--{group}={json.dumps(whole[group])}" for group in sorted(groups)]
             arguments = [*described, *arguments]
-        jobs = plan([about.recipe], seeds, runs, ["--report=false", *arguments, *self.settings])
+        report = "neighbours" if draw is None and not use else "false"
+        arguments = [f"--report={report}", *arguments, *self.settings, *use]
+        jobs = plan([about.recipe], seeds, runs, arguments)
         # Settings behind -- must not choose by the test classes, or fix what is to be chosen.
         for job in jobs:
-            job.name = f"test of {row}, seed {job.seed}"
+            job.name = f"{row} on all classes" if use else f"test of {row}, seed {job.seed}"
             if draw is not None:
                 told = ", ".join(f"{name.rpartition('.')[2]} {value:g}" for name, value in own)
                 job.name = f"{row} with {told}" + f", draw {draw}" * (self.file.choice.draws > 1)

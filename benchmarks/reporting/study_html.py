@@ -1,0 +1,133 @@
+"""The page of a study as one HTML file that loads nothing, for those whose images it is about."""
+
+import base64
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from markupsafe import Markup, escape
+
+from benchmarks.reporting.comparison import metric_name, row_name
+from benchmarks.reporting.paired import Estimate, estimate
+from benchmarks.reporting.study_answer import advice, cost
+from benchmarks.reporting.study_page import Tried, study_content, verdict
+from benchmarks.reporting.svg import colour_of, study_figures
+from benchmarks.reporting.templates import fill
+from benchmarks.reporting.verdicts import MAIN, Finding, Results, outputs_of
+from benchmarks.settings import Comparison, StudyFile
+
+FIGURES = {
+    "": "The differences, with their 95 % intervals",
+    "_curves": "Over the steps of a training",
+    "_mechanisms": "Mechanisms and own claims",
+    "_cosines": "Cosines of features over the steps of a training",
+}
+
+
+def study_html(
+    study: StudyFile,
+    findings: Sequence[Finding],
+    results: Results,
+    *,
+    labels: Mapping[str, str],
+    tried: Tried,
+    registration: str,
+    command: str,
+    steps: Mapping[str, str],
+    neighbours: str = "",
+) -> str:
+    """The page in HTML; other arguments as for `study_page`.
+
+    Args:
+        labels: The names of the rows' methods.
+        steps: What to do next: {title: command}.
+        neighbours: The section of nearest neighbours, in HTML; default: none.
+    """
+    lead, *more = advice(study, findings, results, labels)
+    study, findings = neutral(study, findings, labels)
+    drawn = study_figures(study, findings, results, right="better")
+    main = [of for of in findings if of.comparison.family == MAIN]
+    rows = methods(study, main, results, labels)
+    means = [one.mean for row in rows for one in row["means"] if one]
+    gains = [of.tested.mean for of in main if of.is_gain and of.tested]
+    return fill(
+        Path(__file__).with_name("study_page.html"),
+        **study_content(study, findings, results, tried, registration, command),
+        lead=lead,
+        more=more,
+        neighbours=neighbours,
+        methods=rows,
+        best=max(means, default=None),
+        most=max(gains, default=None),
+        figures={name: (FIGURES[name], _image(of)) for name, of in drawn.items()},
+        steps=steps,
+        marks=marks,
+    )
+
+
+def neutral(
+    study: StudyFile, findings: Sequence[Finding], labels: Mapping[str, str]
+) -> tuple[StudyFile, list[Finding]]:
+    """The same with the compared methods' names in place of claims, which a verdict may deny."""
+
+    def named(comparison: Comparison) -> Comparison:
+        sides = (side.partition(":") for side in (comparison.better, comparison.than))
+        better, than = (row_name(labels[row], output or "embedding") for row, _, output in sides)
+        return replace(comparison, claim=f"{better} beside {than}")
+
+    comparisons = [named(of) for of in study.comparisons]
+    return (
+        replace(study, comparisons=comparisons),
+        [replace(of, comparison=named(of.comparison)) for of in findings],
+    )
+
+
+def methods(
+    study: StudyFile, findings: Sequence[Finding], results: Results, labels: Mapping[str, str]
+) -> list[dict[str, Any]]:
+    """Each comparison's cells: the method and its base with their means, what was found, and its colour."""
+    rows = []
+    for finding in findings:
+        comparison = finding.comparison
+        cells = verdict(study, finding, results, marked=False)
+        metric, ratio = study.metric(comparison), cost(results, comparison)
+        means = [_mean(results, side, metric) for side in (comparison.better, comparison.than)]
+        row, base = comparison.rows()
+        tested = finding.tested
+        rows.append(
+            {
+                "method": labels[row],
+                "base": labels[base],
+                "metric": metric_name(metric),
+                "means": means,
+                "difference": cells["difference"] if tested is None else f"{tested.mean:+.1f}",
+                "limits": tested.limits() if tested and tested.has_interval else None,
+                "gain": tested.mean if tested else None,
+                "words": cells["verdict"],
+                "colour": colour_of(finding),
+                "cost": "" if ratio is None else f"× {ratio:.2f}",
+            }
+        )
+    return rows
+
+
+def _mean(results: Results, side: str, metric: str) -> Estimate | None:
+    """Of a compared row or output, in percent; None if a run diverged."""
+    row, _, output = side.partition(":")
+    values = [outputs_of(run).get(output, {}).get(metric) for run in results[row].values()]
+    return None if None in values or not values else estimate([100 * value for value in values])
+
+
+def marks(text: str) -> Markup:
+    """Text with Markdown's marks for code and emphasis, of which our sentences and cells are made."""
+    shown = str(escape(text))
+    shown = re.sub(r"`([^`]+)`", r"<code>\1</code>", shown)
+    shown = re.sub(r"\*\*([^*]+)\*\*", r"<b>\1</b>", shown)
+    return Markup(re.sub(r"\*([^*]+)\*", r"<em>\1</em>", shown))
+
+
+def _image(svg: bytes) -> str:
+    """An image by itself, whose styles do not meet those of another."""
+    return f"data:image/svg+xml;base64,{base64.b64encode(svg).decode()}"
