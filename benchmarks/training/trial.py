@@ -24,7 +24,7 @@ from benchmarks.building import (
     show_to,
 )
 from benchmarks.console import reason
-from benchmarks.datasets import DecodedImages, Glyphs, ImageSet
+from benchmarks.datasets import DecodedImages
 from benchmarks.settings import ConfigError, Data, Experiment
 from benchmarks.training.batches import StepSampler
 from benchmarks.training.launcher import check_launcher
@@ -160,8 +160,6 @@ def _check_outputs(
             )
     if settings.orders and horde is None:
         raise ConfigError("evaluation.orders: needs one HORDELoss among the losses; leave it out")
-    if settings.verification and experiment.data.split == "test":
-        _check_pairs(datasets.test)
     if settings.parts is None:
         return
     if datasets.test.is_query is not None:
@@ -175,22 +173,6 @@ def _check_outputs(
             raise ConfigError(
                 f"evaluation.parts: each of {settings.parts} parts needs two images of every class, but a class "
                 f"has {smallest}; expected at most {smallest // 2}, or leave it out"
-            )
-
-
-def _check_pairs(test: Glyphs | ImageSet) -> None:
-    labels, is_query = test.labels, test.is_query
-    sides = (labels, labels) if is_query is None else (labels[is_query], labels[~is_query])
-    rows, columns = (torch.bincount(side, minlength=test.num_classes) for side in sides)
-    same = int((rows * columns).sum())
-    others = int(rows.sum() * columns.sum()) - same
-    if is_query is None:
-        same -= len(labels)  # an image and itself
-    for pairs, of in ((others, "two classes"), (same, "one class")):
-        if not pairs:
-            raise ConfigError(
-                f"evaluation.verification: the {len(labels)} test images make no pair of {of}; leave it out, or "
-                "test more of them"
             )
 
 

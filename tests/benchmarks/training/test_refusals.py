@@ -85,14 +85,3 @@ def test_the_values_that_fit_do(refused: Any, photographs: Path) -> None:
     assert refused(root, *SMALL, *asked) == (
         "evaluation.features: 11 principal components of the 96 features of 10 training images; expected at most 10"
     )
-
-
-def test_verification_needs_pairs_of_two_classes(refused: Any, photographs: Path) -> None:
-    """Pairs of one class are needed by every test."""
-    chosen = photographs.with_name("chosen.txt")
-    chosen.write_text("j\n")
-    settings = [f"--data.root={photographs}", f"--data.test_classes={chosen}", *SMALL]
-    settings += ["--model.batch_norm=train", "--evaluation.descriptor=false"]
-    assert refused(*settings, "--evaluation.verification=true") == (
-        "evaluation.verification: the 2 test images make no pair of two classes; leave it out, or test more of them"
-    )
