@@ -5,11 +5,12 @@ import atexit
 import multiprocessing
 import os
 import runpy
+import select
 import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -92,7 +93,8 @@ class Forked:
         log.open("ab").close()  # an error is this process's to tell
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["benchmarks.studies.forked"])
-        self._process = context.Process(target=run_forked, args=(command, log))
+        # The server has the environment of its own start.
+        self._process = context.Process(target=run_forked, args=(command, log, dict(os.environ)))
         self._process.start()
         self._pid = int(self._process.pid or 0)
         self._code: int | None = None
@@ -111,23 +113,41 @@ class Forked:
                 os.kill(self._pid, signal.SIGTERM)
 
 
-def run_forked(command: Sequence[str], log: Path) -> None:
+def run_forked(command: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:
     """Run a Python program in this process, as `start` runs it in a new one."""
-    from benchmarks.studies.forked import end_with_parent, seed_anew
-
-    end_with_parent()
+    _end_with_parent()
     os.setsid()
     with log.open("ab") as file, Path(os.devnull).open("rb") as nothing:
         file.write(f"$ {shlex.join(command)}\n".encode())
         file.flush()
         for given, stream in ((nothing, 0), (file, 1), (file, 2)):
             os.dup2(given.fileno(), stream)
-    seed_anew()
+    os.environ.clear()
+    os.environ.update(environment)
+    if (
+        "torch" in sys.modules
+    ):  # the server has imported it, and every run would have its random states
+        sys.modules["numpy"].random.seed()
+        sys.modules["torch"].seed()
     sys.argv = [*command[1:]]
     try:
         runpy.run_path(sys.argv[0], run_name="__main__")
     finally:
         atexit._run_exitfuncs()  # a forked process would leave without
+
+
+def _end_with_parent() -> None:
+    """Get a SIGTERM as soon as the process that asked for this one is gone, however it ended."""
+    import fcntl  # not on Windows, where nothing is forked
+
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    pipe = parent.sentinel  # it closes the other end
+    fcntl.fcntl(pipe, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(pipe, fcntl.F_SETSIG, signal.SIGTERM)
+    fcntl.fcntl(pipe, fcntl.F_SETFL, fcntl.fcntl(pipe, fcntl.F_GETFL) | os.O_ASYNC)
+    if select.select([pipe], [], [], 0)[0]:  # before that
+        sys.exit()
 
 
 def add_arguments(parser: argparse.ArgumentParser, jobs: str) -> None:

@@ -81,11 +81,12 @@ def test_a_killed_launcher_leaves_no_run_behind(run: Job, fork: bool) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="runs are forked on Linux alone")
-def test_a_forked_run_is_as_one_of_its_own(run: Job) -> None:
-    """Its arguments, name, session, streams and exit status, and modules that were there already."""
+def test_a_forked_run_is_as_one_of_its_own(run: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its arguments, name, environment, session, streams and exit status."""
+    monkeypatch.setenv("SAID", "here")
     launching.RUN.write_text(
         "import os, sys; print(__name__, sys.argv, sys.stdin.read(), os.getsid(0) == os.getpid(), "
-        "'timm' in sys.modules); print('error: odd', file=sys.stderr); sys.exit(7)"
+        "os.environ['SAID']); print('error: odd', file=sys.stderr); sys.exit(7)"
     )
     run.settings = ["--seed=1"]
     assert Queue(lambda: [run], 1, Launcher(fork=True)).run() == 0
@@ -93,7 +94,7 @@ def test_a_forked_run_is_as_one_of_its_own(run: Job) -> None:
     said = run.log.read_text().splitlines()
     arguments = ["--seed=1", f"--output={run.folder}", "--resume"]
     assert said[0] == f"$ {shlex.join([sys.executable, str(launching.RUN), *arguments])}"
-    assert f"__main__ {[str(launching.RUN), *arguments]}  True True" in said
+    assert f"__main__ {[str(launching.RUN), *arguments]}  True here" in said
 
 
 @pytest.mark.parametrize(
