@@ -104,7 +104,7 @@ def test_glyphs_are_gray(trained: Path, tmp_path: Path) -> None:
     output.mkdir()
     assert main([str(run), f"--output={output}"]) == 0, "it was empty"
     assert {path.name for path in output.iterdir()} == {
-        *("README.md", "config.json", "model.safetensors"),
+        *("README.md", "config.json", "model.safetensors", "thresholds.json"),
     }
     (tmp_path / "new").touch()
     mode = (tmp_path / "new").stat().st_mode
