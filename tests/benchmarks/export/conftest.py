@@ -95,6 +95,7 @@ def make_run(trained: Path, folder: Path, **model: Any) -> EmbeddingModel:
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
     record = json.loads((trained / "run.json").read_text())
     write_json(folder / "run.json", record | {"config": config, "files": {}})
+    torch.manual_seed(1)  # the same ones whatever ran before
     network = rebuilt(folder)
     with torch.no_grad():  # nothing is as it started: norms, their statistics, biases
         for tensor in network.state_dict().values():
