@@ -55,7 +55,7 @@ def start(command: Sequence[str], log: Path, folder: Path | None = None) -> subp
 
 
 class Launcher(AbstractContextManager["Launcher"]):
-    """Starts runs on this machine within a context, `jobs` at once; `command` stands before `benchmarks/run.py`.
+    """Starts runs on this machine within a context, `jobs` at once; `command` stands before `benchmarks/run.py`; default: Python.
 
     Args:
         fork: Fork them from a process that has imported all modules, which takes seconds; on Linux. In all else,
@@ -63,9 +63,9 @@ class Launcher(AbstractContextManager["Launcher"]):
     """
 
     def __init__(
-        self, command: Sequence[str] = (sys.executable,), jobs: int = 1, *, fork: bool = False
+        self, command: Sequence[str] | None = None, jobs: int = 1, *, fork: bool = False
     ) -> None:
-        self.command, self.jobs, self.fork = command, jobs, fork
+        self.command, self.jobs, self.fork = command or [sys.executable], jobs, fork
 
     def __exit__(self, *exception: object) -> None:
         pass
@@ -180,7 +180,7 @@ def launcher(options: argparse.Namespace, runs: Path, jobs: int = 1) -> Launcher
             raise ConfigError("--gpus-per-run, --cpus-per-run: are Ray's; add --ray")
         if options.launcher is None and sys.platform == "linux":
             return Launcher(jobs=options.jobs or jobs, fork=True)
-        return Launcher(options.launcher or [sys.executable], options.jobs or jobs)
+        return Launcher(options.launcher, options.jobs or jobs)
     if find_spec("ray") is None:
         raise ConfigError("--ray: Ray is not installed; pip install '.[benchmarks,cluster]'")
     if options.ray == "local":  # it listens to the network, and reads this when it is imported
