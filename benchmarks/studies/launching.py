@@ -55,9 +55,11 @@ def start(command: Sequence[str], log: Path, folder: Path | None = None) -> subp
 
 
 class Launcher(AbstractContextManager["Launcher"]):
-    """Starts runs on this machine within a context, `jobs` at once; `command` stands before `benchmarks/run.py`; default: Python.
+    """Starts runs on this machine within a context.
 
     Args:
+        command: What stands before `benchmarks/run.py`; default: this Python.
+        jobs: So many at once.
         fork: Fork them from a process that has imported all modules, which takes seconds; on Linux. In all else,
             such as session, output and the end with this process, they are as programs that are started.
     """
