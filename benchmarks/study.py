@@ -99,8 +99,9 @@ def _run(options: argparse.Namespace, settings: Sequence[str], command: Callable
         lacking = f"no comparison has both rows finished at {file.seeds.count} seeds"
         print(f"error: {lacking}, neither in {runs} nor in {results.path}", file=sys.stderr)
         return 2 if options.page_only else 1
+    recommended = reporting.recommended(file, findings, found)
     if options.finish and status == 0:
-        status = _finish(options, study, reporting.recommended(file, findings, found))
+        status = _finish(options, study, recommended)
     drawn = reporting.study_figures(file, findings, found)
     figures = {name: f"{output.stem}{name}.svg" for name in drawn}
     tried = {row: study.tried(row) for row in study.rows}
@@ -121,7 +122,7 @@ def _run(options: argparse.Namespace, settings: Sequence[str], command: Callable
     records.replace_file(output, page.encode())
     for name, content in drawn.items():
         records.replace_file(output.with_name(figures[name]), content)
-    steps = _next_steps(study, options, reporting.recommended(file, findings, found), command)
+    steps = _next_steps(study, options, recommended, command)
     if published:
         print(f"{page.partition(chr(10) + '## ')[0].strip()}\n\nPage: {output}")
     else:

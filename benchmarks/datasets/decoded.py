@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from multiprocessing.pool import ThreadPool
+from pathlib import Path
 from typing import Self
 
 import joblib
@@ -46,7 +47,6 @@ class DecodedImages(torch.utils.data.Dataset[tuple[Tensor, int, int]]):
         Raises:
             DatasetError: if one cannot be decoded.
         """
-        images = self.images
         stored = torch.empty(self.nbytes, dtype=torch.uint8)
         parts = stored.split([3 * width * height for width, height in self._sizes])
         Image.init()  # opening an image loads them, which is not thread-safe
@@ -56,9 +56,8 @@ class DecodedImages(torch.utils.data.Dataset[tuple[Tensor, int, int]]):
             shapes = []
             for i, (part, pixels) in enumerate(zip(parts, bar, strict=True)):
                 if pixels.size != len(part):
-                    path = images.listing.root / images.name(i)
                     raise DatasetError(
-                        f"{path}: has changed while the images were decoded; start again"
+                        f"{self._path(i)}: has changed while the images were decoded; start again"
                     )
                 part.copy_(torch.from_numpy(pixels).flatten())
                 shapes.append(pixels.shape)
@@ -95,12 +94,13 @@ class DecodedImages(torch.utils.data.Dataset[tuple[Tensor, int, int]]):
 
     def _size(self, index: int) -> tuple[int, int]:
         """Width and height, of which a turn by the EXIF orientation may exchange the names."""
-        path = self.images.listing.root / self.images.name(index)
-        with reading(path), Image.open(path) as file:
+        with reading(path := self._path(index)), Image.open(path) as file:
             size: tuple[int, int] = file.size
         return size
 
     def _decoded(self, index: int) -> np.ndarray:
-        listing = self.images.listing
-        image = read_image(listing.root / self.images.name(index), upright=listing.upright)
+        image = read_image(self._path(index), upright=self.images.listing.upright)
         return np.array(image)
+
+    def _path(self, index: int) -> Path:
+        return self.images.listing.root / self.images.name(index)

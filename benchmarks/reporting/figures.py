@@ -104,12 +104,14 @@ def differing_neighbours(runs: Mapping[str, Run], dataset: Glyphs | ImageSet) ->
         for title, (differ, most) in only.items()
         if differ.any()
     }
-    counts = [np.sum(of) for of in (first & second, first & ~second, second & ~first)]
+    counts = [np.sum(rows) for rows in (first & second, first & ~second, second & ~first)]
     both, *alone = counts
     told = ", ".join(f"{n} with {label} alone" for n, label in zip(alone, runs, strict=True))
     looks = dict(zip(runs, enumerate(COLOURS, start=1), strict=False))
     template = Path(__file__).with_name("neighbours.html")
-    shown = fill(template, sections=sections, looks=looks, opened={of: of for of in sections})
+    shown = fill(
+        template, sections=sections, looks=looks, opened={title: title for title in sections}
+    )
     neither = len(queries) - sum(counts)
     return (
         f"<p>Of {len(queries)} images of classes that no training has seen, {both} have a nearest neighbour of "

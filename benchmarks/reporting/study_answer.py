@@ -26,9 +26,14 @@ def cost(results: Results, comparison: Comparison) -> float | None:
     return float(np.median(than) / np.median(better)) if known else None
 
 
+def _measured(findings: Sequence[Finding]) -> list[Finding]:
+    """The main comparisons that have a result."""
+    return [f for f in findings if f.comparison.family == MAIN and f.tested]
+
+
 def recommended(study: StudyFile, findings: Sequence[Finding], results: Results) -> str:
     """The row to use: the best of those that are shown to help, or else of the losses alone."""
-    main = [of for of in findings if of.comparison.family == MAIN and of.tested] or findings
+    main = _measured(findings) or findings
     gains = {f.comparison.rows()[0]: f.tested.mean for f in main if f.is_gain}
     rows = list(gains) or [f.comparison.rows()[1] for f in main]
     if gains and study.has_blocks():  # the means of different test sets cannot be compared
@@ -42,7 +47,7 @@ def deciding(study: StudyFile, findings: Sequence[Finding], results: Results) ->
     None if no main comparison has a result.
     """
     row = recommended(study, findings, results)
-    main = [of for of in findings if of.comparison.family == MAIN and of.tested]
+    main = _measured(findings)
     near = [f for f in main if f.is_gain and f.comparison.rows()[0] == row]
     near = near or [f for f in main if f.comparison.rows()[1] == row] or main
     return max(near, key=lambda f: f.tested.mean, default=None)  # type: ignore[union-attr]
@@ -62,7 +67,7 @@ def advice(
     comparison, tested, label = finding.comparison, finding.tested, labels[row]
     better, than = comparison.rows()
     metric, seeds = metric_name(study.metric(comparison)), len(finding.seeds)
-    main = [of for of in findings if of.comparison.family == MAIN and of.tested]
+    main = _measured(findings)
     score, unseen = _mean(results[row], study.primary), "on classes it was not trained on"
     if finding.is_gain and row == better:
         ratio = cost(results, comparison)
