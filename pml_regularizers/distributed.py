@@ -311,14 +311,14 @@ def prepare_loss(accelerator: Any, loss: nn.Module | None = None) -> nn.Module:
         >>> from pytorch_metric_learning import losses
         >>> criterion = prepare_loss(DistributedLoss(losses.ArcFaceLoss(3, 4)))
     """
-    if loss is None:
-        loss = accelerator
-        if not isinstance(loss, nn.Module):
-            raise ValueError(
-                f"loss: expected a module, got {type(loss).__name__}; call prepare_loss(loss), or "
-                "prepare_loss(accelerator, loss)"
-            )
-    else:
+    alone = loss is None
+    loss = accelerator if alone else loss
+    if not isinstance(loss, nn.Module):
+        raise ValueError(
+            f"loss: expected a module, got {type(loss).__name__}; call prepare_loss(loss), or "
+            "prepare_loss(accelerator, loss)"
+        )
+    if not alone:
         loss = loss.to(accelerator.device)
     if world_size() == 1:
         return loss

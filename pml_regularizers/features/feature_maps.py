@@ -29,10 +29,20 @@ def to_tokens(features: Tensor | tuple[Tensor, ...], channels: int) -> tuple[Ten
                 f"features: expected a tensor or the pair (tokens, mask), got a tuple of {len(features)}"
             )
         features, mask = features
-        if features.ndim != 3 or mask.shape != features.shape[:2] or mask.dtype != torch.bool:
+        fits = (
+            isinstance(mask, Tensor)
+            and mask.shape == features.shape[:2]
+            and mask.dtype == torch.bool
+        )
+        if features.ndim != 3 or not (fits or mask is None):
+            got = (
+                f"{tuple(mask.shape)} ({mask.dtype})"
+                if isinstance(mask, Tensor)
+                else type(mask).__name__
+            )
             raise ValueError(
-                "features: expected tokens (N, L, C) with a boolean mask (N, L), got shapes "
-                f"{tuple(features.shape)} and {tuple(mask.shape)} ({mask.dtype})"
+                "features: expected tokens (N, L, C) with a boolean mask (N, L), or None for all, got shapes "
+                f"{tuple(features.shape)} and {got}"
             )
     x = features.flatten(2).transpose(1, 2) if features.ndim == 4 else features
     if x.ndim != 3 or x.shape[2] != channels:

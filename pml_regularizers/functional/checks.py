@@ -1,11 +1,13 @@
 """Range checks of arguments, with one wording for all losses."""
 
 from collections.abc import Iterable
+from numbers import Real
+from typing import Any
 
 
-def at_least(name: str, value: float, least: float) -> None:
-    """Raise ValueError unless value >= least; NaN is refused too."""
-    if not value >= least:
+def at_least(name: str, value: Any, least: float) -> None:
+    """Raise ValueError unless the value is a number >= least; NaN is refused too."""
+    if not (isinstance(value, Real) and value >= least):
         raise ValueError(f"{name}: expected at least {least}, got {value!r}")
 
 

@@ -117,6 +117,10 @@ class EmbeddingHead(FeatureModule):
             mask: (N, L') booleans, True for the patch tokens that count (prefix tokens left out).
         """
         x = last_hidden_state(x)
+        if not isinstance(x, Tensor):
+            raise ValueError(
+                f"x: expected a trunk's map or tokens, a tensor, got {type(x).__name__}; pass the one to embed"
+            )
         if x.ndim == 4:
             x = self._channels_first(x)
         elif x.ndim == 3:

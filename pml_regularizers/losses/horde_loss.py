@@ -18,6 +18,7 @@ Differs from the paper:
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, Literal
 
 import torch
@@ -104,6 +105,7 @@ class HORDELoss(PerOutputLoss):
         matmul_dtype: Literal["bfloat16"] | None = None,
         **kwargs: Any,
     ) -> None:
+        at_least("order", order, 2)
         self.order = order  # before super().__init__: PML asks for the sub-loss names there
         super().__init__(**kwargs)
         at_least("embedding_size", embedding_size, 1)
@@ -215,7 +217,9 @@ def _weights(order_weights: float | Sequence[float] | str, order: int) -> list[f
         weights = {"sum": 1.0, "mean": 1 / count}.get(weights, [])
     if isinstance(weights, (int, float)):
         weights = [weights] * count
-    numbers = [float(weight) for weight in weights]
+    numbers: list[float] = []
+    with suppress(TypeError, ValueError):  # no numbers
+        numbers = [float(weight) for weight in weights]
     if len(numbers) != count or not all(map(math.isfinite, numbers)):
         raise ValueError(
             f'order_weights: expected "sum", "mean", a finite number or {count} of them, for orders 2 to {order}; '

@@ -151,6 +151,12 @@ def test_a_mask_drops_tokens_whatever_they_hold(variant: str, garbage: float) ->
     assert torch.equal(padded.grad[~kept], torch.zeros_like(padded.grad[~kept]))
 
 
+def test_tokens_without_a_mask_all_count() -> None:
+    module, tokens = build("sketch"), sample("tokens")
+    for z, expected in zip(module((tokens, None)), module(tokens), strict=True):
+        assert torch.equal(z, expected)
+
+
 def test_random_matrices_are_signs_kept_in_a_byte_and_never_trained() -> None:
     module = build("random", moment_dim=1000)
     assert list(module.parameters()) == []

@@ -70,6 +70,7 @@ PAIRS: Refused = [
         lambda: prepare_loss(object()),
         r"loss: expected a module, got object; call prepare_loss\(loss\)",
     ),
+    (lambda: prepare_loss(CONTRASTIVE, object()), r"loss: .* prepare_loss\(accelerator, loss\)"),
     (
         lambda: DistributedLoss(CONTRASTIVE)(X, LABELS, features=X),
         "features: .* takes none; attach the losses inside",
@@ -121,7 +122,9 @@ HEADS: Refused = [
         r"x: expected one axis of 5 channels.* got shape \(2, 4, 3, 3\)",
     ),
     (lambda: head()(torch.zeros(2, 4, 6)), r"tokens \(N, L, 5\)"),
+    (lambda: head()([torch.zeros(2, 5, 3, 3)]), "x: expected a trunk's map .* got list; pass"),
     (lambda: head()(torch.zeros(2, 4, 5), MASK), "boolean mask"),
+    (lambda: head()(torch.zeros(2, 4, 5), "all"), r"boolean mask.* \(2, 4, 5\) and str"),
     (
         lambda: head(pool="token", num_prefix_tokens=1)(torch.randn(4, 5, 2, 3)),
         'pool: "token" needs tokens',
@@ -162,6 +165,9 @@ HORDE: Refused = [
     (lambda: horde(CONTRASTIVE, reducer=reducers.SumReducer()), r"\(ContrastiveLoss\(reducer="),
     (lambda: horde(CONTRASTIVE, distance=LINEAR), r"distance: .*\(ContrastiveLoss\(distance="),
     (lambda: horde(CONTRASTIVE, order=1), "order: expected at least 2, got 1"),
+    (lambda: horde(CONTRASTIVE, order=None), "order: expected at least 2, got None"),
+    (lambda: horde(CONTRASTIVE, moment_dim="6"), "moment_dim: expected at least 1, got '6'"),
+    (lambda: horde(CONTRASTIVE, order_weights=None), "order_weights: .* 3 of them.* got None"),
     (lambda: horde(CONTRASTIVE, embedding_size=0), "embedding_size: expected at least 1"),
     (
         lambda: horde(CONTRASTIVE, order_weights="max"),
