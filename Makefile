@@ -8,9 +8,8 @@ RUNS ?= runs
 
 RUN := $(BIN)/python benchmarks/run.py --data.root $(DATA)
 REPORT := $(BIN)/python -m benchmarks.report
-SEEDS := 0 1 2 3 4
 
-.PHONY: help install demo pretraining compare claims speed gpu docs notebooks test test-all test-release lint format clean
+.PHONY: help install demo pretraining claims speed gpu docs notebooks test test-all test-release lint format clean
 
 help:
 	@echo "make demo          train with and without HORDE on built-in data; ends with a report"
@@ -23,7 +22,7 @@ help:
 	@echo "make speed         the tables of docs/speed.md"
 	@echo "make gpu           what needs a GPU, measured into docs/gpu.md; BUNDLE=DIR: without a network"
 	@echo "make gpu-study BUNDLE=DIR: the study of whole trunks on its photographs"
-	@echo "make claims, make compare, make pretraining: the published results on Glyphs, from the start"
+	@echo "make claims, make pretraining: the published results on Glyphs, from the start"
 	@echo "make upstream-release PML=DIR: the requests to PML against its own tests"
 	@echo "make install       .venv with exact versions; all of the above make it where it is missing"
 
@@ -61,15 +60,6 @@ pretraining: install
 		$(BIN)/python -m benchmarks.export $(RUNS)/pretraining/seed$$seed \
 			--output $(RUNS)/pretraining/seed$$seed-timm || exit 1; \
 	done
-
-# The tables in README and docs/glyphs.md: 5 seeds, some hours on two cores; goes on where it was stopped.
-ROWS := binomial binomial_horde binomial_energy_confusion binomial_vem am_softmax jrd
-
-compare: install
-	for seed in $(SEEDS); do for row in $(ROWS); do \
-		$(RUN) --recipe glyphs/compare/$$row --seed $$seed --output $(RUNS)/compare/$$row-$$seed --resume || exit 1; \
-	done; done
-	$(REPORT) $(RUNS)/compare/* --output $(RUNS)/compare.html
 
 # The page docs/claims.md and its figures: some ten core-hours, two runs at a time; goes on where it was stopped.
 claims: install

@@ -238,7 +238,7 @@ def test_a_number_without_a_source_is_found(number: str) -> None:
         "python -m benchmarks.sped",
         "python -m benchmarks.speed hordes",
         "python benchmarks/walk.py",
-        "python benchmarks/run.py --recipe glyphs/compare/none",
+        "python benchmarks/run.py --recipe glyphs/finetune/none",
         "python -m pytest tests/library/test_none.py",
     ],
 )

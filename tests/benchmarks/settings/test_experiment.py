@@ -277,7 +277,7 @@ def test_a_list_replaces_the_one_before_it_and_a_plus_appends(empty: Path) -> No
     """No gap of a term is filled from the term that had its place."""
     first, second = {"loss": {"class_path": "a.A"}}, {"loss": {"class_path": "b.B"}, "weight": 3.0}
     (empty / "a.yaml").write_text(dump({"losses": [second, second]}))
-    argv = ["--recipe=glyphs/compare/binomial_energy_confusion", "--config=a.yaml"]
+    argv = ["--recipe=glyphs/finetune/binomial_energy_confusion", "--config=a.yaml"]
     assert parse(argv).config["losses"] == [second, second]
     argv += [option("losses", [first])]
     assert parse(argv).config["losses"] == [first | {"weight": 1.0}]

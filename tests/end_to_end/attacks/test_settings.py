@@ -160,7 +160,7 @@ def written(settings: dict[str, Any], draw: random.Random) -> str:
     return text
 
 
-RECIPE = "--recipe=glyphs/compare/binomial_energy_confusion"
+RECIPE = "--recipe=glyphs/finetune/binomial_energy_confusion"
 
 
 @pytest.fixture(scope="module")
