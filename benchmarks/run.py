@@ -62,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 print(f"error: {error}", file=sys.stderr)
             return 3 if isinstance(error, console.InUseError) else 2
         except KeyboardInterrupt as stop:
-            return 128 + stop.args[0]
+            return 128 + int(stop.args[0])
 
 
 def _run(command: settings.Command, argv: Sequence[str]) -> int:
@@ -75,6 +75,7 @@ def _run(command: settings.Command, argv: Sequence[str]) -> int:
     except (settings.ConfigError, records.RunFolderError, console.InUseError):
         raise
     except KeyboardInterrupt:
+        assert run is not None  # until then, a signal ends the process
         run.record.update(status="stopped")
         accelerator.print("\nstopped; rerun the same command with --resume to continue")
         raise
@@ -148,7 +149,7 @@ class OngoingRun:
         self.state = training.TrainingState(accelerator, experiment, model, loss)
         model, tests = self.state.model, experiment.evaluation
         self.num_workers = settings.num_workers(experiment.data, accelerator.num_processes)
-        self.caches: list[training.CachedViews | datasets.DecodedImages | None] = []
+        self.caches: list[Any] = []  # what takes the place of `datasets`, or None where it has none
         if experiment.data.cached_views is not None:
             self.num_workers = 0  # nothing is left to do for an image whose output is kept
             keep = partial(training.CachedViews, accelerator, model, experiment=experiment)
@@ -237,7 +238,7 @@ class OngoingRun:
 
     def _point(self, step: int) -> None:
         before = self.curves.best
-        rows = {"evaluation": [(step, self.curves.point(step))]}
+        rows: dict[str, list[records.Row]] = {"evaluation": [(step, self.curves.point(step))]}
         if self.curves.best != before and self.record.folder is not None:
             self.record.save_best(step, self.state.weights())
         if self.experiment.evaluation.oracle and step:

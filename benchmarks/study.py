@@ -25,7 +25,14 @@ from typing import Any
 
 # Light: torch is imported when runs are planned.
 from benchmarks import building, datasets, records, reporting, studies
-from benchmarks.console import at_least, command_parser, leave, signals_handled, split_settings
+from benchmarks.console import (
+    at_least,
+    command_parser,
+    leave,
+    replace_file,
+    signals_handled,
+    split_settings,
+)
 from benchmarks.settings import ConfigError, read_study, study_names
 
 PROTOCOLS = Path(__file__).parents[1] / "docs" / "protocols.md"
@@ -43,12 +50,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     whole = list(sys.argv[1:] if argv is None else argv)
     argv, settings = split_settings(whole)
     parser = command_parser("study", __doc__)
-    add, path = parser.add_argument, {"type": Path, "metavar": "PATH"}
+    add = parser.add_argument
     add("study", metavar="STUDY", help=f"a file, or one of {', '.join(study_names())}")
     add("--data.root", dest="root", metavar="DIR", help="the folder of your images")
     studies.add_arguments(parser, "so many runs at once; default: 2, with --ray as many as fit")
-    add("--runs", help="run folders; default: runs/studies/STUDY", **path)
-    add("--output", help="the page; default: study.md in --runs", **path)
+    add("--runs", type=Path, metavar="PATH", help="run folders; default: runs/studies/STUDY")
+    add("--output", type=Path, metavar="PATH", help="the page; default: study.md in --runs")
     add("--seeds", type=at_least(2), metavar="N", help="test so many; default: those of STUDY")
     add("--page-only", action="store_true", help="train nothing")
     add("--finish", action="store_true", help="then train the recommended method on all classes")
@@ -119,15 +126,15 @@ def _run(options: argparse.Namespace, settings: Sequence[str], command: Callable
     )
     if runs.is_dir():
         _own(runs, options.study)
-    records.replace_file(output, page.encode())
+    replace_file(output, page.encode())
     for name, content in drawn.items():
-        records.replace_file(output.with_name(figures[name]), content)
+        replace_file(output.with_name(figures[name]), content)
     steps = _next_steps(study, options, recommended, command)
     if published:
         print(f"{page.partition(chr(10) + '## ')[0].strip()}\n\nPage: {output}")
     else:
         shown = output.with_suffix(".html")
-        content = reporting.study_html(
+        html = reporting.study_html(
             file,
             findings,
             found,
@@ -138,7 +145,7 @@ def _run(options: argparse.Namespace, settings: Sequence[str], command: Callable
             steps=steps,
             neighbours=_neighbours(study, findings, found),
         )
-        records.replace_file(shown, content.encode())
+        replace_file(shown, html.encode())
         print("\n".join(reporting.advice(file, findings, found, study.labels())))
         print(f"\nPage: {shown}\nIn Markdown: {output}")
     for title, line in steps.items():
@@ -229,7 +236,7 @@ def _check_owner(runs: Path, study: str) -> None:
 
 def _own(runs: Path, study: str) -> None:
     runs.mkdir(parents=True, exist_ok=True)
-    records.replace_file(runs / OWNER, f"{_owner(study)}\n".encode())
+    replace_file(runs / OWNER, f"{_owner(study)}\n".encode())
 
 
 def _train(options: argparse.Namespace, study: studies.Study) -> int:

@@ -51,7 +51,7 @@ def all_gather(*tensors: Tensor, group: Any = None) -> list[Tensor]:
         rows = list(numbers.reshape(processes, *x.shape))
         own = x.view_as(x)
         if own.grad_fn is not None:
-            own.register_hook(lambda gradient: gradient * processes)  # type: ignore[no-untyped-call]
+            own.register_hook(lambda gradient: gradient * processes)
             rows[dist.get_rank()] = own
         gathered.append(torch.cat(rows))
     return gathered
@@ -193,7 +193,7 @@ class DistributedLoss(nn.Module):
         # The name is private to torch: without it there is no warning.
         ddp = getattr(nn.parallel.DistributedDataParallel, "_active_ddp_module", "gone")
         if trained and ddp is None and isinstance(loss, Tensor) and loss.requires_grad:
-            loss.register_hook(self._warn)  # type: ignore[no-untyped-call]
+            loss.register_hook(self._warn)
         return loss
 
     def _gather(self, rows: Mapping[str, Any], tuples: Any, features: Any) -> dict[str, Tensor]:

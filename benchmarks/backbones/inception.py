@@ -143,7 +143,7 @@ class Network(nn.Module):
             self.num_features, num_classes, pool_type=global_pool, drop_rate=drop_rate
         )
 
-    def get_classifier(self) -> nn.Module:
+    def get_classifier(self) -> Any:
         return self.head.fc
 
     def forward_features(self, x: Tensor) -> Tensor:
@@ -154,7 +154,8 @@ class Network(nn.Module):
 
     def forward_head(self, x: Tensor) -> Tensor:
         """Feature map -> logits; without a classifier, its input before dropout."""
-        return self.head(x) if self.num_classes else self.head.global_pool(x)
+        logits: Tensor = self.head(x) if self.num_classes else self.head.global_pool(x)
+        return logits
 
     def forward(self, x: Tensor) -> Tensor:
         return self.forward_head(self.forward_features(x))
@@ -179,6 +180,7 @@ class Conv(nn.Conv2d):
     def __init__(self, in_chans: int, out_chans: int, size: int, stride: int = 1) -> None:
         super().__init__(in_chans, out_chans, size, stride, padding=size // 2)
         nn.init.kaiming_uniform_(self.weight, nonlinearity="linear")  # what Caffe calls xavier
+        assert self.bias is not None
         nn.init.constant_(self.bias, 0.2)
 
     def forward(self, x: Tensor) -> Tensor:

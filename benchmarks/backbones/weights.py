@@ -5,9 +5,10 @@ import pickle
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from timm.models import load_state_dict
-from torch import Tensor, nn
+from torch import Tensor
 
 from benchmarks.backbones.caffe import read_caffemodel
 from benchmarks.console import reason
@@ -22,7 +23,7 @@ PUBLISHED = {
 """Checksums of published files, "ALGORITHM:DIGEST": docs/backbones.md has their addresses and licences."""
 
 
-def load_weights(model: nn.Module, path: Path) -> None:
+def load_weights(model: Any, path: Path) -> None:
     """Fill a timm model from a file, strictly.
 
     The file's layout is converted by the model's own `checkpoint_filter_fn`, and the classifier is dropped if the
@@ -75,7 +76,7 @@ def _read(path: Path) -> dict[str, Tensor]:
             if path.suffix == ".caffemodel":
                 state_dict = read_caffemodel(path)
             else:
-                state_dict = load_state_dict(path, weights_only=True)
+                state_dict = load_state_dict(str(path), weights_only=True)
         if not all(isinstance(value, Tensor) for value in state_dict.values()):
             raise ValueError("it holds something other than tensors by name")
     except OSError as error:
@@ -93,7 +94,7 @@ def _read(path: Path) -> dict[str, Tensor]:
     return state_dict
 
 
-def _convert(state_dict: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+def _convert(state_dict: dict[str, Tensor], model: Any) -> dict[str, Tensor]:
     """A file's tensors, converted as `timm.create_model(pretrained=True)` does before it loads them."""
     module = sys.modules[type(model).__module__]
     if hasattr(module, "checkpoint_filter_fn"):

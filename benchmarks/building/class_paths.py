@@ -136,7 +136,7 @@ def _read(spec: Any, key: str) -> tuple[type, dict[str, Any], dict[str, Any]]:
     return cls, given, defaults
 
 
-def _defaults(cls: type, given: Mapping[str, Any]) -> dict[str, Any]:
+def _defaults(cls: Any, given: Mapping[str, Any]) -> dict[str, Any]:
     """{argument: its default, or UNSAID}, including the arguments of the bases.
 
     The method `get_default_NAME` of PML's classes gives the meaning of null.
@@ -146,7 +146,7 @@ def _defaults(cls: type, given: Mapping[str, Any]) -> dict[str, Any]:
         if (meant := getattr(cls, f"get_default_{name}", None)) is not None:
             with suppress(Exception, SystemExit):  # the method may need more than arguments
                 blank = cls.__new__(cls)
-                vars(blank).update(defaults | given)
+                vars(blank).update({**defaults, **given})
                 said = _said(meant(blank))
                 defaults[name] = None if said is UNSAID else said
     return defaults
@@ -178,12 +178,12 @@ def _description(module: Any) -> dict[str, Any]:
 
     if not isinstance(module, nn.Module):
         raise TypeError
-    cls = type(module)
+    cls: Any = type(module)
     arguments = {name: getattr(module, name) for name in _arguments(cls)}
     return {"class_path": f"{cls.__module__}.{cls.__qualname__}", "init_args": arguments}
 
 
-def _parameter(cls: type, name: str) -> inspect.Parameter | None:
+def _parameter(cls: Any, name: str) -> inspect.Parameter | None:
     """The parameter in the constructor of the class, or of the nearest base that names it."""
     signatures = (inspect.signature(base.__init__) for base in cls.__mro__)
     return next((s.parameters[name] for s in signatures if name in s.parameters), None)

@@ -1,6 +1,7 @@
 """A trunk whose lower stages are frozen: their outputs can be kept, and only the rest is run and trained."""
 
 import re
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -36,7 +37,7 @@ class FrozenStages:
                 f"model.frozen_stages: timm's stages of {kind}: {', '.join(names) or 'none'}; the last one must "
                 f"train, got {stages}"
             )
-        self.trunk = trunk
+        self.trunk: Any = trunk
         self._behind = names[stages - 1]
         self._kept = torch.Size()  # the shape of an output, without the batch
         try:
@@ -78,7 +79,7 @@ class FrozenStages:
         return features
 
 
-def stage_names(trunk: nn.Module) -> list[str]:
+def stage_names(trunk: Any) -> list[str]:
     """The modules behind which the stages of a timm model end, from below."""
     groups = trunk.group_matcher(coarse=True) if hasattr(trunk, "group_matcher") else None
     blocks = groups["blocks"] if isinstance(groups, dict) else []

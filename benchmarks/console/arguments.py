@@ -40,7 +40,7 @@ def command_parser(name: str, description: str | None) -> argparse.ArgumentParse
 
 def columns(rows: Sequence[Sequence[str]]) -> str:
     """Rows of cells as lines of text, every column as wide as its widest cell."""
-    return tabulate(rows, tablefmt="plain", disable_numparse=True)
+    return str(tabulate(rows, tablefmt="plain", disable_numparse=True))
 
 
 def say(text: str, end: str = "\n") -> None:

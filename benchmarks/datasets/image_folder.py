@@ -31,6 +31,8 @@ class ImageFolder(datasets.ImageFolder):
         ImageFolder("photographs", transforms.ToTensor())
     """
 
+    samples: list[tuple[str, int]]
+
     def __init__(
         self,
         root: str | Path,
@@ -48,7 +50,7 @@ class ImageFolder(datasets.ImageFolder):
         classes = list(dict.fromkeys(self._listing.classes))
         return classes, {name: label for label, name in enumerate(classes)}
 
-    def make_dataset(  # type: ignore[override]  # a static method there
+    def make_dataset(  # a static method there
         self, directory: str | Path, class_to_idx: dict[str, int], *settings: Any, **others: Any
     ) -> list[tuple[str, int]]:
         rows = zip(self._listing.paths, self._listing.classes, strict=True)

@@ -148,7 +148,8 @@ class ImageViews:
         if cut.mirrored:
             image = F.horizontal_flip(image)
         view = F.pil_to_tensor(image).to(torch.float32, memory_format=torch.contiguous_format)
-        return F.normalize(view, *self._statistics, inplace=True)
+        normalized: Tensor = F.normalize(view, *self._statistics, inplace=True)
+        return normalized
 
     def cut_batch(self, images: Sequence[Tensor], cuts: Sequence[Cut]) -> Tensor:
         """The views of images (H, W, 3), uint8, of any sizes, on their device: (N, 3, S, S).
@@ -202,7 +203,8 @@ class ImageViews:
         """Undo the normalisation: (3, S, S) -> (S, S, 3), uint8."""
         mean, std = self._statistics
         picture = view.detach().float().cpu() * std.view(3, 1, 1) + mean.view(3, 1, 1)
-        return picture.round().clamp(0, 255).to(torch.uint8).permute(1, 2, 0).numpy()
+        picture = picture.round().clamp(0, 255).to(torch.uint8).permute(1, 2, 0)
+        return np.asarray(picture)
 
     @property
     def resized_side(self) -> int:

@@ -200,9 +200,10 @@ def best_by_the_test(run: Path, recall_at: Sequence[int]) -> Metrics | None:
 def save_embeddings(run: Path, test_set: Glyphs | ImageSet, embeddings: Tensor) -> None:
     """Save the embeddings of the tested images, with their labels."""
     queries = test_set.is_query
+    marks: dict[str, Any] = {} if queries is None else {"is_query": queries.numpy()}
     np.savez(
         run / EMBEDDINGS,
         embeddings=embeddings.numpy(),
         labels=test_set.labels.numpy(),
-        **({} if queries is None else {"is_query": queries.numpy()}),
+        **marks,
     )

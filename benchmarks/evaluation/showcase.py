@@ -1,6 +1,7 @@
 """Queries and their nearest neighbours, which a run saves for its report: for inspection, never for a choice."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -83,7 +84,7 @@ def save_neighbours(folder: Path, dataset: Glyphs | ImageSet, found: Measured) -
     others = len(dataset) - 1 if gallery is None else len(gallery)
     near = neighbours(found.embeddings, min(NEIGHBOURS, others), queries, gallery)
     arrays = {"queries": queries, "neighbours": near}
-    whole = {name: rows.numpy().astype(np.int32) for name, rows in arrays.items()}
+    whole: dict[str, Any] = {name: rows.numpy().astype(np.int32) for name, rows in arrays.items()}
     np.savez_compressed(folder / "neighbours.npz", **whole)
 
 

@@ -10,10 +10,10 @@ Process i modulo the number of processes embeds batch i, so batches are composed
 embeddings are equal to the bit; every process gets all of them. Blocks of queries are shared in the same way.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from accelerate import Accelerator
@@ -130,7 +130,7 @@ class Evaluator:
         Raises:
             NonFiniteError: if the model or `extract` gives NaN or inf.
         """
-        accelerator, n = self.accelerator, len(dataset)
+        accelerator, n = self.accelerator, len(cast(Sized, dataset))
         # `unwrap_model`, if it keeps the compilation, removes DDP from the caller's model for good.
         model = accelerator.unwrap_model(self.model, keep_torch_compile=False)
         first, processes = accelerator.process_index, accelerator.num_processes
@@ -209,8 +209,8 @@ class _Tester(GlobalEmbeddingSpaceTester):
 
     def do_knn_and_accuracies(self, accuracies: dict[str, Any], *_: Any) -> None:
         """The metrics under the calculator's own names."""
-        ways = self.recall_at, self.is_query, self.evaluator.accelerator
-        found, self.ranks = rank(*self.columns[:2], *ways)
+        vectors, labels, ways = *self.columns[:2], (self.recall_at, self.is_query)
+        found, self.ranks = rank(vectors, labels, *ways, self.evaluator.accelerator)
         accuracies |= found
 
 

@@ -37,7 +37,9 @@ SAME = 1e-4
 """Largest allowed difference of a coordinate of a unit embedding. Other kernels differ by rounding, 1e-7 to 1e-5
 in a deep network; a normalisation on the other side of the pooling differs by 1e-2."""
 
-NORM_BEFORE_POOLING = ({}, {"fc_norm": False}, {"use_fc_norm": False}, {"head_norm_first": True})
+NORM_BEFORE_POOLING: tuple[dict[str, bool], ...] = (
+    *({}, {"fc_norm": False}, {"use_fc_norm": False}, {"head_norm_first": True}),
+)
 """Arguments that make vision transformers and ConvNeXts normalise before they pool, not after it."""
 
 
@@ -159,7 +161,7 @@ def load_trained(folder: Path) -> Trained:
     noise = torch.Generator().manual_seed(0)
     images = torch.randn(3, experiment.data.in_chans, size, size, generator=noise)
     embeddings = _embed(network, images)
-    if part is not None:
+    if isinstance(head, EmbeddingHead) and part is not None:
         head.fold()
     return Trained(run, experiment, state["step"], network, images, embeddings)
 
@@ -175,7 +177,7 @@ def _write_timm(trained: Trained, folder: Path) -> float:
     of_timm = signature(timm.create_model).parameters
     save_for_hf(
         model,
-        folder,
+        str(folder),
         safe_serialization=True,
         model_args={name: value for name, value in arguments.items() if name not in of_timm},
         model_config={
@@ -199,7 +201,8 @@ def _write_timm(trained: Trained, folder: Path) -> float:
 
 def _for_timm(trained: Trained) -> tuple[nn.Module, dict[str, Any]]:
     """A model of timm's with the embedding layer as its classifier, and its arguments, the nearest one."""
-    trunk, head = trained.network
+    trunk, head = trained.network.trunk, trained.network.head
+    assert isinstance(head, EmbeddingHead)  # `load_trained` refuses an ensemble
     of_run, in_chans = trained.experiment.model, trained.experiment.data.in_chans
     size, bias = head.embedding_size, head.fc.bias
     of_head = {"in_chans": in_chans, "num_classes": size, "global_pool": head.pool}
@@ -208,7 +211,7 @@ def _for_timm(trained: Trained) -> tuple[nn.Module, dict[str, Any]]:
         arguments = {**of_run.trunk_args, **of_head, **norm}
         # A trunk without such a pooling or classifier may raise any error.
         with suppress(Exception):
-            model = timm.create_model(of_run.trunk, **arguments).eval()
+            model: Any = timm.create_model(of_run.trunk, **arguments).eval()
             classifier = model.get_classifier()
             [name] = [name for name, module in model.named_modules() if module is classifier]
             weight = head.fc.weight.view_as(classifier.weight)  # a 1x1 convolution in some

@@ -2,7 +2,6 @@ from .files import (
     damage_named as damage_named,
     file_digest as file_digest,
     read_json as read_json,
-    replace_file as replace_file,
     write_json as write_json,
 )
 from .provenance import (

@@ -23,11 +23,11 @@ class Run:
 
     @property
     def label(self) -> str:
-        return self.info["label"]
+        return str(self.info["label"])
 
     @property
     def seed(self) -> int:
-        return self.info["seed"]
+        return int(self.info["seed"])
 
     def file(self, name: str) -> Path:
         """Return the path of a file of the run, which may be missing.

@@ -7,8 +7,8 @@ from typing import Any
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
 
-from benchmarks.console import InUseError
-from benchmarks.records.files import replace_file, write_json
+from benchmarks.console import InUseError, replace_file
+from benchmarks.records.files import write_json
 from benchmarks.records.provenance import describe_session
 from benchmarks.records.results import load_run
 from benchmarks.records.run_folder import RunFolder, RunFolderError, check_same, run_identity

@@ -147,7 +147,7 @@ def compared(
     names = [metric_name(metric) for metric in metrics]
     header = ["method", *(f"{where}{name} (%)" for name in names), *beside[baseline]]
     told = f"Difference to {baseline}, same seeds, in percentage points:"
-    below = [told, Table(["method", *names, "pairs"], paired)] if paired else []
+    below: list[str | Table] = [told, Table(["method", *names, "pairs"], paired)] if paired else []
     return [Table(header, means), *below]
 
 

@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from itertools import cycle
 from textwrap import fill
+from typing import Any
 
 import numpy as np
 from matplotlib import rc_context
@@ -29,7 +30,7 @@ text { font-family: system-ui, -apple-system, "Segoe UI", Roboto, sans-serif !im
 @media (prefers-color-scheme: dark) { svg { color: #e6edf3; filter: brightness(1.3); } }
 """
 
-DESIGN = {
+DESIGN: dict[Any, object] = {
     **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "grid.color"), INK),
     **dict.fromkeys(("xtick.color", "ytick.color"), INK),
     **dict.fromkeys(("axes.spines.top", "axes.spines.right", "legend.frameon"), False),

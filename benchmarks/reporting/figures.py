@@ -12,8 +12,9 @@ from markupsafe import escape
 from numpy.typing import NDArray
 from PIL import Image
 
+from benchmarks.console import replace_file
 from benchmarks.datasets import Glyphs, ImageSet
-from benchmarks.records import Run, damage_named, replace_file
+from benchmarks.records import Run, damage_named
 from benchmarks.reporting.comparison import compare, grouped
 from benchmarks.reporting.curves import COLOURS, RECALLS, curves_svg
 from benchmarks.reporting.templates import fill

@@ -84,7 +84,7 @@ class Paired:
     def expected(self, seeds: int) -> float:
         """The half-width to expect with another number of seeds, which does nothing for that over classes."""
         fewer = 1.0 if self.over == "seeds and classes" else len(self.differences) / seeds
-        return float(stats.t.ppf(1 - SIGNIFICANT / 2, seeds - 1)) * self.error * fewer**0.5
+        return float(stats.t.ppf(1 - SIGNIFICANT / 2, seeds - 1) * self.error * fewer**0.5)
 
     @property
     def has_interval(self) -> bool:

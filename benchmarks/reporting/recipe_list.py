@@ -13,8 +13,8 @@ def recipe_table() -> str:
     """The text that `benchmarks/run.py --list` prints."""
     entries = [entry for name in table_names() for entry in read_table(name).entries]
     header = ["PAPER/TABLE: dataset, backbone", "Recall@1", "images"]
-    rows = Table(header, [_row(entry) for entry in entries]).terminal(width=200)
-    first, *rows = rows.splitlines()
+    table = Table(header, [_row(entry) for entry in entries])
+    first, *rows = table.terminal(width=200).splitlines()
     groups: dict[str, list[str]] = {}
     for entry, row in zip(entries, rows, strict=True):
         dataset = entry.settings.get("data", {}).get("dataset", Data.dataset)

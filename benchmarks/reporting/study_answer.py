@@ -34,7 +34,7 @@ def _measured(findings: Sequence[Finding]) -> list[Finding]:
 def recommended(study: StudyFile, findings: Sequence[Finding], results: Results) -> str:
     """The row to use: the best of those that are shown to help, or else of the losses alone."""
     main = _measured(findings) or findings
-    gains = {f.comparison.rows()[0]: f.tested.mean for f in main if f.is_gain}
+    gains = {f.comparison.rows()[0]: f.difference.mean for f in main if f.is_gain}
     rows = list(gains) or [f.comparison.rows()[1] for f in main]
     if gains and study.has_blocks():  # the means of different test sets cannot be compared
         return max(gains, key=gains.__getitem__)
@@ -50,7 +50,7 @@ def deciding(study: StudyFile, findings: Sequence[Finding], results: Results) ->
     main = _measured(findings)
     near = [f for f in main if f.is_gain and f.comparison.rows()[0] == row]
     near = near or [f for f in main if f.comparison.rows()[1] == row] or main
-    return max(near, key=lambda f: f.tested.mean, default=None)  # type: ignore[union-attr]
+    return max(near, key=lambda f: f.difference.mean, default=None)
 
 
 def advice(
@@ -114,8 +114,10 @@ def advice(
             f"{unseen[0].upper()}{unseen[1:]} its {metric_name(study.primary)} is {score:.1f} %.",
         ]
         limits = {
-            f.comparison.rows()[0]: f.tested.limits()[1] for f in main if f.tested.has_interval
-        }  # type: ignore[union-attr]
+            f.comparison.rows()[0]: f.difference.limits()[1]
+            for f in main
+            if f.difference.has_interval
+        }
         if limits:
             most = max(limits, key=limits.__getitem__)
             told.append(
@@ -146,7 +148,7 @@ def answer(
         which = "The comparison" if one else f"{len(gains)} {of}"
         sentences.append(f"**{which} {verb[len(gains) > 1]} a gain**: {_list(study, gains)}.")
     elif gains:
-        gains.sort(key=lambda f: -f.tested.mean)
+        gains.sort(key=lambda f: -f.difference.mean)
         sentences.append(f"**Yes: {'; '.join(_gain(study, f, results) for f in gains)}.**")
         if n := len(tested) - len(gains) - len(harms):
             sentences.append(f"{n} other comparison{'s' * (n > 1)} {verb[n > 1]} no gain.")
@@ -193,7 +195,7 @@ def _gain(study: StudyFile, finding: Finding, results: Results) -> str:
 
 def _would_tell(study: StudyFile, tested: Sequence[Finding]) -> str:
     """The seeds and classes that would narrow the widest interval."""
-    widest = max((f.tested for f in tested), key=lambda one: one.half_width)
+    widest = max((f.difference for f in tested), key=lambda one: one.half_width)
     if study.seeds.count >= MANY or not widest.has_interval:
         return "More classes to train and to test on would tell."
     return (
@@ -221,7 +223,8 @@ def _before(
 
 def _list(study: StudyFile, findings: Sequence[Finding]) -> str:
     return "; ".join(
-        f"{_claim(study, f.comparison)}, {f.tested.points()} points of {metric_name(study.metric(f.comparison))}"
+        f"{_claim(study, f.comparison)}, {f.difference.points()} points of "
+        f"{metric_name(study.metric(f.comparison))}"
         for f in findings
     )
 
@@ -233,10 +236,10 @@ def _claim(study: StudyFile, comparison: Comparison) -> str:
 
 
 def _still_allowed(study: StudyFile, tested: Sequence[Finding]) -> list[str]:
-    known, told = [f for f in tested if f.tested.has_interval], []
+    known, told = [f for f in tested if f.difference.has_interval], []
     if known:
-        best = max(known, key=lambda f: f.tested.limits()[1])
-        limit, metric = best.tested.limits()[1], metric_name(study.metric(best.comparison))
+        best = max(known, key=lambda f: f.difference.limits()[1])
+        limit, metric = best.difference.limits()[1], metric_name(study.metric(best.comparison))
         claimed = [f for f in tested if (f.comparison.reported_gain() or 0) > 0]
         excluded = sum(Word.EXCLUDED in finding.words for finding in claimed)
         of_papers = f", and half of the paper's gain is excluded in {excluded} of {len(claimed)}"

@@ -39,7 +39,7 @@ class Table:
             sides = ["left"] * self.names + ["right"] * (len(columns) - self.names)
             rows = zip(*columns, strict=True)
             how = {"disable_numparse": True, "preserve_whitespace": True, "tablefmt": "plain"}
-            return tabulate(rows, colalign=sides, **how)
+            return str(tabulate(rows, colalign=sides, **how))
 
         header = [re.sub(r"^Recall(@\d+) \(%\)", r"Recall\n\1 %", cell) for cell in self.header]
         header = [cell.replace(" (%)", "\n(%)") for cell in header]

@@ -58,6 +58,12 @@ class Finding:
     registered: bool  # or else it is exploratory
 
     @property
+    def difference(self) -> Paired:
+        """The tested difference, of a comparison without a diverged run."""
+        assert self.tested is not None
+        return self.tested
+
+    @property
     def is_gain(self) -> bool:
         """True if `better` is shown to help."""
         return bool({Word.HELPS, Word.WORTH} & {*self.words})
@@ -237,7 +243,7 @@ def _adjusted(study: StudyFile, findings: Sequence[Finding], p: Sequence[float])
 
 
 def _words(study: StudyFile, finding: Finding, p: float, p_of_margin: float) -> tuple[str, ...]:
-    comparison, tested = finding.comparison, finding.tested
+    comparison, tested = finding.comparison, finding.difference
     margin, shown = study.margin, p < SIGNIFICANT
     if comparison.as_good:
         return (Word.NOISY if not shown else Word.AS_GOOD if tested.mean > -margin else Word.WORSE,)

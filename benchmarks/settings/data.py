@@ -128,9 +128,9 @@ class Data:
 def num_workers(data: Data, processes: int) -> int:
     """Data-loader processes of each of the training processes of this machine."""
     if data.num_workers is not None:
-        return data.num_workers
+        return int(data.num_workers)
     if data.dataset == "glyphs" or data.decoded_gib is not None:
         return 0
     import joblib  # imported late, for a quick start
 
-    return min(8, joblib.cpu_count() // processes)
+    return min(8, int(joblib.cpu_count()) // processes)

@@ -155,6 +155,7 @@ def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]
     merged = dict(base)
     for key, value in changes.items():
         old = merged.get(key)
-        both = isinstance(old, Mapping) and isinstance(value, Mapping)
-        merged[key] = merge(old, value) if both and "class_path" not in value else value
+        if isinstance(old, Mapping) and isinstance(value, Mapping) and "class_path" not in value:
+            value = merge(old, value)
+        merged[key] = value
     return merged

@@ -29,7 +29,7 @@ class StrictLoader(yaml.SafeLoader):
             if str(key) in seen:
                 raise _error(node, f"key {key!r} appears twice")
             seen.add(str(key))
-        return super().construct_mapping(node, deep=True)
+        return dict(super().construct_mapping(node, deep=True))
 
     def refuse_number(self, node: yaml.ScalarNode) -> Any:
         raise _error(node, f"expected a number in decimal digits, got {node.value}; quote a text")
@@ -129,4 +129,4 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 def dump(config: Mapping[str, Any]) -> str:
     """Settings as YAML for `--config`."""
-    return yaml.dump(dict(config), Dumper=StrictDumper, sort_keys=False)
+    return str(yaml.dump(dict(config), Dumper=StrictDumper, sort_keys=False))

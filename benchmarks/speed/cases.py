@@ -122,7 +122,7 @@ def training_step(
     if tiny:
         trunk_name, images, side, d, frozen_stages = "test_resnet", 2, 64, 64, min(1, frozen_stages)
     register()
-    trunk = timm.create_model(trunk_name, num_classes=0, global_pool="").to(device)
+    trunk: Any = timm.create_model(trunk_name, num_classes=0, global_pool="").to(device)
     inputs = torch.randn(images, 3, side, side, device=device)
     labels = torch.arange(images, device=device) // 4
     on_gpu = device.type == "cuda"
@@ -136,10 +136,11 @@ def training_step(
         precision = "trunk in bfloat16" + ", moments in TF32" * on_gpu
 
     def horde(width: int = d, **options: Any) -> nn.Module:
-        options = {"projections": "cascaded", "order": order, "moment_dim": width} | options
+        usual = {"projections": "cascaded", "order": order, "moment_dim": width}
+        options = {**usual, **options}
         return ours.HORDELoss(ours.BinomialDevianceLoss(), trunk.num_features, embedding, **options)
 
-    def beside(regularizer: type[nn.Module]) -> nn.Module:
+    def beside(regularizer: type[nn.Module]) -> Any:
         return MultipleLosses([ours.BinomialDevianceLoss(), regularizer()])
 
     losses: dict[str, Callable[[], nn.Module]] = {
@@ -245,7 +246,7 @@ def energy_confusion(tiny: bool, device: torch.device) -> Comparison:
 def vem(tiny: bool, device: torch.device) -> Comparison:
     """The same network without VEM, with it, and with it folded into the linear layer."""
     N, size, trunk = (2, 64, "test_resnet") if tiny else (8, 256, "resnet50")
-    network = timm.create_model(trunk, num_classes=0, global_pool="").to(device).eval()
+    network: Any = timm.create_model(trunk, num_classes=0, global_pool="").to(device).eval()
     images = torch.randn(N, 3, size, size, device=device)
     plain = ours.EmbeddingHead(network.num_features, 512)
     gated = ours.EmbeddingHead(network.num_features, 512, attention=ours.VEMAttention)
@@ -284,7 +285,7 @@ def retrieval(
     by_ranks = ours.RankAccuracyCalculator(
         (*names, *(f"recall_at_{K}" for K in recalls)), device=device, recall_at=recalls
     )
-    on_device = [part.to(device) for part in parts]
+    on_device: list[Any] = [part.to(device) for part in parts]
     return Comparison(
         f"Recall@1, 10, 100, 1000, MAP@R and R-precision: {dataset}",
         f"{size} vectors of {width} in {classes:,} classes, random ones around random centres",
@@ -297,7 +298,13 @@ def retrieval(
     )
 
 
-PHOTOGRAPHS = {"side": 128, "order": 3, "d": 1024, "embedding": 128, "frozen_stages": 6}
+PHOTOGRAPHS: dict[str, Any] = {
+    "side": 128,
+    "order": 3,
+    "d": 1024,
+    "embedding": 128,
+    "frozen_stages": 6,
+}
 """As the recipes photographs/frozen train."""
 
 CASES: Mapping[str, Callable[[bool, torch.device], Comparison]] = {

@@ -34,7 +34,8 @@ def tensor_bytes(run: Callable[[], object]) -> int:
 
     They are counted after every operation: memory that an operation allocates and frees inside does not show.
     """
-    with _Storages() as storages:
+    storages = _Storages()
+    with storages:
         result = run()
     results = _sizes(result)
     return max(
@@ -47,7 +48,7 @@ class _Storages(TorchDispatchMode):
     """The storages that operations have made and that are not freed, with their bytes, after each operation."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # torch has no types here
         # Weak references compare by address, which no later storage has while they are kept.
         self.history: list[dict[StorageWeakRef, int]] = [{}]
 
@@ -154,7 +155,8 @@ def table(size: str, seconds: Mapping[str, Sequence[float]], memory: Mapping[str
 def _seconds(run: Callable[[], object]) -> float:
     gc.collect()
     clock = time.process_time if _one_thread() else time.perf_counter
-    wait = torch.cuda.synchronize if torch.cuda.is_initialized() else lambda: None
+    on_gpu = torch.cuda.is_initialized()
+    wait: Callable[[], object] = torch.cuda.synchronize if on_gpu else lambda: None
     wait()
     start = clock()
     _result = run()  # freed after the clock has stopped
@@ -173,7 +175,7 @@ def current_device() -> torch.device:
 
 def origin(command: str, commit: str | None = None) -> str:
     """Commit, command and machine of measured numbers, in the words that the tests of the documents expect."""
-    code = {"commit": commit, "dirty": False} if commit else describe_code()
+    code: Mapping[str, Any] = {"commit": commit, "dirty": False} if commit else describe_code()
     place = f"`{code['commit'][:7]}`" if code["commit"] else "an unknown commit"
     if code["dirty"]:
         place += " (with uncommitted changes)"

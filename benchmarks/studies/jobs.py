@@ -60,7 +60,7 @@ class Job:
 
     @property
     def seed(self) -> int:
-        return self.command.experiment.seed
+        return int(self.command.experiment.seed)
 
     @cached_property
     def weights(self) -> dict[str, str] | None:

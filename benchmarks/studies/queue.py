@@ -51,11 +51,11 @@ class Queue:
         Raises:
             ConfigError: if no run can be started.
         """
-        about = {"total": self._total, "unit": "run", "smoothing": 0}  # all runs so far
         with (
             self.launcher,
             StopRequest(patient=True) as self.stop,
-            progress_bar(**about) as self.bar,
+            # A smoothing of 0 counts all runs so far.
+            progress_bar(total=self._total, unit="run", smoothing=0) as self.bar,
         ):
             try:
                 self._start()

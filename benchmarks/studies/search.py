@@ -27,7 +27,6 @@ from typing import Any
 import numpy as np
 import optuna
 from optuna.distributions import (
-    BaseDistribution,
     CategoricalDistribution,
     FloatDistribution,
     IntDistribution,
@@ -36,7 +35,8 @@ from optuna.samplers import TPESampler
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from benchmarks.building import resolved
-from benchmarks.records import check_same, damage_named, read_json, replace_file, write_json
+from benchmarks.console import replace_file
+from benchmarks.records import check_same, damage_named, read_json, write_json
 from benchmarks.settings import Command, ConfigError, changed, dump, flat, parse, read_yaml
 from benchmarks.studies.jobs import Job, fold_jobs, try_out
 from benchmarks.studies.launching import Launcher
@@ -45,7 +45,8 @@ from benchmarks.training import try_one_step
 
 MEASURED = "validation MAP@R"
 
-Space = dict[str, BaseDistribution]
+Distribution = CategoricalDistribution | FloatDistribution | IntDistribution
+Space = dict[str, Distribution]
 
 FIXED = re.compile(
     r"(output|seed|protocol|label|evaluation"
@@ -134,9 +135,9 @@ class Search:
             for runs in ended:
                 del at_work[runs]
             left = chain(ended, trials)
-            while len(at_work) < launcher.jobs and (runs := next(left, None)):
-                if job := next(runs, None):
-                    at_work[runs] = job
+            while len(at_work) < launcher.jobs and (free := next(left, None)):
+                if job := next(free, None):
+                    at_work[free] = job
             return [*at_work.values()]
 
         try:
@@ -188,7 +189,7 @@ class Search:
             with damage_named(path, "delete it and the trial's runs, or choose another --runs"):
                 known = flat(read_yaml(path))
                 study.enqueue_trial({key: known[key] for key in self.space})
-        return study.ask(self.space)
+        return study.ask({**self.space})
 
     def _write_best(self, best: FrozenTrial) -> None:
         settings = self.changed(best.params)
@@ -236,7 +237,7 @@ def read_space(path: Path) -> Space:
     return {str(key): _distribution(f"{path}: {key}", of) for key, of in content.items()}
 
 
-def _distribution(place: str, given: Any) -> BaseDistribution:
+def _distribution(place: str, given: Any) -> Distribution:
     if FIXED.match(place.rpartition(": ")[2]):
         raise ConfigError(f"{place}: says what a trial is measured on or how; leave it out")
     with suppress(TypeError, ValueError):  # of Optuna, too
@@ -244,7 +245,8 @@ def _distribution(place: str, given: Any) -> BaseDistribution:
             case {"choices": [_, _, *_] as choices, **others} if not others:
                 if all(isinstance(choice, PLAIN) for choice in choices):
                     return CategoricalDistribution(choices)
-            case {"low": low, "high": high, **flags} if -math.inf < low < high < math.inf:
+            case {"low": low, "high": high, **others} if -math.inf < low < high < math.inf:
+                flags: dict[str, Any] = {str(name): flag for name, flag in others.items()}
                 if any(isinstance(end, bool) for end in (low, high)):
                     raise TypeError
                 if not all(isinstance(flags.get(name, False), bool) for name in ("int", "log")):

@@ -58,6 +58,8 @@ class CachedViews(Dataset[tuple[Tensor, int, int]]):
         self.is_query = images.is_query
         self.accelerator = accelerator
         self.model: EmbeddingModel = accelerator.unwrap_model(model)
+        assert self.model.frozen_stages is not None
+        self.stages = self.model.frozen_stages
         self.images = images
         self.experiment = experiment
         self.views = 0 if test else experiment.data.cached_views or 0
@@ -107,7 +109,7 @@ class CachedViews(Dataset[tuple[Tensor, int, int]]):
             names = [images.name(i) for i in range(len(images))]
             described += [digests.content for digests in file_digests(images.listing.root, names)]
         digest = hashlib.sha256(json.dumps(described, default=str).encode())
-        for name, tensor in self.model.frozen_stages.frozen.state_dict().items():
+        for name, tensor in self.stages.frozen.state_dict().items():
             digest.update(name.encode())
             digest.update(tensor.cpu().numpy().tobytes())
         return digest.hexdigest()[:16]
@@ -139,7 +141,7 @@ class CachedViews(Dataset[tuple[Tensor, int, int]]):
         """The frozen stages' outputs of a batch, on the CPU."""
         with self.accelerator.autocast():
             dtype = next(self.model.parameters()).dtype
-            outputs = self.model.frozen_stages.lower(images.to(self.accelerator.device, dtype))
+            outputs: Tensor = self.stages.lower(images.to(self.accelerator.device, dtype))
         return outputs.cpu()
 
     def _compute(self, folder: Path) -> None:
@@ -158,7 +160,7 @@ class CachedViews(Dataset[tuple[Tensor, int, int]]):
         with replacing(path) as file:
             for images, *_ in progress_bar(loader, desc="frozen stages", unit="batch", leave=False):
                 outputs = self._lowered(images)
-                file.write(outputs.view(torch.uint8).numpy())
+                file.write(outputs.view(torch.uint8).numpy().data)
         shape = [len(self), self.views + 1, *outputs.shape[1:]]
         dtype = str(outputs.dtype).removeprefix("torch.")
         about = {"dtype": dtype, "shape": shape, "sha256": file_digest(path)}

@@ -8,13 +8,13 @@ that continues from it ends as if it had never stopped.
 import random
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from benchmarks.console import PrintableError, StopRequest, progress_bar, reason
 from benchmarks.records import NonFiniteError, Row
@@ -147,7 +147,7 @@ class Trainer:
         diagnose_every = self.experiment.diagnose_every
         diagnose = diagnose_every > 0 and (step + 1) % diagnose_every == 0
         note_terms = self._is_sum and (step + 1) % self.log_every == 0
-        with capture_loss_terms(loss) if diagnose or note_terms else nullcontext({}) as terms:
+        with captured_terms(loss, diagnose or note_terms) as terms:
             value = loss(embeddings, labels)
         if note_terms:
             found["terms"] = {name: term.item() for name, term in terms.items()}
@@ -160,6 +160,11 @@ class Trainer:
             self.state.scheduler.step()
         self.state.optimizer.zero_grad()
         return value.detach(), found
+
+
+def captured_terms(loss: nn.Module, needed: bool) -> AbstractContextManager[dict[str, Tensor]]:
+    """`capture_loss_terms`; without a need for them, no terms."""
+    return capture_loss_terms(loss) if needed else nullcontext({})
 
 
 def seed_generators(seed: int, device: torch.device) -> None:
@@ -211,7 +216,7 @@ class Pending:
         now = time.perf_counter()
         state.busy_seconds += now - self._since
         speed = len(losses) * self._batch_size / (now - self._since)
-        rows = []
+        rows: list[Row] = []
         for value, (step, _, rate, indices) in zip(losses, self._rows, strict=True):
             if not np.isfinite(value):
                 raise NonFiniteError(

@@ -1,7 +1,6 @@
 """The parts of a run, and a trial step with them: a run that cannot work fails before anything is written."""
 
 from collections.abc import Mapping
-from contextlib import nullcontext
 from copy import deepcopy
 from importlib.util import find_spec
 from itertools import chain
@@ -24,13 +23,12 @@ from benchmarks.building import (
     show_to,
 )
 from benchmarks.console import reason
-from benchmarks.datasets import DecodedImages
+from benchmarks.datasets import DecodedImages, ImageSet
 from benchmarks.settings import ConfigError, Data, Experiment
 from benchmarks.training.batches import StepSampler
 from benchmarks.training.launcher import check_launcher
-from benchmarks.training.loop import gradient_ratios
-from pml_regularizers import DistributedLoss, HORDELoss
-from pml_regularizers.gradient_ratios import capture_loss_terms
+from benchmarks.training.loop import captured_terms, gradient_ratios
+from pml_regularizers import AttentionEnsemble, DistributedLoss, HORDELoss
 
 
 def start(experiment: Experiment) -> Accelerator:
@@ -97,7 +95,10 @@ def decoded(datasets: Datasets, data: Data, device: torch.device) -> list[Decode
         ConfigError: if they need more than `data.decoded_gib`.
         DatasetError: if a file cannot be read.
     """
-    found = [images if images is None else DecodedImages(images, device) for images in datasets]
+    found = [
+        DecodedImages(images, device) if isinstance(images, ImageSet) else None
+        for images in datasets
+    ]
     needed = sum(images.nbytes for images in found if images is not None) / 2**30
     assert data.decoded_gib is not None
     if needed > data.decoded_gib:
@@ -147,7 +148,7 @@ def _check_outputs(
             f"{len(datasets.train) - 1}"
         )
     if settings.features is not None:
-        if experiment.model.ensemble is not None:
+        if isinstance(model.head, AttentionEnsemble):
             raise ConfigError(
                 "evaluation.features: an ensemble pools none for all heads; leave it out"
             )
@@ -200,14 +201,13 @@ def try_one_step(experiment: Experiment, accelerator: Accelerator | None = None)
         num_classes = max(2, *(int(labels.max()) + 1 for labels in batches))
         loss = build_loss(experiment, model, num_classes=num_classes)
         optimizer, scheduler = build_optimizer(experiment.optimization, model, loss)
-        idle = {*range(len(experiment.losses))}
+        idle, several = {*range(len(experiment.losses))}, len(experiment.losses) > 1
         try:
             for labels in batches:
                 optimizer.zero_grad()
                 embeddings = model(torch.randn(len(labels), channels, side, side))
-                recorded = experiment.diagnose_every or len(experiment.losses) > 1
                 part = "diagnose_every" if experiment.diagnose_every else "losses"
-                with capture_loss_terms(loss) if recorded else nullcontext({}) as terms:
+                with captured_terms(loss, experiment.diagnose_every > 0 or several) as terms:
                     value = loss(embeddings, labels)
                 if experiment.diagnose_every:
                     gradient_ratios(terms, model, embeddings)
@@ -231,7 +231,7 @@ def try_one_step(experiment: Experiment, accelerator: Accelerator | None = None)
                 f"{part}{hint}: a trial step failed: {type(error).__name__}: {reason(error)}"
             ) from error
     for index in sorted(idle):
-        data, several = experiment.data, len(experiment.losses) > 1
+        data = experiment.data
         told = "a loss of 0" if several else "a gradient of 0"
         raise ConfigError(
             f"losses[{index}]: {told} in all trial batches, so that it would never act: data.samples_per_class is "
@@ -248,7 +248,7 @@ def _trial_labels(data: Data, images: int) -> Tensor:
     size, of_class = data.batch_size, data.samples_per_class
     if of_class is None:  # any classes
         return torch.arange(min(size, images)) % 2
-    classes = min(size // of_class, images if of_class == 1 else images // 2)
+    classes: int = min(size // of_class, images if of_class == 1 else images // 2)
     return torch.arange(min(size, images) // classes * classes) % classes
 
 
