@@ -15,6 +15,9 @@ from benchmarks.speed.measuring import current_device, origin
 from tests.gpu.page import NOT_ENDED, read_page, write_page
 from tests.gpu.part import Part, describe, free_memory, is_lost
 
+LIMITS = {"correctness": 60, "steps": 90, "retrieval": 30, "float16": 15, "glyphs": 45}
+"""Seconds of the parts on a machine with one H100."""
+
 GRACE = 30
 """Seconds beyond its limit after which a part's process is ended: it hangs."""
 
@@ -34,7 +37,7 @@ def part(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
     name = _name(request.node)
     if read_page(page, _origin(request.config)).get(name, "").startswith("passed"):
         pytest.skip("it has passed")
-    limit = request.function.seconds
+    limit = LIMITS[name]
 
     def keep(part: Part) -> None:
         _keep(request.config, name, part.results(NOT_ENDED))

@@ -1,7 +1,7 @@
 """Checks against float64."""
 
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -9,15 +9,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-import pml_regularizers as ours
 from pml_regularizers.functional import products
 from pml_regularizers.functional import sketches as convolutions
 from tests.gpu.networks import (
     LOSSES,
-    Processes,
     Sizes,
     behind,
     draw_inputs,
+    groups,
+    join,
     loss_and_gradients,
     small_network,
     value_and_gradients,
@@ -34,9 +34,13 @@ HALF = {torch.bfloat16: 2**-6, torch.float16: 2**-9}
 """Bounds of gradients that are rounded to half precision at the end, a few units in the last place."""
 
 
+def small_sizes(tiny: bool) -> Sizes:
+    return Sizes(8, 9, 16, 8, 32, 3, 4) if tiny else Sizes(32, 49, 256, 128, 512, 5, 20)
+
+
 def check_losses(part: Part) -> None:
     """All losses, each in three precisions; a loss with an error does not keep the others from their checks."""
-    sizes = Sizes(8, 9, 16, 8, 32, 3, 4) if part.tiny else Sizes(32, 49, 256, 128, 512, 5, 20)
+    sizes = small_sizes(part.tiny)
     for name, make in LOSSES.items():
         part.run(name, 3, partial(check_loss, part, name, make(sizes), draw_inputs(sizes)))
 
@@ -97,51 +101,9 @@ def draw_features(part: Part, sizes: Sizes) -> tuple[Tensor, Tensor]:
     return x, torch.randn(sizes.K - 1, sizes.N, sizes.d, device=part.device)
 
 
-def draw_matrices(part: Part, sizes: Sizes, fixed: bool) -> list[Tensor]:
+def draw_matrices(part: Part, sizes: Sizes) -> list[Tensor]:
     shape = sizes.K, sizes.C, sizes.d
-    if fixed:
-        return list(torch.randint(2, shape, device=part.device).mul_(2).sub_(1).to(torch.int8))
     return list(torch.randn(shape, device=part.device) / sizes.C**0.5)
-
-
-def project(
-    x: Tensor, *matrices: Tensor, checkpoint: bool = False, dtype: torch.dtype | None = None
-) -> Tensor:
-    return products.summed_products(x, matrices, 2, dtype or x.dtype, checkpoint)
-
-
-def trained_moments(part: Part, sizes: Sizes) -> Iterator[tuple[str, list[Tensor], list[Tensor]]]:
-    x, gradient = draw_features(part, sizes)
-    inputs = [x, *draw_matrices(part, sizes, fixed=False)]
-    expected = summed(by_autograd, inputs, gradient, torch.float64)
-    for title, checkpoint in (("stored", False), ("recomputed", True)):
-        call = partial(project, checkpoint=checkpoint)
-        yield title, summed(call, inputs, gradient, torch.float32), expected
-
-
-def random_moments(part: Part, sizes: Sizes) -> Iterator[tuple[str, list[Tensor], list[Tensor]]]:
-    x, gradient = draw_features(part, sizes)
-    matrices = draw_matrices(part, sizes, fixed=True)
-
-    def plain(x: Tensor) -> Tensor:
-        return by_autograd(x, *(W.to(x.dtype) for W in matrices))
-
-    expected = summed(plain, [x], gradient, torch.float64)
-    found = summed(lambda x: project(x, *matrices), [x], gradient, torch.float32)
-    yield "stored", found, expected
-
-
-def sketched_moments(part: Part, sizes: Sizes) -> Iterator[tuple[str, list[Tensor], list[Tensor]]]:
-    x, gradient = draw_features(part, sizes)
-    tables = draw_tables(part, sizes)
-    plain = partial(sketches_by_autograd, tables=tables)
-    expected = summed(plain, [x], gradient, torch.float64)
-    for title, checkpoint in (("stored", False), ("recomputed", True)):
-        call = partial(convolutions.summed_convolutions, tables=tables, checkpoint=checkpoint)
-        found = summed(call, [x], gradient, torch.float32)
-        yield title, found, expected
-        again = summed(call, [x], gradient, torch.float32)
-        yield f"{title}, a second call", again, found
 
 
 def draw_tables(part: Part, sizes: Sizes) -> list[Tensor]:
@@ -152,80 +114,38 @@ def draw_tables(part: Part, sizes: Sizes) -> list[Tensor]:
     return tables
 
 
-MOMENTS = {
-    "trained moments": trained_moments,
-    "random moments": random_moments,
-    "sketched moments": sketched_moments,
-}
+def project(x: Tensor, *matrices: Tensor, checkpoint: bool = False) -> Tensor:
+    return products.summed_products(x, matrices, 2, x.dtype, checkpoint)
 
 
-def check_moments(part: Part, name: str, cases: Callable[..., Iterator[Any]]) -> None:
-    for title, found, expected in cases(part, paper_sizes(part.tiny)):
-        bound = 0 if title.endswith("a second call") else FLOAT32
-        part.check(f"{name}, float32, {title}", found, expected, bound)
-
-
-def check_tf32(part: Part) -> None:
+def check_moments(part: Part, kind: str) -> None:
+    """HORDE's moments at the paper's size: "trained", "random" or "sketched"."""
     x, gradient = draw_features(part, sizes := paper_sizes(part.tiny))
-    inputs = [x, *draw_matrices(part, sizes, fixed=False)]
-    expected = summed(by_autograd, inputs, gradient, torch.float64)
-    with matmul_precision("high"):
-        part.check(
-            "trained moments, TF32",
-            summed(project, inputs, gradient, torch.float32),
-            expected,
-            TF32,
-        )
+    inputs, plain, call = [x], by_autograd, project
+    if kind == "trained":
+        inputs += draw_matrices(part, sizes)
+    elif kind == "random":
+        signs = [W.sign().to(torch.int8) for W in draw_matrices(part, sizes)]
 
+        def plain(x: Tensor) -> Tensor:
+            return by_autograd(x, *(W.to(x.dtype) for W in signs))
 
-def check_ranks(part: Part) -> None:
-    """Ranks of queries by sorted distances in float64."""
-    n, width, classes = (60, 8, 12) if part.tiny else (3000, 64, 400)
-    labels = torch.arange(n) % classes
-    vectors = F.normalize(torch.randn(classes, width)[labels] + torch.randn(n, width))
-    recalls = (1, 10, 50)
-    names = [*(f"recall_at_{K}" for K in recalls), "mean_reciprocal_rank", "r_precision"]
-    names += ["mean_average_precision_at_r"]
-    calculator = ours.RankAccuracyCalculator(names, device=part.device, recall_at=recalls)
-    found = calculator.get_accuracy(vectors.to(part.device), labels.to(part.device))
-    expected = exact_accuracies(vectors.double(), labels, recalls)
-    for name in names:
-        part.check(name, found[name], expected[name], 1e-6)
-
-
-def exact_accuracies(
-    vectors: Tensor, labels: Tensor, recalls: Sequence[int], block: int = 1024
-) -> dict[str, float]:
-    """Accuracies of each vector among the others from all distances, in the vectors' precision, on their device."""
-    n = len(labels)
-    halves = vectors.square().sum(dim=1) / 2
-    sums: dict[str, float] = {}
-    for start in range(0, n, block):
-        rows = torch.arange(start, min(start + block, n), device=vectors.device)
-        distances = torch.addmm(halves, vectors[rows], vectors.T, alpha=-1)
-        right = labels[rows, None] == labels
-        own_place = rows - start, rows  # a vector is not ranked against itself
-        right[own_place] = False
-        distances[own_place] = torch.inf
-        R = right.sum(dim=1)
-        own = (
-            distances.masked_fill(~right, torch.inf)
-            .topk(int(R.max()), largest=False, sorted=True)
-            .values
-        )
-        wrong = distances.masked_fill_(right, torch.inf)
-        j = torch.arange(1, own.shape[1] + 1, device=vectors.device)
-        nearer = [(wrong <= own[:, k, None]).sum(dim=1) for k in range(own.shape[1])]
-        ranks = torch.stack(nearer, dim=1) + j
-        ranks = ranks.double().masked_fill(own.isinf(), torch.inf)
-        within = ranks <= R[:, None]
-        values = {f"recall_at_{K}": ranks[:, 0] <= K for K in recalls}
-        values["mean_reciprocal_rank"] = 1 / ranks[:, 0]
-        values["r_precision"] = within.sum(dim=1) / R
-        values["mean_average_precision_at_r"] = torch.where(within, j / ranks, 0).sum(dim=1) / R
-        for name, value in values.items():
-            sums[name] = sums.get(name, 0.0) + value.double().sum().item()
-    return {name: value / n for name, value in sums.items()}
+        def call(x: Tensor, checkpoint: bool) -> Tensor:
+            return project(x, *signs, checkpoint=checkpoint)
+    else:
+        tables = draw_tables(part, sizes)
+        plain = partial(sketches_by_autograd, tables=tables)
+        call = partial(convolutions.summed_convolutions, tables=tables)
+    expected = summed(plain, inputs, gradient, torch.float64)
+    for way, checkpoint in (("stored", False), ("recomputed", True)):
+        run = partial(summed, partial(call, checkpoint=checkpoint), inputs, gradient, torch.float32)
+        part.check(f"{kind} moments, float32, {way}", found := run(), expected, FLOAT32)
+        if kind == "sketched":
+            part.check(f"sketched moments, float32, {way}, a second call", run(), found, 0)
+    if kind == "trained":
+        with matmul_precision("high"):
+            found = summed(project, inputs, gradient, torch.float32)
+        part.check("trained moments, TF32", found, expected, TF32)
 
 
 def check_trunk(part: Part, trunk: str) -> None:
@@ -240,32 +160,37 @@ def check_trunk(part: Part, trunk: str) -> None:
     part.check(f"{trunk}, bfloat16, loss", half[0], expected[0], 0.05)
 
 
-def check_processes(part: Part, processes: Processes) -> None:
+def check_processes(part: Part, processes: Any, folder: str) -> None:
     network, images, labels = small_network(part.device)
     value = network(images, labels)
     value.backward()
     expected = [value.detach(), *(parameter.grad for parameter in network.parameters())]
+
+    def compare(backend: str, name: str) -> None:
+        found = torch.load(f"{folder}/{backend}.pt", map_location="cpu")
+        part.check(name, found, expected, 1e-9)
+
     try:
-        processes.join(300 if part.tiny else max(part.seconds_left(), 10))
+        join(processes, 300 if part.tiny else max(part.seconds_left(), 10))
     finally:  # what one group has found stays, if the next hangs
-        for backend, count in processes.groups:
+        for backend, count in groups(part.device.type):
             name = f"{backend}, {count} process{'es' * (count > 1)}"
-            part.run(
-                name,
-                0,
-                lambda b=backend, n=name: part.check(n, processes.results(b), expected, 1e-9),
-            )
+            part.run(name, 0, partial(compare, backend, name))
+
+
+def can_compile(part: Part) -> bool:
+    """False, and a word on the page, where `torch.compile` takes minutes, as on one core, or is impossible."""
+    able = not part.tiny and bool(shutil.which("cc") or shutil.which("gcc"))
+    if not able:
+        part.leave_out("torch.compile (tiny, or no C compiler)")
+    return able
 
 
 def check_compiled(part: Part) -> None:
-    if part.tiny:  # minutes on one core; test-all compiles the losses on a CPU
-        part.leave_out("torch.compile (tiny)")
+    if not can_compile(part):
         return
-    if not (shutil.which("cc") or shutil.which("gcc")):
-        part.leave_out("torch.compile (no C compiler)")
-        return
-    sizes = Sizes(32, 49, 256, 128, 512, 3, 20)
-    loss, inputs = LOSSES["HORDE, sketch"](sizes), draw_inputs(sizes)
+    inputs = draw_inputs(sizes := small_sizes(part.tiny)._replace(K=3))
+    loss = LOSSES["HORDE, sketch"](sizes)
     inputs = {name: inputs[name] for name in ("embeddings", "feature_map")}
     expected = value_and_gradients(loss, inputs, CPU, torch.float64)
     compiled = torch.compile(loss.to(part.device))
@@ -305,8 +230,7 @@ def check_scaler(part: Part) -> None:
 
 
 def check_channels_last(part: Part) -> None:
-    sizes = Sizes(8, 9, 16, 8, 32, 3, 4) if part.tiny else Sizes(32, 49, 256, 128, 512, 5, 20)
-    inputs = draw_inputs(sizes)
+    inputs = draw_inputs(sizes := small_sizes(part.tiny))
     maps = inputs["feature_map"].contiguous(memory_format=torch.channels_last)
     for name in ("HORDE, cascaded", "HORDE, sketch"):
         loss = LOSSES[name](sizes)

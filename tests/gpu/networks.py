@@ -4,9 +4,8 @@ import copy
 import datetime
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -20,8 +19,7 @@ GROUP_SECONDS = {"cuda": 20, "cpu": 300}
 """Limit of a process group: a sandbox may let processes wait for each other for ever. A CPU may be busy."""
 
 
-@dataclass(frozen=True)
-class Sizes:
+class Sizes(NamedTuple):
     """A batch of N images with maps of P positions and C channels, embeddings of E, K orders of d, and classes."""
 
     N: int
@@ -110,11 +108,6 @@ class Network(nn.Module):
         return value
 
 
-def sum_of_losses(names: Sequence[str], sizes: Sizes) -> nn.Module:
-    losses = {name.replace(" ", "_").replace(",", ""): LOSSES[name](sizes) for name in names}
-    return MultipleLosses(losses, weights=dict.fromkeys(losses, 1.0))
-
-
 def make_trunk(name: str, tiny: bool) -> Any:
     """A network of timm, or its tiny stand-in, without pooling and classifier."""
     import timm
@@ -149,71 +142,61 @@ def loss_and_gradients(
     return [value.detach(), *(gradient for gradient in gradients if gradient is not None)]
 
 
-# -------------------------------------------------------------------------------------- processes
-
-TOGETHER = (
-    "binomial deviance",
-    "HORDE, cascaded",
-    "HORDE, sketch",
-    "JRS",
-    "energy confusion",
-    "VEM",
-)
-
-
 def small_network(device: torch.device) -> tuple[nn.Module, Tensor, Tensor]:
-    """A small network with all losses in float64, the same in every process, and a batch for all of them."""
+    """A small network with a sum of losses in float64, the same in every process, and a batch for all of them."""
     torch.manual_seed(0)
     sizes = Sizes(48, 36, 16, 8, 32, 3, 12)
     trunk = nn.Sequential(nn.Conv2d(3, sizes.C, 3), nn.Tanh())
-    loss = ours.DistributedLoss(sum_of_losses(TOGETHER, sizes))
+    names = (
+        "binomial deviance",
+        "HORDE, cascaded",
+        "HORDE, sketch",
+        "JRS",
+        "energy confusion",
+        "VEM",
+    )
+    terms = {name.replace(" ", "_").replace(",", ""): LOSSES[name](sizes) for name in names}
+    loss = ours.DistributedLoss(MultipleLosses(terms, weights=dict.fromkeys(terms, 1.0)))
     images = torch.randn(sizes.N, 3, 8, 8, dtype=torch.float64)
     network = Network(trunk, sizes.C, sizes.E, loss, vem=True).to(device, torch.float64)
     return network, images.to(device), (torch.arange(sizes.N) // 4).to(device)
 
 
-class Processes:
-    """Two processes on one device, started at once and joined in `results`: importing takes them seconds.
+def groups(device: str) -> list[tuple[str, int]]:
+    """Backends, and the number of processes with each."""
+    return [("gloo", 2), *([("nccl", 1)] if device == "cuda" else [])]
 
-    Args:
-        device: "cuda" or "cpu".
-        folder: An empty folder for what they find.
+
+def start_processes(device: str, folder: str) -> Any:
+    """Start two processes on "cuda" or "cpu", early since importing takes seconds; their results go to a folder."""
+    return torch.multiprocessing.spawn(share_batch, (device, folder), nprocs=2, join=False)
+
+
+def join(processes: Any, seconds: float) -> None:
+    """Wait for the processes, and end those that take longer.
+
+    Raises:
+        ProcessRaisedException: with the error of one of them.
+        TimeoutError: if they take longer.
     """
-
-    def __init__(self, device: str, folder: str) -> None:
-        self.folder = folder
-        self.groups = [("gloo", 2), *([("nccl", 1)] if device == "cuda" else [])]
-        self.context = torch.multiprocessing.spawn(  # type: ignore[no-untyped-call]
-            share_batch, (device, folder, self.groups), nprocs=2, join=False
-        )
-
-    def join(self, seconds: float) -> None:
-        """Wait for the processes, and end those that take longer.
-
-        Raises:
-            ProcessRaisedException: with the error of one of them.
-            TimeoutError: if they take longer.
-        """
-        end = time.monotonic() + seconds
-        while not self.context.join(timeout=0.5):
-            if time.monotonic() > end:
-                for process in self.context.processes:
-                    process.kill()
-                raise TimeoutError(f"two processes have not ended in {seconds:.0f} s")
-
-    def results(self, backend: str) -> list[Tensor]:
-        """The loss and the gradients of the first process with a backend."""
-        found: list[Tensor] = torch.load(f"{self.folder}/{backend}.pt", map_location="cpu")
-        return found
+    end = time.monotonic() + seconds
+    while not processes.join(timeout=0.5):
+        if time.monotonic() > end:
+            for process in processes.processes:
+                process.kill()
+            raise TimeoutError(f"two processes have not ended in {seconds:.0f} s")
 
 
-def share_batch(rank: int, device: str, folder: str, groups: Sequence[tuple[str, int]]) -> None:
-    """The work of a process: its share of the batch, with each backend that has so many processes."""
+def share_batch(rank: int, device: str, folder: str) -> None:
+    """The work of a process: its share of the batch, with each backend that has so many processes.
+
+    The first one saves the loss and the gradients, in a file for each backend.
+    """
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
     if device == "cuda":
         torch.cuda.set_device(0)
-    for backend, count in groups:
+    for backend, count in groups(device):
         if rank >= count:
             continue
         dist.init_process_group(

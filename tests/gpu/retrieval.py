@@ -1,31 +1,39 @@
-"""Accuracies at the size of Stanford Online Products, and their times."""
+"""Accuracies of random vectors against those from all distances, and their times."""
+
+from collections.abc import Sequence
 
 import torch
+from pytorch_metric_learning.distances import CosineSimilarity
+from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
+from pytorch_metric_learning.utils.inference import CustomKNN
+from torch import Tensor
 from torch.nn import functional as F
 
 import pml_regularizers as ours
-from benchmarks.reporting import Table
-from tests.gpu.correctness import exact_accuracies
+from benchmarks.speed.measuring import Comparison
 from tests.gpu.part import Part
-from tests.gpu.timing import alternate, median, peak_megabytes, ratios, seconds_of
+from tests.gpu.timing import peak_bytes, seconds_of
 
 BLOCK = 1024
 """Queries that are compared at once, where this is not the library's choice."""
 
 
 class Retrieval:
-    """Random vectors around centres, each to be found among all others."""
+    """n random vectors around the centres of their classes, each to be found among all others."""
 
-    def __init__(self, part: Part) -> None:
+    def __init__(
+        self, part: Part, n: int, width: int, classes: int, recalls: Sequence[int]
+    ) -> None:
+        if part.tiny:
+            n, width, classes, recalls = 60, 8, 12, (1, 10)
         self.part, device = part, part.device
-        n, width, classes = (60, 8, 12) if part.tiny else (60_502, 512, 11_316)
-        recalls = (1, 10) if part.tiny else (1, 10, 100, 1000)
         self.labels = torch.arange(n, device=device) % classes
         centres = torch.randn(classes, width, device=device)
         noise = torch.randn(n, width, device=device)
         self.vectors = F.normalize(centres[self.labels] + 1.5 * noise)
+        self.size = f"{n:,} vectors of {width} in {classes:,} classes"
         self.recalls, self.k = recalls, min(1000, n - 1)
-        self.names = ("mean_average_precision_at_r", "r_precision")
+        self.names = ("mean_average_precision_at_r", "r_precision", "mean_reciprocal_rank")
         self.names += tuple(f"recall_at_{K}" for K in recalls)
         self.calculator = ours.RankAccuracyCalculator(self.names, device=device, recall_at=recalls)
 
@@ -43,43 +51,31 @@ class Retrieval:
 
     def rank_by_pml(self) -> dict[str, float]:
         """PML's accuracies with PML's own search by torch: faiss may be missing."""
-        from pytorch_metric_learning.distances import CosineSimilarity
-        from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
-        from pytorch_metric_learning.utils.inference import CustomKNN
-
         search = CustomKNN(CosineSimilarity(), batch_size=BLOCK)
         include = ("precision_at_1", *self.names[:2])
         pml = AccuracyCalculator(include, k=self.k, device=self.part.device, knn_func=search)
         found: dict[str, float] = pml.get_accuracy(self.vectors, self.labels)
         return found
 
-    def check(self) -> None:
+    def check(self, bound: float) -> None:
         expected = exact_accuracies(self.vectors.double(), self.labels, self.recalls)
         found = self.rank()
         for name in self.names:
-            self.part.check(name, found[name], expected[name], 1e-4)
+            self.part.check(name, found[name], expected[name], bound)
 
     def measure(self) -> None:
-        part = self.part
         rows = {
             "matrix product alone": self.multiply,
             "matrix product and topk": self.search,
             "RankAccuracyCalculator": self.rank,
         }
-        megabytes = {name: peak_megabytes(run, part.device) for name, run in rows.items()}
-        end, most = part.clock() + 6, 1 if part.tiny else 9
-        rounds = alternate(rows, part.device, lambda: part.clock() > end, most=most)
-        table = Table(["", "seconds", "ratio", "MB"], [])
-        for name, times in rounds.items():
-            ratio = median(ratios(rounds, name))
-            row = [name, f"{median(times):.3g}", f"{ratio:.2f}", f"{megabytes[name]:,.0f}"]
-            table.rows.append(row)
-        part.tell(f"{len(next(iter(rounds.values())))} rounds.\n\n{table.markdown()}")
+        times = Comparison("Times", self.size, rows, rounds=9, memory=peak_bytes)
+        self.part.tell(times.section(self.part.tiny))
 
     def measure_pml(self) -> None:
         part, accuracies = self.part, []
-        seconds = seconds_of(lambda: accuracies.append(self.rank_by_pml()), part.device)
-        own = seconds_of(lambda: accuracies.append(self.rank()), part.device)
+        _, seconds = seconds_of(lambda: accuracies.append(self.rank_by_pml()))
+        _, own = seconds_of(lambda: accuracies.append(self.rank()))
         part.tell(
             f"PML's `AccuracyCalculator` with k = {self.k:,}, once: {seconds:.3g} s; `RankAccuracyCalculator` "
             f"directly after it: {own:.3g} s."
@@ -88,3 +84,33 @@ class Retrieval:
         name = self.names[0]
         part.check("PML's Precision@1", by_pml["precision_at_1"], by_ranks["recall_at_1"], 1e-3)
         part.check("PML's MAP@R", by_pml[name], by_ranks[name], 1e-3)
+
+
+def exact_accuracies(
+    vectors: Tensor, labels: Tensor, recalls: Sequence[int], block: int = BLOCK
+) -> dict[str, float]:
+    """Accuracies of each vector among the others from all distances, in the vectors' precision, on their device."""
+    n, device = len(labels), vectors.device
+    halves = vectors.square().sum(dim=1) / 2
+    sums: dict[str, float] = {}
+    for rows in torch.arange(n, device=device).split(block):
+        distances = torch.addmm(halves, vectors[rows], vectors.T, alpha=-1)
+        right = labels[rows, None] == labels
+        own_place = rows - rows[0], rows  # a vector is not ranked against itself
+        right[own_place] = False
+        distances[own_place] = torch.inf
+        R = right.sum(dim=1)
+        own = distances.masked_fill(~right, torch.inf)
+        own = own.topk(int(R.max()), largest=False, sorted=True).values
+        wrong = distances.masked_fill_(right, torch.inf)
+        j = torch.arange(1, own.shape[1] + 1, device=device)
+        nearer = [(wrong <= own[:, k, None]).sum(dim=1) for k in range(own.shape[1])]
+        ranks = (torch.stack(nearer, dim=1) + j).double().masked_fill(own.isinf(), torch.inf)
+        within = ranks <= R[:, None]
+        values = {f"recall_at_{K}": ranks[:, 0] <= K for K in recalls}
+        values["mean_reciprocal_rank"] = 1 / ranks[:, 0]
+        values["r_precision"] = within.sum(dim=1) / R
+        values["mean_average_precision_at_r"] = torch.where(within, j / ranks, 0).sum(dim=1) / R
+        for name, value in values.items():
+            sums[name] = sums.get(name, 0.0) + value.double().sum().item()
+    return {name: value / n for name, value in sums.items()}

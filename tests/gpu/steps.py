@@ -1,46 +1,41 @@
 """Training steps with each method, and where their time goes."""
 
-import os
-import shutil
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import torch
+from pytorch_metric_learning.losses import MultipleLosses
 from torch import Tensor, nn
 
 import pml_regularizers as ours
 from benchmarks.reporting import Table
+from benchmarks.speed.measuring import Comparison
 from pml_regularizers.functional import products
 from pml_regularizers.functional import sketches as convolutions
 from tests.gpu import floors
-from tests.gpu.correctness import draw_features, draw_matrices, draw_tables, paper_sizes, project
+from tests.gpu.correctness import (
+    can_compile,
+    draw_features,
+    draw_matrices,
+    draw_tables,
+    paper_sizes,
+    project,
+)
 from tests.gpu.networks import Network, Sizes, horde, make_trunk
 from tests.gpu.part import Part
-from tests.gpu.timing import (
-    Rates,
-    alternate,
-    extra_seconds,
-    host_seconds,
-    measure_rates,
-    median,
-    peak_megabytes,
-    profile,
-    ratios,
-    seconds_of,
-)
+from tests.gpu.timing import Rates, count_kernels, measure_rates, peak_bytes, seconds_of
 
-PROFILE = "GPU_PROFILE"
-"""Environment variable: the file for the ten most expensive operations of a step."""
+CALLS = 4
+"""Steps that are timed at once, without a wait between them."""
 
+ALONE, DEFAULT = "binomial deviance alone", "HORDE, sketch (default)"
 
 METHODS: Mapping[str, tuple[Callable[[Sizes], nn.Module], Callable[[Sizes], floors.Work]]] = {
-    "HORDE, sketch (default)": (
-        lambda s: horde(default_order(s)),
-        lambda s: floors.sketched(default_order(s)),
-    ),
+    ALONE: (lambda _: ours.BinomialDevianceLoss(), lambda _: floors.Work()),
+    DEFAULT: (lambda s: horde(default_order(s)), lambda s: floors.sketched(default_order(s))),
     "HORDE, random": (
         lambda s: horde(s, projections="random"),
         lambda s: floors.projected(s, trained=False),
@@ -55,29 +50,20 @@ METHODS: Mapping[str, tuple[Callable[[Sizes], nn.Module], Callable[[Sizes], floo
     ),
     "JRD instead": (lambda s: ours.JRDLoss(s.classes, s.E), floors.joint),
     "energy confusion": (
-        lambda s: beside(ours.EnergyConfusionRegularizer()),
+        lambda _: beside(ours.EnergyConfusionRegularizer()),
         floors.energy_confusion,
     ),
-    "VEM": (lambda s: beside(ours.VarianceRegularizer()), floors.variance),
+    "VEM": (lambda _: beside(ours.VarianceRegularizer()), floors.variance),
 }
 """Losses in place of binomial deviance, which they contain, except for JRD; and the work that they add."""
-
-ALONE = "binomial deviance alone"
-
-LOSSES: Mapping[str, Callable[[Sizes], nn.Module]] = {
-    ALONE: lambda _: ours.BinomialDevianceLoss(),
-    **{name: make for name, (make, _) in METHODS.items()},
-}
 
 
 def default_order(sizes: Sizes) -> Sizes:
     """With the order and the width of HORDELoss's defaults."""
-    return Sizes(**{**vars(sizes), "K": 3, "d": min(sizes.d, 1024)})
+    return sizes._replace(K=3, d=min(sizes.d, 1024))
 
 
-def beside(regularizer: nn.Module) -> nn.Module:
-    from pytorch_metric_learning.losses import MultipleLosses
-
+def beside(regularizer: nn.Module) -> Any:
     return MultipleLosses([ours.BinomialDevianceLoss(), regularizer])
 
 
@@ -96,18 +82,17 @@ class Steps:
         P = self.features[0, 0].numel()
         C, (E, d, K) = self.trunk.num_features, (8, 64, 3) if part.tiny else (512, 8192, 5)
         self.sizes = Sizes(N, P, C, E, d, K, 100)
-        self.networks: dict[str, Network] = {}
-        self.optimizers: dict[str, torch.optim.Optimizer] = {}
+        self.trained: dict[str, tuple[Network, torch.optim.Optimizer]] = {}
 
-    def add(self, name: str, change: Callable[[nn.Module], Any] = lambda loss: loss) -> None:
+    def add(self, name: str, method: str, change: Callable[[nn.Module], Any] | None = None) -> None:
         """Make the network and the optimizer of a method, its loss changed by a function such as torch.compile."""
         with self.device:  # drawing the paper's matrices on the CPU takes seconds
-            loss = LOSSES[name](self.sizes)
-            network = Network(self.trunk, self.sizes.C, self.sizes.E, loss, vem=name == "VEM")
+            loss = METHODS[method][0](self.sizes)
+            network = Network(self.trunk, self.sizes.C, self.sizes.E, loss, vem=method == "VEM")
         network = network.to(self.device)
-        network.loss = change(network.loss)
-        self.networks[name] = network
-        self.optimizers[name] = torch.optim.Adam(network.parameters(), lr=1e-6, fused=True)
+        network.loss = change(network.loss) if change else network.loss
+        optimizer = torch.optim.Adam(network.parameters(), lr=1e-6, fused=True)
+        self.trained[name] = network, optimizer
 
     def trunk_output(self, images: Tensor) -> Tensor:
         with torch.autocast(self.device.type, torch.bfloat16):
@@ -116,13 +101,18 @@ class Steps:
 
     def step(self, name: str) -> None:
         """A whole training step."""
-        self.networks[name](self.images, self.labels, torch.bfloat16).backward()
-        self.optimizers[name].step()
-        self.optimizers[name].zero_grad()
+        network, optimizer = self.trained[name]
+        network(self.images, self.labels, torch.bfloat16).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    def steps(self, name: str) -> None:
+        for _ in range(CALLS):
+            self.step(name)
 
     def loss_alone(self, name: str) -> None:
         """Head and loss, forward and backward, on kept outputs of the trunk."""
-        network = self.networks[name]
+        network, _ = self.trained[name]
         features = self.features.detach().requires_grad_()
         with torch.autocast(self.device.type, torch.bfloat16):
             embeddings = network.head(features)
@@ -142,88 +132,55 @@ def tell_rates(part: Part) -> Rates:
     return rates
 
 
-def measure_steps(
-    part: Part, trunk: str, images: int, seconds: float, rates: Sequence[Rates]
-) -> None:
-    """The table of one trunk and batch; its rounds end when its seconds are used."""
-    end = part.clock() + seconds
-    steps = Steps(part, trunk, images)
-    memory: dict[str, float] = {}
+def measure_steps(part: Part, trunk: str, images: int, rates: Sequence[Rates]) -> None:
+    """The table of one trunk and batch."""
+    steps, ready = Steps(part, trunk, images), []
 
     def warm(name: str) -> None:
-        steps.add(name)
+        steps.add(name, name)
         steps.step(name)  # makes Adam's state, lets cuDNN choose
-        memory[name] = peak_megabytes(partial(steps.step, name), part.device)
+        ready.append(name)
 
-    for name in LOSSES:
+    for name in METHODS:
         part.run(f"{trunk}, {images} images, {name}", 0, partial(warm, name))
-    if ALONE not in memory:  # nothing to compare with
+    if ALONE not in ready:  # nothing to compare with
         return
-    rows = {name: partial(steps.step, name) for name in memory}
-    for run in rows.values():
-        run()
-    calls, most = (1, 1) if part.tiny else (4, 25)
-    rounds = alternate(rows, part.device, lambda: part.clock() > end, calls=calls, most=most)
-    header = [
-        "",
-        "step, ms",
-        "ratio",
-        "least to most",
-        "extra, ms",
-        "floor, ms",
-        "extra / floor",
-        "MB",
-    ]
-    table = Table(header, [])
+    rows = {name: partial(steps.steps, name) for name in ready}
+    rounds, memory = Comparison(trunk, "", rows, rounds=5, memory=peak_bytes).measure(part.tiny)
+    header = ["", "step, ms", "ratio", "least to most", "extra, ms", "floor, ms", "extra / floor"]
+    table = Table([*header, "MB"], [])
     for name, times in rounds.items():
-        every = ratios(rounds, name)
-        row = [name, f"{1e3 * median(times):.2f}"]
-        if name == ALONE:
-            row += ["1", *[""] * 4]
-        else:
-            extra = extra_seconds(rounds, name)
-            row += [
-                f"{median(every):.3f}",
-                f"{min(every):.3f} to {max(every):.3f}",
-                f"{1e3 * extra:.2f}",
-            ]
-            floor = METHODS[name][1](steps.sizes).seconds(rates[0]) if rates else 0
-            # Launches alone take longer than a tenth of a millisecond.
-            ratio = f"{extra / floor:.1f}" if floor > 1e-4 else ""
-            row += [f"{1e3 * floor:.2f}", ratio] if rates else ["", ""]
-        table.rows.append([*row, f"{memory[name]:,.0f}"])
-    done = f"{len(rounds[ALONE])} rounds of {calls} steps"
-    part.tell(f"### {trunk}, {len(steps.images)} images\n\n{done}.\n\n{table.markdown()}")
+        pairs = list(zip(times, rounds[ALONE], strict=True))
+        ratios = [own / base for own, base in pairs]
+        extra = statistics.median(own - base for own, base in pairs) / CALLS
+        floor = METHODS[name][1](steps.sizes).seconds(rates[0]) if rates else 0
+        row = [f"{1e3 * statistics.median(times) / CALLS:.2f}", f"{statistics.median(ratios):.3f}"]
+        row += [f"{min(ratios):.3f} to {max(ratios):.3f}", f"{1e3 * extra:.2f}"]
+        row += [f"{1e3 * floor:.2f}" if rates else ""]
+        # Launches alone take longer than a tenth of a millisecond.
+        row += [f"{extra / floor:.1f}" if floor > 1e-4 else ""]
+        table.rows.append([name, *row, f"{memory[name] / 1e6:,.0f}"])
+    about = f"{len(rounds[ALONE])} rounds of {CALLS} steps"
+    part.tell(f"### {trunk}, {len(steps.images)} images\n\n{about}.\n\n{table.markdown()}")
 
 
 def measure_losses_alone(part: Part) -> None:
-    """Where the time of small losses goes: the host's share, the kernels, the most expensive operations."""
+    """Where the time of small losses goes: the host's share, and the kernels."""
     steps = Steps(part, "resnet50", 40)
     table = Table(["", "until the host is done, ms", "until the GPU is done, ms", "kernels"], [])
-    calls = 1 if part.tiny else 20
-    times = {}
-    for name in LOSSES:
-        steps.add(name)
+    for name in METHODS:
+        steps.add(name, name)
         run = partial(steps.loss_alone, name)
         run()
-        host = host_seconds(run, part.device, calls)
-        done = median([seconds_of(run, part.device) for _ in range(calls)])
-        times[name] = [f"{1e3 * host:.2f}", f"{1e3 * done:.2f}"]
-    for name, row in times.items():  # last: a profiler may slow down what follows
-        launched, _ = profile(partial(steps.loss_alone, name), part.device)
-        table.rows.append([name, *row, f"{launched:,}" if launched else ""])
+        times = [seconds_of(run) for _ in range(1 if part.tiny else 20)]
+        host, done = (1e3 * statistics.median(column) for column in zip(*times, strict=True))
+        table.rows.append([name, f"{host:.2f}", f"{done:.2f}"])
+    for row in table.rows:  # last: a profiler may slow down what follows
+        row.append(f"{count_kernels(partial(steps.loss_alone, row[0])):,}")
     part.tell(
         "### Head and loss alone\n\nForward and backward on kept outputs of resnet50, "
         f"{len(steps.images)} images, on an idle GPU.\n\n{table.markdown()}"
     )
-    if path := os.environ.get(PROFILE):
-        name = next(iter(METHODS))
-        texts = []
-        for title, run in (("head and loss", steps.loss_alone), ("whole step", steps.step)):
-            run(name)
-            launched, text = profile(partial(run, name), part.device)
-            texts.append(f"{name}, {title}: {launched} kernels\n{text}\n")
-        Path(path).write_text("\n".join(texts))
 
 
 def measure_blocks(part: Part) -> None:
@@ -231,7 +188,7 @@ def measure_blocks(part: Part) -> None:
     sizes = paper_sizes(part.tiny)
     x, gradient = draw_features(part, sizes)
     x.requires_grad_()
-    matrices = [W.requires_grad_() for W in draw_matrices(part, sizes, fixed=False)]
+    matrices = [W.requires_grad_() for W in draw_matrices(part, sizes)]
     small = default_order(sizes)
     tables, other = draw_tables(part, small), gradient[: small.K - 1, :, : small.d].contiguous()
 
@@ -245,57 +202,31 @@ def measure_blocks(part: Part) -> None:
         f"products, K = {sizes.K}, d = {sizes.d}": (products, trained, range(20, 27)),
         f"sketches, K = {small.K}, d = {small.d}": (convolutions, sketched, range(18, 25)),
     }
+    size = f"{sizes.N} maps of {sizes.P} positions and {sizes.C} channels, forward and backward"
     for title, (module, run, powers) in cases.items():
-        end = part.clock() + 4
         blocks = [module.GPU_BLOCK, *(2**k for k in ((8, 10) if part.tiny else powers))]
         rows = {
-            f"{block:,}": partial(with_block, module, block, run) for block in dict.fromkeys(blocks)
+            f"{block:,} numbers in a block": partial(with_block, module, block, run)
+            for block in dict.fromkeys(blocks)
         }
-        seconds_of(run, part.device)
-        most = 1 if part.tiny else 15
-        rounds = alternate(
-            rows, part.device, lambda end=end: part.clock() > end, calls=2, most=most
-        )
-        lines = [
-            [name, f"{1e3 * median(times):.2f}", f"{median(ratios(rounds, name)):.3f}"]
-            for name, times in rounds.items()
-        ]
-        about = (
-            f"{sizes.N} maps of {sizes.P} positions and {sizes.C} channels, forward and backward; "
-        )
-        about += (
-            f"{len(next(iter(rounds.values())))} rounds. The first row is `GPU_BLOCK` as it is."
-        )
-        table = Table(["numbers in a block", "ms", "ratio"], lines)
-        part.tell(f"### Block sizes: {title}\n\n{about}\n\n{table.markdown()}")
+        times = Comparison(f"Block sizes: {title}", size, rows, rounds=15, memory=None)
+        part.tell(times.section(part.tiny))
 
 
-def with_block(module: Any, block: int, run: Callable[[], object]) -> object:
+def with_block(module: Any, block: int, run: Callable[[], object]) -> None:
     with mock.patch.object(module, "GPU_BLOCK", block):
-        return run()
+        for _ in range(2):
+            run()
 
 
 def measure_compiled(part: Part) -> None:
     """Steps with the loss alone, and with the same loss compiled."""
-    if part.tiny or not (shutil.which("cc") or shutil.which("gcc")):
-        part.leave_out("torch.compile of the loss (tiny, or no C compiler)")
+    if not can_compile(part):
         return
-    end = part.clock() + 12
     steps, compiled = Steps(part, "resnet50", 40), "binomial deviance, compiled"
-    steps.add(ALONE, torch.compile)
-    steps.networks[compiled] = steps.networks.pop(ALONE)
-    steps.optimizers[compiled] = steps.optimizers.pop(ALONE)
-    steps.add(ALONE)
-    steps.add(default := next(iter(METHODS)))
-    rows = {name: partial(steps.step, name) for name in (ALONE, compiled, default)}
-    for run in rows.values():
-        run()
-    rounds = alternate(rows, part.device, lambda: part.clock() > end, calls=4)
-    lines = [
-        [name, f"{1e3 * median(times):.2f}", f"{median(ratios(rounds, name)):.3f}"]
-        for name, times in rounds.items()
-    ]
-    table = Table(["", "step, ms", "ratio"], lines).markdown()
-    part.tell(
-        f"### resnet50, 40 images, the loss compiled\n\n{len(rounds[ALONE])} rounds.\n\n{table}"
-    )
+    steps.add(ALONE, ALONE)
+    steps.add(compiled, ALONE, torch.compile)
+    steps.add(DEFAULT, DEFAULT)
+    rows = {name: partial(steps.steps, name) for name in steps.trained}
+    times = Comparison("The loss compiled", "resnet50, 40 images", rows, rounds=9, memory=None)
+    part.tell(times.section(part.tiny))

@@ -9,12 +9,11 @@ import torch
 
 from tests.gpu import __main__ as driver
 from tests.gpu import conftest, floors
-from tests.gpu.correctness import exact_accuracies
-from tests.gpu.networks import Processes, Sizes
+from tests.gpu.networks import Sizes, join
 from tests.gpu.page import INTRODUCTION, NO_ORIGIN, descriptions, mark_dead, read_page, write_page
 from tests.gpu.part import Part
-from tests.gpu.test_parts import limit
-from tests.gpu.timing import Rates, alternate, extra_seconds, ratios
+from tests.gpu.retrieval import exact_accuracies
+from tests.gpu.timing import Rates
 from tests.support.processes import ROOT
 
 CPU = torch.device("cpu")
@@ -84,17 +83,6 @@ def test_the_clock_leaves_out_what_does_not_fit() -> None:
     part.finish()
 
 
-def test_rows_take_turns_until_the_time_is_up() -> None:
-    called: list[str] = []
-    rows = {name: (lambda name=name: called.append(name)) for name in "ab"}
-    rounds = alternate(rows, CPU, lambda: len(called) >= 8, calls=2)
-    assert "".join(called) == "aabbaabb"
-    assert [len(seconds) for seconds in rounds.values()] == [2, 2]
-    assert len(alternate(rows, CPU, lambda: False, most=3)["a"]) == 3
-    rounds = {"first": [1.0, 2.0, 4.0], "second": [2.0, 3.0, 12.0]}
-    assert (ratios(rounds, "second"), extra_seconds(rounds, "second")) == ([2, 1.5, 3], 1)
-
-
 def test_floors() -> None:
     """Counted by hand: 2 x 3 rows, C = 4, E = 7, K = 2 orders of d = 5."""
     sizes, rates = Sizes(2, 3, 4, 7, 5, 2, 6), Rates({"TF32": 100.0, "bfloat16": 200.0}, 10.0, 0.0)
@@ -128,11 +116,10 @@ def test_processes_that_hang_are_ended() -> None:
         def kill(self) -> None:
             self.killed += 1
 
-    processes = Processes.__new__(Processes)
-    processes.context = context = Hanging()
+    processes = Hanging()
     with pytest.raises(TimeoutError, match="have not ended in 0 s"):
-        processes.join(0)
-    assert context.killed == 2
+        join(processes, 0)
+    assert processes.killed == 2
 
 
 def test_a_page_is_read_as_it_was_written(tmp_path: Path) -> None:
@@ -155,7 +142,7 @@ class Found:
 
     def pytest_collection_modifyitems(self, items: list[pytest.Function]) -> None:
         for item in items:
-            item.obj = limit(60)(lambda part: self.find(part))
+            item.obj = lambda part: self.find(part)
 
     def find(self, part: Part) -> None:
         assert not part.tiny
@@ -231,6 +218,7 @@ def test_the_committed_page_has_every_part() -> None:
     before, after = INTRODUCTION.split("{origin}")
     assert committed.startswith(before)
     assert after in committed
+    assert conftest.LIMITS.keys() == descriptions().keys()
     assert set(descriptions()) <= set(re.findall(r"`(\w+)`", committed))
     if NO_ORIGIN in committed:
         assert committed.count("\n## ") == 1

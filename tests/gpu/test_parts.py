@@ -1,31 +1,27 @@
 """The parts of `make gpu`, in the order in which they run; without a GPU, the same at tiny sizes.
 
-The first line of a part's docstring is its title on the page docs/gpu.md, the others are its text there. `@limit`
-has its seconds on a machine with one H100.
+The first line of a part's docstring is its title on the page docs/gpu.md, the others are its text there.
 """
 
 import tempfile
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
 import pytest
+import torch
 
 from benchmarks.reporting import Table
 from tests.gpu.correctness import (
-    MOMENTS,
     check_channels_last,
     check_compiled,
     check_losses,
     check_moments,
     check_processes,
-    check_ranks,
     check_scaler,
-    check_tf32,
     check_trunk,
 )
-from tests.gpu.networks import Processes
+from tests.gpu.networks import start_processes
 from tests.gpu.part import Part
 from tests.gpu.retrieval import Retrieval
 from tests.gpu.steps import (
@@ -35,24 +31,11 @@ from tests.gpu.steps import (
     measure_steps,
     tell_rates,
 )
-from tests.gpu.timing import Rates, training_settings
-
-Function = TypeVar("Function", bound=Callable[..., None])
+from tests.gpu.timing import Rates, matmul_precision
 
 TRUNKS = ("resnet50", "googlenet")
 
 
-def limit(seconds: float) -> Callable[[Function], Function]:
-    """Give a part its seconds."""
-
-    def set_limit(part: Function) -> Function:
-        part.seconds = seconds  # type: ignore[attr-defined]
-        return part
-
-    return set_limit
-
-
-@limit(60)
 def test_correctness(part: Part) -> None:
     """Losses, moments, ranks and processes against float64.
 
@@ -63,23 +46,20 @@ def test_correctness(part: Part) -> None:
     with NCCL: against one process with the whole batch, all in float64.
     """
     with tempfile.TemporaryDirectory() as folder:
-        started: list[Processes] = []
-        part.run(
-            "start of processes", 20, lambda: started.append(Processes(part.device.type, folder))
-        )
+        started: list[Any] = []
+        start = partial(start_processes, part.device.type, folder)
+        part.run("start of processes", 20, lambda: started.append(start()))
         part.run("losses", 15, partial(check_losses, part))
-        for name, check in MOMENTS.items():
-            part.run(name, 8, partial(check_moments, part, name, check))
-        part.run("moments in TF32", 4, partial(check_tf32, part))
-        part.run("ranks", 4, partial(check_ranks, part))
+        for kind in ("trained", "random", "sketched"):
+            part.run(f"{kind} moments", 8, partial(check_moments, part, kind))
+        part.run("ranks", 4, lambda: Retrieval(part, 3000, 64, 400, (1, 10, 50)).check(1e-6))
         for trunk in TRUNKS[: 1 if part.tiny else 2]:
             part.run(trunk, 8, partial(check_trunk, part, trunk))
         for processes in started:
-            part.run("processes", 0, partial(check_processes, part, processes))
+            part.run("processes", 0, partial(check_processes, part, processes, folder))
         part.run("torch.compile", 20, partial(check_compiled, part))
 
 
-@limit(90)
 def test_steps(part: Part) -> None:
     """Whole training steps with each method.
 
@@ -94,17 +74,17 @@ def test_steps(part: Part) -> None:
     """
     rates: list[Rates] = []
     part.run("rates of the card", 3, lambda: rates.append(tell_rates(part)))
-    with training_settings():
+    benchmark = torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=False)
+    with benchmark, matmul_precision("high"):  # as in a training that shall be fast
         for images, seconds in ((40, 14), (112, 18))[: 1 if part.tiny else 2]:
             for trunk in TRUNKS[: 1 if part.tiny else 2]:
-                measure = partial(measure_steps, part, trunk, images, seconds, rates)
+                measure = partial(measure_steps, part, trunk, images, rates)
                 part.run(f"{trunk}, {images} images", seconds, measure)
         part.run("block sizes", 8, partial(measure_blocks, part))
         part.run("the loss alone", 12, partial(measure_losses_alone, part))
         part.run("torch.compile of the loss", 15, partial(measure_compiled, part))
 
 
-@limit(30)
 def test_retrieval(part: Part) -> None:
     """Evaluation at the size of Stanford Online Products.
 
@@ -115,13 +95,12 @@ def test_retrieval(part: Part) -> None:
     `AccuracyCalculator` with PML's own search by torch for k = 1,000 neighbours, which knows no Recall@K beyond
     Precision@1.
     """
-    retrieval = Retrieval(part)
-    part.run("accuracies against float64", 4, retrieval.check)
+    retrieval = Retrieval(part, 60_502, 512, 11_316, (1, 10, 100, 1000))
+    part.run("accuracies against float64", 4, partial(retrieval.check, 1e-4))
     part.run("times", 4, retrieval.measure)
     part.run("PML's AccuracyCalculator", 12, retrieval.measure_pml)
 
 
-@limit(15)
 def test_float16(part: Part) -> None:
     """float16 with a scaler, and channels_last.
 
@@ -133,7 +112,6 @@ def test_float16(part: Part) -> None:
     part.run("channels_last", 3, partial(check_channels_last, part))
 
 
-@limit(45)
 @pytest.mark.slow
 def test_glyphs(part: Part, glyphs_root: Path) -> None:
     """A run on Glyphs by the runner.
