@@ -7,7 +7,7 @@ from typing import Any
 
 def at_least(name: str, value: Any, least: float) -> None:
     """Raise ValueError unless the value is a number >= least; NaN is refused too."""
-    if not (isinstance(value, Real) and value >= least):
+    if not (isinstance(value, Real) and float(value) >= least):
         raise ValueError(f"{name}: expected at least {least}, got {value!r}")
 
 
