@@ -18,6 +18,7 @@ from .heads.split_trunk import split_trunk
 from .heads.variance_attention import VEMAttention
 from .losses.binomial_deviance_loss import BinomialDevianceLoss
 from .losses.cosine_contrastive_loss import CosineContrastiveLoss
+from .losses.cosine_powers_loss import CosinePowersLoss
 from .losses.dense_n_pairs_loss import DenseNPairsLoss
 from .losses.ensemble_loss import DivergenceLoss, EnsembleLoss
 from .losses.high_order_moments import HighOrderMoments
@@ -42,6 +43,8 @@ __all__ = [  # noqa: RUF022 - grouped by kind, as a reader looks for them
     "IntraClassRegularizer",
     "EnergyConfusionRegularizer",
     "VarianceRegularizer",
+    # What HORDE's fixed projections estimate, exactly.
+    "CosinePowersLoss",
     # Base losses of their experiments that PML lacks, and those of an ensemble.
     "BinomialDevianceLoss",
     "CosineContrastiveLoss",

@@ -16,6 +16,7 @@ from pml_regularizers import (
     AttentionEnsemble,
     BinomialDevianceLoss,
     CosineContrastiveLoss,
+    CosinePowersLoss,
     DenseNPairsLoss,
     DistributedLoss,
     DivergenceLoss,
@@ -233,6 +234,16 @@ LOSSES: dict[str, Case] = {
                 CosineContrastiveLoss, embedding_loss=proxies(), order=2
             )(**more),
         }.items()
+    },
+    **{
+        f"powers, {name}": Case(
+            partial(CosinePowersLoss, base(), **settings), ("pooled",), expected.cosine_powers,
+            tuples=True, reducer=False,
+        )
+        for name, base, settings in (
+            ("binomial", BinomialDevianceLoss, {}),
+            ("triplet", triplet, {"powers": (1, 4), "power_weight": 0.5}),
+        )
     },
     "EC": Case(
         EnergyConfusionRegularizer, ("stopgrad_embeddings",), expected.confusion, embeddings=False

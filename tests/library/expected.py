@@ -14,7 +14,7 @@ import torch
 from pytorch_metric_learning import reducers
 from torch import Tensor, nn
 
-from pml_regularizers import HighOrderMoments, HORDELoss
+from pml_regularizers import CosinePowersLoss, HighOrderMoments, HORDELoss
 from pml_regularizers.functional import kernels
 from tests.oracles import energy_confusion as ec_oracle
 from tests.oracles import horde as horde_oracle
@@ -92,6 +92,28 @@ def horde(loss: HORDELoss, batch: Any) -> float:
     vectors = [numbers(batch.embeddings), *orders(loss, batch.features["feature_map"])]
     values = by_copies(loss.losses, vectors, batch.labels)
     return math.fsum(w * v for w, v in zip([1.0, *loss.order_weights], values, strict=True))
+
+
+# Powers of cosines
+
+
+def cosine_powers(loss: CosinePowersLoss, batch: Any) -> float:
+    """The loss of the embeddings on the k-fold tensor products of the normalised features."""
+    products = []
+    for k in loss.powers:
+        rows = []
+        for x in numbers(batch.features["pooled"]):
+            product = unit = x / math.sqrt(math.fsum(x * x))
+            for _ in range(k - 1):
+                product = np.outer(product, unit).ravel()
+            rows.append(product)
+        products.append(np.array(rows))
+    alone = copy.deepcopy(loss.losses["embeddings"]).double()
+    value, *powers = (
+        alone(torch.from_numpy(x), batch.labels).item()
+        for x in (numbers(batch.embeddings), *products)
+    )
+    return math.fsum([value, *(loss.power_weight * power for power in powers)])
 
 
 # Energy confusion and variance

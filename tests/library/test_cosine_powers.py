@@ -1,0 +1,122 @@
+"""Losses on powers of cosines, against the same losses on explicit tensor products of the features."""
+
+from typing import Any
+
+import pytest
+import torch
+from pytorch_metric_learning import distances, losses
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from pml_regularizers import BinomialDevianceLoss, CosinePowersLoss, EmbeddingHead
+from tests.support.tolerances import assert_close
+
+LABELS = torch.tensor([0, 1, 2, 0, 1, 2, 2])
+C, E = 5, 3
+SHARED = distances.CosineSimilarity()
+
+
+def batch() -> tuple[Tensor, Tensor]:
+    """Embeddings, and features that are not negative, as behind a ReLU."""
+    features = torch.rand(len(LABELS), C, dtype=torch.float64).requires_grad_()
+    return torch.randn(len(LABELS), E, dtype=torch.float64), features
+
+
+def tensor_products(features: Tensor, k: int) -> Tensor:
+    unit = F.normalize(features)
+    product = unit
+    for _ in range(k - 1):
+        product = (product[:, :, None] * unit[:, None]).flatten(1)
+    return product
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        BinomialDevianceLoss(),
+        losses.CircleLoss(),
+        losses.ContrastiveLoss(neg_margin=1.2),
+        losses.FastAPLoss(),
+        losses.LiftedStructureLoss(neg_margin=1),
+        losses.MarginLoss(),
+        losses.MultiSimilarityLoss(),
+        losses.NCALoss(),
+        losses.NTXentLoss(),
+        losses.SupConLoss(),
+        losses.TripletMarginLoss(margin=0.5),
+        losses.TripletMarginLoss(distance=distances.LpDistance(power=2)),
+        losses.TripletMarginLoss(distance=distances.CosineSimilarity(power=2)),
+        losses.MultipleLosses([losses.ContrastiveLoss(), losses.SupConLoss()]),
+        losses.MultipleLosses(
+            [losses.NTXentLoss(distance=SHARED), losses.NCALoss(distance=SHARED)]
+        ),
+    ],
+    ids=lambda loss: type(loss).__name__,
+)
+@pytest.mark.parametrize("k", [1, 2, 3])
+def test_a_power_is_the_loss_on_tensor_products(loss: nn.Module, k: int) -> None:
+    embeddings, x = batch()
+    powers = CosinePowersLoss(loss, powers=[k], power_weight=0.5)
+    value = powers(embeddings, LABELS, features=x)
+    expected = loss(embeddings, LABELS) + 0.5 * loss(tensor_products(x, k), LABELS)
+    assert_close(value, expected.item())
+    found, right = (torch.autograd.grad(v, x)[0] for v in (value, expected))
+    assert right.abs().max() > 1e-3
+    torch.testing.assert_close(found, right, rtol=1e-7, atol=1e-10)
+
+
+def test_equal_features_have_a_finite_gradient() -> None:
+    embeddings, x = batch()
+    x = x[:1].expand(len(LABELS), C).detach().clone().requires_grad_()
+    CosinePowersLoss(losses.TripletMarginLoss())(embeddings, LABELS, features=x).backward()
+    assert x.grad is not None and x.grad.isfinite().all()
+
+
+def test_a_loss_with_proxies_has_some_as_wide_as_the_features() -> None:
+    embeddings, x = batch()
+    wide = losses.ProxyAnchorLoss(3, C)
+    loss = CosinePowersLoss(losses.ProxyAnchorLoss(3, E), feature_loss=wide).double()
+    shapes = [tuple(parameter.shape) for parameter in loss.parameters()]
+    assert shapes == [(3, E), (3, C), (3, C)]
+    loss(embeddings, LABELS, features=x).backward()
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in loss.parameters())
+    assert wide.proxies.grad is None  # copies are trained
+
+
+def test_it_reads_the_heads_pooled_features() -> None:
+    head = EmbeddingHead(C, E)
+    loss = CosinePowersLoss(losses.TripletMarginLoss()).attach(head)
+    maps = torch.rand(len(LABELS), C, 2, 2, requires_grad=True)
+    value = loss(head(maps), LABELS)
+    assert_close(value, loss(head(maps), LABELS, features=maps.mean(dim=(2, 3))).item())
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"powers": [0]}, "powers: expected at least 1, got 0"),
+        ({"powers": ["2"]}, "powers: expected at least 1, got '2'"),
+        ({"powers": []}, "powers: expected one or more numbers, got none"),
+        ({"power_weight": -1}, "power_weight: expected at least 0, got -1"),
+        ({"loss": losses.AngularLoss()}, "loss: AngularLoss reads vectors, not their cosines"),
+        (
+            {"loss": losses.ContrastiveLoss(distance=distances.LpDistance(p=1))},
+            "loss: .*LpDistance",
+        ),
+        ({"feature_loss": "contrastive"}, "feature_loss: expected a PML loss, got str"),
+    ],
+)
+def test_wrong_arguments_are_told(settings: dict[str, Any], told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        CosinePowersLoss(**{"loss": losses.ContrastiveLoss(), **settings})
+
+
+def test_a_map_is_no_pooled_feature() -> None:
+    with pytest.raises(ValueError, match=r"features: expected pooled .* \(7, 5, 2, 2\)"):
+        CosinePowersLoss(losses.ContrastiveLoss())(
+            batch()[0], LABELS, features=torch.rand(7, C, 2, 2)
+        )
+    with pytest.raises(ValueError, match=r"feature_loss=\.\.\. takes one as wide as the features"):
+        CosinePowersLoss(losses.ProxyAnchorLoss(3, E))(
+            batch()[0].float(), LABELS, features=torch.rand(7, C)
+        )
