@@ -20,6 +20,7 @@ ORDERS = "losses[0].loss.init_args.order_weights"
 WEIGHTS = {
     "binomial_horde_sketch": (ORDERS, "binomial"),
     "binomial_horde_trained": (ORDERS, "binomial"),
+    "binomial_powers": ("losses[0].loss.init_args.power_weight", "binomial"),
     "binomial_pooled": ("losses[1].weight", "binomial"),
     "binomial_energy_confusion": ("losses[1].weight", "binomial"),
     "jrd": ("losses[0].loss.init_args.similarity_weight", "am_softmax"),
