@@ -121,7 +121,7 @@ def with_power(loss: nn.Module, k: int) -> nn.Module:
     return loss
 
 
-def _power(distance: Any, k: int) -> nn.Module:
+def _power(distance: Any, k: int) -> Any:
     """The distance of the k-fold tensor products, for one of normalised vectors."""
     if distance.normalize_embeddings and distance.p == 2:
         if isinstance(distance, DotProductSimilarity):
