@@ -6,6 +6,7 @@ from .frozen_stages import FrozenStages as FrozenStages
 from .images import (
     Datasets as Datasets,
     build_datasets as build_datasets,
+    build_tested as build_tested,
     image_size as image_size,
     image_views as image_views,
     show_to as show_to,

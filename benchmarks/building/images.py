@@ -1,6 +1,7 @@
 """The images of an experiment: the dataset, the part to use, and the views of an image."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -15,8 +16,10 @@ from benchmarks.datasets import (
     Glyphs,
     ImageSet,
     ImageViews,
+    Listing,
     folder,
     load,
+    table,
 )
 from benchmarks.settings import VIEWS, ConfigError, Data
 
@@ -52,19 +55,8 @@ def build_datasets(data: Data, *, seed: int = 0, fair: bool = False) -> Datasets
         ConfigError: if the dataset is missing or damaged, or a setting does not suit it.
     """
     limits = [limit for limit in (data.train_classes, data.max_classes) if limit is not None]
-    try:
-        make: Callable[..., Glyphs | ImageSet]
-        if data.dataset == "glyphs":
-            size = data.image_size or GLYPHS_SIZE
-            make = partial(Glyphs, data.root, image_size=size, stage=data.stage, seed=seed)
-        else:
-            if data.dataset == "folder":
-                testing = 0.5 if data.test_classes is None else data.test_classes
-                listing = folder.read(data.root, testing, data.class_level)
-            else:
-                listing = load(IMAGE_DATASETS[data.dataset], data.root)
-            make = partial(ImageSet, listing, views=UNSEEN)
-        make = partial(make, fold=data.fold, folds=data.folds)
+    with _settings_named(data):
+        make = _splits(data, seed, 0.5)
         whole = "all" if data.split == "all" else "train"
         train = make(
             split="development" if fair or data.split == "validation" else whole,
@@ -74,13 +66,64 @@ def build_datasets(data: Data, *, seed: int = 0, fair: bool = False) -> Datasets
         splits = ["test", "validation"] if fair and data.split == "test" else [data.split]
         tested = {split: make(split=split, max_classes=data.max_classes) for split in splits}
         for use, images in [("train", train), *(("test", images) for images in tested.values())]:
-            if images.num_classes < 2:
-                raise DatasetError(
-                    f"{data.root}: all images to {use} on are of one class; take two classes or more"
-                )
+            _check_classes(data, use, images)
         for images in tested.values():
             _check_retrieval(data.root, images)
         return Datasets(train, tested[data.split], tested["validation"] if fair else None)
+
+
+def build_tested(data: Data, *, seed: int = 0, default: float | None = None) -> Glyphs | ImageSet:
+    """Load images to test on, as `build_datasets` does, and no others.
+
+    Args:
+        seed: The run's seed, if it decides which classes are trained on.
+        default: Fraction of the classes, if neither the images nor the settings say which are tested; None: all.
+
+    Raises:
+        ConfigError: as `build_datasets` does.
+    """
+    with _settings_named(data):
+        images = _splits(data, seed, default)(split=data.split, max_classes=data.max_classes)
+        _check_classes(data, "test", images)
+        _check_retrieval(data.root, images)
+        return images
+
+
+def _splits(data: Data, seed: int, default: float | None) -> Callable[..., Glyphs | ImageSet]:
+    """Makes a split of the images, given its name."""
+    make: Callable[..., Glyphs | ImageSet]
+    if data.dataset == "glyphs":
+        size = data.image_size or GLYPHS_SIZE
+        make = partial(Glyphs, data.root, image_size=size, stage=data.stage, seed=seed)
+    else:
+        make = partial(ImageSet, _listing(data, default), views=UNSEEN)
+    return partial(make, fold=data.fold, folds=data.folds)
+
+
+def _listing(data: Data, default: float | None) -> Listing:
+    if data.dataset == "folder":
+        chosen = default if data.test_classes is None else data.test_classes
+        return folder.read(data.root, chosen, data.class_level)
+    if data.dataset != "table":
+        return load(IMAGE_DATASETS[data.dataset], data.root)
+    assert data.table is not None
+    try:
+        return table.read(
+            *(data.table, data.root, data.test_classes),
+            known_classes=bool(data.known_classes),
+            default=default,
+        )
+    except DatasetError as error:
+        raise ConfigError(f"data.table: {error}") from error
+
+
+@contextmanager
+def _settings_named(data: Data) -> Iterator[None]:
+    """Name, in a ConfigError, the setting that an error is about."""
+    try:
+        yield
+    except ConfigError:
+        raise
     except DatasetError as error:
         raise ConfigError(f"data.root: {error}") from error
     except OSError as error:
@@ -99,6 +142,12 @@ def show_to(trunk: nn.Module, datasets: Datasets, data: Data) -> Datasets:
         if isinstance(dataset, ImageSet):
             dataset.views = image_views(data, trunk)
     return datasets
+
+
+def _check_classes(data: Data, use: str, images: Glyphs | ImageSet) -> None:
+    if images.num_classes < 2:
+        are = "are of one class" if len(images) else "are missing"
+        raise DatasetError(f"{data.root}: all images to {use} on {are}; take two classes or more")
 
 
 def _check_retrieval(root: Path, test: Glyphs | ImageSet) -> None:

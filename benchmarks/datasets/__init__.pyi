@@ -1,4 +1,7 @@
-from . import folder as folder
+from . import (
+    folder as folder,
+    table as table,
+)
 from .catalogue import (
     IMAGE_DATASETS as IMAGE_DATASETS,
     Augmentation as Augmentation,
@@ -16,6 +19,7 @@ from .image_folder import ImageFolder as ImageFolder
 from .images import ImageSet as ImageSet
 from .listing import (
     DatasetError as DatasetError,
+    Listing as Listing,
     load as load,
 )
 from .remarks import (

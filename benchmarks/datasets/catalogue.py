@@ -9,7 +9,7 @@ from typing import Literal
 from benchmarks.datasets import cars
 from benchmarks.datasets.listing import DatasetInfo, Listing, find, read_lines, reading
 
-DatasetName = Literal["glyphs", "cub", "cars", "sop", "inshop", "folder"]
+DatasetName = Literal["glyphs", "cub", "cars", "sop", "inshop", "folder", "table"]
 Augmentation = Literal["multi_resolution", "random_crop", "random_resized_crop", "none"]
 Interpolation = Literal["bilinear", "bicubic", "lanczos"]
 

@@ -19,7 +19,7 @@ from PIL import Image
 
 from benchmarks.console import progress_bar, replace_file
 from benchmarks.datasets.image_files import pixel_digest, read_image
-from benchmarks.datasets.listing import DatasetError, reading
+from benchmarks.datasets.listing import Box, DatasetError, reading
 
 YOUNG = 2e9
 """Nanoseconds: a file may change again within one tick of a file system's clock, so that nothing tells."""
@@ -32,8 +32,10 @@ class ImageDigests(NamedTuple):
     pixels: str
 
 
-def file_digests(root: Path, paths: Sequence[str]) -> list[ImageDigests]:
-    """The digests of each image file below a folder.
+def file_digests(
+    root: Path, paths: Sequence[str], boxes: Sequence[Box | None] | None = None
+) -> list[ImageDigests]:
+    """The digests of each image file below a folder, of its pixels those in its box.
 
     Raises:
         DatasetError: if some cannot be read as images; it counts them and names the first.
@@ -42,30 +44,32 @@ def file_digests(root: Path, paths: Sequence[str]) -> list[ImageDigests]:
     before = _read(kept_in)
     kept: dict[str, list[int | str]] = {}
 
-    def digest(path: str) -> ImageDigests | DatasetError:
+    def digest(row: tuple[str, Box | None]) -> ImageDigests | DatasetError:
         try:
-            return digest_of(path)
+            return digest_of(*row)
         except DatasetError as error:
             return error
 
-    def digest_of(path: str) -> ImageDigests:
+    def digest_of(path: str, box: Box | None) -> ImageDigests:
+        key = path if box is None else f"{path} {box}"
         with reading(root / path):
             facts = _facts(found := (root / path).stat())
-            same = before.get(path, [])
+            same = before.get(key, [])
             if same[: len(facts)] == facts and len(same) == len(facts) + 2:  # one, of older code
                 result = ImageDigests(*map(str, same[len(facts) :]))
             else:
-                pixels = pixel_digest(read_image(root / path, upright=True))
+                pixels = pixel_digest(read_image(root / path, upright=True, box=box))
                 with (root / path).open("rb") as file:
                     content = hashlib.file_digest(file, "sha256").hexdigest()
                 result = ImageDigests(content, pixels)
         if time.time_ns() - max(found.st_mtime_ns, found.st_ctime_ns) > YOUNG:
-            kept[path] = [*facts, *result]
+            kept[key] = [*facts, *result]
         return result
 
     Image.init()  # opening an image loads them, which is not thread-safe
     with ThreadPool(joblib.cpu_count()) as pool:  # decoding and hashing hold no lock
-        tasks = pool.imap(digest, paths, chunksize=16)
+        rows = zip(paths, boxes or [None] * len(paths), strict=True)
+        tasks = pool.imap(digest, rows, chunksize=16)
         bar = progress_bar(tasks, total=len(paths), desc="look through", unit="image", leave=False)
         found = list(bar)
     if before != (kept := before | kept):

@@ -12,7 +12,6 @@ from PIL import Image
 from torch import Tensor
 
 from benchmarks.console import progress_bar
-from benchmarks.datasets.image_files import read_image
 from benchmarks.datasets.images import ImageSet, Key, draws_apart, seed_draws
 from benchmarks.datasets.listing import DatasetError, reading
 
@@ -94,13 +93,14 @@ class DecodedImages(torch.utils.data.Dataset[tuple[Tensor, int, int]]):
 
     def _size(self, index: int) -> tuple[int, int]:
         """Width and height, of which a turn by the EXIF orientation may exchange the names."""
+        if self.images.listing.boxes is not None:
+            return self.images.image(index).size
         with reading(path := self._path(index)), Image.open(path) as file:
             size: tuple[int, int] = file.size
         return size
 
     def _decoded(self, index: int) -> np.ndarray:
-        image = read_image(self._path(index), upright=self.images.listing.upright)
-        return np.array(image)
+        return np.array(self.images.image(index))
 
     def _path(self, index: int) -> Path:
         return self.images.listing.root / self.images.name(index)

@@ -14,7 +14,9 @@ from benchmarks.datasets.splits import shuffled
 Level = int | Literal["last"]
 
 
-def read(root: Path, test_classes: Path | float, class_level: Level | None = None) -> Listing:
+def read(
+    root: Path, test_classes: Path | float | None, class_level: Level | None = None
+) -> Listing:
     """List all images below a folder, sorted by class and path.
 
     A class is named by its path below `root`, such as "Fruit/Apple/Royal-Gala", in Unicode's composed form (NFC).
@@ -23,7 +25,7 @@ def read(root: Path, test_classes: Path | float, class_level: Level | None = Non
     Args:
         root: The folder that holds the folders of the classes.
         test_classes: A file that names the test classes, one per line; or their fraction of all classes. The
-            fraction is chosen by the classes' names alone, so it is equal on every machine.
+            fraction is chosen by the classes' names alone, so it is equal on every machine. None: all of them.
         class_level: Name classes by the first folders of an image's path, at most this many, or by the "last" one
             alone; default: all, so that each folder that holds images is a class.
 
@@ -33,7 +35,7 @@ def read(root: Path, test_classes: Path | float, class_level: Level | None = Non
         ValueError: if test_classes names an unknown class, or leaves no class to test or to train on.
     """
     images, left_out = _images(root, class_level)
-    testing = _held_out(test_classes, list(images))
+    testing = {*images} if test_classes is None else held_out(test_classes, list(images))
     paths = [path for of_class in images.values() for path in sorted(of_class)]
     classes = [name for name, of_class in images.items() for _ in of_class]
     parts = ["test" if name in testing else "train" for name in classes]
@@ -85,7 +87,7 @@ def _images(root: Path, level: Level | None) -> tuple[dict[str, list[str]], dict
     return dict(sorted(found.items())), dict(left_out)
 
 
-def _held_out(chosen: Path | float, classes: list[str]) -> set[str]:
+def held_out(chosen: Path | float, classes: list[str]) -> set[str]:
     """The test classes, by a file of their names or by their fraction."""
     if isinstance(chosen, Path):
         try:  # spaces are part of a name

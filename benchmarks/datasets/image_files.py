@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageOps
 
-from benchmarks.datasets.listing import reading
+from benchmarks.datasets.listing import Box, DatasetError, reading
 
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "PPM", "TIFF", "WEBP", "JPEG2000", "AVIF")
 """Formats to open files as, whatever their names; otherwise Pillow would hand PostScript to Ghostscript."""
@@ -59,7 +59,7 @@ def pixel_digest(image: Image.Image) -> str:
     return digest.hexdigest()
 
 
-def read_image(path: Path, *, upright: bool = False) -> Image.Image:
+def read_image(path: Path, *, upright: bool = False, box: Box | None = None) -> Image.Image:
     """Read an image file as RGB.
 
     Transparency is ignored. Of several frames the first is read; 16 bits are cut to the upper 8.
@@ -67,10 +67,11 @@ def read_image(path: Path, *, upright: bool = False) -> Image.Image:
     Args:
         upright: Turn the image as its EXIF orientation says; by default its pixels stay as stored, as in PML's and
             torchvision's datasets. Pillow itself turns TIFF files.
+        box: Part of the image, once it is turned, to cut out; what of it lies outside is left out.
 
     Raises:
-        DatasetError: if there is no such file, its format is not in `FORMATS`, it has too many pixels, or it
-            cannot be decoded to its end.
+        DatasetError: if there is no such file, its format is not in `FORMATS`, it has too many pixels, it cannot
+            be decoded to its end, or the box lies outside.
     """
     with reading(path), Image.open(path, formats=FORMATS) as file:
         image: Image.Image = file
@@ -87,4 +88,13 @@ def read_image(path: Path, *, upright: bool = False) -> Image.Image:
     if upright:
         with suppress(Exception):  # damage in other EXIF data shows only after the turn
             ImageOps.exif_transpose(image, in_place=True)
-    return image
+    if box is None:
+        return image
+    left, top = max(box[0], 0), max(box[1], 0)
+    right, bottom = min(box[2], image.width), min(box[3], image.height)
+    if left >= right or top >= bottom:
+        raise DatasetError(
+            f"{path}: the box {box} (left, top, right, bottom) lies outside of its {image.width} x {image.height} "
+            "pixels; correct it"
+        )
+    return image.crop((left, top, right, bottom))

@@ -5,8 +5,8 @@ from contextlib import AbstractContextManager
 
 import numpy as np
 import torch
+from PIL import Image
 
-from benchmarks.datasets.image_files import read_image
 from benchmarks.datasets.listing import Listing
 from benchmarks.datasets.splits import Split, limited, shuffled, validation_fold
 from benchmarks.datasets.transforms import ImageViews
@@ -28,7 +28,7 @@ def seed_draws(index: int, seed: int) -> None:
 
 
 class ImageSet(torch.utils.data.Dataset[tuple[torch.Tensor, int, int]]):
-    """One split of a `Listing`; classes are disjoint between splits.
+    """One split of a `Listing`; its classes are disjoint between splits, except in a table of known classes.
 
     `dataset[i]` is the test view of an image, `dataset[i, seed]` a training view: a pure function of (i, seed). No
     global random state is changed.
@@ -127,7 +127,7 @@ class ImageSet(torch.utils.data.Dataset[tuple[torch.Tensor, int, int]]):
 
     def __getitem__(self, key: Key) -> tuple[torch.Tensor, int, int]:
         index, seed = key if isinstance(key, tuple) else (key, None)
-        image = read_image(self.listing.root / self.name(index), upright=self.listing.upright)
+        image = self.image(index)
         if seed is None:
             view = self.views.test(image)
         else:
@@ -135,6 +135,10 @@ class ImageSet(torch.utils.data.Dataset[tuple[torch.Tensor, int, int]]):
                 seed_draws(index, seed)
                 view = self.views.train(image)
         return view, int(self.labels[index]), index
+
+    def image(self, index: int) -> Image.Image:
+        """What the listing says to see of an image, before any view."""
+        return self.listing.image(self._rows[index])
 
     def name(self, index: int) -> str:
         """The path of an image, below the folder of the dataset."""

@@ -17,11 +17,17 @@ from typing import TYPE_CHECKING
 from benchmarks.console import PrintableError, is_plain, reason
 
 if TYPE_CHECKING:
+    from PIL.Image import Image
+
     from benchmarks.datasets.contents import ImageDigests
 
 
 class DatasetError(PrintableError, ValueError):
     """Error: a dataset is incomplete, damaged or another one; one sentence that names the file."""
+
+
+Box = tuple[int, int, int, int]
+"""Left, top, right and bottom of a part of an image, in pixels."""
 
 
 @contextmanager
@@ -49,6 +55,7 @@ class Listing:
         parts: (n,) "train", and "test" or "query" and "gallery".
         upright: Turn images by their EXIF orientation; by default their pixels stay as stored.
         left_out: Numbers of files that are no images, by the ends of their names.
+        boxes: (n,) the part of each image that is seen, None for all of it; default: all of all.
 
     Raises:
         DatasetError: if a name leads out of the folder, or cannot be shown.
@@ -62,10 +69,11 @@ class Listing:
     parts: Sequence[str]
     upright: bool = False
     left_out: Mapping[str, int] = field(default_factory=dict)
+    boxes: Sequence[Box | None] | None = None
 
     def __post_init__(self) -> None:
         for name in dict.fromkeys((*self.classes, *self.paths)):
-            if not is_plain(name) or {"", ".", ".."} & set(name.split("/")):
+            if not is_usable(name):
                 raise DatasetError(
                     f"{self.root}: the name {name!r} has control characters, leads out of the folder or is not "
                     "UTF-8; rename it, or restore the index files"
@@ -82,7 +90,7 @@ class Listing:
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 in hexadecimal of the listed paths, classes and parts and of the files' sizes.
+        """SHA-256 in hexadecimal of the listed paths, classes, parts and boxes and of the files' sizes.
 
         Raises:
             DatasetError: if a file is missing.
@@ -91,20 +99,28 @@ class Listing:
             # Path's methods take twice the time.
             sizes = [os.path.getsize(f"{self.root}/{path}") for path in self.paths]  # noqa: PTH202
         digest = hashlib.sha256(self.name.encode())
-        for row in zip(self.paths, self.classes, self.parts, sizes, strict=True):
+        boxes = [] if self.boxes is None else [self.boxes]
+        for row in zip(self.paths, self.classes, self.parts, sizes, *boxes, strict=True):
             digest.update("\0".join(map(str, row)).encode() + b"\n")
         return digest.hexdigest()
 
+    def image(self, row: int) -> "Image":
+        """What is seen of an image, as RGB; raises a DatasetError if it cannot be read."""
+        from benchmarks.datasets.image_files import read_image  # imports numpy
+
+        box = None if self.boxes is None else self.boxes[row]
+        return read_image(self.root / self.paths[row], upright=self.upright, box=box)
+
     @cached_property
     def digests(self) -> "list[ImageDigests]":
-        """Digests of each file, of its bytes and of its pixels.
+        """Digests of each file, of its bytes and of the pixels that are seen.
 
         Raises:
             DatasetError: if a file cannot be read.
         """
         from benchmarks.datasets.contents import file_digests  # which names files by this module
 
-        return file_digests(self.root, self.paths)
+        return file_digests(self.root, self.paths, self.boxes)
 
     @cached_property
     def content(self) -> str:
@@ -113,6 +129,11 @@ class Listing:
         for path, of_file in zip(self.paths, self.digests, strict=True):
             digest.update(f"{path}\0{of_file.content}\n".encode())
         return digest.hexdigest()
+
+
+def is_usable(name: str) -> bool:
+    """True if a name can be shown, and as a path stays in its folder."""
+    return is_plain(name) and not {"", ".", ".."} & set(name.split("/"))
 
 
 def counts_text(counts: Mapping[str, tuple[int, int]]) -> str:

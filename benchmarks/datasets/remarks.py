@@ -59,9 +59,9 @@ def remarks(listing: Listing, pixels: Sequence[str | bytes | None]) -> list[Rema
 def verify_command(data: Mapping[str, Any]) -> str:
     """The command that looks through all images of a run with these settings of `data`."""
     words = ["python", "-m", "benchmarks.datasets", "verify", data["dataset"]]
-    for name in ("root", "test_classes", "class_level"):
+    for name in ("root", "table", "test_classes", "class_level", "known_classes"):
         if (value := data.get(name)) is not None:
-            words += [f"--data.{name}", f"{value}"]
+            words += [f"--data.{name}", f"{value}".lower() if value is True else f"{value}"]
     return shlex.join(words)
 
 

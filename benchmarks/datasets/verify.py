@@ -1,7 +1,7 @@
 """Check of a dataset: decodes every image, and reports all faults at once."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from PIL import Image
 
 from benchmarks.console import progress_bar
 from benchmarks.datasets.image_files import pixel_digest, read_image
-from benchmarks.datasets.listing import DatasetError, Listing, counts_text
+from benchmarks.datasets.listing import Box, DatasetError, Listing, counts_text
 from benchmarks.datasets.remarks import BOTH, remarks
 
 RESULTS = {True: "ok", False: "FAILED"}
@@ -25,17 +25,19 @@ def verify(
     """Check the lists, and every listed file.
 
     Args:
-        published: The published (images, classes) of each part; None for a folder of one's own.
+        published: The published (images, classes) of each part; None for images of one's own.
 
     Returns:
         All checks, and a line for every listed file that cannot be used.
     """
     Image.init()  # opening an image loads them, which is not thread-safe
     with ThreadPool(joblib.cpu_count()) as pool:  # Pillow decodes without Python's lock
-        tasks = pool.imap(_examine, [listing.root / path for path in listing.paths], chunksize=16)
+        files = [listing.root / path for path in listing.paths]
+        rows = zip(files, listing.boxes or [None] * len(files), strict=True)
+        tasks = pool.imap(_examine, rows, chunksize=16)
         bar = progress_bar(tasks, total=len(listing), desc=listing.name, unit="image")
-        found = dict(zip(listing.paths, bar, strict=True))
-    broken = [problem for problem in found.values() if isinstance(problem, str)]
+        found = list(bar)
+    broken = [*dict.fromkeys(problem for problem in found if isinstance(problem, str))]
 
     counts = listing.counts()
     if published is None:
@@ -50,7 +52,7 @@ def verify(
         ("images", RESULTS[not broken], f"{len(broken):,} of {len(found):,} cannot be used"),
         _same_content(listing, found),
     ]
-    pixels = [result if isinstance(result, bytes) else None for result in found.values()]
+    pixels = [result if isinstance(result, bytes) else None for result in found]
     told = remarks(listing, pixels)
     checks += [(subject, "", text) for subject, text in told if subject != BOTH]
     if not broken:
@@ -58,10 +60,11 @@ def verify(
     return checks, broken
 
 
-def _examine(path: Path) -> bytes | str:
-    """The digest of an image's pixels; if it cannot be used, the reason as text."""
+def _examine(row: tuple[Path, Box | None]) -> bytes | str:
+    """The digest of an image's pixels, of those in its box; if it cannot be used, the reason as text."""
+    path, box = row
     try:
-        return pixel_digest(read_image(path, upright=True)).encode()
+        return pixel_digest(read_image(path, upright=True, box=box)).encode()
     except DatasetError as error:
         return str(error)
 
@@ -78,10 +81,14 @@ def _several_images(listing: Listing) -> Check:
     return "one image", RESULTS[enough], f"{', '.join(counts)} have one image{why}"
 
 
-def _same_content(listing: Listing, found: Mapping[str, bytes | str]) -> Check:
+def _same_content(listing: Listing, found: Sequence[bytes | str]) -> Check:
     """Count the training images with the same pixels as one of the test part."""
-    rows = list(zip(listing.paths, listing.parts, strict=True))
-    tested = {found[path]: path for path, part in rows if part != "train"}
-    same = [path for path, part in rows if part == "train" and found[path] in tested]
-    first = f", the first is {same[0]} = {tested[found[same[0]]]}" if same else ""
+    rows = list(zip(found, listing.paths, listing.parts, strict=True))
+    tested = {pixels: path for pixels, path, part in rows if part != "train"}
+    same = [
+        (path, tested[pixels])
+        for pixels, path, part in rows
+        if part == "train" and pixels in tested
+    ]
+    first = f", the first is {same[0][0]} = {same[0][1]}" if same else ""
     return "same content", "", f"{len(same):,} images both train and test{first}"

@@ -264,6 +264,6 @@ def card(trained: Trained, difference: float) -> str:
         **{"view": view, "results": results, "step": trained.step, "config": dump(info["config"])},
         # timm knows such a trunk only once `benchmarks.backbones` has registered it.
         ours=entrypoint.__module__.startswith("benchmarks."),
-        upright=trained.experiment.data.dataset == "folder",
+        upright=trained.experiment.data.dataset in ("folder", "table"),
         shown=floor(view["input_size"][1] / view["crop_pct"]),
     )

@@ -20,7 +20,11 @@ import torch
 from accelerate.utils import parse_flag_from_env
 from torch import nn
 
-from benchmarks import building, settings  # their dependencies are imported only when used
+from benchmarks import (
+    building,
+    datasets,
+    settings,
+)  # their dependencies are imported only when used
 from benchmarks.console import posix_module
 from benchmarks.records.files import file_digest
 
@@ -28,26 +32,36 @@ resource = posix_module("resource")
 
 
 def describe_data(
-    experiment: "settings.Experiment", datasets: "building.Datasets", trunk: nn.Module
+    experiment: "settings.Experiment", images: "building.Datasets", trunk: nn.Module
 ) -> dict[str, dict[str, Any] | None]:
     """Images and pretrained weights of a run, for its run.json."""
-    data, test = experiment.data, datasets.test
+    data, train = experiment.data, images.train
     held_out = experiment.protocol == "fair" or data.split == "validation"
+    about = {
+        **describe_tested(data, images.test, trunk),
+        "fold": f"{data.fold} of {data.folds}" if held_out else None,
+        "train_classes": train.num_classes,
+        "train_images": len(train),
+    }
+    if data.known_classes and data.split == "test":
+        about["known_classes"] = len({*images.test.class_names} & {*train.class_names})
+    return {"data": about, "weights": describe_weights(experiment.model)}
+
+
+def describe_tested(
+    data: "settings.Data", test: "datasets.Glyphs | datasets.ImageSet", trunk: nn.Module
+) -> dict[str, Any]:
+    """Images that a network is tested on, for a record."""
     return {
-        "data": {
-            "name": data.dataset,
-            "fingerprint": test.fingerprint,
-            "layout": test.layout,
-            "split": data.split,
-            "fold": f"{data.fold} of {data.folds}" if held_out else None,
-            "image_size": building.image_size(data, trunk),
-            "view": test.view,
-            "train_classes": datasets.train.num_classes,
-            "train_images": len(datasets.train),
-            "test_classes": test.num_classes,
-            "test_images": len(test),
-        },
-        "weights": describe_weights(experiment.model),
+        "name": data.dataset,
+        "fingerprint": test.fingerprint,
+        "layout": test.layout,
+        "split": data.split,
+        "fold": None,
+        "image_size": building.image_size(data, trunk),
+        "view": test.view,
+        "test_classes": test.num_classes,
+        "test_images": len(test),
     }
 
 

@@ -185,6 +185,8 @@ def _heading(groups: Mapping[str, Group]) -> str:
     steps, data = dict.fromkeys(f"{info['steps']:,}" for info in infos), infos[0]["data"]
     split = data["split"]
     classes = "the classes of the training" if split == "all" else f"unseen {split} classes"
+    if (known := data.get("known_classes")) is not None:
+        classes = f"test classes, {known:,} of them trained on by other photographs,"
     return (
         f"{data['name']}: {classes} "
         f"({data['test_classes']:,} classes, {data['test_images']:,} images) "

@@ -149,6 +149,8 @@ def _name(experiment: Experiment, stem: str, described: jsonargparse.Namespace) 
     if before == [data.dataset, trunk, label]:
         return stem
     images = data.root.resolve().name if data.dataset == "folder" else data.dataset
+    if data.table is not None:
+        images = data.table.stem
     return re.sub(r"[^\w.]+", "-", f"{images}-{trunk}-{label}").strip("-.")[:100]
 
 

@@ -18,8 +18,11 @@ class Data:
     """Images and batches.
 
     Args:
-        dataset: Name of the dataset; "folder" is one of your own, ROOT/CLASS/IMAGE at any depth.
+        dataset: Name of the dataset; "folder" is one of your own, ROOT/CLASS/IMAGE at any depth, and "table" one
+            that a table describes.
         root: Folder of the dataset, or of its cache.
+        table: Only for "table": a CSV or Parquet file with a row for each image, whose columns docs/datasets.md
+            describes. Paths in it start from the root.
         split: Classes to test on: the "test" classes, after training on all training classes, or a
             "validation" part of the training classes, after training on the others; "all" trains on all
             classes, for use, and tests on the same ones.
@@ -28,8 +31,9 @@ class Data:
         stage: Only for Glyphs: "pretraining" trains on 750 of the training classes, unperturbed, and validates on
             the others; "fine_tuning" trains on 100 of those others, drawn for each seed and fold, and validates
             on the rest. Default: by folds.
-        test_classes: Only for "folder": a file that names the test classes, one per line, or their fraction of
-            all classes. Default: half of them.
+        test_classes: Only for "folder", and a "table" without a column `split`: a file that names the test classes,
+            one per line, or their fraction of all classes. Default: half of them.
+        known_classes: Only for "table": allow that classes to test on are trained on, too, by other photographs.
         class_level: Only for "folder": the first so many folders of an image's path below the root are its class,
             or the "last" one alone. Default: all of them, so that each folder that holds images is a class.
         image_size: Pixels per side of the image that the network sees; default: 32 for Glyphs, else the trunk's
@@ -65,11 +69,13 @@ class Data:
 
     dataset: DatasetName = "glyphs"
     root: Path = Path("data")
+    table: Path | None = None
     split: Literal["test", "validation", "all"] = "test"
     fold: NonNegativeInt = 0
     folds: AtLeast2 = 4
     stage: Stage | None = None
     test_classes: float | Path | None = None
+    known_classes: bool | None = None
     class_level: PositiveInt | Literal["last"] | None = None
     image_size: Pixels | None = None
     resize: PositiveInt | None = None
@@ -93,7 +99,7 @@ class Data:
         """Lines on settings that do not go together."""
         stage = f"data.stage {self.stage} has its own classes to train and to validate on"
         shuffled = "shuffled batches (data.samples_per_class: null) have no passes over classes"
-        published = f"{self.dataset} has its published classes and split, as all except a folder"
+        published = f"{self.dataset} has its published classes and split, as all except a folder and a table"
         drawn = "draws as many classes as data.train_classes, which is not set"
         yield from idle(
             *("data", self),
@@ -105,11 +111,15 @@ class Data:
                 "data.cached_views needs no image twice",
             ),
             (self.dataset != "glyphs", ["stage"], f"{self.dataset} has no stages"),
-            (self.dataset != "folder", ["test_classes", "class_level"], published),
+            (self.dataset not in ("folder", "table"), ["test_classes"], published),
+            (self.dataset != "folder", ["class_level"], f"{self.dataset} names its classes"),
+            (self.dataset != "table", ["table", "known_classes"], f"{self.dataset} has no table"),
             (self.stage is not None, ["folds", "draw_classes"], stage),
             (self.train_classes is None, ["draw_classes"], drawn),
             (self.samples_per_class is None, ["every_class"], shuffled),
         )
+        if self.dataset == "table" and self.table is None:
+            yield "data.table: expected the table's file, as data.dataset is table, got none"
         if self.fold >= self.folds:
             yield f"data.fold: expected 0 to {self.folds - 1}, one of data.folds ({self.folds}), got {self.fold}"
         excess = self.batch_size % (self.samples_per_class or 1)

@@ -14,8 +14,11 @@ from benchmarks.settings.former import SETTINGS, identity
 ABSENT = "absent"
 """Placeholder for an argument that one of two descriptions of a class lacks, such as an old record's."""
 
-VOLATILE = ("output", "report", "data.root", "data.num_workers", "data.cache", "data.cache_gib")
-"""Settings without effect, which may differ between a run and its resumption."""
+VOLATILE = (
+    *("output", "report", "data.root", "data.table"),
+    *("data.num_workers", "data.cache", "data.cache_gib"),
+)
+"""Settings without effect, which may differ between a run and its resumption; images have a fingerprint."""
 
 EVALUATION = ("batch_size", "curve_classes", "save_embeddings", "verification")
 

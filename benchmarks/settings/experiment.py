@@ -268,6 +268,11 @@ class Experiment:
         if not evaluation.recall_at or len(set(evaluation.recall_at)) < len(evaluation.recall_at):
             yield f"evaluation.recall_at: expected at least one K, and each K once, got {evaluation.recall_at}"
         test, curves = self.data.split == "test", evaluation.every > 0
+        if test and self.data.known_classes:
+            if evaluation.divergence:
+                yield "evaluation.divergence: compares with unseen classes, not data.known_classes; leave it out"
+            if curves and self.protocol == "paper":
+                yield "data.known_classes: curves show unseen classes; set evaluation.every to 0, or protocol: fair"
         if evaluation.divergence and (evaluation.parts is None or not test):
             yield "evaluation.divergence: compares with parts of the test; set parts, and data.split: test"
         if self.data.split == "all" and (self.protocol == "fair" or curves):

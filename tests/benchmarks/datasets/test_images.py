@@ -8,7 +8,8 @@ import torch
 from PIL import Image, ImageOps
 
 from benchmarks.datasets import folder
-from benchmarks.datasets.images import ImageSet, read_image
+from benchmarks.datasets.image_files import read_image
+from benchmarks.datasets.images import ImageSet
 from benchmarks.datasets.listing import DatasetError, Listing
 from tests.support.counting import calls
 from tests.support.fake_trees import write_pictures

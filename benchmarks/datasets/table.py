@@ -1,0 +1,280 @@
+"""A table of one's own: a CSV or Parquet file with a row for each image, as OML and wildlife-datasets have it.
+
+| column | meaning |
+|---|---|
+| `path` | the image, below the root, or its whole path |
+| `label` (`identity`) | its class: any text or number |
+| `split` | `train`, or `validation` (`val`) or `test`, which are the same here; default: classes are split |
+| `is_query`, `is_gallery` (`query`, `gallery`) | `true` or `1`, `false` or `0`; read in rows that test |
+| `x_1`, `y_1`, `x_2`, `y_2` | the box to see: left, top, right, bottom, in pixels of the upright image |
+| `bbox` | the box as `[left, top, width, height]` |
+
+OML has the first names, wildlife-datasets `identity` and `bbox`. Only the first two columns are needed; others are
+not read.
+"""
+
+import csv
+import json
+import unicodedata
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.datasets.folder import held_out
+from benchmarks.datasets.listing import Box, DatasetError, Listing, is_usable, reading
+
+CORNERS = ("x_1", "y_1", "x_2", "y_2")
+NAMES = {
+    **{"path": ("path",), "label": ("label", "identity"), "split": ("split",)},
+    **{"query": ("is_query", "query"), "gallery": ("is_gallery", "gallery")},
+    **{name: (name,) for name in (*CORNERS, "bbox")},
+}
+"""The names that a column may have, by its meaning."""
+
+SPLITS = {"train": False, "validation": True, "val": True, "test": True}
+"""Whether the rows of a split test."""
+
+FLAGS = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False}
+EMPTY = ("", "nan", "none", "null")
+
+Line = tuple[str, Sequence[str]]
+"""A line's place in words, and its cells."""
+
+
+def read(
+    file: Path,
+    root: Path,
+    test_classes: Path | float | None = None,
+    *,
+    known_classes: bool = False,
+    default: float | None = 0.5,
+) -> Listing:
+    """List the images of a table, in its order.
+
+    Test images are all queries and gallery at once, or each is one of the two. If only one of the columns is there,
+    the other one is its opposite.
+
+    Args:
+        root: The folder that relative paths start from; all images lie in it.
+        test_classes: Only without a column `split`: a file that names the test classes, one per line, or their
+            fraction of all classes, as of a folder.
+        known_classes: Allow that classes to test on are trained on, too.
+        default: The fraction if neither the table nor `test_classes` says it; None: all.
+
+    Raises:
+        DatasetError: naming the file, and the line and column, of what cannot be used.
+        ValueError: if test_classes or known_classes does not suit the table.
+    """
+    rows = [*_rows(file)]
+    if not rows:
+        raise DatasetError(f"{file}: has no rows; expected one for each image")
+    paths, classes = [row.path(root) for row in rows], [row.label() for row in rows]
+    boxes = [row.box() for row in rows]
+    seen: dict[tuple[str, Box | None], _Row] = {}
+    for row, path, box in zip(rows, paths, boxes, strict=True):
+        if (first := seen.setdefault((path, box), row)) is not row:
+            raise DatasetError(
+                f"{row.place}: lists {path} as {first.line} does; remove one of them"
+            )
+    if "split" in rows[0].names:
+        if test_classes is not None:
+            raise ValueError(
+                f"test_classes: {file} has a column split, which decides; leave it out"
+            )
+        tested = [row.tests() for row in rows]
+        _check_splits(rows)
+        if not known_classes:
+            _check_unknown(file, rows, classes, tested)
+    else:
+        if known_classes:
+            raise ValueError(
+                f"known_classes: needs a column split, and {file} has none; add it, or leave this out"
+            )
+        names = sorted(set(classes))
+        chosen = default if test_classes is None else test_classes
+        held = {*names} if chosen is None else held_out(chosen, names)
+        tested = [name in held for name in classes]
+    parts = [row.part() if test else "train" for row, test in zip(rows, tested, strict=True)]
+    either = next((row for row, part in zip(rows, parts, strict=True) if part == "test"), None)
+    one = next((row for row, part in zip(rows, parts, strict=True) if part == "query"), None)
+    if either is not None and one is not None:
+        raise DatasetError(
+            f"{either.place}: is query and gallery, but {one.line} only query; expected that all test rows are "
+            "both, or each is one"
+        )
+    shown = boxes if any(boxes) else None
+    return Listing("table", root, "table", paths, classes, parts, upright=True, boxes=shown)
+
+
+@dataclass(frozen=True)
+class _Row:
+    """A row of a table.
+
+    Args:
+        file: The table.
+        line: Its place there, in words.
+        names: Names of columns, by their meaning.
+        cells: Their texts, by meaning.
+    """
+
+    file: Path
+    line: str
+    names: Mapping[str, str]
+    cells: Mapping[str, str]
+
+    @property
+    def place(self) -> str:
+        return f"{self.file}, {self.line}"
+
+    def wrong(self, meaning: str, expected: str) -> DatasetError:
+        return DatasetError(
+            f"{self.place}, column {self.names[meaning]}: expected {expected}, got {self.cells[meaning]!r}"
+        )
+
+    def path(self, root: Path) -> str:
+        """The image's path below the root."""
+        path = Path(self.cells["path"])
+        if path.is_absolute() and path.is_relative_to(root.absolute()):
+            path = path.relative_to(root.absolute())
+        if not is_usable(path.as_posix()):
+            raise self.wrong("path", f"the path of an image in {root}")
+        return path.as_posix()
+
+    def label(self) -> str:
+        name = unicodedata.normalize("NFC", self.cells["label"])
+        if not is_usable(name):
+            raise self.wrong("label", "the name of a class")
+        if (self.names["label"], name) == ("identity", "unknown"):
+            raise self.wrong("label", "a known individual (leave out the rows of unknown ones)")
+        return name
+
+    def tests(self) -> bool:
+        if (split := self.cells["split"]) not in SPLITS:
+            raise self.wrong("split", f"one of {', '.join(SPLITS)}")
+        return SPLITS[split]
+
+    def part(self) -> str:
+        """The part of a row that tests."""
+        found: dict[str, bool] = {}
+        for side in ("query", "gallery"):
+            if side in self.names:
+                if (text := self.cells[side].lower()) not in FLAGS:
+                    raise self.wrong(side, "true or false in a row that tests")
+                found[side] = FLAGS[text]
+        if not found:
+            return "test"
+        query = found.get("query", not found.get("gallery"))
+        gallery = found.get("gallery", not query)
+        if not (query or gallery):
+            raise self.wrong("gallery", "true, as this test row is no query")
+        return "test" if query and gallery else "query" if query else "gallery"
+
+    def box(self) -> Box | None:
+        """Left, top, right and bottom, in whole pixels; None if the cells are empty."""
+        names = [name for name in ("bbox", *CORNERS) if name in self.names]
+        cells = [self.cells[name] for name in names]
+        if all(cell.lower() in EMPTY for cell in cells):
+            return None
+        text, sized = ", ".join(cells), names == ["bbox"]
+        try:
+            left, top, right, bottom = json.loads(text if sized else f"[{text}]")
+            if sized:
+                right, bottom = left + right, top + bottom
+            box = round(left), round(top), round(right), round(bottom)
+            if box[0] < box[2] and box[1] < box[3]:
+                return box
+        except (ValueError, TypeError, OverflowError):
+            pass
+        expected = "[left, top, width, height]" if sized else "left < right and top < bottom"
+        raise DatasetError(
+            f"{self.place}, column {', '.join(names)}: expected {expected} of at least a pixel, or nothing, got "
+            f"{text!r}"
+        )
+
+
+def _check_splits(rows: Sequence[_Row]) -> None:
+    """Refuse a third part, for which there is no use."""
+    if any(row.cells["split"] == "test" for row in rows):
+        for row in rows:
+            if row.cells["split"] in ("validation", "val"):
+                raise row.wrong(
+                    "split",
+                    "train or test, as other rows are called test (settings are chosen on folds of the training "
+                    "classes: call the row train, or leave it out)",
+                )
+
+
+def _check_unknown(
+    file: Path, rows: Sequence[_Row], classes: Sequence[str], tested: Sequence[bool]
+) -> None:
+    """Refuse test classes that train."""
+    trained = {name for name, test in zip(classes, tested, strict=True) if not test}
+    known = [i for i, name in enumerate(classes) if tested[i] and name in trained]
+    if known:
+        count = len({classes[i] for i in known})
+        raise DatasetError(
+            f"{file}, {rows[known[0]].line}, column split: {count:,} of the classes to test on are trained on, "
+            f"too, such as {classes[known[0]]!r}; give each class one split, or, to test photographs of known "
+            "classes, set data.known_classes to true"
+        )
+
+
+def _rows(file: Path) -> Iterator[_Row]:
+    """The rows of a table, with the cells that have a meaning."""
+    read_rows = _parquet if file.suffix.lower() in (".parquet", ".pq") else _csv
+    with reading(file):
+        (_, header), *lines = [*read_rows(file)] or [("", [""])]
+        names = _names(file, header)
+        places = {meaning: header.index(name) for meaning, name in names.items()}
+        for line, cells in lines:
+            if len(cells) != len(header):
+                raise DatasetError(
+                    f"{file}, {line}: expected {len(header)} cells, as the first line has, got {len(cells)}"
+                )
+            yield _Row(file, line, names, {m: cells[place] for m, place in places.items()})
+
+
+def _csv(file: Path) -> Iterator[Line]:
+    csv.field_size_limit(2**31 - 1)  # outlines of animals are long
+    with file.open(encoding="utf-8-sig", newline="") as opened:
+        lines = csv.reader(opened, strict=True)
+        yield from ((f"line {lines.line_num}", cells) for cells in lines if cells)
+
+
+def _parquet(file: Path) -> Iterator[Line]:
+    try:
+        from pyarrow import parquet
+    except ImportError as error:
+        raise DatasetError(
+            f"{file}: reading Parquet needs pyarrow; install it (pip install pyarrow), or save the table as CSV"
+        ) from error
+    known = [name for names in NAMES.values() for name in names]
+    whole = parquet.read_table(file)
+    names = [name for name in whole.column_names if name in known]
+    yield "the header", names or whole.column_names
+    columns = [whole.column(name).to_pylist() for name in names]
+    for number, cells in enumerate(zip(*columns, strict=True), start=1):
+        yield f"row {number}", ["" if cell is None else f"{cell}" for cell in cells]
+
+
+def _names(file: Path, header: Sequence[str]) -> dict[str, str]:
+    """The column of each meaning that the table has."""
+    names: dict[str, str] = {}
+    for meaning, possible in NAMES.items():
+        several = [name for name in header if name in possible]
+        if len(several) > 1:
+            raise DatasetError(
+                f"{file}: has columns {' and '.join(several)}, which mean the same; keep one"
+            )
+        if several:
+            names[meaning] = several[0]
+    corners = [name for name in CORNERS if name in names]
+    for needed in ("path", "label", *(CORNERS if corners else ())):
+        if needed not in names:
+            raise DatasetError(
+                f"{file}: expected a column {' or '.join(NAMES[needed])}, got {', '.join(header)}; the first line "
+                "names the columns, with commas between them"
+            )
+    if corners and "bbox" in names:
+        raise DatasetError(f"{file}: has boxes as bbox and as {', '.join(CORNERS)}; keep one")
+    return names
