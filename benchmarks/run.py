@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if __package__ in (None, ""):  # started as a file
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python's own handler prints a traceback
@@ -161,28 +161,14 @@ class OngoingRun:
             accelerator, model, tests.batch_size, self.num_workers
         )
         self.curves = evaluation.Curves(self.evaluator, self.images, tests)
-        self.record = records.RunWriter(command, argv, accelerator, about, self._look_through)
+        look = partial(records.look_through, experiment.data, self.datasets.test)
+        self.record = records.RunWriter(command, argv, accelerator, about, look)
         if not self.record.finished:
             try:
                 self._restore()
             except BaseException:
                 self.record.close()
                 raise
-
-    def _look_through(self) -> dict[str, Any]:
-        """Facts about the files of images that reading them takes, for run.json; remarks are printed."""
-        test = self.datasets.test
-        if isinstance(test, datasets.Glyphs):
-            return {}
-        try:
-            pixels = [digests.pixels for digests in test.listing.digests]
-        except datasets.DatasetError as error:
-            verify = datasets.verify_command(vars(self.experiment.data))
-            told = f"{verify} finds all files of this kind"
-            raise datasets.DatasetError(f"data.root: {error}; {told}") from error
-        for subject, text in datasets.remarks(test.listing, pixels):
-            console.say(f"data.root: {subject}: {console.printable(text)}")
-        return {"content": test.content, "test_copies": test.copies()}
 
     def _restore(self) -> None:
         """Continue from the last checkpoint, if there is one."""

@@ -8,6 +8,11 @@ from .generalization_bound import (
     ideal_joint_error as ideal_joint_error,
     stratified_parts as stratified_parts,
 )
+from .networks import (
+    RunNetwork as RunNetwork,
+    load_export as load_export,
+    load_network as load_network,
+)
 from .outputs import (
     best_by_the_test as best_by_the_test,
     save_embeddings as save_embeddings,

@@ -53,7 +53,7 @@ ByClass = dict[str, dict[str, list[int]]]
 def test_outputs(
     evaluator: Evaluator,
     horde: HORDELoss | None,
-    train_set: Glyphs | ImageSet,
+    train_set: Glyphs | ImageSet | None,
     test_set: Glyphs | ImageSet,
     settings: Evaluation,
 ) -> tuple[Measured, dict[str, Metrics], dict[str, Metrics], ByClass]:
@@ -61,6 +61,7 @@ def test_outputs(
 
     Args:
         horde: The loss whose orders and descriptor are tested.
+        train_set: None if no output is to be tested that is fitted on it, or compared with it.
 
     Returns:
         The embedding's results, the metrics of the other outputs, the half-widths of the 95 % intervals of those
@@ -74,12 +75,13 @@ def test_outputs(
     with reading:
         found = evaluator.evaluate(test_set, K, is_query, extract)
     attention = next((m for m in evaluator.model.modules() if isinstance(m, VEMAttention)), None)
-    if attention is not None:
+    if attention is not None and train_set is not None:
         correlation = variance_correlation(evaluator, attention, train_set)
         found.metrics["variance_correlation"] = correlation
     trained: tuple[Tensor, ...] = ()
     seen: dict[str, Tensor] = {}
     if settings.divergence or settings.features or (horde is not None and settings.descriptor):
+        assert train_set is not None
         with reading:
             trained = evaluator.embed(train_set, extract)
         seen = reading.split(trained[2] if extract else None)

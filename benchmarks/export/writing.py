@@ -18,17 +18,10 @@ from benchmarks import building
 from benchmarks.console import InUseError, alone, let_others_read, reason
 from benchmarks.datasets import IMAGE_DATASETS
 from benchmarks.datasets import folder as image_folder
-from benchmarks.records import (
-    Run,
-    RunFolderError,
-    load_best,
-    load_checkpoint,
-    load_run,
-    run_identity,
-    write_json,
-)
+from benchmarks.evaluation import load_network
+from benchmarks.records import Run, load_run, write_json
 from benchmarks.reporting import compare, fill
-from benchmarks.settings import ConfigError, Data, Experiment, dump, parse
+from benchmarks.settings import ConfigError, Data, Experiment, dump
 from pml_regularizers import EmbeddingHead
 
 THRESHOLDS = "thresholds.json"
@@ -125,29 +118,8 @@ def load_trained(folder: Path) -> Trained:
     Raises:
         ConfigError: if the folder has no such checkpoint, or if timm cannot have such a network.
     """
-    try:
-        run = load_run(folder)
-        state = load_checkpoint(folder, run_identity(run.info))
-        settings = run.file("config.yaml")
-        if run.info.get("selection"):  # the weights that validation classes chose were tested
-            state = load_best(folder, run.info["selection"]["step"], run_identity(run.info))
-    except (ValueError, RunFolderError) as error:
-        raise ConfigError(str(error)) from error
-    if state is None:
-        raise ConfigError(f"{folder}: has no checkpoint yet; go on with the run by --resume")
-    try:
-        # The current contents of a folder of weights do not matter.
-        experiment = parse([f"--config={settings}", "--model.weights=null"]).experiment
-        for name in building.STARTING_WEIGHTS:
-            experiment.model.trunk_args.pop(name, None)
-        network = building.build_model(experiment.model, experiment.data).eval()
-        network.load_state_dict(state["model"])
-    except ConfigError as error:
-        raise ConfigError(f"{settings}: {error}") from error
-    except RuntimeError as error:
-        line = f"{settings}: describes another network than the checkpoint holds"
-        raise ConfigError(f"{line} ({reason(error)})") from error
-
+    restored = load_network(folder)
+    experiment, network = restored.experiment, restored.network.float()
     head = network.head
     part = head.attention if isinstance(head, EmbeddingHead) else head
     if part is not None and not hasattr(part, "fold"):
@@ -163,7 +135,7 @@ def load_trained(folder: Path) -> Trained:
     embeddings = _embed(network, images)
     if isinstance(head, EmbeddingHead) and part is not None:
         head.fold()
-    return Trained(run, experiment, state["step"], network, images, embeddings)
+    return Trained(restored.run, experiment, restored.step, network, images, embeddings)
 
 
 def _embed(model: nn.Module, images: Tensor) -> Tensor:

@@ -10,9 +10,11 @@ from .provenance import (
     describe_data as describe_data,
     describe_hardware as describe_hardware,
     describe_launcher as describe_launcher,
+    describe_tested as describe_tested,
     describe_versions as describe_versions,
     keep_code as keep_code,
     describe_weights as describe_weights,
+    look_through as look_through,
     now as now,
     peak_memory as peak_memory,
 )

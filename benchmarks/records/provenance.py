@@ -25,7 +25,7 @@ from benchmarks import (
     datasets,
     settings,
 )  # their dependencies are imported only when used
-from benchmarks.console import posix_module
+from benchmarks.console import posix_module, printable, say
 from benchmarks.records.files import file_digest
 
 resource = posix_module("resource")
@@ -63,6 +63,26 @@ def describe_tested(
         "test_classes": test.num_classes,
         "test_images": len(test),
     }
+
+
+def look_through(
+    data: "settings.Data", images: "datasets.Glyphs | datasets.ImageSet"
+) -> dict[str, Any]:
+    """Facts about the files of images that reading them takes, for a record; remarks are printed.
+
+    Raises:
+        DatasetError: if a file cannot be used.
+    """
+    if isinstance(images, datasets.Glyphs):
+        return {}
+    try:
+        pixels = [digests.pixels for digests in images.listing.digests]
+    except datasets.DatasetError as error:
+        told = f"{datasets.verify_command(vars(data))} finds all files of this kind"
+        raise datasets.DatasetError(f"data.root: {error}; {told}") from error
+    for subject, text in datasets.remarks(images.listing, pixels):
+        say(f"data.root: {subject}: {printable(text)}")
+    return {"content": images.content, "test_copies": images.copies()}
 
 
 def describe_weights(model: "settings.Model") -> dict[str, str] | None:

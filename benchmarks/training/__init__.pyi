@@ -8,6 +8,7 @@ from .loop import (
 from .state import TrainingState as TrainingState
 from .trial import (
     build_parts as build_parts,
+    check_parts as check_parts,
     decoded as decoded,
     find_horde as find_horde,
     start as start,

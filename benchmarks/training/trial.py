@@ -23,8 +23,8 @@ from benchmarks.building import (
     show_to,
 )
 from benchmarks.console import reason
-from benchmarks.datasets import DecodedImages, ImageSet
-from benchmarks.settings import ConfigError, Data, Experiment
+from benchmarks.datasets import DecodedImages, Glyphs, ImageSet
+from benchmarks.settings import ConfigError, Data, Evaluation, Experiment
 from benchmarks.training.batches import StepSampler
 from benchmarks.training.launcher import check_launcher
 from benchmarks.training.loop import captured_terms, gradient_ratios
@@ -161,15 +161,26 @@ def _check_outputs(
             )
     if settings.orders and horde is None:
         raise ConfigError("evaluation.orders: needs one HORDELoss among the losses; leave it out")
+    check_parts(settings, datasets.test, datasets.train)
+
+
+def check_parts(
+    settings: Evaluation, test: Glyphs | ImageSet, train: Glyphs | ImageSet | None = None
+) -> None:
+    """Refuse parts that images cannot be divided into.
+
+    Raises:
+        ConfigError: naming the setting.
+    """
     if settings.parts is None:
         return
-    if datasets.test.is_query is not None:
+    if test.is_query is not None:
         raise ConfigError(
             "evaluation.parts: images of a part are ranked among themselves, but this dataset has a gallery; "
             "leave it out"
         )
-    for dataset in (datasets.test, *([datasets.train] if settings.divergence else [])):
-        smallest = int(torch.bincount(dataset.labels).min())
+    for images in (test, train) if train is not None and settings.divergence else (test,):
+        smallest = int(torch.bincount(images.labels).min())
         if smallest // settings.parts < 2:
             raise ConfigError(
                 f"evaluation.parts: each of {settings.parts} parts needs two images of every class, but a class "

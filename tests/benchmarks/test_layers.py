@@ -84,6 +84,7 @@ LIGHT = {
     "report --help": ["-m", "benchmarks.report", "--help"],
     "tables --help": ["-m", "benchmarks.tables", "--help"],
     "export --help": ["-m", "benchmarks.export", "--help"],
+    "evaluate --help": ["-m", "benchmarks.evaluate", "--help"],
     "sweep --help": ["-m", "benchmarks.sweep", "--help"],
     "datasets --help": ["-m", "benchmarks.datasets", "--help"],
 }

@@ -104,6 +104,24 @@ MISTAKES = {  # {name: (argument or content of a file, message)}
         "{protocol: fair, evaluation: {oracle: true}}",
         "evaluation.oracle: protocol fair reads the test classes once",
     ),
+    "chosen without validation classes": (
+        "{protocol: fair, data: {split: all}}",
+        "data.split: all leaves no unseen classes; set protocol to paper, and evaluation.every to 0",
+    ),
+    "curves without unseen classes": (
+        "--data.split=all",
+        "data.split: all leaves no unseen classes; set protocol to paper, and evaluation.every to 0",
+    ),
+    "no table": ("--data.dataset=table", "data.table: expected the table's file"),
+    "a table of glyphs": ("--data.table=t.csv", "data.table: glyphs has no table; leave it out"),
+    "curves of known classes": (
+        "--data={dataset: table, table: t.csv, known_classes: true}",
+        "data.known_classes: curves show unseen classes; set evaluation.every to 0, or",
+    ),
+    "bound of known classes": (
+        "{data: {dataset: table, table: t.csv, known_classes: true}, evaluation: {divergence: true}}",
+        "evaluation.divergence: compares with unseen classes, not data.known_classes",
+    ),
     "never chosen": ("{protocol: fair, evaluation: {every: 0}}", "evaluation.every: protocol fair"),
     "oracle without points": (
         "--evaluation={oracle: true, every: 0}",

@@ -1,0 +1,256 @@
+"""Tests the network of a finished run, or of an export, without training: on other images, or by other numbers.
+
+    python -m benchmarks.evaluate RUN --evaluation.recall_at '[1, 10]'
+    python -m benchmarks.evaluate RUN --data.dataset folder --data.root DIR
+    python -m benchmarks.evaluate RUN --data.dataset table --data.table FILE.csv --data.root DIR
+
+The settings are the run's, except those that are given; benchmarks/run.py --help describes them. Of images that are
+not the run's, all classes are tested, unless the dataset, a table's column split, or a setting says which. The
+result is written into a file of its own; what the run has recorded stays. Exit status: 2 if nothing was tested.
+"""
+
+import shlex
+import sys
+from argparse import SUPPRESS, Namespace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+# Packages import late: `--help` and a misspelt setting need no torch.
+from benchmarks import (
+    building,
+    console,
+    evaluation,
+    records,
+    reporting,
+    settings,
+    training,
+)
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+    from torch import nn
+
+    from benchmarks.datasets import Glyphs, ImageSet
+
+IMAGES = ("data.dataset", "data.root", "data.table")
+CHOICE = (
+    *("data.split", "data.fold", "data.folds", "data.stage", "data.test_classes"),
+    *("data.class_level", "data.known_classes", "data.max_classes"),
+)
+"""Settings that say which classes are tested: of other images, those of the run do not hold."""
+
+VIEW = ("data.image_size", "data.resize", "data.keep_aspect", "data.interpolation")
+TESTS = tuple(
+    f"evaluation.{name}"
+    for name in ("recall_at", "batch_size", "parts", "clustering", "verification")
+)
+SETTINGS = (*IMAGES, *CHOICE, *VIEW, "data.num_workers", *TESTS, "precision")
+
+TRAINING = {
+    **{"protocol": "paper", "model.weights": "null", "data.decoded_gib": "null"},
+    **{"data.cached_views": "null", "data.train_classes": "null", "data.draw_classes": "null"},
+    **{"evaluation.every": "0", "evaluation.oracle": "false", "evaluation.descriptor": "false"},
+    **{"evaluation.orders": "false", "evaluation.features": "null"},
+    "evaluation.divergence": "false",
+}
+"""Settings of the training and of what needs its images or losses, with the value that leaves them out."""
+
+OTHER = {"data.split": "test", "data.fold": "0", "data.folds": "4", "data.table": "null"}
+"""Settings, not null, that images have of which no run says more."""
+
+
+@console.signals_handled(console.leave)
+def main(argv: Sequence[str] | None = None) -> int:
+    argv = sys.argv[1:] if argv is None else argv
+    parser = console.command_parser("evaluate", __doc__)
+    parser.add_argument("run", type=Path, metavar="RUN", help="folder of a run, or of an export")
+    where = "the result; default: evaluation.json in RUN"
+    parser.add_argument("--output", type=Path, metavar="FILE.json", help=where)
+    parser.add_argument(
+        "--trust", action="append", default=[], metavar="MODULE", help=settings.TRUST
+    )
+    group = parser.add_argument_group("settings", "as benchmarks/run.py --help describes them")
+    for name in SETTINGS:
+        group.add_argument(f"--{name}", dest=name, metavar="VALUE", default=SUPPRESS)
+    options, others = parser.parse_known_args(argv)
+    if others:
+        parser.error(f"{others[0]}: is no setting of a test; --help lists them")
+    try:
+        with console.workers_dismissed():
+            return _run(options, argv)
+    except Exception as error:
+        expected = isinstance(error, (console.PrintableError, OSError, records.NonFiniteError))
+        line = str(error) if expected else console.machine_failure(error)
+        if line is None:
+            raise
+        print(f"error: {line}", file=sys.stderr)
+        return 2
+
+
+@dataclass(frozen=True)
+class Test:
+    """A network, and what it is tested on.
+
+    Args:
+        about: Facts about its training, for the record.
+        experiment: The run's, with the settings that were given.
+        config: Its settings, for the record.
+        images: Without views.
+        are_known: If the run's record says whether it was trained on these classes.
+    """
+
+    network: "nn.Module"
+    trunk: "nn.Module"
+    about: dict[str, Any]
+    experiment: settings.Experiment
+    config: dict[str, Any]
+    images: "Glyphs | ImageSet"
+    are_known: bool
+
+    @property
+    def title(self) -> str:
+        split, known = self.experiment.data.split, self.experiment.data.known_classes
+        classes = f"{'unseen ' * (not known)}{split} classes"
+        if split == "all":
+            classes = "the classes of the training"
+        if not self.are_known:
+            classes = "other images"
+        return (
+            f"{self.experiment.data.dataset}: {classes} ({self.images.num_classes:,} classes, "
+            f"{len(self.images):,} images), tested with {self.about['network']}"
+        )
+
+
+UNKNOWN = "The network may have been trained on some of these classes."
+
+
+def _run(options: Namespace, argv: Sequence[str]) -> int:
+    """Test, print and write; the exit status."""
+    settings.trust(options.trust)
+    output = options.output or options.run / "evaluation.json"
+    if output.exists():
+        raise settings.ConfigError(f"--output: {output} exists; choose another file")
+    given = {name: value for name in SETTINGS if (value := vars(options).get(name)) is not None}
+    test = (_of_run if (options.run / "run.json").exists() else _of_export)(options.run, given)
+    training.check_parts(test.experiment.evaluation, test.images)
+    accelerator = training.start(test.experiment)
+    try:
+        info = _tested(test, accelerator)
+        if accelerator.is_main_process:
+            run = records.Run(options.run, info)
+            command = shlex.join(["python", "-m", "benchmarks.evaluate", *argv])
+            session = {
+                **{"command": command, **records.describe_code()},
+                **{"versions": records.describe_versions()},
+                **{"hardware": records.describe_hardware(), "finished": records.now()},
+            }
+            output.parent.mkdir(parents=True, exist_ok=True)
+            records.write_json(output, session | info)
+            page = reporting.compare([run])
+            blocks = [*page.blocks, *([] if test.are_known else [UNKNOWN])]
+            console.say(replace(page, title=test.title, blocks=blocks).terminal())
+            console.say(f"Result: {output}")
+    finally:
+        accelerator.end_training()
+    return 0
+
+
+def _of_run(folder: Path, given: Mapping[str, str]) -> Test:
+    """The network of a run, on its own images or on others."""
+    restored = evaluation.load_network(folder)
+    info, config = restored.run.info, restored.run.file("config.yaml")
+    command = images = None
+    try:
+        command = _parse(config, TRAINING | given)
+        images = building.build_tested(
+            command.experiment.data, seed=command.experiment.seed, default=0.5
+        )
+    except settings.ConfigError:
+        if not given.keys() & {*IMAGES}:
+            raise
+    same = images is not None and images.fingerprint == info["data"]["fingerprint"]
+    if given.keys() & {*IMAGES} and not same:
+        free = dict.fromkeys(CHOICE, "null") | OTHER
+        command = _parse(config, TRAINING | free | given)
+        images = building.build_tested(command.experiment.data)
+    assert command is not None and images is not None
+    experiment = command.experiment
+    _check_channels(experiment, restored.experiment.data.in_chans)
+    about = {"network": f"{folder}", "step": restored.step, "weights": info.get("weights")}
+    about |= {name: info[name] for name in ("label", "seed", "protocol", "steps")}
+    resolved = building.resolved(command.config)
+    are_known = same and not given.keys() & {*CHOICE}
+    network = restored.network
+    return Test(network, network.trunk, about, experiment, resolved, images, are_known)
+
+
+def _of_export(folder: Path, given: Mapping[str, str]) -> Test:
+    """The network of an export, which has no images of its own."""
+    if not (folder / "model.safetensors").exists():
+        raise settings.ConfigError(
+            f"{folder}: holds neither run.json nor model.safetensors; expected the folder of a run, or of an export"
+        )
+    network, view = evaluation.load_export(folder)
+    if not given.keys() & {*IMAGES}:
+        raise settings.ConfigError(
+            "data.root: an export has no images; name some, as in --data.dataset folder --data.root DIR"
+        )
+    view = {f"data.{name}": f"{value}".lower() for name, value in view.items()}
+    recall = {"evaluation.recall_at": "[1, 2, 4, 8]"}
+    command = _parse(None, TRAINING | recall | OTHER | view | given)
+    _check_channels(command.experiment, network.pretrained_cfg["input_size"][0])
+    images = building.build_tested(command.experiment.data)
+    digest = {"sha256": records.file_digest(folder / "model.safetensors")}
+    about = {"network": f"{folder}", "label": folder.resolve().name, "weights": digest}
+    about |= {"seed": 0, "protocol": None, "steps": None}
+    config = {name: command.config[name] for name in ("precision", "data", "evaluation")}
+    return Test(network, network, about, command.experiment, config, images, False)
+
+
+def _parse(config: Path | None, values: Mapping[str, str]) -> settings.Command:
+    words = [f"--{name}={value}" for name, value in values.items()]
+    return settings.parse([*([] if config is None else [f"--config={config}"]), *words])
+
+
+def _check_channels(experiment: settings.Experiment, expected: int) -> None:
+    if experiment.data.in_chans != expected:
+        raise settings.ConfigError(
+            f"data.dataset: the network sees images of {expected} channels, and those of "
+            f"{experiment.data.dataset} have {experiment.data.in_chans}; test it on others"
+        )
+
+
+def _tested(test: Test, accelerator: "Accelerator") -> dict[str, Any]:
+    """The record of the test, complete on the main process; all processes call this."""
+    data, tests, images = test.experiment.data, test.experiment.evaluation, test.images
+    building.show_to(test.trunk, building.Datasets(images, images), data)
+    about = records.describe_tested(data, images, test.trunk)
+    if accelerator.is_main_process:
+        about |= records.look_through(data, images)
+    exact = test.experiment.precision == "float64"
+    network = test.network.double() if exact else test.network.float()
+    evaluator = evaluation.Evaluator(
+        accelerator,
+        accelerator.prepare_model(network, evaluation_mode=True),
+        tests.batch_size,
+        settings.num_workers(data, accelerator.num_processes),
+    )
+    found, outputs, half_widths, _ = evaluation.test_outputs(evaluator, None, None, images, tests)
+    verification = None
+    if tests.verification:
+        verification = evaluation.verify(
+            found.embeddings, found.labels, images.is_query, accelerator
+        )
+    return {
+        **test.about,
+        **{"status": "finished", "config": test.config, "data": about},
+        **{"metrics": found.metrics, "outputs": outputs, "half_widths": half_widths},
+        "per_class": evaluation.per_class(found.ranks, images.num_classes),
+        **({} if verification is None else {"verification": verification}),
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

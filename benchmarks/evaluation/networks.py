@@ -1,0 +1,91 @@
+"""Networks as they were left: in the folder of a run, or of an export."""
+
+from dataclasses import dataclass
+from math import floor
+from pathlib import Path
+from typing import Any
+
+import timm
+from timm.data import resolve_model_data_config
+from torch import nn
+
+from benchmarks import building
+from benchmarks.backbones import register
+from benchmarks.console import reason
+from benchmarks.records import (
+    Run,
+    RunFolderError,
+    load_best,
+    load_checkpoint,
+    load_run,
+    run_identity,
+)
+from benchmarks.settings import ConfigError, Experiment, parse
+
+
+@dataclass(frozen=True)
+class RunNetwork:
+    """The network of a run folder."""
+
+    run: Run
+    experiment: Experiment  # without the weights that the run began with
+    step: int  # of the checkpoint
+    network: building.EmbeddingModel  # in evaluation mode, on the CPU, in float64 if the run was
+
+
+def load_network(folder: Path) -> RunNetwork:
+    """Load the network that a run has tested, or that of its last checkpoint so far; no other files are read.
+
+    Raises:
+        ConfigError: if the folder has no such checkpoint.
+    """
+    try:
+        run = load_run(folder)
+        state = load_checkpoint(folder, run_identity(run.info))
+        settings = run.file("config.yaml")
+        if run.info.get("selection"):  # the weights that validation classes chose were tested
+            state = load_best(folder, run.info["selection"]["step"], run_identity(run.info))
+    except (ValueError, RunFolderError) as error:
+        raise ConfigError(str(error)) from error
+    if state is None:
+        raise ConfigError(f"{folder}: has no checkpoint yet; go on with the run by --resume")
+    try:
+        # The current contents of a folder of weights do not matter.
+        experiment = parse([f"--config={settings}", "--model.weights=null"]).experiment
+        for name in building.STARTING_WEIGHTS:
+            experiment.model.trunk_args.pop(name, None)
+        network = building.build_model(experiment.model, experiment.data).eval()
+        if experiment.precision == "float64":
+            network.double()
+        network.load_state_dict(state["model"])
+    except ConfigError as error:
+        raise ConfigError(f"{settings}: {error}") from error
+    except RuntimeError as error:
+        line = f"{settings}: describes another network than the checkpoint holds"
+        raise ConfigError(f"{line} ({reason(error)})") from error
+    return RunNetwork(run, experiment, state["step"], network)
+
+
+def load_export(folder: Path) -> tuple[nn.Module, dict[str, Any]]:
+    """Load timm's model of an export, in evaluation mode, and the settings of `data` for its test view.
+
+    Raises:
+        ConfigError: if timm cannot load it.
+    """
+    register()
+    try:
+        network = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
+    except Exception as error:  # timm's files make almost any
+        raise ConfigError(
+            f"{folder}: timm cannot load it ({reason(error)}); export it again"
+        ) from error
+    view = resolve_model_data_config(network)
+    channels, size, _ = view["input_size"]
+    if channels == 1:  # Glyphs, which have no other view
+        return network, {"image_size": size}
+    return network, {
+        "image_size": size,
+        "resize": floor(size / view["crop_pct"]),
+        "keep_aspect": view["crop_mode"] != "squash",
+        "interpolation": view["interpolation"],
+    }

@@ -1,0 +1,195 @@
+"""`python -m benchmarks.evaluate` tests a run's network, or an export, on its own images and on others."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import run as runner
+from benchmarks.evaluate import main
+from tests.benchmarks.runs import finished, forget
+
+from .conftest import CLASSES, IMAGES, SIZE
+
+
+@pytest.fixture(autouse=True)
+def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    forget()
+
+
+@pytest.fixture
+def tested(tmp_path: Path) -> Any:
+    """The record of an evaluation that works."""
+
+    def tested(folder: Path, *words: str) -> dict[str, Any]:
+        output = tmp_path / "new" / f"{len([*tmp_path.rglob('*.json')])}.json"
+        forget()
+        assert main([str(folder), f"--output={output}", *words]) == 0
+        record: dict[str, Any] = json.loads(output.read_text())
+        return record
+
+    return tested
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def write(file: Path, head: str, rows: list[str]) -> Path:
+    file.write_text("\n".join([head, *rows]) + "\n")
+    return file
+
+
+def rows(*classes: int, text: str = "") -> list[str]:
+    return [f"class{i}/{j}.png,class{i}{text}" for i in classes for j in range(IMAGES)]
+
+
+def test_a_run_has_its_own_numbers_and_others(
+    trained: Path, tested: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """To the bit, whatever the K; the run's folder stays as it is."""
+    before, record = contents(trained), json.loads((trained / "run.json").read_text())
+    found = tested(trained, "--evaluation.recall_at=[1, 3]", "--evaluation.parts=2")
+    output = capsys.readouterr().out
+    for name in ("recall_at_1", "mean_average_precision_at_r", "r_precision"):
+        assert found["metrics"][name] == record["metrics"][name]
+    assert found["metrics"].keys() >= {"recall_at_1", "recall_at_3"}
+    assert found["verification"] == record["verification"]
+    assert found["per_class"] == record["per_class"]
+    assert found["outputs"].keys() == {"parts"}
+    assert found["data"]["content"] == record["data"]["content"]
+    assert contents(trained) == before
+    assert f"folder: unseen test classes (4 classes, 16 images), tested with {trained}" in output
+    assert "Recall@3" in output or "@3" in output
+    assert "may have been trained" not in output
+    assert "similarity from" in output
+
+
+def test_moved_images_are_the_runs(
+    trained: Path, pictures: Path, tested: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "moved").symlink_to(pictures)
+    record = json.loads((trained / "run.json").read_text())
+    found = tested(trained, "--data.root", str(tmp_path / "moved"))
+    assert found["data"]["test_classes"] == CLASSES // 2
+    assert found["metrics"]["recall_at_1"] == record["metrics"]["recall_at_1"]
+
+
+def test_all_classes_of_another_folder_are_tested(
+    trained: Path, exported: Path, pictures: Path, tested: Any, tmp_path: Path, capsys: Any
+) -> None:
+    """An export gives the run's numbers: its test view and its weights are those of the run."""
+    (tmp_path / "other").mkdir()
+    for i in (1, 3, 4):
+        (tmp_path / "other" / f"class{i}").symlink_to(pictures / f"class{i}")
+    words = ["--data.dataset=folder", f"--data.root={tmp_path / 'other'}"]
+    found = [tested(folder, *words) for folder in (trained, exported)]
+    output = capsys.readouterr().out
+    assert output.count("folder: other images (3 classes, 12 images), tested with ") == 2
+    assert output.count("may have been trained on some of these classes") == 2
+    for record in found:
+        assert (record["data"]["test_classes"], record["data"]["test_images"]) == (3, 3 * IMAGES)
+    assert found[0]["data"] == found[1]["data"]
+    for name, value in found[1]["metrics"].items():
+        assert value == pytest.approx(found[0]["metrics"][name], abs=1e-6)
+    assert len(found[1]["weights"]["sha256"]) == 64
+    half = tested(trained, *words, "--data.test_classes=0.67")
+    assert half["data"]["test_classes"] == 2
+
+
+def test_own_queries_are_searched_in_an_own_gallery(
+    trained: Path, pictures: Path, tested: Any, tmp_path: Path
+) -> None:
+    """The gallery has one image of each class: Recall@4 of four classes is 1."""
+    flags = ["0", "1", "1", "1"] * 4
+    lines = [f"{row},{flag}" for row, flag in zip(rows(0, 1, 2, 3), flags, strict=True)]
+    file = write(tmp_path / "t.csv", "path,label,is_query", lines)
+    words = ["--data.dataset=table", f"--data.table={file}", f"--data.root={pictures}"]
+    found = tested(trained, *words, "--evaluation.verification=false")
+    assert found["metrics"]["recall_at_4"] == 1.0
+    assert sum(found["per_class"]["queries"]) == 12
+    assert "verification" not in found
+
+
+def test_a_table_is_trained_on_and_its_known_classes_tested(
+    pictures: Path, tested: Any, tmp_path: Path, capsys: Any
+) -> None:
+    lines = [
+        f"class{i}/{j}.png,class{i},{'train' if j < 2 and i else 'test'}"
+        for i in range(CLASSES)
+        for j in range(IMAGES)
+    ]
+    file = write(tmp_path / "t.csv", "path,label,split", lines)
+    words = [
+        *("--data.dataset=table", f"--data.table={file}", f"--data.root={pictures}"),
+        *(f"--data.image_size={SIZE}", "--data.batch_size=8", "--data.num_workers=0"),
+        *("--data.samples_per_class=2", "--optimization.steps=1", "--evaluation.every=0"),
+    ]
+    output = tmp_path / "run"
+    assert runner.main([*words, "--report=false", f"--output={output}"]) == 2
+    assert "7 of the classes to test on are trained on, too" in capsys.readouterr().err
+    record = finished([*words, "--data.known_classes=true"], output)
+    told = "table: test classes, 7 of them trained on by other photographs, (8 classes, 18 images)"
+    assert told in " ".join(capsys.readouterr().out.split())
+    assert record["data"]["known_classes"] == 7
+    assert tested(output)["metrics"] == record["metrics"]
+    assert "table: test classes (8 classes, 18 images)" in capsys.readouterr().out
+
+
+def test_a_run_on_all_classes_is_tested_on_its_own(
+    pictures: Path, tested: Any, tmp_path: Path
+) -> None:
+    words = [
+        *("--data.dataset=folder", "--data.split=all", f"--data.root={pictures}"),
+        *(f"--data.image_size={SIZE}", "--data.batch_size=8", "--data.num_workers=0"),
+        *("--optimization.steps=1", "--evaluation.every=0", "--precision=float64"),
+    ]
+    record = finished(words, tmp_path / "run")
+    found = tested(tmp_path / "run", "--evaluation.verification=true")
+    assert found["metrics"] == record["metrics"]
+    assert found["verification"]["classes"] == CLASSES
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (
+            ["--data.dataset=glyphs"],
+            "data.dataset: the network sees images of 3 channels, and those",
+        ),
+        (["--data.root=nowhere"], "data.root: nowhere: cannot be read"),
+        (
+            ["--evaluation.parts=3"],
+            "evaluation.parts: each of 3 parts needs two images of every cl",
+        ),
+        (["--evaluation.recall_at=[0]"], "evaluation.recall_at"),
+    ],
+)
+def test_what_cannot_be_tested_is_one_line(
+    trained: Path, tmp_path: Path, capsys: Any, words: list[str], line: str
+) -> None:
+    output = tmp_path / "x.json"
+    assert main([str(trained), *words, f"--output={output}"]) == 2
+    [error] = capsys.readouterr().err.splitlines()
+    assert error.startswith(f"error: {line}")
+    assert not output.exists()
+
+
+def test_a_command_that_cannot_be_meant(
+    trained: Path, exported: Path, tmp_path: Path, capsys: Any
+) -> None:
+    taken = tmp_path / "taken.json"
+    taken.touch()
+    for folder, words, line in (
+        (trained, [f"--output={taken}"], f"--output: {taken} exists; choose another file"),
+        (tmp_path, [], f"{tmp_path}: holds neither run.json nor model.safetensors; expected"),
+        (exported, [], "data.root: an export has no images; name some, as in --data.dataset"),
+    ):
+        assert main([str(folder), *words]) == 2
+        assert capsys.readouterr().err.startswith(f"error: {line}")
+    with pytest.raises(SystemExit) as stop:
+        main([str(trained), "--optimization.steps=3"])
+    assert stop.value.code == 2
+    assert "--optimization.steps=3: is no setting of a test; --help" in capsys.readouterr().err
