@@ -139,7 +139,7 @@ def _run(options: Namespace, argv: Sequence[str]) -> int:
     try:
         info = _tested(test, accelerator)
         if accelerator.is_main_process:
-            run = records.Run(options.run, info)
+            run = records.Run(options.run, {**info, "steps": info["steps"] or 0})  # unknown ones
             command = shlex.join(["python", "-m", "benchmarks.evaluate", *argv])
             session = {
                 **{"command": command, **records.describe_code()},
@@ -162,8 +162,9 @@ def _of_run(folder: Path, given: Mapping[str, str]) -> Test:
     restored = evaluation.load_network(folder)
     info, config = restored.run.info, restored.run.file("config.yaml")
     command = images = None
+    channels = restored.experiment.data.in_chans
     try:
-        command = _parse(config, TRAINING | given)
+        command = _parse(config, TRAINING | given, channels)
         images = building.build_tested(
             command.experiment.data, seed=command.experiment.seed, default=0.5
         )
@@ -173,17 +174,15 @@ def _of_run(folder: Path, given: Mapping[str, str]) -> Test:
     same = images is not None and images.fingerprint == info["data"]["fingerprint"]
     if given.keys() & {*IMAGES} and not same:
         free = dict.fromkeys(CHOICE, "null") | OTHER
-        command = _parse(config, TRAINING | free | given)
+        command = _parse(config, TRAINING | free | given, channels)
         images = building.build_tested(command.experiment.data)
     assert command is not None and images is not None
-    experiment = command.experiment
-    _check_channels(experiment, restored.experiment.data.in_chans)
     about = {"network": f"{folder}", "step": restored.step, "weights": info.get("weights")}
     about |= {name: info[name] for name in ("label", "seed", "protocol", "steps")}
     resolved = building.resolved(command.config)
     are_known = same and not given.keys() & {*CHOICE}
     network = restored.network
-    return Test(network, network.trunk, about, experiment, resolved, images, are_known)
+    return Test(network, network.trunk, about, command.experiment, resolved, images, are_known)
 
 
 def _of_export(folder: Path, given: Mapping[str, str]) -> Test:
@@ -199,8 +198,8 @@ def _of_export(folder: Path, given: Mapping[str, str]) -> Test:
         )
     view = {f"data.{name}": f"{value}".lower() for name, value in view.items()}
     recall = {"evaluation.recall_at": "[1, 2, 4, 8]"}
-    command = _parse(None, TRAINING | recall | OTHER | view | given)
-    _check_channels(command.experiment, network.pretrained_cfg["input_size"][0])
+    channels = network.pretrained_cfg["input_size"][0]
+    command = _parse(None, TRAINING | recall | OTHER | view | given, channels)
     images = building.build_tested(command.experiment.data)
     digest = {"sha256": records.file_digest(folder / "model.safetensors")}
     about = {"network": f"{folder}", "label": folder.resolve().name, "weights": digest}
@@ -209,17 +208,17 @@ def _of_export(folder: Path, given: Mapping[str, str]) -> Test:
     return Test(network, network, about, command.experiment, config, images, False)
 
 
-def _parse(config: Path | None, values: Mapping[str, str]) -> settings.Command:
+def _parse(config: Path | None, values: Mapping[str, str], channels: int) -> settings.Command:
+    """Settings for a network that sees images of so many channels."""
     words = [f"--{name}={value}" for name, value in values.items()]
-    return settings.parse([*([] if config is None else [f"--config={config}"]), *words])
-
-
-def _check_channels(experiment: settings.Experiment, expected: int) -> None:
-    if experiment.data.in_chans != expected:
+    command = settings.parse([*([] if config is None else [f"--config={config}"]), *words])
+    data = command.experiment.data
+    if data.in_chans != channels:
         raise settings.ConfigError(
-            f"data.dataset: the network sees images of {expected} channels, and those of "
-            f"{experiment.data.dataset} have {experiment.data.in_chans}; test it on others"
+            f"data.dataset: the network sees images of {channels} channels, and those of {data.dataset} have "
+            f"{data.in_chans}; test it on others"
         )
+    return command
 
 
 def _tested(test: Test, accelerator: "Accelerator") -> dict[str, Any]:

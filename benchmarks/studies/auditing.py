@@ -48,7 +48,7 @@ def fitted(study: Study) -> list[str]:
         ConfigError: if the folder has too few classes to choose settings on.
     """
     data = study.first_job(study.rows[0]).command.experiment.data
-    if data.dataset != "folder" or not data.root.is_dir():
+    if data.dataset not in ("folder", "table") or not data.root.is_dir():
         return []
     choosing = [row for row in study.rows if study.file.rows[row].choose]
     # The first row of each test set, of those that choose if there are any.
