@@ -1,6 +1,8 @@
 """A table of one's own: what is read of it, in the words of OML and wildlife-datasets, and what is refused."""
 
 import json
+import shlex
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +12,7 @@ import pytest
 from PIL import Image
 
 from benchmarks.building import build_datasets
-from benchmarks.datasets import DatasetError, DecodedImages, __main__, table
+from benchmarks.datasets import DatasetError, DecodedImages, __main__, table, verify_command
 from benchmarks.settings import ConfigError, Data
 
 OML = "path,label,split,is_query,is_gallery,category\n"
@@ -279,10 +281,11 @@ def test_known_classes_are_tested_where_the_user_says_so(photographs: Path) -> N
     assert (train.class_names, len(train)) == (["a", "b", "c"], 6)
     assert (test.class_names, len(test)) == (["a", "b", "c", "d"], 6)
     assert not {train.name(i) for i in range(6)} & {test.name(i) for i in range(6)}
-    verify = ["verify", "table", f"--data.root={photographs}", f"--data.table={file}"]
-    assert [
-        __main__.main([*verify, f"--data.known_classes={given}"]) for given in ("false", "true")
-    ] == [1, 0]
+    for known, status in ((None, 1), (True, 0)):
+        printed = verify_command(vars(Data(**data, known_classes=known)))
+        words = shlex.split(printed)
+        assert words[:3] == ["python", "-m", "benchmarks.datasets"]
+        assert __main__.main(words[3:]) == status
 
 
 def test_settings_that_do_not_suit_the_table(photographs: Path) -> None:
@@ -308,7 +311,7 @@ def test_settings_that_do_not_suit_the_table(photographs: Path) -> None:
 
 
 def test_parquet_needs_its_package(photographs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(DatasetError, match=r"x.parquet: reading Parquet needs pyarrow; install it"):
         table.read(Path("x.parquet"), photographs)
 
@@ -329,7 +332,7 @@ def test_a_parquet_file_says_the_same(photographs: Path, monkeypatch: pytest.Mon
     }
     whole = SimpleNamespace(column_names=[*columns], column=lambda name: Column(columns[name]))
     parquet = SimpleNamespace(read_table=lambda file: whole)
-    monkeypatch.setitem(__import__("sys").modules, "pyarrow", SimpleNamespace(parquet=parquet))
+    monkeypatch.setitem(sys.modules, "pyarrow", SimpleNamespace(parquet=parquet))
     found = table.read(Path("x.parquet"), photographs, default=None)
     assert found.classes == ["7", "7", "8", "8"]
     assert found.parts == ["query", "gallery"] * 2
