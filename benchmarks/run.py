@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if __package__ in (None, ""):  # started as a file
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python's own handler prints a traceback
