@@ -12,6 +12,7 @@ from .functional.kernels import (
     LaplaceKernel,
     PolynomialKernel,
 )
+from .gradient_cache import GradientCache
 from .heads.attention_ensemble import AttentionEnsemble
 from .heads.embedding_head import EmbeddingHead
 from .heads.split_trunk import split_trunk
@@ -56,12 +57,13 @@ __all__ = [  # noqa: RUF022 - grouped by kind, as a reader looks for them
     "VEMAttention",
     "AttentionEnsemble",
     "split_trunk",
-    # How features reach a loss; several processes; optimizers.
+    # How features reach a loss; several processes; large batches; optimizers.
     "FeatureLoss",
     "MissingFeaturesError",
     "attach_all",
     "DistributedLoss",
     "prepare_loss",
+    "GradientCache",
     "parameter_groups",
     "check_optimized",
     # Reproducing kernels, and the accuracy of rankings.

@@ -52,7 +52,7 @@ API = {
     "regularizers": ("Regularizers", "regularizers."),
     "networks": ("Networks", "heads."),
     "features": ("How features reach a loss", "features."),
-    "training": ("Training", "distributed optimizer_groups gradient_ratios"),
+    "training": ("Training", "distributed gradient_cache optimizer_groups gradient_ratios"),
     "mathematics": ("Mathematics", "functional."),
     "evaluation": ("Evaluation", "metrics."),
 }

@@ -137,6 +137,8 @@ class Optimization:
         overrides: Settings of parts, by their path from "model" or "loss", such as `{model.head.fc: {lr: 1e-4}}`;
             see `pml_regularizers.parameter_groups`.
         scheduler: Class of a learning-rate scheduler that steps with every batch; default: constant.
+        chunk_size: Images in a pass of the network in each process: the gradients stay those of the whole batch,
+            see `pml_regularizers.GradientCache`. Default: one pass.
     """
 
     steps: PositiveInt = 1500
@@ -147,6 +149,7 @@ class Optimization:
     loss_learning_rate: Rate | None = None
     overrides: dict[str, dict[str, Any]] = field(default_factory=dict)
     scheduler: ClassSpec | None = None
+    chunk_size: PositiveInt | None = None
 
 
 @dataclass
@@ -259,6 +262,8 @@ class Experiment:
         if self.data.cached_views is not None and not self.model.frozen_stages:
             yield "data.cached_views: keeps the outputs of frozen stages; set model.frozen_stages, or leave it out"
         yield from misread("model.trunk_args", self.model.trunk_args)
+        if self.diagnose_every and self.optimization.chunk_size is not None:
+            yield "diagnose_every: with optimization.chunk_size no pass has the graph of a batch; set it to 0"
         for path, settings in self.optimization.overrides.items():
             yield from misread(f"optimization.overrides.{path}", settings)
             rate = settings.get("lr", 1.0)

@@ -21,6 +21,7 @@ from benchmarks.records import NonFiniteError, Row
 from benchmarks.settings import Experiment
 from benchmarks.training.batches import StepSampler
 from benchmarks.training.state import TrainingState
+from pml_regularizers import GradientCache
 from pml_regularizers.gradient_ratios import capture_loss_terms, gradient_norm_ratios, term_names
 
 Due = Literal["log", "evaluate", "checkpoint"]
@@ -49,6 +50,10 @@ class Trainer:
         # record-keeper reads its whole csv file again for every group of rows.
         self.log_every = max(10, self.sampler.steps // 200)
         self._is_sum = bool(term_names(self.state.loss))
+        chunk_size = self.experiment.optimization.chunk_size
+        self._cache: GradientCache | None = None
+        if chunk_size is not None:
+            self._cache = GradientCache(self.state.model, self.state.loss, chunk_size)
 
     def due(self, *, stopping: bool = False) -> list[Due]:
         """Name what is due now, in order: a checkpoint vouches for all that was recorded before it.
@@ -143,7 +148,8 @@ class Trainer:
         accelerator, model, loss = self.state.accelerator, self.state.model, self.state.loss
         found: dict[str, dict[str, float]] = {}
         seed_generators((self.experiment.seed * 1_000_003 + step) % 2**32, images.device)
-        embeddings = model(images.to(next(model.parameters()).dtype))
+        network = model if self._cache is None else self._cache
+        embeddings = network(images.to(next(model.parameters()).dtype))
         diagnose_every = self.experiment.diagnose_every
         diagnose = diagnose_every > 0 and (step + 1) % diagnose_every == 0
         note_terms = self._is_sum and (step + 1) % self.log_every == 0
@@ -155,6 +161,8 @@ class Trainer:
             bare = accelerator.unwrap_model(model)
             found["gradient_ratios"] = gradient_ratios(terms, bare, embeddings)
         accelerator.backward(value)
+        if self._cache is not None:
+            self._cache.backward()
         self.state.optimizer.step()
         if self.state.scheduler is not None and not accelerator.optimizer_step_was_skipped:
             self.state.scheduler.step()

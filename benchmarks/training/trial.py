@@ -122,6 +122,12 @@ def _check_batch_norm(
             "and --model.frozen_stages null"
         )
     moving = any(norm.training for norm in batch_norms(model))
+    if moving and experiment.optimization.chunk_size is not None:
+        raise ConfigError(
+            "optimization.chunk_size: batch norm would use the statistics of a chunk, not of the batch; freeze it "
+            "(model.batch_norm: frozen or frozen_statistics, with loaded weights), take a trunk and a head without "
+            "it, or leave chunk_size out"
+        )
     if moving and processes > 1 and accelerator.device.type == "cpu":
         raise ConfigError(
             f"model: has batch norm, whose statistics would differ on {processes} processes, and synchronised "

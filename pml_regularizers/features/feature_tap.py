@@ -131,6 +131,12 @@ class FeatureTap:
                 features[name] = tree_map(lambda *same: torch.cat(same), *parts)
         return features
 
+    def put(self, features: Mapping[str, Features], embeddings: Tensor) -> None:
+        """Record features by hand, as those of a pass that made `embeddings`; older passes are forgotten."""
+        self.clear()
+        records = self._records.lists[int(embeddings.requires_grad)]
+        records += [_Record(name, features[name], [embeddings]) for name in self._names]
+
     def pop(self, embeddings: Tensor) -> list[_Record]:
         """Forget the passes that made `embeddings` and the older ones; the former, in the order of their rows."""
         own = own_embeddings(embeddings)

@@ -7,11 +7,14 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 
+from benchmarks.records.run_folder import load_checkpoint, saved_checkpoints
 from benchmarks.records.steps import read_table
 from tests.benchmarks.runs import (
     ATTENTION,
     REGULARIZERS,
+    assert_same_trace,
     finished,
     mark_unfinished,
     run_traced,
@@ -66,6 +69,38 @@ def test_frozen_batch_norm_trains_as_one(
     one, _ = same_on_all(pool, [*settings, "--precision=float64"], tmp_path, (1, 2))
     trained = "model.trunk.bn1.weight" in one[0]["gradients"]
     assert trained == (batch_norm == "frozen_statistics")
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_chunks_train_as_the_whole_batch(
+    processes: int, data: str, tmp_path: Path, pool: Pool
+) -> None:
+    settings = [data, *TINY, *FROZEN_STATISTICS, ATTENTION, "--precision=float64"]
+    settings += [horde()[:-1] + f", {REGULARIZERS}]", "--optimization.steps=3"]
+    settings += ["--evaluation.descriptor=false"]
+    traces = []
+    for name, chunks in (("whole", []), ("chunks", ["--optimization.chunk_size=7"])):
+        arguments = [*settings, *chunks, f"--output={tmp_path / name}"]
+        traces.append(pool.run(run_traced, arguments, processes=processes)[0][1])
+    whole, chunked = traces
+    assert "model.head.attention.variance" in whole[0]["gradients"]
+    assert_same_trace(chunked, whole)
+
+
+def test_a_run_in_chunks_continues_to_the_bit(data: str, tmp_path: Path) -> None:
+    settings = [data, *TINY, "--model.trunk=test_convnext", "--evaluation.descriptor=false"]
+    settings += ["--model.trunk_args={drop_path_rate: 0.5}", horde(), "--data.batch_size=20"]
+    settings += ["--optimization.steps=4", "--checkpoint_every=2", "--optimization.chunk_size=6"]
+    finished(settings, tmp_path / "run")
+    expected = load_checkpoint(tmp_path / "run")
+    saved_checkpoints(tmp_path / "run")[-1].unlink()
+    mark_unfinished(tmp_path / "run")
+    finished([*settings, "--resume"], tmp_path / "run")
+    found = load_checkpoint(tmp_path / "run")
+    assert expected is not None and found is not None and found["step"] == 4
+    for part in ("model", "loss"):
+        for name, tensor in expected[part].items():
+            assert torch.equal(found[part][name], tensor), name
 
 
 def test_one_checkpoint_has_one_result(

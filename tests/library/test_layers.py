@@ -9,7 +9,7 @@ import pml_regularizers
 LIBRARY = Path(pml_regularizers.__file__).parent
 LAYERS = ("functional", "distributed", "features", "heads", "regularizers", "losses")
 """Folders and modules, from the lowest."""
-ALONE = ("metrics", "optimizer_groups", "gradient_ratios", "_unwrapping")
+ALONE = ("metrics", "gradient_cache", "optimizer_groups", "gradient_ratios", "_unwrapping")
 """What no layer imports."""
 FILES = sorted(path for path in LIBRARY.rglob("*.py") if path.name != "__init__.py")
 

@@ -197,6 +197,14 @@ MISTAKES = {  # {name: (argument or content of a file, message)}
         "random init; --model.weights FILE loads them from a file",
     ),
     "missing weights": ("--model.weights=nowhere.pth", "model.weights: nowhere.pth"),
+    "chunks and batch norm": (
+        "--optimization.chunk_size=8",
+        "optimization.chunk_size: batch norm would use the statistics of a chunk",
+    ),
+    "chunks and a diagnosis": (
+        "{optimization: {chunk_size: 8}, diagnose_every: 5}",
+        "diagnose_every: with optimization.chunk_size no pass has the graph of a batch",
+    ),
     "stage of an ensemble": (
         "--model.ensemble={stage: layer9}",
         "model: test_resnet: stage: expected a module",

@@ -17,7 +17,11 @@ LOG, EVALUATE, SAVE = "log", "evaluate", "checkpoint"
 
 
 def due(step: int, steps: int = 31, every: int = 5, **stopping: bool) -> list[str]:
-    settings = SimpleNamespace(evaluation=SimpleNamespace(every=every), checkpoint_every=6)
+    settings = SimpleNamespace(
+        evaluation=SimpleNamespace(every=every),
+        checkpoint_every=6,
+        optimization=SimpleNamespace(chunk_size=None),
+    )
     state: Any = SimpleNamespace(step=step, loss=nn.Identity())
     trainer = Trainer(state, SimpleNamespace(steps=steps), settings)  # type: ignore[arg-type]
     trainer.log_every = 4
