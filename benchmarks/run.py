@@ -266,10 +266,10 @@ class OngoingRun:
             evaluation.save_showcase(path, self.datasets.test, found)
         if tests.save_embeddings:
             evaluation.save_embeddings(path, self.datasets.test, found.embeddings)
-        self.record.update(
-            status="finished",
+        self.record.finish(
+            state.step,
+            found.metrics,
             finished=records.now(),
-            metrics=found.metrics,
             outputs=outputs,
             never_acted=bool(losses) and not any(losses),
             per_class=evaluation.per_class(found.ranks, self.images.test.num_classes),

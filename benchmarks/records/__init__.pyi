@@ -39,3 +39,4 @@ from .steps import (
     Row as Row,
     read_table as read_table,
 )
+from .trackers import check_trackers as check_trackers

@@ -13,7 +13,8 @@ from benchmarks.records.provenance import describe_session
 from benchmarks.records.results import load_run
 from benchmarks.records.run_folder import RunFolder, RunFolderError, check_same, run_identity
 from benchmarks.records.steps import Row, StepTables
-from benchmarks.settings import Command, dump
+from benchmarks.records.trackers import Trackers
+from benchmarks.settings import Command, ConfigError, dump
 
 
 class RunWriter:
@@ -49,6 +50,7 @@ class RunWriter:
         self.folder: RunFolder | None = None
         self._steps: StepTables | None = None
         self._accelerator, self._argv = accelerator, argv
+        self._trackers = Trackers(accelerator, command.experiment.trackers)
         seed = {"seed": command.experiment.seed}
         self.identity = run_identity(seed | about, command.config)
         self._agree(lambda: self._claim(command, about, look_through))
@@ -61,7 +63,7 @@ class RunWriter:
         if self._accelerator.is_main_process:
             try:
                 work()
-            except (InUseError, RunFolderError) as raised:
+            except (ConfigError, InUseError, RunFolderError) as raised:
                 error = raised
             except OSError as raised:
                 place = raised.filename or self.path
@@ -121,6 +123,7 @@ class RunWriter:
         """Cut the records back to the checkpoint that the run continues from, and note that it is running.
 
         Raises:
+            ConfigError: on all processes, if a tracker does not start.
             RunFolderError: on all processes, if the records do not match the checkpoint.
         """
         self._agree(lambda: self._begin(saved))
@@ -130,6 +133,11 @@ class RunWriter:
         step, before = saved["step"] if saved else 0, self.info.get("sessions", [])
         sessions = [*before, {"from_step": step, **session}]
         work = {"sessions": sessions, "status": "running", "error": None, "traceback": None}
+        tracked = self._trackers.start(
+            self.path.name, self.identity["config"], self.info.get("trackers", {})
+        )
+        if tracked:
+            work["trackers"] = tracked
         if not before:  # the sessions show whether other code or another machine resumed it
             # run.json first: if killed from here on, the folder is a run that --resume can continue.
             self.update(**session, **work)
@@ -155,10 +163,17 @@ class RunWriter:
             self.folder.save_best(step, weights | {"run": self.identity})
 
     def log(self, rows: dict[str, list[Row]]) -> None:
-        """Write rows of (step, values) by table."""
+        """Write rows of (step, values) by table, from the main process; then they go to the trackers."""
         for table, of_table in rows.items():
             if self._steps is not None:
                 self._steps.log_rows(table, of_table)
+        if self._steps is not None:
+            self._trackers.log(rows)
+
+    def finish(self, step: int, metrics: Mapping[str, float], **changes: Any) -> None:
+        """Write the result, from the main process."""
+        self._trackers.log({"test": [(step, metrics)]})
+        self.update(status="finished", metrics=metrics, **changes)
 
     def update(self, **changes: Any) -> None:
         """Change entries of run.json."""

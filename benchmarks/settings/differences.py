@@ -15,7 +15,7 @@ ABSENT = "absent"
 """Placeholder for an argument that one of two descriptions of a class lacks, such as an old record's."""
 
 VOLATILE = (
-    *("output", "report", "data.root", "data.table"),
+    *("output", "report", "trackers", "data.root", "data.table"),
     *("data.num_workers", "data.cache", "data.cache_gib"),
 )
 """Settings without effect, which may differ between a run and its resumption; images have a fingerprint."""
@@ -23,7 +23,7 @@ VOLATILE = (
 EVALUATION = ("batch_size", "curve_classes", "save_embeddings", "verification")
 
 MOVES = (
-    *(*VOLATILE, "label", "trackers", "checkpoint_every", "diagnose_every"),
+    *(*VOLATILE, "label", "checkpoint_every", "diagnose_every"),
     *(f"evaluation.{name}" for name in EVALUATION),
     "seed",  # identifies a sample of the result
     "model.weights",  # the file's place; the record identifies the file

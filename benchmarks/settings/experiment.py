@@ -217,6 +217,7 @@ class Experiment:
         checkpoint_every: Steps between two checkpoints.
         diagnose_every: Steps between two records of the gradient norms of all losses except the first, relative
             to the first's, at the embeddings, the head and the trunk (table "gradient_ratios"); 0: no records.
+        trackers: Trackers of Accelerate that get the rows of `records/` too, such as wandb, mlflow or trackio.
         report: Draw report.html at the end; "neighbours" only saves what the page of a study shows of the run.
     """
 
@@ -233,6 +234,7 @@ class Experiment:
     evaluation: Evaluation = field(default_factory=Evaluation)
     checkpoint_every: PositiveInt = 250
     diagnose_every: NonNegativeInt = 0
+    trackers: list[str] = field(default_factory=list)
     report: bool | Literal["neighbours"] = True
 
     def __post_init__(self) -> None:

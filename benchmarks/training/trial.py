@@ -24,6 +24,7 @@ from benchmarks.building import (
 )
 from benchmarks.console import reason
 from benchmarks.datasets import DecodedImages, Glyphs, ImageSet
+from benchmarks.records import check_trackers
 from benchmarks.settings import ConfigError, Data, Evaluation, Experiment
 from benchmarks.training.batches import StepSampler
 from benchmarks.training.launcher import check_launcher
@@ -38,6 +39,7 @@ def start(experiment: Experiment) -> Accelerator:
         ConfigError: if the machine, the number of processes or the launcher's settings do not suit the experiment.
     """
     check_launcher(experiment)
+    check_trackers(experiment.trackers)
     on_gpu = torch.cuda.is_available() and not parse_flag_from_env("ACCELERATE_USE_CPU")
     # Accelerate would silently train in float32.
     if experiment.precision == "fp16" and not on_gpu:
@@ -51,6 +53,8 @@ def start(experiment: Experiment) -> Accelerator:
         mixed_precision=mixed,
         gradient_accumulation_steps=1,
         step_scheduler_with_optimizer=False,
+        log_with=experiment.trackers or None,
+        project_dir=experiment.output,
         dataloader_config=DataLoaderConfiguration(split_batches=True, non_blocking=True),
     )
     if experiment.data.batch_size % accelerator.num_processes:

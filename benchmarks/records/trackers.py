@@ -1,0 +1,121 @@
+"""Accelerate's trackers, such as wandb or mlflow: they get the rows of a run's record beside record-keeper."""
+
+import json
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from accelerate import Accelerator
+from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
+from accelerate.utils import LoggerType
+
+from benchmarks.console import reason, say
+from benchmarks.records.steps import Row
+from benchmarks.settings import ConfigError, flat
+
+PROJECT = "pml-regularizers"
+
+
+def check_trackers(names: Sequence[str]) -> None:
+    """Refuse trackers that Accelerate does not have, and those that are not installed, which it would leave out.
+
+    Raises:
+        ConfigError: naming the tracker.
+    """
+    for name in names:
+        if name not in LOGGER_TYPE_TO_CLASS:
+            known = ", ".join(LOGGER_TYPE_TO_CLASS)
+            raise ConfigError(f"trackers: Accelerate has no {name!r}; it has {known}")
+        if name in set(LoggerType) and name not in get_available_trackers():
+            raise ConfigError(
+                f"trackers: {name} is not installed; pip install {name}, or leave it out"
+            )
+
+
+class Trackers:
+    """The trackers of an accelerator; used by the main process alone.
+
+    Args:
+        accelerator: Made with `log_with=names`.
+        names: As Accelerate calls them.
+    """
+
+    def __init__(self, accelerator: Accelerator, names: Sequence[str]) -> None:
+        self._accelerator, self._names = accelerator, names
+        self._works = bool(names)
+
+    def start(
+        self, run: str, config: Mapping[str, Any], before: Mapping[str, str]
+    ) -> dict[str, str]:
+        """Start a run in each tracker, or continue the one before.
+
+        Args:
+            run: Name of the run.
+            config: Its settings, which a new run gets.
+            before: What this method returned when the run began; empty for a new one.
+
+        Returns:
+            {tracker: identifier of its run}, of those that can continue it.
+
+        Raises:
+            ConfigError: if one does not start.
+        """
+        settings: dict[str, dict[str, Any]] = {
+            "wandb": {"name": run, "resume": "allow"} | _given("id", before.get("wandb")),
+            "mlflow": {"run_name": run} | _given("run_id", before.get("mlflow")),
+        }
+        ids = {"wandb": lambda own: own.id, "mlflow": lambda own: own.info.run_id}
+        found = {}
+        started: list[Any] = []
+        for name in self._names:
+            accelerator = self._accelerator
+            # One by one, so that an error names its tracker.
+            accelerator.log_with, accelerator.trackers = [name], []
+            try:
+                accelerator.init_trackers(
+                    PROJECT,
+                    config=None if name in before else _plain(config),
+                    init_kwargs={name: settings.get(name, {})},
+                )
+                if name in ids:
+                    found[name] = str(ids[name](accelerator.get_tracker(name, unwrap=True)))
+            except (Exception, SystemExit) as error:
+                accelerator.trackers = []
+                raise ConfigError(
+                    f"trackers: {name} does not start: {type(error).__name__}: {reason(error)}; set it up as its "
+                    "documentation says (its offline mode needs no account), or leave it out"
+                ) from error
+            finally:
+                started += accelerator.trackers
+                accelerator.trackers = started
+        return found
+
+    def log(self, tables: Mapping[str, Sequence[Row]]) -> None:
+        """Hand over rows as {"TABLE/NAME": value}, in the order of their steps, which some trackers need."""
+        steps: dict[int, dict[str, float]] = defaultdict(dict)
+        for table, rows in tables.items():
+            for step, values in rows:
+                steps[int(step)] |= {f"{table}/{name}": float(x) for name, x in values.items()}
+        for step in sorted(steps):
+            if not self._works:
+                return
+            try:
+                self._accelerator.log(steps[step], step=step)
+            except Exception as error:
+                self._works = False
+                say(
+                    f"trackers: {type(error).__name__}: {reason(error)}; they get no more rows, records/ has them"
+                )
+
+
+def _given(name: str, value: str | None) -> dict[str, str]:
+    return {} if value is None else {name: value}
+
+
+def _plain(config: Mapping[str, Any]) -> dict[str, str | int | float | bool]:
+    """Settings by path, as numbers and texts; without nulls."""
+    return {
+        name: value if isinstance(value, (bool, int, float, str)) else json.dumps(value)
+        for name, value in flat(config).items()
+        if value is not None
+    }

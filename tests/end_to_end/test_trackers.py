@@ -1,0 +1,148 @@
+"""Accelerate's trackers get the rows of the record, neither more nor fewer."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from accelerate import tracking
+
+from benchmarks.records.steps import read_table
+from benchmarks.run import main
+from benchmarks.studies.jobs import Job
+from tests.benchmarks.runs import finished, forget, mark_unfinished
+from tests.support.processes import TINY, horde
+
+
+class Kept(tracking.GeneralTracker):
+    """Keeps what it gets."""
+
+    name = "kept"
+    requires_logging_directory = False
+    runs: list["Kept"] = []
+
+    def __init__(self, run_name: str) -> None:
+        super().__init__()
+        self.rows: list[tuple[int, dict[str, float]]] = []
+        self.config: dict[str, Any] = {}
+        self.ended = False
+        self.runs.append(self)
+
+    @property
+    def tracker(self) -> "Kept":
+        return self
+
+    def start(self) -> None:
+        """Nothing to do."""
+
+    def store_init_configuration(self, values: dict[str, Any]) -> None:
+        self.config = values
+
+    def log(self, values: dict[str, float], step: int | None, **kwargs: Any) -> None:
+        assert step is not None
+        self.rows.append((step, values))
+
+    def finish(self) -> None:
+        self.ended = True
+
+
+class Refusing(Kept):
+    name = "refusing"
+
+    def start(self) -> None:
+        raise ConnectionError("no account")
+
+
+class Failing(Kept):
+    name = "failing"
+
+    def log(self, values: dict[str, float], step: int | None, **kwargs: Any) -> None:
+        raise ConnectionError("gone")
+
+
+@pytest.fixture(autouse=True)
+def trackers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    monkeypatch.setattr(Kept, "runs", [])
+    for kind in (Kept, Refusing, Failing):
+        monkeypatch.setitem(tracking.LOGGER_TYPE_TO_CLASS, kind.name, kind)
+    yield
+    forget()
+
+
+@pytest.fixture
+def settings(data: str) -> list[str]:
+    return [
+        *(data, *TINY, horde(), "--evaluation.descriptor=false", "--data.batch_size=20"),
+        *("--optimization.steps=12", "--evaluation.every=4", "--evaluation.curve_classes=2"),
+        "--checkpoint_every=4",
+    ]
+
+
+def tables(folder: Path) -> dict[tuple[int, str], float]:
+    """The numbers of the csv files, by step and TABLE/NAME."""
+    found = {}
+    for path in (folder / "records").glob("*.csv"):
+        columns = read_table(folder / "records", path.stem)
+        steps = columns.pop("step")
+        for name, values in columns.items():
+            found |= {
+                (int(s), f"{path.stem}/{name}"): x for s, x in zip(steps, values, strict=True)
+            }
+    return found
+
+
+def test_the_rows_of_a_tracker_are_those_of_the_record(settings: list[str], tmp_path: Path) -> None:
+    record = finished([*settings, "--trackers=[kept]"], tmp_path / "run")
+    (kept,) = Kept.runs
+    got = {(step, name): value for step, row in kept.rows for name, value in row.items()}
+    test = {name: got.pop((12, f"test/{name}")) for name in record["metrics"]}
+    assert test == record["metrics"]
+    expected = tables(tmp_path / "run")
+    assert {name.partition("/")[0] for _, name in expected} == {"training", "terms", "evaluation"}
+    assert got == expected
+    steps = [step for step, _ in kept.rows]
+    assert steps == sorted(steps)
+    assert kept.config["optimization.steps"] == 12 and kept.ended
+    json.dumps(kept.config)
+
+
+def test_trackers_are_no_part_of_what_a_run_computes(settings: list[str], tmp_path: Path) -> None:
+    plain, tracked = (
+        Job([*settings, *more], tmp_path, tmp_path / "log", "run")
+        for more in ([], ["--trackers=[kept]"])
+    )
+    assert plain.digest == tracked.digest
+    assert plain.config["trackers"] == []
+    finished(settings, tmp_path / "run")
+    mark_unfinished(tmp_path / "run")
+    finished([*settings, "--resume", "--trackers=[kept]"], tmp_path / "run")
+    assert len(Kept.runs) == 1
+
+
+def test_a_tracker_that_cannot_start(
+    settings: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    known = ", ".join(tracking.LOGGER_TYPE_TO_CLASS)
+    for name, said in {
+        "wandbb": f"trackers: Accelerate has no 'wandbb'; it has {known}",
+        "aim": "trackers: aim is not installed; pip install aim, or leave it out",
+        "refusing": "trackers: refusing does not start: ConnectionError: no account; set it up as",
+    }.items():
+        forget()
+        folder = tmp_path / name
+        assert main([*settings, f"--trackers=[kept, {name}]", f"--output={folder}"]) == 2
+        [line] = capsys.readouterr().err.splitlines()
+        assert line.startswith(f"error: {said}")
+        assert not (folder / "run.json").exists()
+    assert [run.ended for run in Kept.runs] == [True, False]
+
+
+def test_a_tracker_that_fails_leaves_the_run_alone(
+    settings: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = finished([*settings, "--trackers=[failing]"], tmp_path / "run")
+    assert record["status"] == "finished"
+    said = "trackers: ConnectionError: gone; they get no more rows, records/ has them\n"
+    assert capsys.readouterr().out.count(said) == 1
