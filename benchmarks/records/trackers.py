@@ -1,6 +1,7 @@
 """Accelerate's trackers, such as wandb or mlflow: they get the rows of a run's record beside record-keeper."""
 
 import json
+import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -22,11 +23,12 @@ def check_trackers(names: Sequence[str]) -> None:
     Raises:
         ConfigError: naming the tracker.
     """
+    available = {str(kind) for kind in get_available_trackers()}
     for name in names:
         if name not in LOGGER_TYPE_TO_CLASS:
             known = ", ".join(LOGGER_TYPE_TO_CLASS)
             raise ConfigError(f"trackers: Accelerate has no {name!r}; it has {known}")
-        if name in set(LoggerType) and name not in get_available_trackers():
+        if name in LoggerType.list() and name not in available:
             raise ConfigError(
                 f"trackers: {name} is not installed; pip install {name}, or leave it out"
             )
@@ -113,9 +115,10 @@ def _given(name: str, value: str | None) -> dict[str, str]:
 
 
 def _plain(config: Mapping[str, Any]) -> dict[str, str | int | float | bool]:
-    """Settings by path, as numbers and texts; without nulls."""
-    return {
-        name: value if isinstance(value, (bool, int, float, str)) else json.dumps(value)
-        for name, value in flat(config).items()
-        if value is not None
-    }
+    """Settings by path, as numbers and texts, without nulls; mlflow refuses brackets in names."""
+    found = {}
+    for path, value in flat(config).items():
+        if value is not None:
+            is_plain = isinstance(value, (bool, int, float, str))
+            found[re.sub(r"\[(\d+)\]", r".\1", path)] = value if is_plain else json.dumps(value)
+    return found
