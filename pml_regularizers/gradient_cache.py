@@ -87,7 +87,8 @@ class GradientCache:
             enabled=torch.is_autocast_enabled(kind),
             cache_enabled=False,
         )
-        self._chunks, passes = [], []
+        self._chunks = []
+        passes: list[tuple[list[Tensor], TreeSpec]] = []
         for chunk in images.split(self.chunk_size):
             self._chunks.append((chunk, _RandomState(chunk.device)))
             with torch.no_grad():
@@ -135,7 +136,8 @@ class GradientCache:
                         if self._places[i] == i and output.requires_grad and gradient is not None
                     ]
                     if traced:
-                        torch.autograd.backward(*map(list, zip(*traced, strict=True)))
+                        outputs, shares = map(list, zip(*traced, strict=True))
+                        torch.autograd.backward(outputs, shares)
 
     def _taps(self) -> list[FeatureTap]:
         parts = (part for part in self.loss.modules() if isinstance(part, FeatureLoss))

@@ -67,7 +67,7 @@ class Trackers:
             "mlflow": {"run_name": run} | _given("run_id", before.get("mlflow")),
         }
         ids = {"wandb": lambda own: own.id, "mlflow": lambda own: own.info.run_id}
-        found = {}
+        found: dict[str, str] = {}
         started: list[Any] = []
         for name in self._names:
             accelerator = self._accelerator
@@ -116,7 +116,7 @@ def _given(name: str, value: str | None) -> dict[str, str]:
 
 def _plain(config: Mapping[str, Any]) -> dict[str, str | int | float | bool]:
     """Settings by path, as numbers and texts, without nulls; mlflow refuses brackets in names."""
-    found = {}
+    found: dict[str, str | int | float | bool] = {}
     for path, value in flat(config).items():
         if value is not None:
             is_plain = isinstance(value, (bool, int, float, str))
