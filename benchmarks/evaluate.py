@@ -164,7 +164,7 @@ def _of_run(folder: Path, given: Mapping[str, str]) -> Test:
     command = images = None
     channels = restored.experiment.data.in_chans
     try:
-        command = _parse(config, TRAINING | given, channels)
+        command = _parse(config, {**TRAINING, **given}, channels)
         images = building.build_tested(
             command.experiment.data, seed=command.experiment.seed, default=0.5
         )
@@ -174,7 +174,7 @@ def _of_run(folder: Path, given: Mapping[str, str]) -> Test:
     same = images is not None and images.fingerprint == info["data"]["fingerprint"]
     if given.keys() & {*IMAGES} and not same:
         free = dict.fromkeys(CHOICE, "null") | OTHER
-        command = _parse(config, TRAINING | free | given, channels)
+        command = _parse(config, {**TRAINING, **free, **given}, channels)
         images = building.build_tested(command.experiment.data)
     assert command is not None and images is not None
     about = {"network": f"{folder}", "step": restored.step, "weights": info.get("weights")}
@@ -198,12 +198,13 @@ def _of_export(folder: Path, given: Mapping[str, str]) -> Test:
         )
     view = {f"data.{name}": f"{value}".lower() for name, value in view.items()}
     recall = {"evaluation.recall_at": "[1, 2, 4, 8]"}
-    channels = network.pretrained_cfg["input_size"][0]
-    command = _parse(None, TRAINING | recall | OTHER | view | given, channels)
+    pretrained: Any = network.pretrained_cfg
+    channels = pretrained["input_size"][0]
+    command = _parse(None, {**TRAINING, **recall, **OTHER, **view, **given}, channels)
     images = building.build_tested(command.experiment.data)
     digest = {"sha256": records.file_digest(folder / "model.safetensors")}
-    about = {"network": f"{folder}", "label": folder.resolve().name, "weights": digest}
-    about |= {"seed": 0, "protocol": None, "steps": None}
+    about: dict[str, Any] = {"network": f"{folder}", "label": folder.resolve().name}
+    about |= {"weights": digest, "seed": 0, "protocol": None, "steps": None}
     config = {name: command.config[name] for name in ("precision", "data", "evaluation")}
     return Test(network, network, about, command.experiment, config, images, False)
 

@@ -132,7 +132,12 @@ class RunWriter:
         session = describe_session(self._argv, self._accelerator.num_processes)
         step, before = saved["step"] if saved else 0, self.info.get("sessions", [])
         sessions = [*before, {"from_step": step, **session}]
-        work = {"sessions": sessions, "status": "running", "error": None, "traceback": None}
+        work: dict[str, Any] = {
+            "sessions": sessions,
+            "status": "running",
+            "error": None,
+            "traceback": None,
+        }
         tracked = self._trackers.start(
             self.path.name, self.identity["config"], self.info.get("trackers", {})
         )
