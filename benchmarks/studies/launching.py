@@ -93,11 +93,10 @@ class Forked:
 
     def __init__(self, command: Sequence[str], log: Path) -> None:
         log.open("ab").close()  # an error is this process's to tell
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["benchmarks.studies.forked"])
-        # The server has the environment of its own start.
-        self._process = context.Process(target=run_forked, args=(command, log, dict(os.environ)))
-        self._process.start()
+        try:
+            self._process = _fork(command, log)
+        except EOFError:  # the server has just ended: another one takes its place
+            self._process = _fork(command, log)
         self._pid = int(self._process.pid or 0)
         self._code: int | None = None
 
@@ -113,6 +112,15 @@ class Forked:
         if self.poll() is None:
             with suppress(ProcessLookupError):
                 os.kill(self._pid, signal.SIGTERM)
+
+
+def _fork(command: Sequence[str], log: Path) -> Any:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["benchmarks.studies.forked"])
+    # The server has the environment of its own start.
+    process = context.Process(target=run_forked, args=(command, log, dict(os.environ)))
+    process.start()
+    return process
 
 
 def run_forked(command: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:

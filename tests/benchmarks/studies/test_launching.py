@@ -1,6 +1,7 @@
 """Runs as processes: none outlives a launcher."""
 
 import json
+import multiprocessing
 import os
 import shlex
 import subprocess
@@ -8,6 +9,7 @@ import sys
 import textwrap
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -95,6 +97,25 @@ def test_a_forked_run_is_as_one_of_its_own(run: Job, monkeypatch: pytest.MonkeyP
     arguments = ["--seed=1", f"--output={run.folder}", "--resume"]
     assert said[0] == f"$ {shlex.join([sys.executable, str(launching.RUN), *arguments])}"
     assert f"__main__ {[str(launching.RUN), *arguments]}  True here" in said
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="runs are forked on Linux alone")
+def test_a_server_that_has_just_ended_is_replaced(
+    run: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launching.RUN.write_text("print('done')")
+    start, started = multiprocessing.context.ForkServerProcess.start, []
+
+    def ends_once(process: Any) -> None:
+        started.append(process)
+        if len(started) == 1:
+            raise EOFError("unexpected EOF")  # what multiprocessing tells then
+        start(process)
+
+    monkeypatch.setattr(multiprocessing.context.ForkServerProcess, "start", ends_once)
+    assert Queue(lambda: [run], 1, Launcher(fork=True)).run() == 0
+    assert (run.exit_status, len(started)) == (0, 2)
+    assert "done" in run.log.read_text()
 
 
 @pytest.mark.parametrize(
