@@ -45,7 +45,7 @@ RECALLS = {
 }
 
 COSINES = {
-    f"Cosines of features, {pairs}, {classes}": f"{seen}_{kind}_class_cosine"
+    f"Cosines, {pairs}, {classes}": f"{seen}_{kind}_class_cosine"
     for seen, classes in (("seen", "training classes"), ("unseen", "new classes"))
     for kind, pairs in (("same", "same class"), ("other", "two classes"))
 }

@@ -99,10 +99,10 @@ def test_cosines_of_features_have_a_figure_where_they_were_kept():
     kept = {"step": [0, 20], **{f"{kind}_class_cosine": of for kind, of in values.items()}}
     figure = drawn({"base": {0: {"curves": kept}, 1: {"curves": kept}}, "new": {}}, "_cosines")
     assert figure is not None
-    titles = [text for text in texts(figure) if text.startswith("Cosines of features, ")]
+    titles = [text for text in texts(figure) if text.startswith("Cosines, ")]
     assert titles[::3] == [
-        "Cosines of features, same class, training classes",
-        "Cosines of features, two classes, new classes",
+        "Cosines, same class, training classes",
+        "Cosines, two classes, new classes",
     ]
     found = lines(figure)
     assert len(found) == 4
