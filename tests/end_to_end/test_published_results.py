@@ -33,7 +33,9 @@ STUDIES = {
     **{f"{PHOTOGRAPHS}{name}": f"photographs/{name}" for name in ("cars_tuned", "grocery")},
     **{f"{PHOTOGRAPHS}{name}": f"photographs/{name}" for name in ("grocery_jrs", "grocery_rates")},
     **{f"{PHOTOGRAPHS}grocery_controls": "photographs/grocery_controls"},
-    **{f"{PHOTOGRAPHS}birds_whole": "photographs/birds_whole"},
+    **{
+        f"{PHOTOGRAPHS}{name}": f"photographs/{name}" for name in ("birds_whole", "mechanism_birds")
+    },
 }
 
 WEIGHTS = "2b4a5f7e9a1870e2c41efd811c5b04f7e5843b32900a338e3f181204a324f9c6"
@@ -74,7 +76,7 @@ def settings_of(file: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> lis
     for name in TEST_CLASSES:
         Path(name).touch()
     monkeypatch.setattr(records, "file_digest", lambda path: TEST_CLASSES[path.name])
-    weights = BIRDS_WEIGHTS if "birds" in file else WEIGHTS
+    weights = BIRDS_WEIGHTS if "birds_whole" in file else WEIGHTS
     monkeypatch.setattr(records, "describe_weights", lambda model: {"sha256": weights})
     test_classes = [f"--data.test_classes={k}.txt" for k in ("cars", "birds") if k in file]
     return ["--data.root=photographs", "--model.trunk_args={}", *test_classes]
