@@ -33,6 +33,10 @@ ROWS = {  # by kind: a label, the study's page, and how the row of its table beg
         ("HORDE with trained projections", "photographs_birds_whole", "HORDE with trained"),
         ("powers of feature cosines", "photographs_birds_whole", "A loss on powers"),
     ],
+    "Birds: six seeds, the last stage trained": [
+        ("HORDE on binomial deviance", "photographs_mechanism_birds", "HORDE with sketches helps"),
+        ("powers of feature cosines", "photographs_mechanism_birds", "A loss on powers"),
+    ],
     "Groceries: 41 held-out classes, five seeds": [
         (f"{method}, {draw} split", page, f"{begin} ({draw} draw)")
         for method, page, begin in [
