@@ -61,7 +61,7 @@ def set_time(path, seconds=1e9):
 def decoded(monkeypatch):
     """Bytes that are no image are taken for one."""
     blank = Image.new("L", (1, 1))
-    monkeypatch.setattr(contents, "read_image", lambda path, upright: blank)
+    monkeypatch.setattr(contents, "read_image", lambda path, upright, box: blank)
 
 
 def test_the_content_is_a_function_of_paths_and_bytes(listing, tmp_path, decoded, monkeypatch):
