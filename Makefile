@@ -7,7 +7,6 @@ DATA ?= data
 RUNS ?= runs
 
 RUN := $(BIN)/python benchmarks/run.py --data.root $(DATA)
-REPORT := $(BIN)/python -m benchmarks.report
 
 .PHONY: help install demo pretraining claims speed gpu docs notebooks test test-all test-release lint format clean
 
@@ -47,10 +46,7 @@ $(VENV)/cluster: $(VENV)/installed
 # classes that it has not seen. Goes on where it was stopped; `rm -r runs/demo` starts it anew.
 demo: install
 	@echo "Four trainings of 800 steps, two at a time: some minutes on two cores."
-	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.sweep glyphs/finetune/binomial glyphs/finetune/binomial_horde_sketch \
-		--seeds 2 --jobs 2 --runs $(RUNS)/demo -- --data.root $(DATA)
-	$(REPORT) $(RUNS)/demo/glyphs-finetune-binomial-seed* $(RUNS)/demo/glyphs-finetune-binomial_horde_sketch-seed* \
-		--output $(RUNS)/demo/report.html
+	$(BIN)/python -m benchmarks.study demo --runs $(RUNS)/demo -- --data.root $(DATA)
 
 # The trunks in benchmarks/backbones/glyphs, each from its seed; to be copied there with a new SHA256SUMS.
 pretraining: install
