@@ -1,0 +1,72 @@
+"""From a folder of photographs to a search among them, by the commands that each step prints."""
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.support.fake_trees import write_pictures
+from tests.support.processes import ROOT, TIMEOUT
+
+pytestmark = pytest.mark.slow
+
+STUDY = {
+    "question": "Does HORDE help?",
+    "recipes": "images/resnet50",
+    "primary": "mean_average_precision_at_r",
+    "margin": 1.0,
+    "settings": ["--evaluation.verification=true"],
+    "seeds": {"count": 2, "draw": "the network and the batches"},
+    "rows": {"binomial": {}, "binomial_horde_sketch": {}},
+    "comparisons": {
+        "HORDE": {"claim": "HORDE helps", "better": "binomial_horde_sketch", "than": "binomial"}
+    },
+}
+TINY = [
+    *("--model.trunk=test_resnet", "--model.trunk_args={}", "--model.embedding_size=16"),
+    *("--data.image_size=32", "--data.resize=36", "--data.batch_size=8", "--data.num_workers=0"),
+    *("--optimization.steps=4", "--evaluation.every=2", "--model.batch_norm=train"),
+]
+
+
+def done(command: list[str], folder: Path) -> str:
+    """What a command printed; it succeeded."""
+    result = subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, timeout=TIMEOUT, check=False
+    )
+    assert result.returncode == 0, result.stderr + result.stdout
+    return result.stdout
+
+
+def printed(output: str, title: str) -> list[str]:
+    """The command behind a title, with this Python and the clone's files."""
+    (line,) = re.findall(rf"^{title}: (.+)$", output, re.MULTILINE)
+    words = [
+        str(ROOT / word) if word.startswith("examples/") else word for word in shlex.split(line)
+    ]
+    return [sys.executable, *words[1:]]
+
+
+def test_from_a_folder_to_a_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    photographs = tmp_path / "photographs"
+    files = [f"{name}/{i}.jpg" for name in "abcdefghijkl" for i in range(6)]
+    write_pictures(photographs, files, different=len(files))
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(STUDY))
+    study = ["-m", "benchmarks.study", "mine.yaml", f"--data.root={photographs}"]
+    first = done([sys.executable, *study, "--", *TINY], tmp_path)
+    page = (tmp_path / "runs" / "studies" / "mine" / "study.html").read_text()
+    assert "Does HORDE help?" in page and "What that looks like" in page
+    second = done(printed(first, "Train the recommended method on all classes"), tmp_path)
+    export = printed(second, "Export the recommended network")
+    assert "finished" in " ".join(export)
+    done(export, tmp_path)
+    words = printed(second, "Search in a folder with it")
+    query = str(photographs / "a" / "0.jpg")
+    found = done([query if word == "QUERY.jpg" else word for word in words], tmp_path)
+    assert "a/0.jpg" in found
+    assert (tmp_path / "neighbours.html").is_file()
