@@ -15,6 +15,7 @@ The paper caches the gradient at the embeddings. Here the features that the loss
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
+from weakref import ReferenceType, ref
 
 import torch
 from torch import Tensor, nn
@@ -48,7 +49,8 @@ class GradientCache:
         ValueError: for chunk_size < 1; in the call, for batch norm in training mode, or if the network does not
             return one tensor.
         MissingFeaturesError: in the call, if the features of a chunk are not known to be those of its embeddings.
-        RuntimeError: in `backward`, if the loss's backward pass has not been made; the first time, if the network's
+        RuntimeError: in `backward`, if the loss's backward pass has not been made, or has read the embeddings of
+            two calls; the first time, if the network's
             passes over a chunk differ, as with random numbers that are not torch's.
 
     Example:
@@ -68,11 +70,16 @@ class GradientCache:
 
     def __init__(self, model: nn.Module, loss: nn.Module, chunk_size: int) -> None:
         at_least("chunk_size", chunk_size, 1)
+        if not isinstance(chunk_size, int):
+            raise ValueError(f"chunk_size: expected a whole number, got {chunk_size!r}")
         self.model = model
         self.loss = loss
         self.chunk_size = chunk_size
         self._chunks: list[tuple[Tensor, _RandomState]] = []
         self._leaves: list[Tensor] = []  # the embeddings, then the features
+        self._earlier: list[
+            ReferenceType[Tensor]
+        ] = []  # embeddings of calls without a backward pass
         self._compared = False
 
     def __call__(self, images: Tensor) -> Tensor:
@@ -87,7 +94,9 @@ class GradientCache:
             enabled=torch.is_autocast_enabled(kind),
             cache_enabled=False,
         )
-        self._chunks = []
+        alive = [reference for reference in self._earlier if reference() is not None]
+        self._earlier = [*alive, *(ref(leaf) for leaf in self._leaves[:1])]
+        self._chunks, self._leaves = [], []
         passes: list[tuple[list[Tensor], TreeSpec]] = []
         for chunk in images.split(self.chunk_size):
             self._chunks.append((chunk, _RandomState(chunk.device)))
@@ -110,6 +119,13 @@ class GradientCache:
 
     def backward(self) -> None:
         """Add the gradients of the network's parameters, after the loss's backward pass."""
+        earlier = [leaf for reference in self._earlier if (leaf := reference()) is not None]
+        self._earlier = []
+        if any(leaf.grad is not None for leaf in earlier):
+            raise RuntimeError(
+                "backward: the loss has read embeddings of an earlier call, whose chunks are gone; embed all "
+                "images of a loss in one call: cache(torch.cat([first, second]))"
+            )
         gradients = [leaf.grad for leaf in self._leaves]
         if all(gradient is None for gradient in gradients):
             raise RuntimeError(

@@ -15,6 +15,7 @@ not read.
 
 import csv
 import json
+import os
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -95,13 +96,7 @@ def read(
         held = {*names} if chosen is None else held_out(chosen, names)
         tested = [name in held for name in classes]
     parts = [row.part() if test else "train" for row, test in zip(rows, tested, strict=True)]
-    either = next((row for row, part in zip(rows, parts, strict=True) if part == "test"), None)
-    one = next((row for row, part in zip(rows, parts, strict=True) if part == "query"), None)
-    if either is not None and one is not None:
-        raise DatasetError(
-            f"{either.place}: is query and gallery, but {one.line} only query; expected that all test rows are "
-            "both, or each is one"
-        )
+    _check_sides(dict(zip(reversed(parts), reversed(rows), strict=True)))
     shown = boxes if any(boxes) else None
     return Listing("table", root, "table", paths, classes, parts, upright=True, boxes=shown)
 
@@ -134,15 +129,16 @@ class _Row:
     def path(self, root: Path) -> str:
         """The image's path below the root."""
         path = Path(self.cells["path"])
-        if path.is_absolute() and path.is_relative_to(root.absolute()):
-            path = path.relative_to(root.absolute())
+        if path.is_absolute():  # without "..", and links as they are
+            path, folder = (Path(os.path.normpath(p)) for p in (path, root.absolute()))
+            path = path.relative_to(folder) if path.is_relative_to(folder) else path
         if not is_usable(path.as_posix()):
             raise self.wrong("path", f"the path of an image in {root}")
         return path.as_posix()
 
     def label(self) -> str:
         name = unicodedata.normalize("NFC", self.cells["label"])
-        if not is_usable(name):
+        if not is_usable(name) or name.lower() in EMPTY:
             raise self.wrong("label", "the name of a class")
         if (self.names["label"], name) == ("identity", "unknown"):
             raise self.wrong("label", "a known individual (leave out the rows of unknown ones)")
@@ -181,14 +177,32 @@ class _Row:
             if sized:
                 right, bottom = left + right, top + bottom
             box = round(left), round(top), round(right), round(bottom)
-            if box[0] < box[2] and box[1] < box[3]:
+            if box[0] < box[2] and box[1] < box[3] and min(right - left, bottom - top) >= 1:
                 return box
-        except (ValueError, TypeError, OverflowError):
+        except (ValueError, TypeError, OverflowError, RecursionError):
             pass
         expected = "[left, top, width, height]" if sized else "left < right and top < bottom"
         raise DatasetError(
             f"{self.place}, column {', '.join(names)}: expected {expected} of at least a pixel, or nothing, got "
             f"{text!r}"
+        )
+
+
+def _check_sides(first: Mapping[str, _Row]) -> None:
+    """Refuse queries without a gallery, and rows that are both beside rows that are one.
+
+    Args:
+        first: The first row of each part.
+    """
+    sides = [side for side in ("query", "gallery") if side in first]
+    if "test" in first and sides:
+        raise DatasetError(
+            f"{first['test'].place}: is query and gallery, but {first[sides[0]].line} only {sides[0]}; expected "
+            "that all test rows are both, or each is one"
+        )
+    if len(sides) == 1:
+        raise DatasetError(
+            f"{first[sides[0]].place}: is only {sides[0]}, as all test rows are; expected queries and a gallery"
         )
 
 

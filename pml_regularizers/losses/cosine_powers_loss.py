@@ -9,18 +9,31 @@ parameters; the matrix of cosines, which a loss computes anyway, takes the place
 """
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
-from pytorch_metric_learning.distances import DotProductSimilarity, LpDistance
-from pytorch_metric_learning.losses import AngularLoss, VICRegLoss
+from pytorch_metric_learning.distances import (
+    CosineSimilarity,
+    DotProductSimilarity,
+    LpDistance,
+)
+from pytorch_metric_learning.losses import (
+    AngularLoss,
+    P2SGradLoss,
+    ThresholdConsistentMarginLoss,
+    VICRegLoss,
+)
+from pytorch_metric_learning.regularizers import BaseRegularizer
 from torch import Tensor, nn
 
 from ..distributed import gather_features
 from ..features.feature_loss import already_reduced
 from ..functional.checks import at_least
 from .per_output_loss import PerOutputLoss
+
+READ_VECTORS = (AngularLoss, P2SGradLoss, ThresholdConsistentMarginLoss, VICRegLoss)
+"""PML's losses that compare vectors otherwise than by their `distance`."""
 
 
 class CosinePowersLoss(PerOutputLoss):
@@ -31,7 +44,8 @@ class CosinePowersLoss(PerOutputLoss):
 
     Args:
         loss: Any PML loss on cosines or on Euclidean distances of normalised vectors, which are
-            sqrt(2 - 2 cos^k). `AngularLoss` and `VICRegLoss` read vectors themselves, and are refused.
+            sqrt(2 - 2 cos^k). `AngularLoss`, `P2SGradLoss`, `ThresholdConsistentMarginLoss` and `VICRegLoss` read
+            vectors themselves, and are refused; a loss of your own must compare by its `distance` alone.
         powers: The powers k. Default: those that helped in our studies.
         power_weight: w_k, the weight of each power.
         feature_loss: Loss of the powers if it differs from that of the embeddings. A loss with proxies or class
@@ -70,13 +84,9 @@ class CosinePowersLoss(PerOutputLoss):
         feature_loss: nn.Module | None = None,
         **kwargs: Any,
     ) -> None:
-        self.powers = list(powers)  # before super().__init__: PML asks for the sub-loss names there
+        self.powers = _different(powers)  # before super().__init__: PML asks for the sub-loss names
         super().__init__(**kwargs)
         self.power_weight = power_weight
-        if not self.powers:
-            raise ValueError("powers: expected one or more numbers, got none")
-        for k in self.powers:
-            at_least("powers", k, 1)
         at_least("power_weight", power_weight, 0)
         feature_loss = loss if feature_loss is None else feature_loss
         self.check_wrapped("loss", loss)
@@ -106,6 +116,15 @@ class CosinePowersLoss(PerOutputLoss):
         }
 
 
+def _different(powers: Any) -> list[int]:
+    """The powers, if they can be."""
+    numbers = list(powers) if isinstance(powers, Iterable) else []
+    whole = all(isinstance(k, int) and not isinstance(k, bool) and k > 0 for k in numbers)
+    if not numbers or not whole or len({*numbers}) < len(numbers):
+        raise ValueError(f"powers: expected different whole numbers above 0, got {powers!r}")
+    return numbers
+
+
 def with_power(loss: nn.Module, k: int) -> nn.Module:
     """A copy of a loss on the k-th power of the cosine.
 
@@ -114,29 +133,51 @@ def with_power(loss: nn.Module, k: int) -> nn.Module:
     """
     loss = copy.deepcopy(loss)
     for module in list(loss.modules()):
-        if isinstance(module, (AngularLoss, VICRegLoss)):
+        if isinstance(module, READ_VECTORS):
             raise ValueError(f"loss: {type(module).__name__} reads vectors, not their cosines")
-        if getattr(module, "distance", None) is not None:
+        # A regularizer's distance is its own.
+        if (
+            not isinstance(module, BaseRegularizer)
+            and getattr(module, "distance", None) is not None
+        ):
             module.distance = _power(module.distance, k)
     return loss
 
 
-def _power(distance: Any, k: int) -> Any:
+def _power(distance: Any, k: int) -> nn.Module:
     """The distance of the k-fold tensor products, for one of normalised vectors."""
     if distance.normalize_embeddings and distance.p == 2:
         if isinstance(distance, DotProductSimilarity):
-            distance = copy.copy(distance)  # several losses may share one
-            distance.power *= k
-            return distance
+            return TensorProductSimilarity(k, power=distance.power)
         if type(distance) is LpDistance:
             return TensorProductDistance(k, power=distance.power)
     raise ValueError(
-        f"loss: expected one on CosineSimilarity or the normalised LpDistance(p=2), got {distance}"
+        f"loss: expected one on CosineSimilarity or the normalised LpDistance(p=2), got {type(distance).__name__}("
+        f"p={distance.p}, normalize_embeddings={distance.normalize_embeddings})"
     )
 
 
+class TensorProductSimilarity(CosineSimilarity):
+    """Cosine of the k-fold tensor products: <x, y>^k, of normalised vectors."""
+
+    def __init__(self, k: int, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.k = k
+
+    def compute_mat(self, query_emb: Tensor, ref_emb: Tensor) -> Tensor:
+        cosine: Tensor = super().compute_mat(query_emb, ref_emb)
+        return cosine**self.k
+
+    def pairwise_distance(self, query_emb: Tensor, ref_emb: Tensor) -> Tensor:
+        cosine: Tensor = super().pairwise_distance(query_emb, ref_emb)
+        return cosine**self.k
+
+
 class TensorProductDistance(LpDistance):
-    """Euclidean distance of the k-fold tensor products of normalised vectors: sqrt(2 - 2 <x, y>^k)."""
+    """Euclidean distance of the k-fold tensor products of normalised vectors: sqrt(2 - 2 <x, y>^k).
+
+    As |x - y| sqrt(1 + c + ... + c^(k-1)), c = <x, y>, which does not cancel where x and y are near.
+    """
 
     def __init__(self, k: int, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -144,12 +185,15 @@ class TensorProductDistance(LpDistance):
 
     def compute_mat(self, query_emb: Tensor, ref_emb: Tensor | None) -> Tensor:
         ref_emb = query_emb if ref_emb is None else ref_emb
-        return self._distance(query_emb @ ref_emb.T)
+        distance: Tensor = super().compute_mat(query_emb, ref_emb)
+        return distance * self._stretch(query_emb @ ref_emb.T)
 
     def pairwise_distance(self, query_emb: Tensor, ref_emb: Tensor) -> Tensor:
-        return self._distance((query_emb * ref_emb).sum(dim=1))
+        distance: Tensor = super().pairwise_distance(query_emb, ref_emb)
+        return distance * self._stretch((query_emb * ref_emb).sum(dim=1))
 
-    def _distance(self, cosine: Tensor) -> Tensor:
-        squared = 2 - 2 * cosine**self.k
-        near = squared <= torch.finfo(squared.dtype).eps  # of zero, with no gradient, as cdist
-        return squared.masked_fill(near, 1).sqrt().masked_fill(near, 0)
+    def _stretch(self, cosine: Tensor) -> Tensor:
+        total = torch.ones_like(cosine)
+        for _ in range(self.k - 1):
+            total = 1 + total * cosine
+        return total.clamp(min=torch.finfo(cosine.dtype).eps).sqrt()

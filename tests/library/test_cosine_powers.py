@@ -9,9 +9,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pml_regularizers import BinomialDevianceLoss, CosinePowersLoss, EmbeddingHead
+from pml_regularizers.losses.cosine_powers_loss import TensorProductDistance
 from tests.support.tolerances import assert_close
 
-LABELS = torch.tensor([0, 1, 2, 0, 1, 2, 2])
+LABELS = torch.tensor([0, 1, 2, 0, 1, 2])
 C, E = 5, 3
 SHARED = distances.CosineSimilarity()
 
@@ -65,6 +66,23 @@ def test_a_power_is_the_loss_on_tensor_products(loss: nn.Module, k: int) -> None
     torch.testing.assert_close(found, right, rtol=1e-7, atol=1e-10)
 
 
+def test_a_loss_that_asks_its_distance_for_a_matrix() -> None:
+    embeddings, x = batch()
+    loss = losses.SmoothAPLoss()  # a part of it is in float32
+    value = CosinePowersLoss(loss, powers=[3])(embeddings, LABELS, features=x)
+    expected = loss(embeddings, LABELS) + loss(tensor_products(x, 3), LABELS)
+    assert value.item() == pytest.approx(expected.item(), rel=1e-6)
+
+
+def test_near_features_do_not_cancel() -> None:
+    x = F.normalize(torch.rand(4, C, dtype=torch.float64))
+    y = F.normalize(x + 1e-5 * torch.randn(4, C, dtype=torch.float64))
+    found = TensorProductDistance(3).pairwise_distance(x.float(), y.float())
+    products = [tensor_products(rows, 3) for rows in (x.float().double(), y.float().double())]
+    right = (products[0] - products[1]).norm(dim=1)
+    torch.testing.assert_close(found.double(), right, rtol=0.1, atol=0)
+
+
 def test_equal_features_have_a_finite_gradient() -> None:
     embeddings, x = batch()
     x = x[:1].expand(len(LABELS), C).detach().clone().requires_grad_()
@@ -94,11 +112,14 @@ def test_it_reads_the_heads_pooled_features() -> None:
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        ({"powers": [0]}, "powers: expected at least 1, got 0"),
-        ({"powers": ["2"]}, "powers: expected at least 1, got '2'"),
-        ({"powers": []}, "powers: expected one or more numbers, got none"),
+        *(
+            ({"powers": powers}, "powers: expected different whole numbers above 0, got")
+            for powers in ([0], ["2"], [], [2.0], [True], [2, 2], 2)
+        ),
         ({"power_weight": -1}, "power_weight: expected at least 0, got -1"),
         ({"loss": losses.AngularLoss()}, "loss: AngularLoss reads vectors, not their cosines"),
+        ({"loss": losses.P2SGradLoss(3, 3)}, "loss: P2SGradLoss reads vectors"),
+        ({"loss": losses.ThresholdConsistentMarginLoss()}, "loss: ThresholdConsistentMargin"),
         (
             {"loss": losses.ContrastiveLoss(distance=distances.LpDistance(p=1))},
             "loss: .*LpDistance",
@@ -112,11 +133,11 @@ def test_wrong_arguments_are_told(settings: dict[str, Any], told: str) -> None:
 
 
 def test_a_map_is_no_pooled_feature() -> None:
-    with pytest.raises(ValueError, match=r"features: expected pooled .* \(7, 5, 2, 2\)"):
+    with pytest.raises(ValueError, match=r"features: expected pooled .* \(6, 5, 2, 2\)"):
         CosinePowersLoss(losses.ContrastiveLoss())(
-            batch()[0], LABELS, features=torch.rand(7, C, 2, 2)
+            batch()[0], LABELS, features=torch.rand(6, C, 2, 2)
         )
     with pytest.raises(ValueError, match=r"feature_loss=\.\.\. takes one as wide as the features"):
         CosinePowersLoss(losses.ProxyAnchorLoss(3, E))(
-            batch()[0].float(), LABELS, features=torch.rand(7, C)
+            batch()[0].float(), LABELS, features=torch.rand(6, C)
         )

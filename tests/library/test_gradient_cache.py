@@ -205,6 +205,35 @@ def test_steps_in_another_order() -> None:
         cache.backward()
 
 
+def test_embeddings_of_two_calls_are_refused() -> None:
+    _, x, y = share(None)
+    net, loss = Net().double(), losses.ContrastiveLoss()
+    cache = GradientCache(net, loss, 5)
+    skipped = cache(x)  # a batch whose loss is left out is none of its business
+    loss(cache(x), y).backward()
+    cache.backward()
+    assert skipped.grad is None
+    first, second = cache(x), cache(x + 1)
+    loss(torch.cat([first, second]), torch.cat([y, y])).backward()
+    with pytest.raises(RuntimeError, match="has read embeddings of an earlier call"):
+        cache.backward()
+
+
+def test_a_call_that_fails_leaves_nothing_to_go_back_through() -> None:
+    _, x, y = share(None)
+    net, loss = Net().double(), losses.ContrastiveLoss()
+    cache = GradientCache(net, loss, 5)
+    loss(cache(x), y).backward()
+    cache.backward()
+    loss(cache(x), y).backward()
+    with pytest.raises(RuntimeError):
+        cache(x[:, :0])
+    with pytest.raises(RuntimeError, match=r"earlier call|have no gradient"):
+        cache.backward()
+    with pytest.raises(ValueError, match="chunk_size: expected a whole number"):
+        GradientCache(net, loss, 2.5)  # type: ignore[arg-type]
+
+
 def test_a_network_whose_passes_differ() -> None:
     class Counting(nn.Module):
         passes = 0

@@ -223,6 +223,12 @@ def test_the_fingerprint_is_of_what_the_table_says(photographs: Path) -> None:
             'a0.png,a,"[1, 2, 0, 4]"',
             ", line 5, column bbox: expected [left, top, w",
         ),
+        ("path,label", "a0.png,NaN", ", line 5, column label: expected the name of a class"),
+        (
+            "path,label,x_1,y_1,x_2,y_2",
+            "a0.png,a,0.1,0.1,0.9,0.9",
+            ", line 5, column x_1, y_1, x_2, y_2: expected left < right and top < bottom of at least",
+        ),
         (
             "path,label,bbox",
             "a0.png,a,1 2 3 4",
@@ -255,6 +261,11 @@ def test_flags_that_exclude_each_other_are_refused(photographs: Path) -> None:
         read(photographs, head, *rows("ab", ",test,0,0"))
     with pytest.raises(DatasetError, match="line 5: is query and gallery, but line 2 only query"):
         read(photographs, head, *rows("a", ",test,1,0"), *rows("b", ",test,1,1"))
+    with pytest.raises(DatasetError, match="line 5: is query and gallery, but line 2 only gallery"):
+        read(photographs, head, *rows("a", ",test,0,1"), *rows("b", ",test,1,1"))
+    for side, flags in (("query", "1,0"), ("gallery", "0,1")):
+        with pytest.raises(DatasetError, match=f"line 2: is only {side}, as all test rows are"):
+            read(photographs, head, *rows("ab", f",test,{flags}"))
 
 
 def test_a_third_part_has_no_use(photographs: Path) -> None:

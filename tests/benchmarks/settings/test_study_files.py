@@ -125,5 +125,7 @@ def test_missing_parts_are_named(tmp_path):
     path.write_text(yaml.safe_dump({"question": "?", "rows": {}}))
     with pytest.raises(ConfigError, match=r"mine\.yaml: comparisons: expected a mapping of names"):
         read_study(str(path))
-    with pytest.raises(ConfigError, match=r"no 'other'; expected a file \.yaml, or one of demo, glyphs"):
+    with pytest.raises(
+        ConfigError, match=r"no 'other'; expected a file \.yaml, or one of demo, glyphs"
+    ):
         read_study("other")
