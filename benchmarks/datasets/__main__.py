@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 dest="known_classes",
                 choices=["true", "false"],
                 default="false",
-                help="allow that classes to test on are trained on, too",
+                help="allow test classes that are also trained on",
             )
         if name == "folder":
             named.add_argument(

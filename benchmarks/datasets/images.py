@@ -137,7 +137,7 @@ class ImageSet(torch.utils.data.Dataset[tuple[torch.Tensor, int, int]]):
         return view, int(self.labels[index]), index
 
     def image(self, index: int) -> Image.Image:
-        """What the listing says to see of an image, before any view."""
+        """The whole image, or its box, before any view."""
         return self.listing.image(self._rows[index])
 
     def name(self, index: int) -> str:

@@ -105,7 +105,7 @@ class Listing:
         return digest.hexdigest()
 
     def image(self, row: int) -> "Image":
-        """What is seen of an image, as RGB; raises a DatasetError if it cannot be read."""
+        """An image as RGB, upright and cut to its box where listed so; DatasetError if it is unreadable."""
         from benchmarks.datasets.image_files import read_image  # imports numpy
 
         box = None if self.boxes is None else self.boxes[row]

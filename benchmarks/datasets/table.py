@@ -33,10 +33,11 @@ NAMES = {
 """The names that a column may have, by its meaning."""
 
 SPLITS = {"train": False, "validation": True, "val": True, "test": True}
-"""Whether the rows of a split test."""
+"""The splits, and if their rows are for testing."""
 
 FLAGS = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False}
 EMPTY = ("", "nan", "none", "null")
+"""Cells without a value, as other programs write them."""
 
 Line = tuple[str, Sequence[str]]
 """A line's place in words, and its cells."""

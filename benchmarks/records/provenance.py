@@ -20,11 +20,8 @@ import torch
 from accelerate.utils import parse_flag_from_env
 from torch import nn
 
-from benchmarks import (
-    building,
-    datasets,
-    settings,
-)  # their dependencies are imported only when used
+# Their dependencies are imported only when used.
+from benchmarks import building, datasets, settings
 from benchmarks.console import posix_module, printable, say
 from benchmarks.records.files import file_digest
 

@@ -33,7 +33,7 @@ class Data:
             on the rest. Default: by folds.
         test_classes: Only for "folder", and a "table" without a column `split`: a file that names the test classes,
             one per line, or their fraction of all classes. Default: half of them.
-        known_classes: Only for "table": allow that classes to test on are trained on, too, by other photographs.
+        known_classes: Only for "table": allow test classes that are also trained on, by other photographs.
         class_level: Only for "folder": the first so many folders of an image's path below the root are its class,
             or the "last" one alone. Default: all of them, so that each folder that holds images is a class.
         image_size: Pixels per side of the image that the network sees; default: 32 for Glyphs, else the trunk's

@@ -134,9 +134,7 @@ def run_forked(command: Sequence[str], log: Path, environment: Mapping[str, str]
             os.dup2(given.fileno(), stream)
     os.environ.clear()
     os.environ.update(environment)
-    if (
-        "torch" in sys.modules
-    ):  # the server has imported it, and every run would have its random states
+    if "torch" in sys.modules:  # imported by the server, whose random states every run would have
         sys.modules["numpy"].random.seed()
         sys.modules["torch"].seed()
     sys.argv = [*command[1:]]

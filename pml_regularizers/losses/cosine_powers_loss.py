@@ -53,7 +53,7 @@ class CosinePowersLoss(PerOutputLoss):
         **kwargs: `collect_stats`, `embedding_regularizer` and `embedding_reg_weight`, as in any PML loss.
 
     Shape:
-        embeddings (N, E), labels (N,), features: pooled (N, C), at least two-dimensional.
+        embeddings (N, E), labels (N,), features: pooled (N, C).
         Pass the features as `features=`, or let `attach(head)` record the head's `pooled`.
 
     Raises:

@@ -34,7 +34,7 @@ TINY = [
 
 
 def done(command: list[str], folder: Path) -> str:
-    """What a command printed; it succeeded."""
+    """The output of a command, which has to succeed."""
     result = subprocess.run(
         command, cwd=folder, capture_output=True, text=True, timeout=TIMEOUT, check=False
     )
