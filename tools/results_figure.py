@@ -37,6 +37,14 @@ ROWS = {  # by kind: a label, the study's page, and how the row of its table beg
         ("HORDE on binomial deviance", "photographs_mechanism_birds", "HORDE with sketches helps"),
         ("powers of feature cosines", "photographs_mechanism_birds", "A loss on powers"),
     ],
+    "Butterflies: 50 held-out classes, six seeds": [
+        (
+            "HORDE on binomial deviance",
+            "photographs_mechanism_butterflies",
+            "HORDE with sketches helps",
+        ),
+        ("powers of feature cosines", "photographs_mechanism_butterflies", "A loss on powers"),
+    ],
     "Groceries: 41 held-out classes, five seeds": [
         (f"{method}, {draw} split", page, f"{begin} ({draw} draw)")
         for method, page, begin in [

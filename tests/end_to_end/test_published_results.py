@@ -36,6 +36,7 @@ STUDIES = {
     **{
         f"{PHOTOGRAPHS}{name}": f"photographs/{name}" for name in ("birds_whole", "mechanism_birds")
     },
+    **{f"{PHOTOGRAPHS}mechanism_butterflies": "photographs/mechanism_butterflies"},
 }
 
 WEIGHTS = "2b4a5f7e9a1870e2c41efd811c5b04f7e5843b32900a338e3f181204a324f9c6"
@@ -44,6 +45,7 @@ BIRDS_WEIGHTS = "641a988bb298218421fbb803aa7e0368488e9b100f087f67296d3df14a3be60
 
 TEST_CLASSES = {
     "birds.txt": "40738155192237cb00d7cd5eaf1b30c8d1713e1926d994a23d5ed291e4d4dcb6",
+    "butterflies.txt": "7a20bff0af44e81091ecc709db8f7320a09349bb017c1631808741bb6e1bc002",
     "cars.txt": "05469a8cb0bca61ff1554fd6cd780a39a9658147dd0b2574d92d8fc1b11a9334",
     "grocery_test_classes_0.txt": "d90085ce828c374bf1836de2387599a7d700570f3a4c28ab080d36a7d5d7a230",
     "grocery_test_classes_1.txt": "aa33f5bafdbe9d0c770cc085f76f50ee598289c2709a89d787dd50ca7cb555a8",
@@ -78,7 +80,9 @@ def settings_of(file: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> lis
     monkeypatch.setattr(records, "file_digest", lambda path: TEST_CLASSES[path.name])
     weights = BIRDS_WEIGHTS if "birds_whole" in file else WEIGHTS
     monkeypatch.setattr(records, "describe_weights", lambda model: {"sha256": weights})
-    test_classes = [f"--data.test_classes={k}.txt" for k in ("cars", "birds") if k in file]
+    test_classes = [
+        f"--data.test_classes={k}.txt" for k in ("cars", "birds", "butterflies") if k in file
+    ]
     return ["--data.root=photographs", "--model.trunk_args={}", *test_classes]
 
 
