@@ -15,6 +15,7 @@ from argparse import SUPPRESS, Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
 
 # Packages import late: `--help` and a misspelt setting need no torch.
@@ -132,6 +133,11 @@ def _run(options: Namespace, argv: Sequence[str]) -> int:
     output = options.output or options.run / "evaluation.json"
     if output.exists():
         raise settings.ConfigError(f"--output: {output} exists; choose another file")
+    try:
+        with TemporaryFile(dir=next(path for path in output.absolute().parents if path.exists())):
+            pass  # a file can be written there
+    except OSError as error:
+        raise settings.ConfigError(f"--output: {output}: {error.strerror}") from error
     given = {name: value for name in SETTINGS if (value := vars(options).get(name)) is not None}
     test = (_of_run if (options.run / "run.json").exists() else _of_export)(options.run, given)
     training.check_parts(test.experiment.evaluation, test.images)
@@ -157,26 +163,33 @@ def _run(options: Namespace, argv: Sequence[str]) -> int:
     return 0
 
 
+Loaded = tuple[settings.Command, "Glyphs | ImageSet"]
+
+
 def _of_run(folder: Path, given: Mapping[str, str]) -> Test:
     """The network of a run, on its own images or on others."""
     restored = evaluation.load_network(folder)
     info, config = restored.run.info, restored.run.file("config.yaml")
-    command = images = None
-    channels = restored.experiment.data.in_chans
-    try:
-        command = _parse(config, {**TRAINING, **given}, channels)
-        images = building.build_tested(
-            command.experiment.data, seed=command.experiment.seed, default=0.5
+    own = restored.experiment.data
+
+    def load(values: Mapping[str, str], default: float | None) -> Loaded:
+        command = _parse(config, {**TRAINING, **values, **given}, own.in_chans)
+        experiment = command.experiment
+        return command, building.build_tested(
+            experiment.data, seed=experiment.seed, default=default
         )
-    except settings.ConfigError:
-        if not given.keys() & {*IMAGES}:
-            raise
-    same = images is not None and images.fingerprint == info["data"]["fingerprint"]
-    if given.keys() & {*IMAGES} and not same:
-        free = dict.fromkeys(CHOICE, "null") | OTHER
-        command = _parse(config, {**TRAINING, **free, **given}, channels)
-        images = building.build_tested(command.experiment.data)
-    assert command is not None and images is not None
+
+    loaded, same, named = None, False, given.keys() & {*IMAGES}
+    if given.get("data.dataset", own.dataset) == own.dataset:
+        try:
+            loaded = load({}, 0.5)
+            same = loaded[1].fingerprint == info["data"]["fingerprint"]
+        except settings.ConfigError:
+            if not named:
+                raise
+    if loaded is None or (named and not same):
+        loaded = load(dict.fromkeys(CHOICE, "null") | OTHER, None)
+    command, images = loaded
     about = {"network": f"{folder}", "step": restored.step, "weights": info.get("weights")}
     about |= {name: info[name] for name in ("label", "seed", "protocol", "steps")}
     resolved = building.resolved(command.config)
@@ -238,17 +251,12 @@ def _tested(test: Test, accelerator: "Accelerator") -> dict[str, Any]:
         settings.num_workers(data, accelerator.num_processes),
     )
     found, outputs, half_widths, _ = evaluation.test_outputs(evaluator, None, None, images, tests)
-    verification = None
-    if tests.verification:
-        verification = evaluation.verify(
-            found.embeddings, found.labels, images.is_query, accelerator
-        )
     return {
         **test.about,
         **{"status": "finished", "config": test.config, "data": about},
         **{"metrics": found.metrics, "outputs": outputs, "half_widths": half_widths},
         "per_class": evaluation.per_class(found.ranks, images.num_classes),
-        **({} if verification is None else {"verification": verification}),
+        **evaluation.verified(found, images, test.experiment, accelerator),
     }
 
 

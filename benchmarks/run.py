@@ -252,11 +252,9 @@ class OngoingRun:
             self.images.test,
             tests,
         )
-        verification = None
-        if tests.verification and self.experiment.data.split == "test":
-            verification = evaluation.verify(
-                found.embeddings, found.labels, self.images.test.is_query, self.accelerator
-            )
+        verification = evaluation.verified(
+            found, self.images.test, self.experiment, self.accelerator
+        )
         if not self.accelerator.is_main_process:
             return
         losses = records.read_table(path / "records", "training").get("loss", [])
@@ -275,7 +273,7 @@ class OngoingRun:
             per_class=evaluation.per_class(found.ranks, self.images.test.num_classes),
             per_class_of_outputs=by_class,
             half_widths=half_widths,
-            **({} if verification is None else {"verification": verification}),
+            **verification,
             selection=best and {"metric": evaluation.SELECTED_BY, **best},
             oracle=evaluation.best_by_the_test(path, tests.recall_at),
             peak_memory_gib=records.peak_memory(),

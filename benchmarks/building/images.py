@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -68,7 +67,7 @@ def build_datasets(data: Data, *, seed: int = 0, fair: bool = False) -> Datasets
         for use, images in [("train", train), *(("test", images) for images in tested.values())]:
             _check_classes(data, use, images)
         for images in tested.values():
-            _check_retrieval(data.root, images)
+            _check_retrieval(data, images)
         return Datasets(train, tested[data.split], tested["validation"] if fair else None)
 
 
@@ -85,7 +84,7 @@ def build_tested(data: Data, *, seed: int = 0, default: float | None = None) -> 
     with _settings_named(data):
         images = _splits(data, seed, default)(split=data.split, max_classes=data.max_classes)
         _check_classes(data, "test", images)
-        _check_retrieval(data.root, images)
+        _check_retrieval(data, images)
         return images
 
 
@@ -107,14 +106,11 @@ def _listing(data: Data, default: float | None) -> Listing:
     if data.dataset != "table":
         return load(IMAGE_DATASETS[data.dataset], data.root)
     assert data.table is not None
-    try:
-        return table.read(
-            *(data.table, data.root, data.test_classes),
-            known_classes=bool(data.known_classes),
-            default=default,
-        )
-    except DatasetError as error:
-        raise ConfigError(f"data.table: {error}") from error
+    return table.read(
+        *(data.table, data.root, data.test_classes),
+        known_classes=bool(data.known_classes),
+        default=default,
+    )
 
 
 @contextmanager
@@ -125,7 +121,8 @@ def _settings_named(data: Data) -> Iterator[None]:
     except ConfigError:
         raise
     except DatasetError as error:
-        raise ConfigError(f"data.root: {error}") from error
+        setting = "data.root" if data.table is None else "data.table"
+        raise ConfigError(f"{setting}: {error}") from error
     except OSError as error:
         raise ConfigError(f"data.root: {data.root}: {error.strerror or error}") from error
     except ValueError as error:
@@ -147,10 +144,11 @@ def show_to(trunk: nn.Module, datasets: Datasets, data: Data) -> Datasets:
 def _check_classes(data: Data, use: str, images: Glyphs | ImageSet) -> None:
     if images.num_classes < 2:
         are = "are of one class" if len(images) else "are missing"
-        raise DatasetError(f"{data.root}: all images to {use} on {are}; take two classes or more")
+        place = data.table or data.root
+        raise DatasetError(f"{place}: all images to {use} on {are}; take two classes or more")
 
 
-def _check_retrieval(root: Path, test: Glyphs | ImageSet) -> None:
+def _check_retrieval(data: Data, test: Glyphs | ImageSet) -> None:
     """Raise a DatasetError unless some image has another one to retrieve."""
     counts = torch.bincount(test.labels)
     found = counts > 1
@@ -159,7 +157,7 @@ def _check_retrieval(root: Path, test: Glyphs | ImageSet) -> None:
         found = (queries > 0) & (counts > queries)
     if not found.any():
         raise DatasetError(
-            f"{root}: no test class has two images, one to search with and one to find; "
+            f"{data.table or data.root}: no test class has two images, one to search with and one to find; "
             "take more classes or images"
         )
 

@@ -8,7 +8,6 @@ from .catalogue import (
     DatasetName as DatasetName,
     Interpolation as Interpolation,
 )
-from .contents import file_digests as file_digests
 from .decoded import DecodedImages as DecodedImages
 from .glyphs import Glyphs as Glyphs
 from .image_files import (

@@ -8,7 +8,6 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
@@ -19,7 +18,7 @@ from PIL import Image
 
 from benchmarks.console import progress_bar, replace_file
 from benchmarks.datasets.image_files import pixel_digest, read_image
-from benchmarks.datasets.listing import Box, DatasetError, reading
+from benchmarks.datasets.listing import DatasetError, Listing
 
 YOUNG = 2e9
 """Nanoseconds: a file may change again within one tick of a file system's clock, so that nothing tells."""
@@ -32,55 +31,46 @@ class ImageDigests(NamedTuple):
     pixels: str
 
 
-def file_digests(
-    root: Path, paths: Sequence[str], boxes: Sequence[Box | None] | None = None
-) -> list[ImageDigests]:
-    """The digests of each image file below a folder, of its pixels those in its box.
+def image_digests(listing: Listing, *, anew: bool = False) -> list[ImageDigests | DatasetError]:
+    """The digests of each listed image, of its pixels those in its box; for one that cannot be read, why.
 
-    Raises:
-        DatasetError: if some cannot be read as images; it counts them and names the first.
+    Args:
+        anew: Read unchanged files, too.
     """
-    kept_in = _kept_in(root)
+    kept_in = _kept_in(listing.root)
     before = _read(kept_in)
     kept: dict[str, list[int | str]] = {}
 
-    def digest(row: tuple[str, Box | None]) -> ImageDigests | DatasetError:
+    def digest(row: int) -> ImageDigests | DatasetError:
+        path = listing.root / listing.paths[row]
+        box = None if listing.boxes is None else listing.boxes[row]
+        key = listing.paths[row] if box is None else f"{listing.paths[row]} {box}"
         try:
-            return digest_of(*row)
-        except DatasetError as error:
-            return error
-
-    def digest_of(path: str, box: Box | None) -> ImageDigests:
-        key = path if box is None else f"{path} {box}"
-        with reading(root / path):
-            facts = _facts(found := (root / path).stat())
-            same = before.get(key, [])
+            facts = _facts(found := path.stat())
+            same = [] if anew else before.get(key, [])
             if same[: len(facts)] == facts and len(same) == len(facts) + 2:  # one, of older code
-                result = ImageDigests(*map(str, same[len(facts) :]))
-            else:
-                pixels = pixel_digest(read_image(root / path, upright=True, box=box))
-                with (root / path).open("rb") as file:
-                    content = hashlib.file_digest(file, "sha256").hexdigest()
-                result = ImageDigests(content, pixels)
+                return ImageDigests(*map(str, same[len(facts) :]))
+            pixels = pixel_digest(read_image(path, upright=True, box=box))
+            with path.open("rb") as file:
+                content = hashlib.file_digest(file, "sha256").hexdigest()
+        except (DatasetError, OSError) as error:
+            return listing.wrong(row, error)
         if time.time_ns() - max(found.st_mtime_ns, found.st_ctime_ns) > YOUNG:
-            kept[key] = [*facts, *result]
-        return result
+            kept[key] = [*facts, content, pixels]
+        return ImageDigests(content, pixels)
 
     Image.init()  # opening an image loads them, which is not thread-safe
     with ThreadPool(joblib.cpu_count()) as pool:  # decoding and hashing hold no lock
-        rows = zip(paths, boxes or [None] * len(paths), strict=True)
-        tasks = pool.imap(digest, rows, chunksize=16)
-        bar = progress_bar(tasks, total=len(paths), desc="look through", unit="image", leave=False)
-        found = list(bar)
+        tasks = pool.imap(digest, range(len(listing)), chunksize=16)
+        bar = progress_bar(
+            tasks, total=len(listing), desc="look through", unit="image", leave=False
+        )
+        results = list(bar)
     if before != (kept := before | kept):
         with suppress(OSError):  # then it takes as long the next time
             kept_in.parent.mkdir(parents=True, exist_ok=True)
             replace_file(kept_in, json.dumps(kept).encode())
-    broken = [error for error in found if isinstance(error, DatasetError)]
-    if broken:
-        more = f", and {len(broken) - 1:,} more cannot be read" if broken[1:] else ""
-        raise DatasetError(f"{broken[0]}{more}")
-    return found
+    return results
 
 
 def _facts(found: os.stat_result) -> list[int | str]:

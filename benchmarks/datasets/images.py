@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from PIL import Image
 
+from benchmarks.datasets.contents import ImageDigests
 from benchmarks.datasets.listing import Listing
 from benchmarks.datasets.splits import Split, limited, shuffled, validation_fold
 from benchmarks.datasets.transforms import ImageViews
@@ -101,9 +102,14 @@ class ImageSet(torch.utils.data.Dataset[tuple[torch.Tensor, int, int]]):
 
     def copies(self) -> int:
         """The number of images with the same pixels as another of their class in this split."""
-        digests = [self.listing.digests[row].pixels for row in self._rows]
-        keys = list(zip(digests, self.labels.tolist(), strict=True))
-        return sum(count for count in Counter(keys).values() if count > 1)
+        pixels = [digests.pixels for digests in self.digests]
+        keys = Counter(zip(pixels, self.labels.tolist(), strict=True))
+        return sum(count for count in keys.values() if count > 1)
+
+    @property
+    def digests(self) -> list[ImageDigests]:
+        """Those of the split's images, of all that the listing has."""
+        return [self.listing.digests[row] for row in self._rows]
 
     @property
     def view(self) -> dict[str, object]:

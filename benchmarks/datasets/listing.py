@@ -4,6 +4,7 @@ A reader (`catalogue.read_cub`, ...) turns the files in a folder into a `Listing
 published numbers. Images are not opened here.
 """
 
+import codecs
 import hashlib
 import os
 from collections import Counter
@@ -38,8 +39,12 @@ def reading(path: Path) -> Iterator[None]:
     except DatasetError:
         raise
     except Exception as error:  # damaged bytes make parsers and decoders raise almost any error
-        why = f"{type(error).__name__}: {reason(error)}"
-        raise DatasetError(f"{path}: cannot be read ({why}); restore or replace it") from error
+        raise unreadable(path, error) from error
+
+
+def unreadable(path: Path, error: Exception) -> DatasetError:
+    why = f"{type(error).__name__}: {reason(error)}"
+    return DatasetError(f"{path}: cannot be read ({why}); restore or replace it")
 
 
 @dataclass(frozen=True)
@@ -56,6 +61,7 @@ class Listing:
         upright: Turn images by their EXIF orientation; by default their pixels stay as stored.
         left_out: Numbers of files that are no images, by the ends of their names.
         boxes: (n,) the part of each image that is seen, None for all of it; default: all of all.
+        places: (n,) where each image is listed, such as "FILE, line 5", for errors; default: not said.
 
     Raises:
         DatasetError: if a name leads out of the folder, or cannot be shown.
@@ -70,6 +76,7 @@ class Listing:
     upright: bool = False
     left_out: Mapping[str, int] = field(default_factory=dict)
     boxes: Sequence[Box | None] | None = None
+    places: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
         for name in dict.fromkeys((*self.classes, *self.paths)):
@@ -95,32 +102,50 @@ class Listing:
         Raises:
             DatasetError: if a file is missing.
         """
-        with reading(self.root):
-            # Path's methods take twice the time.
-            sizes = [os.path.getsize(f"{self.root}/{path}") for path in self.paths]  # noqa: PTH202
+        sizes = []
+        for row, path in enumerate(self.paths):
+            try:
+                # Path's methods take twice the time.
+                sizes.append(os.path.getsize(f"{self.root}/{path}"))  # noqa: PTH202
+            except OSError as error:
+                raise self.wrong(row, error) from error
         digest = hashlib.sha256(self.name.encode())
         boxes = [] if self.boxes is None else [self.boxes]
         for row in zip(self.paths, self.classes, self.parts, sizes, *boxes, strict=True):
             digest.update("\0".join(map(str, row)).encode() + b"\n")
         return digest.hexdigest()
 
+    def wrong(self, row: int, error: Exception) -> DatasetError:
+        """Error: an image cannot be used; it names the file, and its place in a table."""
+        if not isinstance(error, DatasetError):
+            error = unreadable(self.root / self.paths[row], error)
+        return error if self.places is None else DatasetError(f"{self.places[row]}: {error}")
+
     def image(self, row: int) -> "Image":
         """An image as RGB, upright and cut to its box where listed so; DatasetError if it is unreadable."""
         from benchmarks.datasets.image_files import read_image  # imports numpy
 
         box = None if self.boxes is None else self.boxes[row]
-        return read_image(self.root / self.paths[row], upright=self.upright, box=box)
+        try:
+            return read_image(self.root / self.paths[row], upright=self.upright, box=box)
+        except DatasetError as error:
+            raise self.wrong(row, error) from error
 
     @cached_property
     def digests(self) -> "list[ImageDigests]":
         """Digests of each file, of its bytes and of the pixels that are seen.
 
         Raises:
-            DatasetError: if a file cannot be read.
+            DatasetError: if some cannot be read as images; it counts them and names the first.
         """
-        from benchmarks.datasets.contents import file_digests  # which names files by this module
+        from benchmarks.datasets.contents import image_digests  # which names files by this module
 
-        return file_digests(self.root, self.paths, self.boxes)
+        found = image_digests(self)
+        broken = [digests for digests in found if isinstance(digests, DatasetError)]
+        if broken:
+            more = f", and {len(broken) - 1:,} more cannot be read" if broken[1:] else ""
+            raise DatasetError(f"{broken[0]}{more}")
+        return [digests for digests in found if not isinstance(digests, DatasetError)]
 
     @cached_property
     def content(self) -> str:
@@ -158,15 +183,30 @@ def find(root: Path, markers: Collection[str]) -> tuple[Path, str]:
 
 
 def read_lines(path: Path) -> list[str]:
-    """Read the lines of a UTF-8 text file, with any line ends; blank lines at the end are left out."""
+    """Read the lines of a text file, as `read_text` does; blank lines at the end are left out."""
+    return read_text(path).rstrip("\r\n").splitlines()
+
+
+def read_text(path: Path) -> str:
+    """Read a text file in UTF-8, or in UTF-16 with its mark, with the line ends that it has.
+
+    Raises:
+        DatasetError: if the file cannot be read or has another encoding.
+    """
     with reading(path):
+        content = path.read_bytes()
+        is_utf16 = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
         try:
-            text = path.read_text(encoding="utf-8-sig")
-        except UnicodeDecodeError:
-            text = "\0"
-        if "\0" in text:  # UTF-16 without its mark reads as UTF-8
-            raise DatasetError(f"{path}: is not UTF-8 text; save it as UTF-8")
-        return text.rstrip("\n").splitlines()
+            text = content.decode("utf-16" if is_utf16 else "utf-8-sig")
+            place = text.find("\0")  # UTF-16 without its mark reads as UTF-8
+        except UnicodeDecodeError as error:
+            place = error.start
+        if place >= 0:
+            line = content.count(b"\n", 0, place) + 1
+            raise DatasetError(
+                f"{path}, line {line}: is not UTF-8 text (at byte {place}); save the file as UTF-8"
+            )
+        return text
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ import shlex
 import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from benchmarks.datasets.folder import left_out_text
@@ -38,8 +39,6 @@ PARTS = {
 }
 """Words in the names of folders, without case, that are parts of a dataset and no classes."""
 
-BOTH = "train and test"
-
 Remark = tuple[str, str]
 """The subject, and the finding with what to do."""
 
@@ -50,7 +49,11 @@ def remarks(listing: Listing, pixels: Sequence[str | bytes | None]) -> list[Rema
     Args:
         pixels: Digests of the pixels of each listed file; None where there is none.
     """
-    found = [*_names(listing)] if listing.name == "folder" else []
+    found = []
+    if listing.name == "folder":
+        found += [*_parts(listing), *_alike(listing)]
+    if listing.name == "table":
+        found += _alike(listing)
     if listing.left_out:
         found.append(("left out", left_out_text(listing.left_out)))
     return [*found, *_copies(listing, pixels)]
@@ -65,7 +68,8 @@ def verify_command(data: Mapping[str, Any]) -> str:
     return shlex.join(words)
 
 
-def _names(listing: Listing) -> Iterator[Remark]:
+def _parts(listing: Listing) -> Iterator[Remark]:
+    """Folders that look like parts of a dataset."""
     classes = sorted(set(listing.classes))
     above = {folder for name in classes for folder in name.split("/")[:-1]}
     parts = {folder for folder in above if PARTS & {*_words(folder)}}
@@ -78,16 +82,27 @@ def _names(listing: Listing) -> Iterator[Remark]:
             f"{', '.join(sorted(parts))}: looks like a part of a dataset, but is taken for classes; "
             "pass one part as data.root, or set data.class_level to last, which joins a class's parts",
         )
+
+
+def _alike(listing: Listing) -> Iterator[Remark]:
+    """Classes whose names differ in case, spaces or the folders above, or in a table as the numbers 1 and 1.0."""
+    is_table = listing.name == "table"
     alike = defaultdict(list)
-    for name in classes:
-        last = unicodedata.normalize("NFKC", name.rpartition("/")[2]).casefold().strip()
-        alike[re.sub(r"(?<=[^\W_])[\s_-]+(?=[^\W_])", " ", last)].append(name)
+    for name in sorted(set(listing.classes)):
+        last = name if is_table else name.rpartition("/")[2]
+        key = unicodedata.normalize("NFKC", last).casefold().strip()
+        key = re.sub(r"(?<=[^\W_])[\s_-]+(?=[^\W_])", " ", key)
+        with suppress(ValueError):
+            key = f"{float(key)}" if is_table else key
+        alike[key].append(name)
     if several := [names for names in alike.values() if len(names) > 1]:
-        example = " and ".join(several[0][:2])
+        remedy = "rename a folder, or set data.class_level to last"
+        if is_table:
+            remedy = "write their label in one way"
         yield (
             "same names",
-            f"{len(several):,} recur, such as {example}, and count as different classes; if they are one, rename a "
-            "folder, or set data.class_level to last",
+            f"{len(several):,} recur, such as {' and '.join(several[0][:2])}, and count as different classes; if "
+            f"they are one, {remedy}",
         )
 
 

@@ -14,6 +14,7 @@ not read.
 """
 
 import csv
+import io
 import json
 import os
 import unicodedata
@@ -22,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.datasets.folder import held_out
-from benchmarks.datasets.listing import Box, DatasetError, Listing, is_usable, reading
+from benchmarks.datasets.listing import Box, DatasetError, Listing, is_usable, read_text, reading
 
 CORNERS = ("x_1", "y_1", "x_2", "y_2")
 NAMES = {
@@ -71,6 +72,8 @@ def read(
     if not rows:
         raise DatasetError(f"{file}: has no rows; expected one for each image")
     paths, classes = [row.path(root) for row in rows], [row.label() for row in rows]
+    if len(names := sorted(set(classes))) < 2:
+        raise DatasetError(f"{file}: all rows are of the class {names[0]!r}; expected two or more")
     boxes = [row.box() for row in rows]
     seen: dict[tuple[str, Box | None], _Row] = {}
     for row, path, box in zip(rows, paths, boxes, strict=True):
@@ -92,14 +95,15 @@ def read(
             raise ValueError(
                 f"known_classes: needs a column split, and {file} has none; add it, or leave this out"
             )
-        names = sorted(set(classes))
         chosen = default if test_classes is None else test_classes
         held = {*names} if chosen is None else held_out(chosen, names)
         tested = [name in held for name in classes]
     parts = [row.part() if test else "train" for row, test in zip(rows, tested, strict=True)]
     _check_sides(dict(zip(reversed(parts), reversed(rows), strict=True)))
     shown = boxes if any(boxes) else None
-    return Listing("table", root, "table", paths, classes, parts, upright=True, boxes=shown)
+    places = [row.place for row in rows]
+    lists = {"paths": paths, "classes": classes, "parts": parts, "boxes": shown, "places": places}
+    return Listing("table", root, "table", upright=True, **lists)
 
 
 @dataclass(frozen=True)
@@ -251,9 +255,8 @@ def _rows(file: Path) -> Iterator[_Row]:
 
 def _csv(file: Path) -> Iterator[Line]:
     csv.field_size_limit(2**31 - 1)  # outlines of animals are long
-    with file.open(encoding="utf-8-sig", newline="") as opened:
-        lines = csv.reader(opened, strict=True)
-        yield from ((f"line {lines.line_num}", cells) for cells in lines if cells)
+    lines = csv.reader(io.StringIO(read_text(file), newline=""), strict=True)
+    yield from ((f"line {lines.line_num}", cells) for cells in lines if cells)
 
 
 def _parquet(file: Path) -> Iterator[Line]:

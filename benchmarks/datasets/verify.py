@@ -1,17 +1,11 @@
 """Check of a dataset: decodes every image, and reports all faults at once."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from multiprocessing.pool import ThreadPool
-from pathlib import Path
+from collections.abc import Mapping
 
-import joblib
-from PIL import Image
-
-from benchmarks.console import progress_bar
-from benchmarks.datasets.image_files import pixel_digest, read_image
-from benchmarks.datasets.listing import Box, DatasetError, Listing, counts_text
-from benchmarks.datasets.remarks import BOTH, remarks
+from benchmarks.datasets.contents import image_digests
+from benchmarks.datasets.listing import DatasetError, Listing, counts_text
+from benchmarks.datasets.remarks import remarks
 
 RESULTS = {True: "ok", False: "FAILED"}
 
@@ -30,43 +24,40 @@ def verify(
     Returns:
         All checks, and a line for every listed file that cannot be used.
     """
-    Image.init()  # opening an image loads them, which is not thread-safe
-    with ThreadPool(joblib.cpu_count()) as pool:  # Pillow decodes without Python's lock
-        files = [listing.root / path for path in listing.paths]
-        rows = zip(files, listing.boxes or [None] * len(files), strict=True)
-        tasks = pool.imap(_examine, rows, chunksize=16)
-        bar = progress_bar(tasks, total=len(listing), desc=listing.name, unit="image")
-        found = list(bar)
-    broken = [*dict.fromkeys(problem for problem in found if isinstance(problem, str))]
+    found = image_digests(listing, anew=True)
+    broken = [str(error) for error in found if isinstance(error, DatasetError)]
 
     counts = listing.counts()
     if published is None:
         depths = Counter(name.count("/") + 1 for name in set(listing.classes))
         each = [f"{count:,} classes at depth {depth}" for depth, count in sorted(depths.items())]
         checks = [("counts", "", counts_text(counts)), ("classes", "", ", ".join(each))]
+        checks += _both_uses(listing)
     else:
         wrong = "" if counts == published else f"; published: {counts_text(published)}"
         checks = [("counts", RESULTS[not wrong], counts_text(counts) + wrong)]
     checks += [
         _several_images(listing),
         ("images", RESULTS[not broken], f"{len(broken):,} of {len(found):,} cannot be used"),
-        _same_content(listing, found),
     ]
-    pixels = [result if isinstance(result, bytes) else None for result in found]
-    told = remarks(listing, pixels)
-    checks += [(subject, "", text) for subject, text in told if subject != BOTH]
+    pixels = [None if isinstance(each, DatasetError) else each.pixels for each in found]
+    checks += [(subject, "", text) for subject, text in remarks(listing, pixels)]
     if not broken:
         checks.append(("fingerprint", "", listing.fingerprint))
     return checks, broken
 
 
-def _examine(row: tuple[Path, Box | None]) -> bytes | str:
-    """The digest of an image's pixels, of those in its box; if it cannot be used, the reason as text."""
-    path, box = row
-    try:
-        return pixel_digest(read_image(path, upright=True, box=box)).encode()
-    except DatasetError as error:
-        return str(error)
+def _both_uses(listing: Listing) -> list[Check]:
+    """A remark if a training, which needs two classes to train on and two to test on, lacks some."""
+    rows = zip(listing.parts, listing.classes, strict=True)
+    uses = Counter(trains for trains, _ in {(part == "train", name) for part, name in rows})
+    if min(uses[True], uses[False]) >= 2:
+        return []
+    text = (
+        f"{uses[True]:,} classes to train on, {uses[False]:,} to test on: a training needs two of each "
+        "(benchmarks.evaluate only those to test on)"
+    )
+    return [("both uses", "", text)]
 
 
 def _several_images(listing: Listing) -> Check:
@@ -79,16 +70,3 @@ def _several_images(listing: Listing) -> Check:
     counts = [f"{alone[use]:,} of {classes[use]:,} classes to {use}" for use in sorted(classes)]
     why = "" if enough else ": nothing can be trained or retrieved from classes of one image"
     return "one image", RESULTS[enough], f"{', '.join(counts)} have one image{why}"
-
-
-def _same_content(listing: Listing, found: Sequence[bytes | str]) -> Check:
-    """Count the training images with the same pixels as one of the test part."""
-    rows = list(zip(found, listing.paths, listing.parts, strict=True))
-    tested = {pixels: path for pixels, path, part in rows if part != "train"}
-    same = [
-        (path, tested[pixels])
-        for pixels, path, part in rows
-        if part == "train" and pixels in tested
-    ]
-    first = f", the first is {same[0][0]} = {same[0][1]}" if same else ""
-    return "same content", "", f"{len(same):,} images both train and test{first}"

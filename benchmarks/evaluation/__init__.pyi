@@ -17,6 +17,7 @@ from .outputs import (
     best_by_the_test as best_by_the_test,
     save_embeddings as save_embeddings,
     test_outputs as test_outputs,
+    verified as verified,
 )
 from .showcase import (
     save_neighbours as save_neighbours,
@@ -28,4 +29,3 @@ from .tester import (
     measure as measure,
     per_class as per_class,
 )
-from .verification import verify as verify

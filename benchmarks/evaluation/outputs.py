@@ -40,8 +40,9 @@ from benchmarks.evaluation.tester import (
     per_class,
     rank,
 )
+from benchmarks.evaluation.verification import verify
 from benchmarks.records import EMBEDDINGS, read_table
-from benchmarks.settings import Evaluation
+from benchmarks.settings import Evaluation, Experiment
 from pml_regularizers import HORDELoss, VEMAttention
 
 Metrics = dict[str, float]
@@ -113,6 +114,16 @@ def test_outputs(
                 found.embeddings, found.labels, trained, settings
             )
     return found, outputs, half_widths, by_class
+
+
+def verified(
+    found: Measured, test_set: Glyphs | ImageSet, experiment: Experiment, accelerator: Accelerator
+) -> dict[str, Any]:
+    """The record's entry "verification": if it is asked for, and test classes are tested; all processes call it."""
+    if not experiment.evaluation.verification or experiment.data.split != "test":
+        return {}
+    measured = verify(found.embeddings, found.labels, test_set.is_query, accelerator)
+    return {"verification": measured}
 
 
 def variance_correlation(

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from benchmarks.building import EmbeddingModel
 from benchmarks.console import alone, ignore_signals, progress_bar, replacing
-from benchmarks.datasets import Glyphs, ImageSet, file_digests
+from benchmarks.datasets import Glyphs, ImageSet
 from benchmarks.records import file_digest
 from benchmarks.settings import ConfigError, Experiment, num_workers
 
@@ -106,8 +106,7 @@ class CachedViews(Dataset[tuple[Tensor, int, int]]):
             *(images.fingerprint, *(images.name(i) for i in range(len(images)))),
         ]
         if isinstance(images, ImageSet):  # the fingerprint has sizes only
-            names = [images.name(i) for i in range(len(images))]
-            described += [digests.content for digests in file_digests(images.listing.root, names)]
+            described += [digests.content for digests in images.digests]
         digest = hashlib.sha256(json.dumps(described, default=str).encode())
         for name, tensor in self.stages.frozen.state_dict().items():
             digest.update(name.encode())

@@ -19,8 +19,7 @@ NAMES = [f"class {i}" for i in range(23)]
 
 def listing_of(root, *rows):
     """Rows (path, class, part)."""
-    paths, classes, parts = zip(*rows, strict=True) if rows else ([], [], [])
-    return Listing("toy", root, "flat", list(paths), list(classes), list(parts))
+    return Listing("toy", root, "flat", *map(list, zip(*rows, strict=True)))
 
 
 @pytest.fixture
@@ -32,12 +31,8 @@ def listing(tmp_path):
     )
 
 
-def test_counts_are_images_and_classes_of_each_part(listing):
-    assert listing.counts() == {"train": (2, 1), "test": (1, 1)}
-    assert listing_of(Path()).counts() == {}
-
-
 def test_load_reads_and_checks(listing, tmp_path):
+    assert listing.counts() == {"train": (2, 1), "test": (1, 1)}
     info = DatasetInfo(
         "toy", lambda root: dataclasses.replace(listing, root=root), listing.counts()
     )
@@ -50,11 +45,6 @@ def test_load_reads_and_checks(listing, tmp_path):
 def test_the_fingerprint_is_a_function_of_what_is_listed_and_of_the_sizes(listing):
     text = "toya.jpg\0x\0train\x003\nb.jpg\0x\0train\x005\nc.jpg\0y\0test\x007\n"
     assert listing.fingerprint == hashlib.sha256(text.encode()).hexdigest()
-
-
-def set_time(path, seconds=1e9):
-    """Old enough to be kept: by `utime` the time of change is now."""
-    os.utime(path, (seconds, seconds))
 
 
 @pytest.fixture
@@ -71,7 +61,7 @@ def test_the_content_is_a_function_of_paths_and_bytes(listing, tmp_path, decoded
     before = listing.content
     assert before == hashlib.sha256(text.encode()).hexdigest()
     copy = shutil.copytree(tmp_path, tmp_path.with_name("copy"))
-    set_time(copy / "a.jpg")
+    os.utime(copy / "a.jpg", (1e9, 1e9))
     assert dataclasses.replace(listing, root=copy).content == before
     (tmp_path / "b.jpg").write_bytes(b"other")
     changed = dataclasses.replace(listing)
@@ -121,28 +111,22 @@ def test_a_folder_of_caches_that_cannot_be_written_is_no_hindrance(
     assert listing.content == dataclasses.replace(listing).content
 
 
-def test_a_damaged_image_is_named_before_anything_is_trained(tmp_path):
-    for name in "abc":
-        Image.new("RGB", (40, 40)).save(tmp_path / f"{name}.png")
-    for name in "bc":
-        content = (tmp_path / f"{name}.png").read_bytes()
-        (tmp_path / f"{name}.png").write_bytes(content[:60])
-    listing = listing_of(tmp_path, *((f"{name}.png", name, "train") for name in "abc"))
+def test_a_damaged_image_is_named_before_anything_is_trained(listing):
     with pytest.raises(
-        DatasetError, match=r"b\.png: cannot be read .*, and 1 more cannot be read$"
+        DatasetError, match=r"a\.jpg: cannot be read .*, and 2 more cannot be read$"
     ):
         _ = listing.content
 
 
-@pytest.mark.parametrize("path", ["../a.jpg", "/etc/a.jpg", "x//a.jpg", "x/../../a.jpg", ""])
-def test_no_path_leads_out_of_the_folder(tmp_path, path):
-    with pytest.raises(DatasetError, match=f"{tmp_path}: the name {path!r} .*leads out of the f"):
-        listing_of(tmp_path, (path, "x", "train"))
+def test_no_path_leads_out_of_the_folder(tmp_path):
+    for path in ("../a.jpg", "/etc/a.jpg", "x//a.jpg", "x/../../a.jpg", ""):
+        with pytest.raises(DatasetError, match=f"{tmp_path}: the name {path!r} .*leads out of the"):
+            listing_of(tmp_path, (path, "x", "train"))
 
 
 def test_a_missing_file_is_named(listing, tmp_path):
     (tmp_path / "b.jpg").unlink()
-    message = rf"{tmp_path}: cannot be read \(FileNotFoundError: .*b.jpg'\); restore or replace it"
+    message = rf"{tmp_path}/b.jpg: cannot be read \(FileNotFoundError: .*\); restore or replace it"
     with pytest.raises(DatasetError, match=message):
         _ = listing.fingerprint
 
@@ -154,14 +138,11 @@ def test_lines_keep_their_spaces_and_the_letters_of_all_languages(tmp_path):
 
 
 def test_shuffled_is_the_order_of_the_hashes():
-    order = shuffled(NAMES)
-    assert sorted(order) == sorted(NAMES)
-    assert order != NAMES
-    hashes = [hashlib.sha256(name.encode()).hexdigest() for name in order]
-    assert hashes == sorted(hashes)
+    by_hash = sorted(NAMES, key=lambda name: hashlib.sha256(name.encode()).hexdigest())
+    assert shuffled(NAMES) == by_hash != NAMES
 
 
-@pytest.mark.parametrize(("count", "folds"), [(2, 2), (5, 5), (14, 4), (23, 7)])
+@pytest.mark.parametrize(("count", "folds"), [(2, 2), (14, 4), (23, 7)])
 def test_folds_cut_the_classes_into_equal_parts(count, folds):
     names = NAMES[:count]
     cuts = [validation_fold(names, fold, folds) for fold in range(folds)]
@@ -171,24 +152,16 @@ def test_folds_cut_the_classes_into_equal_parts(count, folds):
         assert kept == sorted(kept, key=names.index)
         assert held_out == sorted(held_out, key=names.index)
         assert len(held_out) in (count // folds, -(-count // folds))
+    reordered = [validation_fold(names[::-1], fold, folds)[1][::-1] for fold in range(folds)]
+    assert reordered == [held_out for _, held_out in cuts]
 
 
-@pytest.mark.parametrize("fold", range(4))
-def test_folds_depend_on_the_names_and_not_on_their_order(fold):
-    _, held_out = validation_fold(NAMES, fold, 4)
-    _, reordered = validation_fold(NAMES[::-1], fold, 4)
-    assert held_out == reordered[::-1]
-
-
-@pytest.mark.parametrize(
-    ("fold", "folds", "message"),
-    [
+def test_impossible_folds():
+    for fold, folds, message in (
         (0, 1, "folds: expected 2 to 23, the number of classes, got 1"),
         (0, 24, "folds: expected 2 to 23, the number of classes, got 24"),
         (-1, 4, "fold: expected 0 to 3, got -1"),
         (4, 4, "fold: expected 0 to 3, got 4"),
-    ],
-)
-def test_impossible_folds(fold, folds, message):
-    with pytest.raises(ValueError, match=message):
-        validation_fold(NAMES, fold, folds)
+    ):
+        with pytest.raises(ValueError, match=message):
+            validation_fold(NAMES, fold, folds)

@@ -1,6 +1,6 @@
 """A table of one's own: what is read of it, in the words of OML and wildlife-datasets, and what is refused."""
 
-import json
+import re
 import shlex
 import sys
 from pathlib import Path
@@ -13,6 +13,7 @@ from PIL import Image
 
 from benchmarks.building import build_datasets
 from benchmarks.datasets import DatasetError, DecodedImages, __main__, table, verify_command
+from benchmarks.datasets.remarks import remarks
 from benchmarks.settings import ConfigError, Data
 
 OML = "path,label,split,is_query,is_gallery,category\n"
@@ -311,7 +312,7 @@ def test_settings_that_do_not_suit_the_table(photographs: Path) -> None:
     ):
         build_datasets(Data(**data, test_classes=0.5))
     write(photographs, "path,label,split", *rows("ab", ",test"))
-    with pytest.raises(ConfigError, match=r"data.root: .* all images to train on are missing"):
+    with pytest.raises(ConfigError, match=r"data.table: .* all images to train on are missing"):
         build_datasets(Data(**data))
     assert [*Data(dataset="table").faults()] == [
         "data.table: expected the table's file, as data.dataset is table, got none"
@@ -330,6 +331,63 @@ def test_parquet_needs_its_package(photographs: Path, monkeypatch: pytest.Monkey
 class Column(list[Any]):
     def to_pylist(self) -> list[Any]:
         return self
+
+
+def test_a_table_in_utf_16_is_read(photographs: Path) -> None:
+    file = write(photographs, "path,label", *rows("ab"))
+    expected = table.read(file, photographs)
+    file.write_text(file.read_text(), encoding="utf-16")
+    assert table.read(file, photographs) == expected
+
+
+def test_an_image_is_named_with_its_line(
+    photographs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = write(photographs, "path,label", *rows("ab"))
+    (photographs / "a1.png").unlink()
+    (photographs / "b2.png").write_bytes(b"damaged")
+    missing = f"{file}, line 3: {photographs / 'a1.png'}: cannot be read (FileNotFoundError"
+    damaged = f"{file}, line 7: {photographs / 'b2.png'}: cannot be read (UnidentifiedImageError"
+    with pytest.raises(ConfigError) as caught:
+        build_datasets(Data(dataset="table", root=photographs, table=file))
+    assert str(caught.value).startswith(f"data.table: {missing}")
+    listing = table.read(file, photographs)
+    for look, line in ((lambda: listing.digests, missing), (lambda: listing.image(5), damaged)):
+        with pytest.raises(DatasetError) as error:
+            look()
+        assert str(error.value).startswith(line)
+    assert __main__.main(["verify", "table", f"--data.root={photographs}", f"--data.table={file}"])
+    output = capsys.readouterr().out
+    assert f"\n{missing}" in output and f"\n{damaged}" in output
+
+
+@pytest.mark.parametrize(
+    ("train", "test", "counts"), [("abcd", "", "4 classes to train on, 0"), ("ab", "c", "2 .*, 1")]
+)
+def test_a_training_needs_classes_of_both_uses(
+    photographs: Path, train: str, test: str, counts: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = [*rows(train, ",train"), *rows(test, ",test")]
+    file = write(photographs, "path,label,split", *lines)
+    assert (
+        __main__.main(["verify", "table", f"--data.root={photographs}", f"--data.table={file}"])
+        == 0
+    )
+    assert re.search(
+        rf"\nboth uses .*{counts} to test on: a training needs", capsys.readouterr().out
+    )
+    with pytest.raises(ConfigError, match=f"data.table: {file}: all images to test on are "):
+        build_datasets(Data(dataset="table", root=photographs, table=file))
+
+
+def test_labels_that_may_be_one_are_told(photographs: Path) -> None:
+    lines = [
+        f"{name}.png,{label}"
+        for name, label in zip(["a0", "b0", "c0"], [1, "1.0", "x/1"], strict=True)
+    ]
+    [(subject, text)] = remarks(read(photographs, "path,label", *lines), [None] * 3)
+    assert subject == "same names"
+    assert text.startswith("1 recur, such as 1 and 1.0, and") and "label in one way" in text
 
 
 def test_a_parquet_file_says_the_same(photographs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -361,6 +419,9 @@ def test_a_table_that_cannot_be_read(photographs: Path) -> None:
     file = write(photographs, "path,label")
     with pytest.raises(DatasetError, match="has no rows; expected one for each image"):
         table.read(file, photographs)
-    file.write_text(json.dumps({"path": "a"}), encoding="utf-16")
-    with pytest.raises(DatasetError, match="cannot be read"):
+    file.write_bytes("path,label\na.png,a\nb.png,b\xe9\n".encode("latin-1"))
+    with pytest.raises(DatasetError, match=rf"{file}, line 3: is not UTF-8 text .*; save the file"):
+        table.read(file, photographs)
+    write(photographs, "path,label", *rows("a"))
+    with pytest.raises(DatasetError, match=f"{file}: all rows are of the class 'a'; expected two"):
         table.read(file, photographs)
