@@ -36,8 +36,7 @@ def test_images_are_those_of_a_run(root: Path) -> None:
     assert [path for path, _ in found.samples] == [f"{root / path}" for path in listing.paths]
     assert found.classes == ["a", "b/deep", "c"] and found.targets == [0, 0, 0, 1, 1, 2]
     assert [found.classes[label] for label in found.targets] == listing.classes
-    for path, label in found.samples:
-        image, got = found[found.samples.index((path, label))]
+    for (path, label), (image, got) in zip(found.samples, found, strict=True):
         assert got == label
         np.testing.assert_array_equal(image, read_image(Path(path), upright=True))
     assert np.asarray(found[1][0]).max() == 117 and found[2][0].size == (6, 8)

@@ -110,14 +110,12 @@ def test_development_and_validation_cut_the_training_classes(listing, fold):
         assert names == [part.name(i).split("/")[0] for i in range(len(part))]
 
 
-def test_max_classes_keeps_the_first_by_name(listing):
+def test_max_classes_keeps_the_first_by_name_or_those_a_seed_draws(listing, tmp_path):
     dataset = ImageSet(listing, views=VIEWS, max_classes=2)
     assert dataset.class_names == ["auk", "emu"]
     assert dataset.labels.tolist() == [1, 0, 1]
     assert np.array_equal(dataset.to_picture(dataset[0][0]), pixels_of(1))
 
-
-def test_a_seed_draws_classes_by_their_names_alone(listing, tmp_path):
     def drawn(seed, most=3, of=listing, split="train", **fold):
         dataset = ImageSet(of, split, views=VIEWS, max_classes=most, draw_seed=seed, **fold)
         names = [dataset.class_names[label] for label in dataset.labels]
@@ -144,32 +142,21 @@ def test_queries_of_the_test_part_are_the_listed_ones(retrieval):
 
 
 @pytest.mark.parametrize("fold", range(4))
-def test_validation_makes_queries_and_a_gallery_of_held_out_items(retrieval, fold):
-    part = ImageSet(retrieval, "validation", views=VIEWS, fold=fold)
-    assert part.is_query.dtype == torch.bool
-    for label in range(part.num_classes):
-        images = int((part.labels == label).sum())
-        queries = int(part.is_query[part.labels == label].sum())
-        assert queries == images // 2  # and so a single image is in the gallery
+def test_validation_makes_queries_whatever_the_folder_and_the_order_of_lines(retrieval, fold):
+    """Half of the images of a held-out item; a single one is in the gallery."""
 
-
-def test_queries_depend_on_neither_the_folder_nor_the_order_of_lines(retrieval):
     def queries(listing):
-        part = ImageSet(listing, "validation", views=VIEWS)
+        part = ImageSet(listing, "validation", views=VIEWS, fold=fold)
+        for label in range(part.num_classes):
+            own = part.is_query[part.labels == label]
+            assert own.sum() == len(own) // 2
         return {part.name(i)[-12:] for i in part.is_query.nonzero().flatten().tolist()}
 
     root = retrieval.root
-    for name in set(retrieval.classes):
-        (root / "large").mkdir(exist_ok=True)
-        (root / "large" / name).symlink_to(root / name)
-    reordered = Listing(
-        "toy",
-        root,
-        "large",
-        [f"large/{path}" for path in retrieval.paths[::-1]],
-        retrieval.classes[::-1],
-        retrieval.parts[::-1],
-    )
+    (root / "large").symlink_to(root)
+    paths = [f"large/{path}" for path in retrieval.paths[::-1]]
+    others = retrieval.classes[::-1], retrieval.parts[::-1]
+    reordered = Listing("toy", root, "large", paths, *others)
     assert queries(retrieval)
     assert queries(reordered) == queries(retrieval)
 
@@ -186,49 +173,36 @@ def test_a_training_view_is_a_pure_function_of_index_and_seed(listing):
     assert not torch.equal(dataset[2, 2**62][0], dataset[2, 2**62 + 2**32][0])
 
 
-def test_global_random_state_is_neither_read_nor_written(listing):
-    assert_global_random_state_is_neither_read_nor_written(ImageSet(listing, views=VIEWS))
-
-
-def test_data_loader_workers_see_the_same(listing):
-    assert_workers_see_the_same(ImageSet(listing, views=VIEWS))
-
-
-def damage(path, how):
-    content = path.read_bytes()
-    if how == "missing":
-        path.unlink()
-    else:
-        path.write_bytes({"cut off": content[:-40], "empty": b"", "PostScript": POSTSCRIPT}[how])
+def test_workers_see_the_same_and_no_global_random_state_is_read_or_written(listing):
+    dataset = ImageSet(listing, views=VIEWS)
+    assert_global_random_state_is_neither_read_nor_written(dataset)
+    assert_workers_see_the_same(dataset)
 
 
 POSTSCRIPT = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n"
 """Pillow would hand it to Ghostscript, whatever the file is called."""
-DAMAGES = {
-    "cut off": "OSError: image file is truncated.*",
-    "empty": "UnidentifiedImageError: cannot identify image file .*",
-    "PostScript": "UnidentifiedImageError: cannot identify image file .*",
-    "missing": "FileNotFoundError: .*No such file or directory.*",
-}
 
 
-@pytest.mark.parametrize("suffix", ["jpg", "png"])
-@pytest.mark.parametrize("how", DAMAGES)
-def test_a_damaged_image_stops_the_reading_with_its_path(tmp_path, suffix, how):
-    path = tmp_path / f"1.{suffix}"
-    Image.fromarray(pixels_of(0)).resize((60, 60)).save(path)
-    damage(path, how)
-    message = rf"{path}: cannot be read \({DAMAGES[how]}\); restore or replace it"
-    with pytest.raises(DatasetError, match=message) as error:
-        read_image(path)
-    assert "\n" not in str(error.value)
-
-
-def test_an_image_that_is_too_large_is_refused(tmp_path, monkeypatch):
-    Image.fromarray(pixels_of(0)).save(tmp_path / "1.png")
+def test_an_image_that_cannot_be_read_is_named(tmp_path, monkeypatch):
+    for suffix in ("jpg", "png"):
+        path = tmp_path / f"1.{suffix}"
+        Image.fromarray(pixels_of(0)).resize((60, 60)).save(path)
+        whole = path.read_bytes()
+        for content, why in (
+            (whole[:-40], "OSError: image file is truncated.*"),
+            (b"", "UnidentifiedImageError: cannot identify image file .*"),
+            (POSTSCRIPT, "UnidentifiedImageError: cannot identify image file .*"),
+            (None, "FileNotFoundError: .*No such file or directory.*"),
+        ):
+            path.unlink() if content is None else path.write_bytes(content)
+            line = rf"{path}: cannot be read \({why}\); restore or replace it"
+            with pytest.raises(DatasetError, match=line) as error:
+                read_image(path)
+            assert "\n" not in str(error.value)
+        path.write_bytes(whole)
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 9)
     with pytest.raises(DatasetError, match=r"exceeds limit .*; restore or replace it$"):
-        read_image(tmp_path / "1.png")
+        read_image(path)
 
 
 GRAY = pixels_of(1)[:, :, 0]
@@ -246,40 +220,29 @@ def as_rgb(gray):
 
 
 @pytest.mark.parametrize(
-    ("name", "image", "arguments", "expected"),
+    ("name", "pixels", "expected"),
     [
-        ("gray.png", Image.fromarray(GRAY), {}, as_rgb(GRAY)),
-        ("gray16.png", Image.fromarray(SIXTEEN), {}, as_rgb(GRAY)),
-        ("gray16.tif", Image.fromarray(SIXTEEN), {}, as_rgb(GRAY)),
-        ("gray16.pgm", Image.fromarray(SIXTEEN), {}, as_rgb(GRAY)),
-        ("float.tif", Image.fromarray(GRAY.astype(np.float32)), {}, None),
-        ("bits.png", Image.fromarray(GRAY > 99), {}, as_rgb((GRAY > 99) * np.uint8(255))),
-        (
-            "alpha.png",
-            Image.fromarray(np.dstack([pixels_of(2), GRAY])),
-            {},
-            pixels_of(2),
-        ),
-        ("exif.png", Image.fromarray(pixels_of(3)), {"exif": exif(6)}, pixels_of(3)),
-        (
-            "cmyk.tif",
-            Image.fromarray(255 - np.dstack([pixels_of(4), GRAY * 0 + 255]), "CMYK"),
-            {},
-            pixels_of(4),
-        ),
+        ("gray.png", GRAY, as_rgb(GRAY)),
+        ("gray16.png", SIXTEEN, as_rgb(GRAY)),
+        ("gray16.tif", SIXTEEN, as_rgb(GRAY)),
+        ("gray16.pgm", SIXTEEN, as_rgb(GRAY)),
+        ("bits.png", GRAY > 99, as_rgb((GRAY > 99) * np.uint8(255))),
+        ("alpha.png", np.dstack([pixels_of(2), GRAY]), pixels_of(2)),
+        ("cmyk.tif", 255 - np.dstack([pixels_of(4), GRAY * 0 + 255]), pixels_of(4)),
     ],
-    ids=lambda value: value if isinstance(value, str) else "",
 )
 @pytest.mark.filterwarnings("ignore:'mode' parameter is deprecated:DeprecationWarning")
-def test_images_are_rgb_with_their_pixels_as_stored(tmp_path, name, image, arguments, expected):
-    path = tmp_path / name
-    image.save(path, **arguments)
-    if expected is None:
-        with pytest.raises(DatasetError, match=rf"{name}: .*does not define which value is white"):
-            read_image(path)
-    else:
-        assert read_image(path).mode == "RGB"
-        assert np.array_equal(np.array(read_image(path)), expected)
+def test_images_are_rgb_with_their_pixels_as_stored(tmp_path, name, pixels, expected):
+    image = Image.fromarray(pixels, "CMYK") if "cmyk" in name else Image.fromarray(pixels)
+    image.save(tmp_path / name)
+    assert read_image(tmp_path / name).mode == "RGB"
+    assert np.array_equal(np.array(read_image(tmp_path / name)), expected)
+
+
+def test_an_image_without_a_white_is_refused(tmp_path):
+    Image.fromarray(GRAY.astype(np.float32)).save(tmp_path / "1.tif")
+    with pytest.raises(DatasetError, match=r"1.tif: .*does not define which value is white"):
+        read_image(tmp_path / "1.tif")
 
 
 @pytest.mark.parametrize("transparency", [2, bytes(range(0, 200, 25))], ids=["colour", "table"])
@@ -292,33 +255,33 @@ def test_transparency_of_a_palette_is_ignored(tmp_path, transparency):
     assert np.array_equal(np.array(read_image(tmp_path / "1.png")), colours[places])
 
 
-@pytest.mark.parametrize("orientation", range(10))
 @pytest.mark.parametrize("image", [pixels_of(3), SIXTEEN], ids=["colour", "16 bits"])
-def test_a_rotated_image_is_turned_if_asked_for(tmp_path, orientation, image):
+def test_a_rotated_image_is_turned_if_asked_for(tmp_path, image):
     path = tmp_path / "1.png"
-    Image.fromarray(image).save(path, exif=exif(orientation))
-    stored = read_image(path)
-    assert stored.size == (WIDTH, HEIGHT)
-    expected = ImageOps.exif_transpose(stored)
-    assert np.array_equal(read_image(path, upright=True), expected)
-    assert np.array_equal(stored, expected) == (orientation not in range(2, 9))
+    for orientation in range(10):
+        Image.fromarray(image).save(path, exif=exif(orientation))
+        stored = read_image(path)
+        assert stored.size == (WIDTH, HEIGHT)
+        expected = ImageOps.exif_transpose(stored)
+        assert np.array_equal(read_image(path, upright=True), expected)
+        assert np.array_equal(stored, expected) == (orientation not in range(2, 9))
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "turned"),
-    [
-        (b"\x01\x0f", b"\x01\x00", True),  # a width that is a text, beside the orientation
-        (b"MM\0*", b"MM\0?", False),
-    ],
-)
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_damaged_exif_turns_nothing_unless_the_orientation_is_whole(tmp_path, old, new, turned):
+def test_damaged_exif_turns_nothing_unless_the_orientation_is_whole(tmp_path):
     path, made = tmp_path / "1.jpg", exif(6)
     made[0x010F] = "Maker"
-    Image.fromarray(pixels_of(3)).save(path, exif=made)
-    path.write_bytes(path.read_bytes().replace(old, new))
-    size = (HEIGHT, WIDTH) if turned else (WIDTH, HEIGHT)
-    assert read_image(path, upright=True).size == size
+    for old, new, size in (
+        (
+            b"\x01\x0f",
+            b"\x01\x00",
+            (HEIGHT, WIDTH),
+        ),  # a width that is a text, beside the orientation
+        (b"MM\0*", b"MM\0?", (WIDTH, HEIGHT)),
+    ):
+        Image.fromarray(pixels_of(3)).save(path, exif=made)
+        path.write_bytes(path.read_bytes().replace(old, new))
+        assert read_image(path, upright=True).size == size
 
 
 def test_only_a_folder_of_ones_own_is_shown_upright(tmp_path):

@@ -41,9 +41,6 @@ FILES = {
     "img": ["Eval/list_eval_partition.txt"],
 }
 LAYOUTS = pytest.mark.parametrize("layout", SMALL)
-INDEX_FILES = pytest.mark.parametrize(
-    ("layout", "file"), [(layout, file) for layout in FILES for file in FILES[layout]]
-)
 
 
 def read(layout: str, root: Path) -> Listing:
@@ -52,9 +49,6 @@ def read(layout: str, root: Path) -> Listing:
 
 def rows(listing: Listing) -> list[tuple[str, str, str]]:
     return list(zip(listing.paths, listing.classes, listing.parts, strict=True))
-
-
-# ----------------------------------------------------------------------------------- what is there
 
 
 @pytest.mark.parametrize("name", FULL)
@@ -76,21 +70,16 @@ def test_at_full_size_the_numbers_are_the_published_ones_and_a_row_costs_few_cal
 
 @LAYOUTS
 def test_a_small_tree_has_all_files_but_is_not_the_published_dataset(layout, tmp_path):
+    """The root may be a folder above."""
     name, write = SMALL[layout]
-    write(tmp_path)
+    folder = write(tmp_path / "a")
+    (tmp_path / "1 another dataset").mkdir()
     listing = read(layout, tmp_path)
+    assert rows(listing) == rows(read(layout, folder))
     assert (listing.name, listing.layout) == (name, layout)
     assert listing.fingerprint
     with pytest.raises(DatasetError, match=rf"lists .*, but {name} has train"):
         load(IMAGE_DATASETS[name], tmp_path)
-
-
-@LAYOUTS
-@pytest.mark.parametrize("above", ["", "a"])
-def test_the_root_may_be_a_folder_above(layout, above, tmp_path):
-    (tmp_path / "1 another dataset").mkdir()
-    folder = SMALL[layout][1](tmp_path / above, pictures=False)
-    assert rows(read(layout, tmp_path)) == rows(read(layout, folder))
 
 
 def test_rows_of_cub(tmp_path):
@@ -171,21 +160,15 @@ def test_rows_of_cars(layout, tmp_path):
 
 
 @pytest.mark.parametrize("flat", [False, True])
-@pytest.mark.parametrize("size", inshop.SIZES)
-def test_rows_of_inshop(flat, size, tmp_path):
+@pytest.mark.parametrize("sizes", [*([size] for size in inshop.SIZES), inshop.SIZES])
+def test_rows_of_inshop(flat, sizes, tmp_path):
+    """Of both sizes the smaller is read."""
     photos = inshop.few_photos()
-    listing = read(size, inshop.write(tmp_path, photos, flat=flat, images=[size]))
+    listing = read("img", inshop.write(tmp_path, photos, flat=flat, images=sizes))
+    size = sizes[0] if len(sizes) == 1 else "img"
     assert rows(listing) == [(f"{size}/{p.path}", p.item_id, p.status) for p in photos]
-    assert listing.root == tmp_path / ("" if flat else "Img")
+    assert (listing.layout, listing.root) == (size, tmp_path / ("" if flat else "Img"))
     assert listing.fingerprint
-
-
-@pytest.mark.parametrize("flat", [False, True])
-def test_of_both_sizes_the_smaller_is_read(flat, tmp_path):
-    folder = inshop.write(tmp_path / "data", flat=flat, images=inshop.SIZES, pictures=False)
-    for root in (folder, tmp_path):
-        listing = read("img", root)
-        assert (listing.layout, listing.root) == ("img", folder if flat else folder / "Img")
 
 
 def test_of_several_layouts_of_cars_the_owners_comes_first(tmp_path):
@@ -213,42 +196,32 @@ def test_what_pml_fetches_is_read_as_pml_reads_it(layout, fetched, tmp_path):
         assert fetched(str(tmp_path), split).paths == ours
 
 
-# ---------------------------------------------------------------------------------- what is wrong
-
-
 @pytest.mark.parametrize("layout", ["CUB_200_2011", "Stanford_Online_Products", "kaggle", "img"])
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda text: text.replace("\n", "\r\n"),
-        lambda text: "\ufeff" + text,
-        lambda text: text.rstrip(),
-        lambda text: text + "\n\n",
-    ],
-    ids=["Windows line ends", "BOM", "no last line end", "blank lines"],
-)
-def test_harmless_differences_of_the_text(layout, change, tmp_path):
+def test_harmless_differences_of_the_text(layout, tmp_path):
+    """A mark, line ends of Windows, the last one missing, blank lines at the end."""
     folder = SMALL[layout][1](tmp_path, pictures=False)
     before = read(layout, tmp_path)
+    texts = {folder / file: (folder / file).read_text() for file in FILES[layout]}
+    for start, line_end, last in (("\ufeff", "\r\n", ""), ("", "\n", "\n\n\n")):
+        for file, text in texts.items():
+            changed = start + text.rstrip().replace("\n", line_end) + last
+            file.write_bytes(changed.encode())
+        assert read(layout, tmp_path) == before
+
+
+@pytest.mark.parametrize("layout", FILES)
+def test_an_index_file_that_cannot_be_read_is_named(layout, tmp_path):
+    folder = SMALL[layout][1](tmp_path, pictures=False)
     for file in FILES[layout]:
-        (folder / file).write_bytes(change((folder / file).read_text()).encode())
-    assert read(layout, tmp_path) == before
-
-
-@INDEX_FILES
-@pytest.mark.parametrize("damage", ["missing", "not a list"])
-def test_an_index_file_that_cannot_be_read_is_named(layout, file, damage, tmp_path):
-    path = SMALL[layout][1](tmp_path, pictures=False) / file
-    path.unlink()
-    if damage == "not a list":
-        path.write_bytes(b"<html><title>404 \xe9 Not Found</title></html>" * 10)
-    why = (
-        "cannot be read .FileNotFoundError: .*No such file"
-        if damage == "missing"
-        else "(cannot be read|is not UTF-8 text)"
-    )
-    with pytest.raises(DatasetError, match=rf"{file}: {why}|found no .*{file}"):
-        read(layout, tmp_path)
+        whole = (folder / file).read_bytes()
+        (folder / file).unlink()
+        missing = rf"{file}: cannot be read .FileNotFoundError: .*No such file|found no .*{file}"
+        with pytest.raises(DatasetError, match=missing):
+            read(layout, tmp_path)
+        (folder / file).write_bytes(b"<html><title>404 \xe9 Not Found</title></html>" * 10)
+        with pytest.raises(DatasetError, match=rf"{file}(: cannot be read|, line 1: is not UTF-8)"):
+            read(layout, tmp_path)
+        (folder / file).write_bytes(whole)
 
 
 def test_the_file_without_labels_under_the_name_of_the_other_is_refused(tmp_path):
@@ -258,14 +231,11 @@ def test_the_file_without_labels_under_the_name_of_the_other_is_refused(tmp_path
         read("devkit", tmp_path)
 
 
-@pytest.mark.parametrize("name", IMAGE_DATASETS)
-def test_a_folder_without_the_dataset_is_named(name, tmp_path):
-    for root in (tmp_path, tmp_path / "nowhere"):
-        with pytest.raises(DatasetError, match=f"{root}: found no .*; name the folder"):
-            IMAGE_DATASETS[name].read(root)
-
-
-def test_a_tree_without_images_is_named(tmp_path):
+def test_a_folder_without_the_dataset_is_named(tmp_path):
+    for info in IMAGE_DATASETS.values():
+        for root in (tmp_path, tmp_path / "nowhere"):
+            with pytest.raises(DatasetError, match=f"{root}: found no .*; name the folder"):
+                info.read(root)
     inshop.write(tmp_path, images=["elsewhere"])
     with pytest.raises(DatasetError, match=r"found no Img/img or img or Img/img_highres"):
         read("img", tmp_path)

@@ -33,11 +33,6 @@ def told(root: Path, test: str | None = None, level: folder.Level | None = None)
     return dict(remarks(listing, [digests.pixels for digests in listing.digests]))
 
 
-def test_an_ordinary_folder_needs_no_word(tmp_path: Path) -> None:
-    paths = [f"Fruit/{name}/{i}.png" for name in ("a", "b") for i in (1, 2)]
-    assert told(write(tmp_path / "r", *paths)) == {}
-
-
 def test_parts_that_are_taken_for_classes_are_told(tmp_path: Path) -> None:
     paths = [f"{part}/{name}/{i}.png" for part in ("Train", "val") for name in "abcd" for i in "12"]
     root = write(tmp_path / "r", *paths)
@@ -53,11 +48,8 @@ def test_parts_that_are_taken_for_classes_are_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("names", "parts"),
     [
-        (("train2017/a", "val2017/b"), "train2017, val2017"),
         (("training_set/a", "Test-Set/b"), "Test-Set, training_set"),
-        (("data/train/a", "data/holdout/b"), "holdout, train"),
-        (("query/a", "gallery/b"), "gallery, query"),
-        (("fold1/a", "fold2/b"), "fold1, fold2"),
+        (("data/train2017/a", "data/holdout/b"), "holdout, train2017"),
         (("eval/a", "other/b"), "eval"),
         (("test tubes/a", "flasks/b"), None),
         (("trains/steam", "cars/a"), None),
@@ -99,22 +91,16 @@ def test_a_copy_in_another_format_is_a_copy(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("link", "target"), [("a/up", "."), ("x/again", "x"), ("x/a/y", "x"), ("a/out", "..")]
+    "links",
+    [{"a/up": "."}, {"x/again": "x"}, {"x/a/y": "x"}, {"a/out": ".."}, {"b/y": "a", "a/x": "b"}],
 )
-def test_a_link_without_an_end_is_named(link: str, target: str, tmp_path: Path) -> None:
+def test_a_link_without_an_end_is_named(links: dict[str, str], tmp_path: Path) -> None:
     root = write(tmp_path / "r", "a/1.png", "x/a/1.png", "b/1.png")
-    (root / link).symlink_to((root / target).resolve())
+    for link, target in links.items():
+        (root / link).symlink_to((root / target).resolve())
     with pytest.raises(
-        ValueError, match=rf"a link to a folder around it; remove it: '{root / link}"
+        ValueError, match=f"a link to a folder around it; remove it: '{root / link}"
     ):
-        folder.read(root, 0.5)
-
-
-def test_links_that_lead_to_each_other_are_named(tmp_path: Path) -> None:
-    root = write(tmp_path / "r", "a/1.png", "b/1.png")
-    (root / "a" / "x").symlink_to(root / "b")
-    (root / "b" / "y").symlink_to(root / "a")
-    with pytest.raises(ValueError, match=r"a link to a folder around it; remove it: '.*/a/x/y'"):
         folder.read(root, 0.5)
 
 
@@ -135,6 +121,7 @@ def test_copies_are_counted(tmp_path: Path) -> None:
 
 def test_files_that_are_no_images_are_counted(tmp_path: Path) -> None:
     root = write(tmp_path / "r", "a/1.png", "b/1.png")
+    assert told(root) == {}, "an ordinary folder needs no word"
     for name in ("a/1.HEIC", "a/2.heic", "b/notes.txt", "b/.hidden", "c/1.heic"):
         (root / name).parent.mkdir(exist_ok=True)
         (root / name).touch()
