@@ -72,8 +72,6 @@ def read(
     if not rows:
         raise DatasetError(f"{file}: has no rows; expected one for each image")
     paths, classes = [row.path(root) for row in rows], [row.label() for row in rows]
-    if len(names := sorted(set(classes))) < 2:
-        raise DatasetError(f"{file}: all rows are of the class {names[0]!r}; expected two or more")
     boxes = [row.box() for row in rows]
     seen: dict[tuple[str, Box | None], _Row] = {}
     for row, path, box in zip(rows, paths, boxes, strict=True):
@@ -81,6 +79,8 @@ def read(
             raise DatasetError(
                 f"{row.place}: lists {path} as {first.line} does; remove one of them"
             )
+    if len(names := sorted(set(classes))) < 2:
+        raise DatasetError(f"{file}: all rows are of the class {names[0]!r}; expected two or more")
     if "split" in rows[0].names:
         if test_classes is not None:
             raise ValueError(

@@ -107,34 +107,27 @@ def test_by_hand() -> None:
     assert found["area_half_width"] is None  # a class alone has no pair of two
 
 
-def test_too_few_pairs_for_a_rate_are_told() -> None:
+def test_a_rate_without_enough_pairs_or_without_a_similarity() -> None:
+    """Copies of two classes are not kept apart."""
     vectors, labels = made(9, 100)
     first, second = verify(vectors, labels, rates=(0.01, 0.001))["rates"]
     assert first["threshold"] is not None and "needs" not in first
     assert second["needs"] == 10_000
     assert {second[name] for name in second if name not in ("false_accepts", "needs")} == {None}
-
-
-def test_no_similarity_keeps_copies_of_two_classes_apart() -> None:
-    labels = torch.arange(100) % 10
     found = verify(torch.ones(100, 4), labels, rates=(0.1,))
     [row] = found["rates"]
     assert found["area"] == 0.5
     assert (row["true_accepts"], row["threshold"]) == (0.0, None)
 
 
-@pytest.mark.parametrize(
-    ("labels", "line"),
-    [([0, 0, 0], "got 3 and 0"), ([0, 1, 2], "got 0 and 3")],
-)
-def test_pairs_of_both_kinds_are_needed(labels: list[int], line: str) -> None:
-    with pytest.raises(ValueError, match=line):
-        verify(torch.rand(3, 2), torch.tensor(labels))
-
-
-def test_embeddings_that_are_not_finite_are_refused() -> None:
-    with pytest.raises(ValueError, match="got NaN or inf"):
-        verify(torch.tensor([[1.0], [math.nan], [1.0]]), torch.tensor([0, 0, 1]))
+def test_pairs_of_both_kinds_and_finite_embeddings_are_needed() -> None:
+    for value, labels, line in (
+        (1.0, [0, 0, 0], "got 3 and 0"),
+        (1.0, [0, 1, 2], "got 0 and 3"),
+        (math.nan, [0, 0, 1], "got NaN or inf"),
+    ):
+        with pytest.raises(ValueError, match=line):
+            verify(torch.tensor([[1.0], [value], [1.0]]), torch.tensor(labels))
 
 
 def verified(processes: Processes) -> list[dict[str, Any]]:

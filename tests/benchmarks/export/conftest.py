@@ -20,7 +20,7 @@ from benchmarks.building.images import build_datasets, show_to
 from benchmarks.building.network import EmbeddingModel, build_model
 from benchmarks.export.__main__ import main
 from benchmarks.records.files import read_json, write_json
-from benchmarks.records.run_folder import RunFolder, load_checkpoint, run_identity
+from benchmarks.records.run_folder import RunFolder, run_identity
 from benchmarks.settings.command import parse
 from benchmarks.settings.data import Data
 from benchmarks.settings.recipe_files import read_yaml
@@ -138,14 +138,6 @@ def rebuilt(folder: Path) -> EmbeddingModel:
     run = parse([f"--config={folder / 'config.yaml'}"]).experiment
     run.model.trunk_args.pop("pretrained", None)
     return build_model(replace(run.model, weights=None), run.data).eval()
-
-
-def checkpointed(folder: Path) -> EmbeddingModel:
-    """The network of a run folder as the runner tests it, attention and all."""
-    network, state = rebuilt(folder), load_checkpoint(folder)
-    assert state is not None
-    network.load_state_dict(state["model"])
-    return network
 
 
 def embed(network: nn.Module, images: Tensor) -> Tensor:

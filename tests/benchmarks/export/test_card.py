@@ -6,14 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 
-from benchmarks.export.__main__ import main
 from benchmarks.export.writing import card, load_trained
 from benchmarks.records.files import write_json
 from benchmarks.settings.recipe_files import read_yaml
-from tests.benchmarks.export.conftest import change
 
 
 def test_the_card_tells_what_was_measured(trained: Path, exported: Path) -> None:
@@ -59,21 +56,16 @@ def test_a_setting_writes_no_lines_into_the_card(run: Path) -> None:
     assert yaml.safe_load(block)["label"] == lines
 
 
-def test_an_export_does_not_need_the_loss(run: Path, tmp_path: Path) -> None:
+def test_an_export_needs_neither_the_loss_nor_the_weights(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "weights").mkdir()
     config = read_yaml(run / "config.yaml")
     config["losses"] = [{"loss": {}}]
+    config["model"]["weights"] = str(tmp_path / "weights")
     (run / "config.yaml").write_text(yaml.safe_dump(config))
-    assert main([str(run), f"--output={tmp_path / 'exported'}"]) == 0
-
-
-def test_an_empty_folder_of_weights_is_not_asked(run: Path, tmp_path: Path) -> None:
-    (tmp_path / "weights").mkdir()
-    change(run, "model", weights=str(tmp_path / "weights"))
     trained = load_trained(run)
     assert trained.step == trained.run.info["steps"]
 
 
-@pytest.mark.parametrize(("trunk", "ours"), [("test_resnet", False), ("googlenet", True)])
-def test_the_card_imports_the_trunks_that_timm_lacks(trunk: str, ours: bool, plain: Path) -> None:
-    text = told(plain, {}, trunk=trunk)
-    assert ("\nregister()" in text) == ours
+def test_the_card_imports_the_trunks_that_timm_lacks(plain: Path) -> None:
+    for trunk, ours in (("test_resnet", False), ("googlenet", True)):
+        assert ("\nregister()" in told(plain, {}, trunk=trunk)) == ours

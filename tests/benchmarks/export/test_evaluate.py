@@ -1,6 +1,7 @@
 """`python -m benchmarks.evaluate` tests a run's network, or an export, on its own images and on others."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -42,13 +43,19 @@ def printed(capsys: Any) -> str:
     return " ".join(capsys.readouterr().out.split())
 
 
-def write(file: Path, head: str, rows: list[str]) -> Path:
-    file.write_text("\n".join([head, *rows]) + "\n")
-    return file
+def of_table(pictures: Path, file: Path, column: str, cell: Callable[[int, int], str]) -> list[str]:
+    """Settings of a table with one more column, by class and image."""
+    lines = [
+        f"class{i}/{j}.png,class{i},{cell(i, j)}" for i in range(CLASSES) for j in range(IMAGES)
+    ]
+    file.write_text("\n".join([f"path,label,{column}", *lines]))
+    return ["--data.dataset=table", f"--data.table={file}", f"--data.root={pictures}"]
 
 
-def rows(*classes: int, text: str = "") -> list[str]:
-    return [f"class{i}/{j}.png,class{i}{text}" for i in classes for j in range(IMAGES)]
+SMALL = [
+    *(f"--data.image_size={SIZE}", "--data.batch_size=8", "--data.num_workers=0"),
+    *("--optimization.steps=1", "--evaluation.every=0"),
+]
 
 
 def test_a_run_has_its_own_numbers_and_others(
@@ -109,31 +116,22 @@ def test_all_classes_of_another_folder_are_tested(
 def test_own_queries_are_searched_in_an_own_gallery(
     trained: Path, pictures: Path, tested: Any, tmp_path: Path
 ) -> None:
-    """The gallery has one image of each class: Recall@4 of four classes is 1."""
-    flags = ["0", "1", "1", "1"] * 4
-    lines = [f"{row},{flag}" for row, flag in zip(rows(0, 1, 2, 3), flags, strict=True)]
-    file = write(tmp_path / "t.csv", "path,label,is_query", lines)
-    words = ["--data.dataset=table", f"--data.table={file}", f"--data.root={pictures}"]
+    """The gallery has one image of each class: Recall@8 of eight classes is 1."""
+    words = of_table(pictures, tmp_path / "t.csv", "is_query", lambda i, j: f"{int(j > 0)}")
     found = tested(trained, *words, "--evaluation.verification=false")
-    assert found["metrics"]["recall_at_4"] == 1.0
-    assert sum(found["per_class"]["queries"]) == 12
+    assert found["metrics"]["recall_at_8"] == 1.0
+    assert sum(found["per_class"]["queries"]) == CLASSES * (IMAGES - 1)
     assert "verification" not in found
 
 
 def test_a_table_is_trained_on_and_its_known_classes_tested(
     pictures: Path, tested: Any, tmp_path: Path, capsys: Any
 ) -> None:
-    lines = [
-        f"class{i}/{j}.png,class{i},{'train' if j < 2 and i else 'test'}"
-        for i in range(CLASSES)
-        for j in range(IMAGES)
-    ]
-    file = write(tmp_path / "t.csv", "path,label,split", lines)
-    words = [
-        *("--data.dataset=table", f"--data.table={file}", f"--data.root={pictures}"),
-        *(f"--data.image_size={SIZE}", "--data.batch_size=8", "--data.num_workers=0"),
-        *("--data.samples_per_class=2", "--optimization.steps=1", "--evaluation.every=0"),
-    ]
+    words = [*SMALL, "--data.samples_per_class=2"]
+    words += of_table(
+        *(pictures, tmp_path / "t.csv", "split"),
+        lambda i, j: "train" if j < 2 and i else "test",
+    )
     output = tmp_path / "run"
     assert runner.main([*words, "--report=false", f"--output={output}"]) == 2
     assert "7 of the classes to test on are trained on, too" in capsys.readouterr().err
@@ -148,41 +146,12 @@ def test_a_table_is_trained_on_and_its_known_classes_tested(
 def test_a_run_on_all_classes_is_tested_on_its_own(
     pictures: Path, tested: Any, tmp_path: Path
 ) -> None:
-    words = [
-        *("--data.dataset=folder", "--data.split=all", f"--data.root={pictures}"),
-        *(f"--data.image_size={SIZE}", "--data.batch_size=8", "--data.num_workers=0"),
-        *("--optimization.steps=1", "--evaluation.every=0", "--precision=float64"),
-        "--evaluation.verification=true",
-    ]
+    words = [*SMALL, "--data.dataset=folder", "--data.split=all", f"--data.root={pictures}"]
+    words += ["--precision=float64", "--evaluation.verification=true"]
     record = finished(words, tmp_path / "run")
     found = tested(tmp_path / "run", "--evaluation.verification=true")
     assert found["metrics"] == record["metrics"]
     assert "verification" not in found and "verification" not in record, "no class is unseen"
-
-
-@pytest.mark.parametrize(
-    ("words", "line"),
-    [
-        (
-            ["--data.dataset=glyphs"],
-            "data.dataset: the network sees images of 3 channels, and those",
-        ),
-        (["--data.root=nowhere"], "data.root: nowhere: cannot be read"),
-        (
-            ["--evaluation.parts=3"],
-            "evaluation.parts: each of 3 parts needs two images of every cl",
-        ),
-        (["--evaluation.recall_at=[0]"], "evaluation.recall_at"),
-    ],
-)
-def test_what_cannot_be_tested_is_one_line(
-    trained: Path, tmp_path: Path, capsys: Any, words: list[str], line: str
-) -> None:
-    output = tmp_path / "x.json"
-    assert main([str(trained), *words, f"--output={output}"]) == 2
-    [error] = capsys.readouterr().err.splitlines()
-    assert error.startswith(f"error: {line}")
-    assert not output.exists()
 
 
 def test_a_command_that_cannot_be_meant(
@@ -191,14 +160,20 @@ def test_a_command_that_cannot_be_meant(
     taken = tmp_path / "taken.json"
     taken.touch()
     below = taken / "below" / "x.json"
+    output = tmp_path / "x.json"
     for folder, words, line in (
+        (trained, ["--data.dataset=glyphs"], "data.dataset: the network sees images of 3 channels"),
+        (trained, ["--data.root=nowhere"], "data.root: nowhere: cannot be read"),
+        (trained, ["--evaluation.parts=3"], "evaluation.parts: each of 3 parts needs two images"),
+        (trained, ["--evaluation.recall_at=[0]"], "evaluation.recall_at"),
         (trained, [f"--output={taken}"], f"--output: {taken} exists; choose another file"),
         (trained, [f"--output={below}"], f"--output: {below}: Not a directory"),
         (tmp_path, [], f"{tmp_path}: holds neither run.json nor model.safetensors; expected"),
         (exported, [], "data.root: an export has no images; name some, as in --data.dataset"),
     ):
-        assert main([str(folder), *words]) == 2
-        assert capsys.readouterr().err.startswith(f"error: {line}")
+        assert main([str(folder), f"--output={output}", *words]) == 2
+        [error] = capsys.readouterr().err.splitlines()
+        assert error.startswith(f"error: {line}") and not output.exists()
     with pytest.raises(SystemExit) as stop:
         main([str(trained), "--optimization.steps=3"])
     assert stop.value.code == 2

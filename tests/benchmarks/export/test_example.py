@@ -7,7 +7,7 @@ import re
 import runpy
 import shutil
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,42 +26,27 @@ from tests.support.processes import ROOT
 
 PRINTED = 1e-4  # similarities have four decimals
 
+Search = Callable[..., tuple[int, str, str]]
+
 
 @pytest.fixture(scope="module")
-def search() -> Callable[[Sequence[str]], int]:
+def program() -> Any:
     return runpy.run_path(str(ROOT / "examples" / "search_folder.py"))["main"]
 
 
-def test_the_example_finds_the_nearest_images(
-    trained: Path,
-    pictures: Path,
-    tmp_path: Path,
-    search: Callable[[Sequence[str]], int],
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    run, output = tmp_path / "run", tmp_path / "exported"
-    network = make_run(trained, run)
-    assert main([str(run), f"--output={output}"]) == 0
-    capsys.readouterr()
-    queries = ["class5/2.png", "class1/0.png"]
-    paths = [str(pictures / name) for name in queries]
-    assert search([str(output), str(pictures), *paths, "--neighbours=6"]) == 0
+@pytest.fixture
+def search(program: Any, capsys: pytest.CaptureFixture[str]) -> Search:
+    """Runs the example; its status, and what it wrote to stdout and stderr."""
 
-    seen = views(pictures, network)
-    names = list(seen)
-    assert len(names) == CLASSES * IMAGES
-    embeddings = embed(network, torch.stack(list(seen.values()))).double()
-    lines = iter(capsys.readouterr().out.splitlines())
-    for query in queries:
-        assert next(lines) == str(pictures / query)
-        similarities = normalize(embeddings) @ normalize(embeddings[names.index(query)], dim=0)
-        similarities[names.index(query)] = -1  # the query itself is no answer
-        nearest = similarities.sort(descending=True)
-        for expected, index in zip(nearest.values[:6], nearest.indices[:6], strict=True):
-            similarity, path = next(lines).split()
-            assert path == str(pictures / names[index])
-            assert float(similarity) == pytest.approx(expected.item(), abs=PRINTED)
-    assert next(lines, None) is None
+    def run(*words: object) -> tuple[int, str, str]:
+        capsys.readouterr()
+        try:
+            status = program([str(word) for word in words])
+        except SystemExit as stop:
+            status = stop.code
+        return status, *capsys.readouterr()
+
+    return run
 
 
 @pytest.fixture(scope="module")
@@ -71,31 +56,53 @@ def searchable(plain: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return output
 
 
-@pytest.mark.parametrize("missing", ["exported", "images", "decodable query"])
-def test_the_example_says_what_is_missing(
-    missing: str,
-    searchable: Path,
-    pictures: Path,
-    search: Callable[[Sequence[str]], int],
-    capsys: pytest.CaptureFixture[str],
+def test_the_example_finds_the_nearest_images(
+    trained: Path, pictures: Path, tmp_path: Path, search: Search
 ) -> None:
-    query = pictures / "class0" / "0.png"
-    arguments, wrong = {
-        "exported": ([searchable / "nowhere", pictures, query], 0),
-        "images": ([searchable, searchable, query], 1),
-        "decodable query": ([searchable, pictures, searchable / "config.json"], 2),
-    }[missing]
-    with pytest.raises(SystemExit) as stopped:
-        search(list(map(str, arguments)))
-    assert stopped.value.code == 2
-    assert str(arguments[wrong]) in capsys.readouterr().err
+    run, output = tmp_path / "run", tmp_path / "exported"
+    network = make_run(trained, run)
+    assert main([str(run), f"--output={output}"]) == 0
+    queries = ["class5/2.png", "class1/0.png"]
+    words = [output, pictures, *(pictures / name for name in queries), "--neighbours=6"]
+    status, printed, _ = search(*words)
+    assert status == 0
+
+    seen = views(pictures, network)
+    names = list(seen)
+    assert len(names) == CLASSES * IMAGES
+    unit = normalize(embed(network, torch.stack(list(seen.values()))).double())
+    lines = iter(printed.splitlines())
+    for query in queries:
+        assert next(lines) == str(pictures / query)
+        similarities = unit @ unit[names.index(query)]
+        similarities[names.index(query)] = -1  # the query itself is no answer
+        nearest = similarities.sort(descending=True)
+        for expected, index in zip(nearest.values[:6], nearest.indices[:6], strict=True):
+            similarity, path = next(lines).split()
+            assert path == str(pictures / names[index])
+            assert float(similarity) == pytest.approx(expected.item(), abs=PRINTED)
+    assert next(lines, None) is None
+
+
+def test_the_search_refuses_in_one_line(
+    searchable: Path, pictures: Path, tmp_path: Path, search: Search
+) -> None:
+    query, bomb = pictures / "class0" / "0.png", tmp_path / "bomb.png"
+    Image.new("1", (20_000, 10_000)).save(bomb)
+    nowhere, undecodable = searchable / "nowhere", searchable / "config.json"
+    for words, named in (
+        ([nowhere, pictures, query], nowhere),
+        ([searchable, searchable, query], searchable),
+        ([searchable, pictures, undecodable], undecodable),
+        ([searchable, pictures, bomb], bomb),
+        ([searchable, pictures, query, "--neighbours=0"], "--neighbours"),
+    ):
+        status, _, errors = search(*words)
+        assert status == 2 and str(named) in errors.splitlines()[-1]
 
 
 def test_the_example_shows_the_images_upright(
-    searchable: Path,
-    tmp_path: Path,
-    search: Callable[[Sequence[str]], int],
-    capsys: pytest.CaptureFixture[str],
+    searchable: Path, tmp_path: Path, search: Search
 ) -> None:
     """On a page that loads nothing; a photograph on its side is found as the upright one."""
     images, exif = tmp_path / "images", Image.Exif()
@@ -108,11 +115,10 @@ def test_the_example_shows_the_images_upright(
     exif[0x0112] = 6  # turn it clockwise
     upright.transpose(Image.Transpose.ROTATE_90).save(folder / "1.png", exif=exif)
     upright.transpose(Image.Transpose.ROTATE_180).save(other / "2.png")
-    page = tmp_path / "neighbours.html"
-    query = str(folder / "0.png")
-    assert search([str(searchable), str(images), query, f"--html={page}"]) == 0
-    nearest, other_one = map(str.split, capsys.readouterr().out.splitlines()[1:])
-    assert (nearest[0], Path(nearest[-1]).name) == ("1.0000", "1.png")
+    page, query = tmp_path / "neighbours.html", folder / "0.png"
+    status, printed, _ = search(searchable, images, query, f"--html={page}")
+    nearest, other_one = map(str.split, printed.splitlines()[1:])
+    assert (status, nearest[0], Path(nearest[-1]).name) == (0, "1.0000", "1.png")
     assert Path(other_one[-1]).name == "2.png"
     text = page.read_text()
     pictures = re.findall(r'src="data:image/jpeg;base64,([^"]+)"', text)
@@ -124,18 +130,14 @@ def test_the_example_shows_the_images_upright(
             assert shown.size == (30, 60)
             assert np.asarray(shown)[5].mean() > 200 > 50 > np.asarray(shown)[50].mean()
 
-    before = (folder / "0.png").read_bytes()
-    with pytest.raises(SystemExit) as stopped:
-        search([str(searchable), str(folder), query, f"--html={query}"])
-    assert (stopped.value.code, (folder / "0.png").read_bytes()) == (2, before)
-    assert f"--html: {query} is there already" in capsys.readouterr().err
+    before = query.read_bytes()
+    status, _, errors = search(searchable, folder, query, f"--html={query}")
+    assert (status, query.read_bytes()) == (2, before)
+    assert f"--html: {query} is there already" in errors
 
 
 def test_the_search_reads_images_as_a_training_does(
-    searchable: Path,
-    tmp_path: Path,
-    search: Callable[[Sequence[str]], int],
-    capsys: pytest.CaptureFixture[str],
+    searchable: Path, tmp_path: Path, search: Search
 ) -> None:
     """All suffixes, 16 bits and linked folders; no hidden file; a damaged image is named and left out."""
     linked, folder = tmp_path / "elsewhere", tmp_path / "a folder"
@@ -150,46 +152,19 @@ def test_the_search_reads_images_as_a_training_does(
     (folder / "._a.png").write_bytes(b"of a Mac")
     (folder / "damaged.png").write_bytes((folder / "a.png").read_bytes()[:60])
     Image.new("1", (20_000, 10_000)).save(folder / "bomb.png")
-    assert search([str(searchable), str(folder), str(folder / "a.png"), "--neighbours=9"]) == 0
-    output = capsys.readouterr()
-    found = {}
-    for line in output.out.splitlines()[1:]:
-        similarity, path = line.split(maxsplit=1)
-        found[Path(path).relative_to(folder).as_posix()] = float(similarity)
+    status, printed, errors = search(searchable, folder, folder / "a.png", "--neighbours=9")
+    assert status == 0
+    rows = (line.split(maxsplit=1) for line in printed.splitlines()[1:])
+    found = {Path(path).relative_to(folder).as_posix(): float(value) for value, path in rows}
     assert set(found) == {"a.gif", "a.jfif", "a.jp2", "a.TIFF", "linked/16.png", "linked/other.png"}
     assert found["linked/16.png"] == found["a.gif"] == found["a.TIFF"] == pytest.approx(1, abs=1e-3)
     assert found["linked/other.png"] == min(found.values()) < 1
-    left_out = [line for line in output.err.splitlines() if line.startswith("left out: ")]
-    assert [name for name in ("damaged.png", "bomb.png") for line in left_out if name in line] == [
-        "damaged.png",
-        "bomb.png",
-    ]
-
-
-@pytest.mark.parametrize("arguments", [["--neighbours=-3"], ["--neighbours=0"], ["bomb"]])
-def test_the_search_refuses_in_one_line(
-    arguments: list[str],
-    searchable: Path,
-    pictures: Path,
-    tmp_path: Path,
-    search: Callable[[Sequence[str]], int],
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    if arguments == ["bomb"]:
-        arguments = [str(tmp_path / "bomb.png")]
-        Image.new("1", (20_000, 10_000)).save(arguments[0])
-    with pytest.raises(SystemExit) as stopped:
-        query = str(pictures / "class0" / "0.png")
-        search([str(searchable), str(pictures), query, *arguments])
-    assert stopped.value.code == 2
-    assert capsys.readouterr().err.splitlines()[-1].startswith("usage: ") is False
+    for name in ("damaged.png", "bomb.png"):
+        assert re.search(f"^left out: .*{name}", errors, re.MULTILINE)
 
 
 def test_the_search_that_an_export_prints_can_be_pasted(
-    plain: Path,
-    tmp_path: Path,
-    search: Callable[[Sequence[str]], int],
-    capsys: pytest.CaptureFixture[str],
+    plain: Path, tmp_path: Path, search: Search, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = tmp_path / "an export; it's new"
     assert main([str(plain), f"--output={output}"]) == 0
@@ -201,14 +176,11 @@ def test_the_search_that_an_export_prints_can_be_pasted(
         check=True,
     ).stdout.splitlines()
     assert words[:2] == ["examples/search_folder.py", str(output)]
-    assert search(words[1:]) == 0
-    assert len(capsys.readouterr().out.splitlines()) == 1 + 5
+    status, printed, _ = search(*words[1:])
+    assert (status, len(printed.splitlines())) == (0, 1 + 5)
 
 
-def test_no_search_is_printed_without_images(
-    plain: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = shutil.copytree(plain, tmp_path / "run")
+def test_no_search_is_printed_without_images(run: Path, tmp_path: Path) -> None:
     record = json.loads((run / "run.json").read_text())
     record["config"]["data"]["root"] = str(tmp_path / "gone")
     write_json(run / "run.json", record)
@@ -219,99 +191,79 @@ def test_no_search_is_printed_without_images(
     assert query.is_file() and query.is_relative_to(root) and root.is_relative_to(tmp_path / "cub")
 
 
-def rate(false_accepts: float, threshold: float | None) -> dict[str, Any]:
-    return {"false_accepts": false_accepts, "true_accepts": 0.5, "threshold": threshold}
-
-
-@pytest.fixture
-def judging(searchable: Path, tmp_path: Path) -> Path:
-    """An export with thresholds."""
-    output = shutil.copytree(searchable, tmp_path / "judging")
-    rates = [rate(0.01, -1.0), rate(0.001, 0.99995), rate(0.0001, None)]
-    write_json(output / "thresholds.json", {"rates": rates})
-    return output
-
-
 def test_it_says_same_or_not_sure(
-    judging: Path,
-    searchable: Path,
-    pictures: Path,
-    tmp_path: Path,
-    search: Callable[[Sequence[str]], int],
-    capsys: pytest.CaptureFixture[str],
+    searchable: Path, pictures: Path, tmp_path: Path, search: Search
 ) -> None:
-    copy = tmp_path / "images"
-    shutil.copytree(pictures, copy)
+    """By the thresholds of an export that has some."""
+    judging = shutil.copytree(searchable, tmp_path / "judging")
+    thresholds = {0.01: -1.0, 0.001: 0.99995, 0.0001: None}
+    rates = [{"false_accepts": rate, "threshold": least} for rate, least in thresholds.items()]
+    write_json(judging / "thresholds.json", {"rates": rates})
+    copy = shutil.copytree(pictures, tmp_path / "images")
     shutil.copy(copy / "class5" / "2.png", copy / "class1" / "copy.png")
-    asked, page = [str(copy), str(copy / "class5" / "2.png")], tmp_path / "page.html"
-    assert search([str(judging), *asked, f"--html={page}"]) == 0
-    printed = capsys.readouterr()
-    lines = [line.removeprefix("  ").split("  ", 1) for line in printed.out.splitlines()[1:]]
+    asked, page = [copy, copy / "class5" / "2.png"], tmp_path / "page.html"
+    _, printed, errors = search(judging, *asked, f"--html={page}")
+    lines = [line.removeprefix("  ").split("  ", 1) for line in printed.splitlines()[1:]]
     verdicts = [rest.startswith("same ") for _, rest in lines]
     assert verdicts == [similarity == "1.0000" for similarity, _ in lines]
     assert len(lines) == 5 and {*verdicts} == {True, False}
-    assert str(copy / "class1" / "copy.png") in printed.out
-    assert "at least 1.000, as for at most 0.1 % of the pairs" in printed.err
+    assert str(copy / "class1" / "copy.png") in printed
+    assert "at least 1.000, as for at most 0.1 % of the pairs" in errors
     text = page.read_text()
     assert text.count('<span class="verdict yes">same</span><br><b>class') == sum(verdicts)
     assert text.count('<span class="verdict">not sure</span><br><b>class') == 5 - sum(verdicts)
     assert text.count("at most 0.1 % of the pairs") == 1
-    assert search([str(judging), *asked, "--false-accepts=0.01"]) == 0
-    assert capsys.readouterr().out.count("  same  ") == 5
+    _, printed, _ = search(judging, *asked, "--false-accepts=0.01")
+    assert printed.count("  same  ") == 5
     for rate, export, told in (
         ("0.0001", judging, "has a threshold for 0.01, 0.001, not for 0.0001"),
         ("0.01", searchable, "has no thresholds; train with --evaluation.verification=true"),
     ):
-        with pytest.raises(SystemExit) as stopped:
-            search([str(export), *asked, f"--false-accepts={rate}"])
-        assert stopped.value.code == 2 and told in capsys.readouterr().err
-    assert search([str(searchable), *asked]) == 0
-    assert "train with --evaluation.verification=true" in capsys.readouterr().err
+        status, _, errors = search(export, *asked, f"--false-accepts={rate}")
+        assert status == 2 and told in errors
+    assert "train with --evaluation.verification=true" in search(searchable, *asked)[2]
 
 
-def test_the_usual_rate_is_the_next_that_was_measured(
-    judging: Path, search: Callable[[Sequence[str]], int]
-) -> None:
-    chosen = search.__globals__["threshold"]
-    for rates, expected in (
-        ([rate(0.01, 0.3), rate(0.001, 0.5), rate(0.0001, 0.7)], (0.001, 0.5)),
-        ([rate(0.05, 0.2), rate(0.01, 0.3), rate(0.001, None)], (0.01, 0.3)),
-        ([rate(0.0001, 0.7)], (0.0001, 0.7)),
-        ([rate(0.01, None)], None),
+def test_the_usual_rate_is_the_next_that_was_measured(program: Any, tmp_path: Path) -> None:
+    chosen = program.__globals__["threshold"]
+    for thresholds, expected in (
+        ({0.01: 0.3, 0.001: 0.5, 0.0001: 0.7}, (0.001, 0.5)),
+        ({0.05: 0.2, 0.01: 0.3, 0.001: None}, (0.01, 0.3)),
+        ({0.0001: 0.7}, (0.0001, 0.7)),
+        ({0.01: None}, None),
     ):
-        write_json(judging / "thresholds.json", {"rates": rates})
-        assert chosen(judging, None) == expected
+        rates = [{"false_accepts": rate, "threshold": least} for rate, least in thresholds.items()]
+        write_json(tmp_path / "thresholds.json", {"rates": rates})
+        assert chosen(tmp_path, None) == expected
 
 
 def test_an_index_is_used_again_for_the_same_images_and_model(
     searchable: Path,
     pictures: Path,
     tmp_path: Path,
-    search: Callable[[Sequence[str]], int],
-    capsys: pytest.CaptureFixture[str],
+    program: Any,
+    search: Search,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    folder, index = tmp_path / "images", tmp_path / "index.npz"
-    shutil.copytree(pictures, folder)
+    folder, index = shutil.copytree(pictures, tmp_path / "images"), tmp_path / "index.npz"
     damaged = folder / "class0" / "damaged.png"
     damaged.write_bytes((folder / "class0" / "0.png").read_bytes()[:60])
     model = shutil.copytree(searchable, tmp_path / "model")
-    arguments = [str(folder), str(folder / "class1" / "0.png"), f"--index={index}"]
+    words = [model, folder, folder / "class1" / "0.png", f"--index={index}"]
     read: list[Path] = []
-    images = search.__globals__["read_image"]
+    read_image = program.__globals__["read_image"]
 
     def reading(path: Path, **options: Any) -> Any:
         read.append(path)
-        return images(path, **options)
+        return read_image(path, **options)
 
-    monkeypatch.setitem(search.__globals__, "read_image", reading)
+    monkeypatch.setitem(program.__globals__, "read_image", reading)
 
     def searched() -> tuple[str, str, int]:
         read.clear()
-        assert search([str(model), *arguments]) == 0
-        printed = capsys.readouterr()
-        assert f"left out: {damaged}" in printed.err and "damaged" not in printed.out
-        return printed.out, printed.err, len(read)
+        status, printed, errors = search(*words)
+        assert status == 0 and f"left out: {damaged}" in errors and "damaged" not in printed
+        return printed, errors, len(read)
 
     first, told, count = searched()
     assert str(index) not in told and count == CLASSES * IMAGES + 1 + 7
@@ -326,7 +278,6 @@ def test_an_index_is_used_again_for_the_same_images_and_model(
     _, told, count = searched()
     assert "is of another model; it is made anew" in told and count > 7
     index.write_text("mine")
-    with pytest.raises(SystemExit) as stopped:
-        search([str(model), *arguments])
-    assert (stopped.value.code, index.read_text()) == (2, "mine")
-    assert "is no index of this program" in capsys.readouterr().err
+    status, _, errors = search(*words)
+    assert (status, index.read_text()) == (2, "mine")
+    assert "is no index of this program" in errors
