@@ -35,19 +35,20 @@ if TYPE_CHECKING:
 
     from benchmarks.datasets import Glyphs, ImageSet
 
-IMAGES = ("data.dataset", "data.root", "data.table")
-CHOICE = (
-    *("data.split", "data.fold", "data.folds", "data.stage", "data.test_classes"),
-    *("data.class_level", "data.known_classes", "data.max_classes"),
-)
-"""Settings that say which classes are tested: of other images, those of the run do not hold."""
+IMAGES = {"data.dataset", "data.root", "data.table"}
+CHOICE = {
+    **{"data.split": "test", "data.fold": "0", "data.folds": "4", "data.stage": "null"},
+    **{"data.test_classes": "null", "data.class_level": "null", "data.known_classes": "null"},
+    "data.max_classes": "null",
+}
+"""Settings that say which classes are tested, and those of other images, for which the run's do not hold."""
 
-VIEW = ("data.image_size", "data.resize", "data.keep_aspect", "data.interpolation")
-TESTS = tuple(
-    f"evaluation.{name}"
-    for name in ("recall_at", "batch_size", "parts", "clustering", "verification")
+SETTINGS = (
+    *("data.dataset", "data.root", "data.table", *CHOICE, "data.image_size", "data.resize"),
+    *("data.keep_aspect", "data.interpolation", "data.num_workers", "evaluation.recall_at"),
+    *("evaluation.batch_size", "evaluation.parts", "evaluation.clustering"),
+    *("evaluation.verification", "precision"),
 )
-SETTINGS = (*IMAGES, *CHOICE, *VIEW, "data.num_workers", *TESTS, "precision")
 
 TRAINING = {
     **{"protocol": "paper", "model.weights": "null", "data.decoded_gib": "null"},
@@ -57,9 +58,6 @@ TRAINING = {
     "evaluation.divergence": "false",
 }
 """Settings of the training and of what needs its images or losses, with the value that leaves them out."""
-
-OTHER = {"data.split": "test", "data.fold": "0", "data.folds": "4", "data.table": "null"}
-"""Settings, not null, that images have of which no run says more."""
 
 
 @console.signals_handled(console.leave)
@@ -92,36 +90,26 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 @dataclass(frozen=True)
 class Test:
-    """A network, and what it is tested on.
-
-    Args:
-        about: Facts about its training, for the record.
-        experiment: The run's, with the settings that were given.
-        config: Its settings, for the record.
-        images: Without views.
-        are_known: If the run's record says whether it was trained on these classes.
-    """
+    """A network, and what it is tested on."""
 
     network: "nn.Module"
     trunk: "nn.Module"
-    about: dict[str, Any]
-    experiment: settings.Experiment
-    config: dict[str, Any]
-    images: "Glyphs | ImageSet"
-    are_known: bool
+    about: dict[str, Any]  # facts about its training, for the record
+    experiment: settings.Experiment  # the run's, with the settings that were given
+    config: dict[str, Any]  # its settings, for the record
+    images: "Glyphs | ImageSet"  # without views
+    are_known: bool  # if the run's record says whether it was trained on these classes
 
     @property
     def title(self) -> str:
-        split, known = self.experiment.data.split, self.experiment.data.known_classes
-        classes = f"{'unseen ' * (not known)}{split} classes"
-        if split == "all":
-            classes = "the classes of the training"
+        data = self.experiment.data
+        classes = f"{'unseen ' * (not data.known_classes)}{data.split} classes"
         if not self.are_known:
             classes = "other images"
-        return (
-            f"{self.experiment.data.dataset}: {classes} ({self.images.num_classes:,} classes, "
-            f"{len(self.images):,} images), tested with {self.about['network']}"
-        )
+        elif data.split == "all":
+            classes = "the classes of the training"
+        counts = f"{self.images.num_classes:,} classes, {len(self.images):,} images"
+        return f"{data.dataset}: {classes} ({counts}), tested with {self.about['network']}"
 
 
 UNKNOWN = "The network may have been trained on some of these classes."
@@ -147,11 +135,9 @@ def _run(options: Namespace, argv: Sequence[str]) -> int:
         if accelerator.is_main_process:
             run = records.Run(options.run, {**info, "steps": info["steps"] or 0})  # unknown ones
             command = shlex.join(["python", "-m", "benchmarks.evaluate", *argv])
-            session = {
-                **{"command": command, **records.describe_code()},
-                **{"versions": records.describe_versions()},
-                **{"hardware": records.describe_hardware(), "finished": records.now()},
-            }
+            session = {"command": command, **records.describe_code(), "finished": records.now()}
+            session |= {"versions": records.describe_versions()}
+            session |= {"hardware": records.describe_hardware()}
             output.parent.mkdir(parents=True, exist_ok=True)
             records.write_json(output, session | info)
             page = reporting.compare([run])
@@ -179,7 +165,7 @@ def _of_run(folder: Path, given: Mapping[str, str]) -> Test:
             experiment.data, seed=experiment.seed, default=default
         )
 
-    loaded, same, named = None, False, given.keys() & {*IMAGES}
+    loaded, same, named = None, False, given.keys() & IMAGES
     if given.get("data.dataset", own.dataset) == own.dataset:
         try:
             loaded = load({}, 0.5)
@@ -188,12 +174,12 @@ def _of_run(folder: Path, given: Mapping[str, str]) -> Test:
             if not named:
                 raise
     if loaded is None or (named and not same):
-        loaded = load(dict.fromkeys(CHOICE, "null") | OTHER, None)
+        loaded = load({"data.table": "null", **CHOICE}, None)
     command, images = loaded
     about = {"network": f"{folder}", "step": restored.step, "weights": info.get("weights")}
     about |= {name: info[name] for name in ("label", "seed", "protocol", "steps")}
     resolved = building.resolved(command.config)
-    are_known = same and not given.keys() & {*CHOICE}
+    are_known = same and not given.keys() & CHOICE.keys()
     network = restored.network
     return Test(network, network.trunk, about, command.experiment, resolved, images, are_known)
 
@@ -205,19 +191,18 @@ def _of_export(folder: Path, given: Mapping[str, str]) -> Test:
             f"{folder}: holds neither run.json nor model.safetensors; expected the folder of a run, or of an export"
         )
     network, view = evaluation.load_export(folder)
-    if not given.keys() & {*IMAGES}:
+    if not given.keys() & IMAGES:
         raise settings.ConfigError(
             "data.root: an export has no images; name some, as in --data.dataset folder --data.root DIR"
         )
     view = {f"data.{name}": f"{value}".lower() for name, value in view.items()}
     recall = {"evaluation.recall_at": "[1, 2, 4, 8]"}
-    pretrained: Any = network.pretrained_cfg
-    channels = pretrained["input_size"][0]
-    command = _parse(None, {**TRAINING, **recall, **OTHER, **view, **given}, channels)
+    channels = network.pretrained_cfg["input_size"][0]
+    command = _parse(None, {**TRAINING, **recall, **CHOICE, **view, **given}, channels)
     images = building.build_tested(command.experiment.data)
     digest = {"sha256": records.file_digest(folder / "model.safetensors")}
-    about: dict[str, Any] = {"network": f"{folder}", "label": folder.resolve().name}
-    about |= {"weights": digest, "seed": 0, "protocol": None, "steps": None}
+    about = {"network": f"{folder}", "label": folder.resolve().name, "weights": digest}
+    about |= {"seed": 0, "protocol": None, "steps": None}
     config = {name: command.config[name] for name in ("precision", "data", "evaluation")}
     return Test(network, network, about, command.experiment, config, images, False)
 
@@ -244,12 +229,9 @@ def _tested(test: Test, accelerator: "Accelerator") -> dict[str, Any]:
         about |= records.look_through(data, images)
     exact = test.experiment.precision == "float64"
     network = test.network.double() if exact else test.network.float()
-    evaluator = evaluation.Evaluator(
-        accelerator,
-        accelerator.prepare_model(network, evaluation_mode=True),
-        tests.batch_size,
-        settings.num_workers(data, accelerator.num_processes),
-    )
+    network = accelerator.prepare_model(network, evaluation_mode=True)
+    workers = settings.num_workers(data, accelerator.num_processes)
+    evaluator = evaluation.Evaluator(accelerator, network, tests.batch_size, workers)
     found, outputs, half_widths, _ = evaluation.test_outputs(evaluator, None, None, images, tests)
     return {
         **test.about,

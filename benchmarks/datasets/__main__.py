@@ -11,10 +11,42 @@ import sys
 from argparse import ArgumentTypeError
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from benchmarks.console import at_least, columns, command_parser, decimal, leave, signals_handled
 from benchmarks.datasets.catalogue import IMAGE_DATASETS
 from benchmarks.datasets.listing import DatasetError
+
+
+def _file_or_fraction(text: str) -> Path | float:
+    try:
+        return decimal(text)
+    except ArgumentTypeError:
+        return Path(text)
+
+
+def _level(text: str) -> int | str:
+    return text if text == "last" else at_least(1)(text)
+
+
+CLASSES = (
+    "a file that names the test classes, or their fraction; default: half, or as a table splits"
+)
+KNOWN = "allow test classes that are also trained on"
+LEVEL = "the first N folders of a path, or the last, are the class; default: all"
+TABLE = "CSV or Parquet; docs/datasets.md describes its columns"
+OPTIONS: dict[str, dict[str, Any]] = {
+    "root": {"type": Path, "metavar": "DIR", "required": True},
+    "test_classes": {"type": _file_or_fraction, "metavar": "FILE|FRACTION", "help": CLASSES},
+    "class_level": {"type": _level, "metavar": "N|last", "help": LEVEL},
+    "table": {"type": Path, "metavar": "FILE", "required": True, "help": TABLE},
+    "known_classes": {"choices": ["true", "false"], "default": "false", "help": KNOWN},
+}
+USED = {
+    **dict.fromkeys(IMAGE_DATASETS, ("root",)),
+    "folder": ("root", "test_classes", "class_level"),
+    "table": ("root", "test_classes", "table", "known_classes"),
+}
 
 
 @signals_handled(leave)
@@ -23,59 +55,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = command_parser("datasets", __doc__)
     parser.add_argument("command", choices=["verify"])
     names = parser.add_subparsers(dest="name", required=True, prog=f"{parser.prog} verify")
-    for name in (*IMAGE_DATASETS, "folder", "table"):
+    for name, used in USED.items():
         named = names.add_parser(name, allow_abbrev=False)
-        named.add_argument("--data.root", dest="root", type=Path, metavar="DIR", required=True)
-        if name in ("folder", "table"):
-            named.add_argument(
-                "--data.test_classes",
-                dest="test_classes",
-                type=_file_or_fraction,
-                metavar="FILE|FRACTION",
-                help="a file that names the test classes, or their fraction; default: half"
-                + ", or as the table splits" * (name == "table"),
-            )
-        if name == "table":
-            named.add_argument(
-                "--data.table",
-                dest="table",
-                type=Path,
-                metavar="FILE",
-                required=True,
-                help="CSV or Parquet; docs/datasets.md describes its columns",
-            )
-            named.add_argument(
-                "--data.known_classes",
-                dest="known_classes",
-                choices=["true", "false"],
-                default="false",
-                help="allow test classes that are also trained on",
-            )
-        if name == "folder":
-            named.add_argument(
-                "--data.class_level",
-                dest="class_level",
-                type=lambda text: text if text == "last" else at_least(1)(text),
-                metavar="N|last",
-                help="the first N folders of a path, or the last, are the class; default: all",
-            )
+        for option in used:
+            named.add_argument(f"--data.{option}", dest=option, **OPTIONS[option])
     options = parser.parse_args(argv)
     from benchmarks.datasets import folder, table  # import torch, which --help does without
     from benchmarks.datasets.verify import verify
 
+    root, published = options.root, None
     try:
-        published = None
         if options.name == "folder":
             chosen = 0.5 if options.test_classes is None else options.test_classes
-            listing = folder.read(options.root, chosen, options.class_level)
+            listing = folder.read(root, chosen, options.class_level)
         elif options.name == "table":
             known = options.known_classes == "true"
-            listing = table.read(
-                options.table, options.root, options.test_classes, known_classes=known
-            )
+            listing = table.read(options.table, root, options.test_classes, known_classes=known)
         else:
             info = IMAGE_DATASETS[options.name]
-            listing, published = info.read(options.root), info.counts
+            listing, published = info.read(root), info.counts
         checks, broken = verify(listing, published)
     except (DatasetError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
@@ -86,13 +84,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     if broken:
         print("\nThese files cannot be used:", *broken, sep="\n")
     return int(any(result == "FAILED" for _, result, _ in checks))
-
-
-def _file_or_fraction(text: str) -> Path | float:
-    try:
-        return decimal(text)
-    except ArgumentTypeError:
-        return Path(text)
 
 
 if __name__ == "__main__":

@@ -15,11 +15,7 @@ Images = list[tuple[str, int]]
 
 
 def read(root: Path) -> Listing:
-    """List the images in a folder. Of several layouts the first of `LAYOUTS` is read: the owners' own.
-
-    Raises:
-        DatasetError: if there are no images; or, naming the index file, for one that is missing or wrong.
-    """
+    """List the images in a folder. Of several layouts the first of `LAYOUTS` is read: the owners' own."""
     folder, marker = find(root, LAYOUTS)
     layout, read_layout = LAYOUTS[marker]
     images, names = read_layout(folder)
@@ -33,10 +29,9 @@ def read(root: Path) -> Listing:
 def _devkit(folder: Path) -> tuple[Images, list[str]]:
     """Read the owners' annotations, with a file and a folder of images for each of their parts."""
     index = folder / "devkit"
-    images = _annotated(index / "cars_train_annos.mat", "fname", above="cars_train/")
+    images = _annotated(index / "cars_train_annos.mat", "fname", "cars_train/")
     # A download of its own: the devkit's list of these images has no classes.
-    labelled = folder / "cars_test_annos_withlabels.mat"
-    images += _annotated(labelled, "fname", above="cars_test/")
+    images += _annotated(folder / "cars_test_annos_withlabels.mat", "fname", "cars_test/")
     return images, list(_variable(index / "cars_meta.mat", "class_names"))
 
 

@@ -17,9 +17,8 @@ Interpolation = Literal["bilinear", "bicubic", "lanczos"]
 def read_cub(root: Path) -> Listing:
     """Read Caltech-UCSD Birds-200-2011: 11,788 photographs of 200 species of birds.
 
-    The first 100 species train and the others test, as in the papers on metric learning since Oh Song et al. (CVPR
-    2016). The archive's own `train_test_split.txt` divides the images of every species and is not used here. The
-    paths in `images.txt` name the classes: 001.Black_footed_Albatross/...
+    The first 100 species train and the others test, as since Oh Song et al. (CVPR 2016). The paths in `images.txt`
+    name the classes: 001.Black_footed_Albatross/...
     """
     folder, index = find(root, ["images.txt"])
     with reading(folder / index):
@@ -31,10 +30,7 @@ def read_cub(root: Path) -> Listing:
 
 
 def read_sop(root: Path) -> Listing:
-    """Read Stanford Online Products: 120,053 photographs of 22,634 products from eBay offers.
-
-    Products 1-11,318 train and the others test. A product has few photographs, five on average.
-    """
+    """Read Stanford Online Products: 120,053 photographs of 22,634 products from eBay offers."""
     folder, _ = find(root, ["Ebay_train.txt"])
     paths, classes, parts = [], [], []
     for part in ("train", "test"):
@@ -50,7 +46,6 @@ def read_inshop(root: Path) -> Listing:
     """Read In-Shop Clothes Retrieval of DeepFashion: 52,712 images of 7,982 items.
 
     `list_eval_partition.txt` gives for every image the item that it shows, and its part: train, query or gallery.
-    Queries are searched in the gallery. No item both trains and tests, and queries and gallery have the same items.
 
     The images come in two sizes with the same names below `img` and `img_highres`; the choice changes results. The
     benchmark's README describes `img`, centred and resized to 256 x 256, so `img` is read if both are there.
@@ -66,15 +61,11 @@ def read_inshop(root: Path) -> Listing:
     return Listing("inshop", (above / images).parent, layout, paths, items, parts)
 
 
+_INSHOP = {"train": (25_882, 3_997), "query": (14_218, 3_985), "gallery": (12_612, 3_985)}
 _PUBLISHED = (
     DatasetInfo("cub", read_cub, {"train": (5_864, 100), "test": (5_924, 100)}),
     DatasetInfo("cars", cars.read, {"train": (8_054, 98), "test": (8_131, 98)}),
     DatasetInfo("sop", read_sop, {"train": (59_551, 11_318), "test": (60_502, 11_316)}),
-    DatasetInfo(
-        "inshop",
-        read_inshop,
-        {"train": (25_882, 3_997), "query": (14_218, 3_985), "gallery": (12_612, 3_985)},
-    ),
+    DatasetInfo("inshop", read_inshop, _INSHOP),
 )
-
 IMAGE_DATASETS = {info.name: info for info in _PUBLISHED}

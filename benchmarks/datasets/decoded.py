@@ -1,5 +1,6 @@
 """Photographs that are decoded once, and whose views are cut where the network is."""
 
+import math
 from collections.abc import Sequence
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
@@ -37,8 +38,8 @@ class DecodedImages(torch.utils.data.Dataset[tuple[Tensor, int, int]]):
         self.images, self.device = images, device
         self.labels, self.num_classes = images.labels, images.num_classes
         self.is_query = images.is_query
-        self._sizes = [self._size(i) for i in range(len(images))]
-        self.nbytes = sum(3 * width * height for width, height in self._sizes)
+        self._bytes = [3 * math.prod(self._size(i)) for i in range(len(images))]
+        self.nbytes = sum(self._bytes)
 
     def open(self) -> Self:
         """Decode the images.
@@ -47,20 +48,20 @@ class DecodedImages(torch.utils.data.Dataset[tuple[Tensor, int, int]]):
             DatasetError: if one cannot be decoded.
         """
         stored = torch.empty(self.nbytes, dtype=torch.uint8)
-        parts = stored.split([3 * width * height for width, height in self._sizes])
+        parts = stored.split(self._bytes)
         Image.init()  # opening an image loads them, which is not thread-safe
         with ThreadPool(joblib.cpu_count()) as pool:  # decoding holds no lock
-            tasks = pool.imap(self._decoded, range(len(parts)), chunksize=16)
+            decode = self.images.image
+            tasks = pool.imap(lambda i: np.array(decode(i)), range(len(parts)), chunksize=16)
             bar = progress_bar(tasks, total=len(parts), desc="decode", unit="image", leave=False)
             shapes = []
             for i, (part, pixels) in enumerate(zip(parts, bar, strict=True)):
                 if pixels.size != len(part):
-                    raise DatasetError(
-                        f"{self._path(i)}: has changed while the images were decoded; start again"
-                    )
+                    path = self._path(i)
+                    raise DatasetError(f"{path}: has changed while it was decoded; start again")
                 part.copy_(torch.from_numpy(pixels).flatten())
                 shapes.append(pixels.shape)
-        parts = stored.to(self.device).split([len(part) for part in parts])
+        parts = stored.to(self.device).split(self._bytes)
         self._pixels = [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
         return self
 
@@ -79,11 +80,11 @@ class DecodedImages(torch.utils.data.Dataset[tuple[Tensor, int, int]]):
         with draws_apart():
             for key, image in zip(keys, pixels, strict=True):
                 height, width, _ = image.shape
+                make = views.middle
                 if isinstance(key, tuple):
                     seed_draws(*key)
-                    cuts.append(views.draw((width, height)))
-                else:
-                    cuts.append(views.middle((width, height)))
+                    make = views.draw
+                cuts.append(make((width, height)))
         if self.device.type == "cpu":
             pictures = [Image.fromarray(image.numpy()) for image in pixels]
             made = [views.cut(*pair) for pair in zip(pictures, cuts, strict=True)]
@@ -98,9 +99,6 @@ class DecodedImages(torch.utils.data.Dataset[tuple[Tensor, int, int]]):
         with reading(path := self._path(index)), Image.open(path) as file:
             size: tuple[int, int] = file.size
         return size
-
-    def _decoded(self, index: int) -> np.ndarray:
-        return np.array(self.images.image(index))
 
     def _path(self, index: int) -> Path:
         return self.images.listing.root / self.images.name(index)

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
-from benchmarks.datasets.image_files import suffixes as suffixes_of_images
-from benchmarks.datasets.image_files import walk
+from benchmarks.datasets.image_files import suffixes, walk
 from benchmarks.datasets.listing import DatasetError, Listing, read_lines, reading
 from benchmarks.datasets.splits import shuffled
 
@@ -39,9 +38,8 @@ def read(
     paths = [path for of_class in images.values() for path in sorted(of_class)]
     classes = [name for name, of_class in images.items() for _ in of_class]
     parts = ["test" if name in testing else "train" for name in classes]
-    return Listing(
-        "folder", root, "root/class/image", paths, classes, parts, upright=True, left_out=left_out
-    )
+    lists = (paths, classes, parts)
+    return Listing("folder", root, "root/class/image", *lists, upright=True, left_out=left_out)
 
 
 def left_out_text(left_out: Mapping[str, int]) -> str:
@@ -60,12 +58,12 @@ def _images(root: Path, level: Level | None) -> tuple[dict[str, list[str]], dict
             inside = folder.relative_to(root)
             parts = inside.parts[-1:] if level == "last" else inside.parts[:level]
             name = unicodedata.normalize("NFC", "/".join(parts)) or "."
-            suffixes = Counter(Path(other).suffix.lower() or other for other in others)
-            left_out += suffixes
+            ends = Counter(Path(other).suffix.lower() or other for other in others)
+            left_out += ends
             if images:
                 found.setdefault(name, []).extend(f"{inside}/{image}" for image in images)
             elif not inner:
-                empty[name] = suffixes
+                empty[name] = ends
     if len(found) < 2:
         raise DatasetError(
             f"{root}: expected two or more folders of classes, to train and test on, got {len(found)}; lay the "
@@ -82,7 +80,7 @@ def _images(root: Path, level: Level | None) -> tuple[dict[str, list[str]], dict
             holds = f", but {left_out_text(empty[name])}" if empty[name] else ""
             raise DatasetError(
                 f"{root / name}: holds no image{holds}; remove the folder, or put images into it "
-                f"({', '.join(sorted(suffixes_of_images()))})"
+                f"({', '.join(sorted(suffixes()))})"
             )
     return dict(sorted(found.items())), dict(left_out)
 
@@ -100,8 +98,7 @@ def held_out(chosen: Path | float, classes: list[str]) -> set[str]:
                 f"{classes[0]!r}"
             )
     else:
-        count = round(chosen * len(classes)) if 0 < chosen < 1 else 0
-        names = set(shuffled(classes)[:count])
+        names = set(shuffled(classes)[: round(chosen * len(classes))]) if 0 < chosen < 1 else set()
     if not 0 < len(names) < len(classes):
         raise ValueError(
             f"test_classes: expected a fraction between 0 and 1, or a file of names, that leaves some of "

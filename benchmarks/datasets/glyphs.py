@@ -13,10 +13,8 @@ Construction:
 3. Images: drawn once at one em size, without hinting, centred; glyphs that would be too large are drawn smaller.
    They are cached in `root` under a name that hashes the font files.
 4. Splits: classes are ordered by the SHA-256 of their name. The first half trains; it is cut into the validation
-   folds.
-
-The stages of docs/glyphs.md cut the training half in another way: its first 750 classes are for "pretraining",
-shifted but not otherwise perturbed; "fine_tuning" draws 100 of the others for each seed and fold.
+   folds, or into stages (docs/glyphs.md): its first 750 classes are for "pretraining", shifted but not otherwise
+   perturbed; "fine_tuning" draws 100 of the others for each seed and fold.
 """
 
 import hashlib
@@ -25,7 +23,6 @@ import unicodedata
 from collections.abc import Sequence
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import NamedTuple
 
 import matplotlib
 import numpy as np
@@ -52,7 +49,6 @@ DRAWABLE = "LNPS"  # Unicode's letters, numbers, punctuation, symbols; marks (M)
 
 EM = 7 / 8  # em size of the drawing, of the image's side
 LONGEST_SIDE = 3 / 4  # largest extent of a glyph: leaves room for the affine map
-
 # The perturbation; each value is drawn uniformly from the symmetric or the given range.
 ROTATION = math.radians(15)
 SHEAR = math.tan(math.radians(10))
@@ -60,31 +56,23 @@ SCALE = (0.75, 1.15)
 TRANSLATION = 0.1  # of the image's side
 OCCLUDED_SIDE = 0.5  # at most, of the image's side: at most a quarter of the area
 NOISE = 0.15  # standard deviation, of the range from black to white
-
 SHIFT = 3 / 32  # of the image's side, at most: the only perturbation in pretraining
-
 PRETRAINED, FINE_TUNED = 750, 100  # classes of the stages
-
 TEST_SEED = 2**63  # larger than that of any training view
 
 
 class Glyphs(torch.utils.data.Dataset[tuple[torch.Tensor, int, int]]):
     """Characters as classes, font faces as their images; classes are disjoint between splits.
 
-    `dataset[i]` is the test view: the perturbation depends on `i` alone. `dataset[i, seed]` is a
-    training view: a pure function of (i, seed). No global random state is read or written.
+    Items, splits and attributes are as those of `ImageSet`; an image is (1, S, S), normalised to -1 (background) to
+    1 (ink) plus noise, and the fingerprint is of all rendered images and their class names.
 
     Args:
         root: Folder of the cache. The images are rendered on first use, in some seconds.
-        split, fold, folds, max_classes, draw_seed: As for `ImageSet`.
         image_size: Height and width S in pixels.
         stage: Split the training half by stages instead, see above. Default: by folds.
         seed: With the fold, decides which classes the stage "fine_tuning" draws.
-    Shape:
-        An item is (image, label, index): image (1, S, S), float32, normalised to -1 (background)
-        to 1 (ink) plus noise; label in 0..num_classes-1; index as asked for.
-    Attributes:
-        Those of `ImageSet`; fingerprint: SHA-256 of all rendered images and their class names.
+
     Raises:
         DatasetError: if the cache is damaged.
         ValueError: for an impossible fold, or an image_size below 16.
@@ -182,10 +170,9 @@ def _view(glyph: Pixels, index: int, seed: int) -> Floats:
 
 
 def _inverse_affine(angle: float, shear: float, scale: float, right: float, down: float) -> Floats:
-    """[M^-1 | -M^-1 t], (2, 3), which maps a place in the view to its place in the glyph, as (x, y).
+    """[M^-1 | -M^-1 t], (2, 3): from a place (x, y) in the view to that in the glyph, as in torch's `grid_sample`.
 
-    M = scale * rotation(angle) @ [[1, shear], [0, 1]] and t = (right, down); the origin is the
-    centre and the image's side is 2 long, as in `torch.nn.functional.grid_sample`.
+    M = scale * rotation(angle) @ [[1, shear], [0, 1]] and t = (right, down).
     """
     cos, sin = math.cos(angle) / scale, math.sin(angle) / scale
     xx, xy = cos + shear * sin, sin - shear * cos
@@ -207,10 +194,9 @@ def _split(
 ) -> list[str]:
     """A split's classes, in the order of the names."""
     order, half = shuffled(names), len(names) // 2
-    if split == "all":
-        kept = order
-    elif split == "test":
-        kept = order[half:]
+    whole = {"all": order, "test": order[half:]}
+    if split in whole:
+        kept = whole[split]
     elif stage is not None:
         seen, others = order[:PRETRAINED], order[PRETRAINED:half]
         if stage == "fine_tuning":
@@ -225,15 +211,11 @@ def _split(
     return [name for name in names if name in chosen]
 
 
-class _Rendered(NamedTuple):
-    """The classes' names, their images (classes, faces, S, S), and the SHA-256 of both."""
-
-    names: list[str]
-    images: Pixels
-    fingerprint: str
+Rendered = tuple[list[str], Pixels, str]
+"""The classes' names, their images (classes, faces, S, S), and the SHA-256 of both."""
 
 
-def _cached(root: Path, size: int) -> _Rendered:
+def _cached(root: Path, size: int) -> Rendered:
     """All classes, rendered if need be."""
     files = [Path(matplotlib.get_data_path(), "fonts", "ttf", file) for file in FACES.values()]
     version = f"{FORMAT} {__freetype_version__}".encode()
@@ -249,7 +231,7 @@ def _cached(root: Path, size: int) -> _Rendered:
 
 
 @lru_cache(maxsize=1)  # a run reads it for each of its splits
-def _read(path: Path, *facts: int) -> _Rendered:
+def _read(path: Path, *facts: int) -> Rendered:
     try:  # the file has checksums
         with np.load(path) as archive:
             code_points, images = archive["code_points"].tolist(), archive["images"]
@@ -257,7 +239,7 @@ def _read(path: Path, *facts: int) -> _Rendered:
         raise DatasetError(f"{path}: is damaged; delete it, and it is made again") from error
     names = [f"U+{point:04X} {chr(point)}" for point in code_points]
     fingerprint = hashlib.sha256("\n".join(names).encode() + images.tobytes()).hexdigest()
-    return _Rendered(names, images, fingerprint)
+    return names, images, fingerprint
 
 
 def _render(fonts: Sequence[FT2Font], size: int) -> tuple[list[int], Pixels]:
@@ -267,7 +249,10 @@ def _render(fonts: Sequence[FT2Font], size: int) -> tuple[list[int], Pixels]:
     bar = progress_bar(fonts, desc="Rendering glyphs", unit="face", delay=1)
     for face, font in enumerate(bar):
         for row, code_point in enumerate(code_points):
-            ink = _ink(font, chr(code_point), size)
+            ink = _drawn(font, chr(code_point), EM * size)
+            if (extent := max(ink.shape)) > LONGEST_SIDE * size:
+                smaller = EM * size * LONGEST_SIDE * size / extent
+                ink = _drawn(font, chr(code_point), smaller)
             top, left = (size - ink.shape[0]) // 2, (size - ink.shape[1]) // 2
             images[row, face, top : top + ink.shape[0], left : left + ink.shape[1]] = ink
     return code_points, images
@@ -300,16 +285,8 @@ def _outline(font: FT2Font, code_point: int) -> bytes:
     return (vertices - vertices.min(axis=0)).tobytes() + codes.tobytes() if len(vertices) else b""
 
 
-def _ink(font: FT2Font, character: str, size: int) -> Pixels:
-    """The smallest box around a drawn character, (height, width)."""
-    em, longest = EM * size, LONGEST_SIDE * size
-    ink = _drawn(font, character, em)
-    if max(ink.shape) > longest:
-        ink = _drawn(font, character, em * longest / max(ink.shape))
-    return ink
-
-
 def _drawn(font: FT2Font, character: str, em: float) -> Pixels:
+    """The smallest box around a drawn character, (height, width)."""
     font.set_size(em, 72)  # at 72 dpi a point is a pixel
     font.set_text(character, flags=LoadFlags.NO_HINTING)
     font.draw_glyphs_to_bitmap()

@@ -38,18 +38,13 @@ def walk(root: Path) -> Iterator[tuple[Path, list[str], list[str], list[str]]]:
     for folder, inner, files in os.walk(root, onerror=stop, followlinks=True):
         inner[:] = sorted(name for name in inner if name[0] != ".")
         for link in (Path(folder, name) for name in inner):
-            if link.is_symlink() and _leads_back(link, root):
+            depth = len(link.relative_to(root).parts)
+            passed = [above.resolve() for above in list(link.parents)[:depth] if link.is_symlink()]
+            if any(above.is_relative_to(link.resolve()) for above in passed):
                 raise OSError(errno.ELOOP, "a link to a folder around it; remove it", f"{link}")
         shown = sorted(name for name in files if name[0] != ".")
         images = [name for name in shown if name.lower().endswith(suffixes())]
         yield Path(folder), inner, images, [name for name in shown if name not in {*images}]
-
-
-def _leads_back(link: Path, root: Path) -> bool:
-    """True for a link to a folder that it was reached through, or to one around that."""
-    depth = len(link.relative_to(root).parts)
-    passed = [above.resolve() for above in list(link.parents)[:depth]]
-    return any(above.is_relative_to(link.resolve()) for above in passed)
 
 
 def pixel_digest(image: Image.Image) -> str:
@@ -92,9 +87,9 @@ def read_image(path: Path, *, upright: bool = False, box: Box | None = None) -> 
         return image
     left, top = max(box[0], 0), max(box[1], 0)
     right, bottom = min(box[2], image.width), min(box[3], image.height)
-    if left >= right or top >= bottom:
-        raise DatasetError(
-            f"{path}: the box {box} (left, top, right, bottom) lies outside of its {image.width} x {image.height} "
-            "pixels; correct it"
-        )
-    return image.crop((left, top, right, bottom))
+    if left < right and top < bottom:
+        return image.crop((left, top, right, bottom))
+    raise DatasetError(
+        f"{path}: the box {box} (left, top, right, bottom) lies outside of its {image.width} x {image.height} "
+        "pixels; correct it"
+    )

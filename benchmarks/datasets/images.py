@@ -35,7 +35,6 @@ class ImageSet(torch.utils.data.Dataset[tuple[torch.Tensor, int, int]]):
     global random state is changed.
 
     Args:
-        listing: All images of the dataset.
         split: "train" or "test", or "all" classes, or the two parts of the training classes, "development" and
             "validation", to choose settings without the test classes.
         views: Makes training and test views of an image.
@@ -49,10 +48,8 @@ class ImageSet(torch.utils.data.Dataset[tuple[torch.Tensor, int, int]]):
 
     Attributes:
         labels: (len,) int64.
-        class_names, num_classes: The classes of this split, one per label.
         is_query: (len,) bool, True for queries, which are searched in the gallery; None if every image is both.
         view: How a test view is cut out of an image: "image_size", "resize", "keep_aspect".
-        layout, fingerprint: Those of the listing, the same for every split.
 
     Raises:
         DatasetError: if a listed file is missing; when an item is read, if it cannot be decoded, also in a
@@ -71,20 +68,15 @@ class ImageSet(torch.utils.data.Dataset[tuple[torch.Tensor, int, int]]):
         max_classes: int | None = None,
         draw_seed: int | None = None,
     ) -> None:
-        self.listing = listing
-        self.views = views
-        self.layout = listing.layout
-        self.fingerprint = listing.fingerprint
-
-        parts = np.array(listing.parts)
-        classes = np.array(listing.classes)
+        self.listing, self.views = listing, views
+        self.layout, self.fingerprint = listing.layout, listing.fingerprint
+        parts, classes = np.array(listing.parts), np.array(listing.classes)
         rows = np.flatnonzero(((parts == "train") != (split == "test")) | (split == "all"))
         names = np.unique(classes[rows]).tolist()
         if split in ("development", "validation"):
             names = validation_fold(names, fold, folds)[split == "validation"]
         names = limited(names, max_classes, draw_seed)
         rows = rows[np.isin(classes[rows], names)]
-
         self.class_names: list[str] = names
         self.num_classes = len(names)
         self.labels = torch.from_numpy(np.searchsorted(names, classes[rows]))

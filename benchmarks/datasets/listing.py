@@ -49,34 +49,22 @@ def unreadable(path: Path, error: Exception) -> DatasetError:
 
 @dataclass(frozen=True)
 class Listing:
-    """The images of a dataset, in the order of its index files.
-
-    Args:
-        name: Name of the dataset, as in `data.dataset`.
-        root: The folder that `paths` are relative to.
-        layout: Name of the layout found, such as "img_highres".
-        paths: (n,) with forward slashes.
-        classes: (n,) names of classes, unique within the dataset.
-        parts: (n,) "train", and "test" or "query" and "gallery".
-        upright: Turn images by their EXIF orientation; by default their pixels stay as stored.
-        left_out: Numbers of files that are no images, by the ends of their names.
-        boxes: (n,) the part of each image that is seen, None for all of it; default: all of all.
-        places: (n,) where each image is listed, such as "FILE, line 5", for errors; default: not said.
+    """The n images of a dataset, in the order of its index files.
 
     Raises:
         DatasetError: if a name leads out of the folder, or cannot be shown.
     """
 
-    name: str
-    root: Path
-    layout: str
-    paths: Sequence[str]
-    classes: Sequence[str]
-    parts: Sequence[str]
-    upright: bool = False
-    left_out: Mapping[str, int] = field(default_factory=dict)
-    boxes: Sequence[Box | None] | None = None
-    places: Sequence[str] | None = None
+    name: str  # as in `data.dataset`
+    root: Path  # paths are relative to it
+    layout: str  # the one found, such as "img_highres"
+    paths: Sequence[str]  # with forward slashes
+    classes: Sequence[str]  # names, unique within the dataset
+    parts: Sequence[str]  # "train", and "test" or "query" and "gallery"
+    upright: bool = False  # turn images by their EXIF orientation; or their pixels stay as stored
+    left_out: Mapping[str, int] = field(default_factory=dict)  # files that are no images, by suffix
+    boxes: Sequence[Box | None] | None = None  # the part of each image that is seen; None: all
+    places: Sequence[str] | None = None  # where each is listed, such as "FILE, line 5", for errors
 
     def __post_init__(self) -> None:
         for name in dict.fromkeys((*self.classes, *self.paths)):
@@ -211,17 +199,13 @@ def read_text(path: Path) -> str:
 
 @dataclass(frozen=True)
 class DatasetInfo:
-    """Description of a dataset, whether it is there or not.
+    """Description of a dataset, whether it is there or not."""
 
-    Args:
-        name: Name in `data.dataset`.
-        read: Finds the dataset in a folder, in any of the layouts, and reads its index files.
-        counts: The published (images, classes) of each part.
-    """
-
-    name: str
-    read: Callable[[Path], Listing]
-    counts: Mapping[str, tuple[int, int]]
+    name: str  # in `data.dataset`
+    read: Callable[
+        [Path], Listing
+    ]  # finds it in a folder, in any layout, and reads its index files
+    counts: Mapping[str, tuple[int, int]]  # the published images and classes of each part
 
 
 def load(info: DatasetInfo, root: Path) -> Listing:

@@ -3,7 +3,7 @@
 import re
 import shlex
 import unicodedata
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -12,30 +12,9 @@ from benchmarks.datasets.folder import left_out_text
 from benchmarks.datasets.listing import Listing
 
 PARTS = {
-    *(
-        "train",
-        "training",
-        "trainset",
-        "trainval",
-        "val",
-        "valid",
-        "validation",
-        "dev",
-        "eval",
-        "evaluation",
-    ),
-    *(
-        "test",
-        "testing",
-        "testset",
-        "holdout",
-        "query",
-        "gallery",
-        "seen",
-        "unseen",
-        "fold",
-        "split",
-    ),
+    *("train", "training", "trainset", "trainval", "val", "valid", "validation", "dev", "eval"),
+    *("evaluation", "test", "testing", "testset", "holdout", "query", "gallery", "seen", "unseen"),
+    *("fold", "split"),
 }
 """Words in the names of folders, without case, that are parts of a dataset and no classes."""
 
@@ -49,10 +28,8 @@ def remarks(listing: Listing, pixels: Sequence[str | bytes | None]) -> list[Rema
     Args:
         pixels: Digests of the pixels of each listed file; None where there is none.
     """
-    found = []
-    if listing.name == "folder":
-        found += [*_parts(listing), *_alike(listing)]
-    if listing.name == "table":
+    found = [*_parts(listing)] if listing.name == "folder" else []
+    if listing.name in ("folder", "table"):
         found += _alike(listing)
     if listing.left_out:
         found.append(("left out", left_out_text(listing.left_out)))
@@ -125,16 +102,13 @@ def _copies(listing: Listing, pixels: Sequence[str | bytes | None]) -> Iterator[
             "train and test",
             f"{count:,} images train and test, such as {_example(across)}; remove one of each",
         )
-    within = Counter((part, digest) for digest, rows in places.items() for *_, part in rows)
     for part in sorted(set(listing.parts)):
-        copied = [digest for (of, digest), count in within.items() if of == part and count > 1]
-        if copied:
-            count = sum(within[part, digest] for digest in copied)
-            rows = [row for row in places[copied[0]] if row[-1] == part]
+        within = [[row for row in rows if row[-1] == part] for rows in same]
+        if copied := [rows for rows in within if len(rows) > 1]:
             yield (
                 "copies",
-                f"{count:,} images of part {part} have a copy in it, such as {_example([rows])}; a search finds "
-                "the copy, whatever was learned: remove all except one",
+                f"{sum(map(len, copied)):,} images of part {part} have a copy in it, such as {_example(copied)}; a "
+                "search finds the copy, whatever was learned: remove all except one",
             )
     if mixed := [rows for rows in same if len({name for _, name, _ in rows}) > 1]:
         yield (

@@ -1,16 +1,6 @@
-"""A table of one's own: a CSV or Parquet file with a row for each image, as OML and wildlife-datasets have it.
+"""A table of one's own: a CSV or Parquet file with a row for each image; docs/datasets.md has the columns.
 
-| column | meaning |
-|---|---|
-| `path` | the image, below the root, or its whole path |
-| `label` (`identity`) | its class: any text or number |
-| `split` | `train`, or `validation` (`val`) or `test`, which are the same here; default: classes are split |
-| `is_query`, `is_gallery` (`query`, `gallery`) | `true` or `1`, `false` or `0`; read in rows that test |
-| `x_1`, `y_1`, `x_2`, `y_2` | the box to see: left, top, right, bottom, in pixels of the upright image |
-| `bbox` | the box as `[left, top, width, height]` |
-
-OML has the first names, wildlife-datasets `identity` and `bbox`. Only the first two columns are needed; others are
-not read.
+OML has the first of the names that a column may have, wildlife-datasets `identity` and `bbox`.
 """
 
 import csv
@@ -59,8 +49,7 @@ def read(
 
     Args:
         root: The folder that relative paths start from; all images lie in it.
-        test_classes: Only without a column `split`: a file that names the test classes, one per line, or their
-            fraction of all classes, as of a folder.
+        test_classes: Only without a column `split`: as of a folder.
         known_classes: Allow that classes to test on are trained on, too.
         default: The fraction if neither the table nor `test_classes` says it; None: all.
 
@@ -89,7 +78,7 @@ def read(
         tested = [row.tests() for row in rows]
         _check_splits(rows)
         if not known_classes:
-            _check_unknown(file, rows, classes, tested)
+            _check_unknown(rows, classes, tested)
     else:
         if known_classes:
             raise ValueError(
@@ -101,26 +90,19 @@ def read(
     parts = [row.part() if test else "train" for row, test in zip(rows, tested, strict=True)]
     _check_sides(dict(zip(reversed(parts), reversed(rows), strict=True)))
     shown = boxes if any(boxes) else None
+    lists = (paths, classes, parts)
     places = [row.place for row in rows]
-    lists = {"paths": paths, "classes": classes, "parts": parts, "boxes": shown, "places": places}
-    return Listing("table", root, "table", upright=True, **lists)
+    return Listing("table", root, "table", *lists, upright=True, boxes=shown, places=places)
 
 
 @dataclass(frozen=True)
 class _Row:
-    """A row of a table.
-
-    Args:
-        file: The table.
-        line: Its place there, in words.
-        names: Names of columns, by their meaning.
-        cells: Their texts, by meaning.
-    """
+    """A row of a table."""
 
     file: Path
-    line: str
-    names: Mapping[str, str]
-    cells: Mapping[str, str]
+    line: str  # its place there, in words
+    names: Mapping[str, str]  # of columns, by their meaning
+    cells: Mapping[str, str]  # their texts, by meaning
 
     @property
     def place(self) -> str:
@@ -194,11 +176,7 @@ class _Row:
 
 
 def _check_sides(first: Mapping[str, _Row]) -> None:
-    """Refuse queries without a gallery, and rows that are both beside rows that are one.
-
-    Args:
-        first: The first row of each part.
-    """
+    """Refuse, by the first row of each part, queries without a gallery, and rows of both beside rows of one."""
     sides = [side for side in ("query", "gallery") if side in first]
     if "test" in first and sides:
         raise DatasetError(
@@ -213,28 +191,25 @@ def _check_sides(first: Mapping[str, _Row]) -> None:
 
 def _check_splits(rows: Sequence[_Row]) -> None:
     """Refuse a third part, for which there is no use."""
-    if any(row.cells["split"] == "test" for row in rows):
-        for row in rows:
-            if row.cells["split"] in ("validation", "val"):
-                raise row.wrong(
-                    "split",
-                    "train or test, as other rows are called test (settings are chosen on folds of the training "
-                    "classes: call the row train, or leave it out)",
-                )
+    third = [row for row in rows if row.cells["split"] in ("validation", "val")]
+    if third and any(row.cells["split"] == "test" for row in rows):
+        raise third[0].wrong(
+            "split",
+            "train or test, as other rows are called test (settings are chosen on folds of the training classes: "
+            "call the row train, or leave it out)",
+        )
 
 
-def _check_unknown(
-    file: Path, rows: Sequence[_Row], classes: Sequence[str], tested: Sequence[bool]
-) -> None:
+def _check_unknown(rows: Sequence[_Row], classes: Sequence[str], tested: Sequence[bool]) -> None:
     """Refuse test classes that train."""
     trained = {name for name, test in zip(classes, tested, strict=True) if not test}
     known = [i for i, name in enumerate(classes) if tested[i] and name in trained]
     if known:
         count = len({classes[i] for i in known})
         raise DatasetError(
-            f"{file}, {rows[known[0]].line}, column split: {count:,} of the classes to test on are trained on, "
-            f"too, such as {classes[known[0]]!r}; give each class one split, or, to test photographs of known "
-            "classes, set data.known_classes to true"
+            f"{rows[known[0]].place}, column split: {count:,} of the classes to test on are trained on, too, such "
+            f"as {classes[known[0]]!r}; give each class one split, or, to test photographs of known classes, set "
+            "data.known_classes to true"
         )
 
 

@@ -114,15 +114,12 @@ class ImageViews:
             case "multi_resolution":
                 longer_side = torch.empty(()).uniform_(*RESOLUTIONS).item() * side
                 scale = longer_side / max(size)
-                cut = _random_window(
-                    Cut((0, 0), size, _both(size, lambda x: math.ceil(x * scale))), side
-                )
+                resized = _both(size, lambda x: math.ceil(x * scale))
+                cut = _random_window(Cut((0, 0), size, resized), side)
             case "random_crop":
                 cut = _random_window(Cut((0, 0), size, self._resized(size)), side)
-            case "random_resized_crop":
-                image = torch.empty(
-                    3, size[1], size[0], device="meta"
-                )  # torchvision asks for its size alone
+            case "random_resized_crop":  # torchvision asks for the size alone
+                image = torch.empty(3, size[1], size[0], device="meta")
                 part = self._random_part.make_params([image])
                 corner, of_part = (part["left"], part["top"]), (part["width"], part["height"])
                 cut = Cut(corner, of_part, (side, side))
@@ -131,9 +128,8 @@ class ImageViews:
     def middle(self, size: Size) -> Cut:
         """Where the test view of an image of this size is cut out."""
         resized = self._resized(size)
-        return Cut(
-            (0, 0), size, resized, _both(resized, lambda x: round((x - self.image_size) / 2))
-        )
+        window = _both(resized, lambda x: round((x - self.image_size) / 2))
+        return Cut((0, 0), size, resized, window)
 
     def cut(self, image: Image.Image, cut: Cut) -> Tensor:
         """The view of an image, (3, S, S)."""
@@ -141,10 +137,8 @@ class ImageViews:
         if cut.size != image.size:
             image = F.crop(image, top, left, height, width)
         image = F.resize(image, [*cut.resized[::-1]], InterpolationMode(self.interpolation))
-        if cut.resized != (side, side):
-            image = F.crop(
-                image, cut.window[1], cut.window[0], side, side
-            )  # black outside the image
+        if cut.resized != (side, side):  # black outside the image
+            image = F.crop(image, cut.window[1], cut.window[0], side, side)
         if cut.mirrored:
             image = F.horizontal_flip(image)
         view = F.pil_to_tensor(image).to(torch.float32, memory_format=torch.contiguous_format)
@@ -164,11 +158,9 @@ class ImageViews:
         for place, image in zip(pixels, images, strict=True):
             place[: image.shape[0], : image.shape[1]] = image
         numbers = torch.tensor([[*cut[0], *cut[1], *cut[2], *cut[3], cut[4]] for cut in cuts])
-        left, top, w, h, new_w, new_h, x, y, mirrored = numbers.to(
-            device, non_blocking=True
-        ).unbind(1)
-        across = self._weights(left, w, new_w, x, width, mirrored)
-        down = self._weights(top, h, new_h, y, height, torch.zeros_like(mirrored))
+        columns = numbers.to(device, non_blocking=True).unbind(1)
+        across = self._weights(width, *columns[:8:2], columns[8])
+        down = self._weights(height, *columns[1:8:2], torch.zeros_like(columns[8]))
         rows = pixels.permute(0, 3, 1, 2).float() @ across.mT[:, None]
         # As Pillow does after each pass; torch's `round` would turn halves into even numbers.
         rows = rows.add_(0.5).floor_().clamp_(0, 255)
@@ -176,16 +168,9 @@ class ImageViews:
         mean, std = self._statistics.to(device, non_blocking=True)
         return views.sub_(mean.view(3, 1, 1)).div_(std.view(3, 1, 1))
 
-    def _weights(
-        self,
-        start: Tensor,
-        size: Tensor,
-        resized: Tensor,
-        window: Tensor,
-        length: int,
-        mirrored: Tensor,
-    ) -> Tensor:
+    def _weights(self, length: int, *numbers: Tensor) -> Tensor:
         """Weights (N, S, length) of an image's pixels in those of its view, along one axis; each number is (N,)."""
+        start, size, resized, window, mirrored = numbers
         place = torch.arange(self.image_size, device=start.device)
         place = torch.where(mirrored[:, None] > 0, place.flip(0), place) + window[:, None]  # (N, S)
         scale = (size / resized)[:, None]

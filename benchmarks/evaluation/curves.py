@@ -17,19 +17,12 @@ SELECTED_BY = "mean_average_precision_at_r"
 
 @dataclass
 class Curves:
-    """Measures the model at a step of its training.
-
-    Args:
-        evaluator: It tests the model with all processes, which call the methods.
-        datasets: Seen, unseen and validation classes.
-        settings: The number of classes, and the K.
-        best: {"step", "value"} of the best weights so far, by the validation classes.
-    """
+    """Measures the model at a step of its training, with all processes, which call the methods."""
 
     evaluator: Evaluator
     datasets: Datasets
     settings: Evaluation
-    best: dict[str, Any] | None = None
+    best: dict[str, Any] | None = None  # step and value of the best weights, by validation classes
 
     def point(self, step: int) -> dict[str, float]:
         """Recall@1 of some seen and some unseen classes; under protocol "fair", of all validation classes.
@@ -61,11 +54,11 @@ class Curves:
         chosen = torch.linspace(0, dataset.num_classes - 1, count).long()
         rows = torch.isin(dataset.labels, chosen).nonzero().flatten()
         is_query = None if dataset.is_query is None else dataset.is_query[rows]
-        wanted = self.settings.features is not None
-        with Extract(self.evaluator.model, None, features=wanted) as extract:
-            found = self.evaluator.evaluate(
-                Subset(dataset, rows.tolist()), [1], is_query, extract if wanted else None
-            )
+        reading = Extract(self.evaluator.model, None, features=self.settings.features is not None)
+        part = Subset(dataset, rows.tolist())
+        with reading:
+            extract = reading if reading.wanted else None
+            found = self.evaluator.evaluate(part, [1], is_query, extract)
         row = {f"{name}_recall_at_1": found.metrics["recall_at_1"]}
         if found.descriptors is not None:
             same, others = class_cosines(found.descriptors, found.labels)

@@ -7,7 +7,6 @@ from typing import Any
 
 import timm
 from timm.data import resolve_model_data_config
-from torch import nn
 
 from benchmarks import building
 from benchmarks.backbones import register
@@ -66,7 +65,7 @@ def load_network(folder: Path) -> RunNetwork:
     return RunNetwork(run, experiment, state["step"], network)
 
 
-def load_export(folder: Path) -> tuple[nn.Module, dict[str, Any]]:
+def load_export(folder: Path) -> tuple[Any, dict[str, Any]]:
     """Load timm's model of an export, in evaluation mode, and the settings of `data` for its test view.
 
     Raises:

@@ -1,16 +1,6 @@
 """Tested outputs of a trained model: its embedding, and the other outputs that a paper's table reports.
 
-| output | what it is | asked for by |
-|---|---|---|
-| `embedding` | the model's output, on all test images | always |
-| `order_2` .. `order_K` | inputs of the losses of HORDE's orders (HORDE, Tables 3 to 5) | `evaluation.orders` |
-| `descriptor` | all orders, reduced by a PCA fitted on the training images (HORDE, dagger rows) | `.descriptor` |
-| `features` | the head's pooled features, in place of the embedding | `.features` |
-| `features_centred` | these less the mean of the training images | `.features` |
-| `features_pca` | their first principal components on the training images | `.features` |
-| `parts` | the embedding, as the mean over class-stratified parts (JRD, Tables 2 and 3) | `.parts`, `.divergence` |
-
-A model with VEM attention also has `variance_correlation`.
+docs/benchmarks.md names them. A model with VEM attention also has `variance_correlation`.
 """
 
 from collections.abc import Sequence
@@ -60,9 +50,7 @@ def test_outputs(
 ) -> tuple[Measured, dict[str, Metrics], dict[str, Metrics], ByClass]:
     """Test all outputs that the settings ask for, in one pass over the images; call it on all processes.
 
-    Args:
-        horde: The loss whose orders and descriptor are tested.
-        train_set: None if no output is to be tested that is fitted on it, or compared with it.
+    Without a training set, none is to be tested that is fitted on it, or compared with it.
 
     Returns:
         The embedding's results, the metrics of the other outputs, the half-widths of the 95 % intervals of those
@@ -72,7 +60,7 @@ def test_outputs(
         horde = None
     accelerator, is_query, K = evaluator.accelerator, test_set.is_query, settings.recall_at
     reading = Extract(evaluator.model, horde, features=settings.features is not None)
-    extract = reading if reading.widths else None
+    extract = reading if reading.wanted else None
     with reading:
         found = evaluator.evaluate(test_set, K, is_query, extract)
     attention = next((m for m in evaluator.model.modules() if isinstance(m, VEMAttention)), None)
@@ -80,26 +68,22 @@ def test_outputs(
         correlation = variance_correlation(evaluator, attention, train_set)
         found.metrics["variance_correlation"] = correlation
     trained: tuple[Tensor, ...] = ()
-    seen: dict[str, Tensor] = {}
     if settings.divergence or settings.features or (horde is not None and settings.descriptor):
         assert train_set is not None
         with reading:
             trained = evaluator.embed(train_set, extract)
-        seen = reading.split(trained[2] if extract else None)
-    tested = reading.split(found.descriptors)
+    tested = {} if found.descriptors is None else reading.split(found.descriptors)
+    seen = reading.split(trained[2]) if trained[2:] else {}
     vectors: dict[str, Tensor] = {}
-    if horde is not None:
-        if settings.orders:
-            vectors |= horde.split_orders(tested["descriptor"])
-            del vectors["order_1"]
-        if settings.descriptor:
-            vectors["descriptor"] = reduced(
-                accelerator, seen["descriptor"], tested["descriptor"], horde.embedding_size
-            )
+    if horde is not None and settings.orders:
+        vectors |= horde.split_orders(tested["descriptor"])
+        del vectors["order_1"]
+    if horde is not None and settings.descriptor:
+        both = seen["descriptor"], tested["descriptor"]
+        vectors["descriptor"] = reduced(accelerator, *both, horde.embedding_size)
     if settings.features is not None:
-        vectors |= feature_outputs(
-            accelerator, seen["features"], tested["features"], settings.features
-        )
+        both = seen["features"], tested["features"]
+        vectors |= feature_outputs(accelerator, *both, settings.features)
     outputs: dict[str, Metrics] = {}
     by_class: ByClass = {}
     for name, rows in vectors.items():
@@ -144,8 +128,7 @@ def variance_correlation(
 def reduced(accelerator: Accelerator, trained: Tensor, descriptors: Tensor, size: int) -> Tensor:
     """Principal components of descriptors (M, D) -> (M, size), computed by the main process for all.
 
-    The PCA is that of the training images' descriptors (N, D); the paper does not say on which images it was
-    fitted. They are centred, but not whitened and not normalised again.
+    The PCA is that of the training images' descriptors (N, D), which the paper leaves open; nothing is whitened.
     """
     components = descriptors.new_empty(len(descriptors), size)
     if accelerator.is_main_process:
@@ -160,12 +143,7 @@ def reduced(accelerator: Accelerator, trained: Tensor, descriptors: Tensor, size
 def feature_outputs(
     accelerator: Accelerator, trained: Tensor, features: Tensor, size: int
 ) -> dict[str, Tensor]:
-    """The pooled features of the tested images, these centred, and their principal components.
-
-    Args:
-        trained: Pooled features of the training images, which give the mean and the components.
-        size: Number of principal components.
-    """
+    """The tested images' pooled features, and these centred and reduced as those of the training images."""
     return {
         "features": features,
         "features_centred": features - trained.mean(dim=0),
@@ -176,11 +154,7 @@ def feature_outputs(
 def over_parts(
     embeddings: Tensor, labels: Tensor, trained: tuple[Tensor, ...], settings: Evaluation
 ) -> tuple[Metrics, Metrics]:
-    """Means and half-widths of 95 % intervals over class-stratified parts of the test set.
-
-    Args:
-        trained: Embeddings and labels of the training images, for `settings.divergence`.
-    """
+    """Means and half-widths of 95 % intervals over class-stratified parts of the test set."""
     assert settings.parts is not None
     parts = stratified_parts(labels, settings.parts)
     rows = [measure(embeddings[part], labels[part], settings.recall_at) for part in parts]
@@ -212,11 +186,5 @@ def best_by_the_test(run: Path, recall_at: Sequence[int]) -> Metrics | None:
 
 def save_embeddings(run: Path, test_set: Glyphs | ImageSet, embeddings: Tensor) -> None:
     """Save the embeddings of the tested images, with their labels."""
-    queries = test_set.is_query
-    marks: dict[str, Any] = {} if queries is None else {"is_query": queries.numpy()}
-    np.savez(
-        run / EMBEDDINGS,
-        embeddings=embeddings.numpy(),
-        labels=test_set.labels.numpy(),
-        **marks,
-    )
+    arrays = {"embeddings": embeddings, "labels": test_set.labels, "is_query": test_set.is_query}
+    np.savez(run / EMBEDDINGS, **{name: x.numpy() for name, x in arrays.items() if x is not None})

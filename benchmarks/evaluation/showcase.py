@@ -16,46 +16,40 @@ SPREAD, EXTREMES, NEIGHBOURS = 8, 4, 8  # queries of each kind, and neighbours o
 QUERIES = 200  # of `save_neighbours`
 
 
-def neighbours(embeddings: Tensor, k: int, rows: Tensor, gallery: Tensor | None) -> Tensor:
-    """Nearest other images (q, k) of the images `rows`, nearest first, ranked as for the metrics.
+def neighbours(embeddings: Tensor, k: int, rows: Tensor, is_query: Tensor | None) -> Tensor:
+    """Nearest other images (q, at most k) of the images `rows`, nearest first, ranked as for the metrics.
 
     They come from the gallery, or without one from all images. The image itself is left out, its exact duplicates
     are not.
     """
     unit = normalize(embeddings)
-    among = unit if gallery is None else unit[gallery]
-    found = (unit[rows] @ among.T).argsort(dim=1, descending=True, stable=True)
-    if gallery is not None:
+    gallery = torch.arange(len(unit)) if is_query is None else (~is_query).nonzero()[:, 0]
+    found = (unit[rows] @ unit[gallery].T).argsort(dim=1, descending=True, stable=True)
+    if is_query is not None:
         return gallery[found[:, :k]]
     found = found[:, : k + 1]
     itself = found == rows[:, None]
     # If more than k duplicates stand before the image, it is not in its own ranking.
     itself[~itself.any(dim=1), -1] = True
-    return found[~itself].view(len(rows), k)
+    return found[~itself].view(len(rows), -1)
 
 
 def save_showcase(folder: Path, dataset: Glyphs | ImageSet, found: Measured) -> None:
-    """Write `retrieval.npz` into the run folder; call it on one process.
+    """Write queries, evenly spread and extreme, with their results into `retrieval.npz`; call it on one process.
 
-    It has queries, evenly spread and extreme, and their results: the rows of each array are queries.
-
-    Args:
-        dataset: The tested dataset; at least one query has an image to find.
-        found: Its results.
+    At least one query has an image to find. The rows of each array are queries.
     """
     n, is_query = len(dataset), dataset.is_query
     precision = torch.full((n,), torch.nan, dtype=torch.float64)
     precision[found.ranks.rows] = found.ranks.average_precision
     rows = torch.arange(n) if is_query is None else is_query.nonzero()[:, 0]
-    gallery = None if is_query is None else (~is_query).nonzero()[:, 0]
     groups = {
         "evenly spread": rows[torch.linspace(0, len(rows) - 1, SPREAD).long().unique()],
         "best": _extremes(precision, dataset.labels, best=True),
         "worst": _extremes(precision, dataset.labels, best=False),
     }
     queries = torch.cat(list(groups.values()))
-    others = n - 1 if gallery is None else len(gallery)
-    near = neighbours(found.embeddings, min(NEIGHBOURS, others), queries, gallery)
+    near = neighbours(found.embeddings, NEIGHBOURS, queries, is_query)
     shown = [queries.tolist(), *near.T.tolist()]  # (1 + neighbours) lists of queries
     pictures = np.array([[dataset.to_picture(dataset[i][0]) for i in column] for column in shown])
     names = np.array([[dataset.name(i) for i in column] for column in shown])
@@ -80,9 +74,7 @@ def save_neighbours(folder: Path, dataset: Glyphs | ImageSet, found: Measured) -
     """
     rows, is_query = found.ranks.rows, dataset.is_query
     queries = rows[torch.linspace(0, len(rows) - 1, min(QUERIES, len(rows))).long()]
-    gallery = None if is_query is None else (~is_query).nonzero()[:, 0]
-    others = len(dataset) - 1 if gallery is None else len(gallery)
-    near = neighbours(found.embeddings, min(NEIGHBOURS, others), queries, gallery)
+    near = neighbours(found.embeddings, NEIGHBOURS, queries, is_query)
     arrays = {"queries": queries, "neighbours": near}
     whole: dict[str, Any] = {name: rows.numpy().astype(np.int32) for name, rows in arrays.items()}
     np.savez_compressed(folder / "neighbours.npz", **whole)

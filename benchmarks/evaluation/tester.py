@@ -1,4 +1,4 @@
-"""PML's tester for one process or many: embeddings of a dataset, and the metrics on them or on given vectors.
+"""Embeddings of a dataset, on one process or many, and the metrics on them or on given vectors.
 
 Recall@K, R-precision and MAP@R are those of `pml_regularizers.RankAccuracyCalculator`. Every image is a query,
 for which all other images are ranked by the distance of the L2-normalised embeddings. An image that is alone in
@@ -18,7 +18,6 @@ from typing import Any, cast
 import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
-from pytorch_metric_learning.testers import GlobalEmbeddingSpaceTester
 from pytorch_metric_learning.utils.inference import FaissKMeans
 from sklearn.metrics import adjusted_mutual_info_score, normalized_mutual_info_score
 from sklearn.metrics.cluster import pair_confusion_matrix
@@ -52,15 +51,13 @@ def rank(
     is_query: Tensor | None = None,
     accelerator: Accelerator | None = None,
 ) -> tuple[dict[str, float], Ranks]:
-    """Recall@K, MAP@R and R-precision of vectors (n, D), and the ranks that they are made of.
+    """Recall@K, MAP@R and R-precision of vectors (n, D), L2-normalised here, and the ranks that they are made of.
 
-    Args:
-        vectors: They are L2-normalised here.
-        accelerator: Processes that share the queries; all call this. None: this one ranks alone, on the CPU.
+    The processes of the accelerator share the queries, and all call this; without one, this one ranks, on the CPU.
     """
-    recalls = [f"recall_at_{K}" for K in recall_at]
+    names = ("mean_average_precision_at_r", "r_precision", "ranks")
     calculator = _Calculator(
-        include=[*recalls, "mean_average_precision_at_r", "r_precision", "ranks"],
+        include=[*(f"recall_at_{K}" for K in recall_at), *names],
         recall_at=recall_at,
         device=torch.device("cpu") if accelerator is None else None,
         accelerator=accelerator,
@@ -87,21 +84,16 @@ def measure(
 
 @dataclass(frozen=True)
 class Measured:
-    """Results on a tested dataset: the same on every process, all tensors on the CPU in dataset order.
+    """Results on a tested dataset: the same on every process, all tensors on the CPU in dataset order."""
 
-    Attributes:
-        metrics: Such as `{"recall_at_1": 0.47, ...}`, in the calculator's order.
-        embeddings: (n, E), as the model gave them.
-        labels: (n,).
-        ranks: Results of each query that has something to find.
-        descriptors: (n, D), the results of `extract`; None without it.
-    """
+    metrics: dict[str, float]  # such as {"recall_at_1": 0.47, ...}, in the calculator's order
+    ranks: Ranks  # of each query that has something to find
+    embeddings: Tensor  # (n, E), as the model gave them
+    labels: Tensor  # (n,)
+    descriptors: Tensor | None = None  # (n, D), of `extract`
 
-    metrics: dict[str, float]
-    ranks: Ranks
-    embeddings: Tensor
-    labels: Tensor
-    descriptors: Tensor | None = None
+
+Extractor = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -117,16 +109,14 @@ class Evaluator:
     batch_size: int
     num_workers: int = 0
 
-    def embed(
-        self, dataset: Dataset[Any], extract: Callable[[Tensor], Tensor] | None = None
-    ) -> tuple[Tensor, ...]:
+    def embed(self, dataset: Dataset[Any], extract: Extractor | None = None) -> tuple[Tensor, ...]:
         """The embeddings (n, E) and labels (n,) of all images, in dataset order, on the CPU.
 
         Args:
             dataset: `dataset[i]` is (image, label, ...); a `Subset` of such a dataset works as well.
-            extract: Function called with the embeddings of a batch right after each forward pass; it returns one
-                more vector per image, such as `HORDELoss.descriptor`: the descriptors (n, D), which are returned
-                as a third. The mode of a module that it uses is not changed.
+            extract: Gives one more vector per image, such as `HORDELoss.descriptor`, from the embeddings of a
+                batch, right after each forward pass: the descriptors (n, D), which are returned as a third.
+
         Raises:
             NonFiniteError: if the model or `extract` gives NaN or inf.
         """
@@ -173,66 +163,25 @@ class Evaluator:
         dataset: Dataset[Any],
         recall_at: Sequence[int],
         is_query: Tensor | None = None,
-        extract: Callable[[Tensor], Tensor] | None = None,
+        extract: Extractor | None = None,
     ) -> Measured:
-        """Test the model with PML's tester.
-
-        Args:
-            is_query: (n,) bool; the other images are the gallery. Default: each is both.
-            extract: As in `embed`.
-        """
-        tester = _Tester(self, recall_at, is_query, extract)
-        metrics = tester.test({"test": dataset}, 0, self.model)["test"]
-        del metrics["epoch"]
-        return Measured(metrics, tester.ranks, *tester.columns)
-
-
-class _Tester(GlobalEmbeddingSpaceTester):
-    """PML's tester, with the arguments of `evaluate`; afterwards, `columns` are the results of `embed`."""
-
-    columns: tuple[Tensor, ...]
-    ranks: Ranks
-
-    def __init__(self, evaluator: Evaluator, *arguments: Any) -> None:
-        super().__init__(
-            data_device=evaluator.accelerator.device,
-            end_of_testing_hook=lambda tester: None,  # PML's default hook logs the metrics
-            accuracy_calculator=RankAccuracyCalculator(),  # never called; PML's default needs faiss
-        )
-        self.evaluator = evaluator
-        self.recall_at, self.is_query, self.extract = arguments
-
-    def get_all_embeddings(self, dataset: Any, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """The embeddings (n, E) and the labels (n, 1)."""
-        self.columns = self.evaluator.embed(dataset, self.extract)
-        return self.columns[0], self.columns[1][:, None]
-
-    def do_knn_and_accuracies(self, accuracies: dict[str, Any], *_: Any) -> None:
-        """The metrics under the calculator's own names."""
-        vectors, labels, ways = *self.columns[:2], (self.recall_at, self.is_query)
-        found, self.ranks = rank(vectors, labels, *ways, self.evaluator.accelerator)
-        accuracies |= found
+        """Test the model: queries (n,) in the gallery of the others; by default each image is both."""
+        columns = self.embed(dataset, extract)
+        return Measured(*rank(*columns[:2], recall_at, is_query, self.accelerator), *columns)
 
 
 def per_class(ranks: Ranks, classes: int) -> dict[str, list[int]]:
     """Each class's number of queries, and the means of their Recall@1 and MAP@R, in ten-thousandths.
 
     Queries without anything to find do not count; a class without queries has 0 everywhere.
-
-    Args:
-        classes: Number of classes, whose labels count from zero.
     """
     queries = torch.bincount(ranks.labels, minlength=classes)
-    found = {
-        "recall_at_1": ranks.nearest <= 1,
-        "mean_average_precision_at_r": ranks.average_precision,
-    }
-    means = {
-        name: torch.bincount(ranks.labels, values.double(), classes) / queries.clamp(min=1)
-        for name, values in found.items()
-    }
-    rounded = {name: (1e4 * mean).round().long().tolist() for name, mean in means.items()}
-    return {"queries": queries.tolist(), **rounded}
+    hits, precision = ranks.nearest <= 1, ranks.average_precision
+    result = {"queries": queries.tolist()}
+    for name, values in (("recall_at_1", hits), ("mean_average_precision_at_r", precision)):
+        mean = torch.bincount(ranks.labels, values.double(), classes) / queries.clamp(min=1)
+        result[name] = (1e4 * mean).round().long().tolist()
+    return result
 
 
 def cluster_metrics(vectors: Tensor, labels: Tensor) -> dict[str, float]:
@@ -240,11 +189,8 @@ def cluster_metrics(vectors: Tensor, labels: Tensor) -> dict[str, float]:
 
     NMI = 2 I(classes, clusters) / (H(classes) + H(clusters)), as in Song et al., "Deep metric learning via
     lifted structured feature embedding" (CVPR 2016), whose protocol the papers follow; F1 is the harmonic mean
-    of precision and recall over all pairs of images, a pair being positive if both lie in one cluster.
-
-    Args:
-        vectors: (n, D); they are L2-normalised here.
-        labels: (n,).
+    of precision and recall over all pairs of images, a pair being positive if both lie in one cluster. Vectors
+    (n, D) are L2-normalised here.
     """
     classes, labels = labels.unique(return_inverse=True)
     k_means = FaissKMeans(

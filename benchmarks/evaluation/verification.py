@@ -38,15 +38,6 @@ EXPECTED = 10  # false accepts, at least, for a threshold: fewer would be chance
 Counts = NDArray[np.int64]
 
 
-def _pairs(labels: Tensor, is_query: Tensor | None) -> tuple[int, int]:
-    """The numbers of pairs of one class and of two classes."""
-    sides = (labels, labels) if is_query is None else (labels[is_query], labels[~is_query])
-    rows, columns = (torch.bincount(side, minlength=int(labels.max()) + 1) for side in sides)
-    same = int((rows * columns).sum())
-    others = int(rows.sum() * columns.sum()) - same
-    return (same, others) if is_query is not None else ((same - len(labels)) // 2, others // 2)
-
-
 def verify(
     vectors: Tensor,
     labels: Tensor,
@@ -73,17 +64,17 @@ def verify(
     """
     if not vectors.isfinite().all():
         raise ValueError("vectors: expected finite embeddings, got NaN or inf")
-    same_pairs, other_pairs = _pairs(labels, is_query)
-    if not (same_pairs and other_pairs):
-        raise ValueError(
-            f"labels: expected pairs of one class and of two, got {same_pairs} and {other_pairs}"
-        )
     classes, labels = labels.unique(return_inverse=True)
     groups = min(len(classes), GROUPS)
     draw = torch.randperm(len(classes), generator=torch.Generator().manual_seed(0))
     same, other, others = _counted(
         vectors, labels, (draw % groups)[labels], groups, is_query, accelerator
     )
+    same_pairs, other_pairs = int(same.sum()), int(others.sum())
+    if not (same_pairs and other_pairs):
+        raise ValueError(
+            f"labels: expected pairs of one class and of two, got {same_pairs} and {other_pairs}"
+        )
     # All pairs, then those without each group.
     samples = [(same.sum(axis=0), others)]
     samples += [(samples[0][0] - same[g], others - other[g]) for g in range(groups)]
@@ -93,34 +84,23 @@ def verify(
     def estimated(values: Sequence[float], name: str) -> dict[str, Any]:
         whole, *left = values
         known = left and np.isfinite(left).all()
-        half_width = _half_width(left) if known and np.isfinite(whole) else None
+        half_width = None
+        if known and np.isfinite(whole):
+            t = stdtrit(len(left) - 1, 0.975)
+            half_width = float(t * np.sqrt((len(left) - 1) * np.var(left)))
         return {name: whole if np.isfinite(whole) else None, f"{name}_half_width": half_width}
 
-    result: dict[str, Any] = {
-        "classes": len(classes),
-        "groups": groups,
-        "same_pairs": same_pairs,
-        "other_pairs": other_pairs,
-        **estimated([_area(*sample) for sample in used], "area"),
-        "rates": [],
-    }
+    rows: list[dict[str, Any]] = []
     for rate in rates:
-        told: dict[str, Any] = {"false_accepts": rate}
+        accepts, thresholds = zip(*(_at(rate, *sample) for sample in used), strict=True)
+        row = estimated(accepts, "true_accepts") | estimated(thresholds, "threshold")
         if rate * other_pairs < EXPECTED:
-            names = ("true_accepts", "threshold")
-            told |= {f"{name}{end}": None for name in names for end in ("", "_half_width")}
-            told["needs"] = ceil(EXPECTED / rate)
-        else:
-            accepts, thresholds = zip(*(_at(rate, *sample) for sample in used), strict=True)
-            told |= estimated(accepts, "true_accepts") | estimated(thresholds, "threshold")
-        result["rates"].append(told)
-    return result
-
-
-def _half_width(left: Sequence[float]) -> float:
-    """Of the jackknife's 95 % interval, from the values without each group."""
-    G = len(left)
-    return float(stdtrit(G - 1, 0.975) * np.sqrt((G - 1) * np.var(left)))
+            row = dict.fromkeys(row) | {"needs": ceil(EXPECTED / rate)}
+        rows.append({"false_accepts": rate, **row})
+    counts = {"classes": len(classes), "groups": groups}
+    counts |= {"same_pairs": same_pairs, "other_pairs": other_pairs}
+    area = estimated([_area(*sample) for sample in used], "area")
+    return {**counts, **area, "rates": rows}
 
 
 def _area(same: Counts, other: Counts) -> float:

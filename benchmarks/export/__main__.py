@@ -23,19 +23,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--trust", action="append", default=[], metavar="MODULE", help=settings.TRUST
     )
     options = parser.parse_args(arguments)
-    from benchmarks.export.writing import (  # imports torch, which --help does without
-        example_query,
-        export,
-    )
+    from benchmarks.export import writing  # imports torch, which --help does without
 
     settings.trust(options.trust)
     try:
-        difference = export(options.run, options.output)
+        difference = writing.export(options.run, options.output)
     except settings.ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     print(f"{options.output}: the checkpoint's embeddings except for at most {difference:.1e}")
-    if query := example_query(options.run):
+    if query := writing.example_query(options.run):
         words = ["python", "examples/search_folder.py", f"{options.output}", *query]
         print(f"Search with it: {shlex.join(words)}")
     else:

@@ -18,10 +18,10 @@ from benchmarks import building
 from benchmarks.console import InUseError, alone, let_others_read, reason
 from benchmarks.datasets import IMAGE_DATASETS
 from benchmarks.datasets import folder as image_folder
-from benchmarks.evaluation import load_network
-from benchmarks.records import Run, load_run, write_json
+from benchmarks.evaluation import RunNetwork, load_network
+from benchmarks.records import load_run, write_json
 from benchmarks.reporting import compare, fill
-from benchmarks.settings import ConfigError, Data, Experiment, dump
+from benchmarks.settings import ConfigError, Data, dump
 from pml_regularizers import EmbeddingHead
 
 THRESHOLDS = "thresholds.json"
@@ -37,13 +37,9 @@ NORM_BEFORE_POOLING: tuple[dict[str, bool], ...] = (
 
 
 @dataclass(frozen=True)
-class Trained:
-    """The network of a run folder, with its facts."""
+class Trained(RunNetwork):
+    """The network of a run folder, its attention folded, with its facts."""
 
-    run: Run
-    experiment: Experiment  # without the weights that the run began with
-    step: int  # of the checkpoint
-    network: building.EmbeddingModel  # in evaluation mode, on the CPU, its attention folded
     images: Tensor  # (N, C, S, S), noise
     embeddings: Tensor  # (N, E), the checkpoint's of these images
 
@@ -57,10 +53,9 @@ class Trained:
     @property
     def thresholds(self) -> dict[str, Any] | None:
         """What the test measured of verification, with the images that it was measured on."""
-        measured = self.run.info.get("verification") if self.is_tested else None
-        if measured is None:
+        measured, data = self.run.info.get("verification"), self.run.info["data"]
+        if measured is None or not self.is_tested:
             return None
-        data = self.run.info["data"]
         about = {"data": data["name"], "images": data["test_images"]}
         return {"similarity": "cosine of two embeddings", "tested_on": about, **measured}
 
@@ -72,12 +67,10 @@ class Trained:
 def export(run: Path, output: Path) -> float:
     """Export a run folder into a new or empty one, completely or not at all.
 
-    Returns:
-        The largest difference of a coordinate between the embeddings of the files and the checkpoint's.
+    Returns the largest difference of a coordinate between the embeddings of the files and the checkpoint's.
 
     Raises:
-        ConfigError: if the run cannot be read, the output is in use, or timm would give other embeddings than the
-            checkpoint.
+        ConfigError: if the run cannot be read, the output is in use, or timm would give other embeddings.
     """
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise ConfigError(f"--output: {output} is not an empty folder; choose a new one")
@@ -100,13 +93,11 @@ def example_query(run: Path) -> list[str]:
     """The folder of images that a run was made with, and one of them; none if they are not there."""
     config = load_run(run).info["config"]["data"]
     name, root = config["dataset"], Path(config["root"])
-    with suppress(ValueError, OSError):
+    with suppress(KeyError, ValueError, OSError):  # Glyphs are drawn
         if name == "folder":
             listing = image_folder.read(root, 0.5, config.get("class_level"))
-        elif name in IMAGE_DATASETS:
+        else:
             listing = IMAGE_DATASETS[name].read(root)
-        else:  # Glyphs are drawn
-            return []
         if (query := listing.root / listing.paths[0]).is_file():
             return [str(listing.root), str(query)]
     return []
@@ -127,7 +118,6 @@ def load_trained(folder: Path) -> Trained:
             f"{folder}: timm has no {type(part).__name__}, and it has no fold(linear) to merge it into the "
             "embedding layer"
         )
-
     head.normalize = True  # as it was tested
     size = building.image_size(experiment.data, network.trunk)
     noise = torch.Generator().manual_seed(0)
@@ -147,20 +137,15 @@ def _write_timm(trained: Trained, folder: Path) -> float:
     """Write the files for `timm.create_model("local-dir:FOLDER", pretrained=True)`; return as `export` does."""
     model, arguments = _for_timm(trained)
     of_timm = signature(timm.create_model).parameters
-    save_for_hf(
-        model,
-        str(folder),
-        safe_serialization=True,
-        model_args={name: value for name, value in arguments.items() if name not in of_timm},
-        model_config={
-            "pretrained_cfg": {
-                **preprocessing(trained.experiment.data, trained.network.trunk),
-                "custom_load": False,
-                # timm's facts about its own weights do not hold for these.
-                **dict.fromkeys(("tag", "license", "test_input_size", "test_crop_pct")),
-            },
-        },
-    )
+    own = {name: value for name, value in arguments.items() if name not in of_timm}
+    pretrained = {
+        **preprocessing(trained.experiment.data, trained.network.trunk),
+        "custom_load": False,
+        # timm's facts about its own weights do not hold for these.
+        **dict.fromkeys(("tag", "license", "test_input_size", "test_crop_pct")),
+    }
+    config = {"model_args": own, "model_config": {"pretrained_cfg": pretrained}}
+    save_for_hf(model, str(folder), safe_serialization=True, **config)
     network = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
     difference = trained.difference(network)
     if not difference <= SAME:

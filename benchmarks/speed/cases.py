@@ -89,14 +89,11 @@ def horde_sketches_by_autograd(tiny: bool, device: torch.device) -> Comparison:
             moments.append(torch.fft.irfft(phi.mean(dim=1), n=d))
         return torch.autograd.grad(moments[1:], maps, gradients)
 
-    rows = {
-        "stored": partial(moments, maps, K, d, projections="sketch"),
-        "recomputed": partial(moments, maps, K, d, projections="sketch", checkpoint=True),
-    }
+    row = partial(moments, maps, K, d, projections="sketch")
     return Comparison(
         "HORDE's moments by sketches against autograd, forward and backward",
         f"{N} maps of {side} x {side} x {C}, {K} orders of {d}, float32",
-        {"autograd": by_autograd} | {name: row() for name, row in rows.items()},
+        {"autograd": by_autograd, "stored": row(), "recomputed": row(checkpoint=True)},
     )
 
 
@@ -136,8 +133,7 @@ def training_step(
         precision = "trunk in bfloat16" + ", moments in TF32" * on_gpu
 
     def horde(width: int = d, **options: Any) -> nn.Module:
-        usual = {"projections": "cascaded", "order": order, "moment_dim": width}
-        options = {**usual, **options}
+        options = {"projections": "cascaded", "order": order, "moment_dim": width} | options
         return ours.HORDELoss(ours.BinomialDevianceLoss(), trunk.num_features, embedding, **options)
 
     def beside(regularizer: type[nn.Module]) -> Any:
@@ -298,14 +294,8 @@ def retrieval(
     )
 
 
-PHOTOGRAPHS: dict[str, Any] = {
-    "side": 128,
-    "order": 3,
-    "d": 1024,
-    "embedding": 128,
-    "frozen_stages": 6,
-}
-"""As the recipes photographs/frozen train."""
+PHOTOGRAPHS: dict[str, Any] = {"side": 128, "order": 3, "d": 1024, "embedding": 128}
+PHOTOGRAPHS["frozen_stages"] = 6  # as the recipes photographs/frozen train
 
 CASES: Mapping[str, Callable[[bool, torch.device], Comparison]] = {
     "horde_moments": horde_moments,

@@ -37,11 +37,8 @@ def tensor_bytes(run: Callable[[], object]) -> int:
     storages = _Storages()
     with storages:
         result = run()
-    results = _sizes(result)
-    return max(
-        sum(size for storage, size in live.items() if storage not in results)
-        for live in storages.history
-    )
+    results = _sizes(result).keys()
+    return max(sum(live[storage] for storage in live.keys() - results) for live in storages.history)
 
 
 class _Storages(TorchDispatchMode):
@@ -92,22 +89,13 @@ def _peak() -> int:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Functions that do the same work, or larger and smaller parts of it.
-
-    Attributes:
-        name: Title of the comparison.
-        size: The sizes, in words.
-        candidates: The functions, by name, called without arguments; their results do not count as memory.
-        rounds: Number of times that each candidate is timed.
-        memory: Function that measures memory: `tensor_bytes`, or `process_bytes` if torch does not allocate it;
-            None: the table does not show memory.
-    """
+    """Functions that do the same work, or larger and smaller parts of it."""
 
     name: str
-    size: str
-    candidates: Mapping[str, Callable[[], object]]
-    rounds: int = 7
-    memory: Callable[[Any], int] | None = tensor_bytes
+    size: str  # in words
+    candidates: Mapping[str, Callable[[], object]]  # by name; their results do not count as memory
+    rounds: int = 7  # each candidate is timed so often
+    memory: Callable[[Any], int] | None = tensor_bytes  # `process_bytes` if torch does not allocate
 
     def section(self, tiny: bool, level: int = 3) -> str:
         """Measure the candidates; their table below a heading of that level, as Markdown."""
@@ -155,8 +143,7 @@ def table(size: str, seconds: Mapping[str, Sequence[float]], memory: Mapping[str
 def _seconds(run: Callable[[], object]) -> float:
     gc.collect()
     clock = time.process_time if _one_thread() else time.perf_counter
-    on_gpu = torch.cuda.is_initialized()
-    wait: Callable[[], object] = torch.cuda.synchronize if on_gpu else lambda: None
+    wait: Any = torch.cuda.synchronize if torch.cuda.is_initialized() else lambda: None
     wait()
     start = clock()
     _result = run()  # freed after the clock has stopped
@@ -181,9 +168,10 @@ def origin(command: str, commit: str | None = None) -> str:
         place += " (with uncommitted changes)"
     if threads := os.environ.get("OMP_NUM_THREADS"):
         command = f"OMP_NUM_THREADS={threads} {command}"
-    machine = "{processor}, {cores} cores, {torch_threads} threads".format(**describe_hardware())
+    hardware = describe_hardware()
+    machine = "{processor}, {cores} cores, {torch_threads} threads".format(**hardware)
     if _one_thread():
-        machine = f"{describe_hardware()['processor']}, one thread, timed by the processor's clock"
+        machine = f"{hardware['processor']}, one thread, timed by the processor's clock"
     if torch.cuda.is_available():
         machine = torch.cuda.get_device_name()
     wanted = ("torch", "pytorch-metric-learning", "faiss-cpu", "faiss-gpu", "timm")
