@@ -9,7 +9,6 @@ from torch.utils.data import DataLoader
 from torchvision import transforms
 
 from benchmarks.datasets import DatasetError, ImageFolder, folder, read_image
-from tests.support.processes import ROOT
 
 
 @pytest.fixture
@@ -55,11 +54,3 @@ def test_a_damaged_image_is_named(
     assert found.targets == [0, 0, 0, 1, 2] and len(list(DataLoader(found))) == 5
     [line] = capsys.readouterr().out.splitlines()
     assert line.startswith(f"left out: {damaged}: cannot be read")
-
-
-def test_notebooks_have_no_reader_of_their_own() -> None:
-    texts = [path.read_text() for path in sorted((ROOT / "examples").iterdir()) if path.is_file()]
-    assert sum("PHOTOS" in text for text in texts) == 5
-    for text in texts:
-        assert "torchvision.datasets" not in text and "Image.open" not in text
-        assert "PHOTOS" not in text or "from benchmarks.datasets import ImageFolder" in text

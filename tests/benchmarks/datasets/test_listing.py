@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from benchmarks.datasets import contents
-from benchmarks.datasets.listing import DatasetError, DatasetInfo, Listing, load, read_lines
+from benchmarks.datasets.listing import DatasetError, DatasetInfo, Listing, load
 from benchmarks.datasets.splits import shuffled, validation_fold
 
 NAMES = [f"class {i}" for i in range(23)]
@@ -129,12 +129,6 @@ def test_a_missing_file_is_named(listing, tmp_path):
     message = rf"{tmp_path}/b.jpg: cannot be read \(FileNotFoundError: .*\); restore or replace it"
     with pytest.raises(DatasetError, match=message):
         _ = listing.fingerprint
-
-
-def test_lines_keep_their_spaces_and_the_letters_of_all_languages(tmp_path):
-    path = tmp_path / "list.txt"
-    path.write_text(" Dachshund\nTeckel, Größe \n\nлайка\n", encoding="utf-8")
-    assert read_lines(path) == [" Dachshund", "Teckel, Größe ", "", "лайка"]
 
 
 def test_shuffled_is_the_order_of_the_hashes():

@@ -1,6 +1,5 @@
 """The readers of the four datasets: published numbers, every layout in circulation, and damaged index files."""
 
-import re
 import shutil
 from collections import Counter
 from collections.abc import Callable
@@ -9,7 +8,6 @@ from pathlib import Path
 
 import pytest
 from pytorch_metric_learning.datasets import CUB, Cars196, StanfordOnlineProducts
-from scipy.io import loadmat
 
 from benchmarks.datasets import IMAGE_DATASETS, load
 from benchmarks.datasets.listing import DatasetError, Listing
@@ -96,48 +94,6 @@ def test_rows_of_sop(tmp_path):
     assert found[0] == ("cabinet_final/111085000001_0.JPG", "00001", "train")
     assert found[-1] == ("stapler_final/111085011325_2.JPG", "11325", "test")
     assert [part for _, _, part in found] == ["train"] * 34 + ["test"] * 21
-
-
-def test_the_devkit_is_written_as_its_owners_did(tmp_path):
-    """As SciPy reads the originals: one row of structs, each number an array of its own, of 8 bits if it fits."""
-    folder = cars.write(tmp_path, "devkit", cars.all_cars(), pictures=False)
-    fields = ["bbox_x1", "bbox_y1", "bbox_x2", "bbox_y2", "class", "fname"]
-    for file, count in {
-        "devkit/cars_train_annos.mat": 8_144,
-        "devkit/cars_test_annos.mat": 8_041,
-        "cars_test_annos_withlabels.mat": 8_041,
-    }.items():
-        annotations = loadmat(folder / file)["annotations"]
-        assert annotations.shape == (1, count)
-        own = [field for field in fields if field != "class" or "test_annos.mat" not in file]
-        assert list(annotations.dtype.names) == own
-        first = annotations[0, 0]
-        assert {first[field].shape for field in own} == {(1, 1), (1,)}
-        types = [first[field].dtype.str[1:] for field in own]
-        assert types == ["u1", "u1", "u2", "u2", *["u1"] * ("class" in own), "U9"]
-        assert first["fname"].tolist() == ["00001.jpg"]
-    names = loadmat(folder / "devkit/cars_meta.mat")["class_names"]
-    assert names.shape == (1, 196)
-    assert names[0, 173].tolist() == ["Ram C/V Cargo Van Minivan 2012"]
-    assert read("devkit", folder).counts() == {"train": (8_054, 98), "test": (8_131, 98)}
-
-
-def test_the_lists_of_cub_are_written_as_its_owners_did(tmp_path):
-    """By their first lines; the reader takes the one and leaves the others alone."""
-    folder = cub.write(tmp_path, pictures=False)
-    pattern = {
-        "images.txt": r"1 001\.Species_1/Species_1_0004_1\.jpg",
-        "classes.txt": r"1 001\.Species_1",
-        "bounding_boxes.txt": r"1 (\d+\.0 ){3}\d+\.0",
-        "train_test_split.txt": r"1 [01]",
-    }
-    before = rows(read("CUB_200_2011", folder))
-    for name, line in pattern.items():
-        first, *_, last = (folder / name).read_bytes().decode().split("\n")
-        assert re.fullmatch(line, first) and not last
-        if name != "images.txt":
-            (folder / name).unlink()
-    assert rows(read("CUB_200_2011", folder)) == before
 
 
 @pytest.mark.parametrize("layout", cars.LAYOUTS)

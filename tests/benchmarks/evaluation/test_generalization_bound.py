@@ -93,15 +93,6 @@ def test_parts_are_disjoint_complete_and_stratified() -> None:
     assert all(map(torch.equal, parts, again)) and not all(map(torch.equal, parts, other))
 
 
-def test_every_image_is_as_likely_in_every_part() -> None:
-    """1,000 draws: each count of part 0 is binomial(1000, 1/2), within 5 standard deviations."""
-    labels = torch.tensor([0, 0, 1, 1, 1, 1])
-    counts = torch.zeros(6)
-    for seed in range(1000):
-        counts[stratified_parts(labels, 2, seed=seed)[0]] += 1
-    assert (counts - 500).abs().max() < 5 * math.sqrt(1000 / 4)
-
-
 def test_interval_by_hand() -> None:
     values = [0.1, 0.4, 0.4, 0.7]
     deviation = math.sqrt((0.09 + 0.09) / 3)

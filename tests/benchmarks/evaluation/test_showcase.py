@@ -79,19 +79,6 @@ def found_in(data: Images, embeddings: Tensor) -> Measured:
     return Measured(*rank(embeddings, data.labels, [1], data.is_query), embeddings, data.labels)
 
 
-def test_every_query_is_ranked_as_by_brute_force(data: Images) -> None:
-    ranks, expected = found_in(data, data.embeddings()).ranks, rankings(data, data.embeddings())
-    assert sorted(ranks.rows.tolist()) == sorted(expected) and len(expected) > 4
-    for query, label, precision in zip(
-        ranks.rows.tolist(), ranks.labels, ranks.average_precision.tolist(), strict=True
-    ):
-        assert data.labels[query] == label
-        right = [bool(data.labels[i] == label) for i in expected[query]]
-        R = sum(right)
-        by_hand = sum(sum(right[: i + 1]) / (i + 1) for i in range(R) if right[i]) / R
-        assert precision == pytest.approx(by_hand, rel=0, abs=ROUNDING)
-
-
 def test_neighbours_among_duplicates() -> None:
     """More duplicates than k: the query may be missing from its own ranking."""
     embeddings = torch.tensor([[1.0, 0.0]]).repeat(7, 1)
