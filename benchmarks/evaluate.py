@@ -201,8 +201,8 @@ def _of_export(folder: Path, given: Mapping[str, str]) -> Test:
     command = _parse(None, {**TRAINING, **recall, **CHOICE, **view, **given}, channels)
     images = building.build_tested(command.experiment.data)
     digest = {"sha256": records.file_digest(folder / "model.safetensors")}
-    about = {"network": f"{folder}", "label": folder.resolve().name, "weights": digest}
-    about |= {"seed": 0, "protocol": None, "steps": None}
+    about: dict[str, Any] = {"network": f"{folder}", "label": folder.resolve().name}
+    about |= {"weights": digest, "seed": 0, "protocol": None, "steps": None}
     config = {name: command.config[name] for name in ("precision", "data", "evaluation")}
     return Test(network, network, about, command.experiment, config, images, False)
 

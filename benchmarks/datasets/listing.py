@@ -43,6 +43,7 @@ def reading(path: Path) -> Iterator[None]:
 
 
 def unreadable(path: Path, error: Exception) -> DatasetError:
+    """The error of a file whose content raised another one."""
     why = f"{type(error).__name__}: {reason(error)}"
     return DatasetError(f"{path}: cannot be read ({why}); restore or replace it")
 
@@ -91,12 +92,12 @@ class Listing:
             DatasetError: if a file is missing.
         """
         sizes = []
-        for row, path in enumerate(self.paths):
+        for place, path in enumerate(self.paths):
             try:
                 # Path's methods take twice the time.
                 sizes.append(os.path.getsize(f"{self.root}/{path}"))  # noqa: PTH202
             except OSError as error:
-                raise self.wrong(row, error) from error
+                raise self.wrong(place, error) from error
         digest = hashlib.sha256(self.name.encode())
         boxes = [] if self.boxes is None else [self.boxes]
         for row in zip(self.paths, self.classes, self.parts, sizes, *boxes, strict=True):

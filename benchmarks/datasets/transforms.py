@@ -41,20 +41,13 @@ Size = tuple[int, int]
 
 
 class Cut(NamedTuple):
-    """Which part of an image a view shows: a part is resized, and S x S pixels of it are cut out.
+    """Which part of an image a view shows: a part is resized, and S x S pixels of it are cut out."""
 
-    Attributes:
-        corner, size: Of the part of the image.
-        resized: The size that this part gets.
-        window: Corner of the view in the resized part; what lies outside is black.
-        mirrored: Left and right are exchanged at the end.
-    """
-
-    corner: Size
+    corner: Size  # of the part of the image
     size: Size
-    resized: Size
-    window: Size = (0, 0)
-    mirrored: bool = False
+    resized: Size  # the size that this part gets
+    window: Size = (0, 0)  # corner of the view in the resized part; what lies outside is black
+    mirrored: bool = False  # left and right are exchanged at the end
 
 
 @dataclass(frozen=True, kw_only=True)

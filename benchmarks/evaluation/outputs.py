@@ -186,5 +186,6 @@ def best_by_the_test(run: Path, recall_at: Sequence[int]) -> Metrics | None:
 
 def save_embeddings(run: Path, test_set: Glyphs | ImageSet, embeddings: Tensor) -> None:
     """Save the embeddings of the tested images, with their labels."""
-    arrays = {"embeddings": embeddings, "labels": test_set.labels, "is_query": test_set.is_query}
-    np.savez(run / EMBEDDINGS, **{name: x.numpy() for name, x in arrays.items() if x is not None})
+    tensors = {"embeddings": embeddings, "labels": test_set.labels, "is_query": test_set.is_query}
+    arrays: dict[str, Any] = {name: x.numpy() for name, x in tensors.items() if x is not None}
+    np.savez(run / EMBEDDINGS, **arrays)

@@ -167,7 +167,8 @@ class Evaluator:
     ) -> Measured:
         """Test the model: queries (n,) in the gallery of the others; by default each image is both."""
         columns = self.embed(dataset, extract)
-        return Measured(*rank(*columns[:2], recall_at, is_query, self.accelerator), *columns)
+        found = rank(columns[0], columns[1], recall_at, is_query, self.accelerator)
+        return Measured(*found, *columns)
 
 
 def per_class(ranks: Ranks, classes: int) -> dict[str, list[int]]:

@@ -98,7 +98,9 @@ def test_boxes_of_oml_are_what_is_seen(photographs: Path) -> None:
     assert found.boxes == [None] * 6 + [(0, 10, 20, 30)] * 6
     assert found.image(0).size == (40, 30) and found.image(6).size == (20, 20)
     assert np.asarray(found.image(6)).max() == 40
-    for images in built(photographs)[:2]:
+    train, test, _ = built(photographs)
+    assert train.digests + test.digests == train.listing.digests == found.digests
+    for images in (train, test):
         decoded = DecodedImages(images, images.labels.device).open()
         assert decoded.nbytes == sum(np.asarray(images.image(i)).size for i in range(6))
     whole = read(photographs, head, *rows("ab", ",train,,,,"), *rows("cd", ",test,,,,"))
