@@ -133,7 +133,7 @@ def training_step(
         precision = "trunk in bfloat16" + ", moments in TF32" * on_gpu
 
     def horde(width: int = d, **options: Any) -> nn.Module:
-        options = {"projections": "cascaded", "order": order, "moment_dim": width} | options
+        options = {"projections": "cascaded", "order": order, "moment_dim": width, **options}
         return ours.HORDELoss(ours.BinomialDevianceLoss(), trunk.num_features, embedding, **options)
 
     def beside(regularizer: type[nn.Module]) -> Any:
