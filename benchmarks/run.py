@@ -252,9 +252,11 @@ class OngoingRun:
             self.images.test,
             tests,
         )
-        verification = evaluation.verified(
-            found, self.images.test, self.experiment, self.accelerator
-        )
+        verification = {}
+        if self.experiment.data.split == "test":
+            verification = evaluation.verified(
+                found, self.images.test, self.experiment, self.accelerator
+            )
         if not self.accelerator.is_main_process:
             return
         losses = records.read_table(path / "records", "training").get("loss", [])

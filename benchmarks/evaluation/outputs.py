@@ -103,8 +103,8 @@ def test_outputs(
 def verified(
     found: Measured, test_set: Glyphs | ImageSet, experiment: Experiment, accelerator: Accelerator
 ) -> dict[str, Any]:
-    """The record's entry "verification": if it is asked for, and test classes are tested; all processes call it."""
-    if not experiment.evaluation.verification or experiment.data.split != "test":
+    """The record's entry "verification", if it is asked for; all processes call it."""
+    if not experiment.evaluation.verification:
         return {}
     measured = verify(found.embeddings, found.labels, test_set.is_query, accelerator)
     return {"verification": measured}

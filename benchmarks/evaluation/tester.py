@@ -1,4 +1,4 @@
-"""Embeddings of a dataset, on one process or many, and the metrics on them or on given vectors.
+"""PML's tester for one process or many: embeddings of a dataset, and the metrics on them or on given vectors.
 
 Recall@K, R-precision and MAP@R are those of `pml_regularizers.RankAccuracyCalculator`. Every image is a query,
 for which all other images are ranked by the distance of the L2-normalised embeddings. An image that is alone in
@@ -18,6 +18,7 @@ from typing import Any, cast
 import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
+from pytorch_metric_learning.testers import GlobalEmbeddingSpaceTester
 from pytorch_metric_learning.utils.inference import FaissKMeans
 from sklearn.metrics import adjusted_mutual_info_score, normalized_mutual_info_score
 from sklearn.metrics.cluster import pair_confusion_matrix
@@ -165,10 +166,38 @@ class Evaluator:
         is_query: Tensor | None = None,
         extract: Extractor | None = None,
     ) -> Measured:
-        """Test the model: queries (n,) in the gallery of the others; by default each image is both."""
-        columns = self.embed(dataset, extract)
-        found = rank(columns[0], columns[1], recall_at, is_query, self.accelerator)
-        return Measured(*found, *columns)
+        """Test the model with PML's tester: queries (n,) in the gallery of the others; by default all are both."""
+        tester = _Tester(self, recall_at, is_query, extract)
+        metrics = tester.test({"test": dataset}, 0, self.model)["test"]
+        del metrics["epoch"]
+        return Measured(metrics, tester.ranks, *tester.columns)
+
+
+class _Tester(GlobalEmbeddingSpaceTester):
+    """PML's tester, with the arguments of `evaluate`; afterwards, `columns` are the results of `embed`."""
+
+    columns: tuple[Tensor, ...]
+    ranks: Ranks
+
+    def __init__(self, evaluator: Evaluator, *arguments: Any) -> None:
+        super().__init__(
+            data_device=evaluator.accelerator.device,
+            end_of_testing_hook=lambda tester: None,  # PML's default hook logs the metrics
+            accuracy_calculator=RankAccuracyCalculator(),  # never called; PML's default needs faiss
+        )
+        self.evaluator = evaluator
+        self.recall_at, self.is_query, self.extract = arguments
+
+    def get_all_embeddings(self, dataset: Any, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        """The embeddings (n, E) and the labels (n, 1)."""
+        self.columns = self.evaluator.embed(dataset, self.extract)
+        return self.columns[0], self.columns[1][:, None]
+
+    def do_knn_and_accuracies(self, accuracies: dict[str, Any], *_: Any) -> None:
+        """The metrics under the calculator's own names."""
+        vectors, labels, ways = *self.columns[:2], (self.recall_at, self.is_query)
+        metrics, self.ranks = rank(vectors, labels, *ways, self.evaluator.accelerator)
+        accuracies |= metrics
 
 
 def per_class(ranks: Ranks, classes: int) -> dict[str, list[int]]:
