@@ -19,12 +19,16 @@ from weakref import ReferenceType, ref
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.utils.parametrizations import _SpectralNorm
+from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from .features.feature_loss import FeatureLoss
 from .features.feature_tap import FeatureTap
 from .functional.checks import at_least
 
+_SPECTRAL = (_SpectralNorm, SpectralNorm)
 _SAME = 0.05
 """Difference between two passes that rounding may cause, even in bfloat16, relative to the largest entry."""
 
@@ -41,13 +45,14 @@ class GradientCache:
     in both passes of a chunk. Under DistributedDataParallel the gradients are averaged once, with the last chunk.
 
     Args:
-        model: The network: images (N, ...) -> embeddings (N, E). Batch norm must be frozen (`eval()`).
+        model: The network: images (N, ...) -> embeddings (N, E). Batch norm and spectral norm must
+            be frozen (`eval()`).
         loss: The loss, or a wrapper of it, whose parts that read features are attached to the network.
         chunk_size: Images in a pass of each process; the last chunk may be smaller.
 
     Raises:
-        ValueError: for chunk_size < 1; in the call, for batch norm in training mode, or if the network does not
-            return one tensor.
+        ValueError: for chunk_size < 1; in the call, for batch norm or spectral norm in training mode, or if the
+            network does not return one tensor.
         MissingFeaturesError: in the call, if the features of a chunk are not known to be those of its embeddings.
         RuntimeError: in `backward`, if the loss's backward pass has not been made, or has read the embeddings of
             two calls; the first time, if the network's
@@ -84,7 +89,7 @@ class GradientCache:
 
     def __call__(self, images: Tensor) -> Tensor:
         """Embed the batch, and give the losses its features: leaves of the graph, where their gradients gather."""
-        _refuse_batch_norm(self.model)
+        _refuse_changing_norms(self.model)
         kind = images.device.type
         # Without autocast's cache: its copies of the weights, made here, would have no gradient in the second pass.
         self._autocast = partial(
@@ -110,7 +115,7 @@ class GradientCache:
         ]
         self._leaves = [self._leaves[place] for place in self._places]
         for leaf in self._leaves:
-            leaf.requires_grad_(leaf.is_floating_point())
+            leaf.requires_grad_(leaf.is_floating_point() and torch.is_grad_enabled())
         embeddings, *features = tree_unflatten(self._leaves, structure)
         for tap, of_tap in zip(self._taps(), features, strict=True):
             tap.put(of_tap, embeddings)
@@ -199,13 +204,18 @@ class _RandomState:
             torch.get_device_module(self._device).set_rng_state(self._own, self._device)
 
 
-def _refuse_batch_norm(model: nn.Module) -> None:
+def _refuse_changing_norms(model: nn.Module) -> None:
+    """Raise a ValueError for norms in training mode that depend on the other images or the earlier passes."""
     for name, module in model.named_modules():
-        if not isinstance(module, nn.modules.batchnorm._BatchNorm):
+        owner = name.split("parametrizations.")[0].rstrip(".") or type(module).__name__
+        hooks = module._forward_pre_hooks.values()  # of the older torch.nn.utils.spectral_norm
+        if isinstance(module, _BatchNorm) and (module.training or module.running_mean is None):
+            fault = "batch norm in training mode, whose statistics would be those of a chunk, not of the batch"
+        elif module.training and any(isinstance(x, _SPECTRAL) for x in (module, *hooks)):
+            fault = "spectral norm in training mode, whose power iteration each pass over a chunk takes further"
+        else:
             continue
-        if module.training or module.running_mean is None:
-            raise ValueError(
-                f"model: {name or type(module).__name__} is batch norm in training mode, whose statistics would be "
-                "those of a chunk, not of the batch, so the loss and its gradients would differ; freeze it (its "
-                "eval() after each model.train()), or take a network without batch norm"
-            )
+        raise ValueError(
+            f"model: {owner} has {fault}, so the loss and its gradients would differ; freeze it (its eval() "
+            "after each model.train()), or take a network without it"
+        )

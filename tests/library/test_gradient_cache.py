@@ -179,7 +179,7 @@ def test_batch_norm_is_refused_unless_it_is_frozen() -> None:
     _, x, _ = share(None)
     net = Net(nn.BatchNorm2d(CHANNELS)).double()
     cache = GradientCache(net, losses.ContrastiveLoss(), 5)
-    with pytest.raises(ValueError, match=r"model: 2 is batch norm in training mode.* freeze it"):
+    with pytest.raises(ValueError, match=r"model: 2 has batch norm in training mode.* freeze it"):
         cache(x)
     net[2].eval()
     assert cache(x).shape == (12, WIDTH)
@@ -187,6 +187,31 @@ def test_batch_norm_is_refused_unless_it_is_frozen() -> None:
     with pytest.raises(ValueError, match="batch norm"):
         cache(x)
     both(losses.ContrastiveLoss, 5, net=lambda: Net(nn.BatchNorm2d(CHANNELS).eval()))
+
+
+@pytest.mark.parametrize(
+    "normed", [nn.utils.parametrizations.spectral_norm, nn.utils.spectral_norm]
+)
+def test_spectral_norm_is_refused_unless_it_is_frozen(normed: Callable[..., nn.Module]) -> None:
+    def net() -> Net:
+        return Net(normed(nn.Conv2d(CHANNELS, CHANNELS, 1)).eval())
+
+    both(losses.ContrastiveLoss, 5, net=net)
+    _, x, _ = share(None)
+    cache = GradientCache(net().train().double(), losses.ContrastiveLoss(), 5)
+    with pytest.raises(ValueError, match=r"model: 2 has spectral norm in training mode.* freeze"):
+        cache(x)
+
+
+@pytest.mark.parametrize("without_gradients", [torch.no_grad, torch.inference_mode])
+def test_without_gradients_the_embeddings_have_none(without_gradients: Any) -> None:
+    _, x, y = share(None)
+    net = Net().double()
+    loss = horde(losses.ContrastiveLoss()).double().attach(net.head)
+    with without_gradients():
+        embeddings = GradientCache(net, loss, 5)(x)
+        assert not embeddings.requires_grad
+        torch.testing.assert_close(loss(embeddings, y), loss(net(x), y))
 
 
 def test_steps_in_another_order() -> None:
