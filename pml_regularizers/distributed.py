@@ -1,10 +1,9 @@
 """The same loss and the same gradients on one process and on many.
 
-Every process computes its own rows of the batch and of all that a loss derives from features (phase 1). It then
-gathers the rows of all processes in rank order and evaluates the loss of the whole batch (phase 2), whose value is
-the same on all of them. The gradient of a process's own rows is multiplied by the number of processes, and
-DistributedDataParallel divides the sum over the processes by it. Together they give the gradient of one process
-that holds the whole batch, both for the network and for the loss's own parameters.
+Every process computes its own rows of the batch and of all that a loss derives from features (phase 1), gathers the
+rows of all processes in rank order, and evaluates the loss of the whole batch (phase 2). The gradient of its own
+rows is multiplied by the number of processes, by which DistributedDataParallel divides the sum over the processes.
+The result is the gradient of one process with the whole batch, for the network and the loss's own parameters.
 """
 
 import inspect
@@ -75,15 +74,10 @@ def matches_batch(rows: int, batch_size: int) -> bool:
 
 
 def gather_features(parts: Sequence[Tensor], embeddings: Tensor) -> list[Tensor]:
-    """Phase 1 -> phase 2: the rows of the whole batch, from those of this process, in one exchange.
+    """Rows of the whole batch: matrices (N, D) from those of this process (n, D), in one exchange.
 
-    Args:
-        parts: Matrices (n, D), whose rows this process computed.
-        embeddings: (N, E), the embeddings that the loss was called with.
-
-    Returns:
-        Matrices (N, D). Inside `DistributedLoss` in rank order; inside PML's `DistributedLossWrapper` in the order
-        of its embeddings, own rows first; without a copy if there is nothing to exchange.
+    Inside `DistributedLoss` in rank order; inside PML's `DistributedLossWrapper` in the order of the `embeddings`
+    (N, E) that the loss was called with, own rows first; without a copy if there is nothing to exchange.
 
     Raises:
         ValueError: if there are more embeddings than rows, but not those of all processes.
@@ -92,16 +86,13 @@ def gather_features(parts: Sequence[Tensor], embeddings: Tensor) -> list[Tensor]
         return all_gather(*parts)
     if all(len(part) == len(embeddings) for part in parts):
         return list(parts)
-    x = torch.cat(list(parts), dim=1)
-    own = embeddings[: len(x)].detach().to(x.dtype)
-    gathered, _, _ = pml_distributed.gather(torch.cat([own, x], dim=1), None)
-    widths = [own.shape[1], *(part.shape[1] for part in parts)]
-    expected, *whole = torch.split(gathered, widths, dim=1)
-    if not torch.equal(expected, embeddings.to(x.dtype)):
+    own = embeddings[: len(parts[0])].detach().to(parts[0].dtype)
+    gathered, _, _ = pml_distributed.gather(torch.cat([own, *parts], dim=1), None)
+    expected, *whole = torch.split(gathered, [x.shape[1] for x in (own, *parts)], dim=1)
+    if not torch.equal(expected, embeddings.to(own.dtype)):
         raise ValueError(
-            f"features: got {len(x)} samples, and the {len(embeddings)} embeddings are not those of all "
-            "processes, own rows first; wrap the loss in DistributedLoss, or pass embeddings and features of "
-            "the same samples"
+            f"features: got {len(own)} samples, and the {len(embeddings)} embeddings are not those of all "
+            "processes, own rows first; wrap the loss in DistributedLoss, or pass features of the same samples"
         )
     return whole
 
@@ -114,13 +105,11 @@ def gather_rows(x: Tensor, embeddings: Tensor) -> Tensor:
 class DistributedLoss(nn.Module):
     """Evaluate a loss on the batch of all processes, exactly as one process would.
 
-    Under DistributedDataParallel's averaging, the value, the network's gradients and the gradients of
-    the loss's own parameters equal those of one process on the concatenated batch. PML's
-    `DistributedLossWrapper` gives the same network gradients, but multiplies the value and the
-    gradients of proxies and class weights by the number of processes.
+    Under DistributedDataParallel's averaging, the value, the network's gradients and those of the loss's own
+    parameters equal those of one process on the concatenated batch. PML's `DistributedLossWrapper` multiplies the
+    value and the gradients of proxies and class weights by the number of processes.
 
-    It is called like the loss inside, with this process's rows of everything. With one process it only calls the
-    loss.
+    Call it like the loss inside, with this process's rows of everything.
 
     **If the loss has parameters, something must average their gradients**: `prepare_loss`, or any
     DistributedDataParallel around the loss. Without it, the first backward pass warns. If you average the gradients
@@ -166,16 +155,14 @@ class DistributedLoss(nn.Module):
             labels: (n,), of the same dtype on all processes, as the embeddings. `SelfSupervisedLoss` takes its
                 second set of embeddings here.
             indices_tuple: Mined tuples; with several processes pass `miner=` to the constructor instead.
-            ref_emb: This process's rows of the reference set, where the loss takes one.
-            ref_labels: Their labels.
+            ref_emb, ref_labels: This process's rows of the reference set, where the loss takes one.
             enqueue_mask: (n,) booleans, for `CrossBatchMemory`.
             features: This process's features, for losses that read features.
 
         Raises:
             ValueError: on every process, if they hold different numbers of rows or labels or different dtypes; with
                 several processes, if `indices_tuple` is given; or for an argument that the loss does not take.
-            RuntimeError: in the first call, if the processes hold different parameters or buffers of the loss,
-                such as projections that each drew for itself.
+            RuntimeError: in the first call, if the processes hold different parameters or buffers of the loss.
         """
         rows: dict[str, Any] = {"embeddings": embeddings, "labels": labels, "ref_emb": ref_emb}
         rows |= {"ref_labels": ref_labels, "enqueue_mask": enqueue_mask}
@@ -297,10 +284,10 @@ def _described(x: Any, *, whole: bool) -> str:
 def prepare_loss(accelerator: Any, loss: nn.Module | None = None) -> nn.Module:
     """Make all processes agree on a loss: `prepare_loss(loss)`, or `prepare_loss(accelerator, loss)`.
 
-    A loss with parameters is wrapped in DistributedDataParallel, so that their gradients are averaged
-    (give `loss.parameters()` to an optimizer). A loss without parameters cannot be wrapped; its buffers (such as
-    fixed random projections) are copied from the first process instead. Unlike `accelerator.prepare`, this does
-    not wrap the loss in autocast: losses run in full precision. With one process nothing is wrapped.
+    A loss with parameters is wrapped in DistributedDataParallel, which averages their gradients (give
+    `loss.parameters()` to an optimizer). A loss without any cannot be wrapped; its buffers, such as fixed
+    projections, are copied from the first process. Unlike `accelerator.prepare`, this does not wrap the loss in
+    autocast: losses run in full precision. With one process nothing is wrapped.
 
     Args:
         accelerator: An `accelerate.Accelerator`; the loss is moved to its device. With torch.distributed alone,
@@ -311,15 +298,13 @@ def prepare_loss(accelerator: Any, loss: nn.Module | None = None) -> nn.Module:
         >>> from pytorch_metric_learning import losses
         >>> criterion = prepare_loss(DistributedLoss(losses.ArcFaceLoss(3, 4)))
     """
-    alone = loss is None
-    loss = accelerator if alone else loss
-    if not isinstance(loss, nn.Module):
+    given = accelerator if loss is None else loss
+    if not isinstance(given, nn.Module):
         raise ValueError(
-            f"loss: expected a module, got {type(loss).__name__}; call prepare_loss(loss), or "
+            f"loss: expected a module, got {type(given).__name__}; call prepare_loss(loss), or "
             "prepare_loss(accelerator, loss)"
         )
-    if not alone:
-        loss = loss.to(accelerator.device)
+    loss = given if loss is None else loss.to(accelerator.device)
     if world_size() == 1:
         return loss
     trained = [parameter for parameter in loss.parameters() if parameter.requires_grad]

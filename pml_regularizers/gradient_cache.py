@@ -2,14 +2,13 @@
 
 Gao, Zhang, Han, Callan, "Scaling Deep Contrastive Learning Batch Size under Memory Limited Setup" (RepL4NLP 2021).
 
-A metric loss compares the images of a batch with each other, so adding up the gradients of small batches gives
-something else. But what the network computes for one image does not depend on the others:
+A metric loss compares the images of a batch; what the network computes for one image does not depend on the others:
 
 1. The network embeds the batch in chunks, without a graph.
 2. The loss of the whole batch gives its gradient at the embeddings.
 3. Each chunk passes the network again, with a graph, which takes that gradient back to the parameters.
 
-The paper caches the gradient at the embeddings. Here the features that the loss reads are cached beside them.
+The paper caches the gradient at the embeddings; here also that at the features that the loss reads.
 """
 
 from contextlib import nullcontext
@@ -36,13 +35,13 @@ _SAME = 0.05
 class GradientCache:
     """A network that embeds a batch in chunks; the gradients are those of one pass over the whole batch.
 
-    Call it in place of the network, and `backward()` after the loss's own backward pass. Losses need no change:
-    those that read features find them as after one pass, if they are attached to a head, or with `embedder=`. A
-    miner, `MultipleLosses`, `CrossBatchMemory` and gradient scalers work as without it.
+    Call it in place of the network, and `backward()` after the loss's own backward pass. Losses that read features
+    find them as after one pass, if they are attached to a head, or with `embedder=`. Miners, `MultipleLosses`,
+    `CrossBatchMemory` and gradient scalers work as without it.
 
-    The network runs forward twice. Memory is that of a chunk's activations, and of the embeddings and the features
-    that the loss reads, with their gradients, for the batch. Dropout and other random numbers of torch are the same
-    in both passes of a chunk. Under DistributedDataParallel the gradients are averaged once, with the last chunk.
+    The network runs forward twice. Memory is that of a chunk's activations, and of the batch's embeddings and
+    features that the loss reads, with their gradients. Dropout and other random numbers of torch are the same in
+    both passes of a chunk. Under DistributedDataParallel the gradients are averaged once, with the last chunk.
 
     Args:
         model: The network: images (N, ...) -> embeddings (N, E). Batch norm and spectral norm must
@@ -55,8 +54,8 @@ class GradientCache:
             network does not return one tensor.
         MissingFeaturesError: in the call, if the features of a chunk are not known to be those of its embeddings.
         RuntimeError: in `backward`, if the loss's backward pass has not been made, or has read the embeddings of
-            two calls; the first time, if the network's
-            passes over a chunk differ, as with random numbers that are not torch's.
+            two calls; the first time, if the passes over a chunk differ, as with random numbers that are not
+            torch's.
 
     Example:
         >>> import torch
@@ -80,11 +79,10 @@ class GradientCache:
         self.model = model
         self.loss = loss
         self.chunk_size = chunk_size
-        self._chunks: list[tuple[Tensor, _RandomState]] = []
+        self._chunks: list[tuple[Tensor, Tensor, Tensor | None]] = []  # with states of generators
         self._leaves: list[Tensor] = []  # the embeddings, then the features
-        self._earlier: list[
-            ReferenceType[Tensor]
-        ] = []  # embeddings of calls without a backward pass
+        # Embeddings of calls without a backward pass.
+        self._earlier: list[ReferenceType[Tensor]] = []
         self._compared = False
 
     def __call__(self, images: Tensor) -> Tensor:
@@ -104,18 +102,16 @@ class GradientCache:
         self._chunks, self._leaves = [], []
         passes: list[tuple[list[Tensor], TreeSpec]] = []
         for chunk in images.split(self.chunk_size):
-            self._chunks.append((chunk, _RandomState(chunk.device)))
+            self._chunks.append((chunk, torch.get_rng_state(), _device_state(chunk.device)))
             with torch.no_grad():
                 passes.append(self._outputs(chunk))
         outputs, structure = passes[0]
         # A tensor that several losses read is one leaf.
         self._places = [next(i for i, y in enumerate(outputs) if y is x) for x in outputs]
-        self._leaves = [
-            torch.cat(parts) for parts in zip(*(flat for flat, _ in passes), strict=True)
-        ]
-        self._leaves = [self._leaves[place] for place in self._places]
-        for leaf in self._leaves:
+        leaves = [torch.cat(parts) for parts in zip(*(flat for flat, _ in passes), strict=True)]
+        for leaf in leaves:
             leaf.requires_grad_(leaf.is_floating_point() and torch.is_grad_enabled())
+        self._leaves = [leaves[place] for place in self._places]
         embeddings, *features = tree_unflatten(self._leaves, structure)
         for tap, of_tap in zip(self._taps(), features, strict=True):
             tap.put(of_tap, embeddings)
@@ -139,16 +135,18 @@ class GradientCache:
             )
         chunks, embeddings = self._chunks, self._leaves[0].detach()
         self._chunks, self._leaves = [], []
-        start, device = 0, embeddings.device
+        start, device = 0, chunks[0][0].device
         devices = [] if device.type == "cpu" else [device]
         with torch.random.fork_rng(devices, device_type=device.type):
-            for number, (chunk, random_state) in enumerate(chunks, 1):
+            for number, (chunk, cpu_state, device_state) in enumerate(chunks, 1):
                 rows = slice(start, start + len(chunk))
                 start = rows.stop
                 last = number == len(chunks)
                 # DistributedDataParallel averages what all chunks have added up.
                 with nullcontext() if last else getattr(self.model, "no_sync", nullcontext)():
-                    random_state.restore()
+                    torch.set_rng_state(cpu_state)
+                    if device_state is not None:
+                        torch.get_device_module(device).set_rng_state(device_state, device)
                     outputs, _ = self._outputs(chunk)
                     self._compare(outputs[0], embeddings[rows])
                     traced = [
@@ -188,20 +186,9 @@ class GradientCache:
             )
 
 
-class _RandomState:
-    """The state of torch's generators, on the CPU and on a device."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._cpu = torch.get_rng_state()
-        self._own: Any = None
-        if device.type != "cpu":
-            self._own = torch.get_device_module(device).get_rng_state(device)
-
-    def restore(self) -> None:
-        torch.set_rng_state(self._cpu)
-        if self._own is not None:
-            torch.get_device_module(self._device).set_rng_state(self._own, self._device)
+def _device_state(device: torch.device) -> Any:
+    """The state of a device's generator; None on the CPU."""
+    return None if device.type == "cpu" else torch.get_device_module(device).get_rng_state(device)
 
 
 def _refuse_changing_norms(model: nn.Module) -> None:

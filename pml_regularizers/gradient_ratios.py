@@ -31,14 +31,12 @@ _Weights = tuple[tuple[Any, Any], ...]  # (MultipleLosses, key) from the outermo
 def capture_loss_terms(loss: nn.Module) -> Iterator[dict[str, Tensor]]:
     """Record the weighted terms that `loss` adds up when it is called inside a `with` block.
 
-    These are the terms of `MultipleLosses`, by name. A loss of this library that is a sum itself, such as
-    `HORDELoss`, gives its own terms: "horde.order_1" is the base loss. Calls in other threads do not count.
-
     Args:
-        loss: `MultipleLosses`, or another loss that is a sum; wrapped for several processes or not.
+        loss: `MultipleLosses`, or a loss of this library that is a sum itself, such as `HORDELoss`: "horde.order_1"
+            is its base loss. Wrapped for several processes or not.
 
     Returns:
-        Scalars by name, filled by the call. Their sum is the value that the call returned.
+        Scalars by name, filled by the call (in this thread). Their sum is the value that the call returned.
 
     Raises:
         ValueError: if `loss` is no sum, or was not called inside the block.
@@ -117,11 +115,9 @@ def gradient_norm_ratios(
     """Gradient norm of every weighted loss, divided by the base loss's, at several places.
 
     It takes one backward pass per loss. Every `.grad` stays as it is, and the graph can still be used for the
-    step's own backward pass. Norms are computed in float64, from gradients in the precision of their tensors.
-
-    With several processes, all must call this. Gradients of parameters are averaged over the processes first, as
-    DistributedDataParallel does; other tensors, such as embeddings, count as rows of a larger batch. With
-    `DistributedLoss` the ratios equal those of one process with the whole batch.
+    step's own backward pass. With several processes, all must call this. Gradients of parameters are averaged over
+    them first, as DistributedDataParallel does; other tensors, such as embeddings, count as rows of a larger batch.
+    With `DistributedLoss` the ratios equal those of one process with the whole batch.
 
     Args:
         losses: Weighted scalars by name, as `capture_loss_terms` gives them. Under float16 autocast, pass them as
@@ -131,8 +127,8 @@ def gradient_norm_ratios(
             no gradient are left out.
 
     Returns:
-        `{loss: {place: ratio}}`, without the base. 0 if a loss does not reach a place. If the base loss has no
-        gradient there: inf, or nan if the other loss has none either.
+        `{loss: {place: ratio}}`, without the base. If the base loss has no gradient there: inf, or nan if the other
+        loss has none either.
 
     Raises:
         ValueError: if `base` is not one of the names, or nothing at a place requires a gradient; in the first
@@ -183,8 +179,7 @@ def _trained(name: str, place: Tensor | Iterable[Tensor] | nn.Module) -> list[Te
 def _check_static_graph(losses: Iterable[Tensor]) -> None:
     """Raise a ValueError in the first step of `DistributedDataParallel(static_graph=True)`.
 
-    DDP averages the gradients of that step when the first backward pass through its output ends. Our backward
-    passes accumulate no gradients: if one of them came first, the processes would never agree again.
+    DDP then averages the gradients when the first backward pass ends; ours accumulates none.
     """
     nodes: list[Any] = [loss.grad_fn for loss in losses]
     seen = {None}

@@ -31,16 +31,15 @@ def parameter_groups(
     `overrides`. Its name is the module's path, such as "model.head.attention", without wrappers such as
     `DistributedDataParallel`. Settings hold for everything below their path; a longer path overrides a shorter one,
     and `overrides` a module's `optimizer_settings`. A shared parameter is in the group of its first place, a frozen
-    one (`requires_grad=False`) in none.
+    one in none.
 
     Args:
         model: The network. In a PML trainer with an optimizer per model, call this once for each.
         loss: The loss, whose own parameters are trained as well.
         lr, loss_lr: Learning rates of the network and of the loss's own parameters; default of the latter: `lr`.
         weight_decay: Weight decay of both. Default: the optimizer's.
-        overrides: Settings by the path of a module or a parameter, from "model" or "loss" on, as in
-            `{"model.head.fc": {"lr": 1e-4}, "loss.beta": {"weight_decay": 0}}`. The optimizer silently ignores
-            those that it does not know.
+        overrides: Settings by the path of a module or a parameter, as in `{"model.head.fc": {"lr": 1e-4},
+            "loss.beta": {"weight_decay": 0}}`. The optimizer silently ignores those that it does not know.
 
     Returns:
         Dicts with "name", "params", "lr" and all other settings; no group is empty.

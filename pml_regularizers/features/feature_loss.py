@@ -1,12 +1,8 @@
-"""Losses that read a network's intermediate features, and the ways for features to reach them.
+"""Losses that read a network's intermediate features.
 
-pytorch-metric-learning (PML) calls `loss(embeddings, labels, indices_tuple)` and nothing else. A loss that also
-reads a feature map looks for it in this order:
-
-1. from the call: `loss(embeddings, labels, features=feature_map)`, or a dict where it reads several;
-2. from a tap, bound once: `loss.attach(head)`; trainers, testers, miners and `MultipleLosses` then work
-   unchanged;
-3. not at all, which raises `MissingFeaturesError`.
+pytorch-metric-learning (PML) calls `loss(embeddings, labels, indices_tuple)`. The features of a loss that reads
+more are those of the call, `loss(embeddings, labels, features=feature_map)`, or else those that a tap recorded:
+`loss.attach(head)`, once, and trainers, testers, miners and `MultipleLosses` work unchanged.
 """
 
 import math
@@ -35,12 +31,9 @@ _calls = ThreadLists(1)
 class FeatureLoss(BaseMetricLossFunction):
     """Base of the losses that read features besides the embeddings.
 
-    Half-precision inputs are raised to float32 and autocast is off inside, so that the loss has one
-    value whatever the precision of the network; the loss's parameters are never recast.
+    Half-precision inputs are raised to float32 and autocast is off inside; the loss's parameters are never recast.
     Subclasses name what they read in `feature_names`, and find it as `self.features` in `compute_loss`.
-
-    Several threads may call one loss at once. Statistics (`collect_stats`) are attributes of the loss, as PML's
-    are: the last call overwrites them.
+    Several threads may call one loss at once; statistics (`collect_stats`) are those of the last call.
     """
 
     feature_names: tuple[str, ...] = ("feature_map",)
@@ -77,8 +70,7 @@ class FeatureLoss(BaseMetricLossFunction):
                 embeddings that have no gradient, and those of a frozen stage, are refused.
             frozen: Accept features without a gradient, because the tapped stage is frozen on purpose.
 
-        Returns:
-            The loss itself.
+        Returns the loss itself.
 
         Raises:
             ValueError: if `source` is none of these, lacks a stage, or contains several heads.
@@ -150,11 +142,9 @@ class FeatureLoss(BaseMetricLossFunction):
         """The loss of a batch.
 
         Args:
-            embeddings: (N, E).
-            labels: (N,) integers.
+            embeddings, labels: (N, E), and (N,) integers.
             indices_tuple: Pairs or triplets from a PML miner.
-            ref_emb: Not supported: features belong to one batch.
-            ref_labels: Not supported.
+            ref_emb, ref_labels: Not supported: features belong to one batch.
             features: The features of the same N samples, or a dict of them by the names in `feature_names`;
                 default: what the tap recorded in the pass that made the embeddings.
 
@@ -167,7 +157,8 @@ class FeatureLoss(BaseMetricLossFunction):
                 f"ref_emb: {type(self).__name__} compares the samples of one batch, whose features it reads; "
                 "pass embeddings and labels only (and efficient=False to PML's DistributedLossWrapper)"
             )
-        _check_embeddings(embeddings)
+        if not isinstance(embeddings, Tensor) or not embeddings.is_floating_point():
+            raise ValueError(_no_embeddings(embeddings))
         with self.reading(embeddings, features):
             loss: Tensor = super().forward(full_precision(embeddings), labels, indices_tuple)
             return loss
@@ -259,12 +250,8 @@ class _SummedReducers(MultipleReducers):
 class LabelAwareRegularizer(FeatureLoss, BaseRegularizer):
     """Base of the regularizers that compare classes and therefore need labels.
 
-    Add them to a metric loss with `MultipleLosses({"metric": loss, "regularizer": regularizer},
-    weights={"metric": 1, "regularizer": w})`. The slot `embedding_regularizer=` of a PML loss passes embeddings
-    alone, so that they cannot be used there.
-
-    Raises:
-        ValueError: if called without labels, or with a reference set.
+    The slot `embedding_regularizer=` of a PML loss passes none: there they raise a ValueError. Add them to a loss
+    with `MultipleLosses({"metric": loss, "regularizer": regularizer}, weights={"metric": 1, "regularizer": w})`.
     """
 
     @torch.jit.unused
@@ -290,12 +277,9 @@ def attach_all(
 
     Args:
         loss: `MultipleLosses`, `DistributedLoss` or any other module.
-        source: As in `FeatureLoss.attach`; from a dict, each loss takes the stages that it reads.
-        embedder: As in `FeatureLoss.attach`.
-        frozen: As in `FeatureLoss.attach`.
+        source, embedder, frozen: As in `FeatureLoss.attach`; from a dict, each loss takes the stages that it reads.
 
-    Returns:
-        The outer loss, as in `attach_all(MultipleLosses({...}), head)`.
+    Returns the outer loss.
 
     Raises:
         ValueError: if `source` lacks a stage that one of them reads; then none is attached.
@@ -328,16 +312,14 @@ def _named(value: Any) -> str:
     return (", ".join(value) or "none") if isinstance(value, Mapping) else type(value).__name__
 
 
-def _check_embeddings(embeddings: Any) -> None:
-    if isinstance(embeddings, Tensor) and embeddings.is_floating_point():
-        return
-    came = type(embeddings).__name__
-    way_out = "call loss(embeddings, labels)"
-    if isinstance(embeddings, Tensor):
-        came = f"{embeddings.dtype} {tuple(embeddings.shape)}"
-    elif isinstance(embeddings, Mapping):
-        way_out = f"pass the tensor in it, such as output.{next(iter(embeddings), '...')}"
-    raise ValueError(f"embeddings: expected a floating point tensor (N, E), got {came}; {way_out}")
+def _no_embeddings(came: Any) -> str:
+    """What is wrong with embeddings that are no floating point tensor."""
+    got, way_out = type(came).__name__, "call loss(embeddings, labels)"
+    if isinstance(came, Tensor):
+        got = f"{came.dtype} {tuple(came.shape)}"
+    elif isinstance(came, Mapping):
+        way_out = f"pass the tensor in it, such as output.{next(iter(came), '...')}"
+    return f"embeddings: expected a floating point tensor (N, E), got {got}; {way_out}"
 
 
 def _outermost(module: nn.Module) -> list[FeatureModule]:

@@ -61,10 +61,9 @@ class FeatureTap:
     only the last is kept; of those with gradients the last `capacity`, since a trainer may run the network several
     times for one loss (`TwoStreamMetricLoss`). The recomputation of activation checkpointing is not recorded.
 
-    A record is the stage's output itself: later in-place changes of it change the record. Each thread has its own
-    records, and must call the loss itself. The tap holds no module, and the modules do not keep the tap alive. It
-    is pickled and deep-copied without its records. If the network and the loss are copied *together*, the copies
-    stay connected.
+    A record is the stage's output itself. Each thread has its own records, and must call the loss itself. The tap
+    holds no module, and the modules do not keep the tap alive. It is pickled and deep-copied without its records.
+    If the network and the loss are copied *together*, the copies stay connected.
 
     Args:
         stages: Modules whose outputs are recorded, by name: a tensor, or a tuple of tensors with the batch first.
@@ -82,8 +81,10 @@ class FeatureTap:
         embedder: nn.Module | None = None,
         frozen: bool = False,
     ) -> None:
-        modules = [*stages.items(), *([] if embedder is None else [(None, embedder)])]
-        for _, module in modules:
+        modules: dict[str | None, nn.Module] = {**stages}
+        if embedder is not None:
+            modules[None] = embedder
+        for module in modules.values():
             if not isinstance(module, nn.Module):
                 raise ValueError(
                     f"module: expected a torch.nn.Module to tap, got {type(module).__name__}; "
@@ -94,7 +95,7 @@ class FeatureTap:
         self._frozen = frozen
         self._records = ThreadLists(2)  # without gradients, and with them
         self._handles = [
-            module.register_forward_hook(_Hook(self, name)) for name, module in modules
+            module.register_forward_hook(_Hook(self, name)) for name, module in modules.items()
         ]
         for handle in self._handles:
             weakref.finalize(self, handle.remove).atexit = False
@@ -114,8 +115,7 @@ class FeatureTap:
         """Return the features of the pass that made `embeddings` (N, E), and forget it and the older ones.
 
         Raises:
-            MissingFeaturesError: if no recorded pass is known to have made them, or if its features carry no
-                gradient while the embeddings do.
+            MissingFeaturesError: if no such pass is known, or its features lack the gradient that embeddings have.
         """
         reason = self._why_missing(embeddings)  # before the records go
         makers = self.pop(embeddings)
@@ -296,15 +296,14 @@ def _in_graph(embeddings: Tensor, records: Sequence[_Record]) -> list[_Record]:
     makers = [record for made in found.values() for record, _ in made]
     copied = [made[0][1] for made in found.values() if made[0][0].embeddings]
     if copied:
-        same = (
-            all(record.embeddings for record in makers) and len({x.shape[1:] for x in copied}) == 1
-        )
-        return makers if same and _alike(torch.cat(copied), embeddings) else []
+        if len(copied) < len(found) or len({x.shape[1:] for x in copied}) > 1:
+            return []
+        return makers if _alike(torch.cat(copied), embeddings) else []
     stages = {node for node, _ in found}
     between, nodes = set(stages), list(stages)
     while nodes:
-        following = [node for node in before.get(nodes.pop(), []) if node not in between]
-        between.update(following)
+        following = set(before.get(nodes.pop(), [])) - between
+        between |= following
         nodes += following
     return [] if any(map(_moves_rows, between - stages)) else list(dict.fromkeys(makers))
 
@@ -328,20 +327,14 @@ def _traced(values: Any) -> list[Tensor]:
 
 
 def first_tensor(features: Any) -> Tensor:
-    """The tensor itself, or the first of a tuple.
-
-    Raises:
-        ValueError: for anything else.
-    """
+    """The tensor itself, or the first of a tuple; a ValueError for anything else."""
     first = features[0] if isinstance(features, tuple) and features else features
     if isinstance(first, Tensor):
         return first
     way_out = "attach the loss to a module that returns its features"
     if isinstance(features, Mapping):  # Hugging Face's ModelOutput is one
-        name = (
-            "last_hidden_state" if "last_hidden_state" in features else next(iter(features), "...")
-        )
-        way_out = f"pass features=output.{name}, or attach the loss to a module that returns the tensor alone"
+        names = [name for name in features if name == "last_hidden_state"] or [*features, "..."]
+        way_out = f"pass features=output.{names[0]}, or attach the loss to a module that returns the tensor alone"
     raise ValueError(
         f"features: expected a tensor or a tuple of tensors, got {type(features).__name__}; {way_out}"
     )

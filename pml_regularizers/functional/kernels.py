@@ -5,18 +5,15 @@ r"""Reproducing kernels: similarities of vectors, used to compare distributions.
     polynomial         (<x, x'> + c)^p
     exponential        exp(<x, x'>)
 
-These are the kernels of joint representation diversification (Chu et al., ICML 2020): section 5.1 has the
-mixture, Table 4 the others; `PolynomialKernel(1, constant=0)` is the linear kernel of section 6.
+These are the kernels of joint representation diversification (Chu et al., ICML 2020): section 5.1 has the mixture,
+Table 4 the others; `PolynomialKernel(1, constant=0)` is the linear kernel of section 6. What the paper leaves open:
 
-What the paper leaves open, and the choices made here:
-
-* tau, "averages of l2-distances in the exponent part", is the mean *squared* distance over all pairs i != j of
-  the batch, of any classes, and a constant for the gradient, as in the authors' code. Here it is never 0:
-  identical rows have kernel 1 and gradient 0, while the code gives nan.
+* tau, "averages of l2-distances in the exponent part", is the mean *squared* distance over all pairs i != j of the
+  batch, of any classes, and a constant for the gradient, as in the authors' code. Here it is never 0: identical
+  rows have kernel 1 and gradient 0, while the code gives nan.
 * The Laplace kernel's sigma is not given: here it is the mean L1 distance, computed in the same way.
-* Squared distances have an error of about eps max_i |x_i - x_0|^2. The batch's mean is at least an (N-1)-th of
-  that maximum, so that a kernel with this bandwidth is exact to about N eps, wherever the rows are. A bandwidth
-  that is given may be far smaller: distances for it are computed in float64.
+* Squared distances have an error of about eps max_i |x_i - x_0|^2. The batch's mean is at least an (N-1)-th of that
+  maximum: with it, a kernel is exact to about N eps. For a bandwidth that is given, distances are in float64.
 """
 
 from typing import Any
@@ -33,8 +30,7 @@ from .precision import full_precision, without_autocast
 class _SquaredDistances(torch.autograd.Function):
     """|x_i - x_j|^2: (N, D) -> (N, N), exactly 0 on the diagonal, with gradients of every order.
 
-    The gradient takes one product of rows; autograd takes two for x @ x.T and two passes over the rows for their
-    squares.
+    The gradient takes one product of rows; autograd takes two, and two passes over the rows for their squares.
     """
 
     @staticmethod
@@ -119,9 +115,7 @@ class _DistanceKernel(ReproducingKernel):
     def __init__(self, bandwidth: float | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         if bandwidth is not None and not bandwidth > 0:
-            raise ValueError(
-                f"bandwidth: expected a positive number, or None for the batch's mean distance, got {bandwidth}"
-            )
+            raise ValueError(f"bandwidth: expected a positive number or None, got {bandwidth}")
         self.bandwidth = bandwidth
         self.add_to_recordable_attributes(name="bandwidth", is_stat=False)
         self.add_to_recordable_attributes(name="mean_distance", is_stat=True)
@@ -162,7 +156,6 @@ class GaussianMixtureKernel(_DistanceKernel):
         ValueError: if components < 1 or bandwidth <= 0.
 
     Example:
-        >>> import torch
         >>> GaussianMixtureKernel()(torch.tensor([[0.0], [1.0], [2.0]]))
         tensor([[1.0000, 0.5844, 0.1738],
                 [0.5844, 1.0000, 0.5844],
@@ -194,8 +187,7 @@ class GaussianKernel(GaussianMixtureKernel):
 class LaplaceKernel(_DistanceKernel):
     """exp(-|x - x'|_1 / sigma), Table 4.
 
-    Arguments as of `GaussianKernel`: `bandwidth` is sigma, in the units of an L1 distance. Default: the mean L1
-    distance over all pairs of different rows, without a gradient.
+    `bandwidth` is sigma. Default: the mean L1 distance over all pairs of different rows, without a gradient.
     """
 
     def distances(self, x: Tensor) -> Tensor:
@@ -205,8 +197,8 @@ class LaplaceKernel(_DistanceKernel):
 class PolynomialKernel(ReproducingKernel):
     """(<x, x'> + c)^p, Table 4.
 
-    Powers of long vectors grow fast: with 1,024 entries of 1e4 and p = 5 they overflow float32. `normalize=True`
-    bounds the kernel by (1 + c)^p.
+    Powers of long vectors overflow float32, as p = 5 of 1,024 entries of 1e4; with `normalize=True`, none is above
+    (1 + c)^p.
 
     Args:
         degree: p. Table 4: 2 and 5.
@@ -233,8 +225,7 @@ class PolynomialKernel(ReproducingKernel):
 class ExponentialKernel(ReproducingKernel):
     """exp(<x, x'>), Table 4's "kernel inducing moment generating function".
 
-    It overflows float32 for <x, x'> > 88, which pooled features usually exceed. Use `normalize=True`, which
-    bounds the kernel by e, or scale the features down.
+    It overflows float32 for <x, x'> > 88, as of most pooled features; `normalize=True` bounds it by e.
     """
 
     def compute(self, x: Tensor) -> Tensor:

@@ -9,8 +9,7 @@ r"""High-order moments of a feature map (HORDE: Jacob, Picard, Histace, Klein, I
 <phi_k(x), phi_k(y)> estimates <x, y>^k without bias (eq. 2, 5).
 
 Tensor sketches (Pham and Pagh, KDD 2013; Gao et al., CVPR 2016) estimate the same power, with sparse matrices C_i
-that have one entry, -1 or +1, per channel, and circular convolution (*) in place of `*`; see
-`sketches.py`:
+that have one entry, -1 or +1, per channel, and circular convolution (*) in place of `*`; see `sketches.py`:
 
     phi_k(x) = C_1^T x (*) ... (*) C_k^T x
 """
@@ -28,15 +27,12 @@ from .sketches import summed_convolutions, table_fault
 def cascaded_moments(
     x: Tensor, projections: Sequence[Tensor], mask: Tensor | None = None
 ) -> list[Tensor]:
-    """Moments of orders 2..K by the recursion of eq. 6.
+    """Moments of orders 2..K by the recursion of eq. 6: K - 1 tensors (N, d).
 
     Args:
         x: (N, P, C), P features of C channels for each of N images.
         projections: W_1 .. W_K, each (C, d).
         mask: (N, P) booleans, True where a feature counts; default: all.
-
-    Returns:
-        K - 1 tensors (N, d).
     """
     x, count = count_features(x, mask)
     sums = summed_products(x, projections, 2, x.dtype, checkpoint=False)
@@ -46,15 +42,11 @@ def cascaded_moments(
 def sketched_moments(
     x: Tensor, tables: Sequence[Tensor], mask: Tensor | None = None
 ) -> list[Tensor]:
-    """Moments of orders 2..K as tensor sketches, means over all positions (eq. 8).
+    """Moments of orders 2..K as tensor sketches, means over all positions (eq. 8): K - 1 tensors (N, d).
 
     Args:
-        x: (N, P, C).
+        x, mask: As in `cascaded_moments`.
         tables: Tables of C_1 .. C_K, each (d, R), from `HighOrderMoments(..., projections="sketch").weights()`.
-        mask: (N, P) booleans, True where a feature counts; default: all.
-
-    Returns:
-        K - 1 tensors (N, d).
 
     Raises:
         ValueError: for fewer than two tables, tables of several shapes, or tables that do not hold each of the C

@@ -17,8 +17,7 @@ conjugate per image serves all positions.
 
 A table describes C_k: row j of d holds c for each channel c, counted from 1, that falls into bucket j, -c if it
 does so with a minus sign, and 0 in the places that are left. Every channel has one place in it, so sketching is
-gathering: the sums have a fixed order, and the gradient is gathered, too. No result depends on the order in which
-threads run.
+gathering, as is its gradient: no result depends on the order in which threads run.
 """
 
 from collections.abc import Iterator, Sequence
@@ -111,9 +110,7 @@ class _SummedConvolutions(torch.autograd.Function):
         order, buckets = len(gradient) + 1, gradient.shape[2]
         x, size, *others = ctx.saved_tensors
         table, stored = _stack(others[:order]), others[order:]
-        if (
-            torch.is_grad_enabled()
-        ):  # for the gradient of this gradient: the transforms as functions of x
+        if torch.is_grad_enabled():  # for the gradient of this one: transforms as functions of x
             stored = []
         sources, targets = None if stored else _sources(table, x), _targets(table, x)
         # In reverse, j at -j modulo d: the transform is the conjugate.
@@ -154,10 +151,8 @@ def _blocks(x: Tensor, buckets: int) -> Iterator[tuple[slice, slice]]:
 def _factors(x: Tensor, size: Tensor, table: Tensor, sources: tuple[Tensor, Tensor]) -> Tensor:
     """A_1 .. A_K of x (n, p, C): (n, p, K, d // 2 + 1)."""
     sketch = _gather((x / size).contiguous(), *sources).view(*x.shape[:2], *table.shape)
-    transforms: Tensor = torch.fft.rfft(
-        sketch.sum(dim=3) if table.shape[1] > 1 else sketch.squeeze(3)
-    )
-    return transforms
+    sketch = sketch.sum(dim=3) if table.shape[1] > 1 else sketch.squeeze(3)
+    return torch.fft.rfft(sketch)  # type: ignore[no-any-return]
 
 
 def _stack(tables: Sequence[Tensor]) -> Tensor:
@@ -190,5 +185,4 @@ def _gather(x: Tensor, index: Tensor, signs: Tensor) -> Tensor:
 
 
 def _inverse(transforms: Tensor, buckets: int) -> Tensor:
-    result: Tensor = torch.fft.irfft(transforms, n=buckets)
-    return result
+    return torch.fft.irfft(transforms, n=buckets)  # type: ignore[no-any-return]

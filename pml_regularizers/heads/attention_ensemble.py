@@ -25,11 +25,7 @@ from .trunk_output import layout, trial_image, try_out
 
 
 def split_heads(embeddings: Tensor, num_heads: int) -> Tensor:
-    """The output (N, M E) of an ensemble -> its heads (N, M, E) of unit length.
-
-    Raises:
-        ValueError: for M < 1, or if the width is not a multiple of M.
-    """
+    """The output (N, M E) of an ensemble -> its heads (N, M, E) of unit length; a ValueError for other widths."""
     at_least("num_heads", num_heads, 1)
     if embeddings.ndim != 2 or embeddings.shape[1] % num_heads:
         raise ValueError(
@@ -58,11 +54,11 @@ class AttentionEnsemble(FeatureModule):
     Images -> stem -> map; M masks of the map; each masked map -> body -> pool, linear, L2. The output is one
     embedding: the heads' unit vectors, one after the other, divided by sqrt(M), so that a cosine is the mean of the
     heads' cosines, and a squared distance the mean of theirs. HORDE attaches to the child `feature_map`: the M maps
-    that leave the body, concatenated (N, M D, h, w) and reduced to `map_channels`. It is computed only while
-    something is attached.
+    that leave the body, concatenated (N, M D, h, w) and reduced to `map_channels`, computed only while something is
+    attached.
 
-    The body runs once on all N M masked maps. In training mode, its batch normalisation therefore uses the
-    statistics of all images and heads together. (GoogLeNet, which the paper uses, has none.)
+    The body runs once on all N M masked maps: in training mode, its batch normalisation uses the statistics of all
+    images and heads together. (GoogLeNet, which the paper uses, has none.)
 
     Args:
         stem: Images -> map (N, C, H, W). The paper's: GoogLeNet up to the pooling after inception 3b.

@@ -25,8 +25,7 @@ class EmbeddingHead(FeatureModule):
     * `feature_map`: (N, C, H, W), or tokens (N, L, C) without prefix tokens, or the pair (tokens, mask);
     * `pooled`: (N, C), before the attention; without an attention, the input of the linear layer;
     * `attention`: the module that weighs the pooled features, such as `VEMAttention`, or None;
-    * `stopgrad_embeddings`: (N, E), the embeddings with a gradient to the linear layer only, computed
-      only while something is attached.
+    * `stopgrad_embeddings`: (N, E), the embeddings with a gradient to the linear layer only (while attached to).
 
     Args:
         in_channels: C.
@@ -112,8 +111,7 @@ class EmbeddingHead(FeatureModule):
         """Embeddings (N, E) of a trunk's output.
 
         Args:
-            x: (N, C, H, W), (N, H, W, C) or (N, L, C); or an output of Hugging Face's models that has it as
-                `last_hidden_state`.
+            x: (N, C, H, W), (N, H, W, C) or (N, L, C); or an output of Hugging Face's that has `last_hidden_state`.
             mask: (N, L') booleans, True for the patch tokens that count (prefix tokens left out).
         """
         x = last_hidden_state(x)
@@ -149,8 +147,7 @@ class EmbeddingHead(FeatureModule):
     def fold(self) -> Self:
         """Merge the attention into the linear layer, in place: the same embeddings from a plain head.
 
-        Call it after training: `fc` becomes a new layer that no optimizer holds, and a loss that is attached to
-        the attention finds no features any more. Returns the head itself.
+        For after training: `fc` becomes a new layer that no optimizer holds. Returns the head itself.
 
         Raises:
             ValueError: if there is no attention, or it has no method `fold(linear)`.

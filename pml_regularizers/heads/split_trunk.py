@@ -6,6 +6,8 @@ from typing import Any
 
 from torch import fx, nn
 
+_BY_HAND = "write the two parts as modules and call AttentionEnsemble(stem, body, ...)"
+
 
 def split_trunk(trunk: nn.Module, stage: str) -> tuple[nn.Module, nn.Module]:
     """Cut a network behind one of its modules: trunk(x) = body(stem(x)).
@@ -44,9 +46,7 @@ def split_trunk(trunk: nn.Module, stage: str) -> tuple[nn.Module, nn.Module]:
         if here != there:
             raise ValueError(
                 f"trunk: {type(trunk).__name__} computes different things in training and in evaluation, from "
-                f"{node.format_node()} on, and a cut would keep one of them for good; make that a module, as "
-                "torch.nn.Dropout is, turn it off, or write the two parts as modules and call "
-                "AttentionEnsemble(stem, body, ...)"
+                f"{node.format_node()} on; make that a module, as torch.nn.Dropout is, turn it off, or {_BY_HAND}"
             )
     cuts = [i for i, node in enumerate(nodes) if (node.op, node.target) == ("call_module", stage)]
     if len(cuts) != 1:
@@ -94,8 +94,7 @@ def _trace(trunk: nn.Module, stage: str) -> list[fx.Node]:
         return list(tracer.trace(trunk, concrete_args=optional).nodes)
     except fx.proxy.TraceError as error:
         raise ValueError(
-            f"trunk: torch.fx cannot trace {type(trunk).__name__} ({error}); write its two parts as modules "
-            "and call AttentionEnsemble(stem, body, ...)"
+            f"trunk: torch.fx cannot trace {type(trunk).__name__} ({error}); {_BY_HAND}"
         ) from error
 
 

@@ -26,8 +26,7 @@ def trunk_output(trunk: nn.Module, image: Tensor | None = None) -> TrunkOutput:
         trunk: A network whose output is a map or tokens, or has them as `last_hidden_state`: a timm model made with
             `num_classes=0, global_pool=""`, a vision model of Hugging Face's transformers, or your own. The prefix
             tokens that it does not state as `num_prefix_tokens` are those that are left over from a square.
-        image: A square image (1, 3, H, H) as the trunk takes them. Default: of the size that a timm or Hugging
-            Face model states, else 224 x 224.
+        image: A square image (1, 3, H, H). Default: of the size that the trunk states, else 224 x 224.
 
     Raises:
         ValueError: if the trunk does not take the image, or gives anything else, such as pooled features.
@@ -48,22 +47,18 @@ def layout(features: Any, network: nn.Module) -> TrunkOutput:
         prefix = getattr(network, "num_prefix_tokens", tokens - isqrt(tokens) ** 2)
         return TrunkOutput(channels, "NLC", prefix)
     if len(shape) != 4:
+        named = not isinstance(features, (Tensor, list, tuple))  # as Hugging Face's outputs are
         raise ValueError(
             f"trunk: expected a map (N, C, H, W) or tokens (N, L, C) from {type(network).__name__}, got "
             f"{shape or type(features).__name__}"
             + (', pooled already; make it with global_pool="" (timm)' if len(shape) == 2 else "")
-            + ("; take the model without a head, such as ViTModel" * _names_outputs(features))
+            + ("; take the model without a head, such as ViTModel" * named)
         )
     # The map of a square image is square.
     first, last = shape[2] == shape[3], shape[1] == shape[2]
     if first == last:
         last = getattr(network, "output_fmt", "NCHW") == "NHWC"
     return TrunkOutput(shape[3], "NHWC") if last else TrunkOutput(shape[1], "NCHW")
-
-
-def _names_outputs(output: Any) -> bool:
-    """True for an output of Hugging Face's models, which has names for its parts."""
-    return not isinstance(output, (Tensor, list, tuple))
 
 
 def last_hidden_state(output: Any) -> Any:

@@ -46,9 +46,9 @@ def variance_gate(features: Tensor, predicted: Tensor) -> Tensor:
 class VEMAttention(nn.Module):
     """Attention that weighs features by their predicted variance, which `VarianceRegularizer` trains.
 
-    Put it between pooling and the linear layer: `EmbeddingHead(..., attention=VEMAttention)`. On maps and tokens
-    it weighs the channels, and predicts the variance of their means over all positions: the gate commutes with
-    that average. The output depends on no statistic of the batch, in training or in testing.
+    Put it between pooling and the linear layer: `EmbeddingHead(..., attention=VEMAttention)`. On maps and tokens it
+    weighs the channels, and predicts the variance of their means over all positions. The output depends on no
+    statistic of the batch.
 
     **Adam moves a parameter by about its learning rate per step**: at a pretrained trunk's rate of 1e-5, A stays
     at its random start for a whole training. `optimizer_settings` holds the learning rate that it needs, without
@@ -111,17 +111,15 @@ class VEMAttention(nn.Module):
         if features.ndim > 2:
             dtype = torch.promote_types(features.dtype, torch.float32)
             features = features.mean(dim=1 if features.ndim == 3 else (2, 3), dtype=dtype)
-        # One row per sample: records of several passes then join, and the processes share the gradient of A
-        # as they share that of the features. A copy: an expanded view of a parameter requires a gradient even
-        # under torch.no_grad, and testing would look like training.
+        # One row per sample: records of several passes join, and processes share the gradient of A as that of the
+        # features. A copy: an expanded view of a parameter requires a gradient even under torch.no_grad.
         self.statistics((features, self.variance.repeat(len(features), 1)))
 
     def fold(self, linear: nn.Linear) -> nn.Linear:
         """A linear layer that does the work of this attention followed by `linear`.
 
-        Returns:
-            A plain linear layer: the weight of `linear`, its columns multiplied by the gates, and its bias.
-            Weight norm, spectral norm or a parametrization that computes `linear`'s weight is not kept.
+        A plain one: the weight of `linear`, as weight norm or any parametrization computes it, its columns
+        multiplied by the gates, and its bias.
 
         Raises:
             ValueError: unless `linear` is a linear layer with `num_features` inputs.

@@ -24,9 +24,6 @@ from .pair_loss import PairLoss, unreduced
 class BinomialDevianceLoss(PairLoss):
     """Soft margin on every pair: log(1 + exp(.)) of its signed distance to a boundary.
 
-    Half-precision embeddings are raised to float32 and autocast is off inside: otherwise the factor alpha * C
-    would turn the rounding of a similarity into an error of a tenth of the loss.
-
     Args:
         alpha: Steepness, 2 in HORDE's code.
         beta: Boundary between positives and negatives, a similarity; 0.5 in HORDE's code.
@@ -41,7 +38,7 @@ class BinomialDevianceLoss(PairLoss):
 
     Shape:
         embeddings (N, E), labels (N,); or a pair `indices_tuple`, or a reference set in the call.
-        PML's `CrossBatchMemory` and `SelfSupervisedLoss` accept only losses that they know by name, not this one.
+        PML's `CrossBatchMemory` and `SelfSupervisedLoss` accept only losses that they know, not this one.
 
     Example:
         >>> import torch

@@ -19,8 +19,6 @@ from .pair_loss import PairLoss, pairs
 class CosineContrastiveLoss(PairLoss):
     """Contrastive loss that is squared for positives (the gap to similarity 1) and linear for negatives.
 
-    Half-precision embeddings are raised to float32 and autocast is off inside.
-
     Args:
         pos_margin: Similarity above which a positive pair costs nothing; 1 in HORDE's code.
         neg_margin: Similarity below which a negative pair costs nothing; 0.5 in HORDE's code.

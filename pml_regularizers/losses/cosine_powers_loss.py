@@ -39,8 +39,8 @@ READ_VECTORS = (AngularLoss, P2SGradLoss, ThresholdConsistentMarginLoss, VICRegL
 class CosinePowersLoss(PerOutputLoss):
     """A metric loss, regularised by the same loss on powers of the pooled features' cosines.
 
-    The embeddings, and each power, have a deep copy of the loss; the copies are trained, the original is not. A
-    mined `indices_tuple` serves all of them.
+    The embeddings, and each power, have a deep copy of the loss, which is trained in its place. A mined
+    `indices_tuple` serves all of them.
 
     Args:
         loss: Any PML loss on cosines or on Euclidean distances of normalised vectors, which are
@@ -57,9 +57,9 @@ class CosinePowersLoss(PerOutputLoss):
         Pass the features as `features=`, or let `attach(head)` record the head's `pooled`.
 
     Raises:
-        ValueError: for arguments out of range, a loss on other distances, or that does not return one number, or
-            that reads features itself; for `reducer=` or `distance=`, which belong to the loss; in the call, for
-            features that are no matrix.
+        ValueError: for arguments out of range, a loss on other distances, or that does not return one number or
+            reads features; for `reducer=` or `distance=`, which belong to it; in the call, for features that are no
+            matrix.
         MissingFeaturesError: in the call, see `FeatureLoss`.
 
     Example:
@@ -126,20 +126,14 @@ def _different(powers: Any) -> list[int]:
 
 
 def with_power(loss: nn.Module, k: int) -> nn.Module:
-    """A copy of a loss on the k-th power of the cosine.
-
-    Raises:
-        ValueError: if it compares otherwise.
-    """
+    """A copy of a loss on the k-th power of the cosine; a ValueError if it compares otherwise."""
     loss = copy.deepcopy(loss)
     for module in list(loss.modules()):
         if isinstance(module, READ_VECTORS):
             raise ValueError(f"loss: {type(module).__name__} reads vectors, not their cosines")
-        # A regularizer's distance is its own.
-        if (
-            not isinstance(module, BaseRegularizer)
-            and getattr(module, "distance", None) is not None
-        ):
+        if isinstance(module, BaseRegularizer):  # its distance is its own
+            continue
+        if getattr(module, "distance", None) is not None:
             module.distance = _power(module.distance, k)
     return loss
 

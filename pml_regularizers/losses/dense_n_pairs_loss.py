@@ -22,8 +22,6 @@ from .pair_loss import PairLoss, pairs
 class DenseNPairsLoss(PairLoss):
     """N-pair loss where every image is an anchor: its class gives the positives, all other classes the negatives.
 
-    Half-precision embeddings are raised to float32 and autocast is off inside.
-
     Args:
         **kwargs: `distance`, `reducer`, `collect_stats`, `embedding_regularizer`, as in any PML loss. The
             original N-pair loss (Sohn, 2016) penalises |x|^2; ECAML's equation does not.

@@ -6,11 +6,11 @@ r"""The losses of an attention-based ensemble (see `attention_ensemble.py`).
 Embeddings have unit length, so that the hinge of L_div is 2 max(0, s - (1 - m_div/2)) with the cosine s; the
 paper's margin m_div = 1 corresponds to s = 0.5.
 
-The defaults are those of HORDE's code, which trained the ensembles of its Table 1. It differs from ABE's
-text: the divergence compares heads across all pairs of images, not only within one image (`images="same"`), and
-is averaged over the active pairs (`reducer=SumReducer()`); heads are averaged, not summed (`reduction="sum"`).
-Differs from both: the metric loss is reduced for each head and then averaged; HORDE's code averages the active
-negative pairs of all heads at once, which weighs each head by the number of its pairs.
+The defaults are those of HORDE's code, which trained the ensembles of its Table 1. It differs from ABE's text: the
+divergence compares heads across all pairs of images, not only within one image (`images="same"`), and is averaged
+over the active pairs (`reducer=SumReducer()`); heads are averaged, not summed (`reduction="sum"`). Differs from
+both: the metric loss is reduced for each head and then averaged; HORDE's code averages the active negative pairs of
+all heads at once.
 """
 
 from typing import Any, Literal, get_args
@@ -33,9 +33,8 @@ Reduction = Literal["mean", "sum"]
 class EnsembleLoss(PerOutputLoss):
     """A metric loss on every head of an ensemble.
 
-    Each head has a deep copy of the loss: **where it has parameters, give `parameters()` to an optimizer**; the
-    copies are trained, the original is not. A mined `indices_tuple`, which the miner draws from the whole
-    embeddings, serves every head.
+    Each head has a deep copy of the loss, which is trained in its place: **where it has parameters, give
+    `parameters()` to an optimizer**. A mined `indices_tuple` serves every head.
 
     With the divergence it is the loss of the paper:
     `EnsembleLoss(loss, 8, embedding_regularizer=DivergenceLoss(8), embedding_reg_weight=0.5)`.
@@ -50,9 +49,9 @@ class EnsembleLoss(PerOutputLoss):
         embeddings: (N, M E), as `AttentionEnsemble` returns them; labels: (N,).
 
     Raises:
-        ValueError: for arguments out of range; for a loss that does not return one number
-            (DoNothingReducer), or that reads features; for `reducer=` or `distance=`, which belong to the
-            loss; in the call, for a width that is not a multiple of M, or not the one that the loss was made for.
+        ValueError: for arguments out of range; for a loss that does not return one number, or reads features; for
+            `reducer=` or `distance=`, which belong to it; in the call, for a width that is not a multiple of M, or
+            not the one that the loss was made for.
 
     Example:
         >>> import torch
@@ -168,8 +167,7 @@ class DivergenceLoss(FeatureLoss):
 def _within_images(distance: Any, heads: Tensor) -> Tensor:
     """A PML distance between the heads (N, M, E) of each image by itself -> (N, M, M).
 
-    The same values as the distance gives for all N M heads, without the pairs of different images. Its own
-    `pairwise_distance` leaves out the power and adds 1e-6 to differences.
+    Its own `pairwise_distance` leaves out the power and adds 1e-6 to differences.
     """
     rows = heads.flatten(0, 1)
     unit = distance.maybe_normalize(rows)

@@ -1,9 +1,8 @@
 """Module of the high-order moments of a feature map (HORDE, ICCV 2019); `functional/moments.py` has the equations.
 
-Differs from the paper: each image's features are divided by their root mean square s before the products,
-and the result is multiplied by s^k, which gives the same moment. Otherwise order 5 of features of size 1e-6 or
-1e4 would be zero or infinite in float32. Trained matrices start Glorot-uniform, as in the authors' code;
-`init="rademacher"` restores Algorithm 1's {-1, +1}.
+Differs from the paper: each image's features are divided by their root mean square s before the products, and the
+result is multiplied by s^k. Otherwise order 5 of features of size 1e-6 or 1e4 would be zero or infinite in float32.
+Trained matrices start Glorot-uniform, as in the authors' code; `init="rademacher"` restores Algorithm 1's {-1, +1}.
 """
 
 import math
@@ -32,19 +31,17 @@ class HighOrderMoments(nn.Module):
         in_channels: C, channels of the feature map.
         order: Highest moment K. HORDE, section 4: 5 on CUB and Cars, 4 on SOP and In-Shop.
         moment_dim: d, width of every order. HORDE, section 4: 8192.
-        projections: "cascaded" (eq. 6, one matrix per order: the paper's method), "independent" (eq. 4,
-            k matrices for order k: its Table 4), both trained; "random" (fixed matrices of -1 and +1, the first k
-            for order k: its Table 3), stored as buffers of one byte per entry; or "sketch" (tensor sketches, not
-            in the paper): also fixed, with a fraction of the arithmetic and, at the same d, a smaller variance.
+        projections: "cascaded" (eq. 6, one matrix per order: the paper's method) or "independent" (eq. 4, k
+            matrices for order k: its Table 4), both trained; "random" (fixed matrices of -1 and +1, the first k for
+            order k: its Table 3), buffers of one byte per entry; or "sketch" (tensor sketches, not in the paper):
+            also fixed, with a fraction of the arithmetic and, at the same d, a smaller variance.
         init: Start of trained matrices: "glorot", as in the authors' code, or "rademacher", {-1, +1}.
         checkpoint: Compute the projections again in the backward pass, with a third more arithmetic, instead of
             storing them, K d P numbers per image.
-        matmul_dtype: "bfloat16": only the matrix products in bfloat16, which halves what is stored. At C = 1024
-            errors stay below 2^-6 of the largest entry (tested). Default: in the precision of the moments.
-            Sketches have no matrix products.
-        scale: Multiply by s^k (see above). If an L2 normalisation follows, the factor changes nothing but may
-            overflow: `HORDELoss` then leaves it out. Without the factor, the gradient is exact only if such a
-            normalisation follows.
+        matmul_dtype: "bfloat16": only the matrix products, which sketches lack, in bfloat16, which halves what is
+            stored. At C = 1024 errors stay below 2^-6 of the largest entry (tested). Default: as the moments.
+        scale: Multiply by s^k (see above), which may overflow. If an L2 normalisation follows, as in `HORDELoss`,
+            the factor changes nothing; only then is the gradient without it exact.
 
     Shape:
         features: (N, C, H, W), (N, L, C), or the pair (N, L, C), (N, L) of tokens and a boolean mask that
@@ -89,8 +86,7 @@ class HighOrderMoments(nn.Module):
             )
         if projections == "sketch" and (fast := fast_width(moment_dim)) != moment_dim:
             warnings.warn(
-                f"moment_dim: sketches are slow at {moment_dim}, which has a prime factor above 7; the next fast "
-                f"width is {fast}",
+                f"moment_dim: sketches are slow at {moment_dim}, which has a prime factor above 7; take {fast}",
                 stacklevel=2,
             )
         self.in_channels = in_channels
@@ -104,15 +100,14 @@ class HighOrderMoments(nn.Module):
         # "independent" order k owns k matrices; the others share one per order.
         self._count = order if projections != "independent" else sum(range(2, order + 1))
         for index in range(self._count):
-            name = f"weight_{index}"
+            name, shape = f"weight_{index}", (in_channels, moment_dim)
             if projections == "sketch":
                 shape = moment_dim, math.ceil(in_channels / moment_dim)
                 self.register_buffer(name, torch.empty(shape, dtype=torch.int32))
             elif projections == "random":
-                signs = torch.empty(in_channels, moment_dim, dtype=torch.int8)
-                self.register_buffer(name, signs)
+                self.register_buffer(name, torch.empty(shape, dtype=torch.int8))
             else:
-                setattr(self, name, nn.Parameter(torch.empty(in_channels, moment_dim)))
+                setattr(self, name, nn.Parameter(torch.empty(shape)))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -129,8 +124,7 @@ class HighOrderMoments(nn.Module):
     def weights(self) -> list[Tensor]:
         """Return the matrices, each (C, d): W_1 .. W_K, or, if independent, W_{2,1}, W_{2,2}, W_{3,1}, ...
 
-        With sketches: the tables, (d, R) with the least R that leaves room for C, as `functional/sketches.py`
-        describes them.
+        With sketches: the tables, (d, R), as `functional/sketches.py` describes them.
         """
         return [getattr(self, f"weight_{index}") for index in range(self._count)]
 
@@ -169,13 +163,9 @@ class HighOrderMoments(nn.Module):
         ]
 
     def activation_bytes(self, images: int, positions: int) -> int:
-        """Return the bytes that a batch keeps for the backward pass: features and what `checkpoint` leaves out.
+        """Return the bytes that N images of P positions keep for the backward pass, in float32.
 
-        For float32 features. The pass also needs some blocks of columns, of about 4 MiB each on a CPU.
-
-        Args:
-            images: N.
-            positions: P, such as 64 of a map of 8 x 8.
+        These are the features and what `checkpoint` leaves out, beside some blocks of about 4 MiB on a CPU.
         """
         number, width = max(4, self.weights()[0].element_size()), self.moment_dim
         if self.projections == "sketch":
@@ -185,8 +175,7 @@ class HighOrderMoments(nn.Module):
         return images * positions * (self.in_channels * number + stored)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        *_, errors = args
-        before = len(errors)
+        errors, faults = args[-1], []
         for name, buffer in self.named_buffers():
             saved = state_dict.get(prefix + name, buffer)
             if saved.is_meta or saved.shape != buffer.shape:
@@ -198,8 +187,9 @@ class HighOrderMoments(nn.Module):
                     'projections="cascaded" or "independent", and only floating tensors may be cast'
                 )
             if fault:
-                errors.append(f"{prefix}{name}: {fault}")
-        if len(errors) == before:
+                faults.append(f"{prefix}{name}: {fault}")
+        errors += faults
+        if not faults:
             super()._load_from_state_dict(state_dict, prefix, *args)
 
     def extra_repr(self) -> str:

@@ -5,13 +5,12 @@
     e_k = z_k / |z_k|, or E_k z_k / |E_k z_k|               E_k: (d, E), without bias
 
 The same metric loss acts on the embeddings, order 1, and on the moments of the deep features, so that the features
-of a class follow one distribution. Nothing remains at test time, unless you use the descriptor of the paper's
-dagger rows: all orders, concatenated, and reduced to the embedding size by PCA (section 4).
+of a class follow one distribution. Nothing remains at test time, except in the descriptor of the paper's dagger
+rows: all orders, concatenated, and reduced to the embedding size by PCA (section 4).
 
 Differs from the paper:
 
-* The defaults are what helped in our own studies (docs/horde.md): tensor sketches, orders 2 and 3, d = 1024, no
-  E_k. `HORDELoss` says how to get the paper's configuration.
+* The defaults are what helped in our studies (docs/horde.md): tensor sketches, orders 2 and 3, d = 1024, no E_k.
 * Every order is L2-normalised, and E_k starts Glorot-uniform, as in the authors' code; the text mentions neither.
 * `order_weights` other than 1 are ours, except for "mean", the authors' code for ensembles.
 """
@@ -38,9 +37,9 @@ class HORDELoss(PerOutputLoss):
     """A metric loss, regularised by the same loss on the high-order moments of the deep features.
 
     The paper's configuration is `HORDELoss(loss, C, E, projections="cascaded", order=5, moment_dim=8192)`. It
-    trains the projections and the embeddings of the orders: **give `parameters()` to an optimizer**, also where
-    the base loss has parameters. Each order, order 1 included, has a deep copy of the base loss; the copies are
-    trained, the original is not. A mined `indices_tuple` serves every order.
+    trains the projections and the embeddings of the orders: **give `parameters()` to an optimizer**, also where the
+    base loss has parameters. Each order, order 1 included, has a deep copy of the base loss, which is trained in
+    its place. A mined `indices_tuple` serves every order.
 
     Args:
         loss: Any PML loss. HORDE's Table 1 uses contrastive, triplet and binomial deviance.
@@ -48,8 +47,8 @@ class HORDELoss(PerOutputLoss):
         embedding_size: E, width of the embeddings. HORDE, section 4: 512.
         order: Highest moment K, counting the embeddings as order 1. Default: our studies'.
         moment_dim: d, width of the moments. Default: our studies'.
-        projections: "sketch" (fast, fixed), "cascaded" (the paper's method), "independent" (its Table 4) or
-            "random" (its Table 3). See `HighOrderMoments` for these three, and for the paper's values.
+        projections: "sketch" (fast, fixed), "cascaded" (the paper's), "independent" (its Table 4) or "random" (its
+            Table 3); see `HighOrderMoments`, also for the paper's values.
         embed_orders: Give each order 2..K a linear embedding (d -> E). Without it, they are d wide, which a loss
             with proxies, class weights or a memory of width E cannot take. Default: yes for trained
             projections, no for fixed ones, as in the paper.
@@ -59,8 +58,7 @@ class HORDELoss(PerOutputLoss):
             1/(K-1), the authors' code for ensembles).
         embedding_loss: Loss of order 1 if it differs from that of the other orders, as on the ensembles of
             Table 1: `EnsembleLoss`. Deep-copied too. Default: `loss`.
-        init, checkpoint, matmul_dtype: See `HighOrderMoments`; `repr` and `activation_bytes` show how much is
-            stored.
+        init, checkpoint, matmul_dtype: See `HighOrderMoments`; `activation_bytes` shows how much is stored.
         **kwargs: `collect_stats`, `embedding_regularizer` and `embedding_reg_weight`, as in any PML loss.
 
     Shape:
@@ -68,9 +66,9 @@ class HORDELoss(PerOutputLoss):
         Pass the features as `features=`, or let `attach(module)` record them.
 
     Raises:
-        ValueError: for arguments out of range; for a base loss that does not return one number
-            (DoNothingReducer) or that reads features itself; for `reducer=` or `distance=`, which belong to the
-            base loss; in the call, for a base loss that was made for another width, or state on the meta device.
+        ValueError: for arguments out of range; for a base loss that does not return one number or reads features;
+            for `reducer=` or `distance=`, which belong to it; in the call, for a base loss that was made for
+            another width, or state on the meta device.
         MissingFeaturesError: in the call, see `FeatureLoss`.
 
     Example:
@@ -182,15 +180,7 @@ class HORDELoss(PerOutputLoss):
         """Return all orders of a batch, L2-normalised and concatenated: (N, E + (K-1) E), or E + (K-1) d wide.
 
         The paper reduces them to the embedding size by a PCA, such as scikit-learn's, of the training images.
-
-        Args:
-            embeddings: (N, E), the network's output: order 1.
-            features: As in the loss; default: what the tap recorded in the last forward pass, which must have
-                given these embeddings.
-
-        Raises:
-            ValueError: if the sizes do not fit.
-            MissingFeaturesError: see `FeatureLoss`.
+        Embeddings (N, E) and features, also from a tap, are passed as in the loss, whose errors this raises.
         """
         embeddings = embeddings.detach()
         check_width(embeddings, self.embedding_size)

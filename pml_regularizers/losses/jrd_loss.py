@@ -38,16 +38,16 @@ _REGULARIZERS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 class JRDLoss(FeatureLoss):
     """AM-softmax plus joint representation similarity: the paper's whole objective (eq. 11).
 
-    It owns the class weights W (E, C): **give `parameters()` to an optimizer**. The paper uses a hundred times
-    the network's learning rate (a thousand on SOP). The similarity compares pooled features, L2-normalised
-    embeddings and cosines with the class weights, without margin and scale; it also trains the class weights.
+    It owns the class weights W (E, C): **give `parameters()` to an optimizer**. The paper uses a hundred times the
+    network's learning rate (a thousand on SOP). The similarity, which compares pooled features, L2-normalised
+    embeddings and cosines with the class weights, without margin and scale, trains them too.
 
     Args:
         num_classes: C.
         embedding_size: E. The paper, section 5.1: 512.
-        representations: The representations to compare. The paper's Table 2: all three are JRD; ("embeddings",)
-            is MRD, ("pooled", "embeddings") JRD-C, ("embeddings", "classes") JRD-Pooling; the last two names say
-            what is left out. Names besides "embeddings" and "classes" are features, as in `JRSRegularizer`.
+        representations: The representations to compare. The paper's Table 2: all three are JRD; ("embeddings",) is
+            MRD, ("pooled", "embeddings") JRD-C, ("embeddings", "classes") JRD-Pooling. Other names are features, as
+            in `JRSRegularizer`.
         kernels: Kernels by representation, in place of the defaults of section 5.1: a mixture of 3 Gaussians, and
             a single Gaussian for "classes".
         similarity_weight: alpha. Section 5.1: 1 on CUB and Cars, 0.4 on SOP; Table 4: 1e-3 for the polynomial
@@ -67,8 +67,8 @@ class JRDLoss(FeatureLoss):
         embeddings (N, E), labels (N,) in 0..C-1, each feature (N, D).
 
     Raises:
-        ValueError: for arguments out of range, kernels of other representations, a `distance`, embeddings of
-            another width, features that are not matrices, or a call without labels.
+        ValueError: for arguments out of range, kernels of other representations, a `distance`; in the call, for
+            embeddings of another width, features that are not matrices, labels that are no classes or missing.
         MissingFeaturesError: in the call, see `FeatureLoss`.
 
     Example:
@@ -103,9 +103,7 @@ class JRDLoss(FeatureLoss):
         at_least("embedding_size", embedding_size, 1)
         at_least("similarity_weight", similarity_weight, 0)
         one_of("regularizer", regularizer, _REGULARIZERS)
-        if kernels:
-            kernel_modules(kernels)  # raises if one is not a kernel
-        kernels = dict(kernels or {})
+        kernels = dict(kernel_modules(kernels).items()) if kernels else {}
         if isinstance(representations, str) or not kernels.keys() <= set(representations):
             raise ValueError(
                 f"representations: expected names, among them those of all kernels ({', '.join(kernels)}), "
@@ -191,7 +189,7 @@ def class_cosines(unit: Tensor, W: Tensor) -> Tensor:
 
 
 def _check_classes(labels: Tensor, num_classes: int) -> None:
-    """Raise a ValueError for labels that are no classes; a GPU, whose kernels refuse them, need not wait for it."""
+    """Raise a ValueError for labels that are no classes; a GPU's kernels refuse them themselves."""
     if labels.device.type != "cpu" or len(labels) == 0 or torch.compiler.is_compiling():
         return
     least, most = (int(label) for label in labels.aminmax())

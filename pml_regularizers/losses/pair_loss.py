@@ -55,14 +55,7 @@ class PairLoss(GenericPairLoss):
 def pairs(
     values: Tensor, mask: Tensor, reduction_type: str, divisor: int | Tensor
 ) -> dict[str, Any]:
-    """A sub-loss for PML's reducers: the values where the mask is set.
-
-    Args:
-        values: (N, M).
-        mask: (N, M).
-        reduction_type: "pos_pair" or "neg_pair".
-        divisor: The number by which `DivisorReducer` divides the sum.
-    """
+    """A sub-loss for PML's reducers, "pos_pair" or "neg_pair": the values (N, M) where the mask (N, M) is set."""
     indices = torch.where(mask)
     return unreduced(values[indices], indices, reduction_type, int(divisor))
 
@@ -73,9 +66,5 @@ def unreduced(
     """A sub-loss for PML's reducers; 0 if there are no losses, of which a mean would be NaN."""
     if len(losses) == 0:
         return {"losses": 0, "indices": None, "reduction_type": "already_reduced"}
-    return {
-        "losses": losses,
-        "indices": indices,
-        "reduction_type": reduction_type,
-        "divisor": divisor,
-    }
+    part = {"losses": losses, "indices": indices, "reduction_type": reduction_type}
+    return {**part, "divisor": divisor}

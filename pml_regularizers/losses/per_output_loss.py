@@ -24,11 +24,10 @@ class PerOutputLoss(FeatureLoss):
         **kwargs: As in any PML loss, except `reducer` and `distance`, which belong to the copied losses.
     """
 
-    nested_feature_loss_hint = ""
-    """End of the error message: why a copied loss cannot read features itself, and what to do instead."""
-
-    width_hint = ""
-    """End of the error message if a copy was made for vectors of another width: what else would help."""
+    nested_feature_loss_hint = (
+        ""  # why a copied loss cannot read features itself, and what to do instead
+    )
+    width_hint = ""  # what else would help if a copy was made for vectors of another width
 
     def __init__(self, **kwargs: Any) -> None:
         for name in ("reducer", "distance"):
@@ -51,19 +50,16 @@ class PerOutputLoss(FeatureLoss):
                 raise ValueError(
                     f"{name}: {type(module).__name__} reads features {self.nested_feature_loss_hint}"
                 )
-            for refused, reason in (
-                (SelfSupervisedLoss, "takes two sets of embeddings; pass the loss in it"),
-                (
-                    DistributedLoss,
-                    f"goes around, as in DistributedLoss({type(self).__name__}(...))",
-                ),
-                (DoNothingReducer, "does not return one number; use another reducer"),
-            ):
+            reasons = {
+                SelfSupervisedLoss: "takes two sets of embeddings; pass the loss in it",
+                DistributedLoss: f"goes around, as in DistributedLoss({type(self).__name__}(...))",
+                DoNothingReducer: "does not return one number; use another reducer",
+            }
+            for refused, reason in reasons.items():
                 if isinstance(module, refused):
                     raise ValueError(f"{name}: {refused.__name__} {reason}")
 
     def copy_losses(self, losses: Mapping[str, nn.Module]) -> None:
-        """Copy these losses."""
         # By name, not in a ModuleList: record-keeper names its tables after them, and "0" is no table name.
         self.losses = nn.ModuleDict({name: copy.deepcopy(loss) for name, loss in losses.items()})
         self.add_to_recordable_attributes(
@@ -80,8 +76,7 @@ class PerOutputLoss(FeatureLoss):
         """Compute and record the value of the copy `name`.
 
         Raises:
-            ValueError: for tuples beside a memory; if the copy has proxies, weights or a memory and fails, as it
-                does on vectors of another width.
+            ValueError: for tuples beside a memory; if a copy with a state, such as proxies, fails on the vectors.
         """
         loss = self.losses[name]
         has_memory = any(isinstance(module, CrossBatchMemory) for module in loss.modules())

@@ -18,11 +18,12 @@ class RankAccuracyCalculator(AccuracyCalculator):
     """PML's `AccuracyCalculator` for large test sets: counts ranks, in bounded memory, with Recall@K for any K.
 
     Use it wherever PML takes an `accuracy_calculator`. As in PML, vectors are not normalised, a query without a
-    right reference is left out (metrics are NaN if no other query is left), and NMI and AMI cluster the queries.
-    Unlike PML, it keeps all digits of float64 and integer labels, and a tie counts against the model. PML's `k`,
+    right reference is left out (metrics are NaN if none is left), and NMI and AMI cluster the queries. Unlike PML,
+    it keeps all digits of float64 and integer labels, and a tie counts against the model. PML's `k`,
     `label_comparison_fn` and `knn_func` have no place here: ranks are counted over all references, by equal labels
     and Euclidean distances. These lose digits if float32 vectors form clouds that lie a hundred times farther apart
-    than the points in a cloud: normalise such vectors, or pass float64.
+    than the points in a
+    cloud: normalise such vectors, or pass float64.
 
     Metrics: `recall_at_K` for each K, `precision_at_1`, `mean_reciprocal_rank`, `mean_average_precision_at_r`,
     `r_precision`, `NMI` and `AMI` (with faiss). A subclass's method `calculate_NAME` gets `ranks`, a `Ranks`.
@@ -185,25 +186,23 @@ class RankAccuracyCalculator(AccuracyCalculator):
             given["cluster_labels"] = self.sharing.sum(clusters)
         return dict(self._get_accuracy(self.curr_function_dict, **given))
 
+    # Under PML's names. A mean over no query needs the labels of all.
+
     def _recall(self, K: int, ranks: Ranks, query_labels: Tensor, **_: Any) -> Any:
         return self._mean(ranks.nearest <= K, ranks, query_labels)
 
-    def calculate_precision_at_1(self, ranks: Ranks, query_labels: Tensor, **_: Any) -> Any:
-        """Recall@1 under PML's name."""
-        return self._recall(1, ranks, query_labels)
+    def calculate_precision_at_1(self, **given: Any) -> Any:
+        return self._recall(1, **given)
 
     def calculate_mean_reciprocal_rank(self, ranks: Ranks, query_labels: Tensor, **_: Any) -> Any:
-        """Mean reciprocal rank of the nearest right reference."""
         return self._mean(1 / ranks.nearest, ranks, query_labels)
 
     def calculate_mean_average_precision_at_r(
         self, ranks: Ranks, query_labels: Tensor, **_: Any
     ) -> Any:
-        """MAP@R."""
         return self._mean(ranks.average_precision, ranks, query_labels)
 
     def calculate_r_precision(self, ranks: Ranks, query_labels: Tensor, **_: Any) -> Any:
-        """Precision among the R nearest."""
         return self._mean(ranks.r_precision, ranks, query_labels)
 
     def _mean(self, values: Tensor, ranks: Ranks, query_labels: Tensor) -> Any:

@@ -16,9 +16,9 @@ Distances are squared Euclidean, without the terms that are constant for a query
 product for a block of queries and all references, in float32, or in float64 for vectors in float64. Before that,
 the median of some vectors is subtracted from all, so that a common offset costs no digits.
 
-A tie counts against the model: a wrong reference as near as a right one comes before it. The metrics therefore do
-not depend on the order of the images, and a model that maps all images to one point retrieves nothing. (At the
-edges of its tiles, a matrix product may round equal columns differently.)
+A tie counts against the model: a wrong reference as near as a right one comes before it. So the metrics do not
+depend on the order of the images, and a model that maps all images to one point retrieves nothing. (At the edges of
+its tiles, a matrix product may round equal columns differently.)
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -35,14 +35,10 @@ from torch.nn.functional import normalize as unit_rows
 # Working memory of a process: large enough for a matrix product at full speed, the same for any data set.
 BLOCK_BYTES = 64 * 2**20
 BLOCK_ROWS = 448
-# Bytes that the ranks of a query take for each right reference.
-PER_RIGHT = 64
-# Columns of a group in the first search for the nearest ones, which looks only at the nearest of each group.
-GROUP = 8
-# Vectors that the subtracted median is computed from.
-SAMPLE = 512
-# Rows prepared at a time.
-PART = 1024
+PER_RIGHT = 64  # bytes that the ranks of a query take for each right reference
+GROUP = 8  # columns of a group in the search for the nearest, which first looks at the nearest of each group
+SAMPLE = 512  # vectors that the subtracted median is computed from
+PART = 1024  # rows prepared at a time
 
 
 class Ranks(NamedTuple):
@@ -156,9 +152,7 @@ class _Plan:
 
     def right(self, block: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Places (b, C) of each query's class, a mask of places that do not count, and the number (b,) that do."""
-        queries, first, count = (
-            part[block, None] for part in (self.queries, self.first, self.count)
-        )
+        queries, first, count = (x[block, None] for x in (self.queries, self.first, self.count))
         nth = torch.arange(int(count.max()))
         places = first + nth.minimum(count - 1)
         return places, (nth >= count) | (places == queries), count[:, 0] - self.own[block].long()

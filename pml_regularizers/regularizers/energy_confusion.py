@@ -111,10 +111,10 @@ def _off_diagonal(x: Tensor) -> Tensor:
 class EnergyConfusionRegularizer(LabelAwareRegularizer):
     """Regularizer that keeps a metric loss from being too sure of the training classes, by pulling them together.
 
-    By default the value is a mean, at most log 5 on the unit sphere: choose its weight in `MultipleLosses` as for
-    any mean-reduced loss. The paper's lambdas (triplet 0.02, N-pair 0.3, binomial 0.13; a tenth of that on SOP and
-    In-Shop) multiply a *sum over ordered pairs*, beside metric losses that are *sums over the batch* (eqs. 8 to
-    10): use them with `reducer=SumReducer()` here and in the base losses, never beside a mean-reduced loss.
+    By default the value is a mean, at most log 5 on the unit sphere. The paper's lambdas (triplet 0.02, N-pair 0.3,
+    binomial 0.13; a tenth of that on SOP and In-Shop) multiply a *sum over ordered pairs*, beside metric losses
+    that are *sums over the batch* (eqs. 8 to 10): use them with `reducer=SumReducer()` here and in the base losses,
+    never beside a mean-reduced loss.
 
     Args:
         log: Take log(1 + L_ec) of each pair (eq. 11), or L_ec itself (eq. 7).

@@ -12,8 +12,8 @@ and what the paper compares it with, by the same weights n_I n_J / N_pairs:
     JIntra          = -|C_I| - |C_J|,       |C_I|^2 = S_II                                        eq. 16
     intra-class     = -sum_I mean of exp(-|x_i - x_j|^2 / 2) over i != j in class I               eq. 4
 
-C_I is the class's mean of products of kernel functions (eq. 7), and n_I the number of its images in the batch
-(the text says "in the training set"). Pairs are ordered, I != J as printed; this does not change the mean.
+C_I is the class's mean of products of kernel functions (eq. 7), and n_I the number of its images in the batch (the
+text says "in the training set"). Pairs are ordered, I != J as printed; this does not change the mean.
 
 Differs from the paper: the comma in eq. 15 is read as a minus; the norms of eqs. 15 and 16 are not squared, while
 eq. 14's is; if two classes coincide, |C_I - C_J| has gradient 0 instead of infinity. The paper calls energy
@@ -85,8 +85,7 @@ def between_classes(
 ) -> dict[str, Any]:
     """A sub-loss for PML's reducer: the values (N, N) of pairs of different classes, or of mined negative ones.
 
-    A list of pairs has a length that depends on the labels, for which a GPU would have to be waited for, and which
-    compiled code cannot follow: there a mean or a sum gets none.
+    On a GPU and in compiled code, a mean or a sum gets no list of pairs, whose length the labels decide.
     """
     if indices_tuple is None:
         same = _same_class(values, labels)
@@ -116,10 +115,7 @@ def _same_class(K: Tensor, labels: Tensor) -> Tensor:
 
 
 def _class_average(K: Tensor, labels: Tensor) -> Tensor:
-    """The matrix whose row i averages over the class of sample i: A K A^T is S of the samples' classes, eq. 8.
-
-    A sum over pairs of samples of a function of S has the weights n_I n_J, with no search for classes.
-    """
+    """The matrix whose row i averages over the class of sample i: A K A^T is S of the samples' classes, eq. 8."""
     same = _same_class(K, labels).to(K.dtype)
     return same / same.sum(dim=1, keepdim=True)  # eq. 7
 
@@ -185,7 +181,6 @@ class JRSRegularizer(_JointRegularizer):
         MissingFeaturesError: in the call, see `FeatureLoss`.
 
     Example:
-        >>> import torch
         >>> regularizer = JRSRegularizer()
         >>> embeddings, pooled = torch.eye(4), torch.eye(4, 7)
         >>> regularizer(embeddings, torch.tensor([0, 0, 1, 1]), features={"pooled": pooled})
@@ -217,7 +212,6 @@ class IntraClassRegularizer(_JointRegularizer):
     Reducer input: **loss**, one number, reduction type "already_reduced".
 
     Example:
-        >>> import torch
         >>> IntraClassRegularizer()(torch.eye(4), torch.tensor([0, 0, 1, 2]))
         tensor(-0.3679)
     """
@@ -246,8 +240,7 @@ def kernel_modules(kernels: Mapping[str, ReproducingKernel]) -> nn.ModuleDict:
         return nn.ModuleDict(kernels)
     except (KeyError, TypeError) as error:
         raise ValueError(
-            "kernels: expected names without dots that are not attributes of nn.ModuleDict, got "
-            f"{', '.join(map(repr, kernels))} ({error.args[0]}); choose others"
+            f"kernels: expected names of submodules, got {', '.join(map(repr, kernels))} ({error.args[0]})"
         ) from error
 
 

@@ -39,7 +39,7 @@ class VarianceRegularizer(FeatureLoss, BaseRegularizer):
     It reads no labels and no embeddings, and ignores `indices_tuple` and `distance=`. Add it to a metric loss with
     `MultipleLosses({"metric": loss, "variance": regularizer.attach(head)}, weights={"metric": 1, "variance": w})`,
     eq. 4; the paper's w is 1 (section III-B). The slot `embedding_regularizer=` of a PML loss takes it as well.
-    The variance is that of the whole batch, also under `DistributedLoss` and PML's `DistributedLossWrapper`.
+    Under `DistributedLoss` and PML's `DistributedLossWrapper` the variance is that of the whole batch.
 
     Args:
         unbiased: Take the variance with 1/(N-1) instead of 1/N; that of one sample is 0 either way.
