@@ -12,7 +12,7 @@ import pytest
 import torch
 from pytorch_metric_learning import losses, regularizers
 from pytorch_metric_learning.utils import loss_and_miner_utils as lmu
-from torch import Tensor
+from torch import Tensor, nn
 
 from pml_regularizers import (
     EnergyConfusionRegularizer,
@@ -24,7 +24,7 @@ from pml_regularizers import (
     VarianceRegularizer,
 )
 from pml_regularizers.features.feature_loss import LabelAwareRegularizer
-from tests.library.contract import LABELS, LOSSES, WIDTH, Batch, call, feed
+from tests.library.contract import LABELS, WIDTH, Batch, Case, call, feed
 from tests.library.test_contract import (
     MADE,
     assert_agree,
@@ -43,21 +43,13 @@ from tests.library.test_contract import (
 # Tuples, labels, reference sets, features
 
 
-def all_triplets() -> tuple[Tensor, ...]:
-    return tuple(lmu.get_all_triplets_indices(LABELS))
-
-
-def all_pairs() -> tuple[Tensor, ...]:
-    return tuple(lmu.get_all_pairs_indices(LABELS))
-
-
 @each_loss
-@pytest.mark.parametrize("mined", [all_pairs, all_triplets])
-def test_mined_tuples(name: str, mined: Callable[[], tuple[Tensor, ...]]) -> None:
+@pytest.mark.parametrize("mined", [lmu.get_all_pairs_indices, lmu.get_all_triplets_indices])
+def test_mined_tuples(
+    case: Case, loss: nn.Module, batch: Batch, mined: Callable[[Tensor], tuple[Tensor, ...]]
+) -> None:
     """Some of them make another value where the equation has tuples, and the same where it has none."""
-    case = LOSSES[name]
-    loss, batch = case.make(), Batch.draw(case)
-    some = tuple(index[:5] for index in mined())
+    some = tuple(index[:5] for index in mined(LABELS))
     found, expected = measure(loss, batch, some), measure(loss, batch)
     if not case.tuples:
         assert_same(found, expected)
@@ -68,17 +60,13 @@ def test_mined_tuples(name: str, mined: Callable[[], tuple[Tensor, ...]]) -> Non
 
 
 @those(lambda loss: not takes_int64_only(loss))
-def test_labels_of_any_integer_type(name: str) -> None:
-    case = LOSSES[name]
-    loss, batch = case.make(), Batch.draw(case)
+def test_labels_of_any_integer_type(loss: nn.Module, batch: Batch) -> None:
     other = Batch(batch.embeddings, batch.labels.to(torch.int32), batch.features)
     assert_same(measure(loss, other), measure(loss, batch))
 
 
 @each_pml_loss
-def test_without_labels(name: str) -> None:
-    case = LOSSES[name]
-    loss, batch = case.make(), Batch.draw(case)
+def test_without_labels(case: Case, loss: nn.Module, batch: Batch) -> None:
     other = Batch(batch.embeddings, None, batch.features)
     if case.labels:
         with pytest.raises(ValueError, match="labels"):
@@ -88,10 +76,8 @@ def test_without_labels(name: str) -> None:
 
 
 @each_pml_loss
-def test_reference_sets(name: str) -> None:
+def test_reference_sets(loss: nn.Module, batch: Batch) -> None:
     """Refused by the losses that read features, of one batch; the pair losses compare with it."""
-    case = LOSSES[name]
-    loss, batch = case.make(), Batch.draw(case)
     reference = {"ref_emb": torch.randn(len(LABELS), WIDTH), "ref_labels": LABELS}
     if isinstance(loss, FeatureLoss):
         with pytest.raises(ValueError, match="ref_emb: "):
@@ -102,9 +88,7 @@ def test_reference_sets(name: str) -> None:
 
 
 @reads_features
-def test_missing_features(name: str) -> None:
-    case = LOSSES[name]
-    loss, batch = case.make(), Batch.draw(case)
+def test_missing_features(loss: nn.Module, batch: Batch) -> None:
     with pytest.raises(MissingFeaturesError):
         loss(batch.embeddings, batch.labels)
     fewer = batch.map(lambda x: x[:-1]).features
@@ -113,18 +97,14 @@ def test_missing_features(name: str) -> None:
 
 
 @those(lambda loss: isinstance(loss, FeatureLoss) and loss.feature_names)
-def test_features_from_a_tap_are_those_that_are_passed(name: str) -> None:
-    case = LOSSES[name]
-    loss, batch = case.make(), Batch.draw(case)
+def test_features_from_a_tap_are_those_that_are_passed(loss: nn.Module, batch: Batch) -> None:
     feed(loss, batch)
     assert torch.equal(loss(batch.embeddings, batch.labels), call(loss, batch))
 
 
 @those(lambda loss: isinstance(loss, regularizers.BaseRegularizer))
-def test_the_slot_of_embedding_regularizers(name: str) -> None:
+def test_the_slot_of_embedding_regularizers(loss: nn.Module, batch: Batch) -> None:
     """Passes no labels: what needs them says where it goes instead."""
-    case = LOSSES[name]
-    loss, batch = case.make(), Batch.draw(case)
     outer = losses.ContrastiveLoss(embedding_regularizer=loss, embedding_reg_weight=0.5)
     feed(loss, batch)
     if isinstance(loss, LabelAwareRegularizer):
@@ -138,9 +118,7 @@ def test_the_slot_of_embedding_regularizers(name: str) -> None:
 
 
 @each_loss
-def test_weight_zero_is_the_base_loss_to_the_bit(name: str) -> None:
-    case = LOSSES[name]
-    loss, batch = case.make(), Batch.draw(case)
+def test_weight_zero_is_the_base_loss_to_the_bit(loss: nn.Module, batch: Batch) -> None:
     base = losses.ContrastiveLoss()
     both = losses.MultipleLosses([base, loss], weights=[1.0, 0.0])
     found, expected = measure(both, batch), measure(base, batch)
@@ -154,20 +132,12 @@ def test_weight_zero_is_the_base_loss_to_the_bit(name: str) -> None:
 # Batches
 
 
-def duplicated(x: Tensor) -> Tensor:
-    return x[torch.arange(len(x)) // 2]
-
-
-def first_is_zero(x: Tensor) -> Tensor:
-    return torch.cat([torch.zeros_like(x[:1]), x[1:]])
-
-
 ROWS: dict[str, Callable[[Tensor], Tensor]] = {
     "random": lambda x: x,
     "identical": lambda x: x[:1].expand_as(x),
-    "duplicated": duplicated,
+    "duplicated": lambda x: x[torch.arange(len(x)) // 2],
     "zero": torch.zeros_like,
-    "first is zero": first_is_zero,
+    "first is zero": lambda x: torch.cat([torch.zeros_like(x[:1]), x[1:]]),
 }
 BATCHES = {
     "regular": (LABELS, list(ROWS)),
@@ -180,10 +150,8 @@ BATCHES = {
 
 
 @each_loss
-def test_degenerate_batches(name: str) -> None:
+def test_degenerate_batches(case: Case, loss: nn.Module) -> None:
     """Finite, with gradients everywhere, and right: as in float64."""
-    case = LOSSES[name]
-    loss = case.make()
     scales = measure(loss, Batch.draw(case))
     for kind, (labels, rows) in BATCHES.items():
         batch = Batch.draw(case, labels)
@@ -198,9 +166,8 @@ def test_degenerate_batches(name: str) -> None:
 
 
 @each_loss
-def test_an_empty_batch(name: str) -> None:
+def test_an_empty_batch(case: Case) -> None:
     """Nothing is lost: 0, with a gradient of 0 for every parameter, as in a process that got no image."""
-    case = LOSSES[name]
     found = measure(case.make(), Batch.draw(case, LABELS[:0]))
     assert found["value"] == 0
     check_gradients_arrive(case, found)
@@ -209,9 +176,7 @@ def test_an_empty_batch(name: str) -> None:
 
 @each_loss
 @pytest.mark.parametrize("magnitude", [1e-6, 1e-3, 1e4])
-def test_magnitudes(name: str, magnitude: float) -> None:
-    case = LOSSES[name]
-    loss = case.make()
+def test_magnitudes(case: Case, loss: nn.Module, magnitude: float) -> None:
     batch = Batch.draw(case).map(lambda x: magnitude * x)
     found = measure(loss, batch)
     check_gradients_arrive(case, found)
@@ -219,8 +184,7 @@ def test_magnitudes(name: str, magnitude: float) -> None:
 
 
 @each_loss
-def test_the_order_of_the_batch_does_not_matter(name: str) -> None:
-    case = LOSSES[name]
+def test_the_order_of_the_batch_does_not_matter(case: Case) -> None:
     loss = case.make().double()
     batch = Batch.draw(case).to(torch.float64)
     order = torch.randperm(len(LABELS))
@@ -232,20 +196,16 @@ def test_the_order_of_the_batch_does_not_matter(name: str) -> None:
 
 
 @those(lambda loss: not takes_int64_only(loss) and not isinstance(loss, JRDLoss))
-def test_names_of_classes_do_not_matter(name: str) -> None:
+def test_names_of_classes_do_not_matter(loss: nn.Module, batch: Batch) -> None:
     """Unless a loss has weights of its own for each class."""
-    case = LOSSES[name]
-    loss, batch = case.make(), Batch.draw(case)
     renamed = torch.tensor([3, 7, 50, 100])[batch.labels]
     other = Batch(batch.embeddings, renamed, batch.features)
     assert_same(measure(loss, other), measure(loss, batch))
 
 
 @each_loss
-def test_nan_shows(name: str) -> None:
+def test_nan_shows(case: Case, loss: nn.Module, batch: Batch) -> None:
     """One number that is none, anywhere in what the value depends on, spoils it."""
-    case = LOSSES[name]
-    loss, batch = case.make(), Batch.draw(case)
     for part, x in batch.tensors():
         if part == "embeddings" and not case.embeddings:
             continue
@@ -271,17 +231,13 @@ def generators_untouched() -> Iterator[None]:
 
 
 @each_loss
-def test_a_call_draws_no_random_numbers(name: str) -> None:
-    case = LOSSES[name]
-    loss, batch = case.make(), Batch.draw(case)
+def test_a_call_draws_no_random_numbers(loss: nn.Module, batch: Batch) -> None:
     with generators_untouched():
         measure(loss, batch)
 
 
 @each_loss
-def test_copies_and_states(name: str) -> None:
-    case = LOSSES[name]
-    loss, batch = case.make(), Batch.draw(case)
+def test_copies_and_states(case: Case, loss: nn.Module, batch: Batch) -> None:
     loss = copy.deepcopy(loss)
     call(loss, batch)  # what calls leave behind, copies have too
     other = case.make()
@@ -302,17 +258,12 @@ ONE_GRAPH = (
 
 @pytest.mark.parametrize(
     "name",
-    [
-        name if name == "EC" else pytest.param(name, marks=pytest.mark.slow)
-        for name in one_per_class()
-        if isinstance(MADE[name], ONE_GRAPH)
-    ],
+    [name for name in one_per_class() if isinstance(MADE[name], ONE_GRAPH)],
 )
+@pytest.mark.slow  # quick: test_compiled of energy confusion and of joint similarity
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
-def test_one_graph(name: str) -> None:
+def test_one_graph(loss: nn.Module, batch: Batch) -> None:
     """Without a graph break; what inductor makes of it is in test_compiled.py."""
-    case = LOSSES[name]
-    loss, batch = case.make(), Batch.draw(case)
     expected = measure(loss, batch)
     leaves = batch.map(lambda x: x.requires_grad_())
     value = call(torch.compile(loss, backend="eager", fullgraph=True), leaves)

@@ -32,39 +32,28 @@ def spread(request: pytest.FixtureRequest, pool: Pool) -> tuple[int, dict[str, A
     return request.param, found
 
 
-@pytest.mark.parametrize("processes", [2, 3])
-def test_what_every_process_refuses(pool: Pool, processes: int) -> None:
-    pool.run(check_errors, processes=processes)
-
-
-@pytest.mark.parametrize("processes", [2, 3])
-def test_it_is_called_like_the_loss_inside(pool: Pool, processes: int) -> None:
-    pool.run(check_calls, processes=processes)
-
-
-@pytest.mark.parametrize("processes", [2, 3])
-def test_copies_of_embeddings_and_no_embeddings(pool: Pool, processes: int) -> None:
-    pool.run(check_copies, processes=processes)
+@pytest.mark.parametrize("check", [check_errors, check_calls, check_copies])
+def test_calls_of_three_processes(check: Any, pool: Pool) -> None:
+    pool.run(check, processes=3)
 
 
 def test_one_process_takes_the_calls_of_the_loss_inside() -> None:
     embeddings, labels = torch.randn(6, 4), torch.arange(6) // 2
-    pairs = miners.BatchEasyHardMiner()(embeddings, labels)
     base, views = losses.ContrastiveLoss(), losses.SelfSupervisedLoss(losses.NTXentLoss())
-    others, mask = torch.randn(6, 4), torch.arange(6) < 4
-    assert DistributedLoss(base)(embeddings, indices_tuple=pairs) == base(
-        embeddings, indices_tuple=pairs
-    )
-    reference = {"ref_emb": others, "ref_labels": labels}
-    assert DistributedLoss(base)(embeddings, labels, **reference) == base(
-        embeddings, labels, **reference
-    )
-    assert DistributedLoss(views)(embeddings, others) == views(embeddings, others)
-    memory = losses.CrossBatchMemory(base, 4, memory_size=20)
-    again = copy.deepcopy(memory)
-    assert DistributedLoss(memory)(embeddings, labels, enqueue_mask=mask) == again(
-        embeddings, labels, enqueue_mask=mask
-    )
+    memory, miner = losses.CrossBatchMemory(base, 4, memory_size=20), miners.BatchEasyHardMiner()
+    others, mined = torch.randn(6, 4), miner(embeddings, labels)
+    for loss, arguments, options in (
+        (base, (labels,), {}),
+        (base, (), {"indices_tuple": mined}),
+        (base, (labels,), {"ref_emb": others, "ref_labels": labels}),
+        (views, (others,), {}),
+        (memory, (labels,), {"enqueue_mask": torch.arange(6) < 4}),
+    ):
+        again = copy.deepcopy(loss)
+        found = DistributedLoss(loss)(embeddings, *arguments, **options)
+        assert found == again(embeddings, *arguments, **options)
+    assert DistributedLoss(base, miner)(embeddings, labels) == base(embeddings, labels, mined)
+    assert base(embeddings, labels, mined) != base(embeddings, labels)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -81,9 +70,8 @@ def test_under_pml_wrapper(case: str, spread: Any, expected: dict[str, Any]) -> 
     """Network and projections are exact; the value and class weights are multiplied by the processes."""
     processes, everything = spread
     found = everything["pml"][case]
-    torch.testing.assert_close(
-        found["loss"], processes * expected[case]["loss"], rtol=1e-12, atol=0
-    )
+    right = processes * expected[case]["loss"]
+    torch.testing.assert_close(found["loss"], right, rtol=1e-12, atol=0)
     gradients = {
         name: processes * gradient if name.endswith(("W", "proxies")) else gradient
         for name, gradient in expected[case]["gradients"].items()
@@ -136,13 +124,3 @@ def assert_same_gradients(found: dict[str, Any], expected: dict[str, Any]) -> No
         torch.testing.assert_close(
             found[name], gradient, rtol=0, atol=1e-12 * gradient.abs().max().item()
         )
-
-
-def test_one_process_calls_the_loss() -> None:
-    embeddings, labels = torch.randn(6, 4), torch.tensor([0, 0, 1, 1, 2, 2])
-    miner = miners.BatchHardMiner()
-    base = losses.TripletMarginLoss()
-    mined = base(embeddings, labels, miner(embeddings, labels))
-    assert DistributedLoss(base, miner)(embeddings, labels) == mined
-    assert DistributedLoss(base)(embeddings, labels, miner(embeddings, labels)) == mined
-    assert DistributedLoss(base)(embeddings, labels) == base(embeddings, labels) != mined

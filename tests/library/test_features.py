@@ -25,6 +25,7 @@ from pml_regularizers import (
 from pml_regularizers.features.feature_loss import already_reduced
 from pml_regularizers.features.feature_tap import FeatureTap
 from tests.library.contract import LOSSES, MODULES
+from tests.library.test_parameter_groups import horde
 from tests.support.tolerances import assert_close
 from tests.support.toys import CHANNELS, WIDTH, Network, images
 
@@ -33,24 +34,11 @@ def attached(network: Network) -> HORDELoss:
     return horde().attach(network.head.feature_map)
 
 
-def horde() -> HORDELoss:
-    return HORDELoss(
-        losses.ContrastiveLoss(), CHANNELS, WIDTH, moment_dim=8, projections="cascaded"
-    )
-
-
-def horde_like(loss: HORDELoss) -> HORDELoss:
-    """The same loss, attached to nothing."""
-    alone = horde()
-    alone.load_state_dict(loss.state_dict())
-    return alone
-
-
 def explicit(loss: HORDELoss, network: Network, x: Tensor, labels: Tensor) -> Tensor:
-    """The value that an attached loss must have, from a loss that is not attached."""
+    """The value that an attached loss must have, from a copy that is attached to nothing."""
     features = network.trunk(x)
     embeddings = network.head(features).detach()
-    value: Tensor = horde_like(loss)(embeddings, labels, features=features)
+    value: Tensor = copy.deepcopy(loss).detach()(embeddings, labels, features=features)
     loss.clear()
     return value
 
@@ -75,17 +63,6 @@ def test_an_attached_loss_equals_the_explicit_call_in_value_and_gradient() -> No
     assert any(g.abs().max() > 0 for g in exact)
 
 
-def test_attach_returns_the_loss_and_needs_a_module() -> None:
-    network, loss = Network(), horde()
-    assert loss.attach(network.head.feature_map) is loss
-    tap = loss.tap
-    with pytest.raises(
-        ValueError, match=r"module: expected a torch\.nn\.Module to tap, got Tensor"
-    ):
-        loss.attach(torch.zeros(3))
-    assert loss.tap is tap  # still attached to where it was
-
-
 def test_a_record_serves_one_call() -> None:
     network, (x, labels) = Network(), images()
     loss = attached(network)
@@ -94,29 +71,6 @@ def test_a_record_serves_one_call() -> None:
     with pytest.raises(MissingFeaturesError, match="no features were recorded since the last call"):
         loss(embeddings, labels)
     loss(network(x), labels)  # and the next step works again
-
-
-def test_two_passes_are_joined_in_their_order() -> None:
-    network, (x, labels) = Network(), images(12)
-    loss = attached(network)
-    expected = explicit(loss, network, x, labels)
-    parts = [network(part) for part in x.split([3, 4, 5])]
-    assert_close(loss(torch.cat(parts), labels), expected)
-
-
-def test_a_pass_whose_loss_is_skipped_changes_nothing() -> None:
-    network, (x, labels) = Network(), images()
-    loss = attached(network)
-    expected = explicit(loss, network, x, labels)
-    skipped = network(images()[0])
-    for _ in range(2):
-        assert_close(loss(network(x), labels), expected)
-    with pytest.raises(MissingFeaturesError, match="no features were recorded"):
-        loss(skipped, labels)  # a call forgets the older passes
-    embeddings = network(x)
-    loss.clear()
-    with pytest.raises(MissingFeaturesError, match="no features were recorded"):
-        loss(embeddings, labels)
 
 
 def test_features_without_a_gradient_are_refused() -> None:
@@ -181,39 +135,16 @@ def test_attach_all_gives_every_loss_the_stages_it_reads() -> None:
     assert apart.losses["horde"].tap is None  # all, or none
 
 
-def test_without_gradients_anywhere_the_last_pass_counts() -> None:
-    network, (x, labels) = Network(), images()
-    loss = attached(network)
-    expected = explicit(loss, network, x, labels)
-    with torch.no_grad():
-        network(torch.randn_like(x))  # e.g. the pass of a tester
-        value = loss(network(x), labels)
-        assert_close(value, expected)
-        with pytest.raises(MissingFeaturesError, match="no features were recorded"):
-            loss(torch.randn(8, WIDTH), labels)
-
-
-def test_detached_embeddings_find_the_record_of_their_pass() -> None:
-    network, (x, labels) = Network(), images()
-    loss = attached(network)
-    expected = explicit(loss, network, x, labels)
-    assert_close(loss(network(x).detach(), labels), expected)
-    assert_close(
-        loss.descriptor(network(x)), loss.descriptor(network(x).detach(), network.trunk(x))
-    )
-
-
 @pytest.mark.parametrize("training", [True, False])
 def test_copies_of_the_embeddings_are_known_and_changes_refused(training: bool) -> None:
     network, (x, labels) = Network(), images()
     loss = attached(network)
-    expected = explicit(loss, network, x, labels)
+    alone, expected = copy.deepcopy(loss).detach(), explicit(loss, network, x, labels)
     with torch.set_grad_enabled(training):
         assert_close(loss(network(x).double().float(), labels), expected)
+        assert_close(loss(network(x).detach(), labels), expected)
         scaled = F.normalize(network(x))
-        assert_close(
-            loss(scaled, labels), horde_like(loss)(scaled, labels, features=network.trunk(x))
-        )
+        assert_close(loss(scaled, labels), alone(scaled, labels, features=network.trunk(x)))
         for change in (lambda x: x.flip(0), lambda x: x + 2, lambda x: x.roll(1, dims=1)):
             with pytest.raises(MissingFeaturesError, match="embedder=module"):
                 loss(change(network(x)), labels)
@@ -245,7 +176,8 @@ def test_a_pass_may_have_two_embeddings_of_each_image() -> None:
     network, (x, labels) = Twice(), images()
     loss = horde().attach(network.trunk, embedder=network)
     both, maps = torch.cat(network(x)), network.trunk(x)
-    expected = horde_like(loss)(both, labels.repeat(2), features=torch.cat([maps, maps]))
+    alone = copy.deepcopy(loss).detach()
+    expected = alone(both, labels.repeat(2), features=torch.cat([maps, maps]))
     loss.clear()
     assert_close(loss(torch.cat(network(x)), labels.repeat(2)), expected)
 
@@ -459,14 +391,6 @@ def test_a_tap_on_the_embeddings_is_refused(
             with pytest.raises(MissingFeaturesError, match=instead if known else "embedder=module"):
                 loss(embeddings, labels)
         loss.attach(head, embedder=head if embedder_is_known else None)
-
-
-def test_the_advice_of_a_refused_tap_is_right() -> None:
-    head, (x, labels) = plain_head(), images()
-    maps = Network().trunk(x)
-    value = JRSRegularizer().attach(head[-2])(head(maps), labels)
-    pooled = maps.mean(dim=(2, 3))
-    assert_close(value, JRSRegularizer()(head(maps), labels, features={"pooled": pooled}))
 
 
 class Tokens(nn.Module):

@@ -80,11 +80,10 @@ class TestGradientNormRatios:
         assert ratios["strong"] == {"x": float("inf"), "y": 0.0}
         assert ratios["constant"] == {"x": pytest.approx(float("nan"), nan_ok=True), "y": 0.0}
 
-    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-    def test_norms_do_not_overflow_in_half_precision(self, dtype: torch.dtype) -> None:
+    def test_norms_do_not_overflow_in_half_precision(self) -> None:
         """|30000 * (1, ..., 1)| of 10,000 numbers is 3e6, far beyond float16."""
-        x = torch.ones(10_000, dtype=dtype, requires_grad=True)
-        big = 29_952.0  # a bfloat16 number
+        x = torch.ones(10_000, dtype=torch.float16, requires_grad=True)
+        big = 29_952.0
         terms = {"base": x.float().sum(), "big": big * x.float().sum()}
         ratios = gradient_norm_ratios(terms, base="base", at={"x": x})
         assert ratios == {"big": {"x": pytest.approx(big, rel=1e-14)}}
@@ -99,11 +98,8 @@ class TestGradientNormRatios:
         assert ratios == gradient_norm_ratios(terms, base="base", at={"trunk": network.trunk})
         with pytest.raises(ValueError, match="at: none of the 2 tensors of stem requires a grad"):
             gradient_norm_ratios(terms, base="base", at={"stem": network.trunk[0].parameters()})
-
-    def test_a_base_that_is_none(self) -> None:
-        x = torch.ones(3, requires_grad=True)
-        with pytest.raises(ValueError, match="base: expected one of a, b, got 'metric'"):
-            gradient_norm_ratios({"a": x.sum(), "b": x.sum()}, base="metric", at={"x": x})
+        with pytest.raises(ValueError, match="base: expected one of base, other, got 'metric'"):
+            gradient_norm_ratios(terms, base="metric", at={"embeddings": embeddings})
 
 
 class TestCaptureLossTerms:
@@ -127,13 +123,8 @@ class TestCaptureLossTerms:
         embeddings = network(x)
         with capture_loss_terms(DistributedLoss(loss)) as terms:
             total = loss(embeddings, labels)
-        assert list(terms) == [
-            "plain",
-            "inner.0",
-            "inner.1.order_1",
-            "inner.1.order_2",
-            "inner.1.order_3",
-        ]
+        orders = [f"inner.1.order_{k}" for k in (1, 2, 3)]
+        assert list(terms) == ["plain", "inner.0", *orders]
         assert_close(total, sum(terms.values()).detach())
         assert_close(terms["plain"], 3 * losses.TripletMarginLoss()(embeddings, labels).detach())
         pairs = losses.ContrastiveLoss()(embeddings, labels).detach()
@@ -168,15 +159,16 @@ class TestCaptureLossTerms:
             raise KeyError
         assert not any(module._forward_hooks for module in loss.modules())
 
-    @pytest.mark.parametrize("alone", [losses.ContrastiveLoss, VarianceRegularizer])
-    def test_a_loss_that_is_no_sum(self, alone: Any) -> None:
-        message = f"loss: expected a sum of losses, .* got {alone.__name__};"
-        with pytest.raises(ValueError, match=message), capture_loss_terms(alone()):
-            pass
-
-    def test_a_block_without_a_call(self) -> None:
-        message = "loss: no call of metric, pairs was recorded;"
-        with pytest.raises(ValueError, match=message), capture_loss_terms(two_losses()):
+    @pytest.mark.parametrize(
+        ("loss", "message"),
+        [
+            (losses.ContrastiveLoss(), "loss: expected a sum of losses, .* got ContrastiveLoss;"),
+            (VarianceRegularizer(), "loss: expected a sum of losses, .* got VarianceRegularizer;"),
+            (two_losses(), "loss: no call of metric, pairs was recorded;"),
+        ],
+    )
+    def test_nothing_to_record(self, loss: Any, message: str) -> None:
+        with pytest.raises(ValueError, match=message), capture_loss_terms(loss):
             pass
 
 

@@ -30,16 +30,6 @@ def seen_by(module: nn.Module, run: Any) -> Any:
     return tap.take(run().detach())["stage"]
 
 
-def test_average_linear_and_length_one_by_hand() -> None:
-    made = EmbeddingHead(2, 2)
-    with torch.no_grad():
-        made.fc.weight.copy_(torch.tensor([[1.0, 0.0], [0.0, 2.0]]))
-    x = torch.tensor([[[[1.0, 5.0, 3.0]], [[0.0, 4.0, 2.0]]]])  # means 3 and 2
-    assert_close(made(x), [[3 / 5, 4 / 5]])
-    made.normalize = False
-    assert_close(made(x), [[3.0, 4.0]])
-
-
 @pytest.mark.parametrize(
     ("pool", "pooled"),
     [("avg", lambda x: x.mean(dim=(2, 3))), ("max", lambda x: x.amax(dim=(2, 3)))],
@@ -159,14 +149,6 @@ def test_attention_stands_between_the_pooled_features_and_the_linear_layer(pool:
     assert_close(pooled, x.mean(dim=(2, 3)) if pool == "avg" else x.amax(dim=(2, 3)))
     assert_close(made(x), F.normalize(made.fc(pooled * torch.sigmoid(pooled))))
     assert torch.equal(seen_by(made.feature_map, lambda: made(x)), x)
-
-
-def test_attention_weighs_tokens_that_count() -> None:
-    made = head(attention=VEMAttention, num_prefix_tokens=1)
-    x = torch.randn(2, 5, CHANNELS, dtype=torch.float64)
-    kept = torch.tensor([[True, True, False, False], [True] * 4])
-    pooled = torch.stack([x[0, 1:3].mean(dim=0), x[1, 1:].mean(dim=0)])
-    assert_close(made(x, kept), F.normalize(made.fc(made.attention(pooled))))
 
 
 def test_attention_may_be_made_for_the_width_of_the_head() -> None:

@@ -1,11 +1,9 @@
 """HORDE against the paper in loops, finite differences, and every contract a PML loss keeps."""
 
 import copy
-import random
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from pytorch_metric_learning import losses, miners
@@ -217,45 +215,3 @@ def test_every_order_remembers_its_own_vectors_with_cross_batch_memory() -> None
         assert memory.queue_idx == 18
         assert_close(memory.embedding_memory[:18], torch.cat(seen))
     assert torch.equal(loss.losses["order_1"].embedding_memory, alone.embedding_memory)
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        *PROXY_LOSSES.values(),
-        lambda _: losses.MarginLoss(learn_beta=True, triplets_per_anchor=2),  # draws its triplets
-    ],
-)
-def test_construction_and_call_leave_the_global_generators_alone(
-    make: Callable[[int], nn.Module],
-) -> None:
-    base = make(WIDTH)
-    torch.manual_seed(3)
-    build(base=losses.ContrastiveLoss())
-    after_drawing_matrices = torch.get_rng_state()
-    torch.manual_seed(3)
-    states = random.getstate(), str(np.random.get_state())  # noqa: NPY002
-    build(base=base)
-    assert torch.equal(torch.get_rng_state(), after_drawing_matrices)
-    embeddings, features = batch()
-    loss = build()
-    before_call = torch.get_rng_state()
-    loss(embeddings, LABELS, features=features)
-    loss.descriptor(embeddings, features)
-    assert torch.equal(torch.get_rng_state(), before_call)
-    assert states == (random.getstate(), str(np.random.get_state()))  # noqa: NPY002
-
-
-def test_order_1_may_have_a_loss_of_its_own() -> None:
-    first = losses.ArcFaceLoss(3, WIDTH).double()
-    loss = build(
-        embedding_loss=first, embed_orders=False
-    ).double()  # which fits no order but the first
-    embeddings, features = batch()
-    base = losses.ContrastiveLoss()
-    exact = first(embeddings, LABELS) + sum(
-        base(order, LABELS) for order in loss.order_embeddings(features)
-    )
-    assert_close(loss(embeddings, LABELS, features=features), exact)
-    assert isinstance(first.W, nn.Parameter) and first.W is not loss.losses["order_1"].W
-    assert not [name for name, _ in loss.losses.named_parameters() if "order_1" not in name]

@@ -2,8 +2,6 @@
 
 import copy
 import math
-import pickle
-import shutil
 from typing import Any
 
 import pytest
@@ -32,15 +30,8 @@ every_layout = pytest.mark.parametrize("layout", LAYOUTS)
 
 
 def build(variant: str, **kwargs: Any) -> HighOrderMoments:
-    return HighOrderMoments(
-        **{
-            "in_channels": CHANNELS,
-            "order": ORDER,
-            "moment_dim": DIM,
-            **VARIANTS[variant],
-            **kwargs,
-        }
-    )
+    sizes = {"in_channels": CHANNELS, "order": ORDER, "moment_dim": DIM}
+    return HighOrderMoments(**{**sizes, **VARIANTS[variant], **kwargs})
 
 
 def sample(
@@ -78,7 +69,7 @@ def test_a_value_made_by_hand() -> None:
     assert_close(torch.cat(moments, dim=1), [[14 / 3, 20 / 3, 98 / 3]])
 
 
-@pytest.mark.parametrize("exponent", [-40, -30, -25, -20, -15, -12])
+@pytest.mark.parametrize("exponent", [-40, -25, -15])
 @pytest.mark.parametrize("scale", [True, False])
 def test_the_faintest_maps_are_finite(exponent: int, scale: bool) -> None:
     module = build("cascaded", scale=scale)
@@ -91,7 +82,7 @@ def test_the_faintest_maps_are_finite(exponent: int, scale: bool) -> None:
 
 @every_variant
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("magnitude", [1e13, 1e20, 1e30])
+@pytest.mark.parametrize("magnitude", [1e13, 1e30])
 def test_features_whose_squares_are_infinite(
     variant: str, dtype: torch.dtype, magnitude: float
 ) -> None:
@@ -116,15 +107,6 @@ def test_features_whose_squares_are_infinite(
     if dtype == torch.float32:  # bfloat16 rounds the gradient
         assert_close(gradient.float(), results[1][-1])
     assert all(z.isinf().all() for z in build("cascaded")(1e30 * sample("map").float()))
-
-
-@pytest.mark.parametrize("value", [math.inf, math.nan])
-def test_an_infinite_feature_shows_in_every_moment_of_its_image(value: float) -> None:
-    features = sample("map")
-    features[1, 2, 1, 1] = value
-    for variant in VARIANTS:
-        for z in build(variant, scale=False)(features):
-            assert z[1].isnan().any() and z[[0, 2]].isfinite().all()
 
 
 def test_without_scale_every_order_keeps_its_direction_only() -> None:
@@ -179,46 +161,49 @@ def test_sketches_have_one_sign_and_one_place_per_channel(dim: int, rows: int, o
         build("sketch", moment_dim=other).load_state_dict(module.state_dict())
 
 
-@pytest.mark.parametrize("channels", [3, 8])
-def test_tables_of_other_channels_are_refused(channels: int) -> None:
-    """They have the same shape, but leave channels out or look for some that are not there."""
-    given = build("sketch", moment_dim=8, in_channels=channels)
-    expected = f"expected .* channels 1 to 5 once, .* got {channels} .* in_channels must match"
-    check_refused(build("sketch", moment_dim=8), given.state_dict(), expected)
+def cast(dtype: torch.dtype) -> dict[str, Tensor]:
+    """Tables of 300 channels: half precision rounds numbers from 257 or 2,049 on."""
+    tables = build("sketch", in_channels=300, moment_dim=300).state_dict()
+    return {name: table.to(dtype) for name, table in tables.items()}
 
 
-def check_refused(module: HighOrderMoments, state: dict[str, Tensor], message: str) -> None:
+@pytest.mark.parametrize(
+    ("variant", "channels", "given", "message"),
+    [
+        # Of the same shape, but they leave channels out or look for some that are not there.
+        *(
+            ("sketch", 5, lambda C=C: build("sketch", moment_dim=8, in_channels=C).state_dict(),
+             f"expected .* channels 1 to 5 once, .* got {C} .* in_channels must match")
+            for C in (3, 8)
+        ),
+        *(
+            ("sketch", 300, lambda dtype=dtype: cast(dtype),
+             f"expected integers, .* of {dtype}; .* only floating tensors may be cast")
+            for dtype in (torch.bfloat16, torch.float32, torch.uint8)
+        ),
+        # Trained matrices would be rounded to 0.
+        ("random", 5, lambda: build("cascaded").state_dict(), 'expected signs .* "independent"'),
+    ],
+)  # fmt: skip
+def test_states_that_are_no_projections_are_refused(
+    variant: str, channels: int, given: Any, message: str
+) -> None:
     """Nothing is loaded, whatever the options."""
+    width = {5: 8, 300: 300}[channels] if variant == "sketch" else DIM
+    module = build(variant, in_channels=channels, moment_dim=width)
     before = copy.deepcopy(list(module.buffers()))
-    message = f"0.weight_0: {message}"
+    state = {f"0.{name}": value for name, value in given().items()}
     for options in ({}, {"assign": True}, {"strict": False}):
-        with pytest.raises(RuntimeError, match=message):
-            nn.Sequential(module).load_state_dict(
-                {f"0.{name}": value for name, value in state.items()}, **options
-            )
+        with pytest.raises(RuntimeError, match=f"0.weight_0: {message}"):
+            nn.Sequential(module).load_state_dict(state, **options)
     assert all(map(torch.equal, module.buffers(), before))
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.uint8])
-def test_tables_that_were_cast_are_refused(dtype: torch.dtype) -> None:
-    """Half precision rounds channels from 257 or 2,049 on: other moments, without a word."""
-    module = build("sketch", in_channels=300, moment_dim=300)
-    state = {name: value.to(dtype) for name, value in module.state_dict().items()}
-    message = f"expected integers, .* of {dtype}; .* only floating tensors may be cast"
-    check_refused(module, state, message)
-
-
-def test_trained_matrices_are_not_loaded_as_signs() -> None:
-    """They would be rounded to 0."""
-    check_refused(
-        build("random"), build("cascaded").state_dict(), 'expected signs .* "independent"'
-    )
 
 
 @pytest.mark.parametrize(
     ("variant", "dtype"),
     [
-        *(("sketch", dtype) for dtype in (torch.int8, torch.int16, torch.int64)),
+        ("sketch", torch.int8),
+        ("sketch", torch.int64),
         ("random", torch.int64),
     ],
 )
@@ -237,24 +222,8 @@ def test_exact_copies_in_other_dtypes_are_loaded(
     assert all(map(torch.equal, *results))
 
 
-@pytest.mark.parametrize(
-    "way",
-    [
-        nn.Module.half,
-        nn.Module.bfloat16,
-        lambda module: module.to(torch.bfloat16),
-        copy.deepcopy,
-        lambda module: pickle.loads(pickle.dumps(module)),
-    ],
-)
-def test_casts_and_copies_keep_the_tables(way: Any) -> None:
-    module, features = build("sketch", in_channels=300, moment_dim=300), sample("map", 3, 300)
-    expected = module(features)
-    assert all(map(torch.equal, way(module)(features), expected))
-
-
 def test_slow_widths_are_warned_of() -> None:
-    with pytest.warns(UserWarning, match="moment_dim: .* slow at 1009, .* next fast width is 1024"):
+    with pytest.warns(UserWarning, match="moment_dim: .* slow at 1009, .* take 1024"):
         build("sketch", moment_dim=1009)
     assert [fast_width(d) for d in (1, 7, 11, 8192, 8193)] == [1, 7, 12, 8192, 8232]
 
@@ -294,40 +263,3 @@ def test_errors_under_autocast_at_the_channels_of_googlenet(
         assert result.dtype == torch.float32
         error = ((result - truth).abs().max() / truth.abs().max()).item()
         assert largest / 100 < error < largest
-
-
-@pytest.mark.parametrize("variant", ["cascaded", "independent", "random", "sketch"])
-@pytest.mark.parametrize("checkpoint", [False, True])
-def test_gradients_by_finite_differences(variant: str, checkpoint: bool) -> None:
-    module = build(variant, order=3, moment_dim=3, in_channels=2, checkpoint=checkpoint).double()
-    names = [name for name, _ in module.named_parameters()]
-
-    def moments(x: Tensor, *matrices: Tensor) -> Any:
-        return torch.func.functional_call(module, dict(zip(names, matrices, strict=True)), x)
-
-    x = torch.randn(2, 2, 1, 2, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(moments, (x, *module.parameters()))
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(shutil.which("c++") is None, reason="inductor compiles C++")
-@pytest.mark.filterwarnings(
-    "ignore::FutureWarning", "ignore:Torchinductor does not support:UserWarning"
-)
-@pytest.mark.parametrize("variant", ["cascaded", "independent", "random", "sketch"])
-def test_compiled_gradients(variant: str) -> None:
-    """With the real backend, against float64."""
-    module = build(variant)
-    exact = copy.deepcopy(module).double()
-    features = torch.randn(3, CHANNELS, 2, 3)
-    torch.compiler.reset()
-    results = []
-    for one, called in ((module, torch.compile(module, fullgraph=True)), (exact, exact)):
-        x = features.to(torch.float32 if one is module else torch.float64).requires_grad_()
-        moments = called(x)
-        value = sum(z.square().sum() for z in moments)
-        results.append([*moments, *torch.autograd.grad(value, [x, *one.parameters()])])
-    torch.compiler.reset()
-    for found, truth in zip(*results, strict=True):
-        assert found.dtype == torch.float32
-        assert_close(found, truth)

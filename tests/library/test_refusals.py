@@ -18,8 +18,6 @@ from pml_regularizers import (
     EmbeddingHead,
     EnergyConfusionRegularizer,
     EnsembleLoss,
-    GaussianKernel,
-    GaussianMixtureKernel,
     HighOrderMoments,
     HORDELoss,
     JRDLoss,
@@ -32,7 +30,6 @@ from pml_regularizers import (
     prepare_loss,
 )
 from pml_regularizers.functional.moments import sketched_moments
-from pml_regularizers.heads.attention_ensemble import split_heads
 
 CONTRASTIVE, LINEAR = losses.ContrastiveLoss(), PolynomialKernel(1, constant=0.0)
 X, LABELS = torch.randn(6, 4), torch.tensor([0, 0, 1, 1, 2, 2])
@@ -78,10 +75,8 @@ PAIRS: Refused = [
 ]
 ENERGY_CONFUSION: Refused = [
     (lambda: confusion(gradient="trunk"), "gradient: expected one of fc, all; got 'trunk'"),
-    (lambda: confusion(distance="l2"), "distance: expected one of PML's .*, got str"),
     (lambda: confusion(distance=distances.CosineSimilarity()), "distance: .* got CosineSimilarity"),
     (lambda: confusion()(X[:, :, None], LABELS), "embeddings must be a 2D tensor"),
-    (lambda: confusion()(X, LABELS, features=X), "features"),
     *(
         (
             lambda features=features: confusion(gradient="fc")(X, LABELS, features=features),
@@ -97,11 +92,7 @@ ENSEMBLES: Refused = [
     ),
     (lambda: DivergenceLoss(1), "num_heads: expected at least 2, got 1"),
     (lambda: DivergenceLoss(2, images="some"), "images: expected one of all, same; got 'some'"),
-    (lambda: split_heads(X, 0), "num_heads: expected at least 1, got 0"),
     (lambda: DivergenceLoss(3)(X), r"embeddings: expected \(N, 3 x E\).*got shape \(6, 4\)"),
-    (lambda: EnsembleLoss(CONTRASTIVE, 3)(X, LABELS), r"embeddings: expected \(N, 3 x E\)"),
-    (lambda: EnsembleLoss(CONTRASTIVE, 0), "num_heads: expected at least 1, got 0"),
-    (lambda: EnsembleLoss(CONTRASTIVE, 2, reduction="max"), "reduction: .* got 'max'"),
     (lambda: EnsembleLoss(VarianceRegularizer(), 2), "loss: VarianceRegularizer reads features"),
     *(
         (
@@ -116,27 +107,22 @@ HEADS: Refused = [
     (lambda: head(num_prefix_tokens=-1), "num_prefix_tokens: expected at least 0, got -1"),
     (lambda: head(pool="token"), "num_prefix_tokens: expected at least 1, got 0"),
     (lambda: head(pool="mean"), "pool: expected one of avg, max, token; got 'mean'"),
-    (lambda: head(data_format="NCL"), "data_format: expected one of auto, NCHW, NHWC; got 'NCL'"),
     (
         lambda: head()(torch.zeros(2, 4, 3, 3)),
         r"x: expected one axis of 5 channels.* got shape \(2, 4, 3, 3\)",
     ),
-    (lambda: head()(torch.zeros(2, 4, 6)), r"tokens \(N, L, 5\)"),
     (lambda: head()([torch.zeros(2, 5, 3, 3)]), "x: expected a trunk's map .* got list; pass"),
     (lambda: head()(torch.zeros(2, 4, 5), MASK), "boolean mask"),
-    (lambda: head()(torch.zeros(2, 4, 5), "all"), r"boolean mask.* \(2, 4, 5\) and str"),
     (
         lambda: head(pool="token", num_prefix_tokens=1)(torch.randn(4, 5, 2, 3)),
         'pool: "token" needs tokens',
     ),
-    (lambda: VEMAttention(0), "num_features: expected at least 1, got 0"),
-    (lambda: VEMAttention(6, init="ones"), "init: expected one of normal, zeros; got 'ones'"),
     *(
         (
             lambda shape=shape: VEMAttention(6)(torch.zeros(shape)),
             r"features: .*\(N, 6\), \(N, L, 6\) or \(N, 6, H, W\), got shape .*num_features=",
         )
-        for shape in ((6,), (2, 5), (2, 6, 5), (2, 3, 4, 6), (2, 6, 1, 1, 1))
+        for shape in ((6,), (2, 6, 5), (2, 3, 4, 6))
     ),
     *(
         (
@@ -166,14 +152,10 @@ HORDE: Refused = [
     (lambda: horde(CONTRASTIVE, distance=LINEAR), r"distance: .*\(ContrastiveLoss\(distance="),
     (lambda: horde(CONTRASTIVE, order=1), "order: expected at least 2, got 1"),
     (lambda: horde(CONTRASTIVE, order=None), "order: expected at least 2, got None"),
-    (lambda: horde(CONTRASTIVE, moment_dim="6"), "moment_dim: expected at least 1, got '6'"),
-    (lambda: horde(CONTRASTIVE, order_weights=None), "order_weights: .* 3 of them.* got None"),
-    (lambda: horde(CONTRASTIVE, embedding_size=0), "embedding_size: expected at least 1"),
     (
         lambda: horde(CONTRASTIVE, order_weights="max"),
         'order_weights: expected "sum", "mean", a finite number or 3 of them, .* got .max.',
     ),
-    (lambda: horde(CONTRASTIVE, order_weights=math.nan), "order_weights: .* finite .* got nan"),
     (
         lambda: horde(CONTRASTIVE, order_weights=[1.0, math.nan, 1.0]),
         "order_weights: .* got .1.0, nan",
@@ -188,7 +170,6 @@ HORDE: Refused = [
         "loss: SelfSupervisedLoss takes two sets of embeddings; pass the loss in it",
     ),
     (lambda: horde(horde(CONTRASTIVE)), "HORDELoss reads features itself"),
-    (lambda: horde(losses.MultipleLosses([horde(CONTRASTIVE)])), "HORDELoss reads features itself"),
     (
         lambda: horde(losses.ContrastiveLoss(reducer=reducers.DoNothingReducer())),
         "loss: DoNothingReducer does not return one number; use another",
@@ -200,14 +181,6 @@ HORDE: Refused = [
     (
         lambda: horde(losses.ArcFaceLoss(3, 4))(X, LABELS, features=MAP),
         r"ArcFaceLoss failed on the vectors \(6, 6\) of order_2 [\s\S]*; embed_orders=True makes",
-    ),
-    (
-        lambda: horde(losses.ArcFaceLoss(3, 6), embed_orders=True)(X, LABELS, features=MAP),
-        r"vectors \(6, 4\) of order_1 [\s\S]*embedding_size, that must be 4$",
-    ),
-    (
-        lambda: horde(losses.CrossBatchMemory(CONTRASTIVE, 4))(X, LABELS, features=MAP),
-        r"CrossBatchMemory failed on the vectors \(6, 6\) of order_2",
     ),
     (lambda: horde(DistributedLoss(CONTRASTIVE)), "goes around, as in DistributedLoss.HORDELoss"),
     (
@@ -222,12 +195,9 @@ HORDE: Refused = [
         lambda: horde(CONTRASTIVE)(X[:, :3], LABELS, features=MAP),
         r"embeddings: expected \(N, 4\), got",
     ),
-    (lambda: horde(CONTRASTIVE).descriptor(X[:, :3]), r"embeddings: expected \(N, 4\), got"),
 ]
 MOMENTS: Refused = [
-    (lambda: moments(order=1), "order: expected at least 2, got 1"),
     (lambda: moments(projections="cascade"), "projections: .* cascaded, .* got 'cascade'"),
-    (lambda: moments(init="normal"), "init: expected one of glorot, rademacher; got 'normal'"),
     (lambda: moments(matmul_dtype="float16"), "matmul_dtype: .* None, bfloat16; got 'float16'"),
     (
         lambda: moments(projections="sketch", matmul_dtype="bfloat16"),
@@ -238,12 +208,10 @@ MOMENTS: Refused = [
         r'a map .* \(2, 5\), pooled already; .* global_pool="" .* before the pooling$',
     ),
     (lambda: moments()(torch.zeros(2, 4, 3, 3)), r"a map \(N, 5, H, W\) .* pass in_channels="),
-    (lambda: moments()(torch.zeros(2, 5, 4)), r"tokens \(N, L, 5\), got shape \(2, 5, 4\)"),
     (lambda: moments()(torch.zeros(2, 5, 0, 3)), "at least one position"),
     (lambda: moments()((torch.zeros(2, 4, 5),)), r"pair \(tokens, mask\), got a tuple of 1"),
     (lambda: moments()((torch.zeros(2, 4, 5), MASK)), "boolean mask"),
     (lambda: sketches(), r"tables: expected two or more of one shape .* got \[\]"),
-    (lambda: sketches(*TABLES[:, :3]), "tables: expected integers, .* channels 1 to 4 once"),
     (lambda: sketches(TABLES[0], TABLES[1].half()), "tables: expected integers, .* torch.float16"),
     (
         lambda: sketches(TABLES[0], TABLES[1].abs().clamp(max=3)),
@@ -258,10 +226,8 @@ JOINT_SIMILARITY: Refused = [
     ),
     (
         lambda: JRSRegularizer({"a.b": LINEAR}),
-        r"kernels: expected names without dots .* got 'a\.b' \(.*\); choose",
+        r"kernels: expected names of submodules, got 'a\.b' \(.*\)",
     ),
-    (lambda: JRSRegularizer({"values": LINEAR}), "kernels: .* got 'values'"),
-    (lambda: JRDLoss(0, 4), "num_classes: expected at least 1, got 0"),
     (lambda: jrd(similarity_weight=-1.0), "similarity_weight: expected at least 0, got -1.0"),
     (lambda: jrd(representations="pooled"), "representations: expected names"),
     (
@@ -274,10 +240,6 @@ JOINT_SIMILARITY: Refused = [
         r"labels: expected 0 to 2 \(num_classes=3\), got 0 to 3; number the classes from 0",
     ),
     (
-        lambda: jrd()(X, LABELS - 1, features=POOLED),
-        "labels: expected 0 to 2 .*, got -1 to 1",
-    ),
-    (
         lambda: JRDLoss(3, 5)(X, LABELS, features=POOLED),
         r"embeddings: expected \(N, 5\), got .*6, 4",
     ),
@@ -285,27 +247,21 @@ JOINT_SIMILARITY: Refused = [
         lambda: JRSRegularizer()(X, LABELS, features={"pooled": torch.randn(6, 2, 3, 3)}),
         r"features: expected a matrix \(N, D\) of pooled, got \(6, 2, 3, 3\)",
     ),
-    (lambda: GaussianMixtureKernel(0), "components: expected at least 1, got 0"),
-    (lambda: GaussianKernel(0.0), "bandwidth: expected a positive number, or None .* got 0.0"),
     (lambda: LaplaceKernel(math.nan), "bandwidth: .* got nan"),
     (lambda: PolynomialKernel(0), "degree: expected an integer of at least 1, got 0"),
-    (lambda: PolynomialKernel(2, -1.0), "constant: expected at least 0, got -1.0"),
     (lambda: LINEAR(torch.ones(2, 3, 4)), r"x: .* got shape \(2, 3, 4\)"),
 ]
 RANKS: Refused = [
     *(
         (lambda at=at: calculator(recall_at=at), "recall_at: expected integers >= 1, got")
-        for at in ((), (0, 1), (1.0,), ("1",), (True,))
+        for at in ((), (0, 1), (1.0,), (True,))
     ),
     (lambda: calculator(("mean_average_precision",)), "Primary metrics must be one or more of"),
-    (lambda: calculator(("recall_at_3",)), "Primary metrics must be one or more of"),
     (
         lambda: ranked(X, LABELS[:2]),
         r"query: expected 6 labels, one for each row, got shape \(2,\)",
     ),
-    (lambda: ranked(X, X[:, :1]), r"query: expected 6 labels, .* got shape \(6, 1\)"),
     (lambda: ranked(X, LABELS, X / 0, LABELS), "reference: expected finite numbers"),
-    (lambda: ranked(X, LABELS, X[:0], LABELS[:0]), "reference: expected"),
     *(
         (lambda mask=mask: within(**mask), f"{next(iter(mask))}: expected 4 booleans, got torch")
         for mask in (

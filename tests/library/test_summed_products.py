@@ -127,19 +127,6 @@ def test_products_in_bfloat16_and_sums_in_float32(checkpoint: bool) -> None:
 
 
 @either
-def test_matrices_and_features_that_are_made_of_one_another(checkpoint: bool) -> None:
-    """Their gradients, too, count every path once, also those that are differentiated again."""
-    x, [matrix, *_] = draw(columns=CHANNELS, requires_grad=True)
-
-    def value(matrix: Tensor) -> Tensor:
-        features = x.detach() @ matrix
-        return summed_products(features, [matrix, matrix * 2, matrix], checkpoint)
-
-    assert torch.autograd.gradcheck(value, matrix)
-    assert torch.autograd.gradgradcheck(value, matrix)
-
-
-@either
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:FutureWarning")  # jacfwd
 def test_transformations(checkpoint: bool) -> None:
     x, matrices = draw(columns=6)

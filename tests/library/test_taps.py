@@ -21,7 +21,8 @@ from pml_regularizers import (
 )
 from pml_regularizers.features.feature_loss import already_reduced
 from pml_regularizers.features.feature_tap import FeatureTap
-from tests.library.test_features import attached, explicit, gradients, horde
+from tests.library.test_features import attached, explicit, gradients
+from tests.library.test_parameter_groups import horde
 from tests.support.tolerances import assert_close
 from tests.support.toys import WIDTH, Network, images, timm_model
 

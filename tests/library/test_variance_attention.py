@@ -130,18 +130,6 @@ def test_what_a_tap_hears(shape: tuple[int, ...]) -> None:
     assert_close(attention.variance.grad, torch.full((CHANNELS,), 4.0))
 
 
-def test_nothing_is_computed_for_nobody() -> None:
-    attention, calls = VEMAttention(CHANNELS), []
-    attention.statistics.forward = lambda pair: calls.append(pair) or pair
-    attention(torch.randn(2, CHANNELS))
-    tap = FeatureTap({"attention": attention.statistics})
-    attention(torch.randn(2, CHANNELS))
-    assert len(calls) == 1
-    tap.remove()
-    attention(torch.randn(2, CHANNELS))
-    assert len(calls) == 1
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_half_precision_loses_no_gradient(dtype: torch.dtype) -> None:
     """A sum of 65552 overflows float16, and bfloat16 has no such number."""
