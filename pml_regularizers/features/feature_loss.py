@@ -23,6 +23,8 @@ from .feature_maps import FeatureModule
 from .feature_tap import Features, FeatureTap, MissingFeaturesError, ThreadLists, first_tensor
 
 Loss = TypeVar("Loss", bound=nn.Module)
+Source = nn.Module | Mapping[str, nn.Module]
+Given = Features | Mapping[str, Features]
 
 _calls = ThreadLists(1)
 """The losses being called in this thread, with their features. Context variables would break compiled graphs."""
@@ -54,11 +56,7 @@ class FeatureLoss(BaseMetricLossFunction):
             self.reducer: nn.Module = _SummedReducers(dict(own.reducers.items()))
 
     def attach(
-        self,
-        source: nn.Module | Mapping[str, nn.Module],
-        *,
-        embedder: nn.Module | None = None,
-        frozen: bool = False,
+        self, source: Source, *, embedder: nn.Module | None = None, frozen: bool = False
     ) -> Self:
         """From now on, read the features from a module's output instead of `features=`.
 
@@ -83,7 +81,7 @@ class FeatureLoss(BaseMetricLossFunction):
         self._prefix_tokens: int | None = prefix  # None: not known
         return self
 
-    def _stages(self, source: nn.Module | Mapping[str, nn.Module]) -> dict[str, nn.Module]:
+    def _stages(self, source: Source) -> dict[str, nn.Module]:
         names = self.feature_names
         heads = _outermost(source) if isinstance(source, nn.Module) else []
         if len(heads) > 1:
@@ -137,7 +135,7 @@ class FeatureLoss(BaseMetricLossFunction):
         ref_emb: Tensor | None = None,
         ref_labels: Tensor | None = None,
         *,
-        features: Features | Mapping[str, Features] | None = None,
+        features: Given | None = None,
     ) -> Tensor:
         """The loss of a batch.
 
@@ -164,9 +162,7 @@ class FeatureLoss(BaseMetricLossFunction):
             return loss
 
     @contextmanager
-    def reading(
-        self, embeddings: Tensor, features: Features | Mapping[str, Features] | None
-    ) -> Iterator[None]:
+    def reading(self, embeddings: Tensor, features: Given | None) -> Iterator[None]:
         """Set `self.features` to the features of `embeddings` inside a `with` block."""
         if features is not None:
             given = self._by_name(features)
@@ -199,7 +195,7 @@ class FeatureLoss(BaseMetricLossFunction):
         finally:
             calls.pop()
 
-    def _by_name(self, features: Features | Mapping[str, Features]) -> dict[str, Any]:
+    def _by_name(self, features: Given) -> dict[str, Any]:
         names = self.feature_names
         if isinstance(features, Mapping) and features.keys() == set(names):
             return dict(features)
@@ -267,11 +263,7 @@ class LabelAwareRegularizer(FeatureLoss, BaseRegularizer):
 
 
 def attach_all(
-    loss: Loss,
-    source: nn.Module | Mapping[str, nn.Module],
-    *,
-    embedder: nn.Module | None = None,
-    frozen: bool = False,
+    loss: Loss, source: Source, *, embedder: nn.Module | None = None, frozen: bool = False
 ) -> Loss:
     """Call `attach` on every loss that reads features inside another loss, such as a sum or a wrapper.
 

@@ -169,10 +169,11 @@ class JRDLoss(FeatureLoss):
         """Return None: nothing uses it."""
 
     def get_default_kernels(self) -> dict[str, ReproducingKernel]:
-        components = {name: 1 if name == "classes" else 3 for name in self.representations}
         return {
-            name: GaussianMixtureKernel(K, collect_stats=self.collect_stats)
-            for name, K in components.items()
+            name: GaussianMixtureKernel(
+                1 if name == "classes" else 3, collect_stats=self.collect_stats
+            )
+            for name in self.representations
         }
 
     def _sub_loss_names(self) -> list[str]:

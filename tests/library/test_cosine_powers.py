@@ -54,7 +54,7 @@ def tensor_products(features: Tensor, k: int) -> Tensor:
     ],
     ids=lambda loss: type(loss).__name__,
 )
-@pytest.mark.parametrize("k", [1, 2, 3])
+@pytest.mark.parametrize("k", [1, 3])
 def test_a_power_is_the_loss_on_tensor_products(loss: nn.Module, k: int) -> None:
     embeddings, x = batch()
     powers = CosinePowersLoss(loss, powers=[k], power_weight=0.5)

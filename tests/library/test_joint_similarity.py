@@ -44,12 +44,6 @@ def pairs() -> Batch:
 # The regularizers ---------------------------------------------------------------------------------------------
 
 
-def test_the_ordered_sum() -> None:
-    """Eq. 10 without N_pairs, by PML's reducer."""
-    batch, loss = pairs(), JRSRegularizer(reducer=reducers.SumReducer())
-    assert_close(call(loss, batch), expected.joint("jrs")(loss, batch))
-
-
 def test_mined_pairs() -> None:
     """Of triplets and of pairs, the negative ones; the joint kernel's own values."""
     batch, kernel = pairs(), {"embeddings": GaussianMixtureKernel()}
@@ -71,12 +65,6 @@ def test_a_value_made_by_hand() -> None:
     assert_close(joint_mmd(K, labels)[different], [-math.sqrt(square)] * 4)
     assert_close(joint_intra(K, labels)[different], [-1 - math.sqrt((1 + a) / 2)] * 4)
     assert_close(IntraClassRegularizer(single)(embeddings, labels), -a)
-
-
-def test_equation_4_normalises_the_embeddings() -> None:
-    """J12, equation 4: exp(-|x - x'|^2 / 2) on the unit sphere; here at right angles, at any length."""
-    embeddings = torch.tensor([[3.0, 0.0], [0.0, 0.5]], dtype=torch.float64)
-    assert_close(IntraClassRegularizer()(embeddings, torch.tensor([1, 1])), -math.exp(-1))
 
 
 def test_no_tensor_is_larger_than_the_rows() -> None:

@@ -199,29 +199,6 @@ def test_states_that_are_no_projections_are_refused(
     assert all(map(torch.equal, module.buffers(), before))
 
 
-@pytest.mark.parametrize(
-    ("variant", "dtype"),
-    [
-        ("sketch", torch.int8),
-        ("sketch", torch.int64),
-        ("random", torch.int64),
-    ],
-)
-@pytest.mark.parametrize("assign", [False, True])
-def test_exact_copies_in_other_dtypes_are_loaded(
-    variant: str, dtype: torch.dtype, assign: bool
-) -> None:
-    module, again = build(variant), build(variant)
-    state = {name: value.to(dtype) for name, value in module.state_dict().items()}
-    again.load_state_dict(state, assign=assign)
-    features = torch.randn(3, CHANNELS, 2, 3, requires_grad=True)
-    results = []
-    for one in (module, again):
-        moments = one(features)
-        results.append([*moments, *torch.autograd.grad(sum(z.sum() for z in moments), features)])
-    assert all(map(torch.equal, *results))
-
-
 def test_slow_widths_are_warned_of() -> None:
     with pytest.warns(UserWarning, match="moment_dim: .* slow at 1009, .* take 1024"):
         build("sketch", moment_dim=1009)
