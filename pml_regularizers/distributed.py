@@ -86,10 +86,11 @@ def gather_features(parts: Sequence[Tensor], embeddings: Tensor) -> list[Tensor]
         return all_gather(*parts)
     if all(len(part) == len(embeddings) for part in parts):
         return list(parts)
-    own = embeddings[: len(parts[0])].detach().to(parts[0].dtype)
-    gathered, _, _ = pml_distributed.gather(torch.cat([own, *parts], dim=1), None)
-    expected, *whole = torch.split(gathered, [x.shape[1] for x in (own, *parts)], dim=1)
-    if not torch.equal(expected, embeddings.to(own.dtype)):
+    x = torch.cat(list(parts), dim=1)
+    own = embeddings[: len(x)].detach().to(x.dtype)
+    gathered, _, _ = pml_distributed.gather(torch.cat([own, x], dim=1), None)
+    expected, *whole = torch.split(gathered, [rows.shape[1] for rows in (own, *parts)], dim=1)
+    if not torch.equal(expected, embeddings.to(x.dtype)):
         raise ValueError(
             f"features: got {len(own)} samples, and the {len(embeddings)} embeddings are not those of all "
             "processes, own rows first; wrap the loss in DistributedLoss, or pass features of the same samples"

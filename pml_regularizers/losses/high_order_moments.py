@@ -175,7 +175,7 @@ class HighOrderMoments(nn.Module):
         return images * positions * (self.in_channels * number + stored)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        errors, faults = args[-1], []
+        faults: list[str] = []
         for name, buffer in self.named_buffers():
             saved = state_dict.get(prefix + name, buffer)
             if saved.is_meta or saved.shape != buffer.shape:
@@ -188,7 +188,7 @@ class HighOrderMoments(nn.Module):
                 )
             if fault:
                 faults.append(f"{prefix}{name}: {fault}")
-        errors += faults
+        args[-1].extend(faults)  # the errors that torch raises together
         if not faults:
             super()._load_from_state_dict(state_dict, prefix, *args)
 

@@ -103,7 +103,9 @@ class JRDLoss(FeatureLoss):
         at_least("embedding_size", embedding_size, 1)
         at_least("similarity_weight", similarity_weight, 0)
         one_of("regularizer", regularizer, _REGULARIZERS)
-        kernels = dict(kernel_modules(kernels).items()) if kernels else {}
+        if kernels:
+            kernel_modules(kernels)  # raises if one is not a kernel
+        kernels = dict(kernels or {})
         if isinstance(representations, str) or not kernels.keys() <= set(representations):
             raise ValueError(
                 f"representations: expected names, among them those of all kernels ({', '.join(kernels)}), "

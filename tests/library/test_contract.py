@@ -43,6 +43,9 @@ def takes_int64_only(loss: nn.Module) -> bool:
 each_loss = pytest.mark.parametrize("name", LOSSES)
 each_module = pytest.mark.parametrize("name", MODULES)
 each_pml_loss = those(lambda loss: isinstance(loss, BaseMetricLossFunction))
+each_pml_class = pytest.mark.parametrize(
+    "name", [name for name in one_per_class() if isinstance(MADE[name], BaseMetricLossFunction)]
+)
 reads_features = pytest.mark.parametrize("name", [n for n, case in LOSSES.items() if case.features])
 
 
@@ -241,7 +244,7 @@ def test_these_are_all_reducers() -> None:
     assert found - {BaseReducer.__name__, "MultipleReducers"} == REDUCERS.keys()
 
 
-@each_pml_loss
+@each_pml_class
 @pytest.mark.parametrize("reducer", REDUCERS)
 def test_every_reducer(case: Case, reducer: str) -> None:
     """Applied to each part of the loss; where there is nothing to reduce, without effect."""
@@ -270,7 +273,7 @@ def test_every_reducer(case: Case, reducer: str) -> None:
     value.backward()
 
 
-@each_pml_loss
+@each_pml_class
 @pytest.mark.parametrize("reducer", [name for name in REDUCERS if name != "DoNothingReducer"])
 def test_an_empty_batch_costs_nothing_by_any_reducer(case: Case, reducer: str) -> None:
     loss = case.make(**({"reducer": REDUCERS[reducer]()} if case.reducer else {}))

@@ -36,13 +36,7 @@ def criterion() -> losses.MultipleLosses:
             "fc confusion": EnergyConfusionRegularizer(),
             "confusion": EnergyConfusionRegularizer(gradient="all"),
         },
-        weights={
-            "horde": 1.0,
-            "jrd": 0.0,
-            "variance": 0.0,
-            "fc confusion": 0.3,
-            "confusion": 0.2,
-        },
+        weights={"horde": 1, "jrd": 0, "variance": 0, "fc confusion": 0.3, "confusion": 0.2},
     )
 
 
@@ -65,16 +59,10 @@ def measure(processes: Processes | None) -> dict[str, Any]:
         embeddings, _ = model(x)
         with capture_loss_terms(called) as terms:
             total = called(embeddings, y)
-        ratios = gradient_norm_ratios(
-            terms,
-            base="horde.order_1",
-            at={
-                "embeddings": embeddings,
-                "trunk": net.trunk.parameters(),
-                "fc": net.head.fc.weight,
-                "both": [embeddings, net.trunk[0].weight],
-            },
-        )
+        both = [embeddings, net.trunk[0].weight]
+        at = {"trunk": net.trunk.parameters(), "fc": net.head.fc.weight, "both": both}
+        at["embeddings"] = embeddings
+        ratios = gradient_norm_ratios(terms, base="horde.order_1", at=at)
         assert all(p.grad is None for p in (*net.parameters(), *loss.parameters()))
         total.backward()
         gradients = {
