@@ -81,10 +81,10 @@ class FeatureTap:
         embedder: nn.Module | None = None,
         frozen: bool = False,
     ) -> None:
-        modules: dict[str | None, nn.Module] = {**stages}
+        modules: list[tuple[str | None, nn.Module]] = [*stages.items()]
         if embedder is not None:
-            modules[None] = embedder
-        for module in modules.values():
+            modules.append((None, embedder))
+        for _, module in modules:
             if not isinstance(module, nn.Module):
                 raise ValueError(
                     f"module: expected a torch.nn.Module to tap, got {type(module).__name__}; "
@@ -95,7 +95,7 @@ class FeatureTap:
         self._frozen = frozen
         self._records = ThreadLists(2)  # without gradients, and with them
         self._handles = [
-            module.register_forward_hook(_Hook(self, name)) for name, module in modules.items()
+            module.register_forward_hook(_Hook(self, name)) for name, module in modules
         ]
         for handle in self._handles:
             weakref.finalize(self, handle.remove).atexit = False
