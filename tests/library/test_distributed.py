@@ -52,8 +52,10 @@ def test_one_process_takes_the_calls_of_the_loss_inside() -> None:
         again = copy.deepcopy(loss)
         found = DistributedLoss(loss)(embeddings, *arguments, **options)
         assert found == again(embeddings, *arguments, **options)
-    assert DistributedLoss(base, miner)(embeddings, labels) == base(embeddings, labels, mined)
-    assert base(embeddings, labels, mined) != base(embeddings, labels)
+    triplets, hard = losses.TripletMarginLoss(), miners.BatchHardMiner()
+    value = triplets(embeddings, labels, hard(embeddings, labels))
+    assert DistributedLoss(triplets, hard)(embeddings, labels) == value
+    assert value != triplets(embeddings, labels)
 
 
 @pytest.mark.parametrize("case", CASES)
