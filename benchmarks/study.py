@@ -5,7 +5,8 @@
 
 STUDY is a name in benchmarks/recipes/studies, or a YAML file of your own: docs/protocols.md says what it holds.
 Before the first test the plan is registered: its SHA-256 and the code's commit are written into the study's JSON
-file, which also keeps the results of all trainings. It lies beside the page; for the pages in docs/, in results/.
+file, which also keeps the results of all trainings, and into --runs, so that a page drawn elsewhere knows them. The
+JSON file lies beside the page; for the pages in docs/, in results/.
 Trainings follow the order of the comparisons, so that --page-only shows the first ones while others run. After a
 stop, rerun the same command to resume; several commands may work on one study at once. A folder of settings that
 are out of date is renamed NAME.stale-N. Each run has one thread unless OMP_NUM_THREADS says otherwise.
@@ -90,7 +91,8 @@ def _run(options: argparse.Namespace, settings: Sequence[str], command: Callable
         raise ConfigError(f"--output: expected a .md file, got {output}")
     _check_owner(runs, options.study)
     published = output.resolve().is_relative_to(PROTOCOLS.parent)
-    results = studies.Results((RESULTS / output.name if published else output).with_suffix(".json"))
+    kept = (RESULTS / output.name if published else output).with_suffix(".json")
+    results = studies.Results(kept, runs)
     study = studies.Study(file, results, runs, settings)
     studies.check(study)
     if fitted := studies.fitted(study):
@@ -126,6 +128,7 @@ def _run(options: argparse.Namespace, settings: Sequence[str], command: Callable
     )
     if runs.is_dir():
         _own(runs, options.study)
+        results.share_plans()  # of a study that older code began, too
     replace_file(output, page.encode())
     for name, content in drawn.items():
         replace_file(output.with_name(figures[name]), content)

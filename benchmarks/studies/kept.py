@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -27,28 +28,46 @@ was registered when it began, and "commits" if other code resumed it.
 
 KEPT = ("commit", "dirty", "wall_time_s", "metrics", "outputs")
 
+PLANS = "plans.json"  # in the folder of the runs
+
 OF_TESTS = ("per_class", "per_class_of_outputs", "before_training", "images_per_second")
 
 
 class Results:
     """The file of plans and results; several commands may add to it at once.
 
+    Args:
+        path: Beside the page.
+        runs: The folder of the runs, which holds the plans, too, so that a page drawn elsewhere knows them.
+
     Attributes:
-        plans: The registrations, the newest last.
+        plans: The registrations in both places, the newest last.
         kept: Results by the names of their trainings.
 
     Raises:
-        ValueError: if it is damaged.
+        ValueError: if a file is damaged.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, runs: Path | None = None) -> None:
+        self.path, self._runs = path, runs
         self.plans, self.kept = self._read()
 
     def _read(self) -> tuple[list[dict[str, Any]], dict[str, Result]]:
-        with damage_named(self.path, "restore it, since it holds the results of all trainings"):
-            content = read_json(self.path) if self.path.exists() else {}
-        return content.get("plans", []), content.get("results", {})
+        content = _content(self.path, "the results of all trainings")
+        return self._with_shared(content.get("plans", [])), content.get("results", {})
+
+    def _with_shared(self, plans: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """These plans and those in the folder of the runs, each registration once."""
+        if self._runs is None:
+            return plans
+        shared = _content(self._runs / PLANS, "the registered plans").get("plans", [])
+        return sorted([*plans, *(p for p in shared if p not in plans)], key=itemgetter("date"))
+
+    def share_plans(self) -> None:
+        """Write the plans into the folder of the runs, if there is one."""
+        if self.plans and self._runs is not None and self._runs.is_dir():
+            with alone(path := self._runs / PLANS, wait=True):
+                write_json(path, {"plans": self._with_shared(self.plans)})
 
     @contextmanager
     def _changing(self) -> Iterator[None]:
@@ -99,6 +118,7 @@ class Results:
         if not self.plans or self.plans[-1]["plan"] != digest:
             with self._changing():
                 self.plans.append({"plan": digest, **describe_code(), "date": now()})
+            self.share_plans()
 
     def counts(self, result: Result, digest: str) -> bool:
         """True if a test was made under the registered plan, by committed code that descends from its commit."""
@@ -107,6 +127,12 @@ class Results:
             return False
         commits = [result["commit"], *result.get("commits", [])]
         return all(descends(commit, plan["commit"]) for commit in commits)
+
+
+def _content(path: Path, held: str) -> dict[str, Any]:
+    """The content of a file; {} if it is not there."""
+    with damage_named(path, f"restore it, since it holds {held}"):
+        return read_json(path) if path.exists() else {}
 
 
 def name_of(job: Job) -> str:

@@ -58,6 +58,26 @@ def test_a_test_of_older_code_or_begun_before_does_not_count(toy, trained_by, ch
     assert of == {"1": False, "2": False}
 
 
+@pytest.mark.parametrize(
+    ("started", "said"),
+    [
+        ("2026-03-01T00:00:00+00:00", "before its first test; all 6 tests were made under it"),
+        ("2026-01-01T00:00:00+00:00", "6 of 6 tests were not made under it"),
+    ],
+)
+def test_a_page_that_is_drawn_elsewhere_tells_of_the_plan(toy, trained_by, started, said):
+    trained_by(made_by(started=started))
+    assert command() == 0
+    Path("runs/studies/toy/plans.json").unlink()  # as older code left it
+    assert command("--page-only") == 0
+    Path("toy.json").unlink()
+    assert command("--page-only", "--output=elsewhere.md") == 0
+    assert said in " ".join(Path("elsewhere.md").read_text().split())
+    change(margin=0.5)
+    assert command("--page-only", "--output=other.md") == 0
+    assert "This plan was not registered" in Path("other.md").read_text()
+
+
 def test_a_plan_that_changes_is_registered_anew_and_old_tests_do_not_count(tested):
     change(margin=0.5)
     assert "was not registered before its tests" in registration()[0]
