@@ -7,6 +7,7 @@ counts of them is in the digests of the lists of test classes and of the trunk's
 import importlib
 import inspect
 import json
+import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import chain
@@ -16,8 +17,9 @@ from typing import Any
 import pytest
 
 from benchmarks import records
+from benchmarks import study as command
 from benchmarks.settings import parse, read_study
-from benchmarks.studies import Results, Study
+from benchmarks.studies import Results, Study, kept
 from benchmarks.studies.jobs import Job
 from benchmarks.studies.kept import name_of
 
@@ -97,6 +99,26 @@ def test_every_result_and_plan_is_found(
     found = {name_of(job) for row in study.rows for job in jobs(study, row)}
     lost = Counter(name.partition(",")[0] for name in set(results.kept) - found)
     assert lost == EARLIER.get(file, {})
+
+
+@pytest.mark.parametrize("file", ["fixed_projections", f"{PHOTOGRAPHS}grocery"])
+def test_a_published_page_is_drawn_again(
+    file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the byte, except curves, which another Matplotlib may draw otherwise."""
+    monkeypatch.chdir(tmp_path)
+    (docs := tmp_path / "docs").mkdir()
+    shutil.copy(RESULTS / f"{file}.json", tmp_path)
+    monkeypatch.setattr(command, "PROTOCOLS", docs / "protocols.md")
+    monkeypatch.setattr(command, "RESULTS", tmp_path)
+    monkeypatch.setattr(kept, "descends", lambda *commits: True)  # also without a history
+    settings = settings_of(file, tmp_path, monkeypatch)
+    output = f"--output={docs / file}.md"
+    assert command.main([STUDIES[file], "--page-only", output, "--", *settings]) == 0
+    drawn = [path for path in docs.iterdir() if not path.stem.endswith(("_curves", "_cosines"))]
+    assert len(drawn) >= 2
+    for path in drawn:
+        assert path.read_bytes() == (RESULTS.parent / "docs" / path.name).read_bytes(), path.name
 
 
 def jobs(study: Study, row: str) -> list[Job]:

@@ -17,8 +17,7 @@ SHOWN = r"a\x1b[2Jb\nc\r\x07\x00\x85\u202ed\u2028e\ud800\uffff"
 def test_escapes_stand_for_control_characters() -> None:
     assert printable(HOSTILE) == SHOWN
     assert printable("Bücher, 本, 👩‍🔬, α±1 %") == "Bücher, 本, 👩‍🔬, α±1 %"
-    assert printable("a\nb\x1b") == "a\\nb\\x1b"
-    for code in range(0x110000):
+    for code in (*range(0x3000), *range(0xD800, 0xE000)):  # where all of these are
         if unicodedata.category(chr(code)) in ("Cc", "Cs", "Zl", "Zp"):
             assert printable(chr(code)).isascii()
 

@@ -106,22 +106,21 @@ def test_a_table_in_its_two_forms() -> None:
 
 
 def test_groups_seeds_by_label(make: Make) -> None:
-    runs = [
-        load_run(make("base", 0, 0.40)),
-        load_run(make("horde", 0, 0.50)),
-        load_run(make("base", 1, 0.42)),
-    ]
+    given = [("base", 0, 0.40), ("horde", 0, 0.50), ("base", 1, 0.42)]
+    runs = [load_run(make(*one, never_acted=one == given[1])) for one in given]
     base, horde = table(compare(runs).markdown())
-    assert base["method"] == "base"
-    assert base["Recall@1 (%)"] == "41.00 ± 12.71"
-    assert base["seeds"] == "2"
+    found = base["method"], base["Recall@1 (%)"], base["seeds"], horde["seeds"]
+    assert found == ("base", "41.00 ± 12.71", "2", "1")
     assert [horde[f"{name} (%)"] for name in METRICS.values()] == [
         f"{value:.2f}" for value in (50, 51, 52, 53, 54, 55)
     ]
-    assert horde["seeds"] == "1"
     text = compare(runs).markdown()
     assert "glyphs: unseen test classes (1,075 classes, 12,900 images) after 1,500 steps" in text
-    assert text.count("|:--") + text.count("| :--") == 1, "one shared seed has no difference table"
+    assert text.count("| :--") == 1, "one shared seed has no difference table"
+    assert text.count("the loss was 0 in every step") == 1
+    assert f"{runs[1].folder}: the loss was 0" in text
+    with pytest.raises(ValueError, match=r"no finished run has the label 'x'; .*\['base', 'horde'"):
+        compare(runs, "x")
 
 
 def test_differences_pair_the_same_seeds_only(make: Make) -> None:
@@ -129,9 +128,7 @@ def test_differences_pair_the_same_seeds_only(make: Make) -> None:
     folders = [make(label, s, r) for label, seeds in recalls.items() for s, r in seeds.items()]
     (row,) = table(compare([load_run(f) for f in folders]).markdown(), 1)
     # Seeds 0 and 1: +2 and +3 points; 12.706205 * 0.5.
-    assert row["method"] == "horde"
-    assert row["Recall@1"] == "+2.50 ± 6.35"
-    assert row["pairs"] == "2"
+    assert (row["method"], row["Recall@1"], row["pairs"]) == ("horde", "+2.50 ± 6.35", "2")
 
 
 def test_rows_and_columns_are_what_was_measured(make: Make) -> None:
@@ -148,12 +145,6 @@ def test_rows_and_columns_are_what_was_measured(make: Make) -> None:
     assert "†" not in compare([base]).markdown()
 
 
-def test_a_loss_that_never_acted_is_told(make: Make) -> None:
-    run = load_run(make("A", 0, 0.4, never_acted=True))
-    assert f"{run.folder}: the loss was 0 in every step" in compare([run]).markdown()
-    assert "was 0" not in compare([load_run(make("B", 0, 0.4, never_acted=False))]).markdown()
-
-
 def test_a_metric_of_one_method_is_no_hindrance(make: Make) -> None:
     vem = load_run(make("vem", 0, 0.5, metrics={**metrics(0.5), "variance_correlation": 0.8}))
     base = load_run(make("base", 0, 0.4))
@@ -162,14 +153,6 @@ def test_a_metric_of_one_method_is_no_hindrance(make: Make) -> None:
     other = load_run(make("other", 0, 0.4, metrics={**metrics(0.4), "NMI": 0.5}))
     with pytest.raises(ValueError, match="test both with the same evaluation settings"):
         compare([base, other])
-
-
-def test_baseline_can_be_chosen(make: Make) -> None:
-    runs = [load_run(make(label, seed, 0.4)) for label in ("base", "horde") for seed in (16, 9)]
-    assert table(compare(runs, "horde").markdown(), 1)[0]["method"] == "base"
-    message = r"no finished run has the label 'x'; there are \['base', 'horde'\]"
-    with pytest.raises(ValueError, match=message):
-        compare(runs, "x")
 
 
 def test_the_result_in_a_sentence(make: Make) -> None:
@@ -191,15 +174,6 @@ def test_the_result_in_a_sentence(make: Make) -> None:
     assert "-10.00 ± 0.00 points for base (3 pairs of seeds: lower)" in result(*better, *base)
 
 
-def test_the_terminal_has_lines_of_80_letters(make: Make) -> None:
-    labels = ("base", "a method with a name of thirty", "other")
-    runs = [load_run(make(label, seed, 0.4 + seed / 7)) for label in labels for seed in (0, 1)]
-    text, markdown = compare(runs).terminal(), compare(runs).markdown()
-    assert max(map(len, text.splitlines())) <= 80
-    assert set(re.sub(r"[|#]|:?--:?", "", markdown).split()) <= set(text.split())
-    assert "47.14 ± 90.76" in text
-
-
 def test_a_run_that_diverged_is_counted_and_named(
     make: Make, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -216,9 +190,7 @@ def test_a_run_that_diverged_is_counted_and_named(
     ]
     assert f"diverged: {folders[4]}, seed 1: the loss is nan" in text
     assert f"diverged: {folders[0]}, seed 0: the loss is nan" in text
-    page = (folders[0] / "comparison.html").read_text()
-    assert "0 (diverged: seed 0)" in page
-    assert f"diverged: {folders[4]}, seed 1: the loss is nan" in page
+    assert "0 (diverged: seed 0)" in (folders[0] / "comparison.html").read_text()
 
 
 @pytest.mark.parametrize(
@@ -229,18 +201,8 @@ def test_a_run_that_diverged_is_counted_and_named(
         ({"data": DATA | {"fold": "1 of 4"}}, "data fold is '1 of 4', but None in .*base-0"),
         ({"data": DATA | {"fingerprint": "xyz"}}, "fingerprint is 'xyz', but 'abc' in .*base-0"),
         ({"metrics": {"recall_at_10": 0.5}}, r"measured \['recall_at_10'\], but .*base-0"),
-        ({"label": "base"}, "label 'base' already has seed 0 in .*base-0"),
         ({"label": "base", "seed": 1, "steps": 7}, "7 steps, but 1500 in .*base-0"),
-        *(
-            ({"label": "base", "seed": 1, "config": config}, f"its {name} is not that of .*base-0")
-            for config, name in (
-                (CONFIG | {"optimizer": CONFIG["optimizer"] | {"lr": 0.03}}, "optimizer.lr"),
-                (
-                    CONFIG | {"losses": [{"loss": {"class_path": "a.B"}}]},
-                    r"losses\[0\].loss.class_path",
-                ),
-            )
-        ),
+        ({"label": "base", "seed": 1, "config": {"a": 1}}, "its a is not that of .*base-0"),
         (
             {"label": "base", "seed": 1, "weights": {"file": "x.pth", "sha256": "1"}},
             "its model.weights is not that of .*base-0",
@@ -257,8 +219,11 @@ def test_runs_that_cannot_be_compared(
     assert captured.err.count("\n") == 1
     assert re.search(message, captured.err)
     assert not list(folders[0].parent.rglob("*.html"))
-    assert main([str(make("wild", seed, 0, **DIVERGED)) for seed in (0, 1)]) == 2
-    assert "wild-0: the run is diverged (the loss is nan), not" in capsys.readouterr().err
+
+
+def test_runs_that_all_diverged_cannot_be_compared(make: Make) -> None:
+    with pytest.raises(ValueError, match=r"the run is diverged \(the loss is nan\), not"):
+        compare([load_run(make("wild", 0, 0, **DIVERGED))])
 
 
 def test_runs_of_a_label_may_differ_in_what_changes_no_result(make: Make) -> None:
@@ -273,14 +238,15 @@ def test_runs_of_a_label_may_differ_in_what_changes_no_result(make: Make) -> Non
     assert row["seeds"] == "2" and row["Recall@1 (%)"].startswith("45.00 ±")
 
 
-@pytest.mark.parametrize("label", ["before training", "horde †", "horde, order 2"])
-@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize(
+    ("label", "first"), [("before training", True), ("horde †", True), ("horde, order 2", False)]
+)
 def test_a_label_that_is_another_row_is_refused(
     make: Make, capsys: pytest.CaptureFixture[str], label: str, first: bool
 ) -> None:
     outputs = {"descriptor": metrics(0.6), "order_2": metrics(0.3)}
     folders = [make("horde", 0, 0.5, outputs=outputs, before_training=metrics(0.1))]
-    folders.insert(0 if first else 1, make(label, 0, 0.7))
+    folders.insert(not first, make(label, 0, 0.7))
     assert main([*map(str, folders), "--baseline=horde"]) == 2
     captured = capsys.readouterr()
     [line] = captured.err.splitlines()
@@ -340,45 +306,15 @@ def test_html_holds_curves_tables_and_provenance(page: str) -> None:
     assert page.count("<details>") == 3 + 4, "runs, and the best and the worst of each label"
 
 
-def test_html_without_curves_and_images(make: Make, tmp_path: Path) -> None:
-    path = tmp_path / "report.html"
-    validation = DATA | {"split": "validation"}
-    runs = [("base", 0, 1500), ("base", 1, 1500), ("horde", 0, 900), ("horde", 1, 900)]
-    folders = [make(name, seed, 0.4, data=validation, steps=steps) for name, seed, steps in runs]
-    write_html([load_run(folder) for folder in folders], path)
-    page = path.read_text(encoding="utf-8")
-    assert "unseen validation classes" in page
-    assert "after 1,500 or 900 steps" in page
-    assert "Difference to base, same seeds, in percentage points" in page
-    assert page.count("<td>+0.00 ± 0.00</td>") == len(METRICS)
-    assert "No curves were recorded" in page and "No neighbours" in page
-
-
 def test_report_of_one_run_lies_in_its_folder(make: Make) -> None:
-    folder = make("base", 0, 0.4)
+    folder = make("base", 0, 0.4, data=DATA | {"split": "validation"})
     assert main([str(folder)]) == 0
-    assert (folder / "report.html").exists()
+    page = (folder / "report.html").read_text()
+    assert "unseen validation classes" in page
+    assert "No curves were recorded" in page and "No neighbours" in page
     elsewhere = folder.parent / "new" / "folder" / "elsewhere.html"
     assert main([str(folder), "--output", str(elsewhere)]) == 0
     assert elsewhere.read_bytes() == (folder / "report.html").read_bytes()
-
-
-def test_another_digit_is_damage(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
-    folder, name = make("base", 0, 0.4), "retrieval.npz"
-    add_curves_and_images(folder)
-    write_json(folder / "run.json", load_run(folder).info | {"files": digests(folder)})
-    assert main([str(folder)]) == 0
-    capsys.readouterr()
-    content = (folder / name).read_bytes()
-    digit = next(at for at in reversed(range(len(content))) if content[at : at + 1].isdigit())
-    other = b"%d" % (9 - int(content[digit : digit + 1]))
-    (folder / name).write_bytes(content[:digit] + other + content[digit + 1 :])
-    assert main([str(folder)]) == 2
-    [line] = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"report: {folder / name}: is damaged")
-    assert "run that training again" in line
-    (folder / name).unlink()
-    assert main([str(folder)]) == 0
 
 
 @pytest.mark.parametrize(
@@ -386,6 +322,7 @@ def test_another_digit_is_damage(make: Make, capsys: pytest.CaptureFixture[str])
     [
         ("retrieval.npz", {"query_groups": np.array(["best"])}),
         ("retrieval.npz", b"no zip"),
+        ("retrieval.npz", b""),
         ("records/training.csv", b"~iteration~,loss\n1,x\n"),
     ],
 )
@@ -394,7 +331,10 @@ def test_a_damaged_file_is_named_in_one_line(
 ) -> None:
     folder = make("base", 0, 0.4)
     add_curves_and_images(folder)
-    if isinstance(content, bytes):
+    if not content:  # another one than the run has written
+        write_json(folder / "run.json", load_run(folder).info | {"files": digests(folder)})
+        np.savez(folder / name, query_groups=[])
+    elif isinstance(content, bytes):
         (folder / name).write_bytes(content)
     else:
         np.savez(folder / name, **content)

@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 
 from benchmarks.records import write_json
-from benchmarks.settings.experiment import Experiment
 from benchmarks.studies.jobs import Job
 from benchmarks.studies.search import Search
 from tests.benchmarks.made import RECORD
@@ -14,11 +13,8 @@ from tests.benchmarks.made import RECORD
 RECIPE = "glyphs/demo/binomial"
 TINY = [
     *("--data.max_classes=8", "--data.batch_size=20", "--data.folds=2", "--optimization.steps=2"),
-    *("--evaluation.every=1", "--evaluation.curve_classes=2"),
+    *("--evaluation.every=1", "--evaluation.curve_classes=2", "--report=false"),
 ]
-if "report" in Experiment.__dataclass_fields__:
-    TINY.append("--report=false")
-
 
 SPACE = """
 optimization.learning_rate: {low: 1e-4, high: 1e-2, log: true}

@@ -114,15 +114,10 @@ def test_the_ensemble_by_hand(evaluated: Callable[..., Path]) -> None:
     folder = evaluated("a", {0: [(0.1, 0.2), (0.1, 0.2)]})
     method = reported.read_method(folder)
     cosines = sum(np.cos(angles[:, None] - angles[None]) for angles in ANGLES)
-    assert cosines[0, 1] == pytest.approx(1.17, abs=0.005)
-    assert cosines[0, 2] == pytest.approx(0.69, abs=0.005)
     np.fill_diagonal(cosines, -9)
-    nearest = cosines.argmax(axis=1)
-    assert nearest.tolist() == [1, 0, 0, 2]
+    assert cosines.argmax(axis=1).tolist() == [1, 0, 0, 2]
     assert method.numbers["ensemble"][0]["recall_at_1"] == 3 / 4
     assert method.dimension == 2
-    # The first model, which has the longer vectors, finds another: nearest to 0 is 2.
-    assert np.cos(ANGLES[0][0] - ANGLES[0]).argsort()[-2] == 2
 
 
 def test_three_kinds_of_number_in_three_tables(evaluated: Callable[..., Path]) -> None:
@@ -170,26 +165,20 @@ def test_methods_are_compared_by_the_seeds_both_have(
     assert "Settings in which the methods differ: losses." in text
 
 
-def test_a_seed_with_an_unfinished_fold_is_left_out(evaluated: Callable[..., Path]) -> None:
-    folder = evaluated("a", NUMBERS)
-    path = folder / "seed0-fold0" / "run.json"
-    unfinished = {"status": "failed", "metrics": {}}
-    write_json(path, json.loads(path.read_text()) | unfinished)
-    method = reported.read_method(folder)
-    assert [*method.numbers["single"]] == [1, 2, 3, 4]
-    text = reported.fair_comparison([method], 5)
-    assert "seed 0 is left out, 3 of its 4 folds are finished" in text
-
-
 def test_a_run_that_diverged_is_counted_and_named(evaluated: Callable[..., Path]) -> None:
     folder = evaluated("a", NUMBERS)
-    for fold in range(4):
+    for fold in range(2):
         path = folder / f"seed3-fold{fold}" / "run.json"
         write_json(path, json.loads(path.read_text()) | DIVERGED)
-        text = reported.fair_comparison([reported.read_method(folder)], 5)
+        method = reported.read_method(folder)
+        assert [*method.numbers["single"]] == [0, 1, 2, 4]
+        text = reported.fair_comparison([method], 5)
         assert [row["seeds"] for row in all_rows(text)] == ["4 (diverged: seed 3)"] * 3
         names = ", ".join(f"seed3-fold{one}" for one in range(fold + 1))
-        assert f"{3 - fold} of its 4 folds are finished, diverged: {names}." in text
+        assert (
+            f"seed 3 is left out, {3 - fold} of its 4 folds are finished, diverged: {names}."
+            in text
+        )
 
 
 CUB = RECORD["data"] | {"name": "cub", "fold": "0 of 4", "view": None}
@@ -252,7 +241,8 @@ def test_evaluation_goes_on_after_a_failure(
         (["evaluate", RECIPE, "--", "--seed=3"], "--seed=3: is set by this command"),
         (["evaluate", RECIPE, "--", "--evaluation.oracle=true"], "evaluation.oracle"),
         (["search", RECIPE, "--space=none.yaml"], "none.yaml: cannot be read"),
-        (["search", RECIPE, "--space=SPACE", "--", "--protocol=paper"], "--protocol=paper: is set"),
+        (["search", RECIPE, "--space=x", "--", "--protocol=paper"], "--protocol=paper: is set"),
+        (["search", RECIPE, "--space=without"], "pip install '.[benchmarks,search]'"),
         (["compare", "a", "--", "--seed=1"], "--seed=1: compare trains nothing"),
         (["compare", "nowhere"], "nowhere: found no run"),
     ],
@@ -264,21 +254,11 @@ def test_wrong_commands_write_nothing(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    space = tmp_path / "space.yaml"
-    space.write_text("model.pool: {choices: [avg, max]}")
+    if "--space=without" in arguments:
+        monkeypatch.setitem(sys.modules, "optuna", None)
     monkeypatch.chdir(tmp_path)
-    before = sorted(tmp_path.rglob("*"))
-    assert fair.main([word.replace("SPACE", str(space)) for word in arguments]) == 2
+    assert fair.main(arguments) == 2
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith("error: ")
     assert message in line
-    assert sorted(tmp_path.rglob("*")) == before
-
-
-def test_a_search_without_optuna(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setitem(sys.modules, "optuna", None)
-    assert fair.main(["search", RECIPE, "--space=space.yaml"]) == 2
-    error = capsys.readouterr().err
-    assert "Optuna is not installed; pip install '.[benchmarks,search]'" in error
+    assert not [*tmp_path.iterdir()]
