@@ -96,8 +96,8 @@ def _run(options: argparse.Namespace, settings: Sequence[str], command: Callable
     study = studies.Study(file, results, runs, settings)
     studies.check(study)
     if fitted := studies.fitted(study):
-        print(f"The folder has few classes: runs get {' '.join(fitted)}.")
-        study = studies.Study(file, results, runs, [*settings, *fitted])
+        print(f"The folder has few classes: runs get {fitted}.")
+        study = studies.Study(file, results, runs, [*settings, fitted])
     study.keep_finished()
     status = 0 if options.page_only else _train(options, study)
     if status >= 128:
@@ -113,19 +113,15 @@ def _run(options: argparse.Namespace, settings: Sequence[str], command: Callable
         status = _finish(options, study, recommended)
     drawn = reporting.study_figures(file, findings, found)
     figures = {name: f"{output.stem}{name}.svg" for name in drawn}
-    tried = {row: study.tried(row) for row in study.rows}
-    registration = studies.registration(study, found)
-    page = reporting.study_page(
-        file,
-        findings,
-        found,
-        tried=tried,
-        registration=registration,
-        figures=figures,
-        protocols=os.path.relpath(PROTOCOLS, output.parent),
+    measured = (file, findings, found)
+    about = {
+        "tried": {row: study.tried(row) for row in study.rows},
+        "registration": studies.registration(study, found),
         # A published page names no folder of the machine that drew it.
-        command=None if published else command(),
-    )
+        "command": None if published else command(),
+    }
+    protocols = os.path.relpath(PROTOCOLS, output.parent)
+    page = reporting.study_page(*measured, figures=figures, protocols=protocols, **about)
     if runs.is_dir():
         _own(runs, options.study)
         results.share_plans()  # of a study that older code began, too
@@ -137,19 +133,12 @@ def _run(options: argparse.Namespace, settings: Sequence[str], command: Callable
         print(f"{page.partition(chr(10) + '## ')[0].strip()}\n\nPage: {output}")
     else:
         shown = output.with_suffix(".html")
+        labels, neighbours = study.labels(), _neighbours(study, findings, found)
         html = reporting.study_html(
-            file,
-            findings,
-            found,
-            labels=study.labels(),
-            tried=tried,
-            registration=registration,
-            command=command(),
-            steps=steps,
-            neighbours=_neighbours(study, findings, found),
+            *measured, labels=labels, steps=steps, neighbours=neighbours, **about
         )
         replace_file(shown, html.encode())
-        print("\n".join(reporting.advice(file, findings, found, study.labels())))
+        print("\n".join(reporting.advice(*measured, labels)))
         print(f"\nPage: {shown}\nIn Markdown: {output}")
     for title, line in steps.items():
         print(f"{title}: {line}")
@@ -162,8 +151,8 @@ def _neighbours(
     """The recommended network's neighbours beside those of the one it is compared with; "" without their files."""
     if (finding := reporting.deciding(study.file, findings, found)) is None:
         return ""
-    row, labels = reporting.recommended(study.file, findings, found), study.labels()
-    rows = sorted(finding.comparison.rows(), key=lambda one: one != row)
+    recommended, labels = reporting.recommended(study.file, findings, found), study.labels()
+    rows = sorted(finding.comparison.rows(), key=lambda row: row != recommended)
     jobs = {labels[row]: study.tests(row)[0] for row in rows}
     job = jobs[labels[rows[0]]]
     data = job.command.experiment.data
@@ -172,10 +161,8 @@ def _neighbours(
         return ""
     images = building.build_datasets(data, seed=job.seed).test
     if isinstance(images, datasets.ImageSet):
-        side = reporting.THUMBNAIL
-        images.views = datasets.ImageViews(
-            image_size=side, resize=side, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0)
-        )
+        side, plain = reporting.THUMBNAIL, {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
+        images.views = datasets.ImageViews(image_size=side, resize=side, **plain)
     runs = {label: records.load_run(one.folder) for label, one in jobs.items()}
     return reporting.differing_neighbours(runs, images)
 
@@ -191,7 +178,7 @@ def _next_steps(
         network = finished.folder
     else:
         steps["Train the recommended method on all classes"] = command("--finish")
-    trusted = [word for module in _trusted(study.settings) for word in ("--trust", module)]
+    trusted = [word for module in finished.command.trusted for word in ("--trust", module)]
     words = ["python", "-m", "benchmarks.export", f"{network}", "--output", "exported", *trusted]
     steps["Export the recommended network"] = shlex.join(words)
     data = finished.command.experiment.data
@@ -210,17 +197,9 @@ def _finish(options: argparse.Namespace, study: studies.Study, row: str) -> int:
         return 0
     print(f"Training {row} on all classes ...", flush=True)
     studies.try_out([job])
-    queue = studies.Queue(
-        lambda: [job], 1, studies.launcher(options, study.runs, jobs=1), redo_stale=True
-    )
+    launcher = studies.launcher(options, study.runs)
+    queue = studies.Queue(lambda: [job], 1, launcher, redo_stale=True)
     return queue.run() or int(not job.is_finished())
-
-
-def _trusted(settings: Sequence[str]) -> list[str]:
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--trust", action="append", default=[])
-    trusted: list[str] = parser.parse_known_args(settings)[0].trust
-    return trusted
 
 
 def _owner(study: str) -> str:

@@ -4,7 +4,14 @@ from collections.abc import Mapping, Sequence
 
 from benchmarks.datasets import verify_command
 from benchmarks.records import Run, has_diverged
-from benchmarks.reporting.paired import Rows, differences, estimate, percent, values_of
+from benchmarks.reporting.paired import (
+    Metrics,
+    Rows,
+    differences,
+    estimate,
+    percent,
+    values_of,
+)
 from benchmarks.reporting.rows import Group, check_alike, differing_settings
 from benchmarks.reporting.table import Page, Table, count_of_seeds
 from benchmarks.reporting.verification import verified
@@ -45,20 +52,26 @@ def compare(runs: Sequence[Run], baseline: str | None = None) -> Page:
         )
     rows: Rows = {}
     beside: dict[str, dict[str, str]] = {}
+
+    def add(name: str, found: dict[int, Metrics], seeds: str, label: str | None = None) -> None:
+        if name in {*rows, *groups} - {label}:
+            run = [*groups[name].runs, *groups[name].diverged][0]
+            raise ValueError(
+                f"{run.folder}: the label {name!r} is also the name of another row of "
+                "this report; leave the run out, or run it again with another label"
+            )
+        rows[name], beside[name] = found, {"seeds": seeds}
+
     for label, group in groups.items():
+        lost = [run.seed for run in group.diverged]
         for output, found in group.outputs.items():
             if output != "parts":  # galleries of a part of the images: not comparable
-                if (name := row_name(label, output)) in {*rows, *groups} - {label}:
-                    raise ValueError(_collision(name, groups))
-                lost = [run.seed for run in group.diverged]
-                rows[name], beside[name] = found, {"seeds": count_of_seeds(len(found), lost)}
+                add(row_name(label, output), found, count_of_seeds(len(found), lost), label)
     sizes, result = {len(found) for found in rows.values()}, _result(rows, baseline)
     starts = {run.seed: run.info.get("before_training") for run in groups[baseline].runs}
     start = {seed: metrics for seed, metrics in starts.items() if metrics}
     if start:
-        if START in rows:
-            raise ValueError(_collision(START, groups))
-        rows[START], beside[START] = start, {"seeds": f"{len(start)}"}
+        add(START, start, f"{len(start)}")
     told = {
         "± is the half-width of the 95 % Student-t interval over seeds.": max(sizes) > 1,
         "A row of one seed has no interval: it cannot separate a method from chance.": 1 in sizes,
@@ -68,8 +81,7 @@ def compare(runs: Sequence[Run], baseline: str | None = None) -> Page:
     notes = [note for group in groups.values() for note in group.diverged_notes]
     notes += [
         f"{run.folder}: the loss was 0 in every step, so that it trained nothing; what moved is batch norm."
-        for group in groups.values()
-        for run in group.runs
+        for run in runs
         if run.info.get("never_acted")
     ]
     first = groups[baseline].first
@@ -114,15 +126,6 @@ def grouped(runs: Sequence[Run]) -> dict[str, Group]:
                     "give them different labels"
                 )
     return groups
-
-
-def _collision(name: str, groups: Mapping[str, Group]) -> str:
-    group = groups[name]
-    run = [*group.runs, *group.diverged][0]
-    return (
-        f"{run.folder}: the label {name!r} is also the name of another row of this report; leave the run out, or "
-        "run it again with another label"
-    )
 
 
 def compared(

@@ -69,8 +69,12 @@ def neighbours(methods: Methods) -> str:
                 query = row, str(found["query_names"][row])
                 answer = _answer(found, row) | {"method": label}
                 sections.setdefault(title, {}).setdefault(query, []).append(answer)
-    looks = dict(zip(methods, enumerate(cycle(COLOURS), start=1), strict=False))
     opened = {"evenly spread": "Evenly spread over the test set"}
+    return _sections(sections, [*methods], opened)
+
+
+def _sections(sections: Any, labels: Sequence[str], opened: Mapping[str, str]) -> str:
+    looks = dict(zip(labels, enumerate(cycle(COLOURS), start=1), strict=False))
     template = Path(__file__).with_name("neighbours.html")
     return fill(template, sections=sections, looks=looks, opened=opened)
 
@@ -87,12 +91,10 @@ def differing_neighbours(runs: Mapping[str, Run], dataset: Glyphs | ImageSet) ->
         with damage_named(path := run.file("neighbours.npz")), np.load(path) as arrays:
             queries, rank[label] = arrays["queries"], arrays["neighbours"]
     first, second = (labels[near[:, 0]] == labels[queries] for near in rank.values())
+    one, other = runs
     only = {
-        f"Right with {one}, wrong with {other}": (mine & ~others, most)
-        for (one, other), mine, others, most in (
-            ([*runs], first, second, MOST),
-            ([*runs][::-1], second, first, MOST // 2),
-        )
+        f"Right with {one}, wrong with {other}": (first & ~second, MOST),
+        f"Right with {other}, wrong with {one}": (second & ~first, MOST // 2),
     }
     sections = {
         title: {
@@ -105,15 +107,10 @@ def differing_neighbours(runs: Mapping[str, Run], dataset: Glyphs | ImageSet) ->
         for title, (differ, most) in only.items()
         if differ.any()
     }
-    counts = [np.sum(rows) for rows in (first & second, first & ~second, second & ~first)]
-    both, *alone = counts
+    both, neither = np.sum(first & second), np.sum(~first & ~second)
+    alone = (np.sum(differ) for differ, _ in only.values())
     told = ", ".join(f"{n} with {label} alone" for n, label in zip(alone, runs, strict=True))
-    looks = dict(zip(runs, enumerate(COLOURS, start=1), strict=False))
-    template = Path(__file__).with_name("neighbours.html")
-    shown = fill(
-        template, sections=sections, looks=looks, opened={title: title for title in sections}
-    )
-    neither = len(queries) - sum(counts)
+    shown = _sections(sections, [*runs], opened={title: title for title in sections})
     return (
         f"<p>Of {len(queries)} images of classes that no training has seen, {both} have a nearest neighbour of "
         f"their own class with both networks, {escape(told)}, and {neither} with neither.</p>\n{shown}"

@@ -70,16 +70,11 @@ def advice(
     main = _measured(findings)
     score, unseen = _mean(results[row], study.primary), "on classes it was not trained on"
     if finding.is_gain and row == better:
-        ratio = cost(results, comparison)
-        spent = (
-            ""
-            if ratio is None
-            else (
-                ", in about the same training time"
-                if 0.95 < ratio < 1.05
-                else f", for {ratio:.2g} times the training time"
-            )
-        )
+        spent = ""
+        if ratio := cost(results, comparison):
+            about_same = 0.95 < ratio < 1.05
+            times = "in about the same" if about_same else f"for {ratio:.2g} times the"
+            spent = f", {times} training time"
         told = [
             f"Train with {label}: {unseen} it is {tested.mean:.1f} points better than {labels[than]} alone, by "
             f"{metric}{spent}."
@@ -107,10 +102,11 @@ def advice(
     else:
         clear = {Word.NEGLIGIBLE, Word.HARMS, Word.DISAGREE, Word.AS_GOOD, Word.WORSE}
         few = not all(clear & {*f.words} for f in main)
+        why = "none of the methods is worth having here"
+        if few:
+            why = "there is too little data to tell if any of the methods helps"
         told = [
-            f"Train with {label} alone: there is too little data to tell if any of the methods helps."
-            if few
-            else f"Train with {label} alone: none of the methods is worth having here.",
+            f"Train with {label} alone: {why}.",
             f"{unseen[0].upper()}{unseen[1:]} its {metric_name(study.primary)} is {score:.1f} %.",
         ]
         limits = {

@@ -52,6 +52,10 @@ def study_html(
     rows = methods(study, main, results, labels)
     means = [one.mean for row in rows for one in row["means"] if one]
     gains = [of.tested.mean for of in main if of.is_gain and of.tested]
+
+    def image(svg: bytes) -> str:  # by itself: its styles do not meet those of another
+        return f"data:image/svg+xml;base64,{base64.b64encode(svg).decode()}"
+
     return fill(
         Path(__file__).with_name("study_page.html"),
         **study_content(study, findings, results, tried, registration, command),
@@ -61,7 +65,7 @@ def study_html(
         methods=rows,
         best=max(means, default=None),
         most=max(gains, default=None),
-        figures={name: (FIGURES[name], _image(of)) for name, of in drawn.items()},
+        figures={name: (FIGURES[name], image(of)) for name, of in drawn.items()},
         steps=steps,
         marks=marks,
     )
@@ -77,11 +81,8 @@ def neutral(
         better, than = (row_name(labels[row], output or "embedding") for row, _, output in sides)
         return replace(comparison, claim=f"{better} beside {than}")
 
-    comparisons = [named(of) for of in study.comparisons]
-    return (
-        replace(study, comparisons=comparisons),
-        [replace(of, comparison=named(of.comparison)) for of in findings],
-    )
+    study = replace(study, comparisons=[named(of) for of in study.comparisons])
+    return study, [replace(of, comparison=named(of.comparison)) for of in findings]
 
 
 def methods(
@@ -90,26 +91,23 @@ def methods(
     """Each comparison's cells: the method and its base with their means, what was found, and its colour."""
     rows = []
     for finding in findings:
-        comparison = finding.comparison
+        comparison, tested = finding.comparison, finding.tested
         cells = verdict(study, finding, results, marked=False)
         metric, ratio = study.metric(comparison), cost(results, comparison)
-        means = [_mean(results, side, metric) for side in (comparison.better, comparison.than)]
-        row, base = comparison.rows()
-        tested = finding.tested
-        rows.append(
-            {
-                "method": labels[row],
-                "base": labels[base],
-                "metric": metric_name(metric),
-                "means": means,
-                "difference": cells["difference"] if tested is None else f"{tested.mean:+.1f}",
-                "limits": tested.limits() if tested and tested.has_interval else None,
-                "gain": tested.mean if tested else None,
-                "words": cells["verdict"],
-                "colour": colour_of(finding),
-                "cost": "" if ratio is None else f"× {ratio:.2f}",
-            }
-        )
+        method, base = comparison.rows()
+        row = {
+            "method": labels[method],
+            "base": labels[base],
+            "metric": metric_name(metric),
+            "means": [_mean(results, of, metric) for of in (comparison.better, comparison.than)],
+            "difference": f"{tested.mean:+.1f}" if tested else cells["difference"],
+            "limits": tested.limits() if tested and tested.has_interval else None,
+            "gain": tested.mean if tested else None,
+            "words": cells["verdict"],
+            "colour": colour_of(finding),
+            "cost": "" if ratio is None else f"× {ratio:.2f}",
+        }
+        rows.append(row)
     return rows
 
 
@@ -126,8 +124,3 @@ def marks(text: str) -> Markup:
     shown = re.sub(r"`([^`]+)`", r"<code>\1</code>", shown)
     shown = re.sub(r"\*\*([^*]+)\*\*", r"<b>\1</b>", shown)
     return Markup(re.sub(r"\*([^*]+)\*", r"<em>\1</em>", shown))
-
-
-def _image(svg: bytes) -> str:
-    """An image by itself, whose styles do not meet those of another."""
-    return f"data:image/svg+xml;base64,{base64.b64encode(svg).decode()}"

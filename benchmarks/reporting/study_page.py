@@ -263,12 +263,11 @@ def _processors(findings: Sequence[Finding], results: Results) -> str:
 def _means(results: Results) -> Table:
     rows = []
     for row, runs in results.items():
+        of_seeds = {seed: outputs_of(run) for seed, run in runs.items()}
         diverged = [
-            seed
-            for seed, run in runs.items()
-            if any(has_diverged(run, output, SHOWN) for output in outputs_of(run))
+            s for s, of in of_seeds.items() if any(has_diverged(runs[s], o, SHOWN) for o in of)
         ]
-        outputs = [outputs_of(run) for seed, run in runs.items() if seed not in diverged]
+        outputs = [of for seed, of in of_seeds.items() if seed not in diverged]
         seeds = count_of_seeds(len(outputs), diverged)
         if diverged and not outputs:
             rows.append([f"`{row}`", *("" for _ in SHOWN), seeds])

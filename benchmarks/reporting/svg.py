@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from html import escape
 from math import ceil, floor, log10
 from textwrap import wrap
+from typing import Any
 
 from benchmarks.console import printable
 from benchmarks.reporting.comparison import metric_name
@@ -197,11 +198,9 @@ def forest(study: StudyFile, findings: Sequence[Finding], right: str = "as claim
 
     axis = Axis(svg, low, high, margin)
 
-    def strip(of: Paired | None, colour: str, radius: float, half: int, gain: float | None) -> None:
-        mean = of.mean if of else None
-        axis.strip(
-            mean, of.limits() if of and of.has_interval else None, colour, radius, half, gain
-        )
+    def strip(of: Paired | None, *look: Any) -> None:
+        limits = of.limits() if of and of.has_interval else None
+        axis.strip(of.mean if of else None, limits, *look)
 
     seen = {colour_of(finding) for finding in findings} | {"seen"}
     for colour, words in KEY.items():
@@ -223,7 +222,7 @@ def forest(study: StudyFile, findings: Sequence[Finding], right: str = "as claim
             strip(one.tested, colour_of(one), 4.5, 11, gains.get(one.comparison.name))
         if group in pools:
             svg.line("pooled, exploratory", "soft", signed(pools[group].points()))
-            strip(pools[group], "pool", 3, 7, None)
+            strip(pools[group], "pool", 3, 7)
     axis.ticks(f"percentage points of {metric_name(study.primary)}; right of 0: {right}")
     return svg.file("Paired differences with 95 % intervals")
 

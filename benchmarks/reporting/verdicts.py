@@ -85,8 +85,7 @@ def judge(
     findings = []
     for comparison in study.comparisons:
         better, than = (results.get(row, {}) for row in comparison.rows())
-        seeds = _seeds(study, better.keys() & than.keys())
-        if not seeds:
+        if not (seeds := _seeds(study, better.keys() & than.keys())):
             continue
         own = study.metric(comparison)
         metrics = (own, study.agrees if own == study.primary else None)
@@ -126,16 +125,6 @@ def outputs_of(result: Result) -> dict[str, Any]:
     return {"": result["metrics"], "curve": result["curve"], **(result["outputs"] or {})}
 
 
-def classes_of(result: Result, output: str) -> dict[str, list[int]]:
-    """What the run stored of each test class; {} if it stored none."""
-    found: dict[str, list[int]] = (
-        result.get("per_class_of_outputs", {}).get(output, {})
-        if output
-        else result.get("per_class", {})
-    )
-    return found
-
-
 def has_diverged(result: Result, output: str, metrics: Iterable[str]) -> bool:
     """True if a run has no metrics, or one of the given metrics of an output is not finite."""
     if not result["metrics"]:
@@ -159,9 +148,9 @@ def pooled(study: StudyFile, findings: Sequence[Finding]) -> dict[str, Paired | 
         if not method or twice or len(of) < 2 or len(common) < 2:
             continue
         by_seed = [dict(zip(f.seeds, f.tested.differences, strict=True)) for f in of if f.tested]
-        whole = len(by_seed) == len(of)
-        means = [float(np.mean([one[seed] for one in by_seed])) for seed in common if whole]
-        found[method] = assess(means) if whole else None
+        found[method] = None
+        if len(by_seed) == len(of):
+            found[method] = assess([float(np.mean([d[s] for d in by_seed])) for s in common])
     return found
 
 
@@ -204,10 +193,15 @@ def _assess(results: Results, comparison: Comparison, metric: str, seeds: Sequen
             f"{place}: no run has measured {metric} of {comparison.better} and {comparison.than}"
         ) from error
     values = [one - other for one, other in zip(better, than, strict=True)]
-    stored = [[classes_of(results[row][seed], output) for seed in seeds] for row, output in sides]
-    if any(output and not any(of) for (_, output), of in zip(sides, stored, strict=True)):
-        return assess(values)  # curves, and outputs of runs that stored embeddings' classes alone
-    every = [*stored[0], *stored[1]]
+    every = []  # what each run stored of its test classes
+    for row, output in sides:
+        stored = [results[row][seed].get("per_class", {}) for seed in seeds]
+        if output:
+            all_of = [results[row][seed].get("per_class_of_outputs", {}) for seed in seeds]
+            stored = [of.get(output, {}) for of in all_of]
+            if not any(stored):  # curves, and runs that stored embeddings' classes alone
+                return assess(values)
+        every += stored
     if any(metric not in of for of in every):
         return replace(assess(values), over=SEEDS_ALONE if any(every) else "seeds")
     queries, *others = (of["queries"] for of in every)

@@ -1,6 +1,7 @@
 """Verification in words and a table: how well, and from which similarity on, two images are called the same."""
 
 from collections.abc import Mapping
+from itertools import chain
 from typing import Any
 
 from benchmarks.reporting.paired import Estimate, percent
@@ -20,17 +21,12 @@ def verified(groups: Mapping[str, Group]) -> list[str | Table]:
     rows = []
     for label, group in groups.items():
         of_seeds = [found[run.folder] for run in group.runs if run.folder in found]
-        accepts = [
-            [
-                row["true_accepts"]
-                for one in of_seeds
-                for row in one["rates"]
-                if row["false_accepts"] == rate
-            ]
-            for rate in rates
-        ]
-        cells = [percent([v for v in values if v is not None]) for values in accepts]
+        accepts: dict[float, list[float]] = {rate: [] for rate in rates}
+        for row in chain(*(one["rates"] for one in of_seeds)):
+            if row["true_accepts"] is not None and row["false_accepts"] in accepts:
+                accepts[row["false_accepts"]].append(row["true_accepts"])
         if of_seeds:
+            cells = map(percent, accepts.values())
             rows.append([label, percent([one["area"] for one in of_seeds]), *cells])
     names = [f"pairs of one class found at {share(rate)} false (%)" for rate in rates]
     told = "Are two test images of one class? Told by their similarity:"
@@ -39,40 +35,28 @@ def verified(groups: Mapping[str, Group]) -> list[str | Table]:
 
 def _thresholds(found: Mapping[str, Any]) -> list[str | Table]:
     area = Estimate(found["area"], found["area_half_width"]).percent()
-    rows, notes = [], []
+    over_classes = "± in this table is half of the 95 % interval over test classes, by a jackknife."
+    rows, notes = [], [over_classes] if found["area_half_width"] is not None else []
     for row in found["rates"]:
-        threshold, width = row["threshold"], row["threshold_half_width"]
-        cell = "–" if threshold is None else f"{threshold:.3f}"
-        accepts = row["true_accepts"]
-        accepted = (
-            "–" if accepts is None else Estimate(accepts, row["true_accepts_half_width"]).percent()
-        )
-        rows.append(
-            [
-                share(row["false_accepts"]),
-                cell if width is None else f"{cell} ± {width:.3f}",
-                accepted,
-            ]
-        )
+        rate, threshold, accepted = share(row["false_accepts"]), "–", "–"
+        if row["threshold"] is not None:
+            threshold = f"{row['threshold']:.3f}"
+        if row["threshold_half_width"] is not None:
+            threshold += f" ± {row['threshold_half_width']:.3f}"
+        if row["true_accepts"] is not None:
+            accepted = Estimate(row["true_accepts"], row["true_accepts_half_width"]).percent()
+        rows.append([rate, threshold, accepted])
         if "needs" in row:
             notes.append(
-                f"For {share(row['false_accepts'])} false accepts, the test has {found['other_pairs']:,} pairs of "
-                f"two classes, and needs {row['needs']:,}."
+                f"For {rate} false accepts, the test has {found['other_pairs']:,} pairs of two classes, and needs "
+                f"{row['needs']:,}."
             )
-    header = [
-        "pairs of two classes called the same",
-        "similarity from",
-        "pairs of one class found (%)",
-    ]
+    one, other = "pairs of two classes called the same", "pairs of one class found (%)"
     told = (
         f"Are two test images of one class? Their cosine similarity tells, with an area under the ROC of {area} %. "
         "From these similarities on, two images are called the same:"
     )
-    if found["area_half_width"] is not None:
-        notes.insert(
-            0, "± in this table is half of the 95 % interval over test classes, by a jackknife."
-        )
-    return [told, Table(header, rows), *notes]
+    return [told, Table([one, "similarity from", other], rows), *notes]
 
 
 def share(rate: float) -> str:

@@ -36,20 +36,21 @@ def check(study: Study) -> None:
                 f"{at}: {row} has no output {output!r}, or is not asked to measure it"
             )
         if metric not in known:
+            expected = ", ".join(sorted(known))
             raise ConfigError(
-                f"{at}: {row} does not measure {metric!r}; expected one of {', '.join(sorted(known))}"
+                f"{at}: {row} does not measure {metric!r}; expected one of {expected}"
             )
 
 
-def fitted(study: Study) -> list[str]:
-    """Settings with which a batch fits the training with the fewest classes; [] if it fits as it is.
+def fitted(study: Study) -> str | None:
+    """The setting with which a batch fits the training with the fewest classes; None if it fits as it is.
 
     Raises:
         ConfigError: if the folder has too few classes to choose settings on.
     """
     data = study.first_job(study.rows[0]).command.experiment.data
     if data.dataset not in ("folder", "table") or not data.root.is_dir():
-        return []
+        return None
     choosing = [row for row in study.rows if study.file.rows[row].choose]
     # The first row of each test set, of those that choose if there are any.
     blocks = {study.file.tested_on(row): row for row in reversed([*choosing, *study.rows])}
@@ -62,11 +63,11 @@ def fitted(study: Study) -> list[str]:
                 f"{2 * data.folds}, two in each of data.folds; add classes, or name fewer for the test with "
                 "-- --data.test_classes"
             )
-        draws = range(study.file.choice.draws if row in choosing else 0)
+        draws = range(study.file.choice.draws * (row in choosing))
         numbers += [classes, *(_classes(study.first_job(row, draw)) for draw in draws)]
     size = min(numbers) * (data.samples_per_class or data.batch_size)
     given = any(setting.startswith("--data.batch_size") for setting in study.settings)
-    return [] if given or size >= data.batch_size else [f"--data.batch_size={size}"]
+    return None if given or size >= data.batch_size else f"--data.batch_size={size}"
 
 
 def _classes(job: Job) -> int:

@@ -90,10 +90,15 @@ class Job:
     def is_finished(self) -> bool:
         return (self.record() or {}).get("status") == "finished"
 
+    def has_ended(self) -> bool:
+        """True if it is finished or has diverged: the same settings would diverge again."""
+        record = self.record() or {"status": "missing"}
+        return record["status"] == "finished" or records.has_diverged(record)
+
     def result(self) -> dict[str, Any] | None:
         """Its run.json, once it is finished; a RunFolderError if it is that of other settings."""
-        record = self.record()
-        if record is None or record["status"] != "finished":
+        record = self.record() or {}
+        if record.get("status") != "finished":
             return None
         records.check_same(record["config"], self.config, self.folder)
         return record

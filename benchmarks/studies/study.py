@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import building, records
+from benchmarks import building
 from benchmarks.reporting import Candidate, best, judge
 from benchmarks.settings import ConfigError, StudyFile, changed, digest, flat, parse
 from benchmarks.studies.jobs import Job, plan
@@ -168,27 +168,24 @@ class Study:
     def _of(self, job: Job) -> Result | None:
         """The kept result of a job; a ConfigError if it is one of other images."""
         result = self.results.of(job)
-        for name in ("data", "content"):  # older code recorded no content
-            if result is None or (data := result.get(name)) is None:
+        for name, kind in (("data", "fingerprint"), ("content", "content")):
+            if (
+                result is None or (data := result.get(name)) is None
+            ):  # older code recorded no content
                 continue
-            place = name, job.config["data"]["test_classes"]
+            place = kind, job.config["data"]["test_classes"]
             if place not in self._data:
-                self._data[place] = self._images(job, name) or data
+                about = job.command.experiment.data
+                # Glyphs are the same everywhere.
+                there = about.dataset != "glyphs" and about.root.is_dir()
+                images = building.build_datasets(about, seed=job.seed).test if there else None
+                self._data[place] = getattr(images, kind, None) or data
             if data != self._data[place]:
-                kind = "fingerprint" if name == "data" else "content"
                 raise ConfigError(
                     f"data.root: {job.name} was measured on other images ({kind} {data[:8]}, not "
                     f"{self._data[place][:8]}); give these, or another --output and --runs"
                 )
         return result
-
-    def _images(self, job: Job, name: str) -> str | None:
-        """Fingerprint or content of the folder of images, if it is there; Glyphs are the same everywhere."""
-        data = job.command.experiment.data
-        if data.dataset == "glyphs" or not data.root.is_dir():
-            return None
-        test = building.build_datasets(data, seed=job.seed).test
-        return test.fingerprint if name == "data" else test.content
 
     def missing(self) -> list[Job]:
         """The trainings without a result that can run now, because those they depend on have one."""
@@ -197,7 +194,7 @@ class Study:
 
     def keep_finished(self) -> None:
         """Keep the results of finished runs, and then of the runs whose settings these results determine."""
-        while done := [job for job in self.missing() if _has_ended(job) and not job.changes()]:
+        while done := [job for job in self.missing() if job.has_ended() and not job.changes()]:
             self.results.add(done)
 
     def left(self) -> list[Job]:
@@ -274,9 +271,3 @@ class Study:
                         f"{setting}: {value!r} of {row} is set by this command; leave it out behind --"
                     )
         return jobs
-
-
-def _has_ended(job: Job) -> bool:
-    """True if a run is finished or has diverged: the same settings would diverge again."""
-    record = job.record() or {"status": "missing"}
-    return record["status"] == "finished" or records.has_diverged(record)
