@@ -18,6 +18,7 @@ from optuna.samplers import RandomSampler
 from benchmarks import fair
 from benchmarks.building import images
 from benchmarks.datasets import Glyphs
+from benchmarks.settings import changed
 from benchmarks.settings.command import parse
 from benchmarks.settings.errors import ConfigError
 from benchmarks.studies.jobs import Job
@@ -63,6 +64,16 @@ def test_ranges(space: Path) -> None:
         "b": IntDistribution(2, 8),
         "c": CategoricalDistribution(["x", None, 1]),
     }
+
+
+def test_paths_into_settings() -> None:
+    overrides = {"model.head": {"lr": 1}, "model.head.fc": {"lr": 2}}
+    settings = {"losses": [{"weight": 1.0}], "optimization": {"overrides": overrides}}
+    before, paths = json.dumps(settings), ("overrides.model.head.fc.lr", "loss_learning_rate")
+    values = {"losses[0].weight": 3, **{f"optimization.{path}": 6 for path in paths}}
+    optimization = {"overrides": overrides | {"model.head.fc": {"lr": 6}}, "loss_learning_rate": 6}
+    assert changed(settings, values) == {"losses": [{"weight": 3}], "optimization": optimization}
+    assert json.dumps(settings) == before
 
 
 def test_a_space_that_does_not_suit_the_recipe(
@@ -114,17 +125,21 @@ class KilledError(BaseException):
     """Nothing in the search catches it."""
 
 
-@pytest.mark.parametrize("moment", ["drawing", "training", "telling"])
+MOMENTS = {
+    "drawing": (optuna.samplers.TPESampler, "sample_independent", 6),
+    "training": (Launcher, "place", 1),
+    "telling": (np, "mean", 1),
+}
+
+
 def test_a_killed_study_goes_on_as_if_it_never_was(
-    moment: str,
-    make_search: Make,
-    trainings: Train,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
+    make_search: Make, trainings: Train, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     trainings()
     whole = make_search(folder=tmp_path / "whole", trials=3)
     whole.execute(Launcher())
+    rows = table(whole.folder)
+    assert len({row["optimization.learning_rate"] for row in rows}) == 3
 
     def deadly(original: Callable[..., Any], calls: int) -> Callable[..., Any]:
         count = iter(range(calls))
@@ -136,21 +151,14 @@ def test_a_killed_study_goes_on_as_if_it_never_was(
 
         return call
 
-    owner, name = {
-        "drawing": (optuna.samplers.TPESampler, "sample_independent"),
-        "training": (Launcher, "place"),
-        "telling": (np, "mean"),
-    }[moment]
-    stopped = make_search(folder=tmp_path / "stopped", trials=3)
-    for calls in (0, 6 if moment == "drawing" else 1):
-        with monkeypatch.context() as patch, pytest.raises(KilledError):
-            patch.setattr(owner, name, deadly(getattr(owner, name), calls))
-            stopped.execute(Launcher())
-    assert stopped.execute(Launcher()) == 0
-    rows = table(stopped.folder)
-    assert len(rows) == 3
-    assert len({row["optimization.learning_rate"] for row in rows}) == 3
-    assert rows == table(whole.folder)
+    for moment, (owner, name, later) in MOMENTS.items():
+        stopped = make_search(folder=tmp_path / moment, trials=3)
+        for calls in (0, later):
+            with monkeypatch.context() as patch, pytest.raises(KilledError):
+                patch.setattr(owner, name, deadly(getattr(owner, name), calls))
+                stopped.execute(Launcher())
+        assert stopped.execute(Launcher()) == 0
+        assert table(stopped.folder) == rows, moment
 
 
 def test_an_interrupted_trial_keeps_its_values(
@@ -182,7 +190,7 @@ def test_what_a_search_is_cannot_change(make_search: Make, space: Path) -> None:
         ({"settings": [*TINY, "--optimization.steps=3"]}, "optimization.steps: .* with 2, not 3"),
     ):
         with pytest.raises(RuntimeError, match=message):
-            make_search(**changes).begin()
+            make_search(**{"space": first.space} | changes).begin()
 
 
 def test_a_trial_has_the_defaults_of_its_classes(
