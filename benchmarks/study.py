@@ -114,7 +114,7 @@ def _run(options: argparse.Namespace, settings: Sequence[str], command: Callable
     drawn = reporting.study_figures(file, findings, found)
     figures = {name: f"{output.stem}{name}.svg" for name in drawn}
     measured = (file, findings, found)
-    about = {
+    about: dict[str, Any] = {
         "tried": {row: study.tried(row) for row in study.rows},
         "registration": studies.registration(study, found),
         # A published page names no folder of the machine that drew it.
@@ -161,8 +161,10 @@ def _neighbours(
         return ""
     images = building.build_datasets(data, seed=job.seed).test
     if isinstance(images, datasets.ImageSet):
-        side, plain = reporting.THUMBNAIL, {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
-        images.views = datasets.ImageViews(image_size=side, resize=side, **plain)
+        side = reporting.THUMBNAIL
+        images.views = datasets.ImageViews(
+            image_size=side, resize=side, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0)
+        )
     runs = {label: records.load_run(one.folder) for label, one in jobs.items()}
     return reporting.differing_neighbours(runs, images)
 
