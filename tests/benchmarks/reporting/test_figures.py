@@ -2,12 +2,14 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import torch
 
 from benchmarks.records.results import Run
 from benchmarks.reporting.curves import COLOURS, curves_svg
-from benchmarks.reporting.figures import neighbours
+from benchmarks.reporting.figures import differing_neighbours, neighbours
 
 
 def drawn(labels: list[str], without: tuple[str, ...] = ()) -> str:
@@ -90,3 +92,32 @@ def test_methods_answer_the_same_query_below_each_other(tmp_path: Path) -> None:
     assert ">1</b> base" in page
     assert ">2</b> &lt;HORDE&gt;" in page
     assert re.findall('border-color: (#.*?)"', page)[:2] == [*COLOURS[:2]]
+
+
+def test_queries_for_which_one_of_two_networks_is_right(tmp_path: Path) -> None:
+    """Of six images of two classes; the first neighbour decides."""
+
+    class Images:
+        labels, class_names = torch.tensor([0, 0, 0, 1, 1, 1]), ["a", "b"]
+        name = to_picture = staticmethod(lambda item: item)
+
+        def __getitem__(self, row: int) -> tuple[Any, int]:
+            return np.zeros((8, 8), np.uint8), 0
+
+    runs = {}
+    for label, nearest in (("<new>", [1, 2, 1, 4, 0, 0]), ("old", [1, 3, 3, 4, 5, 0])):
+        (folder := tmp_path / label).mkdir()
+        neighbours = np.stack([nearest, [5] * 6], axis=1)
+        np.savez(folder / "neighbours.npz", queries=np.arange(6), neighbours=neighbours)
+        runs[label] = Run(folder, {})
+    page = differing_neighbours(runs, Images())
+    told = (
+        "2 have a nearest neighbour of their own class with both networks, 2 with &lt;new&gt; alone"
+    )
+    assert (
+        f"Of 6 images of classes that no training has seen, {told}, 1 with old alone, and 1" in page
+    )
+    right, wrong = page.split("<h3>")[1:]
+    assert right.startswith("Right with &lt;new&gt;, wrong with old</h3>")
+    asked = [re.findall(r'alt="query: (\d), class (.)"', part) for part in (right, wrong)]
+    assert asked == [[("1", "a"), ("2", "a")], [("4", "b")]]
