@@ -66,7 +66,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(command: settings.Command, argv: Sequence[str]) -> int:
-    accelerator, run = training.start(command.experiment), None
+    accelerator = training.start(command.experiment)
+    run: OngoingRun | None = None
     try:
         run = OngoingRun(command, argv, accelerator)
         console.handle_signals(_stop)  # during the training: StopRequest's
@@ -80,15 +81,9 @@ def _run(command: settings.Command, argv: Sequence[str]) -> int:
         accelerator.print("\nstopped; rerun the same command with --resume to continue")
         raise
     except BaseException as error:
-        line, diverged = _told(error, command), isinstance(error, records.NonFiniteError)
-        told = line or f"{type(error).__name__}: {console.reason(error)}"
-        with suppress(OSError):
-            if run is not None:
-                cause = error.__cause__ if isinstance(error, training.StepError) else None
-                lines = traceback.format_exception(cause) if cause is not None else []
-                run.record.update(
-                    status="failed", error=told, diverged=diverged, traceback="".join(lines) or None
-                )
+        line = _told(error, command)
+        if run is not None:
+            run.note_failure(error, line)
         if line is None:
             raise
         print(f"error: {line}", file=sys.stderr)
@@ -98,30 +93,6 @@ def _run(command: settings.Command, argv: Sequence[str]) -> int:
         if run is not None:
             run.record.close()
         accelerator.end_training()
-
-
-def _told(error: BaseException, command: settings.Command) -> str | None:
-    """One line about an expected failure; None for a fault of the program."""
-    for cause in console.causes(error):
-        if console.lacks_shared_memory(cause):
-            break
-        if isinstance(cause, OSError) and cause.errno in DISK:
-            place = cause.filename or command.experiment.output
-            return (
-                f"{place}: {cause.strerror}; repair that, and rerun the same command with --resume"
-            )
-    if not isinstance(error, (records.NonFiniteError, datasets.DatasetError)):
-        line = console.machine_failure(error)
-        if line is None and isinstance(error, training.StepError):
-            place = command.experiment.output
-            line = f"{error}; {place}/run.json has the traceback; the same command with --resume goes on"
-        return line
-    # A data-loader worker's error carries the worker's traceback before its own line.
-    name = f"{type(error).__module__}.{type(error).__qualname__}"
-    line = console.printable(str(error.args[0]).strip().rpartition(f"\n{name}: ")[2])
-    if isinstance(error, datasets.DatasetError) and command.experiment.data.dataset != "glyphs":
-        line += f"; {datasets.verify_command(vars(command.experiment.data))} finds all files of this kind"
-    return line
 
 
 def _stop(number: int, frame: object = None) -> None:
@@ -145,23 +116,25 @@ class OngoingRun:
         self.accelerator = accelerator
         model, self.datasets, loss, self.sampler = training.build_parts(experiment, accelerator)
         about = records.describe_data(experiment, self.datasets, model.trunk)
-        self.images = self.datasets
         self.state = training.TrainingState(accelerator, experiment, model, loss)
-        model, tests = self.state.model, experiment.evaluation
-        self.num_workers = settings.num_workers(experiment.data, accelerator.num_processes)
+        model, tests, data = self.state.model, experiment.evaluation, experiment.data
+
+        self.images = self.datasets
+        self.num_workers = settings.num_workers(data, accelerator.num_processes)
         self.caches: list[Any] = []  # what takes the place of `datasets`, or None where it has none
-        if experiment.data.cached_views is not None:
+        if data.cached_views is not None:
             self.num_workers = 0  # nothing is left to do for an image whose output is kept
             keep = partial(training.CachedViews, accelerator, model, experiment=experiment)
             train, *tested = self.datasets
             self.caches = [keep(train), *(of and keep(of, test=True) for of in tested)]
-        elif experiment.data.decoded_gib is not None:
-            self.caches = training.decoded(self.datasets, experiment.data, accelerator.device)
+        elif data.decoded_gib is not None:
+            self.caches = training.decoded(self.datasets, data, accelerator.device)
         self.evaluator = evaluation.Evaluator(
             accelerator, model, tests.batch_size, self.num_workers
         )
         self.curves = evaluation.Curves(self.evaluator, self.images, tests)
-        look = partial(records.look_through, experiment.data, self.datasets.test)
+
+        look = partial(records.look_through, data, self.datasets.test)
         self.record = records.RunWriter(command, argv, accelerator, about, look)
         if not self.record.finished:
             try:
@@ -205,24 +178,32 @@ class OngoingRun:
             _stop(state.stopped_by)
         self.test()
 
+    def test_start(self) -> None:
+        """Test the network before training; protocol "fair" reads the test classes only once, at the end."""
+        if self.experiment.protocol == "fair" or self.experiment.data.split != "test":
+            return
+        test, recall_at = self.images.test, self.experiment.evaluation.recall_at
+        found = self.evaluator.evaluate(test, recall_at, test.is_query)
+        self.record.update(before_training=found.metrics)
+
     def train(self) -> None:
         """Train to the last step, or until asked to stop."""
-        self.sampler.step = self.state.step
+        state, record = self.state, self.record
+        self.sampler.step = state.step
         loader = training.training_loader(
             self.accelerator, self.images.train, self.sampler, self.num_workers
         )
-        trainer = training.Trainer(self.state, self.sampler, self.experiment)
-        for due, rows in trainer.run(loader):
+        for due, rows in training.Trainer(state, self.sampler, self.experiment).run(loader):
             match due:
                 case "log":
-                    self.record.log(rows)
+                    record.log(rows)
                 case "evaluate":
-                    self._point(self.state.step)
-                case "checkpoint" if self.record.folder is not None:
-                    state = {**self.state.state_dict(), "best": self.curves.best}
-                    self.record.save(self.state.step, state)
+                    self._point(state.step)
+                case "checkpoint" if record.folder is not None:
+                    record.save(state.step, {**state.state_dict(), "best": self.curves.best})
 
     def _point(self, step: int) -> None:
+        """Measure a point of the curves, and keep the weights if they are the best."""
         before = self.curves.best
         rows: dict[str, list[records.Row]] = {"evaluation": [(step, self.curves.point(step))]}
         if self.curves.best != before and self.record.folder is not None:
@@ -231,32 +212,18 @@ class OngoingRun:
             rows["oracle"] = [(step, self.curves.oracle())]
         self.record.log(rows)
 
-    def test_start(self) -> None:
-        """Test the network before training; protocol "fair" reads the test classes only once, at the end."""
-        test, recall_at = self.images.test, self.experiment.evaluation.recall_at
-        if self.experiment.protocol == "fair" or self.experiment.data.split != "test":
-            return
-        found = self.evaluator.evaluate(test, recall_at, test.is_query)
-        self.record.update(before_training=found.metrics)
-
     def test(self) -> None:
         """Test the trained network, or the one that validation classes chose."""
         begun, path, state = time.perf_counter(), self.record.path, self.state
-        best, tests = self.curves.best, self.experiment.evaluation
+        best, tests, (train, test, _) = self.curves.best, self.experiment.evaluation, self.images
         if best is not None:
             state.load_weights(records.load_best(path, best["step"], self.record.identity))
         found, outputs, half_widths, by_class = evaluation.test_outputs(
-            self.evaluator,
-            training.find_horde(state.loss),
-            self.images.train,
-            self.images.test,
-            tests,
+            self.evaluator, training.find_horde(state.loss), train, test, tests
         )
         verification = {}
         if self.experiment.data.split == "test":
-            verification = evaluation.verified(
-                found, self.images.test, self.experiment, self.accelerator
-            )
+            verification = evaluation.verified(found, test, self.experiment, self.accelerator)
         if not self.accelerator.is_main_process:
             return
         losses = records.read_table(path / "records", "training").get("loss", [])
@@ -272,7 +239,7 @@ class OngoingRun:
             finished=records.now(),
             outputs=outputs,
             never_acted=bool(losses) and not any(losses),
-            per_class=evaluation.per_class(found.ranks, self.images.test.num_classes),
+            per_class=evaluation.per_class(found.ranks, test.num_classes),
             per_class_of_outputs=by_class,
             half_widths=half_widths,
             **verification,
@@ -292,6 +259,42 @@ class OngoingRun:
             page = self.record.path / "report.html"
             reporting.write_html(runs, page)
             console.say(f"\nreport: {page}")
+
+    def note_failure(self, error: BaseException, line: str | None) -> None:
+        """Write into run.json why the run failed."""
+        cause = error.__cause__ if isinstance(error, training.StepError) else None
+        lines = [] if cause is None else traceback.format_exception(cause)
+        with suppress(OSError):
+            self.record.update(
+                status="failed",
+                error=line or f"{type(error).__name__}: {console.reason(error)}",
+                diverged=isinstance(error, records.NonFiniteError),
+                traceback="".join(lines) or None,
+            )
+
+
+def _told(error: BaseException, command: settings.Command) -> str | None:
+    """One line about an expected failure; None for a fault of the program."""
+    place = command.experiment.output
+    for cause in console.causes(error):
+        if console.lacks_shared_memory(cause):
+            break
+        if isinstance(cause, OSError) and cause.errno in DISK:
+            return (
+                f"{cause.filename or place}: {cause.strerror}; repair that, and rerun the same command with "
+                "--resume"
+            )
+    if not isinstance(error, (records.NonFiniteError, datasets.DatasetError)):
+        line = console.machine_failure(error)
+        if line is None and isinstance(error, training.StepError):
+            line = f"{error}; {place}/run.json has the traceback; the same command with --resume goes on"
+        return line
+    # A data-loader worker's error carries the worker's traceback before its own line.
+    name = f"{type(error).__module__}.{type(error).__qualname__}"
+    line = console.printable(str(error.args[0]).strip().rpartition(f"\n{name}: ")[2])
+    if isinstance(error, datasets.DatasetError) and command.experiment.data.dataset != "glyphs":
+        line += f"; {datasets.verify_command(vars(command.experiment.data))} finds all files of this kind"
+    return line
 
 
 if __name__ == "__main__":

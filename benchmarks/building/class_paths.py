@@ -215,10 +215,8 @@ def _checked(
     Returns:
         The arguments; a text that the type makes an object, such as a path, as that object.
     """
-    parser = jsonargparse.ArgumentParser(exit_on_error=False, parser_mode="strict")
-    parser.add_class_arguments(cls, fail_untyped=False, skip=set(defaults) - set(given))
     try:
-        parsed = parser.parse_object(deepcopy(dict(given)))
+        parsed = _parser(cls, frozenset(defaults) - set(given)).parse_object(deepcopy(dict(given)))
     except argparse.ArgumentError as error:
         raise ConfigError(f"{key}.init_args: {one_line(error)}") from error
     checked = {}
@@ -237,6 +235,13 @@ def _checked(
         elif not isinstance(default, str) and (fault := next(misread(where, value), None)):
             raise ConfigError(fault)
     return checked
+
+
+@cache
+def _parser(cls: type, skipped: frozenset[str]) -> jsonargparse.ArgumentParser:
+    parser = jsonargparse.ArgumentParser(exit_on_error=False, parser_mode="strict")
+    parser.add_class_arguments(cls, fail_untyped=False, skip=set(skipped))
+    return parser
 
 
 def _typed(given: Any, parsed: Any, key: str) -> Any:

@@ -1,10 +1,6 @@
 """Builds the network of an experiment."""
 
-import json
-import shlex
-from contextlib import suppress
 from dataclasses import asdict
-from pathlib import Path
 from typing import Self
 
 import timm
@@ -122,20 +118,15 @@ def build_model(model: Model, data: Data) -> EmbeddingModel:
 def _unknown_trunk(trunk: str) -> str:
     """What to write in place of a name that timm does not list."""
     scheme, _, place = trunk.partition(":")
-    name, weights = "NAME", "FILE"
-    if scheme == "local-dir":
-        with suppress(OSError, ValueError, LookupError, TypeError):
-            name = json.loads((Path(place) / "config.json").read_text())["architecture"]
-            weights = f"{Path(place) / 'model.safetensors'}"
-    elif scheme not in ("hf_hub", "hf-hub"):
+    if scheme not in ("local-dir", "hf_hub", "hf-hub"):
         near = timm.list_models(f"*{trunk.strip().lower().split('.')[0][:8]}*")[:5]
         return f"timm has no {trunk!r}" + (f"; near: {', '.join(near)}" if near else "")
-    elif timm.is_model(of_timm := place.removeprefix("timm/")):
+    if scheme != "local-dir" and timm.is_model(of_timm := place.removeprefix("timm/")):
         return (
             f"{trunk!r} is a place, not a name; write --model.trunk {of_timm} "
             "--model.trunk_args '{pretrained: true}', which fetches these weights"
         )
-    words = shlex.join(["--model.trunk", name, "--model.weights", weights])
+    words = "--model.trunk NAME --model.weights FILE"
     return f"{trunk!r} is a place, not a name; write {words}, the architecture and a file of its weights"
 
 

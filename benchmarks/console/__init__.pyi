@@ -16,6 +16,7 @@ from .failures import (
 from .printing import (
     PrintableError as PrintableError,
     is_plain as is_plain,
+    posix_module as posix_module,
     printable as printable,
     progress_bar as progress_bar,
     reason as reason,
@@ -28,7 +29,6 @@ from .stopping import (
     signals_handled as signals_handled,
     workers_dismissed as workers_dismissed,
 )
-from .systems import posix_module as posix_module
 from .writing import (
     InUseError as InUseError,
     OwnedFolder as OwnedFolder,

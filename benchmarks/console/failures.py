@@ -5,7 +5,7 @@ import re
 import traceback
 from collections.abc import Iterator
 
-from benchmarks.console.printing import LONGEST, printable, reason
+from benchmarks.console.printing import reason, shortened
 
 WORKER = re.compile(r"Caught (\w+) in DataLoader worker process")
 
@@ -40,54 +40,40 @@ def causes(error: BaseException) -> Iterator[BaseException]:
 
 def lacks_shared_memory(error: BaseException) -> bool:
     """True for an error of sharing tensors between processes; some look like that of a full disk."""
-    frames = traceback.extract_tb(error.__traceback__)
-    among_processes = any("multiprocessing" in frame.filename for frame in frames)
-    no_space = isinstance(error, OSError) and error.filename is None and among_processes
-    named = isinstance(error, OSError) and str(error.filename or "").startswith(
-        ("/dev/shm", "/torch_")
-    )
-    return (
-        no_space
-        or named
-        or (isinstance(error, RuntimeError) and bool(SHARED_MEMORY.search(str(error))))
-    )
+    if isinstance(error, OSError):
+        if error.filename is not None:
+            return str(error.filename).startswith(("/dev/shm", "/torch_"))
+        frames = traceback.extract_tb(error.__traceback__)
+        return any("multiprocessing" in frame.filename for frame in frames)
+    return isinstance(error, RuntimeError) and bool(SHARED_MEMORY.search(str(error)))
 
 
 def machine_failure(error: BaseException) -> str | None:
     """One line about memory or data-loader workers that failed; None for anything else."""
     for cause in causes(error):
-        text = str(cause)
+        text, is_memory = str(cause), isinstance(cause, MemoryError)
+        if isinstance(cause, OSError):
+            is_memory = cause.errno == errno.ENOMEM
+        elif isinstance(cause, RuntimeError):
+            is_memory = OUT_OF_MEMORY.search(text) is not None
+        shown = f"{type(cause).__name__}: {reason(cause).partition('. ')[0].rstrip('.')}"
         if "Too many open files" in text:
-            return f"{_short(cause)}; {WAYS_OUT['files']}"
+            return f"{shown}; {WAYS_OUT['files']}"
         if isinstance(cause, BlockingIOError) or "can't start new thread" in text:
-            return f"{_short(cause)}; {WAYS_OUT['processes']}"
+            return f"{shown}; {WAYS_OUT['processes']}"
         if caught := WORKER.search(text):
-            kind = (
-                "memory" if OUT_OF_MEMORY.search(text) or caught[1] == "MemoryError" else "worker"
-            )
-            return (
-                f"a data-loader worker failed: {worker_reason(text, caught[1])}; {WAYS_OUT[kind]}"
-            )
-        no_memory = isinstance(cause, OSError) and cause.errno == errno.ENOMEM
-        if (
-            no_memory
-            or isinstance(cause, MemoryError)
-            or (isinstance(cause, RuntimeError) and OUT_OF_MEMORY.search(text))
-        ):
-            return f"{_short(cause)}; {WAYS_OUT['memory']}"
+            is_memory = bool(OUT_OF_MEMORY.search(text)) or caught[1] == "MemoryError"
+            way = WAYS_OUT["memory" if is_memory else "worker"]
+            return f"a data-loader worker failed: {worker_reason(text, caught[1])}; {way}"
+        if is_memory:
+            return f"{shown}; {WAYS_OUT['memory']}"
         if lacks_shared_memory(cause):
-            return f"{_short(cause)}; {WAYS_OUT['shared']}"
+            return f"{shown}; {WAYS_OUT['shared']}"
     return None
 
 
 def worker_reason(text: str, name: str) -> str:
     """The error at the end of a worker's traceback, of this class."""
     starts = [*re.finditer(rf"^[\w.]*\b{name}(?=:|$)", text, re.MULTILINE)]
-    told = text[starts[-1].start() :] if starts else text.strip().rpartition("\n")[2]
-    shown = printable(" ".join(told.split()))
-    return shown if len(shown) <= LONGEST else f"{shown[:LONGEST]} ..."
-
-
-def _short(error: BaseException) -> str:
-    first = reason(error).partition(". ")[0].rstrip(".")
-    return f"{type(error).__name__}: {first}"
+    last = text[starts[-1].start() :] if starts else text.strip().rpartition("\n")[2]
+    return shortened(last)

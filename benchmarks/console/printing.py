@@ -1,5 +1,6 @@
 """Safe printing: texts from files and users, without characters that control a terminal or break a picture."""
 
+import importlib
 import re
 import sys
 from typing import Any
@@ -20,8 +21,13 @@ def is_plain(text: str) -> bool:
 
 def reason(error: BaseException) -> str:
     """The error as one short line; errors of our own parser go through `settings.one_line`."""
-    said = printable(" ".join(str(error).split())) or type(error).__name__
-    return said if len(said) <= LONGEST else f"{said[:LONGEST]} ..."
+    return shortened(str(error)) or type(error).__name__
+
+
+def shortened(text: str) -> str:
+    """A text as one short line."""
+    line = printable(" ".join(text.split()))
+    return line if len(line) <= LONGEST else f"{line[:LONGEST]} ..."
 
 
 def printable(text: str) -> str:
@@ -41,3 +47,13 @@ def progress_bar(iterable: Any = None, *, shown: bool = True, **options: Any) ->
     shown &= sys.stderr is not None  # closed, as by 2>&-
     interval = 0.1 if shown and sys.stderr.isatty() else 10
     return tqdm(iterable, disable=not shown, mininterval=interval, dynamic_ncols=True, **options)
+
+
+def posix_module(name: str) -> Any:
+    """Import a module that Windows lacks; there the command ends with one line and exit status 2."""
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        need = f"the runner needs Linux or macOS (Python's {name})"
+        print(f"error: {need}; on Windows use WSL 2 or the library", file=sys.stderr)
+        raise SystemExit(2) from None

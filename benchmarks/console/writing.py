@@ -10,8 +10,7 @@ from pathlib import Path
 from secrets import token_hex
 from typing import BinaryIO, Self
 
-from benchmarks.console.printing import PrintableError
-from benchmarks.console.systems import posix_module
+from benchmarks.console.printing import PrintableError, posix_module
 
 fcntl = posix_module("fcntl")
 
@@ -43,7 +42,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Write a file so that the old or the new one is there, whole, even if the process is killed."""
+    """Write a file as `replacing` does."""
     with replacing(path) as file:
         file.write(content)
 

@@ -96,17 +96,13 @@ class RunWriter:
         if used:
             self.info = load_run(self.path).info
             check_same(self.info["config"], command.config, self.path)
-            if self.info["data"]["fingerprint"] != about["data"]["fingerprint"]:
-                raise RunFolderError(
-                    f"data.root: the images are not those that {self.path} was started with (another "
-                    "fingerprint); choose another --output"
-                )
-            before = self.info["data"].get("content")  # older code did not record it
-            if before is not None and before != about["data"].get("content"):
-                raise RunFolderError(
-                    f"data.root: an image is not the one that {self.path} was started with (another content); "
-                    "restore it, or choose another --output"
-                )
+            for key in ("fingerprint", "content"):
+                before = self.info["data"].get(key)  # older code did not record the content
+                if before is not None and before != about["data"].get(key):
+                    raise RunFolderError(
+                        f"data.root: the images are not those that {self.path} was started with (another {key}); "
+                        "restore them, or choose another --output"
+                    )
         else:
             self.info = {"name": self.path.name, "recipe": command.recipe, "config": command.config}
             self.info |= {"wall_time_s": 0.0, "metrics": {}, "before_training": None}
@@ -131,17 +127,10 @@ class RunWriter:
     def _begin(self, saved: Mapping[str, Any] | None) -> None:
         session = describe_session(self._argv, self._accelerator.num_processes)
         step, before = saved["step"] if saved else 0, self.info.get("sessions", [])
-        sessions = [*before, {"from_step": step, **session}]
-        work: dict[str, Any] = {
-            "sessions": sessions,
-            "status": "running",
-            "error": None,
-            "traceback": None,
-        }
-        tracked = self._trackers.start(
-            self.path.name, self.identity["config"], self.info.get("trackers", {})
-        )
-        if tracked:
+        work = {"sessions": [*before, {"from_step": step, **session}], "status": "running"}
+        work |= {"error": None, "traceback": None}
+        trackers = self.info.get("trackers", {})
+        if tracked := self._trackers.start(self.path.name, self.identity["config"], trackers):
             work["trackers"] = tracked
         if not before:  # the sessions show whether other code or another machine resumed it
             # run.json first: if killed from here on, the folder is a run that --resume can continue.
@@ -151,8 +140,8 @@ class RunWriter:
             step=step or -1,  # a run without a checkpoint keeps nothing
             ends=saved["records"] if saved else {},
         )
-        if self.folder is not None:
-            self.folder.remove_old(saved and saved["best"])
+        assert self.folder is not None
+        self.folder.remove_old(saved and saved["best"])
         replace_file(self.path / "config.yaml", dump(self.identity["config"]).encode())
         self.update(**work)
 
@@ -169,10 +158,9 @@ class RunWriter:
 
     def log(self, rows: dict[str, list[Row]]) -> None:
         """Write rows of (step, values) by table, from the main process; then they go to the trackers."""
-        for table, of_table in rows.items():
-            if self._steps is not None:
-                self._steps.log_rows(table, of_table)
         if self._steps is not None:
+            for table, of_table in rows.items():
+                self._steps.log_rows(table, of_table)
             self._trackers.log(rows)
 
     def finish(self, step: int, metrics: Mapping[str, float], **changes: Any) -> None:

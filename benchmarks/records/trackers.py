@@ -63,8 +63,8 @@ class Trackers:
             ConfigError: if one does not start.
         """
         settings: dict[str, dict[str, Any]] = {
-            "wandb": {"name": run, "resume": "allow"} | _given("id", before.get("wandb")),
-            "mlflow": {"run_name": run} | _given("run_id", before.get("mlflow")),
+            "wandb": {"name": run, "resume": "allow", "id": before.get("wandb")},
+            "mlflow": {"run_name": run, "run_id": before.get("mlflow")},
         }
         ids = {"wandb": lambda own: own.id, "mlflow": lambda own: own.info.run_id}
         found: dict[str, str] = {}
@@ -95,23 +95,16 @@ class Trackers:
     def log(self, tables: Mapping[str, Sequence[Row]]) -> None:
         """Hand over rows as {"TABLE/NAME": value}, in the order of their steps, which some trackers need."""
         steps: dict[int, dict[str, float]] = defaultdict(dict)
-        for table, rows in tables.items():
+        for table, rows in tables.items() if self._works else ():
             for step, values in rows:
                 steps[int(step)] |= {f"{table}/{name}": float(x) for name, x in values.items()}
-        for step in sorted(steps):
-            if not self._works:
-                return
-            try:
+        try:
+            for step in sorted(steps):
                 self._accelerator.log(steps[step], step=step)
-            except Exception as error:
-                self._works = False
-                say(
-                    f"trackers: {type(error).__name__}: {reason(error)}; they get no more rows, records/ has them"
-                )
-
-
-def _given(name: str, value: str | None) -> dict[str, str]:
-    return {} if value is None else {name: value}
+        except Exception as error:
+            self._works = False
+            failed = f"trackers: {type(error).__name__}: {reason(error)}"
+            say(f"{failed}; they get no more rows, records/ has them")
 
 
 def _plain(config: Mapping[str, Any]) -> dict[str, str | int | float | bool]:

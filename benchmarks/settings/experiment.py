@@ -246,6 +246,11 @@ class Experiment:
             turn = (self.seed + self.data.fold) % len(files)
             self.model = replace(self.model, weights=files[turn])
 
+    @property
+    def mixed_precision(self) -> str:
+        """As Accelerate names it."""
+        return self.precision if self.precision in ("bf16", "fp16") else "no"
+
     def _faults(self, files: list[Path]) -> Iterator[str]:
         """Lines on settings that do not go together."""
         evaluation, weights = self.evaluation, self.model.weights

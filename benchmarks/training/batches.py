@@ -69,38 +69,44 @@ class StepSampler(Sampler[list[Key]]):
         self._draw = () if data.batch_draw is None else (data.batch_draw,)
         self._epoch = lru_cache(maxsize=2)(self._begun)
 
-    def _begun(self, epoch: int) -> "_Epoch":
-        """The images of an epoch, a function of (seed, epoch, draw)."""
-        sequence = np.random.SeedSequence((self.seed, 0, epoch, *self._draw))
-        generator = np.random.RandomState(np.random.MT19937(sequence))
-        if self._by_class is None:
-            return _Epoch(iter([generator.permutation(self._images_per_epoch)]))
-        return _Epoch(self._draws(self._by_class, generator))
-
-    def _draws(
-        self, sampler: MPerClassSampler, generator: np.random.RandomState
-    ) -> Iterator[np.ndarray]:
-        """The sampler's draws, one after the other: all of an epoch of many images would take seconds."""
-        classes = np.sort(sampler.labels)  # PML shuffles them in place, an array faster than a list
-        while True:
-            sampler.labels = classes
-            others, c_f.NUMPY_RANDOM = c_f.NUMPY_RANDOM, generator
-            try:
-                images = np.array(list(sampler))
-            finally:
-                c_f.NUMPY_RANDOM = others
-            yield images
-
     def batch(self, step: int) -> list[Key]:
         """The batch of a step."""
         epoch, start = divmod(step * self.batch_size, self._images_per_epoch)
-        stop = min(start + self.batch_size, self._images_per_epoch)
-        indices = self._epoch(epoch).images(start, stop)
+        indices = self._images(epoch, start, start + self.batch_size)
         if lacking := self.batch_size - len(indices):  # a shuffled epoch that ends inside the batch
-            indices = np.concatenate([indices, self._epoch(epoch + 1).images(0, lacking)])
+            indices = indices + self._images(epoch + 1, 0, lacking)
         generator = np.random.default_rng((self.seed, 1, step, *self._draw))
         seeds = generator.integers(2**63, size=len(indices))
-        return list(zip(indices.tolist(), seeds.tolist(), strict=True))
+        return list(zip(indices, seeds.tolist(), strict=True))
+
+    def _images(self, epoch: int, start: int, stop: int) -> list[int]:
+        """Images of an epoch, drawn as far as they are asked for: all of many would take seconds."""
+        drawn, draws = self._epoch(epoch)
+        while len(drawn) < min(stop, self._images_per_epoch):
+            drawn += next(draws)
+        return drawn[start : min(stop, self._images_per_epoch)]
+
+    def _begun(self, epoch: int) -> tuple[list[int], Iterator[list[int]]]:
+        return [], self._draws(epoch)
+
+    def _draws(self, epoch: int) -> Iterator[list[int]]:
+        """The draws of an epoch, one after the other: a function of (seed, epoch, draw)."""
+        sequence = np.random.SeedSequence((self.seed, 0, epoch, *self._draw))
+        generator = np.random.RandomState(np.random.MT19937(sequence))
+        if self._by_class is None:
+            yield generator.permutation(self._images_per_epoch).tolist()
+            return
+        classes = np.sort(
+            self._by_class.labels
+        )  # PML shuffles them in place, an array faster than a list
+        while True:
+            self._by_class.labels = classes
+            others, c_f.NUMPY_RANDOM = c_f.NUMPY_RANDOM, generator
+            try:
+                images = [int(image) for image in self._by_class]
+            finally:
+                c_f.NUMPY_RANDOM = others
+            yield images
 
     def __iter__(self) -> Iterator[list[Key]]:
         for step in range(self.step, self.steps):
@@ -108,23 +114,6 @@ class StepSampler(Sampler[list[Key]]):
 
     def __len__(self) -> int:
         return self.steps - self.step
-
-
-class _Epoch:
-    """The images of an epoch, drawn as far as they are asked for."""
-
-    def __init__(self, draws: Iterator[np.ndarray]) -> None:
-        self._draws, self._count = draws, 0
-        self._drawn: list[np.ndarray] = []
-
-    def images(self, start: int, stop: int) -> np.ndarray:
-        while self._count < stop:
-            self._drawn.append(next(self._draws))
-            self._count += len(self._drawn[-1])
-        size = len(self._drawn[0])  # of each draw
-        first = start // size
-        found = np.concatenate(self._drawn[first : -(-stop // size)])
-        return found[start - first * size : stop - first * size]
 
 
 def training_loader(

@@ -30,14 +30,13 @@ BATCH = 64  # images at a time: fixed, so that no output depends on the number o
 class CachedViews(Dataset[tuple[Tensor, int, int]]):
     """Images as the kept outputs of the frozen stages; runs with the same ones share the folder.
 
+    After `open`, `dataset[i, seed]` of a training view, or `dataset[i]` of the test view, is (output, label,
+    index); output without its batch dimension, as the stages gave it.
+
     Args:
         model: The network, on its device and in its precision, as it starts.
         images: What to keep the outputs of.
         test: Keep no training views of them.
-
-    Shape:
-        After `open`, `dataset[i, seed]` of a training view, or `dataset[i]` of the test view, is (output, label,
-        index); output without its batch dimension, as the stages gave it.
 
     Raises:
         ConfigError: if they are damaged, or if they are not there yet and need more than `data.cache_gib` or the
@@ -66,17 +65,15 @@ class CachedViews(Dataset[tuple[Tensor, int, int]]):
         generator = np.random.default_rng((experiment.seed, 2))
         self.view_seeds: list[int] = generator.integers(2**63, size=self.views).tolist()
         self.path = experiment.data.cache / self._key()
-        if self.path.exists():
-            self._check()
-        else:
+        if not self.path.exists():
             self._check_room()
+        elif self._is_damaged():
+            raise ConfigError(
+                f"data.cache: {self.path} is damaged; delete it, and it is computed again"
+            )
 
     def open(self) -> Self:
-        """Find the outputs, or compute them; other processes that need them wait.
-
-        Raises:
-            DatasetError: if an image cannot be read.
-        """
+        """Find the outputs, or compute them; other processes that need them wait."""
         with alone(self.path, wait=True) as partial:
             if not self.path.exists():
                 self._compute(partial)
@@ -113,16 +110,12 @@ class CachedViews(Dataset[tuple[Tensor, int, int]]):
             digest.update(tensor.cpu().numpy().tobytes())
         return digest.hexdigest()[:16]
 
-    def _check(self) -> None:
+    def _is_damaged(self) -> bool:
         try:
             about = json.loads((self.path / "about.json").read_text())
-            same = about["sha256"] == file_digest(self.path / "outputs.bin")
+            return bool(about["sha256"] != file_digest(self.path / "outputs.bin"))
         except (OSError, ValueError, KeyError, TypeError):
-            same = False
-        if not same:
-            raise ConfigError(
-                f"data.cache: {self.path} is damaged; delete it, and it is computed again"
-            )
+            return True
 
     def _check_room(self) -> None:
         output, data = self._lowered(self.images[0][0][None]), self.experiment.data

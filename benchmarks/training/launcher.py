@@ -1,7 +1,4 @@
-"""Settings that Accelerate takes from the environment, where `accelerate launch` puts those of its config file.
-
-What would change a run without being one of its settings is refused: Accelerate would act on it, unseen.
-"""
+"""Settings that Accelerate takes from the environment, where `accelerate launch` puts those of its config file."""
 
 from benchmarks.records import describe_launcher
 from benchmarks.settings import ConfigError, Experiment
@@ -19,22 +16,20 @@ WITHOUT_EFFECT = {
 
 
 def check_launcher(experiment: Experiment) -> None:
-    """Refuse what Accelerate would read from the environment and the experiment does not say.
+    """Refuse what Accelerate would act on, unseen, and the experiment does not say.
 
     Raises:
         ConfigError: naming the variable.
     """
-    mixed = experiment.precision if experiment.precision in ("bf16", "fp16") else "no"
     for name, value in describe_launcher().items():
-        steps = name.endswith("_STEPS")  # of accumulation: one is none
-        off = value in ("", "1") if steps else value.lower() in OFF
+        off = OFF | {"1"} if name.endswith("_STEPS") else OFF  # of accumulation: one is none
         if name == "ACCELERATE_MIXED_PRECISION":
-            if value.lower() not in ("", "no", mixed):
+            if value.lower() not in ("", "no", experiment.mixed_precision):
                 raise ConfigError(
                     f"{name}={value}: the run has precision {experiment.precision}; set --precision, or take it "
                     "from the environment or Accelerate's config file"
                 )
-        elif not off and name not in WITHOUT_EFFECT:
+        elif value.lower() not in off and name not in WITHOUT_EFFECT:
             raise ConfigError(
                 f"{name}={value}: is no setting of a run; take it from the environment or Accelerate's config file"
             )

@@ -9,7 +9,6 @@ import random
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -31,7 +30,6 @@ class StepError(PrintableError):
     """Error: the network, the loss, the miner or the optimizer raised one in a step: its cause."""
 
 
-@dataclass
 class Trainer:
     """Trains the network and the loss, and pauses for logging, checkpoints and evaluation.
 
@@ -42,18 +40,96 @@ class Trainer:
         experiment: Gives the seed, and the steps at which something is due.
     """
 
-    state: TrainingState
-    sampler: StepSampler
-    experiment: Experiment
-
-    def __post_init__(self) -> None:
+    def __init__(self, state: TrainingState, sampler: StepSampler, experiment: Experiment) -> None:
+        self.state, self.sampler, self.experiment = state, sampler, experiment
         # record-keeper reads its whole csv file again for every group of rows.
-        self.log_every = max(10, self.sampler.steps // 200)
-        self._is_sum = bool(term_names(self.state.loss))
-        chunk_size = self.experiment.optimization.chunk_size
-        self._cache: GradientCache | None = None
-        if chunk_size is not None:
-            self._cache = GradientCache(self.state.model, self.state.loss, chunk_size)
+        self.log_every = max(10, sampler.steps // 200)
+        self._is_sum = bool(term_names(state.loss))
+        chunk_size = experiment.optimization.chunk_size
+        self._cache = chunk_size and GradientCache(state.model, state.loss, chunk_size)
+
+    def run(self, loader: Any) -> Iterator[tuple[Due, dict[str, list[Row]]]]:
+        """Train to the sampler's last step, or until asked to stop; pause, on all processes, when something is due.
+
+        Yields:
+            What the caller has to do after `state.step` steps, and the rows to log, by table.
+        Raises:
+            NonFiniteError: for a NaN or infinity, before any checkpoint that would contain its effects.
+            StepError: for any error in the computation of a step.
+        """
+        state, accelerator = self.state, self.state.accelerator
+        start, begun = state.seconds, time.perf_counter()
+        bar = progress_bar(
+            total=self.sampler.steps,
+            initial=state.step,
+            desc="training",
+            unit="step",
+            shown=accelerator.is_main_process,
+        )
+        with StopRequest() as stop, bar:
+            if state.step == 0 and self.due():
+                yield "evaluate", {}
+            state.model.train()
+            pending = Pending(self.sampler.batch_size)
+            noted: dict[str, list[Row]] = {}  # rows of other tables since the last log
+            for images, labels, indices in loader:
+                rate = state.optimizer.param_groups[0]["lr"]
+                try:
+                    value, found = self._step(images, labels)
+                except Exception as error:
+                    failed = f"step {state.step + 1} failed: {type(error).__name__}"
+                    raise StepError(f"{failed}: {reason(error)}") from error
+                state.step += 1
+                pending.add(state.step, value, rate, indices)
+                bar.update()
+                for table, row in found.items():
+                    noted.setdefault(table, []).append((state.step, row))
+
+                todo = self.due()
+                # More frequent checks would make a GPU wait.
+                if todo or accelerator.device.type == "cpu":
+                    todo = self.due(stopping=stop.agreed(accelerator))
+                    state.stopped_by = stop.signal
+                for what in todo:
+                    rows = {}
+                    if what == "log":
+                        losses, shown = pending.flush(state)
+                        bar.set_postfix(shown, refresh=False)
+                        rows, noted = {"training": losses, **noted}, {}
+                    elif what == todo[1]:  # an evaluation leaves the weights as they are
+                        self._check_weights()
+                    state.seconds = start + time.perf_counter() - begun
+                    yield what, rows
+                if state.stopped_by is not None:
+                    return
+                if todo[1:]:
+                    state.model.train()  # the caller has tested it
+                    pending.resume()
+
+    def _step(self, images: Tensor, labels: Tensor) -> tuple[Tensor, dict[str, dict[str, float]]]:
+        """The loss, its terms and, when due, the ratios of their gradients, by table."""
+        state, step, diagnose_every = self.state, self.state.step, self.experiment.diagnose_every
+        found: dict[str, dict[str, float]] = {}
+        seed_generators((self.experiment.seed * 1_000_003 + step) % 2**32, images.device)
+        network = self._cache or state.model
+        embeddings = network(images.to(next(state.model.parameters()).dtype))
+        diagnose = diagnose_every > 0 and (step + 1) % diagnose_every == 0
+        note_terms = self._is_sum and (step + 1) % self.log_every == 0
+        with captured_terms(state.loss, diagnose or note_terms) as terms:
+            value = state.loss(embeddings, labels)
+        if note_terms:
+            found["terms"] = {name: term.item() for name, term in terms.items()}
+        if diagnose:
+            bare = state.accelerator.unwrap_model(state.model)
+            found["gradient_ratios"] = gradient_ratios(terms, bare, embeddings)
+        state.accelerator.backward(value)
+        if self._cache:
+            self._cache.backward()
+        state.optimizer.step()
+        if state.scheduler is not None and not state.accelerator.optimizer_step_was_skipped:
+            state.scheduler.step()
+        state.optimizer.zero_grad()
+        return value.detach(), found
 
     def due(self, *, stopping: bool = False) -> list[Due]:
         """Name what is due now, in order: a checkpoint vouches for all that was recorded before it.
@@ -73,119 +149,18 @@ class Trainer:
         found: dict[Due, bool] = {"log": log, "evaluate": evaluate, "checkpoint": save}
         return [what for what, is_due in found.items() if is_due]
 
-    def run(self, loader: Any) -> Iterator[tuple[Due, dict[str, list[Row]]]]:
-        """Train to the sampler's last step, or until asked to stop; pause, on all processes, when something is due.
-
-        Yields:
-            What the caller has to do after `state.step` steps, and the rows to log, by table.
-        Raises:
-            NonFiniteError: for a NaN or infinity, before any checkpoint that would contain its effects.
-            StepError: for any error in the computation of a step.
-        """
-        state, accelerator = self.state, self.state.accelerator
-        start, begun = state.seconds, time.perf_counter()
-        with (
-            StopRequest() as stop,
-            progress_bar(
-                total=self.sampler.steps,
-                initial=state.step,
-                desc="training",
-                unit="step",
-                shown=accelerator.is_main_process,
-            ) as bar,
-        ):
-            if state.step == 0 and self.due():
-                yield "evaluate", {}
-            state.model.train()
-            pending = Pending(self.sampler.batch_size)
-            noted: dict[str, list[Row]] = {}  # since the last check
-            for images, labels, indices in loader:
-                rate = state.optimizer.param_groups[0]["lr"]
-                try:
-                    value, found = self._step(state.step, images, labels)
-                except Exception as error:
-                    told = f"step {state.step + 1} failed: {type(error).__name__}: {reason(error)}"
-                    raise StepError(told) from error
-                state.step += 1
-                pending.add(state.step, value, rate, indices)
-                bar.update()
-                for table, row in found.items():
-                    noted.setdefault(table, []).append((state.step, row))
-
-                todo = self.due()
-                # More frequent checks would make a GPU wait.
-                if todo or accelerator.device.type == "cpu":
-                    todo = self.due(stopping=stop.agreed(accelerator))
-                    state.stopped_by = stop.signal
-                for what in todo:
-                    rows = {}
-                    if what == "log":
-                        losses, shown = pending.flush(state)
-                        bar.set_postfix(shown, refresh=False)
-                        rows, noted = {"training": losses, **noted}, {}
-                    elif what == todo[1]:  # an evaluation leaves the weights as they are
-                        self._check_weights(state.step)
-                    state.seconds = start + time.perf_counter() - begun
-                    yield what, rows
-                if state.stopped_by is not None:
-                    return
-                if todo[1:]:
-                    state.model.train()  # the caller has tested it
-                    pending.resume()
-
-    def _check_weights(self, step: int) -> None:
+    def _check_weights(self) -> None:
         for owner in (self.state.model, self.state.loss):
             for name, tensor in owner.state_dict().items():
                 if tensor.is_floating_point() and not tensor.isfinite().all():
                     raise NonFiniteError(
-                        f"{name} is not finite after step {step}; lower the learning rate"
+                        f"{name} is not finite after step {self.state.step}; lower the learning rate"
                     )
-
-    def _step(
-        self, step: int, images: Tensor, labels: Tensor
-    ) -> tuple[Tensor, dict[str, dict[str, float]]]:
-        """The loss, its terms and, when due, the ratios of their gradients, by table."""
-        accelerator, model, loss = self.state.accelerator, self.state.model, self.state.loss
-        found: dict[str, dict[str, float]] = {}
-        seed_generators((self.experiment.seed * 1_000_003 + step) % 2**32, images.device)
-        network = model if self._cache is None else self._cache
-        embeddings = network(images.to(next(model.parameters()).dtype))
-        diagnose_every = self.experiment.diagnose_every
-        diagnose = diagnose_every > 0 and (step + 1) % diagnose_every == 0
-        note_terms = self._is_sum and (step + 1) % self.log_every == 0
-        with captured_terms(loss, diagnose or note_terms) as terms:
-            value = loss(embeddings, labels)
-        if note_terms:
-            found["terms"] = {name: term.item() for name, term in terms.items()}
-        if diagnose:
-            bare = accelerator.unwrap_model(model)
-            found["gradient_ratios"] = gradient_ratios(terms, bare, embeddings)
-        accelerator.backward(value)
-        if self._cache is not None:
-            self._cache.backward()
-        self.state.optimizer.step()
-        if self.state.scheduler is not None and not accelerator.optimizer_step_was_skipped:
-            self.state.scheduler.step()
-        self.state.optimizer.zero_grad()
-        return value.detach(), found
 
 
 def captured_terms(loss: nn.Module, needed: bool) -> AbstractContextManager[dict[str, Tensor]]:
     """`capture_loss_terms`; without a need for them, no terms."""
     return capture_loss_terms(loss) if needed else nullcontext({})
-
-
-def seed_generators(seed: int, device: torch.device) -> None:
-    """Seed the generators that a step may use: Python's, numpy's, torch's on the CPU and on its device.
-
-    `accelerate.utils.set_seed` seeds every kind of device and formats a stack trace for each missing one, which
-    takes longer than the rest of the loop's own work.
-    """
-    random.seed(seed)
-    np.random.seed(seed)  # noqa: NPY002  miners draw from it
-    torch.default_generator.manual_seed(seed)
-    if device.type != "cpu":
-        torch.get_device_module(device).manual_seed(seed)
 
 
 def gradient_ratios(
@@ -203,20 +178,33 @@ def gradient_ratios(
     }
 
 
+def seed_generators(seed: int, device: torch.device) -> None:
+    """Seed the generators that a step may use: Python's, numpy's, torch's on the CPU and on its device.
+
+    `accelerate.utils.set_seed` formats a stack trace for each kind of device that is missing, which takes longer
+    than the rest of the loop's own work.
+    """
+    random.seed(seed)
+    np.random.seed(seed)  # noqa: NPY002  miners draw from it
+    torch.default_generator.manual_seed(seed)
+    if device.type != "cpu":
+        torch.get_device_module(device).manual_seed(seed)
+
+
 class Pending:
     """Losses that are not read yet: reading waits for the device, so it is done rarely."""
 
     def __init__(self, batch_size: int) -> None:
         self._batch_size = batch_size
         self._rows: list[tuple[int, Tensor, float, Tensor]] = []
-        self._since = time.perf_counter()
-
-    def add(self, step: int, loss: Tensor, rate: float, indices: Tensor) -> None:
-        self._rows.append((step, loss, rate, indices))
+        self.resume()
 
     def resume(self) -> None:
         """Restart the clock after other work."""
         self._since = time.perf_counter()
+
+    def add(self, step: int, loss: Tensor, rate: float, indices: Tensor) -> None:
+        self._rows.append((step, loss, rate, indices))
 
     def flush(self, state: TrainingState) -> tuple[list[Row], dict[str, str]]:
         """The rows to log, checked, and the text of the progress bar."""

@@ -1,4 +1,4 @@
-"""The parts of a run, and a trial step with them: a run that cannot work fails before anything is written."""
+"""The parts of a run, and a trial step with copies of them: a run that cannot work fails at its start."""
 
 from collections.abc import Mapping
 from copy import deepcopy
@@ -48,9 +48,8 @@ def start(experiment: Experiment) -> Accelerator:
         raise ConfigError(
             "evaluation.clustering: needs faiss; install faiss-cpu, or set it to false"
         )
-    mixed = experiment.precision if experiment.precision in ("bf16", "fp16") else "no"
     accelerator = Accelerator(
-        mixed_precision=mixed,
+        mixed_precision=experiment.mixed_precision,
         gradient_accumulation_steps=1,
         step_scheduler_with_optimizer=False,
         log_with=experiment.trackers or None,
@@ -68,28 +67,38 @@ def start(experiment: Experiment) -> Accelerator:
 def build_parts(
     experiment: Experiment, accelerator: Accelerator
 ) -> tuple[EmbeddingModel, Datasets, DistributedLoss, StepSampler]:
-    """Read the data, build everything else from the experiment's seed, and take a trial step.
+    """Read the data, build the network and the loss from the experiment's seed, and take a trial step.
 
     Raises:
         ConfigError: naming the setting that does not fit.
     """
-    # Photographs are read before weights are fetched, Glyphs are rendered for a run that can start.
-    read = None if experiment.data.dataset == "glyphs" else _read(experiment)
-    torch.manual_seed(experiment.seed)
-    model = try_one_step(experiment, accelerator)
-    datasets, sampler = read or _read(experiment)
-    show_to(model.trunk, datasets, experiment.data)
+    data, seed = experiment.data, experiment.seed
+    # Before the network, whose weights may have to be fetched.
+    datasets = build_datasets(data, seed=seed, fair=experiment.protocol == "fair")
+    steps = experiment.optimization.steps
+    sampler = StepSampler(datasets.train.labels, data, steps=steps, seed=seed)
+    torch.manual_seed(seed)
+    model = build_model(experiment.model, data)
+    show_to(model.trunk, datasets, data)
     loss = build_loss(experiment, model, datasets.train.num_classes)
+    _check_batch_norm(experiment, model, accelerator)
+    _take_trial_step(experiment, model, loss)
     _check_outputs(experiment, datasets, find_horde(loss), model)
     if experiment.precision == "float64":
         model, loss = model.double(), loss.double()
     return model, datasets, loss, sampler
 
 
-def _read(experiment: Experiment) -> tuple[Datasets, StepSampler]:
-    data, seed, steps = experiment.data, experiment.seed, experiment.optimization.steps
-    datasets = build_datasets(data, seed=seed, fair=experiment.protocol == "fair")
-    return datasets, StepSampler(datasets.train.labels, data, steps=steps, seed=seed)
+def try_one_step(experiment: Experiment) -> None:
+    """Take a trial step of an experiment without its data, in this process alone.
+
+    Raises:
+        ConfigError: naming the setting that does not fit.
+    """
+    model = build_model(experiment.model, experiment.data)
+    loss = build_loss(experiment, model, num_classes=max(TRIAL_IMAGES))
+    _check_batch_norm(experiment, model, Accelerator())
+    _take_trial_step(experiment, model, loss)
 
 
 def decoded(datasets: Datasets, data: Data, device: torch.device) -> list[DecodedImages | None]:
@@ -113,10 +122,16 @@ def decoded(datasets: Datasets, data: Data, device: torch.device) -> list[Decode
     return found
 
 
+def find_horde(loss: nn.Module) -> HORDELoss | None:
+    """The HORDE loss whose orders and descriptor are tested, if there is one."""
+    found = [module for module in loss.modules() if isinstance(module, HORDELoss)]
+    return found[0] if len(found) == 1 else None
+
+
 def _check_batch_norm(
     experiment: Experiment, model: EmbeddingModel, accelerator: Accelerator
 ) -> None:
-    settings, processes = experiment.model, accelerator.num_processes
+    settings = experiment.model
     started = settings.weights is not None or any(map(settings.trunk_args.get, STARTING_WEIGHTS))
     norms = batch_norms(model.trunk) if settings.batch_norm != "train" else []
     if (settings.frozen_stages or norms) and not started:
@@ -125,25 +140,20 @@ def _check_batch_norm(
             "(--model.weights FILE, or --model.trunk_args '{pretrained: true}'), or pass --model.batch_norm train "
             "and --model.frozen_stages null"
         )
-    moving = any(norm.training for norm in batch_norms(model))
-    if moving and experiment.optimization.chunk_size is not None:
+    if not any(norm.training for norm in batch_norms(model)):
+        return
+    if experiment.optimization.chunk_size is not None:
         raise ConfigError(
             "optimization.chunk_size: batch norm would use the statistics of a chunk, not of the batch; freeze it "
             "(model.batch_norm: frozen or frozen_statistics, with loaded weights), take a trunk and a head without "
             "it, or leave chunk_size out"
         )
-    if moving and processes > 1 and accelerator.device.type == "cpu":
+    if accelerator.num_processes > 1 and accelerator.device.type == "cpu":
         raise ConfigError(
-            f"model: has batch norm, whose statistics would differ on {processes} processes, and synchronised "
-            "batch norm needs GPUs; take one process, or a trunk and a head without it, or freeze it "
+            f"model: has batch norm, whose statistics would differ on {accelerator.num_processes} processes, and "
+            "synchronised batch norm needs GPUs; take one process, or a trunk and a head without it, or freeze it "
             "(model.batch_norm: frozen, with loaded weights)"
         )
-
-
-def find_horde(loss: nn.Module) -> HORDELoss | None:
-    """The HORDE loss whose orders and descriptor are tested, if there is one."""
-    found = [module for module in loss.modules() if isinstance(module, HORDELoss)]
-    return found[0] if len(found) == 1 else None
 
 
 def _check_outputs(
@@ -151,11 +161,11 @@ def _check_outputs(
 ) -> None:
     """Refuse tests that would fail at the end."""
     settings, size = experiment.evaluation, experiment.model.embedding_size
-    if settings.descriptor and horde is not None and len(datasets.train) <= size:
+    images = len(datasets.train)
+    if settings.descriptor and horde is not None and images <= size:
         raise ConfigError(
-            f"evaluation.descriptor: its PCA to {size} dimensions needs more training images than the "
-            f"{len(datasets.train)} there are; set it to false, or model.embedding_size to at most "
-            f"{len(datasets.train) - 1}"
+            f"evaluation.descriptor: its PCA to {size} dimensions needs more training images than the {images} "
+            f"there are; set it to false, or model.embedding_size to at most {images - 1}"
         )
     if settings.features is not None:
         if isinstance(model.head, AttentionEnsemble):
@@ -163,11 +173,10 @@ def _check_outputs(
                 "evaluation.features: an ensemble pools none for all heads; leave it out"
             )
         channels = model.head.in_channels
-        most = min(len(datasets.train), channels)
-        if settings.features > most:
+        if settings.features > min(images, channels):
             raise ConfigError(
                 f"evaluation.features: {settings.features} principal components of the {channels} features of "
-                f"{len(datasets.train)} training images; expected at most {most}"
+                f"{images} training images; expected at most {min(images, channels)}"
             )
     if settings.orders and horde is None:
         raise ConfigError("evaluation.orders: needs one HORDELoss among the losses; leave it out")
@@ -202,35 +211,28 @@ TRIAL_IMAGES = (4, 32, 32)
 """Images of trial batches, at most: a small batch, and larger ones while some loss does not act."""
 
 
-def try_one_step(experiment: Experiment, accelerator: Accelerator | None = None) -> EmbeddingModel:
-    """Build the network, take one training step on the CPU with a loss for few classes, and undo it.
+def _take_trial_step(experiment: Experiment, model: EmbeddingModel, loss: DistributedLoss) -> None:
+    """Take a training step on the CPU with copies of the network and the loss.
 
     A trial batch has as many images of a class as one of the training, as far as it is that large.
 
-    Args:
-        accelerator: Accelerator of the training processes. Default: this process alone.
-
     Raises:
-        ConfigError: naming the setting that does not fit, or the part that failed.
+        ConfigError: naming the part that failed, or a loss that never acts.
     """
-    model = build_model(experiment.model, experiment.data)
-    _check_batch_norm(experiment, model, accelerator or Accelerator())
-    before, part = deepcopy(model.state_dict()), "losses"
-    side, channels = image_size(experiment.data, model.trunk), experiment.data.in_chans
-    batches = [_trial_labels(experiment.data, images) for images in TRIAL_IMAGES]
+    data, diagnose, several = experiment.data, experiment.diagnose_every, len(experiment.losses) > 1
+    side, channels = image_size(data, model.trunk), data.in_chans
+    model, loss = deepcopy((model, loss))
+    optimizer, scheduler = build_optimizer(experiment.optimization, model, loss)
+    idle, part = {*range(len(experiment.losses))}, "losses"
     with torch.random.fork_rng(devices=[]):
-        num_classes = max(2, *(int(labels.max()) + 1 for labels in batches))
-        loss = build_loss(experiment, model, num_classes=num_classes)
-        optimizer, scheduler = build_optimizer(experiment.optimization, model, loss)
-        idle, several = {*range(len(experiment.losses))}, len(experiment.losses) > 1
         try:
-            for labels in batches:
+            for labels in (_trial_labels(data, images) for images in TRIAL_IMAGES):
                 optimizer.zero_grad()
                 embeddings = model(torch.randn(len(labels), channels, side, side))
-                part = "diagnose_every" if experiment.diagnose_every else "losses"
-                with captured_terms(loss, experiment.diagnose_every > 0 or several) as terms:
+                part = "diagnose_every" if diagnose else "losses"
+                with captured_terms(loss, diagnose > 0 or several) as terms:
                     value = loss(embeddings, labels)
-                if experiment.diagnose_every:
+                if diagnose:
                     gradient_ratios(terms, model, embeddings)
                 part = "losses"
                 if not value.isfinite().all():
@@ -251,17 +253,13 @@ def try_one_step(experiment: Experiment, accelerator: Accelerator | None = None)
             raise ConfigError(
                 f"{part}{hint}: a trial step failed: {type(error).__name__}: {reason(error)}"
             ) from error
-    for index in sorted(idle):
-        data = experiment.data
-        told = "a loss of 0" if several else "a gradient of 0"
+    if idle:
+        zero = "a loss of 0" if several else "a gradient of 0"
         raise ConfigError(
-            f"losses[{index}]: {told} in all trial batches, so that it would never act: data.samples_per_class is "
-            f"{data.samples_per_class}, of data.batch_size {data.batch_size}; most losses need two images of a "
+            f"losses[{min(idle)}]: {zero} in all trial batches, so that it would never act: data.samples_per_class "
+            f"is {data.samples_per_class}, of data.batch_size {data.batch_size}; most losses need two images of a "
             "class and two classes in a batch; see its margins, too, and the miner's"
         )
-    optimizer.zero_grad()
-    model.load_state_dict(before)
-    return model
 
 
 def _trial_labels(data: Data, images: int) -> Tensor:
@@ -277,11 +275,9 @@ def _zeros(experiment: Experiment, terms: Mapping[str, Tensor]) -> set[int]:
     """The losses of several, except those of weight 0, all of whose terms are 0."""
     if len(experiment.losses) == 1:
         return set()
-    of_losses: dict[str, list[Tensor]] = {}
+    acting: dict[str, bool] = {}
     for name, term in terms.items():  # "HORDELoss.order_1" is a term of the loss "HORDELoss"
-        of_losses.setdefault(name.partition(".")[0], []).append(term)
-    weights = [term.weight for term in experiment.losses]
-    found = enumerate(zip(of_losses.values(), weights, strict=True))
-    return {
-        i for i, (parts, weight) in found if weight != 0 and not any(part.any() for part in parts)
-    }
+        loss = name.partition(".")[0]
+        acting[loss] = acting.get(loss, False) or bool(term.any())
+    acts = zip(acting.values(), experiment.losses, strict=True)
+    return {i for i, (act, term) in enumerate(acts) if term.weight != 0 and not act}
