@@ -78,26 +78,7 @@ def test_what_yaml_cannot_hold_is_left_out(trusting: Callable[..., None]) -> Non
     assert again.made_of == (None, torch.relu, torch.float32, (1, 2))
 
 
-def test_a_class_that_refuses_its_own_default_is_built() -> None:
-    vicreg = {"class_path": f"{PML}.losses.VICRegLoss"}
-    full = arguments(vicreg)
-    assert "distance" in full
-    assert isinstance(build({**vicreg, "init_args": full}, "x"), losses.VICRegLoss)
-
-
-def test_the_kernels_that_null_stands_for() -> None:
-    found = arguments({"class_path": "pml_regularizers.JRSRegularizer"})["kernels"]
-    loss = JRSRegularizer()
-    for name, kernel in loss.kernels.items():
-        assert build(found[name], "x").__dict__["normalize"] == kernel.normalize
-    given = {"representations": ["classes", "embeddings"]}
-    found = arguments({"class_path": "pml_regularizers.JRDLoss", "init_args": given})["kernels"]
-    assert list(found) == given["representations"]
-    assert [kernel["init_args"]["components"] for kernel in found.values()] == [1, 3]
-    assert [k.components for k in JRDLoss(3, 8, **given).kernels.values()] == [1, 3]
-
-
-def test_the_kernels_beside_those_that_are_given() -> None:
+def test_the_kernels_that_null_stands_for_and_those_beside_given_ones() -> None:
     laplace = {"class_path": "pml_regularizers.LaplaceKernel"}
     given = {"kernels": {"pooled": laplace}}
     found = arguments({"class_path": "pml_regularizers.JRDLoss", "init_args": given})["kernels"]
@@ -108,30 +89,43 @@ def test_the_kernels_beside_those_that_are_given() -> None:
     assert [state(kernel) for kernel in JRDLoss(3, 8, kernels=kernels).kernels.values()] == [
         state(kernel) for kernel in expected.values()
     ]
+    found = arguments({"class_path": "pml_regularizers.JRSRegularizer"})["kernels"]
+    for name, kernel in JRSRegularizer().kernels.items():
+        assert build(found[name], "x").__dict__["normalize"] == kernel.normalize
     # Another kernel of JRS is all that there are.
     found = arguments({"class_path": "pml_regularizers.JRSRegularizer", "init_args": given})
     assert list(found["kernels"]) == ["pooled"]
 
 
-def test_null_is_not_what_the_runner_fills_in() -> None:
+def test_null_is_not_what_the_runner_fills_in_and_a_default_is_not_passed() -> None:
     path = f"{PML}.losses.MarginLoss"
     assert "num_classes" not in arguments({"class_path": path})
     written = arguments({"class_path": path, "init_args": {"num_classes": None}})
     assert written["num_classes"] is None
     written = {"class_path": path, "init_args": written | {"learn_beta": True}}
     assert build(written, "loss", num_classes=7).beta.shape == (1,)
+    vicreg = {"class_path": f"{PML}.losses.VICRegLoss"}  # refuses its own default
+    full = arguments(vicreg)
+    assert isinstance(build({**vicreg, "init_args": full}, "x"), losses.VICRegLoss)
 
 
 # --------------------------------------------------------------------------------- what becomes of it
 
 
 def descriptions() -> dict[str, tuple[str, Any]]:
-    """{text: (where it stands, description)} of all distinct classes in the recipes."""
+    """{text: (where it stands, description)} of the recipes' classes; numbers are alike."""
     found: dict[str, tuple[str, Any]] = {}
+
+    def kinds(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {name: kinds(inner) for name, inner in value.items()}
+        if isinstance(value, list):
+            return [*map(kinds, value)]
+        return type(value).__name__ if isinstance(value, (int, float)) else value
 
     def look(key: str, value: Any) -> None:
         if isinstance(value, dict) and "class_path" in value:
-            found[json.dumps([key, value], sort_keys=True)] = key, value
+            found[json.dumps([key, kinds(value)], sort_keys=True)] = key, value
         elif isinstance(value, (dict, list)):
             for inner in value.values() if isinstance(value, dict) else value:
                 look(key, inner)
@@ -175,7 +169,6 @@ def test_the_recipes_classes_build_the_same_with_their_defaults() -> None:
     assert len(seen) > 40
     for key, description in seen.values():
         full = resolved(description, key)
-        assert resolved(full, key) == full
         assert full["init_args"].keys() >= (description.get("init_args") or {}).keys()
         with torch.device("meta"):
             first, second = (build(one, key, **of[key]) for one in (description, full))

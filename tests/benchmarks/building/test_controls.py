@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from pytorch_metric_learning.distances import CosineSimilarity
-from pytorch_metric_learning.losses import ContrastiveLoss, MultiSimilarityLoss
+from pytorch_metric_learning.losses import MultiSimilarityLoss
 from torch import Tensor, nn
 
 from benchmarks.building.controls import (
@@ -54,11 +54,7 @@ POWERS: list[tuple[FeatureCosinesLoss, Callable[[np.ndarray], float]]] = [
             ),
         )
         for centred, prepared in ((False, constant), (True, controls.centred))
-        for power in (1, 2, 3, 4)
-    ),
-    (
-        FeatureCosinesLoss(deviance(beta=0.75)),
-        lambda x: controls.binomial_deviance(x, LABELS, beta=0.75),
+        for power in (1, 3)
     ),
     (
         FeatureCosinesLoss(MultiSimilarityLoss(distance=CosineSimilarity(power=3))),
@@ -85,10 +81,10 @@ def test_a_loss_on_powers_of_the_cosines_of_pooled_features(
         (FeatureCosFaceLoss, lambda loss: loss.W.T, controls.am_softmax),
     ],
 )
-@pytest.mark.parametrize("power", [1, 2])
 def test_a_loss_with_proxies_as_wide_as_the_features(
-    inner: Any, rows: Callable[[Any], Tensor], expected: Callable[..., float], power: int
+    inner: Any, rows: Callable[[Any], Tensor], expected: Callable[..., float]
 ) -> None:
+    power = 2
     loss = FeatureCosinesLoss(inner(4, C, distance=CosineSimilarity(power=power))).double()
     proxies = rows(loss.losses["pooled"])
     assert proxies.shape == (4, C) and len([*loss.parameters()]) == 1
@@ -137,18 +133,11 @@ def test_the_loss_of_a_fixed_projection_of_the_pooled_features() -> None:
     projected = x.detach().numpy() @ loss.projection.double().numpy()
     assert_close(value, binomial_deviance.binomial_deviance(projected, LABELS))
     assert torch.autograd.gradcheck(lambda x: value_of(loss, x), x)
-
-
-@pytest.mark.parametrize(
-    "loss",
-    [FeatureCosinesLoss(ContrastiveLoss()), PooledFeaturesLoss(ContrastiveLoss(), C, width=16)],
-)
-def test_it_reads_the_head_as_it_pools(loss: Any) -> None:
     head = EmbeddingHead(C, 3)
-    loss.attach(head)
+    loss = PooledFeaturesLoss(deviance(), in_channels=C, width=16).attach(head)
     maps, labels = torch.randn(4, C, 2, 2, requires_grad=True), torch.tensor([0, 0, 1, 1])
     expected = loss(head(maps), labels, features=maps.mean(dim=(2, 3)))
-    torch.testing.assert_close(loss(head(maps), labels), expected)
+    assert_close(loss(head(maps), labels), expected.item())
 
 
 def centred_on(processes: Processes) -> tuple[float, Tensor]:

