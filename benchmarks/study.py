@@ -42,9 +42,6 @@ RESULTS = Path(__file__).parents[1] / "results"  # of the pages in docs/
 OWNER = "study.txt"
 """File in the folder of the runs: whose they are."""
 
-# The C library would hand large tensors back after each use, and the system clear their pages for the next one.
-KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**32)}
-
 
 @signals_handled(leave)  # until there is a run that can save
 def main(argv: Sequence[str] | None = None) -> int:
@@ -61,8 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--page-only", action="store_true", help="train nothing")
     add("--finish", action="store_true", help="then train the recommended method on all classes")
     options = parser.parse_args(argv)
-    for name, value in {"OMP_NUM_THREADS": "1", **KEEP_MEMORY}.items():
-        os.environ.setdefault(name, value)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     if options.root:
         settings = [f"--data.root={options.root}", *settings]
     try:

@@ -13,6 +13,7 @@ from .failures import (
     lacks_shared_memory as lacks_shared_memory,
     machine_failure as machine_failure,
 )
+from .memory import keep_memory as keep_memory
 from .printing import (
     PrintableError as PrintableError,
     is_plain as is_plain,

@@ -22,7 +22,7 @@ from benchmarks.building import (
     image_size,
     show_to,
 )
-from benchmarks.console import reason
+from benchmarks.console import keep_memory, reason
 from benchmarks.datasets import DecodedImages, Glyphs, ImageSet
 from benchmarks.records import check_trackers
 from benchmarks.settings import ConfigError, Data, Evaluation, Experiment
@@ -56,6 +56,8 @@ def start(experiment: Experiment) -> Accelerator:
         project_dir=experiment.output,
         dataloader_config=DataLoaderConfiguration(split_batches=True, non_blocking=True),
     )
+    if accelerator.device.type == "cpu":
+        keep_memory()
     if experiment.data.batch_size % accelerator.num_processes:
         raise ConfigError(
             f"data.batch_size: {experiment.data.batch_size} images do not divide by "
