@@ -82,31 +82,24 @@ def test_a_folder_of_ones_own(tmp_path: Path) -> None:
     assert test.class_names == ["b", "d"]
 
 
-@pytest.mark.parametrize(("chosen", "which"), [("b", "test"), ("bcd", "train")])
-def test_a_single_class_is_neither_trained_nor_tested(
-    tmp_path: Path, chosen: str, which: str
-) -> None:
-    photographs(tmp_path / "photos", "abcd")
-    listed = tmp_path / "listed.txt"
-    listed.write_text("\n".join(chosen))
-    data = small(tmp_path / "photos", dataset="folder", test_classes=listed)
-    with pytest.raises(ConfigError, match=f"data.root: .* images to {which} on are of one class"):
-        build_datasets(data)
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({"dataset": "cub"}, "data.root: .*/empty"),
         ({"dataset": "folder", "test_classes": Path("none.txt")}, "data.test_classes: none.txt"),
         ({"dataset": "folder", "test_classes": 0.5}, "no test class has two images"),
+        ({"dataset": "folder", "test_classes": Path("b")}, "images to test on are of one class"),
+        ({"dataset": "folder", "test_classes": Path("bcd")}, "images to train on are of one class"),
     ],
 )
 def test_what_is_missing_is_one_sentence(
-    tmp_path: Path, settings: dict[str, object], message: str
+    tmp_path: Path, settings: dict[str, object], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = tmp_path / "empty"
     root.mkdir()
+    monkeypatch.chdir(tmp_path)
+    for listed in ("b", "bcd"):
+        Path(listed).write_text("\n".join(listed))
     if "test_classes" in settings:
         photographs(root, "abcd", count=1)
     with pytest.raises(ConfigError, match=message) as caught:

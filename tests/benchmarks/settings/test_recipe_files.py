@@ -96,18 +96,3 @@ def test_remarks_are_of_the_entries_that_they_match(file: Path) -> None:
     ]
     assert [remark.text for remark in y.remarks["differs"]] == ["all"]
     assert (x.remarks["printed"], [r.text for r in y.remarks["printed"]]) == ([], ["odd"])
-
-
-def test_the_list_tells_dataset_backbone_number_and_images(
-    file: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    settings = "data: {batch_size: 50, image_size: 64}, optimization: {steps: 20}"
-    file.write_text(
-        f"trainings: {{x: {{{settings}, cells: {{embedding: {{recall_at_1: 58.3}}}}}}, y: {{same_as: a/b/x}}}}"
-    )
-    assert main(["--list"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0].split()[-2:] == ["Recall@1", "images"]
-    assert lines[2] == "a/b: glyphs, test_resnet"
-    assert lines[3].split()[:3] == ["x", "58.3", "1,000"]
-    assert lines[4].split() == ["y", "=", "b/x"]
