@@ -199,14 +199,14 @@ class OngoingRun:
                     record.log(rows)
                 case "evaluate":
                     self._point(state.step)
-                case "checkpoint" if record.folder is not None:
+                case "checkpoint":
                     record.save(state.step, {**state.state_dict(), "best": self.curves.best})
 
     def _point(self, step: int) -> None:
         """Measure a point of the curves, and keep the weights if they are the best."""
         before = self.curves.best
         rows: dict[str, list[records.Row]] = {"evaluation": [(step, self.curves.point(step))]}
-        if self.curves.best != before and self.record.folder is not None:
+        if self.curves.best != before:
             self.record.save_best(step, self.state.weights())
         if self.experiment.evaluation.oracle and step:
             rows["oracle"] = [(step, self.curves.oracle())]

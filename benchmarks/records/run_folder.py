@@ -36,18 +36,12 @@ class RunFolder(OwnedFolder):
                 left.unlink()
 
     def save(self, step: int, state: dict[str, Any]) -> None:
-        """Write a checkpoint: completely under its name, or not at all.
-
-        The last two are kept, and of the best weights those that this one names.
-        """
+        """Write a checkpoint; the last two are kept, and of the best weights those that this one names."""
         _write(self.checkpoints, f"step_{step:09d}", {"step": step, **state})
         self.remove_old(state.get("best"))
 
     def remove_old(self, best: Mapping[str, Any] | None) -> None:
-        """Remove all checkpoints except the last two, and the best weights that the last one does not name.
-
-        A process that is killed after it has written one leaves more.
-        """
+        """Remove what `save` does not keep: a process that is killed before that leaves more."""
         for old in saved_checkpoints(self.path)[:-KEPT]:
             old.unlink()
         kept = best and _best(self.path, best["step"])

@@ -146,18 +146,18 @@ class RunWriter:
         self.update(**work)
 
     def save(self, step: int, state: dict[str, Any]) -> None:
-        """Write a checkpoint, from the main process."""
+        """Write a checkpoint."""
         if self.folder is not None and self._steps is not None:
             about = {"run": self.identity, "records": self._steps.ends()}
             self.folder.save(step, state | about)
 
     def save_best(self, step: int, weights: dict[str, Any]) -> None:
-        """Write the best weights so far, from the main process."""
+        """Write the best weights so far."""
         if self.folder is not None:
             self.folder.save_best(step, weights | {"run": self.identity})
 
     def log(self, rows: dict[str, list[Row]]) -> None:
-        """Write rows of (step, values) by table, from the main process; then they go to the trackers."""
+        """Write rows of (step, values) by table; then they go to the trackers."""
         if self._steps is not None:
             for table, of_table in rows.items():
                 self._steps.log_rows(table, of_table)

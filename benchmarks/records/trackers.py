@@ -35,12 +35,7 @@ def check_trackers(names: Sequence[str]) -> None:
 
 
 class Trackers:
-    """The trackers of an accelerator; used by the main process alone.
-
-    Args:
-        accelerator: Made with `log_with=names`.
-        names: As Accelerate calls them.
-    """
+    """The trackers of an accelerator, by Accelerate's names; used by the main process alone."""
 
     def __init__(self, accelerator: Accelerator, names: Sequence[str]) -> None:
         self._accelerator, self._names = accelerator, names
@@ -54,10 +49,8 @@ class Trackers:
         Args:
             run: Name of the run.
             config: Its settings, which a new run gets.
-            before: What this method returned when the run began; empty for a new one.
-
-        Returns:
-            {tracker: identifier of its run}, of those that can continue it.
+            before: What this method returned when the run began: {tracker: identifier of its run}, of those that
+                can continue it.
 
         Raises:
             ConfigError: if one does not start.
@@ -69,8 +62,8 @@ class Trackers:
         ids = {"wandb": lambda own: own.id, "mlflow": lambda own: own.info.run_id}
         found: dict[str, str] = {}
         started: list[Any] = []
+        accelerator = self._accelerator
         for name in self._names:
-            accelerator = self._accelerator
             # One by one, so that an error names its tracker.
             accelerator.log_with, accelerator.trackers = [name], []
             try:

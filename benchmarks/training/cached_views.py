@@ -54,13 +54,11 @@ class CachedViews(Dataset[tuple[Tensor, int, int]]):
         test: bool = False,
     ) -> None:
         self.labels, self.num_classes = images.labels, images.num_classes
-        self.is_query = images.is_query
-        self.accelerator = accelerator
+        self.is_query, self.images = images.is_query, images
+        self.accelerator, self.experiment = accelerator, experiment
         self.model: EmbeddingModel = accelerator.unwrap_model(model)
         assert self.model.frozen_stages is not None
         self.stages = self.model.frozen_stages
-        self.images = images
-        self.experiment = experiment
         self.views = 0 if test else experiment.data.cached_views or 0
         generator = np.random.default_rng((experiment.seed, 2))
         self.view_seeds: list[int] = generator.integers(2**63, size=self.views).tolist()

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.records import describe_launcher
 from benchmarks.run import main
-from benchmarks.settings import parse
+from benchmarks.settings import ConfigError, parse
 from benchmarks.training import check_launcher
 from tests.support.processes import TINY
 
@@ -34,17 +34,17 @@ def nothing_set(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name)
 
 
-@pytest.mark.parametrize("name", REFUSED)
 def test_what_is_no_setting_of_the_run_is_refused(
-    name: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv(name, REFUSED[name])
+    for name, value in REFUSED.items():
+        with monkeypatch.context() as patch:
+            patch.setenv(name, value)
+            with pytest.raises(ConfigError, match=f"^{name}={value}: "):
+                check_launcher(parse([]).experiment)
+    monkeypatch.setenv(name, value)
     assert main([*TINY, f"--data.root={tmp_path}", f"--output={tmp_path / 'run'}"]) == 2
-    [line] = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"error: {name}={REFUSED[name]}: ")
+    assert capsys.readouterr().err.startswith(f"error: {name}={value}: ")
     assert [*tmp_path.iterdir()] == []
 
 
