@@ -100,8 +100,8 @@ class RunWriter:
                 before = self.info["data"].get(key)  # older code did not record the content
                 if before is not None and before != about["data"].get(key):
                     raise RunFolderError(
-                        f"data.root: the images are not those that {self.path} was started with (another {key}); "
-                        "restore them, or choose another --output"
+                        f"data.root: an image is not the one that {self.path} was started with (another {key}); "
+                        "restore it, or choose another --output"
                     )
         else:
             self.info = {"name": self.path.name, "recipe": command.recipe, "config": command.config}
