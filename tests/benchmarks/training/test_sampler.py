@@ -25,7 +25,7 @@ def sampler(
 
 
 @settings(
-    max_examples=30, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=15, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
 @given(
     sizes=st.lists(st.integers(1, 9), min_size=3, max_size=12),
