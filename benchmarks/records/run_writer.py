@@ -127,8 +127,8 @@ class RunWriter:
     def _begin(self, saved: Mapping[str, Any] | None) -> None:
         session = describe_session(self._argv, self._accelerator.num_processes)
         step, before = saved["step"] if saved else 0, self.info.get("sessions", [])
-        work = {"sessions": [*before, {"from_step": step, **session}], "status": "running"}
-        work |= {"error": None, "traceback": None}
+        work: dict[str, Any] = {"status": "running", "error": None, "traceback": None}
+        work["sessions"] = [*before, {"from_step": step, **session}]
         trackers = self.info.get("trackers", {})
         if tracked := self._trackers.start(self.path.name, self.identity["config"], trackers):
             work["trackers"] = tracked
