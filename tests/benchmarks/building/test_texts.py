@@ -117,10 +117,10 @@ MISREAD = {
 
 @pytest.mark.parametrize("name", MISREAD)
 def test_a_misread_text_is_one_line_and_status_2(
-    name: str, capsys: pytest.CaptureFixture[str]
+    name: str, glyphs_root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     argument, expected = MISREAD[name]
-    assert main(["--recipe=glyphs/demo/binomial", argument]) == 2
+    assert main(["--recipe=glyphs/demo/binomial", f"--data.root={glyphs_root}", argument]) == 2
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith("error: ") and expected in line
 

@@ -82,14 +82,19 @@ def config(folder: Path, settings: dict[str, Any]) -> str:
 
 @pytest.mark.parametrize("place", PLACES)
 def test_an_untrusted_module_is_not_imported_and_a_class_of_another_kind_not_called(
-    place: str, hostile: Path, trusting: Callable[..., None], capsys: pytest.CaptureFixture[str]
+    place: str,
+    hostile: Path,
+    trusting: Callable[..., None],
+    glyphs_root: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    file, output = config(hostile, PLACES[place]), f"--output={hostile / 'run'}"
-    assert main(["--recipe=glyphs/demo/binomial", file, output]) == 2
+    words = [config(hostile, PLACES[place]), f"--output={hostile / 'run'}"]
+    words += ["--recipe=glyphs/demo/binomial", f"--data.root={glyphs_root}"]
+    assert main(words) == 2
     assert len(capsys.readouterr().err.splitlines()) == 1
     assert not (hostile / "imported").exists()
     if place not in ("argument", "list in a list"):  # may be any class of a trusted module
-        assert main(["--recipe=glyphs/demo/binomial", "--trust=hostile", file, output]) == 2
+        assert main(["--trust=hostile", *words]) == 2
     assert not (hostile / "called").exists()
 
 
