@@ -167,4 +167,10 @@ class FeatureCosFaceLoss(CosFaceLoss):
         scale: float = 20.0,
         **kwargs: Any,
     ) -> None:
-        super().__init__(num_classes, in_channels, margin=margin, scale=scale, **kwargs)
+        super().__init__(
+            num_classes=num_classes,
+            embedding_size=in_channels,
+            margin=margin,
+            scale=scale,
+            **kwargs,
+        )
