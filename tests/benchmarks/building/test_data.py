@@ -131,7 +131,7 @@ def test_sizes_that_do_not_fit_are_named(tmp_path: Path) -> None:
     root = photographs(tmp_path, "abcd")
     with pytest.raises(ConfigError, match=r"data\.resize: expected at least image_size \(24\)"):
         image_views(small(root, dataset="folder", resize=20), Trunk())
-    with pytest.raises(ConfigError, match=r"data\.folds: expected 2 to 100, .* got 101"):
+    with pytest.raises(ConfigError, match=r"data\.folds: expected 2 .* got 101"):
         build_datasets(small(root, dataset="folder", split="validation", folds=101))
 
 
