@@ -35,26 +35,15 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
+HERE = "{}.{}".format(*sys.version_info)
 
 PRESENT = (
-    *(
-        "torch",
-        "torchvision",
-        "timm",
-        "accelerate",
-        "scikit-learn",
-        "scipy",
-        "matplotlib",
-        "pandas",
-    ),
-    *("jinja2", "joblib", "tabulate", "tensorboard", "tqdm", "psutil", "pillow", "protobuf"),
+    *("torch", "torchvision", "timm", "accelerate", "scikit-learn", "scipy", "matplotlib"),
+    *("pandas", "jinja2", "joblib", "tabulate", "tensorboard", "tqdm", "psutil", "pillow"),
+    "protobuf",
     *("faiss-cpu", "faiss-gpu"),  # too large; accuracies by rank do not need it
 )
 """Packages that are not brought, with all that they need."""
-
-MIB = 2**20
-ENTRY = 1024
-"""Bytes that an archive adds to a file: a header of 512, and up to 511 that fill the last block."""
 
 MANIFEST = "manifest.json"
 BRANCH = "bundle"
@@ -73,10 +62,7 @@ def say(text: str) -> None:
 def run(command: Sequence[str | Path], **options: Any) -> str:
     """Standard output; the end of what was printed, if the command fails."""
     words = list(map(str, command))
-    try:
-        done = subprocess.run(words, capture_output=True, text=True, check=False, **options)
-    except OSError as error:
-        raise SystemExit(f"{words[0]}: cannot be started ({error.strerror})") from error
+    done = subprocess.run(words, capture_output=True, text=True, check=False, **options)
     if done.returncode:
         lines = (done.stderr.strip() or done.stdout.strip()).splitlines() or ["no output"]
         raise SystemExit(f"{' '.join(words[:4])}: exit status {done.returncode}: {lines[-1]}")
@@ -90,12 +76,6 @@ def git(*arguments: str | Path, **options: Any) -> str:
 def digest(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def files(folder: Path) -> list[str]:
-    return sorted(
-        path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()
-    )
 
 
 @contextmanager
@@ -145,13 +125,15 @@ def make(arguments: argparse.Namespace) -> None:
                 listed = part / "photographs" / f"{name}_test_classes.txt"
                 shutil.copyfile(arguments.test_classes, listed)
         copy_commits(part / "repository")
+        files = sorted(path for path in part.rglob("*") if path.is_file())
         manifest = {
             "commit": git("rev-parse", "HEAD"),
             "python": arguments.python,
-            "files": {name: digest(part / name) for name in files(part)},
+            "files": {path.relative_to(part).as_posix(): digest(path) for path in files},
         }
+        size = sum(path.stat().st_size for path in files) / 2**20
         (part / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
-    report_sizes(folder, arguments.limit)
+    say(f"{folder}: {size:.1f} MiB; --side shrinks photographs")
 
 
 def missing_packages(python: str, present: Sequence[str]) -> list[str]:
@@ -262,31 +244,9 @@ def copy_commits(folder: Path) -> None:
     (folder / "HEAD").write_text(f"ref: refs/heads/{BRANCH}\n")
     (folder / "config").write_text(CONFIG)
     (folder / MARK).write_text(f"{commit}\n")
-    listed = [
-        git("rev-list", commit),
-        git(
-            "rev-list", "--objects", "--no-walk", "--no-object-names", "--filter=blob:none", commit
-        ),
-    ]
-    git("pack-objects", "-q", folder / "objects" / "pack" / "pack", input="\n".join(listed) + "\n")
-
-
-def report_sizes(folder: Path, limit: float) -> None:
-    """Print the sizes of bundle and tracked files; warn if an archive of both has more MiB than the limit."""
-    kinds: dict[str, int] = {}
-    for name in files(folder):
-        kind = name.partition("/")[0]
-        kinds[kind] = kinds.get(kind, 0) + (folder / name).stat().st_size
-    tracked = [ROOT / name for name in git("ls-files", "-z").split("\0") if name]
-    kinds["tracked files"] = sum(path.lstat().st_size for path in tracked)
-    count = len(tracked) + len(files(folder))
-    kinds[f"{count} entries of an archive"] = count * ENTRY
-    for kind, size in kinds.items():
-        say(f"{size / MIB:8.2f} MiB  {kind}")
-    total = sum(kinds.values()) / MIB
-    say(f"{total:8.2f} MiB  in all")
-    if total > limit:
-        print(f"warning: more than {limit:g} MiB; --side shrinks photographs", file=sys.stderr)
+    folders = ["--objects", "--no-walk", "--no-object-names", "--filter=blob:none"]
+    listed = f"{git('rev-list', commit)}\n{git('rev-list', *folders, commit)}\n"
+    git("pack-objects", "-q", folder / "objects" / "pack" / "pack", input=listed)
 
 
 # ---------------------------------------------------------------------------------------------------------- open
@@ -315,21 +275,19 @@ def open_bundle(arguments: argparse.Namespace) -> None:
 def read_manifest(folder: Path) -> dict[str, Any]:
     path = folder / MANIFEST
     try:
-        manifest = json.loads(path.read_text())
-        commit, python, listed = manifest["commit"], manifest["python"], manifest["files"]
+        manifest: dict[str, Any] = json.loads(path.read_text())
     except OSError as error:
         raise SystemExit(f"{path}: cannot be read ({error.strerror}); is this a bundle?") from error
-    except (ValueError, TypeError, KeyError) as error:
+    except ValueError as error:
         raise SystemExit(f"{path}: is damaged; copy the bundle again") from error
-    return {"commit": commit, "python": python, "files": listed}
+    return manifest
 
 
 def check(folder: Path, manifest: dict[str, Any]) -> None:
     """Refuse another version of Python, and any file that is missing or not as it was made."""
-    here = f"{sys.version_info[0]}.{sys.version_info[1]}"
-    if manifest["python"] != here:
+    if manifest["python"] != HERE:
         raise SystemExit(
-            f"{folder}: is for Python {manifest['python']}, this is {here}; make it with --python {here}"
+            f"{folder}: is for Python {manifest['python']}, this is {HERE}; make it with --python {HERE}"
         )
     for name, expected in manifest["files"].items():
         path = folder / name
@@ -399,9 +357,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     made = commands.add_parser("make", help="write the folder, where there is a network")
     made.set_defaults(command=make)
     made.add_argument("folder", type=Path, metavar="DIR")
-    made.add_argument(
-        "--python", default="{}.{}".format(*sys.version_info), metavar="3.X", help="of that machine"
-    )
+    made.add_argument("--python", default=HERE, metavar="3.X", help="of that machine")
     made.add_argument(
         "--present",
         nargs="+",
@@ -412,19 +368,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     made.add_argument("--weights", type=Path, metavar="FILE", help="of a timm model, in any format")
     made.add_argument("--trunk", metavar="NAME", help="the model (default: the name of the file)")
-    made.add_argument(
-        "--photographs", type=Path, metavar="FOLDER", help="images, a folder per class"
-    )
+    made.add_argument("--photographs", type=Path, metavar="FOLDER", help="a folder per class")
     made.add_argument("--test-classes", type=Path, metavar="FILE", help="one name per line")
-    made.add_argument(
-        "--side",
-        type=int,
-        metavar="N",
-        help="shrink their shorter side to N pixels (JPEG: quality 90)",
-    )
-    made.add_argument(
-        "--limit", type=float, default=64, metavar="MIB", help="warn above this (default: 64)"
-    )
+    made.add_argument("--side", type=int, metavar="N", help="shrink their shorter side to N pixels")
     opened = commands.add_parser("open", help="unpack it, where there is none")
     opened.set_defaults(command=open_bundle)
     opened.add_argument("folder", type=Path, metavar="DIR")

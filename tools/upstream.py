@@ -24,6 +24,7 @@ import subprocess
 import sys
 import tempfile
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -288,23 +289,6 @@ def _drawn(equations: str) -> bytes:
     return file.getvalue()
 
 
-def _changed(tree: Path, planned: dict[Path, bytes]) -> list[Path]:
-    return [
-        path
-        for path, new in planned.items()
-        if not (tree / path).exists() or (tree / path).read_bytes() != new
-    ]
-
-
-def write(tree: Path, planned: dict[Path, bytes]) -> list[Path]:
-    """Write what is not there yet: the paths that were changed."""
-    changed = _changed(tree, planned)
-    for path in changed:
-        (tree / path).parent.mkdir(parents=True, exist_ok=True)
-        (tree / path).write_bytes(planned[path])
-    return changed
-
-
 def _git(tree: Path, *arguments: str, text: str | None = None) -> str:
     done = subprocess.run(
         ["git", "-C", str(tree), *arguments],
@@ -322,22 +306,25 @@ def place(tree: Path, system: str, *, branch: bool) -> list[Path]:
     """Place a system, on a branch of its own where asked: the paths that were changed.
 
     Raises:
-        UpstreamError: as `plan`; for a branch also if `tree` is not the root of a repository, its work tree is not
-            clean or holds the system already, or git refuses the branch or knows no author.
+        UpstreamError: as `plan`; for a branch also if the work tree is not clean or holds the system already, or if
+            git refuses the branch or knows no author.
     """
     planned = plan(tree, system)
+    changed = [
+        path
+        for path, new in planned.items()
+        if not (tree / path).exists() or (tree / path).read_bytes() != new
+    ]
     if branch:
-        if folder := _git(tree, "rev-parse", "--show-prefix").strip():
-            raise UpstreamError(
-                f"{tree}: expected a clone of PML, is the folder {folder} of another repository"
-            )
         _git(tree, "var", "GIT_COMMITTER_IDENT")
         if dirty := _git(tree, "status", "--porcelain"):
             raise UpstreamError(f"{tree}: expected a clean work tree, commit or remove:\n{dirty}")
-        if not _changed(tree, planned):
+        if not changed:
             raise UpstreamError(f"{tree}: holds the system already, there is nothing to commit")
         _git(tree, "switch", "--create", system.replace("_", "-"))
-    changed = write(tree, planned)
+    for path in changed:
+        (tree / path).parent.mkdir(parents=True, exist_ok=True)
+        (tree / path).write_bytes(planned[path])
     if branch:
         _git(tree, "add", *map(str, changed))
         message = (SOURCES / f"{system}.md").read_text().removeprefix("# ")
@@ -345,7 +332,7 @@ def place(tree: Path, system: str, *, branch: bool) -> list[Path]:
     return changed
 
 
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description="Place our systems in a clone of pytorch-metric-learning, each a pull request."
     )
@@ -356,7 +343,7 @@ def main() -> int:
         action="store_true",
         help="commit each system on a branch of its own, from HEAD on",
     )
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(argv)
     for system in [arguments.only] if arguments.only else SYSTEMS:
         try:
             changed = place(arguments.tree, system, branch=arguments.branch)

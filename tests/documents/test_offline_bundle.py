@@ -7,7 +7,6 @@ import sys
 import tarfile
 import zipfile
 from pathlib import Path
-from typing import Any
 
 import pytest
 import timm
@@ -22,7 +21,6 @@ sys.path.insert(0, str(ROOT / "tools"))
 
 import offline_bundle
 
-HERE = "{}.{}".format(*sys.version_info)
 TRUNK = "test_resnet"
 
 
@@ -49,7 +47,7 @@ def write_wheel(folder: Path, name: str, code: str) -> None:
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A repository of two commits that takes the project's place; its one package is `brought`."""
+    """A repository of two commits that takes the project's place, for a machine that has all packages."""
     root = tmp_path / "project"
     (root / "code").mkdir(parents=True)
     git(tmp_path, "init", "-q", str(root))
@@ -58,10 +56,16 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         git(root, "add", ".")
         git(root, "commit", "-q", "-m", f"{number}")
     monkeypatch.setattr(offline_bundle, "ROOT", root)
+    monkeypatch.setattr(offline_bundle, "fetch_wheels", lambda folder, *_: folder.mkdir())
+    return root
+
+
+@pytest.fixture
+def brought(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One package that the machine lacks."""
     monkeypatch.setattr(
         offline_bundle, "fetch_wheels", lambda folder, *_: write_wheel(folder, "brought", "x = 3\n")
     )
-    return root
 
 
 @pytest.fixture
@@ -78,9 +82,9 @@ def data(tmp_path: Path) -> dict[str, Path]:
     return {"photographs": photographs, "test-classes": test_classes, "weights": weights}
 
 
-def make(folder: Path, data: dict[str, Path], *more: str, python: str = HERE) -> Path:
+def make(folder: Path, data: dict[str, Path], *more: str) -> Path:
     words = [f"--{name}={path}" for name, path in data.items()]
-    offline_bundle.main(["make", str(folder), f"--python={python}", *words, *more])
+    offline_bundle.main(["make", str(folder), *words, *more])
     return folder
 
 
@@ -98,6 +102,7 @@ def open_bundle(folder: Path, target: Path) -> None:
     offline_bundle.main(["open", str(folder), str(target)])
 
 
+@pytest.mark.usefixtures("brought")
 def test_what_is_packed_arrives(
     project: Path,
     data: dict[str, Path],
@@ -107,7 +112,7 @@ def test_what_is_packed_arrives(
 ) -> None:
     commits = git(project, "rev-list", "HEAD").split()
     folder, target = make(tmp_path / "bundle", data), tmp_path / "target"
-    assert " MiB  in all" in capsys.readouterr().out
+    assert " MiB" in capsys.readouterr().out
     copy = copy_files(project, monkeypatch)
     open_bundle(folder, target)
 
@@ -155,10 +160,10 @@ def test_photographs_shrink_to_the_shorter_side(
 def test_a_second_opening_changes_nothing_and_a_new_bundle_takes_the_place(
     project: Path, data: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    del data["weights"]
     folder, target = make(tmp_path / "bundle", data), tmp_path / "target"
     (data["photographs"] / "a" / "1.jpg").unlink()
     other = make(tmp_path / "other", data)
-    make(other, data)  # a bundle may be made again
     copy = copy_files(project, monkeypatch)
     open_bundle(folder, target)
     before = {path: path.stat().st_mtime_ns for path in [*target.rglob("*"), copy / ".git"]}
@@ -170,9 +175,9 @@ def test_a_second_opening_changes_nothing_and_a_new_bundle_takes_the_place(
 
 
 def test_a_clone_keeps_its_own_repository(
-    project: Path, data: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    project: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = make(tmp_path / "bundle", data)
+    folder = make(tmp_path / "bundle", {})
     before = git(project, "rev-parse", "HEAD")[:7]
     git(project, "commit", "-q", "--allow-empty", "-m", "later")
     files = {path: path.read_bytes() for path in (project / ".git").rglob("*") if path.is_file()}
@@ -182,13 +187,14 @@ def test_a_clone_keeps_its_own_repository(
 
 
 def test_a_newer_bundle_brings_its_commit_except_over_a_commit_made_here(
-    project: Path, data: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = make(tmp_path / "first", data)
+    first = make(tmp_path / "first", {})
     (project / "code" / "file.py").write_text("changed")
     git(project, "commit", "-q", "-a", "-m", "changed")
     commit = git(project, "rev-parse", "HEAD")
-    second = make(tmp_path / "second", data)
+    second = make(tmp_path / "second", {})
+    make(second, {})  # a bundle may be made again
     copy = copy_files(project, monkeypatch)
     for folder in (first, second):
         open_bundle(folder, tmp_path / "target")
@@ -201,56 +207,43 @@ def test_a_newer_bundle_brings_its_commit_except_over_a_commit_made_here(
 
 def test_files_of_another_commit_are_named(
     project: Path,
-    data: dict[str, Path],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    folder = make(tmp_path / "bundle", data)
+    folder = make(tmp_path / "bundle", {})
     copy = copy_files(project, monkeypatch)
     (copy / "code" / "file.py").write_text("another")
     open_bundle(folder, tmp_path / "target")
     assert "1 files differ from it\n   M code/file.py\n" in capsys.readouterr().out
 
 
-def damage(folder: Path) -> None:
-    path = folder / "photographs" / "photographs.tar.gz"
-    path.write_bytes(path.read_bytes()[:-1])
-
-
-def cut_manifest(folder: Path) -> None:
-    path = folder / "manifest.json"
-    path.write_text(path.read_text()[:50])
-
-
-def another_python(folder: Path) -> None:
-    manifest = json.loads((folder / "manifest.json").read_text())
-    (folder / "manifest.json").write_text(json.dumps(manifest | {"python": "3.1"}))
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (damage, r"photographs\.tar\.gz: is damaged"),
-        (lambda folder: next(folder.glob("wheels/*")).unlink(), r"brought.*\.whl: is missing"),
-        (lambda folder: next(folder.glob("repository/objects/pack/*.pack")).unlink(), "is missing"),
-        (cut_manifest, r"manifest\.json: is damaged"),
-        (lambda folder: (folder / "manifest.json").unlink(), r"manifest\.json: cannot be read"),
-        (another_python, rf"is for Python 3\.1, this is {HERE}"),
-    ],
-)
-def test_a_damaged_bundle_is_refused(
-    project: Path, data: dict[str, Path], tmp_path: Path, change: Any, message: str
-) -> None:
-    folder = make(tmp_path / "bundle", data)
-    change(folder)
-    with pytest.raises(SystemExit, match=message):
-        open_bundle(folder, tmp_path / "target")
-    assert not (tmp_path / "target").exists()
+@pytest.mark.usefixtures("brought")
+def test_a_damaged_bundle_is_refused(project: Path, tmp_path: Path) -> None:
+    whole = make(tmp_path / "bundle", {})
+    manifest = (whole / "manifest.json").read_bytes()
+    another = json.dumps(json.loads(manifest) | {"python": "3.1"}).encode()
+    for name, content, message in (
+        ("wheels/*.whl", b"cut", r"brought.*\.whl: is damaged"),
+        ("wheels/*.whl", None, r"brought.*\.whl: is missing"),
+        ("repository/objects/pack/*.pack", None, "is missing"),
+        ("manifest.json", manifest[:50], r"manifest\.json: is damaged"),
+        ("manifest.json", None, r"manifest\.json: cannot be read"),
+        ("manifest.json", another, rf"is for Python 3\.1, this is {offline_bundle.HERE}"),
+    ):
+        folder = shutil.copytree(whole, tmp_path / "damaged")
+        [path] = folder.glob(name)
+        path.unlink()
+        if content is not None:
+            path.write_bytes(content)
+        with pytest.raises(SystemExit, match=message):
+            open_bundle(folder, tmp_path / "target")
+        assert not (tmp_path / "target").exists()
+        shutil.rmtree(folder)
 
 
 def test_what_cannot_be_bundled_is_refused(
-    project: Path, data: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    project: Path, data: dict[str, Path], tmp_path: Path
 ) -> None:
     folder = tmp_path / "bundle"
     with pytest.raises(SystemExit, match=r"no_such\.safetensors.*cannot be read"):
@@ -267,9 +260,6 @@ def test_what_cannot_be_bundled_is_refused(
     with pytest.raises(SystemExit, match=r"1 tracked files have changes, such as code/file\.py"):
         make(folder, data)
     assert not list(tmp_path.glob("bundle*"))
-    git(project, "commit", "-q", "-a", "-m", "committed")
-    make(folder, {}, "--limit=0.001")
-    assert "warning: more than 0.001 MiB" in capsys.readouterr().err
 
 
 def test_missing_packages_are_those_that_no_present_one_brings() -> None:
