@@ -223,6 +223,10 @@ def test_a_number_without_a_source_is_found(number: str) -> None:
     assert without_source(f"# Page\n\n## One\n\n{number}\n\n### Part\n\n{SOURCE}\n") != []
     assert without_source(f"# Page\n\n## One\n\n{number}\n\n{SOURCE}\n") == []
     assert without_source(f"# Page\n\n{SOURCE}\n\n## One\n\n{number}\n") == []
+
+
+def test_rows_of_the_table_of_sources_link_to_sections() -> None:
+    number = "a step of 12 ms"
     table = "| [speed](page.md#one), [more](../other.md) | `make speed` | `b9afa51` |"
     assert linked(table, "page.md") == {"one"} and linked(table, "other.md") == {""}
     assert without_source(f"# Page\n\n## One\n\n### Part\n\n{number}\n", {"one"}) == []
@@ -231,16 +235,13 @@ def test_a_number_without_a_source_is_found(number: str) -> None:
     assert linked("| [speed](page.md#one) | `make speed` | no commit |", "page.md") == set()
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
+def test_a_command_that_names_nothing_is_found() -> None:
+    for command in (
         "make nothing",
         "python -m benchmarks.sped",
         "python -m benchmarks.speed hordes",
         "python benchmarks/walk.py",
         "python benchmarks/run.py --recipe glyphs/finetune/none",
         "python -m pytest tests/library/test_none.py",
-    ],
-)
-def test_a_command_that_names_nothing_is_found(command: str) -> None:
-    assert missing(command) is not None
+    ):
+        assert missing(command) is not None

@@ -4,7 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -50,21 +50,17 @@ DOCUMENTS = {
 
 
 def git(tree: Path, *arguments: str) -> str:
-    command = ["git", "-c", "user.name=N", "-c", "user.email=e@x", "-C", str(tree), *arguments]
+    command = ["git", "-C", str(tree), *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
-def place(tree: Path, *options: str, **settings: str) -> subprocess.CompletedProcess[str]:
-    person = {"GIT_AUTHOR_NAME": "N", "GIT_AUTHOR_EMAIL": "e@x"}
-    committer = {"GIT_COMMITTER_NAME": "N", "GIT_COMMITTER_EMAIL": "e@x"}
-    return subprocess.run(
-        [sys.executable, str(ROOT / "tools" / "upstream.py"), str(tree), *options],
-        env={**os.environ, **person, **committer, **settings},
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT,
-        check=False,
-    )
+@pytest.fixture(autouse=True, scope="module")
+def person() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        for role in ("AUTHOR", "COMMITTER"):
+            patch.setenv(f"GIT_{role}_NAME", "N")
+            patch.setenv(f"GIT_{role}_EMAIL", "e@x")
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -90,8 +86,7 @@ def apart(clone: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     tree = shutil.copytree(clone, tmp_path_factory.mktemp("apart") / "pml")
     for system in upstream.SYSTEMS:
         git(tree, "switch", "dev")
-        done = place(tree, "--only", system, "--branch")
-        assert done.returncode == 0, done.stderr
+        assert upstream.main([str(tree), "--only", system, "--branch"]) == 0
     return tree
 
 
@@ -99,8 +94,7 @@ def apart(clone: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def stacked(clone: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """With a branch of each system that starts from the one before."""
     tree = shutil.copytree(clone, tmp_path_factory.mktemp("stacked") / "pml")
-    done = place(tree, "--branch")
-    assert done.returncode == 0, done.stderr
+    assert upstream.main([str(tree), "--branch"]) == 0
     return tree
 
 
@@ -144,9 +138,7 @@ def test_the_steps_together_are_the_systems_apart(apart: Path, stacked: Path) ->
 
 
 def test_second_run_changes_nothing(stacked: Path) -> None:
-    done = place(stacked)
-    assert done.returncode == 0, done.stderr
-    assert [line for line in done.stdout.splitlines() if not line.endswith("0 files changed")] == []
+    assert upstream.main([str(stacked)]) == 0
     assert git(stacked, "status", "--porcelain") == ""
 
 
@@ -171,14 +163,18 @@ def other_wrapper(tree: Path) -> None:
     ],
 )
 def test_refuses(
-    system: str, spoil: Callable[[Path], None], message: str, clone: Path, tmp_path: Path
+    system: str,
+    spoil: Callable[[Path], None],
+    message: str,
+    clone: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     tree = shutil.copytree(clone, tmp_path / "pml")
     spoil(tree)
     before = git(tree, "status", "--porcelain")
-    done = place(tree, "--only", system)
-    assert done.returncode == 2
-    assert message in done.stderr
+    assert upstream.main([str(tree), "--only", system]) == 2
+    assert message in capsys.readouterr().err
     assert git(tree, "status", "--porcelain") == before
 
 
