@@ -3,6 +3,7 @@
 import math
 import re
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -12,7 +13,6 @@ from tests.gpu import conftest, floors
 from tests.gpu.networks import Sizes, join
 from tests.gpu.page import INTRODUCTION, NO_ORIGIN, descriptions, mark_dead, read_page, write_page
 from tests.gpu.part import Part
-from tests.gpu.retrieval import exact_accuracies
 from tests.gpu.timing import Rates
 from tests.support.processes import ROOT
 
@@ -97,29 +97,11 @@ def test_floors() -> None:
     assert floors.sketched(sizes).moved == 4 * 6 * (2 * (4 + 4 * 5 + 5 * 7) + 3 * 4)
 
 
-def test_exact_accuracies() -> None:
-    """Of points on a line: the nearest other one is right for the first two, and second for the last two."""
-    points = torch.tensor([[0.0], [1.0], [9.0], [5.0]], dtype=torch.float64)
-    expected = {"recall_at_1": 0.75, "recall_at_2": 1.0, "mean_reciprocal_rank": 0.875}
-    found = exact_accuracies(points, torch.tensor([0, 0, 1, 1]), (1, 2), block=3)
-    assert {name: found[name] for name in expected} == expected
-
-
 def test_processes_that_hang_are_ended() -> None:
-    class Hanging:
-        def __init__(self) -> None:
-            self.processes, self.killed = [self, self], 0
-
-        def join(self, timeout: float) -> bool:
-            return False
-
-        def kill(self) -> None:
-            self.killed += 1
-
-    processes = Hanging()
+    processes = mock.Mock(processes=[mock.Mock(), mock.Mock()], join=lambda timeout: False)
     with pytest.raises(TimeoutError, match="have not ended in 0 s"):
         join(processes, 0)
-    assert processes.killed == 2
+    assert all(process.kill.called for process in processes.processes)
 
 
 def test_a_page_is_read_as_it_was_written(tmp_path: Path) -> None:

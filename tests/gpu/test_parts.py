@@ -36,6 +36,7 @@ from tests.gpu.timing import Rates, matmul_precision
 TRUNKS = ("resnet50", "googlenet")
 
 
+@pytest.mark.slow
 def test_correctness(part: Part) -> None:
     """Losses, moments, ranks and processes against float64.
 
