@@ -19,9 +19,9 @@ from benchmarks.building.images import build_datasets, show_to
 from benchmarks.building.network import EmbeddingModel, build_model
 from benchmarks.building.objective import build_loss, build_optimizer
 from benchmarks.datasets import IMAGE_DATASETS
-from benchmarks.settings.recipe_files import Entry, read_entry
+from benchmarks.settings.recipe_files import Entry
 from tests.end_to_end.paper_facts import Training
-from tests.end_to_end.test_recipes import ENTRIES, TRAININGS, experiment_of
+from tests.end_to_end.test_recipes import EACH_TRAINING, ENTRIES, experiment_of
 
 NOT_GIVEN = "not given"
 SHEET = yaml.safe_load((Path(__file__).parents[1] / "references" / "settings.yaml").read_text())
@@ -97,27 +97,14 @@ def differences(said: Mapping[str, Any], built: Mapping[str, Any]) -> dict[str, 
     return {"differs": differ, "not_given": left_open}
 
 
-QUICK = {
-    *("ecaml/table4/npair_ec", "ecaml/table4/triplet_ec", "horde/table1/cub_binomial_horde"),
-    *("jrd/table1/cub", "second_order_attention/table1/cub_margin_vem"),
-}
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(entry.name, marks=[] if entry.name in QUICK else [pytest.mark.slow])
-        for entry in TRAININGS
-    ],
-)
+@EACH_TRAINING
 def test_what_is_built_is_what_the_paper_says_or_declared(
-    name: str, trees: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+    entry: Entry, trees: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    built = training(read_entry(name), trees, monkeypatch).facts()
-    for entry in ENTRIES:
-        if entry.training == name:
-            for key, facts in differences(stated(entry), built).items():
-                declared = [fact for remark in entry.remarks[key] for fact in remark.facts.items()]
-                assert {fact for fact, _ in declared} == facts, (entry.name, key)
-                for fact, value in declared:
-                    assert value is None or built[fact] == value, (entry.name, fact)
+    built = training(entry, trees, monkeypatch).facts()
+    for same in (other for other in ENTRIES if other.training == entry.name):
+        for key, facts in differences(stated(same), built).items():
+            declared = [fact for remark in same.remarks[key] for fact in remark.facts.items()]
+            assert {fact for fact, _ in declared} == facts, (same.name, key)
+            for fact, value in declared:
+                assert value is None or built[fact] == value, (same.name, fact)

@@ -36,7 +36,7 @@ from tests.benchmarks.runs import assert_same_trace, finished, mark_unfinished, 
 from tests.support.processes import FROZEN_STATISTICS, TINY, horde
 
 MAP = "mean_average_precision_at_r"
-SHORT = (*TINY, "--optimization.steps=12")
+SHORT = (*TINY, "--optimization.steps=6", "--data.batch_size=30")
 
 
 @pytest.fixture
@@ -47,6 +47,47 @@ def train(glyphs_root: Path, tmp_path: Path) -> Any:
         return finished([f"--data.root={glyphs_root}", *SHORT, *settings], tmp_path / "run")
 
     return train
+
+
+FAIR = ("--protocol=fair", "--evaluation.every=2", "--checkpoint_every=4")
+FAIR += ("--optimization.steps=10", "--optimization.learning_rate=0.03")
+EVERYTHING = ("orders=true", "parts=4", "clustering=true", "divergence=true", "features=5")
+
+
+@pytest.fixture(scope="module")
+def fair(data: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run by protocol fair."""
+    folder = tmp_path_factory.mktemp("fair") / "run"
+    finished([data, *SHORT, *FAIR], folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def measured(data: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Two runs that differ in what is measured: "everything", and the "plain" metrics."""
+    folder, asked = tmp_path_factory.mktemp("measured"), [f"--evaluation.{x}" for x in EVERYTHING]
+    settings = [data, *SHORT, horde(), "--evaluation.descriptor=true", "--evaluation.every=3"]
+    for name, more in {"everything": asked, "plain": []}.items():
+        finished([*settings, *more], folder / name)
+    return {name: folder / name for name in ("everything", "plain")}
+
+
+def record_of(folder: Path) -> dict[str, Any]:
+    record: dict[str, Any] = json.loads((folder / "run.json").read_text())
+    return record
+
+
+def last_network(folder: Path) -> tuple[nn.Module, Any, dict[str, Any]]:
+    """The network at a run's end, its images, and its last checkpoint."""
+    checkpoint = load_checkpoint(folder)
+    assert checkpoint is not None
+    model, images = rebuilt(folder, checkpoint)
+    return model.eval(), images, checkpoint
+
+
+def stacked(dataset: Any) -> torch.Tensor:
+    """The test views of all images."""
+    return torch.stack([dataset[i][0] for i in range(len(dataset))])
 
 
 def rebuilt(folder: Path, state: dict[str, Any]) -> tuple[nn.Module, Any]:
@@ -61,10 +102,10 @@ def rebuilt(folder: Path, state: dict[str, Any]) -> tuple[nn.Module, Any]:
 # ------------------------------------------------------------------------------------------- fair
 
 
-def test_fair_tests_the_weights_that_validation_classes_choose(train: Any, tmp_path: Path) -> None:
-    record = train("--protocol=fair", "--evaluation.every=3", "--optimization.learning_rate=0.03")
-    curve = read_table(tmp_path / "run" / "records", "evaluation")
-    assert curve["step"] == [0, 3, 6, 9, 12]
+def test_fair_tests_the_weights_that_validation_classes_choose(fair: Path) -> None:
+    record = record_of(fair)
+    curve = read_table(fair / "records", "evaluation")
+    assert curve["step"] == [0, 2, 4, 6, 8, 10]
     assert record["before_training"] is None
     curve = {name: values[1:] for name, values in curve.items()}  # the start is never chosen
     best = curve[MAP].index(max(curve[MAP]))
@@ -73,8 +114,8 @@ def test_fair_tests_the_weights_that_validation_classes_choose(train: Any, tmp_p
         "step": curve["step"][best],
         "value": max(curve[MAP]),
     }
-    state = load_best(tmp_path / "run", int(curve["step"][best]), run_identity(record))
-    model, images = rebuilt(tmp_path / "run", state)
+    state = load_best(fair, int(curve["step"][best]), run_identity(record))
+    model, images = rebuilt(fair, state)
     names = [set(map(images.train.name, range(len(images.train)))), set(), set()]
     for i, dataset in enumerate((images.validation, images.test), start=1):
         names[i] = set(map(dataset.name, range(len(dataset))))
@@ -86,7 +127,7 @@ def test_fair_tests_the_weights_that_validation_classes_choose(train: Any, tmp_p
         found = Evaluator(Accelerator(), model, 256).evaluate(dataset, [1])
         assert found.metrics[MAP] == expected
     assert record["data"]["fold"] == "0 of 4"
-    [kept] = (tmp_path / "run" / "checkpoints").glob("best_*.pt")
+    [kept] = (fair / "checkpoints").glob("best_*.pt")
     assert kept.name.startswith(f"best_{int(curve['step'][best]):09d}-")
 
 
@@ -94,12 +135,8 @@ def test_the_network_is_tested_before_training(
     train: Any, glyphs_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """This moves no number, as later tests do; it reads no test class under protocol fair, and is kept."""
-    settings = [
-        "--seed=3",
-        "--optimization.steps=4",
-        "--checkpoint_every=2",
-        "--evaluation.every=1",
-    ]
+    settings = ["--seed=3", "--optimization.steps=4", "--checkpoint_every=2"]
+    settings += ["--evaluation.every=2"]
     with traced() as steps:
         record = train(*settings)
     run = parse([f"--config={tmp_path / 'run' / 'config.yaml'}"]).experiment
@@ -142,34 +179,29 @@ def test_fair_can_leave_the_test_classes_alone(train: Any, monkeypatch: pytest.M
         return images
 
     monkeypatch.setattr(trial, "build_datasets", watched)
-    record = train("--protocol=fair", "--data.split=validation", "--evaluation.every=6")
+    record = train("--protocol=fair", "--data.split=validation", "--evaluation.every=3")
     assert opened[1] is opened[2]  # tested on what it was chosen by
     assert record["metrics"][MAP] == record["selection"]["value"]
     assert record["data"]["split"] == "validation"
 
 
 def test_a_resumed_fair_run_keeps_its_choice(
-    glyphs_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fair: Path, data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = [f"--data.root={glyphs_root}", *SHORT, "--protocol=fair", "--evaluation.every=2"]
-    settings += ["--checkpoint_every=6", "--optimization.learning_rate=0.03"]
-    assert runner.main([*settings, f"--output={tmp_path / 'whole'}"]) == 0
-    evaluate_point = Curves.point
-    # Killed after a point whose weights may be the best, before their checkpoint.
-    monkeypatch.setattr(
-        Curves, "point", lambda self, step: evaluate_point(self, step) if step < 10 else 1 / 0
-    )
-    with pytest.raises(ZeroDivisionError):
-        runner.main([*settings, f"--output={tmp_path / 'killed'}"])
-    (tmp_path / "killed" / "checkpoints" / "best_000000008.pt").touch()
-    monkeypatch.setattr(Curves, "point", evaluate_point)
-    assert runner.main([*settings, f"--output={tmp_path / 'killed'}", "--resume"]) == 0
-    whole, killed = (
-        json.loads((tmp_path / name / "run.json").read_text()) for name in ("whole", "killed")
-    )
+    settings, folder, evaluate_point = [data, *SHORT, *FAIR], tmp_path / "run", Curves.point
+    with monkeypatch.context() as patch:
+        # Killed after a point whose weights may be the best, before their checkpoint.
+        patch.setattr(
+            Curves, "point", lambda self, step: evaluate_point(self, step) if step < 8 else 1 / 0
+        )
+        with pytest.raises(ZeroDivisionError):
+            finished(settings, folder)
+    (folder / "checkpoints" / "best_000000006.pt").touch()
+    killed, whole = finished([*settings, "--resume"], folder), record_of(fair)
+    assert killed["sessions"][-1]["from_step"] == 4
     assert killed["selection"] == whole["selection"]
     assert killed["metrics"] == whole["metrics"]
-    [kept] = (tmp_path / "killed" / "checkpoints").glob("best_*.pt")
+    [kept] = (folder / "checkpoints").glob("best_*.pt")
     assert kept.name.startswith(f"best_{whole['selection']['step']:09d}-")
 
 
@@ -180,9 +212,9 @@ def test_the_oracle_is_the_best_by_the_test_set_and_is_told_apart(
     train: Any, tmp_path: Path
 ) -> None:
     oracle = ["--evaluation.oracle=true", "--evaluation.clustering=true"]
-    record = train("--evaluation.every=3", *oracle, "--evaluation.recall_at=[1]")
+    record = train("--evaluation.every=2", *oracle, "--evaluation.recall_at=[1]")
     curve = read_table(tmp_path / "run" / "records", "oracle")
-    assert curve["step"] == [3, 6, 9, 12]
+    assert curve["step"] == [2, 4, 6]
     assert record["oracle"]["recall_at_1"] == max(curve["recall_at_1"])
     for metric in ("recall_at_1", "NMI", "F1"):
         assert record["metrics"][metric] == curve[metric][-1], "for curves over steps"
@@ -192,15 +224,11 @@ def test_the_oracle_is_the_best_by_the_test_set_and_is_told_apart(
 # ---------------------------------------------------------------------------------------- outputs
 
 
-def test_orders_and_parts_are_what_they_say(train: Any, tmp_path: Path) -> None:
-    record = train(horde(), "--evaluation.orders=true", "--evaluation.parts=4")
-    checkpoint = load_checkpoint(tmp_path / "run")
-    assert checkpoint is not None
-    model, images = rebuilt(tmp_path / "run", checkpoint)
-    model.eval()
+def test_orders_and_parts_are_what_they_say(measured: dict[str, Path]) -> None:
+    record = record_of(measured["everything"])
+    model, images, checkpoint = last_network(measured["everything"])
     with torch.no_grad():
-        pictures = torch.stack([images.test[i][0] for i in range(len(images.test))])
-        features = model.trunk(pictures)
+        features = model.trunk(stacked(images.test))
         embeddings = model.head(features)
     labels = images.test.labels
     own = {name.removeprefix("loss."): tensor for name, tensor in checkpoint["loss"].items()}
@@ -220,40 +248,31 @@ def test_orders_and_parts_are_what_they_say(train: Any, tmp_path: Path) -> None:
     deviation = (sum((p - mean) ** 2 for p in parts) / 3) ** 0.5
     assert record["outputs"]["parts"]["recall_at_1"] == pytest.approx(mean)
     assert record["half_widths"]["parts"]["recall_at_1"] == pytest.approx(1.96 * deviation / 2)
-    assert list(record["outputs"]) == ["order_2", "order_3", "descriptor", "parts"]
 
 
-def test_the_pooled_features_in_place_of_the_embeddings(
-    train: Any, glyphs_root: Path, tmp_path: Path
-) -> None:
+def test_the_pooled_features_in_place_of_the_embeddings(measured: dict[str, Path]) -> None:
     """Beside HORDE's descriptor, which the same pass reads."""
-    asked = (horde(), "--evaluation.descriptor=true")
-    asked += ("--evaluation.every=6",)
-    record = train(*asked, "--evaluation.features=5")
-    plain = finished([f"--data.root={glyphs_root}", *SHORT, *asked], tmp_path / "plain")
-    names = ["descriptor", "features", "features_centred", "features_pca"]
-    assert list(record["outputs"]) == names
+    record, plain = (record_of(measured[name]) for name in ("everything", "plain"))
+    names = ["features", "features_centred", "features_pca"]
+    assert list(plain["outputs"]) == ["descriptor"]
+    assert {*record["outputs"]} == {"order_2", "order_3", "descriptor", *names, "parts"}
     assert record["outputs"]["descriptor"] == plain["outputs"]["descriptor"]
-    assert record["metrics"] == plain["metrics"]
-    checkpoint = load_checkpoint(tmp_path / "run")
-    assert checkpoint is not None
-    model, images = rebuilt(tmp_path / "run", checkpoint)
-    model.eval()
-    pooled = []
-    for dataset in (images.train, images.test):
-        with torch.no_grad():
-            maps = model.trunk(torch.stack([dataset[i][0] for i in range(len(dataset))]))
-        pooled.append(maps.mean(dim=(2, 3)))
-    trained, tested = pooled
-    curve = read_table(tmp_path / "run" / "records", "evaluation")
+    assert record["metrics"].items() >= plain["metrics"].items()
+    model, images, _ = last_network(measured["everything"])
+    with torch.no_grad():
+        trained, tested = (
+            model.trunk(stacked(dataset)).mean(dim=(2, 3))
+            for dataset in (images.train, images.test)
+        )
+    curve = read_table(measured["everything"] / "records", "evaluation")
     expected = class_cosines(tested, images.test.labels)  # Glyphs with few classes: all of them
     last = [curve[f"unseen_{kind}_class_cosine"][-1] for kind in ("same", "other")]
     assert last == pytest.approx(expected, abs=1e-4)
     assert curve["seen_same_class_cosine"][-1] > curve["seen_other_class_cosine"][-1]
-    assert "seen_same_class_cosine" not in read_table(tmp_path / "plain" / "records", "evaluation")
+    assert "seen_same_class_cosine" not in read_table(measured["plain"] / "records", "evaluation")
     centred = tested - trained.mean(dim=0)
     components = torch.linalg.eigh((trained - trained.mean(dim=0)).T.cov()).eigenvectors[:, -5:]
-    vectors = dict(zip(names[1:], (tested, centred, centred @ components), strict=True))
+    vectors = dict(zip(names, (tested, centred, centred @ components), strict=True))
     found = {
         name: measure(rows, images.test.labels, [1, 2, 4, 8]) for name, rows in vectors.items()
     }
@@ -268,21 +287,17 @@ def test_the_pooled_features_in_place_of_the_embeddings(
     assert found["features"] != found["features_centred"] != found["features_pca"]
 
 
-def test_scores_of_clusters_and_of_the_bound_only_on_request(train: Any, tmp_path: Path) -> None:
-    record = train(
-        "--evaluation.clustering=true", "--evaluation.parts=3", "--evaluation.divergence=true"
-    )
+def test_scores_of_clusters_and_of_the_bound_only_on_request(measured: dict[str, Path]) -> None:
+    record, plain = (record_of(measured[name]) for name in ("everything", "plain"))
+    assert record["metrics"].keys() - plain["metrics"].keys() == {"NMI", "F1"}
     assert 0 < record["metrics"]["NMI"] < 1
     assert 0 < record["metrics"]["F1"] < 1
-    checkpoint = load_checkpoint(tmp_path / "run")
-    assert checkpoint is not None
-    model, images = rebuilt(tmp_path / "run", checkpoint)
-    model.eval()
+    model, images, _ = last_network(measured["everything"])
     domains = []
     for dataset, first in ((images.train, 0), (images.test, 100)):
         with torch.no_grad():
-            x = model(torch.stack([dataset[i][0] for i in range(len(dataset))]))
-        rows = stratified_parts(dataset.labels, 3)
+            x = model(stacked(dataset))
+        rows = stratified_parts(dataset.labels, 4)
         domains.append([(x[part], dataset.labels[part] + first) for part in rows])
     both = [(*seen, *unseen) for seen, unseen in zip(*domains, strict=True)]
     found, half_widths = record["outputs"]["parts"], record["half_widths"]["parts"]
@@ -350,7 +365,8 @@ def test_the_runner_trains_as_a_plain_loop(data: str, tmp_path: Path) -> None:
     """The same batches, weights and learning rates give the same losses, to the bit."""
     schedule = "{class_path: torch.optim.lr_scheduler.ExponentialLR, init_args: {gamma: 0.5}}"
     settings = [data, *TINY, horde(), f"--optimization.scheduler={schedule}"]
-    settings += ["--precision=float64", "--optimization.steps=5", "--evaluation.every=2"]
+    settings += ["--precision=float64", "--optimization.steps=3", "--evaluation.every=2"]
+    settings += ["--data.batch_size=20"]
     settings.append(f"--output={tmp_path / 'run'}")
     command = parse(settings)
     run = OngoingRun(command, settings, trial.start(command.experiment))
@@ -359,7 +375,7 @@ def test_the_runner_trains_as_a_plain_loop(data: str, tmp_path: Path) -> None:
         optimizer, scheduler = build_optimizer(command.experiment.optimization, model, loss)
         assert scheduler is not None
         expected = []
-        for step in range(5):
+        for step in range(3):
             keys = run.sampler.batch(step)
             images, labels, _ = default_collate([run.images.train[key] for key in keys])
             value = loss(model(images.double()), labels)
@@ -370,4 +386,4 @@ def test_the_runner_trains_as_a_plain_loop(data: str, tmp_path: Path) -> None:
             expected.append(value.item())
         run.train()
     assert read_table(tmp_path / "run" / "records", "training")["loss"] == expected
-    assert len({*expected}) == 5
+    assert len({*expected}) == 3

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -45,7 +46,7 @@ MEMORY = (
     f"{{loss: {{class_path: {PML}CrossBatchMemory, init_args: {{memory_size: 200, "
     f"loss: {{class_path: {PML}ContrastiveLoss}}}}}}}}"
 )
-STEPS = 40
+STEPS = 24
 
 
 @pytest.fixture(scope="module")
@@ -67,12 +68,20 @@ def settings(data: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(settings: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run in this process, where importing takes no time; on one thread, as the others."""
-    folder, threads = tmp_path_factory.mktemp("whole") / "run", torch.get_num_threads()
+def one_thread() -> Iterator[None]:
+    """As in the processes that are started: results are compared to the bit."""
+    threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    finished(settings, folder)
+    yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(
+    one_thread: None, settings: list[str], tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    finished(settings, folder)
     return folder
 
 
@@ -170,7 +179,10 @@ def test_kills_at_any_moment_lose_only_steps_since_the_checkpoint(
         assert not saved_checkpoints(folder) or (
             rows(folder) - load_checkpoint(folder)["step"] <= 10 + 10  # type: ignore[index]
         )
-    run([*settings, f"--output={folder}", *resume], processes)
+    if processes == 1:
+        finished([*settings, *resume], folder)  # in this process: importing takes seconds
+    else:
+        run([*settings, f"--output={folder}", *resume], processes)
     assert_same_run(folder, expected)
     assert len(saved_checkpoints(folder)) == 2
 
@@ -255,6 +267,7 @@ def test_signals_that_come_together_are_one(monkeypatch: pytest.MonkeyPatch) -> 
         assert later == [signal.SIGINT]
 
 
+@pytest.mark.slow
 def test_a_list_may_be_piped_to_whoever_reads_its_head() -> None:
     process = subprocess.Popen(
         [sys.executable, str(RUN), "--list"],

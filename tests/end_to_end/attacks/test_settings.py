@@ -3,6 +3,7 @@
 None of them starts a process, opens a connection, or touches a file elsewhere.
 """
 
+import functools
 import json
 import random
 import signal
@@ -82,7 +83,6 @@ def places(described: Any = Experiment, prefix: tuple[str, ...] = ()) -> Iterato
 
 PLACES = sorted({*places(), *(tuple(key.split(".")) for key in DESCRIBED)})
 
-
 PLAIN: tuple[Any, ...] = (
     *(None, True, -1, 0, 3, 2**63, 10**400, 0.5, -0.0, float("nan"), float("inf"), 1e308),
     *("", "x", "a\x1b[2J\nb", "null", "1e5", "-", "/dev/zero", "../x"),
@@ -93,20 +93,16 @@ PLAIN: tuple[Any, ...] = (
 )
 
 
-def drawn_class(draw: random.Random) -> str:
-    """A path of anything that is loaded, mostly of what may be imported."""
-    ours = draw.random() < 0.8
-    modules = [
-        name
-        for name, module in sorted(sys.modules.items())
-        if (name.partition(".")[0] in PACKAGES) == ours and hasattr(module, "__dict__")
-    ]
-    module = draw.choice(modules)
-    names = sorted(map(str, vars(sys.modules[module]))) or ["x"]
-    classes = [
-        name for name in names if issubclass(type(vars(sys.modules[module]).get(name)), type)
-    ]
-    return f"{module}.{draw.choice(classes if classes and draw.random() < 0.8 else names)}"
+@functools.cache
+def loaded(trusted: bool) -> list[str]:
+    """The paths of everything that is loaded: of the packages that may be imported, or of all others."""
+    return sorted(
+        f"{name}.{attribute}"
+        for name, module in sys.modules.items()
+        if (name.partition(".")[0] in PACKAGES) == trusted
+        for attribute, value in getattr(module, "__dict__", {}).items()
+        if isinstance(value, type) or not trusted
+    )
 
 
 def drawn_description(draw: random.Random, base: Any = None) -> Any:
@@ -115,7 +111,7 @@ def drawn_description(draw: random.Random, base: Any = None) -> Any:
         arguments = {
             draw.choice(("args", "loss", "x")): drawn_value(draw) for _ in range(draw.randrange(3))
         }
-        return {"class_path": drawn_class(draw), "init_args": arguments}
+        return {"class_path": draw.choice(loaded(draw.random() < 0.8)), "init_args": arguments}
     arguments = dict(base.get("init_args") or {})
     name = draw.choice([*arguments, "num_classes", "distance"])
     return {**base, "init_args": arguments | {name: drawn_value(draw)}}
