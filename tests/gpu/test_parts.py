@@ -61,6 +61,7 @@ def test_correctness(part: Part) -> None:
         part.run("torch.compile", 20, partial(check_compiled, part))
 
 
+@pytest.mark.slow
 def test_steps(part: Part) -> None:
     """Whole training steps with each method.
 
