@@ -306,8 +306,8 @@ def place(tree: Path, system: str, *, branch: bool) -> list[Path]:
     """Place a system, on a branch of its own where asked: the paths that were changed.
 
     Raises:
-        UpstreamError: as `plan`; for a branch also if the work tree is not clean or holds the system already, or if
-            git refuses the branch or knows no author.
+        UpstreamError: as `plan`; for a branch also if `tree` is not the root of a repository, its work tree is not
+            clean or holds the system already, or git refuses the branch or knows no author.
     """
     planned = plan(tree, system)
     changed = [
@@ -316,6 +316,10 @@ def place(tree: Path, system: str, *, branch: bool) -> list[Path]:
         if not (tree / path).exists() or (tree / path).read_bytes() != new
     ]
     if branch:
+        if folder := _git(tree, "rev-parse", "--show-prefix").strip():
+            raise UpstreamError(
+                f"{tree}: expected a clone of PML, is the folder {folder} of another repository"
+            )
         _git(tree, "var", "GIT_COMMITTER_IDENT")
         if dirty := _git(tree, "status", "--porcelain"):
             raise UpstreamError(f"{tree}: expected a clean work tree, commit or remove:\n{dirty}")

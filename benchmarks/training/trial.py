@@ -58,12 +58,22 @@ def start(experiment: Experiment) -> Accelerator:
     )
     if accelerator.device.type == "cpu":
         keep_memory()
+        if accelerator.mixed_precision == "bf16" and not computes_in_bfloat16():
+            accelerator.print(
+                "precision: this processor has no instructions for bfloat16, so that bf16 is many times slower "
+                "than --precision float32"
+            )
     if experiment.data.batch_size % accelerator.num_processes:
         raise ConfigError(
             f"data.batch_size: {experiment.data.batch_size} images do not divide by "
             f"{accelerator.num_processes} processes"
         )
     return accelerator
+
+
+def computes_in_bfloat16() -> bool:
+    """Whether this processor's bfloat16 is not emulated."""
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def build_parts(
@@ -223,7 +233,13 @@ def _take_trial_step(experiment: Experiment, model: EmbeddingModel, loss: Distri
     """
     data, diagnose, several = experiment.data, experiment.diagnose_every, len(experiment.losses) > 1
     side, channels = image_size(data, model.trunk), data.in_chans
-    model, loss = deepcopy((model, loss))
+    try:
+        model, loss = deepcopy((model, loss))
+    except Exception as error:
+        raise ConfigError(
+            f"model, losses: cannot be copied for a trial step: {type(error).__name__}: {reason(error)}; keep "
+            "tensors as parameters or buffers"
+        ) from error
     optimizer, scheduler = build_optimizer(experiment.optimization, model, loss)
     idle, part = {*range(len(experiment.losses))}, "losses"
     with torch.random.fork_rng(devices=[]):

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from accelerate import Accelerator
 
 from benchmarks.settings import ConfigError, Data, parse
 from benchmarks.training import trial
+from benchmarks.training.trial import computes_in_bfloat16
 from tests.support.processes import TINY, horde
 
 MEMORY = (
@@ -93,3 +95,27 @@ def test_the_trial_step_leaves_no_trace(
     for name, tensor in untried.items():
         assert torch.equal(weights[name], tensor), name
     assert torch.equal(state, others[0]) and hooks == others[1]
+
+
+@pytest.mark.parametrize("has_instructions", [True, False])
+def test_slow_bfloat16_is_told(
+    has_instructions: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    monkeypatch.setattr(trial, "computes_in_bfloat16", lambda: has_instructions)
+    trial.start(parse([*TINY, losses(TRIPLET), "--precision=bf16"]).experiment)
+    assert ("--precision float32" in capsys.readouterr().out) is not has_instructions
+    assert isinstance(computes_in_bfloat16(), bool)
+
+
+def test_a_network_that_cannot_be_copied_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    build = trial.build_model
+
+    def uncopied(*arguments: Any) -> Any:
+        model = build(*arguments)
+        model.computed = next(model.parameters()) * 1
+        return model
+
+    monkeypatch.setattr(trial, "build_model", uncopied)
+    with pytest.raises(ConfigError, match="cannot be copied for a trial step: RuntimeError"):
+        trial.try_one_step(parse([*TINY, losses(TRIPLET)]).experiment)
