@@ -17,12 +17,15 @@ from benchmarks.settings.errors import ConfigError, one_line
 from benchmarks.settings.experiment import Experiment
 from benchmarks.settings.recipe_files import read_entry
 from benchmarks.settings.trusted import TRUST, trust
-from benchmarks.settings.yaml_files import read_yaml
+from benchmarks.settings.yaml_files import load_yaml, misread, read_yaml
 
 DEFAULT_RECIPE = "glyphs/demo/binomial"
 
 GROUPS = ("data", "model", "optimization", "evaluation")
 """Settings that hold mappings."""
+
+UNTYPED = ("model.trunk_args", "optimization.overrides")
+"""Settings that hold values of any type."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,9 @@ def parse(argv: Sequence[str]) -> Command:
             raise ConfigError(f"{name}: belongs on the command line, not into a file of settings")
         if name in GROUPS and not isinstance(value, Mapping):
             raise ConfigError(f"{name}: expected a mapping of settings, got {value!r}")
+        if name in GROUPS:
+            _check_texts(name, value)
+    _check_values(options)
     stages: list[Any] = [None]  # then all settings after the recipe, and after each file
     try:
         for layer in layers:
@@ -73,6 +79,42 @@ def parse(argv: Sequence[str]) -> Command:
         name = _name(experiment, stem, stages[1 if recipe else -1])
         experiment.output = Path("runs") / f"{name}-seed{experiment.seed}"
     return Command(experiment, config, recipe, given.resume, tuple(given.trust))
+
+
+def _check_texts(group: str, settings: Mapping[str, Any]) -> None:
+    """Refuse texts that are none in settings of any type, before the parser makes values of some of them."""
+    for name in UNTYPED:
+        inside = settings.get(name.removeprefix(f"{group}."))
+        if (fault := next(misread(name, inside), None)) is not None:
+            raise ConfigError(fault)
+
+
+def _check_values(options: Sequence[str]) -> None:
+    """Refuse values that are not strict YAML, of which the parser tells no reason or makes numbers."""
+    name = ""
+    for option in options:
+        value = option
+        if option.startswith("--"):
+            name, equals, value = option.partition("=")
+            if not equals:
+                continue
+        key = name.removeprefix("--")
+        group, *parts = key.split(".")
+        mapping = key in (*GROUPS, *UNTYPED) or key.startswith(
+            tuple(f"{setting}." for setting in UNTYPED)
+        )
+        if not mapping and not value.lstrip().startswith(("[", "{")):
+            continue
+        try:
+            content = load_yaml(value)
+        except ValueError as error:
+            raise ConfigError(f"{key}: {error}") from error
+        if key in GROUPS and isinstance(content, str):  # the parser takes a file, too
+            content = read_yaml(Path(content))
+        for part in reversed(parts):
+            content = {part: content}
+        if group in GROUPS and isinstance(content, Mapping):
+            _check_texts(group, content)
 
 
 @cache

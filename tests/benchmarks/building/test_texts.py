@@ -13,7 +13,7 @@ from torch import nn
 
 from benchmarks.building.class_paths import build
 from benchmarks.run import main
-from benchmarks.settings import ConfigError, parse
+from benchmarks.settings import ConfigError
 from tests.benchmarks.settings.test_experiment import option, spec
 
 OURS, PML = "pml_regularizers", "pytorch_metric_learning"
@@ -110,24 +110,39 @@ MISREAD = {
     ),
     "inner loss": (option("losses", [{"loss": HORDE}]), "loss.init_args.loss.init_args.balanced"),
     "miner": (option("miner", spec(f"{PML}.miners.TripletMarginMiner", margin="0.1")), "margin"),
-    "trunk": ("--model.trunk_args.pretrained='no'", "trunk_args.pretrained"),
-    "deeper": ('--model.trunk_args={a: {b: ["0.5"]}}', "model.trunk_args.a.b[0]: expected a value"),
+    "trunk, quoted": ("--model.trunk_args.pretrained='no'", "trunk_args.pretrained"),
+    "trunk, JSON": ('--model.trunk_args={"pretrained": "false"}', "model.trunk_args.pretrained"),
+    "trunk, the group": ("--model={trunk_args: {x: 'no'}}", "model.trunk_args.x: expected a value"),
+    "trunk, the group's lines": ('--model=trunk_args: {x: "null"}', "model.trunk_args.x"),
+    "trunk, the group's file": ("--model=c.yaml", "model.trunk_args.pretrained: expected a value"),
+    "trunk, deeper": ('--model.trunk_args={a: {b: ["0.5"]}}', "model.trunk_args.a.b[0]"),
+    "overrides": (
+        '--optimization.overrides={"model.head": {"lr": 0.1, "maximize": "off"}}',
+        "optimization.overrides.model.head.maximize: expected a value",
+    ),
+    "a file": (
+        "{model: {trunk_args: {x: 'no'}}}",
+        "model.trunk_args.x: expected a value",
+    ),
 }
 
 
 @pytest.mark.parametrize("name", MISREAD)
 def test_a_misread_text_is_one_line_and_status_2(
-    name: str, glyphs_root: Path, capsys: pytest.CaptureFixture[str]
+    name: str,
+    glyphs_root: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     argument, expected = MISREAD[name]
+    Path("c.yaml").write_text("trunk_args: {pretrained: 'false'}")
+    if not argument.startswith("--"):
+        Path("c.yaml").write_text(argument)
+        argument = "--config=c.yaml"
+    before = [*tmp_path.iterdir()]
     assert main(["--recipe=glyphs/demo/binomial", f"--data.root={glyphs_root}", argument]) == 2
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith("error: ") and expected in line
-
-
-def test_a_text_in_settings_of_any_type_is_what_it_says() -> None:
-    words = ['--model.trunk_args={"pretrained": "false", "x": "null"}']
-    words.append("--optimization={overrides: {model.head: {lr: '0.1', maximize: 'off'}}}")
-    run = parse(words).experiment
-    assert run.model.trunk_args == {"pretrained": False, "x": None}
-    assert run.optimization.overrides == {"model.head": {"lr": 0.1, "maximize": False}}
+    assert [*tmp_path.iterdir()] == before

@@ -66,6 +66,8 @@ def test_a_number_that_readers_of_yaml_disagree_on_is_refused(
     for argument in (
         *(f"--config={tmp_path / name}.yaml" for name in ("c", "inner", "key", "text")),
         f"--data.batch_size={number}",
+        f"--evaluation.recall_at=[1, {number}]",
+        f"--model.trunk_args.output_stride={number}",
     ):
         assert main(["--recipe=glyphs/demo/binomial", argument, "--print_config"]) == 2, argument
         [line] = capsys.readouterr().err.splitlines()
