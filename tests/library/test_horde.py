@@ -97,6 +97,16 @@ PROXY_LOSSES: dict[str, Callable[[int], nn.Module]] = {
 }
 
 
+def test_the_orders_losses_draw_no_random_numbers() -> None:
+    base = losses.ArcFaceLoss(num_classes=3, embedding_size=WIDTH)
+    states = []
+    for loss in (losses.ContrastiveLoss(), base):
+        torch.manual_seed(3)
+        build(base=loss)
+        states.append(torch.get_rng_state())
+    assert torch.equal(*states)
+
+
 @pytest.mark.parametrize("projections", ["cascaded", "independent", "random", "sketch"])
 def test_trained_projections_are_embedded_and_fixed_ones_are_not(projections: str) -> None:
     for embed_orders in (None, True, False):

@@ -107,6 +107,14 @@ def test_tables_of_other_rows_are_refused_before_any_is_cut(unbroken: Path) -> N
     assert csv_files(unbroken) == files
 
 
+def test_a_table_that_was_deleted_is_gone_on_with(tmp_path: Path) -> None:
+    ends = write(tmp_path, training_rows(1, 10), evaluation_rows(5, 10))
+    (tmp_path / "training.csv").unlink()
+    write(tmp_path, training_rows(11, 15), evaluation_rows(15), 10, ends)
+    assert read_table(tmp_path, "training")["step"] == [11, 12, 13, 14, 15]
+    assert read_table(tmp_path, "evaluation")["step"] == [5, 10, 15]
+
+
 def test_tensorboard_shows_each_step_once_after_a_resume(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

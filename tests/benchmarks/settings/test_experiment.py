@@ -226,6 +226,12 @@ def test_seeds_and_folds_take_turns_in_a_folder_of_weights(tmp_path: Path) -> No
     assert {run.config["model"]["weights"] for run in runs} == {str(tmp_path)}
 
 
+def test_a_recipe_finds_its_weights_from_anywhere(empty: Path) -> None:
+    run = parse(["--recipe=glyphs/finetune/binomial", "--seed=1"]).experiment
+    assert run.model.weights.is_file()
+    build_model(run.model, run.data)
+
+
 def test_builds_nested_classes_with_the_sizes_of_the_run() -> None:
     arcface = spec(f"{PML}.losses.ArcFaceLoss", margin=20)
     cosine = spec(f"{PML}.distances.CosineSimilarity")
