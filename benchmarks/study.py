@@ -169,15 +169,19 @@ def _next_steps(
     study: studies.Study, options: argparse.Namespace, row: str, command: Callable[..., str]
 ) -> dict[str, str]:
     """Commands that go on with the recommended row, by what they do; none without its runs."""
-    finished, network, steps = study.finish(row), study.tests(row)[0].folder, dict[str, str]()
-    if not network.is_dir():
+    finished, test, steps = study.finish(row), study.tests(row)[0], dict[str, str]()
+    if not test.folder.is_dir():
         return {}
+    network, thresholds = test.folder, list[str]()
     if finished.is_finished():
         network = finished.folder
+        if (test.record() or {}).get("verification"):
+            thresholds = ["--thresholds", f"{test.folder}"]
     else:
         steps["Train the recommended method on all classes"] = command("--finish")
     trusted = [word for module in finished.command.trusted for word in ("--trust", module)]
-    words = ["python", "-m", "benchmarks.export", f"{network}", "--output", "exported", *trusted]
+    words = ["python", "-m", "benchmarks.export", f"{network}", "--output", "exported"]
+    words += [*thresholds, *trusted]
     steps["Export the recommended network"] = shlex.join(words)
     data = finished.command.experiment.data
     if data.dataset != "glyphs":

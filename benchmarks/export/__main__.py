@@ -1,6 +1,6 @@
 """Writes a run's network as files for use without this package: for timm, with a model card.
 
-    python -m benchmarks.export RUN_FOLDER --output FOLDER [--trust MODULE]
+    python -m benchmarks.export RUN_FOLDER --output FOLDER [--thresholds RUN_FOLDER] [--trust MODULE]
 
 Only the network of the last checkpoint is exported, without loss or regularizer; an attention is folded into the
 embedding layer: docs/export.md.
@@ -20,6 +20,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("run", type=Path, metavar="RUN_FOLDER")
     parser.add_argument("--output", type=Path, required=True, metavar="FOLDER", help="new or empty")
     parser.add_argument(
+        "--thresholds",
+        type=Path,
+        metavar="RUN_FOLDER",
+        help="a tested run of the same method, for a network of all classes; default: the run's own",
+    )
+    parser.add_argument(
         "--trust", action="append", default=[], metavar="MODULE", help=settings.TRUST
     )
     options = parser.parse_args(arguments)
@@ -27,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     settings.trust(options.trust)
     try:
-        difference = writing.export(options.run, options.output)
+        difference = writing.export(options.run, options.output, options.thresholds)
     except settings.ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

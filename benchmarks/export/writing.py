@@ -19,7 +19,7 @@ from benchmarks.console import InUseError, alone, let_others_read, reason
 from benchmarks.datasets import IMAGE_DATASETS
 from benchmarks.datasets import folder as image_folder
 from benchmarks.evaluation import RunNetwork, load_network
-from benchmarks.records import load_run, write_json
+from benchmarks.records import Run, RunFolderError, load_run, write_json
 from benchmarks.reporting import compare, fill
 from benchmarks.settings import ConfigError, Data, dump
 from pml_regularizers import EmbeddingHead
@@ -42,39 +42,76 @@ class Trained(RunNetwork):
 
     images: Tensor  # (N, C, S, S), noise
     embeddings: Tensor  # (N, E), the checkpoint's of these images
+    thresholds: dict[str, Any] | None  # of its own test, or of another network's
 
     @property
     def is_tested(self) -> bool:
         """True if the run's results are those of this checkpoint."""
-        info = self.run.info
-        tested = (info.get("selection") or {"step": info["steps"]})["step"]
-        return bool(info["status"] == "finished" and tested == self.step)
-
-    @property
-    def thresholds(self) -> dict[str, Any] | None:
-        """What the test measured of verification, with the images that it was measured on."""
-        measured, data = self.run.info.get("verification"), self.run.info["data"]
-        if measured is None or not self.is_tested:
-            return None
-        about = {"data": data["name"], "images": data["test_images"]}
-        return {"similarity": "cosine of two embeddings", "tested_on": about, **measured}
+        return _is_tested(self.run, self.step)
 
     def difference(self, network: nn.Module) -> float:
         """The largest difference of a coordinate between a network's embeddings and the checkpoint's."""
         return (_embed(network, self.images) - self.embeddings).abs().max().item()
 
 
-def export(run: Path, output: Path) -> float:
+def _is_tested(run: Run, step: int) -> bool:
+    tested = (run.info.get("selection") or {"step": run.info["steps"]})["step"]
+    return bool(run.info["status"] == "finished" and tested == step)
+
+
+def _thresholds(run: Run) -> dict[str, Any] | None:
+    """What a test measured of verification, with the network and the images that it was measured on."""
+    measured, data = run.info.get("verification"), run.info["data"]
+    if measured is None:
+        return None
+    about = {"data": data["name"], "images": data["test_images"]}
+    network = {"run": run.info["name"], "train_classes": data["train_classes"]}
+    return {
+        "similarity": "cosine of two embeddings",
+        **{"tested_on": about, "tested_network": network},
+        **measured,
+    }
+
+
+def _thresholds_of_another(folder: Path, run: Run) -> dict[str, Any]:
+    try:
+        tested = load_run(folder)
+    except RunFolderError as error:
+        raise ConfigError(f"--thresholds: {error}") from error
+    if different := [
+        part
+        for part in ("model", "losses")
+        if tested.info["config"][part] != run.info["config"][part]
+    ]:
+        raise ConfigError(
+            f"--thresholds: {folder} has other settings of {' and '.join(different)} than {run.folder}; expected a "
+            "run of the same method"
+        )
+    if (thresholds := _thresholds(tested)) is None:
+        raise ConfigError(
+            f"--thresholds: {folder} measured none; train it with --evaluation.verification=true"
+        )
+    return thresholds
+
+
+def export(run: Path, output: Path, thresholds: Path | None = None) -> float:
     """Export a run folder into a new or empty one, completely or not at all.
 
     Returns the largest difference of a coordinate between the embeddings of the files and the checkpoint's.
 
+    Args:
+        thresholds: The folder of another run whose test measured them, for a network of all classes, which has no
+            test of its own. Default: the run's own, if it has some.
+
     Raises:
-        ConfigError: if the run cannot be read, the output is in use, or timm would give other embeddings.
+        ConfigError: if a run cannot be read, the other one has no thresholds, the output is in use, or timm would
+            give other embeddings.
     """
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise ConfigError(f"--output: {output} is not an empty folder; choose a new one")
     trained = load_trained(run)
+    if thresholds is not None:
+        trained = replace(trained, thresholds=_thresholds_of_another(thresholds, trained.run))
     try:
         with alone(output.absolute()) as folder:
             difference = _write_timm(trained, folder)
@@ -125,7 +162,8 @@ def load_trained(folder: Path) -> Trained:
     embeddings = _embed(network, images)
     if isinstance(head, EmbeddingHead) and part is not None:
         head.fold()
-    return Trained(restored.run, experiment, restored.step, network, images, embeddings)
+    own = _thresholds(restored.run) if _is_tested(restored.run, restored.step) else None
+    return Trained(restored.run, experiment, restored.step, network, images, embeddings, own)
 
 
 def _embed(model: nn.Module, images: Tensor) -> Tensor:
@@ -217,7 +255,7 @@ def card(trained: Trained, difference: float) -> str:
     return fill(
         Path(__file__).with_name("card.md"),
         **{"info": info, "trunk": trunk, "head": trained.network.head, "difference": difference},
-        **{"thresholds": trained.thresholds and THRESHOLDS},
+        **{"thresholds": trained.thresholds, "file": THRESHOLDS},
         **{"view": view, "results": results, "step": trained.step, "config": dump(info["config"])},
         # timm knows such a trunk only once `benchmarks.backbones` has registered it.
         ours=entrypoint.__module__.startswith("benchmarks."),

@@ -63,8 +63,9 @@ def test_from_a_folder_to_a_search(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert "Does HORDE help?" in page and "What that looks like" in page
     second = done(printed(first, "Train the recommended method on all classes"), tmp_path)
     export = printed(second, "Export the recommended network")
-    assert "finished" in " ".join(export)
+    assert "finished" in " ".join(export) and "--thresholds" in export
     done(export, tmp_path)
+    assert (tmp_path / "exported" / "thresholds.json").is_file()
     words = printed(second, "Search in a folder with it")
     query = str(photographs / "a" / "0.jpg")
     found = done([query if word == "QUERY.jpg" else word for word in words], tmp_path)

@@ -235,8 +235,11 @@ def test_the_thresholds_of_the_test_are_exported(
     del stored["sha256"]  # of the file, as in run.json
     assert stored.pop("similarity") == "cosine of two embeddings"
     assert stored.pop("tested_on") == tested_on
+    network = {"run": info["name"], "train_classes": info["data"]["train_classes"]}
+    assert stored.pop("tested_network") == network
     assert stored == info["verification"] and 0 < stored["area"] <= 1
-    assert "`thresholds.json` has these similarities" in (exported / "README.md").read_text()
+    card = (exported / "README.md").read_text()
+    assert "`thresholds.json` has the similarities" in card and "its own may differ" not in card
     assert "area under the ROC" in (exported / "README.md").read_text()
     for changes in ({"steps": 4}, {"steps": 3, "verification": None}):
         write_json(run / "run.json", read_json(run / "run.json") | changes)
@@ -244,3 +247,30 @@ def test_the_thresholds_of_the_test_are_exported(
         assert main([str(run), f"--output={output}"]) == 0
         assert not (output / "thresholds.json").exists()
         assert "thresholds" not in (output / "README.md").read_text()
+
+
+def test_the_thresholds_of_a_tested_run_of_the_same_method(
+    trained: Path, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """For a network of all classes; of another method they mean nothing."""
+    info = read_json(run / "run.json")
+    classes = {"train_classes": 1 + info["data"]["train_classes"]}
+    changes = {"verification": None, "data": info["data"] | classes}
+    write_json(run / "run.json", info | changes)
+    words = [str(run), f"--output={tmp_path / 'out'}"]
+    assert main([*words, f"--thresholds={trained}"]) == 0
+    rates = read_json(tmp_path / "out" / "thresholds.json")["rates"]
+    assert rates == read_json(trained / "run.json")["verification"]["rates"]
+    assert "its own may differ" in (tmp_path / "out" / "README.md").read_text()
+
+    words[1] += "2"
+    config = info["config"] | {"losses": [{"weight": 2.0}]}
+    write_json(run / "run.json", info | changes | {"config": config})
+    for folder, message in (
+        (trained, "has other settings of losses than"),
+        (tmp_path, "--thresholds: "),
+        (run, "measured none; train it with --evaluation.verification=true"),
+    ):
+        assert main([*words, f"--thresholds={folder}"]) == 2
+        assert message in capsys.readouterr().err
+        assert not (tmp_path / "out2").exists()
