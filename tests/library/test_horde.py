@@ -151,17 +151,17 @@ def test_any_loss_serves_as_base(base: nn.Module) -> None:
 
 @pytest.mark.filterwarnings("ignore:__array_wrap__ must:DeprecationWarning")  # of scipy, in PML
 @pytest.mark.parametrize(
-    "base",
+    ("kind", "sizes"),
     [
-        losses.ArcFaceLoss(3, WIDTH),
-        losses.LargeMarginSoftmaxLoss(3, WIDTH),
-        losses.P2SGradLoss(WIDTH, 3),
-        losses.ProxyAnchorLoss(3, WIDTH),
-        losses.SoftTripleLoss(3, WIDTH),
+        (losses.ArcFaceLoss, (3, WIDTH)),
+        (losses.LargeMarginSoftmaxLoss, (3, WIDTH)),
+        (losses.P2SGradLoss, (WIDTH, 3)),
+        (losses.ProxyAnchorLoss, (3, WIDTH)),
+        (losses.SoftTripleLoss, (3, WIDTH)),
     ],
-    ids=lambda base: type(base).__name__,
 )
-def test_weights_for_another_width_say_what_to_do(base: nn.Module) -> None:
+def test_weights_for_another_width_say_what_to_do(kind: Any, sizes: tuple[int, int]) -> None:
+    base = kind(*sizes)
     embeddings, features = batch(torch.float32)
     loss = build(base=base, projections="sketch")
     with pytest.raises(ValueError, match="that must be 6; embed_orders=True makes every order as"):
