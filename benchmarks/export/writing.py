@@ -1,5 +1,7 @@
 """Writes a run as files for timm, with a model card: all of them, or none."""
 
+import re
+import shlex
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from inspect import signature
@@ -19,12 +21,15 @@ from benchmarks.console import InUseError, alone, let_others_read, reason
 from benchmarks.datasets import IMAGE_DATASETS
 from benchmarks.datasets import folder as image_folder
 from benchmarks.evaluation import RunNetwork, load_network
-from benchmarks.records import Run, RunFolderError, load_run, write_json
+from benchmarks.records import Run, load_run, write_json
 from benchmarks.reporting import compare, fill
 from benchmarks.settings import ConfigError, Data, dump
 from pml_regularizers import EmbeddingHead
 
 THRESHOLDS = "thresholds.json"
+
+FOLDERS = re.compile(r"(?<![\w.~/:-])(?:/[^\s/'\"{}\[\],:]+)+/(?=[^\s/'\"{}\[\],:])")
+"""The folders of an absolute path inside a text."""
 
 SAME = 1e-4
 """Largest allowed difference of a coordinate of a unit embedding. Other kernels differ by rounding, 1e-7 to 1e-5
@@ -76,7 +81,7 @@ def _thresholds(run: Run) -> dict[str, Any] | None:
 def _thresholds_of_another(folder: Path, run: Run) -> dict[str, Any]:
     try:
         tested = load_run(folder)
-    except RunFolderError as error:
+    except ValueError as error:
         raise ConfigError(f"--thresholds: {error}") from error
     if different := [
         part
@@ -116,8 +121,8 @@ def export(run: Path, output: Path, thresholds: Path | None = None) -> float:
         with alone(output.absolute()) as folder:
             difference = _write_timm(trained, folder)
             (folder / "README.md").write_text(card(trained, difference), encoding="utf-8")
-            if (thresholds := trained.thresholds) is not None:
-                write_json(folder / THRESHOLDS, thresholds)
+            if trained.thresholds is not None:
+                write_json(folder / THRESHOLDS, trained.thresholds)
             for file in folder.iterdir():
                 let_others_read(file)
             folder.rename(output.absolute())
@@ -243,6 +248,20 @@ def preprocessing(data: Data, trunk: nn.Module) -> dict[str, Any]:
     }
 
 
+def _without_folders(value: Any) -> Any:
+    """Settings, or a word of a command, with the names of files for their whole paths, which are private."""
+    if isinstance(value, dict):
+        return {key: _without_folders(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_without_folders(inner) for inner in value]
+    if not isinstance(value, str):
+        return value
+    option, equals, path = value.rpartition("=")
+    if Path(path).is_absolute():
+        return f"{option}{equals}{Path(path).name}"
+    return FOLDERS.sub("", value)
+
+
 def card(trained: Trained, difference: float) -> str:
     """The model card, README.md: how to use the files, results, and the training's settings."""
     info, trunk = trained.run.info, trained.experiment.model.trunk
@@ -252,13 +271,20 @@ def card(trained: Trained, difference: float) -> str:
         # The descriptor is HORDE's, which is not exported.
         results = compare([replace(trained.run, info={**info, "outputs": {}})]).markdown()
     entrypoint = model_entrypoint(split_model_name_tag(trunk)[0])
+    data = trained.experiment.data
+    own = data.dataset in ("folder", "table")
+    command = info.get("command") and shlex.join(
+        map(_without_folders, shlex.split(info["command"]))
+    )
     return fill(
         Path(__file__).with_name("card.md"),
         **{"info": info, "trunk": trunk, "head": trained.network.head, "difference": difference},
         **{"thresholds": trained.thresholds, "file": THRESHOLDS},
-        **{"view": view, "results": results, "step": trained.step, "config": dump(info["config"])},
+        **{"view": view, "results": results, "step": trained.step, "command": command},
+        config=dump(_without_folders(info["config"])),
+        images=data.root.absolute().name if own else info["data"]["name"],
         # timm knows such a trunk only once `benchmarks.backbones` has registered it.
         ours=entrypoint.__module__.startswith("benchmarks."),
-        upright=trained.experiment.data.dataset in ("folder", "table"),
+        upright=own,
         shown=floor(view["input_size"][1] / view["crop_pct"]),
     )

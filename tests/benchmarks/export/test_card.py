@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,23 @@ def test_the_card_tells_what_was_measured(trained: Path, exported: Path) -> None
     [row] = re.findall(r"^\| binomial deviance \|(.*)\|$", text, re.MULTILINE)
     percents = [float(cell) for cell in row.split("|")[:-1]]
     assert percents == [round(100 * value, 2) for value in info["metrics"].values()]
-    assert f"Trained by `{info['command']}` at commit {info['commit']}." in text
+    assert f" at commit {info['commit']}." in text
+    assert "\nTrained by `" in text
+    assert str(trained.parent) not in text, "whole paths are private"
+
+
+def test_a_card_names_ones_own_folder_and_no_path_to_it(plain: Path) -> None:
+    trained = load_trained(plain)
+    data = replace(trained.experiment.data, dataset="folder", root=Path("/home/me/my shoes"))
+    words = ["run.py", "--data={root: /home/me/my/shoes, stage: x}", "--output=/home/me/out"]
+    config = {"data": {"root": "/home/me/my shoes", "url": "https://x.org/a/b", "stage": "a/b"}}
+    info = trained.run.info | {"command": shlex.join(words), "config": config}
+    trained = replace(trained, experiment=replace(trained.experiment, data=data))
+    text = card(replace(trained, run=replace(trained.run, info=info)), 0.0)
+    assert f"# {info['label']} on my shoes\n" in text
+    assert "--data={root: shoes, stage: x}" in text and "--output=out" in text
+    assert "root: my shoes" in text and "https://x.org/a/b" in text and "stage: a/b" in text
+    assert "/home" not in text
 
 
 def told(plain: Path, info: dict[str, Any], **model: Any) -> str:

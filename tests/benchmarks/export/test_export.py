@@ -250,9 +250,10 @@ def test_the_thresholds_of_the_test_are_exported(
 
 
 def test_the_thresholds_of_a_tested_run_of_the_same_method(
-    trained: Path, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """For a network of all classes; of another method they mean nothing."""
+    run = shutil.copytree(trained, tmp_path / "run")
     info = read_json(run / "run.json")
     classes = {"train_classes": 1 + info["data"]["train_classes"]}
     changes = {"verification": None, "data": info["data"] | classes}
@@ -264,13 +265,14 @@ def test_the_thresholds_of_a_tested_run_of_the_same_method(
     assert "its own may differ" in (tmp_path / "out" / "README.md").read_text()
 
     words[1] += "2"
-    config = info["config"] | {"losses": [{"weight": 2.0}]}
-    write_json(run / "run.json", info | changes | {"config": config})
-    for folder, message in (
-        (trained, "has other settings of losses than"),
-        (tmp_path, "--thresholds: "),
-        (run, "measured none; train it with --evaluation.verification=true"),
+    other = shutil.copytree(trained, tmp_path / "other")
+    for more, message in (
+        ({"config": info["config"] | {"losses": []}}, "has other settings of losses than"),
+        ({"verification": None}, "measured none; train it with --evaluation.verification=true"),
     ):
-        assert main([*words, f"--thresholds={folder}"]) == 2
+        write_json(other / "run.json", info | more)
+        assert main([*words, f"--thresholds={other}"]) == 2
         assert message in capsys.readouterr().err
-        assert not (tmp_path / "out2").exists()
+    assert main([*words, f"--thresholds={tmp_path / 'nothing'}"]) == 2
+    assert "error: --thresholds: " in capsys.readouterr().err
+    assert not (tmp_path / "out2").exists()
