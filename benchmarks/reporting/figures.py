@@ -110,7 +110,9 @@ def differing_neighbours(runs: Mapping[str, Run], dataset: Glyphs | ImageSet) ->
     both, neither = np.sum(first & second), np.sum(~first & ~second)
     alone = (np.sum(differ) for differ, _ in only.values())
     told = ", ".join(f"{n} with {label} alone" for n, label in zip(alone, runs, strict=True))
-    shown = _sections(sections, [*runs], opened={title: title for title in sections})
+    shown = ""
+    if sections:
+        shown = _sections(sections, [*runs], opened={title: title for title in sections})
     return (
         f"<p>Of {len(queries)} images of classes that no training has seen, {both} have a nearest neighbour of "
         f"their own class with both networks, {escape(told)}, and {neither} with neither.</p>\n{shown}"

@@ -121,3 +121,5 @@ def test_queries_for_which_one_of_two_networks_is_right(tmp_path: Path) -> None:
     assert right.startswith("Right with &lt;new&gt;, wrong with old</h3>")
     asked = [re.findall(r'alt="query: (\d), class (.)"', part) for part in (right, wrong)]
     assert asked == [[("1", "a"), ("2", "a")], [("4", "b")]]
+    same = differing_neighbours({"one": runs["old"], "two": runs["old"]}, Images())
+    assert "0 with one alone, 0 with two alone" in same and same.count("<p") == 1
