@@ -47,7 +47,7 @@ class Trained(RunNetwork):
 
     images: Tensor  # (N, C, S, S), noise
     embeddings: Tensor  # (N, E), the checkpoint's of these images
-    thresholds: dict[str, Any] | None  # of its own test, or of another network's
+    thresholds: dict[str, Any] | None = None  # of its own test, or of another network's
 
     @property
     def is_tested(self) -> bool:
