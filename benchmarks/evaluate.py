@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     parser = console.command_parser("evaluate", __doc__)
     parser.add_argument("run", type=Path, metavar="RUN", help="folder of a run, or of an export")
-    where = "the result; default: evaluation.json in RUN"
+    where = "the result; default: evaluation.json in RUN, RUN-evaluation.json beside an export"
     parser.add_argument("--output", type=Path, metavar="FILE.json", help=where)
     parser.add_argument(
         "--trust", action="append", default=[], metavar="MODULE", help=settings.TRUST
@@ -118,7 +118,10 @@ UNKNOWN = "The network may have been trained on some of these classes."
 def _run(options: Namespace, argv: Sequence[str]) -> int:
     """Test, print and write; the exit status."""
     settings.trust(options.trust)
-    output = options.output or options.run / "evaluation.json"
+    output: Path = options.output or options.run / "evaluation.json"
+    if options.output is None and not (options.run / "run.json").exists():
+        # An export may be published, and this file holds paths.
+        output = options.run.absolute().with_name(f"{options.run.absolute().name}-evaluation.json")
     if output.exists():
         raise settings.ConfigError(f"--output: {output} exists; choose another file")
     try:

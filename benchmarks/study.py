@@ -175,7 +175,8 @@ def _next_steps(
     network, thresholds = test.folder, list[str]()
     if finished.is_finished():
         network = finished.folder
-        if (test.record() or {}).get("verification"):
+        rates = ((test.record() or {}).get("verification") or {}).get("rates", [])
+        if any(rate["threshold"] is not None for rate in rates):
             thresholds = ["--thresholds", f"{test.folder}"]
     else:
         steps["Train the recommended method on all classes"] = command("--finish")

@@ -247,6 +247,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.html is not None and (options.html.exists() or options.html.is_symlink()):
         parser.error(f"--html: {options.html} is there already; name a new file, or remove it")
+    if (options.exported / "run.json").exists():
+        parser.error(
+            f"{options.exported}: is a run; export it first, by python -m benchmarks.export"
+        )
+    if options.index is not None and (options.index.is_dir() or not options.index.parent.is_dir()):
+        parser.error(f"--index: {options.index} is a folder, or lies in none; name a file")
     try:
         paths = [folder / name for folder, _, images, _ in walk(options.images) for name in images]
         if not paths:
@@ -263,7 +269,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         rate, least = chosen
         told = (
             f'"same": the similarity is at least {least:.3f}, as for at most {100 * rate:g} % of the pairs of two '
-            'classes in the test, on classes that the network had not seen; else "not sure".'
+            'classes in the test that measured it; else "not sure".'
         )
     print(told, file=sys.stderr)
     page = f"{PAGE}<p>{ABOUT}</p>\n<p>{escape(told)}</p>\n"

@@ -19,6 +19,7 @@ from weakref import ReferenceType, ref
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.utils import parametrize
 from torch.nn.utils.parametrizations import _SpectralNorm
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
@@ -88,6 +89,12 @@ class GradientCache:
     def __call__(self, images: Tensor) -> Tensor:
         """Embed the batch, and give the losses its features: leaves of the graph, where their gradients gather."""
         _refuse_changing_norms(self.model)
+        if (
+            parametrize._cache_enabled
+        ):  # its weights, made here, would have no gradient in the second pass
+            raise ValueError(
+                "GradientCache: called inside torch.nn.utils.parametrize.cached(), expected outside"
+            )
         kind = images.device.type
         # Without autocast's cache: its copies of the weights, made here, would have no gradient in the second pass.
         self._autocast = partial(
@@ -137,7 +144,7 @@ class GradientCache:
         self._chunks, self._leaves = [], []
         start, device = 0, chunks[0][0].device
         devices = [] if device.type == "cpu" else [device]
-        with torch.random.fork_rng(devices, device_type=device.type):
+        with torch.enable_grad(), torch.random.fork_rng(devices, device_type=device.type):
             for number, (chunk, cpu_state, device_state) in enumerate(chunks, 1):
                 rows = slice(start, start + len(chunk))
                 start = rows.stop

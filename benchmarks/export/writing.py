@@ -1,6 +1,5 @@
 """Writes a run as files for timm, with a model card: all of them, or none."""
 
-import re
 import shlex
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -27,9 +26,6 @@ from benchmarks.settings import ConfigError, Data, dump
 from pml_regularizers import EmbeddingHead
 
 THRESHOLDS = "thresholds.json"
-
-FOLDERS = re.compile(r"(?<![\w.~/:-])(?:/[^\s/'\"{}\[\],:]+)+/(?=[^\s/'\"{}\[\],:])")
-"""The folders of an absolute path inside a text."""
 
 SAME = 1e-4
 """Largest allowed difference of a coordinate of a unit embedding. Other kernels differ by rounding, 1e-7 to 1e-5
@@ -65,9 +61,12 @@ def _is_tested(run: Run, step: int) -> bool:
 
 
 def _thresholds(run: Run) -> dict[str, Any] | None:
-    """What a test measured of verification, with the network and the images that it was measured on."""
+    """What a test measured of verification, with the network and the images that it was measured on.
+
+    None if it measured nothing, or had too few images for any threshold.
+    """
     measured, data = run.info.get("verification"), run.info["data"]
-    if measured is None:
+    if measured is None or all(row["threshold"] is None for row in measured["rates"]):
         return None
     about = {"data": data["name"], "images": data["test_images"]}
     network = {"run": run.info["name"], "train_classes": data["train_classes"]}
@@ -83,18 +82,22 @@ def _thresholds_of_another(folder: Path, run: Run) -> dict[str, Any]:
         tested = load_run(folder)
     except ValueError as error:
         raise ConfigError(f"--thresholds: {error}") from error
-    if different := [
-        part
-        for part in ("model", "losses")
-        if tested.info["config"][part] != run.info["config"][part]
-    ]:
+    one, other = tested.info, run.info
+    different = [
+        part for part in ("model", "losses") if one["config"][part] != other["config"][part]
+    ]
+    seen = ("name", "fingerprint", "view")
+    different += [
+        f"data ({part})" for part in seen if one["data"].get(part) != other["data"].get(part)
+    ]
+    if different:
         raise ConfigError(
-            f"--thresholds: {folder} has other settings of {' and '.join(different)} than {run.folder}; expected a "
-            "run of the same method"
+            f"--thresholds: {folder} and {run.folder} differ in {', '.join(different)}; expected a run of the same "
+            "method on the same images"
         )
     if (thresholds := _thresholds(tested)) is None:
         raise ConfigError(
-            f"--thresholds: {folder} measured none; train it with --evaluation.verification=true"
+            f"--thresholds: {folder} measured none; train it with --evaluation.verification=true, on enough images"
         )
     return thresholds
 
@@ -116,6 +119,8 @@ def export(run: Path, output: Path, thresholds: Path | None = None) -> float:
         raise ConfigError(f"--output: {output} is not an empty folder; choose a new one")
     trained = load_trained(run)
     if thresholds is not None:
+        if trained.thresholds is not None:
+            raise ConfigError(f"--thresholds: {run} measured its own; leave the option out")
         trained = replace(trained, thresholds=_thresholds_of_another(thresholds, trained.run))
     try:
         with alone(output.absolute()) as folder:
@@ -248,18 +253,27 @@ def preprocessing(data: Data, trunk: nn.Module) -> dict[str, Any]:
     }
 
 
-def _without_folders(value: Any) -> Any:
-    """Settings, or a word of a command, with the names of files for their whole paths, which are private."""
+def _names_alone(value: Any, names: dict[str, str]) -> Any:
+    """Settings with the names of files for their paths, which are private; `names` takes these paths."""
     if isinstance(value, dict):
-        return {key: _without_folders(inner) for key, inner in value.items()}
+        return {key: _names_alone(inner, names) for key, inner in value.items()}
     if isinstance(value, list):
-        return [_without_folders(inner) for inner in value]
-    if not isinstance(value, str):
-        return value
-    option, equals, path = value.rpartition("=")
-    if Path(path).is_absolute():
-        return f"{option}{equals}{Path(path).name}"
-    return FOLDERS.sub("", value)
+        return [_names_alone(inner, names) for inner in value]
+    if isinstance(value, str) and value.startswith(("/", "~", "../", "file:")):
+        return names.setdefault(value, Path(value).name)
+    return value
+
+
+def _command(text: str, names: dict[str, str]) -> str:
+    """A command with the names of files for their paths."""
+    words = []
+    for word in shlex.split(text):
+        option, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
+        value = _names_alone(value, names)
+        for path in sorted(names, key=len, reverse=True):
+            value = value.replace(path, names[path])
+        words.append(f"{option}{equals}{value}")
+    return shlex.join(words)
 
 
 def card(trained: Trained, difference: float) -> str:
@@ -273,16 +287,16 @@ def card(trained: Trained, difference: float) -> str:
     entrypoint = model_entrypoint(split_model_name_tag(trunk)[0])
     data = trained.experiment.data
     own = data.dataset in ("folder", "table")
-    command = info.get("command") and shlex.join(
-        map(_without_folders, shlex.split(info["command"]))
-    )
+    names: dict[str, str] = {}
+    config = _names_alone(info["config"], names)
+    command = info.get("command") and _command(info["command"], names)
     return fill(
         Path(__file__).with_name("card.md"),
         **{"info": info, "trunk": trunk, "head": trained.network.head, "difference": difference},
         **{"thresholds": trained.thresholds, "file": THRESHOLDS},
         **{"view": view, "results": results, "step": trained.step, "command": command},
-        config=dump(_without_folders(info["config"])),
-        images=data.root.absolute().name if own else info["data"]["name"],
+        config=dump(config),
+        images=(own and data.root.name.strip(".")) or info["data"]["name"],
         # timm knows such a trunk only once `benchmarks.backbones` has registered it.
         ours=entrypoint.__module__.startswith("benchmarks."),
         upright=own,

@@ -9,6 +9,7 @@ import pytest
 import torch
 from pytorch_metric_learning import losses, miners
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from pml_regularizers import (
     DistributedLoss,
@@ -171,6 +172,23 @@ def test_two_processes(case: str, pool: Pool) -> None:
 
 
 # ----------------------------------------------------------------------------------- refusals
+
+
+def test_weights_computed_once_for_both_passes_are_refused() -> None:
+    """The second pass would find those of the first, which have no graph."""
+    cache = GradientCache(nn.Linear(3, 2), losses.ContrastiveLoss(), 2)
+    with parametrize.cached(), pytest.raises(ValueError, match="inside torch"):
+        cache(torch.randn(4, 3))
+
+
+def test_the_backward_pass_of_a_caller_without_gradients() -> None:
+    network, images = nn.Linear(3, 2), torch.randn(4, 3)
+    loss = losses.ContrastiveLoss()
+    cache = GradientCache(network, loss, 2)
+    loss(cache(images), torch.tensor([0, 0, 1, 1])).backward()
+    with torch.no_grad():
+        cache.backward()
+    assert network.weight.grad is not None and network.weight.grad.any()
 
 
 def test_batch_norm_is_refused_unless_it_is_frozen() -> None:

@@ -33,14 +33,16 @@ def test_the_card_tells_what_was_measured(trained: Path, exported: Path) -> None
 def test_a_card_names_ones_own_folder_and_no_path_to_it(plain: Path) -> None:
     trained = load_trained(plain)
     data = replace(trained.experiment.data, dataset="folder", root=Path("/home/me/my shoes"))
-    words = ["run.py", "--data={root: /home/me/my/shoes, stage: x}", "--output=/home/me/out"]
-    config = {"data": {"root": "/home/me/my shoes", "url": "https://x.org/a/b", "stage": "a/b"}}
+    paths = {"root": "/home/me/my= shoes", "weights": "/home/me,/a b.pt", "url": "https://x.org/a"}
+    words = ["run.py", f"--data={json.dumps(paths)}", "--output=/home/me/out", "--x", "../me/y"]
+    config = {"data": {**paths, "stage": "a/b"}}
     info = trained.run.info | {"command": shlex.join(words), "config": config}
     trained = replace(trained, experiment=replace(trained.experiment, data=data))
     text = card(replace(trained, run=replace(trained.run, info=info)), 0.0)
     assert f"# {info['label']} on my shoes\n" in text
-    assert "--data={root: shoes, stage: x}" in text and "--output=out" in text
-    assert "root: my shoes" in text and "https://x.org/a/b" in text and "stage: a/b" in text
+    shown = json.dumps({"root": "my= shoes", "weights": "a b.pt", "url": "https://x.org/a"})
+    assert f"--data={shown}" in text and "--output=out --x y" in text
+    assert "root: my= shoes" in text and "stage: a/b" in text
     assert "/home" not in text
 
 

@@ -105,7 +105,7 @@ def test_glyphs_are_gray(trained: Path, tmp_path: Path) -> None:
     output.mkdir()
     assert main([str(run), f"--output={output}"]) == 0, "it was empty"
     assert {path.name for path in output.iterdir()} == {
-        *("README.md", "config.json", "model.safetensors", "thresholds.json"),
+        *("README.md", "config.json", "model.safetensors"),
     }
     (tmp_path / "new").touch()
     mode = (tmp_path / "new").stat().st_mode
@@ -225,12 +225,21 @@ def test_a_trunk_that_normalises_after_pooling_is_not_for_timm(
     refused("timm's test_convnext with model.pool avg and the embedding layer as its classifier")
 
 
-def test_the_thresholds_of_the_test_are_exported(
-    trained: Path, exported: Path, run: Path, tmp_path: Path
-) -> None:
-    """Those of the checkpoint that was tested, and of no other."""
-    info = read_json(trained / "run.json")
-    stored = read_json(exported / "thresholds.json")
+def with_thresholds(trained: Path, run: Path) -> dict[str, Any]:
+    """A copy of a run whose test had enough images for a threshold; its record."""
+    info = read_json(shutil.copytree(trained, run) / "run.json")
+    for rate in info["verification"]["rates"]:
+        rate["threshold"] = None if rate["false_accepts"] < 0.001 else 0.5
+    write_json(run / "run.json", info)
+    return info
+
+
+def test_the_thresholds_of_the_test_are_exported(trained: Path, tmp_path: Path) -> None:
+    """Those of the checkpoint that was tested, and of no other; none without a threshold."""
+    run, output = tmp_path / "run", tmp_path / "out"
+    info = with_thresholds(trained, run)
+    assert main([str(run), f"--output={output}"]) == 0
+    stored = read_json(output / "thresholds.json")
     tested_on = {"data": info["data"]["name"], "images": info["data"]["test_images"]}
     del stored["sha256"]  # of the file, as in run.json
     assert stored.pop("similarity") == "cosine of two embeddings"
@@ -238,12 +247,14 @@ def test_the_thresholds_of_the_test_are_exported(
     network = {"run": info["name"], "train_classes": info["data"]["train_classes"]}
     assert stored.pop("tested_network") == network
     assert stored == info["verification"] and 0 < stored["area"] <= 1
-    card = (exported / "README.md").read_text()
+    card = (output / "README.md").read_text()
     assert "`thresholds.json` has the similarities" in card and "its own may differ" not in card
-    assert "area under the ROC" in (exported / "README.md").read_text()
-    for changes in ({"steps": 4}, {"steps": 3, "verification": None}):
-        write_json(run / "run.json", read_json(run / "run.json") | changes)
-        output = tmp_path / str(changes["steps"])
+    assert "area under the ROC" in card
+    verification = read_json(trained / "run.json")["verification"]
+    assert not any(rate["threshold"] for rate in verification["rates"])
+    for changes in ({"steps": 4}, {"verification": None}, {"verification": verification}):
+        write_json(run / "run.json", info | changes)
+        shutil.rmtree(output)
         assert main([str(run), f"--output={output}"]) == 0
         assert not (output / "thresholds.json").exists()
         assert "thresholds" not in (output / "README.md").read_text()
@@ -253,26 +264,33 @@ def test_the_thresholds_of_a_tested_run_of_the_same_method(
     trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """For a network of all classes; of another method they mean nothing."""
-    run = shutil.copytree(trained, tmp_path / "run")
-    info = read_json(run / "run.json")
+    run, tested = tmp_path / "run", tmp_path / "tested"
+    info = with_thresholds(trained, tested)
+    shutil.copytree(tested, run)
     classes = {"train_classes": 1 + info["data"]["train_classes"]}
     changes = {"verification": None, "data": info["data"] | classes}
     write_json(run / "run.json", info | changes)
     words = [str(run), f"--output={tmp_path / 'out'}"]
-    assert main([*words, f"--thresholds={trained}"]) == 0
+    assert main([*words, f"--thresholds={tested}"]) == 0
     rates = read_json(tmp_path / "out" / "thresholds.json")["rates"]
-    assert rates == read_json(trained / "run.json")["verification"]["rates"]
+    assert rates == info["verification"]["rates"]
     assert "its own may differ" in (tmp_path / "out" / "README.md").read_text()
 
     words[1] += "2"
     other = shutil.copytree(trained, tmp_path / "other")
     for more, message in (
-        ({"config": info["config"] | {"losses": []}}, "has other settings of losses than"),
+        (
+            {"config": info["config"] | {"losses": []}},
+            "differ in losses; expected a run of the same",
+        ),
+        ({"data": info["data"] | {"view": {"image_size": 9}}}, "differ in data (view); expected"),
         ({"verification": None}, "measured none; train it with --evaluation.verification=true"),
     ):
         write_json(other / "run.json", info | more)
         assert main([*words, f"--thresholds={other}"]) == 2
         assert message in capsys.readouterr().err
+    assert main([str(tested), words[1], f"--thresholds={tested}"]) == 2
+    assert "measured its own; leave the option out" in capsys.readouterr().err
     assert main([*words, f"--thresholds={tmp_path / 'nothing'}"]) == 2
     assert "error: --thresholds: " in capsys.readouterr().err
     assert not (tmp_path / "out2").exists()
