@@ -54,7 +54,8 @@ def printed(output: str, title: str) -> list[str]:
 def test_from_a_folder_to_a_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     photographs = tmp_path / "photographs"
-    files = [f"{name}/{i}.jpg" for name in "abcdefghijkl" for i in range(10)]  # enough pairs for a threshold
+    # Ten images of a class are enough pairs for a threshold.
+    files = [f"{name}/{i}.jpg" for name in "abcdefghijkl" for i in range(10)]
     write_pictures(photographs, files, different=len(files))
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump(STUDY))
     study = ["-m", "benchmarks.study", "mine.yaml", f"--data.root={photographs}"]
