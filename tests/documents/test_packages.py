@@ -54,3 +54,10 @@ def test_metadata(metadata: email.message.Message) -> None:
     assert examples(text) == EXAMPLES[ROOT / "README.md"]
     cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     assert cited["version"] == pml_regularizers.__version__
+    recipe = yaml.safe_load((ROOT / "conda" / "recipe.yaml").read_text())
+    assert recipe["context"]["version"] == pml_regularizers.__version__
+    needs = {
+        need.replace(" ", "").replace("pytorch>=", "torch>=")
+        for need in recipe["requirements"]["run"]
+    }
+    assert needs == {f"python{metadata['Requires-Python']}", *required}
