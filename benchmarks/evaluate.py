@@ -118,10 +118,10 @@ UNKNOWN = "The network may have been trained on some of these classes."
 def _run(options: Namespace, argv: Sequence[str]) -> int:
     """Test, print and write; the exit status."""
     settings.trust(options.trust)
-    output: Path = options.output or options.run / "evaluation.json"
-    if options.output is None and not (options.run / "run.json").exists():
-        # An export may be published, and this file holds paths.
-        output = options.run.absolute().with_name(f"{options.run.absolute().name}-evaluation.json")
+    is_run, folder = (options.run / "run.json").exists(), options.run.absolute()
+    # An export may be published, and this file holds paths.
+    beside = folder.with_name(f"{folder.name}-evaluation.json")
+    output: Path = options.output or (options.run / "evaluation.json" if is_run else beside)
     if output.exists():
         raise settings.ConfigError(f"--output: {output} exists; choose another file")
     try:
@@ -130,7 +130,7 @@ def _run(options: Namespace, argv: Sequence[str]) -> int:
     except OSError as error:
         raise settings.ConfigError(f"--output: {output}: {error.strerror}") from error
     given = {name: value for name in SETTINGS if (value := vars(options).get(name)) is not None}
-    test = (_of_run if (options.run / "run.json").exists() else _of_export)(options.run, given)
+    test = (_of_run if is_run else _of_export)(options.run, given)
     training.check_parts(test.experiment.evaluation, test.images)
     accelerator = training.start(test.experiment)
     try:

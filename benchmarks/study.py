@@ -175,8 +175,7 @@ def _next_steps(
     network, thresholds = test.folder, list[str]()
     if finished.is_finished():
         network = finished.folder
-        rates = ((test.record() or {}).get("verification") or {}).get("rates", [])
-        if any(rate["threshold"] is not None for rate in rates):
+        if records.has_thresholds(test.record() or {}):
             thresholds = ["--thresholds", f"{test.folder}"]
     else:
         steps["Train the recommended method on all classes"] = command("--finish")

@@ -89,9 +89,8 @@ class GradientCache:
     def __call__(self, images: Tensor) -> Tensor:
         """Embed the batch, and give the losses its features: leaves of the graph, where their gradients gather."""
         _refuse_changing_norms(self.model)
-        if (
-            parametrize._cache_enabled
-        ):  # its weights, made here, would have no gradient in the second pass
+        # Weights that it keeps from the first pass would have no gradient in the second.
+        if parametrize._cache_enabled:
             raise ValueError(
                 "GradientCache: called inside torch.nn.utils.parametrize.cached(), expected outside"
             )

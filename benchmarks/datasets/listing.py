@@ -203,9 +203,8 @@ class DatasetInfo:
     """Description of a dataset, whether it is there or not."""
 
     name: str  # in `data.dataset`
-    read: Callable[
-        [Path], Listing
-    ]  # finds it in a folder, in any layout, and reads its index files
+    # Finds it in a folder, in any layout, and reads its index files.
+    read: Callable[[Path], Listing]
     counts: Mapping[str, tuple[int, int]]  # the published images and classes of each part
 
 

@@ -41,7 +41,7 @@ Size = tuple[int, int]
 
 
 class Cut(NamedTuple):
-    """Which part of an image a view shows: a part is resized, and S x S pixels of it are cut out."""
+    """How a view is cut from an image: a part of it is resized, and S x S pixels of the result are the view."""
 
     corner: Size  # of the part of the image
     size: Size

@@ -20,7 +20,7 @@ from benchmarks.console import InUseError, alone, let_others_read, reason
 from benchmarks.datasets import IMAGE_DATASETS
 from benchmarks.datasets import folder as image_folder
 from benchmarks.evaluation import RunNetwork, load_network
-from benchmarks.records import Run, load_run, write_json
+from benchmarks.records import Run, has_thresholds, load_run, write_json
 from benchmarks.reporting import compare, fill
 from benchmarks.settings import ConfigError, Data, dump
 from pml_regularizers import EmbeddingHead
@@ -65,15 +65,14 @@ def _thresholds(run: Run) -> dict[str, Any] | None:
 
     None if it measured nothing, or had too few images for any threshold.
     """
-    measured, data = run.info.get("verification"), run.info["data"]
-    if measured is None or all(row["threshold"] is None for row in measured["rates"]):
+    if not has_thresholds(run.info):
         return None
-    about = {"data": data["name"], "images": data["test_images"]}
-    network = {"run": run.info["name"], "train_classes": data["train_classes"]}
+    data = run.info["data"]
     return {
         "similarity": "cosine of two embeddings",
-        **{"tested_on": about, "tested_network": network},
-        **measured,
+        "tested_on": {"data": data["name"], "images": data["test_images"]},
+        "tested_network": {"run": run.info["name"], "train_classes": data["train_classes"]},
+        **run.info["verification"],
     }
 
 
@@ -260,7 +259,7 @@ def _names_alone(value: Any, names: dict[str, str]) -> Any:
     if isinstance(value, list):
         return [_names_alone(inner, names) for inner in value]
     if isinstance(value, str) and value.startswith(("/", "~", "../", "file:")):
-        return names.setdefault(value, Path(value).name)
+        return names.setdefault(value, Path(value).name or value)
     return value
 
 

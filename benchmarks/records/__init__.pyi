@@ -23,6 +23,7 @@ from .results import (
     Run as Run,
     digests as digests,
     has_diverged as has_diverged,
+    has_thresholds as has_thresholds,
     load_run as load_run,
 )
 from .run_folder import (

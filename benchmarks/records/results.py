@@ -65,6 +65,12 @@ def has_diverged(info: Mapping[str, Any]) -> bool:
     return info["status"] == "failed" and bool(info.get("diverged"))
 
 
+def has_thresholds(info: Mapping[str, Any]) -> bool:
+    """True if the test asked whether two images are of one class, and had enough for some threshold."""
+    rates = (info.get("verification") or {}).get("rates", [])
+    return any(rate["threshold"] is not None for rate in rates)
+
+
 def load_run(folder: Path) -> Run:
     """Read a run folder.
 

@@ -81,8 +81,8 @@ def neutral(
         better, than = (row_name(labels[row], output or "embedding") for row, _, output in sides)
         return replace(comparison, claim=f"{better} beside {than}")
 
-    study = replace(study, comparisons=[named(of) for of in study.comparisons])
-    return study, [replace(of, comparison=named(of.comparison)) for of in findings]
+    study = replace(study, comparisons=[named(comparison) for comparison in study.comparisons])
+    return study, [replace(one, comparison=named(one.comparison)) for one in findings]
 
 
 def methods(
@@ -99,7 +99,9 @@ def methods(
             "method": labels[method],
             "base": labels[base],
             "metric": metric_name(metric),
-            "means": [_mean(results, of, metric) for of in (comparison.better, comparison.than)],
+            "means": [
+                _mean(results, side, metric) for side in (comparison.better, comparison.than)
+            ],
             "difference": f"{tested.mean:+.1f}" if tested else cells["difference"],
             "limits": tested.limits() if tested and tested.has_interval else None,
             "gain": tested.mean if tested else None,

@@ -197,8 +197,8 @@ def _assess(results: Results, comparison: Comparison, metric: str, seeds: Sequen
     for row, output in sides:
         stored = [results[row][seed].get("per_class", {}) for seed in seeds]
         if output:
-            all_of = [results[row][seed].get("per_class_of_outputs", {}) for seed in seeds]
-            stored = [of.get(output, {}) for of in all_of]
+            by_output = [results[row][seed].get("per_class_of_outputs", {}) for seed in seeds]
+            stored = [classes.get(output, {}) for classes in by_output]
             if not any(stored):  # curves, and runs that stored embeddings' classes alone
                 return assess(values)
         every += stored

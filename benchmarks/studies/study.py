@@ -169,9 +169,8 @@ class Study:
         """The kept result of a job; a ConfigError if it is one of other images."""
         result = self.results.of(job)
         for name, kind in (("data", "fingerprint"), ("content", "content")):
-            if (
-                result is None or (data := result.get(name)) is None
-            ):  # older code recorded no content
+            data = (result or {}).get(name)
+            if data is None:  # no result, or one of older code, which recorded no content
                 continue
             place = kind, job.config["data"]["test_classes"]
             if place not in self._data:

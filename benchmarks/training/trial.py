@@ -72,7 +72,7 @@ def start(experiment: Experiment) -> Accelerator:
 
 
 def computes_in_bfloat16() -> bool:
-    """Whether this processor's bfloat16 is not emulated."""
+    """True if this processor has instructions for bfloat16."""
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 

@@ -305,7 +305,7 @@ def _named(value: Any) -> str:
 
 
 def _no_embeddings(came: Any) -> str:
-    """What is wrong with embeddings that are no floating point tensor."""
+    """The message for embeddings that are not a floating-point tensor."""
     got, way_out = type(came).__name__, "call loss(embeddings, labels)"
     if isinstance(came, Tensor):
         got = f"{came.dtype} {tuple(came.shape)}"

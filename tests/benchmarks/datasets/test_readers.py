@@ -118,7 +118,7 @@ def test_rows_of_cars(layout, tmp_path):
 @pytest.mark.parametrize("flat", [False, True])
 @pytest.mark.parametrize("sizes", [*([size] for size in inshop.SIZES), inshop.SIZES])
 def test_rows_of_inshop(flat, sizes, tmp_path):
-    """Of both sizes the smaller is read."""
+    """Where a folder has the images in both sizes, the smaller ones are read."""
     photos = inshop.few_photos()
     listing = read("img", inshop.write(tmp_path, photos, flat=flat, images=sizes))
     size = sizes[0] if len(sizes) == 1 else "img"

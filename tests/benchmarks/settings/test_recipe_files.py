@@ -30,8 +30,8 @@ def test_tables_and_remarks_are_as_described() -> None:
         content = read_yaml(RECIPES / f"{name}.yaml")
         assert {"trainings"} <= content.keys() <= {"title", "shared", "trainings", "quoted"}
         for entry, own in zip(read_table(name).entries, content["trainings"].values(), strict=True):
-            metrics = chain(*(of.values() for of in (entry.cells, entry.half_widths)))
-            assert {type(number) for of in metrics for number in of.values()} <= {int, float}
+            rows = chain(entry.cells.values(), entry.half_widths.values())
+            assert {type(number) for row in rows for number in row.values()} <= {int, float}
             assert isinstance(entry.label, str) and isinstance(entry.settings["losses"], list)
             assert "same_as" not in (own or {}) or own.keys() <= {"label", "same_as"} | NUMBERS
         for line in content.get("quoted", []):
