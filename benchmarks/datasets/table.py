@@ -231,7 +231,16 @@ def _rows(file: Path) -> Iterator[_Row]:
 def _csv(file: Path) -> Iterator[Line]:
     csv.field_size_limit(2**31 - 1)  # outlines of animals are long
     lines = csv.reader(io.StringIO(read_text(file), newline=""), strict=True)
-    yield from ((f"line {lines.line_num}", cells) for cells in lines if cells)
+    begin = 1
+    try:
+        for cells in lines:
+            if cells:
+                yield f"line {lines.line_num}", cells
+            begin = lines.line_num + 1
+    except csv.Error as error:
+        raise DatasetError(
+            f'{file}, line {begin}: {error}; close its quotation marks, and write "" for one in a cell'
+        ) from error
 
 
 def _parquet(file: Path) -> Iterator[Line]:

@@ -186,6 +186,8 @@ BOX = ", line 5, column bbox: expected [left, top, width, h"
         (SPLIT, "a0.png,a,valid", ", line 5, column split: expected one of train, vali"),
         (SPLIT, "a0.png,a,validation", ", line 5, column split: expected train or test, as other"),
         ("path,label,is_query", "a0.png,a,", ", line 5, column is_query: expected true or false"),
+        ("path,label", 'a0.png,"a', ", line 5: unexpected end of data; close its quotation marks"),
+        ("path,label", 'a0.png,"a"b', """, line 5: ',' expected after '"'; close its quotation"""),
         ("path,label,bbox", 'a0.png,a,"[1, 2, 0, 4]"', BOX),
         ("path,label,bbox", "a0.png,a,1 2 3 4", BOX),
         ("path,label,x_1,y_1,x_2,y_2", "a0.png,a,0.1,0.1,0.9,0.9", CORNERS),
