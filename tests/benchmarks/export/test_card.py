@@ -9,7 +9,8 @@ from typing import Any
 
 import yaml
 
-from benchmarks.export.writing import card, load_trained
+from benchmarks.export.card import card
+from benchmarks.export.trained import load_trained
 from benchmarks.records.files import write_json
 from benchmarks.settings.recipe_files import read_yaml
 

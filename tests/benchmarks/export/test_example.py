@@ -189,6 +189,11 @@ def test_no_search_is_printed_without_images(run: Path, tmp_path: Path) -> None:
     write_json(run / "run.json", record)
     root, query = map(Path, example_query(run))
     assert query.is_file() and query.is_relative_to(root) and root.is_relative_to(tmp_path / "cub")
+    table = tmp_path / "table.csv"
+    table.write_text(f"path,label\n{query.relative_to(root)},a\nother.jpg,b")
+    record["config"]["data"] = {"dataset": "table", "root": str(root), "table": str(table)}
+    write_json(run / "run.json", record)
+    assert example_query(run) == [str(root), str(query)]
 
 
 def test_it_says_same_or_not_sure(

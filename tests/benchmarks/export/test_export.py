@@ -18,7 +18,7 @@ from benchmarks.backbones import register
 from benchmarks.building.images import build_datasets, show_to
 from benchmarks.export import writing
 from benchmarks.export.__main__ import main
-from benchmarks.export.writing import preprocessing
+from benchmarks.export.card import preprocessing
 from benchmarks.records import load_checkpoint
 from benchmarks.records.files import read_json, write_json
 from benchmarks.settings.data import Data

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from benchmarks import building
-from benchmarks.export.writing import SAME, Trained, _embed, _for_timm
+from benchmarks.export.trained import Trained, embed
+from benchmarks.export.writing import SAME, _for_timm
 from benchmarks.settings import ConfigError, parse
 from tests.library.test_trunk_families import FAMILIES, model_of
 
@@ -43,7 +44,7 @@ def test_a_family_is_exported_or_refused(family: str) -> None:
             parameter.add_(0.01 * torch.randn_like(parameter))
     images = torch.randn(3, 3, side, side)
     run = SimpleNamespace(folder="run")
-    trained = Trained(run, experiment, 0, network, images, _embed(network, images))  # type: ignore[arg-type]
+    trained = Trained(run, experiment, 0, network, images, embed(network, images))  # type: ignore[arg-type]
     if family in NOT_EXPORTED:
         with pytest.raises(ConfigError, match="gives other embeddings, or has no such pooling"):
             _for_timm(trained)

@@ -1,0 +1,85 @@
+"""The model card of an export."""
+
+import shlex
+from dataclasses import replace
+from math import floor
+from pathlib import Path
+from typing import Any
+
+from timm.models import model_entrypoint, split_model_name_tag
+from torch import nn
+
+from benchmarks import building
+from benchmarks.export.trained import Trained
+from benchmarks.reporting import compare, fill
+from benchmarks.settings import Data, dump
+
+THRESHOLDS = "thresholds.json"
+
+
+def preprocessing(data: Data, trunk: nn.Module) -> dict[str, Any]:
+    """The test view of an image, as entries of timm's `pretrained_cfg`."""
+    size = building.image_size(data, trunk)
+    if data.dataset == "glyphs":  # rendered in gray, seen in -1..1
+        crop = {"interpolation": "bilinear", "crop_mode": "squash", "crop_pct": 1.0}
+        return {"input_size": (1, size, size), **crop, "mean": (0.5,), "std": (0.5,)}
+    views = building.image_views(data, trunk)
+    return {
+        "input_size": (3, size, size),
+        "interpolation": views.interpolation,
+        "crop_pct": size / (views.resized_side + 1e-6),  # timm rounds size / crop_pct down
+        "crop_mode": "center" if views.keep_aspect else "squash",
+        "mean": views.mean,
+        "std": views.std,
+    }
+
+
+def _names_alone(value: Any, names: dict[str, str]) -> Any:
+    """Settings with the names of files for their paths, which are private; `names` takes these paths."""
+    if isinstance(value, dict):
+        return {key: _names_alone(inner, names) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_names_alone(inner, names) for inner in value]
+    if isinstance(value, str) and value.startswith(("/", "~", "../", "file:")):
+        return names.setdefault(value, Path(value).name or value)
+    return value
+
+
+def _command(text: str, names: dict[str, str]) -> str:
+    """A command with the names of files for their paths."""
+    words = []
+    for word in shlex.split(text):
+        option, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
+        value = _names_alone(value, names)
+        for path in sorted(names, key=len, reverse=True):
+            value = value.replace(path, names[path])
+        words.append(f"{option}{equals}{value}")
+    return shlex.join(words)
+
+
+def card(trained: Trained, difference: float) -> str:
+    """The model card, README.md: how to use the files, results, and the training's settings."""
+    info, trunk = trained.run.info, trained.experiment.model.trunk
+    view = preprocessing(trained.experiment.data, trained.network.trunk)
+    results = None
+    if trained.is_tested:
+        # The descriptor is HORDE's, which is not exported.
+        results = compare([replace(trained.run, info={**info, "outputs": {}})]).markdown()
+    entrypoint = model_entrypoint(split_model_name_tag(trunk)[0])
+    data = trained.experiment.data
+    own = data.dataset in ("folder", "table")
+    names: dict[str, str] = {}
+    config = _names_alone(info["config"], names)
+    command = info.get("command") and _command(info["command"], names)
+    return fill(
+        Path(__file__).with_suffix(".md"),
+        **{"info": info, "trunk": trunk, "head": trained.network.head, "difference": difference},
+        **{"thresholds": trained.thresholds, "file": THRESHOLDS},
+        **{"view": view, "results": results, "step": trained.step, "command": command},
+        config=dump(config),
+        images=(own and data.root.name.strip(".")) or info["data"]["name"],
+        # timm knows such a trunk only once `benchmarks.backbones` has registered it.
+        ours=entrypoint.__module__.startswith("benchmarks."),
+        upright=own,
+        shown=floor(view["input_size"][1] / view["crop_pct"]),
+    )

@@ -1,0 +1,112 @@
+"""The network of a run, read for its export."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import normalize
+
+from benchmarks import building
+from benchmarks.evaluation import RunNetwork, load_network
+from benchmarks.records import Run, has_thresholds, load_run
+from benchmarks.settings import ConfigError
+from pml_regularizers import EmbeddingHead
+
+
+@dataclass(frozen=True)
+class Trained(RunNetwork):
+    """The network of a run folder, its attention folded, with its facts."""
+
+    images: Tensor  # (N, C, S, S), noise
+    embeddings: Tensor  # (N, E), the checkpoint's of these images
+    thresholds: dict[str, Any] | None = None  # of its own test, or of another network's
+
+    @property
+    def is_tested(self) -> bool:
+        """True if the run's results are those of this checkpoint."""
+        return _is_tested(self.run, self.step)
+
+    def difference(self, network: nn.Module) -> float:
+        """The largest difference of a coordinate between a network's embeddings and the checkpoint's."""
+        return (embed(network, self.images) - self.embeddings).abs().max().item()
+
+
+def _is_tested(run: Run, step: int) -> bool:
+    tested = (run.info.get("selection") or {"step": run.info["steps"]})["step"]
+    return bool(run.info["status"] == "finished" and tested == step)
+
+
+def _thresholds(run: Run) -> dict[str, Any] | None:
+    """What a test measured of verification, with the network and the images that it was measured on.
+
+    None if it measured nothing, or had too few images for any threshold.
+    """
+    if not has_thresholds(run.info):
+        return None
+    data = run.info["data"]
+    return {
+        "similarity": "cosine of two embeddings",
+        "tested_on": {"data": data["name"], "images": data["test_images"]},
+        "tested_network": {"run": run.info["name"], "train_classes": data["train_classes"]},
+        **run.info["verification"],
+    }
+
+
+def thresholds_of_another(folder: Path, run: Run) -> dict[str, Any]:
+    """The thresholds that another run of the same method has measured, on the same images."""
+    try:
+        tested = load_run(folder)
+    except ValueError as error:
+        raise ConfigError(f"--thresholds: {error}") from error
+    one, other = tested.info, run.info
+    different = [
+        part for part in ("model", "losses") if one["config"][part] != other["config"][part]
+    ]
+    seen = ("name", "fingerprint", "view")
+    different += [
+        f"data ({part})" for part in seen if one["data"].get(part) != other["data"].get(part)
+    ]
+    if different:
+        raise ConfigError(
+            f"--thresholds: {folder} and {run.folder} differ in {', '.join(different)}; expected a run of the same "
+            "method on the same images"
+        )
+    if (thresholds := _thresholds(tested)) is None:
+        raise ConfigError(
+            f"--thresholds: {folder} measured none; train it with --evaluation.verification=true, on enough images"
+        )
+    return thresholds
+
+
+def load_trained(folder: Path) -> Trained:
+    """Load the network that a run has tested, or that of its last checkpoint so far; no other files are read.
+
+    Raises:
+        ConfigError: if the folder has no such checkpoint, or if timm cannot have such a network.
+    """
+    restored = load_network(folder)
+    experiment, network = restored.experiment, restored.network.float()
+    head = network.head
+    part = head.attention if isinstance(head, EmbeddingHead) else head
+    if part is not None and not hasattr(part, "fold"):
+        raise ConfigError(
+            f"{folder}: timm has no {type(part).__name__}, and it has no fold(linear) to merge it into the "
+            "embedding layer"
+        )
+    head.normalize = True  # as it was tested
+    size = building.image_size(experiment.data, network.trunk)
+    noise = torch.Generator().manual_seed(0)
+    images = torch.randn(3, experiment.data.in_chans, size, size, generator=noise)
+    embeddings = embed(network, images)
+    if isinstance(head, EmbeddingHead) and part is not None:
+        head.fold()
+    own = _thresholds(restored.run) if _is_tested(restored.run, restored.step) else None
+    return Trained(restored.run, experiment, restored.step, network, images, embeddings, own)
+
+
+def embed(model: nn.Module, images: Tensor) -> Tensor:
+    """Unit embeddings (N, E)."""
+    with torch.no_grad():
+        return normalize(model(images))
