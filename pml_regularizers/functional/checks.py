@@ -6,8 +6,8 @@ from typing import Any
 
 
 def at_least(name: str, value: Any, least: float) -> None:
-    """Raise ValueError unless the value is a number >= least; NaN is refused too."""
-    if not (isinstance(value, Real) and float(value) >= least):
+    """Raise ValueError unless the value is a number >= least; NaN and booleans are refused too."""
+    if isinstance(value, bool) or not (isinstance(value, Real) and float(value) >= least):
         raise ValueError(f"{name}: expected at least {least}, got {value!r}")
 
 

@@ -275,6 +275,8 @@ def test_a_call_that_fails_leaves_nothing_to_go_back_through() -> None:
         cache.backward()
     with pytest.raises(ValueError, match="chunk_size: expected a whole number"):
         GradientCache(net, loss, 2.5)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="chunk_size: expected at least 1, got True"):
+        GradientCache(net, loss, True)
 
 
 def test_a_network_whose_passes_differ() -> None:
