@@ -68,9 +68,10 @@ def _class_average(classes: Tensor, num_classes: int) -> Average:
     def sums(values: Tensor) -> Tensor:
         return values.new_zeros(num_classes, *values.shape[1:]).index_add(0, classes, values)
 
+    counts = sums(torch.ones_like(classes)).clamp(min=1)
+
     def average(values: Tensor) -> Tensor:
-        p = 1 / sums(values.new_ones(len(classes))).clamp(min=1)  # of each image of a class
-        return p.view(-1, *[1] * (values.ndim - 1)) * sums(values)
+        return sums(values) / counts.view(-1, *[1] * (values.ndim - 1))
 
     return average
 
