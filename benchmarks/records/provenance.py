@@ -77,8 +77,9 @@ def look_through(
     except datasets.DatasetError as error:
         told = f"{datasets.verify_command(vars(data))} finds all files of this kind"
         raise datasets.DatasetError(f"data.root: {error}; {told}") from error
+    place = "table" if images.listing.name == "table" else "root"
     for subject, text in datasets.remarks(images.listing, pixels):
-        say(f"data.root: {subject}: {printable(text)}")
+        say(f"data.{place}: {subject}: {printable(text)}")
     return {"content": images.content, "test_copies": images.copies()}
 
 

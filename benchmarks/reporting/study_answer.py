@@ -116,9 +116,12 @@ def advice(
         }
         if limits:
             most = max(limits, key=limits.__getitem__)
+            gain = "any gain"
+            if limits[most] >= 0.05:
+                gain = f"a gain of more than {limits[most]:.1f} points"
             told.append(
-                f"How sure: a gain of more than {max(0.0, limits[most]):.1f} points is unlikely, even for "
-                f"{labels[most]}, which could gain the most (95 % confidence)."
+                f"How sure: {gain} is unlikely, even for {labels[most]}, which could gain the most (95 % "
+                "confidence)."
             )
         if few:
             more = ", or more trainings" * (study.seeds.count < MANY)

@@ -65,6 +65,13 @@ def test_without_a_gain_the_plain_loss_is_to_be_used(gains, few):
     )
 
 
+def test_methods_that_harm_allow_no_gain():
+    assert any(
+        sentence.startswith("How sure: any gain is unlikely, even for loss + ")
+        for sentence in told(*without_papers({"a": -2.0, "b": -3.0}))
+    )
+
+
 def test_a_better_plain_loss_is_not_hidden():
     """A method that helps a weak loss may give less than another loss alone."""
     study, results = without_papers({"a": 1.5, "b": 0.0})
