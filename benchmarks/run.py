@@ -263,13 +263,12 @@ class OngoingRun:
     def note_failure(self, error: BaseException, line: str | None) -> None:
         """Write into run.json why the run failed."""
         cause = error.__cause__ if isinstance(error, training.StepError) else None
-        lines = [] if cause is None else traceback.format_exception(cause)
         with suppress(OSError):
             self.record.update(
                 status="failed",
                 error=line or f"{type(error).__name__}: {console.reason(error)}",
                 diverged=isinstance(error, records.NonFiniteError),
-                traceback="".join(lines) or None,
+                traceback=cause and "".join(traceback.format_exception(cause)),
             )
 
 

@@ -1,12 +1,8 @@
 r"""GoogLeNet and BN-Inception as the metric-learning papers train them, as timm models.
 
 GoogLeNet: Szegedy et al., "Going Deeper with Convolutions", CVPR 2015; the papers use its Caffe training
-`bvlc_googlenet` (github.com/BVLC/caffe, models/bvlc_googlenet/train_val.prototxt):
-
-    image -> conv1 7x7/2 -> pool1 -> norm1 -> conv2 1x1, 3x3 -> norm2 -> pool2
-          -> inception 3a, 3b -> pool3 -> 4a .. 4e -> pool4 -> 5a, 5b -> average -> dropout 0.4 -> classifier
-
-    norm: y_c = x_c / (1 + alpha / 5 * sum of x_j^2 over j = c-2..c+2)^0.75,  alpha = 1e-4
+`bvlc_googlenet` (github.com/BVLC/caffe, models/bvlc_googlenet/train_val.prototxt), with response
+normalisation y_c = x_c / (1 + alpha / 5 * sum of x_j^2 over j = c-2..c+2)^0.75, alpha = 1e-4.
 
 Convolutions have biases and no batch norm; max pooling rounds sizes up. The two auxiliary classifiers help only
 when training from scratch and are left out. torchvision's `googlenet` is another network: it has batch norm, no
@@ -77,11 +73,7 @@ BN_INCEPTION: dict[str, Row | None] = {
 
 
 class Inception(nn.ModuleDict):
-    """Branches side by side, their channels concatenated; the pooling's stride is that of all branches.
-
-    Shape:
-        (N, in_chans, H, W) -> (N, out_chans, H, W), or (N, out_chans, H / 2, W / 2) at stride 2.
-    """
+    """Branches side by side: (N, in_chans, H, W) -> (N, out_chans, H, W); all have the pooling's stride."""
 
     def __init__(self, conv: Callable[..., nn.Module], in_chans: int, row: Row) -> None:
         make_pool, branches, widths = row
@@ -112,12 +104,9 @@ class Network(nn.Module):
     """A chain of layers and a classifier, with timm's interface.
 
     Args:
-        parts: Name -> layers, in the order of the chain.
+        parts: Name -> layers, in the order of the chain, which takes images of at least 31 pixels a side.
         taps: (module, channels) of the last feature map of each size, H/2 to H/32.
         drop_rate: Dropout between the pooling and the classifier; none without a classifier.
-
-    Shape:
-        Images (N, in_chans, H, W), H and W at least 31, to features (N, 1024, about H/32, about W/32).
     """
 
     def __init__(
@@ -212,8 +201,8 @@ class GoogLeNet(Network):
             *(("stem.conv1", 64), ("stem.norm2", 192), ("blocks.inception_3b", 480)),
             *(("blocks.inception_4e", 832), ("blocks.inception_5b", 1024)),
         ]
-        parts = {"stem": stem, "blocks": _blocks(Conv, GOOGLENET)}
-        super().__init__(parts, taps, drop_rate=drop_rate, **kwargs)
+        blocks = _blocks(Conv, GOOGLENET)
+        super().__init__({"stem": stem, "blocks": blocks}, taps, drop_rate=drop_rate, **kwargs)
         if self.num_classes:
             nn.init.kaiming_uniform_(self.head.fc.weight, nonlinearity="linear")
             nn.init.zeros_(self.head.fc.bias)
@@ -286,10 +275,7 @@ default_cfgs = generate_default_cfgs(
             "first_conv": "stem.conv1",
         },
         "bn_inception.caffe_in1k": CAFFE
-        | {
-            "mean": (128 / 255, 117 / 255, 104 / 255),
-            "first_conv": "features.conv1.conv",
-        },
+        | {"mean": (128 / 255, 117 / 255, 104 / 255), "first_conv": "features.conv1.conv"},
     }
 )
 

@@ -130,9 +130,6 @@ def study_content(
     }
 
 
-# ---------------------------------------------------------------------------------------- the verdicts
-
-
 def _counts(findings: Sequence[Finding]) -> str:
     """How often each word was said."""
     counts = Counter(word for finding in findings for word in finding.words)
@@ -242,9 +239,6 @@ def verdict(study: StudyFile, finding: Finding, results: Results, marked: bool) 
 
 def _points(tested: Paired) -> str:
     return tested.points() + MARKS.get(tested.over, "")
-
-
-# ---------------------------------------------------------------------------------------- the appendix
 
 
 def _processors(findings: Sequence[Finding], results: Results) -> str:

@@ -41,8 +41,7 @@ def start(experiment: Experiment) -> Accelerator:
     check_launcher(experiment)
     check_trackers(experiment.trackers)
     on_gpu = torch.cuda.is_available() and not parse_flag_from_env("ACCELERATE_USE_CPU")
-    # Accelerate would silently train in float32.
-    if experiment.precision == "fp16" and not on_gpu:
+    if experiment.precision == "fp16" and not on_gpu:  # Accelerate would train in float32
         raise ConfigError("precision: fp16 needs a GPU; on a CPU use bf16 or float32")
     if experiment.evaluation.clustering and find_spec("faiss") is None:
         raise ConfigError(
