@@ -28,17 +28,14 @@ pytestmark = pytest.mark.slow
 RESULTS = Path(__file__).parents[2] / "results"
 PHOTOGRAPHS = "photographs_"
 
+OF_PHOTOGRAPHS = (
+    *("cars", "cars_longer", "cars_orders", "cars_others", "cars_tuned", "birds_whole"),
+    *("grocery", "grocery_controls", "grocery_jrs", "grocery_rates", "jrs_butterflies"),
+    *("mechanism_birds", "mechanism_butterflies", "mechanism_losses"),
+)
 STUDIES = {
     **{"claims": "glyphs", "fixed_projections": "glyphs_fixed"},
-    **{f"{PHOTOGRAPHS}{name}": f"photographs/{name}" for name in ("cars", "cars_longer")},
-    **{f"{PHOTOGRAPHS}{name}": f"photographs/{name}" for name in ("cars_orders", "cars_others")},
-    **{f"{PHOTOGRAPHS}{name}": f"photographs/{name}" for name in ("cars_tuned", "grocery")},
-    **{f"{PHOTOGRAPHS}{name}": f"photographs/{name}" for name in ("grocery_jrs", "grocery_rates")},
-    **{f"{PHOTOGRAPHS}grocery_controls": "photographs/grocery_controls"},
-    **{
-        f"{PHOTOGRAPHS}{name}": f"photographs/{name}" for name in ("birds_whole", "mechanism_birds")
-    },
-    **{f"{PHOTOGRAPHS}mechanism_butterflies": "photographs/mechanism_butterflies"},
+    **{f"{PHOTOGRAPHS}{name}": f"photographs/{name}" for name in OF_PHOTOGRAPHS},
 }
 
 WEIGHTS = "2b4a5f7e9a1870e2c41efd811c5b04f7e5843b32900a338e3f181204a324f9c6"
@@ -82,9 +79,9 @@ def settings_of(file: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> lis
     monkeypatch.setattr(records, "file_digest", lambda path: TEST_CLASSES[path.name])
     weights = BIRDS_WEIGHTS if "birds_whole" in file else WEIGHTS
     monkeypatch.setattr(records, "describe_weights", lambda model: {"sha256": weights})
-    test_classes = [
-        f"--data.test_classes={k}.txt" for k in ("cars", "birds", "butterflies") if k in file
-    ]
+    kinds = {"cars": "cars", "birds": "birds", "butterflies": "butterflies"}
+    kinds["mechanism_losses"] = "butterflies"
+    test_classes = [f"--data.test_classes={kind}.txt" for of, kind in kinds.items() if of in file]
     return ["--data.root=photographs", "--model.trunk_args={}", *test_classes]
 
 
