@@ -45,6 +45,7 @@ ROWS = {  # by kind: a label, the study's page, and how the row of its table beg
         ("powers on Proxy-Anchor", LOSSES, "Powers help Proxy\N{NON-BREAKING HYPHEN}Anchor"),
         ("powers on AM-softmax", LOSSES, "Powers help AM\N{NON-BREAKING HYPHEN}softmax"),
         ("powers on multi-similarity", LOSSES, "Powers help multi"),
+        ("JRS on AM-softmax, each side tuned", "photographs_jrs_butterflies", JRS),
     ],
     "Groceries: 41 held-out classes, five seeds": [
         (f"{method}, {draw} split", page, f"{begin} ({draw} draw)")
