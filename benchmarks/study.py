@@ -142,7 +142,7 @@ def _run(options: argparse.Namespace, settings: Sequence[str], command: Callable
 
 
 def _neighbours(
-    study: studies.Study, findings: Sequence[Any], found: Mapping[str, Mapping[int, Any]]
+    study: "studies.Study", findings: Sequence[Any], found: Mapping[str, Mapping[int, Any]]
 ) -> str:
     """The recommended network's neighbours beside those of the one it is compared with; "" without their files."""
     if (finding := reporting.deciding(study.file, findings, found)) is None:
@@ -166,7 +166,7 @@ def _neighbours(
 
 
 def _next_steps(
-    study: studies.Study, options: argparse.Namespace, row: str, command: Callable[..., str]
+    study: "studies.Study", options: argparse.Namespace, row: str, command: Callable[..., str]
 ) -> dict[str, str]:
     """Commands that go on with the recommended row, by what they do; none without its runs."""
     finished, test, steps = study.finish(row), study.tests(row)[0], dict[str, str]()
@@ -192,7 +192,7 @@ def _next_steps(
     return steps
 
 
-def _finish(options: argparse.Namespace, study: studies.Study, row: str) -> int:
+def _finish(options: argparse.Namespace, study: "studies.Study", row: str) -> int:
     """Train a row on all classes, unless that is done; the exit status."""
     job = study.finish(row)
     if job.is_finished() and not job.changes():
@@ -223,7 +223,7 @@ def _own(runs: Path, study: str) -> None:
     replace_file(runs / OWNER, f"{_owner(study)}\n".encode())
 
 
-def _train(options: argparse.Namespace, study: studies.Study) -> int:
+def _train(options: argparse.Namespace, study: "studies.Study") -> int:
     """Run what is left, comparison by comparison; the exit status."""
     if not (left := study.left()):
         return 0
@@ -235,7 +235,7 @@ def _train(options: argparse.Namespace, study: studies.Study) -> int:
     print(f"Trainings left: {len(left)}{at_once}.")
     failed: list[studies.Job] = []
 
-    def ready() -> list[studies.Job]:
+    def ready() -> "list[studies.Job]":
         study.keep_finished()
         jobs = [job for job in study.missing() if job not in failed]
         study.register(jobs)

@@ -69,7 +69,10 @@ def test_what_is_forbidden_is_found() -> None:
     ]
 
 
-HELPED = ("report", "tables", "export.__main__", "evaluate", "sweep", "datasets.__main__")
+HELPED = (
+    *("report", "tables", "export.__main__", "evaluate", "sweep", "fair", "study"),
+    "datasets.__main__",
+)
 LIGHT = {
     "run --list": "assert run.main(['--list']) == 0",
     "run, misspelt": "assert run.main(['--losess=x']) == 2",
