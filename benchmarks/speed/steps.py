@@ -67,6 +67,7 @@ def training_step(
         "HORDE, fixed projections": partial(horde, projections="random"),
         "HORDE, sketch": partial(horde, projections="sketch"),
         "HORDE, sketch of d / 4": partial(horde, d // 4, projections="sketch"),
+        "powers of cosines": lambda: ours.CosinePowersLoss(ours.BinomialDevianceLoss()),
         "energy confusion": partial(beside, ours.EnergyConfusionRegularizer),
         "VEM": partial(beside, ours.VarianceRegularizer),
         "JRS of pooled features and embeddings": partial(beside, ours.JRSRegularizer),
