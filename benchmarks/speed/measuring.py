@@ -34,14 +34,14 @@ def tensor_bytes(run: Callable[[], object]) -> int:
 
     They are counted after every operation: memory that an operation allocates and frees inside does not show.
     """
-    storages = Storages()
+    storages = _Storages()
     with storages:
         result = run()
     results = _sizes(result).keys()
     return max(sum(live[storage] for storage in live.keys() - results) for live in storages.history)
 
 
-class Storages(TorchDispatchMode):
+class _Storages(TorchDispatchMode):
     """The storages that operations have made and that are not freed, with their bytes, after each operation."""
 
     def __init__(self) -> None:

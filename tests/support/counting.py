@@ -12,8 +12,6 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from benchmarks.speed.measuring import Storages
-
 
 @contextmanager
 def calls(most: int) -> Iterator[Counter[str]]:
@@ -69,17 +67,43 @@ class Count(TorchDispatchMode):
         return result
 
 
-class Peak(Storages):
-    """The bytes that the tensors made inside the `with` block hold, backward passes included."""
+class Peak(TorchDispatchMode):
+    """The bytes that the tensors made inside the `with` block hold, backward passes included.
+
+    Counted after every operation; what one allocates inside and frees again does not show.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._live: list[tuple[int, StorageWeakRef, int]] = []
+        self._history: list[list[tuple[int, StorageWeakRef, int]]] = []
 
     def bytes(self, without: Sequence[Tensor]) -> int:
         """The most at once, some tensors that are still there left out."""
-        left_out = {StorageWeakRef(x.untyped_storage()) for x in without}
-        return max(sum(now[held] for held in now.keys() - left_out) for now in self.history)
+        given = {x.untyped_storage()._cdata for x in without}
+        left_out = {id(held) for held in self._live if held[0] in given}
+        return max(
+            sum(held[2] for held in now if id(held) not in left_out) for now in self._history
+        )
 
     def largest(self) -> int:
         """The bytes of the largest tensor."""
-        return max(size for now in self.history for size in now.values())
+        return max(size for now in self._history for *_, size in now)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        known = {x.untyped_storage()._cdata for x in _tensors((args, kwargs))}
+        result = func(*args, **(kwargs or {}))
+        self._live = [held for held in self._live if not held[1].expired()]
+        known |= {address for address, *_ in self._live}
+        for x in _tensors(result):
+            storage = x.untyped_storage()
+            if storage._cdata not in known:
+                known.add(storage._cdata)
+                self._live.append((storage._cdata, StorageWeakRef(storage), storage.nbytes()))
+        self._history.append(list(self._live))
+        return result
 
 
 def _tensors(values: Any) -> list[Tensor]:
