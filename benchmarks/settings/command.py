@@ -1,6 +1,7 @@
 """Reads the settings of one run from a command line."""
 
 import argparse
+import copy
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -26,6 +27,11 @@ GROUPS = ("data", "model", "optimization", "evaluation")
 
 UNTYPED = ("model.trunk_args", "optimization.overrides")
 """Settings that hold values of any type."""
+
+
+_parsed: dict[tuple[str, tuple[str, ...]], tuple[Any, Any, str]] = {}
+"""What the parser, which takes a tenth of a second, made of layers and options: the first or last layer's settings
+(see `parse`), all settings, and these as JSON. A study asks for the same several times."""
 
 
 @dataclass(frozen=True)
@@ -65,20 +71,39 @@ def parse(argv: Sequence[str]) -> Command:
         if name in GROUPS:
             _check_texts(name, value)
     _check_values(options)
-    stages: list[Any] = [None]  # then all settings after the recipe, and after each file
-    try:
-        for layer in layers:
-            stages.append(parser.parse_object(layer, stages[-1]))
-        settings = parser.parse_args(options, stages[-1]) if options else stages[-1]
-    except (argparse.ArgumentError, RecursionError, ValueError) as error:
-        raise ConfigError(_line(error, parser)) from error
-    config = json.loads(parser.dump(settings, format="json", skip_validation=True))
+    described, settings, text = _settings(parser, layers, options, 1 if recipe else -1)
     experiment = Experiment(**vars(parser.instantiate(settings)))
     if experiment.output is None:
         stem = recipe.replace("/", "-") if recipe else given.config[-1].stem
-        name = _name(experiment, stem, stages[1 if recipe else -1])
+        name = _name(experiment, stem, described)
         experiment.output = Path("runs") / f"{name}-seed{experiment.seed}"
-    return Command(experiment, config, recipe, given.resume, tuple(given.trust))
+    return Command(experiment, json.loads(text), recipe, given.resume, tuple(given.trust))
+
+
+def _settings(
+    parser: jsonargparse.ArgumentParser,
+    layers: Sequence[Mapping[str, Any]],
+    options: Sequence[str],
+    place: int,
+) -> tuple[jsonargparse.Namespace, jsonargparse.Namespace, str]:
+    """The settings after one of the layers, those after all layers and options, and these as JSON."""
+    key = repr((layers, place)), tuple(options)
+    if key not in _parsed:
+        stages: list[Any] = [None]  # then all settings after the recipe, and after each file
+        try:
+            for layer in layers:
+                stages.append(parser.parse_object(layer, stages[-1]))
+            settings = parser.parse_args(options, stages[-1]) if options else stages[-1]
+        except (argparse.ArgumentError, RecursionError, ValueError) as error:
+            raise ConfigError(_line(error, parser)) from error
+        text = parser.dump(settings, format="json", skip_validation=True)
+        if any(option.partition("=")[0].removeprefix("--") in GROUPS for option in options):
+            return stages[place], settings, text  # the option may name a file, which may change
+        if len(_parsed) > 500:
+            _parsed.clear()
+        _parsed[key] = stages[place], settings, text
+    described, settings, text = _parsed[key]
+    return described, copy.deepcopy(settings), text
 
 
 def _check_texts(group: str, settings: Mapping[str, Any]) -> None:

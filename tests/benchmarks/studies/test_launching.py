@@ -63,7 +63,7 @@ def test_an_error_leaves_no_run_behind(run: Job) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the parent's death is a signal on Linux alone")
-@pytest.mark.parametrize("fork", [False, True])
+@pytest.mark.parametrize("fork", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_killed_launcher_leaves_no_run_behind(run: Job, fork: bool) -> None:
     launching.RUN.write_text(PATIENT + "time.sleep(60)\n")
     program = f"""
