@@ -235,7 +235,7 @@ def _csv(file: Path) -> Iterator[Line]:
     try:
         for cells in lines:
             if cells:
-                yield f"line {lines.line_num}", cells
+                yield f"line {begin}", cells
             begin = lines.line_num + 1
     except csv.Error as error:
         raise DatasetError(

@@ -70,7 +70,7 @@ def example_query(run: Path) -> list[str]:
     """The folder of images that a run was made with, and one of them; none if they are not there."""
     config = load_run(run).info["config"]["data"]
     name, root = config["dataset"], Path(config["root"])
-    with suppress(KeyError, ValueError, OSError):  # Glyphs are drawn
+    with suppress(KeyError, TypeError, ValueError, OSError):  # Glyphs are drawn
         if name == "folder":
             listing = image_folder.read(root, 0.5, config.get("class_level"))
         elif name == "table":

@@ -117,8 +117,8 @@ def advice(
         if limits:
             most = max(limits, key=limits.__getitem__)
             gain = "any gain"
-            if limits[most] >= 0.05:
-                gain = f"a gain of more than {limits[most]:.1f} points"
+            if limits[most] > 0:
+                gain = f"a gain of more than {max(limits[most], 0.1):.1f} points"
             told.append(
                 f"How sure: {gain} is unlikely, even for {labels[most]}, which could gain the most (95 % "
                 "confidence)."

@@ -87,16 +87,17 @@ def _settings(
     place: int,
 ) -> tuple[jsonargparse.Namespace, jsonargparse.Namespace, str]:
     """The settings after one of the layers, those after all layers and options, and these as JSON."""
-    key = repr((layers, place)), tuple(options)
-    if key not in _parsed:
-        stages: list[Any] = [None]  # then all settings after the recipe, and after each file
-        try:
+    stages: list[Any] = [None]  # then all settings after the recipe, and after each file
+    try:
+        key = repr((layers, place)), tuple(options)
+        if key not in _parsed:
             for layer in layers:
                 stages.append(parser.parse_object(layer, stages[-1]))
             settings = parser.parse_args(options, stages[-1]) if options else stages[-1]
-        except (argparse.ArgumentError, RecursionError, ValueError) as error:
-            raise ConfigError(_line(error, parser)) from error
-        text = parser.dump(settings, format="json", skip_validation=True)
+            text = parser.dump(settings, format="json", skip_validation=True)
+    except (argparse.ArgumentError, RecursionError, TypeError, ValueError) as error:
+        raise ConfigError(_line(error, parser)) from error
+    if key not in _parsed:
         if any(option.partition("=")[0].removeprefix("--") in GROUPS for option in options):
             return stages[place], settings, text  # the option may name a file, which may change
         if len(_parsed) > 500:

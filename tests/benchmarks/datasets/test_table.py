@@ -189,6 +189,7 @@ BOX = ", line 5, column bbox: expected [left, top, width, h"
         ("path,label", 'a0.png,"a', ", line 5: unexpected end of data; close its quotation marks"),
         ("path,label", 'a0.png,"a"b', """, line 5: ',' expected after '"'; close its quotation"""),
         ("path,label,bbox", 'a0.png,a,"[1, 2, 0, 4]"', BOX),
+        ("path,label,note", 'b0.png,b,"1\n2"', ", line 5: lists b0.png as line 2 does; remove one"),
         ("path,label,bbox", "a0.png,a,1 2 3 4", BOX),
         ("path,label,x_1,y_1,x_2,y_2", "a0.png,a,0.1,0.1,0.9,0.9", CORNERS),
         ("path,label,x_1,y_1,x_2,y_2", "a0.png,a,5,,9,9", CORNERS),

@@ -42,7 +42,11 @@ def loss(class_path: str, **arguments: Any) -> str:
     return option("losses", [{"loss": spec(class_path, **arguments)}])
 
 
+CHAIN = "\n".join(["losses:", "- &a0 [1]", *(f"- &a{k} [*a{k - 1}]" for k in range(1, 1500))])
+
 MISTAKES = [  # (argument or content of a file, message)
+    pytest.param(CHAIN, "error: maximum recursion depth exceeded", id="chain of anchors"),
+    ("--losses=[{loss: {class_path: x.Y, init_args: {a: !!timestamp 2020-01-01}}}]", "date is not"),
     ("--label=HORDE, order 2", "label: 'HORDE, order 2' is the name of a row"),
     ("--data.fold=1.5", "data.fold: expected an integer >=0 and <2147483648"),
     ("--config=nowhere.yaml", "error: nowhere.yaml: cannot be read"),
@@ -137,6 +141,17 @@ def test_a_misspelt_setting_is_answered_by_the_one_that_is_meant(
             parse(arguments)
     with pytest.raises(ConfigError, match="--help lists the settings"):
         parse(["--nothing_like_it=1"])
+
+
+def test_parsed_again_it_is_the_same_and_its_own() -> None:
+    arguments = ["--model.trunk_args={a: [1]}", loss(CONTRASTIVE, pos_margin=0.5), "--seed=3"]
+    first, second = parse(arguments), parse(arguments)
+    assert first == second
+    first.config["losses"].clear()
+    first.experiment.losses[0].loss.description.clear()
+    first.experiment.model.trunk_args["a"].append(2)
+    assert parse(arguments) == second and second.experiment.model.trunk_args == {"a": [1]}
+    assert parse([*arguments[:2], "--seed=4"]).experiment.seed == 4
 
 
 def test_layers_override_each_other(empty: Path) -> None:
