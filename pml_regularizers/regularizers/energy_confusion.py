@@ -68,9 +68,8 @@ def _class_average(classes: Tensor, num_classes: int) -> Average:
     def sums(values: Tensor) -> Tensor:
         return values.new_zeros(num_classes, *values.shape[1:]).index_add(0, classes, values)
 
-    counts = sums(torch.ones_like(classes, dtype=torch.int32)).clamp(
-        min=1
-    )  # older MPS adds no int64
+    # Older MPS backends add no int64.
+    counts = sums(torch.ones_like(classes, dtype=torch.int32)).clamp(min=1)
 
     def average(values: Tensor) -> Tensor:
         return sums(values) / counts.view(-1, *[1] * (values.ndim - 1))
