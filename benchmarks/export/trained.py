@@ -39,7 +39,7 @@ def _is_tested(run: Run, step: int) -> bool:
 
 
 def _thresholds(run: Run) -> dict[str, Any] | None:
-    """What a test measured of verification, with the network and the images that it was measured on.
+    """Thresholds for verification from a run's test, with the network and the images that were tested.
 
     None if it measured nothing, or had too few images for any threshold.
     """

@@ -29,9 +29,8 @@ UNTYPED = ("model.trunk_args", "optimization.overrides")
 """Settings that hold values of any type."""
 
 
-_parsed: dict[tuple[str, tuple[str, ...]], tuple[Any, Any, str]] = {}
-"""What the parser, which takes a tenth of a second, made of layers and options: the first or last layer's settings
-(see `parse`), all settings, and these as JSON. A study asks for the same several times."""
+_parsed: dict[tuple[str, tuple[str, ...]], tuple[list[Any], Any, str]] = {}
+"""Results of `_settings`, by layers and options: parsing is slow, and a study asks for the same ones repeatedly."""
 
 
 @dataclass(frozen=True)
@@ -71,11 +70,11 @@ def parse(argv: Sequence[str]) -> Command:
         if name in GROUPS:
             _check_texts(name, value)
     _check_values(options)
-    described, settings, text = _settings(parser, layers, options, 1 if recipe else -1)
+    stages, settings, text = _settings(parser, layers, options)
     experiment = Experiment(**vars(parser.instantiate(settings)))
     if experiment.output is None:
         stem = recipe.replace("/", "-") if recipe else given.config[-1].stem
-        name = _name(experiment, stem, described)
+        name = _name(experiment, stem, stages[1 if recipe else -1])
         experiment.output = Path("runs") / f"{name}-seed{experiment.seed}"
     return Command(experiment, json.loads(text), recipe, given.resume, tuple(given.trust))
 
@@ -84,27 +83,26 @@ def _settings(
     parser: jsonargparse.ArgumentParser,
     layers: Sequence[Mapping[str, Any]],
     options: Sequence[str],
-    place: int,
-) -> tuple[jsonargparse.Namespace, jsonargparse.Namespace, str]:
-    """The settings after one of the layers, those after all layers and options, and these as JSON."""
-    stages: list[Any] = [None]  # then all settings after the recipe, and after each file
+) -> tuple[list[Any], jsonargparse.Namespace, str]:
+    """All settings after each layer, behind a None; those after the options; and the latter as JSON."""
+    stages: list[Any] = [None]
     try:
-        key = repr((layers, place)), tuple(options)
-        if key not in _parsed:
-            for layer in layers:
-                stages.append(parser.parse_object(layer, stages[-1]))
-            settings = parser.parse_args(options, stages[-1]) if options else stages[-1]
-            text = parser.dump(settings, format="json", skip_validation=True)
+        key = repr(layers), tuple(options)
+        if key in _parsed:
+            stages, settings, text = _parsed[key]
+            return stages, copy.deepcopy(settings), text
+        for layer in layers:
+            stages.append(parser.parse_object(layer, stages[-1]))
+        settings = parser.parse_args(options, stages[-1]) if options else stages[-1]
+        text = parser.dump(settings, format="json", skip_validation=True)
     except (argparse.ArgumentError, RecursionError, TypeError, ValueError) as error:
         raise ConfigError(_line(error, parser)) from error
-    if key not in _parsed:
-        if any(option.partition("=")[0].removeprefix("--") in GROUPS for option in options):
-            return stages[place], settings, text  # the option may name a file, which may change
+    # An option for a whole group may name a file, which may change.
+    if not any(option.partition("=")[0].removeprefix("--") in GROUPS for option in options):
         if len(_parsed) > 500:
             _parsed.clear()
-        _parsed[key] = stages[place], settings, text
-    described, settings, text = _parsed[key]
-    return described, copy.deepcopy(settings), text
+        _parsed[key] = stages, copy.deepcopy(settings), text
+    return stages, settings, text
 
 
 def _check_texts(group: str, settings: Mapping[str, Any]) -> None:

@@ -79,9 +79,11 @@ def settings_of(file: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> lis
     monkeypatch.setattr(records, "file_digest", lambda path: TEST_CLASSES[path.name])
     weights = BIRDS_WEIGHTS if "birds_whole" in file else WEIGHTS
     monkeypatch.setattr(records, "describe_weights", lambda model: {"sha256": weights})
-    kinds = {"cars": "cars", "birds": "birds", "butterflies": "butterflies"}
-    kinds["mechanism_losses"] = "butterflies"
-    test_classes = [f"--data.test_classes={kind}.txt" for of, kind in kinds.items() if of in file]
+    kinds = {kind: kind for kind in ("cars", "birds", "butterflies")}
+    kinds |= {"mechanism_losses": "butterflies"}
+    test_classes = [
+        f"--data.test_classes={kind}.txt" for word, kind in kinds.items() if word in file
+    ]
     return ["--data.root=photographs", "--model.trunk_args={}", *test_classes]
 
 
