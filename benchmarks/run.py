@@ -118,7 +118,6 @@ class OngoingRun:
         about = records.describe_data(experiment, self.datasets, model.trunk)
         self.state = training.TrainingState(accelerator, experiment, model, loss)
         model, tests, data = self.state.model, experiment.evaluation, experiment.data
-
         self.images = self.datasets
         self.num_workers = settings.num_workers(data, accelerator.num_processes)
         self.caches: list[Any] = []  # what takes the place of `datasets`, or None where it has none
@@ -188,23 +187,24 @@ class OngoingRun:
 
     def train(self) -> None:
         """Train to the last step, or until asked to stop."""
-        state, record = self.state, self.record
-        self.sampler.step = state.step
+        self.sampler.step = self.state.step
         loader = training.training_loader(
             self.accelerator, self.images.train, self.sampler, self.num_workers
         )
-        for due, rows in training.Trainer(state, self.sampler, self.experiment).run(loader):
-            match due:
-                case "log":
-                    record.log(rows)
-                case "evaluate":
-                    self._point(state.step)
-                case "checkpoint":
-                    record.save(state.step, {**state.state_dict(), "best": self.curves.best})
+        trainer = training.Trainer(
+            *(self.state, self.sampler, self.experiment),
+            log=self.record.log,
+            evaluate=self._evaluate,
+            save=self._save,
+        )
+        trainer.run(loader)
 
-    def _point(self, step: int) -> None:
+    def _save(self) -> None:
+        self.record.save(self.state.step, self.state.state_dict() | {"best": self.curves.best})
+
+    def _evaluate(self) -> None:
         """Measure a point of the curves, and keep the weights if they are the best."""
-        before = self.curves.best
+        before, step = self.curves.best, self.state.step
         rows: dict[str, list[records.Row]] = {"evaluation": [(step, self.curves.point(step))]}
         if self.curves.best != before:
             self.record.save_best(step, self.state.weights())

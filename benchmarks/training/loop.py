@@ -7,9 +7,9 @@ that continues from it ends as if it had never stopped.
 
 import random
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Literal
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,36 +23,53 @@ from benchmarks.training.state import TrainingState
 from pml_regularizers import GradientCache
 from pml_regularizers.gradient_ratios import capture_loss_terms, gradient_norm_ratios, term_names
 
-Due = Literal["log", "evaluate", "checkpoint"]
-
 
 class StepError(PrintableError):
     """Error: the network, the loss, the miner or the optimizer raised one in a step: its cause."""
 
 
+class Due(NamedTuple):
+    """What is to be done after a step, in this order: a checkpoint vouches for all that was recorded before it."""
+
+    log: bool
+    evaluate: bool
+    save: bool
+
+
 class Trainer:
-    """Trains the network and the loss, and pauses for logging, checkpoints and evaluation.
+    """Trains the network and the loss, and logs, tests and saves them when it is due, on all processes.
 
     Args:
         state: The prepared parts, on an accelerator with `split_batches=True`, so that a batch is the same on any
             number of processes.
         sampler: The images of each step.
         experiment: Gives the seed, and the steps at which something is due.
+        log: Gets the rows since the last call, by table.
+        evaluate: Tests the network, which it may leave in evaluation mode.
+        save: Writes a checkpoint.
     """
 
-    def __init__(self, state: TrainingState, sampler: StepSampler, experiment: Experiment) -> None:
+    def __init__(
+        self,
+        state: TrainingState,
+        sampler: StepSampler,
+        experiment: Experiment,
+        *,
+        log: Callable[[dict[str, list[Row]]], None],
+        evaluate: Callable[[], None],
+        save: Callable[[], None],
+    ) -> None:
         self.state, self.sampler, self.experiment = state, sampler, experiment
+        self._log, self._evaluate, self._save = log, evaluate, save
         # record-keeper reads its whole csv file again for every group of rows.
         self.log_every = max(10, sampler.steps // 200)
         self._is_sum = bool(term_names(state.loss))
         chunk_size = experiment.optimization.chunk_size
         self._cache = chunk_size and GradientCache(state.model, state.loss, chunk_size)
 
-    def run(self, loader: Any) -> Iterator[tuple[Due, dict[str, list[Row]]]]:
-        """Train to the sampler's last step, or until asked to stop; pause, on all processes, when something is due.
+    def run(self, loader: Any) -> None:
+        """Train to the sampler's last step, or until asked to stop: then `state.stopped_by` is the signal.
 
-        Yields:
-            What the caller has to do after `state.step` steps, and the rows to log, by table.
         Raises:
             NonFiniteError: for a NaN or infinity, before any checkpoint that would contain its effects.
             StepError: for any error in the computation of a step.
@@ -67,8 +84,8 @@ class Trainer:
             shown=accelerator.is_main_process,
         )
         with StopRequest() as stop, bar:
-            if state.step == 0 and self.due():
-                yield "evaluate", {}
+            if state.step == 0 and self.due().evaluate:
+                self._evaluate()
             state.model.train()
             pending = Pending(self.sampler.batch_size)
             noted: dict[str, list[Row]] = {}  # rows of other tables since the last log
@@ -85,25 +102,27 @@ class Trainer:
                 for table, row in found.items():
                     noted.setdefault(table, []).append((state.step, row))
 
-                todo = self.due()
+                due = self.due()
                 # More frequent checks would make a GPU wait.
-                if todo or accelerator.device.type == "cpu":
-                    todo = self.due(stopping=stop.agreed(accelerator))
+                if any(due) or accelerator.device.type == "cpu":
+                    due = self.due(stopping=stop.agreed(accelerator))
                     state.stopped_by = stop.signal
-                for what in todo:
-                    rows = {}
-                    if what == "log":
-                        losses, shown = pending.flush(state)
-                        bar.set_postfix(shown, refresh=False)
-                        rows, noted = {"training": losses, **noted}, {}
-                    elif what == todo[1]:  # an evaluation leaves the weights as they are
-                        self._check_weights()
+                if due.log:
+                    losses, shown = pending.flush(state)
+                    bar.set_postfix(shown, refresh=False)
+                    self._log({"training": losses, **noted})
+                    noted = {}
+                if due.evaluate or due.save:
+                    self._check_weights()
+                if due.evaluate:
+                    self._evaluate()
+                    state.model.train()
+                if due.save:
                     state.seconds = start + time.perf_counter() - begun
-                    yield what, rows
+                    self._save()
                 if state.stopped_by is not None:
                     return
-                if todo[1:]:
-                    state.model.train()  # the caller has tested it
+                if due.evaluate or due.save:
                     pending.resume()
 
     def _step(self, images: Tensor, labels: Tensor) -> tuple[Tensor, dict[str, dict[str, float]]]:
@@ -131,10 +150,8 @@ class Trainer:
         state.optimizer.zero_grad()
         return value.detach(), found
 
-    def due(self, *, stopping: bool = False) -> list[Due]:
-        """Name what is due now, in order: a checkpoint vouches for all that was recorded before it.
-
-        After the last step everything is due. Before the first one only an evaluation is.
+    def due(self, *, stopping: bool = False) -> Due:
+        """What is due now: after the last step everything, before the first one at most an evaluation.
 
         Args:
             stopping: The last step was the last one for now: it is saved.
@@ -143,11 +160,10 @@ class Trainer:
         every = self.experiment.evaluation.every  # 0: never
         evaluate = every > 0 and (step % every == 0 or last)
         if step == 0:
-            return ["evaluate"] if evaluate else []
+            return Due(False, evaluate, False)
         save = step % self.experiment.checkpoint_every == 0 or last or stopping
         log = step % self.log_every == 0 or evaluate or save
-        found: dict[Due, bool] = {"log": log, "evaluate": evaluate, "checkpoint": save}
-        return [what for what, is_due in found.items() if is_due]
+        return Due(log, evaluate, save)
 
     def _check_weights(self) -> None:
         for owner in (self.state.model, self.state.loss):

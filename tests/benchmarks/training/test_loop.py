@@ -13,7 +13,7 @@ from torch import nn
 
 from benchmarks.training.loop import Trainer, seed_generators
 
-LOG, EVALUATE, SAVE = "log", "evaluate", "checkpoint"
+LOG, EVALUATE, SAVE = "log", "evaluate", "save"
 
 
 def due(step: int, steps: int = 31, every: int = 5, **stopping: bool) -> list[str]:
@@ -23,9 +23,10 @@ def due(step: int, steps: int = 31, every: int = 5, **stopping: bool) -> list[st
         optimization=SimpleNamespace(chunk_size=None),
     )
     state: Any = SimpleNamespace(step=step, loss=nn.Identity())
-    trainer = Trainer(state, SimpleNamespace(steps=steps), settings)  # type: ignore[arg-type]
+    calls: Any = dict.fromkeys((LOG, EVALUATE, SAVE))
+    trainer = Trainer(state, SimpleNamespace(steps=steps), settings, **calls)  # type: ignore[arg-type]
     trainer.log_every = 4
-    return [*trainer.due(**stopping)]
+    return [name for name, is_due in trainer.due(**stopping)._asdict().items() if is_due]
 
 
 @pytest.mark.parametrize(
