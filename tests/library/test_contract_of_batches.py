@@ -14,27 +14,17 @@ from pytorch_metric_learning import losses, regularizers
 from pytorch_metric_learning.utils import loss_and_miner_utils as lmu
 from torch import Tensor, nn
 
-from pml_regularizers import (
-    EnergyConfusionRegularizer,
-    FeatureLoss,
-    IntraClassRegularizer,
-    JRDLoss,
-    JRSRegularizer,
-    MissingFeaturesError,
-    VarianceRegularizer,
-)
+from pml_regularizers import FeatureLoss, JRDLoss, MissingFeaturesError
 from pml_regularizers.features.feature_loss import LabelAwareRegularizer
 from tests.library.contract import LABELS, WIDTH, Batch, Case, call, feed
 from tests.library.test_contract import (
-    MADE,
     assert_agree,
     assert_same,
     check_gradients_arrive,
     each_loss,
-    each_pml_loss,
+    each_pml_class,
     exact,
     measure,
-    one_per_class,
     reads_features,
     takes_int64_only,
     those,
@@ -44,19 +34,17 @@ from tests.library.test_contract import (
 
 
 @each_loss
-@pytest.mark.parametrize("mined", [lmu.get_all_pairs_indices, lmu.get_all_triplets_indices])
-def test_mined_tuples(
-    case: Case, loss: nn.Module, batch: Batch, mined: Callable[[Tensor], tuple[Tensor, ...]]
-) -> None:
+def test_mined_tuples(case: Case, loss: nn.Module, batch: Batch) -> None:
     """Some of them make another value where the equation has tuples, and the same where it has none."""
-    some = tuple(index[:5] for index in mined(LABELS))
-    found, expected = measure(loss, batch, some), measure(loss, batch)
-    if not case.tuples:
-        assert_same(found, expected)
-        return
-    assert all(x is None or x.isfinite().all() for x in found.values())
-    assert not torch.isclose(found["value"], expected["value"])
-    check_gradients_arrive(case, found)
+    expected = measure(loss, batch)
+    for mine in (lmu.get_all_pairs_indices, lmu.get_all_triplets_indices):
+        found = measure(loss, batch, tuple(index[:5] for index in mine(LABELS)))
+        if not case.tuples:
+            assert_same(found, expected)
+            continue
+        assert all(x is None or x.isfinite().all() for x in found.values())
+        assert not torch.isclose(found["value"], expected["value"])
+        check_gradients_arrive(case, found)
 
 
 @those(lambda loss: not takes_int64_only(loss))
@@ -65,7 +53,7 @@ def test_labels_of_any_integer_type(loss: nn.Module, batch: Batch) -> None:
     assert_same(measure(loss, other), measure(loss, batch))
 
 
-@each_pml_loss
+@each_pml_class
 def test_without_labels(case: Case, loss: nn.Module, batch: Batch) -> None:
     other = Batch(batch.embeddings, None, batch.features)
     if case.labels:
@@ -75,7 +63,7 @@ def test_without_labels(case: Case, loss: nn.Module, batch: Batch) -> None:
         assert torch.equal(call(loss, other), call(loss, batch))
 
 
-@each_pml_loss
+@each_pml_class
 def test_reference_sets(loss: nn.Module, batch: Batch) -> None:
     """Refused by the losses that read features, of one batch; the pair losses compare with it."""
     reference = {"ref_emb": torch.randn(len(LABELS), WIDTH), "ref_labels": LABELS}
@@ -140,11 +128,10 @@ ROWS: dict[str, Callable[[Tensor], Tensor]] = {
     "first is zero": lambda x: torch.cat([torch.zeros_like(x[:1]), x[1:]]),
 }
 BATCHES = {
-    "regular": (LABELS, list(ROWS)),
-    "two classes": (torch.tensor([3, 0]), list(ROWS)),
-    "two of a class": (torch.tensor([1, 1]), ["random", "identical", "first is zero"]),
-    "one class": (torch.tensor([2, 2, 2, 2]), ["random", "zero"]),
-    "singletons": (torch.tensor([3, 0, 2, 1]), ["random", "identical"]),
+    "regular": (LABELS, ["identical", "duplicated", "zero", "first is zero"]),
+    "two classes": (torch.tensor([3, 0]), ["random", "identical"]),
+    "two of a class": (torch.tensor([1, 1]), ["random", "identical"]),
+    "singletons": (torch.tensor([3, 0, 2, 1]), ["random"]),
     "one image": (torch.tensor([1]), ["random", "zero"]),
 }
 
@@ -175,7 +162,7 @@ def test_an_empty_batch(case: Case) -> None:
 
 
 @each_loss
-@pytest.mark.parametrize("magnitude", [1e-6, 1e-3, 1e4])
+@pytest.mark.parametrize("magnitude", [1e-6, 1e4])
 def test_magnitudes(case: Case, loss: nn.Module, magnitude: float) -> None:
     batch = Batch.draw(case).map(lambda x: magnitude * x)
     found = measure(loss, batch)
@@ -231,43 +218,12 @@ def generators_untouched() -> Iterator[None]:
 
 
 @each_loss
-def test_a_call_draws_no_random_numbers(loss: nn.Module, batch: Batch) -> None:
-    with generators_untouched():
-        measure(loss, batch)
-
-
-@each_loss
 def test_copies_and_states(case: Case, loss: nn.Module, batch: Batch) -> None:
     loss = copy.deepcopy(loss)
     call(loss, batch)  # what calls leave behind, copies have too
     other = case.make()
     other.load_state_dict(loss.state_dict())
-    expected = measure(loss, batch)
+    with generators_untouched():
+        expected = measure(loss, batch)
     for again in (pickle.loads(pickle.dumps(loss)), other):
         assert_same(measure(again, batch), expected)
-
-
-ONE_GRAPH = (
-    EnergyConfusionRegularizer,
-    IntraClassRegularizer,
-    JRDLoss,
-    JRSRegularizer,
-    VarianceRegularizer,
-)
-
-
-@pytest.mark.parametrize(
-    "name",
-    [name for name in one_per_class() if isinstance(MADE[name], ONE_GRAPH)],
-)
-@pytest.mark.slow  # quick: test_compiled of energy confusion and of joint similarity
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
-def test_one_graph(loss: nn.Module, batch: Batch) -> None:
-    """Without a graph break; what inductor makes of it is in test_compiled.py."""
-    expected = measure(loss, batch)
-    leaves = batch.map(lambda x: x.requires_grad_())
-    value = call(torch.compile(loss, backend="eager", fullgraph=True), leaves)
-    inputs = dict(leaves.tensors()) | dict(loss.named_parameters())
-    gradients = torch.autograd.grad(value, list(inputs.values()), allow_unused=True)
-    assert_agree({"value": value.detach(), **dict(zip(inputs, gradients, strict=True))}, expected)
-    torch.compiler.reset()
