@@ -1,11 +1,9 @@
 """Features reach a loss: the right ones, or an error."""
 
 import copy
-import gc
 import inspect
 import pickle
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -24,7 +22,7 @@ from pml_regularizers import (
 )
 from pml_regularizers.features.feature_loss import already_reduced
 from pml_regularizers.features.feature_tap import FeatureTap
-from tests.library.contract import LOSSES, MODULES
+from tests.library.contract import LOSSES
 from tests.library.test_parameter_groups import horde
 from tests.support.tolerances import assert_close
 from tests.support.toys import CHANNELS, WIDTH, Network, images
@@ -52,9 +50,7 @@ def test_an_attached_loss_equals_the_explicit_call_in_value_and_gradient() -> No
     network, (x, labels) = Network(), images()
     loss = attached(network)
     features = network.trunk(x)
-    embeddings = network.head(features)
-    loss.clear()
-    expected = loss(embeddings, labels, features=features)
+    expected = loss(network.head(features), labels, features=features)
     exact = gradients(expected, network, loss)
     value = loss(network(x), labels)
     assert torch.equal(value, expected)
@@ -79,7 +75,6 @@ def test_features_without_a_gradient_are_refused() -> None:
     with torch.no_grad():
         maps = network.trunk(x)
     embeddings = network.head(maps)
-    assert embeddings.requires_grad
     with pytest.raises(MissingFeaturesError, match="carry no gradient, but the embeddings do"):
         loss(embeddings, labels)
     loss(embeddings, labels, features=maps)  # a trunk that is frozen on purpose
@@ -95,29 +90,15 @@ def test_a_trunk_that_is_frozen_on_purpose() -> None:
         assert_close(found, explicit(loss, network, x, labels))
         found.backward()
     assert network.head.fc.weight.grad.abs().sum() > 0
-    with torch.no_grad():  # a test pass is still none of training
-        network(x)
-    with pytest.raises(MissingFeaturesError, match="re-entrant"):
-        loss(torch.randn(8, WIDTH, requires_grad=True), labels)
 
 
-@pytest.mark.parametrize(
-    "around",
-    [
-        lambda network: network,
-        lambda network: nn.Sequential(network.trunk, network.head),
-        lambda network: torch.compile(network.head, backend="eager"),
-        lambda network: nn.ModuleDict({"model": network}),
-    ],
-)
-def test_a_head_is_found_in_what_is_around_it(around: Callable[[Network], nn.Module]) -> None:
+def test_a_head_is_found_in_what_is_around_it() -> None:
     """Its output would be taken for the features of a loss that also reads vectors."""
     network, (x, labels) = Network(), images()
     value = JRSRegularizer().attach(network.head)(network(x), labels)
-    loss = JRSRegularizer().attach(around(network))
-    assert_close(loss(network(x), labels), value)
-    attach_all(loss, around(network))
-    assert_close(loss(network(x), labels), value)
+    around = nn.Sequential(network)
+    loss = JRSRegularizer().attach(around)
+    assert_close(loss(around(x), labels), value)
     with pytest.raises(ValueError, match="source: Sequential contains 2 heads; attach to one"):
         loss.attach(nn.Sequential(network, Network()))
 
@@ -136,7 +117,8 @@ def test_attach_all_gives_every_loss_the_stages_it_reads() -> None:
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_copies_of_the_embeddings_are_known_and_changes_refused(training: bool) -> None:
+def test_copies_of_the_embeddings_are_known_and_others_refused(training: bool) -> None:
+    """test_passes.py has random programs of them."""
     network, (x, labels) = Network(), images()
     loss = attached(network)
     alone, expected = copy.deepcopy(loss).detach(), explicit(loss, network, x, labels)
@@ -145,26 +127,10 @@ def test_copies_of_the_embeddings_are_known_and_changes_refused(training: bool) 
         assert_close(loss(network(x).detach(), labels), expected)
         scaled = F.normalize(network(x))
         assert_close(loss(scaled, labels), alone(scaled, labels, features=network.trunk(x)))
-        for change in (lambda x: x.flip(0), lambda x: x + 2, lambda x: x.roll(1, dims=1)):
-            with pytest.raises(MissingFeaturesError, match="embedder=module"):
-                loss(change(network(x)), labels)
+        with pytest.raises(MissingFeaturesError, match="embedder=module"):
+            loss(network(x) + 2, labels)
         loss.attach(network.trunk, embedder=network.head)
         assert_close(loss(network(x), labels), expected)
-        first, _ = network.trunk(x), network.trunk(images()[0])
-        embeddings = network.head(first)  # of which of the two?
-        if training:
-            assert_close(loss(embeddings, labels), expected)
-        with pytest.raises(MissingFeaturesError, match=r"embedder=module|no features"):
-            loss(embeddings.detach(), labels)
-
-
-def test_embeddings_after_a_call_do_not_join_what_it_left() -> None:
-    network, (x, labels) = Network(), images()
-    loss = horde().attach(network.trunk, embedder=network.head)
-    first, _ = network.trunk(x), network.trunk(images()[0])
-    loss(network.head._embed(first.mean(dim=(2, 3))), labels)  # past the embedder: by the graph
-    with pytest.raises(MissingFeaturesError, match="not known to be those of these embeddings"):
-        loss(network.head(first), labels)
 
 
 def test_a_pass_may_have_two_embeddings_of_each_image() -> None:
@@ -190,45 +156,27 @@ def test_a_test_pass_may_come_between_the_forward_pass_and_its_loss() -> None:
     embeddings = network(x)
     with torch.no_grad():
         network(other)
-        network(other)
         assert_close(loss(network(other), other_labels), other_expected)
-        descriptor = loss.descriptor(network(other))
-        assert descriptor.shape == (6, 3 * WIDTH)
+        assert loss.descriptor(network(other)).shape == (6, 3 * WIDTH)
         network(other)
     value = loss(embeddings, labels)
     assert_close(value, expected)
     value.backward()
 
 
-@pytest.mark.parametrize("gradients_on", [True, False])
-def test_records_are_bounded(gradients_on: bool) -> None:
+@pytest.mark.parametrize("training", [True, False])
+def test_records_are_bounded(training: bool) -> None:
     network, (x, _) = Network(), images()
     loss = attached(network)
     maps = []
     network.head.feature_map.register_forward_hook(lambda *args: maps.append(weakref.ref(args[2])))
-    with torch.set_grad_enabled(gradients_on):
+    with torch.set_grad_enabled(training):
         for _ in range(20):
             network(x)
-    gc.collect()
-    alive = [ref for ref in maps if ref() is not None]
-    assert len(maps) == 20
-    assert alive == (maps[-FeatureTap.capacity :] if gradients_on else maps[-1:])
+    kept = FeatureTap.capacity if training else 1
+    assert [ref for ref in maps if ref() is not None] == maps[-kept:]
     loss.clear()
-    gc.collect()
     assert all(ref() is None for ref in maps)
-
-
-@pytest.mark.parametrize("output", [{"map": 1}, [torch.zeros(2)], None, ()], ids=str)
-def test_modules_that_do_not_return_features(output: Any) -> None:
-    class Strange(nn.Module):
-        def forward(self, x: Tensor) -> Any:
-            return output
-
-    module = Strange()
-    loss = horde().attach(module)
-    assert loss.tap is not None
-    with pytest.raises(ValueError, match="features: expected a tensor or a tuple of tensors"):
-        module(torch.zeros(2))
 
 
 def test_features_are_forgotten_even_when_the_loss_fails() -> None:
@@ -248,19 +196,13 @@ def test_a_loss_that_is_gone_leaves_nothing_behind() -> None:
     loss = horde().attach(stage)
     tap = weakref.ref(loss.tap)
     del loss
-    gc.collect()
     assert tap() is None
     assert not stage._forward_hooks
-    record = weakref.ref(stage(x))
-    gc.collect()
-    assert record() is None
 
     kept = horde().attach(stage)
-    alone = copy.deepcopy(stage)
-    record = weakref.ref(alone(x))
-    gc.collect()
-    assert record() is None
-    pickle.loads(pickle.dumps(stage))(x)
+    for alone in (copy.deepcopy(stage), pickle.loads(pickle.dumps(stage))):
+        record = weakref.ref(alone(x))
+        assert record() is None
     assert kept.tap is not None
 
 
@@ -286,90 +228,48 @@ def test_several_stages_by_name_from_the_call_or_from_taps() -> None:
     features = several(network, x)
     value = Several()(network(x).detach(), labels, features=features)
     assert_close(value, 3 * features["feature_map"].mean() + features["pooled"].square().mean())
-    exact = gradients(value, network.trunk)
-    for source in (
-        network.head,
-        {"pooled": network.head.pooled, "feature_map": network.head.feature_map},
-    ):
+    stages = {"pooled": network.head.pooled, "feature_map": network.head.feature_map}
+    for source in (network.head, stages):
         loss = Several().attach(source)
         for _ in range(2):  # every tap is consumed by its call
-            found = loss(network(x), labels)
-            assert_close(found, value)
-            for ours, theirs in zip(gradients(found, network.trunk), exact, strict=True):
-                assert_close(ours, theirs)
+            assert_close(loss(network(x), labels), value)
+        loss(network(x), labels, features=features)  # so it is by an explicit call
+        with pytest.raises(MissingFeaturesError, match=": no features were recorded"):
+            loss(torch.randn(8, WIDTH, requires_grad=True), labels)
+        loss.detach()
+    assert not any(m._forward_hooks for m in network.head.children())
 
 
-@pytest.mark.parametrize(
-    ("features", "came"),
-    [
-        (torch.zeros(8, 6), "Tensor"),
-        ({"pooled": torch.zeros(8, 6)}, "pooled"),
-        ({name: torch.zeros(8, 6) for name in ("feature_map", "pooled", "more")}, "more"),
-    ],
-    ids=str,
-)
-def test_features_by_the_wrong_names(features: Any, came: str) -> None:
-    with pytest.raises(
-        ValueError, match=rf"Several reads feature_map, pooled; got .*{came}; pass a dict"
-    ):
-        Several()(torch.randn(8, WIDTH), torch.arange(8) // 2, features=features)
-
-
-def test_several_stages_are_not_found_in_one_module_or_under_other_names() -> None:
-    network, loss = Network(), Several()
-    head = network.head
-    for source, came in (
-        (head.pooled, "Identity"),
-        ({"pooled": head.pooled}, "pooled"),
-        ({"pooled": head.pooled, "feature_maps": head.feature_map}, "pooled, feature_maps"),
-        ({}, "none"),
-    ):
-        with pytest.raises(
-            ValueError, match=f"Several reads feature_map, pooled, got {came}; pass"
-        ):
+def test_features_and_stages_by_the_wrong_names() -> None:
+    head, loss = Network().head, Several()
+    with pytest.raises(ValueError, match=r"Several reads feature_map, pooled; got pooled; pass a"):
+        loss(torch.randn(8, WIDTH), torch.arange(8), features={"pooled": torch.zeros(8, 6)})
+    for source, came in ((head.pooled, "Identity"), ({"pooled": head.pooled}, "pooled")):
+        with pytest.raises(ValueError, match=f"reads feature_map, pooled, got {came}; pass"):
             loss.attach(source)
-    with pytest.raises(
-        ValueError, match=r"module: expected a torch\.nn\.Module to tap, got Tensor"
-    ):
+    with pytest.raises(ValueError, match=r"module: expected a torch\.nn\.Module .* got Tensor"):
         loss.attach({"pooled": torch.zeros(2), "feature_map": head.feature_map})
     assert loss.tap is None and not any(m._forward_hooks for m in head.children())
 
 
-def test_one_tap_without_a_record_is_named_and_the_others_start_afresh() -> None:
+@pytest.mark.parametrize("missing", ["feature_map", "pooled"])
+def test_one_tap_without_a_record_is_named_and_the_others_start_afresh(missing: str) -> None:
     network, (x, labels) = Network(), images()
     idle, head = nn.Identity(), network.head
-    for missing in ("feature_map", "pooled"):
-        stages = {"feature_map": head.feature_map, "pooled": head.pooled, missing: idle}
-        loss = Several().attach(stages)
-        for _ in range(2):  # what the other tap recorded is not left for the next call
-            embeddings = network(x)
-            with pytest.raises(MissingFeaturesError, match=f"{missing}: no features were recorded"):
-                loss(embeddings, labels)
-        idle(several(network, x)[missing])
-        loss(network(x), labels)
-        for name, expected in several(network, x).items():
-            assert_close(loss.seen[name], expected)
-
-
-def test_an_explicit_call_consumes_the_records_of_all_taps() -> None:
-    network, (x, labels) = Network(), images()
-    loss = Several().attach(network.head)
-    loss(network(x), labels, features=several(network, x))
+    stages = {"feature_map": head.feature_map, "pooled": head.pooled, missing: idle}
+    loss = Several().attach(stages)
+    for _ in range(2):  # what the other tap recorded is not left for the next call
+        with pytest.raises(MissingFeaturesError, match=f"{missing}: no features were recorded"):
+            loss(network(x), labels)
+    idle(several(network, x)[missing])
     loss(network(x), labels)
-    with pytest.raises(MissingFeaturesError, match="pooled: no features were recorded"):
-        loss(torch.randn(8, WIDTH, requires_grad=True), labels)
-    loss.detach()
-    assert not any(m._forward_hooks for m in network.head.children())
+    for name, expected in several(network, x).items():
+        assert_close(loss.seen[name], expected)
 
 
 # Wrong taps, and introspection
 
 
-def plain_head() -> nn.Sequential:
-    return nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(CHANNELS, WIDTH))
-
-
-@pytest.mark.parametrize("embedder_is_known", [False, True])
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize(
     ("make", "instead"),
@@ -379,18 +279,14 @@ def plain_head() -> nn.Sequential:
         (horde, r"feature_map: .*loss\.attach\(trunk, embedder=head\)"),
     ],
 )
-def test_a_tap_on_the_embeddings_is_refused(
-    make: Any, instead: str, training: bool, embedder_is_known: bool
-) -> None:
-    head, (maps, labels) = plain_head(), (torch.randn(8, CHANNELS, 2, 2), images()[1])
-    loss = make().attach(head, embedder=head if embedder_is_known else None)
-    for view in (lambda x: x, lambda x: x.view(8, WIDTH), lambda x: x.detach()):
-        with torch.set_grad_enabled(training):
-            embeddings = view(head(maps))
-            known = embeddings.requires_grad or embedder_is_known
-            with pytest.raises(MissingFeaturesError, match=instead if known else "embedder=module"):
-                loss(embeddings, labels)
-        loss.attach(head, embedder=head if embedder_is_known else None)
+def test_a_tap_on_the_embeddings_is_refused(make: Any, instead: str, training: bool) -> None:
+    head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(CHANNELS, WIDTH))
+    maps, labels = torch.randn(8, CHANNELS, 2, 2), images()[1]
+    loss = make().attach(head, embedder=head)
+    with torch.set_grad_enabled(training):
+        for view in (lambda x: x.view(8, WIDTH), lambda x: x.detach()):
+            with pytest.raises(MissingFeaturesError, match=instead):
+                loss(view(head(maps)), labels)
 
 
 class Tokens(nn.Module):
@@ -409,8 +305,7 @@ class Tokens(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("prefix", "count", "refused"),
-    [(1, 50, 1), (5, 54, 5), (None, 50, 1), (0, 50, 0), (None, 49, 0), (None, 48, 0)],
+    ("prefix", "count", "refused"), [(5, 54, 5), (None, 50, 1), (0, 50, 0), (None, 49, 0)]
 )
 def test_tokens_that_are_no_positions_are_refused(
     prefix: int | None, count: int, refused: int
@@ -444,18 +339,15 @@ def test_an_output_of_several_tensors_is_told_apart() -> None:
     swin = torch.randn(8, 4, 3, CHANNELS)
     with pytest.raises(ValueError, match=r"features=feature_map\.permute\(0, 3, 1, 2\)"):
         loss(embeddings, labels, features=swin)
-    value = loss(embeddings, labels, features=output["last_hidden_state"])
-    assert_close(
-        value, loss(embeddings, labels, features={"feature_map": output["last_hidden_state"]})
-    )
+    stage = nn.Identity()
+    loss.attach(stage)
+    with pytest.raises(ValueError, match="features: expected a tensor or a tuple of tensors"):
+        stage(None)
 
 
-@pytest.mark.parametrize("name", [*LOSSES, *MODULES])
-def test_every_attribute_can_be_looked_at(name: str) -> None:
-    made: Any = (LOSSES | MODULES)[name].make()
-    members = dict(inspect.getmembers(made))
-    assert members.get("features") is None
-    assert all(hasattr(made, attribute) for attribute in members)
+def test_every_attribute_can_be_looked_at() -> None:
+    for case in LOSSES.values():
+        assert dict(inspect.getmembers(case.make())).get("features") is None
 
 
 @pytest.mark.filterwarnings("ignore")  # torch.jit is deprecated

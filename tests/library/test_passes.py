@@ -48,7 +48,6 @@ class Plain(nn.Module):
 
 
 ATTACHED: dict[str, tuple[Callable[[], Any], Callable[[Any], dict[str, Any]]]] = {
-    "head": (Network, lambda network: {"source": network.head}),
     "stage of a head": (Network, lambda network: {"source": network.head.feature_map}),
     "network": (
         lambda: Normalized(Network()),
@@ -151,10 +150,10 @@ class Program:
 @pytest.mark.parametrize("how", ATTACHED)
 def test_every_answer_is_right_or_an_error(how: str) -> None:
     right = refused = 0
-    for seed in range(60):
+    for seed in range(25):
         program = Program(how, seed)
         for _ in range(30):
             program.step()
         right += program.right
         refused += program.refused
-    assert right > 100 and refused > 100  # the programs try both
+    assert right > 40 and refused > 40  # the programs try both
