@@ -7,7 +7,8 @@ import pytest
 import torch
 from pytorch_metric_learning import losses, miners
 
-from pml_regularizers import DistributedLoss, prepare_loss
+from pml_regularizers import DistributedLoss, attach_all
+from tests.library import test_gradient_cache
 from tests.support.gradients import (
     CASES,
     PML_CASES,
@@ -16,6 +17,7 @@ from tests.support.gradients import (
     check_errors,
     measure,
     measure_all,
+    share,
 )
 from tests.support.pool import Pool
 from tests.support.unreduced import WRAPPERS, train_all
@@ -28,7 +30,7 @@ def expected() -> dict[str, Any]:
 
 @pytest.fixture(scope="module", params=[2, 3])
 def spread(request: pytest.FixtureRequest, pool: Pool) -> tuple[int, dict[str, Any]]:
-    found, *_ = pool.run(measure_all, list(CASES), PML_CASES, processes=request.param)
+    found, *_ = pool.run(measure_all, processes=request.param)
     return request.param, found
 
 
@@ -38,24 +40,22 @@ def test_calls_of_three_processes(check: Any, pool: Pool) -> None:
 
 
 def test_one_process_takes_the_calls_of_the_loss_inside() -> None:
-    embeddings, labels = torch.randn(6, 4), torch.arange(6) // 2
-    base, views = losses.ContrastiveLoss(), losses.SelfSupervisedLoss(losses.NTXentLoss())
-    memory, miner = losses.CrossBatchMemory(base, 4, memory_size=20), miners.BatchEasyHardMiner()
-    others, mined = torch.randn(6, 4), miner(embeddings, labels)
-    for loss, arguments, options in (
-        (base, (labels,), {}),
-        (base, (), {"indices_tuple": mined}),
-        (base, (labels,), {"ref_emb": others, "ref_labels": labels}),
-        (views, (others,), {}),
+    embeddings, labels, others = torch.randn(6, 4), torch.arange(6) // 2, torch.randn(6, 4)
+    loss, memory = losses.TripletMarginLoss(), losses.CrossBatchMemory(losses.ContrastiveLoss(), 4)
+    mined = miners.BatchHardMiner()(embeddings, labels)
+    for inside, arguments, options in (
+        (loss, (), {"indices_tuple": mined}),
+        (loss, (labels,), {"ref_emb": others, "ref_labels": labels}),
         (memory, (labels,), {"enqueue_mask": torch.arange(6) < 4}),
     ):
-        again = copy.deepcopy(loss)
-        found = DistributedLoss(loss)(embeddings, *arguments, **options)
+        again = copy.deepcopy(inside)
+        found = DistributedLoss(inside)(embeddings, *arguments, **options)
         assert found == again(embeddings, *arguments, **options)
-    triplets, hard = losses.TripletMarginLoss(), miners.BatchHardMiner()
-    value = triplets(embeddings, labels, hard(embeddings, labels))
-    assert DistributedLoss(triplets, hard)(embeddings, labels) == value
-    assert value != triplets(embeddings, labels)
+    value = DistributedLoss(loss, miners.BatchHardMiner())(embeddings, labels)
+    assert value == loss(embeddings, labels, mined) != loss(embeddings, labels)
+    sums = DistributedLoss(losses.MultipleLosses([loss]))
+    with pytest.raises(ValueError, match="ref_emb: MultipleLosses takes none"):
+        sums(embeddings, labels, ref_emb=others)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -113,9 +113,15 @@ def test_own_parameters_that_nobody_averages(how: str, trained: list[dict[str, A
         torch.testing.assert_close(first["gradient"], right)
 
 
-def test_prepare_loss_with_one_process() -> None:
-    loss = DistributedLoss(losses.ArcFaceLoss(3, 4))
-    assert prepare_loss(loss) is loss
+@pytest.mark.parametrize("case", ["several", "HORDE of arcface"])
+def test_gradient_caching(case: str, pool: Pool) -> None:
+    _, x, y = share(None)
+    torch.manual_seed(0)
+    net, loss = test_gradient_cache.Net().double(), CASES[case]().double()
+    attach_all(loss, net.head)
+    expected = test_gradient_cache.whole(net, DistributedLoss(loss), x, y)
+    for found in pool.run(test_gradient_cache.spread, case, processes=2):
+        test_gradient_cache.assert_same(found, expected)
 
 
 def assert_same_gradients(found: dict[str, Any], expected: dict[str, Any]) -> None:
