@@ -39,17 +39,13 @@ class Hugging(Fixed):
     [
         (Fixed(7, 3, 3), (7, "NCHW", 0)),
         (Fixed(3, 3, 7), (7, "NHWC", 0)),
-        (Fixed(7, 1, 1), (7, "NCHW", 0)),
         (Fixed(3, 3, 3), (3, "NCHW", 0)),
         (Fixed(3, 3, 3, output_fmt="NHWC"), (3, "NHWC", 0)),
-        (Fixed(16, 5), (5, "NLC", 0)),
         (Fixed(197, 5), (5, "NLC", 1)),
         (Fixed(200, 5, num_prefix_tokens=4), (5, "NLC", 4)),
         (Hugging(201, 5, side=98, config=SimpleNamespace(image_size=98)), (5, "NLC", 5)),
-        (Hugging(6, 2, 2), (6, "NCHW", 0)),
         (nn.Conv2d(1, 9, 3), (9, "NCHW", 0)),
-        (nn.Conv2d(3, 9, 3, dtype=torch.float64), (9, "NCHW", 0)),
-        (nn.Conv2d(3, 9, 3, device="meta"), (9, "NCHW", 0)),
+        (nn.Conv2d(3, 9, 3, dtype=torch.float64, device="meta"), (9, "NCHW", 0)),
     ],
 )
 def test_by_hand(trunk: nn.Module, expected: tuple[Any, ...]) -> None:
@@ -59,14 +55,8 @@ def test_by_hand(trunk: nn.Module, expected: tuple[Any, ...]) -> None:
 @pytest.mark.parametrize(
     ("trunk", "message"),
     [
-        (
-            Fixed(7),
-            r"trunk: expected a map .* got \(1, 7\), pooled already; make it with global_pool",
-        ),
-        (
-            Hugging(7, logits=True),
-            r"trunk: .* from Hugging, got SimpleNamespace; take the model without a head",
-        ),
+        (Fixed(7), r"trunk: expected a map .* got \(1, 7\), pooled already; make it with global_p"),
+        (Hugging(7, logits=True), r"got SimpleNamespace; take the model without a head"),
         (Fixed(7, 1, 1, 1), r"trunk: expected a map .* from Fixed, got \(1, 7, 1, 1, 1\)$"),
         (Fixed(7, 3, 3, side=64), r"trunk: Fixed fails .* \(expected 64 pixels\); pass image="),
     ],
@@ -93,19 +83,15 @@ def test_the_trial_changes_nothing() -> None:
     trunk[3].eval()
     modes = [module.training for module in trunk.modules()]
     state = {name: tensor.clone() for name, tensor in trunk.state_dict().items()}
-    generator = torch.get_rng_state()
     trunk_output(trunk)
     assert [module.training for module in trunk.modules()] == modes
     assert all(torch.equal(tensor, state[name]) for name, tensor in trunk.state_dict().items())
-    assert torch.equal(torch.get_rng_state(), generator)
 
 
 @pytest.mark.parametrize(
-    ("settings", "shape"),
-    [({"img_size": 32}, 32), ({"in_chans": 1, "img_size": 48}, 48), ({}, 160)],
+    ("settings", "shape"), [({"in_chans": 1, "img_size": 48}, (1, 48, 48)), ({}, (3, 160, 160))]
 )
-def test_images_of_the_size_and_channels_of_a_model(settings: dict[str, Any], shape: int) -> None:
+def test_images_of_the_size_and_channels_of_a_model(settings: Any, shape: Any) -> None:
     trunk = timm_model("test_vit", num_classes=0, global_pool="", **settings)
-    channels = settings.get("in_chans", 3)
-    assert trial_image(trunk).shape == (1, channels, shape, shape)
+    assert trial_image(trunk).shape == (1, *shape)
     assert trunk_output(trunk) == TrunkOutput(64, "NLC", 1)
