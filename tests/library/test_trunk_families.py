@@ -51,7 +51,6 @@ MODELS: list[tuple[dict[str, Any], str]] = [
 """A model of each module of timm's, the smallest or one of the smallest, and the arguments that make it smaller."""
 
 
-
 def family_of(name: str) -> str:
     """The module of timm's that defines a model."""
     return timm.model_entrypoint(name).__module__.removeprefix("timm.models.")

@@ -171,7 +171,9 @@ def check_errors(processes: Processes) -> None:
     torch.manual_seed(rank)
     drawn = DistributedLoss(horde(losses.ContrastiveLoss(), projections="sketch"))
     call = partial(drawn, torch.randn(3, WIDTH), labels, features=maps)
-    with pytest.raises(RuntimeError, match=r"different parameters or buffers of HORDELoss, .* prep"):
+    with pytest.raises(
+        RuntimeError, match=r"different parameters or buffers of HORDELoss, .* prep"
+    ):
         call()
     prepare_loss(drawn)
     assert call() > 0
