@@ -133,21 +133,6 @@ def test_copies_of_the_embeddings_are_known_and_others_refused(training: bool) -
         assert_close(loss(network(x), labels), expected)
 
 
-def test_a_pass_may_have_two_embeddings_of_each_image() -> None:
-    class Twice(Network):
-        def forward(self, x: Tensor) -> Any:
-            embeddings = super().forward(x)
-            return embeddings, -embeddings
-
-    network, (x, labels) = Twice(), images()
-    loss = horde().attach(network.trunk, embedder=network)
-    both, maps = torch.cat(network(x)), network.trunk(x)
-    alone = copy.deepcopy(loss).detach()
-    expected = alone(both, labels.repeat(2), features=torch.cat([maps, maps]))
-    loss.clear()
-    assert_close(loss(torch.cat(network(x)), labels.repeat(2)), expected)
-
-
 def test_a_test_pass_may_come_between_the_forward_pass_and_its_loss() -> None:
     network, (x, labels) = Network(), images()
     loss = attached(network)
@@ -289,30 +274,18 @@ def test_a_tap_on_the_embeddings_is_refused(make: Any, instead: str, training: b
                 loss(view(head(maps)), labels)
 
 
-class Tokens(nn.Module):
-    """A transformer's tokens, as timm's models tell or a block of theirs does not."""
-
-    def __init__(self, prefix: int | None, count: int) -> None:
-        super().__init__()
-        if prefix is not None:
-            self.num_prefix_tokens = prefix
-        self.count = count
-        self.linear = nn.Linear(3, CHANNELS)
-
-    def forward(self, x: Tensor) -> Tensor:
-        tokens: Tensor = self.linear(x.flatten(2).transpose(1, 2)[:, : self.count])
-        return tokens
-
-
 @pytest.mark.parametrize(
     ("prefix", "count", "refused"), [(5, 54, 5), (None, 50, 1), (0, 50, 0), (None, 49, 0)]
 )
 def test_tokens_that_are_no_positions_are_refused(
     prefix: int | None, count: int, refused: int
 ) -> None:
-    trunk, fc, (x, labels) = Tokens(prefix, count), nn.Linear(CHANNELS, WIDTH), images()
+    """timm's transformers tell how many these are; a block of theirs does not."""
+    trunk, fc = nn.Linear(3, CHANNELS), nn.Linear(CHANNELS, WIDTH)
+    if prefix is not None:
+        trunk.num_prefix_tokens = prefix
     loss = horde().attach(trunk)
-    embeddings = fc(trunk(x).mean(dim=1))
+    embeddings, labels = fc(trunk(torch.randn(8, count, 3)).mean(dim=1)), images()[1]
     if not refused:
         loss(embeddings, labels)
         return
@@ -322,23 +295,18 @@ def test_tokens_that_are_no_positions_are_refused(
         loss(embeddings, labels)
 
 
-class ModelOutput(dict[str, Tensor]):
-    """As Hugging Face's models return."""
-
-
-def test_an_output_of_several_tensors_is_told_apart() -> None:
+def test_what_is_no_tensor_of_features_or_embeddings() -> None:
     loss, (_, labels) = horde(), images()
-    output = ModelOutput(last_hidden_state=torch.randn(8, 9, CHANNELS), pooler_output=torch.ones(8))
-    embeddings = torch.randn(8, WIDTH)
+    tokens, embeddings = torch.randn(8, 9, CHANNELS), torch.randn(8, WIDTH)
+    output = {"last_hidden_state": tokens, "pooler_output": torch.ones(8)}  # as Hugging Face's
     with pytest.raises(ValueError, match=r"pass features=output\.last_hidden_state"):
         loss(embeddings, labels, features=output)
-    with pytest.raises(ValueError, match=r"embeddings: .* got ModelOutput; pass the tensor in it"):
+    with pytest.raises(ValueError, match=r"embeddings: .* got dict; pass the tensor in it"):
         loss(output, labels)
     with pytest.raises(ValueError, match=r"embeddings: .* got torch\.int64 \(8,\); call loss"):
-        loss(labels, embeddings, features=output["last_hidden_state"])
-    swin = torch.randn(8, 4, 3, CHANNELS)
+        loss(labels, embeddings, features=tokens)
     with pytest.raises(ValueError, match=r"features=feature_map\.permute\(0, 3, 1, 2\)"):
-        loss(embeddings, labels, features=swin)
+        loss(embeddings, labels, features=torch.randn(8, 4, 3, CHANNELS))
     stage = nn.Identity()
     loss.attach(stage)
     with pytest.raises(ValueError, match="features: expected a tensor or a tuple of tensors"):

@@ -153,10 +153,8 @@ class TestCaptureLossTerms:
         assert_close(terms["hard"], 2 * part(x, labels, miners.BatchHardMiner()(x, labels)))
         assert_close(total, sum(terms.values()))
 
-    def test_leaves_no_hooks(self) -> None:
-        loss, (x, labels) = two_losses(), batch()
-        with capture_loss_terms(loss):
-            loss(x, labels)
+    def test_leaves_no_hooks_after_an_error(self) -> None:
+        loss = two_losses()
         with pytest.raises(KeyError), capture_loss_terms(loss):
             raise KeyError
         assert not any(module._forward_hooks for module in loss.modules())
@@ -207,7 +205,7 @@ def measure(processes: Processes | None) -> list[dict[str, Any]]:
         loss.weights |= {"jrd": number / 2, "variance": number / 4}
         model.zero_grad()
         called.zero_grad()
-        embeddings, _ = model(x)
+        embeddings = model(x)
         with capture_loss_terms(called) as terms:
             total = called(embeddings, y)
         at = {"trunk": net.trunk.parameters(), "both": [embeddings, net.trunk[0].weight]}
@@ -219,28 +217,22 @@ def measure(processes: Processes | None) -> list[dict[str, Any]]:
     return steps
 
 
-def static_graph(processes: Processes) -> dict[str, Any]:
-    """Errors of measuring in two steps under a static graph, and their gradients' distance from the mean."""
-    net = nn.parallel.DistributedDataParallel(nn.Linear(3, 2).double(), static_graph=True)
-    x = torch.full((4, 3), processes.process_index + 1.0, dtype=torch.float64)
-    mean = (processes.num_processes + 1) / 2  # of the process numbers, from 1 on
-    found: dict[str, Any] = {"said": [], "errors": []}
+def static_graph(processes: Processes) -> list[str]:
+    """What measuring says in each step under a static graph."""
+    net = nn.parallel.DistributedDataParallel(nn.Linear(3, 2), static_graph=True)
+    said = []
     for _ in range(STEPS):
-        net.zero_grad()
-        total = net(x).sum()
+        total = net(torch.ones(4, 3)).sum()
         try:
-            gradient_norm_ratios(
-                {"a": total, "b": 3 * total}, base="a", at={"net": net.parameters()}
-            )
-            found["said"].append("")
+            gradient_norm_ratios({"a": total, "b": 3 * total}, base="a", at={"net": net})
+            said.append("")
         except ValueError as error:
-            found["said"].append(str(error))
+            said.append(str(error))
         total.backward()
-        found["errors"].append((net.module.weight.grad - 4 * mean).abs().max().item())
-    return found
+    return said
 
 
-def measure_both(processes: Processes) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+def measure_both(processes: Processes) -> tuple[list[dict[str, Any]], list[str]]:
     return measure(processes), static_graph(processes)
 
 
@@ -266,7 +258,6 @@ def test_many_processes_equal_one(spread: Any) -> None:
 
 def test_a_static_graph_is_measured_from_the_second_step_on(spread: Any) -> None:
     """DDP's first backward pass must be the step's own, or its gradients are never averaged."""
-    _, found = spread
-    assert found["errors"] == pytest.approx([0.0] * STEPS, abs=1e-12)
-    assert "measure from the second step on" in found["said"][0]
-    assert found["said"][1:] == [""] * (STEPS - 1)
+    first, *later = spread[1]
+    assert "measure from the second step on" in first
+    assert not any(later)

@@ -11,7 +11,6 @@ from torch.nn import functional as F
 from pml_regularizers import EmbeddingHead, VEMAttention
 from pml_regularizers.features.feature_tap import FeatureTap
 from tests.support.tolerances import assert_close
-from tests.support.toys import timm_model
 
 CHANNELS, WIDTH = 5, 3
 
@@ -148,32 +147,6 @@ def test_fold_needs_an_attention_that_can(attention: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         made.fold()
     assert made.attention is attention
-
-
-TRUNKS: dict[str, tuple[dict[str, Any], int]] = {
-    "mobilenetv3_small_050": ({}, 64),  # its maps are wider than its num_features
-    "test_vit": ({"img_size": 32}, 32),
-    "swin_tiny_patch4_window7_224": (  # channels last
-        {"img_size": 56, "depths": (1, 1), "embed_dim": 8, "num_heads": (1, 2)},
-        56,
-    ),
-}
-
-
-@pytest.mark.parametrize("name", TRUNKS)
-def test_timm_trunks(name: str) -> None:
-    """test_trunk_families.py has one of every family."""
-    kwargs, size = TRUNKS[name]
-    trunk = timm_model(name, num_classes=0, global_pool="", **kwargs).eval()
-    made = EmbeddingHead.for_trunk(trunk, WIDTH, attention=VEMAttention)
-    output = trunk(torch.randn(2, 3, size, size))
-    features = seen_by(made.feature_map, lambda: made(output))
-    if output.ndim == 3:
-        features = torch.cat([output[:, :1], features], dim=1)
-    elif name.startswith("swin"):
-        features = features.permute(0, 2, 3, 1)
-    assert torch.equal(features, output)
-    assert made(output).shape == (2, WIDTH)
 
 
 def test_half_precision_survives_dead_maps_and_long_masked_averages() -> None:

@@ -23,17 +23,6 @@ class Seen(FeatureLoss):
         return {"loss": already_reduced(self.features.square().mean())}
 
 
-class Normalized(nn.Module):
-    """A network that changes what its head returns."""
-
-    def __init__(self, network: Network) -> None:
-        super().__init__()
-        self.network = network
-
-    def forward(self, x: Tensor) -> Tensor:
-        return 2 * F.normalize(self.network(x)) + 1
-
-
 class Plain(nn.Module):
     """A network without an `EmbeddingHead`."""
 
@@ -48,11 +37,7 @@ class Plain(nn.Module):
 
 
 ATTACHED: dict[str, tuple[Callable[[], Any], Callable[[Any], dict[str, Any]]]] = {
-    "stage of a head": (Network, lambda network: {"source": network.head.feature_map}),
-    "network": (
-        lambda: Normalized(Network()),
-        lambda network: {"source": network, "embedder": network},
-    ),
+    "head": (Network, lambda network: {"source": network.head}),
     "embedder": (Plain, lambda network: {"source": network.trunk, "embedder": network}),
     "stage alone": (Plain, lambda network: {"source": network.trunk}),
 }
@@ -81,12 +66,11 @@ class Program:
         make, arguments = ATTACHED[how]
         self.network = make()
         self.reference = copy.deepcopy(self.network)
-        self.frozen = self.random.choice([None, None, "trunk", "all"])
-        inner = getattr(self.network, "network", self.network)
-        if self.frozen is not None:
-            (inner.trunk if self.frozen == "trunk" else inner).requires_grad_(False)
-        frozen = self.frozen is not None
-        self.loss = Seen().attach(**arguments(self.network), frozen=frozen)
+        self.frozen = self.random.choice([False, False, "trunk", "all"])
+        if self.frozen:
+            frozen = self.network.trunk if self.frozen == "trunk" else self.network
+            frozen.requires_grad_(False)
+        self.loss = Seen().attach(**arguments(self.network), frozen=bool(self.frozen))
         self.embedder_is_known = how != "stage alone"
         self.made: list[tuple[Tensor, Tensor]] = []
         self.right = self.refused = 0
@@ -94,8 +78,7 @@ class Program:
     def embed(self, training: bool) -> tuple[Tensor, Tensor]:
         x = torch.randn(self.random.choice([3, 4]), 3, 8, 8)
         with torch.no_grad():
-            inner = getattr(self.reference, "network", self.reference)
-            expected = inner.trunk(x)
+            expected = self.reference.trunk(x)
         with torch.set_grad_enabled(training):
             self.made.append((self.network(x), expected))
         return self.made[-1]
@@ -125,7 +108,7 @@ class Program:
         if action == "pass":
             self.embed(training)
         elif action == "step":
-            traced = training and self.frozen is None
+            traced = training and not self.frozen
             assert self.call(*self.embed(training)) == (self.embedder_is_known or traced)
         elif action == "clear":
             self.loss.clear()

@@ -12,7 +12,7 @@ from pytorch_metric_learning.utils import common_functions as c_f
 from pytorch_metric_learning.utils import logging_presets
 from pytorch_metric_learning.utils import loss_and_miner_utils as lmu
 from torch import Tensor, nn
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import TensorDataset
 
 from pml_regularizers import (
     BinomialDevianceLoss,
@@ -139,19 +139,6 @@ def test_metric_loss_only(tuples: Any, subset: Any) -> None:
     pipeline.check(spy, *spy.batch, spy.mined)
 
 
-class Pairs(Dataset[tuple[Tensor, Tensor, int]]):
-    """Two images of a class and its label, as the two-stream trainer needs them."""
-
-    def __init__(self, data: TensorDataset) -> None:
-        self.images, self.labels = data.tensors
-
-    def __len__(self) -> int:
-        return len(self.labels) // 2
-
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor, int]:
-        return self.images[2 * index], self.images[2 * index + 1], int(self.labels[2 * index])
-
-
 def test_testing_between_epochs_changes_nothing() -> None:
     """The tester runs the network without a loss; training with and without it is the same to the bit."""
     plain, tested = trained(False), trained(True)
@@ -186,9 +173,11 @@ def trained(with_tests: bool) -> dict[str, Tensor]:
 def test_all_systems_with_two_streams() -> None:
     """Each tap heard two passes, and the trainer always passes tuples."""
     pipeline = Pipeline()
+    images, classes = pipeline.data.tensors
+    pairs = TensorDataset(images[:12], images[12:], classes[:12])  # four classes in turn
     trainer = pipeline.trainer(
         trainers.TwoStreamMetricLoss,
-        dataset=Pairs(pipeline.data),
+        dataset=pairs,
         sampler=None,
         batch_size=6,
         iterations_per_epoch=2,

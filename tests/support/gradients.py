@@ -63,9 +63,7 @@ CASES: dict[str, Callable[[], nn.Module]] = {
     "triplet": losses.TripletMarginLoss,
     "proxy anchor": lambda: losses.ProxyAnchorLoss(CLASSES, WIDTH),
     "HORDE of arcface": lambda: horde(losses.ArcFaceLoss(CLASSES, WIDTH)),
-    "arcface, not in a sum": lambda: losses.ArcFaceLoss(CLASSES, WIDTH),
     "HORDE, not in a sum": lambda: horde(losses.ContrastiveLoss()),
-    "features passed": lambda: horde(losses.ContrastiveLoss()),
     "mined": lambda: horde(losses.TripletMarginLoss()),
     # Buffers beside parameters: DistributedDataParallel has to make both equal.
     "HORDE, random and embedded": lambda: horde(
@@ -87,9 +85,9 @@ class Net(nn.Module):
         self.trunk = nn.Sequential(nn.Conv2d(1, CHANNELS, 3), nn.Tanh())
         self.head = EmbeddingHead(CHANNELS, WIDTH, attention=VEMAttention)
 
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        features = self.trunk(x)
-        return self.head(features), features
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        embeddings: torch.Tensor = self.head(self.trunk(x))
+        return embeddings
 
 
 def wrap_as_pml_does(loss: nn.Module) -> nn.Module:
@@ -126,8 +124,7 @@ def measure(case: str, processes: Processes | None, *, pml: bool = False) -> dic
         for owner, module in (("net", net), ("loss", loss))
         for name, parameter in module.named_parameters()
     }
-    if case != "features passed":
-        attach_all(loss, net.head)
+    attach_all(loss, net.head)
     mined = MINER if case == "mined" else None
     called: nn.Module = loss
     model: nn.Module = net
@@ -135,10 +132,9 @@ def measure(case: str, processes: Processes | None, *, pml: bool = False) -> dic
         model = processes.prepare(net)
         ours = DistributedLoss(loss, mined)
         called = wrap_as_pml_does(loss) if pml else prepare_loss(processes, ours)
-    embeddings, features = model(x)
+    embeddings = model(x)
     tuples = mined(embeddings, y) if mined and processes is None else None
-    extra = {"features": features} if case == "features passed" else {}
-    value = called(embeddings, y, tuples, **extra)
+    value = called(embeddings, y, tuples)
     value.backward()
     gradients = {name: parameter.grad for name, parameter in parameters.items()}
     return {"loss": value.detach(), "gradients": gradients}
