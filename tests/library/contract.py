@@ -161,13 +161,11 @@ def proxies() -> nn.Module:
     return losses.ProxyAnchorLoss(CLASSES, WIDTH)
 
 
-def joint(value: str, loss: type[nn.Module], kernel: Callable[[], Any] | None = None) -> Case:
+def jrs(kernel: Callable[[], Any]) -> Case:
     def make(**kwargs: Any) -> nn.Module:
-        if kernel is not None:
-            kwargs["kernels"] = {name: kernel() for name in ("pooled", "embeddings")}
-        return loss(**kwargs)
+        return JRSRegularizer({name: kernel() for name in ("pooled", "embeddings")}, **kwargs)
 
-    return Case(make, expected.joint(value), ("pooled",), tuples=loss is JRSRegularizer)
+    return Case(make, expected.joint("jrs"), ("pooled",), tuples=True)
 
 
 def jrd(*representations: str, **settings: Any) -> Case:
@@ -245,12 +243,10 @@ LOSSES: dict[str, Case] = {
     "variance": Case(
         VarianceRegularizer, expected.variance, ("attention",), embeddings=False, labels=False
     ),
-    "JRS": joint("jrs", JRSRegularizer),
-    "JRS, Laplace": joint("jrs", JRSRegularizer, LaplaceKernel),
-    "JRS, exponential": joint("jrs", JRSRegularizer, partial(ExponentialKernel, normalize=True)),
-    "JRS, linear": joint("jrs", JRSRegularizer, partial(PolynomialKernel, 1, 0.0)),
+    "JRS": jrs(GaussianMixtureKernel),
+    "JRS, Laplace": jrs(LaplaceKernel),
+    "JRS, exponential": jrs(partial(ExponentialKernel, normalize=True)),
     "intra-class": Case(IntraClassRegularizer, expected.joint("intra_class")),
-    "intra-class, joint": joint("intra_class", IntraClassRegularizer, GaussianMixtureKernel),
     "JRD": jrd("pooled", "embeddings", "classes"),
     "JRD, JMMD": jrd("pooled", "embeddings", "classes", regularizer="jmmd"),
     "JRD, JIntra": jrd("pooled", "embeddings", "classes", regularizer="jintra"),

@@ -12,6 +12,7 @@ from tests.library import test_gradient_cache
 from tests.support.gradients import (
     CASES,
     PML_CASES,
+    Net,
     check_calls,
     check_copies,
     check_errors,
@@ -117,7 +118,7 @@ def test_own_parameters_that_nobody_averages(how: str, trained: list[dict[str, A
 def test_gradient_caching(case: str, pool: Pool) -> None:
     _, x, y = share(None)
     torch.manual_seed(0)
-    net, loss = test_gradient_cache.Net().double(), CASES[case]().double()
+    net, loss = Net().double(), CASES[case]().double()
     attach_all(loss, net.head)
     expected = test_gradient_cache.whole(net, DistributedLoss(loss), x, y)
     for found in pool.run(test_gradient_cache.spread, case, processes=2):

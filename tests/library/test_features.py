@@ -327,5 +327,3 @@ def test_a_network_that_owns_an_attached_loss_is_traced() -> None:
     network.loss.clear()
     with pytest.raises(RuntimeError, match=r"call loss\.detach\(\) before, or export with"):
         torch.jit.script(network.head.feature_map)
-    network.loss.detach()
-    torch.jit.script(network.head.feature_map)

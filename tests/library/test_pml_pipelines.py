@@ -1,7 +1,6 @@
 """Attached losses in pytorch-metric-learning's own pipelines, none of which knows of features."""
 
 import copy
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +8,6 @@ import torch
 from pytorch_metric_learning import losses, miners, samplers, trainers
 from pytorch_metric_learning.testers import GlobalEmbeddingSpaceTester
 from pytorch_metric_learning.utils import common_functions as c_f
-from pytorch_metric_learning.utils import logging_presets
 from pytorch_metric_learning.utils import loss_and_miner_utils as lmu
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
@@ -192,26 +190,3 @@ def test_all_systems_with_two_streams() -> None:
         torch.cat([labels, labels]),
         c_f.shift_indices_tuple(mined, len(labels)),
     )
-
-
-def test_record_keeper_logs_all_systems(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(c_f, "COLLECT_STATS", True)
-    pipeline = Pipeline()
-    keeper, _, _ = logging_presets.get_record_keeper(
-        str(tmp_path / "logs"), str(tmp_path / "board")
-    )
-    hooks = logging_presets.get_hook_container(keeper, save_models=False, log_freq=1)
-    trainer = pipeline.trainer(end_of_iteration_hook=hooks.end_of_iteration_hook)
-    spy = Spy(pipeline, trainer)
-    trainer.train(num_epochs=1)
-    keeper.save_records()
-    pipeline.check(spy, *spy.batch)
-    for table, statistic in (
-        ("losses__modules_horde_HORDELoss", "order_3_loss"),
-        ("losses__modules_variance_VarianceRegularizer", "batch_variance"),
-        ("losses__modules_confusion_EnergyConfusionRegularizer", "between_class_energy"),
-        ("kernels__modules_pooled_GaussianMixtureKernel", "mean_distance"),
-    ):
-        rows = keeper.query(f"SELECT {statistic} FROM {table}")
-        assert len(rows) == ITERATIONS
-        assert all(row[statistic] > 0 for row in rows), statistic
