@@ -3,13 +3,15 @@
 import copy
 import pickle
 
+import pytest
 import torch
 from torch import Tensor, nn
 
 from tests.library.contract import MODULES
-from tests.library.test_contract import HALF, Measured, assert_agree, assert_same, each_module
-from tests.library.test_contract_of_batches import ROWS
+from tests.library.test_contract import HALF, ROWS, Measured, assert_agree, assert_same
 from tests.support.tolerances import BOUNDS
+
+each_module = pytest.mark.parametrize("name", MODULES)
 
 
 def draw(name: str) -> Tensor:

@@ -15,12 +15,12 @@ from torch.nn import functional as F
 from pml_regularizers import (
     EnergyConfusionRegularizer,
     FeatureLoss,
+    GaussianMixtureKernel,
     HORDELoss,
     JRSRegularizer,
     MissingFeaturesError,
     attach_all,
 )
-from pml_regularizers.features.feature_loss import already_reduced
 from pml_regularizers.features.feature_tap import FeatureTap
 from tests.library.contract import LOSSES
 from tests.library.test_parameter_groups import horde
@@ -191,31 +191,24 @@ def test_a_loss_that_is_gone_leaves_nothing_behind() -> None:
     assert kept.tap is not None
 
 
-class Several(FeatureLoss):
-    """The smallest loss that reads several stages, by name."""
-
-    feature_names = ("feature_map", "pooled")
-
-    def compute_loss(self, embeddings: Tensor, *_: Any) -> dict[str, Any]:
-        self.seen = dict(self.features)
-        value = 3 * self.features["feature_map"].mean() + self.features["pooled"].square().mean()
-        return {"loss": already_reduced(value + embeddings.sum() * 0)}
+def two_stages() -> JRSRegularizer:
+    """A loss that reads several stages, by name."""
+    names = ("pooled", "stopgrad_embeddings")
+    return JRSRegularizer({name: GaussianMixtureKernel() for name in names})
 
 
-def several(network: Network, x: Tensor) -> dict[str, Tensor]:
-    """Outputs of a network's stages, for a loss."""
-    maps = network.trunk(x)
-    return {"feature_map": maps, "pooled": maps.mean(dim=(2, 3))}
+def stages_of(network: Network) -> dict[str, nn.Module]:
+    head = network.head
+    return {"stopgrad_embeddings": head.stopgrad_embeddings, "pooled": head.pooled}
 
 
 def test_several_stages_by_name_from_the_call_or_from_taps() -> None:
     network, (x, labels) = Network(), images()
-    features = several(network, x)
-    value = Several()(network(x).detach(), labels, features=features)
-    assert_close(value, 3 * features["feature_map"].mean() + features["pooled"].square().mean())
-    stages = {"pooled": network.head.pooled, "feature_map": network.head.feature_map}
-    for source in (network.head, stages):
-        loss = Several().attach(source)
+    embeddings = network(x).detach()
+    features = {"pooled": network.trunk(x).mean(dim=(2, 3)), "stopgrad_embeddings": embeddings}
+    value = two_stages()(embeddings, labels, features=features)
+    for source in (network.head, stages_of(network)):
+        loss = two_stages().attach(source)
         for _ in range(2):  # every tap is consumed by its call
             assert_close(loss(network(x), labels), value)
         loss(network(x), labels, features=features)  # so it is by an explicit call
@@ -226,30 +219,28 @@ def test_several_stages_by_name_from_the_call_or_from_taps() -> None:
 
 
 def test_features_and_stages_by_the_wrong_names() -> None:
-    head, loss = Network().head, Several()
-    with pytest.raises(ValueError, match=r"Several reads feature_map, pooled; got pooled; pass a"):
+    head, loss = Network().head, two_stages()
+    with pytest.raises(ValueError, match="reads pooled, stopgrad_embeddings; got pooled; pass a"):
         loss(torch.randn(8, WIDTH), torch.arange(8), features={"pooled": torch.zeros(8, 6)})
     for source, came in ((head.pooled, "Identity"), ({"pooled": head.pooled}, "pooled")):
-        with pytest.raises(ValueError, match=f"reads feature_map, pooled, got {came}; pass"):
+        with pytest.raises(ValueError, match=f"pooled, stopgrad_embeddings, got {came}; pass"):
             loss.attach(source)
     with pytest.raises(ValueError, match=r"module: expected a torch\.nn\.Module .* got Tensor"):
-        loss.attach({"pooled": torch.zeros(2), "feature_map": head.feature_map})
+        loss.attach({"pooled": torch.zeros(2), "stopgrad_embeddings": head.fc})
     assert loss.tap is None and not any(m._forward_hooks for m in head.children())
 
 
-@pytest.mark.parametrize("missing", ["feature_map", "pooled"])
+@pytest.mark.parametrize("missing", ["pooled", "stopgrad_embeddings"])
 def test_one_tap_without_a_record_is_named_and_the_others_start_afresh(missing: str) -> None:
-    network, (x, labels) = Network(), images()
-    idle, head = nn.Identity(), network.head
-    stages = {"feature_map": head.feature_map, "pooled": head.pooled, missing: idle}
-    loss = Several().attach(stages)
+    network, (x, labels), idle = Network(), images(), nn.Identity()
+    value = two_stages().attach(network.head)(network(x), labels)
+    loss = two_stages().attach(stages_of(network) | {missing: idle})
     for _ in range(2):  # what the other tap recorded is not left for the next call
         with pytest.raises(MissingFeaturesError, match=f"{missing}: no features were recorded"):
             loss(network(x), labels)
-    idle(several(network, x)[missing])
-    loss(network(x), labels)
-    for name, expected in several(network, x).items():
-        assert_close(loss.seen[name], expected)
+    pooled = network.trunk(x).mean(dim=(2, 3))
+    idle(pooled if missing == "pooled" else network.head._embed(pooled))
+    assert_close(loss(network(x), labels), value)
 
 
 # Wrong taps, and introspection

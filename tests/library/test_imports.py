@@ -1,4 +1,4 @@
-"""What the library and its tests import: each layer from those below it, and only what is needed."""
+"""What the library imports: each layer from those below it, and only what is needed."""
 
 import ast
 import subprocess
@@ -10,13 +10,11 @@ import pytest
 
 import pml_regularizers
 
-LIBRARY, TESTS = Path(pml_regularizers.__file__).parent, Path(__file__).parents[1]
+LIBRARY = Path(pml_regularizers.__file__).parent
 LAYERS = ("functional", "distributed", "features", "heads", "regularizers", "losses")
 """Folders and modules, from the lowest."""
 ALONE = ("metrics", "gradient_cache", "optimizer_groups", "gradient_ratios", "_unwrapping")
 """What no layer imports."""
-NEEDED = {"torch", "pytorch_metric_learning", "numpy", "scipy", "sklearn", "pytest", "hypothesis"}
-"""What the tests need: torch, pytorch-metric-learning and what these bring."""
 
 
 def imported(path: Path) -> Iterator[str]:
@@ -34,17 +32,6 @@ def test_imports_run_one_way() -> None:
         own = path.relative_to(LIBRARY).parts[0].removesuffix(".py")
         allowed = LAYERS + ALONE if own in ALONE else LAYERS[: LAYERS.index(own) + 1]
         assert set(imported(path)) <= set(allowed), path
-
-
-def test_imports_of_the_tests() -> None:
-    """A test requests any other package with `pytest.importorskip`."""
-    for path in (*(TESTS / "library").glob("*.py"), *(TESTS / "support").glob("*.py")):
-        for node in ast.parse(path.read_text()).body:
-            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            if isinstance(node, ast.ImportFrom):
-                names.append(node.module or "")
-            first = {name.split(".")[0] for name in names}
-            assert first <= NEEDED | {"pml_regularizers", "tests"} | sys.stdlib_module_names, path
 
 
 @pytest.mark.slow
