@@ -7,18 +7,16 @@ import pytest
 import torch
 from pytorch_metric_learning import losses, miners
 
-from pml_regularizers import DistributedLoss, attach_all
-from tests.library import test_gradient_cache
+from pml_regularizers import DistributedLoss
 from tests.support.gradients import (
+    CACHED_CASES,
     CASES,
     PML_CASES,
-    Net,
     check_calls,
     check_copies,
     check_errors,
     measure,
     measure_all,
-    share,
 )
 from tests.support.pool import Pool
 from tests.support.unreduced import WRAPPERS, train_all
@@ -59,13 +57,15 @@ def test_one_process_takes_the_calls_of_the_loss_inside() -> None:
         sums(embeddings, labels, ref_emb=others)
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_equal_one_process(case: str, spread: Any, expected: dict[str, Any]) -> None:
-    _, found = spread
-    torch.testing.assert_close(
-        found["ours"][case]["loss"], expected[case]["loss"], rtol=1e-12, atol=0
-    )
-    assert_same_gradients(found["ours"][case]["gradients"], expected[case]["gradients"])
+@pytest.mark.parametrize(
+    ("how", "case"),
+    [*(("ours", case) for case in CASES), *(("cached", case) for case in CACHED_CASES)],
+)
+def test_equal_one_process(how: str, case: str, spread: Any, expected: dict[str, Any]) -> None:
+    """At once, and in the chunks of a `GradientCache`."""
+    found = spread[1][how][case]
+    torch.testing.assert_close(found["loss"], expected[case]["loss"], rtol=1e-12, atol=0)
+    assert_same_gradients(found["gradients"], expected[case]["gradients"])
 
 
 @pytest.mark.parametrize("case", PML_CASES)
@@ -112,17 +112,6 @@ def test_own_parameters_that_nobody_averages(how: str, trained: list[dict[str, A
     elif how != "frozen":
         right = trained[0]["prepare_loss with an accelerator"]["gradient"]
         torch.testing.assert_close(first["gradient"], right)
-
-
-@pytest.mark.parametrize("case", ["several", "HORDE of arcface"])
-def test_gradient_caching(case: str, pool: Pool) -> None:
-    _, x, y = share(None)
-    torch.manual_seed(0)
-    net, loss = Net().double(), CASES[case]().double()
-    attach_all(loss, net.head)
-    expected = test_gradient_cache.whole(net, DistributedLoss(loss), x, y)
-    for found in pool.run(test_gradient_cache.spread, case, processes=2):
-        test_gradient_cache.assert_same(found, expected)
 
 
 def assert_same_gradients(found: dict[str, Any], expected: dict[str, Any]) -> None:

@@ -1,4 +1,7 @@
-"""A batch in chunks has the loss and every gradient of the whole batch, whatever the loss reads."""
+"""A batch in chunks has the loss and every gradient of the whole batch, whatever the loss reads.
+
+test_distributed.py has the same of several processes.
+"""
 
 import copy
 from collections.abc import Callable
@@ -18,11 +21,9 @@ from pml_regularizers import (
     HORDELoss,
     MissingFeaturesError,
     attach_all,
-    prepare_loss,
 )
 from tests.library.contract import CHANNELS, HEADS, WIDTH, network
 from tests.support.gradients import CASES, Net, horde, share
-from tests.support.pool import Processes
 
 Measured = dict[str, Tensor]
 
@@ -30,7 +31,7 @@ Measured = dict[str, Tensor]
 def measured(value: Tensor, **modules: nn.Module) -> Measured:
     """The loss, and every gradient by name."""
     gradients = {
-        f"{owner}.{name.removeprefix('module.')}": parameter.grad
+        f"{owner}.{name}": parameter.grad
         for owner, module in modules.items()
         for name, parameter in module.named_parameters()
         if parameter.grad is not None
@@ -130,16 +131,6 @@ def test_half_precision_is_that_of_the_call() -> None:
     for name, x in expected.items():
         error = (found[name] - x).norm() / x.norm()
         assert error < 0.05, name
-
-
-def spread(processes: Processes, case: str) -> Measured:
-    """One process's part of a batch in chunks, for test_distributed.py."""
-    rank, x, y = share(processes)
-    torch.manual_seed(rank)
-    net, loss = Net().double(), CASES[case]().double()
-    attach_all(loss, net.head)
-    wrapped = prepare_loss(processes, DistributedLoss(loss))
-    return in_chunks(processes.prepare(net), wrapped, x, y, size=4)
 
 
 # Refusals

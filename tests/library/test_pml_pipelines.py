@@ -15,14 +15,14 @@ from torch.utils.data import TensorDataset
 from pml_regularizers import (
     BinomialDevianceLoss,
     EnergyConfusionRegularizer,
-    HORDELoss,
     JRSRegularizer,
     RankAccuracyCalculator,
     VarianceRegularizer,
     attach_all,
 )
+from tests.library.test_parameter_groups import horde
 from tests.support.tolerances import assert_close
-from tests.support.toys import CHANNELS, WIDTH, Attended
+from tests.support.toys import Attended
 
 CLASSES, BATCH, ITERATIONS = 4, 8, 3
 
@@ -40,9 +40,7 @@ class Pipeline:
     def __init__(self) -> None:
         self.network = Attended()
         parts = {
-            "horde": HORDELoss(
-                BinomialDevianceLoss(), CHANNELS, WIDTH, moment_dim=8, projections="cascaded"
-            ),
+            "horde": horde(BinomialDevianceLoss()),
             "variance": VarianceRegularizer(),
             "confusion": EnergyConfusionRegularizer(),
             "joint": JRSRegularizer(),
