@@ -1,6 +1,5 @@
 """Two and three processes give the loss and the gradients of one, for every kind of loss."""
 
-import copy
 from typing import Any
 
 import pytest
@@ -40,18 +39,13 @@ def test_calls_of_three_processes(check: Any, pool: Pool) -> None:
 
 def test_one_process_takes_the_calls_of_the_loss_inside() -> None:
     embeddings, labels, others = torch.randn(6, 4), torch.arange(6) // 2, torch.randn(6, 4)
-    loss, memory = losses.TripletMarginLoss(), losses.CrossBatchMemory(losses.ContrastiveLoss(), 4)
-    mined = miners.BatchHardMiner()(embeddings, labels)
-    for inside, arguments, options in (
-        (loss, (), {"indices_tuple": mined}),
-        (loss, (labels,), {"ref_emb": others, "ref_labels": labels}),
-        (memory, (labels,), {"enqueue_mask": torch.arange(6) < 4}),
-    ):
-        again = copy.deepcopy(inside)
-        found = DistributedLoss(inside)(embeddings, *arguments, **options)
-        assert found == again(embeddings, *arguments, **options)
-    value = DistributedLoss(loss, miners.BatchHardMiner())(embeddings, labels)
-    assert value == loss(embeddings, labels, mined) != loss(embeddings, labels)
+    loss, miner = losses.TripletMarginLoss(), miners.BatchHardMiner()
+    mined = miner(embeddings, labels)
+    ours, mining = DistributedLoss(loss), DistributedLoss(loss, miner)
+    assert ours(embeddings, indices_tuple=mined) == loss(embeddings, indices_tuple=mined)
+    assert mining(embeddings, labels) == loss(embeddings, labels, mined)
+    reference = {"ref_emb": others, "ref_labels": labels}
+    assert ours(embeddings, labels, **reference) == loss(embeddings, labels, **reference)
     sums = DistributedLoss(losses.MultipleLosses([loss]))
     with pytest.raises(ValueError, match="ref_emb: MultipleLosses takes none"):
         sums(embeddings, labels, ref_emb=others)

@@ -199,7 +199,7 @@ class Hugging(Fixed):
         (nn.Conv2d(3, 9, 3, dtype=torch.float64, device="meta"), (9, "NCHW", 0)),
     ],
 )
-def test_by_hand(trunk: nn.Module, expected: tuple[Any, ...]) -> None:
+def test_trunks_made_by_hand(trunk: nn.Module, expected: tuple[Any, ...]) -> None:
     assert trunk_output(trunk) == TrunkOutput(*expected)
 
 
@@ -212,7 +212,7 @@ def test_by_hand(trunk: nn.Module, expected: tuple[Any, ...]) -> None:
         (Fixed(7, 3, 3, side=64), r"trunk: Fixed fails .* \(expected 64 pixels\); pass image="),
     ],
 )
-def test_no_trunk(trunk: nn.Module, message: str) -> None:
+def test_outputs_that_are_no_map_and_no_tokens(trunk: nn.Module, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         EmbeddingHead.for_trunk(trunk, 4)
 
