@@ -2,6 +2,7 @@
 
 import copy
 import inspect
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -9,12 +10,13 @@ import pytest
 import torch
 from pytorch_metric_learning import losses, reducers, regularizers
 from pytorch_metric_learning.losses import BaseMetricLossFunction
-from pytorch_metric_learning.reducers import BaseReducer
-from pytorch_metric_learning.utils.module_with_records import ModuleWithRecords
+from pytorch_metric_learning.utils import loss_and_miner_utils as lmu
 from torch import Tensor, nn
 
 import pml_regularizers
-from tests.library.contract import CLASSES, LABELS, LOSSES, MODULES, Batch, Case, call
+from pml_regularizers import FeatureLoss, JRDLoss, MissingFeaturesError
+from pml_regularizers.features.feature_loss import LabelAwareRegularizer
+from tests.library.contract import CLASSES, LABELS, LOSSES, MODULES, Batch, Case, call, feed
 from tests.support.tolerances import BOUNDS, assert_close
 
 HALF = (torch.float16, torch.bfloat16)
@@ -40,9 +42,22 @@ def takes_int64_only(loss: nn.Module) -> bool:
     )
 
 
+@pytest.fixture
+def case(name: str) -> Case:
+    return LOSSES[name]
+
+
+@pytest.fixture
+def loss(case: Case) -> nn.Module:
+    return case.make()
+
+
+@pytest.fixture
+def batch(case: Case) -> Batch:
+    return Batch.draw(case)
+
+
 each_loss = pytest.mark.parametrize("name", LOSSES)
-each_module = pytest.mark.parametrize("name", MODULES)
-each_pml_loss = those(lambda loss: isinstance(loss, BaseMetricLossFunction))
 each_pml_class = pytest.mark.parametrize(
     "name", [name for name in one_per_class() if isinstance(MADE[name], BaseMetricLossFunction)]
 )
@@ -128,13 +143,12 @@ def check_gradients_arrive(case: Case, found: Measured) -> None:
 # The equations
 
 
-@pytest.mark.parametrize("name", [name for name, case in LOSSES.items() if case.exact])
+@each_loss
 def test_values_equal_the_oracles(case: Case) -> None:
     """A regular batch, one of two images, and one with a single image in each class."""
     for labels in (LABELS, torch.tensor([3, 0]), torch.tensor([3, 0, 2, 1])):
         loss, batch = case.make().double(), Batch.draw(case, labels).to(torch.float64)
-        expected = case.exact(loss, batch) if case.exact else 0
-        value = call(loss, batch)
+        value, expected = call(loss, batch), case.exact(loss, batch)
         if expected == 0 and labels is not LABELS:
             assert value == 0
         else:
@@ -157,7 +171,7 @@ def test_gradients_by_finite_differences(name: str) -> None:
         for sign in (1, -1):
             with torch.no_grad():
                 x += sign * step * direction
-                values.append(measure_value(loss, batch))
+                values.append(call(loss, batch).item())
                 x -= sign * step * direction
         slope = (values[0] - values[1]) / (2 * step)
         bound = 1e-6 * (found[part].norm() * direction.norm()).item()
@@ -166,59 +180,34 @@ def test_gradients_by_finite_differences(name: str) -> None:
         )
 
 
-def measure_value(loss: nn.Module, batch: Batch) -> float:
-    with torch.enable_grad():
-        return float(measure(loss, batch)["value"])
-
-
 # Precision
 
 
 @each_loss
-def test_the_regular_batch_has_a_value_and_gradients(case: Case, loss: nn.Module) -> None:
-    """The values that the comparisons below compare are not zero."""
-    found = measure(loss, Batch.draw(case))
-    check_gradients_arrive(case, found)
-    for part, result in found.items():
-        assert result is None or result.abs().max() > 0, part
+def test_inputs_of_any_precision(case: Case, loss: nn.Module) -> None:
+    """With and without autocast, to the bit."""
+    for dtype in (*HALF, torch.float32, torch.float64):
+        batch = Batch.draw(case).to(dtype)
+        found, expected = measure(loss, batch), exact(loss, batch)
+        assert found["value"].dtype in (torch.float32, torch.float64)
+        for part in dict(batch.tensors()):
+            assert found[part] is None or found[part].dtype == dtype
+        check_gradients_arrive(case, found)
+        for part, result in found.items():  # zeros would always agree
+            assert result is None or result.abs().max() > 0, part
+        assert_same(measure(loss, batch, autocast=True), found)
+        # The parameters are of float32, and so is what they take part in.
+        lowered = {
+            part: x.float() if x is not None and x.dtype == torch.float64 else x
+            for part, x in found.items()
+        }
+        assert_agree(lowered, expected)
 
 
 @each_loss
-@pytest.mark.parametrize("dtype", [*HALF, torch.float32, torch.float64])
-def test_inputs_of_any_precision(case: Case, loss: nn.Module, dtype: torch.dtype) -> None:
-    batch = Batch.draw(case).to(dtype)
-    found, expected = measure(loss, batch), exact(loss, batch)
-    assert found["value"].dtype in (torch.float32, torch.float64)
-    for part in dict(batch.tensors()):
-        assert found[part] is None or found[part].dtype == dtype
-    # The parameters are of float32, and so is what they take part in.
-    lowered = {
-        k: v.float() if v is not None and v.dtype == torch.float64 else v for k, v in found.items()
-    }
-    assert_agree(lowered, expected)
-
-
-@each_loss
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_autocast_changes_nothing(case: Case, loss: nn.Module, dtype: torch.dtype) -> None:
-    batch = Batch.draw(case).to(dtype)
-    assert_same(measure(loss, batch, autocast=True), measure(loss, batch))
-
-
-@each_loss
-@pytest.mark.parametrize("own", [*HALF, torch.float32])
-def test_parameters_keep_their_precision(case: Case, own: torch.dtype) -> None:
-    """In half precision, the value is that of float32 parameters with the same numbers."""
-    loss, batch = case.make().to(own), Batch.draw(case)
-    if own in HALF:
-        found, expected = measure(loss, batch), measure(loss, batch, dtype=torch.float32)
-        for part, gradient in expected.items():
-            if gradient is not None:
-                torch.testing.assert_close(found[part], gradient.to(found[part].dtype))
-
+def test_parameters_keep_their_precision(case: Case, loss: nn.Module) -> None:
     before = loss.state_dict()
     for dtype in (*HALF, torch.float32, torch.float64):
-        call(loss, Batch.draw(case).to(dtype))
         with torch.autocast("cpu", torch.bfloat16):
             call(loss, Batch.draw(case).to(dtype))
     for key, value in loss.state_dict().items():
@@ -231,50 +220,38 @@ REDUCERS: dict[str, Callable[[], Any]] = {
     "AvgNonZeroReducer": reducers.AvgNonZeroReducer,
     "ClassWeightedReducer": lambda: reducers.ClassWeightedReducer(torch.linspace(1, 2, CLASSES)),
     "DivisorReducer": reducers.DivisorReducer,
-    "DoNothingReducer": reducers.DoNothingReducer,
-    "MeanReducer": reducers.MeanReducer,
     "PerAnchorReducer": reducers.PerAnchorReducer,
     "SumReducer": reducers.SumReducer,
-    "ThresholdReducer": lambda: reducers.ThresholdReducer(low=0.01, high=100),
 }
 
 
-def test_these_are_all_reducers() -> None:
-    found = {name for name, value in vars(reducers).items() if inspect.isclass(value)}
-    assert found - {BaseReducer.__name__, "MultipleReducers"} == REDUCERS.keys()
+@each_pml_class
+def test_every_reducer(case: Case) -> None:
+    """Applied to each part of the loss; where there is nothing to reduce, without effect."""
+    if not case.reducer:
+        with pytest.raises(ValueError, match=r"reducer: .* has its own; pass it there"):
+            case.make(reducer=reducers.SumReducer())
+        return
+    bare, unreduced = case.make(), case.make(reducer=reducers.DoNothingReducer())
+    unreduced.load_state_dict(bare.state_dict())
+    batch = Batch.draw(case).map(lambda x: x.requires_grad_())
+    parts: Any = call(unreduced, batch)
+    assert parts.keys() == set(bare.sub_loss_names())
+    for make in REDUCERS.values():
+        loss = case.make(reducer=make())
+        loss.load_state_dict(bare.state_dict())
+        value = call(loss, batch)
+        expected = sum(
+            make()({part: info}, batch.embeddings, LABELS) for part, info in parts.items()
+        )
+        torch.testing.assert_close(value, expected)
+        if all(info["reduction_type"] == "already_reduced" for info in parts.values()):
+            assert torch.equal(value, call(bare, batch))
+        value.backward()
 
 
 @each_pml_class
 @pytest.mark.parametrize("reducer", REDUCERS)
-def test_every_reducer(case: Case, reducer: str) -> None:
-    """Applied to each part of the loss; where there is nothing to reduce, without effect."""
-    if not case.reducer:
-        with pytest.raises(ValueError, match=r"reducer: .* has its own; pass it there"):
-            case.make(reducer=REDUCERS[reducer]())
-        return
-    bare, unreduced, reduced = (
-        case.make(reducer=made) for made in (None, reducers.DoNothingReducer(), REDUCERS[reducer]())
-    )
-    for loss in (unreduced, reduced):
-        loss.load_state_dict(bare.state_dict())
-    batch = Batch.draw(case).map(lambda x: x.requires_grad_())
-    parts: Any = call(unreduced, batch)
-    assert parts.keys() == set(bare.sub_loss_names())
-    value = call(reduced, batch)
-    if reducer == "DoNothingReducer":
-        assert value.keys() == parts.keys()
-        return
-    expected = sum(
-        REDUCERS[reducer]()({part: info}, batch.embeddings, LABELS) for part, info in parts.items()
-    )
-    torch.testing.assert_close(value, expected)
-    if all(info["reduction_type"] == "already_reduced" for info in parts.values()):
-        assert torch.equal(value, call(bare, batch))
-    value.backward()
-
-
-@each_pml_class
-@pytest.mark.parametrize("reducer", [name for name in REDUCERS if name != "DoNothingReducer"])
 def test_an_empty_batch_costs_nothing_by_any_reducer(case: Case, reducer: str) -> None:
     loss = case.make(**({"reducer": REDUCERS[reducer]()} if case.reducer else {}))
     found = measure(loss, Batch.draw(case, LABELS[:0]))
@@ -282,7 +259,7 @@ def test_an_empty_batch_costs_nothing_by_any_reducer(case: Case, reducer: str) -
         assert result is None or (result == 0).all(), part
 
 
-@each_pml_loss
+@each_pml_class
 def test_statistics_change_nothing_and_are_plain_values(name: str) -> None:
     case = LOSSES[name]
     silent, counting = case.make(collect_stats=False), case.make(collect_stats=True)
@@ -304,20 +281,7 @@ def test_statistics_change_nothing_and_are_plain_values(name: str) -> None:
     assert counted <= {record.partition(".")[2] for record in records}
 
 
-def test_numbers_and_words_that_a_class_takes_are_recorded() -> None:
-    made = [case.make() for case in [*LOSSES.values(), *MODULES.values()]]
-    missing = {
-        (type(module).__name__, name)
-        for module in made
-        if isinstance(module, ModuleWithRecords)
-        for name in inspect.signature(type(module).__init__).parameters
-        if isinstance(getattr(module, name, None), (int, float, str))
-        and name not in module._record_these
-    }
-    assert missing == {("HORDELoss", "normalize"), ("JRDLoss", "num_classes")}
-
-
-@those(lambda loss: getattr(loss, "embedding_regularizer", loss) is None)
+@each_pml_class
 def test_an_embedding_regularizer_is_added(case: Case, batch: Batch) -> None:
     regularizer = regularizers.LpRegularizer()
     bare = case.make()
@@ -326,3 +290,170 @@ def test_an_embedding_regularizer_is_added(case: Case, batch: Batch) -> None:
     torch.testing.assert_close(
         call(loss, batch), call(bare, batch) + 0.5 * regularizer(batch.embeddings)
     )
+
+
+# Tuples, labels, reference sets, features
+
+
+@each_loss
+def test_mined_tuples(case: Case, loss: nn.Module, batch: Batch) -> None:
+    """Some of them make another value where the equation has tuples, and the same where it has none."""
+    expected = measure(loss, batch)
+    for mine in (lmu.get_all_pairs_indices, lmu.get_all_triplets_indices):
+        found = measure(loss, batch, tuple(index[:5] for index in mine(LABELS)))
+        if not case.tuples:
+            assert_same(found, expected)
+            continue
+        assert all(x is None or x.isfinite().all() for x in found.values())
+        assert not torch.isclose(found["value"], expected["value"])
+        check_gradients_arrive(case, found)
+
+
+@each_pml_class
+def test_without_labels(case: Case, loss: nn.Module, batch: Batch) -> None:
+    other = Batch(batch.embeddings, None, batch.features)
+    if case.labels:
+        with pytest.raises(ValueError, match="labels"):
+            call(loss, other)
+    else:
+        assert torch.equal(call(loss, other), call(loss, batch))
+
+
+@those(lambda loss: isinstance(loss, FeatureLoss))
+def test_reference_sets_are_refused_since_features_are_of_one_batch(
+    loss: nn.Module, batch: Batch
+) -> None:
+    with pytest.raises(ValueError, match="ref_emb: "):
+        loss(batch.embeddings, batch.labels, ref_emb=batch.embeddings, ref_labels=LABELS)
+
+
+@reads_features
+def test_missing_features(loss: nn.Module, batch: Batch) -> None:
+    with pytest.raises(MissingFeaturesError):
+        loss(batch.embeddings, batch.labels)
+    fewer = batch.map(lambda x: x[:-1]).features
+    with pytest.raises(ValueError, match=r"feature"):
+        call(loss, Batch(batch.embeddings, batch.labels, fewer))
+
+
+@those(lambda loss: isinstance(loss, FeatureLoss) and loss.feature_names)
+def test_features_from_a_tap_are_those_that_are_passed(loss: nn.Module, batch: Batch) -> None:
+    feed(loss, batch)
+    assert torch.equal(loss(batch.embeddings, batch.labels), call(loss, batch))
+
+
+@those(lambda loss: isinstance(loss, regularizers.BaseRegularizer))
+def test_the_slot_of_embedding_regularizers(loss: nn.Module, batch: Batch) -> None:
+    """Passes no labels: what needs them says where it goes instead."""
+    outer = losses.ContrastiveLoss(embedding_regularizer=loss, embedding_reg_weight=0.5)
+    feed(loss, batch)
+    if isinstance(loss, LabelAwareRegularizer):
+        with pytest.raises(ValueError, match=r"labels: .* MultipleLosses"):
+            outer(batch.embeddings, batch.labels)
+    else:
+        bare = losses.ContrastiveLoss()(batch.embeddings, batch.labels)
+        expected = bare + 0.5 * call(loss, batch)
+        feed(loss, batch)
+        torch.testing.assert_close(outer(batch.embeddings, batch.labels), expected)
+
+
+# Batches
+
+
+ROWS: dict[str, Callable[[Tensor], Tensor]] = {
+    "random": lambda x: x,
+    "identical": lambda x: x[:1].expand_as(x),
+    "duplicated": lambda x: x[torch.arange(len(x)) // 2],
+    "zero": torch.zeros_like,
+    "first is zero": lambda x: torch.cat([torch.zeros_like(x[:1]), x[1:]]),
+}
+BATCHES = {
+    "regular": (LABELS, ["identical", "duplicated", "zero", "first is zero"]),
+    "two classes": (torch.tensor([3, 0]), ["random", "identical"]),
+    "two of a class": (torch.tensor([1, 1]), ["random", "identical"]),
+    "singletons": (torch.tensor([3, 0, 2, 1]), ["random"]),
+    "one image": (torch.tensor([1]), ["random", "zero"]),
+}
+
+
+@each_loss
+def test_degenerate_batches(case: Case, loss: nn.Module) -> None:
+    """Finite, with gradients everywhere, and right: as in float64."""
+    scales = measure(loss, Batch.draw(case))
+    for kind, (labels, rows) in BATCHES.items():
+        batch = Batch.draw(case, labels)
+        for change in rows:
+            changed = batch.map(ROWS[change])
+            found = measure(loss, changed)
+            try:
+                check_gradients_arrive(case, found)
+                assert_agree(found, exact(loss, changed), scales)
+            except AssertionError as error:
+                raise AssertionError(f"{kind}, {change} rows: {error}") from None
+
+
+@each_loss
+def test_an_empty_batch(case: Case) -> None:
+    """Nothing is lost: 0, with a gradient of 0 for every parameter, as in a process that got no image."""
+    found = measure(case.make(), Batch.draw(case, LABELS[:0]))
+    assert found["value"] == 0
+    check_gradients_arrive(case, found)
+    assert not any(x.any() for x in found.values() if x is not None)
+
+
+@each_loss
+@pytest.mark.parametrize("magnitude", [1e-6, 1e4])
+def test_magnitudes(case: Case, loss: nn.Module, magnitude: float) -> None:
+    batch = Batch.draw(case).map(lambda x: magnitude * x)
+    found = measure(loss, batch)
+    check_gradients_arrive(case, found)
+    assert_agree(found, exact(loss, batch))
+
+
+@each_loss
+def test_the_order_of_the_batch_does_not_matter(case: Case) -> None:
+    loss = case.make().double()
+    batch = Batch.draw(case).to(torch.float64)
+    order = torch.randperm(len(LABELS))
+    expected = measure(loss, batch)
+    for part, _ in batch.tensors():
+        gradient = expected[part]
+        expected[part] = None if gradient is None else gradient[order]
+    assert_agree(measure(loss, batch.take(order)), expected)
+
+
+@those(lambda loss: not takes_int64_only(loss))
+def test_names_and_integer_types_of_classes_do_not_matter(loss: nn.Module, batch: Batch) -> None:
+    """Names count where a loss has weights of its own for each class."""
+    names = torch.tensor([0, 1, 2, 3] if isinstance(loss, JRDLoss) else [3, 7, 50, 100])
+    other = Batch(batch.embeddings, names[batch.labels].to(torch.int32), batch.features)
+    assert_same(measure(loss, other), measure(loss, batch))
+
+
+@each_loss
+def test_nan_shows(case: Case, loss: nn.Module, batch: Batch) -> None:
+    """One number that is none, anywhere in what the value depends on, spoils it."""
+    for part, x in batch.tensors():
+        if part == "embeddings" and not case.embeddings:
+            continue
+        kept = x.flatten()[4].clone()
+        x.view(-1)[4] = float("nan")
+        assert call(loss, batch).isnan(), part
+        x.view(-1)[4] = kept
+    assert call(loss, batch).isfinite()
+
+
+# State
+
+
+@each_loss
+def test_copies_and_states(case: Case, loss: nn.Module, batch: Batch) -> None:
+    loss = copy.deepcopy(loss)
+    call(loss, batch)  # what calls leave behind, copies have too
+    other = case.make()
+    other.load_state_dict(loss.state_dict())
+    before = torch.get_rng_state()
+    expected = measure(loss, batch)
+    assert torch.equal(torch.get_rng_state(), before)  # no call draws numbers
+    for again in (pickle.loads(pickle.dumps(loss)), other):
+        assert_same(measure(again, batch), expected)

@@ -1,14 +1,14 @@
 """Two and three processes give the loss and the gradients of one, for every kind of loss."""
 
-import copy
 from typing import Any
 
 import pytest
 import torch
 from pytorch_metric_learning import losses, miners
 
-from pml_regularizers import DistributedLoss, prepare_loss
+from pml_regularizers import DistributedLoss
 from tests.support.gradients import (
+    CACHED_CASES,
     CASES,
     PML_CASES,
     check_calls,
@@ -28,7 +28,7 @@ def expected() -> dict[str, Any]:
 
 @pytest.fixture(scope="module", params=[2, 3])
 def spread(request: pytest.FixtureRequest, pool: Pool) -> tuple[int, dict[str, Any]]:
-    found, *_ = pool.run(measure_all, list(CASES), PML_CASES, processes=request.param)
+    found, *_ = pool.run(measure_all, processes=request.param)
     return request.param, found
 
 
@@ -38,33 +38,28 @@ def test_calls_of_three_processes(check: Any, pool: Pool) -> None:
 
 
 def test_one_process_takes_the_calls_of_the_loss_inside() -> None:
-    embeddings, labels = torch.randn(6, 4), torch.arange(6) // 2
-    base, views = losses.ContrastiveLoss(), losses.SelfSupervisedLoss(losses.NTXentLoss())
-    memory, miner = losses.CrossBatchMemory(base, 4, memory_size=20), miners.BatchEasyHardMiner()
-    others, mined = torch.randn(6, 4), miner(embeddings, labels)
-    for loss, arguments, options in (
-        (base, (labels,), {}),
-        (base, (), {"indices_tuple": mined}),
-        (base, (labels,), {"ref_emb": others, "ref_labels": labels}),
-        (views, (others,), {}),
-        (memory, (labels,), {"enqueue_mask": torch.arange(6) < 4}),
-    ):
-        again = copy.deepcopy(loss)
-        found = DistributedLoss(loss)(embeddings, *arguments, **options)
-        assert found == again(embeddings, *arguments, **options)
-    triplets, hard = losses.TripletMarginLoss(), miners.BatchHardMiner()
-    value = triplets(embeddings, labels, hard(embeddings, labels))
-    assert DistributedLoss(triplets, hard)(embeddings, labels) == value
-    assert value != triplets(embeddings, labels)
+    embeddings, labels, others = torch.randn(6, 4), torch.arange(6) // 2, torch.randn(6, 4)
+    loss, miner = losses.TripletMarginLoss(), miners.BatchHardMiner()
+    mined = miner(embeddings, labels)
+    ours, mining = DistributedLoss(loss), DistributedLoss(loss, miner)
+    assert ours(embeddings, indices_tuple=mined) == loss(embeddings, indices_tuple=mined)
+    assert mining(embeddings, labels) == loss(embeddings, labels, mined)
+    reference = {"ref_emb": others, "ref_labels": labels}
+    assert ours(embeddings, labels, **reference) == loss(embeddings, labels, **reference)
+    sums = DistributedLoss(losses.MultipleLosses([loss]))
+    with pytest.raises(ValueError, match="ref_emb: MultipleLosses takes none"):
+        sums(embeddings, labels, ref_emb=others)
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_equal_one_process(case: str, spread: Any, expected: dict[str, Any]) -> None:
-    _, found = spread
-    torch.testing.assert_close(
-        found["ours"][case]["loss"], expected[case]["loss"], rtol=1e-12, atol=0
-    )
-    assert_same_gradients(found["ours"][case]["gradients"], expected[case]["gradients"])
+@pytest.mark.parametrize(
+    ("how", "case"),
+    [*(("ours", case) for case in CASES), *(("cached", case) for case in CACHED_CASES)],
+)
+def test_equal_one_process(how: str, case: str, spread: Any, expected: dict[str, Any]) -> None:
+    """At once, and in the chunks of a `GradientCache`."""
+    found = spread[1][how][case]
+    torch.testing.assert_close(found["loss"], expected[case]["loss"], rtol=1e-12, atol=0)
+    assert_same_gradients(found["gradients"], expected[case]["gradients"])
 
 
 @pytest.mark.parametrize("case", PML_CASES)
@@ -111,11 +106,6 @@ def test_own_parameters_that_nobody_averages(how: str, trained: list[dict[str, A
     elif how != "frozen":
         right = trained[0]["prepare_loss with an accelerator"]["gradient"]
         torch.testing.assert_close(first["gradient"], right)
-
-
-def test_prepare_loss_with_one_process() -> None:
-    loss = DistributedLoss(losses.ArcFaceLoss(3, 4))
-    assert prepare_loss(loss) is loss
 
 
 def assert_same_gradients(found: dict[str, Any], expected: dict[str, Any]) -> None:

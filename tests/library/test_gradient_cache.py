@@ -1,4 +1,7 @@
-"""A batch in chunks has the loss and every gradient of the whole batch, whatever the loss reads."""
+"""A batch in chunks has the loss and every gradient of the whole batch, whatever the loss reads.
+
+test_distributed.py has the same of several processes.
+"""
 
 import copy
 from collections.abc import Callable
@@ -10,41 +13,25 @@ import torch
 from pytorch_metric_learning import losses, miners
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
+from torch.nn.utils.parametrizations import spectral_norm
 
 from pml_regularizers import (
     DistributedLoss,
-    EmbeddingHead,
     GradientCache,
     HORDELoss,
     MissingFeaturesError,
-    VEMAttention,
     attach_all,
-    prepare_loss,
 )
-from tests.library.contract import CHANNELS, CLASSES, HEADS, WIDTH, network
-from tests.support.gradients import CASES, horde, share
-from tests.support.pool import Pool, Processes
+from tests.library.contract import CHANNELS, HEADS, WIDTH, network
+from tests.support.gradients import CASES, Net, horde, share
 
 Measured = dict[str, Tensor]
-
-
-class Net(nn.Sequential):
-    """Images (N, 1, 6, 6) -> embeddings; every stage that a loss reads."""
-
-    def __init__(self, *between: nn.Module) -> None:
-        head = EmbeddingHead(CHANNELS, WIDTH, attention=VEMAttention)
-        super().__init__(nn.Conv2d(1, CHANNELS, 3), nn.Tanh(), *between, head)
-
-    @property
-    def head(self) -> EmbeddingHead:
-        head: EmbeddingHead = self[-1]
-        return head
 
 
 def measured(value: Tensor, **modules: nn.Module) -> Measured:
     """The loss, and every gradient by name."""
     gradients = {
-        f"{owner}.{name.removeprefix('module.')}": parameter.grad
+        f"{owner}.{name}": parameter.grad
         for owner, module in modules.items()
         for name, parameter in module.named_parameters()
         if parameter.grad is not None
@@ -78,26 +65,24 @@ def both(
     make: Callable[[], nn.Module], size: int, net: Callable[[], Any] = Net, channels: int = 1
 ) -> None:
     """Two steps' gradients of a network and its loss, on the whole batch and in chunks."""
-    torch.manual_seed(3)
     _, x, y = share(None)
     x = x.repeat(1, channels, 1, 1)
-    pair = nn.ModuleDict({"net": net(), "loss": make()}).double()
-    attach_all(pair["loss"], pair["net"])
+    pair = nn.ModuleList([net(), make()]).double()
+    attach_all(pair[1], pair[0])
     again = copy.deepcopy(pair)
-    expected = [whole(pair["net"], pair["loss"], x + i, y) for i in range(2)]
-    found = [in_chunks(again["net"], again["loss"], x + i, y, size=size) for i in range(2)]
-    for one, other in zip(found, expected, strict=True):
-        assert_same(one, other)
+    for step in range(2):
+        assert_same(in_chunks(*again, x + step, y, size=size), whole(*pair, x + step, y))
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_every_loss(case: str) -> None:
-    both(CASES[case], 5)  # of 12 images
-
-
-@pytest.mark.parametrize("size", [1, 3, 12, 40])
-def test_any_size(size: int) -> None:
-    both(CASES["several"], size)
+@pytest.mark.parametrize(
+    ("case", "size"),
+    [
+        *(("triplet", 5), ("JRD", 5), ("HORDE of arcface", 5), ("variance in a slot", 5)),
+        *(("several", 1), ("several", 5), ("several", 40)),
+    ],
+)
+def test_a_batch_of_12_images(case: str, size: int) -> None:
+    both(CASES[case], size)
 
 
 def test_an_ensemble_and_its_map() -> None:
@@ -106,11 +91,8 @@ def test_an_ensemble_and_its_map() -> None:
     both(loss, 5, net=network, channels=3)
 
 
-@pytest.mark.parametrize(
-    "miner", [miners.TripletMarginMiner(), miners.BatchHardMiner(), miners.MultiSimilarityMiner()]
-)
-def test_a_miner_sees_the_whole_batch(miner: nn.Module) -> None:
-    base = losses.TripletMarginLoss()
+def test_a_miner_sees_the_whole_batch() -> None:
+    base, miner = losses.TripletMarginLoss(), miners.MultiSimilarityMiner()
     both(lambda: DistributedLoss(horde(base), copy.deepcopy(miner)), 5)
     memory = partial(losses.CrossBatchMemory, base, WIDTH, memory_size=20)
     both(lambda: horde(memory(miner=copy.deepcopy(miner)), embed_orders=True), 5)
@@ -145,33 +127,25 @@ def test_half_precision_is_that_of_the_call() -> None:
     value.backward()
     cache.backward()  # outside autocast
     found = measured(value, net=net, loss=loss)
-    assert found["net.0.weight"].abs().max() > 0
+    assert found["net.trunk.0.weight"].abs().max() > 0
     for name, x in expected.items():
         error = (found[name] - x).norm() / x.norm()
         assert error < 0.05, name
 
 
-def spread(processes: Processes, case: str) -> Measured:
-    rank, x, y = share(processes)
-    torch.manual_seed(rank)
-    net, loss = Net().double(), CASES[case]().double()
-    attach_all(loss, net.head)
-    wrapped = prepare_loss(processes, DistributedLoss(loss))
-    return in_chunks(processes.prepare(net), wrapped, x, y, size=4)
+# Refusals
 
 
-@pytest.mark.parametrize("case", ["several", "JRD", "HORDE of arcface"])
-def test_two_processes(case: str, pool: Pool) -> None:
-    _, x, y = share(None)
-    torch.manual_seed(0)
-    net, loss = Net().double(), CASES[case]().double()
-    attach_all(loss, net.head)
-    expected = whole(net, DistributedLoss(loss), x, y)
-    for found in pool.run(spread, case, processes=2):
-        assert_same(found, expected)
+def plain() -> tuple[nn.Module, GradientCache]:
+    """A loss that reads no features, and its cache."""
+    loss = losses.ContrastiveLoss()
+    return loss, GradientCache(Net().double(), loss, 5)
 
 
-# ----------------------------------------------------------------------------------- refusals
+@pytest.mark.parametrize(("size", "message"), [(0, "at least 1"), (2.5, "a whole number")])
+def test_sizes_that_are_none(size: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=f"chunk_size: expected {message}, got {size}"):
+        GradientCache(Net(), losses.ContrastiveLoss(), size)
 
 
 def test_weights_computed_once_for_both_passes_are_refused() -> None:
@@ -181,52 +155,36 @@ def test_weights_computed_once_for_both_passes_are_refused() -> None:
         cache(torch.randn(4, 3))
 
 
-def test_the_backward_pass_of_a_caller_without_gradients() -> None:
-    network, images = nn.Linear(3, 2), torch.randn(4, 3)
-    loss = losses.ContrastiveLoss()
-    cache = GradientCache(network, loss, 2)
-    loss(cache(images), torch.tensor([0, 0, 1, 1])).backward()
-    with torch.no_grad():
-        cache.backward()
-    assert network.weight.grad is not None and network.weight.grad.any()
-
-
-def test_batch_norm_is_refused_unless_it_is_frozen() -> None:
-    with pytest.raises(ValueError, match="chunk_size: expected at least 1, got 0"):
-        GradientCache(Net(), losses.ContrastiveLoss(), 0)
-    _, x, _ = share(None)
-    net = Net(nn.BatchNorm2d(CHANNELS)).double()
-    cache = GradientCache(net, losses.ContrastiveLoss(), 5)
-    with pytest.raises(ValueError, match=r"model: 2 has batch norm in training mode.* freeze it"):
-        cache(x)
-    net[2].eval()
-    assert cache(x).shape == (12, WIDTH)
-    net[2] = nn.BatchNorm2d(CHANNELS, track_running_stats=False).eval().double()
-    with pytest.raises(ValueError, match="batch norm"):
-        cache(x)
-    both(losses.ContrastiveLoss, 5, net=lambda: Net(nn.BatchNorm2d(CHANNELS).eval()))
-
-
 @pytest.mark.parametrize(
-    "normed", [nn.utils.parametrizations.spectral_norm, nn.utils.spectral_norm]
+    ("layer", "fault"),
+    [
+        (lambda: nn.BatchNorm2d(CHANNELS), "batch norm"),
+        (lambda: spectral_norm(nn.Conv2d(CHANNELS, CHANNELS, 1)), "spectral norm"),
+        (lambda: nn.utils.spectral_norm(nn.Conv2d(CHANNELS, CHANNELS, 1)), "spectral norm"),
+    ],
 )
-def test_spectral_norm_is_refused_unless_it_is_frozen(normed: Callable[..., nn.Module]) -> None:
-    def net() -> Net:
-        return Net(normed(nn.Conv2d(CHANNELS, CHANNELS, 1)).eval())
-
-    both(losses.ContrastiveLoss, 5, net=net)
+def test_norms_of_more_than_an_image_are_refused_unless_frozen(layer: Any, fault: str) -> None:
     _, x, _ = share(None)
-    cache = GradientCache(net().train().double(), losses.ContrastiveLoss(), 5)
-    with pytest.raises(ValueError, match=r"model: 2 has spectral norm in training mode.* freeze"):
+    cache = GradientCache(Net(layer()).double(), losses.ContrastiveLoss(), 5)
+    with pytest.raises(
+        ValueError, match=rf"model: trunk.2 has {fault} in training mode.* freeze it"
+    ):
         cache(x)
+    both(losses.ContrastiveLoss, 5, net=lambda: Net(layer().eval()))
 
 
-@pytest.mark.parametrize("without_gradients", [torch.no_grad, torch.inference_mode])
-def test_without_gradients_the_embeddings_have_none(without_gradients: Any) -> None:
+def test_batch_norm_without_running_statistics_cannot_be_frozen() -> None:
+    _, x, _ = share(None)
+    net = Net(nn.BatchNorm2d(CHANNELS, track_running_stats=False).eval()).double()
+    with pytest.raises(ValueError, match="batch norm"):
+        GradientCache(net, losses.ContrastiveLoss(), 5)(x)
+
+
+def test_without_gradients_the_embeddings_have_none() -> None:
     _, x, y = share(None)
     net = Net().double()
     loss = horde(losses.ContrastiveLoss()).double().attach(net.head)
-    with without_gradients():
+    with torch.inference_mode():
         embeddings = GradientCache(net, loss, 5)(x)
         assert not embeddings.requires_grad
         torch.testing.assert_close(loss(embeddings, y), loss(net(x), y))
@@ -234,11 +192,8 @@ def test_without_gradients_the_embeddings_have_none(without_gradients: Any) -> N
 
 def test_steps_in_another_order() -> None:
     _, x, y = share(None)
-    net, loss = Net().double(), losses.ContrastiveLoss()
-    cache = GradientCache(net, loss, 5)
+    loss, cache = plain()
     told = "the embeddings have no gradient; call embeddings = cache"
-    with pytest.raises(RuntimeError, match=told):
-        cache.backward()
     value = loss(cache(x), y)
     with pytest.raises(RuntimeError, match=told):
         cache.backward()
@@ -250,8 +205,7 @@ def test_steps_in_another_order() -> None:
 
 def test_embeddings_of_two_calls_are_refused() -> None:
     _, x, y = share(None)
-    net, loss = Net().double(), losses.ContrastiveLoss()
-    cache = GradientCache(net, loss, 5)
+    loss, cache = plain()
     skipped = cache(x)  # a batch whose loss is left out is none of its business
     loss(cache(x), y).backward()
     cache.backward()
@@ -260,23 +214,6 @@ def test_embeddings_of_two_calls_are_refused() -> None:
     loss(torch.cat([first, second]), torch.cat([y, y])).backward()
     with pytest.raises(RuntimeError, match="has read embeddings of an earlier call"):
         cache.backward()
-
-
-def test_a_call_that_fails_leaves_nothing_to_go_back_through() -> None:
-    _, x, y = share(None)
-    net, loss = Net().double(), losses.ContrastiveLoss()
-    cache = GradientCache(net, loss, 5)
-    loss(cache(x), y).backward()
-    cache.backward()
-    loss(cache(x), y).backward()
-    with pytest.raises(RuntimeError):
-        cache(x[:, :0])
-    with pytest.raises(RuntimeError, match=r"earlier call|have no gradient"):
-        cache.backward()
-    with pytest.raises(ValueError, match="chunk_size: expected a whole number"):
-        GradientCache(net, loss, 2.5)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="chunk_size: expected at least 1, got True"):
-        GradientCache(net, loss, True)
 
 
 def test_a_network_whose_passes_differ() -> None:
@@ -298,19 +235,14 @@ def test_a_network_whose_passes_differ() -> None:
 def test_what_the_whole_batch_would_refuse() -> None:
     _, x, y = share(None)
     net = Net().double()
-    loss = horde(losses.ContrastiveLoss()).double().attach(net[0])  # and no embedder
+    loss = horde(losses.ContrastiveLoss()).double().attach(net.trunk)  # and no embedder
     with pytest.raises(MissingFeaturesError, match="embedder=module"):
         GradientCache(net, loss, 5)(x)
-    loss.attach(net[0], embedder=net)
+    loss.attach(net.trunk, embedder=net)
     cache = GradientCache(net, loss, 5)
     loss(cache(x), y).backward()
-    net[0].requires_grad_(False)
+    net.trunk.requires_grad_(False)
     with pytest.raises(MissingFeaturesError, match="carry no gradient"):
         cache.backward()
     with pytest.raises(ValueError, match=r"returns embeddings .* got tuple"):
-        GradientCache(Pair(), loss, 5)(x)
-
-
-class Pair(nn.Module):
-    def forward(self, x: Tensor) -> tuple[Tensor, int]:
-        return x, CLASSES
+        GradientCache(nn.RNN(6, 2), loss, 5)(torch.randn(2, 6))

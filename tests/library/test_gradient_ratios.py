@@ -1,21 +1,30 @@
 """Terms of a loss, and the ratios of their gradients, on one process and on several."""
 
-import copy
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
-from pytorch_metric_learning import losses, miners, reducers
-from torch import Tensor
+from pytorch_metric_learning import losses, miners
+from torch import Tensor, nn
 
-from pml_regularizers import DistributedLoss, JRDLoss, VarianceRegularizer, attach_all
+from pml_regularizers import (
+    DistributedLoss,
+    EnergyConfusionRegularizer,
+    JRDLoss,
+    VarianceRegularizer,
+    attach_all,
+    prepare_loss,
+)
 from pml_regularizers.gradient_ratios import capture_loss_terms, gradient_norm_ratios
+from tests.library import contract
 from tests.library.test_parameter_groups import horde
-from tests.support.composition import STEPS, measure, measure_all
-from tests.support.pool import Pool
+from tests.support import gradients
+from tests.support.pool import Pool, Processes
 from tests.support.tolerances import assert_close
 from tests.support.toys import WIDTH, Attended, Network, images
+
+STEPS = 2
 
 
 def two_losses() -> losses.MultipleLosses:
@@ -48,30 +57,25 @@ class TestGradientNormRatios:
         }
 
     def test_one_pass_serves_diagnosis_and_training(self) -> None:
-        x, labels = images()
-        gradients = []
-        start = copy.deepcopy((Attended(), horde()))
-        for diagnosed in (False, True):
-            network, first = copy.deepcopy(start)
-            loss = attach_all(
-                losses.MultipleLosses({"horde": first, "variance": VarianceRegularizer()}),
-                network.head,
-            )
-            embeddings = network(x)
-            with capture_loss_terms(loss) as terms:
-                total = loss(embeddings, labels)
-            trained = [*network.parameters(), *loss.parameters()]
-            if diagnosed:
-                at = {"embeddings": embeddings, "all": trained}
-                before = torch.get_rng_state()
-                ratios = gradient_norm_ratios(terms, base="horde.order_1", at=at)
-                assert torch.equal(torch.get_rng_state(), before)
-                assert ratios.keys() == {"horde.order_2", "horde.order_3", "variance"}
-                assert all(parameter.grad is None for parameter in trained)
-            total.backward()
-            gradients.append([parameter.grad for parameter in trained])
-        for plain, diagnosed_gradient in zip(*gradients, strict=True):
-            assert torch.equal(plain, diagnosed_gradient)
+        """Measuring leaves no gradient behind, and the step's own are the same to the bit."""
+        network, (x, labels) = Attended(), images()
+        parts = {"horde": horde(), "variance": VarianceRegularizer()}
+        loss = attach_all(losses.MultipleLosses(parts), network.head)
+        trained = [*network.parameters(), *loss.parameters()]
+        loss(network(x), labels).backward()
+        plain = [parameter.grad for parameter in trained]
+        network.zero_grad()
+        loss.zero_grad()
+        embeddings = network(x)
+        with capture_loss_terms(loss) as terms:
+            total = loss(embeddings, labels)
+        at = {"embeddings": embeddings, "all": trained}
+        ratios = gradient_norm_ratios(terms, base="horde.order_1", at=at)
+        assert ratios.keys() == {"horde.order_2", "horde.order_3", "variance"}
+        assert all(parameter.grad is None for parameter in trained)
+        total.backward()
+        for expected, parameter in zip(plain, trained, strict=True):
+            assert torch.equal(expected, parameter.grad)
 
     def test_nothing_to_compare_with(self) -> None:
         x, y = torch.ones(3, requires_grad=True), torch.ones(2, requires_grad=True)
@@ -103,30 +107,20 @@ class TestGradientNormRatios:
 
 
 class TestCaptureLossTerms:
-    def test_a_default_reducer_gives_its_terms(self) -> None:
-        reducer = reducers.MultipleReducers({"metric": reducers.SumReducer()})
-        loss = JRDLoss(4, 5, representations=("embeddings",), reducer=reducer)
-        with capture_loss_terms(loss) as terms:
-            total = loss(torch.randn(6, 5), torch.arange(6) % 3)
-        assert list(terms) == ["metric", "similarity"]
-        assert_close(total.detach(), sum(terms.values()).detach())
-
     def test_terms_add_up_to_the_total(self) -> None:
-        network = Attended()
+        network, (x, labels) = Attended(), images()
         inner = losses.MultipleLosses([losses.ContrastiveLoss(), horde()], weights=[0.5, 2.0])
         loss = losses.MultipleLosses(
             {"plain": losses.TripletMarginLoss(), "inner": inner},
             weights={"plain": 3, "inner": 0.1},
         )
         attach_all(loss, network.head)
-        x, labels = images()
         embeddings = network(x)
         with capture_loss_terms(DistributedLoss(loss)) as terms:
             total = loss(embeddings, labels)
         orders = [f"inner.1.order_{k}" for k in (1, 2, 3)]
         assert list(terms) == ["plain", "inner.0", *orders]
         assert_close(total, sum(terms.values()).detach())
-        assert_close(terms["plain"], 3 * losses.TripletMarginLoss()(embeddings, labels).detach())
         pairs = losses.ContrastiveLoss()(embeddings, labels).detach()
         assert_close(terms["inner.0"], 0.05 * pairs)
         assert_close(terms["inner.1.order_1"], 0.2 * pairs)
@@ -151,52 +145,99 @@ class TestCaptureLossTerms:
         assert_close(terms["hard"], 2 * part(x, labels, miners.BatchHardMiner()(x, labels)))
         assert_close(total, sum(terms.values()))
 
-    def test_leaves_no_hooks(self) -> None:
-        loss, (x, labels) = two_losses(), batch()
-        with capture_loss_terms(loss):
-            loss(x, labels)
+    def test_leaves_no_hooks_after_an_error(self) -> None:
+        loss = two_losses()
         with pytest.raises(KeyError), capture_loss_terms(loss):
             raise KeyError
         assert not any(module._forward_hooks for module in loss.modules())
 
-    @pytest.mark.parametrize(
-        ("loss", "message"),
-        [
-            (losses.ContrastiveLoss(), "loss: expected a sum of losses, .* got ContrastiveLoss;"),
-            (VarianceRegularizer(), "loss: expected a sum of losses, .* got VarianceRegularizer;"),
-            (two_losses(), "loss: no call of metric, pairs was recorded;"),
-        ],
+    def test_nothing_to_record(self) -> None:
+        for loss, message in (
+            (losses.ContrastiveLoss(), "expected a sum of losses, .* got ContrastiveLoss;"),
+            (two_losses(), "no call of metric, pairs was recorded;"),
+        ):
+            with pytest.raises(ValueError, match=f"loss: {message}"), capture_loss_terms(loss):
+                pass
+
+
+# One process or several
+
+
+def criterion() -> losses.MultipleLosses:
+    """Half of the regularizers have weight 0 in the first step, which must not upset the processes."""
+    return losses.MultipleLosses(
+        {
+            "horde": gradients.horde(losses.ContrastiveLoss(), order_weights=(0.5, 2)),
+            "jrd": JRDLoss(contract.CLASSES, contract.WIDTH),
+            "variance": VarianceRegularizer(),
+            "fc confusion": EnergyConfusionRegularizer(),
+            "confusion": EnergyConfusionRegularizer(gradient="all"),
+        },
+        weights={"horde": 1, "jrd": 0, "variance": 0, "fc confusion": 0.3, "confusion": 0.2},
     )
-    def test_nothing_to_record(self, loss: Any, message: str) -> None:
-        with pytest.raises(ValueError, match=message), capture_loss_terms(loss):
-            pass
 
 
-@pytest.fixture(scope="module", params=[2, 3])
-def spread(request: pytest.FixtureRequest, pool: Pool) -> Any:
-    found, *_ = pool.run(measure_all, processes=request.param)
-    return found
+def measure(processes: Processes | None) -> list[dict[str, Any]]:
+    """Loss, ratios and gradients of each step."""
+    rank, x, y = gradients.share(processes)
+    # Initial weights differ by rank on purpose: preparing must make them agree.
+    torch.manual_seed(rank)
+    net, loss = gradients.Net().double(), criterion().double()
+    attach_all(loss, net.head)
+    called: nn.Module = loss
+    model: nn.Module = net
+    if processes is not None:
+        called = prepare_loss(processes, DistributedLoss(loss))
+        model = processes.prepare(net)
+    steps = []
+    for number in range(STEPS):
+        loss.weights |= {"jrd": number / 2, "variance": number / 4}
+        model.zero_grad()
+        called.zero_grad()
+        embeddings = model(x)
+        with capture_loss_terms(called) as terms:
+            total = called(embeddings, y)
+        at = {"trunk": net.trunk.parameters(), "both": [embeddings, net.trunk[0].weight]}
+        ratios = gradient_norm_ratios(terms, base="horde.order_1", at=at)
+        total.backward()
+        trained = [*net.parameters(), *loss.parameters()]
+        grads = [parameter.grad for parameter in trained]
+        steps.append({"loss": total.detach(), "ratios": ratios, "gradients": grads})
+    return steps
 
 
-def test_many_processes_equal_one(spread: Any) -> None:
+def static_graph(processes: Processes) -> list[str]:
+    """What measuring says in each step under a static graph."""
+    net = nn.parallel.DistributedDataParallel(nn.Linear(3, 2), static_graph=True)
+    said = []
+    for _ in range(STEPS):
+        total = net(torch.ones(4, 3)).sum()
+        try:
+            gradient_norm_ratios({"a": total, "b": 3 * total}, base="a", at={"net": net})
+            said.append("")
+        except ValueError as error:
+            said.append(str(error))
+        total.backward()
+    return said
+
+
+@pytest.mark.parametrize("processes", [2, 3])
+def test_many_processes_equal_one(processes: int, pool: Pool) -> None:
     """Ratios, weights, and the gradients of the step that was diagnosed."""
-    alone = measure(None)
-    assert len(spread["steps"]) == len(alone["steps"]) == STEPS
-    for found, expected in zip(spread["steps"], alone["steps"], strict=True):
+    alone, several = measure(None), pool.run(measure, processes=processes)[0]
+    for found, expected in zip(several, alone, strict=True):
         torch.testing.assert_close(found["loss"], expected["loss"], rtol=1e-12, atol=0)
         for name, places in expected["ratios"].items():
             assert found["ratios"][name] == pytest.approx(places, rel=1e-12)
-        for name, gradient in expected["gradients"].items():
-            assert gradient is not None, name
-            bound = 1e-12 * max(gradient.abs().max().item(), 1.0)
-            torch.testing.assert_close(found["gradients"][name], gradient, rtol=0, atol=bound)
-    first, last = (step["ratios"]["jrd.metric"]["trunk"] for step in alone["steps"])
+        for gradient, right in zip(found["gradients"], expected["gradients"], strict=True):
+            bound = 1e-12 * max(right.abs().max().item(), 1.0)
+            torch.testing.assert_close(gradient, right, rtol=0, atol=bound)
+    first, last = (step["ratios"]["jrd.metric"]["trunk"] for step in alone)
     assert first == 0 < last
 
 
-def test_a_static_graph_is_measured_from_the_second_step_on(spread: Any) -> None:
+def test_a_static_graph_is_measured_from_the_second_step_on(pool: Pool) -> None:
     """DDP's first backward pass must be the step's own, or its gradients are never averaged."""
-    found = spread["static_graph"]
-    assert found["errors"] == pytest.approx([0.0] * STEPS, abs=1e-12)
-    assert "measure from the second step on" in found["said"][0]
-    assert found["said"][1:] == [""] * (STEPS - 1)
+    first, *later = pool.run(static_graph, processes=2)[0]
+    assert "measure from the second step on" in first
+    assert not any(later)

@@ -23,17 +23,6 @@ class Seen(FeatureLoss):
         return {"loss": already_reduced(self.features.square().mean())}
 
 
-class Normalized(nn.Module):
-    """A network that changes what its head returns."""
-
-    def __init__(self, network: Network) -> None:
-        super().__init__()
-        self.network = network
-
-    def forward(self, x: Tensor) -> Tensor:
-        return 2 * F.normalize(self.network(x)) + 1
-
-
 class Plain(nn.Module):
     """A network without an `EmbeddingHead`."""
 
@@ -49,11 +38,6 @@ class Plain(nn.Module):
 
 ATTACHED: dict[str, tuple[Callable[[], Any], Callable[[Any], dict[str, Any]]]] = {
     "head": (Network, lambda network: {"source": network.head}),
-    "stage of a head": (Network, lambda network: {"source": network.head.feature_map}),
-    "network": (
-        lambda: Normalized(Network()),
-        lambda network: {"source": network, "embedder": network},
-    ),
     "embedder": (Plain, lambda network: {"source": network.trunk, "embedder": network}),
     "stage alone": (Plain, lambda network: {"source": network.trunk}),
 }
@@ -82,12 +66,11 @@ class Program:
         make, arguments = ATTACHED[how]
         self.network = make()
         self.reference = copy.deepcopy(self.network)
-        self.frozen = self.random.choice([None, None, "trunk", "all"])
-        inner = getattr(self.network, "network", self.network)
-        if self.frozen is not None:
-            (inner.trunk if self.frozen == "trunk" else inner).requires_grad_(False)
-        frozen = self.frozen is not None
-        self.loss = Seen().attach(**arguments(self.network), frozen=frozen)
+        self.frozen = self.random.choice([False, False, "trunk", "all"])
+        if self.frozen:
+            frozen = self.network.trunk if self.frozen == "trunk" else self.network
+            frozen.requires_grad_(False)
+        self.loss = Seen().attach(**arguments(self.network), frozen=bool(self.frozen))
         self.embedder_is_known = how != "stage alone"
         self.made: list[tuple[Tensor, Tensor]] = []
         self.right = self.refused = 0
@@ -95,13 +78,12 @@ class Program:
     def embed(self, training: bool) -> tuple[Tensor, Tensor]:
         x = torch.randn(self.random.choice([3, 4]), 3, 8, 8)
         with torch.no_grad():
-            inner = getattr(self.reference, "network", self.reference)
-            expected = inner.trunk(x)
+            expected = self.reference.trunk(x)
         with torch.set_grad_enabled(training):
             self.made.append((self.network(x), expected))
         return self.made[-1]
 
-    def call(self, embeddings: Tensor, expected: Tensor | None) -> bool:
+    def call(self, embeddings: Tensor, expected: Tensor) -> bool:
         """Call the loss: its features are the expected ones, or are refused."""
         training = self.random.random() < 0.5
         with torch.set_grad_enabled(training):
@@ -110,7 +92,6 @@ class Program:
             except MissingFeaturesError:
                 self.refused += 1
                 return False
-        assert expected is not None, "features of embeddings that have none"
         torch.testing.assert_close(self.loss.seen.detach(), expected, rtol=1e-5, atol=1e-6)
         traced = training and embeddings.requires_grad and not self.frozen
         assert self.loss.seen.requires_grad or not traced
@@ -120,41 +101,33 @@ class Program:
     def step(self) -> None:
         """One of: a pass, a step of training or testing, a call for any embeddings so far, one for two passes."""
         action = self.random.choice(
-            ["pass", "pass", "step", "step", "call", "call", "two", "clear", "explicit", "foreign"]
+            ["pass", "pass", "step", "step", "call", "call", "two", "clear"]
         )
         training = self.random.random() < 0.6
         if action == "pass":
             self.embed(training)
         elif action == "step":
-            traced = training and self.frozen is None
+            traced = training and not self.frozen
             assert self.call(*self.embed(training)) == (self.embedder_is_known or traced)
         elif action == "clear":
             self.loss.clear()
-        elif not self.made:
-            return
-        elif action == "call":
+        elif self.made and action == "call":
             embeddings, expected = self.random.choice(self.made[-4:])
             change = self.random.choice(list(CHANGES))
             moved = change.startswith("reordered") or change.startswith("shortened")
             self.call(CHANGES[change](embeddings), CHANGES[change](expected) if moved else expected)
-        elif action == "two":
+        elif self.made:
             (one, first), (other, second) = self.random.choices(self.made[-4:], k=2)
             self.call(torch.cat([one, other]), torch.cat([first, second]))
-        elif action == "explicit":
-            embeddings, expected = self.random.choice(self.made[-4:])
-            self.loss(embeddings, torch.arange(len(embeddings)), features=expected)
-            assert self.loss.seen is expected
-        elif action == "foreign" and self.embedder_is_known:
-            self.call(torch.randn(3, 4), None)
 
 
 @pytest.mark.parametrize("how", ATTACHED)
 def test_every_answer_is_right_or_an_error(how: str) -> None:
     right = refused = 0
-    for seed in range(60):
+    for seed in range(25):
         program = Program(how, seed)
         for _ in range(30):
             program.step()
         right += program.right
         refused += program.refused
-    assert right > 100 and refused > 100  # the programs try both
+    assert right > 40 and refused > 40  # the programs try both

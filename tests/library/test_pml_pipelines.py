@@ -1,32 +1,28 @@
 """Attached losses in pytorch-metric-learning's own pipelines, none of which knows of features."""
 
 import copy
-import logging
-from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from pytorch_metric_learning import losses, miners, samplers, trainers
-from pytorch_metric_learning.testers import GlobalEmbeddingSpaceTester, WithSameParentLabelTester
+from pytorch_metric_learning.testers import GlobalEmbeddingSpaceTester
 from pytorch_metric_learning.utils import common_functions as c_f
-from pytorch_metric_learning.utils import logging_presets
 from pytorch_metric_learning.utils import loss_and_miner_utils as lmu
 from torch import Tensor, nn
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import TensorDataset
 
 from pml_regularizers import (
     BinomialDevianceLoss,
     EnergyConfusionRegularizer,
-    HORDELoss,
     JRSRegularizer,
     RankAccuracyCalculator,
     VarianceRegularizer,
     attach_all,
 )
+from tests.library.test_parameter_groups import horde
 from tests.support.tolerances import assert_close
-from tests.support.toys import CHANNELS, WIDTH, Attended
+from tests.support.toys import Attended
 
 CLASSES, BATCH, ITERATIONS = 4, 8, 3
 
@@ -34,16 +30,6 @@ CLASSES, BATCH, ITERATIONS = 4, 8, 3
 pytestmark = pytest.mark.filterwarnings(
     "ignore:Converting a tensor with requires_grad=True to a scalar:UserWarning"
 )
-
-
-@pytest.fixture(autouse=True)
-def quiet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """PML announces every step."""
-    level = c_f.LOGGER.level
-    c_f.LOGGER.setLevel(logging.ERROR)
-    monkeypatch.setenv("TQDM_DISABLE", "1")
-    yield
-    c_f.LOGGER.setLevel(level)
 
 
 class Pipeline:
@@ -54,9 +40,7 @@ class Pipeline:
     def __init__(self) -> None:
         self.network = Attended()
         parts = {
-            "horde": HORDELoss(
-                BinomialDevianceLoss(), CHANNELS, WIDTH, moment_dim=8, projections="cascaded"
-            ),
+            "horde": horde(BinomialDevianceLoss()),
             "variance": VarianceRegularizer(),
             "confusion": EnergyConfusionRegularizer(),
             "joint": JRSRegularizer(),
@@ -132,18 +116,6 @@ class Spy:
         trainer.calculate_loss, trainer.maybe_mine_embeddings = calculate_loss, mine_embeddings
 
 
-MINERS: dict[str, dict[str, Callable[[], Any]]] = {
-    "no miner": {},
-    "tuple miner": {"tuple_miner": lambda: miners.TripletMarginMiner(margin=0.5)},
-    "pair miner": {"tuple_miner": lambda: miners.MultiSimilarityMiner()},
-    "subset miner": {"subset_batch_miner": lambda: FirstOfEach()},
-    "both": {
-        "tuple_miner": lambda: miners.TripletMarginMiner(margin=0.5),
-        "subset_batch_miner": lambda: FirstOfEach(),
-    },
-}
-
-
 class FirstOfEach(nn.Module):
     """Keeps six of eight images: the loss's batch is not the one that was embedded for mining."""
 
@@ -151,80 +123,63 @@ class FirstOfEach(nn.Module):
         return torch.tensor([0, 1, 2, 3, 6, 7])
 
 
-@pytest.mark.parametrize("mining", MINERS)
-def test_metric_loss_only(mining: str) -> None:
-    pipeline = Pipeline()
-    trainer = pipeline.trainer(mining_funcs={k: make() for k, make in MINERS[mining].items()})
+@pytest.mark.parametrize("tuples", [None, miners.TripletMarginMiner(), miners.BatchHardMiner()])
+@pytest.mark.parametrize("subset", [None, FirstOfEach()])
+def test_metric_loss_only(tuples: Any, subset: Any) -> None:
+    pipeline, given = Pipeline(), {"tuple_miner": tuples, "subset_batch_miner": subset}
+    trainer = pipeline.trainer(mining_funcs={k: miner for k, miner in given.items() if miner})
     spy = Spy(pipeline, trainer)
     trainer.train(num_epochs=2)
-    assert len(spy.batch[1]) == (6 if "subset_batch_miner" in MINERS[mining] else BATCH)
-    assert (spy.mined is not None) == ("tuple_miner" in MINERS[mining])
+    assert len(spy.batch[1]) == (6 if subset else BATCH)
+    assert (spy.mined is not None) == (tuples is not None)
     pipeline.check(spy, *spy.batch, spy.mined)
 
 
-class Pairs(Dataset[tuple[Tensor, Tensor, int]]):
-    """Two images of a class and its label, as the two-stream trainer needs them."""
-
-    def __init__(self, data: TensorDataset) -> None:
-        self.images, self.labels = data.tensors
-
-    def __len__(self) -> int:
-        return len(self.labels) // 2
-
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor, int]:
-        return self.images[2 * index], self.images[2 * index + 1], int(self.labels[2 * index])
-
-
-@pytest.mark.parametrize("which", [GlobalEmbeddingSpaceTester, WithSameParentLabelTester])
-def test_testing_between_epochs_changes_nothing(which: Any) -> None:
+def test_testing_between_epochs_changes_nothing() -> None:
     """The tester runs the network without a loss; training with and without it is the same to the bit."""
-    results = [trained(None), trained(which)]
-    for name, value in results[0].items():
-        assert torch.equal(value, results[1][name])
+    plain, tested = trained(False), trained(True)
+    for name, value in plain.items():
+        assert torch.equal(value, tested[name])
 
 
-def trained(which: Any) -> dict[str, Tensor]:
-    """The parameters after three epochs, with a test behind each."""
+def trained(with_tests: bool) -> dict[str, Tensor]:
+    """The parameters after two epochs, with a test behind each."""
     torch.manual_seed(1)
-    pipeline = Pipeline()
-    images, labels = pipeline.data.tensors
-    tested = TensorDataset(images, torch.stack([labels, labels // 2], dim=1))
+    pipeline, cpu = Pipeline(), torch.device("cpu")
     seen: list[float] = []
 
     def test(trainer: Any) -> None:
-        tester = which(
-            dataloader_num_workers=0,
-            data_device=torch.device("cpu"),
-            label_hierarchy_level=[0],
-            accuracy_calculator=RankAccuracyCalculator(
-                ("precision_at_1",), device=torch.device("cpu")
-            ),
+        calculator = RankAccuracyCalculator(("precision_at_1",), device=cpu)
+        tester = GlobalEmbeddingSpaceTester(
+            dataloader_num_workers=0, data_device=cpu, accuracy_calculator=calculator
         )
         models = trainer.models["trunk"], trainer.models["embedder"]
-        accuracies = tester.test({"val": tested}, trainer.epoch, *models)
+        accuracies = tester.test({"val": pipeline.data}, trainer.epoch, *models)
         seen.append(accuracies["val"]["precision_at_1_level0"])
 
     trainer = pipeline.trainer(
         sampler=torch.utils.data.SequentialSampler(range(BATCH * ITERATIONS)),
-        end_of_epoch_hook=test if which else None,
+        end_of_epoch_hook=test if with_tests else None,
     )
-    trainer.train(num_epochs=3)
-    assert all(0 < accuracy <= 1 for accuracy in seen) and len(seen) == (3 if which else 0)
+    trainer.train(num_epochs=2)
+    assert all(0 < accuracy <= 1 for accuracy in seen) and len(seen) == 2 * with_tests
     return pipeline.parameters()
 
 
 def test_all_systems_with_two_streams() -> None:
     """Each tap heard two passes, and the trainer always passes tuples."""
     pipeline = Pipeline()
+    images, classes = pipeline.data.tensors
+    pairs = TensorDataset(images[:12], images[12:], classes[:12])  # four classes in turn
     trainer = pipeline.trainer(
         trainers.TwoStreamMetricLoss,
-        dataset=Pairs(pipeline.data),
+        dataset=pairs,
         sampler=None,
         batch_size=6,
         iterations_per_epoch=2,
     )
     spy = Spy(pipeline, trainer)
-    trainer.train(num_epochs=2)
+    trainer.train(num_epochs=1)
     (anchors, others), labels = spy.batch
     mined = lmu.get_all_triplets_indices(labels, labels.clone())
     pipeline.check(
@@ -233,26 +188,3 @@ def test_all_systems_with_two_streams() -> None:
         torch.cat([labels, labels]),
         c_f.shift_indices_tuple(mined, len(labels)),
     )
-
-
-def test_record_keeper_logs_all_systems(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(c_f, "COLLECT_STATS", True)
-    pipeline = Pipeline()
-    keeper, _, _ = logging_presets.get_record_keeper(
-        str(tmp_path / "logs"), str(tmp_path / "board")
-    )
-    hooks = logging_presets.get_hook_container(keeper, save_models=False, log_freq=1)
-    trainer = pipeline.trainer(end_of_iteration_hook=hooks.end_of_iteration_hook)
-    spy = Spy(pipeline, trainer)
-    trainer.train(num_epochs=1)
-    keeper.save_records()
-    pipeline.check(spy, *spy.batch)
-    for table, statistic in (
-        ("losses__modules_horde_HORDELoss", "order_3_loss"),
-        ("losses__modules_variance_VarianceRegularizer", "batch_variance"),
-        ("losses__modules_confusion_EnergyConfusionRegularizer", "between_class_energy"),
-        ("kernels__modules_pooled_GaussianMixtureKernel", "mean_distance"),
-    ):
-        rows = keeper.query(f"SELECT {statistic} FROM {table}")
-        assert len(rows) == ITERATIONS
-        assert all(row[statistic] > 0 for row in rows), statistic

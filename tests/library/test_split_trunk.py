@@ -2,7 +2,7 @@
 
 import copy
 import pickle
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -15,16 +15,14 @@ from tests.support.toys import timm_model
 
 
 class Skips(nn.Module):
-    """Two layers and a connection beside the second; the first may be called twice."""
+    """Two layers and a connection beside the second."""
 
-    def __init__(self, twice: bool = False) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.first, self.second, self.twice = nn.Conv2d(3, 3, 1), nn.Conv2d(3, 3, 1), twice
+        self.first, self.second = nn.Conv2d(3, 3, 1), nn.Conv2d(3, 3, 1)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.first(x)
-        if self.twice:
-            x = self.first(x)
         y: Tensor = self.second(x) + x
         return y
 
@@ -35,13 +33,7 @@ class Branches(nn.Conv2d):
 
 
 @pytest.mark.parametrize(
-    ("name", "stage"),
-    [
-        ("test_resnet", "layer2"),
-        ("test_resnet", "layer3.0"),
-        ("test_convnext", "stages.1"),
-        ("test_efficientnet", "blocks.2"),
-    ],
+    ("name", "stage"), [("test_resnet", "layer3.0"), ("test_efficientnet", "blocks.2")]
 )
 def test_timm_trunks_are_cut_anywhere(name: str, stage: str) -> None:
     trunk = timm_model(name, num_classes=0).eval()
@@ -50,19 +42,14 @@ def test_timm_trunks_are_cut_anywhere(name: str, stage: str) -> None:
     assert torch.equal(body(stem(x)), trunk.forward_features(x))
     names = [{name for name, _ in part.named_parameters()} for part in (stem, body)]
     assert not names[0] & names[1] and all(names)
-    assert names[0] | names[1] <= {name for name, _ in trunk.named_parameters()}
     for part in (stem, body):
         assert not part.training
         assert all(trunk.get_parameter(name) is own for name, own in part.named_parameters())
 
 
 def test_cuts_that_cannot_be() -> None:
-    with pytest.raises(
-        ValueError, match=r"stage: expected .* got 'layer9', called 0 times; it calls conv1"
-    ):
-        split_trunk(timm_model("test_resnet", num_classes=0), "layer9")
-    with pytest.raises(ValueError, match=r"got 'first', called 2 times"):
-        split_trunk(Skips(twice=True), "first")
+    with pytest.raises(ValueError, match=r"stage: .* got 'third', called 0 times; it calls first"):
+        split_trunk(Skips(), "third")
     with pytest.raises(ValueError, match=r"stage: add also needs first from before 'second'"):
         split_trunk(Skips(), "second")
     assert len(split_trunk(Skips(), "first")) == 2
@@ -73,36 +60,30 @@ def test_cuts_that_cannot_be() -> None:
 class Modal(nn.Module):
     """A network that asks in its own forward whether it is in training."""
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, change: Callable[[Tensor, bool], Tensor]) -> None:
         super().__init__()
-        self.first, self.second, self.aux = (nn.Conv2d(3, 3, 1) for _ in range(3))
-        self.kind = kind
+        self.first, self.second, self.change = nn.Conv2d(3, 3, 1), nn.Conv2d(3, 3, 1), change
 
-    def forward(self, x: Tensor) -> Any:
-        x = self.first(x)
-        if self.kind == "dropout":
-            x = F.dropout(x, 0.5, self.training)
-        if self.kind == "constant":
-            x = x * torch.tensor([0.5 if self.training else 1.0])
-        x = self.second(x)
-        if self.kind == "auxiliary" and self.training:
-            return x, self.aux(x)
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.second(self.change(self.first(x), self.training))
         return x * torch.tensor([2.0])
 
 
+CHANGES: dict[str, Callable[[Tensor, bool], Tensor]] = {
+    "dropout": lambda x, training: F.dropout(x, 0.5, training),
+    "constant": lambda x, training: x * torch.tensor([0.5 if training else 1.0]),
+    "more": lambda x, training: x + x.abs() if training else x,
+}
+
+
 @pytest.mark.parametrize("training", [False, True])
-@pytest.mark.parametrize(
-    ("kind", "found"),
-    [("dropout", "training: True"), ("constant", "mul"), ("auxiliary", "target=aux")],
-)
-def test_a_cut_does_not_freeze_the_mode_of_a_trunk(kind: str, found: str, training: bool) -> None:
-    trunk = Modal(kind).train(training)
-    trunk.aux.eval()
-    with pytest.raises(ValueError, match="trunk: Modal computes different things in tr") as error:
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_cut_does_not_freeze_the_mode_of_a_trunk(change: str, training: bool) -> None:
+    trunk = Modal(CHANGES[change]).train(training)
+    trunk.second.eval()
+    with pytest.raises(ValueError, match="trunk: Modal computes different things in tr"):
         split_trunk(trunk, "first")
-    if training and kind != "constant":  # whose names are the same
-        assert found in str(error.value)
-    assert trunk.training == trunk.second.training == training and not trunk.aux.training
+    assert trunk.training == trunk.first.training == training and not trunk.second.training
 
 
 def test_an_ensemble_of_a_timm_trunk() -> None:
@@ -115,7 +96,6 @@ def test_an_ensemble_of_a_timm_trunk() -> None:
         assert_close(again(x), made(x))
     made(x).sum().backward()
     assert all(p.grad is not None for p in made.parameters())
-    assert not made.eval().stem.training and not made.body.stages.training  # type: ignore[union-attr]
 
 
 def test_the_layers_of_the_masks_may_be_a_copy_of_the_body() -> None:

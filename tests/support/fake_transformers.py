@@ -16,10 +16,6 @@ class ModelOutput:
     pooler_output: Tensor | None = None
 
 
-class Config(SimpleNamespace):
-    """Like a `PretrainedConfig`: any settings."""
-
-
 class ViTModel(nn.Module):
     """Patches with a class token before them."""
 
@@ -52,4 +48,4 @@ class ResNetModel(nn.Module):
 
 
 ConvNextModel = ResNetModel
-ViTConfig = ResNetConfig = ConvNextConfig = Config
+ViTConfig = ResNetConfig = ConvNextConfig = SimpleNamespace  # any settings
