@@ -17,7 +17,7 @@ from tests.support.pool import Pool
 
 TOGETHER = {
     **dict.fromkeys(
-        ("test_distributed", "test_gradient_ratios", "test_rank_accuracy_in_pml", "test_evaluation")
+        ("test_distributed", "test_gradient_ratios", "test_rank_accuracy", "test_evaluation")
         + ("test_processes", "test_frozen_stages", "test_upstream_numbers"),
         "pool",
     ),

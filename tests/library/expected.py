@@ -5,7 +5,8 @@ Each function takes a loss and a batch. Copies of base losses are called as they
 
 import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import reduce
 from itertools import islice
 from typing import Any
 
@@ -33,11 +34,14 @@ def of_embeddings(oracle: Callable[[np.ndarray, Sequence[int]], float]) -> Exact
     return lambda loss, batch: oracle(numbers(batch.embeddings), batch.labels.tolist())
 
 
-def by_copies(copies: nn.ModuleDict, vectors: Sequence[np.ndarray], labels: Tensor) -> list[float]:
+def by_copies(
+    losses: Iterable[nn.Module], vectors: Sequence[np.ndarray], labels: Tensor
+) -> list[float]:
     """The values of copies of base losses, each on vectors of its own."""
-    made = copy.deepcopy(copies).double().values()
-    rows = [torch.from_numpy(x) for x in vectors]
-    return [loss(x, labels).item() for loss, x in zip(made, rows, strict=True)]
+    return [
+        copy.deepcopy(loss).double()(torch.from_numpy(x), labels).item()
+        for loss, x in zip(losses, vectors, strict=True)
+    ]
 
 
 # HORDE
@@ -64,14 +68,15 @@ def as_matrix(table: Tensor, channels: int) -> np.ndarray:
 
 def moments(module: HighOrderMoments, features: Tensor | tuple[Tensor, Tensor]) -> list[np.ndarray]:
     """K - 1 arrays (N, d)."""
-    given: Any = [numbers(weight) for weight in module.weights()]
-    function: Callable[..., list[np.ndarray]] = horde_oracle.cascaded
+    given: Any = module.weights()
     if module.projections == "sketch":
-        function = horde_oracle.sketched
-        given = [as_matrix(table, module.in_channels) for table in module.weights()]
+        function, given = horde_oracle.sketched, [as_matrix(W, module.in_channels) for W in given]
     elif module.projections == "independent":
-        function, parts = horde_oracle.independent, iter(given)
+        parts = iter(map(numbers, given))
         given = [list(islice(parts, k)) for k in range(2, module.order + 1)]
+        function = horde_oracle.independent
+    else:
+        function, given = horde_oracle.cascaded, list(map(numbers, given))
     images = [function(image, given) for image in kept_features(features)]
     return [np.stack(order) for order in zip(*images, strict=True)]
 
@@ -90,7 +95,7 @@ def orders(loss: HORDELoss, features: Any) -> list[np.ndarray]:
 
 def horde(loss: HORDELoss, batch: Any) -> float:
     vectors = [numbers(batch.embeddings), *orders(loss, batch.features["feature_map"])]
-    values = by_copies(loss.losses, vectors, batch.labels)
+    values = by_copies(loss.losses.values(), vectors, batch.labels)
     return math.fsum(w * v for w, v in zip([1.0, *loss.order_weights], values, strict=True))
 
 
@@ -99,20 +104,11 @@ def horde(loss: HORDELoss, batch: Any) -> float:
 
 def cosine_powers(loss: CosinePowersLoss, batch: Any) -> float:
     """The loss of the embeddings on the k-fold tensor products of the normalised features."""
-    products = []
-    for k in loss.powers:
-        rows = []
-        for x in numbers(batch.features["pooled"]):
-            product = unit = x / math.sqrt(math.fsum(x * x))
-            for _ in range(k - 1):
-                product = np.outer(product, unit).ravel()
-            rows.append(product)
-        products.append(np.array(rows))
-    alone = copy.deepcopy(loss.losses["embeddings"]).double()
-    value, *powers = (
-        alone(torch.from_numpy(x), batch.labels).item()
-        for x in (numbers(batch.embeddings), *products)
-    )
+    features = ec_oracle.unit(numbers(batch.features["pooled"]))
+    vectors = [numbers(batch.embeddings)]
+    vectors += [np.array([reduce(np.kron, [x] * k) for x in features]) for k in loss.powers]
+    bases = [loss.losses["embeddings"]] * len(vectors)
+    value, *powers = by_copies(bases, vectors, batch.labels)
     return math.fsum([value, *(loss.power_weight * power for power in powers)])
 
 
@@ -142,12 +138,12 @@ def variance(loss: Any, batch: Any) -> float:
 
 def kernel(made: Any) -> jrd_oracle.Kernel:
     """The oracle of a kernel."""
-    width = getattr(made, "bandwidth", None) or 0.0
     if isinstance(made, kernels.GaussianMixtureKernel):
         K = made.components
-        found = jrd_oracle.gaussian_mixture([2.0 ** (k - K // 2) for k in range(K)], width)
+        multiples = [2.0 ** (k - K // 2) for k in range(K)]
+        found = jrd_oracle.gaussian_mixture(multiples, made.bandwidth or 0.0)
     elif isinstance(made, kernels.LaplaceKernel):
-        found = jrd_oracle.laplace(width)
+        found = jrd_oracle.laplace(made.bandwidth or 0.0)
     elif isinstance(made, kernels.PolynomialKernel):
         found = jrd_oracle.polynomial(made.degree, made.constant)
     else:
@@ -155,15 +151,17 @@ def kernel(made: Any) -> jrd_oracle.Kernel:
     return lambda rows: found(jrd_oracle.unit(rows) if made.normalize else rows)
 
 
+def joint_kernel(loss: Any, rows: dict[str, Any]) -> list[list[float]]:
+    """Of the representations that the loss has kernels for."""
+    chosen = [numbers(torch.as_tensor(rows[name])) for name in loss.kernels]
+    return jrd_oracle.joint([kernel(made) for made in loss.kernels.values()], chosen)
+
+
 def joint(name: str) -> Exact:
     """The value of `jrs`, `jmmd`, `jintra` or `intra_class`."""
 
     def exact(loss: Any, batch: Any) -> float:
-        rows = {"embeddings": batch.embeddings, **batch.features}
-        K = jrd_oracle.joint(
-            [kernel(made) for made in loss.kernels.values()],
-            [numbers(rows[name]) for name in loss.kernels],
-        )
+        K = joint_kernel(loss, {"embeddings": batch.embeddings, **batch.features})
         if name == "intra_class":
             return jrd_oracle.intra_class(K, batch.labels.tolist())
         total, pairs = getattr(jrd_oracle, name)(K, batch.labels.tolist())
@@ -173,16 +171,12 @@ def joint(name: str) -> Exact:
 
 
 def jrd(loss: Any, batch: Any) -> float:
-    labels, W = batch.labels.tolist(), numbers(loss.metric.W)
-    rows = {name: numbers(value) for name, value in batch.features.items()}
-    rows["embeddings"] = jrd_oracle.unit(numbers(batch.embeddings))
-    rows["classes"] = jrd_oracle.class_cosines(rows["embeddings"], W)
-    K = jrd_oracle.joint(
-        [kernel(made) for made in loss.kernels.values()], [rows[name] for name in loss.kernels]
-    )
+    labels, unit = batch.labels.tolist(), jrd_oracle.unit(numbers(batch.embeddings))
+    classes = jrd_oracle.class_cosines(unit, numbers(loss.metric.W))
+    K = joint_kernel(loss, {**batch.features, "embeddings": unit, "classes": classes})
     total, pairs = getattr(jrd_oracle, loss.regularizer)(K, labels)
     settings = {"m": loss.metric.margin, "s": loss.metric.scale}
-    metric = float(np.mean(jrd_oracle.am_softmax(rows["classes"], labels, **settings)))
+    metric = float(np.mean(jrd_oracle.am_softmax(classes, labels, **settings)))
     return metric + loss.similarity_weight * total / pairs
 
 
@@ -195,8 +189,8 @@ def heads(loss: Any, batch: Any) -> np.ndarray:
 
 
 def ensemble(loss: Any, batch: Any) -> float:
-    vectors = heads(loss, batch).swapaxes(0, 1).copy()
-    total = math.fsum(by_copies(loss.losses, list(vectors), batch.labels))
+    vectors = list(heads(loss, batch).swapaxes(0, 1).copy())
+    total = math.fsum(by_copies(loss.losses.values(), vectors, batch.labels))
     total /= loss.num_heads if loss.reduction == "mean" else 1
     if loss.embedding_regularizer is None:
         return total

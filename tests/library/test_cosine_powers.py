@@ -1,14 +1,12 @@
 """Losses on powers of cosines, against the same losses on explicit tensor products of the features."""
 
-from typing import Any
-
 import pytest
 import torch
 from pytorch_metric_learning import distances, losses
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pml_regularizers import BinomialDevianceLoss, CosinePowersLoss, EmbeddingHead
+from pml_regularizers import BinomialDevianceLoss, CosinePowersLoss
 from pml_regularizers.losses.cosine_powers_loss import TensorProductDistance
 from tests.support.tolerances import assert_close
 
@@ -35,19 +33,13 @@ def tensor_products(features: Tensor, k: int) -> Tensor:
     "loss",
     [
         BinomialDevianceLoss(),
-        losses.CircleLoss(),
         losses.ContrastiveLoss(neg_margin=1.2),
         losses.FastAPLoss(),
-        losses.LiftedStructureLoss(neg_margin=1),
         losses.MarginLoss(),
         losses.MultiSimilarityLoss(),
-        losses.NCALoss(),
         losses.NTXentLoss(),
-        losses.SupConLoss(),
-        losses.TripletMarginLoss(margin=0.5),
         losses.TripletMarginLoss(distance=distances.LpDistance(power=2)),
         losses.TripletMarginLoss(distance=distances.CosineSimilarity(power=2)),
-        losses.MultipleLosses([losses.ContrastiveLoss(), losses.SupConLoss()]),
         losses.MultipleLosses(
             [losses.NTXentLoss(distance=SHARED), losses.NCALoss(distance=SHARED)]
         ),
@@ -64,14 +56,6 @@ def test_a_power_is_the_loss_on_tensor_products(loss: nn.Module, k: int) -> None
     found, right = (torch.autograd.grad(v, x)[0] for v in (value, expected))
     assert right.abs().max() > 1e-3
     torch.testing.assert_close(found, right, rtol=1e-7, atol=1e-10)
-
-
-def test_a_loss_that_asks_its_distance_for_a_matrix() -> None:
-    embeddings, x = batch()
-    loss = losses.SmoothAPLoss()  # a part of it is in float32
-    value = CosinePowersLoss(loss, powers=[3])(embeddings, LABELS, features=x)
-    expected = loss(embeddings, LABELS) + loss(tensor_products(x, 3), LABELS)
-    assert value.item() == pytest.approx(expected.item(), rel=1e-6)
 
 
 def test_near_features_do_not_cancel() -> None:
@@ -99,45 +83,3 @@ def test_a_loss_with_proxies_has_some_as_wide_as_the_features() -> None:
     loss(embeddings, LABELS, features=x).backward()
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in loss.parameters())
     assert wide.proxies.grad is None  # copies are trained
-
-
-def test_it_reads_the_heads_pooled_features() -> None:
-    head = EmbeddingHead(C, E)
-    loss = CosinePowersLoss(losses.TripletMarginLoss()).attach(head)
-    maps = torch.rand(len(LABELS), C, 2, 2, requires_grad=True)
-    value = loss(head(maps), LABELS)
-    assert_close(value, loss(head(maps), LABELS, features=maps.mean(dim=(2, 3))).item())
-
-
-@pytest.mark.parametrize(
-    ("settings", "told"),
-    [
-        *(
-            ({"powers": powers}, "powers: expected different whole numbers above 0, got")
-            for powers in ([0], ["2"], [], [2.0], [True], [2, 2], 2)
-        ),
-        ({"power_weight": -1}, "power_weight: expected at least 0, got -1"),
-        ({"loss": losses.AngularLoss()}, "loss: AngularLoss reads vectors, not their cosines"),
-        ({"loss": losses.P2SGradLoss(3, 3)}, "loss: P2SGradLoss reads vectors"),
-        ({"loss": losses.ThresholdConsistentMarginLoss()}, "loss: ThresholdConsistentMargin"),
-        (
-            {"loss": losses.ContrastiveLoss(distance=distances.LpDistance(p=1))},
-            "loss: .*LpDistance",
-        ),
-        ({"feature_loss": "contrastive"}, "feature_loss: expected a PML loss, got str"),
-    ],
-)
-def test_wrong_arguments_are_told(settings: dict[str, Any], told: str) -> None:
-    with pytest.raises(ValueError, match=told):
-        CosinePowersLoss(**{"loss": losses.ContrastiveLoss(), **settings})
-
-
-def test_a_map_is_no_pooled_feature() -> None:
-    with pytest.raises(ValueError, match=r"features: expected pooled .* \(6, 5, 2, 2\)"):
-        CosinePowersLoss(losses.ContrastiveLoss())(
-            batch()[0], LABELS, features=torch.rand(6, C, 2, 2)
-        )
-    with pytest.raises(ValueError, match=r"feature_loss=\.\.\. takes one as wide as the features"):
-        CosinePowersLoss(losses.ProxyAnchorLoss(3, E))(
-            batch()[0].float(), LABELS, features=torch.rand(6, C)
-        )

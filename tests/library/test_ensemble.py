@@ -1,13 +1,15 @@
-"""The attention-based ensemble and its losses against loops, finite differences and PML's conventions."""
+"""The attention-based ensemble against loops, and its losses; test_contract.py has their values."""
 
 from typing import Any
 
+import pytest
 import torch
+from pytorch_metric_learning import distances, losses, reducers
 from torch import Tensor, nn
 
-from pml_regularizers import AttentionEnsemble
+from pml_regularizers import AttentionEnsemble, DivergenceLoss, EnsembleLoss, HORDELoss
 from pml_regularizers.features.feature_tap import FeatureTap
-from pml_regularizers.heads.attention_ensemble import split_heads
+from pml_regularizers.heads.attention_ensemble import between_heads, split_heads
 from tests.oracles.ensemble import head_embeddings, head_maps, reduced_maps
 from tests.support.tolerances import assert_close
 
@@ -15,29 +17,23 @@ CHANNELS, BODY, HEADS, WIDTH, REDUCED = 4, 5, 3, 2, 6
 LABELS = torch.tensor([0, 0, 1, 1, 2])
 
 
-def ensemble(**kwargs: Any) -> AttentionEnsemble:
+def ensemble(body: nn.Module | None = None) -> AttentionEnsemble:
     """An ensemble in float64 whose stem and body are one convolution each."""
-    settings: dict[str, Any] = {
-        "stem": nn.Conv2d(3, CHANNELS, 3),
-        "body": nn.Conv2d(CHANNELS, BODY, 1, bias=False),
-        "stem_channels": CHANNELS,
-        "body_channels": BODY,
-        "embedding_size": HEADS * WIDTH,
-        "num_heads": HEADS,
-        "map_channels": REDUCED,
-    }
-    made = AttentionEnsemble(**{**settings, **kwargs}).double()
+    made = AttentionEnsemble(
+        nn.Conv2d(3, CHANNELS, 3),
+        body or nn.Conv2d(CHANNELS, BODY, 1, bias=False),
+        stem_channels=CHANNELS,
+        body_channels=BODY,
+        embedding_size=HEADS * WIDTH,
+        num_heads=HEADS,
+        map_channels=REDUCED,
+    ).double()
     nn.init.normal_(made.mask.bias)  # type: ignore[arg-type]
     return made
 
 
-def images(count: int = len(LABELS)) -> Tensor:
-    return torch.randn(count, 3, 5, 4, dtype=torch.float64)
-
-
-def vectors(count: int = len(LABELS), dtype: torch.dtype = torch.float64) -> Tensor:
-    """Embeddings whose heads lie close enough to each other to be pushed apart."""
-    return (torch.randn(count, HEADS * WIDTH, dtype=torch.float64) + 0.7).to(dtype)
+def images() -> Tensor:
+    return torch.randn(len(LABELS), 3, 5, 4, dtype=torch.float64)
 
 
 def test_the_network_equals_the_oracle() -> None:
@@ -69,23 +65,57 @@ def test_masks_start_as_one_glorot_layer_for_each_head() -> None:
 
 def test_the_body_normalises_all_heads_by_one_batch() -> None:
     norm = nn.BatchNorm2d(BODY, eps=1e-30)
-    made, x = ensemble(body=nn.Sequential(nn.Conv2d(CHANNELS, BODY, 1), norm)), images()
+    made = ensemble(nn.Sequential(nn.Conv2d(CHANNELS, BODY, 1), norm))
     seen: list[Tensor] = []
     norm.register_forward_hook(lambda module, args, output: seen.append(output))
-    made(x)
-    assert len(seen) == 1 and norm.num_batches_tracked == 1
+    made(images())
+    assert len(seen) == 1
     assert_close(seen[0].square().mean(dim=(0, 2, 3)), torch.ones(BODY))  # over images and heads
-    made.eval()
-    assert_close(made(x)[:1], made(x[:1]))
 
 
-def test_the_map_is_computed_on_demand_only() -> None:
-    made, x, calls = ensemble(), images(), []
-    made.reduction.register_forward_hook(lambda *_: calls.append(1))
-    made(x)
-    assert not calls
+@pytest.mark.parametrize(
+    "distance",
+    [
+        distances.CosineSimilarity(),
+        distances.LpDistance(power=2),
+        distances.LpDistance(p=1, normalize_embeddings=False),
+        distances.SNRDistance(),
+    ],
+    ids=lambda distance: type(distance).__name__,
+)
+def test_heads_of_one_image_are_compared_alone(distance: Any) -> None:
+    """Value and gradient are those of the whole matrix, the cost is not."""
+    margin = 0.5 if distance.is_inverted else 3.0
+    made = DivergenceLoss(
+        HEADS, margin, images="same", distance=distance, reducer=reducers.SumReducer()
+    )
+    embeddings = (torch.randn(5, HEADS * WIDTH).double() + 0.7).requires_grad_()
+    heads = split_heads(embeddings, HEADS).flatten(0, 1)
+    blocks = between_heads(distance(heads), HEADS).diagonal(dim1=1, dim2=2)
+    value, expected = made(embeddings), distance.margin(margin, blocks).relu().sum()
+    assert_close(value, expected)
+    assert_close(*(torch.autograd.grad(v, embeddings)[0] for v in (value, expected)))
+
+
+def test_a_lack_of_memory_stays_one() -> None:
+    """Other errors of a loss with a state, such as proxies, are taken for another width's."""
+
+    class Full(losses.ProxyAnchorLoss):
+        def forward(self, *args: Any) -> Any:
+            raise torch.cuda.OutOfMemoryError("full")
+
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        EnsembleLoss(Full(3, 2), 2)(torch.randn(5, 4), LABELS)
+
+
+def test_horde_reads_the_map_of_the_heads() -> None:
+    made, x = ensemble(), images()
+    loss = HORDELoss(losses.ContrastiveLoss(), REDUCED, HEADS * WIDTH, moment_dim=7).double()
     tap = FeatureTap({"feature_map": made.feature_map})
-    made(x)
-    tap.remove()
-    made(x)
-    assert len(calls) == 1
+    embeddings = made(x)
+    expected = loss(embeddings, LABELS, features=tap.take(embeddings)["feature_map"])
+    value = loss.attach(made)(made(x), LABELS)
+    assert_close(value, expected.item())
+    value.backward()
+    for name, parameter in made.named_parameters():
+        assert parameter.grad is not None and parameter.grad.abs().max() > 0, name

@@ -1,38 +1,22 @@
-"""Variance attention against loops, finite differences, and the paper's promises."""
+"""Variance attention: its loss at the limits, its gate against loops, and what folding saves."""
 
-import copy
 from collections import Counter
 from typing import Any
 
 import pytest
 import torch
-from pytorch_metric_learning.reducers import SumReducer
 from torch import Tensor, nn
 
 from pml_regularizers import EmbeddingHead, VarianceRegularizer, VEMAttention
 from pml_regularizers.features.feature_tap import FeatureTap
-from pml_regularizers.heads.variance_attention import variance_gate
-from pml_regularizers.regularizers.variance import variance_errors
 from tests.oracles import variance_attention as oracle
 from tests.support.counting import Count
 from tests.support.tolerances import assert_close
 from tests.support.toys import CHANNELS, WIDTH, Attended, images
 
-DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 
-
-def features(count: int = 7, dtype: torch.dtype = torch.float64) -> Tensor:
-    return torch.randn(count, CHANNELS, dtype=torch.float64).to(dtype)
-
-
-def prediction(dtype: torch.dtype = torch.float64) -> Tensor:
-    return torch.randn(CHANNELS, dtype=torch.float64).to(dtype)
-
-
-def exact_loss(x: Tensor, predicted: Tensor, **kwargs: Any) -> float:
-    """Loss by the oracle."""
-    a = x.detach().double().numpy()
-    return oracle.variance_loss(a, predicted.detach().double().tolist(), **kwargs)
+def features(count: int = 7) -> Tensor:
+    return torch.randn(count, CHANNELS, dtype=torch.float64)
 
 
 def value_of(x: Tensor, predicted: Tensor, **kwargs: Any) -> Tensor:
@@ -43,79 +27,38 @@ def value_of(x: Tensor, predicted: Tensor, **kwargs: Any) -> Tensor:
 def gradient(value: Tensor, *modules: nn.Module) -> Tensor:
     """Gradient of all parameters in one vector; 0 for parameters that the value does not depend on."""
     parameters = [p for module in modules for p in module.parameters()]
-    found = torch.autograd.grad(value, parameters, retain_graph=True, allow_unused=True)
-    pairs = zip(parameters, found, strict=True)
-    return torch.cat([(torch.zeros_like(p) if g is None else g).flatten() for p, g in pairs])
+    found = torch.autograd.grad(value, parameters, retain_graph=True, materialize_grads=True)
+    return torch.cat([part.flatten() for part in found])
 
 
-# The loss
-
-
-def test_a_loss_made_by_hand() -> None:
-    """Variances 4 and 0 where 1 and 2 are predicted; unbiased, 8."""
-    x = torch.tensor([[1.0, 3.0], [5.0, 3.0]])
-    predicted = torch.tensor([1.0, 2.0])
-    assert_close(variance_errors(x, predicted), [3**2, 2**2])
-    assert_close(variance_errors(x, predicted, unbiased=True), [7**2, 2**2])
-    assert_close(value_of(x, predicted), (3**2 + 2**2) / 2)
-    assert_close(value_of(x, predicted, reducer=SumReducer()), 3**2 + 2**2)
+def test_statistics_made_by_hand() -> None:
+    """Variances 4 and 0 where 1 and 2 are predicted."""
+    x, predicted = torch.tensor([[1.0, 3.0], [5.0, 3.0]]), torch.tensor([1.0, 2.0])
     counting = VarianceRegularizer(collect_stats=True)
-    counting(x, features=(x, predicted))
+    assert_close(counting(x, features=(x, predicted)), (3**2 + 2**2) / 2)
     assert (counting.batch_variance, counting.predicted_variance) == (2, 1.5)
     gates = torch.sigmoid(predicted)
     assert counting.gate_range == pytest.approx((gates[1] - gates[0]).item())
 
 
-def test_one_sample_has_no_variance() -> None:
-    x, predicted = features(1).requires_grad_(), prediction().requires_grad_()
-    for unbiased in (False, True):
-        value = value_of(x, predicted, unbiased=unbiased)
-        assert_close(value, predicted.square().mean())
-        to_x, to_prediction = torch.autograd.grad(value, (x, predicted))
-        assert (to_x == 0).all()
-        assert_close(to_prediction, 2 * predicted / CHANNELS)
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
-def test_the_variance_is_of_full_precision(dtype: torch.dtype) -> None:
-    """Under autocast, and of features in float16, whose squares have a sum beyond it."""
-    x, predicted = (100 * features(99)).to(dtype), prediction(torch.float32)
-    with torch.autocast("cpu", torch.bfloat16):
-        value = value_of(x, predicted)
-    assert_close(value, exact_loss(x, predicted))
-
-
 @pytest.mark.parametrize("offset", [1e2, 1e4])
 def test_a_common_offset_is_not_variance(offset: float) -> None:
     """The mean of the squares less the square of the mean would leave nothing of it in float32."""
-    x = (features(64) + offset).float()
-    assert_close(value_of(x, torch.zeros(CHANNELS)), exact_loss(x, torch.zeros(CHANNELS)))
+    x, predicted = (features(64) + offset).float(), torch.zeros(CHANNELS)
+    exact = oracle.variance_loss(x.double().numpy(), predicted.tolist())
+    assert_close(value_of(x, predicted), exact)
 
 
-# The attention
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_gate_equals_the_oracle(dtype: torch.dtype) -> None:
-    x, predicted = features(dtype=dtype), prediction(dtype)
-    gated = variance_gate(x, predicted)
-    assert gated.dtype == dtype
-    assert_close(gated, oracle.attended(x.double().numpy(), predicted.tolist()))
-
-
-@pytest.mark.parametrize("shape", [(3, CHANNELS), (2, 5, CHANNELS), (2, CHANNELS, 2, 3)], ids=str)
-def test_gate_gradient_by_finite_differences(shape: tuple[int, ...]) -> None:
-    inputs = (torch.randn(shape).double().requires_grad_(), prediction().requires_grad_())
-    assert torch.autograd.gradcheck(variance_gate, inputs)
-
-
-def test_channels_of_maps_and_tokens_are_weighed() -> None:
+def test_channels_are_weighed_by_the_gate_of_the_oracle() -> None:
+    """Those of pooled features, maps and tokens."""
     attention = VEMAttention(CHANNELS).double()
-    x = torch.randn(2, CHANNELS, 3, 4).double()
-    at = oracle.attended(x[:, :, 1, 2].numpy(), attention.variance.tolist())
-    assert_close(attention(x)[:, :, 1, 2], at)
-    tokens = x.flatten(2).transpose(1, 2)
-    assert_close(attention(tokens), attention(x).flatten(2).transpose(1, 2))
+    maps = torch.randn(2, CHANNELS, 3, 4).double()
+    rows = maps.flatten(2).transpose(1, 2)  # tokens
+    pooled = rows.flatten(0, 1)
+    right = oracle.attended(pooled.numpy(), attention.variance.tolist())
+    assert_close(attention(pooled), right)
+    assert_close(attention(rows).flatten(0, 1), right)
+    assert torch.equal(attention(maps).flatten(2).transpose(1, 2), attention(rows))
 
 
 @pytest.mark.parametrize("shape", [(4, CHANNELS), (4, 6, CHANNELS), (4, CHANNELS, 2, 3)], ids=str)
@@ -145,44 +88,34 @@ def test_start() -> None:
     assert abs(start.mean()) < 0.03 and abs(start.std() - 1) < 0.03
 
 
-@pytest.mark.parametrize("bias", [False, True])
-def test_fold(bias: bool) -> None:
-    attention, linear = VEMAttention(CHANNELS).double(), nn.Linear(CHANNELS, 3, bias).double()
-    linear.requires_grad_(False).eval()
-    x, before, state = features(), linear.weight.clone(), torch.get_rng_state()
-    folded = attention.fold(linear)
-    torch.testing.assert_close(folded(x), linear(attention(x)), rtol=0, atol=1e-12)
-    assert not torch.equal(folded.weight, before) and torch.equal(linear.weight, before)
-    assert torch.equal(torch.get_rng_state(), state)
-    assert not folded.weight.requires_grad and not folded.training
-    assert (folded.in_features, folded.out_features) == (CHANNELS, 3)
-
-
-COMPUTED = {
-    "parametrised": nn.utils.parametrizations.spectral_norm,
-    "by a hook in the next call": nn.utils.weight_norm,
-}
-
-
-@pytest.mark.parametrize("name", COMPUTED)
+@pytest.mark.parametrize(
+    ("bias", "computed"),
+    [
+        (False, lambda linear: linear),
+        (True, nn.utils.parametrizations.spectral_norm),
+        (True, nn.utils.weight_norm),  # by a hook in the next call
+    ],
+)
 @pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm` is deprecated:FutureWarning")
-def test_fold_of_a_weight_that_is_computed(name: str) -> None:
+def test_fold(bias: bool, computed: Any) -> None:
+    """Into a plain layer, also if the weight is computed; the given one stays as it is."""
     attention = VEMAttention(CHANNELS).double()
-    linear = COMPUTED[name](nn.Linear(CHANNELS, 3)).double().eval()
+    linear = computed(nn.Linear(CHANNELS, 3, bias)).double().eval()
     linear(features())
     if hasattr(linear, "weight_g"):
         with torch.no_grad():
             linear.weight_g.mul_(2)
-    x, before = features(), copy.deepcopy(linear.state_dict())
-    with torch.no_grad():
-        folded = attention.fold(linear)
+    x, state = features(), torch.get_rng_state()
+    before = {name: value.clone() for name, value in linear.state_dict().items()}
+    folded = attention.fold(linear)
+    assert torch.equal(torch.get_rng_state(), state)
     torch.testing.assert_close(folded(x), linear(attention(x)), rtol=0, atol=1e-12)
-    assert type(folded) is nn.Linear and set(folded.state_dict()) == {"weight", "bias"}
+    assert type(folded) is nn.Linear and not folded.training
+    assert set(folded.state_dict()) == ({"weight", "bias"} if bias else {"weight"})
     assert folded.weight.is_leaf and folded.weight.requires_grad
-    assert folded.training == linear.training
-    assert folded.bias.data_ptr() != linear.bias.data_ptr()
-    for key, value in linear.state_dict().items():
-        assert torch.equal(value, before[key])
+    assert not attention.fold(linear.requires_grad_(False)).weight.requires_grad
+    for name, value in linear.state_dict().items():
+        assert torch.equal(value, before[name])
 
 
 def test_what_a_gate_costs_in_inference() -> None:

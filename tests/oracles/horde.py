@@ -52,14 +52,8 @@ def sketched(image: Sequence[np.ndarray], matrices: Sequence[np.ndarray]) -> lis
     return orders
 
 
-def maclaurin_variance(x: np.ndarray, y: np.ndarray, order: int, d: int) -> float:
-    """Variance of <phi_k(x), phi_k(y)> over the matrices of signs; d columns are d independent draws."""
-    squares, same, both = x @ x * (y @ y), (x @ y) ** 2, (x * x) @ (y * y)
-    return float((squares + 2 * same - 2 * both) ** order - same**order) / d
-
-
-def sketch_variance(x: np.ndarray, y: np.ndarray, order: int, d: int, places: float) -> float:
-    """Variance of <phi_k(x), phi_k(y)> over tables of `places` places; infinity: buckets drawn with replacement.
+def sketch_variance(x: np.ndarray, y: np.ndarray, order: int, d: int, places: int) -> float:
+    """Variance of <phi_k(x), phi_k(y)> over tables of `places` places.
 
     Frequency by frequency: E of A(f) and the conjugate of A(g), where A = the transform of x's sketch times the
     conjugate of that of y's, is the sum of three pairings of the signs.
