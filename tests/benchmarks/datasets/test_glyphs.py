@@ -23,18 +23,8 @@ def train(splits):
     return splits["train"]
 
 
-def test_an_item_is_a_normalised_image_with_its_label_and_index(train):
-    image, label, index = train[25]
-    assert (image.shape, image.dtype) == ((1, 32, 32), torch.float32)
-    assert (label, index, train.labels[25].item()) == (2, 25, 2)
-    assert train.name(0) == f"{train.class_names[0]}, DejaVu Sans"
-    assert train.name(len(train) - 1) == f"{train.class_names[-1]}, DejaVu Serif Bold Italic"
-
-
 def test_splits_are_disjoint_and_have_an_image_per_face(splits):
-    both = [splits["train"].num_classes, splits["test"].num_classes]
-    assert 2000 < sum(both) < 2300
-    assert abs(both[0] - both[1]) <= 1
+    assert (splits["train"].num_classes, splits["test"].num_classes) == (1084, 1085)
     for split in splits.values():
         assert torch.bincount(split.labels).tolist() == [FACES] * split.num_classes
     classes = {split: set(dataset.class_names) for split, dataset in splits.items()}
@@ -54,11 +44,9 @@ def test_the_stages_have_disjoint_classes_of_the_training_half(glyphs_root, spli
     ]
     left = names("validation", stage="fine_tuning")
     assert (len(pretraining), len(left)) == (750, 234)
-    assert [len(classes) for classes in drawn] == [100] * 3
-    assert len(set.union(*drawn)) > 200  # three draws
+    assert [len(classes) for classes in drawn] == [100] * 3 and len(set.union(*drawn)) > 200
     assert not pretraining & set.union(left, *drawn)
     assert not drawn[0] & left
-    assert drawn[0] | left == names("validation", stage="pretraining")
     assert pretraining | drawn[0] | left == set(splits["train"].class_names)
     for stage in ("pretraining", "fine_tuning"):
         assert names("test", stage=stage) == set(splits["test"].class_names)
@@ -81,8 +69,6 @@ def test_pretraining_sees_drawings_that_are_shifted_and_no_more(glyphs_root):
     seen = {shifted[dataset.to_picture(dataset[30, seed][0]).tobytes()] for seed in range(60)}
     assert len(seen) > 25
     assert not drawing[[0, 1, 2, -3, -2, -1]].any()  # nothing comes in at the other side
-    test = Glyphs(glyphs_root, "validation", stage="pretraining")
-    assert not np.array_equal(test.to_picture(test[0][0]), test._images[0])
 
 
 def test_characters_that_look_the_same_are_one_class_and_none_is_blank_or_cut(splits):
@@ -98,10 +84,12 @@ def test_characters_that_look_the_same_are_one_class_and_none_is_blank_or_cut(sp
 
 
 def test_a_training_view_is_a_pure_function_of_index_and_seed(train):
-    first = train[7, 3][0]
-    assert torch.equal(first, train[7, 3][0])
-    assert not torch.equal(first, train[7, 4][0])
-    assert not torch.equal(first, train[7][0])
+    first, label, index = train[25, 3]
+    assert (first.shape, first.dtype) == ((1, 32, 32), torch.float32)
+    assert (label, index, train.name(25)) == (2, 25, f"{train.class_names[2]}, DejaVu Sans Oblique")
+    assert torch.equal(first, train[25, 3][0])
+    assert not torch.equal(first, train[25, 4][0])
+    assert not torch.equal(first, train[25][0])
     assert_global_random_state_is_neither_read_nor_written(train)
 
 
