@@ -65,17 +65,12 @@ def test_features_and_logits_equal_the_published_network(name, size, weights, mo
     assert expected.std() > 0.1 * expected.mean()
 
 
-@pytest.mark.parametrize(
-    ("name", "resized"), [("googlenet", (256, 256)), ("bn_inception", (384, 256))]
-)
-def test_timms_test_view_is_what_caffe_saw(name, resized, models):
-    """For GoogLeNet the whole image is squeezed into a square."""
+def test_googlenet_sees_the_whole_image_squeezed_into_a_square(models):
     picture = noise(300, 200)
-    view = create_transform(**resolve_model_data_config(models[name]))(picture)
-    picture = picture.resize(resized, Image.Resampling.BILINEAR)
-    left = (resized[0] - 224) // 2
-    same = as_published(name, picture.crop((left, 16, left + 224, 240)))
-    torch.testing.assert_close(view.double(), same[0].flip(0), rtol=0, atol=1e-4)
+    view = create_transform(**resolve_model_data_config(models["googlenet"]))(picture)
+    square = picture.resize((256, 256), Image.Resampling.BILINEAR).crop((16, 16, 240, 240))
+    same = as_published("googlenet", square)[0].flip(0)
+    torch.testing.assert_close(view.double(), same, rtol=0, atol=1e-4)
 
 
 def test_response_norm_squares_in_float32():
@@ -107,7 +102,12 @@ def test_shapes_follow_timms_arguments(name):
     assert model(image).shape == (2, 7)
     assert model.get_classifier().out_features == 7
     assert model.num_features == 1024
+    assert model.head.drop.p == {"googlenet": 0.4, "bn_inception": 0}[name]
     assert shaped(name, num_classes=0, global_pool="")(image).shape == (2, 1024, 2, 2)
+    pooled = (
+        create(name, drop_rate=0.9, num_classes=0).train().forward_head(torch.ones(1, 1024, 2, 2))
+    )
+    assert (pooled == 1).all()  # dropout is for the classifier alone
     assert shaped(name, in_chans=5)(image[:, :1].expand(-1, 5, -1, -1)).shape == (2, 1000)
 
 
@@ -125,15 +125,6 @@ def test_feature_maps_are_those_of_the_whole_network(name):
     for features, info in zip(maps, whole.feature_info, strict=True):
         assert features.shape[1:] == (info["num_chs"], *[64 // info["reduction"]] * 2)
         assert isinstance(whole.get_submodule(info["module"]), torch.nn.Module)
-
-
-@BOTH
-def test_dropout_is_for_the_classifier_alone(name, models):
-    head = models[name].head
-    assert head.drop.p == {"googlenet": 0.4, "bn_inception": 0}[name]
-    features = torch.randn(1, 1024, 2, 2)
-    pooled = create(name, drop_rate=0.9, num_classes=0).train().forward_head(features)
-    assert torch.equal(pooled, features.mean(dim=(2, 3)))
 
 
 @BOTH

@@ -18,9 +18,8 @@ from benchmarks.building.controls import (
     OnePositionHORDELoss,
     PooledFeaturesLoss,
 )
-from pml_regularizers import BinomialDevianceLoss, DistributedLoss, HORDELoss
+from pml_regularizers import BinomialDevianceLoss, HORDELoss
 from tests.oracles import binomial_deviance, controls
-from tests.support.pool import Pool, Processes
 from tests.support.tolerances import assert_close
 
 LABELS = [0, 0, 1, 1, 2, 2, 2]
@@ -114,22 +113,3 @@ def test_the_loss_of_a_fixed_projection_of_the_pooled_features() -> None:
     projected = x.detach().numpy() @ loss.projection.double().numpy()
     assert_close(value_of(loss, x), binomial_deviance.binomial_deviance(projected, LABELS))
     assert torch.autograd.gradcheck(lambda x: value_of(loss, x), x)
-
-
-def centred_on(processes: Processes) -> tuple[float, Tensor]:
-    """Value and gradient of the whole batch's features, from this process's part of them."""
-    x = torch.rand(6, C, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    rows = slice(processes.process_index, None, processes.num_processes)
-    own = x[rows].clone().requires_grad_()
-    loss = DistributedLoss(FeatureCosinesLoss(deviance(2), centred=True))
-    value = loss(torch.zeros(len(own), 2), torch.arange(6)[rows] // 2, features=own)
-    value.backward()
-    assert own.grad is not None
-    return value.item(), own.grad / processes.num_processes  # as DistributedDataParallel
-
-
-def test_the_mean_is_that_of_the_batch_of_all_processes(pool: Pool) -> None:
-    [(value, gradient)] = pool.run(centred_on, processes=1)
-    for rank, (found, part) in enumerate(pool.run(centred_on, processes=2)):
-        assert found == pytest.approx(value, rel=1e-12)
-        torch.testing.assert_close(part, gradient[rank::2])

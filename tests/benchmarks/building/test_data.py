@@ -101,15 +101,15 @@ def test_the_seed_draws_training_classes_and_no_others(tmp_path: Path) -> None:
     data = photographs(tmp_path, "abcdefghijklmnopqrstuvwxyz", train_classes=5)
     for how in ({}, {"split": "validation", "fold": 1}, {"max_classes": 4}):
         settings = replace(data, **how)
-        first = build_datasets(settings, seed=3)
-        one, two, again = (
+        drawn = [
             build_datasets(replace(settings, draw_classes=True), seed=seed) for seed in (3, 4, 3)
-        )
-        assert one.train.class_names == again.train.class_names
-        assert len({*map(tuple, (x.train.class_names for x in (first, one, two)))}) == 3
-        assert one.train.num_classes == two.train.num_classes == how.get("max_classes", 5)
-        assert one.test.class_names == two.test.class_names == first.test.class_names
-        assert not {*one.train.class_names, *two.train.class_names} & {*one.test.class_names}
+        ]
+        found = [build_datasets(settings, seed=3), *drawn]
+        names = [tuple(of.train.class_names) for of in found]
+        assert names[1] == names[3] and len({*names}) == 3
+        assert [len(of) for of in names] == [how.get("max_classes", 5)] * 4
+        [tested] = {tuple(of.test.class_names) for of in found}
+        assert not {*tested} & {name for of in names for name in of}
     fair = replace(data, draw_classes=True)
     kept = [build_datasets(fair, seed=seed, fair=True).validation for seed in (3, 4)]
     assert kept[0].class_names == kept[1].class_names
@@ -127,7 +127,7 @@ SETTINGS = [
     "--data.samples_per_class=2",
     "--optimization.steps=2",
     "--evaluation.every=0",
-    "--data.num_workers=1",
+    "--data.num_workers=0",
 ]
 
 
@@ -153,19 +153,3 @@ def test_a_run_against_a_small_gallery_from_a_file_of_weights(
         assert all("front" in name for name in shown["query_names"])
         assert shown["neighbour_images"].shape == (8, 2, 32, 32, 3)
     assert "data:image/png" in (output / "report.html").read_text()
-
-
-def test_an_image_that_cannot_be_decoded_stops_the_run_with_its_path(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    data = photographs(tmp_path / "data", "abcdefgh")
-    for broken in data.root.glob("*/1.jpg"):
-        broken.write_bytes(broken.read_bytes()[:400])
-    output = tmp_path / "run"
-    assert main([*SETTINGS, f"--data.root={data.root}", f"--output={output}"]) == 2
-    error = capsys.readouterr().err
-    [line] = [line for line in error.splitlines() if line.startswith("error:")]
-    assert line.startswith(f"error: data.root: {data.root}/")
-    assert "1.jpg: cannot be read" in line
-    assert "benchmarks.datasets verify" in line
-    assert not (output / "run.json").exists()

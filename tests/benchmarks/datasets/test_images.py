@@ -194,14 +194,6 @@ def test_images_are_rgb_with_their_pixels_as_stored(tmp_path, name, pixels, expe
     assert np.array_equal(np.array(read_image(tmp_path / name)), expected)
 
 
-def test_transparency_of_a_palette_is_ignored(tmp_path):
-    colours = np.random.default_rng(0).integers(256, size=(8, 3), dtype=np.uint8)
-    image = Image.fromarray(GRAY // 32)
-    image.putpalette(colours.tobytes())
-    image.save(tmp_path / "1.png", transparency=bytes(range(0, 200, 25)))
-    assert np.array_equal(np.array(read_image(tmp_path / "1.png")), colours[GRAY // 32])
-
-
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_a_rotated_image_is_turned_if_asked_for(tmp_path):
     exif = Image.Exif()

@@ -73,8 +73,8 @@ def test_rows_of_cub(tmp_path):
 
 def test_rows_of_sop(tmp_path):
     found = rows(read("Stanford_Online_Products", sop.write(tmp_path)))
-    assert found[0] == ("cabinet_final/111085000001_0.JPG", "00001", "train")
-    assert found[-1] == ("stapler_final/111085011325_2.JPG", "11325", "test")
+    assert found[0] == ("lamp_final/111085000001_0.JPG", "00001", "train")
+    assert found[-1] == ("lamp_final/111085011325_2.JPG", "11325", "test")
     assert [part for _, _, part in found] == ["train"] * 34 + ["test"] * 21
 
 

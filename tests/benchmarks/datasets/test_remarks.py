@@ -46,8 +46,7 @@ def test_parts_that_are_taken_for_classes_are_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("names", "parts"),
     [
-        (("training_set/a", "Test-Set/b"), "Test-Set, training_set"),
-        (("data/train2017/a", "data/holdout/b"), "holdout, train2017"),
+        (("data/train2017/a", "data/Test-Set/b"), "Test-Set, train2017"),
         (("eval/a", "other/b"), "eval"),
         (("test tubes/a", "flasks/b"), None),
         (("train", "bus"), None),

@@ -70,31 +70,27 @@ def test_channels_are_normalised_in_the_order_red_green_blue_and_back():
 
 
 def test_the_default_of_resize_shows_seven_eighths_or_with_multi_resolution_everything():
-    image = noise(60, 50)
-    for augmentation, resize in (("none", 32), ("random_crop", 32), ("multi_resolution", 28)):
-        default, explicit = (
-            views(28, augmentation=augmentation, **given) for given in ({}, {"resize": resize})
-        )
-        assert torch.equal(default.test(image), explicit.test(image))
+    sides = [views(28, augmentation=augmentation).resized_side for augmentation in AUGMENTATIONS]
+    assert sides == [28, 32, 32, 32]
     with pytest.raises(ValueError, match=r"resize: expected at least .* \(28\), got 27"):
         views(28, resize=27)
 
 
 @pytest.mark.parametrize("augmentation", AUGMENTATIONS)
-def test_any_image_gives_contiguous_float_views_of_the_size(augmentation):
+def test_any_image_gives_float_views_of_the_size_that_only_the_seed_of_torch_decides(augmentation):
     make = views(12, augmentation=augmentation)
     for size in [(1, 1), (5, 300), (300, 5)]:
         image = noise(*size)
-        for view in [make.test(image), make.train(image)]:
+        test = make.test(image)
+        state = torch.get_rng_state()
+        first, other = make.train(image), make.train(image)
+        for view in (test, first):
             assert (view.shape, view.dtype) == ((3, 12, 12), torch.float32)
             assert view.is_contiguous() and torch.isfinite(view).all()
-
-
-def test_without_augmentation_the_training_view_is_the_test_view_and_draws_nothing():
-    make, image = views(12, augmentation="none"), noise(40, 31)
-    before = torch.get_rng_state()
-    assert torch.equal(make.train(image), make.test(image))
-    assert torch.equal(torch.get_rng_state(), before)
+        unchanged = torch.equal(torch.get_rng_state(), state)
+        assert unchanged == torch.equal(first, test) == (augmentation == "none") or size == (1, 1)
+        torch.set_rng_state(state)
+        assert torch.equal(make.train(image), first) and torch.equal(make.train(image), other)
 
 
 def test_random_crops_begin_anywhere_and_half_of_them_are_mirrored():
@@ -102,6 +98,7 @@ def test_random_crops_begin_anywhere_and_half_of_them_are_mirrored():
     rows, columns = np.mgrid[:12, :15]  # 12 is what the shorter side becomes
     source = np.stack([columns, rows, np.full_like(rows, 200)], axis=-1).astype(np.uint8)
     make = views(8, resize=12, augmentation="random_crop")
+    assert make.draw((36, 24)).resized == (18, 12)
     seen, mirrored = Counter(), 0
     for picture in draws(make, Image.fromarray(source), 400):
         if picture[0, 0, 0] > picture[0, -1, 0]:
@@ -112,21 +109,6 @@ def test_random_crops_begin_anywhere_and_half_of_them_are_mirrored():
         seen[left, top] += 1
     assert_uniform(seen, [(x, y) for x in range(8) for y in range(5)])
     assert abs(mirrored - 200) < 4 * math.sqrt(400) / 2, "four standard deviations off"
-
-
-def test_random_crops_are_cut_from_the_resized_image():
-    image = noise(50, 40)
-    for keep_aspect, to in ((True, (25, 20)), (False, (20, 20))):
-        resized = np.asarray(image.resize(to, Image.Resampling.BILINEAR))
-        crops = {
-            picture.tobytes()
-            for x in range(to[0] - 15)
-            for y in range(to[1] - 15)
-            for crop in [resized[y : y + 16, x : x + 16]]
-            for picture in (crop, crop[:, ::-1])
-        }
-        make = views(16, resize=20, keep_aspect=keep_aspect, augmentation="random_crop")
-        assert {picture.tobytes() for picture in draws(make, image, 20)} <= crops
 
 
 def test_multi_resolution_is_the_image_at_a_random_size_on_black():
@@ -161,19 +143,6 @@ def test_random_resized_crops_are_those_of_torchvision(name):
         torch.manual_seed(seed)
         picture = make.to_picture(make.train(image))
         assert any(np.array_equal(picture, side) for side in (expected, expected[:, ::-1]))
-
-
-@pytest.mark.parametrize("augmentation", AUGMENTATIONS[:3])
-def test_the_seed_of_torch_decides(augmentation):
-    make, image = views(12, augmentation=augmentation), noise(40, 31)
-
-    def seeded(seed):
-        torch.manual_seed(seed)
-        return make.train(image).numpy().tobytes()
-
-    first = [seeded(seed) for seed in range(8)]
-    assert [seeded(seed) for seed in range(8)] == first
-    assert len({*first}) > 5
 
 
 @pytest.mark.parametrize("keep_aspect", [True, False])

@@ -51,15 +51,15 @@ def write(root: Path, layout: str, cars: Sequence[Car] | None = None) -> Path:
 def _write_devkit(root: Path, cars: Sequence[Car]) -> list[str]:
     index = root / "devkit"
     index.mkdir()
-    save(index / "cars_meta.mat", class_names=cells(CLASS_NAMES))
+    savemat(index / "cars_meta.mat", {"class_names": cells(CLASS_NAMES)})
     for part, place, labels in (("train", index, ""), ("test", root, "_withlabels")):
         rows = [
             BOX | {"class": car.class_id, "fname": car.file} for car in cars if car.part == part
         ]
-        save(place / f"cars_{part}_annos{labels}.mat", annotations=structs(rows))
+        savemat(place / f"cars_{part}_annos{labels}.mat", {"annotations": structs(rows)})
     for row in rows:
         del row["class"]
-    save(index / "cars_test_annos.mat", annotations=structs(rows))
+    savemat(index / "cars_test_annos.mat", {"annotations": structs(rows)})
     return [f"cars_{car.part}/{car.file}" for car in cars]
 
 
@@ -71,7 +71,9 @@ def _write_combined(root: Path, cars: Sequence[Car]) -> list[str]:
         {"relative_im_path": path, "class": car.class_id, "test": int(car.part == "test")}
         for path, car in zip(paths, cars, strict=True)
     ]
-    save(root / "cars_annos.mat", annotations=structs(rows), class_names=cells(CLASS_NAMES))
+    savemat(
+        root / "cars_annos.mat", {"annotations": structs(rows), "class_names": cells(CLASS_NAMES)}
+    )
     return paths
 
 
@@ -92,15 +94,10 @@ LAYOUTS = {"devkit": _write_devkit, "combined": _write_combined, "kaggle": _writ
 
 
 def structs(rows: Sequence[dict[str, Any]]) -> np.ndarray:
-    """MATLAB's array of structs: (1, n), every number in it an array of its own, (1, 1), of 8 bits if it fits."""
+    """MATLAB's array of structs, (1, n)."""
     array = np.empty((1, len(rows)), dtype=[(field, object) for field in rows[0]])
     for column, row in enumerate(rows):
-        array[0, column] = tuple(
-            value
-            if isinstance(value, str)
-            else np.array([[value]], dtype=np.uint8 if value < 256 else np.uint16)
-            for value in row.values()
-        )
+        array[0, column] = tuple(row.values())
     return array
 
 
@@ -109,7 +106,3 @@ def cells(names: Sequence[str]) -> np.ndarray:
     array = np.empty((1, len(names)), dtype=object)
     array[0] = names
     return array
-
-
-def save(path: Path, **variables: np.ndarray) -> None:
-    savemat(path, variables, do_compression=True)
