@@ -66,7 +66,6 @@ def caffemodel(state_dict: Mapping[str, Tensor], *, old: bool = False) -> bytes:
 
 SAVE = {
     "pth": torch.save,
-    "pt": torch.save,
     "legacy.pth": partial(torch.save, _use_new_zipfile_serialization=False),
     "safetensors": save_file,
     "caffemodel": lambda state_dict, path: path.write_bytes(caffemodel(state_dict)),
@@ -102,17 +101,6 @@ def test_wrappings_are_taken_off_and_a_trunk_without_classifier_drops_the_files(
     trunk = timm.create_model("test_resnet", num_classes=0, global_pool="")
     load_weights(trunk, tmp_path / "file.pth")
     assert_holds(trunk, {name: value for name, value in expected.items() if name[:3] != "fc."})
-
-
-def test_timms_own_conversion_is_used(tmp_path):
-    large = timm.create_model("test_vit")
-    torch.save(values(large), tmp_path / "file.pth")
-    small = timm.create_model("test_vit", img_size=80, num_classes=0, global_pool="")
-    load_weights(small, tmp_path / "file.pth")
-    overlay = {"pretrained": True, "pretrained_cfg_overlay": {"file": str(tmp_path / "file.pth")}}
-    expected = timm.create_model("test_vit", img_size=80, num_classes=0, global_pool="", **overlay)
-    assert small.pos_embed.shape != large.pos_embed.shape
-    assert_holds(small, expected.state_dict())
 
 
 def test_an_old_file_of_caffe_gives_googlenet_without_its_auxiliary_classifiers(tmp_path):

@@ -32,11 +32,6 @@ class Harm:
 class Loss(nn.Module):
     def forward(self, embeddings, labels, *more):
         return embeddings.sum()
-
-
-class Exit(nn.Module):
-    def __init__(self):
-        raise SystemExit("gone")
 """
 HARM = {"class_path": "hostile.Harm"}
 
@@ -106,12 +101,6 @@ def test_what_is_no_path_or_only_begins_like_a_trusted_one(trusting: Callable[..
     for path in ("hostile.Loss", "torchvision.models.ResNet", "ours.hos.Loss"):
         with pytest.raises(ConfigError, match="add --trust"):
             build({"class_path": path}, "losses[0].loss")
-
-
-def test_a_class_that_exits_is_an_error(hostile: Path, trusting: Callable[..., None]) -> None:
-    trusting("hostile")
-    with pytest.raises(ConfigError, match="gone"):
-        build({"class_path": "hostile.Exit"}, "losses[0].loss")
 
 
 def test_a_file_trusts_nobody(tmp_path: Path) -> None:

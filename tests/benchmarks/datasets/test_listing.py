@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from benchmarks.datasets import contents
-from benchmarks.datasets.listing import DatasetError, DatasetInfo, Listing, load
+from benchmarks.datasets.listing import DatasetError, Listing
 from benchmarks.datasets.splits import shuffled, validation_fold
 
 NAMES = [f"class {i}" for i in range(23)]
@@ -24,15 +24,6 @@ def listing(tmp_path):
     for path, size in zip(paths, sizes, strict=True):
         (tmp_path / path).write_bytes(bytes(size))
     return Listing("toy", tmp_path, "flat", paths, ["x", "x", "y"], ["train", "train", "test"])
-
-
-def test_load_reads_and_checks(listing, tmp_path):
-    assert listing.counts() == {"train": (2, 1), "test": (1, 1)}
-    info = DatasetInfo("toy", lambda root: listing, listing.counts())
-    assert load(info, tmp_path) == listing
-    message = rf"{tmp_path}: lists train 2 / 1, .*, but toy has train 3 / 1, .*; the index files"
-    with pytest.raises(DatasetError, match=message):
-        load(dataclasses.replace(info, counts={"train": (3, 1), "test": (1, 1)}), tmp_path)
 
 
 def test_the_fingerprint_is_a_function_of_what_is_listed_and_of_the_sizes(listing, tmp_path):

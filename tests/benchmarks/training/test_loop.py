@@ -1,8 +1,7 @@
-"""Batches as a function of seed and step, and what the loop does after each step."""
+"""Batches and other draws as functions of seed and step."""
 
 import random
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,12 +9,11 @@ import pytest
 import torch
 from accelerate.utils import set_seed
 from pytorch_metric_learning.samplers import MPerClassSampler
-from torch import nn
 
 from benchmarks.settings import ConfigError, Data
 from benchmarks.training import batches
 from benchmarks.training.batches import StepSampler
-from benchmarks.training.loop import Trainer, seed_generators
+from benchmarks.training.loop import seed_generators
 
 
 def sampler(
@@ -119,40 +117,6 @@ def test_resumes_where_it_was_and_draws_nothing_from_global_generators(
 def test_too_few_classes_or_images(data: dict[str, Any], line: str) -> None:
     with pytest.raises(ConfigError, match=line):
         sampler([4, 4], **data)
-
-
-# --------------------------------------------------------------------------------------- the loop
-
-LOG, EVALUATE, SAVE = "log", "evaluate", "checkpoint"
-
-
-def due(step: int, every: int = 5, **stopping: bool) -> list[str]:
-    settings = SimpleNamespace(
-        evaluation=SimpleNamespace(every=every),
-        checkpoint_every=6,
-        optimization=SimpleNamespace(chunk_size=None),
-    )
-    state: Any = SimpleNamespace(step=step, loss=nn.Identity())
-    trainer = Trainer(state, SimpleNamespace(steps=31), settings)  # type: ignore[arg-type]
-    trainer.log_every = 4
-    return [*trainer.due(**stopping)]
-
-
-@pytest.mark.parametrize(
-    ("step", "expected", "stopping"),
-    [
-        (0, [EVALUATE], [EVALUATE]),
-        (1, [], [LOG, SAVE]),
-        (4, [LOG], [LOG, SAVE]),
-        (5, [LOG, EVALUATE], [LOG, EVALUATE, SAVE]),
-        (6, [LOG, SAVE], [LOG, SAVE]),
-        (31, [LOG, EVALUATE, SAVE], [LOG, EVALUATE, SAVE]),
-    ],
-)
-def test_what_is_due(step: int, expected: list[str], stopping: list[str]) -> None:
-    assert due(step) == expected
-    assert due(step, stopping=True) == stopping
-    assert EVALUATE not in due(step, every=0)
 
 
 def test_a_step_draws_what_accelerate_would_seed() -> None:
