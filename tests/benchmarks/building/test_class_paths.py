@@ -68,15 +68,6 @@ def test_what_yaml_cannot_hold_is_left_out(trusting: Callable[..., None]) -> Non
     assert again.made_of == (None, torch.relu, torch.float32, (1, 2))
 
 
-def test_kernels_beside_those_given_are_the_defaults_of_jrd_and_none_of_jrs() -> None:
-    laplace = {"class_path": "pml_regularizers.LaplaceKernel"}
-    found = arguments("pml_regularizers.JRDLoss", kernels={"pooled": laplace})["kernels"]
-    assert list(found) == ["pooled", "embeddings", "classes"]
-    assert found["pooled"]["class_path"] == laplace["class_path"]
-    found = arguments("pml_regularizers.JRSRegularizer", kernels={"pooled": laplace})["kernels"]
-    assert list(found) == ["pooled"]
-
-
 def test_null_is_not_what_the_runner_fills_in_and_a_default_is_not_passed() -> None:
     path = f"{PML}.losses.MarginLoss"
     assert "num_classes" not in arguments(path)

@@ -43,18 +43,15 @@ def test_parts_that_are_taken_for_classes_are_told(tmp_path: Path) -> None:
     assert told(root, level=1)["parts"].startswith("Train, val: looks like a part")
 
 
-@pytest.mark.parametrize(
-    ("names", "parts"),
-    [
-        (("data/train2017/a", "data/Test-Set/b"), "Test-Set, train2017"),
-        (("eval/a", "other/b"), "eval"),
-        (("test tubes/a", "flasks/b"), None),
-        (("train", "bus"), None),
-    ],
-)
-def test_parts_by_other_names(names: tuple[str, ...], parts: str | None, tmp_path: Path) -> None:
-    found = told(write(tmp_path / "r", *(f"{name}/1.png" for name in names)))
-    assert found.get("parts", "None").partition(":")[0] == str(parts)
+def test_parts_by_other_names(tmp_path: Path) -> None:
+    for first, second, parts in (
+        ("data/train2017/a", "data/Test-Set/b", "Test-Set, train2017:"),
+        ("eval/a", "other/b", "eval:"),
+        ("test tubes/a", "flasks/b", "None"),
+        ("train", "bus", "None"),
+    ):
+        root = write(tmp_path / first / "r", f"{first}/1.png", f"{second}/1.png")
+        assert str(told(root).get("parts")).startswith(parts)
 
 
 @pytest.mark.parametrize(

@@ -80,19 +80,6 @@ def test_the_trial_step_leaves_no_trace(glyphs_root: Path, monkeypatch: pytest.M
     assert torch.equal(state, others[0]) and hooks == others[1]
 
 
-def test_a_network_that_cannot_be_copied_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    build = trial.build_model
-
-    def uncopied(*arguments: Any) -> Any:
-        model = build(*arguments)
-        model.computed = next(model.parameters()) * 1
-        return model
-
-    monkeypatch.setattr(trial, "build_model", uncopied)
-    with pytest.raises(ConfigError, match="cannot be copied for a trial step: RuntimeError"):
-        trial.try_one_step(parse([*TINY, losses(TRIPLET=1)]).experiment)
-
-
 # ----------------------------------------------------------------------------------- photographs
 
 RECIPE = ("--recipe=images/resnet50/binomial_horde", "--data.image_size=32", "--data.num_workers=0")
@@ -140,16 +127,6 @@ def test_nothing_is_fetched_for_what_cannot_start_and_the_values_that_fit_do(
 
 
 # ---------------------------------------------------------------------------------- the launcher
-
-
-def test_slow_bfloat16_is_told(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
-    for has_instructions in (True, False):
-        monkeypatch.setattr(trial, "computes_in_bfloat16", lambda has=has_instructions: has)
-        trial.start(parse([*TINY, "--precision=bf16"]).experiment)
-        assert ("--precision float32" in capsys.readouterr().out) is not has_instructions
 
 
 REFUSED = {

@@ -16,8 +16,6 @@ CLASSES = 196
 CLASS_NAMES = [f"Maker {CLASSES - i:03d} Sedan 2012" for i in range(CLASSES)]
 CLASS_NAMES[173] = "Ram C/V Cargo Van Minivan 2012"
 
-BOX = {"bbox_x1": 39, "bbox_y1": 116, "bbox_x2": 569, "bbox_y2": 375}
-
 
 @dataclass(frozen=True)
 class Car:
@@ -53,13 +51,10 @@ def _write_devkit(root: Path, cars: Sequence[Car]) -> list[str]:
     index.mkdir()
     savemat(index / "cars_meta.mat", {"class_names": cells(CLASS_NAMES)})
     for part, place, labels in (("train", index, ""), ("test", root, "_withlabels")):
-        rows = [
-            BOX | {"class": car.class_id, "fname": car.file} for car in cars if car.part == part
-        ]
+        rows = [{"class": car.class_id, "fname": car.file} for car in cars if car.part == part]
         savemat(place / f"cars_{part}_annos{labels}.mat", {"annotations": structs(rows)})
-    for row in rows:
-        del row["class"]
-    savemat(index / "cars_test_annos.mat", {"annotations": structs(rows)})
+    names = [{"fname": row["fname"]} for row in rows]
+    savemat(index / "cars_test_annos.mat", {"annotations": structs(names)})
     return [f"cars_{car.part}/{car.file}" for car in cars]
 
 
@@ -68,7 +63,7 @@ def _write_combined(root: Path, cars: Sequence[Car]) -> list[str]:
     cars = sorted(cars, key=lambda car: (car.class_id, car.part, car.number))
     paths = [f"car_ims/{number:06d}.jpg" for number in range(1, len(cars) + 1)]
     rows = [
-        {"relative_im_path": path, "class": car.class_id, "test": int(car.part == "test")}
+        {"relative_im_path": path, "class": car.class_id}
         for path, car in zip(paths, cars, strict=True)
     ]
     savemat(
@@ -82,7 +77,7 @@ def _write_kaggle(root: Path, cars: Sequence[Car]) -> list[str]:
     lines = {"train": "", "test": ""}
     paths = []
     for car in cars:
-        lines[car.part] += f"{car.file},{','.join(map(str, BOX.values()))},{car.class_id}\n"
+        lines[car.part] += f"{car.file},39,116,569,375,{car.class_id}\n"
         name = CLASS_NAMES[car.class_id - 1].replace("/", "-")
         paths.append(f"car_data/car_data/{car.part}/{name}/{car.file}")
     for part, text in lines.items():
