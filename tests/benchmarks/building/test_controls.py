@@ -43,10 +43,7 @@ def deviance(power: float = 1) -> BinomialDevianceLoss:
 @pytest.mark.parametrize(
     ("loss", "expected"),
     [
-        (
-            FeatureCosinesLoss(deviance(3)),
-            lambda x: controls.binomial_deviance(x, LABELS, 3),
-        ),
+        (FeatureCosinesLoss(deviance(3)), lambda x: controls.binomial_deviance(x, LABELS, 3)),
         (
             FeatureCosinesLoss(deviance(3), centred=True),
             lambda x: controls.binomial_deviance(controls.centred(x), LABELS, 3),

@@ -89,6 +89,6 @@ def test_a_folder_of_ones_own_is_checked(command, tmp_path, capsys):
     assert table(output)["classes"] == "2 classes at depth 2, 1 classes at depth 3"
     _, output = command(*arguments, "--data.class_level", 1)
     assert table(output)["classes"] == "2 classes at depth 1"
-    with pytest.raises(SystemExit, match="^2$"):
+    with pytest.raises(SystemExit, match=r"^2$"):
         command(*arguments, "--data.test_classes", 1.5)
     assert "--data.test_classes: expected a fraction" in capsys.readouterr().err

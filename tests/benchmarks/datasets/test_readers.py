@@ -129,20 +129,15 @@ def test_several_layouts_of_cars(tmp_path):
     assert read("devkit", tmp_path).layout == "combined"
 
 
-@pytest.mark.parametrize(
-    ("layout", "fetched"),
-    [
-        ("CUB_200_2011", CUB),
-        ("kaggle", Cars196),
-        ("Stanford_Online_Products", StanfordOnlineProducts),
-    ],
-)
-def test_what_pml_fetches_is_read_as_pml_reads_it(layout, fetched, tmp_path):
-    SMALL[layout][1](tmp_path)
-    listing = read(layout, tmp_path)
-    for split in ("train", "test"):
-        ours = [str(listing.root / path) for path, _, part in rows(listing) if part == split]
-        assert fetched(str(tmp_path), split).paths == ours
+def test_what_pml_fetches_is_read_as_pml_reads_it(tmp_path):
+    fetched = {"CUB_200_2011": CUB, "kaggle": Cars196}
+    fetched["Stanford_Online_Products"] = StanfordOnlineProducts
+    for layout, dataset in fetched.items():
+        SMALL[layout][1](tmp_path / layout)
+        listing = read(layout, tmp_path / layout)
+        for split in ("train", "test"):
+            ours = [str(listing.root / path) for path, _, part in rows(listing) if part == split]
+            assert dataset(str(tmp_path / layout), split).paths == ours
 
 
 @pytest.mark.parametrize("layout", FILES)

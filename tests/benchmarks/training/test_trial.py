@@ -16,8 +16,12 @@ from benchmarks.training import check_launcher, trial
 from tests.support.processes import TINY, horde
 
 PML = "pytorch_metric_learning"
-TRIPLET, JRS = f"{PML}.losses.TripletMarginLoss", "pml_regularizers.JRSRegularizer"
-ARCFACE, CONFUSION = f"{PML}.losses.ArcFaceLoss", "pml_regularizers.EnergyConfusionRegularizer"
+LOSSES = {
+    "triplet": f"{PML}.losses.TripletMarginLoss",
+    "arcface": f"{PML}.losses.ArcFaceLoss",
+    "jrs": "pml_regularizers.JRSRegularizer",
+    "confusion": "pml_regularizers.EnergyConfusionRegularizer",
+}
 MEMORY = (
     f"--losses+={{loss: {{class_path: {PML}.losses.CrossBatchMemory, init_args: {{memory_size: 9, "
     f"loss: {{class_path: {PML}.losses.ContrastiveLoss}}}}}}}}"
@@ -27,7 +31,7 @@ MEMORY = (
 def losses(**weights: float) -> str:
     """The losses of these weights, by the names above."""
     terms = (
-        f"{{weight: {weight}, loss: {{class_path: {globals()[name]}}}}}"
+        f"{{weight: {weight}, loss: {{class_path: {LOSSES[name]}}}}}"
         for name, weight in weights.items()
     )
     return f"--losses=[{', '.join(terms)}]"
@@ -36,9 +40,9 @@ def losses(**weights: float) -> str:
 @pytest.mark.parametrize(
     "settings",
     [
-        [losses(TRIPLET=1), "--data.samples_per_class=1"],
-        [losses(TRIPLET=1, CONFUSION=1), "--data.samples_per_class=60"],
-        [losses(TRIPLET=0)],
+        [losses(triplet=1), "--data.samples_per_class=1"],
+        [losses(triplet=1, confusion=1), "--data.samples_per_class=60"],
+        [losses(triplet=0)],
     ],
 )
 def test_a_loss_that_never_acts_is_refused(settings: list[str]) -> None:
@@ -49,14 +53,14 @@ def test_a_loss_that_never_acts_is_refused(settings: list[str]) -> None:
 @pytest.mark.parametrize(
     "settings",
     [
-        [losses(ARCFACE=1), "--data.samples_per_class=1"],
-        [losses(TRIPLET=1, JRS=0)],
+        [losses(arcface=1), "--data.samples_per_class=1"],
+        [losses(triplet=1, jrs=0)],
         [
-            losses(TRIPLET=1),
+            losses(triplet=1),
             f"--miner={{class_path: {PML}.miners.TripletMarginMiner, "
             "init_args: {type_of_triplets: hard}}",
         ],
-        [losses(TRIPLET=1), "--data.samples_per_class=null"],
+        [losses(triplet=1), "--data.samples_per_class=null"],
     ],
 )
 def test_a_loss_that_acts_in_some_batch_is_tried(settings: list[str]) -> None:
@@ -129,11 +133,7 @@ def test_nothing_is_fetched_for_what_cannot_start_and_the_values_that_fit_do(
 # ---------------------------------------------------------------------------------- the launcher
 
 
-REFUSED = {
-    "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "4",
-    "ACCELERATE_MIXED_PRECISION": "bf16",
-    "ACCELERATE_OF_A_LATER_VERSION": "x",
-}
+REFUSED = {"ACCELERATE_MIXED_PRECISION": "bf16", "ACCELERATE_OF_A_LATER_VERSION": "x"}
 OF_ACCELERATE_LAUNCH = {
     "ACCELERATE_USE_CPU": "True",
     "ACCELERATE_MIXED_PRECISION": "no",
