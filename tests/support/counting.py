@@ -1,41 +1,13 @@
-"""Costs that are counted: what a piece of code runs, and how large its tensors are."""
+"""Costs that are counted: the operations that make tensors, and how large these are."""
 
-import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
-import pytest
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-
-
-@contextmanager
-def calls(most: int) -> Iterator[Counter[str]]:
-    """How often each function is called inside the `with` block, by its qualified name, such as "open".
-
-    More than `most` calls in all fail, at once: what they cost may never end.
-    """
-    counted: Counter[str] = Counter()
-    left = most
-
-    def count(frame: Any, event: str, function: Any) -> None:
-        nonlocal left
-        if event in ("call", "c_call"):
-            name = frame.f_code.co_qualname if event == "call" else function.__qualname__
-            counted[name] += 1
-            left -= 1
-            if left < 0:
-                pytest.fail(f"more than {most:,} calls, most often {counted.most_common(3)}")
-
-    sys.setprofile(count)
-    try:
-        yield counted
-    finally:
-        sys.setprofile(None)
 
 
 class Count(TorchDispatchMode):

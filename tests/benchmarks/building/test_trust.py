@@ -32,36 +32,20 @@ class Harm:
 class Loss(nn.Module):
     def forward(self, embeddings, labels, *more):
         return embeddings.sum()
-
-
-class Exit(nn.Module):
-    def __init__(self):
-        raise SystemExit("gone")
 """
 HARM = {"class_path": "hostile.Harm"}
-PML, SCHEDULERS = "pytorch_metric_learning", "torch.optim.lr_scheduler"
 
 
-def within(class_path: str, **arguments: Any) -> dict[str, Any]:
-    return {"class_path": class_path, "init_args": arguments}
-
-
-def loss(description: Any) -> dict[str, Any]:
-    return {"losses": [{"loss": description}]}
+def loss(class_path: str, **arguments: Any) -> dict[str, Any]:
+    return {"losses": [{"loss": {"class_path": class_path, "init_args": arguments}}]}
 
 
 HORDE = "pml_regularizers.HORDELoss"
-CONTRASTIVE = within(f"{PML}.losses.ContrastiveLoss")
 PLACES: dict[str, dict[str, Any]] = {
-    "loss": loss(HARM),
-    "weight": {"losses": [{"loss": CONTRASTIVE, "weight": HARM}]},
-    "argument": loss(within(HORDE, loss=HARM)),
-    "argument in text": loss(within(HORDE, loss="{class_path: hostile.Harm}")),
-    "list in a list": {
-        "optimization": {"scheduler": within(f"{SCHEDULERS}.LambdaLR", lr_lambda=[[HARM]])}
-    },
+    "loss": loss("hostile.Harm"),
+    "argument": loss(HORDE, loss=HARM),
+    "argument in text": loss(HORDE, loss="{class_path: hostile.Harm}"),
     "overrides": {"optimization": {"overrides": {"model": {"lr": HARM}}}},
-    "scheduler": {"optimization": {"scheduler": HARM}},
     "trunk's argument": {"model": {"trunk_args": {"act_layer": HARM}}},
 }
 
@@ -76,7 +60,7 @@ def hostile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def config(folder: Path, settings: dict[str, Any]) -> str:
-    (folder / "c.yaml").write_text(yaml.safe_dump({"data": {"root": str(folder)}} | settings))
+    (folder / "c.yaml").write_text(yaml.safe_dump(settings))
     return f"--config={folder / 'c.yaml'}"
 
 
@@ -89,48 +73,34 @@ def test_an_untrusted_module_is_not_imported_and_a_class_of_another_kind_not_cal
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     words = [config(hostile, PLACES[place]), f"--output={hostile / 'run'}"]
-    words += ["--recipe=glyphs/demo/binomial", f"--data.root={glyphs_root}"]
+    words.append(f"--data.root={glyphs_root}")
     assert main(words) == 2
     assert len(capsys.readouterr().err.splitlines()) == 1
     assert not (hostile / "imported").exists()
-    if place not in ("argument", "list in a list"):  # may be any class of a trusted module
+    if place != "argument":  # may be any class of a trusted module
         assert main(["--trust=hostile", *words]) == 2
     assert not (hostile / "called").exists()
 
 
-@pytest.mark.parametrize("act", [build, resolved])
-@pytest.mark.parametrize(
-    "path",
-    [
-        "torch.utils.cpp_extension.BuildExtension",
-        "torch.save",
-        "benchmarks.records.run_folder.RunFolder",
-        "hostile.Popen",
-    ],
-)
+@pytest.mark.parametrize("path", ["torch.save", "benchmarks.run.OngoingRun", "hostile.Popen"])
 def test_what_belongs_nowhere_is_refused(
-    path: str, act: Callable[..., Any], hostile: Path, trusting: Callable[..., None]
+    path: str, hostile: Path, trusting: Callable[..., None]
 ) -> None:
     trusting("hostile")
     for key in (*DESCRIBED, "losses[0].loss", "losses[0].loss.init_args.distance"):
-        with pytest.raises(ConfigError, match=r"class_path: expected an? "):
-            act({"class_path": path}, key)
+        for act in (build, resolved):
+            with pytest.raises(ConfigError, match=r"class_path: expected an? "):
+                act({"class_path": path}, key)
 
 
 def test_what_is_no_path_or_only_begins_like_a_trusted_one(trusting: Callable[..., None]) -> None:
     trusting("hos")
-    for path in (None, "Identity", "torch..nn", "a\nb.c"):
+    for path in (None, "Identity", "torch..nn"):
         with pytest.raises(ConfigError, match="class_path: expected a path such as"):
             build({"class_path": path}, "miner")
     for path in ("hostile.Loss", "torchvision.models.ResNet", "ours.hos.Loss"):
         with pytest.raises(ConfigError, match="add --trust"):
             build({"class_path": path}, "losses[0].loss")
-
-
-def test_a_class_that_exits(hostile: Path, trusting: Callable[..., None]) -> None:
-    trusting("hostile")
-    with pytest.raises(ConfigError, match="gone"):
-        build({"class_path": "hostile.Exit"}, "losses[0].loss")
 
 
 def test_a_file_trusts_nobody(tmp_path: Path) -> None:
@@ -142,7 +112,7 @@ def test_a_run_resumes_with_its_trust(
     hostile: Path, trusting: Callable[..., None], glyphs_root: Path
 ) -> None:
     command = [
-        *("--trust=hostile", config(hostile, loss({"class_path": "hostile.Loss"}))),
+        *("--trust=hostile", config(hostile, loss("hostile.Loss"))),
         *(f"--output={hostile / 'run'}", f"--data.root={glyphs_root}", "--data.max_classes=4"),
         *("--data.batch_size=8", "--optimization.steps=2", "--evaluation.every=0"),
         *("--report=false", "--label=x", "--data.num_workers=0"),

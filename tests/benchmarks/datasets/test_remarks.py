@@ -13,14 +13,12 @@ VIEWS = ImageViews(image_size=8, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
 
 
 def write(root: Path, *paths: str) -> Path:
-    """Images of different bytes; those of one name before "=" are equal."""
+    """Images of different pixels; those with the same word after "=" are equal."""
     for path in paths:
         name, _, content = path.partition("=")
         (root / name).parent.mkdir(parents=True, exist_ok=True)
-        seed = int(hashlib.sha256((content or name).encode()).hexdigest()[:8], 16)
-        Image.new("RGB", (8, 8), (seed % 256, seed // 256 % 256, seed // 65536 % 256)).save(
-            root / name, format="PNG"
-        )
+        colour = tuple(hashlib.sha256((content or name).encode()).digest()[:3])
+        Image.new("RGB", (9, 6), colour).save(root / name)
     return root
 
 
@@ -45,71 +43,37 @@ def test_parts_that_are_taken_for_classes_are_told(tmp_path: Path) -> None:
     assert told(root, level=1)["parts"].startswith("Train, val: looks like a part")
 
 
-@pytest.mark.parametrize(
-    ("names", "parts"),
-    [
-        (("training_set/a", "Test-Set/b"), "Test-Set, training_set"),
-        (("data/train2017/a", "data/holdout/b"), "holdout, train2017"),
-        (("eval/a", "other/b"), "eval"),
-        (("test tubes/a", "flasks/b"), None),
-        (("trains/steam", "cars/a"), None),
-        (("train", "bus"), None),
-    ],
-)
-def test_parts_by_other_names(names: tuple[str, ...], parts: str | None, tmp_path: Path) -> None:
-    found = told(write(tmp_path / "r", *(f"{name}/1.png" for name in names)))
-    assert found.get("parts", "None").partition(":")[0] == str(parts)
+def test_parts_by_other_names(tmp_path: Path) -> None:
+    for first, second, parts in (
+        ("data/train2017/a", "data/Test-Set/b", "Test-Set, train2017:"),
+        ("eval/a", "other/b", "eval:"),
+        ("test tubes/a", "flasks/b", "None"),
+        ("train", "bus", "None"),
+    ):
+        root = write(tmp_path / first / "r", f"{first}/1.png", f"{second}/1.png")
+        assert str(told(root).get("parts")).startswith(parts)
 
 
 @pytest.mark.parametrize(
     ("one", "other"),
-    [
-        *(("Apple", "apple"), ("x/Apple", "y/Apple"), ("\u212b", "\u00c5"), ("ﬁr", "FIR")),
-        *(("Apple", "Apple "), ("red apple", "Red_Apple"), ("x/a-b", "y/a b")),
-    ],
+    [("x/Apple", "y/apple"), ("ﬁr", "FIR"), ("Apple", "Apple "), ("red apple", "Red_Apple")],
 )
 def test_names_that_recur_are_told(one: str, other: str, tmp_path: Path) -> None:
     root = write(tmp_path / "r", f"{one}/1.png", f"{other}/2.png", "third/3.png")
-    if one == "\u212b":  # composed, they are one class
-        assert folder.read(root, 0.5).classes.count("\u00c5") == 2
-    else:
-        assert told(root)["same names"].startswith("1 recur, such as ")
-
-
-def test_a_copy_in_another_format_is_a_copy(tmp_path: Path) -> None:
-    root = write(tmp_path / "r", "a/1.png", "a/2.png", "b/1.png", "b/2.png")
-    with Image.open(root / "a/1.png") as image:
-        image.save(root / "a/3.bmp")
-    with Image.open(root / "b/1.png") as image:
-        turned = image.transpose(Image.Transpose.ROTATE_90)
-    exif = Image.Exif()
-    exif[0x0112] = 6  # to be turned back
-    turned.save(root / "a/4.png", exif=exif)
-    found = told(root, "a\n")
-    assert found["copies"].startswith("2 images of part test have a copy in it, such as a/1.png")
-    assert "b/1.png" in found["two classes"] and "a/4.png" in found["two classes"]
-
-
-@pytest.mark.parametrize(
-    "links",
-    [{"a/up": "."}, {"x/again": "x"}, {"x/a/y": "x"}, {"a/out": ".."}, {"b/y": "a", "a/x": "b"}],
-)
-def test_a_link_without_an_end_is_named(links: dict[str, str], tmp_path: Path) -> None:
-    root = write(tmp_path / "r", "a/1.png", "x/a/1.png", "b/1.png")
-    for link, target in links.items():
-        (root / link).symlink_to((root / target).resolve())
-    with pytest.raises(
-        ValueError, match=f"a link to a folder around it; remove it: '{root / link}"
-    ):
-        folder.read(root, 0.5)
+    assert told(root)["same names"].startswith("1 recur, such as ")
 
 
 def test_copies_are_counted(tmp_path: Path) -> None:
+    """Also one in another format, which is to be turned by its EXIF orientation."""
     root = write(
         tmp_path / "r",
-        *("a/1.png=x", "a/2.png=x", "a/3.png", "b/1.png=y", "b/2.png=z", "c/1.png=y", "c/2.png"),
+        *("a/1.png", "a/3.png", "b/1.png=y", "b/2.png=z", "c/1.png=y", "c/2.png"),
         *("d/1.png=z", "d/2.png"),
     )
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    with Image.open(root / "a/1.png") as image:
+        image.transpose(Image.Transpose.ROTATE_90).save(root / "a/2.tif", exif=exif)
     found = told(root, "a\nb\n")
     assert found["copies"].startswith("2 images of part test have a copy in it, such as a/1.png")
     assert found["train and test"].startswith("2 images train and test, such as b/1.png = c/1.png")
@@ -122,11 +86,6 @@ def test_copies_are_counted(tmp_path: Path) -> None:
 def test_files_that_are_no_images_are_counted(tmp_path: Path) -> None:
     root = write(tmp_path / "r", "a/1.png", "b/1.png")
     assert told(root) == {}, "an ordinary folder needs no word"
-    for name in ("a/1.HEIC", "a/2.heic", "b/notes.txt", "b/.hidden", "c/1.heic"):
-        (root / name).parent.mkdir(exist_ok=True)
+    for name in ("a/1.HEIC", "a/2.heic", "b/notes.txt", "b/.hidden"):
         (root / name).touch()
-    with pytest.raises(ValueError, match=r"c: holds no image, but 1 \.heic; convert"):
-        folder.read(root, 0.5)
-    (root / "c" / "1.heic").unlink()
-    (root / "c").rmdir()
     assert told(root)["left out"].startswith("2 .heic, 1 .txt; convert")

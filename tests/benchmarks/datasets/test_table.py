@@ -48,9 +48,8 @@ def read(root: Path, *lines: str, **settings: Any) -> Any:
 
 def built(root: Path, **settings: Any) -> Any:
     """The images of an experiment on the table that was written last."""
-    return build_datasets(
-        Data(dataset="table", root=root, table=root.with_suffix(".csv"), **settings)
-    )
+    file = root.with_suffix(".csv")
+    return build_datasets(Data(dataset="table", root=root, table=file, **settings))
 
 
 def verify(root: Path) -> int:
@@ -58,20 +57,23 @@ def verify(root: Path) -> int:
     return __main__.main(["verify", "table", f"--data.root={root}", f"--data.table={file}"])
 
 
+# ------------------------------------------------------------------------------------ what is read
+
+
 def test_a_table_of_oml(photographs: Path) -> None:
-    """Training rows leave the flags empty; "validation" tests, every image as a query and in the gallery."""
-    lines = [*rows("ab", ",train,,,birds"), *rows("cd", ",validation,True,True,birds")]
+    """Training rows leave the flags empty; "validation" tests, every image as a query and in the gallery.
+
+    Paths may be whole.
+    """
+    lines = [f"{photographs.absolute()}/{row}" for row in rows("ab", ",train,,,birds")]
+    lines += rows("cd", ",validation,True,True,birds")
     found = read(photographs, f"{SPLIT},is_query,is_gallery,category", *lines)
     assert (found.root, found.upright, found.boxes) == (photographs, True, None)
     assert found.counts() == {"train": (6, 2), "test": (6, 2)}
-    assert found.paths[:4] == ["a0.png", "a1.png", "a2.png", "b0.png"]
-    assert found.classes[0] == "a"
-
-
-def test_queries_and_gallery_of_oml(photographs: Path) -> None:
-    flags = ["1,0", "1.0,0.0", "False,True"] * 2
-    tested = [f"{row},test,{flag}" for row, flag in zip(rows("cd"), flags, strict=True)]
-    write(photographs, f"{SPLIT},is_query,is_gallery", *rows("ab", ",train,,"), *tested)
+    assert (found.paths[0], found.paths[6], found.classes[0]) == ("a0.png", "c0.png", "a")
+    flags = ["1,0,", "1.0,0.0,", "False,True,"] * 2
+    lines[6:] = [f"{row},test,{flag}" for row, flag in zip(rows("cd"), flags, strict=True)]
+    write(photographs, f"{SPLIT},is_query,is_gallery,category", *lines)
     train, test, _ = built(photographs)
     assert train.is_query is None
     assert test.is_query.tolist() == [True, True, False] * 2
@@ -82,50 +84,76 @@ def test_queries_and_gallery_of_oml(photographs: Path) -> None:
 
 
 def test_a_table_of_wildlife_datasets(photographs: Path) -> None:
-    lines = [f'{row},"[20.4, 0.0, 19.8, 30]"' for row in rows("ab")]
-    found = read(photographs, "path,identity,bbox", *lines)
-    assert found.boxes == [(20, 0, 40, 30)] * 6
-    assert sorted(set(found.parts)) == ["test", "train"]  # half of the classes
-    assert found.image(0).size == (20, 30)
-    assert np.asarray(found.image(0)).min() == 255
-
-
-def test_boxes_of_oml_are_what_is_seen(photographs: Path) -> None:
-    """Left, top, right, bottom; a picture without a box is seen whole; decoded once, it is the same."""
-    head = f"{SPLIT},x_1,x_2,y_1,y_2"
-    lines = [*rows("ab", ",train,,,,"), *rows("cd", ",test,0,20,10,30")]
-    found = read(photographs, head, *lines)
-    assert found.boxes == [None] * 6 + [(0, 10, 20, 30)] * 6
-    assert found.image(0).size == (40, 30) and found.image(6).size == (20, 20)
-    assert np.asarray(found.image(6)).max() == 40
-    train, test, _ = built(photographs)
-    assert train.digests + test.digests == train.listing.digests == found.digests
-    for images in (train, test):
-        decoded = DecodedImages(images, images.labels.device).open()
-        assert decoded.nbytes == sum(np.asarray(images.image(i)).size for i in range(6))
-    whole = read(photographs, head, *rows("ab", ",train,,,,"), *rows("cd", ",test,,,,"))
-    assert whole.fingerprint != found.fingerprint and whole.boxes is None
-    assert whole.digests[6].pixels != found.digests[6].pixels
-    assert whole.digests[6].content == found.digests[6].content
-
-
-def test_a_box_is_cut_out_of_the_upright_image(photographs: Path) -> None:
-    """A turned picture is 30 wide and 40 high; its white half lies below."""
+    """Boxes are cut out of upright images: a turned picture is 30 wide and 40 high; its white half lies below."""
     exif = Image.Exif()
     exif[0x0112] = 6
     with Image.open(photographs / "a0.png") as image:
         image.save(photographs / "a0.png", exif=exif)
-    found = read(photographs, "path,label,bbox", 'a0.png,a,"[0, 20, 30, 90]"', *rows("b", ","))
-    assert found.image(0).size == (30, 20)  # what is below the image is left out
-    assert np.asarray(found.image(0)).min() == 255
+    lines = ['a0.png,a,"[0, 20, 30, 90]"', *(f'{row},"[20.4, 0.0, 19.8, 30]"' for row in rows("b"))]
+    found = read(photographs, "path,identity,bbox", *lines)
+    assert found.boxes == [(0, 20, 30, 110)] + [(20, 0, 40, 30)] * 3
+    assert sorted(set(found.parts)) == ["test", "train"]  # half of the classes
+    assert [found.image(i).size for i in (0, 1)] == [(30, 20), (20, 30)]  # the rest lies outside
+    assert all(np.asarray(found.image(i)).min() == 255 for i in (0, 1))
 
 
-def test_several_parts_of_one_image_are_no_copies(photographs: Path, capsys: Any) -> None:
-    lines = [f"{row},{x},0,{x + 9},9" for row in rows("ab") for x in (0, 10)]
-    found = read(photographs, "path,label,x_1,y_1,x_2,y_2", *lines)
+def test_boxes_of_oml_are_what_is_seen(photographs: Path, capsys: Any) -> None:
+    """Left, top, right, bottom; a picture without a box is seen whole; one may be listed with several."""
+    head = f"{SPLIT},x_1,x_2,y_1,y_2"
+    whole = read(photographs, head, *rows("ab", ",train,,,,"), *rows("cd", ",test,,,,"))
+    lines = [f"{row},{box}" for row in rows("cd", ",test") for box in ("0,20,10,30", "9,20,0,30")]
+    found = read(photographs, head, *rows("ab", ",train,,,,"), *lines)
+    assert whole.boxes is None
+    assert found.boxes == [None] * 6 + [(0, 10, 20, 30), (9, 0, 20, 30)] * 6
+    assert found.image(0).size == (40, 30) and found.image(6).size == (20, 20)
+    assert np.asarray(found.image(6)).max() == 40
+    assert whole.fingerprint != found.fingerprint
+    assert whole.digests[6].pixels != found.digests[6].pixels
+    assert whole.digests[6].content == found.digests[6].content
+    train, test, _ = built(photographs)
+    assert train.digests + test.digests == found.digests
+    decoded = DecodedImages(test, test.labels.device).open()
+    assert decoded.nbytes == sum(np.asarray(test.image(i)).size for i in range(12))
     assert verify(photographs) == 0
-    output = capsys.readouterr().out
-    assert "0 of 12 cannot be used" in output and found.fingerprint in output
+    assert "0 of 18 cannot be used" in capsys.readouterr().out
+
+
+def test_labels_that_may_be_one_are_told(photographs: Path) -> None:
+    listing = read(photographs, "path,label", "a0.png,1", "b0.png,1.0", "c0.png,x/1")
+    [(subject, text)] = remarks(listing, [None] * 3)
+    assert subject == "same names"
+    assert text.startswith("1 recur, such as 1 and 1.0, and")
+
+
+def test_a_parquet_file_says_the_same(photographs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Numbers, truth values, lists and nulls, as pyarrow gives them."""
+    columns = {
+        "path": ["a0.png", "a1.png", "b0.png", "b1.png"],
+        "label": [7, 7, 8, 8],
+        "is_query": [True, False, True, False],
+        "bbox": [[0.0, 0.0, 5.0, 5.0], None, None, None],
+        "outline": [b"x"] * 4,
+    }
+    whole = SimpleNamespace(
+        column_names=[*columns],
+        column=lambda name: SimpleNamespace(to_pylist=lambda: columns[name]),
+    )
+    parquet = SimpleNamespace(read_table=lambda file: whole)
+    monkeypatch.setitem(sys.modules, "pyarrow", SimpleNamespace(parquet=parquet))
+    file = Path("x.parquet")
+    found = table.read(file, photographs, default=None)
+    assert found.classes == ["7", "7", "8", "8"]
+    assert found.parts == ["query", "gallery"] * 2
+    assert found.boxes == [(0, 0, 5, 5), None, None, None]
+    columns["label"][2] = None
+    with pytest.raises(DatasetError, match=r"x.parquet, row 3, column label: expected the name"):
+        table.read(file, photographs, default=None)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(DatasetError, match=r"x.parquet: reading Parquet needs pyarrow; install it"):
+        table.read(file, photographs)
+
+
+# --------------------------------------------------------------------------------- what is refused
 
 
 def test_an_image_is_named_with_its_line(photographs: Path, capsys: Any) -> None:
@@ -138,31 +166,11 @@ def test_an_image_is_named_with_its_line(photographs: Path, capsys: Any) -> None
     with pytest.raises(ConfigError, match=re.escape(f"data.table: {missing}")):
         built(photographs)
     listing = table.read(file, photographs)
-    for look, line in ((lambda: listing.digests, damaged), (lambda: listing.image(3), outside)):
-        with pytest.raises(DatasetError, match=re.escape(line)):
-            look()
+    with pytest.raises(DatasetError, match=re.escape(outside)):
+        listing.image(3)
     assert verify(photographs) == 1
     output = capsys.readouterr().out
     assert all(f"\n{line}" in output for line in (damaged, missing, outside))
-
-
-def test_paths_may_be_whole(photographs: Path) -> None:
-    lines = [f"{photographs.absolute()}/{row}" for row in rows("ab")]
-    found = read(photographs, "path,label", *lines)
-    assert found.paths == [row.split(",")[0] for row in rows("ab")]
-
-
-def test_the_fingerprint_is_of_what_the_table_says(photographs: Path) -> None:
-    train, tested = rows("ab", ",train"), rows("cd", ",test")
-    first = read(photographs, SPLIT, *train, *tested).fingerprint
-    noted = (f"{row},x" for row in train + tested)
-    assert read(photographs, f"{SPLIT},note", *noted).fingerprint == first
-    for lines in (
-        [*train, *tested[:-1]],
-        [*train, *tested[:-1], "d2.png,c,test"],
-        [*rows("abc", ",train"), *rows("d", ",test")],
-    ):
-        assert read(photographs, SPLIT, *lines).fingerprint != first
 
 
 CORNERS = ", line 5, column x_1, y_1, x_2, y_2: expected left < right and top < bottom of at least"
@@ -173,26 +181,21 @@ BOX = ", line 5, column bbox: expected [left, top, width, h"
     ("head", "row", "line"),
     [
         ("path,class", "a0.png,a", ": expected a column label or identity, got path, class; the"),
-        ("path;label", "a0.png;a", ": expected a column path, got path;label; the first line"),
         ("path,label,identity", "a0.png,a,a", ": has columns label and identity, which mean the"),
         ("path,label,x_1", "a0.png,a,3", ": expected a column y_1, got path, label, x_1; the"),
+        ("path,label,bbox,x_1,y_1,x_2,y_2", "a0.png,a,,,,,", ": has boxes as bbox and as x_1, y_1"),
         ("path,label", "a0.png,a,b", ", line 5: expected 2 cells, as the first line has, got 3"),
         ("path,label", "../a0.png,a", ", line 5, column path: expected the path of an image in "),
         ("path,label", "/etc/a0.png,a", ", line 5, column path: expected the path of an image in "),
-        ("path,label", "a0.png,", ", line 5, column label: expected the name of a class, got ''"),
         ("path,label", "a0.png,NaN", ", line 5, column label: expected the name of a class"),
         ("path,identity", "a0.png,unknown", ", line 5, column identity: expected a known indiv"),
-        ("path,label", "b0.png,b", ", line 5: lists b0.png as line 2 does; remove one of them"),
         (SPLIT, "a0.png,a,valid", ", line 5, column split: expected one of train, vali"),
         (SPLIT, "a0.png,a,validation", ", line 5, column split: expected train or test, as other"),
         ("path,label,is_query", "a0.png,a,", ", line 5, column is_query: expected true or false"),
         ("path,label", 'a0.png,"a', ", line 5: unexpected end of data; close its quotation marks"),
-        ("path,label", 'a0.png,"a"b', """, line 5: ',' expected after '"'; close its quotation"""),
-        ("path,label,bbox", 'a0.png,a,"[1, 2, 0, 4]"', BOX),
         ("path,label,note", 'b0.png,b,"1\n2"', ", line 5: lists b0.png as line 2 does; remove one"),
-        ("path,label,bbox", "a0.png,a,1 2 3 4", BOX),
+        ("path,label,bbox", 'a0.png,a,"[1, 2, 0, 4]"', BOX),
         ("path,label,x_1,y_1,x_2,y_2", "a0.png,a,0.1,0.1,0.9,0.9", CORNERS),
-        ("path,label,x_1,y_1,x_2,y_2", "a0.png,a,5,,9,9", CORNERS),
     ],
 )
 def test_a_fault_names_file_line_and_column(
@@ -208,10 +211,8 @@ def test_a_fault_names_file_line_and_column(
 def test_flags_that_exclude_each_other_are_refused(photographs: Path) -> None:
     for first, second, line in (
         ("0,0", "0,0", "line 2, column gallery: expected true, as this test row"),
-        ("1,0", "1,1", "line 5: is query and gallery, but line 2 only query"),
         ("0,1", "1,1", "line 5: is query and gallery, but line 2 only gallery"),
         ("1,0", "1,0", "line 2: is only query, as all test rows are"),
-        ("0,1", "0,1", "line 2: is only gallery, as all test rows are"),
     ):
         with pytest.raises(DatasetError, match=line):
             lines = [*rows("a", f",{first}"), *rows("b", f",{second}")]
@@ -228,11 +229,10 @@ def test_known_classes_are_tested_where_the_user_says_so(photographs: Path) -> N
     assert (train.class_names, len(train)) == (["a", "b", "c"], 6)
     assert (test.class_names, len(test)) == (["a", "b", "c", "d"], 6)
     assert not {train.name(i) for i in range(6)} & {test.name(i) for i in range(6)}
-    data = {"dataset": "table", "root": photographs, "table": file}
-    for known, status in ((None, 1), (True, 0)):
-        words = shlex.split(verify_command(vars(Data(**data, known_classes=known))))
-        assert words[:3] == ["python", "-m", "benchmarks.datasets"]
-        assert __main__.main(words[3:]) == status
+    data = Data(dataset="table", root=photographs, table=file, known_classes=True)
+    words = shlex.split(verify_command(vars(data)))
+    assert words[:3] == ["python", "-m", "benchmarks.datasets"]
+    assert __main__.main(words[3:]) == 0
 
 
 def test_settings_that_do_not_suit_the_table(photographs: Path) -> None:
@@ -250,74 +250,22 @@ def test_settings_that_do_not_suit_the_table(photographs: Path) -> None:
         assert [*data.faults()] == [f"data.table: {line}"]
 
 
-@pytest.mark.parametrize(
-    ("train", "test", "counts"),
-    [("", "ab", "0 .*, 2"), ("abcd", "", "4 classes to train on, 0"), ("ab", "c", "2 .*, 1")],
-)
-def test_a_training_needs_classes_of_both_uses(
-    photographs: Path, train: str, test: str, counts: str, capsys: Any
-) -> None:
-    file = write(photographs, SPLIT, *rows(train, ",train"), *rows(test, ",test"))
+def test_a_training_needs_classes_of_both_uses(photographs: Path, capsys: Any) -> None:
+    file = write(photographs, SPLIT, *rows("ab", ",train"), *rows("c", ",test"))
     assert verify(photographs) == 0
-    line = rf"\nboth uses .*{counts} to test on: a training needs two of each"
+    line = r"\nboth uses .*2 classes to train on, 1 to test on: a training needs two of each"
     assert re.search(line, capsys.readouterr().out)
-    with pytest.raises(ConfigError, match=f"data.table: {file}: all images to t.* on are "):
+    with pytest.raises(ConfigError, match=f"data.table: {file}: all images to test on are of one"):
         built(photographs)
 
 
-def test_labels_that_may_be_one_are_told(photographs: Path) -> None:
-    listing = read(photographs, "path,label", "a0.png,1", "b0.png,1.0", "c0.png,x/1")
-    [(subject, text)] = remarks(listing, [None] * 3)
-    assert subject == "same names"
-    assert text.startswith("1 recur, such as 1 and 1.0, and") and "label in one way" in text
-
-
-class Column(list[Any]):
-    def to_pylist(self) -> list[Any]:
-        return self
-
-
-def test_a_parquet_file_says_the_same(photographs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Numbers, truth values, lists and nulls, as pyarrow gives them."""
-    columns = {
-        "path": ["a0.png", "a1.png", "b0.png", "b1.png"],
-        "label": [7, 7, 8, 8],
-        "is_query": [True, False, True, False],
-        "bbox": [[0.0, 0.0, 5.0, 5.0], None, None, None],
-        "outline": [b"x"] * 4,
-    }
-    whole = SimpleNamespace(column_names=[*columns], column=lambda name: Column(columns[name]))
-    parquet = SimpleNamespace(read_table=lambda file: whole)
-    monkeypatch.setitem(sys.modules, "pyarrow", SimpleNamespace(parquet=parquet))
-    file = Path("x.parquet")
-    found = table.read(file, photographs, default=None)
-    assert found.classes == ["7", "7", "8", "8"]
-    assert found.parts == ["query", "gallery"] * 2
-    assert found.boxes == [(0, 0, 5, 5), None, None, None]
-    columns["label"][2] = None
-    with pytest.raises(DatasetError, match=r"x.parquet, row 3, column label: expected the name"):
-        table.read(file, photographs, default=None)
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(DatasetError, match=r"x.parquet: reading Parquet needs pyarrow; install it"):
-        table.read(file, photographs)
-
-
-def test_a_table_in_utf_16_is_read(photographs: Path) -> None:
-    file = write(photographs, "path,label", *rows("ab"))
-    expected = table.read(file, photographs)
-    file.write_text(file.read_text(), encoding="utf-16")
-    assert table.read(file, photographs) == expected
-
-
 def test_a_table_that_cannot_be_read(photographs: Path) -> None:
-    with pytest.raises(DatasetError, match=r"none.csv: cannot be read \(FileNotFoundError"):
-        table.read(Path("none.csv"), photographs)
     file = photographs.with_suffix(".csv")
-    for content, line in (
-        (b"path,label", ": has no rows; expected one for each image"),
-        (b"path,label\na.png,a\nb.png,a", ": all rows are of the class 'a'; expected two or more"),
-        (b"path,label\na.png,a\nb.png,b\xe9", ", line 3: is not UTF-8 text .*; save the file as"),
+    with pytest.raises(DatasetError, match=rf"{file}: cannot be read \(FileNotFoundError"):
+        table.read(file, photographs)
+    for line, *lines in (
+        ("has no rows; expected one for each image", "path,label"),
+        ("all rows are of the class 'a'; expected two or", "path,label", "a.png,a", "b.png,a"),
     ):
-        file.write_bytes(content)
-        with pytest.raises(DatasetError, match=f"{file}{line}"):
-            table.read(file, photographs)
+        with pytest.raises(DatasetError, match=f"{file}: {line}"):
+            read(photographs, *lines)

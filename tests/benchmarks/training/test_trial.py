@@ -1,87 +1,74 @@
-"""The parts of a run and its trial step."""
+"""A run that cannot work is refused at its start, by a trial step, by its images or by the launcher's settings."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from accelerate import Accelerator
+from PIL import Image
 
-from benchmarks.settings import ConfigError, Data, parse
-from benchmarks.training import trial
-from benchmarks.training.trial import computes_in_bfloat16
+from benchmarks.building import network
+from benchmarks.records import describe_launcher
+from benchmarks.run import main
+from benchmarks.settings import ConfigError, parse
+from benchmarks.training import check_launcher, trial
 from tests.support.processes import TINY, horde
 
+PML = "pytorch_metric_learning"
+LOSSES = {
+    "triplet": f"{PML}.losses.TripletMarginLoss",
+    "arcface": f"{PML}.losses.ArcFaceLoss",
+    "jrs": "pml_regularizers.JRSRegularizer",
+    "confusion": "pml_regularizers.EnergyConfusionRegularizer",
+}
 MEMORY = (
-    "--losses=[{loss: {class_path: pytorch_metric_learning.losses.CrossBatchMemory, init_args: {memory_size: 9, "
-    "loss: {class_path: pytorch_metric_learning.losses.ContrastiveLoss}}}}]"
+    f"--losses+={{loss: {{class_path: {PML}.losses.CrossBatchMemory, init_args: {{memory_size: 9, "
+    f"loss: {{class_path: {PML}.losses.ContrastiveLoss}}}}}}}}"
 )
 
 
-TRIPLET, JRS = "pytorch_metric_learning.losses.TripletMarginLoss", "pml_regularizers.JRSRegularizer"
-CONFUSION = "pml_regularizers.EnergyConfusionRegularizer"
-
-
-def losses(*paths: str, weights: Sequence[float] = (1, 1)) -> str:
+def losses(**weights: float) -> str:
+    """The losses of these weights, by the names above."""
     terms = (
-        f"{{weight: {weight}, loss: {{class_path: {path}}}}}"
-        for path, weight in zip(paths, weights, strict=False)
+        f"{{weight: {weight}, loss: {{class_path: {LOSSES[name]}}}}}"
+        for name, weight in weights.items()
     )
     return f"--losses=[{', '.join(terms)}]"
 
 
 @pytest.mark.parametrize(
-    ("settings", "index"),
+    "settings",
     [
-        ([losses(TRIPLET), "--data.samples_per_class=1"], 0),
-        ([losses(TRIPLET), "--data.samples_per_class=60"], 0),
-        ([losses(TRIPLET, CONFUSION), "--data.samples_per_class=60"], 0),
-        ([losses(TRIPLET, weights=[0])], 0),
+        [losses(triplet=1), "--data.samples_per_class=1"],
+        [losses(triplet=1, confusion=1), "--data.samples_per_class=60"],
+        [losses(triplet=0)],
     ],
 )
-def test_a_loss_that_never_acts_is_refused(settings: list[str], index: int) -> None:
-    with pytest.raises(ConfigError, match=rf"losses\[{index}\]: a .* of 0 in all trial batches"):
+def test_a_loss_that_never_acts_is_refused(settings: list[str]) -> None:
+    with pytest.raises(ConfigError, match=r"losses\[0\]: a .* of 0 in all trial batches"):
         trial.try_one_step(parse([*TINY, *settings]).experiment)
 
 
 @pytest.mark.parametrize(
     "settings",
     [
-        [losses("pytorch_metric_learning.losses.ArcFaceLoss"), "--data.samples_per_class=1"],
-        [losses(TRIPLET, JRS, weights=[1, 0])],
+        [losses(arcface=1), "--data.samples_per_class=1"],
+        [losses(triplet=1, jrs=0)],
         [
-            losses(TRIPLET),
-            "--miner={class_path: pytorch_metric_learning.miners.TripletMarginMiner, "
+            losses(triplet=1),
+            f"--miner={{class_path: {PML}.miners.TripletMarginMiner, "
             "init_args: {type_of_triplets: hard}}",
         ],
-        [losses(TRIPLET), "--data.samples_per_class=null"],
+        [losses(triplet=1), "--data.samples_per_class=null"],
     ],
 )
 def test_a_loss_that_acts_in_some_batch_is_tried(settings: list[str]) -> None:
     trial.try_one_step(parse([*TINY, *settings]).experiment)
 
 
-@pytest.mark.parametrize(
-    ("size", "of_class", "small", "classes"),
-    [
-        *((80, 4, [0, 1, 0, 1], 16), (80, 1, [0, 1, 2, 3], 32), (4, 1, [0, 1, 2, 3], 4)),
-        *((8, 8, [0, 0, 0, 0], 1), (2, 2, [0, 0], 1), (80, None, [0, 1, 0, 1], 2)),
-    ],
-)
-def test_trial_batches_are_composed_as_those_of_the_training(
-    size: int, of_class: int | None, small: list[int], classes: int
-) -> None:
-    data = Data(batch_size=size, samples_per_class=of_class)
-    assert trial._trial_labels(data, 4).tolist() == small
-    assert len(trial._trial_labels(data, 32).unique()) == classes
-
-
-@pytest.mark.parametrize("setting", [horde(), MEMORY])
-def test_the_trial_step_leaves_no_trace(
-    setting: str, glyphs_root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    experiment = parse([f"--data.root={glyphs_root}", *TINY, setting]).experiment
+def test_the_trial_step_leaves_no_trace(glyphs_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    experiment = parse([f"--data.root={glyphs_root}", *TINY, horde(), MEMORY]).experiment
     found = []
     for trial_step in (trial._take_trial_step, lambda *_: None):
         monkeypatch.setattr(trial, "_take_trial_step", trial_step)
@@ -97,25 +84,80 @@ def test_the_trial_step_leaves_no_trace(
     assert torch.equal(state, others[0]) and hooks == others[1]
 
 
-@pytest.mark.parametrize("has_instructions", [True, False])
-def test_slow_bfloat16_is_told(
-    has_instructions: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+# ----------------------------------------------------------------------------------- photographs
+
+RECIPE = ("--recipe=images/resnet50/binomial_horde", "--data.image_size=32", "--data.num_workers=0")
+
+
+def test_nothing_is_fetched_for_what_cannot_start_and_the_values_that_fit_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Five training and five test classes of two images; each fault is mended as the one before it says."""
+    for name in "abcdefghij":
+        (tmp_path / "photographs" / name).mkdir(parents=True)
+        for i in range(2):
+            Image.new("RGB", (40, 30), "red").save(tmp_path / "photographs" / name / f"{i}.jpg")
+    create = network.timm.create_model
+
+    def unreachable(name: str, **arguments: Any) -> Any:
+        if name == "resnet50" and arguments.get("pretrained"):
+            raise ConnectionError("no network.")
+        return create(name, **arguments)
+
+    monkeypatch.setattr(network.timm, "create_model", unreachable)
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
-    monkeypatch.setattr(trial, "computes_in_bfloat16", lambda: has_instructions)
-    trial.start(parse([*TINY, losses(TRIPLET), "--precision=bf16"]).experiment)
-    assert ("--precision float32" in capsys.readouterr().out) is not has_instructions
-    assert isinstance(computes_in_bfloat16(), bool)
+
+    def refused(*arguments: str) -> str:
+        root = f"--data.root={tmp_path / 'photographs'}"
+        assert main([*RECIPE, root, *arguments, f"--output={tmp_path / 'run'}"]) == 2
+        assert not (tmp_path / "run").exists()
+        [line] = capsys.readouterr().err.splitlines()
+        return line.removeprefix("error: ")
+
+    missing = tmp_path / "nowhere"
+    assert refused(f"--data.root={missing}").startswith(f"data.root: {missing}: cannot be read")
+    assert refused().startswith("data.batch_size: 80 images, 4 per class, need 20 classes")
+    fetched = refused("--data.batch_size=20")
+    assert fetched.startswith("model: resnet50: no network; --model.weights FILE")
+    small = ["--model.trunk=test_resnet", "--model.trunk_args={}", "--data.batch_size=8"]
+    frozen = refused(*small)
+    assert frozen.startswith("model: batch_norm or frozen_stages would keep random weights")
+    assert "--model.weights FILE" in frozen and frozen.endswith("--model.frozen_stages null")
+    small.append("--model.batch_norm=train")
+    line = refused(*small)
+    assert line.startswith("evaluation.descriptor: its PCA") and line.endswith("at most 9")
+    line = refused(*small, "--evaluation.descriptor=false", "--evaluation.features=11")
+    assert line.startswith("evaluation.features: 11 ") and line.endswith("at most 10")
 
 
-def test_a_network_that_cannot_be_copied_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    build = trial.build_model
+# ---------------------------------------------------------------------------------- the launcher
 
-    def uncopied(*arguments: Any) -> Any:
-        model = build(*arguments)
-        model.computed = next(model.parameters()) * 1
-        return model
 
-    monkeypatch.setattr(trial, "build_model", uncopied)
-    with pytest.raises(ConfigError, match="cannot be copied for a trial step: RuntimeError"):
-        trial.try_one_step(parse([*TINY, losses(TRIPLET)]).experiment)
+REFUSED = {"ACCELERATE_MIXED_PRECISION": "bf16", "ACCELERATE_OF_A_LATER_VERSION": "x"}
+OF_ACCELERATE_LAUNCH = {
+    "ACCELERATE_USE_CPU": "True",
+    "ACCELERATE_MIXED_PRECISION": "no",
+    "ACCELERATE_DYNAMO_BACKEND": "NO",
+    "ACCELERATE_DYNAMO_MODE": "default",
+    "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "1",
+    "ACCELERATE_CPU_AFFINITY": "1",
+}
+
+
+def test_what_accelerate_takes_from_the_environment_is_refused_without_effect_or_a_setting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in describe_launcher():
+        monkeypatch.delenv(name)
+    for name, value in REFUSED.items():
+        with monkeypatch.context() as patch:
+            patch.setenv(name, value)
+            assert main([*TINY, f"--data.root={tmp_path}", f"--output={tmp_path / 'run'}"]) == 2
+        assert capsys.readouterr().err.startswith(f"error: {name}={value}: ")
+        assert [*tmp_path.iterdir()] == []
+    for name, value in OF_ACCELERATE_LAUNCH.items():
+        monkeypatch.setenv(name, value)
+    check_launcher(parse([]).experiment)
+    assert describe_launcher() == OF_ACCELERATE_LAUNCH
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
+    check_launcher(parse(["--precision=bf16"]).experiment)

@@ -1,41 +1,25 @@
 """The tree in Stanford_Online_Products.zip."""
 
-from collections.abc import Mapping
 from pathlib import Path
 
 from tests.support.fake_trees import spread, write_pictures
 
-SMALL = spread(34, range(1, 13)) | spread(21, range(11_319, 11_326))
-FULL = spread(59_551, range(1, 11_319)) | spread(60_502, range(11_319, 22_635))
-NAMES = "bicycle cabinet chair coffee_maker fan kettle lamp mug sofa stapler table toaster"
-SUPER_CLASSES = NAMES.split()
+SIZES = spread(34, range(1, 13)) | spread(21, range(11_319, 11_326))
 
 
-def write(root: Path, sizes: Mapping[int, int] = SMALL, *, pictures: bool = True) -> Path:
-    """Write Stanford_Online_Products into a folder.
-
-    Args:
-        sizes: Images of each class, 1..22634.
-        pictures: Whether to write more than the index files.
-
-    Returns:
-        The folder Stanford_Online_Products.
-    """
+def write(root: Path) -> Path:
+    """Write Stanford_Online_Products into a folder; returns the folder Stanford_Online_Products."""
     folder = root / "Stanford_Online_Products"
-    folder.mkdir(parents=True)
     header = "image_id class_id super_class_id path"
     lists = {"train": [header], "test": [header]}
     paths = []
-    for label, count in sizes.items():
-        super_id = label % len(SUPER_CLASSES)
+    for label, count in SIZES.items():
         for number in range(count):
-            path = f"{SUPER_CLASSES[super_id]}_final/{111_085_000_000 + label}_{number}.JPG"
+            path = f"lamp_final/{111_085_000_000 + label}_{number}.JPG"
             paths.append(path)
             part = "train" if label <= 11_318 else "test"
-            lists[part].append(f"{len(paths)} {label} {super_id + 1} {path}")
-    lists["info"] = [header, *lists["train"][1:], *lists["test"][1:]]
+            lists[part].append(f"{len(paths)} {label} 8 {path}")
+    write_pictures(folder, paths)
     for part, lines in lists.items():
         (folder / f"Ebay_{part}.txt").write_text("".join(f"{line}\n" for line in lines))
-    if pictures:
-        write_pictures(folder, paths)
     return folder
