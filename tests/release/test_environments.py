@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.documents.test_docs import EXAMPLES
-from tests.support.packages import build_both
+from tests.documents.test_packages import build_both
 from tests.support.processes import ROOT
 
 pytestmark = pytest.mark.release
@@ -59,7 +59,7 @@ def run(*command: object, folder: Path) -> str:
 @pytest.fixture(scope="module")
 def packages(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """The unpacked source distribution without the code, and the wheel."""
-    _, unpacked, wheel = build_both(tmp_path_factory.mktemp("packages"))
+    unpacked, wheel = build_both(tmp_path_factory.mktemp("packages"))
     for code in ("pml_regularizers", "benchmarks"):
         shutil.rmtree(unpacked / code)
     return unpacked, wheel
