@@ -14,7 +14,6 @@ A paragraph or table of other numbers (a paper's, settings, arithmetic, limits i
 """
 
 import re
-import shlex
 import subprocess
 from collections.abc import Collection, Iterator
 from importlib.util import find_spec
@@ -120,23 +119,15 @@ def sources(pattern: str) -> set[str]:
 
 
 def exists(command: str) -> bool:
-    """Whether the target, the module or file, the recipes, cases and tests that a command names are there."""
-    words = [word for word in shlex.split(command) if not re.match(r"[A-Z_]+=", word)]
-    match words:
+    """Whether there is the target, module or file that a command names."""
+    match re.sub(r"^[A-Z_]+=\S+ ", "", command).split():
         case ["make", target]:
             return f"\n{target}:" in (ROOT / "Makefile").read_text()
-        case ["python", "-m", "benchmarks.speed", *cases]:
-            return set(cases) <= set(CASES)
         case ["python", "-m", module, *_]:
-            there = find_spec(module.split(".")[0]) and find_spec(module)
+            return bool(find_spec(module.split(".")[0]) and find_spec(module))
         case ["python", file, *_]:
-            there = (ROOT / file).is_file()
-        case _:
-            return False
-    named = [word for word, before in zip(words[1:], words, strict=False) if before == "--recipe"]
-    files = [word for word in words if word.startswith("tests/")]
-    named_there = all(name in recipe_names() for name in named)
-    return bool(there) and named_there and all((ROOT / name).exists() for name in files)
+            return (ROOT / file).is_file()
+    return False
 
 
 # ------------------------------------------------------------------------------------------- the pages
@@ -160,20 +151,24 @@ def test_what_the_sources_name_is_there() -> None:
     commands = sources(r"`((?:[A-Z_]+=\d+ )?(?:python|make) [^`]+)`")
     assert len(commands) >= 3
     assert [name for name in commands if not exists(name)] == []
-    tests = {name for page in PAGES for name in TEST_FILE.findall(page.read_text())}
-    assert len(tests) >= 3
-    assert [name for name in tests if not (ROOT / name).is_file()] == []
+    said = "\n".join(commands)
+    assert set(re.findall(r"--recipe (\S+)", said)) <= set(recipe_names())
+    assert set(re.findall(r"benchmarks\.speed (\S+)", said)) <= set(CASES)
+    files = {name for page in PAGES for name in TEST_FILE.findall(page.read_text())}
+    files |= set(re.findall(r"tests/\S+", said))
+    assert len(files) >= 3
+    assert [name for name in files if not (ROOT / name).exists()] == []
 
 
 def test_the_commits_are_in_the_history() -> None:
-    git = ["git", "-C", str(ROOT)]
-    told = {"capture_output": True, "text": True, "check": False}
-    shallow = subprocess.run([*git, "rev-parse", "--is-shallow-repository"], **told)
-    if not (ROOT / ".git").exists() or shallow.stdout.strip() != "false":
+    def git(*words: str) -> str:
+        return subprocess.run(["git", "-C", ROOT, *words], capture_output=True, text=True).stdout
+
+    shallow = git("rev-parse", "--is-shallow-repository").strip()
+    if not (ROOT / ".git").exists() or shallow != "false":
         pytest.skip("no history here, or only its end")
-    commits = sources(r"`([0-9a-f]{7,40})`")
+    commits, history = sources(r"`([0-9a-f]{7,40})`"), git("rev-list", "HEAD")
     assert commits
-    history = subprocess.run([*git, "rev-list", "HEAD"], **told).stdout
     assert [name for name in commits if f"\n{name}" not in f"\n{history}"] == []
 
 
@@ -206,25 +201,18 @@ def test_a_source_is_of_its_section() -> None:
     assert without_source(f"# Page\n\n## One\n\n{number}\n\n### Part\n\n{SOURCE}\n") != []
     assert without_source(f"# Page\n\n## One\n\n{number}\n\n{SOURCE}\n") == []
     assert without_source(f"# Page\n\n{SOURCE}\n\n## One\n\n{number}\n") == []
-
-
-def test_rows_of_the_table_of_sources_link_to_sections() -> None:
-    number = "a step of 12 ms"
-    table = "| [speed](page.md#one), [more](../other.md) | `make speed` | `b9afa51` |"
-    assert linked(table, "page.md") == {"one"} and linked(table, "other.md") == {""}
-    assert without_source(f"# Page\n\n## One\n\n### Part\n\n{number}\n", {"one"}) == []
-    assert without_source(f"# Page\n\n## Two\n\n{number}\n", {"one"}) != []
-    assert without_source(f"# Page\n\n## Two\n\n{number}\n", {""}) == []
+    rows = "| [speed](page.md#one), [more](../other.md) | `make speed` | `b9afa51` |"
+    assert linked(rows, "page.md") == {"one"} and linked(rows, "other.md") == {""}
     assert linked("| [speed](page.md#one) | `make speed` | no commit |", "page.md") == set()
+    page = f"# Page\n\n## One\n\n### Part\n\n{number}\n"
+    assert [without_source(page, {name}) == [] for name in ("one", "two", "")] == [
+        True,
+        False,
+        True,
+    ]
 
 
 def test_a_command_that_names_nothing_is_found() -> None:
-    for command in (
-        "make nothing",
-        "python -m benchmarks.sped",
-        "python -m benchmarks.speed hordes",
-        "python benchmarks/walk.py",
-        "python benchmarks/run.py --recipe glyphs/finetune/none",
-        "python -m pytest tests/library/test_none.py",
-    ):
+    assert exists("make speed") and exists("OMP_NUM_THREADS=1 python -m benchmarks.speed")
+    for command in "make nothing", "python -m benchmarks.sped", "python benchmarks/walk.py":
         assert not exists(command)

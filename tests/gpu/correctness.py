@@ -37,14 +37,14 @@ FLOAT32, TF32 = 1e-4, 2**-8
 HALF = {torch.bfloat16: 2**-6, torch.float16: 2**-9}
 """Bounds of gradients that are rounded to half precision at the end, a few units in the last place."""
 
-
-def small_sizes(tiny: bool) -> Sizes:
-    return Sizes(8, 9, 16, 8, 32, 3, 4) if tiny else Sizes(32, 49, 256, 128, 512, 5, 20)
+SMALL = {True: Sizes(8, 9, 16, 8, 32, 3, 4), False: Sizes(32, 49, 256, 128, 512, 5, 20)}
+PAPER = {True: Sizes(2, 16, 16, 8, 64, 3, 4), False: Sizes(40, 64, 1024, 512, 8192, 5, 100)}
+"""Sizes of the parts; True: tiny."""
 
 
 def check_losses(part: Part) -> None:
     """All losses, each in three precisions; a loss with an error does not keep the others from their checks."""
-    sizes = small_sizes(part.tiny)
+    sizes = SMALL[part.tiny]
     for name, make in LOSSES.items():
         part.run(name, 3, partial(check_loss, part, name, make(sizes), draw_inputs(sizes)))
 
@@ -63,10 +63,6 @@ def check_loss(part: Part, name: str, loss: nn.Module, inputs: Mapping[str, Tens
         words = str(half).removeprefix("torch.")
         part.check(f"{name}, {words}, value", found[0], expected[0], FLOAT32)
         part.check(f"{name}, {words}, gradients", found[1:], expected[1:], bound)
-
-
-def paper_sizes(tiny: bool) -> Sizes:
-    return Sizes(2, 16, 16, 8, 64, 3, 4) if tiny else Sizes(40, 64, 1024, 512, 8192, 5, 100)
 
 
 def summed(
@@ -124,7 +120,7 @@ def project(x: Tensor, *matrices: Tensor, checkpoint: bool = False) -> Tensor:
 
 def check_moments(part: Part, kind: str) -> None:
     """HORDE's moments at the paper's size: "trained", "random" or "sketched"."""
-    x, gradient = draw_features(part, sizes := paper_sizes(part.tiny))
+    x, gradient = draw_features(part, sizes := PAPER[part.tiny])
     matrices = draw_matrices(part, sizes)
     inputs, plain, call = [x, *matrices], by_autograd, project
     if kind == "random":
@@ -181,7 +177,7 @@ def check_processes(part: Part, processes: Any, folder: str) -> None:
 
 def check_compiled(part: Part) -> None:
     """Only at full size: `torch.compile` takes minutes on one core."""
-    inputs = draw_inputs(sizes := small_sizes(part.tiny)._replace(K=3))
+    inputs = draw_inputs(sizes := SMALL[part.tiny]._replace(K=3))
     loss = LOSSES["HORDE, sketch"](sizes)
     expected = value_and_gradients(loss, inputs, CPU, torch.float64)
     found = value_and_gradients(torch.compile(loss), inputs, part.device, torch.float32)
@@ -217,7 +213,7 @@ def check_scaler(part: Part) -> None:
 
 
 def check_channels_last(part: Part) -> None:
-    inputs = draw_inputs(sizes := small_sizes(part.tiny))
+    inputs = draw_inputs(sizes := SMALL[part.tiny])
     maps = inputs["feature_map"].contiguous(memory_format=torch.channels_last)
     for name in ("HORDE, cascaded", "HORDE, sketch"):
         loss = LOSSES[name](sizes)

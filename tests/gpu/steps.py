@@ -19,11 +19,11 @@ from pml_regularizers.functional import products
 from pml_regularizers.functional import sketches as convolutions
 from tests.gpu import floors
 from tests.gpu.correctness import (
+    PAPER,
     TRUNKS,
     draw_features,
     draw_matrices,
     draw_tables,
-    paper_sizes,
     project,
 )
 from tests.gpu.networks import Network, Sizes, horde, make_trunk
@@ -141,7 +141,7 @@ def measure_steps(part: Part, trunk: str, images: int, rates: Rates) -> None:
 
 def measure_blocks(part: Part) -> None:
     """Forward and backward of the moments at several block sizes; the size that is set comes first."""
-    sizes = paper_sizes(part.tiny)
+    sizes = PAPER[part.tiny]
     x, gradient = draw_features(part, sizes)
     x.requires_grad_()
     matrices = [W.requires_grad_() for W in draw_matrices(part, sizes)]

@@ -8,11 +8,9 @@ import pytest
 import torch
 
 from tests.gpu import __main__ as driver
-from tests.gpu import floors, page
-from tests.gpu.networks import Sizes
+from tests.gpu import page
 from tests.gpu.page import INTRODUCTION, PARTS, read_page, run_part, write_page
 from tests.gpu.part import Part
-from tests.gpu.timing import Rates
 from tests.support.processes import ROOT
 
 CPU = torch.device("cpu")
@@ -69,20 +67,6 @@ def test_an_error_a_missing_package_and_the_clock_cost_no_other_step() -> None:
         kept[-1],
     )
     assert part.failures == ["division: ZeroDivisionError: by nothing"]
-
-
-def test_floors() -> None:
-    """Counted by hand: 2 x 3 rows, C = 4, E = 7, K = 2 orders of d = 5."""
-    sizes, rates = Sizes(2, 3, 4, 7, 5, 2, 6), Rates({"TF32": 100.0, "bfloat16": 200.0}, 10.0, 0.0)
-    trained = floors.projected(sizes, trained=True)
-    assert trained.tf32 == 2 * 6 * 4 * 5 * 2 * 3
-    assert trained.moved == 4 * (3 * 2 * 6 * 5) + 28 * (2 * 4 * 5 + 5 * 7)
-    assert trained.seconds(rates) == trained.tf32 / 100 + trained.moved / 10
-    half = floors.projected(sizes, trained=True, half=True)
-    assert half.seconds(rates) == trained.tf32 / 200 + (trained.moved - 2 * 3 * 2 * 6 * 5) / 10
-    fixed = floors.projected(sizes, trained=False)
-    assert fixed.tf32 == 2 * 6 * 4 * 5 * 2 * 2
-    assert floors.sketched(sizes).moved == 4 * 6 * (2 * (4 + 4 * 5 + 5 * 7) + 3 * 4)
 
 
 def test_a_part_fails_goes_on_and_has_passed(

@@ -1,6 +1,7 @@
 """The report in Chromium: on a wide screen and on a phone, light and dark, it fits and is not blank."""
 
 import html
+import itertools
 import json
 import re
 import shutil
@@ -33,11 +34,10 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the report of two methods with two seeds each as page.html, which says its size."""
     folder = tmp_path_factory.mktemp("report")
     runs = []
-    for method in ("binomial", "binomial_horde"):
-        for seed in (0, 1):
-            runs.append(str(folder / f"{method}-{seed}"))
-            recipe = [f"--recipe=glyphs/demo/{method}", *TINY, "--evaluation.every=10"]
-            run([*recipe, f"--seed={seed}", f"--output={runs[-1]}"])
+    for method, seed in itertools.product(("binomial", "binomial_horde"), (0, 1)):
+        runs.append(str(folder / f"{method}-{seed}"))
+        recipe = [f"--recipe=glyphs/demo/{method}", *TINY, "--evaluation.every=10"]
+        run([*recipe, f"--seed={seed}", f"--output={runs[-1]}"])
     assert main([*runs, "--output", str(folder / "report.html")]) == 0
     page = (folder / "report.html").read_text()
     # The page forbids scripts, and needs none; this copy has one.
