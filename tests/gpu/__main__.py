@@ -1,4 +1,4 @@
-"""Runs the parts of `make gpu` into a page: `python -m tests.gpu [--page FILE] [--commit HASH] [PART ...]`.
+"""Runs the parts of `make gpu` into a page: `python -m tests.gpu [--page FILE] [--commit HASH]`.
 
 Each part has a process of its own: one that dies or hangs costs no other part.
 """
@@ -18,17 +18,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--page", type=Path, default=Path("docs/gpu.md"), help="default: docs/gpu.md"
     )
     parser.add_argument("--commit", help="of these files, if git does not know it")
-    parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join(PARTS))
     options = parser.parse_args(argv)
-    if unknown := set(options.parts) - PARTS.keys():
-        parser.error(f"PART: expected some of {', '.join(PARTS)}, got {min(unknown)!r}")
     statuses = []
     for name in PARTS:
-        if name in (options.parts or PARTS):
-            statuses.append(run_apart(name, options.page, options.commit))
-            mark_dead(options.page, statuses[-1])
-            if statuses[-1] == NO_GPU:
-                break
+        statuses.append(run_apart(name, options.page, options.commit))
+        mark_dead(options.page, statuses[-1])
+        if statuses[-1] == NO_GPU:
+            break
     return next(filter(None, statuses), 0)
 
 

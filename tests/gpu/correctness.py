@@ -175,15 +175,6 @@ def check_processes(part: Part, processes: Any, folder: str) -> None:
             part.run(name, 0, partial(compare, backend, name))
 
 
-def check_compiled(part: Part) -> None:
-    """Only at full size: `torch.compile` takes minutes on one core."""
-    inputs = draw_inputs(sizes := SMALL[part.tiny]._replace(K=3))
-    loss = LOSSES["HORDE, sketch"](sizes)
-    expected = value_and_gradients(loss, inputs, CPU, torch.float64)
-    found = value_and_gradients(torch.compile(loss), inputs, part.device, torch.float32)
-    part.check("HORDE, sketch, compiled, float32", found, expected, FLOAT32)
-
-
 def check_scaler(part: Part) -> None:
     network, images = behind("resnet50", part.tiny)
     expected, *_ = loss_and_gradients(network, images, part.device, torch.float64)
@@ -243,8 +234,6 @@ def correctness(part: Part) -> None:
         for trunk in TRUNKS[: 1 if part.tiny else 2]:
             part.run(trunk, 8, partial(check_trunk, part, trunk))
         part.run("processes", 0, partial(check_processes, part, processes, folder))
-    if not part.tiny:
-        part.run("torch.compile", 20, partial(check_compiled, part))
 
 
 def float16(part: Part) -> None:

@@ -1,8 +1,6 @@
 """The report in Chromium: on a wide screen and on a phone, light and dark, it fits and is not blank."""
 
-import html
 import itertools
-import json
 import re
 import shutil
 import subprocess
@@ -23,7 +21,7 @@ pytestmark = [
 # The page is shown in a frame of the width that is wanted: a window of Chromium has at least 500 pixels.
 FRAME = """<!doctype html><meta name="color-scheme" content="light dark"><style>body { margin: 0 }
 iframe { display: block; border: 0; width: %dpx; height: %dpx }</style>
-<script>onmessage = event => document.documentElement.dataset.size = JSON.stringify(event.data)</script>
+<script>onmessage = event => document.documentElement.dataset.size = event.data.join(" ")</script>
 <iframe src="page.html"></iframe>"""
 MEASURE = """<script>onload = () => { const page = document.documentElement;
 parent.postMessage([page.clientWidth, page.scrollWidth, page.scrollHeight], "*") }</script></head>"""
@@ -60,8 +58,8 @@ def show(folder: Path, width: int, *options: str) -> tuple[list[int], Image.Imag
     frame = folder / "frame.html"
     frame.write_text(FRAME % (width, 800))
     printed = chromium(frame, width, 900, "--dump-dom", *options)
-    (found,) = re.findall(r'data-size="([^"]+)"', printed)
-    size = json.loads(html.unescape(found))
+    (found,) = re.findall(r'data-size="([\d ]+)"', printed)
+    size = [int(number) for number in found.split()]
     frame.write_text(FRAME % (width, size[2]))
     picture = folder / f"{width}{''.join(options)}.png"
     chromium(frame, width, size[2], f"--screenshot={picture}", *options)
