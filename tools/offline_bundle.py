@@ -56,8 +56,7 @@ CONFIG = (
 )
 
 
-def say(text: str) -> None:
-    print(text, flush=True)
+say = partial(print, flush=True)
 
 
 def run(command: Sequence[str | Path], **options: Any) -> str:
@@ -235,12 +234,11 @@ def open_bundle(arguments: argparse.Namespace) -> None:
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
+    path = folder / MANIFEST
     try:
-        manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text())
+        manifest: dict[str, Any] = json.loads(path.read_text())
     except (OSError, ValueError) as error:
-        raise SystemExit(
-            f"{folder / MANIFEST}: is missing or damaged; is this a bundle?"
-        ) from error
+        raise SystemExit(f"{path}: is missing or damaged; is this a bundle?") from error
     return manifest
 
 
@@ -304,9 +302,8 @@ def fill_repository(repository: Path, part: Path) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description="Make or open a folder for a machine without a network.", allow_abbrev=False
-    )
+    about = "Make or open a folder for a machine without a network."
+    parser = argparse.ArgumentParser(description=about, allow_abbrev=False)
     commands = parser.add_subparsers(required=True)
     made = commands.add_parser("make", help="write the folder, where there is a network")
     made.set_defaults(command=make)

@@ -44,35 +44,29 @@ def plan(tree: Path, system: str) -> dict[Path, bytes]:
     """
     if not (tree / PLAIN).is_file():
         raise UpstreamError(f"{tree}: expected a clone of PML, with {PLAIN}; git clone it first")
-    folder = SOURCES / system
-    planned = {}
+    folder, planned = SOURCES / system, {}
     for source in sorted(path for path in folder.rglob("*.*") if path.is_file()):
         path = source.relative_to(folder)
         if "__pycache__" in path.parts:
             continue
-        text = source.read_bytes()
+        text = source.read_bytes().decode()
+        if path.suffix == ".tex":
+            planned[path.with_suffix(".png")] = _drawn(text)
+            continue
         if path.suffix == ".patch":
             path = path.with_suffix("")
-            new = patched(_read(tree, path), path, text.decode()).encode()
-        elif path.suffix == ".tex":
-            path = path.with_suffix(".png")
-            new = _drawn(text.decode())
+            text = patched(_read(tree, path), path, text)
         elif path.name == "__init__.py":
-            lines = r"^from \.(\w+) import .*\n"
-            new = _with_lines(_read(tree, path), text.decode(), lines).encode()
+            text = _with_lines(_read(tree, path), text, r"^from \.(\w+) import .*\n")
         elif path.name == "CONTENTS.md":
-            (page,) = re.findall(r"/(\w+)/#", text.decode())
+            (page,) = re.findall(r"/(\w+)/#", text)
             rows = rf"^\| \[\*\*(\w+)\*\*\]\(\S+/{page}\b.*\n"
-            new = _with_lines(_read(tree, path), text.decode(), rows).encode()
+            text = _with_lines(_read(tree, path), text, rows)
         elif path.suffix == ".md":
-            new = _with_section(_read(tree, path), text.decode()).encode()
-        else:
-            new = text
-            if (tree / path).exists() and (tree / path).read_bytes() != new:
-                raise UpstreamError(
-                    f"{path}: is there with another content; take a tree without it"
-                )
-        planned[path] = new
+            text = _with_section(_read(tree, path), text)
+        elif (tree / path).exists() and _read(tree, path) != text:
+            raise UpstreamError(f"{path}: is there with another content; take a tree without it")
+        planned[path] = text.encode()
     return planned
 
 
@@ -97,14 +91,11 @@ def patched(old: str, path: Path, patch: str) -> str:
         told = {"input": patch.encode(), "cwd": folder, "env": outside, "capture_output": True}
 
         def applies(*options: str) -> bool:
-            return not subprocess.run(
-                ["git", "apply", *options, "-"], check=False, **told
-            ).returncode
+            command = ["git", "apply", *options, "-"]
+            return subprocess.run(command, check=False, **told).returncode == 0
 
         if not applies("--reverse", "--check") and not applies():
-            raise UpstreamError(
-                f"{path}: {path.name}.patch does not apply; write it anew for this version"
-            )
+            raise UpstreamError(f"{path}: {path.name}.patch does not apply; write it anew")
         return target.read_bytes().decode()
 
 
